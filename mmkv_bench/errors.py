@@ -1,0 +1,43 @@
+"""Exceptions a user may meet. Every message says what was got, what is allowed and what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class MMKVError(Exception):
+    """Base class; the command line prints its message without a traceback."""
+
+    exit_code = 1
+
+
+class ConfigError(MMKVError):
+    """The request itself is wrong or cannot be met: refused before any work, exit code 2."""
+
+    exit_code = 2
+
+
+class UnsupportedError(ConfigError):
+    """A combination (model family, method, protocol, generation setting) that this project cannot run."""
+
+
+class DataError(MMKVError):
+    """A dataset that is missing, corrupt or not what its checksum says."""
+
+
+class StoreError(MMKVError):
+    """Result rows that cannot be written, read or resumed."""
+
+
+class ScoringError(MMKVError):
+    """lmms-eval's scoring code failed; the stored answers are untouched."""
+
+
+def nearest(name: str, allowed: Iterable[str]) -> str:
+    """A 'did you mean' clause with the closest allowed names, or the full list when none is close."""
+    allowed = sorted(allowed)
+    close = difflib.get_close_matches(name, allowed, n=3, cutoff=0.5)
+    if close:
+        return f"did you mean {' or '.join(repr(c) for c in close)}? (allowed: {', '.join(allowed)})"
+    return f"allowed: {', '.join(allowed)}"
