@@ -1,0 +1,1 @@
+"""Models: loading them and the facts of their families."""
