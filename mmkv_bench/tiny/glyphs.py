@@ -7,7 +7,7 @@ its hash (splits.hashed_split). The held-out typeface belongs to `test_typeface`
 from __future__ import annotations
 
 import itertools
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -54,7 +54,7 @@ def renderings(character: str, face: str, split: str) -> list[Rendering]:
     return [rendering for rendering in grid if split_of(rendering) == split]
 
 
-@lru_cache(maxsize=None)
+@cache
 def _font(face: str, size: int) -> ImageFont.FreeTypeFont:
     import matplotlib
 
@@ -95,7 +95,7 @@ class Bank:
         return self.cells[index]
 
 
-@lru_cache(maxsize=None)
+@cache
 def bank(split: str) -> Bank:
     """The split's bank, drawn on first use (train: about 37,000 cells, 29 MB, a few seconds)."""
     return Bank(split)

@@ -5,7 +5,7 @@ A scan belongs to one split, decided by the hash of its index.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 
 import numpy as np
 from PIL import Image
@@ -19,7 +19,7 @@ SHIFT = 2  # px from the centred position
 TURN = 10  # degrees, training scans only (augmentation)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _scans() -> tuple[np.ndarray, np.ndarray]:
     from sklearn.datasets import load_digits
 
@@ -67,7 +67,7 @@ class ScanBank:
         return self.cells[self.start[digits] + (rng.random(digits.shape) * self.count[digits]).astype(np.int64)]
 
 
-@lru_cache(maxsize=None)
+@cache
 def scan_bank(split: str) -> ScanBank:
     """The split's scans, placed on first use."""
     return ScanBank(splits.rendering_split(split))
