@@ -1,0 +1,75 @@
+"""The registered attention function: the stock kernel, seeing a compressed cache through its mapped mask.
+
+`transformers` calls `mmkv_sdpa` or `mmkv_eager` for the text layers of an attached model only; the vision tower keeps
+its own implementation. A mask function is registered under the same names, because a name without one would silently
+get no mask at all and padding would be attended to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from mmkv_bench.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from mmkv_bench.compression.session import Session
+
+SUPPORTED_BASES = ("sdpa", "eager")
+
+# Which session serves an attention module; attention functions receive the module and nothing of ours.
+SESSIONS: WeakKeyDictionary[nn.Module, Session] = WeakKeyDictionary()
+
+
+def _eager(module, query, key, value, mask, scaling=None, dropout=0.0, **_) -> tuple[Tensor, Tensor]:
+    """softmax(Q K^T * scaling + mask) V with the softmax in float32; transformers keeps its own out of the registry."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    weights = torch.matmul(query, key.transpose(2, 3)) * scaling
+    if mask is not None:
+        weights = weights + mask
+    weights = torch.softmax(weights, dim=-1, dtype=torch.float32).to(query.dtype)
+    return torch.matmul(weights, value).transpose(1, 2).contiguous(), weights
+
+
+def _around(base: str) -> Callable:
+    stock = _eager if base == "eager" else ALL_ATTENTION_FUNCTIONS[base]
+
+    def attention(module, query, key, value, attention_mask, **kwargs):
+        session = SESSIONS.get(module)
+        if session is None:
+            return stock(module, query, key, value, attention_mask, **kwargs)
+        layer = session.layer_of_call(module)
+        mask = attention_mask if layer is None else layer.visible(query, attention_mask)
+        output = stock(module, query, key, value, mask, **kwargs)
+        if layer is not None:
+            session.after_attention(module, query, layer)
+        return output
+
+    return attention
+
+
+def register(base: str) -> str:
+    """Register the attention and mask functions around `base`; returns the implementation's name.
+
+    Raises:
+        UnsupportedError: for another base. Flash attention is reached through sdpa, whose prefill uses PyTorch's own
+            flash kernel; transformers' `flash_attention_2` re-reads the implementation's name and cannot be wrapped.
+    """
+    if base not in SUPPORTED_BASES:
+        raise UnsupportedError(
+            f"attention={base} cannot carry a compressed cache; allowed: {', '.join(SUPPORTED_BASES)} "
+            "(sdpa already uses PyTorch's flash kernel in the prefill)"
+        )
+    name = f"mmkv_{base}"
+    if name not in ALL_ATTENTION_FUNCTIONS:
+        AttentionInterface.register(name, _around(base))
+        AttentionMaskInterface.register(name, ALL_MASK_ATTENTION_FUNCTIONS[base])
+    return name

@@ -1,0 +1,67 @@
+"""How much of the cache is kept: entries per KV head, or a fraction of the prompt, never both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from typing import Literal
+
+from mmkv_bench.errors import ConfigError
+
+_ALLOWED = (
+    "a whole number of entries per KV head >= 1 (budget=64), or a fraction kept in (0, 1] "
+    "written with a point or a percent sign (budget=0.2, budget=1.0, budget=20%)"
+)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """An asked budget. `1` is one entry, `1.0` is everything; the two kinds are never converted into one another."""
+
+    kind: Literal["entries", "fraction"]
+    entries: int | None = None
+    fraction: Decimal | None = None
+
+    @classmethod
+    def parse(cls, value: object) -> Budget:
+        """Read a budget from a config value.
+
+        Args:
+            value: int (entries per KV head), float or decimal text or percent text (fraction kept).
+
+        Raises:
+            ConfigError: for anything else, 0, negative numbers and fractions above 1.
+        """
+        if isinstance(value, Budget):
+            return value
+        if isinstance(value, bool) or not isinstance(value, (int, float, str, Decimal)):
+            raise ConfigError(f"budget={value!r} is not a budget; allowed: {_ALLOWED}")
+        text = str(value).strip()
+        if text.lstrip("+-").isdigit():
+            entries = int(text)
+            if entries < 1:
+                raise ConfigError(f"budget={text} keeps nothing; allowed: {_ALLOWED}")
+            return cls("entries", entries=entries)
+        try:
+            percent = text.endswith("%")
+            number = Decimal(text.removesuffix("%").strip())
+            fraction = number / 100 if percent else number
+        except InvalidOperation:
+            raise ConfigError(f"budget={text!r} is not a budget; allowed: {_ALLOWED}") from None
+        if not fraction.is_finite() or not 0 < fraction <= 1:
+            raise ConfigError(f"budget={text} is neither whole entries nor a fraction in (0, 1]; allowed: {_ALLOWED}")
+        return cls("fraction", fraction=fraction.normalize())
+
+    def entries_for(self, length: int) -> int:
+        """C, the entries per KV head for a prompt of `length` tokens: exact decimal floor, at least one."""
+        if self.kind == "entries":
+            return self.entries
+        return max(1, int(self.fraction * length))
+
+    @property
+    def fraction_text(self) -> str | None:
+        """The exact decimal of a fraction budget, None for entries."""
+        return None if self.fraction is None else format(self.fraction, "f")
+
+    def __str__(self) -> str:
+        return str(self.entries) if self.kind == "entries" else f"{(self.fraction * 100).normalize():f}%"

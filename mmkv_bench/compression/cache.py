@@ -1,0 +1,282 @@
+"""The KV cache whose logical length (tokens seen) differs from its stored length (entries kept).
+
+Masks and positions always live in logical coordinates. Each layer owns `positions`, the logical index of every stored
+slot (-1 marks a padding slot), and the attention function maps the logical mask through it. Kept indices ascend and
+ragged heads are padded on the left, so that a new token lands in the same last column of every head.
+
+Storage is preallocated with slack: appending writes in place. A layer whose slack runs out grows by at least a quarter
+of its size, so appends stay amortised O(1); `growths` counts how often that happened (the fork engine reserves the
+exact number of new tokens and never grows).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from mmkv_bench.errors import UnsupportedError
+
+DEFAULT_RESERVE = 256  # slots of slack when the number of new tokens is not told
+
+
+class CompressedLayer(CacheLayerMixin):
+    """One layer's entries for `B` sequences.
+
+    Attributes:
+        keys, values: views `[B, Hkv, stored, D]` of the storage, in the model's dtype.
+        positions: int32 `[B, Hkv, stored]` logical index of each slot, -1 for padding; None while slot i holds token i.
+        ragged: True when some slot is padding.
+        seen: tokens the layer has been shown, evicted ones included.
+    """
+
+    is_sliding = False
+    is_croppable = False
+    is_compileable = False
+
+    def __init__(self, reserve: int = DEFAULT_RESERVE, **_):
+        super().__init__()
+        self.reserve = reserve
+        self._clear()
+
+    def _clear(self) -> None:
+        self._key_storage = self._value_storage = self._position_storage = None
+        self.stored = 0
+        self.seen = 0
+        self.ragged = False
+        self.growths = 0
+        self.is_initialized = False
+
+    # ------------------------------------------------------------------ storage
+    @property
+    def keys(self) -> Tensor | None:
+        return None if self._key_storage is None else self._key_storage[:, :, : self.stored]
+
+    @keys.setter
+    def keys(self, value: None) -> None:  # the base class assigns None in its constructor
+        if value is not None:
+            raise AttributeError("a CompressedLayer's storage changes through update() and retain() only")
+
+    @property
+    def values(self) -> Tensor | None:
+        return None if self._value_storage is None else self._value_storage[:, :, : self.stored]
+
+    @values.setter
+    def values(self, value: None) -> None:
+        if value is not None:
+            raise AttributeError("a CompressedLayer's storage changes through update() and retain() only")
+
+    @property
+    def positions(self) -> Tensor | None:
+        return None if self._position_storage is None else self._position_storage[:, :, : self.stored]
+
+    @property
+    def capacity(self) -> int:
+        """Slots per head that are allocated, slack included."""
+        return 0 if self._key_storage is None else self._key_storage.shape[2]
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.dtype, self.device = key_states.dtype, key_states.device
+        batch, heads, _, dim = key_states.shape
+        self._key_storage = key_states.new_empty(batch, heads, 0, dim)
+        self._value_storage = value_states.new_empty(batch, heads, 0, value_states.shape[-1])
+        self.is_initialized = True
+
+    def _make_room(self, new: int) -> None:
+        if self.stored + new <= self.capacity:
+            return
+        self.growths += self.stored > 0
+        room = self.stored + new + max(self.reserve, self.stored // 4)
+
+        def grown(old: Tensor) -> Tensor:
+            fresh = old.new_empty(*old.shape[:2], room, *old.shape[3:])
+            fresh[:, :, : self.stored] = old[:, :, : self.stored]
+            return fresh
+
+        self._key_storage, self._value_storage = grown(self._key_storage), grown(self._value_storage)
+        if self._position_storage is not None:
+            self._position_storage = grown(self._position_storage)
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
+        """Append `[B, Hkv, n, D]` keys and values of the next n tokens; returns all stored keys and values."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        new = key_states.shape[2]
+        self._make_room(new)
+        end = self.stored + new
+        self._key_storage[:, :, self.stored : end] = key_states
+        self._value_storage[:, :, self.stored : end] = value_states
+        if self._position_storage is not None:
+            fresh = torch.arange(self.seen, self.seen + new, dtype=torch.int32, device=key_states.device)
+            self._position_storage[:, :, self.stored : end] = fresh
+        self.stored = end
+        self.seen += new
+        return self.keys, self.values
+
+    # ------------------------------------------------------------------ what generate() and the mask builders see
+    def get_seq_length(self) -> int:
+        return self.seen
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.seen + query_length, 0
+
+    def get_max_length(self) -> int:
+        return -1
+
+    # ------------------------------------------------------------------ compression
+    def slot_positions(self) -> Tensor:
+        """int64 `[B, Hkv, stored]` logical index of every slot, also while nothing was evicted."""
+        if self.positions is not None:
+            return self.positions.long()
+        batch, heads = self._key_storage.shape[:2]
+        return torch.arange(self.stored, device=self.device).expand(batch, heads, -1)
+
+    def retain(
+        self,
+        index: Tensor,
+        reduce: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]],
+        reserve: int | None = None,
+        forget: int = 0,
+    ) -> None:
+        """Replace the stored entries by those that `reduce` makes of slots `index`.
+
+        Args:
+            index: int64 `[B, Hkv, m]` slots to keep, ascending, padded on the left with -1.
+            reduce: `(key [Hkv, S, D], value, index [Hkv, m]) -> (key [Hkv, m, D], value)`, called per sequence.
+            reserve: slots of slack after the kept ones; the layer's own default when None.
+            forget: number of newest tokens that the layer shall no longer count as seen (they must not be kept).
+        """
+        batch, heads, kept = index.shape
+        room = kept + (self.reserve if reserve is None else reserve)
+        old_positions = self.slot_positions()
+        fresh_keys = self._key_storage.new_zeros(batch, heads, room, self._key_storage.shape[-1])
+        fresh_values = self._value_storage.new_zeros(batch, heads, room, self._value_storage.shape[-1])
+        for row in range(batch):
+            fresh_keys[row, :, :kept], fresh_values[row, :, :kept] = reduce(
+                self.keys[row], self.values[row], index[row]
+            )
+        positions = index.new_empty(batch, heads, room, dtype=torch.int32)
+        chosen = old_positions.gather(2, index.clamp_min(0))
+        positions[:, :, :kept] = chosen.masked_fill(index < 0, -1)
+        self._key_storage, self._value_storage, self._position_storage = fresh_keys, fresh_values, positions
+        self.stored = kept
+        self.seen -= forget
+        self.ragged = bool((index < 0).any())
+
+    def forget_last(self) -> None:
+        """Drop the newest token's slot in every head; everything else stays (strict protocol of a keep-all cell)."""
+        self.stored -= 1
+        self.seen -= 1
+
+    def visible(self, query: Tensor, mask: Tensor | None) -> Tensor | None:
+        """Map the logical mask onto the stored slots.
+
+        Args:
+            query: `[B, Hq, n, D]`; its shape tells the heads and rows.
+            mask: `[B|1, 1, n, seen]` bool (True = visible) or additive float, or None when nothing is masked.
+
+        Returns:
+            `[B, Hq, n, stored]` mask of the same kind, or None when every stored slot is visible to every query.
+        """
+        if self._position_storage is None:
+            return mask
+        positions = self.positions
+        batch, heads, stored = positions.shape
+        real = positions >= 0 if self.ragged else None
+        if mask is None:
+            if real is None:
+                return None
+            if query.shape[2] != 1:
+                raise UnsupportedError(
+                    "the base attention gave no mask for a multi-token query on a compressed cache; use "
+                    "attention=sdpa or attention=eager"
+                )
+            mask = real[:, :, None]
+        else:
+            index = positions.clamp_min(0).long()[:, :, None].expand(-1, -1, mask.shape[-2], -1)
+            mask = mask.expand(batch, heads, -1, -1).gather(-1, index)
+            if real is not None and mask.dtype == torch.bool:
+                mask = mask & real[:, :, None]
+            elif real is not None:
+                mask = mask.masked_fill(~real[:, :, None], torch.finfo(mask.dtype).min)
+        groups = query.shape[1] // heads
+        return mask if groups == 1 else mask.repeat_interleave(groups, dim=1)
+
+    # ------------------------------------------------------------------ audit
+    def entries(self) -> Tensor:
+        """int64 `[B, Hkv]` entries counted from the stored slots; padding is no entry."""
+        if self.positions is None:
+            batch, heads = self._key_storage.shape[:2]
+            return torch.full((batch, heads), self.stored, dtype=torch.int64)
+        return (self.positions >= 0).sum(-1).cpu()
+
+    def nbytes(self) -> tuple[int, int]:
+        """(bytes of stored keys and values, padding slots included; bytes of positions), slack excluded."""
+        if not self.is_initialized:
+            return 0, 0
+        data = self.keys.numel() * self.keys.element_size() + self.values.numel() * self.values.element_size()
+        return data, 0 if self.positions is None else self.positions.numel() * self.positions.element_size()
+
+    # ------------------------------------------------------------------ batch operations of generate()
+    def _map(self, change: Callable[[Tensor], Tensor]) -> None:
+        self._key_storage, self._value_storage = change(self._key_storage), change(self._value_storage)
+        if self._position_storage is not None:
+            self._position_storage = change(self._position_storage)
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self._map(lambda t: t.index_select(0, beam_idx.to(t.device)))
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        self._map(lambda t: t.repeat_interleave(repeats, 0))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        self._map(lambda t: t[indices])
+
+    def reset(self) -> None:
+        self._clear()
+
+    def crop(self, tokens_to_remove: int) -> None:
+        raise UnsupportedError("a compressed cache cannot be cropped (assisted decoding is not supported); use greedy")
+
+    @classmethod
+    def from_rows(cls, rows: list[tuple[Tensor, Tensor, Tensor]], seen: int, reserve: int) -> CompressedLayer:
+        """A layer for several forks of one prompt.
+
+        Args:
+            rows: per fork key `[Hkv, m, D]`, value `[Hkv, m, D]` and positions int64 `[Hkv, m]` (-1 = padding).
+            seen: tokens every fork has been shown.
+            reserve: slots that will be appended; the layer never grows within them.
+        """
+        layer = cls(reserve)
+        key, value, _ = rows[0]
+        heads, _, dim = key.shape
+        stored = max(key.shape[1] for key, _, _ in rows)
+        layer.dtype, layer.device, layer.is_initialized = key.dtype, key.device, True
+        layer._key_storage = key.new_zeros(len(rows), heads, stored + reserve, dim)
+        layer._value_storage = value.new_zeros(len(rows), heads, stored + reserve, value.shape[-1])
+        layer._position_storage = torch.full(
+            (len(rows), heads, stored + reserve), -1, dtype=torch.int32, device=key.device
+        )
+        for row, (key, value, positions) in enumerate(rows):
+            start = stored - key.shape[1]
+            layer._key_storage[row, :, start:stored] = key
+            layer._value_storage[row, :, start:stored] = value
+            layer._position_storage[row, :, start:stored] = positions
+        layer.stored, layer.seen = stored, seen
+        layer.ragged = bool((layer.positions < 0).any())
+        return layer
+
+
+class CompressedCache(Cache):
+    """A cache of `CompressedLayer`s, handed to a model as `past_key_values`."""
+
+    def __init__(self, num_layers: int, reserve: int = DEFAULT_RESERVE):
+        super().__init__(layers=[CompressedLayer(reserve) for _ in range(num_layers)])
+
+    @classmethod
+    def of(cls, layers: list[CompressedLayer]) -> CompressedCache:
+        cache = cls(0)
+        cache.layers = layers
+        return cache

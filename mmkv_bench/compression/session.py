@@ -1,0 +1,385 @@
+"""Attaching a compressor to an unmodified Hugging Face model.
+
+Three public extension points are used and nothing in a library is replaced: a registered attention function, cache
+layers of our own, and module hooks. After the context the model is exactly what it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, Self
+
+import torch
+from torch import Tensor, nn
+
+from mmkv_bench.compression.attention import SESSIONS, register
+from mmkv_bench.compression.budget import Budget
+from mmkv_bench.compression.cache import DEFAULT_RESERVE, CompressedCache, CompressedLayer
+from mmkv_bench.compression.compressor import Compressor
+from mmkv_bench.compression.observation import Chunk, Needs, Observation
+from mmkv_bench.errors import ConfigError, UnsupportedError
+
+
+@dataclass
+class Prompt:
+    """One batch of prompts while it is being prefilled.
+
+    Attributes:
+        total: padded prompt length; pads: left padding of each row; cache: where the entries go.
+        observations: layer -> one `Observation` per row, dropped as soon as the layer is done with.
+    """
+
+    total: int
+    pads: list[int]
+    cache: CompressedCache
+    n_layers: int
+    token_types: Tensor | None = None
+    observations: dict[int, list[Observation]] = field(default_factory=dict)
+    complete: bool = False
+
+    def length(self, row: int) -> int:
+        return self.total - self.pads[row]
+
+
+class Listener(Protocol):
+    """What is done with the observed layers of a prompt: compress them (`attach`) or record their scores (forks)."""
+
+    needs: Needs
+
+    def layer_done(self, prompt: Prompt, layer: int, observations: list[Observation]) -> None: ...
+
+    def prompt_done(self, prompt: Prompt) -> None: ...
+
+    def kept(self) -> list[Tensor]: ...
+
+
+class Session:
+    """Hooks on one model; a context manager. One prompt (batch) is prefilled at a time.
+
+    Args:
+        model: any supported `...ForConditionalGeneration` or causal language model, in eval mode.
+        listener: told when a layer and when a prompt is prefilled; None observes nothing.
+        prompt_length: padded length of the next prompt. Needed only for chunked prefill; otherwise the first forward
+            on an empty cache is the whole prompt.
+        token_types: int `[B, T]` of the next prompt (0 text, 1 image, 2 video); derived from the input ids when None.
+        identity: one name per row (dataset and sample id) that feeds the random streams.
+        attention: `sdpa` or `eager`; the model's own when None.
+        reserve: slots of slack for new tokens.
+
+    Raises:
+        UnsupportedError: sliding-window layers, an attention implementation that cannot be wrapped, fused projections.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        listener: Listener | None = None,
+        *,
+        prompt_length: int | None = None,
+        token_types: Tensor | None = None,
+        identity: str | Sequence[str] = "prompt",
+        attention: str | None = None,
+        reserve: int = DEFAULT_RESERVE,
+    ):
+        self.model, self.listener = model, listener
+        self.text = model.get_decoder() if hasattr(model, "get_decoder") else model.model.language_model
+        self.attentions = [block.self_attn for block in self.text.layers]
+        self.prompt_length, self.token_types, self.identity = prompt_length, token_types, identity
+        self.base, self.reserve = attention or self.text.config._attn_implementation, reserve
+        self.prompt: Prompt | None = None
+        self.cache: CompressedCache | None = None
+        self.position_ids: Tensor | None = None  # of the latest forward, as the text model received them
+        self._calls: dict[int, tuple] = {}
+        self._top: dict[str, Tensor | None] = {}
+        self._check()
+
+    def _check(self) -> None:
+        kinds = set(getattr(self.text.config, "layer_types", None) or ()) - {"full_attention"}
+        if kinds:
+            raise UnsupportedError(
+                f"{type(self.model).__name__} has {', '.join(sorted(kinds))} layers; only full attention layers are "
+                "supported (set use_sliding_window to false in the model folder's config if the prompts fit)"
+            )
+        for module in self.attentions:
+            if not all(hasattr(module, name) for name in ("q_proj", "k_proj", "v_proj", "layer_idx")):
+                raise UnsupportedError(f"{type(module).__name__} has no separate query, key and value projections")
+
+    # ------------------------------------------------------------------ context
+    def __enter__(self) -> Self:
+        busy = [module for module in self.attentions if module in SESSIONS]
+        if busy:
+            raise ConfigError("this model already has a session attached; leave it before attaching another")
+        name = register(self.base)
+        self._stock = self.text.config._attn_implementation
+        self._set_implementation(name)
+        self._hooks = [
+            self.model.register_forward_pre_hook(self._before_model, with_kwargs=True),
+            self.text.register_forward_pre_hook(self._before_text, with_kwargs=True),
+            self.text.register_forward_hook(self._after_text, with_kwargs=True),
+        ]
+        for module in self.attentions:
+            SESSIONS[module] = self
+            self._hooks.append(module.register_forward_pre_hook(self._before_attention, with_kwargs=True))
+        return self
+
+    def __exit__(self, *exception) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        for module in self.attentions:
+            SESSIONS.pop(module, None)
+        self._set_implementation(self._stock)
+        self.prompt = None
+        self._calls.clear()
+        self._top.clear()
+
+    def _set_implementation(self, name: str) -> None:
+        # A dict leaves the vision tower alone; a plain language model ignores the dict form and wants the string.
+        alone = self.model.config is self.text.config
+        self.model.set_attn_implementation(name if alone else {"text_config": name})
+
+    # ------------------------------------------------------------------ hooks
+    def _before_model(self, model, args, kwargs) -> None:
+        self._top = {"input_ids": kwargs.get("input_ids"), "attention_mask": kwargs.get("attention_mask")}
+        if args:
+            self._top["input_ids"] = args[0]
+
+    def _before_text(self, text, args, kwargs):
+        cache = kwargs.get("past_key_values")
+        empty = cache is None or cache.get_seq_length() == 0
+        if empty and self.listener is not None and kwargs.get("use_cache") is not False:
+            if not isinstance(cache, CompressedCache):
+                cache = CompressedCache(len(self.attentions), self.reserve)
+                kwargs = dict(kwargs, past_key_values=cache)
+            self._start_prompt(cache, args, kwargs)
+        elif self.prompt is not None and not self.prompt.complete and cache is self.prompt.cache:
+            self._add_types(self._new_tokens(args, kwargs))
+        self.position_ids = kwargs.get("position_ids")
+        return args, kwargs
+
+    def _before_attention(self, module, args, kwargs) -> None:
+        hidden = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
+        self._calls[module.layer_idx] = (hidden, kwargs["position_embeddings"], kwargs.get("past_key_values"))
+
+    def _after_text(self, text, args, kwargs, output) -> None:
+        self._calls.clear()
+        prompt = self.prompt
+        if prompt is None or prompt.complete or prompt.cache.get_seq_length() + self._forgotten < prompt.total:
+            return
+        self.listener.prompt_done(prompt)
+        prompt.observations.clear()
+        prompt.complete = True
+
+    # ------------------------------------------------------------------ one prompt
+    @staticmethod
+    def _new_tokens(args, kwargs) -> int:
+        embeds = kwargs.get("inputs_embeds")
+        return (args[0] if embeds is None and args else kwargs["input_ids"] if embeds is None else embeds).shape[1]
+
+    def _start_prompt(self, cache: CompressedCache, args, kwargs) -> None:
+        new = self._new_tokens(args, kwargs)
+        embeds = kwargs.get("inputs_embeds")
+        rows = (embeds if embeds is not None else args[0] if args else kwargs["input_ids"]).shape[0]
+        mask = self._top.get("attention_mask")
+        if mask is None:
+            mask = kwargs.get("attention_mask")
+        pads = [0] * rows
+        if isinstance(mask, Tensor) and mask.ndim == 2:
+            real = mask[:, :new].bool()
+            pads = (~real).int().cumprod(-1).sum(-1).tolist()
+            if bool((real.sum(-1) + torch.tensor(pads, device=real.device) != real.shape[1]).any()):
+                raise UnsupportedError("the attention mask has gaps or right padding; pad prompts on the left")
+        total = self.prompt_length or new
+        self.cache, self._forgotten = cache, 0
+        self.prompt = Prompt(total, pads, cache, len(self.attentions))
+        if self.token_types is not None:
+            self.prompt.token_types = self.token_types
+        else:
+            self._add_types(new)
+
+    def _add_types(self, new: int) -> None:
+        """Token types of the newest chunk, from the ids that the model itself was given."""
+        ids, prompt = self._top.get("input_ids"), self.prompt
+        if self.token_types is not None or ids is None:
+            return
+        config, ids = self.model.config, ids[:, -new:]
+        types = torch.zeros_like(ids)
+        for value, name in ((1, "image_token_id"), (2, "video_token_id")):
+            token = getattr(config, name, None)
+            if token is not None:
+                types[ids == token] = value
+        prompt.token_types = types if prompt.token_types is None else torch.cat([prompt.token_types, types], 1)
+
+    def layer_of_call(self, module: nn.Module) -> CompressedLayer | None:
+        """The compressed layer that this attention call wrote to, None when the caller's cache is not ours."""
+        cache = self._calls[module.layer_idx][2]
+        return cache.layers[module.layer_idx] if isinstance(cache, CompressedCache) else None
+
+    def after_attention(self, module: nn.Module, query: Tensor, layer: CompressedLayer) -> None:
+        """Observe one layer's share of a prompt chunk; called by the attention function, which holds post-RoPE Q."""
+        prompt = self.prompt
+        if prompt is None or prompt.complete or prompt.cache.layers[module.layer_idx] is not layer:
+            return
+        index = module.layer_idx
+        hidden, (cos, sin), _ = self._calls[index]
+        if index not in prompt.observations:
+            prompt.observations[index] = [self._observation(module, row) for row in range(len(prompt.pads))]
+        start = layer.seen - query.shape[2]
+        for row, (pad, observation) in enumerate(zip(prompt.pads, prompt.observations[index], strict=True)):
+            skip = min(max(pad - start, 0), query.shape[2])  # padding inside this chunk
+            if skip == query.shape[2]:
+                continue
+            rope = row if cos.shape[0] > 1 else 0
+            observation.observe(
+                Chunk(
+                    query=query[row, :, skip:],
+                    key=layer.keys[row, :, pad:],
+                    value=layer.values[row, :, pad:],
+                    hidden=hidden[row, skip:],
+                    cos=cos[rope, skip:],
+                    sin=sin[rope, skip:],
+                )
+            )
+        if layer.seen >= prompt.total:
+            for row, observation in enumerate(prompt.observations[index]):
+                if prompt.token_types is not None:
+                    observation.token_types = prompt.token_types[row, prompt.pads[row] :]
+            before = layer.seen
+            self.listener.layer_done(prompt, index, prompt.observations[index])
+            self._forgotten = before - layer.seen
+            prompt.observations[index] = []  # frees the layer's queries and moments
+
+    def _observation(self, module: nn.Module, row: int) -> Observation:
+        identity = self.identity if isinstance(self.identity, str) else self.identity[row]
+        if isinstance(self.identity, str) and len(self.prompt.pads) > 1:
+            identity = f"{identity}/{row}"
+
+        def project_query(hidden: Tensor) -> Tensor:
+            query = module.q_proj(hidden.to(module.q_proj.weight.dtype)).view(hidden.shape[0], -1, module.head_dim)
+            norm = getattr(module, "q_norm", None)
+            return (query if norm is None else norm(query)).transpose(0, 1)
+
+        def future_rope(offsets: Tensor) -> tuple[Tensor, Tensor]:
+            positions = self.position_ids
+            if positions is None:
+                last = torch.full((1, 1), self.prompt.total - 1, device=module.q_proj.weight.device)
+            else:
+                positions = positions[1:] if positions.ndim == 3 and positions.shape[0] == 4 else positions
+                last = positions[..., min(row, positions.shape[-2] - 1), -1:].unsqueeze(-2)
+            future = last + offsets.to(last)
+            if future.ndim == 2 and getattr(self.text.rotary_emb, "mrope_section", None) is not None:
+                future = future.expand(3, *future.shape)
+            like = torch.zeros(1, dtype=torch.float32, device=last.device)
+            cos, sin = self.text.rotary_emb(like, future)
+            return cos[0], sin[0]
+
+        return Observation(
+            module.layer_idx,
+            len(self.attentions),
+            self.listener.needs,
+            scaling=module.scaling,
+            length=self.prompt.length(row),
+            token_types=None,
+            project_query=project_query,
+            future_rope=future_rope,
+            identity=identity,
+        )
+
+    # ------------------------------------------------------------------ audit
+    def kept(self) -> list[Tensor]:
+        """Per layer int64 `[B, Hkv, m]`: logical indices of the prompt's tokens that are stored (-1 = padding)."""
+        return self.listener.kept()
+
+
+class Compressing:
+    """The listener of `attach`: reduces each layer during the prefill, or all layers at its end (scope `model`)."""
+
+    def __init__(self, compressor: Compressor, budget: Budget | None, strict: bool, seed: int):
+        self.compressor, self.budget, self.strict, self.seed = compressor, budget, strict, seed
+        self.needs = Needs() if compressor.is_full else compressor.scorer.needs
+        self.scores: dict[int, list[Tensor]] = {}
+        self.fallbacks: list[tuple[str, ...]] = []
+        self._kept: dict[int, Tensor] = {}
+
+    def _entries(self, prompt: Prompt, row: int) -> int:
+        length = prompt.length(row)
+        return length if self.compressor.is_full else min(length, self.budget.entries_for(length))
+
+    def layer_done(self, prompt: Prompt, layer: int, observations: list[Observation]) -> None:
+        if layer == 0:
+            self.scores, self._kept = {}, {}
+            self.fallbacks = [
+                () if self.budget is None else self.compressor.fallbacks(self.budget.entries_for(o.length), o.length)
+                for o in observations
+            ]
+        rows = range(len(prompt.pads))
+        self.scores[layer] = [
+            None
+            if self._entries(prompt, row) >= prompt.length(row)
+            else self.compressor.scorer.score(observations[row], self._entries(prompt, row), self.seed)
+            for row in rows
+        ]
+        if self.compressor.scope == "layer":
+            self._reduce(prompt, [layer])
+
+    def prompt_done(self, prompt: Prompt) -> None:
+        if self.compressor.scope != "layer":
+            self._reduce(prompt, sorted(self.scores))
+
+    def _reduce(self, prompt: Prompt, layers: list[int]) -> None:
+        chosen: dict[int, list[Tensor]] = {layer: [] for layer in layers}
+        whole = []
+        for row, pad in enumerate(prompt.pads):
+            length, entries = prompt.length(row), self._entries(prompt, row)
+            whole.append(entries >= length)
+            if whole[-1]:
+                heads = prompt.cache.layers[layers[0]].keys.shape[1]
+                every = torch.arange(length - 1 if self.strict else length).expand(heads, -1)
+                index = [every] * len(layers)
+            else:
+                types = None if prompt.token_types is None else prompt.token_types[row, pad:]
+                scores = [self.scores[layer][row] for layer in layers]
+                index = self.compressor.select(scores, entries, types, layers, prompt.n_layers, self.strict)
+            for layer, kept in zip(layers, index, strict=True):
+                chosen[layer].append(kept.cpu().masked_fill(kept.cpu() < 0, -1 - pad) + pad)
+        for layer in layers:
+            width = max(kept.shape[1] for kept in chosen[layer])
+            index = torch.stack([nn.functional.pad(k, (width - k.shape[1], 0), value=-1) for k in chosen[layer]])
+            target = prompt.cache.layers[layer]
+            if not all(whole):
+                reducer = self.compressor.reducer
+                target.retain(index.to(target.device), reducer.reduce, forget=int(self.strict))
+            elif self.strict:
+                target.forget_last()
+            self._kept[layer] = index
+            self.scores.pop(layer, None)
+
+    def kept(self) -> list[Tensor]:
+        return [self._kept[layer] for layer in sorted(self._kept)]
+
+
+def attach(
+    model: nn.Module,
+    compressor: Compressor,
+    budget: Budget | None = None,
+    protocol: str = "paper",
+    seed: int = 0,
+    **options,
+) -> Session:
+    """Compress every prompt that `model` prefills inside the returned context, layer by layer where possible.
+
+    Args:
+        model: a supported model in eval mode; it is not changed.
+        compressor: what to keep; budget: how much, None only for `full`.
+        protocol: `paper`, `strict` (the last prompt token's slot is dropped after scoring and C - 1 of the other
+            T - 1 stay; feed that token again) or `query_agnostic` (give the model the context alone).
+        seed: of stochastic scorers; options: those of `Session`.
+
+    Raises:
+        ConfigError: a compressor without a budget, an unknown protocol.
+    """
+    if budget is None and not compressor.is_full:
+        raise ConfigError(f"method {compressor.name} needs a budget; allowed: entries >= 1 or a fraction in (0, 1]")
+    if protocol not in ("paper", "strict", "query_agnostic"):
+        raise ConfigError(f"protocol={protocol!r} is unknown; allowed: paper, strict, query_agnostic")
+    return Session(model, Compressing(compressor, budget, protocol == "strict", seed), **options)

@@ -1,0 +1,1 @@
+"""Prompt to answers: prefill once, fork many, decode, measure."""

@@ -1,0 +1,116 @@
+"""What one cell asks of a prompt and what came back."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from mmkv_bench.compression.budget import Budget
+from mmkv_bench.compression.compressor import Compressor, NonFiniteScoreError
+from mmkv_bench.errors import MMKVError
+
+PROTOCOLS = ("paper", "strict", "query_agnostic")
+
+
+class GenerationTimeout(MMKVError):
+    """A fork ran past its time limit: its row gets status `timeout`."""
+
+
+class NonFiniteLogitsError(MMKVError):
+    """The model produced NaN logits: the row gets status `nan`."""
+
+
+@dataclass(frozen=True)
+class CellSpec:
+    """One cell of a run: `budget=None` is the full cache."""
+
+    cell: str
+    compressor: Compressor
+    budget: Budget | None
+    protocol: str = "paper"
+    seed: int = 0
+
+    def entries(self, length: int) -> int:
+        """C for a prompt (or context) of `length` tokens; everything for `full`."""
+        return length if self.budget is None else self.budget.entries_for(length)
+
+    def keeps_all(self, length: int) -> bool:
+        return self.compressor.is_full or self.entries(length) >= length
+
+
+@dataclass
+class ForkResult:
+    """One cell's answer to one prompt; the fields are columns of a response row (store/schema.py documents them)."""
+
+    cell: str
+    status: str = "ok"
+    error: str | None = None
+    fallback: list[str] = field(default_factory=list)
+    answer: str | None = None
+    token_ids: list[int] = field(default_factory=list)
+    n_tokens: int = 0
+    tokens_from_compressed: int = 0
+    finish_reason: str | None = None
+    prompt_tokens: int = 0
+    context_tokens: int = 0
+    visual_tokens: int = 0
+    question_text_before_cut: int = 0
+    budget_entries: int | None = None
+    entries_asked: int = 0
+    entries_planned: int = 0
+    entries_resident: int = 0
+    entries_reachable: int = 0
+    entries_appended: int = 0
+    entries_end: int = 0
+    kept: list[list[int]] = field(default_factory=list)
+    kept_digest: str | None = None
+    bytes_device: int = 0
+    bytes_host: int = 0
+    bytes_metadata: int = 0
+    bytes_full: int = 0
+    window_effective: int | None = None
+    encode_s: float | None = None
+    vision_s: float | None = None
+    prefill_s: float | None = None
+    compress_s: float | None = None
+    decode_s: float | None = None
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    peak_device_bytes: int | None = None
+    peak_resident_bytes: int | None = None
+    measured: str = "group"
+    fork_group: str | None = None
+    fork_batch: int | None = None
+    fork_rows: int | None = None
+
+
+def status_of(error: BaseException) -> str:
+    """The row status that an exception stands for."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return "oom"
+    if isinstance(error, (NonFiniteScoreError, NonFiniteLogitsError)):
+        return "nan"
+    return "timeout" if isinstance(error, GenerationTimeout) else "error"
+
+
+def describe(error: BaseException) -> str:
+    """One line for the row's `error` column: class and the first line of the message."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:500]}" if lines else type(error).__name__
+
+
+def digest(kept: Sequence[Tensor]) -> str:
+    """16 hex digits over the kept indices of all layers and heads; equal digests mean equal selections.
+
+    Args:
+        kept: per layer int64 `[Hkv, m]`, ascending, -1 = padding.
+    """
+    running = hashlib.sha256()
+    for index in kept:
+        for head in index.cpu():
+            running.update(head[head >= 0].to(torch.int32).numpy().tobytes() + b"|")
+    return running.hexdigest()[:16]
