@@ -1,0 +1,34 @@
+"""The same number of entries for every layer and KV head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mmkv_bench.compression.allocators.base import Allocator
+from mmkv_bench.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Uniform(Allocator):
+    """Every KV head of every layer keeps ``min(budget + excess, n)`` of its n candidates.
+
+    Args:
+        excess: entries per KV head above the budget. 0 in every paper reading. MM-ShiftKV's released KeyDiff stores
+            32 more than it is given, which ``reading=released`` reproduces.
+    """
+
+    excess: int = 0
+
+    def __post_init__(self) -> None:
+        if self.excess < 0:
+            raise ConfigError(f"excess is {self.excess}; allowed: 0 or more entries per KV head")
+
+    def caps(self, scores: Sequence[Tensor], budget: int, layers: Sequence[int], n_layers: int) -> list[Tensor]:
+        import torch
+
+        return [torch.full((s.shape[0],), min(budget + self.excess, s.shape[1]), dtype=torch.int64) for s in scores]

@@ -1,0 +1,250 @@
+"""What a scorer may look at: one layer of one sequence during prefill, without padding and without a batch dimension."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mmkv_bench.compression.statistics.attention import column_sums, window_mass
+from mmkv_bench.compression.statistics.moments import ElementMoments, JointMoments
+from mmkv_bench.compression.statistics.rotary import rotate, unrotate
+
+QUERY_MOMENTS_SKIP = 4  # tokens left out of the query moments: attention sinks, as Expected Attention's reference does
+
+
+def effective_window(window: int, budget: int, length: int) -> int:
+    """``min(window, max(1, C // 2), T)``: rows of an observation window really used.
+
+    At most half of the budget C is spent on the window itself; C = 1 keeps the last token.
+    """
+    return min(window, max(1, budget // 2), length)
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a scorer wants gathered DURING prefill. ``a | b`` is what both want: the larger window, either's flags."""
+
+    tail_queries: int = 0  # the last w post-RoPE queries
+    query_moments: bool = False  # mean [Hq,D] and covariance [Hq,D,D] of pre-RoPE queries, first 4 tokens left out
+    hidden_moments: bool = False  # elementwise mean and population std [E] of the attention module's input
+    hidden_scalars: bool = False  # one mean and one population std of all T*E values of that input
+    column_sums: bool = False  # causal attention column sums [Hkv,T], summed over a KV head's query heads
+
+    def __or__(self, other: Needs) -> Needs:
+        return Needs(
+            max(self.tail_queries, other.tail_queries),
+            self.query_moments or other.query_moments,
+            self.hidden_moments or other.hidden_moments,
+            self.hidden_scalars or other.hidden_scalars,
+            self.column_sums or other.column_sums,
+        )
+
+
+@dataclass
+class Chunk:
+    """One prefill chunk of n tokens in one layer; S tokens have been seen so far, this chunk's included.
+
+    query: [Hq,n,D], rotated. key, value: [Hkv,S,D], rotated, ALL tokens so far. hidden: [n,E], the attention module's
+    input (after the input norm). cos, sin: [n,D] of this chunk, mrope already recomposed.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    hidden: Tensor
+    cos: Tensor
+    sin: Tensor
+
+
+class Observation:
+    """One layer of one sequence: fed chunk by chunk with ``observe``, read after the last chunk.
+
+    Sums run in float64, so chunked and one-shot prefill agree to float32 rounding. Only what ``needs`` names is
+    gathered; anything else raises, so that an undeclared need is found at once.
+
+    Args:
+        layer, layers: index of the layer, layers of the model.
+        needs: union of the needs of all scorers of the run.
+        scaling: factor of the attention scores, usually ``head_dim ** -0.5``.
+        length: T, tokens of the prompt (context tokens under ``query_agnostic``).
+        token_types: int ``[T]``, 0 text, 1 image, 2 video; None when unknown.
+        project_query: hidden states ``[m,E]`` -> pre-RoPE queries ``[Hq,m,D]``, with the module's bias and query norm.
+        future_rope: offsets ``[m]`` (1 = first position after the prompt's last token) -> cos, sin ``[m,D]``.
+        identity: data set and sample, feeds random streams.
+    """
+
+    def __init__(
+        self,
+        layer: int,
+        layers: int,
+        needs: Needs,
+        *,
+        scaling: float,
+        length: int,
+        token_types: Tensor | None,
+        project_query: Callable[[Tensor], Tensor],
+        future_rope: Callable[[Tensor], tuple[Tensor, Tensor]],
+        identity: str,
+    ) -> None:
+        self.layer, self.layers, self.needs = layer, layers, needs
+        self.scaling, self.length, self.token_types, self.identity = scaling, length, token_types, identity
+        self._project_query, self._future_rope = project_query, future_rope
+        self._seen = 0
+        self._key: Tensor | None = None
+        self._value: Tensor | None = None
+        self._tail: Tensor | None = None
+        self._dtype: torch.dtype | None = None
+        self._query_heads = 0
+        self._queries = JointMoments() if needs.query_moments else None
+        self._hidden = ElementMoments() if needs.hidden_moments or needs.hidden_scalars else None
+        self._columns: Tensor | None = None
+        self._memo: dict[Hashable, Tensor] = {}
+
+    # ---- during prefill
+
+    def observe(self, chunk: Chunk) -> None:
+        """Take in the next chunk. Raises RuntimeError when its tokens do not continue the previous ones."""
+        rows, total = chunk.query.shape[1], chunk.key.shape[1]
+        if total != self._seen + rows or total > self.length:
+            raise RuntimeError(
+                f"layer {self.layer}: a chunk of {rows} queries and {total} keys after {self._seen} of {self.length}"
+                " tokens; feed every prefill chunk once, in order, with all keys so far"
+            )
+        if self._queries is not None:
+            skip = max(0, QUERY_MOMENTS_SKIP - self._seen)
+            self._queries.add(unrotate(chunk.query[:, skip:], chunk.cos[skip:], chunk.sin[skip:]))
+        if self._hidden is not None:
+            self._hidden.add(chunk.hidden)
+        if self.needs.column_sums:
+            sums = column_sums(chunk.query, chunk.key, self.scaling, self._seen)
+            if self._columns is not None:
+                sums[:, : self._seen] += self._columns
+            self._columns = sums
+        if self.needs.tail_queries:
+            tail = chunk.query[:, -self.needs.tail_queries :]
+            if self._tail is not None and tail.shape[1] < self.needs.tail_queries:
+                tail = torch.cat([self._tail, tail], 1)[:, -self.needs.tail_queries :]
+            self._tail = tail.clone()  # a view would keep the chunk's whole query tensor alive
+        self._key, self._value, self._dtype = chunk.key, chunk.value, chunk.hidden.dtype
+        self._query_heads, self._seen = chunk.query.shape[0], total
+
+    # ---- after the last chunk
+
+    @property
+    def key(self) -> Tensor:
+        """``[Hkv,T,D]``, rotated at the tokens' own positions, in the model's dtype."""
+        return self._complete(self._key)
+
+    @property
+    def value(self) -> Tensor:
+        """``[Hkv,T,D]`` in the model's dtype."""
+        return self._complete(self._value)
+
+    @property
+    def device(self) -> torch.device:
+        return self.key.device
+
+    @property
+    def groups(self) -> int:
+        """g: query heads that share one KV head."""
+        return self._query_heads // self.key.shape[0]
+
+    def tail(self, w: int) -> Tensor:
+        """The last ``min(w, T)`` post-RoPE queries, ``[Hq,min(w,T),D]``."""
+        self._require(self.needs.tail_queries >= w, f"tail_queries >= {w}")
+        return self._complete(self._tail)[:, -w:]
+
+    def window_mass(self, w: int) -> Tensor:
+        """``[Hkv,T]`` float32: mean over the last w queries and the g query heads of their causal softmax over all T
+        keys. Memoised."""
+        return self.memo(("window_mass", w), lambda: window_mass(self.tail(w), self.key, self.scaling))
+
+    def last_attention(self) -> Tensor:
+        """``[Hkv,T]`` float32: attention of the prompt's last query, mean over the g query heads."""
+        return self.window_mass(1)
+
+    @property
+    def query_count(self) -> int:
+        """Tokens behind the query moments: ``max(0, T - 4)``."""
+        self._require(self._queries is not None, "query_moments")
+        return self._complete(self._queries).count
+
+    @property
+    def query_mean(self) -> Tensor:
+        """``[Hq,D]`` float64: mean pre-RoPE query of tokens 4..T-1."""
+        self._require(self._queries is not None, "query_moments")
+        return self._complete(self._queries).mean()
+
+    @property
+    def query_covariance(self) -> Tensor:
+        """``[Hq,D,D]`` float64: population covariance of the pre-RoPE queries of tokens 4..T-1."""
+        self._require(self._queries is not None, "query_moments")
+        return self._complete(self._queries).covariance()
+
+    @property
+    def hidden_mean(self) -> Tensor:
+        """``[E]`` float32: elementwise mean of the attention module's input over all T tokens."""
+        self._require(self.needs.hidden_moments, "hidden_moments")
+        return self._complete(self._hidden).mean().float()
+
+    @property
+    def hidden_std(self) -> Tensor:
+        """``[E]`` float32: elementwise population standard deviation over all T tokens."""
+        self._require(self.needs.hidden_moments, "hidden_moments")
+        return self._complete(self._hidden).std().float()
+
+    @property
+    def hidden_scalar_moments(self) -> tuple[Tensor, Tensor]:
+        """Mean and population standard deviation of all T*E values together, float32 ``[]`` each."""
+        self._require(self.needs.hidden_scalars, "hidden_scalars")
+        mean, std = self._complete(self._hidden).scalars()
+        return mean.float(), std.float()
+
+    @property
+    def column_sums(self) -> Tensor:
+        """``[Hkv,T]`` float32: column j holds the causal attention of all T queries to key j, summed over g heads."""
+        self._require(self.needs.column_sums, "column_sums")
+        return self._complete(self._columns)
+
+    def project(self, hidden: Tensor) -> Tensor:
+        """Pre-RoPE queries ``[Hq,m,D]`` of hidden states ``[m,E]``, through the module in the model's dtype."""
+        self._complete(self._key)
+        return self._project_query(hidden.to(self._dtype))
+
+    def rope(self, offsets: Tensor) -> tuple[Tensor, Tensor]:
+        """cos, sin ``[m,D]`` at the given offsets behind the prompt's last token (1 = first decoded position)."""
+        return self._future_rope(offsets.to(self.device))
+
+    def future_queries(self, hidden: Tensor, offsets: Tensor) -> Tensor:
+        """Queries ``[Hq,m,D]`` (float32) that hidden states ``[m,E]`` would give at future positions."""
+        return rotate(self.project(hidden).float(), *self.rope(offsets))
+
+    def generator(self, *salt: object) -> torch.Generator:
+        """CPU generator seeded by SHA-256 of (salt..., identity, layer): the same on every device and in any order."""
+        text = json.dumps([*map(str, salt), self.identity, self.layer])
+        seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+        return torch.Generator().manual_seed(seed)
+
+    def memo(self, name: Hashable, make: Callable[[], Tensor]) -> Tensor:
+        """The value of ``make()``, computed once for all scorers of this layer. Readers must not write to it."""
+        if name not in self._memo:
+            self._memo[name] = make()
+        return self._memo[name]
+
+    # ---- checks
+
+    def _complete(self, value):
+        if value is None or self._seen != self.length:
+            raise RuntimeError(
+                f"layer {self.layer}: {self._seen} of {self.length} prompt tokens observed; read after the last chunk"
+            )
+        return value
+
+    def _require(self, declared: bool, need: str) -> None:
+        if not declared:
+            raise RuntimeError(f"the scorer reads {need} but its `needs` does not declare it ({self.needs})")

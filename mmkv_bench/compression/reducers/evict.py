@@ -1,0 +1,24 @@
+"""Eviction: what is not selected is gone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mmkv_bench.compression.reducers.base import Reducer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Evict(Reducer):
+    """Gathers the selected entries unchanged: keys keep the rotation of their own position. No parameters."""
+
+    def reduce(self, key: Tensor, value: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        padding = (index < 0).unsqueeze(-1)
+        slot = index.clamp_min(0).unsqueeze(-1)
+        return tuple(
+            entries.gather(1, slot.expand(-1, -1, entries.shape[-1])).masked_fill_(padding, 0)
+            for entries in (key, value)
+        )

@@ -1,0 +1,51 @@
+"""What every scorer promises."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+from mmkv_bench.compression.observation import Needs
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mmkv_bench.compression.observation import Observation
+
+
+class Scorer(ABC):
+    """Ranks the entries of one layer of one sequence.
+
+    A scorer keeps no state: all it may use is its parameters, the observation, the budget and the seed, so that sample
+    order, method order and what ran before change nothing. Subclasses are frozen dataclasses; their docstring names
+    the idea, the paper, every parameter with its unit, and where paper and released code part ways.
+
+    Class attributes:
+        needs: what the session must gather during prefill (may be a property when it depends on parameters).
+        stochastic: the score depends on ``seed``; a cell of a deterministic method has none.
+        needs_visual: prompts without visual tokens cannot be scored.
+    """
+
+    needs: Needs = Needs()
+    stochastic: bool = False
+    needs_visual: bool = False
+
+    @abstractmethod
+    def key(self, budget: int, length: int) -> tuple:
+        """Effective parameters at this budget [entries per KV head] and prompt length [tokens].
+
+        Cells whose scorers have the same type, the same key (and, when ``stochastic``, the same seed) share one score.
+        The key therefore holds every parameter that changes a score, and the budget only where it does.
+        """
+
+    @abstractmethod
+    def score(self, obs: Observation, budget: int, seed: int) -> Tensor:
+        """Float32 ``[Hkv, T]`` on the observation's device, finite, higher = keep. Protection is the selector's."""
+
+    def fallbacks(self, budget: int, length: int) -> tuple[str, ...]:
+        """Names of what could not be done as the parameters ask; stored in the row, never silent."""
+        return ()
+
+    def window_effective(self, budget: int, length: int) -> int | None:
+        """Rows of the observation window really used; None for methods that have none."""
+        return None

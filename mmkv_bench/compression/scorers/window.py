@@ -1,0 +1,69 @@
+"""SnapKV: what the last queries of the prompt look at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mmkv_bench.compression.observation import Needs, effective_window
+from mmkv_bench.compression.scorers.base import Scorer
+from mmkv_bench.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mmkv_bench.compression.observation import Observation
+
+
+@dataclass(frozen=True)
+class WindowScorer(Scorer):
+    """SnapKV (arXiv 2404.14469, section 4): attention of an observation window, smoothed along the prompt.
+
+    The last w queries attend to all T keys (causal inside the window); the probabilities are averaged over the w rows
+    and over the g query heads of a KV head; the columns before the window are average-pooled with stride 1. The
+    window itself is kept by the selector (``TopK(window=w)``); its columns hold their unpooled mass here.
+
+    Args:
+        window: w [tokens]. The window really used is ``min(w, max(1, C // 2), T)``; below w the row says
+            ``window_reduced``.
+        pool: odd kernel size k [tokens], 1 = none. Zero padding counts in the divisor, as ``avg_pool1d`` does by
+            default in every released code: with k = 5 the outer columns are scaled by 0.6 and 0.8.
+
+    Paper and code: the SnapKV paper tunes w and k per model; codes circulate with (8, 7, max), (32, 7, max) and
+    (64, 5, average). The defaults here, w = 32 and k = 5 with average pooling, are those that MM-ShiftKV (appendix F.1)
+    states for its baseline. Its released code defaults to w = 1 instead, i.e. attention of the last query alone:
+    ``reading=released`` sets that.
+    """
+
+    window: int = 32
+    pool: int = 5
+
+    def __post_init__(self) -> None:
+        if self.window < 1:
+            raise ConfigError(f"window is {self.window}; allowed: 1 or more tokens")
+        if self.pool < 1 or self.pool % 2 == 0:
+            raise ConfigError(f"pool is {self.pool}; allowed: odd kernel sizes (1 = no pooling)")
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(tail_queries=self.window)
+
+    def key(self, budget: int, length: int) -> tuple:
+        return (effective_window(self.window, budget, length), self.pool)
+
+    def fallbacks(self, budget: int, length: int) -> tuple[str, ...]:
+        return ("window_reduced",) if effective_window(self.window, budget, length) < self.window else ()
+
+    def window_effective(self, budget: int, length: int) -> int:
+        return effective_window(self.window, budget, length)
+
+    def score(self, obs: Observation, budget: int, seed: int) -> Tensor:
+        import torch
+
+        w = effective_window(self.window, budget, obs.length)
+        mass = obs.window_mass(w)
+        prefix = mass[:, : obs.length - w]
+        if self.pool == 1 or prefix.shape[1] == 0:
+            return mass
+        pooled = torch.nn.functional.avg_pool1d(prefix, self.pool, stride=1, padding=self.pool // 2)
+        return torch.cat([pooled, mass[:, obs.length - w :]], 1)

@@ -1,0 +1,46 @@
+"""What every selector promises."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Selector(ABC):
+    """Turns scores and caps into indices. Stateless; protection is a mask, never an infinity in a score."""
+
+    @abstractmethod
+    def protected(self, length: int, budget: int, types: Tensor | None) -> Tensor:
+        """Bool ``[T]`` (on the CPU, or on the device of ``types``): tokens of the WHOLE prompt, its last one included,
+        that stay whatever their score.
+
+        Args:
+            length: T, tokens of the prompt.
+            budget: C, entries per KV head.
+            types: int ``[T]``, 0 text, 1 image, 2 video; None when unknown.
+        """
+
+    @abstractmethod
+    def select(self, scores: Tensor, caps: Tensor, protected: Tensor, order: Tensor | None = None) -> Tensor:
+        """Indices that stay.
+
+        Protected candidates come first; if they exceed a cap, the LAST of them win. Then the highest scores; ties go to
+        the lower index.
+
+        Args:
+            scores: float32 ``[Hkv, n]``.
+            caps: int64 ``[Hkv]``, entries granted to each head (0 allowed).
+            protected: bool ``[n]``.
+            order: ``self.order(scores)`` when the caller already has it, so that several budgets share one sort.
+
+        Returns:
+            int64 ``[Hkv, max(min(caps, n))]`` on the scores' device, ascending in each row, LEFT-padded with -1.
+        """
+
+    @staticmethod
+    def order(scores: Tensor) -> Tensor:
+        """int64 ``[Hkv, n]``: indices by falling score, equal scores by rising index."""
+        return scores.sort(dim=-1, descending=True, stable=True).indices

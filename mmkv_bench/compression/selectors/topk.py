@@ -1,0 +1,69 @@
+"""Protected tokens first, then the highest scores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mmkv_bench.compression.observation import effective_window
+from mmkv_bench.compression.selectors.base import Selector
+from mmkv_bench.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class TopK(Selector):
+    """Keeps sinks, recents or an observation window, and fills the rest of each cap with the highest scores.
+
+    Args:
+        sinks: first tokens of the prompt that stay [tokens]; ``min(sinks, C - 1)`` of them, so that a budget of one
+            entry keeps the last token.
+        recents: last tokens of the prompt that stay [tokens], whatever the budget.
+        window: size of an observation window that stays [tokens]. Unlike ``recents`` it follows the budget:
+            ``min(window, max(1, C // 2), T)`` of the last tokens stay, the same rows that the scorer looked through.
+    """
+
+    sinks: int = 0
+    recents: int = 1
+    window: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("sinks", "recents", "window"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}; allowed: 0 or more tokens")
+
+    def protected(self, length: int, budget: int, types: Tensor | None) -> Tensor:
+        import torch
+
+        keep = torch.zeros(length, dtype=torch.bool, device=None if types is None else types.device)
+        recents = self.recents
+        if self.window:
+            recents = max(recents, effective_window(self.window, budget, length))
+        keep[: max(0, min(self.sinks, budget - 1))] = True
+        keep[length - min(recents, length) :] = True
+        return keep
+
+    def select(self, scores: Tensor, caps: Tensor, protected: Tensor, order: Tensor | None = None) -> Tensor:
+        import torch
+
+        heads, candidates = scores.shape
+        device = scores.device
+        caps = caps.clamp_max(candidates)
+        width = int(caps.max())
+        caps, protected = caps.to(device), protected.to(device)
+        order = self.order(scores) if order is None else order
+        # Rank every candidate: protected ones from the last backwards, then the others by score.
+        count = protected.sum()
+        from_last = protected.flip(0).cumsum(0).flip(0)
+        others = (~protected)[order].cumsum(-1) + count
+        rank = torch.empty_like(order).scatter_(-1, order, others)
+        rank = torch.where(protected, from_last, rank)
+        keep = rank <= caps[:, None]
+        # Write kept indices in ascending order to the right end of each row.
+        slot = keep.cumsum(-1) - 1 + (width - caps[:, None])
+        slot = torch.where(keep, slot, width)
+        index = torch.full((heads, width + 1), -1, dtype=torch.int64, device=device)
+        index.scatter_(-1, slot, torch.arange(candidates, device=device).expand(heads, -1))
+        return index[:, :width]

@@ -1,0 +1,71 @@
+"""Running moments in float64, so that any chunking of the same tokens gives the same result to float32 rounding."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+ROWS = 1024  # tokens converted to float64 at a time
+
+
+class ElementMoments:
+    """Elementwise mean and population variance of vectors ``[E]``; extra memory O(E)."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._sum: Tensor | None = None
+        self._squares: Tensor | None = None
+
+    def add(self, x: Tensor) -> None:
+        """Take in ``x [n, E]`` of any float dtype."""
+        if self._sum is None:
+            self._sum = torch.zeros(x.shape[-1], dtype=torch.float64, device=x.device)
+            self._squares = torch.zeros_like(self._sum)
+        for block in x.split(ROWS):
+            block = block.double()
+            self._sum += block.sum(0)
+            self._squares += block.square_().sum(0) if block is not x else block.square().sum(0)
+        self.count += x.shape[0]
+
+    def mean(self) -> Tensor:
+        """``[E]`` float64."""
+        return self._sum / self.count
+
+    def std(self) -> Tensor:
+        """``[E]`` float64, population (divided by n)."""
+        return (self._squares / self.count - self.mean().square()).clamp_min_(0).sqrt_()
+
+    def scalars(self) -> tuple[Tensor, Tensor]:
+        """Mean and population std of all n*E values together, float64 ``[]`` each."""
+        mean = self.mean().mean()
+        return mean, ((self._squares / self.count).mean() - mean.square()).clamp_min(0).sqrt()
+
+
+class JointMoments:
+    """Mean ``[H, D]`` and population covariance ``[H, D, D]`` per head; extra memory O(H D^2)."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._sum: Tensor | None = None
+        self._products: Tensor | None = None
+
+    def add(self, x: Tensor) -> None:
+        """Take in ``x [H, n, D]`` of any float dtype (n may be 0)."""
+        if self._sum is None:
+            heads, _, dim = x.shape
+            self._sum = torch.zeros(heads, dim, dtype=torch.float64, device=x.device)
+            self._products = torch.zeros(heads, dim, dim, dtype=torch.float64, device=x.device)
+        for block in x.split(ROWS, 1):
+            block = block.double()
+            self._sum += block.sum(1)
+            self._products += block.transpose(1, 2) @ block
+        self.count += x.shape[1]
+
+    def mean(self) -> Tensor:
+        """``[H, D]`` float64."""
+        return self._sum / self.count
+
+    def covariance(self) -> Tensor:
+        """``[H, D, D]`` float64, population (divided by n)."""
+        mean = self.mean()
+        return self._products / self.count - mean.unsqueeze(-1) * mean.unsqueeze(-2)

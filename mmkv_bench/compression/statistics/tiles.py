@@ -1,0 +1,22 @@
+"""How many attention rows are held at once: the only memory the streaming statistics need beyond their result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+# Elements of one float32 tile. On a CPU a tile should stay near the caches; an accelerator wants fewer, larger kernels.
+CPU_TILE = 2**19
+ACCELERATOR_TILE = 2**24
+
+
+def row_blocks(rows: int, width: int, device: torch.device) -> Iterator[tuple[int, int]]:
+    """Ranges ``(start, end)`` over ``rows`` such that a block of ``width`` values per row fits one tile.
+
+    A block has at least one row, so extra memory is the larger of one tile and one row: O(T).
+    """
+    tile = CPU_TILE if device.type == "cpu" else ACCELERATOR_TILE
+    step = max(1, tile // max(1, width))
+    for start in range(0, rows, step):
+        yield start, min(start + step, rows)
