@@ -1,0 +1,150 @@
+"""The facts of every supported family agree with what the loaded models do, and everything else is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers as tf
+
+from mmkv_bench.errors import UnsupportedError
+from mmkv_bench.models import families
+from tests import zoo
+
+
+class OneMarkerTokenizer:
+    """The two calls families.py makes of a tokenizer; every other word is unknown (id 3)."""
+
+    unk_token_id = 3
+
+    def convert_tokens_to_ids(self, token):
+        return {"</img>": 289}.get(token, self.unk_token_id)
+
+
+@pytest.mark.parametrize("name", zoo.ALL)
+def test_facts_match_the_loaded_model_and_its_cache(name):
+    model, inputs = zoo.model(name), zoo.prompt(name)
+    family = families.family_of(model.config)
+    with torch.no_grad():
+        cache = model(**inputs, use_cache=True).past_key_values
+    _batch, heads, length, dim = cache.layers[0].keys.shape
+    assert (family.num_layers, family.num_kv_heads, family.head_dim) == (len(cache.layers), heads, dim)
+    assert family.num_query_heads == families.attention_modules(model)[0].num_key_value_groups * heads
+    assert family.groups == families.attention_modules(model)[0].num_key_value_groups
+    stored = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
+    assert families.kv_bytes_per_token(model.config, torch.float32) * length == stored
+    assert families.kv_bytes_per_token(model.config, "bfloat16") * length * 2 == stored
+    assert family.multimodal == (name in zoo.MULTIMODAL)
+
+
+@pytest.mark.parametrize("name", zoo.ALL)
+def test_text_model_and_attention_modules_are_found(name):
+    model = zoo.model(name)
+    text, modules = families.text_model(model), families.attention_modules(model)
+    assert len(modules) == zoo.LAYERS and [m.layer_idx for m in modules] == [0, 1, 2]
+    assert all(hasattr(m, part) for m in modules for part in ("q_proj", "k_proj", "v_proj", "o_proj"))
+    assert families.text_config(model.config) is text.config
+    assert hasattr(text, "rotary_emb") and hasattr(text, "embed_tokens")
+
+
+@pytest.mark.parametrize("name", zoo.ALL)
+def test_token_types_mark_visual_tokens(name):
+    inputs, family = zoo.prompt(name), families.family_of(zoo.model(name).config)
+    types = families.token_types(inputs["input_ids"], family)
+    kind = zoo.VIDEO if "video" in name else zoo.IMAGE
+    assert types.shape == inputs["input_ids"].shape and types.dtype == torch.int64
+    assert torch.equal(types > 0, inputs["input_ids"] == kind)
+    assert set(types[types > 0].tolist()) == ({2 if "video" in name else 1} if name in zoo.MULTIMODAL else set())
+    if "mm_token_type_ids" in inputs:
+        assert torch.equal(types, inputs["mm_token_type_ids"].long())
+
+
+@pytest.mark.parametrize("name", zoo.MULTIMODAL)
+def test_context_ends_with_the_last_visual_tokens_closing_marker(name):
+    family = families.family_of(zoo.model(name).config)
+    for after in (0, 1, 9):
+        ids = zoo.prompt(name, after=after)["input_ids"]
+        assert families.context_length(ids, family) == ids.shape[1] - after
+        assert families.context_length(ids[0], family) == ids.shape[1] - after
+
+
+def test_context_length_includes_a_marker_that_only_the_tokenizer_knows():
+    config = zoo.model("internvl").config
+    ids = torch.tensor([5, 6, zoo.IMAGE, zoo.IMAGE, 289, 7, 8])
+    plain, told = (families.family_of(config), families.family_of(config, OneMarkerTokenizer()))
+    assert families.context_length(ids, plain, OneMarkerTokenizer()) == 5
+    assert families.context_length(ids, told) == 5
+    assert families.context_length(ids, plain) == 4
+    assert families.context_length(torch.tensor([5, zoo.IMAGE, 7]), told) == 2, "what follows is no closing marker"
+    assert families.family_of(zoo.model("llava").config, OneMarkerTokenizer()).closing_token_ids == ()
+
+
+def test_a_tokenizer_without_the_marker_closes_nothing():
+    tokenizer = OneMarkerTokenizer()
+    tokenizer.convert_tokens_to_ids = lambda token: tokenizer.unk_token_id
+    assert families.family_of(zoo.model("internvl").config, tokenizer).closing_token_ids == ()
+
+
+def test_truncated_prompt_without_closing_marker_ends_at_the_last_visual_token():
+    family = families.family_of(zoo.model("qwen2_5_vl").config)
+    assert families.context_length(torch.tensor([5, zoo.VISION_START, zoo.IMAGE, 7, zoo.VISION_END]), family) == 3
+
+
+@pytest.mark.parametrize("name", zoo.ALL)
+def test_context_of_a_text_only_prompt_is_refused(name):
+    family = families.family_of(zoo.model(name).config)
+    with pytest.raises(UnsupportedError, match="text only.*protocol=paper"):
+        families.context_length(zoo.without_visual(name)["input_ids"], family)
+
+
+def test_context_length_of_a_batch_is_refused():
+    with pytest.raises(ValueError, match=r"\(2, 3\)"):
+        families.context_length(torch.zeros(2, 3, dtype=torch.long), families.family_of(zoo.model("llava").config))
+
+
+def test_unknown_family_is_refused_with_the_supported_ones_named():
+    with pytest.raises(UnsupportedError) as error:
+        families.family_of(tf.GemmaConfig())
+    for text in (
+        "gemma",
+        "Qwen2-VL",
+        "Qwen2.5-VL",
+        "Qwen3-VL",
+        "LLaVA-1.5",
+        "LLaVA-NeXT",
+        "LLaVA-OneVision",
+        "InternVL",
+    ):
+        assert text in str(error.value)
+    assert not families.is_supported(tf.GemmaConfig()) and families.is_supported(tf.LlamaConfig())
+
+
+def test_untested_text_backbone_is_refused():
+    config = tf.LlavaConfig(vision_config=tf.CLIPVisionConfig(), text_config=tf.GemmaConfig())
+    with pytest.raises(UnsupportedError, match="LLaVA-1.5 with a 'gemma' text model.*llama"):
+        families.family_of(config)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        tf.MistralConfig(sliding_window=4096),
+        tf.Qwen2Config(use_sliding_window=True, sliding_window=64, max_window_layers=2, num_hidden_layers=4),
+        tf.LlavaNextConfig(text_config=tf.MistralConfig(sliding_window=4096)),
+    ],
+)
+def test_sliding_window_layers_are_refused_with_the_reason(config):
+    with pytest.raises(UnsupportedError, match="sliding_attention.*sliding_window=.*full attention"):
+        families.family_of(config)
+
+
+def test_a_window_that_is_not_in_use_is_no_reason_to_refuse():
+    assert families.is_supported(tf.Qwen2Config(use_sliding_window=False, sliding_window=64))
+    assert families.is_supported(tf.MistralConfig(sliding_window=None))
+
+
+def test_importing_the_facts_loads_neither_torch_nor_transformers():
+    import subprocess
+    import sys
+
+    code = "import sys, mmkv_bench.models.families; print(sorted({'torch', 'transformers'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
