@@ -22,31 +22,31 @@ def make_config() -> Qwen2_5_VLConfig:
     """
     from transformers import Qwen2_5_VLConfig
 
-    text = dict(
-        vocab_size=v.VOCAB_SIZE,
-        hidden_size=HIDDEN,
-        intermediate_size=256,
-        num_hidden_layers=4,
-        num_attention_heads=HIDDEN // HEAD_DIM,
-        num_key_value_heads=2,
-        max_position_embeddings=4096,
-        rms_norm_eps=1e-6,
-        rope_parameters=dict(rope_type="default", rope_theta=60.0, mrope_section=[1] * (HEAD_DIM // 2)),
-        bos_token_id=v.PAD,
-        eos_token_id=v.IM_END,
-        pad_token_id=v.PAD,
-        initializer_range=0.04,
-    )
-    vision = dict(
-        depth=1,
-        hidden_size=64,
-        intermediate_size=128,
-        num_heads=2,
-        out_hidden_size=HIDDEN,
-        fullatt_block_indexes=[],
-        window_size=112,
-        initializer_range=0.04,
-    )
+    text = {
+        "vocab_size": v.VOCAB_SIZE,
+        "hidden_size": HIDDEN,
+        "intermediate_size": 256,
+        "num_hidden_layers": 4,
+        "num_attention_heads": HIDDEN // HEAD_DIM,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 60.0, "mrope_section": [1] * (HEAD_DIM // 2)},
+        "bos_token_id": v.PAD,
+        "eos_token_id": v.IM_END,
+        "pad_token_id": v.PAD,
+        "initializer_range": 0.04,
+    }
+    vision = {
+        "depth": 1,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_heads": 2,
+        "out_hidden_size": HIDDEN,
+        "fullatt_block_indexes": [],
+        "window_size": 112,
+        "initializer_range": 0.04,
+    }
     return Qwen2_5_VLConfig(
         text_config=text,
         vision_config=vision,
