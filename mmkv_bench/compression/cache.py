@@ -183,7 +183,7 @@ class CompressedLayer(CacheLayerMixin):
         if self._position_storage is None:
             return mask
         positions = self.positions
-        batch, heads, stored = positions.shape
+        batch, heads, _ = positions.shape
         real = positions >= 0 if self.ragged else None
         if mask is None:
             if real is None:

@@ -65,6 +65,7 @@ class Compressor:
         layers: Sequence[int],
         n_layers: int,
         strict: bool = False,
+        orders: Sequence[Tensor | None] | None = None,
     ) -> list[Tensor]:
         """Choose what stays of a prompt longer than its budget.
 
@@ -75,6 +76,7 @@ class Compressor:
             layers: the layers that `scores` belong to; n_layers: all layers of the model.
             strict: the last prompt token will be fed again. Its column is dropped from the candidates and one entry
                 per head is reserved for it, so C - 1 entries per head are chosen from T - 1.
+            orders: per layer `selector.order(candidates)` when the caller already has it.
 
         Returns:
             Per layer int64 `[Hkv, m]` kept token indices, ascending, padded on the left with -1.

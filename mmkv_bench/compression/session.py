@@ -138,6 +138,10 @@ class Session:
         alone = self.model.config is self.text.config
         self.model.set_attn_implementation(name if alone else {"text_config": name})
 
+    def expect(self, listener: Listener | None, token_types: Tensor | None, identity: str) -> None:
+        """Change what is done with the next prompt; a session may stay open over many samples."""
+        self.listener, self.token_types, self.identity, self.prompt = listener, token_types, identity, None
+
     # ------------------------------------------------------------------ hooks
     def _before_model(self, model, args, kwargs) -> None:
         self._top = {"input_ids": kwargs.get("input_ids"), "attention_mask": kwargs.get("attention_mask")}
@@ -146,7 +150,9 @@ class Session:
 
     def _before_text(self, text, args, kwargs):
         cache = kwargs.get("past_key_values")
-        empty = cache is None or cache.get_seq_length() == 0
+        # a compressed prompt of one token is empty again under strict, and still the same prompt
+        known = self.prompt is not None and self.prompt.complete and cache is self.prompt.cache
+        empty = (cache is None or cache.get_seq_length() == 0) and not known
         if empty and self.listener is not None and kwargs.get("use_cache") is not False:
             if not isinstance(cache, CompressedCache):
                 cache = CompressedCache(len(self.attentions), self.reserve)

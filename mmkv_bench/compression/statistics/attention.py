@@ -15,26 +15,15 @@ from torch import Tensor
 from mmkv_bench.compression.statistics.tiles import row_blocks
 
 
-def attention_rows(query: Tensor, key: Tensor, scaling: float, first: int | None) -> Tensor:
-    """Softmax over the keys, ``[Hkv, g, r, S]`` float32.
+def exponentials(scores: Tensor) -> Tensor:
+    """Turn ``scores [..., S]`` into exp(score - row maximum), IN PLACE (``torch.softmax`` would hold a second tile).
 
-    Args:
-        query: ``[Hkv, g, r, D]``.
-        key: ``[Hkv, S, D]`` float32.
-        first: logical position of row 0; row i sees keys 0..first+i. None when every row sees every key.
+    Returns:
+        ``[...]``: 1 / row sum, the factor that makes each row a softmax.
     """
-    heads, group, rows, dim = query.shape
-    q = query.float().mul(scaling).reshape(heads, group * rows, dim)
-    scores = torch.bmm(q, key.transpose(1, 2)).view(heads, group, rows, -1)
-    if first is not None and first + 1 < scores.shape[-1]:
-        position = torch.arange(first, first + rows, device=query.device)
-        hidden = torch.arange(scores.shape[-1], device=query.device) > position[:, None]
-        scores.masked_fill_(hidden, float("-inf"))
-    # In place: torch.softmax would hold a second tile.
     scores -= scores.amax(-1, keepdim=True)
     scores.exp_()
-    scores /= scores.sum(-1, keepdim=True)
-    return scores
+    return scores.sum(-1).reciprocal_()
 
 
 def column_sums(query: Tensor, key: Tensor, scaling: float, offset: int = 0) -> Tensor:
@@ -46,14 +35,19 @@ def column_sums(query: Tensor, key: Tensor, scaling: float, offset: int = 0) -> 
         scaling: factor of the scores.
         offset: tokens before this chunk; add the sums of all chunks to get those of the whole prompt.
     """
-    heads, total = key.shape[:2]
+    heads, total, dim = key.shape
     query = query.view(heads, -1, *query.shape[1:])
-    keys = key.float()
+    group, rows = query.shape[1:3]
+    keys = key.float().transpose(1, 2)
     sums = torch.zeros(heads, total, dtype=torch.float32, device=key.device)
-    rows = query.shape[2]
-    for start, end in row_blocks(rows, heads * query.shape[1] * total, key.device):
-        seen = offset + end
-        sums[:, :seen] += attention_rows(query[:, :, start:end], keys[:, :seen], scaling, offset + start).sum((1, 2))
+    for start, end in row_blocks(rows, heads * group * total, key.device):
+        n, seen = end - start, offset + end  # the last row of the block sees `seen` keys
+        block = query[:, :, start:end].reshape(heads, group * n, dim).float() * scaling
+        scores = torch.bmm(block, keys[:, :, :seen])
+        future = torch.ones(n, n, dtype=torch.bool, device=key.device).triu_(1)
+        scores.view(heads, group, n, seen)[..., seen - n :].masked_fill_(future, float("-inf"))
+        weight = exponentials(scores)
+        sums[:, :seen] += torch.bmm(weight.unsqueeze(1), scores).squeeze(1)
     return sums
 
 
@@ -68,4 +62,5 @@ def window_mass(tail: Tensor, key: Tensor, scaling: float) -> Tensor:
         scaling: factor of the scores.
     """
     rows = tail.shape[1]
-    return column_sums(tail, key, scaling, key.shape[1] - rows) / (rows * (tail.shape[0] // key.shape[0]))
+    group = tail.shape[0] // key.shape[0]
+    return column_sums(tail, key, scaling, key.shape[1] - rows) / (rows * group)

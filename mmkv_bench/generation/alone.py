@@ -1,0 +1,207 @@
+"""`sharing=off`: one cell through `attach(model, compressor)` and stock `model.generate()`.
+
+A path of its own, not a list of one fork: layer-scope methods compress during the prefill, and decoding, positions,
+masks and stopping are transformers' own. The fork engine must agree with it token for token (float32).
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from transformers import LogitsProcessor, LogitsProcessorList
+
+from mmkv_bench.compression.compressor import Compressor
+from mmkv_bench.compression.session import Session, attach
+from mmkv_bench.generation.encode import EncodedPrompt, context_cut
+from mmkv_bench.generation.measure import Meter, vision_clock
+from mmkv_bench.generation.result import (
+    CellSpec,
+    ForkResult,
+    GenerationTimeout,
+    NonFiniteLogitsError,
+    describe,
+    digest,
+    status_of,
+)
+from mmkv_bench.generation.rules import DecodeRules
+from mmkv_bench.models.families import Family
+
+
+class _Watch(LogitsProcessor):
+    """Looks at each step's logits without changing them: when they came, and whether they are numbers."""
+
+    def __init__(self, meter: Meter, deadline: float | None):
+        self.meter, self.deadline, self.times = meter, deadline, []
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        self.times.append(self.meter.now())
+        if bool(scores.isnan().any()):
+            raise NonFiniteLogitsError(f"NaN logits at new token {len(self.times)}")
+        if self.deadline is not None and time.monotonic() > self.deadline:
+            raise GenerationTimeout("decoding ran past timeout_s")
+        return scores
+
+
+@dataclass
+class Alone:
+    """`sequences` int64 `[B, T + new]`, `logits` per new token float32 `[B, V]`, the session that compressed."""
+
+    sequences: Tensor
+    logits: tuple[Tensor, ...]
+    session: Session
+
+
+@torch.no_grad()
+def generate_alone(
+    model: nn.Module,
+    inputs: dict[str, Tensor],
+    compressor: Compressor,
+    budget=None,
+    protocol: str = "paper",
+    *,
+    context: int | None = None,
+    seed: int = 0,
+    identity: str = "prompt",
+    token_types: Tensor | None = None,
+    attention: str | None = None,
+    **generation,
+) -> Alone:
+    """Generate with one compressor attached, through stock `generate()`.
+
+    Args:
+        inputs: what `generate()` takes, `input_ids` `[B, T]` and media included.
+        context: tokens before the cut, needed for `protocol=query_agnostic`.
+        generation: further arguments of `generate()`, greedy ones.
+    """
+    inputs = dict(inputs)
+    ids = inputs["input_ids"]
+    options = {"return_dict_in_generate": True, "output_logits": True, "do_sample": False, **generation}
+    with attach(
+        model,
+        compressor,
+        budget,
+        protocol,
+        seed,
+        identity=identity,
+        token_types=token_types if context is None or token_types is None else token_types[:, :context],
+        attention=attention,
+    ) as session:
+        if protocol == "paper":
+            output = model.generate(**inputs, **options)
+            return Alone(output.sequences, output.logits, session)
+        prefix = inputs
+        if protocol == "query_agnostic":
+            prefix = {
+                name: value[:, :context] if value.ndim == 2 and value.shape == ids.shape else value
+                for name, value in inputs.items()
+            }
+        model(**prefix, use_cache=True, logits_to_keep=1)
+        # The prompt again, whole: generate() feeds what the cache has not seen (the last token, or the question).
+        output = model.generate(
+            input_ids=ids,
+            attention_mask=inputs.get("attention_mask", torch.ones_like(ids)),
+            past_key_values=session.cache,
+            **options,
+        )
+        return Alone(output.sequences, output.logits, session)
+
+
+def run_alone(
+    model: nn.Module,
+    family: Family,
+    rules: DecodeRules,
+    tokenizer,
+    prompt: EncodedPrompt,
+    cell: CellSpec,
+    *,
+    timeout_s: float | None = None,
+    attention: str | None = None,
+) -> ForkResult:
+    """One cell's result for one prompt, `measured=own`; what goes wrong becomes its status."""
+    device = next(model.parameters()).device
+    meter = Meter(device)
+    result = ForkResult(
+        cell.cell,
+        prompt_tokens=prompt.length,
+        context_tokens=prompt.length,
+        visual_tokens=prompt.visual_tokens,
+        encode_s=prompt.encode_s,
+        measured="own",
+        fork_batch=1,
+        fork_rows=1,
+        fork_group="alone",
+    )
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    watch = _Watch(meter, deadline)
+    try:
+        context = None
+        if cell.protocol == "query_agnostic":
+            context = result.context_tokens = context_cut(prompt, family)
+            result.question_text_before_cut = prompt.question_text_before_cut
+        start = meter.now()
+        with vision_clock(model, meter), meter.phase("all"):
+            output = generate_alone(
+                model,
+                prompt.inputs,
+                cell.compressor,
+                cell.budget,
+                cell.protocol,
+                context=context,
+                seed=cell.seed,
+                identity=prompt.identity,
+                token_types=prompt.types,
+                attention=attention,
+                logits_processor=LogitsProcessorList([watch]),
+                **rules.options,
+            )
+        _fill(result, cell, prompt, output, context or prompt.length, rules, tokenizer)
+        result.vision_s = meter.seconds.get("vision")
+        result.ttft_s = watch.times[0] - start
+        steps = len(watch.times) - 1
+        result.decode_s = watch.times[-1] - watch.times[0]
+        result.tpot_s = result.decode_s / steps if steps else None
+    except Exception as error:  # noqa: BLE001 - the cell's status says what happened; other cells go on
+        result.status, result.error = status_of(error), describe(error)
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    result.peak_device_bytes, result.peak_resident_bytes = meter.peak_device(), meter.resident
+    return result
+
+
+def _fill(
+    result: ForkResult, cell: CellSpec, prompt: EncodedPrompt, output: Alone, length: int, rules: DecodeRules, tokenizer
+) -> None:
+    strict = cell.protocol == "strict"
+    tokens = output.sequences[0, prompt.length :].tolist()
+    layers = output.session.cache.layers
+    heads, slot = layers[0].keys.shape[1], 2 * layers[0].keys.shape[3] * layers[0].keys.element_size()
+    kept = [index[0] for index in output.session.kept()]
+    real = [(index >= 0).sum(-1) + int(strict) for index in kept]
+    widths = [index.shape[1] + int(strict) for index in kept]
+    question = prompt.length - length
+    evicted = not cell.keeps_all(length)
+    entries = cell.entries(length)
+    result.budget_entries = None if cell.compressor.is_full else entries
+    result.fallback = [] if cell.compressor.is_full else list(cell.compressor.fallbacks(entries, length))
+    if evicted:
+        result.window_effective = cell.compressor.scorer.window_effective(entries, length)
+    result.entries_asked = min(entries, length) * heads * len(layers)
+    result.kept, result.kept_digest = [count.tolist() for count in real], digest(kept)
+    result.entries_planned = sum(int(count.sum()) for count in real)
+    # Counted from the tensors as they stand at the end, less what was appended to every head since the reduction.
+    end = sum(int(layer.entries()[0].sum()) for layer in layers)
+    appended = (question + len(tokens) - 1) * heads * len(layers)
+    result.entries_resident = result.entries_reachable = end - appended
+    result.entries_appended, result.entries_end = question * heads * len(layers), end
+    result.bytes_device = sum(widths) * heads * slot
+    result.bytes_metadata = sum(widths) * heads * 4 if evicted else 0
+    result.bytes_full = length * heads * len(layers) * slot
+    result.token_ids, result.n_tokens = tokens, len(tokens)
+    ended = tokens[-1] in rules.eos
+    result.finish_reason = "eos" if ended else "length" if len(tokens) >= rules.max_new_tokens else "stop"
+    result.answer = tokenizer.decode(tokens[:-1] if ended else tokens, skip_special_tokens=True)
+    first = 1 if cell.protocol == "paper" else 0
+    result.tokens_from_compressed = max(len(tokens) - first, 0) if evicted else 0

@@ -1,0 +1,115 @@
+"""Greedy decoding of several forks of one prompt at once, as stock `generate()` would decode each of them alone."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from mmkv_bench.compression.cache import CompressedCache
+from mmkv_bench.generation.prefill import Prefilled
+from mmkv_bench.generation.result import GenerationTimeout, NonFiniteLogitsError
+from mmkv_bench.generation.rules import DecodeRules
+
+
+@dataclass
+class Decoded:
+    """One fork's tokens; `fed` counts the tokens that went through the cache after the prompt (or its re-fed part)."""
+
+    tokens: list[int] = field(default_factory=list)
+    finish: str | None = None
+    error: Exception | None = None
+
+    @property
+    def done(self) -> bool:
+        return self.finish is not None or self.error is not None
+
+
+class _Chooser:
+    """Picks each row's next token from its logits and says which rows have ended."""
+
+    def __init__(self, rules: DecodeRules, prompt_ids: Tensor, rows: int):
+        self.rules, self.rows = rules, [Decoded() for _ in range(rows)]
+        self.processors = rules.processors(prompt_ids.shape[1], prompt_ids.device)
+        self.stopper = rules.stopper()
+        self.reads_ids = bool(len(self.processors)) or self.stopper is not None
+        self.ids = prompt_ids.expand(rows, -1) if self.reads_ids else None
+
+    def choose(self, logits: Tensor) -> Tensor:
+        """Append the next token of every unfinished row. logits: float32 `[R, V]`; returns int64 `[R, 1]`."""
+        broken = logits.isnan().any(-1).tolist()
+        if self.reads_ids:
+            logits = self.processors(self.ids, logits)
+        token = logits.argmax(-1)
+        ended = self.rules.ended(token).tolist()
+        stopped = [False] * len(self.rows)
+        if self.reads_ids:
+            self.ids = torch.cat([self.ids, token[:, None]], 1)
+            if self.stopper is not None:
+                stopped = self.stopper(self.ids, None).tolist()
+        for row, value, is_nan, is_eos, is_stop in zip(self.rows, token.tolist(), broken, ended, stopped, strict=True):
+            if row.done:
+                continue
+            if is_nan:
+                row.error = NonFiniteLogitsError(f"NaN logits at new token {len(row.tokens) + 1}")
+                continue
+            row.tokens.append(value)
+            if is_eos:
+                row.finish = "eos"
+            elif is_stop:
+                row.finish = "stop"
+            elif len(row.tokens) >= self.rules.max_new_tokens:
+                row.finish = "length"
+        return token[:, None]
+
+    @property
+    def done(self) -> bool:
+        return all(row.done for row in self.rows)
+
+
+@torch.no_grad()
+def decode(
+    model: nn.Module,
+    cache: CompressedCache,
+    rows: int,
+    prefilled: Prefilled,
+    rules: DecodeRules,
+    protocol: str,
+    prompt_ids: Tensor,
+    deadline: float | None = None,
+) -> list[Decoded]:
+    """Decode `rows` forks whose reduced entries stand in `cache`.
+
+    Args:
+        prefilled: what was prefilled (the context under `query_agnostic`); gives positions and, under `paper`, the
+            logits of the first token.
+        prompt_ids: int64 `[1, T]` the whole prompt, which processors and stop strings read.
+        deadline: `time.monotonic()` after which `GenerationTimeout` is raised.
+
+    Returns:
+        One `Decoded` per row; NaN logits end their own row only.
+    """
+    chooser = _Chooser(rules, prompt_ids, rows)
+    if protocol == "paper":
+        feed, offset = chooser.choose(prefilled.logits.expand(rows, -1)), 1
+    elif protocol == "strict":
+        feed, offset = prompt_ids[:, -1:].expand(rows, -1), 0
+    else:
+        feed, offset = prompt_ids[:, prefilled.length :].expand(rows, -1), 1
+    while not chooser.done:
+        if deadline is not None and time.monotonic() > deadline:
+            raise GenerationTimeout("decoding ran past timeout_s")
+        count = feed.shape[1]
+        output = model(
+            input_ids=feed,
+            position_ids=prefilled.positions(offset, count, rows),
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+            return_dict=True,
+        )
+        offset += count
+        feed = chooser.choose(output.logits[:, -1].float())
+    return chooser.rows

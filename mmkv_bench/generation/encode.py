@@ -1,0 +1,132 @@
+"""From chat messages to the tensors a model reads: its own processor and chat template, nothing else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from mmkv_bench.errors import UnsupportedError
+from mmkv_bench.models.families import Family, context_length, token_types
+
+
+@dataclass
+class EncodedPrompt:
+    """One sample, encoded.
+
+    Attributes:
+        identity: data set and sample id; feeds every random stream of the sample.
+        inputs: the processor's tensors, batch dimension 1, without an all-ones attention mask.
+        types: int `[1, T]`, 0 text, 1 image, 2 video.
+        question_text_before_cut: tokens of the message's own text that stand before its last image or video.
+    """
+
+    identity: str
+    inputs: dict[str, Tensor]
+    types: Tensor
+    encode_s: float = 0.0
+    question_text_before_cut: int = 0
+
+    @property
+    def input_ids(self) -> Tensor:
+        return self.inputs["input_ids"]
+
+    @property
+    def length(self) -> int:
+        return self.input_ids.shape[1]
+
+    @property
+    def visual_tokens(self) -> int:
+        return int((self.types > 0).sum())
+
+    def context(self, length: int) -> EncodedPrompt:
+        """The first `length` tokens with all visual inputs (which must lie within them)."""
+        cut = {
+            name: tensor[:, :length] if tensor.ndim == 2 and tensor.shape == self.input_ids.shape else tensor
+            for name, tensor in self.inputs.items()
+        }
+        return replace(self, inputs=cut, types=self.types[:, :length])
+
+
+def from_tensors(identity: str, inputs: dict[str, Tensor], family: Family, encode_s: float = 0.0) -> EncodedPrompt:
+    """Wrap processor output of one sample.
+
+    Raises:
+        UnsupportedError: more than one row, or padding.
+    """
+    inputs = dict(inputs)
+    mask = inputs.pop("attention_mask", None)
+    if inputs["input_ids"].shape[0] != 1 or (mask is not None and not bool(mask.all())):
+        raise UnsupportedError("prompts are encoded one at a time and without padding; give one sample")
+    types = token_types(inputs["input_ids"], family)
+    return EncodedPrompt(identity, inputs, types, encode_s)
+
+
+def encode(
+    processor,
+    family: Family,
+    identity: str,
+    messages: Sequence[dict],
+    images: Sequence = (),
+    videos: Sequence = (),
+    device: torch.device | str = "cpu",
+    max_prompt_tokens: int | None = None,
+) -> EncodedPrompt:
+    """Render messages with the processor's chat template and encode them with their media.
+
+    Args:
+        messages: Hugging Face chat format; media are placeholders of type image or video, in the order of `images`
+            and `videos`.
+        max_prompt_tokens: refuse longer prompts.
+
+    Raises:
+        UnsupportedError: a prompt longer than `max_prompt_tokens`.
+    """
+    start = time.perf_counter()
+    text = processor.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+    media = {}
+    if len(images):
+        media["images"] = list(images)
+    if len(videos):
+        media["videos"] = list(videos)
+    if hasattr(processor, "image_processor") or media:
+        inputs = processor(text=[text], return_tensors="pt", **media)
+    else:
+        inputs = processor([text], return_tensors="pt", add_special_tokens=False)
+    tensors = {name: value.to(device) for name, value in inputs.items() if isinstance(value, Tensor)}
+    prompt = from_tensors(identity, tensors, family, time.perf_counter() - start)
+    prompt.question_text_before_cut = _text_before_media(messages, getattr(processor, "tokenizer", processor))
+    if max_prompt_tokens is not None and prompt.length > max_prompt_tokens:
+        raise UnsupportedError(
+            f"the prompt of {identity} has {prompt.length} tokens, more than model.max_prompt_tokens="
+            f"{max_prompt_tokens}; raise the limit or lower the pixel or frame limits"
+        )
+    return prompt
+
+
+def _text_before_media(messages: Sequence[dict], tokenizer) -> int:
+    """Tokens of message text (no template, no markers) before the last image or video."""
+    parts = []
+    for message in messages:
+        content = message["content"]
+        parts += [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
+    last = max((i for i, part in enumerate(parts) if part["type"] in ("image", "video")), default=-1)
+    texts = [part["text"] for part in parts[: last + 1] if part["type"] == "text" and part["text"]]
+    return sum(len(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts)
+
+
+def context_cut(prompt: EncodedPrompt, family: Family) -> int:
+    """Context tokens under `query_agnostic`: up to and including the last visual token's closing marker.
+
+    Raises:
+        UnsupportedError: a prompt without visual tokens, or with nothing after the cut.
+    """
+    cut = context_length(prompt.input_ids[0], family)
+    if cut >= prompt.length:
+        raise UnsupportedError(
+            f"{prompt.identity} ends with its visual tokens; protocol=query_agnostic needs a question after them"
+        )
+    return cut

@@ -1,0 +1,151 @@
+"""One prefill for all cells of a sample: the full cache stays, every scorer reads it once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from mmkv_bench.compression.cache import CompressedCache
+from mmkv_bench.compression.observation import Needs, Observation
+from mmkv_bench.compression.session import Prompt, Session
+from mmkv_bench.generation.encode import EncodedPrompt
+from mmkv_bench.generation.measure import Meter, vision_clock
+from mmkv_bench.generation.result import CellSpec, NonFiniteLogitsError
+
+
+def score_key(cell: CellSpec, length: int) -> Hashable:
+    """Cells with equal keys share one score per layer."""
+    scorer = cell.compressor.scorer
+    seed = cell.seed if scorer.stochastic else None
+    return (type(scorer), scorer.key(cell.entries(length), length), seed)
+
+
+class Recording:
+    """The listener of a shared prefill: keeps `[Hkv, T]` scores of every distinct scorer, and nothing else of a layer.
+
+    A scorer that fails ends its own cells only: its exception is kept under its key.
+    """
+
+    def __init__(self, cells: Sequence[CellSpec], length: int):
+        self.cells: dict[Hashable, CellSpec] = {}
+        for cell in cells:
+            if not cell.keeps_all(length):
+                self.cells.setdefault(score_key(cell, length), cell)
+        self.needs = Needs()
+        for cell in self.cells.values():
+            self.needs = self.needs | cell.compressor.scorer.needs
+        self.scores: dict[Hashable, list[Tensor]] = {key: [] for key in self.cells}
+        self.failures: dict[Hashable, Exception] = {}
+        self.seconds: dict[Hashable, float] = dict.fromkeys(self.cells, 0.0)
+
+    def layer_done(self, prompt: Prompt, layer: int, observations: list[Observation]) -> None:
+        observation = observations[0]
+        for key, cell in self.cells.items():
+            if key in self.failures:
+                continue
+            start = time.perf_counter()
+            try:
+                score = cell.compressor.scorer.score(observation, cell.entries(observation.length), cell.seed)
+                self.scores[key].append(score)
+            except Exception as error:  # noqa: BLE001 - the method's own fault, whatever it is, ends only its own cells
+                self.failures[key] = error
+                self.scores[key] = []
+            self.seconds[key] += time.perf_counter() - start
+
+    def prompt_done(self, prompt: Prompt) -> None:
+        """Nothing to reduce: forks are made later."""
+
+    def kept(self) -> list[Tensor]:
+        return []
+
+
+@dataclass
+class Prefilled:
+    """A prompt's full cache, read-only until a fork borrows it, with what the cells need to know.
+
+    Attributes:
+        cache: batch 1, every layer holding all T tokens, with slack for new ones.
+        logits: float32 `[V]` of the last prompt token.
+        last_positions: position ids of the last prompt token as the text model received them, `[3|4, 1, 1]` or `[1, 1]`.
+    """
+
+    prompt: EncodedPrompt
+    cache: CompressedCache
+    logits: Tensor
+    last_positions: Tensor
+    scores: dict[Hashable, list[Tensor]]
+    failures: dict[Hashable, Exception]
+    score_seconds: dict[Hashable, float]
+    seconds: dict[str, float] = field(default_factory=dict)
+    orders: dict[Hashable, list[Tensor]] = field(default_factory=dict)
+
+    @property
+    def length(self) -> int:
+        return self.prompt.length
+
+    def order(self, key: Hashable, selector, candidates: int) -> list[Tensor]:
+        """Per layer the sorted order of one score's first `candidates` columns, made once for all budgets."""
+        name = (key, type(selector), candidates)
+        if name not in self.orders:
+            self.orders[name] = [selector.order(score[:, :candidates]) for score in self.scores[key]]
+        return self.orders[name]
+
+    def positions(self, offset: int, count: int, rows: int) -> Tensor:
+        """Position ids of `count` tokens that start `offset` tokens after the last prompt token, for `rows` forks."""
+        steps = torch.arange(offset, offset + count, device=self.last_positions.device)
+        positions = self.last_positions + steps
+        return positions.expand(*positions.shape[:-2], rows, count)
+
+
+@torch.no_grad()
+def prefill(
+    session: Session, prompt: EncodedPrompt, cells: Sequence[CellSpec], meter: Meter, reserve: int
+) -> Prefilled:
+    """Run the model over the prompt once, scoring each layer for all cells as it passes.
+
+    Args:
+        session: open on the model; afterwards it observes nothing.
+        reserve: slots of slack for the tokens that `full` will append.
+
+    Raises:
+        NonFiniteLogitsError: NaN in the logits of the last prompt token.
+    """
+    recording = Recording(cells, prompt.length)
+    model, cache = session.model, CompressedCache(len(session.attentions), reserve)
+    session.expect(recording, prompt.types, prompt.identity)
+    try:
+        with vision_clock(model, meter), meter.phase("prefill"):
+            output = model(**prompt.inputs, past_key_values=cache, use_cache=True, logits_to_keep=1, return_dict=True)
+            positions = session.position_ids
+    finally:
+        session.expect(None, None, prompt.identity)
+    logits = output.logits[0, -1].float()
+    if bool(logits.isnan().any()):
+        raise NonFiniteLogitsError("the prefill gave NaN logits")
+    seconds = dict(meter.seconds)
+    spent = sum(recording.seconds.values()) + seconds.get("vision", 0.0)
+    seconds["prefill"] = max(seconds["prefill"] - spent, 0.0)
+    return Prefilled(
+        prompt=prompt,
+        cache=cache,
+        logits=logits,
+        last_positions=_last(positions, prompt.length, logits.device),
+        scores=recording.scores,
+        failures=recording.failures,
+        score_seconds=recording.seconds,
+        seconds=seconds,
+    )
+
+
+def _last(positions: Tensor | None, length: int, device: torch.device) -> Tensor:
+    if positions is None:
+        return torch.full((1, 1), length - 1, device=device)
+    last = positions[..., -1:].clone()
+    if positions.ndim == 3:  # a text token that follows visual ones starts after their largest coordinate
+        axes = slice(1, None) if positions.shape[0] == 4 else slice(None)
+        last[axes] = positions[axes].amax()
+    return last
