@@ -99,7 +99,7 @@ class Observation:
         self._value: Tensor | None = None
         self._tail: Tensor | None = None
         self._dtype: torch.dtype | None = None
-        self._query_heads = 0
+        self._query_heads = self._hidden_size = 0
         self._queries = JointMoments() if needs.query_moments else None
         self._hidden = ElementMoments() if needs.hidden_moments or needs.hidden_scalars else None
         self._columns: Tensor | None = None
@@ -131,7 +131,7 @@ class Observation:
                 tail = torch.cat([self._tail, tail], 1)[:, -self.needs.tail_queries :]
             self._tail = tail.clone()  # a view would keep the chunk's whole query tensor alive
         self._key, self._value, self._dtype = chunk.key, chunk.value, chunk.hidden.dtype
-        self._query_heads, self._seen = chunk.query.shape[0], total
+        self._query_heads, self._hidden_size, self._seen = chunk.query.shape[0], chunk.hidden.shape[-1], total
 
     # ---- after the last chunk
 
@@ -153,6 +153,11 @@ class Observation:
     def groups(self) -> int:
         """g: query heads that share one KV head."""
         return self._query_heads // self.key.shape[0]
+
+    @property
+    def hidden_size(self) -> int:
+        """E: size of the attention module's input."""
+        return self._hidden_size
 
     def tail(self, w: int) -> Tensor:
         """The last ``min(w, T)`` post-RoPE queries, ``[Hq,min(w,T),D]``."""

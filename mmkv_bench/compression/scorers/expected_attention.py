@@ -1,0 +1,89 @@
+"""Expected Attention: what queries drawn like the prompt's would look at from later positions."""
+
+from __future__ import annotations
+
+from dataclasses import astuple, dataclass
+from typing import TYPE_CHECKING
+
+from mmkv_bench.compression.observation import Needs
+from mmkv_bench.compression.scorers.base import Scorer
+from mmkv_bench.compression.statistics.gaussian import average_rotation, expected_logits
+from mmkv_bench.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mmkv_bench.compression.observation import Observation
+
+MINIMUM_QUERIES = 2  # behind the moments; one query has no covariance
+
+
+@dataclass(frozen=True)
+class ExpectedAttentionScorer(Scorer):
+    """Expected Attention (arXiv 2510.00636): closed-form attention of a Gaussian over future queries.
+
+    Per query head, mean mu and population covariance S of the pre-RoPE queries of tokens 4..T-1 (with the projection's
+    bias and the query norm) are rotated by R, the average of the rotations at the next ``future`` positions:
+    ``z_j = scaling * (R mu).k_j + scaling^2 / 2 * k_j^T (R S R^T) k_j``. The softmax of z over the non-sink tokens is
+    averaged over the g query heads of a KV head, plus ``epsilon``, times ``||v_j||``. Under mrope all axes advance
+    together, as text does after the prompt.
+
+    Args:
+        future: positions averaged over [tokens].
+        sinks: first tokens left out of the softmax [tokens]; they hold their head's largest score here, and the
+            selector protects ``min(sinks, C - 1)`` of them. The moments always leave out the first 4.
+        epsilon: added to the probability before it is multiplied by the value norm.
+        covariance: use the second-order term.
+        value_norm: multiply by the value norm.
+
+    Fallback ``statistics_undefined``: fewer than two queries remain behind the moments (T < 6); the most recent tokens
+    are kept instead.
+
+    Paper and code: kvpress is the authors' release. It gives the budget as the fraction REMOVED, drops the query bias in
+    older versions, refuses models with a query norm, and takes 1-D future positions, which are not those of a model
+    with mrope. MM-ShiftKV's fork also forces the last token (``reading=released`` does, with ``recents=1``) and runs
+    the softmax in the model's dtype; its dispatcher never selects the class, so that paper's row cannot come from it.
+    """
+
+    future: int = 512
+    sinks: int = 4
+    epsilon: float = 0.0
+    covariance: bool = True
+    value_norm: bool = True
+
+    needs = Needs(query_moments=True)
+
+    def __post_init__(self) -> None:
+        if self.future < 1:
+            raise ConfigError(f"future is {self.future}; allowed: 1 or more positions")
+        if self.sinks < 0:
+            raise ConfigError(f"sinks is {self.sinks}; allowed: 0 or more tokens")
+        if self.epsilon < 0:
+            raise ConfigError(f"epsilon is {self.epsilon}; allowed: 0 or more")
+
+    def key(self, budget: int, length: int) -> tuple:
+        return astuple(self)
+
+    def _undefined(self, length: int) -> bool:
+        from mmkv_bench.compression.observation import QUERY_MOMENTS_SKIP
+
+        return length - max(QUERY_MOMENTS_SKIP, self.sinks) < MINIMUM_QUERIES
+
+    def fallbacks(self, budget: int, length: int) -> tuple[str, ...]:
+        return ("statistics_undefined",) if self._undefined(length) else ()
+
+    def score(self, obs: Observation, budget: int, seed: int) -> Tensor:
+        import torch
+
+        if self._undefined(obs.length):
+            position = torch.arange(obs.length, dtype=torch.float32, device=obs.device)
+            return position.expand(obs.key.shape[0], -1)
+        cos, sin = obs.rope(torch.arange(1, self.future + 1))
+        mean, covariance = average_rotation(obs.query_mean, obs.query_covariance, cos, sin)
+        key, value = obs.key[:, self.sinks :], obs.value[:, self.sinks :]
+        logits = expected_logits(key, mean, covariance if self.covariance else None, obs.scaling)
+        score = logits.softmax(-1).mean(1) + self.epsilon
+        if self.value_norm:
+            score = score * value.float().norm(dim=-1)
+        first = score.amax(-1, keepdim=True).expand(-1, self.sinks)
+        return torch.cat([first, score], 1)

@@ -1,0 +1,51 @@
+"""KeyDiff: keys that point away from the average key."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mmkv_bench.compression.scorers.base import Scorer
+from mmkv_bench.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mmkv_bench.compression.observation import Observation
+
+
+@dataclass(frozen=True)
+class KeyDiffScorer(Scorer):
+    """KeyDiff (arXiv 2504.15364, section 3): distinctive keys attract attention.
+
+    Per KV head the anchor is the mean of the normalised (post-RoPE) keys, and the score of a key is minus its cosine
+    similarity to the anchor. No attention is needed.
+
+    Args:
+        window: last tokens left out of the anchor [tokens]. 0 in the paper reading.
+
+    Paper and code: the paper evicts block by block as the prompt arrives; one-shot over the whole prompt, as in kvpress
+    and MM-ShiftKV, is used here. MM-ShiftKV states that only the last token is forced and that C entries stay; its
+    released class leaves a window of 32 out of the anchor, keeps that window AND C entries of the rest, so it
+    stores ``min(C + 32, T)``. ``reading=released`` does the same: ``window=32`` here and in the selector, and
+    ``excess=32`` in the allocator, where the audit sees it.
+    """
+
+    window: int = 0
+
+    def __post_init__(self) -> None:
+        if self.window < 0:
+            raise ConfigError(f"window is {self.window}; allowed: 0 or more tokens")
+
+    def key(self, budget: int, length: int) -> tuple:
+        return (self.window,)
+
+    def score(self, obs: Observation, budget: int, seed: int) -> Tensor:
+        import torch
+
+        unit = torch.nn.functional.normalize(obs.key.float(), dim=-1)
+        prefix = unit[:, : max(0, obs.length - self.window)]
+        if prefix.shape[1] == 0:  # the window is the whole prompt: all of it stays
+            return torch.zeros(obs.key.shape[:2], dtype=torch.float32, device=obs.device)
+        anchor = torch.nn.functional.normalize(prefix.mean(1), dim=-1)
+        return -torch.bmm(unit, anchor.unsqueeze(-1)).squeeze(-1)

@@ -1,0 +1,37 @@
+"""The control: entries kept at random."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mmkv_bench.compression.scorers.base import Scorer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mmkv_bench.compression.observation import Observation
+
+
+@dataclass(frozen=True)
+class RandomScorer(Scorer):
+    """Independent uniform scores per layer, KV head and token. No parameters.
+
+    The stream is seeded by (method, seed, sample, layer), drawn on the CPU: the same on every device and whatever ran
+    before, and shared by all budgets, so that a smaller budget keeps a subset of a larger one's entries. The selector
+    decides what is protected: the last token alone, or four sinks as well (``methods.random.sinks=4``).
+
+    Paper and code: none is reproduced. kvpress draws the same numbers in every layer when a seed is set and protects
+    nothing; EffiVLM-Bench keeps 10% recents.
+    """
+
+    stochastic = True
+
+    def key(self, budget: int, length: int) -> tuple:
+        return ()
+
+    def score(self, obs: Observation, budget: int, seed: int) -> Tensor:
+        import torch
+
+        draw = torch.rand(obs.key.shape[:2], generator=obs.generator("random", seed), dtype=torch.float32)
+        return draw.to(obs.device)

@@ -1,0 +1,102 @@
+"""Attention mass of groups of proxy queries, one tile at a time, and the votes of their covering sets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from mmkv_bench.compression.statistics.attention import exponentials
+from mmkv_bench.compression.statistics.nucleus import nucleus
+from mmkv_bench.compression.statistics.tiles import row_blocks
+
+
+def group_mass(
+    query: Tensor,
+    key: Tensor,
+    scaling: float,
+    groups: int,
+    *,
+    per_query_head: bool = False,
+    rounding: torch.dtype | None = None,
+) -> Iterator[Tensor]:
+    """Attention mass of each group of proxies, in blocks of consecutive groups.
+
+    Proxies follow the prompt, so each sees every key and no mask is needed. Proxy i belongs to group i // n, n = N / G.
+    The mass of a group is the sum of the softmax over all T keys over its n proxies.
+
+    Args:
+        query: ``[Hq, N, D]``, rotated, N divisible by ``groups``.
+        key: ``[Hkv, T, D]``.
+        scaling: factor of the scores.
+        groups: G.
+        per_query_head: keep query heads apart; otherwise their mean over a KV head's g query heads.
+        rounding: dtype that probabilities, head means and group sums are rounded to (results stay float32); None
+            rounds nothing.
+
+    Yields:
+        float32 ``[Hkv, m, b, T]`` for b groups, m = g with ``per_query_head``, else 1.
+    """
+    heads, total, dim = key.shape
+    keys = key.float().transpose(1, 2)
+    query = query.view(heads, -1, groups, query.shape[1] // groups, dim)  # [Hkv, g, G, n, D]
+    share, size = query.shape[1], query.shape[3]
+    for first, last in row_blocks(groups, heads * share * size * total, key.device):
+        b = last - first
+        mass = torch.zeros(heads, share if per_query_head else 1, b, total, dtype=torch.float32, device=key.device)
+        # One pass over the group's rows, unless a single group is larger than a tile.
+        for start, end in row_blocks(size, heads * share * b * total, key.device):
+            block = query[:, :, first:last, start:end].reshape(heads, -1, dim).float() * scaling
+            scores = torch.bmm(block, keys).view(heads, share, b, end - start, total)
+            weight = exponentials(scores)
+            if rounding is not None:
+                scores *= weight.unsqueeze(-1)
+                scores = scores.to(rounding).float()
+                if not per_query_head:
+                    scores = scores.mean(1, keepdim=True).to(rounding).float()
+                mass += scores.sum(3)
+                continue
+            # Sum over rows as a product with the softmax factors: no normalised copy of the tile.
+            sums = torch.matmul(weight.unsqueeze(-2), scores).squeeze(-2)  # [Hkv, g, b, T]
+            mass += sums if per_query_head else sums.mean(1, keepdim=True)
+        yield mass if rounding is None else mass.to(rounding).float()
+
+
+def group_votes(
+    query: Tensor,
+    key: Tensor,
+    scaling: float,
+    groups: int,
+    tau: float,
+    *,
+    per_query_head: bool = False,
+    cover: Literal["left", "right"] = "left",
+    drop_last: bool = False,
+    anchor: Tensor | None = None,
+    rounding: torch.dtype | None = None,
+) -> Tensor:
+    """In how many groups each key belongs to the covering set, float32 ``[Hkv, T]`` with integer values.
+
+    Args:
+        query, key, scaling, groups, per_query_head, rounding: see ``group_mass``.
+        tau: fraction of a group's mass that its set covers.
+        cover: see ``nucleus``.
+        drop_last: leave the last key out AFTER the softmax; what it received is lost, and it gets no vote.
+        anchor: ``[Hkv, T]``, added to the mass of every group, which is then divided by 1 + n.
+    """
+    keep = key.shape[1] - int(drop_last)
+    votes = torch.zeros(key.shape[:2], dtype=torch.float32, device=key.device)
+    if keep == 0:
+        return votes
+    size = query.shape[1] // groups
+    for mass in group_mass(query, key, scaling, groups, per_query_head=per_query_head, rounding=rounding):
+        mass = mass[..., :keep]
+        if anchor is not None:
+            mass = mass + anchor[:, None, None, :keep]
+            mass = mass if rounding is None else mass.to(rounding).float()
+            mass = mass / (1 + size)
+            mass = mass if rounding is None else mass.to(rounding).float()
+        votes[:, :keep] += nucleus(mass.contiguous(), tau, cover).sum((1, 2))
+    return votes
