@@ -1,0 +1,162 @@
+"""The journal: one file per writer, one checksummed line per sample, on the disk before a commit returns.
+
+A line is `<first 16 hex digits of the text's sha256> <JSON text>\\n`. Only its writer appends to a journal, and only at its
+end, so a crash can damage the last line and no other: readers drop a damaged last line and refuse any other damage.
+The writer holds an exclusive flock for as long as it lives; the kernel releases it however the process ends. So a lock that
+can be taken means an abandoned journal, which another process may publish (see `claim`).
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import time
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mmkv_bench.errors import StoreError
+from mmkv_bench.store.files import sync_folder
+from mmkv_bench.store.identity import canonical_json, checksum
+
+# File systems without flock: nobody can tell a dead writer from a live one there, so nobody publishes for another.
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a journal holds: its records, the bytes of its good lines, and how many bytes of a torn last line follow."""
+
+    records: list[dict[str, Any]]
+    data: bytes
+    torn: int
+
+
+def read(path: Path) -> Content:
+    """All records of a journal, whoever writes it. A damaged last line is dropped and counted in `torn`.
+
+    Raises FileNotFoundError when the journal has been published meanwhile, StoreError (file and line) for other damage.
+    """
+    for attempt in range(3):
+        content, bad = _parse(path.read_bytes())
+        if bad is None:
+            return content
+        # A writer that ran out of disk cuts its torn line off; a read across that moment can look damaged. Look again.
+        time.sleep(0.05 * attempt)
+    raise StoreError(
+        f"{path}, line {bad}: checksum does not match, and good lines follow, so this is not a torn end but damage to the "
+        "file. Restore it, or move it away: the samples that only it holds are then generated again."
+    )
+
+
+def _parse(raw: bytes) -> tuple[Content, int | None]:
+    """The content, and the number of the first bad line if it is not the last one."""
+    records: list[dict[str, Any]] = []
+    start = 0
+    while start < len(raw):
+        end = raw.find(b"\n", start) + 1
+        line = raw[start : end or len(raw)]
+        text = line[17:-1]
+        if not end or line[16:17] != b" " or line[:16] != checksum(text).encode():
+            if end and end < len(raw):
+                return Content([], b"", 0), len(records) + 1
+            break
+        records.append(json.loads(text))
+        start = end
+    return Content(records, raw[:start], len(raw) - start), None
+
+
+class Journal:
+    """A journal this process writes. Not for several threads at once."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        """Creates `<folder>/<name>-<random>.jsonl`, locked before it is visible under that name. Raises OSError."""
+        self.path = folder / f"{name}-{uuid.uuid4().hex[:12]}.jsonl"
+        hidden = folder / f".{self.path.name}.tmp"
+        self._file = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        try:
+            _lock(self._file)
+            os.rename(hidden, self.path)
+            sync_folder(folder)
+        except BaseException:
+            os.close(self._file)
+            with suppress(FileNotFoundError):
+                os.unlink(hidden)
+            raise
+        self.size = 0
+
+    def append(self, record: dict[str, Any]) -> None:
+        """Appends one record and returns when it is on the disk. On any exception the journal is as it was before."""
+        text = canonical_json(record).encode()
+        line = memoryview(checksum(text).encode() + b" " + text + b"\n")
+        try:
+            written = 0
+            while written < len(line):
+                written += os.write(self._file, line[written:])
+            os.fsync(self._file)
+        except BaseException:
+            os.ftruncate(self._file, self.size)
+            raise
+        self.size += len(line)
+
+    def close(self) -> None:
+        """Releases the lock; the file stays and counts as abandoned. Safe to call twice."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+def claim(path: Path) -> int | None:
+    """Takes over an abandoned journal: an open, locked file descriptor, which the caller closes.
+
+    None when its writer lives, another process has claimed it, it is gone, or the file system has no locks.
+    """
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        # Whoever held it before may have published and removed it: then this file has no name any more.
+        if _lock(file) and os.path.samestat(os.fstat(file), os.stat(path)):
+            return file
+    except FileNotFoundError:
+        pass
+    except BaseException:
+        os.close(file)
+        raise
+    os.close(file)
+    return None
+
+
+def in_use(path: Path) -> bool:
+    """Whether a living process holds the journal, so that a torn last line is one being written right now."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError as problem:
+        if problem.errno in _NO_LOCKS:
+            return False
+        raise
+    finally:
+        os.close(file)
+    return False
+
+
+def _lock(file: int) -> bool:
+    """Whether this process now holds the lock."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as problem:
+        if problem.errno in _NO_LOCKS or isinstance(problem, BlockingIOError):
+            return False
+        raise
+    return True

@@ -1,0 +1,89 @@
+"""Under which code, versions and device a row was made. Never host names, user names, paths or environment values."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from mmkv_bench.store.identity import canonical_json
+
+PACKAGES = ("torch", "transformers", "lmms_eval", "datasets", "numpy", "pyarrow", "wandb", "hydra-core")
+_CODE = ("mmkv_bench", "conf")  # what in a checkout can change a number
+
+
+def collect(device: str = "cpu") -> dict[str, Any]:
+    """The provenance columns of the cells table: git_commit, git_dirty, torch, transformers, versions, device, driver, cpu.
+
+    `device` is where the model runs ("cpu", "cuda", "cuda:1"). What cannot be known is None; torch and transformers, which
+    a cell needs, are then "none". No heavy package is imported for cpu.
+    """
+    versions = {name: _version(name) for name in PACKAGES} | {"python": platform.python_version()}
+    commit, dirty = _git(Path(__file__).resolve().parents[2])
+    return {
+        "git_commit": commit,
+        "git_dirty": dirty,
+        "torch": versions["torch"] or "none",
+        "transformers": versions["transformers"] or "none",
+        "versions": canonical_json(versions),
+        "device": _device(device),
+        "driver": None if device == "cpu" else _driver(),
+        "cpu": _cpu(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _git(checkout: Path) -> tuple[str | None, bool | None]:
+    """Commit of `checkout`, and whether its code differs from it (new files count); (None, None) if it is no checkout."""
+    try:
+        # Installed into an environment inside somebody else's repository, that repository's commit would be wrong.
+        if Path(_run_git(checkout, "rev-parse", "--show-toplevel")).resolve() != checkout.resolve():
+            return None, None
+        commit = _run_git(checkout, "rev-parse", "HEAD")
+        return commit, bool(_run_git(checkout, "status", "--porcelain", "--untracked-files=normal", "--", *_CODE))
+    except (OSError, subprocess.SubprocessError):
+        return None, None
+
+
+def _run_git(checkout: Path, *arguments: str) -> str:
+    # Inside a git hook these variables would point git at another repository.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    command = ["git", "--no-optional-locks", "-C", str(checkout), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True, env=environment)
+    return done.stdout.strip()
+
+
+def _device(device: str) -> str:
+    if not device.startswith("cuda"):
+        return device
+    import torch  # whoever runs on CUDA has imported it already
+
+    return torch.cuda.get_device_name(device)
+
+
+def _driver() -> str | None:
+    """Version of the NVIDIA kernel driver, from the kernel itself."""
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text()
+    except OSError:
+        return None
+    found = re.search(r"^NVRM version:.*?\s(\d+\.\d+(?:\.\d+)*)\s", text, re.MULTILINE)
+    return found.group(1) if found else None
+
+
+def _cpu() -> str | None:
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    return found.group(1).strip() if found else platform.machine() or None

@@ -1,0 +1,180 @@
+"""Rows as Python dicts: checked against the schema before they are written, turned into Arrow tables for reading."""
+
+from __future__ import annotations
+
+import json
+import math
+import numbers
+import re
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any
+
+import pyarrow as pa
+
+from mmkv_bench.errors import StoreError, nearest
+from mmkv_bench.store.schema import COLUMNS, SCHEMAS, TIME, Column
+
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_KINDS = {"string": "text", "int64": "a 64-bit integer", "int32": "a 32-bit integer", "double": "a finite number"}
+
+
+def check(table: str, row: Mapping[str, Any], stamps: Mapping[str, Any]) -> dict[str, Any]:
+    """The row with every column of `table`, in order, as plain Python values; `stamps` are the store's own columns.
+
+    Raises StoreError naming the column: unknown, missing, of the wrong type, outside its enumeration, or against a rule
+    between columns (an answer in a failed row, a headline over failed samples).
+    """
+    columns = COLUMNS[table]
+    for name in row:
+        if name not in SCHEMAS[table].names:
+            raise StoreError(f"{table}: unknown column {name!r}; {nearest(str(name), SCHEMAS[table].names)}")
+    checked: dict[str, Any] = {}
+    ok = row.get("status", "ok") == "ok"
+    for column in columns:
+        if column.stamped and column.name in row:
+            raise StoreError(f"{table}: column {column.name!r} is written by the store; leave it out of the row")
+        value = stamps[column.name] if column.stamped else row.get(column.name)
+        if value is None:
+            if column.required == "always" or (column.required == "ok" and ok):
+                when = "" if column.required == "always" else " when status is 'ok'"
+                raise StoreError(
+                    f"{table}: column {column.name!r} is missing or null; it is required{when} ({column.doc})"
+                )
+            checked[column.name] = None
+        else:
+            checked[column.name] = _value(table, column, value)
+    _RULES[table](checked)
+    return checked
+
+
+def safe_name(what: str, name: str) -> str:
+    """`name` if it can be a file name everywhere; StoreError otherwise."""
+    if not _FILE_NAME.fullmatch(name):
+        raise StoreError(f"{what} {name!r} cannot name a file; use letters, digits, '.', '_' and '-', at most 128")
+    return name
+
+
+def to_table(table: str, rows: Iterable[Mapping[str, Any]], columns: Iterable[str] | None = None) -> pa.Table:
+    """Rows that `check` made (times as datetime or ISO text) as an Arrow table of the schema, or of some of its columns."""
+    schema = SCHEMAS[table] if columns is None else pa.schema([SCHEMAS[table].field(name) for name in columns])
+    times = [field.name for field in schema if field.type == TIME]
+    plain = []
+    for row in rows:
+        picked = {name: row[name] for name in schema.names}
+        for name in times:
+            if isinstance(picked[name], str):
+                picked[name] = datetime.fromisoformat(picked[name])
+        plain.append(picked)
+    return pa.Table.from_pylist(plain, schema=schema)
+
+
+def _value(table: str, column: Column, value: Any) -> Any:
+    try:
+        converted = _convert(value, column.type)
+    except (TypeError, ValueError) as problem:
+        raise StoreError(
+            f"{table}: column {column.name!r} needs {_describe(column.type)}, got {problem} ({column.doc})"
+        ) from None
+    if column.allowed and converted not in column.allowed:
+        raise StoreError(f"{table}: column {column.name!r} is {converted!r}; {nearest(converted, column.allowed)}")
+    if column.json:
+        try:
+            json.loads(converted, parse_constant=_refuse_constant)
+        except ValueError as problem:
+            raise StoreError(
+                f"{table}: column {column.name!r} is not JSON ({problem}); got {converted[:80]!r}"
+            ) from None
+    return converted
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _describe(type: pa.DataType) -> str:
+    if pa.types.is_list(type):
+        return f"a list, each item {_describe(type.value_type)}"
+    return _KINDS.get(str(type), "True or False" if pa.types.is_boolean(type) else "a time with a zone")
+
+
+def _convert(value: Any, type: pa.DataType) -> Any:
+    """`value` as plain Python; strict: no text for numbers, no bool for integers, no NaN. The exception says what it was."""
+    got = f"{value!r:.80} ({value.__class__.__name__})"
+    if pa.types.is_list(type):
+        if not isinstance(value, list | tuple):
+            raise TypeError(got)
+        return [_convert(item, type.value_type) for item in value]
+    if pa.types.is_string(type):
+        if not isinstance(value, str):
+            raise TypeError(got)
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"{got}, which is not valid Unicode text") from None
+        return str(value)
+    boolean = isinstance(value, bool) or value.__class__.__name__ == "bool"  # numpy's is no subclass of Python's
+    if pa.types.is_boolean(type):
+        if not boolean:
+            raise TypeError(got)
+        return bool(value)
+    if pa.types.is_integer(type):
+        if boolean or not isinstance(value, numbers.Integral):
+            raise TypeError(got)
+        if not -(2 ** (type.bit_width - 1)) <= value < 2 ** (type.bit_width - 1):
+            raise ValueError(f"{got}, out of range")
+        return int(value)
+    if pa.types.is_floating(type):
+        if boolean or not isinstance(value, numbers.Real) or not math.isfinite(value):
+            raise TypeError(got)
+        return float(value)
+    if not isinstance(value, datetime) or value.tzinfo is None:
+        raise TypeError(got)
+    return value
+
+
+def _response_rules(row: Mapping[str, Any]) -> None:
+    ok = row["status"] == "ok"
+    if not ok and row["answer"] is not None:
+        raise StoreError(
+            f"responses: column 'answer' must be null when status is {row['status']!r}: "
+            f"a failed sample is never scored as text; got {row['answer'][:80]!r}"
+        )
+    if ok != (row["error"] is None):
+        raise StoreError(
+            "responses: column 'error' must be null when status is 'ok' and say what failed otherwise; "
+            f"got status {row['status']!r} with error {row['error']!r:.80}"
+        )
+
+
+def _cell_rules(row: Mapping[str, Any]) -> None:
+    given = {"entries": row["budget_entries"] is not None, "fraction": row["budget_fraction"] is not None}
+    for kind, present in given.items():
+        if present != (row["budget_kind"] == kind):
+            raise StoreError(
+                f"cells: column 'budget_{kind}' must be given exactly when budget_kind is {kind!r}; "
+                f"got budget_kind {row['budget_kind']!r} with {row[f'budget_{kind}']!r}"
+            )
+
+
+def _sample_rules(row: Mapping[str, Any]) -> None:
+    if row["status"] != "ok" and row["value"] is not None:
+        raise StoreError(f"samples: column 'value' must be null when status is {row['status']!r}; got {row['value']}")
+
+
+def _metric_rules(row: Mapping[str, Any]) -> None:
+    if not 0 <= row["n_ok"] <= row["n"]:
+        raise StoreError(f"metrics: column 'n_ok' must be between 0 and n = {row['n']}; got {row['n_ok']}")
+    if row["value"] is not None and row["n_ok"] < row["n"]:
+        raise StoreError(
+            f"metrics: column 'value' must be null unless every sample is ok (n_ok {row['n_ok']} of {row['n']}); "
+            "put the score with failures as 0 into 'value_failures_zero'"
+        )
+
+
+_RULES = {
+    "responses": _response_rules,
+    "cells": _cell_rules,
+    "samples": _sample_rules,
+    "metrics": _metric_rules,
+}

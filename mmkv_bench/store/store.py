@@ -1,0 +1,287 @@
+"""The result store: rows of a run on disk, safe against kill -9 at any moment, many writers and readers at once.
+
+Under the root: `journal/` (samples not yet in a part), `responses/` (one part per published journal), `cells/`, `samples/`
+and `metrics/` (one file per cell), and `store.json` with the schema version. Nothing is made before the first write.
+
+Why no row is lost or counted twice: a sample is durable in a journal before `commit` returns; a journal is removed only after
+its part is durable; a part carries its journal's name, so publishing again after a crash replaces it by the same rows; and
+readers look at the journals first and at the parts after, and keep the newest row per cell and sample.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Collection, Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mmkv_bench.errors import ConfigError, StoreError, nearest
+from mmkv_bench.store import journal, parts
+from mmkv_bench.store.files import Staged, check_folder, disk_errors, remove_stale, sync_folder, write_whole
+from mmkv_bench.store.identity import canonical_json
+from mmkv_bench.store.redaction import redact
+from mmkv_bench.store.rows import check, safe_name, to_table
+from mmkv_bench.store.schema import CELL_COLUMNS, FAILURES, RESPONSES, SCHEMA_VERSION, SCHEMAS
+from mmkv_bench.store.writer import Writer
+
+log = logging.getLogger(__name__)
+
+_MARK = "store.json"
+
+
+class Store:
+    """All rows under one folder. Reading and writing may be mixed freely by any number of processes."""
+
+    def __init__(self, root: Path | str) -> None:
+        self.root = Path(root)
+        self._latest: datetime | None = (
+            None  # newest commit time seen; later commits of this process are stamped after it
+        )
+        self._warned: set[Path] = set()
+
+    # Before work
+
+    def check_writable(self, need_bytes: int = 64 << 20) -> None:
+        """Raises ConfigError unless rows can be written here; StoreError if the store is of another schema version."""
+        check_folder(self.root, need_bytes)
+        self._check_version()
+
+    def recover(self) -> int:
+        """Publishes the journals of processes that are gone; returns how many samples they held.
+
+        Optional housekeeping at the start of a run: unpublished journals are read by everybody anyway. Safe while other
+        processes write, publish or recover.
+        """
+        self._check_version()
+        samples = 0
+        with disk_errors("recovering result rows", self.root):
+            for folder in ("journal", *SCHEMAS):
+                remove_stale(self.root / folder)
+            for path in self._journals():
+                lock = journal.claim(path)
+                if lock is None:
+                    continue
+                try:
+                    samples += self.publish_journal(path)
+                finally:
+                    os.close(lock)
+        return samples
+
+    # Responses
+
+    def writer(self, worker: str, publish_every: int = 256) -> Writer:
+        """A context manager with a journal of its own; `worker` names it (letters, digits, '.', '_', '-').
+
+        A part is published every `publish_every` samples and at the end.
+        """
+        return Writer(self, safe_name("worker", worker), publish_every)
+
+    def done(self, cells: Iterable[str], retry: Collection[str] = ()) -> dict[str, set[str]]:
+        """Per cell, the ids of the samples that have a row; rows with a status in `retry` do not count.
+
+        Raises ConfigError when `retry` names anything but a failure status.
+        """
+        for status in retry:
+            if status not in FAILURES:
+                raise ConfigError(f"retry={status!r} is not a failure status; {nearest(str(status), FAILURES)}")
+        done: dict[str, set[str]] = {cell: set() for cell in cells}
+        rows = self.responses(done, ("cell", "sample_id", "status"))
+        for cell, sample, status in zip(*(rows[name].to_pylist() for name in rows.column_names), strict=True):
+            if status not in retry:
+                done[cell].add(sample)
+        return done
+
+    def responses(self, cells: Iterable[str] | None = None, columns: Iterable[str] | None = None) -> pa.Table:
+        """Response rows, one per cell and sample (the newest), sorted by both; of all cells and columns unless given."""
+        self._check_version()
+        cells = None if cells is None else set(cells)
+        asked = RESPONSES.names if columns is None else list(columns)
+        for name in asked:
+            if name not in RESPONSES.names:
+                raise StoreError(f"responses: unknown column {name!r}; {nearest(str(name), RESPONSES.names)}")
+        needed = list(dict.fromkeys([*asked, "cell", "sample_id", "committed_at"]))
+        # Journals first: one that is published between the two reads is then seen twice, not never.
+        pending = [row for rows in self._pending() for row in rows if cells is None or row["cell"] in cells]
+        published = parts.load("responses", lambda: self._files("responses"), needed, cells)
+        rows = parts.newest(pa.concat_tables([published, to_table("responses", pending, needed)]))
+        if rows.num_rows:
+            newest = pc.max(rows["committed_at"]).as_py()
+            self._latest = max(self._latest or newest, newest)
+        return rows.select(asked)
+
+    def journal_damage(self) -> dict[str, int]:
+        """Journals of dead writers that end in a torn line: file name -> bytes dropped (never an acknowledged sample)."""
+        damage = {}
+        for path in self._journals():
+            try:
+                torn = journal.read(path).torn
+            except FileNotFoundError:
+                continue
+            if torn and not journal.in_use(path):
+                damage[path.name] = torn
+        return damage
+
+    # Cells and scores: one file per cell
+
+    def write_cells(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Stores cells that are not stored yet; a cell that is keeps its first row.
+
+        Secrets in `config` are redacted. Raises StoreError when a stored cell of the same hash differs in a column that the
+        hash covers.
+        """
+        self._check_version()
+        stamps = {"schema_version": SCHEMA_VERSION, "created_at": datetime.now(UTC)}
+        checked = [check("cells", row, stamps) for row in rows]
+        known = {row["cell"]: row for row in self._load("cells", [row["cell"] for row in checked]).to_pylist()}
+        for row in checked:
+            row["config"] = canonical_json(redact(json.loads(row["config"])))
+            if row["cell"] in known:
+                _refuse_other(known[row["cell"]], row, self.root)
+                continue
+            known[row["cell"]] = row
+            self.prepare()
+            with disk_errors("writing a cell", self.root):
+                write_whole(self._file("cells", row["cell"]), parts.parquet(to_table("cells", [row])))
+
+    def cells(self, cells: Iterable[str] | None = None) -> pa.Table:
+        """Cell rows, of all cells unless given."""
+        return self._load("cells", cells)
+
+    def write_scores(
+        self, cell: str, samples: Iterable[Mapping[str, Any]], metrics: Iterable[Mapping[str, Any]]
+    ) -> None:
+        """Replaces the cell's sample and metric rows. After a crash in between the cell has no metrics, never old ones."""
+        self._check_version()
+        stamps = {"schema_version": SCHEMA_VERSION}
+        tables = {}
+        for table, rows, key in (("samples", samples, ("sample_id", "metric")), ("metrics", metrics, ("metric",))):
+            checked = [check(table, row, stamps) for row in rows]
+            seen: set[tuple[str, ...]] = set()
+            for row in checked:
+                if row["cell"] != cell:
+                    raise StoreError(f"{table}: column 'cell' is {row['cell']!r} in the scores of cell {cell!r}")
+                identity = tuple(row[name] for name in key)
+                if identity in seen:
+                    raise StoreError(
+                        f"{table}: two rows of cell {cell!r} with the same {' and '.join(key)}: {identity}"
+                    )
+                seen.add(identity)
+            tables[table] = to_table(table, checked)
+        self.prepare()
+        with disk_errors("writing scores", self.root):
+            staged: list[Staged] = []
+            try:
+                for table, rows in tables.items():
+                    staged.append(Staged(self._file(table, cell), parts.parquet(rows)))
+                self._file("metrics", cell).unlink(missing_ok=True)
+                sync_folder(self.root / "metrics")
+                for file in staged:
+                    file.place()
+            finally:
+                for file in staged:
+                    file.drop()
+
+    def samples(self, cells: Iterable[str] | None = None) -> pa.Table:
+        """Metric values per sample, of all scored cells unless given."""
+        return self._load("samples", cells)
+
+    def metrics(self, cells: Iterable[str] | None = None) -> pa.Table:
+        """Metrics per cell, of all scored cells unless given."""
+        return self._load("metrics", cells)
+
+    # For Writer
+
+    def prepare(self) -> None:
+        """Makes the folders and the version mark before the first write; refuses a store of another version."""
+        with disk_errors("preparing the result folder", self.root):
+            for folder in ("journal", *SCHEMAS):
+                (self.root / folder).mkdir(parents=True, exist_ok=True)
+            if not (self.root / _MARK).exists():
+                text = json.dumps({"schema_version": SCHEMA_VERSION}).encode() + b"\n"
+                write_whole(self.root / _MARK, lambda stream: stream.write(text))
+        self._check_version()
+
+    def publish_journal(self, path: Path) -> int:
+        """Turns a journal that this process holds into a part and removes it; returns its number of samples. OSError."""
+        content = journal.read(path)
+        if content.records:
+            rows = [row for record in content.records for row in _rows(path, record)]
+            write_whole(self.root / "responses" / f"{path.stem}.parquet", parts.parquet(to_table("responses", rows)))
+        if content.torn:
+            log.warning("%s: dropped a torn last line of %d bytes; its sample is generated again", path, content.torn)
+        path.unlink()
+        sync_folder(path.parent)
+        return len(content.records)
+
+    def next_time(self) -> datetime:
+        """Now, but after every commit this process has seen: the newest row wins also where clocks disagree."""
+        now = datetime.now(UTC)
+        if self._latest is not None:
+            now = max(now, self._latest + timedelta(microseconds=1))
+        self._latest = now
+        return now
+
+    # Inside
+
+    def _check_version(self) -> None:
+        path = self.root / _MARK
+        try:
+            found = json.loads(path.read_bytes())["schema_version"]
+        except FileNotFoundError:
+            return
+        except (ValueError, TypeError, KeyError, OSError) as problem:
+            raise StoreError(
+                f"{path} is not the mark of a result store ({problem}). Use another result folder."
+            ) from None
+        if found != SCHEMA_VERSION:
+            parts.refuse_version(self.root, found)
+
+    def _file(self, table: str, cell: str) -> Path:
+        return self.root / table / f"{safe_name('cell', cell)}.parquet"
+
+    def _files(self, table: str) -> list[Path]:
+        return [path for path in (self.root / table).glob("*.parquet") if not path.name.startswith(".")]
+
+    def _load(self, table: str, cells: Iterable[str] | None) -> pa.Table:
+        self._check_version()
+        if cells is None:
+            return parts.load(table, lambda: self._files(table), SCHEMAS[table].names)
+        files = [self._file(table, cell) for cell in set(cells)]
+        return parts.load(table, lambda: [path for path in files if path.exists()], SCHEMAS[table].names)
+
+    def _journals(self) -> list[Path]:
+        return sorted((self.root / "journal").glob("*.jsonl"))
+
+    def _pending(self) -> Iterable[list[dict[str, Any]]]:
+        """The rows of every sample that is still in a journal."""
+        for path in self._journals():
+            try:
+                content = journal.read(path)
+            except FileNotFoundError:
+                continue
+            if content.torn and path not in self._warned and not journal.in_use(path):
+                self._warned.add(path)
+                log.warning("%s: ignored a torn last line of %d bytes (its writer was killed)", path, content.torn)
+            yield from (_rows(path, record) for record in content.records)
+
+
+def _rows(path: Path, record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    if record["schema_version"] != SCHEMA_VERSION:
+        parts.refuse_version(path, record["schema_version"])
+    return record["rows"]
+
+
+def _refuse_other(stored: Mapping[str, Any], row: Mapping[str, Any], root: Path) -> None:
+    for column in CELL_COLUMNS:
+        old, new = stored[column.name], row[column.name]
+        if column.identity and (json.loads(old) != json.loads(new) if column.json else old != new):
+            raise StoreError(
+                f"cell {row['cell']} under {root} was stored with {column.name} {old!r}; now it is {new!r}. "
+                "Rows of the two must not mix: use another result folder, or go back to what it was."
+            )

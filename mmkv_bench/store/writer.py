@@ -1,0 +1,92 @@
+"""One process's way of adding response rows: a sample at a time, durable when `commit` returns."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+from mmkv_bench.errors import StoreError
+from mmkv_bench.store.files import disk_errors
+from mmkv_bench.store.journal import Journal
+from mmkv_bench.store.rows import check, safe_name
+from mmkv_bench.store.schema import SCHEMA_VERSION
+
+if TYPE_CHECKING:
+    from mmkv_bench.store.store import Store
+
+log = logging.getLogger(__name__)
+
+
+class Writer:
+    """Made by `Store.writer`; a context manager, for one thread of one process."""
+
+    def __init__(self, store: Store, worker: str, publish_every: int) -> None:
+        self._store, self._worker, self._every = store, worker, publish_every
+        self._journal: Journal | None = None
+        self._samples = 0  # in the open journal
+        self._process = os.getpid()
+
+    def commit(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Stores ONE sample with all its cells, all or nothing; when this returns, it survives kill -9 and power failure.
+
+        Columns that may be null can be left out; schema_version, worker and committed_at are filled in here.
+        Raises StoreError: a row against the schema, rows of several samples, two rows of one cell, a disk that refuses. The
+        rows are then not stored, unless the message says that publishing failed: those stay in the journal, which readers
+        and later runs see.
+        """
+        if os.getpid() != self._process:
+            raise StoreError("a Writer belongs to the process that made it; open one in the forked process")
+        time = self._store.next_time()
+        stamps = {"schema_version": SCHEMA_VERSION, "worker": self._worker, "committed_at": time}
+        checked = [check("responses", row, stamps) for row in rows]
+        samples = {(row["dataset"], row["sample_id"]) for row in checked}
+        if len(samples) != 1:
+            raise StoreError(
+                f"one commit is one sample with all its cells; got {len(samples)} samples: {sorted(samples)[:5]}"
+            )
+        cells = [safe_name("cell", row["cell"]) for row in checked]
+        if len(set(cells)) != len(cells):
+            raise StoreError(
+                f"sample {checked[0]['sample_id']!r}: two rows of one cell in one commit: {sorted(cells)[:5]}"
+            )
+        for row in checked:
+            row["committed_at"] = time.isoformat(timespec="microseconds")
+        if self._journal is None:
+            self._store.prepare()
+        with disk_errors("committing a sample", self._store.root):
+            if self._journal is None:
+                self._journal = Journal(self._store.root / "journal", self._worker)
+                self._samples = 0
+            self._journal.append({"schema_version": SCHEMA_VERSION, "rows": checked})
+        self._samples += 1
+        if self._samples >= self._every:
+            self.publish()
+
+    def publish(self) -> None:
+        """Turns the journal into a parquet part. Without unpublished samples it does nothing.
+
+        Raises StoreError when the disk refuses; the samples then stay in the journal.
+        """
+        if self._journal is None or os.getpid() != self._process:
+            return
+        with disk_errors("publishing result rows (they stay in the journal)", self._store.root):
+            self._store.publish_journal(self._journal.path)
+        self._journal.close()
+        self._journal = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            self.publish()
+        except StoreError as problem:
+            if kind is None:
+                raise
+            log.warning("%s", problem)  # the exception under way says more than this one would
+        finally:
+            if self._journal is not None:
+                self._journal.close()
+                self._journal = None
