@@ -1,0 +1,199 @@
+"""Promises: kept entries, counted from the stored tensors, never exceed the budget and equal it when T > C; the edges
+T = 1, C = 1, window > C, no visual token, only visual tokens."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mmkv_bench.compression.compressor import OverBudgetError, full
+from mmkv_bench.compression.session import attach
+from mmkv_bench.errors import ConfigError, UnsupportedError
+from tests import reference, zoo
+from tests.core import parts
+
+
+def _prefill(model, inputs, made, budget, **options):
+    """Prefill alone under attach: the session as it stands before any token is decoded."""
+    session = attach(model, made, budget=parts.budget(budget), **options)
+    with session, torch.no_grad():
+        model(**inputs, use_cache=True)
+    return session
+
+
+@pytest.mark.parametrize("kind", parts.BUDGETS)
+@pytest.mark.parametrize("name", zoo.ALL)
+def test_counted_entries_equal_the_budget_when_the_prompt_is_longer(name, kind):
+    model, inputs = zoo.model(name), zoo.prompt(name)
+    length = inputs["input_ids"].shape[1]
+    heads = model.config.get_text_config(decoder=True).num_key_value_heads
+    for budget, entries in (
+        (1, 1),
+        (7, 7),
+        ("50%", length // 2),
+        (0.1, max(1, length // 10)),
+        (length - 1, length - 1),
+    ):
+        session = _prefill(model, inputs, parts.compressor(kind), budget)
+        counts = parts.stored(session)
+        assert sum(int(count.sum()) for count in counts) == entries * heads * zoo.LAYERS
+        if parts.BUDGETS[kind].scope == "layer":
+            assert all(int(count.sum()) == entries * heads for count in counts)
+        for count, kept in zip(counts, session.kept(), strict=True):
+            assert torch.equal(count, (kept >= 0).sum(-1)), "what is reported is what is stored"
+
+
+@pytest.mark.parametrize("name", zoo.FEW)
+def test_counted_entries_grow_by_one_per_head_and_decoded_token(name):
+    model, inputs = zoo.model(name), zoo.prompt(name)
+    with attach(model, parts.compressor("all_ragged"), budget=parts.budget(7)) as session:
+        reference.generate(model, inputs, 6)  # 5 of the 6 tokens are fed back
+        for count, kept in zip(parts.stored(session), session.kept(), strict=True):
+            assert torch.equal(count, (kept >= 0).sum(-1) + 5)
+
+
+@pytest.mark.parametrize("kind", parts.BUDGETS)
+def test_every_sequence_of_a_batch_has_its_own_budget(kind):
+    model = zoo.model("internvl")
+    prompts = [zoo.prompt("internvl"), zoo.prompt("internvl", 1, before=0, after=3)]
+    session = _prefill(model, zoo.batch(prompts), parts.compressor(kind), "25%")
+    counts = torch.stack(parts.stored(session))  # [layers, B, Hkv]
+    for row, prompt in enumerate(prompts):
+        entries = prompt["input_ids"].shape[1] // 4
+        assert int(counts[:, row].sum()) == entries * counts.shape[2] * zoo.LAYERS
+
+
+def test_memory_of_evicted_entries_is_released():
+    """The storage that a layer still holds has the size of what it keeps plus the asked slack."""
+    model, inputs = zoo.model("llava_next"), zoo.prompt("llava_next")
+    session = _prefill(model, inputs, parts.compressor(), 10, reserve=3)
+    for layer in session.cache.layers:
+        for entries in (layer.keys, layer.values):
+            assert entries.untyped_storage().nbytes() == zoo.HEADS * (10 + 3) * zoo.HEAD_DIM * 4
+
+
+class Greedy(parts.Uniform):
+    """Grants one entry more than the budget allows."""
+
+    def caps(self, scores, budget, layers, n_layers):
+        return super().caps(scores, budget + 1, layers, n_layers)
+
+
+def test_exceeding_the_budget_is_an_error_outside_of_the_released_reading():
+    from dataclasses import replace
+
+    model, inputs = zoo.model("llama"), zoo.prompt("llama")
+    made = replace(parts.compressor(), allocator=Greedy())
+    with pytest.raises(OverBudgetError, match="proof_uniform kept 18 entries where the budget allows 16"):
+        _prefill(model, inputs, made, 8)
+    session = _prefill(model, inputs, replace(made, reading="released"), 8)
+    assert all((count == 9).all() for count in parts.stored(session))
+
+
+@pytest.mark.parametrize("attention", ("sdpa", "eager"))
+@pytest.mark.parametrize("name", zoo.ALL)
+def test_one_entry_per_head_equals_masked_full_attention(name, attention):
+    model, inputs = zoo.model(name, attention), zoo.prompt(name)
+    length = inputs["input_ids"].shape[1]
+    for kind in ("uniform", "all_ragged"):  # ragged: most heads keep nothing of the prompt at all
+        with attach(model, parts.compressor(kind), budget=parts.budget(1)) as session:
+            run, kept = reference.generate(model, inputs, 4), session.kept()
+        if kind == "uniform":
+            assert all(torch.equal(index, torch.full_like(index, length - 1)) for index in kept)
+        masked = reference.masked_generate(model, inputs, reference.keep_of(kept, length), length, 4)
+        assert (run.logits - masked.logits).abs().max() <= 2e-6
+
+
+@pytest.mark.parametrize("name", zoo.ALL)
+def test_prompt_of_one_token_is_answered_as_by_the_untouched_model(name):
+    model, inputs = zoo.model(name), zoo.without_visual(name, 1)
+    stock = reference.generate(model, inputs, 4)
+    for budget in (1, 5, "10%", 1.0):
+        for made in (parts.compressor("all_ragged"), parts.window(4)):
+            with attach(model, made, budget=parts.budget(budget)):
+                run = reference.generate(model, inputs, 4)
+            assert torch.equal(run.logits, stock.logits)
+
+
+@pytest.mark.parametrize("name", zoo.FEW)
+def test_window_larger_than_the_budget_stays_within_it_and_is_reported(name):
+    model, inputs = zoo.model(name), zoo.prompt(name)
+    length = inputs["input_ids"].shape[1]
+    for budget in (1, 2, 5, 20):
+        session = _prefill(model, inputs, parts.window(1000), budget)
+        assert all((count == budget).all() for count in parts.stored(session))
+        assert session.listener.fallbacks == [("window_reduced",)]
+        recent = torch.arange(length - max(1, budget // 2), length)
+        for kept in session.kept():
+            assert torch.equal(kept[0, :, -len(recent) :], recent.expand(kept.shape[1], -1)), "the window itself stays"
+
+
+@pytest.mark.parametrize("name", zoo.ALL)
+def test_prompt_without_visual_tokens_is_compressed_like_any_other(name):
+    model, inputs = zoo.model(name), zoo.without_visual(name)
+    length = inputs["input_ids"].shape[1]
+    with attach(model, parts.window(3, "head_ragged"), budget=parts.budget(5)) as session:
+        run, kept = reference.generate(model, inputs, 4), session.kept()
+    assert sum(int((index >= 0).sum()) for index in kept) == 5 * kept[0].shape[1] * zoo.LAYERS
+    masked = reference.masked_generate(model, inputs, reference.keep_of(kept, length), length, 4)
+    assert (run.logits - masked.logits).abs().max() <= 2e-6
+
+
+@pytest.mark.parametrize("name", zoo.MULTIMODAL)
+def test_prompt_of_only_visual_tokens_is_compressed_like_any_other(name):
+    model, inputs = zoo.model(name), zoo.visual_only(name)
+    length = inputs["input_ids"].shape[1]
+    with attach(model, parts.window(3, "all_ragged"), budget=parts.budget(5)) as session:
+        run, kept = reference.generate(model, inputs, 4), session.kept()
+    assert sum(int((index >= 0).sum()) for index in kept) == 5 * kept[0].shape[1] * zoo.LAYERS
+    masked = reference.masked_generate(model, inputs, reference.keep_of(kept, length), length, 4)
+    assert (run.logits - masked.logits).abs().max() <= 2e-6
+
+
+@pytest.mark.parametrize("name", zoo.ALL)
+def test_scorers_are_told_which_tokens_are_visual(name):
+    """Token types reach every layer's observation, derived from the ids the model was given, padding stripped."""
+    seen: list[tuple[int, torch.Tensor]] = []
+
+    class Spy(parts.RandomScores):
+        def score(self, obs, budget, seed):
+            seen.append((obs.length, obs.token_types))
+            return super().score(obs, budget, seed)
+
+    model, prompts = zoo.model(name), [zoo.prompt(name), zoo.prompt(name, 1, before=1)]
+    _prefill(model, zoo.batch(prompts), parts.compressor(scorer=Spy()), 4)
+    assert len(seen) == 2 * zoo.LAYERS
+    for length, types in seen:
+        (ids,) = [p["input_ids"][0] for p in prompts if p["input_ids"].shape[1] == length]
+        assert torch.equal(types.long(), (ids == zoo.IMAGE).long() + 2 * (ids == zoo.VIDEO).long())
+
+
+def test_what_attach_cannot_do_is_refused():
+    model = zoo.model("llama")
+    with pytest.raises(ConfigError, match="needs a budget"):
+        attach(model, parts.compressor())
+    with pytest.raises(ConfigError, match="protocol='stern'.*paper, strict, query_agnostic"):
+        attach(model, full(), protocol="stern")
+    with attach(model, full()), pytest.raises(ConfigError, match="already"), attach(model, full()):
+        pass
+    inputs = zoo.prompt("llama")
+    mask = inputs["attention_mask"].clone()
+    mask[0, -2:] = 0
+    with (
+        attach(model, parts.compressor(), budget=parts.budget(4)),
+        pytest.raises(UnsupportedError, match="right padding.*left"),
+        torch.no_grad(),
+    ):
+        model(**dict(inputs, attention_mask=mask), use_cache=True)
+
+
+def test_sliding_window_models_are_refused_before_anything_runs():
+    import transformers as tf
+
+    config = dict(zoo.model("qwen2").config.to_dict(), use_sliding_window=True, sliding_window=8, max_window_layers=1)
+    config.pop("layer_types")
+    with pytest.raises(UnsupportedError, match="sliding_attention"):
+        attach(tf.Qwen2ForCausalLM(tf.Qwen2Config(**config)), full())
+    mistral = tf.MistralConfig(**{**zoo.model("llama").config.to_dict(), "model_type": "mistral", "sliding_window": 8})
+    with pytest.raises(UnsupportedError, match="sliding"):
+        attach(tf.MistralForCausalLM(mistral), full())
