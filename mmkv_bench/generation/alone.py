@@ -132,7 +132,6 @@ def run_alone(
         measured="own",
         fork_batch=1,
         fork_rows=1,
-        fork_group="alone",
     )
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     watch = _Watch(meter, deadline)
@@ -167,7 +166,7 @@ def run_alone(
         result.status, result.error = status_of(error), describe(error)
         if device.type == "cuda":
             torch.cuda.empty_cache()
-    result.peak_device_bytes, result.peak_resident_bytes = meter.peak_device(), meter.resident
+    result.peak_device_bytes, result.peak_resident_bytes = meter.peak_device(), meter.peak_resident()
     return result
 
 
@@ -188,7 +187,7 @@ def _fill(
     result.fallback = [] if cell.compressor.is_full else list(cell.compressor.fallbacks(entries, length))
     if evicted:
         result.window_effective = cell.compressor.scorer.window_effective(entries, length)
-    result.entries_asked = min(entries, length) * heads * len(layers)
+    result.entries_asked = None if cell.compressor.is_full else min(entries, length) * heads * len(layers)
     result.kept, result.kept_digest = [count.tolist() for count in real], digest(kept)
     result.entries_planned = sum(int(count.sum()) for count in real)
     # Counted from the tensors as they stand at the end, less what was appended to every head since the reduction.

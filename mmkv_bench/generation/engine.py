@@ -136,13 +136,14 @@ class Engine:
             self._decode(same, prefilled, prompt, reserve, meter)
         for cell in cells:
             results[cell.cell].peak_device_bytes = meter.peak_device()
-            results[cell.cell].peak_resident_bytes = meter.resident
+            results[cell.cell].peak_resident_bytes = meter.peak_resident()
+            results[cell.cell].fork_group = f"{prefix.identity}/{prefix.length}"
 
     def _describe(self, result: ForkResult, cell: CellSpec, prefilled: Prefilled, heads: int, question: int) -> None:
         entries = cell.entries(prefilled.length)
         full = cell.compressor.is_full
         result.budget_entries = None if full else entries
-        result.entries_asked = min(entries, prefilled.length) * heads
+        result.entries_asked = None if full else min(entries, prefilled.length) * heads
         result.entries_appended = question * heads
         result.vision_s, result.prefill_s = prefilled.seconds.get("vision"), prefilled.seconds["prefill"]
         if not full:
@@ -195,7 +196,6 @@ class Engine:
         result = fork.result
         heads = prefilled.cache.layers[0].keys.shape[1] * len(prefilled.cache.layers)
         result.fork_rows, result.compress_s, result.decode_s = rows, fork.compress_s, seconds
-        result.fork_group = f"{fork.cell.protocol}/{rows}"
         if answer.error is not None:
             result.status, result.error = status_of(answer.error), describe(answer.error)
             return

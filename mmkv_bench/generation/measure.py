@@ -40,7 +40,12 @@ class Meter:
             self.resident = max(self.resident, self._process.memory_info().rss)
 
     def peak_device(self) -> int | None:
+        """Peak bytes of CUDA's allocator since the meter was made; None on other devices."""
         return torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None
+
+    def peak_resident(self) -> int | None:
+        """Largest resident set seen at the end of a phase; None on CUDA, where it says nothing about the cache."""
+        return None if self.device.type == "cuda" else self.resident
 
 
 _VISION_NAMES = ("visual", "vision_tower", "vision_model")

@@ -127,8 +127,7 @@ def prefill(
     if bool(logits.isnan().any()):
         raise NonFiniteLogitsError("the prefill gave NaN logits")
     seconds = dict(meter.seconds)
-    spent = sum(recording.seconds.values()) + seconds.get("vision", 0.0)
-    seconds["prefill"] = max(seconds["prefill"] - spent, 0.0)
+    seconds["prefill"] = max(seconds["prefill"] - sum(recording.seconds.values()), 0.0)  # vision is part of it
     return Prefilled(
         prompt=prompt,
         cache=cache,

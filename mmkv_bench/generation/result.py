@@ -60,7 +60,7 @@ class ForkResult:
     visual_tokens: int = 0
     question_text_before_cut: int = 0
     budget_entries: int | None = None
-    entries_asked: int = 0
+    entries_asked: int | None = None
     entries_planned: int = 0
     entries_resident: int = 0
     entries_reachable: int = 0
