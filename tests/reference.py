@@ -109,10 +109,11 @@ def masked_rows(model: nn.Module, inputs: dict[str, Tensor], keep: Keep, cut: in
 
 
 def keep_of(kept: list[Tensor], cut: int) -> Keep:
-    """Kept indices per layer, [B,Hkv,m] with -1 padding, as a `Keep` over `cut` columns; indices beyond are an error."""
+    """Kept indices per layer, [B,Hkv,m] with -1 padding, as a `Keep` over `cut` columns; none may lie beyond."""
     keep = []
     for index in kept:
-        assert int(index.max()) < cut, f"kept index {int(index.max())} lies outside of the {cut} prompt tokens"
+        last = int(index.max()) if index.numel() else -1
+        assert last < cut, f"kept index {last} lies outside of the {cut} tokens before the cut"
         columns = torch.zeros(*index.shape[:2], cut + 1, dtype=torch.bool)
         columns.scatter_(-1, index.masked_fill(index < 0, cut), True)
         keep.append(columns[..., :cut])

@@ -210,6 +210,11 @@ def build(name: str, seed: int = 0) -> tf.PreTrainedModel:
 _shared = functools.cache(build)
 
 
+def config(name: str) -> Any:
+    """A fresh config of this name; unlike `model(name)` it leaves the shared model's settings alone."""
+    return _ENTRIES[name].make_config()
+
+
 def model(name: str, attention: str = "sdpa", eos: int | None = None) -> tf.PreTrainedModel:
     """The session's shared model of this name, set to one attention implementation of its text model and one EOS id."""
     shared = _shared(name)

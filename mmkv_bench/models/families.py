@@ -221,6 +221,6 @@ def _refuse_partial_attention(facts: _Facts, text: Any) -> None:
     if partial:
         raise UnsupportedError(
             f"{facts.name}: layers {partial[0]} to {partial[-1]} ({len(partial)} of {len(kinds)}) use "
-            f"{kinds[partial[0]]} (sliding_window={getattr(text, 'sliding_window', None)}); only full attention in every "
-            "layer is supported, because such layers drop tokens by themselves. Choose a checkpoint without it."
+            f"{kinds[partial[0]]} (sliding_window={getattr(text, 'sliding_window', None)}); only full attention in "
+            "every layer is supported, because such layers drop tokens by themselves. Choose a checkpoint without it."
         )

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from mmkv_bench.compression.allocators.base import Allocator
+from mmkv_bench.compression.allocators.keep_all import KeepAll
 from mmkv_bench.compression.allocators.uniform import Uniform
 from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.compressor import Compressor
-from mmkv_bench.compression.observation import Needs, Observation
+from mmkv_bench.compression.observation import Observation
 from mmkv_bench.compression.reducers.base import Reducer
 from mmkv_bench.compression.reducers.evict import Evict
 from mmkv_bench.compression.scorers.base import Scorer
@@ -86,7 +87,7 @@ class AllRagged(Allocator):
 
 @dataclass(frozen=True)
 class PoisonEvicted(Reducer):
-    """Evicts, then fills the evicted entries of the tensors it was given with NaN: whoever still reads them shows it."""
+    """Evicts, then fills the evicted entries of the tensors it was given with NaN: who still reads them shows it."""
 
     def reduce(self, key: Tensor, value: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         kept = Evict().reduce(key, value, index)
@@ -114,35 +115,13 @@ def window(size: int = 4, kind: str = "uniform") -> Compressor:
     )
 
 
+def keep_all() -> Compressor:
+    """Scores, "allocates" everything whatever the budget, and gathers it: eviction's whole path without eviction."""
+    return Compressor("proof_keep_all", RandomScores(), KeepAll(), TopK(recents=1), Evict(), reading="released")
+
+
 def budget(value: object) -> Budget:
     return Budget.parse(value)
-
-
-class RetainAll:
-    """A session listener that sends every entry through retain(): gathered, repositioned, and yet nothing evicted."""
-
-    needs = Needs()
-
-    def __init__(self, forget: int = 0) -> None:
-        self.forget, self._kept = forget, {}
-
-    def layer_done(self, prompt, layer, observations) -> None:
-        target = prompt.cache.layers[layer]
-        batch, heads, stored = target.keys.shape[:3]
-        index = torch.arange(stored - self.forget).expand(batch, heads, -1)
-        target.retain(index, Evict().reduce, forget=self.forget)
-        self._kept[layer] = index
-
-    def prompt_done(self, prompt) -> None:
-        return
-
-    def kept(self) -> list[Tensor]:
-        return [self._kept[layer] for layer in sorted(self._kept)]
-
-
-def retain_all(model, **options) -> Session:
-    """Like attach(), with a forced keep-all through the gather path."""
-    return Session(model, RetainAll(), **options)
 
 
 def stored(session: Session) -> list[Tensor]:

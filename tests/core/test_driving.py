@@ -39,7 +39,7 @@ def test_left_padded_batch_equals_masked_full_attention(name, kind, attention):
 
 @pytest.mark.parametrize("name", zoo.ALL)
 def test_padding_is_never_kept_and_never_scored(name):
-    """Every row of a padded batch keeps what it keeps alone, shifted by its padding, and answers what it answers alone."""
+    """Every row of a padded batch keeps what it keeps alone, shifted by its padding, and answers as it does alone."""
     model, (prompts, inputs, pads) = zoo.model(name), _padded(name)
     names = [f"sample-{row}" for row in range(len(prompts))]
     for made in (parts.compressor("all_ragged"), parts.window(4)):

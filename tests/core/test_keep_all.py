@@ -34,7 +34,7 @@ def test_keep_all_is_bit_identical_to_the_untouched_model(name, attention):
 def test_keep_all_forced_through_the_gather_path_is_bit_identical(name, attention):
     model, inputs = zoo.model(name, attention), zoo.prompt(name)
     stock = reference.generate(model, inputs, 6)
-    with parts.retain_all(model) as session:
+    with attach(model, parts.keep_all(), budget=parts.budget(1)) as session:
         _same(reference.generate(model, inputs, 6), stock)
         assert all(layer.positions is not None for layer in session.cache.layers), "the gather path was not taken"
 
@@ -45,7 +45,7 @@ def test_keep_all_of_a_left_padded_batch_is_bit_identical(name, attention):
     model = zoo.model(name, attention)
     inputs = zoo.batch([zoo.prompt(name, 0), zoo.prompt(name, 1, before=2)])
     stock = reference.generate(model, inputs, 5)
-    for session in (attach(model, full()), parts.retain_all(model)):
+    for session in (attach(model, full()), attach(model, parts.keep_all(), budget=parts.budget(1))):
         with session:
             _same(reference.generate(model, inputs, 5), stock)
 
