@@ -1,0 +1,169 @@
+"""The configuration schema: every key a run understands, what it means and what it may hold.
+
+Values live in `conf/` (YAML); types, defaults, help and the allowed values live here. The help text, the checks of
+`planning/validate.py` and Hydra's own type checks all read these dataclasses, so a key is described once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from types import NoneType
+from typing import Any, get_args, get_type_hints
+
+READINGS = ("paper", "released")
+PROTOCOLS = ("paper", "strict", "query_agnostic")
+PAGE_SIZES = ("small", "large")
+STAGES = ("both", "generate", "score")
+BASELINES = ("full", "none")
+SWITCH = ("on", "off")
+RETRIES = ("oom", "timeout", "nan", "error")
+DEVICES = ("auto", "cpu", "cuda")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+ATTENTIONS = ("sdpa", "eager")
+LOGGERS = ("none", "wandb")
+LOGGER_MODES = ("offline", "online")
+
+LIST_GROUPS = ("method", "dataset")
+"""Config groups of which a run may choose several; their files live under `methods.<name>`, `datasets.<name>`."""
+
+PACKAGE_SCHEME = "pkg://"
+
+
+def _key(default: Any, help: str, allowed: str | tuple[str, ...] = "") -> Any:
+    """A documented field. `allowed` is the tuple of allowed words, or a phrase."""
+    metadata = {"help": help, "allowed": allowed}
+    if isinstance(default, (dict, list)):
+        return field(default_factory=lambda: type(default)(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass
+class Model:
+    """A Hugging Face folder or hub id and how to load it."""
+
+    name: str = _key("tiny", "name shown in tables")
+    path: str | None = _key(None, "local folder, hub id, or pkg://package/folder", "a folder or hub id")
+    revision: str | None = _key(None, "hub revision (branch, tag or commit)")
+    dtype: str = _key("auto", "weights and cache dtype; auto = the checkpoint's", DTYPES)
+    attention: str = _key("sdpa", "attention implementation that is wrapped", ATTENTIONS)
+    device: str = _key("auto", "where it runs; auto = cuda when there is one", DEVICES)
+    device_map: Any = _key(None, "accelerate device map for models larger than one device")
+    min_pixels: int | None = _key(None, "image pixels the processor scales up to", "a whole number >= 1")
+    max_pixels: int | None = _key(None, "image pixels the processor scales down to", "a whole number >= 1")
+    max_prompt_tokens: int | None = _key(None, "longer prompts become rows with an error", "a whole number >= 1")
+
+
+@dataclass
+class Logger:
+    """Where running means and the final table are tracked besides the rows."""
+
+    name: str = _key("none", "none or wandb", LOGGERS)
+    mode: str = _key("offline", "wandb mode; online checks first that the server answers", LOGGER_MODES)
+    project: str = _key("mmkv-bench", "wandb project")
+    entity: str | None = _key(None, "wandb entity")
+    group: str | None = _key(None, "wandb group")
+    run: str | None = _key(None, "wandb run name")
+
+
+@dataclass
+class Config:
+    """One run. `Any` marks keys that take a value or a list; `planning/validate.py` checks what they hold."""
+
+    model: Model = field(default_factory=Model)
+    logger: Logger = field(default_factory=Logger)
+    methods: dict[str, Any] = _key({}, "chosen methods and their parameters (filled by method=...)")
+    datasets: dict[str, Any] = _key({}, "chosen datasets and their parameters (filled by dataset=...)")
+    variants: dict[str, Any] = _key({}, "methods under names of their own: variants.g3={base: mmshift, gamma: 3}")
+    budget: Any = _key(64, "entries per KV head (64) or fraction kept (0.2, 20%); a value or a list")
+    seed: Any = _key(0, "seed of stochastic methods; a value or a list", "whole numbers >= 0")
+    protocol: Any = _key("paper", "which tokens the compressed cache answers for; a value or a list", PROTOCOLS)
+    reading: Any = _key("paper", "a paper's text or its released code; a value or a list", READINGS)
+    page_size: str = _key("small", "pages of 16x16 (small) or 24x24 (large) cells", PAGE_SIZES)
+    limit: int | None = _key(None, "first N samples of each dataset; null = all", "a whole number >= 1 or null")
+    baseline: str = _key("full", "add the full cache to every run, for paired differences", BASELINES)
+    sharing: str = _key("on", "share one prefill among all cells; off runs every cell by itself", SWITCH)
+    stage: str = _key("both", "generate answers, score stored answers, or both", STAGES)
+    shard: str = _key("0/1", "the part of each dataset this process takes, by cluster", "i/n with 0 <= i < n")
+    out: str = _key("runs/default", "folder of the result rows", "a folder name")
+    retry: Any = _key([], "failed rows to run again", RETRIES)
+    timeout_s: float | None = _key(None, "time limit of one answer [s]; null = none", "a number > 0 or null")
+    fork_batch: int = _key(16, "answers decoded together at most; 1 = no shared decoding", "a whole number >= 1")
+    fork_memory: Any = _key(None, "memory cap of the forks' caches; null = none", "bytes, 512MiB, 2GiB, or null")
+    json: bool = _key(False, "end stdout with one JSON document (same as --json)", ("true", "false"))
+
+
+_SCHEMAS = {"": Config, "model": Model, "logger": Logger}
+
+
+def keys(schema: type = Config) -> dict[str, tuple[str, str | tuple[str, ...]]]:
+    """Key -> (help, allowed) of one dataclass, in order; keys that are groups of keys themselves are left out."""
+    return {f.name: (f.metadata["help"], f.metadata["allowed"]) for f in fields(schema) if "help" in f.metadata}
+
+
+def allowed(key: str) -> str:
+    """What a key may hold, as words of a message: `allowed("model.dtype")`."""
+    group, _, name = key.rpartition(".")
+    what = keys(_SCHEMAS[group])[name][1]
+    return what if isinstance(what, str) else ", ".join(what)
+
+
+def accepts(key: str, value: Any) -> bool:
+    """Whether a value is of the type its field declares; keys outside the schema and `Any` accept everything."""
+    group, _, name = key.rpartition(".")
+    declared = get_type_hints(_SCHEMAS[group]).get(name, Any) if group in _SCHEMAS else Any
+    kinds = get_args(declared) or (declared,)
+    if declared is Any or str in kinds:
+        return (
+            declared is Any
+            or value is None
+            or isinstance(value, (str, int, float))
+            or type(value).__name__ == "QuotedString"
+        )
+    if value is None or isinstance(value, bool):
+        return (NoneType if value is None else bool) in kinds
+    return isinstance(value, int) and bool({int, float} & {*kinds}) or isinstance(value, float) and float in kinds
+
+
+def conf_dir() -> Path:
+    """The folder of YAML values: `conf/` of the checkout, or the copy inside an installed wheel."""
+    package = Path(__file__).resolve().parent
+    checkout = package.parent
+    if (checkout / "pyproject.toml").is_file() and (checkout / "conf").is_dir():
+        return checkout / "conf"
+    return package / "conf"
+
+
+def options(group: str, extra: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Names that a config group offers, sorted; `extra` are further config folders."""
+    found = {file.stem for root in (conf_dir(), *map(Path, extra)) for file in (root / group).glob("*.yaml")}
+    return tuple(sorted(found))
+
+
+def groups() -> tuple[str, ...]:
+    """The config groups of `conf/`, sorted."""
+    return tuple(sorted(d.name for d in conf_dir().iterdir() if d.is_dir() and next(d.glob("*.yaml"), None)))
+
+
+def resolve_path(path: str) -> str:
+    """A model path as the loader takes it: `pkg://mmkv_bench/tiny/weights` becomes that folder, `~` the home folder."""
+    if path.startswith(PACKAGE_SCHEME):
+        from importlib.resources import files
+
+        package, _, inside = path.removeprefix(PACKAGE_SCHEME).partition("/")
+        return str(files(package).joinpath(inside))
+    return str(Path(path).expanduser()) if path.startswith("~") else path
+
+
+def as_list(value: Any) -> list[Any]:
+    """A value or list of values as a list."""
+    from omegaconf import ListConfig
+
+    return list(value) if isinstance(value, (list, tuple, ListConfig)) else [value]
+
+
+def register() -> None:
+    """Store the schema under `schema`, which `conf/config.yaml` extends."""
+    from hydra.core.config_store import ConfigStore
+
+    ConfigStore.instance().store("schema", Config, provider="mmkv_bench")

@@ -1,0 +1,140 @@
+"""The static card: what will run and what it must cost at least, printed before any work. A pure function of facts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class PromptSize:
+    """The first prompt of a dataset: all its tokens, the visual ones among them, and those a budget is counted over
+    (fewer than all under query_agnostic)."""
+
+    tokens: int
+    visual_tokens: int
+    context_tokens: int
+
+
+@dataclass(frozen=True)
+class DatasetLine:
+    """One dataset of a run: samples of this run (limit and shard applied), cells of each, rows there are already."""
+
+    name: str
+    samples: int
+    cells: int
+    rows_done: int
+    prompt: PromptSize | None = None
+
+    @property
+    def rows(self) -> int:
+        return self.samples * self.cells
+
+
+@dataclass(frozen=True)
+class BudgetLine:
+    """One asked budget (`64`, `20%`) and what it comes to: entries per KV head for the first prompt."""
+
+    label: str
+    entries: int
+
+
+@dataclass(frozen=True)
+class CardFacts:
+    """Everything the card shows.
+
+    Attributes:
+        weights_bytes: bytes of all parameters; kv_bytes_per_token: keys and values of all layers and KV heads.
+        budgets: in order; empty when every method of the run is `full`.
+        out: folder of the rows; notes: sentences about merged cells and the like.
+    """
+
+    model: str
+    family: str
+    fingerprint: str
+    layers: int
+    query_heads: int
+    kv_heads: int
+    head_dim: int
+    dtype: str
+    attention: str
+    device: str
+    weights_bytes: int
+    kv_bytes_per_token: int
+    datasets: Sequence[DatasetLine]
+    methods: Sequence[str]
+    budgets: Sequence[BudgetLine]
+    protocols: Sequence[str]
+    readings: Sequence[str]
+    seeds: Sequence[int]
+    out: str
+    shard: str = "0/1"
+    notes: Sequence[str] = ()
+
+
+def render(facts: CardFacts) -> str:
+    """The card as text of at most about 100 columns."""
+    heads = f"{facts.layers} layers, {facts.query_heads} query / {facts.kv_heads} KV heads, head_dim {facts.head_dim}"
+    lines = [
+        f"model      {facts.model} ({facts.family}, {facts.fingerprint}), {heads}",
+        f"           {size(facts.weights_bytes)} weights, {facts.dtype}, {facts.attention}, on {facts.device}",
+        f"KV cache   {size(facts.kv_bytes_per_token)} per token",
+    ]
+    prompt = next((line.prompt for line in facts.datasets if line.prompt), None)
+    if prompt is not None:
+        lines.append(f"full       {_full(facts, prompt)}")
+        lines += [f"budget     {_budget(facts, line, prompt)}" for line in facts.budgets]
+    lines.append(f"methods    {', '.join(facts.methods)}")
+    lines.append(
+        f"protocol   {', '.join(facts.protocols)}; reading {', '.join(facts.readings) or 'none'}{_seeds(facts)}"
+    )
+    lines += [f"dataset    {_dataset(line)}" for line in facts.datasets]
+    lines.append(f"rows       {_rows(facts)}")
+    lines += [f"note       {note}" for note in facts.notes]
+    return "\n".join(lines)
+
+
+def size(number: float) -> str:
+    """Bytes in words: `1.5 MiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if number < 1024 or unit == "GiB":
+            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.4g} {unit}"
+        number /= 1024
+    raise AssertionError("unreachable")
+
+
+def _full(facts: CardFacts, prompt: PromptSize) -> str:
+    cache = prompt.tokens * facts.kv_bytes_per_token
+    return (
+        f"{prompt.tokens} tokens ({prompt.visual_tokens} visual) in the first prompt: {size(cache)} cache; each decode "
+        f"step reads {size(facts.weights_bytes + cache)} at least"
+    )
+
+
+def _budget(facts: CardFacts, line: BudgetLine, prompt: PromptSize) -> str:
+    length = prompt.context_tokens
+    kept = min(line.entries, length)
+    total = kept * facts.layers * facts.kv_heads
+    text = (
+        f"{line.label}: {kept} of {length} entries per KV head ({100 * kept / length:.1f}%), {total} in all, "
+        f"{size(kept * facts.kv_bytes_per_token)}"
+    )
+    return text + ("; the first prompt is kept whole" if line.entries >= length else "")
+
+
+def _seeds(facts: CardFacts) -> str:
+    return f"; seed {', '.join(map(str, facts.seeds))}" if facts.seeds else ""
+
+
+def _dataset(line: DatasetLine) -> str:
+    text = f"{line.name}: {line.samples} samples x {line.cells} cells"
+    if line.prompt is not None:
+        text += f", first prompt {line.prompt.tokens} tokens"
+    return text + (f", {line.rows_done} of {line.rows} rows there already" if line.rows_done else "")
+
+
+def _rows(facts: CardFacts) -> str:
+    rows, done = sum(d.rows for d in facts.datasets), sum(d.rows_done for d in facts.datasets)
+    todo = f"{rows - done} to make" if done < rows else "nothing to generate"
+    part = "" if facts.shard == "0/1" else f", shard {facts.shard}"
+    return f"{rows} rows, {done} done, {todo}{part}, in {facts.out}"

@@ -1,0 +1,102 @@
+"""Checksums of what a model folder computes with: its weights, configuration and processor files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from mmkv_bench.errors import ConfigError
+
+_PATTERNS = ("*.safetensors", "*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt")
+_BLOCK = 1 << 22
+
+
+def cache_dir() -> Path:
+    """Where checksums are remembered: `$MMKV_BENCH_CACHE`, else `$XDG_CACHE_HOME/mmkv_bench`, else `~/.cache/mmkv_bench`."""
+    own = os.environ.get("MMKV_BENCH_CACHE")
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(own) if own else Path(base) / "mmkv_bench"
+
+
+def model_files(folder: Path) -> list[Path]:
+    """The files that decide what the model answers, sorted by name; model cards and optimizer states are not among them.
+
+    Raises:
+        ConfigError: no config.json, or no weights in safetensors form.
+    """
+    found = sorted({file for pattern in _PATTERNS for file in folder.glob(pattern) if file.is_file()})
+    names = {file.name for file in found}
+    if "config.json" not in names:
+        raise ConfigError(f"model folder {folder} has no config.json; give the folder of a Hugging Face checkpoint")
+    if not any(name.endswith(".safetensors") for name in names):
+        raise ConfigError(
+            f"model folder {folder} has no *.safetensors; only safetensors are loaded, never pickled weights; convert it "
+            "with model.save_pretrained(folder)"
+        )
+    return found
+
+
+def folder_fingerprint(folder: str | Path, cache: Path | None = None) -> str:
+    """First 16 hex digits of a sha256 over names and contents of `model_files(folder)`.
+
+    The checksum of a file is remembered by its path, size and modification time, so that gigabytes of weights are read
+    once; a cache that cannot be written costs time only.
+
+    Args:
+        folder: model folder; cache: cache folder, `cache_dir()` by default.
+    """
+    files = model_files(Path(folder))
+    memory = _Memory((cache or cache_dir()) / "fingerprints.json")
+    whole = hashlib.sha256()
+    for file in files:
+        whole.update(f"{file.name}\0{memory.digest(file)}\n".encode())
+    memory.save()
+    return whole.hexdigest()[:16]
+
+
+class _Memory:
+    """Checksums of files seen before, in one JSON file written by rename."""
+
+    def __init__(self, file: Path):
+        self.file, self.new = file, {}
+        try:
+            known = json.loads(file.read_text())
+        except (OSError, ValueError):
+            known = {}
+        self.known: dict[str, str] = known if isinstance(known, dict) else {}
+
+    def digest(self, file: Path) -> str:
+        stat = file.stat()
+        key = f"{file.resolve()}|{stat.st_size}|{stat.st_mtime_ns}"
+        if key not in self.known:
+            self.known[key] = self.new[key] = _sha256(file)
+        return self.known[key]
+
+    def save(self) -> None:
+        if not self.new:
+            return
+        try:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            handle, name = tempfile.mkstemp(dir=self.file.parent, prefix=".fingerprints")
+            with os.fdopen(handle, "w") as stream:
+                json.dump(self.known, stream)
+            os.replace(name, self.file)
+        except OSError:
+            return
+
+
+def _sha256(file: Path) -> str:
+    digest = hashlib.sha256()
+    for block in _blocks(file):
+        digest.update(block)
+    return digest.hexdigest()
+
+
+def _blocks(file: Path) -> Iterable[bytes]:
+    with file.open("rb") as stream:
+        while block := stream.read(_BLOCK):
+            yield block

@@ -1,0 +1,162 @@
+"""The generate stage: lmms-eval's loop asks, the engine answers with all cells at once, the store commits."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from mmkv_bench.generation.encode import EncodedPrompt, encode
+from mmkv_bench.generation.engine import Engine, as_row
+from mmkv_bench.generation.result import CellSpec, ForkResult, describe, status_of
+from mmkv_bench.generation.rules import DecodeRules
+from mmkv_bench.planning.shards import mine
+from mmkv_bench.planning.validate import bytes_of
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from mmkv_bench.evaluation.contract import Request
+    from mmkv_bench.models.load import LoadedModel
+    from mmkv_bench.planning.cells import Cell
+    from mmkv_bench.store.writer import Writer
+
+log = logging.getLogger(__name__)
+
+_TASK_SETTINGS = ("max_new_tokens", "until", "do_sample", "temperature", "top_p", "top_k", "num_beams")
+
+
+@dataclass
+class Tally:
+    """What a stage did: rows by status."""
+
+    samples: int = 0
+    rows: dict[str, int] = field(default_factory=dict)
+
+    def add(self, status: str) -> None:
+        self.rows[status] = self.rows.get(status, 0) + 1
+
+    @property
+    def failed(self) -> int:
+        return sum(count for status, count in self.rows.items() if status != "ok")
+
+
+class Answering:
+    """Answers requests of one dataset with the cells that have no row for them yet, and commits each sample.
+
+    Args:
+        loaded: the model; cells: this dataset's; done: cell -> sample ids that have rows; writer: where rows go.
+        after: told about each committed sample's rows (progress, tracking).
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        config: DictConfig,
+        cells: Sequence[Cell],
+        done: Mapping[str, set[str]],
+        writer: Writer,
+        after: Callable[[list[dict[str, Any]]], None],
+    ):
+        self.loaded, self.config, self.cells, self.done = loaded, config, cells, done
+        self.writer, self.after, self.tally = writer, after, Tally()
+        self.specs = {
+            cell.cell: CellSpec(cell.cell, cell.compressor, cell.budget, cell.protocol, cell.seed or 0)
+            for cell in cells
+        }
+        self._engine: Engine | None = None
+        self._rules: tuple[str, DecodeRules] | None = None
+
+    def close(self) -> None:
+        if self._engine is not None:
+            self._engine.__exit__(None, None, None)
+            self._engine = None
+
+    def __call__(self, request: Request) -> str:
+        """Answer one request; returns the first cell's text (lmms-eval scores nothing from it, scoring replays rows)."""
+        if not mine(request.cluster, self.config.shard):
+            return ""
+        pending = [cell for cell in self.cells if request.sample_id not in self.done[cell.cell]]
+        if not pending:
+            return ""
+        specs = [self.specs[cell.cell] for cell in pending]
+        identity = f"{request.dataset}/{request.sample_id}"
+        try:
+            results = self._answer(request, identity, specs)
+        except Exception as error:  # noqa: BLE001 - one sample's fault is its rows' status; the run goes on
+            log.warning("%s: %s", identity, describe(error))
+            results = [ForkResult(spec.cell, status=status_of(error), error=describe(error)) for spec in specs]
+        rows = [self._row(request, pending[0].dataset, result) for result in results]
+        self.writer.commit(rows)
+        self.tally.samples += 1
+        for row in rows:
+            self.tally.add(row["status"])
+        self.after(rows)
+        return results[0].answer or ""
+
+    def _answer(self, request: Request, identity: str, specs: Sequence[CellSpec]) -> list[ForkResult]:
+        rules = self._rules_for(request)
+        prompt = encode(
+            self.loaded.processor,
+            self.loaded.family,
+            identity,
+            request.messages,
+            request.images,
+            request.videos,
+            self.loaded.device,
+            self.config.model.max_prompt_tokens,
+        )
+        if self.config.sharing == "off":
+            return [self._alone(prompt, spec, rules) for spec in specs]
+        if self._engine is None or self._engine.rules is not rules:
+            self.close()
+            self._engine = Engine(
+                self.loaded.model,
+                self.loaded.family,
+                rules,
+                self.loaded.tokenizer,
+                fork_batch=self.config.fork_batch,
+                fork_memory=bytes_of(self.config.fork_memory),
+                timeout_s=self.config.timeout_s,
+                attention=self.config.model.attention,
+            ).__enter__()
+        return self._engine.answer(prompt, specs)
+
+    def _alone(self, prompt: EncodedPrompt, spec: CellSpec, rules: DecodeRules) -> ForkResult:
+        from mmkv_bench.generation.alone import run_alone
+
+        loaded, config = self.loaded, self.config
+        return run_alone(
+            loaded.model,
+            loaded.family,
+            rules,
+            loaded.tokenizer,
+            prompt,
+            spec,
+            timeout_s=config.timeout_s,
+            attention=config.model.attention,
+        )
+
+    def _rules_for(self, request: Request) -> DecodeRules:
+        """The request's decode rules; samples of a task share them, so they are read once."""
+        settings = {name: value for name, value in request.generation.items() if name in _TASK_SETTINGS}
+        key = repr(sorted(request.generation.items(), key=lambda item: item[0]))
+        if self._rules is None or self._rules[0] != key:
+            extra = {name: value for name, value in request.generation.items() if name not in settings}
+            rules = DecodeRules.read(self.loaded.model.generation_config, {**settings, **extra}, self.loaded.tokenizer)
+            self._rules = (key, rules)
+        return self._rules[1]
+
+    def _row(self, request: Request, dataset: str, result: ForkResult) -> dict[str, Any]:
+        row = as_row(result) | {
+            "dataset": dataset,
+            "sample_id": request.sample_id,
+            "doc_id": request.doc_id,
+            "cluster": request.cluster,
+            "prompt_hash": request.prompt_hash,
+            "shard": str(self.config.shard),
+        }
+        if row["status"] != "ok":  # a failed row carries no answer that anything could score
+            row |= {"answer": None, "token_ids": [], "n_tokens": 0, "finish_reason": None}
+        return row

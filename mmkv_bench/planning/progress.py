@@ -1,0 +1,93 @@
+"""Progress with an ETA: a bar on a terminal, a line every few seconds elsewhere (logs, pipes, CI)."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import Self, TextIO
+
+_EVERY_S = 10.0
+
+
+class Progress:
+    """Counts samples of one run.
+
+    Args:
+        total: samples to do, those of earlier runs not among them.
+        label: what is counted, as `pages_walk`.
+        stream: where it is shown, stderr by default; stdout stays for results.
+        every: seconds between lines when the stream is no terminal.
+    """
+
+    def __init__(self, total: int, label: str, stream: TextIO | None = None, every: float = _EVERY_S):
+        self.total, self.label, self.every = total, label, every
+        self.stream = stream or sys.stderr
+        self.count = 0
+        self._bar = None
+
+    def __enter__(self) -> Self:
+        self._start = self._shown = time.monotonic()
+        if self.stream.isatty():
+            self._bar = self._terminal()
+            self._task = self._bar.add_task(self.label, total=self.total, note="")
+            self._bar.start()
+        return self
+
+    def advance(self, samples: int = 1, note: str = "") -> None:
+        """Count finished samples; `note` is shown behind them (running accuracy, say)."""
+        self.count += samples
+        if self._bar is not None:
+            self._bar.update(self._task, advance=samples, note=note)
+        elif time.monotonic() - self._shown >= self.every:
+            self._line(note)
+
+    def relabel(self, label: str) -> None:
+        """Name what is counted from here on, such as the next dataset."""
+        self.label = label
+        if self._bar is not None:
+            self._bar.update(self._task, description=label)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+        elif self.count:
+            self._line("")
+
+    def _line(self, note: str) -> None:
+        self._shown = time.monotonic()
+        elapsed = self._shown - self._start
+        rate = self.count / elapsed if elapsed > 0 else 0.0
+        left = duration((self.total - self.count) / rate) if rate else "?"
+        tail = f", {note}" if note else ""
+        text = f"{self.label}: {self.count}/{self.total} samples, {duration(elapsed)} gone, {left} left{tail}"
+        print(text, file=self.stream, flush=True)
+
+    def _terminal(self):
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bar
+
+        return Bar(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("ETA"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}"),
+            console=Console(file=self.stream),
+        )
+
+
+def duration(seconds: float) -> str:
+    """Seconds in words: `42 s`, `3:05 min`, `2:10 h`."""
+    seconds = int(round(seconds))
+    if seconds < 60:
+        return f"{seconds} s"
+    minutes, seconds = divmod(seconds, 60)
+    if minutes < 60:
+        return f"{minutes}:{seconds:02d} min"
+    return f"{minutes // 60}:{minutes % 60:02d} h"
