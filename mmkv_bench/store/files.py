@@ -89,8 +89,8 @@ def disk_errors(doing: str, root: Path) -> Iterator[None]:
         else:
             remedy = "Check the disk or file system"
         raise StoreError(
-            f"{doing} failed under {root}: {reason}. Nothing was left half-written. {remedy} and run the same command again: "
-            "it continues at the first missing sample."
+            f"{doing} failed under {root}: {reason}. Nothing was left half-written. {remedy} and run the same command "
+            "again: it continues at the first missing sample."
         ) from problem
 
 
@@ -116,6 +116,6 @@ def check_folder(folder: Path, need_bytes: int) -> None:
         ) from problem
     if free < need_bytes:
         raise ConfigError(
-            f"result folder {folder}: {free / 2**20:.0f} MiB free where at least {need_bytes / 2**20:.0f} MiB are needed. "
+            f"result folder {folder}: {free / 2**20:.0f} MiB free, at least {need_bytes / 2**20:.0f} MiB are needed. "
             f"{remedy}, or free some space."
         )

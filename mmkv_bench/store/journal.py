@@ -1,9 +1,9 @@
 """The journal: one file per writer, one checksummed line per sample, on the disk before a commit returns.
 
-A line is `<first 16 hex digits of the text's sha256> <JSON text>\\n`. Only its writer appends to a journal, and only at its
-end, so a crash can damage the last line and no other: readers drop a damaged last line and refuse any other damage.
-The writer holds an exclusive flock for as long as it lives; the kernel releases it however the process ends. So a lock that
-can be taken means an abandoned journal, which another process may publish (see `claim`).
+A line is `<first 16 hex digits of the text's sha256> <JSON text>\\n`. Only its writer appends to a journal, and only at
+its end, so a crash can damage the last line and no other: readers drop a damaged last line and refuse any other damage.
+The writer holds an exclusive flock for as long as it lives; the kernel releases it however the process ends. So a lock
+that can be taken means an abandoned journal, which another process may publish (see `claim`).
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def read(path: Path) -> Content:
         # A writer that ran out of disk cuts its torn line off; a read across that moment can look damaged. Look again.
         time.sleep(0.05 * attempt)
     raise StoreError(
-        f"{path}, line {bad}: checksum does not match, and good lines follow, so this is not a torn end but damage to the "
-        "file. Restore it, or move it away: the samples that only it holds are then generated again."
+        f"{path}, line {bad}: checksum does not match, and good lines follow, so this is no torn end but damage to the file. "
+        "Restore it, or move it away: the samples that only it holds are then generated again."
     )
 
 

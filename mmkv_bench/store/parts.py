@@ -61,7 +61,8 @@ def _explain(files: list[Path], problem: Exception | None) -> None:
             continue
         except (pa.ArrowException, OSError) as error:
             raise StoreError(
-                f"{path} is not a readable part of a result store ({error}). Move it away: what only it holds is made again."
+                f"{path} is not a readable part of a result store ({error}). Move it away: "
+                "what only it holds is made again."
             ) from problem
         if versions - {SCHEMA_VERSION}:
             refuse_version(path, *sorted(versions - {SCHEMA_VERSION}))
@@ -70,13 +71,13 @@ def _explain(files: list[Path], problem: Exception | None) -> None:
 def refuse_version(where: Path, found: object, *_more: object) -> None:
     """Raises the error for rows of another schema version."""
     raise StoreError(
-        f"{where} was written under row schema version {found}; this program reads and writes version {SCHEMA_VERSION}. "
+        f"{where} was written under row schema version {found}; this program uses version {SCHEMA_VERSION}. "
         "Use another result folder, or the version of mmkv_bench that wrote this one."
     )
 
 
 def newest(rows: pa.Table) -> pa.Table:
-    """One row per (cell, sample_id), the one committed last, sorted by both. A tie goes to the later row of the table."""
+    """One row per (cell, sample_id), the one committed last, sorted by both. A tie goes to the later row."""
     if rows.num_rows == 0:
         return rows
     key = np.zeros(rows.num_rows, dtype=np.int64)

@@ -17,10 +17,10 @@ _CODE = ("mmkv_bench", "conf")  # what in a checkout can change a number
 
 
 def collect(device: str = "cpu") -> dict[str, Any]:
-    """The provenance columns of the cells table: git_commit, git_dirty, torch, transformers, versions, device, driver, cpu.
+    """Columns of the cells table: git_commit, git_dirty, torch, transformers, versions, device, driver, cpu.
 
-    `device` is where the model runs ("cpu", "cuda", "cuda:1"). What cannot be known is None; torch and transformers, which
-    a cell needs, are then "none". No heavy package is imported for cpu.
+    `device` is where the model runs ("cpu", "cuda", "cuda:1"). What cannot be known is None; torch and transformers,
+    which a cell needs, are then "none". No heavy package is imported for cpu.
     """
     versions = {name: _version(name) for name in PACKAGES} | {"python": platform.python_version()}
     commit, dirty = _git(Path(__file__).resolve().parents[2])
@@ -44,7 +44,7 @@ def _version(package: str) -> str | None:
 
 
 def _git(checkout: Path) -> tuple[str | None, bool | None]:
-    """Commit of `checkout`, and whether its code differs from it (new files count); (None, None) if it is no checkout."""
+    """Commit of `checkout`, whether its code differs from it (new files count); None, None if it is no checkout."""
     try:
         # Installed into an environment inside somebody else's repository, that repository's commit would be wrong.
         if Path(_run_git(checkout, "rev-parse", "--show-toplevel")).resolve() != checkout.resolve():

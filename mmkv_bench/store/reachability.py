@@ -7,7 +7,7 @@ import netrc
 import os
 import ssl
 import threading
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from mmkv_bench.errors import ConfigError
 
@@ -17,15 +17,15 @@ _OFFLINE = "Use logger.mode=offline and run `wandb sync <folder>` later from a m
 def check_online(timeout_s: float = 3.0) -> None:
     """Raises ConfigError, after at most about `timeout_s`, when the server does not answer or no API key is configured.
 
-    The server is WANDB_BASE_URL or api.wandb.ai. Behind a proxy (HTTPS_PROXY, or HTTP_PROXY for a plain http server) only
-    the proxy could tell, so only the key is checked.
+    The server is WANDB_BASE_URL or api.wandb.ai. Behind a proxy (HTTPS_PROXY, or HTTP_PROXY for a plain http server)
+    only the proxy could tell, so only the key is checked.
     """
     url = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai")
     if url.scheme not in ("http", "https") or not url.hostname:
         raise ConfigError(f"WANDB_BASE_URL is {url.geturl()!r}; it must look like https://api.wandb.ai")
     if not _has_key(url.netloc):
         raise ConfigError(
-            f"logger.mode=online needs an API key for {url.hostname}: run `wandb login`, or set WANDB_API_KEY. {_OFFLINE}"
+            f"logger.mode=online needs an API key for {url.hostname}: run `wandb login` or set WANDB_API_KEY. {_OFFLINE}"
         )
     proxy = f"{url.scheme}_proxy"
     if os.environ.get(proxy) or os.environ.get(proxy.upper()):
@@ -40,8 +40,8 @@ def check_online(timeout_s: float = 3.0) -> None:
         raise ConfigError(f"logger.mode=online but {url.hostname} cannot be reached ({problem}). {_OFFLINE}")
 
 
-def _ask(url, timeout_s: float, problems: list[Exception]) -> None:
-    """Any HTTP answer will do; a server that accepts connections and stays silent makes wandb hang as an absent one does."""
+def _ask(url: SplitResult, timeout_s: float, problems: list[Exception]) -> None:
+    """Any HTTP answer will do; a server that accepts connections and stays silent makes wandb hang just as well."""
     try:
         if url.scheme == "http":
             connection = http.client.HTTPConnection(url.hostname, url.port, timeout=timeout_s)

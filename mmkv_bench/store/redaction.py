@@ -17,8 +17,8 @@ _SECRET = re.compile(
 def redact(value: Any) -> Any:
     """`value` (nested mappings and lists) with secrets replaced by a mark.
 
-    A secret is what stands under a secret's name (`api_key`, `hf_token`, `password`, ...; `max_new_tokens` is none), and any
-    text containing the value of an environment variable of such a name, wherever an interpolation may have put it.
+    A secret is what stands under a secret's name (`api_key`, `hf_token`, `password`, ...; `max_new_tokens` is none),
+    and any text containing the value of an environment variable of such a name, wherever an interpolation put it.
     """
     known = sorted(
         (secret for name, secret in os.environ.items() if _SECRET.search(name) and len(secret) >= 8),

@@ -56,7 +56,7 @@ def safe_name(what: str, name: str) -> str:
 
 
 def to_table(table: str, rows: Iterable[Mapping[str, Any]], columns: Iterable[str] | None = None) -> pa.Table:
-    """Rows that `check` made (times as datetime or ISO text) as an Arrow table of the schema, or of some of its columns."""
+    """Rows that `check` made (times as datetime or ISO text) as an Arrow table with all or some columns."""
     schema = SCHEMAS[table] if columns is None else pa.schema([SCHEMAS[table].field(name) for name in columns])
     times = [field.name for field in schema if field.type == TIME]
     plain = []
@@ -99,7 +99,7 @@ def _describe(type: pa.DataType) -> str:
 
 
 def _convert(value: Any, type: pa.DataType) -> Any:
-    """`value` as plain Python; strict: no text for numbers, no bool for integers, no NaN. The exception says what it was."""
+    """`value` as plain Python; no text for numbers, no bool for integers, no NaN. The exception says what it was."""
     got = f"{value!r:.80} ({value.__class__.__name__})"
     if pa.types.is_list(type):
         if not isinstance(value, list | tuple):

@@ -1,11 +1,12 @@
 """The result store: rows of a run on disk, safe against kill -9 at any moment, many writers and readers at once.
 
-Under the root: `journal/` (samples not yet in a part), `responses/` (one part per published journal), `cells/`, `samples/`
-and `metrics/` (one file per cell), and `store.json` with the schema version. Nothing is made before the first write.
+Under the root: `journal/` (samples not yet in a part), `responses/` (one part per published journal), `cells/`,
+`samples/` and `metrics/` (one file per cell), and `store.json` with the schema version. Nothing is made before the first
+write.
 
-Why no row is lost or counted twice: a sample is durable in a journal before `commit` returns; a journal is removed only after
-its part is durable; a part carries its journal's name, so publishing again after a crash replaces it by the same rows; and
-readers look at the journals first and at the parts after, and keep the newest row per cell and sample.
+Why no row is lost or counted twice: a sample is durable in a journal before `commit` returns; a journal is removed only
+after its part is durable; a part carries its journal's name, so publishing again after a crash replaces it by the same
+rows; and readers look at the journals first and at the parts after, and keep the newest row per cell and sample.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ class Store:
         return done
 
     def responses(self, cells: Iterable[str] | None = None, columns: Iterable[str] | None = None) -> pa.Table:
-        """Response rows, one per cell and sample (the newest), sorted by both; of all cells and columns unless given."""
+        """Response rows, one per cell and sample (the newest), sorted by both; all cells and columns unless given."""
         self._check_version()
         cells = None if cells is None else set(cells)
         asked = RESPONSES.names if columns is None else list(columns)
@@ -116,7 +117,7 @@ class Store:
         return rows.select(asked)
 
     def journal_damage(self) -> dict[str, int]:
-        """Journals of dead writers that end in a torn line: file name -> bytes dropped (never an acknowledged sample)."""
+        """Journals of dead writers that end in a torn line: file name -> bytes dropped, of no acknowledged sample."""
         damage = {}
         for path in self._journals():
             try:
@@ -132,8 +133,8 @@ class Store:
     def write_cells(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Stores cells that are not stored yet; a cell that is keeps its first row.
 
-        Secrets in `config` are redacted. Raises StoreError when a stored cell of the same hash differs in a column that the
-        hash covers.
+        Secrets in `config` are redacted. Raises StoreError when a stored cell of the same hash differs in a column
+        that the hash covers.
         """
         self._check_version()
         stamps = {"schema_version": SCHEMA_VERSION, "created_at": datetime.now(UTC)}
@@ -156,7 +157,7 @@ class Store:
     def write_scores(
         self, cell: str, samples: Iterable[Mapping[str, Any]], metrics: Iterable[Mapping[str, Any]]
     ) -> None:
-        """Replaces the cell's sample and metric rows. After a crash in between the cell has no metrics, never old ones."""
+        """Replaces the cell's sample and metric rows. After a crash in between the cell has no metrics, not old ones."""
         self._check_version()
         stamps = {"schema_version": SCHEMA_VERSION}
         tables = {}
@@ -208,7 +209,7 @@ class Store:
         self._check_version()
 
     def publish_journal(self, path: Path) -> int:
-        """Turns a journal that this process holds into a part and removes it; returns its number of samples. OSError."""
+        """Turns a journal that this process holds into a part and removes it; returns its number of samples."""
         content = journal.read(path)
         if content.records:
             rows = [row for record in content.records for row in _rows(path, record)]

@@ -49,7 +49,7 @@ class RunningMeans:
 
 
 def tracker(config: Mapping[str, Any], root: Path | str) -> Tracker:
-    """The tracker that `config` asks for: `name` (none | wandb), and for wandb `mode`, `project`, `entity`, `group`, `run`.
+    """The tracker `config` asks for: `name` (none | wandb), and for wandb `mode`, `project`, `entity`, `group`, `run`.
 
     Raises ConfigError for anything else, and at once, before any work, when mode=online cannot work.
     """

@@ -29,12 +29,12 @@ class Writer:
         self._process = os.getpid()
 
     def commit(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Stores ONE sample with all its cells, all or nothing; when this returns, it survives kill -9 and power failure.
+        """Stores ONE sample with all its cells, or nothing; when this returns, it survives kill -9 and power failure.
 
         Columns that may be null can be left out; schema_version, worker and committed_at are filled in here.
-        Raises StoreError: a row against the schema, rows of several samples, two rows of one cell, a disk that refuses. The
-        rows are then not stored, unless the message says that publishing failed: those stay in the journal, which readers
-        and later runs see.
+        Raises StoreError: a row against the schema, rows of several samples, two rows of one cell, a disk that refuses.
+        The rows are then not stored, unless the message says that publishing failed: those stay in the journal, which
+        readers and later runs see.
         """
         if os.getpid() != self._process:
             raise StoreError("a Writer belongs to the process that made it; open one in the forked process")

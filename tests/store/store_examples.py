@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
+import mmkv_bench
 from mmkv_bench.store.schema import COLUMNS, Column
+
+# For the processes that tests start: the package under test, also where it is not installed.
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(mmkv_bench.__file__).parents[1])}
 
 
 def response(sample: int, cell: str = "c0", **changes: Any) -> dict[str, Any]:

@@ -65,7 +65,8 @@ def test_an_empty_store_has_the_columns_and_no_rows_and_makes_no_folder(tmp_path
         (store.samples(), SCHEMAS["samples"]),
         (store.metrics(["c0"]), SCHEMAS["metrics"]),
     ):
-        assert table.num_rows == 0 and table.schema.equals(schema)
+        assert table.num_rows == 0
+        assert table.schema.equals(schema)
     assert store.done(["c0"]) == {"c0": set()}
     with store.writer("w"):
         pass

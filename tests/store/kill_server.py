@@ -1,0 +1,68 @@
+"""Forks writers and kills them (SIGKILL), one per JSON line on standard input; answers each with one JSON line.
+
+A request names `root`, `samples`, `publish_every`, and when to die: by the parent's hand, `after` seconds from the start
+or, with `acknowledged` n, from the n-th acknowledged sample; or by its own, `before` n: right before the n-th open, rename,
+removal, truncation, listing or lock of a file in the store, which Python's audit events announce. The answer: the exit
+code, the operation it died before, the samples it had acknowledged.
+Forking from one process that has everything imported makes hundreds of kills affordable.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+
+from writer_child import CELLS, write_missing
+
+EVENTS = {"open", "os.rename", "os.remove", "os.mkdir", "os.truncate", "os.listdir", "os.scandir", "fcntl.flock"}
+
+
+def die_before(n: int, root: str, say: int) -> None:
+    seen = 0
+
+    def audit(event: str, arguments: tuple) -> None:
+        nonlocal seen
+        if event in EVENTS and (event == "fcntl.flock" or root in str(arguments[0])):
+            seen += 1
+            if seen == n:
+                os.write(say, f"before {event}\n".encode())
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(audit)
+
+
+def serve(request: dict) -> dict:
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(writing, b"started\n")
+            if "before" in request:
+                die_before(request["before"], request["root"], writing)
+            write_missing(request["root"], "w", request["samples"], request["publish_every"], CELLS, writing)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    os.close(writing)
+    with os.fdopen(reading) as stream:
+        lines = []
+        if "after" in request:
+            lines = [stream.readline() for _ in range(1 + request["acknowledged"])]
+            time.sleep(request["after"])
+            os.kill(child, signal.SIGKILL)
+        lines += stream.readlines()
+    said = [line.split() for line in lines if line.endswith("\n")]
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return {
+        "code": code,
+        "acknowledged": [words[1] for words in said if words[0] == "ack"],
+        "operation": next((words[1] for words in said if words[0] == "before"), None),
+    }
+
+
+if __name__ == "__main__":
+    for line in sys.stdin:
+        print(json.dumps(serve(json.loads(line))), flush=True)

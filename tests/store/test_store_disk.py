@@ -1,0 +1,87 @@
+"""Disks that are full, and result folders that cannot be one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from store_examples import ENVIRONMENT, response
+
+from mmkv_bench.errors import ConfigError
+from mmkv_bench.store.store import Store
+
+
+def test_a_full_disk_is_an_error_with_a_remedy_and_leaves_nothing_half_written(tmp_path):
+    child = Path(__file__).parent / "full_disk_child.py"
+    done = subprocess.run([sys.executable, str(child), str(tmp_path)], capture_output=True, text=True, env=ENVIRONMENT)
+    assert done.stdout == "all as promised\n", done.stderr
+
+
+def test_a_folder_that_can_hold_rows_passes_and_nothing_is_made(tmp_path):
+    Store(tmp_path / "new" / "deep").check_writable()
+    assert list(tmp_path.iterdir()) == []
+    store = Store(tmp_path)
+    with store.writer("w") as writer:
+        writer.commit([response(0)])
+    before = sorted(tmp_path.rglob("*"))
+    store.check_writable()
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("inside", ["", "below", "deep/below"])
+def test_a_file_where_the_folder_should_be_is_refused_before_any_work(tmp_path, inside):
+    (tmp_path / "file").write_text("precious")
+    with pytest.raises(ConfigError, match="file is not a folder. Choose another"):
+        Store(tmp_path / "file" / inside).check_writable()
+    assert (tmp_path / "file").read_text() == "precious"
+
+
+def test_a_dangling_link_is_refused(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match="link is not a folder"):
+        Store(tmp_path / "link").check_writable()
+
+
+def test_a_folder_without_permission_is_refused_with_the_remedy(tmp_path):
+    (tmp_path / "locked").mkdir(mode=0o555)
+    code = (
+        "import os, sys; from mmkv_bench.errors import ConfigError; from mmkv_bench.store.store import Store\n"
+        "store = Store(sys.argv[1])\n"
+        "if os.geteuid() == 0: os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"  # permissions do not bind root
+        "try: store.check_writable()\n"
+        "except ConfigError as problem: print(problem)"
+    )
+    for path in (tmp_path, *tmp_path.parents[:2]):
+        os.chmod(path, 0o755)
+    root = tmp_path / "locked" / "results"
+    command = [sys.executable, "-c", code, str(root)]
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT)
+    assert "cannot write in" in done.stdout, done.stderr
+    assert "Permission denied" in done.stdout
+    assert "Choose another result folder" in done.stdout
+
+
+def test_too_little_space_is_refused_with_both_numbers(tmp_path):
+    with pytest.raises(ConfigError, match=r"MiB free, at least \d{7,} MiB are needed"):
+        Store(tmp_path).check_writable(need_bytes=1 << 60)
+
+
+def test_a_store_without_write_permission_can_still_be_read(tmp_path):
+    store = Store(tmp_path / "store")
+    with store.writer("w", publish_every=1) as writer:
+        writer.commit([response(0)])
+        writer.commit([response(1)])
+    code = (
+        "import os, sys; from mmkv_bench.store.store import Store\n"
+        "store = Store(sys.argv[1])\n"
+        "if os.geteuid() == 0: os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+        "print(store.responses().num_rows, store.journal_damage())"
+    )
+    for path in (*tmp_path.rglob("*"), tmp_path, *tmp_path.parents[:2]):
+        os.chmod(path, 0o755 if path.is_dir() else 0o444)
+    command = [sys.executable, "-c", code, str(tmp_path / "store")]
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT)
+    assert done.stdout == "2 {}\n", done.stderr

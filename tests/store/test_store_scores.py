@@ -1,0 +1,79 @@
+"""Cells and scores: one file per cell, replaced whole."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from store_examples import cell, complete, metric_row, plain, sample_score
+
+from mmkv_bench.errors import StoreError
+from mmkv_bench.store.store import Store
+
+
+def test_cells_come_back_and_writing_them_again_changes_nothing(tmp_path):
+    store = Store(tmp_path)
+    rows = [cell("c1"), cell("c0", budget_kind="fraction", budget_entries=None, budget_fraction="0.2", seed=3)]
+    store.write_cells(rows)
+    first = store.cells()
+    assert plain(first) == [complete(row, "cells") for row in reversed(rows)]
+    Store(tmp_path).write_cells([cell("c1", device="another gpu", git_commit="abc"), cell("c2")])
+    assert store.cells(["c0", "c1"]).sort_by("cell").equals(first)
+    assert store.cells(["c2", "c9"])["cell"].to_pylist() == ["c2"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"transformers": "6.0"}, "transformers '5.23.0'; now it is '6.0'"),
+        ({"parameters": '{"window":16}'}, "parameters"),
+        ({"budget_entries": 65}, "budget_entries 64; now it is 65"),
+    ],
+)
+def test_one_hash_for_two_different_cells_is_refused_with_both_values(tmp_path, changes, message):
+    store = Store(tmp_path)
+    store.write_cells([cell()])
+    with pytest.raises(StoreError, match=message):
+        store.write_cells([cell(**changes)])
+    store.write_cells([cell(parameters='{ "window": 32 }')])  # the same value, written otherwise
+
+
+def test_secrets_in_a_cells_configuration_are_never_stored(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_very_secret_value")
+    config = {
+        "judge": {"api_key": "sk-123", "url": "https://u:hf_very_secret_value@host"},
+        "generation": {"max_new_tokens": 8, "n_tokens": "4"},
+        "list": [{"password": "hunter2"}],
+    }
+    store = Store(tmp_path)
+    store.write_cells([cell(config=json.dumps(config))])
+    (text,) = store.cells()["config"].to_pylist()
+    stored = json.loads(text)
+    assert stored["generation"] == config["generation"]
+    assert not any(secret in text for secret in ("sk-123", "hf_very_secret_value", "hunter2"))
+    assert stored["judge"]["api_key"] == stored["list"][0]["password"] == "<redacted>"
+
+
+def test_scores_come_back_and_are_replaced_whole(tmp_path):
+    store = Store(tmp_path)
+    samples = [sample_score(0), sample_score(1, status="oom", value=None), sample_score(0, metric="f1", value=0.25)]
+    metrics = [metric_row(n_ok=1, value_failures_zero=0.5, lmms_eval_reason="1 of 2 samples failed")]
+    store.write_scores("c0", samples, metrics)
+    store.write_scores("c1", [sample_score(0, "c1")], [metric_row("c1", value=1.0, low=0.2, high=1.0)])
+    assert plain(store.samples(["c0"])) == [complete(row, "samples") for row in samples]
+    assert plain(store.metrics(["c0"])) == [complete(row, "metrics") for row in metrics]
+    assert store.samples().num_rows == 4
+    assert store.metrics().num_rows == 2
+    store.write_scores("c0", [sample_score(5, value=0.0)], [metric_row(value=0.0)])
+    assert store.samples(["c0"])["sample_id"].to_pylist() == ["s0005"]
+    assert store.metrics(["c0"])["value"].to_pylist() == [0.0]
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_refused_scores_leave_the_old_ones(tmp_path):
+    store = Store(tmp_path)
+    store.write_scores("c0", [sample_score(0)], [metric_row(value=1.0)])
+    with pytest.raises(StoreError):
+        store.write_scores("c0", [sample_score(1)], [metric_row(value=float("nan"))])
+    assert store.samples()["sample_id"].to_pylist() == ["s0000"]
+    assert store.metrics()["value"].to_pylist() == [1.0]
