@@ -150,24 +150,6 @@ def test_prompt_of_only_visual_tokens_is_compressed_like_any_other(name):
     assert (run.logits - masked.logits).abs().max() <= 2e-6
 
 
-@pytest.mark.parametrize("name", zoo.ALL)
-def test_scorers_are_told_which_tokens_are_visual(name):
-    """Token types reach every layer's observation, derived from the ids the model was given, padding stripped."""
-    seen: list[tuple[int, torch.Tensor]] = []
-
-    class Spy(parts.RandomScores):
-        def score(self, obs, budget, seed):
-            seen.append((obs.length, obs.token_types))
-            return super().score(obs, budget, seed)
-
-    model, prompts = zoo.model(name), [zoo.prompt(name), zoo.prompt(name, 1, before=1)]
-    _prefill(model, zoo.batch(prompts), parts.compressor(scorer=Spy()), 4)
-    assert len(seen) == 2 * zoo.LAYERS
-    for length, types in seen:
-        (ids,) = [p["input_ids"][0] for p in prompts if p["input_ids"].shape[1] == length]
-        assert torch.equal(types.long(), (ids == zoo.IMAGE).long() + 2 * (ids == zoo.VIDEO).long())
-
-
 def test_what_attach_cannot_do_is_refused():
     model = zoo.model("llama")
     with pytest.raises(ConfigError, match="needs a budget"):
