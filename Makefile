@@ -1,0 +1,63 @@
+# Two commands: `make bench` (install, run, print both tables) and `make test`. Both are safe to run again.
+# Needs Python >= 3.11 with venv, make, and the package index; no root and nothing else from the network.
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+UV_VERSION := 0.13.8
+RUN := $(BIN)/python -m mmkv_bench
+
+# The first interpreter that is new enough; PYTHON=/path/to/python chooses another one.
+NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$p -c '$(NEW_ENOUGH)' 2>/dev/null && echo $$p && break; done)
+
+# A mirror set up for pip serves uv as well.
+ifneq ($(PIP_INDEX_URL),)
+export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
+endif
+
+.PHONY: help bench test lint bench-statistics bench-fork lock
+
+help:
+	@echo "make bench             install if needed, run mmshift at 64 entries and experiment=demo on the embedded model"
+	@echo "                       (LIMIT=4 runs the first samples only)"
+	@echo "make test              install if needed, lint, run the tests (PYTEST='-k name' selects)"
+	@echo "make lint              ruff check and ruff format --check"
+	@echo "make bench-statistics  time and peak memory of the streaming attention statistics"
+	@echo "make bench-fork        cost of 21 cells with one shared prefill"
+	@echo "make lock              resolve requirements.lock anew from pyproject.toml"
+
+bench: $(STAMP)
+	$(RUN) method=mmshift budget=64 $(if $(LIMIT),limit=$(LIMIT))
+	$(RUN) experiment=demo $(if $(LIMIT),limit=$(LIMIT))
+
+test: lint
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(PYTEST)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+bench-statistics: $(STAMP)
+	$(BIN)/python benchmarks/statistics.py
+
+bench-fork: $(STAMP)
+	$(BIN)/python benchmarks/fork.py
+
+lock: $(STAMP)
+	echo '# Exact versions that resolve together for Python >= 3.11; made from pyproject.toml by `make lock`, do not edit.' > $@.tmp
+	$(BIN)/uv pip compile pyproject.toml --extra dev --extra slurm --extra notebooks --universal --python-version 3.11 \
+		--no-annotate --no-header >> $@.tmp
+	mv $@.tmp requirements.lock
+
+# An interrupted install leaves no stamp and is continued. The package itself is installed editable.
+$(STAMP): pyproject.toml requirements.lock
+	@if [ -z "$(PYTHON)" ] || ! $(PYTHON) -c '$(NEW_ENOUGH)'; then \
+		echo "mmkv_bench needs Python >= 3.11; found: $$(python3 --version 2>&1 || true). Install one, or name it:" \
+			"make PYTHON=/path/to/python3.11" >&2; exit 1; fi
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+	$(BIN)/uv pip install --python $(BIN)/python -r requirements.lock
+	$(BIN)/uv pip install --python $(BIN)/python --no-deps --no-build-isolation -e .
+	@touch $@

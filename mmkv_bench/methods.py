@@ -1,0 +1,157 @@
+"""A composed method node (`conf/method/*.yaml`) -> a `Compressor`.
+
+A node holds flat parameters, four parts that refer to them by interpolation, and `released`: the parameters that the
+paper's released code sets differently. Only classes of this package can be named as parts.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from mmkv_bench.config import READINGS
+from mmkv_bench.errors import ConfigError, MMKVError, nearest
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from mmkv_bench.compression.compressor import Compressor
+
+PARTS = ("scorer", "allocator", "selector", "reducer")
+FULL = "full"
+"""`base` of the method that compresses nothing: it has no budget, seed or reading."""
+
+_PACKAGE = "mmkv_bench."
+_NOT_PARAMETERS = ("base", "reading", "released", *PARTS)
+
+
+def flat_parameters(node: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters that users override, without parts and bookkeeping; interpolations are left as they are."""
+    return {key: value for key, value in node.items() if key not in _NOT_PARAMETERS}
+
+
+def effective(name: str, node: DictConfig, reading: str, defaults: DictConfig | None = None) -> dict[str, Any]:
+    """The node as it runs under a reading: released values applied, interpolations resolved, plain Python values.
+
+    Args:
+        name: the method's name, for messages.
+        node: composed node, interpolations unresolved.
+        reading: `paper` or `released`.
+        defaults: the node without the user's overrides. With it, whole numbers given for real parameters become real
+            (so that 3 and 3.0 are one cell), and a parameter both overridden and set by `released` is refused.
+
+    Raises:
+        ConfigError: unknown reading, a `released` key that the node does not have, an interpolation that leads nowhere.
+    """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    if reading not in READINGS:
+        raise ConfigError(f"reading={reading!r} of method {name} is unknown; {nearest(str(reading), READINGS)}")
+    before = OmegaConf.create(OmegaConf.to_container(node, resolve=False))
+    if defaults is not None:
+        _follow_types(before, defaults)
+    for key, value in (before.get("released") or {}).items() if reading == "released" else ():
+        parent, _, leaf = key.rpartition(".")
+        holder = OmegaConf.select(before, parent) if parent else before
+        if not OmegaConf.is_dict(holder) or leaf not in holder:
+            raise ConfigError(
+                f"method {name}: `released` sets {key!r}, which the method does not have; "
+                f"allowed: {', '.join(flat_parameters(before))}; correct its file in conf/method"
+            )
+        own = defaults is not None and key in defaults and before[key] != defaults[key]
+        if own and before[key] != value:
+            raise ConfigError(
+                f"methods.{name}.{key}={before[key]} has no effect under reading=released, whose code sets {key}={value}; "
+                f"override methods.{name}.released.{key} instead, or use reading=paper"
+            )
+        OmegaConf.update(before, key, value)
+    try:
+        return OmegaConf.to_container(before, resolve=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"method {name}: {str(error).splitlines()[0]}; correct its file in conf/method") from error
+
+
+def build_compressor(name: str, node: DictConfig, reading: str, defaults: DictConfig | None = None) -> Compressor:
+    """Build the `Compressor` that a composed node describes.
+
+    Args:
+        name: display name; node: composed node; reading: `paper` or `released`; defaults: see `effective`.
+
+    Raises:
+        ConfigError: a part that is missing, is not this package's or refuses its parameters.
+    """
+    from mmkv_bench.compression.compressor import Compressor
+
+    plain = effective(name, node, reading, defaults)
+    parts = {part: plain.get(part) for part in PARTS}
+    if plain.get("base") == FULL:
+        return Compressor(name=name)
+    missing = [part for part, spec in parts.items() if spec is None]
+    if missing:
+        raise ConfigError(
+            f"method {name} has no {', '.join(missing)}; a method is composed of {', '.join(PARTS)}; add them to its file"
+        )
+    built = {part: _instantiate(f"methods.{name}.{part}", spec) for part, spec in parts.items()}
+    for part, value in built.items():
+        base = _base_class(part)
+        if not isinstance(value, base):
+            raise ConfigError(
+                f"methods.{name}.{part} is a {type(value).__name__}; allowed: subclasses of {base.__name__}; name one of "
+                f"mmkv_bench.compression.{part}s"
+            )
+    return Compressor(name=name, reading=reading, **built)
+
+
+def parameters_json(plain: Mapping[str, Any]) -> str:
+    """Flat parameters of an effective node as sorted JSON, for the `parameters` column."""
+    return json.dumps(flat_parameters(plain), sort_keys=True)
+
+
+def _instantiate(path: str, spec: Any) -> Any:
+    """A part from its `_target_` and parameters. Hydra's `instantiate` would import any name a config holds; this one
+    takes classes that a module of this package defines itself, nothing else."""
+    if isinstance(spec, list):
+        return [_instantiate(f"{path}[{i}]", item) for i, item in enumerate(spec)]
+    if not isinstance(spec, Mapping) or "_target_" not in spec:
+        return {k: _instantiate(f"{path}.{k}", v) for k, v in spec.items()} if isinstance(spec, Mapping) else spec
+    cls = _locate(path, str(spec["_target_"]))
+    arguments = {k: _instantiate(f"{path}.{k}", v) for k, v in spec.items() if k != "_target_"}
+    accepted = inspect.signature(cls).parameters
+    unknown = [key for key in arguments if key not in accepted]
+    if unknown:
+        raise ConfigError(f"{path}: {cls.__name__} has no parameter {unknown[0]!r}; {nearest(unknown[0], accepted)}")
+    try:
+        return cls(**arguments)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{path}: {cls.__name__} cannot be built: {error}; correct its parameters") from error
+    except MMKVError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def _locate(path: str, target: str) -> type:
+    module_name, _, class_name = target.rpartition(".")
+    if not target.startswith(_PACKAGE) or not class_name:
+        raise ConfigError(f"{path}._target_={target!r} is outside this package; allowed: classes below {_PACKAGE}*")
+    try:
+        found = getattr(importlib.import_module(module_name), class_name, None)
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith(_PACKAGE):
+            raise
+        raise ConfigError(f"{path}._target_={target!r}: there is no module {error.name}; correct the name") from None
+    if not inspect.isclass(found) or found.__module__ != module_name:
+        raise ConfigError(f"{path}._target_={target!r} is not a class defined in {module_name}; correct the name")
+    return found
+
+
+def _base_class(part: str) -> type:
+    return getattr(importlib.import_module(f"mmkv_bench.compression.{part}s.base"), part.capitalize())
+
+
+def _follow_types(node: DictConfig, defaults: DictConfig) -> None:
+    for key, default in flat_parameters(defaults).items():
+        if isinstance(default, float) and isinstance(node.get(key), int) and not isinstance(node[key], bool):
+            node[key] = float(node[key])
