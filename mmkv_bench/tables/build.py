@@ -1,0 +1,169 @@
+"""Rows -> tables: cells grouped by context, reading, metric and kind of budget; seeds joined; pairs compared."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from decimal import Decimal
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mmkv_bench.errors import ConfigError, StoreError
+from mmkv_bench.tables.audit import Audit, audit
+from mmkv_bench.tables.compare import Pair, correct, paired
+from mmkv_bench.tables.intervals import Aggregator
+from mmkv_bench.tables.metrics import aggregate, headline
+from mmkv_bench.tables.rows import BASELINE, CONTEXT, Rows, align, check, choose, context_key, gather, missing
+from mmkv_bench.tables.table import Entry, Method, Table, common_ids
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def build(
+    rows: Rows,
+    *,
+    datasets: Sequence[str] | None = None,
+    protocols: Sequence[str] | None = None,
+    readings: Sequence[str] | None = None,
+    metrics: Sequence[str] | None = None,
+    aggregators: Mapping[str, Aggregator] | None = None,
+) -> list[Table]:
+    """All tables of the rows, ordered by context; the filters name what to keep (None = everything).
+
+    aggregators: metric -> aggregate, where it is not the mean.
+    Raises ConfigError when a filter names what the rows do not hold, StoreError when rows contradict each other.
+    """
+    if rows.samples.empty:
+        raise ConfigError("There are no scored rows to make a table of: run the same command again with stage=score.")
+    check(rows.cells, rows.samples)
+    keep = choose(rows.cells["dataset"], datasets, "dataset") & choose(rows.cells["protocol"], protocols, "protocol")
+    chosen = choose(rows.cells["reading"], readings, "reading") | rows.cells["reading"].isna()
+    samples = rows.samples[choose(rows.samples["metric"], metrics, "metric")]
+    parts = _Parts(rows, samples, aggregators or {})
+    tables = []
+    for _, group in rows.cells[keep & chosen].groupby(list(CONTEXT), dropna=False, sort=True):
+        for reading in sorted(group["reading"].dropna().unique()) or [None]:
+            cells = group[(group["reading"] == reading) | group["reading"].isna()]
+            for axis in [kind for kind in ("entries", "fraction") if (cells["budget_kind"] == kind).any()] or ["none"]:
+                of_axis = cells[cells["budget_kind"].isin([axis, "none"])]
+                for metric in sorted({m for cell, m in parts.samples if cell in set(of_axis["cell"])}):
+                    tables.append(_table(of_axis, reading, metric, axis, parts))
+    return tables
+
+
+class _Parts:
+    """The frames cut by cell once, for look-up."""
+
+    def __init__(self, rows: Rows, samples: pd.DataFrame, aggregators: Mapping[str, Aggregator]):
+        self.samples = dict(iter(samples.groupby(["cell", "metric"])))
+        self.responses = dict(iter(rows.responses.groupby("cell"))) if len(rows.responses) else {}
+        self.lmms_eval = {
+            (row["cell"], row["metric"]): float(row["lmms_eval"])
+            for _, row in rows.metrics.iterrows()
+            if not missing(row["lmms_eval"])
+        }
+        self.aggregators = aggregators
+
+    def unscored(self, cell: str, metric: str) -> int:
+        """Answers of a cell that have no row for the metric yet."""
+        answers, scores = self.responses.get(cell, ()), self.samples.get((cell, metric), ())
+        return max(0, len(answers) - len(scores))
+
+
+def _table(cells: pd.DataFrame, reading: str | None, metric: str, axis: str, parts: _Parts) -> Table:
+    methods = _methods(cells)
+    aggregator = parts.aggregators.get(metric)
+    context = dict(zip(CONTEXT, context_key(cells.iloc[0]), strict=True))
+    found: dict[tuple[str, str], Entry] = {}
+    waiting: dict[tuple[str, str], int] = {}
+    for method in methods:
+        own = cells[[_variant(row) == (method.name, method.base, method.parameters) for _, row in cells.iterrows()]]
+        for budget in sorted({_budget(row) for _, row in own.iterrows()}):
+            group = own[[_budget(row) == budget for _, row in own.iterrows()]]
+            if unscored := sum(parts.unscored(cell, metric) for cell in group["cell"]):
+                waiting[method.label, budget] = unscored
+            scored = group[[(cell, metric) in parts.samples for cell in group["cell"]]]
+            if len(scored):
+                found[method.label, budget] = _entry(scored, metric, context["dataset"], parts)
+    common = common_ids(found.values())
+    entries = found
+    if len(common):
+        shared = {key: aggregate(entry.scores.among(common).values, aggregator) for key, entry in found.items()}
+        entries = {key: replace(entry, common=shared[key]) for key, entry in found.items()}
+    budgets = tuple(sorted({budget for _, budget in entries if budget}, key=Decimal))
+    table = Table(context, reading, metric, axis, budgets, methods, entries, waiting)
+    table.pairs = _pairs(table, aggregator)
+    return table
+
+
+def _entry(cells: pd.DataFrame, metric: str, dataset: str, parts: _Parts) -> Entry:
+    import pandas as pd
+
+    seeds = [None if missing(seed) else int(seed) for seed in cells["seed"]]
+    if len(set(seeds)) < len(seeds):
+        names = ", ".join(sorted(cells["cell"]))
+        raise StoreError(
+            f"Cells {names} are the same method, parameters, budget and seed but differ in something that no table "
+            "shows (see their `config`): keep them in rows folders of their own."
+        )
+    own = [parts.samples[cell, metric] for cell in cells["cell"]]
+    scores = gather(pd.concat(own))
+    responses = [parts.responses[cell] for cell in cells["cell"] if cell in parts.responses]
+    numbers = headline(scores, dataset, parts.aggregators.get(metric))
+    aggregates = [parts.lmms_eval.get((cell, metric)) for cell in cells["cell"]]
+    return Entry(
+        scores=scores,
+        value=numbers["value"],
+        low=numbers["low"],
+        high=numbers["high"],
+        interval=numbers["interval"],
+        zero=numbers["value_failures_zero"],
+        common=None,
+        seeds=tuple(sorted(seed for seed in seeds if seed is not None)),
+        uneven_seeds=sum(map(len, own)) != scores.n * len(own),
+        audit=audit(pd.concat(responses)) if responses else Audit(),
+        lmms_eval=None if None in aggregates else float(np.mean(aggregates)),
+    )
+
+
+def _pairs(table: Table, aggregator: Aggregator | None) -> list[Pair]:
+    compared = []
+    for budget in table.budgets or ("",):
+        present = [method.label for method in table.methods if table.entry(method.label, budget)]
+        for a, b in combinations(present, 2):
+            scores = align(table.entry(a, budget).scores, table.entry(b, budget).scores)
+            difference = paired(*scores, table.dataset, aggregator)
+            if difference is not None:
+                compared.append((budget, a, b, difference))
+    return correct(compared)
+
+
+def _budget(cell: pd.Series) -> str:
+    """The budget as asked: "64" entries, "0.2" of the prompt, "" for none."""
+    kind = cell["budget_kind"]
+    if kind == "entries":
+        return str(int(cell["budget_entries"]))
+    return str(cell["budget_fraction"]) if kind == "fraction" else ""
+
+
+def _variant(cell: pd.Series) -> tuple[str, str, str]:
+    """What makes a line of a table: display name, family, parameters (JSON)."""
+    return cell["method"], cell["base"], "{}" if missing(cell["parameters"]) else cell["parameters"]
+
+
+def _methods(cells: pd.DataFrame) -> tuple[Method, ...]:
+    """The table's lines: `full`, `random`, then the others by name; namesakes tell the parameters that differ."""
+    variants = {_variant(row): row for _, row in cells.iterrows()}
+    told = {variant: {"base": variant[1], **json.loads(variant[2])} for variant in variants}
+    lines = []
+    for variant, row in variants.items():
+        own = told[variant]
+        namesakes = [told[other] for other in variants if other[0] == variant[0]]
+        differing = sorted({key for other in namesakes for key in other | own if other.get(key) != own.get(key)})
+        label = variant[0] + (f" ({', '.join(f'{key}={own.get(key)}' for key in differing)})" if differing else "")
+        lines.append(Method(label, *variant[:2], bool(row["tuned"]), variant[2], row["budget_kind"] != "none"))
+    return tuple(sorted(lines, key=lambda m: (m.base != BASELINE, m.base != "random", m.label)))

@@ -1,0 +1,90 @@
+"""The `metrics` rows of cells: one per cell and metric, computed from per-sample scores. A pure function of frames."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mmkv_bench.errors import StoreError
+from mmkv_bench.tables.compare import paired
+from mmkv_bench.tables.intervals import NO_INTERVAL, Aggregator, interval
+from mmkv_bench.tables.rows import BASELINE, Scores, align, check, context_key, gather
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def metrics_rows(
+    samples: pd.DataFrame,
+    cells: pd.DataFrame,
+    *,
+    aggregators: Mapping[str, Aggregator] | None = None,
+    lmms_eval: Mapping[tuple[str, str], float] | None = None,
+    reasons: Mapping[str, str] | None = None,
+    judges: Mapping[tuple[str, str], str] | None = None,
+) -> list[dict[str, Any]]:
+    """One `metrics` row per cell and metric of `samples`, in the order of `cells`, then of metric names.
+
+    The difference is the cell's score minus that of the `full` cell of the same context and protocol, over the samples
+    ok in both; it is null where there is no such cell, and for `full` itself. So `samples` and `cells` must hold the
+    `full` cells beside those that are wanted.
+
+    samples, cells: frames of the tables of those names. aggregators: metric -> aggregate where it is not the mean.
+    lmms_eval, judges: (cell, metric) -> lmms-eval's own aggregate, id of the judge. reasons: cell -> why lmms-eval
+    gives no aggregate.
+
+    Raises StoreError for rows that contradict each other, such as two `full` cells of one context.
+    """
+    aggregators, lmms_eval, reasons, judges = (given or {} for given in (aggregators, lmms_eval, reasons, judges))
+    check(cells, samples)
+    scores = {key: gather(part) for key, part in samples.groupby(["cell", "metric"], sort=True)}
+    full_of: dict[tuple[str, ...], str] = {}
+    for _, row in cells[cells["base"] == BASELINE].iterrows():
+        other = full_of.setdefault(context_key(row), row["cell"])
+        if other != row["cell"]:
+            raise StoreError(f"Cells {other} and {row['cell']} are both `full` of the same context: one must go.")
+    rows = []
+    for _, cell in cells.iterrows():
+        full = full_of.get(context_key(cell))
+        for name, metric in sorted(key for key in scores if key[0] == cell["cell"]):
+            baseline = scores.get((full, metric)) if full not in (None, name) else None
+            row = {"cell": name, "dataset": cell["dataset"], "metric": metric}
+            row |= headline(scores[name, metric], cell["dataset"], aggregators.get(metric))
+            row |= _against(scores[name, metric], baseline, cell["dataset"], aggregators.get(metric))
+            aggregate = lmms_eval.get((name, metric))
+            row["lmms_eval"] = aggregate
+            row["lmms_eval_reason"] = None if aggregate is not None else reasons.get(name)
+            row["judge"] = judges.get((name, metric))
+            rows.append(row)
+    return rows
+
+
+def headline(scores: Scores, dataset: str, aggregator: Aggregator | None = None) -> dict[str, Any]:
+    """n, n_ok, value and interval (null unless every sample is ok), and the score with failures counted as 0."""
+    found = interval(scores.values, scores.clusters, dataset, aggregator=aggregator) if scores.complete else NO_INTERVAL
+    return {
+        "n": scores.n,
+        "n_ok": scores.n_ok,
+        "value": aggregate(scores.values, aggregator) if scores.complete else None,
+        "value_failures_zero": aggregate(np.nan_to_num(scores.values, nan=0.0), aggregator) if scores.n else None,
+        "low": found.low,
+        "high": found.high,
+        "interval": found.kind,
+    }
+
+
+def aggregate(values: np.ndarray, aggregator: Aggregator | None = None) -> float:
+    """The score of a set of samples: their mean unless the metric has an aggregate of its own."""
+    return float(np.mean(values) if aggregator is None else aggregator(values))
+
+
+def _against(scores: Scores, baseline: Scores | None, dataset: str, aggregator: Aggregator | None) -> dict[str, Any]:
+    difference = None if baseline is None else paired(*align(scores, baseline), dataset, aggregator)
+    low, high = difference.interval() if difference else (None, None)
+    return {
+        "difference": difference.value if difference else None,
+        "difference_low": low,
+        "difference_high": high,
+    }

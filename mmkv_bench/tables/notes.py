@@ -1,0 +1,217 @@
+"""What stands around a table: its caption, the marks on its cells, and the notes that explain them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from mmkv_bench.tables.compare import Pair
+from mmkv_bench.tables.intervals import LEVEL
+from mmkv_bench.tables.rows import BASELINE
+from mmkv_bench.tables.table import AXES, Entry, Method, Table
+
+OVER, PREFILL, BEFORE_CUT = "†", "§", "¶"
+_MANY = 6  # cells that a note lists by name
+# Context that a caption names only where it tells two tables apart, and what must be equal for it to do so.
+_WITHIN = {"model_fingerprint": "model", "dataset_fingerprint": "dataset"}
+_QUIET = (*_WITHIN, "dtype", "attention", "generation", "numerics_version", "torch", "transformers")
+
+
+def title(table: Table) -> str:
+    """What the table shows, in one phrase."""
+    return f"{table.dataset}, {table.metric}"
+
+
+def caption(table: Table, tables: Sequence[Table], intervals: bool = True) -> str:
+    """Axis, model, protocol, reading, sample count and interval kind, and what tells this table from the others."""
+    parts = [
+        AXES[table.axis] if table.axis == "none" else f"budget: {AXES[table.axis]}",
+        f"model={table.context['model']}",
+    ]
+    parts.append(f"protocol={table.context['protocol']}")
+    if table.reading:
+        parts.append(f"reading={table.reading}")
+    for column in _QUIET:
+        within = _WITHIN.get(column)
+        others = [t for t in tables if within is None or t.context[within] == table.context[within]]
+        if len({t.context[column] for t in others}) > 1:
+            value = table.context[column]
+            parts.append(f"{column}={value[:12] if within else value}")
+    parts.append(size_text(table))
+    kinds = sorted({entry.interval for entry in table.entries.values()} - {"none"})
+    if intervals and kinds:
+        parts.append(f"{LEVEL:.0%} intervals ({', '.join(kinds)})")
+    return "; ".join(parts)
+
+
+def size_text(table: Table) -> str:
+    """`n=500`, or `n=300 to 500` where the cells hold different numbers of samples."""
+    low, high = table.sizes[0], table.sizes[-1]
+    return f"n={low}" if low == high else f"n={low} to {high}"
+
+
+def line_label(method: Method) -> str:
+    """The method's name in the table, with `tuned` where its parameters are not the defaults."""
+    if not method.tuned:
+        return method.label
+    return f"{method.label[:-1]}, tuned)" if method.label.endswith(")") else f"{method.label} (tuned)"
+
+
+def fallback_letters(table: Table) -> dict[str, str]:
+    """A letter for each fallback reason that occurs in the table."""
+    reasons = sorted({reason for entry in table.entries.values() for reason in entry.audit.fallbacks})
+    return {reason: chr(ord("a") + i) for i, reason in enumerate(reasons)}
+
+
+def marks(table: Table, method: Method, entry: Entry) -> list[str]:
+    """The marks behind a cell's number, in a fixed order."""
+    found = [OVER] if entry.audit.over else []
+    if _untested(method, entry):
+        found.append(PREFILL)
+    if entry.audit.text_before_cut:
+        found.append(BEFORE_CUT)
+    letters = fallback_letters(table)
+    return found + [letters[reason] for reason in entry.audit.fallbacks]
+
+
+def notes(table: Table) -> list[str]:
+    """One line for everything that a reader of the numbers must know, in a fixed order; empty when there is nothing."""
+    return [
+        *_failure_notes(table),
+        *_best_notes(table),
+        *_mark_notes(table),
+        *_method_notes(table),
+        *_lmms_eval_notes(table),
+    ]
+
+
+def pair_summary(table: Table) -> list[str]:
+    """Per budget: how many pairs are separated, with and without `full`."""
+    baselines = {method.label for method in table.methods if method.base == BASELINE}
+    lines = []
+    for budget in table.budgets or ("",):
+        pairs = [pair for pair in table.pairs if pair.budget == budget]
+        inner = [pair for pair in pairs if not {pair.a, pair.b} & baselines]
+        at = f"budget {budget}: " if budget else ""
+        lines.append(
+            f"{at}{_separated(pairs)} of {len(pairs)} pairs separated, "
+            f"{_separated(inner)} of {len(inner)} between compressed methods"
+        )
+    return lines
+
+
+def _separated(pairs: Sequence[Pair]) -> int:
+    return sum(pair.separated for pair in pairs)
+
+
+def where(key: tuple[str, str]) -> str:
+    """A cell in words: `snapkv at 64`."""
+    label, budget = key
+    return f"{label} at {budget}" if budget else label
+
+
+def _named(table: Table) -> list[tuple[str, Method, Entry]]:
+    """Every cell of the table once, as (words, method, entry), line by line."""
+    found = []
+    for method in table.methods:
+        for budget in ("", *table.budgets):
+            if (method.label, budget) in table.entries:
+                found.append((where((method.label, budget)), method, table.entries[method.label, budget]))
+    return found
+
+
+def _untested(method: Method, entry: Entry) -> bool:
+    """Whether most answers could not be changed by compression, so that the cell cannot tell methods apart."""
+    return method.base != BASELINE and 2 * entry.audit.from_prefill > entry.audit.n
+
+
+def _failure_notes(table: Table) -> list[str]:
+    lines = []
+    if any(not entry.scores.complete for entry in table.entries.values()):
+        lines.append(
+            "not every sample is ok: such cells show samples ok / samples, the score with failures as 0 / the score "
+            f"over the {len(table.common_ids)} samples ok in every cell."
+        )
+    short = [f"{words} (n={e.scores.n})" for words, _, e in _named(table) if e.scores.n < table.sizes[-1]]
+    if short:
+        lines.append(f"fewer samples than the {table.sizes[-1]} of the largest cell: {', '.join(short)}.")
+    if not table.comparable:
+        lines.append("nothing is marked best, because the cells are not ok on the same samples.")
+    waiting = [f"{where(key)} ({count})" for key, count in table.waiting.items()]
+    if waiting:
+        lines.append(f"answers not scored yet (stage=score): {', '.join(waiting)}.")
+    return lines
+
+
+def _best_notes(table: Table) -> list[str]:
+    if not any(table.best(budget) for budget in table.budgets):
+        return []
+    return [
+        f"bold: no other method at this budget is better by a paired interval (Holm over {len(table.pairs)} pairs)."
+    ]
+
+
+def _mark_notes(table: Table) -> list[str]:
+    cells = _named(table)
+    lines = []
+    over = [
+        (f"{words} by {e.audit.excess_mean:.1%}, at most {e.audit.excess_worst:.1%}", e.audit.over, e.audit.n)
+        for words, _, e in cells
+        if e.audit.over
+    ]
+    if over:
+        defect = "" if table.reading == "released" else ", which only reading=released may do: take it for a defect"
+        lines.append(f"{OVER} more entries resident than the budget{defect}: {_listed(over, shorten=False)}.")
+    untested = [(words, e.audit.from_prefill, e.audit.n) for words, method, e in cells if _untested(method, e)]
+    if untested:
+        lines.append(
+            f"{PREFILL} answers with no token (but the end token) decoded from the compressed cache, which cannot tell "
+            f"methods apart (protocol={table.context['protocol']}): {_listed(untested)}."
+        )
+    cut = [(words, e.audit.text_before_cut, e.audit.n) for words, _, e in cells if e.audit.text_before_cut]
+    if cut:
+        lines.append(f"{BEFORE_CUT} answers whose compressed context held question text: {_listed(cut)}.")
+    for reason, letter in fallback_letters(table).items():
+        found = [(words, e.audit.fallbacks.get(reason, 0), e.audit.n) for words, _, e in cells]
+        lines.append(f"{letter} fallback {reason}: {_listed([cell for cell in found if cell[1]])}.")
+    return lines
+
+
+def _listed(cells: Sequence[tuple[str, int, int]], shorten: bool = True) -> str:
+    """(words, count, of how many answers) of each cell; only the range where there are many cells."""
+    if shorten and len(cells) > _MANY:
+        counts = sorted(count for _, count, _ in cells)
+        return f"{len(cells)} cells, {counts[0]} to {counts[-1]} answers each of {max(n for *_, n in cells)}"
+    return "; ".join(f"{words} ({count} of {n})" for words, count, n in cells)
+
+
+def _method_notes(table: Table) -> list[str]:
+    lines = []
+    for method in table.methods:
+        entries = [e for (label, _), e in table.entries.items() if label == method.label]
+        seeds = sorted({seed for entry in entries for seed in entry.seeds})
+        if len(seeds) > 1:
+            uneven = " (not every sample has every seed)" if any(entry.uneven_seeds for entry in entries) else ""
+            lines.append(
+                f"{method.label}: averaged within each sample over seeds {', '.join(map(str, seeds))}{uneven}."
+            )
+        if method.tuned:
+            values = json.loads(method.parameters)
+            lines.append(f"{method.label} (tuned): {', '.join(f'{k}={v}' for k, v in sorted(values.items()))}.")
+    return lines
+
+
+def _lmms_eval_notes(table: Table) -> list[str]:
+    gaps = [
+        (abs(e.value - e.lmms_eval), words, e)
+        for words, _, e in _named(table)
+        if e.value is not None and e.lmms_eval is not None
+    ]
+    if not gaps:
+        return []
+    gap, words, entry = max(gaps, key=lambda found: found[0])
+    if gap <= 1e-6:
+        return [f"lmms-eval's own aggregate is the same in all {len(gaps)} cells that have one."]
+    return [
+        f"lmms-eval's own aggregate differs, most for {words}: {entry.lmms_eval:.4f} against {entry.value:.4f} here."
+    ]

@@ -1,0 +1,124 @@
+"""Tables as markdown, aligned so that it reads well in a terminal too; and the texts that LaTeX shares with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mmkv_bench.tables.compare import Pair
+from mmkv_bench.tables.notes import caption, line_label, marks, notes, pair_summary, title
+from mmkv_bench.tables.table import Entry, Method, Table
+
+
+@dataclass(frozen=True)
+class Text:
+    """One printed table cell, not yet in any format: `range` is the interval or "", `marks` what follows the number."""
+
+    number: str
+    range: str = ""
+    marks: tuple[str, ...] = ()
+    bold: bool = False
+
+
+EMPTY = Text("")
+
+
+def score(value: float | None) -> str:
+    """Two decimals, without a minus on zero; "-" for nothing."""
+    if value is None:
+        return "-"
+    text = f"{value:.2f}"
+    return text.removeprefix("-") if float(text) == 0 else text
+
+
+def signed(value: float) -> str:
+    """Two decimals with a sign, but for zero."""
+    return score(value) if float(f"{value:.2f}") <= 0 else f"+{score(value)}"
+
+
+def span(low: float | None, high: float | None) -> str:
+    """`[0.71, 0.80]`, or "" without an interval."""
+    return "" if low is None or high is None else f"[{score(low)}, {score(high)}]"
+
+
+def p_value(p: float) -> str:
+    return "<0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def entry_text(table: Table, method: Method, budget: str, intervals: bool) -> Text:
+    """What is printed for a method at a budget ("" = no budget)."""
+    entry = table.entry(method.label, budget)
+    if entry is None:
+        return EMPTY
+    found = tuple(marks(table, method, entry))
+    if entry.value is None:
+        return Text(f"{entry.scores.n_ok}/{entry.scores.n} ok: {score(entry.zero)} / {score(entry.common)}", "", found)
+    bold = method.label in table.best(budget) and (method.label, budget) in table.entries
+    return Text(score(entry.value), span(entry.low, entry.high) if intervals else "", found, bold)
+
+
+def markdown(tables: Sequence[Table], *, intervals: bool = True, pairs: bool = False) -> str:
+    """All tables, each with caption and notes; with `pairs`, the separated pairs after each table."""
+    return "\n".join(_markdown_table(table, tables, intervals, pairs) for table in tables)
+
+
+def _markdown_table(table: Table, tables: Sequence[Table], intervals: bool, pairs: bool) -> str:
+    columns = table.budgets or ("",)
+    header = ["method", *(budget or "all" for budget in columns)]
+    grid = [
+        [line_label(method), *(_cell(entry_text(table, method, budget, intervals)) for budget in columns)]
+        for method in table.methods
+    ]
+    blocks = [f"**{title(table)}**: {caption(table, tables, intervals)}", aligned(header, grid)]
+    if not table.comparable and len(table.common_ids):
+        common = [[line_label(m), *(_common(table.entry(m.label, b)) for b in columns)] for m in table.methods]
+        blocks += [f"The same over the {len(table.common_ids)} samples ok in every cell:", aligned(header, common)]
+    remarks = notes(table)
+    if remarks:
+        blocks.append("\n".join(f"- {note}" for note in remarks))
+    if pairs:
+        blocks += _markdown_pairs(table)
+    return "\n\n".join(blocks) + "\n"
+
+
+def _cell(text: Text) -> str:
+    number = f"**{text.number}**" if text.bold else text.number
+    return " ".join(part for part in (number, text.range, "".join(text.marks)) if part)
+
+
+def _common(entry: Entry | None) -> str:
+    return score(entry.common) if entry else ""
+
+
+def _markdown_pairs(table: Table) -> list[str]:
+    header = ["budget", "better", "worse", "difference", "Holm interval", "Holm p", "n"]
+    grid = [
+        [
+            pair.budget or "all",
+            pair.better,
+            pair.worse,
+            signed(abs(pair.difference.value)),
+            span(*_towards_better(pair)),
+            p_value(pair.step.adjusted),
+            str(pair.difference.n),
+        ]
+        for pair in table.pairs
+        if pair.separated
+    ]
+    summary = "\n".join(f"- {line}" for line in pair_summary(table))
+    heading = "Paired differences whose interval, Holm-corrected within the table, excludes 0:"
+    return [heading, aligned(header, grid), summary] if grid else [heading + " none.", summary]
+
+
+def _towards_better(pair: Pair) -> tuple[float, float]:
+    return (pair.low, pair.high) if pair.better == pair.a else (-pair.high, -pair.low)
+
+
+def aligned(header: Sequence[str], grid: Sequence[Sequence[str]]) -> str:
+    """A markdown table whose columns line up in a fixed-width font."""
+    lines = [list(header), *map(list, grid)]
+    widths = [max(3, *(len(line[i]) for line in lines)) for i in range(len(header))]
+    rows = [
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |" for line in lines
+    ]
+    return "\n".join([rows[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *rows[1:]])

@@ -1,0 +1,174 @@
+"""The rows that tables are made from: read from a store, checked, and gathered into per-sample scores.
+
+Frames are those of `store/schema.py`: `cells` (one row per cell), `samples` (one per cell, sample and metric) and
+`responses` (one per cell and sample; only the columns of `RESPONSE_COLUMNS`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mmkv_bench.errors import ConfigError, StoreError, nearest
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+BASELINE = "full"
+
+# Two cells may stand in one table, or be compared, only where all of these agree.
+CONTEXT = (
+    "model",
+    "model_fingerprint",
+    "dataset",
+    "dataset_fingerprint",
+    "protocol",
+    "dtype",
+    "attention",
+    "generation",
+    "numerics_version",
+    "torch",
+    "transformers",
+)
+RESPONSE_COLUMNS = (
+    "cell",
+    "sample_id",
+    "status",
+    "fallback",
+    "entries_asked",
+    "entries_resident",
+    "n_tokens",
+    "tokens_from_compressed",
+    "finish_reason",
+    "question_text_before_cut",
+)
+
+
+@dataclass
+class Rows:
+    """The frames of one store. `responses` and `metrics` may be empty; then what they would mark is not marked."""
+
+    cells: pd.DataFrame
+    samples: pd.DataFrame
+    responses: pd.DataFrame
+    metrics: pd.DataFrame
+
+
+def load(root: Path | str, cells: Collection[str] | None = None) -> Rows:
+    """Rows of the store at `root`: of all its cells, or of those named (a run's own).
+
+    Raises ConfigError when there is no such folder, when it holds no rows, or when none of its answers is scored.
+    """
+    from mmkv_bench.store.store import Store
+
+    root = Path(root)
+    if not root.is_dir():
+        raise ConfigError(f"There is no rows folder at '{root}': give the folder that a run printed as its rows.")
+    store = Store(root)
+    samples = store.samples(cells).to_pandas()
+    responses = store.responses(cells, RESPONSE_COLUMNS).to_pandas()
+    if samples.empty and responses.empty:
+        raise ConfigError(f"'{root}' holds no result rows: give the folder that a run printed as its rows.")
+    if samples.empty:
+        raise ConfigError(
+            f"'{root}' holds {len(responses)} answers but no scores: run the same command again with stage=score."
+        )
+    return Rows(store.cells(cells).to_pandas(), samples, responses, store.metrics(cells).to_pandas())
+
+
+def check(cells: pd.DataFrame, samples: pd.DataFrame) -> None:
+    """Raises StoreError for scores of unknown cells, cells described twice, or a sample scored twice in a cell."""
+    twice = cells["cell"][cells["cell"].duplicated()].tolist()
+    if twice:
+        raise StoreError(f"Cell {twice[0]} is described by more than one row of `cells`: the store is damaged.")
+    unknown = sorted(set(samples["cell"]) - set(cells["cell"]))
+    if unknown:
+        raise StoreError(f"Scores of cell {unknown[0]} have no row in `cells`: run the same command again to write it.")
+    key = ["cell", "sample_id", "metric"]
+    repeated = samples.loc[samples.duplicated(key), key]
+    if len(repeated):
+        cell, sample, metric = repeated.iloc[0]
+        raise StoreError(f"Sample {sample} has more than one {metric} score in cell {cell}: the store is damaged.")
+
+
+def choose(column: pd.Series, wanted: Sequence[str] | None, what: str) -> pd.Series:
+    """Mask of the rows whose value is among `wanted` (all rows when None); unknown values are a ConfigError."""
+    if not wanted:
+        return column.notna() | column.isna()
+    present = {str(value) for value in column.dropna()}
+    for name in wanted:
+        if name not in present:
+            raise ConfigError(f"The rows hold no {what} '{name}': {nearest(name, present)}.")
+    return column.isin(list(wanted))
+
+
+def missing(value: object) -> bool:
+    """Whether a scalar of a frame is null (None, NaN or NA)."""
+    import pandas as pd
+
+    return bool(pd.isna(value))
+
+
+def context_key(row: pd.Series, columns: Sequence[str] = CONTEXT) -> tuple[str, ...]:
+    """What a cell shares with every cell that it may be compared with."""
+    return tuple("" if missing(row[column]) else str(row[column]) for column in columns)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Scores of one cell, or of the seeds of one cell averaged within each sample; samples in ascending id order.
+
+    sample_ids, clusters: object [n]; values: float64 [n], NaN where the sample is not ok (in any of its seeds).
+    """
+
+    sample_ids: np.ndarray
+    clusters: np.ndarray
+    values: np.ndarray
+
+    @property
+    def n(self) -> int:
+        return len(self.values)
+
+    @property
+    def ok(self) -> np.ndarray:
+        return ~np.isnan(self.values)
+
+    @property
+    def n_ok(self) -> int:
+        return int(self.ok.sum())
+
+    @property
+    def complete(self) -> bool:
+        """Whether every sample is ok: only then is there a headline."""
+        return self.n > 0 and self.n_ok == self.n
+
+    def among(self, sample_ids: Sequence[str]) -> Scores:
+        """The same scores over the samples that are in `sample_ids`."""
+        keep = np.isin(self.sample_ids, np.asarray(sample_ids, dtype=object))
+        return Scores(self.sample_ids[keep], self.clusters[keep], self.values[keep])
+
+
+def gather(samples: pd.DataFrame) -> Scores:
+    """Scores from the `samples` rows of one metric and of one cell, or of several cells that differ by seed only.
+
+    A sample counts as ok when each of its rows has status ok and a value; its value is then the mean over its rows.
+    """
+    frame = samples.assign(
+        good=(samples["status"] == "ok") & samples["value"].notna(),
+        cluster=samples["cluster"].where(samples["cluster"].notna(), samples["sample_id"]),
+    )
+    by_sample = frame.sort_values(["sample_id", "cell"]).groupby("sample_id", sort=True)
+    table = by_sample.agg(good=("good", "all"), value=("value", "mean"), cluster=("cluster", "first"))
+    values = table["value"].to_numpy(np.float64, na_value=np.nan)
+    values = np.where(table["good"].to_numpy(bool), values, np.nan)
+    return Scores(table.index.to_numpy(object), table["cluster"].to_numpy(object), values)
+
+
+def align(a: Scores, b: Scores) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(values of a, values of b, clusters) over the samples that both hold, in ascending id order."""
+    _, of_a, of_b = np.intersect1d(a.sample_ids.astype(str), b.sample_ids.astype(str), return_indices=True)
+    return a.values[of_a], b.values[of_b], a.clusters[of_a]

@@ -1,0 +1,122 @@
+"""What a table is: methods by budgets of one model, dataset, protocol, reading and metric, with its failure rules.
+
+A table cell is a method at a budget; its seeds are averaged within each sample. It has a headline only if every sample
+is ok. Budgets in entries and in fractions make tables of their own; neither is ever turned into the other.
+`tables/build.py` makes tables from rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from mmkv_bench.tables.audit import Audit
+from mmkv_bench.tables.compare import Pair
+from mmkv_bench.tables.rows import BASELINE, Scores
+
+AXES = {
+    "entries": "entries kept per KV head",
+    "fraction": "fraction of the prompt's entries kept",
+    "none": "no budget",
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One table cell. `value`, `low`, `high` are None unless every sample is ok; `common` is the score over the samples
+    ok in every cell of the table, `zero` the score with failures counted as 0, `lmms_eval` lmms-eval's own aggregate
+    (its mean over seeds)."""
+
+    scores: Scores
+    value: float | None
+    low: float | None
+    high: float | None
+    interval: str
+    zero: float
+    common: float | None
+    seeds: tuple[int, ...]
+    uneven_seeds: bool
+    audit: Audit
+    lmms_eval: float | None
+
+
+@dataclass(frozen=True)
+class Method:
+    """One line of a table. `budgeted` is False for `full` and whatever else takes no budget."""
+
+    label: str
+    name: str
+    base: str
+    tuned: bool
+    parameters: str
+    budgeted: bool
+
+
+@dataclass
+class Table:
+    """Entries by (label, budget); `budgets` are exact decimal strings in ascending order, "" stands for no budget.
+
+    `waiting` counts the answers, by (label, budget), that have no score yet; `pairs` holds every two methods at every
+    budget, Holm-corrected together.
+    """
+
+    context: dict[str, str]
+    reading: str | None
+    metric: str
+    axis: str
+    budgets: tuple[str, ...]
+    methods: tuple[Method, ...]
+    entries: dict[tuple[str, str], Entry]
+    waiting: dict[tuple[str, str], int] = field(default_factory=dict)
+    pairs: list[Pair] = field(default_factory=list)
+
+    @property
+    def dataset(self) -> str:
+        return self.context["dataset"]
+
+    def entry(self, label: str, budget: str) -> Entry | None:
+        """The cell in that column; what takes no budget stands in every column."""
+        return self.entries.get((label, budget)) or self.entries.get((label, ""))
+
+    @property
+    def common_ids(self) -> np.ndarray:
+        """Ids of the samples that are ok in every cell of the table."""
+        return common_ids(self.entries.values())
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The distinct numbers of samples of the table's cells."""
+        return tuple(sorted({entry.scores.n for entry in self.entries.values()}))
+
+    @property
+    def comparable(self) -> bool:
+        """Whether all cells are ok on all of the same samples; otherwise nothing may be marked best."""
+        entries = list(self.entries.values())
+        same = all(np.array_equal(entry.scores.sample_ids, entries[0].scores.sample_ids) for entry in entries)
+        return same and all(entry.scores.complete for entry in entries)
+
+    def best(self, budget: str) -> tuple[str, ...]:
+        """Methods at this budget that no other one is better than by a Holm-corrected paired interval.
+
+        Empty when samples failed or differ between cells, and when no method of the column is worse than another.
+        `full` and cells over their budget neither are marked nor compete.
+        """
+        rivals = {
+            method.label
+            for method in self.methods
+            if (entry := self.entries.get((method.label, budget))) and method.base != BASELINE and not entry.audit.over
+        }
+        beaten = {
+            pair.worse for pair in self.pairs if pair.budget == budget and pair.separated and {pair.a, pair.b} <= rivals
+        }
+        if not self.comparable or not beaten:
+            return ()
+        return tuple(method.label for method in self.methods if method.label in rivals - beaten)
+
+
+def common_ids(entries: Iterable[Entry]) -> np.ndarray:
+    """Ids of the samples that are ok in all entries, ascending, object [m]."""
+    sets = [set(entry.scores.sample_ids[entry.scores.ok]) for entry in entries]
+    return np.array(sorted(set.intersection(*sets)) if sets else [], dtype=object)

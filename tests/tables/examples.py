@@ -1,0 +1,167 @@
+"""Made-up rows in the schema of `store/schema.py`, for the tests of tables; nothing here is a result."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pandas as pd
+
+from mmkv_bench.store.store import Store
+from mmkv_bench.tables.rows import Rows
+
+HEADS = 8  # KV heads of all layers together
+PROMPT = 300  # tokens
+
+
+def cell_row(cell: str, method: str, budget: int | str | None = None, **changed) -> dict:
+    """A `cells` row; an int is a budget in entries, a string an exact fraction, None no budget."""
+    kind = {int: "entries", str: "fraction", type(None): "none"}[type(budget)]
+    row = {
+        "cell": cell,
+        "model": "tiny",
+        "model_fingerprint": "m" * 16,
+        "dataset": "walk3",
+        "dataset_fingerprint": "d" * 16,
+        "method": method,
+        "base": method,
+        "reading": None if method == "full" else "paper",
+        "protocol": "paper",
+        "budget_kind": kind,
+        "budget_entries": budget if kind == "entries" else None,
+        "budget_fraction": budget if kind == "fraction" else None,
+        "seed": None,
+        "parameters": "{}",
+        "tuned": False,
+        "allocation_scope": None if method == "full" else "layer",
+        "dtype": "float32",
+        "attention": "sdpa",
+        "generation": "{}",
+        "numerics_version": 1,
+        "torch": "2.15",
+        "transformers": "5.23",
+        "config": "{}",
+        "versions": "{}",
+        "device": "cpu",
+    }
+    unknown = set(changed) - set(row)
+    if unknown:
+        raise KeyError(f"no such column: {unknown}")
+    row |= changed
+    if isinstance(row["parameters"], dict):
+        row["parameters"] = json.dumps(row["parameters"], sort_keys=True)
+    return row
+
+
+def sample_rows(
+    cell: str, values: Sequence[float | None] | Mapping[str, float | None], dataset: str = "walk3", **changed
+) -> list[dict]:
+    """`samples` rows s000, s001, ... (or as named) of metric `exact_match`, each a cluster; None = out of memory."""
+    named = values if isinstance(values, Mapping) else {f"s{i:03d}": value for i, value in enumerate(values)}
+    return [
+        {
+            "cell": cell,
+            "dataset": dataset,
+            "sample_id": name,
+            "cluster": f"page-{name}",
+            "metric": "exact_match",
+            "value": value,
+            "status": "oom" if value is None else "ok",
+        }
+        | changed
+        for name, value in named.items()
+    ]
+
+
+def response_rows(cell: dict, samples: Sequence[dict], **changed) -> list[dict]:
+    """`responses` rows that go with `samples` rows: T = 300 tokens, 8 KV heads, the budget met exactly."""
+    entries = cell["budget_entries"]
+    if cell["budget_fraction"] is not None:
+        entries = max(1, int(float(cell["budget_fraction"]) * PROMPT))
+    rows = []
+    for i, sample in enumerate(samples):
+        ok = sample["status"] == "ok"
+        kept = PROMPT if entries is None else entries
+        answer = {
+            "prompt_hash": "p",
+            "answer": "384q592m107.",
+            "token_ids": list(range(13)),
+            "n_tokens": 13,
+            "tokens_from_compressed": 12 if cell["protocol"] == "paper" else 13,
+            "finish_reason": "eos",
+            "prompt_tokens": PROMPT,
+            "context_tokens": PROMPT,
+            "visual_tokens": 256,
+            "question_text_before_cut": 0,
+            "entries_resident": kept * HEADS,
+            "kept": [[kept] * HEADS],
+            "kept_digest": "0" * 16,
+        }
+        row = {
+            "cell": cell["cell"],
+            "dataset": cell["dataset"],
+            "sample_id": sample["sample_id"],
+            "doc_id": i,
+            "cluster": sample["cluster"],
+            "status": sample["status"],
+            "error": None if ok else "out of memory",
+            "fallback": [],
+            "budget_entries": entries,
+            "entries_asked": None if entries is None else entries * HEADS,
+            "measured": "group",
+        } | {name: value if ok else None for name, value in answer.items()}
+        rows.append(row | (changed if ok else {}))
+    return rows
+
+
+@dataclass
+class Example:
+    """Collects cells with their scores and answers; becomes frames or a store on disk."""
+
+    cells: list[dict] = field(default_factory=list)
+    samples: list[dict] = field(default_factory=list)
+    responses: list[dict] = field(default_factory=list)
+    metrics: list[dict] = field(default_factory=list)
+
+    def add(
+        self,
+        method: str,
+        budget: int | str | None,
+        values: Sequence[float | None] | Mapping[str, float | None],
+        *,
+        answer: dict | None = None,
+        sample: dict | None = None,
+        **cell,
+    ) -> str:
+        """One cell, a score per sample; `answer`, `sample` and the rest change columns. Returns its hash."""
+        row = cell_row(f"c{len(self.cells):03d}", method, budget, **cell)
+        scores = sample_rows(row["cell"], values, row["dataset"], **(sample or {}))
+        self.cells.append(row)
+        self.samples += scores
+        self.responses += response_rows(row, scores, **(answer or {}))
+        return row["cell"]
+
+    def rows(self) -> Rows:
+        return Rows(*(pd.DataFrame(part) for part in (self.cells, self.samples, self.responses, self.metrics)))
+
+    def write(self, root: Path) -> Path:
+        """The same rows as a store on disk, through the store's own interface."""
+        store = Store(root)
+        store.write_cells(self.cells)
+        by_sample: dict[tuple[str, str], list[dict]] = {}
+        for row in self.responses:
+            by_sample.setdefault((row["dataset"], row["sample_id"]), []).append(row)
+        with store.writer("test") as writer:
+            for rows in by_sample.values():
+                writer.commit(rows)
+        for cell in {row["cell"] for row in self.samples}:
+            mine = [[row for row in part if row["cell"] == cell] for part in (self.samples, self.metrics)]
+            store.write_scores(cell, *mine)
+        return root
+
+
+def zeros_and_ones(right: int, n: int) -> list[float]:
+    """n scores, the first `right` of them 1."""
+    return [1.0] * right + [0.0] * (n - right)

@@ -1,0 +1,202 @@
+"""Rows -> tables: what shares a table, seeds, failure rules, what is marked best."""
+
+from __future__ import annotations
+
+import pytest
+
+from mmkv_bench.errors import ConfigError, StoreError
+from mmkv_bench.tables.build import build
+from mmkv_bench.tables.intervals import wilson
+from mmkv_bench.tables.notes import notes
+from mmkv_bench.tables.table import Table
+from tests.tables.examples import Example, zeros_and_ones
+
+
+def one(example: Example, **filters) -> Table:
+    (table,) = build(example.rows(), **filters)
+    return table
+
+
+def test_seeds_are_averaged_within_a_sample_before_anything_else() -> None:
+    example = Example()
+    for seed, values in enumerate(([1.0, 0, 1, 0], [0.0, 0, 1, 0], [1.0, 0, 1, 1])):
+        example.add("random", 64, values, seed=seed)
+    table = one(example)
+    entry = table.entry("random", "64")
+    assert entry.scores.values.tolist() == pytest.approx([2 / 3, 0, 1, 1 / 3])
+    assert (entry.scores.n, entry.interval) == (4, "bootstrap")  # n counts samples, not rows
+    assert entry.value == pytest.approx(0.5)
+    assert "random: averaged within each sample over seeds 0, 1, 2." in notes(table)
+
+
+def test_a_sample_that_failed_in_one_seed_is_not_ok() -> None:
+    example = Example()
+    example.add("random", 64, [1.0, 0, 1], seed=0)
+    example.add("random", 64, [1.0, None, 1], seed=1)
+    entry = one(example).entry("random", "64")
+    assert (entry.scores.n, entry.scores.n_ok, entry.value) == (3, 2, None)
+
+
+def test_seeds_over_different_samples_are_told() -> None:
+    example = Example()
+    example.add("random", 64, [1.0, 0, 1], seed=0)
+    example.add("random", 64, [1.0, 0], seed=1)
+    assert any("not every sample has every seed" in note for note in notes(one(example)))
+
+
+def test_budgets_in_entries_and_in_fractions_never_share_a_table() -> None:
+    example = Example()
+    example.add("full", None, [1.0, 1])
+    for budget in (128, 64, "0.2", "0.05", "1.0", 1):
+        example.add("snapkv", budget, [1.0, 0])
+    entries, fractions = build(example.rows())
+    assert (entries.axis, entries.budgets) == ("entries", ("1", "64", "128"))
+    assert (fractions.axis, fractions.budgets) == ("fraction", ("0.05", "0.2", "1.0"))
+    assert entries.entry("full", "64").value == fractions.entry("full", "0.2").value == 1.0
+
+
+def test_protocols_readings_models_and_metrics_have_tables_of_their_own() -> None:
+    example = Example()
+    for protocol in ("paper", "strict"):
+        example.add("full", None, [1.0, 1], protocol=protocol)
+        for reading in ("paper", "released"):
+            example.add("mmshift", 64, [1.0, 0], protocol=protocol, reading=reading)
+    example.add("mmshift", 64, [1.0, 0], model="other", model_fingerprint="o")
+    example.add("mmshift", 64, [1.0, 0], dtype="bfloat16", sample={"metric": "anls"})
+    tables = build(example.rows())
+    shown = sorted((t.context["model"], t.context["protocol"], t.reading, t.metric, len(t.methods)) for t in tables)
+    assert shown == [
+        ("other", "paper", "paper", "exact_match", 1),
+        ("tiny", "paper", "paper", "anls", 1),
+        ("tiny", "paper", "paper", "exact_match", 2),
+        ("tiny", "paper", "released", "exact_match", 2),
+        ("tiny", "strict", "paper", "exact_match", 2),
+        ("tiny", "strict", "released", "exact_match", 2),
+    ]
+    chosen = build(example.rows(), protocols=["strict"], readings=["released"], metrics=["exact_match"])
+    assert [(t.context["protocol"], t.reading) for t in chosen] == [("strict", "released")]
+
+
+def test_full_alone_makes_a_table_without_budgets() -> None:
+    example = Example()
+    example.add("full", None, [1.0, 0])
+    table = one(example)
+    assert (table.axis, table.budgets, table.entry("full", "").value) == ("none", (), 0.5)
+
+
+def test_namesakes_with_other_parameters_have_lines_of_their_own() -> None:
+    example = Example()
+    example.add("snapkv", 64, [1.0, 0], parameters={"window": 32, "pool": 5})
+    example.add("snapkv", 64, [1.0, 1], parameters={"window": 16, "pool": 5}, tuned=True)
+    example.add("g3", 64, [0.0, 0], base="mmshift", parameters={"gamma": 3})
+    table = one(example)
+    assert [m.label for m in table.methods] == ["g3", "snapkv (window=16)", "snapkv (window=32)"]
+    assert table.entry("snapkv (window=16)", "64").value == 1.0
+
+
+def test_cells_that_no_table_can_tell_apart_are_refused() -> None:
+    example = Example()
+    example.add("snapkv", 64, [1.0])
+    example.add("snapkv", 64, [0.0])
+    with pytest.raises(StoreError, match="c000, c001 are the same method"):
+        build(example.rows())
+
+
+def test_a_cell_with_failures_shows_counts_and_both_scores_and_nothing_is_best() -> None:
+    example = Example()
+    example.add("full", None, zeros_and_ones(40, 40))
+    example.add("mmshift", 64, zeros_and_ones(39, 40))
+    example.add("random", 64, [None, None, *zeros_and_ones(0, 38)])
+    table = one(example)
+    broken = table.entry("random", "64")
+    assert (broken.value, broken.low, broken.scores.n_ok, broken.scores.n) == (None, None, 38, 40)
+    assert (broken.zero, broken.common) == (0.0, 0.0)
+    assert table.entry("mmshift", "64").value == 39 / 40  # complete cells keep their headline
+    assert table.entry("mmshift", "64").common == 37 / 38  # s000 and s001 are out
+    assert len(table.common_ids) == 38 and not table.comparable
+    separated = [(pair.better, pair.worse, pair.difference.n) for pair in table.pairs if pair.separated]
+    assert ("mmshift", "random", 38) in separated
+    assert table.best("64") == ()
+
+
+def test_cells_over_different_samples_are_told_and_nothing_is_best() -> None:
+    example = Example()
+    example.add("mmshift", 64, zeros_and_ones(60, 60))
+    example.add("random", 64, zeros_and_ones(0, 50))
+    table = one(example)
+    assert table.best("64") == () and table.sizes == (50, 60)
+    assert table.entry("mmshift", "64").value == 1.0
+    assert any("fewer samples than the 60 of the largest cell: random at 64 (n=50)" in note for note in notes(table))
+
+
+def test_best_are_those_that_no_paired_interval_puts_below_another() -> None:
+    example = Example()
+    example.add("full", None, zeros_and_ones(100, 100))
+    example.add("mmshift", 64, zeros_and_ones(80, 100))
+    example.add("snapkv", 64, zeros_and_ones(78, 100))
+    example.add("random", 64, zeros_and_ones(3, 100))
+    example.add("mmshift", 32, zeros_and_ones(3, 100))
+    example.add("random", 32, zeros_and_ones(2, 100))
+    table = one(example)
+    assert table.best("64") == ("mmshift", "snapkv")  # full stands above them and is no rival
+    assert table.best("32") == ()  # nobody is separated from anybody
+
+
+def test_a_method_over_its_budget_neither_wins_nor_beats() -> None:
+    example = Example()
+    example.add("mmshift", 64, zeros_and_ones(90, 100), reading="released", answer={"entries_resident": 600})
+    example.add("snapkv", 64, zeros_and_ones(50, 100), reading="released")
+    example.add("random", 64, zeros_and_ones(5, 100), reading="released")
+    table = one(example)
+    assert table.best("64") == ("snapkv",)
+    audit = table.entry("mmshift", "64").audit
+    assert audit.over == 100 and audit.excess_mean == pytest.approx(600 / 512 - 1)
+
+
+def test_fewer_entries_than_the_budget_are_no_excess() -> None:
+    example = Example()
+    example.add("snapkv", 400, [1.0, 0], answer={"entries_resident": 2400, "fallback": ["prompt_within_budget"]})
+    audit = one(example).entry("snapkv", "400").audit
+    assert (audit.over, audit.fallbacks) == (0, {"prompt_within_budget": 2})
+
+
+def test_answers_without_scores_are_told() -> None:
+    example = Example()
+    example.add("snapkv", 64, [1.0, 0, 1])
+    example.add("keydiff", 64, [1.0, 0, 1])
+    example.samples = [row for row in example.samples if (row["cell"], row["sample_id"]) < ("c001", "s001")]
+    table = one(example)
+    assert table.waiting == {("keydiff", "64"): 2}
+    example.samples = [row for row in example.samples if row["cell"] == "c000"]
+    table = one(example)
+    assert table.waiting == {("keydiff", "64"): 3} and table.entry("keydiff", "64") is None
+    assert "answers not scored yet (stage=score): keydiff at 64 (3)." in notes(table)
+
+
+def test_intervals_of_a_table_are_those_of_its_samples() -> None:
+    example = Example()
+    example.add("snapkv", 64, zeros_and_ones(7, 20))
+    entry = one(example).entry("snapkv", "64")
+    assert (entry.low, entry.high) == wilson(7 / 20, 20)
+
+
+@pytest.mark.parametrize(
+    ("filters", "message"),
+    [
+        ({"datasets": ["walk"]}, "no dataset 'walk': did you mean 'walk3'"),
+        ({"protocols": ["strict"]}, "no protocol 'strict': allowed: paper"),
+        ({"readings": ["released"]}, "no reading 'released': allowed: paper"),
+        ({"metrics": ["anls"]}, "no metric 'anls': allowed: exact_match"),
+    ],
+)
+def test_a_filter_that_matches_nothing_names_what_there_is(filters: dict, message: str) -> None:
+    example = Example()
+    example.add("snapkv", 64, [1.0])
+    with pytest.raises(ConfigError) as caught:
+        build(example.rows(), **filters)
+    assert message in str(caught.value)
+
+
+def test_no_scored_rows_are_refused() -> None:
+    with pytest.raises(ConfigError, match="no scored rows"):
+        build(Example().rows())

@@ -1,0 +1,117 @@
+"""What the figure draws, read back from its artists and files."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mmkv_bench.errors import ConfigError
+from mmkv_bench.tables.build import build
+from mmkv_bench.tables.figure import accuracy_figure, save
+from tests.tables.examples import Example, zeros_and_ones
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+def example(reading: str = "paper", **answer) -> Example:
+    made = Example()
+    for dataset, gain in (("pages_walk", 0), ("pages_lookup", 3)):
+        made.add("full", None, zeros_and_ones(19, 20), dataset=dataset)
+        for budget, right in ((64, 4), (32, 1), (128, 15)):
+            made.add(
+                "snapkv", budget, zeros_and_ones(right + gain, 20), dataset=dataset, reading=reading, answer=answer
+            )
+            made.add("random", budget, zeros_and_ones(gain, 20), dataset=dataset, reading=reading)
+    return made
+
+
+def panels(figure):
+    return {axes.get_title(): axes for axes in figure.axes}
+
+
+def test_each_dataset_has_a_panel_with_a_line_per_method_over_a_log2_budget_axis() -> None:
+    drawn = panels(accuracy_figure(build(example().rows())))
+    assert set(drawn) == {"pages_lookup", "pages_walk"}
+    axes = drawn["pages_walk"]
+    lines = {line.get_label(): line for line in axes.get_lines()}
+    assert set(lines) == {"full (no budget)", "random", "snapkv"}
+    np.testing.assert_array_equal(lines["snapkv"].get_xdata(), [32, 64, 128])
+    np.testing.assert_array_equal(lines["snapkv"].get_ydata(), [1 / 20, 4 / 20, 15 / 20])
+    assert lines["full (no budget)"].get_linestyle() == "--"
+    assert set(lines["full (no budget)"].get_ydata()) == {19 / 20}
+    transform = axes.xaxis.get_transform()
+    assert transform.base == 2
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["32", "64", "128"]
+    assert axes.get_xlabel() == "entries kept per KV head"
+
+
+def test_bands_are_the_intervals_of_the_table() -> None:
+    tables = build(example().rows(), datasets=["pages_walk"])
+    (axes,) = accuracy_figure(tables).axes
+    (band,) = [b for b in axes.collections if b.get_paths()[0].vertices[:, 1].max() > 0.5]
+    entries = [tables[0].entry("snapkv", budget) for budget in ("32", "64", "128")]
+    ends = {round(end, 9) for entry in entries for end in (entry.low, entry.high)}
+    assert {round(y, 9) for y in band.get_paths()[0].vertices[:, 1]} == ends
+
+
+def test_a_method_looks_the_same_in_every_panel_and_methods_differ_in_colour_and_shape() -> None:
+    drawn = panels(accuracy_figure(build(example().rows())))
+    looks = [
+        {line.get_label(): (line.get_color(), line.get_marker()) for line in axes.get_lines()}
+        for axes in drawn.values()
+    ]
+    assert looks[0] == looks[1]
+    assert len(set(looks[0].values())) == len(looks[0])
+
+
+def test_lines_over_their_budget_are_marked() -> None:
+    figure = accuracy_figure(build(example("released", entries_resident=5000).rows()))
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert labels == ["full (no budget)", "random", "snapkv †"]
+    assert "† more entries resident than the budget" in figure.get_suptitle().replace("\n", " ")
+    assert "reading=released" in figure.get_suptitle()
+
+
+def test_a_cell_without_a_headline_is_not_drawn_but_refused() -> None:
+    made = example()
+    made.add("keydiff", 64, [None, 1.0], dataset="pages_walk")
+    with pytest.raises(ConfigError, match="pages_walk: keydiff is ok on 1 of 2 samples"):
+        accuracy_figure(build(made.rows()))
+
+
+def test_budgets_of_two_kinds_or_none_are_refused() -> None:
+    made = example()
+    made.add("snapkv", "0.2", [1.0, 0], dataset="pages_walk")
+    with pytest.raises(ConfigError, match="cannot share a figure"):
+        accuracy_figure(build(made.rows()))
+    alone = Example()
+    alone.add("full", None, [1.0, 0])
+    with pytest.raises(ConfigError, match="no cell with a budget"):
+        accuracy_figure(build(alone.rows()))
+
+
+def test_the_same_rows_give_the_same_files(tmp_path: Path) -> None:
+    tables = build(example().rows())
+    first = save(accuracy_figure(tables), tmp_path / "one" / "figure")
+    second = save(accuracy_figure(tables), tmp_path / "two" / "figure")
+    assert [path.name for path in first] == ["figure.png", "figure.svg"]
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
+
+
+def test_the_script_draws_from_a_rows_folder_and_says_what_it_needs(tmp_path: Path) -> None:
+    root = example().write(tmp_path / "rows")
+    script = [sys.executable, str(ROOT / "scripts" / "plot_accuracy.py"), str(root), "--out", str(tmp_path / "figure")]
+    done = subprocess.run(script, capture_output=True, text=True, timeout=120, env=ENVIRONMENT)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split() == [str(tmp_path / "figure.png"), str(tmp_path / "figure.svg")]
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+    refused = subprocess.run(
+        [*script, "--dataset", "pages_chain"], capture_output=True, text=True, timeout=120, cwd=ROOT
+    )
+    assert refused.returncode == 2 and "no dataset 'pages_chain'" in refused.stderr

@@ -1,0 +1,157 @@
+"""The `metrics` rows: value, counts, interval and difference to `full`, for the store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from mmkv_bench.errors import StoreError
+from mmkv_bench.store.schema import METRICS
+from mmkv_bench.store.store import Store
+from mmkv_bench.tables.compare import tango_low
+from mmkv_bench.tables.intervals import wilson
+from mmkv_bench.tables.metrics import metrics_rows
+from tests.tables.examples import Example, zeros_and_ones
+
+
+def rows_of(example: Example, **given) -> dict[str, dict]:
+    rows = example.rows()
+    return {row["cell"]: row for row in metrics_rows(rows.samples, rows.cells, **given)}
+
+
+def test_a_cell_of_zeros_and_ones_gets_wilson_and_its_difference_to_full() -> None:
+    example = Example()
+    full = example.add("full", None, zeros_and_ones(18, 20))
+    snapkv = example.add("snapkv", 64, zeros_and_ones(11, 20))
+    rows = rows_of(example)
+    assert rows[full] == {
+        "cell": full,
+        "dataset": "walk3",
+        "metric": "exact_match",
+        "n": 20,
+        "n_ok": 20,
+        "value": 0.9,
+        "value_failures_zero": 0.9,
+        "low": wilson(0.9, 20)[0],
+        "high": wilson(0.9, 20)[1],
+        "interval": "wilson",
+        "difference": None,
+        "difference_low": None,
+        "difference_high": None,
+        "lmms_eval": None,
+        "lmms_eval_reason": None,
+        "judge": None,
+    }
+    assert rows[snapkv]["value"] == 0.55
+    assert rows[snapkv]["difference"] == -7 / 20
+    assert (rows[snapkv]["difference_low"], rows[snapkv]["difference_high"]) == (
+        tango_low(0, 7, 20),
+        -tango_low(7, 0, 20),
+    )
+
+
+def test_a_cell_with_a_failed_sample_has_no_headline() -> None:
+    example = Example()
+    example.add("full", None, [1.0, 1, 1, 0])
+    broken = example.add("snapkv", 64, [1.0, None, 0, 0])
+    row = rows_of(example)[broken]
+    assert (row["n"], row["n_ok"], row["value"], row["low"], row["interval"]) == (4, 3, None, None, "none")
+    assert row["value_failures_zero"] == 0.25
+    assert row["difference"] == -1 / 3  # over the three samples ok in both
+
+
+def test_a_sample_without_a_value_counts_as_not_ok_even_when_its_status_is() -> None:
+    example = Example()
+    cell = example.add("snapkv", 64, [1.0, 1.0, 1.0])
+    example.samples[1]["value"] = None
+    row = rows_of(example)[cell]
+    assert (row["n"], row["n_ok"], row["value"]) == (3, 2, None)
+
+
+def test_each_protocol_is_compared_with_its_own_full() -> None:
+    example = Example()
+    example.add("full", None, [1.0, 1, 1, 1])
+    example.add("full", None, [0.0, 0, 1, 1], protocol="strict")
+    paper = example.add("snapkv", 64, [0.0, 0, 1, 1])
+    strict = example.add("snapkv", 64, [0.0, 0, 1, 1], protocol="strict")
+    alone = example.add("snapkv", 64, [0.0, 0, 1, 1], protocol="query_agnostic")
+    rows = rows_of(example)
+    assert (rows[paper]["difference"], rows[strict]["difference"], rows[alone]["difference"]) == (-0.5, 0.0, None)
+
+
+@pytest.mark.parametrize("column", ["model_fingerprint", "dtype", "attention", "generation", "torch"])
+def test_a_cell_is_never_compared_with_full_of_another_context(column: str) -> None:
+    example = Example()
+    example.add("full", None, [1.0, 1])
+    other = example.add("snapkv", 64, [0.0, 1], **{column: '{"other": 1}'})
+    assert rows_of(example)[other]["difference"] is None
+
+
+def test_two_full_cells_of_one_context_are_refused() -> None:
+    example = Example()
+    example.add("full", None, [1.0])
+    example.add("full", None, [1.0])
+    with pytest.raises(StoreError, match="c000 and c001 are both `full`"):
+        rows_of(example)
+
+
+def test_graded_scores_get_a_bootstrap_and_an_aggregator_its_own_statistic() -> None:
+    example = Example()
+    values = [0.1, 0.5, 0.9, 0.2, 0.4, 0.8]
+    example.add("full", None, [1.0] * 6)
+    cell = example.add("snapkv", 64, values)
+    row = rows_of(example)[cell]
+    assert row["interval"] == "bootstrap" and row["low"] < np.mean(values) == row["value"] < row["high"]
+    row = rows_of(example, aggregators={"exact_match": lambda drawn: float(np.median(drawn))})[cell]
+    assert row["value"] == np.median(values) and row["difference"] == np.median(values) - 1
+
+
+def test_lmms_evals_aggregate_reason_and_judge_stand_beside_ours() -> None:
+    example = Example()
+    good, bad = example.add("snapkv", 64, [1.0]), example.add("keydiff", 64, [None])
+    key = "exact_match"
+    given = {"lmms_eval": {(good, key): 1.0}, "reasons": {bad: "1 sample not ok"}, "judges": {(good, key): "gpt"}}
+    rows = rows_of(example, **given)
+    assert (rows[good]["lmms_eval"], rows[good]["lmms_eval_reason"], rows[good]["judge"]) == (1.0, None, "gpt")
+    assert (rows[bad]["lmms_eval"], rows[bad]["lmms_eval_reason"]) == (None, "1 sample not ok")
+
+
+def test_rows_do_not_depend_on_the_order_of_samples_or_on_other_cells() -> None:
+    example = Example()
+    rng = np.random.default_rng(0)
+    for i, method in enumerate(("full", "snapkv", "keydiff")):
+        example.add(method, None if method == "full" else 64, (rng.integers(0, 4 + i, 40) / 7).tolist())
+    rows = example.rows()
+    whole = metrics_rows(rows.samples, rows.cells)
+    assert metrics_rows(rows.samples.sample(frac=1, random_state=5), rows.cells) == whole
+    two = rows.cells["cell"] != "c001"
+    assert metrics_rows(rows.samples[rows.samples["cell"] != "c001"], rows.cells[two]) == [whole[0], whole[2]]
+
+
+def test_contradicting_rows_are_refused() -> None:
+    example = Example()
+    cell = example.add("snapkv", 64, [1.0, 0.0])
+    rows = example.rows()
+    twice = pd.concat([rows.samples, rows.samples[:1]])
+    with pytest.raises(StoreError, match=f"Sample s000 has more than one exact_match score in cell {cell}"):
+        metrics_rows(twice, rows.cells)
+    with pytest.raises(StoreError, match="no row in `cells`"):
+        metrics_rows(rows.samples, rows.cells[:0])
+    with pytest.raises(StoreError, match="more than one row"):
+        metrics_rows(rows.samples, pd.concat([rows.cells, rows.cells]))
+
+
+def test_the_store_accepts_the_rows_as_they_are(tmp_path: Path) -> None:
+    example = Example()
+    example.add("full", None, [1.0, 1, 0])
+    example.add("snapkv", 64, [0.25, None, 0.5])
+    rows = example.rows()
+    example.metrics = metrics_rows(rows.samples, rows.cells)
+    stored = Store(example.write(tmp_path)).metrics()
+    assert stored.schema == METRICS
+    kept = {row["cell"]: row for row in stored.to_pylist()}
+    for row in example.metrics:
+        assert {name: kept[row["cell"]][name] for name in row} == row

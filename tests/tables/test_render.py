@@ -1,0 +1,268 @@
+"""Renderings of small, hand-checked tables. Made-up rows: nothing here is a result."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+import pytest
+
+from mmkv_bench.tables.build import build
+from mmkv_bench.tables.latex import escape, latex
+from mmkv_bench.tables.raw import csv_cells, csv_pairs
+from mmkv_bench.tables.render import markdown, score, signed
+from mmkv_bench.tables.table import Table
+from tests.tables.examples import Example, zeros_and_ones
+
+
+def small() -> list[Table]:
+    """full 19/20, random 2/20 and 4/20, a tuned snapkv 15/20 and 18/20 that reports a fallback at budget 128."""
+    example = Example()
+    tuned = {"parameters": {"window": 8}, "tuned": True}
+    example.add("full", None, zeros_and_ones(19, 20))
+    example.add("random", 64, zeros_and_ones(2, 20))
+    example.add("snapkv", 64, zeros_and_ones(15, 20), **tuned)
+    example.add("random", 128, zeros_and_ones(4, 20))
+    example.add("snapkv", 128, zeros_and_ones(18, 20), **tuned, answer={"fallback": ["window_reduced"]})
+    return build(example.rows())
+
+
+def marked() -> list[Table]:
+    """Released reading: mmshift over its budget (576 of 512 entries) with a failed sample; one-token answers."""
+    example = Example()
+    example.add("full", None, [1.0, 1, 1, 1])
+    example.add("mmshift", 64, [1.0, None, 1, 0], reading="released", answer={"entries_resident": 576})
+    one_token = {"n_tokens": 2, "tokens_from_compressed": 1, "token_ids": [9, 1]}
+    example.add("streamingllm", 64, [0.0, 0, 1, 0], reading="released", answer=one_token)
+    return build(example.rows())
+
+
+# Wilson's 95% intervals of 19, 2, 15, 4 and 18 out of 20 are in many a textbook. Discordant: 17, 4, 13, 15, 1, 14 of 20.
+MARKDOWN = """\
+**walk3, exact_match**: budget: entries kept per KV head; model=tiny; protocol=paper; reading=paper; n=20; \
+95% intervals (wilson)
+
+| method         | 64                    | 128                     |
+|----------------|-----------------------|-------------------------|
+| full           | 0.95 [0.76, 0.99]     | 0.95 [0.76, 0.99]       |
+| random         | 0.10 [0.03, 0.30]     | 0.20 [0.08, 0.42]       |
+| snapkv (tuned) | **0.75** [0.53, 0.89] | **0.90** [0.70, 0.97] a |
+
+- bold: no other method at this budget is better by a paired interval (Holm over 6 pairs).
+- a fallback window_reduced: snapkv at 128 (20 of 20).
+- snapkv (tuned): window=8.
+"""
+
+MARKDOWN_PAIRS = """\
+**walk3, exact_match**: budget: entries kept per KV head; model=tiny; protocol=paper; reading=paper; n=20
+
+| method         | 64       | 128        |
+|----------------|----------|------------|
+| full           | 0.95     | 0.95       |
+| random         | 0.10     | 0.20       |
+| snapkv (tuned) | **0.75** | **0.90** a |
+
+- bold: no other method at this budget is better by a paired interval (Holm over 6 pairs).
+- a fallback window_reduced: snapkv at 128 (20 of 20).
+- snapkv (tuned): window=8.
+
+Paired differences whose interval, Holm-corrected within the table, excludes 0:
+
+| budget | better | worse  | difference | Holm interval | Holm p | n   |
+|--------|--------|--------|------------|---------------|--------|-----|
+| 64     | full   | random | +0.85      | [0.37, 0.96]  | <0.001 | 20  |
+| 64     | snapkv | random | +0.65      | [0.28, 0.84]  | <0.001 | 20  |
+| 128    | full   | random | +0.75      | [0.31, 0.91]  | <0.001 | 20  |
+| 128    | snapkv | random | +0.70      | [0.30, 0.88]  | <0.001 | 20  |
+
+- budget 64: 2 of 3 pairs separated, 1 of 1 between compressed methods
+- budget 128: 2 of 3 pairs separated, 1 of 1 between compressed methods
+"""
+
+LATEX = r"""\begin{table}
+\centering
+\caption{walk3, exact\_match. budget: entries kept per KV head; model=tiny; protocol=paper; reading=paper; n=20; 95\% intervals (wilson)}
+\label{tab:walk3-exact-match-paper-paper-entries}
+\begin{tabular}{lcc}
+\toprule
+method & 64 & 128 \\
+\midrule
+full & \multicolumn{2}{c}{0.95 {\scriptsize [0.76, 0.99]}} \\
+random & 0.10 {\scriptsize [0.03, 0.30]} & 0.20 {\scriptsize [0.08, 0.42]} \\
+snapkv (tuned) & \textbf{0.75} {\scriptsize [0.53, 0.89]} & \textbf{0.90} {\scriptsize [0.70, 0.97]}\textsuperscript{a} \\
+\bottomrule
+\end{tabular}
+\par\smallskip\footnotesize\raggedright bold: no other method at this budget is better by a paired interval (Holm over 6 pairs). \\ a fallback window\_reduced: snapkv at 128 (20 of 20). \\ snapkv (tuned): window=8.
+\end{table}
+"""  # noqa: E501
+
+MARKED = """\
+**walk3, exact_match**: budget: entries kept per KV head; model=tiny; protocol=paper; reading=released; n=4; \
+95% intervals (wilson)
+
+| method       | 64                    |
+|--------------|-----------------------|
+| full         | 1.00 [0.51, 1.00]     |
+| mmshift      | 3/4 ok: 0.50 / 0.67 † |
+| streamingllm | 0.25 [0.05, 0.70] §   |
+
+The same over the 3 samples ok in every cell:
+
+| method       | 64   |
+|--------------|------|
+| full         | 1.00 |
+| mmshift      | 0.67 |
+| streamingllm | 0.33 |
+
+- not every sample is ok: such cells show samples ok / samples, the score with failures as 0 / the score over the 3 \
+samples ok in every cell.
+- nothing is marked best, because the cells are not ok on the same samples.
+- † more entries resident than the budget: mmshift at 64 by 12.5%, at most 12.5% (3 of 3).
+- § answers with no token (but the end token) decoded from the compressed cache, which cannot tell methods apart \
+(protocol=paper): streamingllm at 64 (4 of 4).
+"""
+
+
+def test_markdown_of_a_small_table() -> None:
+    assert markdown(small()) == MARKDOWN
+
+
+def test_markdown_without_intervals_and_with_pairs() -> None:
+    assert markdown(small(), intervals=False, pairs=True) == MARKDOWN_PAIRS
+
+
+def test_markdown_of_failures_excess_and_untested_answers() -> None:
+    assert markdown(marked()) == MARKED
+
+
+def test_latex_of_a_small_table() -> None:
+    assert latex(small()) == LATEX
+
+
+def test_latex_of_marks_failures_and_pairs() -> None:
+    text = latex(marked(), intervals=False, pairs=True)
+    assert r"mmshift & 3/4 ok: 0.50 / 0.67\textsuperscript{\dag{}} \\" in text
+    assert r"streamingllm & 0.25\textsuperscript{\S{}} \\" in text
+    assert "mmshift & 0.67 \\\\\nstreamingllm & 0.33 \\\\\n\\bottomrule" in text
+    assert text.isascii()
+    assert text.count(r"\begin{table}") == text.count(r"\end{table}") == 2
+    pairs = latex(small(), pairs=True)
+    assert r"64 & snapkv & random & +0.65 {\scriptsize [0.28, 0.84]} & \textless{}0.001 & 20 \\" in pairs
+
+
+def test_latex_special_characters_are_escaped_once() -> None:
+    assert escape(r"a_b 5% {x} \y ^~ < †") == (
+        r"a\_b 5\% \{x\} \textbackslash{}y \textasciicircum{}\textasciitilde{} \textless{} \dag{}"
+    )
+
+
+def test_csv_holds_raw_numbers_and_leaves_nulls_empty() -> None:
+    rows = list(csv.DictReader(io.StringIO(csv_cells(small()))))
+    assert [(r["method"], r["budget_kind"], r["budget"], r["n"], r["n_ok"], r["best"]) for r in rows] == [
+        ("full", "none", "", "20", "20", "False"),
+        ("random", "entries", "64", "20", "20", "False"),
+        ("random", "entries", "128", "20", "20", "False"),
+        ("snapkv", "entries", "64", "20", "20", "True"),
+        ("snapkv", "entries", "128", "20", "20", "True"),
+    ]
+    numbers = [[float(r[name]) for name in ("value", "low", "high")] for r in rows]
+    # (p + z^2/2n -+ z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n) with z = 1.959964, worked by hand
+    assert numbers[0] == pytest.approx([0.95, 0.763869, 0.991119], abs=1e-6)
+    assert numbers[3] == pytest.approx([0.75, 0.531299, 0.888138], abs=1e-6)
+    last = rows[-1]
+    assert (last["tuned"], last["parameters"], last["fallbacks"]) == ("True", '{"window": 8}', "window_reduced=20")
+    assert (last["dataset"], last["protocol"], last["reading"], last["lmms_eval"]) == ("walk3", "paper", "paper", "")
+    broken = list(csv.DictReader(io.StringIO(csv_cells(marked()))))[1]
+    assert (broken["method"], broken["value"], broken["low"], broken["n_ok"]) == ("mmshift", "", "", "3")
+    assert (broken["value_failures_zero"], float(broken["value_common"])) == ("0.5", pytest.approx(2 / 3))
+    assert (broken["over_budget"], broken["excess_mean"], broken["best"]) == ("3", "0.125", "False")
+
+
+def test_csv_of_pairs_has_all_of_them_with_their_tests() -> None:
+    rows = list(csv.DictReader(io.StringIO(csv_pairs(small()))))
+    told = [(r["budget"], r["a"], r["b"], r["separated"], r["better"]) for r in rows]
+    assert told == [
+        ("64", "full", "random", "True", "full"),
+        ("64", "full", "snapkv", "False", ""),
+        ("64", "random", "snapkv", "True", "snapkv"),
+        ("128", "full", "random", "True", "full"),
+        ("128", "full", "snapkv", "False", ""),
+        ("128", "random", "snapkv", "True", "snapkv"),
+    ]
+    first, second = rows[0], rows[1]
+    # 17 of 20 discordant, all for full: McNemar's chi^2 is 17, p = 3.738e-5, the smallest of six.
+    assert float(first["p"]) == pytest.approx(3.738e-5, rel=1e-3)
+    assert float(first["p_holm"]) == pytest.approx(6 * 3.738e-5, rel=1e-3)
+    assert float(first["holm_level"]) == pytest.approx(0.05 / 6)
+    assert (float(second["p"]), float(second["difference"])) == (0.125, 0.2)  # 4 discordant: 2 / 2^4
+    assert csv_pairs([]) == csv_cells([]) == ""
+
+
+def test_more_entries_than_asked_under_reading_paper_are_called_a_defect() -> None:
+    example = Example()
+    example.add("snapkv", 64, [1.0, 0], answer={"entries_resident": 520})
+    assert "† more entries resident than the budget, which only reading=released may do" in markdown(
+        build(example.rows())
+    )
+
+
+def test_question_text_in_the_compressed_context_is_marked() -> None:
+    example = Example()
+    example.add("snapkv", 64, [1.0, 0], protocol="query_agnostic", answer={"question_text_before_cut": 4})
+    text = markdown(build(example.rows()))
+    assert "0.50 [0.09, 0.91] ¶ |" in text
+    assert "- ¶ answers whose compressed context held question text: snapkv at 64 (2 of 2)." in text
+
+
+@pytest.mark.parametrize(("protocol", "compressed", "flagged"), [("paper", 1, True), ("strict", 2, False)])
+def test_one_token_answers_are_marked_only_where_their_token_comes_from_the_full_prefill(
+    protocol: str, compressed: int, flagged: bool
+) -> None:
+    example = Example()
+    answer = {"n_tokens": 2, "tokens_from_compressed": compressed, "token_ids": [9, 1]}
+    example.add("full", None, [1.0, 1], protocol=protocol, answer=answer)
+    example.add("snapkv", 64, [1.0, 1], protocol=protocol, answer=answer)
+    text = markdown(build(example.rows()))
+    assert ("§" in text) == flagged
+    assert "full at" not in text  # the full cache has nothing to test
+
+
+def test_captions_name_what_tells_two_tables_apart() -> None:
+    example = Example()
+    example.add("full", None, [1.0, 1], dtype="bfloat16")
+    example.add("full", None, [1.0, 1])
+    example.add("full", None, [1.0, 1], dataset="lookup", dataset_fingerprint="e" * 16)
+    text = markdown(build(example.rows()))
+    assert text.count("dtype=float32") == 2 and text.count("dtype=bfloat16") == 1
+    assert "fingerprint" not in text  # another dataset has another fingerprint anyway
+    example.add("full", None, [1.0, 1], dataset_fingerprint="e" * 16)
+    assert "dataset_fingerprint=eeeeeeeeeeee" in markdown(build(example.rows()))
+    assert latex(build(example.rows())).count(r"\label{tab:walk3-exact-match-paper-none-2}") == 1
+
+
+def test_lmms_evals_own_aggregate_is_held_against_ours() -> None:
+    example = Example()
+    cells = [example.add("snapkv", 64, [1.0, 0]), example.add("keydiff", 64, [1.0, 1])]
+    example.metrics = [
+        {"cell": c, "metric": "exact_match", "lmms_eval": v} for c, v in zip(cells, (0.5, 1.0), strict=True)
+    ]
+    assert "lmms-eval's own aggregate is the same in all 2 cells that have one." in markdown(build(example.rows()))
+    example.metrics[0]["lmms_eval"] = 0.75
+    text = markdown(build(example.rows()))
+    assert "lmms-eval's own aggregate differs, most for snapkv at 64: 0.7500 against 0.5000 here." in text
+
+
+def test_a_note_over_many_cells_gives_their_range() -> None:
+    example = Example()
+    for i, budget in enumerate((8, 16, 32, 64, 128, 256, 512)):
+        example.add("snapkv", budget, [1.0, 0], answer={"fallback": ["window_reduced"]} if i else {"fallback": ["x"]})
+    text = markdown(build(example.rows()))
+    assert "- a fallback window_reduced: snapkv at 16 (2 of 2); snapkv at 32 (2 of 2)" in text
+    example.responses[0]["fallback"] = ["window_reduced"]
+    text = markdown(build(example.rows()))
+    assert "- a fallback window_reduced: 7 cells, 1 to 2 answers each of 2." in text
+
+
+def test_numbers_have_two_decimals_and_no_minus_zero() -> None:
+    assert [score(x) for x in (None, -0.001, 0.005, 1612.345)] == ["-", "0.00", "0.01", "1612.35"]
+    assert [signed(x) for x in (-0.001, 0.004, 0.1, -0.1)] == ["0.00", "0.00", "+0.10", "-0.10"]

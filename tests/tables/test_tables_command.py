@@ -1,0 +1,118 @@
+"""`python -m mmkv_bench.tables` on stores written through the store's own interface."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mmkv_bench.store.store import Store
+from mmkv_bench.tables.__main__ import main
+from mmkv_bench.tables.build import build
+from mmkv_bench.tables.latex import latex
+from mmkv_bench.tables.metrics import metrics_rows
+from mmkv_bench.tables.raw import csv_cells, csv_pairs
+from mmkv_bench.tables.render import markdown
+from mmkv_bench.tables.rows import load
+from tests.tables.examples import Example, zeros_and_ones
+
+
+def example() -> Example:
+    made = Example()
+    for dataset in ("lookup", "walk3"):
+        made.add("full", None, zeros_and_ones(12, 12), dataset=dataset)
+        for seed in (0, 1):
+            made.add("random", 64, zeros_and_ones(1 + seed, 12), dataset=dataset, seed=seed)
+        made.add("mmshift", 64, zeros_and_ones(10, 12), dataset=dataset, answer={"fallback": ["window_reduced"]})
+        made.add("mmshift", "0.2", [None, *zeros_and_ones(10, 11)], dataset=dataset)
+    rows = made.rows()
+    made.metrics = [row | {"lmms_eval": row["value"]} for row in metrics_rows(rows.samples, rows.cells)]
+    return made
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return example().write(tmp_path / "rows")
+
+
+def printed(capsys: pytest.CaptureFixture, *argv: object) -> str:
+    assert main([str(argument) for argument in argv]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    return out
+
+
+def test_a_store_prints_the_same_tables_as_the_rows_it_was_written_from(root: Path, capsys) -> None:
+    tables = build(example().rows())
+    assert len(tables) == 4
+    assert printed(capsys, root) == printed(capsys, root, "--format", "md") == markdown(tables)
+    assert printed(capsys, root, "--no-interval", "--pairs") == markdown(tables, intervals=False, pairs=True)
+    assert printed(capsys, root, "--format", "latex") == latex(tables)
+    assert printed(capsys, root, "--format", "csv") == csv_cells(tables)
+    assert printed(capsys, root, "--format", "csv", "--pairs") == csv_pairs(tables)
+
+
+def test_filters_keep_what_they_name(root: Path, capsys) -> None:
+    text = printed(capsys, root, "--dataset", "walk3", "--protocol", "paper", "--metric", "exact_match")
+    assert "walk3" in text and "lookup" not in text
+    assert printed(capsys, root, "--dataset", "walk3", "lookup") == printed(capsys, root)
+
+
+def test_a_run_can_load_its_own_cells_only(root: Path) -> None:
+    rows = load(root, cells=["c005", "c008"])  # full and mmshift at 64 of walk3
+    (table,) = build(rows)
+    assert (table.dataset, [method.label for method in table.methods]) == ("walk3", ["full", "mmshift"])
+    assert set(rows.responses["cell"]) == {"c005", "c008"}
+
+
+def refusal(capsys: pytest.CaptureFixture, *argv: object) -> str:
+    assert main([str(argument) for argument in argv]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and err.startswith("error: ")
+    return err
+
+
+def test_a_folder_without_rows_is_refused_in_one_sentence(tmp_path: Path, capsys) -> None:
+    assert "no rows folder at" in refusal(capsys, tmp_path / "nowhere")
+    assert "holds no result rows" in refusal(capsys, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_answers_without_scores_are_refused_with_what_to_do(tmp_path: Path, capsys) -> None:
+    made = example()
+    made.samples, made.metrics = [], []
+    assert "answers but no scores: run the same command again with stage=score" in refusal(
+        capsys, made.write(tmp_path / "rows")
+    )
+
+
+def test_an_unknown_dataset_is_refused_with_the_nearest_names(root: Path, capsys) -> None:
+    assert "no dataset 'walk': did you mean 'walk3'?" in refusal(capsys, root, "--dataset", "walk")
+
+
+def test_journaled_answers_count_before_they_are_published(tmp_path: Path, capsys) -> None:
+    made = Example()
+    made.add("snapkv", 64, [1.0, 0], answer={"fallback": ["window_reduced"]})
+    responses, made.responses = made.responses, []
+    root = made.write(tmp_path / "rows")
+    with Store(root).writer("busy") as writer:
+        for row in responses:
+            writer.commit([row])
+        assert "a fallback window_reduced: snapkv at 64 (2 of 2)." in printed(capsys, root)
+
+
+def test_the_module_runs_and_needs_neither_a_model_library_nor_an_evaluation_library(root: Path) -> None:
+    check = (
+        "import sys, mmkv_bench.tables.__main__ as command; light = set(sys.modules); "
+        "code = command.main(sys.argv[1:]); "
+        "assert not {'torch', 'transformers', 'lmms_eval', 'matplotlib'} & set(sys.modules); "
+        "assert not {'numpy', 'pandas', 'pyarrow'} & light; sys.exit(code)"
+    )
+    run = subprocess.run([sys.executable, "-c", check, str(root)], capture_output=True, text=True, timeout=120)
+    assert (run.returncode, run.stderr) == (0, "")
+    module = subprocess.run(
+        [sys.executable, "-m", "mmkv_bench.tables", str(root)], capture_output=True, text=True, timeout=120
+    )
+    assert module.returncode == 0 and module.stdout == run.stdout
