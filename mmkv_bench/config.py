@@ -58,12 +58,11 @@ class Model:
 class Logger:
     """Where running means and the final table are tracked besides the rows."""
 
-    name: str = _key("none", "none or wandb", LOGGERS)
+    kind: str = _key("none", "none or wandb", LOGGERS)
     mode: str = _key("offline", "wandb mode; online checks first that the server answers", LOGGER_MODES)
     project: str = _key("mmkv-bench", "wandb project")
     entity: str | None = _key(None, "wandb entity")
-    group: str | None = _key(None, "wandb group")
-    run: str | None = _key(None, "wandb run name")
+    name: str | None = _key(None, "wandb run name")
 
 
 @dataclass

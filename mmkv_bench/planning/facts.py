@@ -1,68 +1,128 @@
-"""What a run must find out before it can name its cells: checksums of model and data, resolved dtype, versions."""
+"""The facts that cells are made of, read from the model folder, the datasets and the installed packages."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.config import resolve_path
+from mmkv_bench.errors import ConfigError
 from mmkv_bench.planning.cells import DatasetFacts, Facts
 from mmkv_bench.planning.fingerprint import folder_fingerprint
-from mmkv_bench.store.provenance import collect
+from mmkv_bench.store.identity import checksum
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from mmkv_bench.evaluation.contract import TaskSpec
 
+_SAFETENSORS_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}
+
 
 def gather(config: DictConfig, specs: Mapping[str, TaskSpec]) -> tuple[Facts, dict[str, Any]]:
-    """Facts that the cells' hashes cover, and the provenance columns of the `cells` rows.
+    """Everything planning must know besides the configuration.
 
     Args:
-        config: composed and validated; specs: dataset label -> task.
+        specs: dataset name, as `config.datasets` has it -> task. Their data are made or opened for the checksums.
+
+    Returns:
+        The facts, and the provenance columns of the `cells` rows.
 
     Raises:
-        ConfigError, UnsupportedError: a model folder that cannot be read or is of an unsupported family.
-        DataError: data that are not what their checksum says.
+        ConfigError: a model that is not there or of an unsupported family, a hub id whose commit cannot be found.
     """
-    from mmkv_bench.evaluation import fingerprint
     from mmkv_bench.models.load import load_config
+    from mmkv_bench.store import provenance
 
-    path = resolve_path(config.model.path)
-    model = load_config(path, config.model.revision)
-    revision = getattr(model, "_commit_hash", None)
+    path, revision = resolve_path(config.model.path), config.model.revision
+    hf_config = load_config(path, revision)
     if Path(path).is_dir():
-        checksum, revision = folder_fingerprint(path), None
+        fingerprint, commit = folder_fingerprint(path), None
     else:
-        checksum = hashlib.sha256(f"{path}@{revision}".encode()).hexdigest()[:16]
-    device = _device(config.model.device)
-    provenance = collect(device)
-    datasets = {
-        label: DatasetFacts(fingerprint(spec), prompt={"task": spec.name}, generation=dict(spec.generation))
-        for label, spec in specs.items()
-    }
+        commit = hub_commit(path, hf_config)
+        fingerprint = checksum(f"{path}@{commit}".encode())
+    origin = provenance.collect(resolve_device(config.model.device))
     facts = Facts(
-        model_fingerprint=checksum,
-        model_revision=revision,
-        dtype=_dtype(config.model.dtype, model),
-        torch=provenance["torch"],
-        transformers=provenance["transformers"],
-        datasets=datasets,
+        model_fingerprint=fingerprint,
+        model_revision=commit,
+        dtype=resolve_dtype(config.model.dtype, hf_config, path),
+        torch=origin["torch"],
+        transformers=origin["transformers"],
+        datasets={name: dataset_facts(spec) for name, spec in specs.items()},
     )
-    return facts, provenance
+    return facts, origin
 
 
-def _device(asked: str) -> str:
+def dataset_facts(spec: TaskSpec) -> DatasetFacts:
+    """What a dataset adds to its cells' identity. `count` and `limit` are not part of it: more samples reuse rows."""
+    from mmkv_bench import evaluation
+
+    return DatasetFacts(
+        fingerprint=evaluation.fingerprint(spec),
+        prompt={"task": spec.name, "size": spec.size, "split": spec.split},
+        generation=evaluation.generation_settings(spec),
+    )
+
+
+def dataset_costs(config: DictConfig) -> dict[str, float]:
+    """Dataset name -> samples of this run times the tokens that each may answer with."""
+    from omegaconf import OmegaConf
+
+    from mmkv_bench import evaluation
+
+    costs = {}
+    for name, node in config.datasets.items():
+        spec = evaluation.spec_from_config(str(name), OmegaConf.to_container(node, resolve=True))
+        longest = evaluation.generation_settings(spec).get("max_new_tokens") or 1
+        costs[str(name)] = float(len(evaluation.sample_refs(spec, config.limit)) * longest)
+    return costs
+
+
+def hub_commit(path: str, hf_config: Any) -> str:
+    """The commit that a hub id resolved to when its configuration was read.
+
+    Raises:
+        ConfigError: transformers did not say, so rows could not tell which weights made them.
+    """
+    commit = getattr(hf_config, "_commit_hash", None)
+    if not commit:
+        raise ConfigError(
+            f"the commit of hub model {path} is unknown; name one with model.revision=<commit>, or give a local folder"
+        )
+    return commit
+
+
+def resolve_device(setting: str) -> str:
+    """`cpu` or `cuda`; `auto` is cuda where there is one."""
     import torch
 
-    return "cuda" if asked != "cpu" and torch.cuda.is_available() else "cpu"
+    return "cuda" if setting == "cuda" or (setting == "auto" and torch.cuda.is_available()) else "cpu"
 
 
-def _dtype(asked: str, model: Any) -> str:
-    if asked != "auto":
-        return asked
-    stored = getattr(model, "dtype", None) or getattr(model.get_text_config(decoder=True), "dtype", None)
-    return str(stored).removeprefix("torch.") if stored is not None else "float32"
+def resolve_dtype(setting: str, hf_config: Any, path: str) -> str:
+    """The dtype that a model will be loaded in; `auto` is its configuration's, else that of its first stored weight."""
+    if setting != "auto":
+        return setting
+    text = hf_config.get_text_config(decoder=True)
+    declared = getattr(hf_config, "dtype", None) or getattr(text, "dtype", None)
+    if declared is not None:
+        return str(declared).removeprefix("torch.")
+    stored = _first_stored_dtype(Path(path))
+    if stored is None:
+        raise ConfigError(
+            f"the dtype of {path} is not in its config.json; name it with model.dtype=float32 (or another)"
+        )
+    return stored
+
+
+def _first_stored_dtype(folder: Path) -> str | None:
+    from safetensors import safe_open
+
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="numpy") as tensors:
+            for name in tensors.keys():  # noqa: SIM118 (not a dict)
+                dtype = _SAFETENSORS_DTYPES.get(tensors.get_slice(name).get_dtype())
+                if dtype is not None:
+                    return dtype
+    return None

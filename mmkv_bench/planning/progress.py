@@ -62,7 +62,7 @@ class Progress:
         rate = self.count / elapsed if elapsed > 0 else 0.0
         left = duration((self.total - self.count) / rate) if rate else "?"
         tail = f", {note}" if note else ""
-        text = f"{self.label}: {self.count}/{self.total} samples, {duration(elapsed)} gone, {left} left{tail}"
+        text = f"{self.label}: {self.count}/{self.total}, {duration(elapsed)} gone, {left} left{tail}"
         print(text, file=self.stream, flush=True)
 
     def _terminal(self):
@@ -80,6 +80,11 @@ class Progress:
             TextColumn("{task.fields[note]}"),
             console=Console(file=self.stream),
         )
+
+
+def progress(label: str, total: int) -> Progress:
+    """Progress of `total` samples (or cells) on stderr, as a context manager with `advance()`."""
+    return Progress(total, label)
 
 
 def duration(seconds: float) -> str:

@@ -115,7 +115,7 @@ def _words(config: DictConfig) -> None:
         "model.dtype": schema.DTYPES,
         "model.device": schema.DEVICES,
         "model.attention": schema.ATTENTIONS,
-        "logger.name": schema.LOGGERS,
+        "logger.kind": schema.LOGGERS,
         "logger.mode": schema.LOGGER_MODES,
     }
     several = {"protocol": schema.PROTOCOLS, "reading": schema.READINGS}
