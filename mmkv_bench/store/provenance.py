@@ -71,13 +71,12 @@ def _device(device: str) -> str:
     return torch.cuda.get_device_name(device)
 
 
-def _driver() -> str | None:
-    """Version of the NVIDIA kernel driver, from the kernel itself."""
+def _driver(report: Path = Path("/proc/driver/nvidia/version")) -> str | None:
+    """Version of the NVIDIA kernel driver, as the kernel reports it."""
     try:
-        text = Path("/proc/driver/nvidia/version").read_text()
+        found = re.search(r"^NVRM version:.*?\s(\d+\.\d+(?:\.\d+)*)\s", report.read_text(), re.MULTILINE)
     except OSError:
         return None
-    found = re.search(r"^NVRM version:.*?\s(\d+\.\d+(?:\.\d+)*)\s", text, re.MULTILINE)
     return found.group(1) if found else None
 
 
