@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from mmkv_bench.errors import DataError
 from mmkv_bench.generation.encode import EncodedPrompt, encode
 from mmkv_bench.generation.engine import Engine, as_row
 from mmkv_bench.generation.result import CellSpec, ForkResult, describe, status_of
@@ -17,7 +18,7 @@ from mmkv_bench.planning.validate import bytes_of
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from mmkv_bench.evaluation.contract import Request
+    from mmkv_bench.evaluation.contract import Request, SampleRef
     from mmkv_bench.models.load import LoadedModel
     from mmkv_bench.planning.cells import Cell
     from mmkv_bench.store.writer import Writer
@@ -68,18 +69,21 @@ class Answering:
         self._engine: Engine | None = None
         self._rules: tuple[str, DecodeRules] | None = None
 
+    def wants(self, sample: SampleRef) -> bool:
+        """Whether a sample is this shard's and some cell has no row for it."""
+        return mine(sample.cluster, self.config.shard) and any(
+            sample.sample_id not in self.done[cell.cell] for cell in self.cells
+        )
+
     def close(self) -> None:
         if self._engine is not None:
             self._engine.__exit__(None, None, None)
             self._engine = None
 
     def __call__(self, request: Request) -> str:
-        """Answer one request; returns the first cell's text (lmms-eval scores nothing from it, scoring replays rows)."""
-        if not mine(request.cluster, self.config.shard):
-            return ""
+        """Answer one request with every cell that has no row for it; the text goes back to lmms-eval's loop, which
+        scores nothing from it: scoring replays rows."""
         pending = [cell for cell in self.cells if request.sample_id not in self.done[cell.cell]]
-        if not pending:
-            return ""
         specs = [self.specs[cell.cell] for cell in pending]
         identity = f"{request.dataset}/{request.sample_id}"
         try:
@@ -96,6 +100,8 @@ class Answering:
         return results[0].answer or ""
 
     def _answer(self, request: Request, identity: str, specs: Sequence[CellSpec]) -> list[ForkResult]:
+        if request.error is not None:
+            raise DataError(request.error)
         rules = self._rules_for(request)
         prompt = encode(
             self.loaded.processor,

@@ -17,11 +17,13 @@ class Progress:
         total: samples to do, those of earlier runs not among them.
         label: what is counted, as `pages_walk`.
         stream: where it is shown, stderr by default; stdout stays for results.
-        every: seconds between lines when the stream is no terminal.
+        every: seconds between lines when the stream is no terminal; unit: what is counted, in words.
     """
 
-    def __init__(self, total: int, label: str, stream: TextIO | None = None, every: float = _EVERY_S):
-        self.total, self.label, self.every = total, label, every
+    def __init__(
+        self, total: int, label: str, stream: TextIO | None = None, every: float = _EVERY_S, unit: str = "samples"
+    ):
+        self.total, self.label, self.every, self.unit = total, label, every, unit
         self.stream = stream or sys.stderr
         self.count = 0
         self._bar = None

@@ -1,0 +1,114 @@
+"""The score stage: stored answers through lmms-eval's own metric code, cell by cell; no model is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mmkv_bench.evaluation.contract import CellScores, TaskSpec
+    from mmkv_bench.planning.cells import Cell
+    from mmkv_bench.store.store import Store
+
+_ANSWER_COLUMNS = ("cell", "sample_id", "answer", "status", "doc_id", "prompt_hash")
+
+
+def unscored(store: Store, cells: Sequence[Cell]) -> list[str]:
+    """Cells whose stored answers are not the ones that were scored: new samples, or never scored."""
+    names = [cell.cell for cell in cells]
+    answered = _statuses(store.responses(names, ("cell", "sample_id", "status")))
+    scored = _statuses(store.samples(names).select(["cell", "sample_id", "status"]))
+    with_metrics = set(store.metrics(names)["cell"].to_pylist())
+    return [
+        name
+        for name in names
+        if answered.get(name) and (answered[name] != scored.get(name) or name not in with_metrics)
+    ]
+
+
+def score_dataset(
+    store: Store, spec: TaskSpec, cells: Sequence[Cell], after: Callable[[Cell], None] = lambda cell: None
+) -> int:
+    """Score what is not scored yet, then the metrics of all cells of the dataset (differences need `full`).
+
+    Args:
+        spec: the task; cells: this run's cells of it; after: told about each scored cell.
+
+    Returns:
+        How many cells were scored anew; 0 leaves the store untouched.
+
+    Raises:
+        ScoringError: lmms-eval's metric code failed; the answers stay as they are.
+    """
+    from mmkv_bench.evaluation import score
+    from mmkv_bench.tables.metrics import metrics_rows
+
+    stale = set(unscored(store, cells))
+    if not stale:
+        return 0
+    samples: dict[str, list[dict[str, Any]]] = {}
+    aggregates, reasons = {}, {}
+    for row in store.metrics([cell.cell for cell in cells]).to_pylist():
+        if row["cell"] not in stale and row["lmms_eval"] is not None:
+            aggregates[row["cell"], row["metric"]] = row["lmms_eval"]
+        elif row["cell"] not in stale and row["lmms_eval_reason"] is not None:
+            reasons[row["cell"]] = row["lmms_eval_reason"]
+    for cell in cells:
+        if cell.cell not in stale:
+            kept = store.samples([cell.cell]).drop_columns(["schema_version"]).to_pylist()
+            if kept:
+                samples[cell.cell] = kept
+            continue
+        answers = _answers(store, cell)
+        scores = score(spec, answers, 1 + max(answer.doc_id for answer in answers.values()))
+        samples[cell.cell] = _rows(cell, scores)
+        for metric, value in (scores.aggregate or {}).items():
+            aggregates[cell.cell, metric] = value
+        if scores.reason is not None:
+            reasons[cell.cell] = scores.reason
+        after(cell)
+    import pandas as pd
+
+    names = list(samples)
+    metrics = metrics_rows(
+        pd.DataFrame([row for rows in samples.values() for row in rows]),
+        store.cells(names).to_pandas(),
+        lmms_eval=aggregates,
+        reasons=reasons,
+    )
+    for name in names:
+        store.write_scores(name, samples[name], [row for row in metrics if row["cell"] == name])
+    return len(stale)
+
+
+def _statuses(rows: Any) -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = {}
+    for row in rows.to_pylist():
+        found.setdefault(row["cell"], {})[row["sample_id"]] = row["status"]
+    return found
+
+
+def _answers(store: Store, cell: Cell) -> dict[str, Any]:
+    from mmkv_bench.evaluation import Answer
+
+    rows = store.responses([cell.cell], _ANSWER_COLUMNS).to_pylist()
+    return {
+        row["sample_id"]: Answer(row["answer"], row["status"], row["doc_id"], row["prompt_hash"])
+        for row in sorted(rows, key=lambda row: row["doc_id"])
+    }
+
+
+def _rows(cell: Cell, scores: CellScores) -> list[dict[str, Any]]:
+    return [
+        {
+            "cell": cell.cell,
+            "dataset": cell.dataset,
+            "sample_id": sample.sample_id,
+            "cluster": sample.cluster,
+            "metric": sample.metric,
+            "value": sample.value,
+            "status": sample.status,
+        }
+        for sample in scores.samples
+        if sample.status != "missing"  # not generated yet (another shard, an interrupted run): no row to score
+    ]
