@@ -13,29 +13,33 @@ from mmkv_bench.tiny.sequences import cell_sources, make_sequence, tokens_of
 from mmkv_bench.tiny.vocabulary import DIGITS, PAGE_CHARACTERS, VOCAB_SIZE
 
 POOL_ROWS = VOCAB_SIZE + 10  # token ids, then the ten handwritten digits
-TURNS = 4  # questions per document
 KINDS = ("lookup", "walk", "walk", "chain")  # drawn evenly
 HANDWRITTEN_SHARE = 0.15
 
 
 @dataclass(frozen=True)
 class Phase:
-    """One step of the curriculum: ranges (inclusive) of page sides and entries, documents per batch, longest chain."""
+    """One step of the curriculum: ranges (inclusive) of page sides and entries, documents per batch, questions each.
+
+    Small batches and few questions come first: matching a question to its entry is learned at a certain number of
+    steps rather than of samples, and sooner at short distances.
+    """
 
     rows: tuple[int, int]
     columns: tuple[int, int]
     entries: tuple[int, int]
     documents: int
-    hops: int
+    turns: int  # questions per document
+    hops: int  # longest chain
     share: float  # of its own steps that draw this phase's pages; the others revisit the two phases before
 
 
 PHASES = (
-    Phase((4, 5), (6, 8), (3, 4), 32, 2, 1.0),
-    Phase((6, 8), (7, 9), (3, 8), 32, 3, 0.8),
-    Phase((10, 12), (10, 12), (5, 14), 24, 3, 0.8),
-    Phase((14, 16), (14, 16), (8, 20), 16, 3, 0.8),
-    Phase((20, 24), (20, 24), (10, 23), 8, 3, 0.5),
+    Phase((4, 5), (6, 8), (3, 4), 12, 2, 2, 1.0),
+    Phase((6, 8), (7, 9), (3, 8), 16, 3, 3, 0.8),
+    Phase((10, 12), (10, 12), (5, 14), 20, 4, 3, 0.8),
+    Phase((14, 16), (14, 16), (8, 20), 16, 4, 3, 0.8),
+    Phase((20, 24), (20, 24), (10, 23), 8, 4, 3, 0.5),
 )
 
 
@@ -106,7 +110,10 @@ def draw_batch(seed: int, step: int, phase: int, real: bool) -> Batch:
     """Training batch number `step` while the curriculum stands at `phase`; with rendered pages if `real`."""
     rng = splits.generator("train", "batch", seed, step, phase, real)
     shape = _draw_shape(rng, phase, real)
-    plan = [(KINDS[int(rng.integers(len(KINDS)))], int(rng.integers(1, shape.hops + 1))) for _ in range(TURNS)]
+    plan = [
+        (KINDS[int(rng.integers(len(KINDS)))], int(rng.integers(1, shape.hops + 1)))
+        for _ in range(PHASES[shape.phase].turns)
+    ]
     sequences, grids, rows, pages = [], [], [], []
     for _ in range(shape.documents):
         document = _draw_document(rng, shape)

@@ -90,8 +90,10 @@ def scores_table(rows: list[dict[str, Any]]) -> str:
 def attention_table(report: dict[str, list[dict[str, float]]]) -> str:
     """Markdown table of attention statistics per layer."""
     lines = [
-        "| pages | layer | mass on first token | on first four | entropy (even attention) | visual share, question "
-        "| visual share, answer (share of slots) | largest activation / median |",
+        (
+            "| pages | layer | mass on first token | on first four | entropy (even attention) | visual share, question "
+            "| visual share, answer (share of slots) | largest activation / median |"
+        ),
         "|---|---|---|---|---|---|---|---|",
     ]
     for pages, layers in report.items():
