@@ -1,0 +1,28 @@
+"""The bridge to lmms-eval: its loop asks, we answer and store; its metric code scores what is stored.
+
+Only `harness.py` imports lmms-eval, and only when a function needs it: importing this package is quick.
+"""
+
+from mmkv_bench.evaluation.content import fingerprint
+from mmkv_bench.evaluation.contract import Answer, CellScores, Request, SampleRef, SampleScore, TaskSpec
+from mmkv_bench.evaluation.documents import generation_settings, sample_refs
+from mmkv_bench.evaluation.environment import go_offline
+from mmkv_bench.evaluation.generating import generate
+from mmkv_bench.evaluation.scoring import score
+from mmkv_bench.evaluation.specs import spec_from_config
+
+__all__ = [
+    "Answer",
+    "CellScores",
+    "Request",
+    "SampleRef",
+    "SampleScore",
+    "TaskSpec",
+    "fingerprint",
+    "generate",
+    "generation_settings",
+    "go_offline",
+    "sample_refs",
+    "score",
+    "spec_from_config",
+]

@@ -1,0 +1,80 @@
+"""Finds an lmms-eval task's YAML file by its name, without importing lmms-eval and without its 5 s index."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import re
+from functools import cache
+from pathlib import Path
+
+from mmkv_bench.errors import ConfigError, UnsupportedError
+from mmkv_bench.evaluation.contract import TaskSpec
+
+PAGES_FOLDER = Path(__file__).parent / "tasks"  # for lmms-eval's --include_path
+TASK_LINE = re.compile(r"^[\"']?task[\"']?\s*:[ \t]*[\"']?([^\s\"'#,\[\]]+)", re.MULTILINE)
+INCLUDE_LINE = re.compile(r"^include\s*:[ \t]*[\"']?([^\s\"'#,\[\]]+)", re.MULTILINE)
+GROUP_LINE = re.compile(r"^[\"']?(?:group|tag)[\"']?\s*:[ \t]*[\"']?([^\s\"'#,\[\]]+)", re.MULTILINE)
+
+
+def task_file(spec: TaskSpec) -> Path:
+    """The YAML file that defines `spec.name`: of our pages, in `spec.include_path`, or of lmms-eval.
+
+    Raises ConfigError with the nearest names when there is none, UnsupportedError for a group of tasks.
+    """
+    if spec.is_pages:
+        return PAGES_FOLDER / "pages" / f"{spec.name}.yaml"
+    own, _ = _index(_own_folder(spec)) if spec.include_path else ({}, set())
+    if spec.name in own:
+        return own[spec.name]
+    tasks, groups = _index(_lmms_eval_folder())
+    if spec.name in tasks:
+        return tasks[spec.name]
+    if spec.name in groups:
+        raise UnsupportedError(f"{spec.name!r} is a group of lmms-eval tasks; name one or several of its tasks instead")
+    close = difflib.get_close_matches(spec.name, [*own, *tasks], n=5, cutoff=0.4)
+    hint = f"did you mean {', '.join(map(repr, close))}?" if close else "list them with: lmms-eval tasks list"
+    raise ConfigError(f"lmms-eval has no task {spec.name!r} (it has {len(tasks)}); {hint}")
+
+
+def includes(path: Path) -> list[Path]:
+    """The files that a task's YAML file includes."""
+    named = [Path(path.parent, name) for name in INCLUDE_LINE.findall(_text(path))]
+    return [file for file in named if file.is_file()]
+
+
+def _own_folder(spec: TaskSpec) -> Path:
+    folder = Path(spec.include_path).expanduser()
+    if not folder.is_dir():
+        raise ConfigError(
+            f"datasets.{spec.dataset}.include_path={spec.include_path} is not a folder; give the folder with the YAML "
+            "files of your tasks"
+        )
+    return folder.resolve()
+
+
+def _lmms_eval_folder() -> Path:
+    package = importlib.util.find_spec("lmms_eval")
+    if package is None or not package.submodule_search_locations:
+        raise ConfigError("lmms-eval is not installed; install this project with its dependencies (make bench does)")
+    return Path(package.submodule_search_locations[0], "tasks")
+
+
+@cache
+def _index(folder: Path) -> tuple[dict[str, Path], set[str]]:
+    """Tasks below a folder with their files, and names of groups and tags, from the text of the YAML files."""
+    tasks: dict[str, Path] = {}
+    groups: set[str] = set()
+    for path in sorted(folder.rglob("*.yaml")):
+        text = _text(path)
+        groups.update(GROUP_LINE.findall(text))
+        names = TASK_LINE.findall(text)
+        for included in [] if names else includes(path):  # the name may stand in what the file includes
+            names += TASK_LINE.findall(_text(included))
+        for name in names:
+            tasks.setdefault(name, path)
+    return tasks, groups
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8-sig", errors="replace") if path.is_file() else ""

@@ -1,0 +1,184 @@
+"""A task's documents: loaded once per process and dataset, shared by generation and by the scoring of every cell."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mmkv_bench.errors import ConfigError, DataError, UnsupportedError
+from mmkv_bench.evaluation import page_data
+from mmkv_bench.evaluation.catalog import task_file
+from mmkv_bench.evaluation.contract import SampleRef, TaskSpec
+from mmkv_bench.evaluation.environment import go_offline, harness, loading_environment, placeholders
+from mmkv_bench.evaluation.page_tasks import DEFAULT_COUNT
+from mmkv_bench.evaluation.specs import GENERATION_DEFAULTS, limited
+from mmkv_bench.evaluation.task_errors import task_errors
+
+if TYPE_CHECKING:
+    import datasets
+
+LOCAL_BUILDERS = {"arrow", "csv", "imagefolder", "json", "parquet", "text", "videofolder"}  # of files named in the YAML
+SAMPLING = ("temperature", "top_p", "top_k")  # of a task's YAML; without a meaning for greedy decoding
+
+
+@dataclass
+class Documents:
+    """The first `len(refs)` documents of a task.
+
+    full, bare      split -> documents with media, and what scorers get: without image columns, unless the task asks
+                    for them
+    split           the evaluated one
+    refs            the samples in order
+    prompt_hashes   doc_id -> hash of its prompt; complete for pages, for other tasks filled as prompts are made
+    """
+
+    full: Mapping[str, datasets.Dataset]
+    bare: Mapping[str, datasets.Dataset]
+    split: str
+    refs: list[SampleRef]
+    prompt_hashes: dict[int, str] = field(default_factory=dict)
+
+
+_LOADED: dict[tuple[str, int | None], Documents] = {}
+
+
+def documents(spec: TaskSpec, limit: int | None) -> Documents:
+    """The task's documents, up to `limit`. Raises ConfigError, UnsupportedError or DataError, naming the task."""
+    count = limited(spec, limit)
+    key = (spec.key(), count)
+    if key not in _LOADED:
+        _LOADED[key] = _pages(spec, count or DEFAULT_COUNT) if spec.is_pages else _fetch(spec, count)
+    return _LOADED[key]
+
+
+def sample_refs(spec: TaskSpec, limit: int | None) -> list[SampleRef]:
+    """The first `limit` samples, without decoding an image."""
+    return documents(spec, limit).refs
+
+
+def task_config(spec: TaskSpec) -> dict[str, Any]:
+    """The task's configuration for one task object, with the data source and split of `spec`.
+
+    Loaded anew each time: scorers keep state in their modules, and a fresh task has to have fresh ones.
+    """
+    module = harness(spec.offline)
+    path = task_file(spec)
+    with task_errors(spec.name), placeholders(**loading_environment()):
+        config = module.load_config(path)
+    if config.get("class") is not None:
+        raise UnsupportedError(f"task {spec.name} is a Python class of lmms-eval; tasks defined by YAML can be run")
+    kind, repeats = config.get("output_type", "generate_until"), config.get("repeats", 1)
+    if kind != "generate_until" or repeats != 1:
+        raise UnsupportedError(
+            f"task {spec.name} asks for output_type={kind}, repeats={repeats}; tasks that generate one answer to one "
+            "question (generate_until, repeats 1) can be run"
+        )
+    config["task"] = spec.name
+    if spec.dataset_path:
+        config |= {"dataset_path": spec.dataset_path, "dataset_name": None, "dataset_kwargs": _local(spec)}
+    if spec.split and not spec.is_pages:
+        config |= {"test_split": spec.split, "validation_split": None}
+    return config
+
+
+def generation_settings(spec: TaskSpec) -> dict[str, Any]:
+    """How answers are generated: the defaults, what the task's YAML says, then the configuration, which wins.
+
+    Decoding is greedy unless the configuration says otherwise: some YAMLs ask for a temperature with do_sample off.
+    """
+    if spec.is_pages:  # our own YAMLs say what the configuration says
+        return GENERATION_DEFAULTS | dict(spec.generation)
+    config = task_config(spec)
+    settings = dict(config.get("generation_kwargs") or {})
+    settings |= (config.get("model_specific_generation_kwargs") or {}).get("default") or {}
+    settings = {name: value for name, value in settings.items() if name not in SAMPLING} | {"do_sample": False}
+    until = settings.get("until") or []
+    settings["until"] = [until] if isinstance(until, str) else list(until)
+    return GENERATION_DEFAULTS | settings | dict(spec.generation)
+
+
+def _pages(spec: TaskSpec, count: int) -> Documents:
+    import datasets
+
+    task_data = page_data.load(spec.name, spec.split or "test", count)
+    bare = datasets.Dataset.from_dict(task_data.remove_columns("images").to_dict())  # in memory: read for every cell
+    refs = [SampleRef(i, row["sample_id"], row["cluster"], row["kind"]) for i, row in enumerate(bare)]
+    hashes = dict(enumerate(bare["prompt_hash"]))
+    return Documents({"test": task_data}, {"test": bare}, "test", refs, hashes)
+
+
+def _fetch(spec: TaskSpec, count: int | None) -> Documents:
+    module = harness(spec.offline)
+    config = task_config(spec)
+    if spec.offline and _of_hub(config["dataset_path"]) and not go_offline():
+        raise ConfigError(
+            f"task {spec.name} reads data of a hub and is to stay offline, but huggingface_hub was imported online "
+            "before; set HF_HUB_OFFLINE=1 in the environment to use what its cache holds, or say offline=false"
+        )
+    with task_errors(spec.name), placeholders(**loading_environment()), module.quiet():
+        task = module.FetchedTask(config, spec.offline)
+    split = task.config.test_split or task.config.validation_split
+    total = len(task.dataset[split])
+    refs = _refs(spec, task.dataset[split], range(min(total, count or total)))
+    return Documents(task.dataset, task.dataset_no_image, split, refs)
+
+
+def _of_hub(dataset_path: str) -> bool:
+    return dataset_path not in LOCAL_BUILDERS and not Path(dataset_path).expanduser().exists()
+
+
+def _refs(spec: TaskSpec, docs: datasets.Dataset, doc_ids: range) -> list[SampleRef]:
+    """Samples with their clusters: the value of `cluster_key`, else a digest of the undecoded media, else the id."""
+    from datasets import Audio, Image, Video
+
+    if spec.cluster_key is not None and spec.cluster_key not in docs.column_names:
+        raise DataError(
+            f"datasets.{spec.dataset}.cluster_key={spec.cluster_key!r} is not a field of task {spec.name}; its fields: "
+            f"{', '.join(docs.column_names)}"
+        )
+    media = [
+        name
+        for name, feature in docs.features.items()
+        if isinstance(getattr(feature, "feature", feature), Image | Audio | Video)
+    ]
+    columns = [spec.cluster_key] if spec.cluster_key else media
+    plain = docs.select_columns(columns).with_format("arrow") if columns else None
+    refs = []
+    for doc_id in doc_ids:
+        sample_id = f"{spec.dataset}-{doc_id:06d}"
+        cluster = sample_id
+        if plain is not None:
+            row = {name: column[0].as_py() for name, column in zip(columns, plain[doc_id].columns, strict=True)}
+            cluster = str(row[spec.cluster_key]) if spec.cluster_key else _digest(row) or sample_id
+        refs.append(SampleRef(doc_id, sample_id, cluster, None))
+    return refs
+
+
+def _digest(row: Mapping[str, Any]) -> str | None:
+    """Digest of the media's bytes or paths; None for a row without media."""
+    if not any(row.values()):
+        return None
+    digest = hashlib.sha256()
+    stack: list[Any] = list(row.values())
+    while stack:
+        value = stack.pop()
+        if isinstance(value, dict):
+            stack += [value.get("bytes") or value.get("path")]
+        elif isinstance(value, list):
+            stack += value
+        else:
+            digest.update(value if isinstance(value, bytes) else repr(value).encode())
+    return digest.hexdigest()[:16]
+
+
+def _local(spec: TaskSpec) -> dict[str, Any]:
+    folder = Path(spec.dataset_path)
+    if not folder.is_dir():
+        raise DataError(
+            f"datasets.{spec.dataset}.dataset_path={spec.dataset_path} is not a folder; give the folder with the parquet "
+            "files, or one made by datasets' save_to_disk"
+        )
+    return {"load_from_disk": True} if (folder / "dataset_dict.json").exists() else {}

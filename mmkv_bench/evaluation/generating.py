@@ -1,0 +1,99 @@
+"""Generation: lmms-eval's own loop goes through a task's samples and asks; a function of ours answers."""
+
+from __future__ import annotations
+
+import copy
+import struct
+import zlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from mmkv_bench.errors import DataError, MMKVError
+from mmkv_bench.evaluation.contract import Request, SampleRef, TaskSpec
+from mmkv_bench.evaluation.documents import Documents, documents, generation_settings, task_config
+from mmkv_bench.evaluation.environment import harness, placeholders, task_home
+from mmkv_bench.evaluation.messages import Prompt, prompt_hash, to_prompt
+from mmkv_bench.evaluation.task_errors import task_errors
+
+if TYPE_CHECKING:
+    from lmms_eval.api.instance import Instance
+
+MEDIA_ERRORS = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error, DataError)  # of broken files
+
+
+def generate(
+    spec: TaskSpec,
+    answer: Callable[[Request], str],
+    limit: int | None = None,
+    wanted: Callable[[SampleRef], bool] | None = None,
+) -> int:
+    """Call `answer` once for each of the first `limit` samples, in order, and return the number of calls.
+
+    wanted: tells which samples to ask (shards, resuming); the others' images are not even decoded.
+
+    A sample whose images or videos cannot be read is asked with `Request.error` set, so that it can have a row of
+    its own. What `answer` raises ends the loop and arrives unchanged, KeyboardInterrupt and SystemExit included.
+    Raises ConfigError, UnsupportedError or DataError when the task cannot be run at all.
+    """
+    docs = documents(spec, limit)
+    module = harness(spec.offline)
+    settings = generation_settings(spec)
+    config = task_config(spec)
+    calls = 0
+
+    with module.quiet() as loud:
+
+        def respond(instance: Instance) -> str:
+            nonlocal calls
+            ref = docs.refs[instance.doc_id]
+            if wanted is not None and not wanted(ref):
+                return ""
+            with task_errors(spec.name):
+                request = _request(spec, docs, ref, instance, settings)
+            calls += 1
+            with loud():
+                return answer(request)
+
+        respondent = module.Respondent(respond)
+        with task_errors(spec.name, ours=respondent.raised), placeholders(**task_home()):
+            module.run_loop(module.AskingTask(config, docs.full, docs.bare), respondent, limit=len(docs.refs))
+    return calls
+
+
+def expected_prompts(spec: TaskSpec, docs: Documents, doc_ids: set[int]) -> dict[int, str]:
+    """Prompt hashes of documents: pages carry theirs, and prompts made in this process are known.
+
+    For the others the prompts are made again, with no one to answer; that decodes each image once in a process.
+    """
+    missing = doc_ids - docs.prompt_hashes.keys()
+    if missing:
+        generate(spec, lambda request: "", len(docs.refs), wanted=lambda ref: ref.doc_id in missing)
+    return {doc_id: docs.prompt_hashes[doc_id] for doc_id in doc_ids}
+
+
+def _request(spec: TaskSpec, docs: Documents, ref: SampleRef, instance: Instance, settings: dict[str, Any]) -> Request:
+    _, doc_to_messages, _, doc_id, _, split = instance.args
+    prompt, error = Prompt([], [], []), None
+    try:
+        prompt = to_prompt(doc_to_messages(docs.full[split][doc_id]), spec.name)
+    except MEDIA_ERRORS as broken:
+        error = str(broken) if isinstance(broken, MMKVError) else f"sample {ref.sample_id} cannot be read: {broken!r}"
+    found = "" if error else prompt_hash(prompt)
+    if found != docs.prompt_hashes.setdefault(doc_id, found) and not error:
+        raise DataError(
+            f"the prompt of sample {ref.sample_id} is not the one its data were made for; the task's prompt and its "
+            "data are of different versions: install mmkv_bench again"
+        )
+    return Request(
+        dataset=spec.dataset,
+        sample_id=ref.sample_id,
+        doc_id=doc_id,
+        cluster=ref.cluster,
+        kind=ref.kind,
+        messages=prompt.messages,
+        images=prompt.images,
+        videos=prompt.videos,
+        generation=copy.deepcopy(settings),
+        prompt_hash=found,
+        error=error,
+    )

@@ -1,0 +1,217 @@
+"""lmms-eval itself: its task classes, its model class and its evaluation loop. Only this module imports it.
+
+Get it by `environment.harness()`, inside functions: importing it takes 7 to 13 seconds and 1.3 GB.
+
+What it relies on beyond lmms-eval's documented interface is held by tests/evaluation/test_hooks.py:
+`utils.load_yaml_config`, the constructors of the task classes, the layout of `Instance.args`, `evaluator.evaluate`,
+that the retrying `download` and `process_results` carry their plain functions as `__wrapped__`, and that the loop
+iterates `eval_docs_no_media` one document at a time when `process_docs_parallel` is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+from lmms_eval import evaluator, utils
+from lmms_eval.api.instance import Instance
+from lmms_eval.api.model import lmms
+from lmms_eval.api.task import ConfigurableMessagesTask, ConfigurableTask
+
+AnswerInstance = Callable[[Instance], str]
+
+
+def load_config(path: Path) -> dict[str, Any]:
+    """A task's YAML with its includes and functions, each function from a module executed anew."""
+    return utils.load_yaml_config(str(path), mode="full")
+
+
+class CountedDocs:
+    """The documents as the loop sees them; `current` is the position of the one it works on."""
+
+    def __init__(self, docs: Any) -> None:
+        self.docs = docs
+        self.current: int | None = None
+
+    def __len__(self) -> int:
+        return len(self.docs)
+
+    def __getitem__(self, position: int) -> Any:
+        return self.docs[position]
+
+    def __iter__(self) -> Iterator[Any]:
+        for position, doc in enumerate(self.docs):
+            self.current = position
+            yield doc
+
+
+class FetchedTask(ConfigurableMessagesTask):
+    """A task in chat form that loads its data as lmms-eval does; offline without its retries, which only cost time."""
+
+    def __init__(self, config: Mapping[str, Any], offline: bool) -> None:
+        self.offline = offline
+        super().__init__(config=dict(config), model_name=None)  # None: the prompts for models in general
+
+    def download(self, dataset_kwargs: dict | None = None) -> None:
+        fetch = ConfigurableTask.download
+        (fetch.__wrapped__ if self.offline else fetch)(self, dataset_kwargs)
+
+
+class GivenTask(ConfigurableMessagesTask):
+    """A fresh task around data that are loaded already: `dataset` and `bare` map splits to documents, `bare` without
+    media."""
+
+    def __init__(self, config: Mapping[str, Any], dataset: Mapping[str, Any], bare: Mapping[str, Any]) -> None:
+        self.given = dict(dataset), dict(bare)
+        super().__init__(config=dict(config), model_name=None)
+
+    def download(self, dataset_kwargs: dict | None = None) -> None:
+        self.dataset, self.dataset_no_image = self.given
+
+
+class AskingTask(GivenTask):
+    """For generation: every document is asked, nothing is scored."""
+
+    def process_results(self, doc: Any, results: list, full_docs: Any = None) -> dict[str, Any]:
+        return {}
+
+
+class ScoringTask(GivenTask):
+    """For scoring: only the documents with an answer have requests, so that no other one reaches the scorer.
+
+    on_document(doc_id) is called before each document's scorer, and on_scores(doc_id, metrics) with what it returned.
+    `aggregates` False leaves out lmms-eval's aggregation.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        docs: Mapping[str, Any],
+        answered: set[int],
+        aggregates: bool,
+        on_document: Callable[[int], None],
+        on_scores: Callable[[int, dict[str, Any]], None],
+    ) -> None:
+        self.answered = answered
+        self.aggregates = aggregates
+        self.on_document = on_document
+        self.on_scores = on_scores
+        self.counted: CountedDocs | None = None
+        super().__init__(config, docs, docs)
+
+    @property
+    def eval_docs_no_media(self) -> CountedDocs:
+        if self.counted is None:
+            self.counted = CountedDocs(super().eval_docs_no_media)
+        return self.counted
+
+    def build_all_requests(self, **options: Any) -> None:
+        super().build_all_requests(**options)
+        self._instances = [instance for instance in self._instances if instance.doc_id in self.answered]
+
+    def apply_filters(self) -> None:
+        # filters pair answers and documents by position: give them the documents that were answered
+        self.task_docs = self.task_docs.select([instance.doc_id for instance in self._instances])
+        super().apply_filters()
+
+    def process_results(self, doc: Any, results: list, full_docs: Any = None) -> dict[str, Any]:
+        doc_id = self.counted.current
+        self.on_document(doc_id)
+        metrics = ConfigurableTask.process_results.__wrapped__(self, doc, results, full_docs)
+        self.on_scores(doc_id, metrics)
+        return metrics
+
+    def aggregation(self) -> dict[str, Callable]:
+        return self.metric_functions if self.aggregates else {}
+
+    @property
+    def metric_functions(self) -> dict[str, Callable]:
+        """Metric -> the function that aggregates it over samples; what a scorer returns beyond them is no metric."""
+        return super().aggregation()
+
+    @property
+    def filter_names(self) -> list[str]:
+        """The filters whose outputs are scored one after the other."""
+        return [ensemble.name for ensemble in self._filters]
+
+
+class Respondent(lmms):
+    """The model lmms-eval sees: it hands each request to a function, one at a time and in order.
+
+    An exception of that function, KeyboardInterrupt included, ends the loop; `raised` tells it from other exceptions.
+    """
+
+    is_simple = False  # the chat form: requests carry messages
+    accelerator = None  # else the loop sets up accelerate; one process has one rank
+
+    def __init__(self, answer: AnswerInstance) -> None:
+        super().__init__()
+        self.answer = answer
+        self.interruption: BaseException | None = None
+
+    def generate_until(self, requests: list[Instance]) -> list[str]:
+        try:
+            return [self.answer(request) for request in requests]
+        except BaseException as error:
+            self.interruption = error
+            raise
+
+    def raised(self, error: BaseException) -> bool:
+        """Whether the exception came out of the answering function."""
+        return error is self.interruption
+
+    def generate_until_multi_round(self, requests: list[Instance]) -> list[str]:
+        raise NotImplementedError("questions of several rounds")
+
+    def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
+        raise NotImplementedError("scores by likelihood")
+
+    def clean(self) -> None:
+        """Keep everything: the base class would delete the model's modules between two datasets."""
+
+
+@contextmanager
+def quiet() -> Iterator[Callable[[], Any]]:
+    """Swallow what lmms-eval prints (progress bars of its own, tables of its scorers), in the whole process.
+
+    Yields a function that gives a context in which printing works as before.
+    """
+    out, err = sys.stdout, sys.stderr
+
+    @contextmanager
+    def loud() -> Iterator[None]:
+        with redirect_stdout(out), redirect_stderr(err):
+            yield
+
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        yield loud
+
+
+def run_loop(task: ConfigurableMessagesTask, respondent: Respondent, limit: int) -> dict[str, Any]:
+    """lmms-eval's evaluation loop over one task: requests, answers, filters, scores, aggregates.
+
+    Returns what it reports of the task: aggregates by "metric,filter", and more.
+
+    `evaluate` and not `simple_evaluate`: the latter replaces functions of other libraries, starts git, and scores in
+    four threads that share one random generator.
+    """
+    name = task.config.task
+    task.set_config("num_fewshot", task.config.num_fewshot or 0)
+    task.set_fewshot_seed(seed=0)
+    respondent.task_dict[name] = task.dataset
+    options = argparse.Namespace(output_path=".", process_with_media=False, reasoning_tags=None)
+    results = evaluator.evaluate(
+        lm=respondent,
+        task_dict={name: task},
+        limit=limit,
+        bootstrap_iters=0,
+        log_samples=False,
+        cli_args=options,
+        process_docs_parallel=1,
+    )
+    return results["results"].get(name, {})

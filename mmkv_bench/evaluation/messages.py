@@ -1,0 +1,96 @@
+"""lmms-eval's chat messages in the Hugging Face chat format, with the media beside them, and the prompt's hash."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from mmkv_bench.errors import DataError, UnsupportedError
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+
+class Prompt(NamedTuple):
+    """Messages with placeholders, and the media that take the places in reading order."""
+
+    messages: list[dict[str, Any]]
+    images: list[Image.Image]
+    videos: list[Any]
+
+
+def to_prompt(messages: Sequence[dict[str, Any]], task: str) -> Prompt:
+    """What a task's `doc_to_messages` returned ({"role", "content": text or parts}) as a `Prompt`.
+
+    Images become RGB; an image or video given by its path must be a local file.
+    Raises DataError for media that are missing or broken, UnsupportedError for audio and unknown parts.
+    """
+    images: list[Image.Image] = []
+    videos: list[Any] = []
+    turns = []
+    for message in messages:
+        content = message["content"]
+        parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        turns.append({"role": message["role"], "content": [_part(part, images, videos, task) for part in parts]})
+    return Prompt(turns, images, videos)
+
+
+def _part(part: dict[str, Any], images: list, videos: list, task: str) -> dict[str, Any]:
+    kind = part.get("type")
+    if kind == "text":
+        return {"type": "text", "text": part["text"]}
+    medium = part.get("url", part.get(kind))
+    if kind == "image":
+        images.append(_image(medium, task))
+    elif kind == "video":
+        videos.append(_video(medium, part, task))
+    else:
+        raise UnsupportedError(f"task {task} sends a message part of type {kind!r}; text, image and video can be sent")
+    return {"type": kind}
+
+
+def _image(medium: Any, task: str) -> Image.Image:
+    from PIL import Image
+
+    try:
+        image = Image.open(medium) if isinstance(medium, str | os.PathLike) else medium
+        return image if image.mode == "RGB" else image.convert("RGB")
+    except (OSError, AttributeError) as error:
+        shown = medium if isinstance(medium, str) else type(medium).__name__
+        raise DataError(f"task {task}: image {shown} cannot be read ({error}); restore the file") from error
+
+
+def _video(medium: Any, part: dict[str, Any], task: str) -> Any:
+    if isinstance(medium, str) and not os.path.isfile(medium):
+        raise DataError(f"task {task}: video {medium} is not there; put the task's videos where its YAML expects them")
+    span = {key: part[key] for key in ("start_time", "end_time") if part.get(key) is not None}
+    return {"video": medium, **span} if span else medium
+
+
+def prompt_hash(prompt: Prompt) -> str:
+    """sha256 (hex) over the messages' text and placeholders and the size and pixels of every image.
+
+    A video given as a path counts by its name and size in bytes, decoded frames by their values.
+    """
+    digest = hashlib.sha256(json.dumps(prompt.messages, sort_keys=True).encode())
+    for image in prompt.images:
+        digest.update(f"image {image.width}x{image.height}".encode())
+        digest.update(image.tobytes())
+    for video in prompt.videos:
+        digest.update(b"video" + _video_bytes(video))
+    return digest.hexdigest()
+
+
+def _video_bytes(video: Any) -> bytes:
+    if isinstance(video, str):
+        return f"{os.path.basename(video)} {os.path.getsize(video)}".encode()
+    if isinstance(video, dict):
+        return b"".join(key.encode() + _video_bytes(value) for key, value in sorted(video.items()))
+    if isinstance(video, list | tuple):
+        return b"".join(_video_bytes(frame) for frame in video)
+    if hasattr(video, "tobytes"):  # PIL image or numpy frame
+        return f"{getattr(video, 'size', '')}".encode() + video.tobytes()
+    return repr(video).encode()

@@ -1,0 +1,57 @@
+"""What a task's own code raises becomes an error of ours that names the task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from mmkv_bench.errors import DataError, MMKVError, ScoringError
+
+
+@contextmanager
+def task_errors(task: str, ours: Callable[[BaseException], bool] = lambda error: False) -> Iterator[None]:
+    """Loading and asking: a DataError instead of any exception, and instead of an exit of the process.
+
+    ours: exceptions that are not the task's and pass unchanged.
+    """
+    try:
+        yield
+    except MMKVError:
+        raise
+    except ImportError as error:
+        if ours(error):
+            raise
+        raise DataError(f"lmms-eval's task {task} needs a package that is not there: {error}; install it") from error
+    except (Exception, SystemExit) as error:
+        if ours(error):
+            raise
+        raise DataError(
+            f"lmms-eval's task {task} cannot be loaded: {root_cause(error)!r}; give its data as a local folder with "
+            "dataset_path=..., or allow connections with offline=false"
+        ) from error
+
+
+@contextmanager
+def scoring_errors(task: str, where: Callable[[], str]) -> Iterator[None]:
+    """Scoring: a ScoringError; `where` tells how far the scorer had come."""
+    try:
+        yield
+    except MMKVError:
+        raise
+    except ImportError as error:
+        raise ScoringError(
+            f"scoring lmms-eval's task {task} needs a package that is not there: {error}; install it and score the "
+            "stored answers with stage=score"
+        ) from error
+    except (Exception, SystemExit) as error:
+        raise ScoringError(
+            f"the scorer of lmms-eval's task {task} failed at {where()}: {root_cause(error)!r}; the answers are kept, "
+            "score them again with stage=score"
+        ) from error
+
+
+def root_cause(error: BaseException) -> BaseException:
+    """The exception inside tenacity's RetryError, else the exception itself."""
+    attempt = getattr(error, "last_attempt", None)
+    inner = attempt.exception() if attempt is not None else None
+    return error if inner is None else root_cause(inner)
