@@ -51,7 +51,7 @@ def run(config: DictConfig) -> int:
     loaded = _load(config) if config.stage != "score" and any(todo.values()) else None
     prompts = _first_prompts(config, specs, loaded) if loaded else {}
     print(render(card_facts(config, cells, samples, rows_done, prompts, loaded, str(store.root), notes)), flush=True)
-    report = _Report(config, cells, store)
+    report = _Report(config, cells, store, specs)
     track.start({"run": _plain(config), "cells": [cell.label for cell in cells]})
     failed, ended = 0, False
     try:
@@ -133,9 +133,7 @@ def _todo(
     return todo, samples, rows
 
 
-def _first_prompts(
-    config: DictConfig, specs: Mapping[str, TaskSpec], loaded: LoadedModel
-) -> dict[str, PromptSize]:
+def _first_prompts(config: DictConfig, specs: Mapping[str, TaskSpec], loaded: LoadedModel) -> dict[str, PromptSize]:
     """Sizes of each dataset's first prompt; one that cannot be read is left out here and gets its row later."""
     from mmkv_bench.evaluation import generate
     from mmkv_bench.generation.encode import context_cut, encode
@@ -247,8 +245,8 @@ def _quiet_libraries() -> None:
 class _Report:
     """What a run prints at its end: tables, where the rows are, what failed, and one JSON document if asked."""
 
-    def __init__(self, config: DictConfig, cells: Sequence[Cell], store: Store):
-        self.config, self.cells, self.store = config, cells, store
+    def __init__(self, config: DictConfig, cells: Sequence[Cell], store: Store, specs: Mapping[str, TaskSpec]):
+        self.config, self.cells, self.store, self.specs = config, cells, store, specs
         self.scored = 0
 
     def metrics(self) -> list[dict[str, Any]]:
@@ -285,4 +283,7 @@ class _Report:
         rows.samples = rows.samples[rows.samples["cell"].isin(mine)]
         rows.responses = rows.responses[rows.responses["cell"].isin(mine)]
         rows.metrics = rows.metrics[rows.metrics["cell"].isin(mine)]
+        headlines = {metric for spec in self.specs.values() for metric in spec.metrics}
+        if headlines and all(spec.metrics for spec in self.specs.values()):  # a mix's kinds stay in the rows
+            rows.samples = rows.samples[rows.samples["metric"].isin(headlines)]
         return markdown(build(rows))
