@@ -1,4 +1,4 @@
-"""Write the embedded model as an ordinary Hugging Face folder: AutoProcessor and AutoModelForImageTextToText load it."""
+"""Write the embedded model as an ordinary Hugging Face folder, which the Auto classes load like any hub model."""
 
 from __future__ import annotations
 

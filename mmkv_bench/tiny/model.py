@@ -15,7 +15,7 @@ AUXILIARY_LAYER = 2  # its outputs carry the auxiliary loss in training
 
 
 def make_config() -> Qwen2_5_VLConfig:
-    """4 layers, hidden 128, 4 query and 2 KV heads of 32, MLP 256; one vision block of width 64, windows of 4 x 4 cells.
+    """4 layers, hidden 128, 4 query and 2 KV heads of 32, MLP 256; one vision block of width 64, 4 x 4 cell windows.
 
     mrope_section [1] * 16 deals the rotary frequencies to time, height and width in turn, so that each axis gets high
     ones; rope_theta 60 suits prompts of a few hundred positions.
@@ -59,7 +59,7 @@ def make_config() -> Qwen2_5_VLConfig:
 
 
 def make_model(seed: int) -> Qwen2_5_VLForConditionalGeneration:
-    """A model with random weights (float32, sdpa) that depend on the seed alone; the global generator is left as it was."""
+    """A model with random weights (float32, sdpa) set by the seed alone; the global generator stays as it was."""
     import torch
     from transformers import Qwen2_5_VLForConditionalGeneration
 

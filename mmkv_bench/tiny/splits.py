@@ -32,7 +32,7 @@ def rendering_split(split: str) -> str:
 
 
 def generator(*parts: object) -> np.random.Generator:
-    """A numpy generator seeded by its arguments alone; the split's name is one of them, so splits never share a seed."""
+    """A numpy generator seeded by its arguments alone; callers name the split in them, so splits share no seed."""
     import numpy as np
 
     return np.random.default_rng(digest("generator", *parts))

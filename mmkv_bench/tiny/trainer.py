@@ -30,9 +30,8 @@ READING_SHAPE = (16, 8)  # cells of a vision-step page
 READING_PAGES = 4  # per vision step
 AUXILIARY_WEIGHTS = (0.5, 0.25, 0.25, 0.15, 0.1)  # by curriculum phase
 VISION_WEIGHT = 0.1
-# Holds the tower's outputs near the scale of the other states: without it their norm grows to 40 times that of the
-# text embeddings, and the layers can then hardly write to the residual stream of an image cell.
-SCALE_WEIGHT = 0.03
+# Holds the tower's outputs to the scale of the other states, or the layers can hardly write to an image cell's stream.
+SCALE_WEIGHT = 0.005
 ADVANCE_AT = 0.95  # mean token accuracy over the last ADVANCE_WINDOW batches of the phase's own pages
 ADVANCE_WINDOW = 30
 
@@ -102,7 +101,8 @@ class Trainer:
         outputs = self._encode([page for page, _ in pages], *READING_SHAPE)
         rows = torch.from_numpy(np.concatenate([rows for _, rows in pages]))
         targets = torch.where(rows < VOCAB_SIZE, rows, rows - VOCAB_SIZE + ID["0"])
-        logits = self.model.lm_head(outputs)
+        # The tied embedding rests here: trained along, its rows grow so much that the language model learns slowly.
+        logits = F.linear(outputs, self.model.lm_head.weight.detach())
         weights = torch.where(targets == ID[" "], 0.2, 1.0)
         loss = (F.cross_entropy(logits, targets, reduction="none") * weights).sum() / weights.sum()
         loss = loss + SCALE_WEIGHT * outputs.pow(2).mean()
