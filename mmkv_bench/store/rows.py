@@ -99,38 +99,39 @@ def _describe(type: pa.DataType) -> str:
 
 
 def _convert(value: Any, type: pa.DataType) -> Any:
-    """`value` as plain Python; no text for numbers, no bool for integers, no NaN. The exception says what it was."""
-    got = f"{value!r:.80} ({value.__class__.__name__})"
+    """`value` as plain Python: no text for numbers, no bool for integers, no NaN. The exception says what it was."""
     if pa.types.is_list(type):
-        if not isinstance(value, list | tuple):
-            raise TypeError(got)
-        return [_convert(item, type.value_type) for item in value]
-    if pa.types.is_string(type):
-        if not isinstance(value, str):
-            raise TypeError(got)
-        try:
-            value.encode()
-        except UnicodeEncodeError:
-            raise ValueError(f"{got}, which is not valid Unicode text") from None
-        return str(value)
-    boolean = isinstance(value, bool) or value.__class__.__name__ == "bool"  # numpy's is no subclass of Python's
-    if pa.types.is_boolean(type):
-        if not boolean:
-            raise TypeError(got)
-        return bool(value)
-    if pa.types.is_integer(type):
-        if boolean or not isinstance(value, numbers.Integral):
-            raise TypeError(got)
-        if not -(2 ** (type.bit_width - 1)) <= value < 2 ** (type.bit_width - 1):
-            raise ValueError(f"{got}, out of range")
-        return int(value)
-    if pa.types.is_floating(type):
-        if boolean or not isinstance(value, numbers.Real) or not math.isfinite(value):
-            raise TypeError(got)
-        return float(value)
-    if not isinstance(value, datetime) or value.tzinfo is None:
-        raise TypeError(got)
-    return value
+        if isinstance(value, list | tuple):
+            return [_convert(item, type.value_type) for item in value]
+    elif pa.types.is_string(type):
+        if isinstance(value, str):
+            try:
+                value.encode()
+            except UnicodeEncodeError:
+                raise ValueError(f"{_got(value)}, which is not valid Unicode text") from None
+            return str(value)
+    elif pa.types.is_boolean(type):
+        if _is_bool(value):
+            return bool(value)
+    elif pa.types.is_integer(type):
+        if isinstance(value, numbers.Integral) and not _is_bool(value):
+            if -(2 ** (type.bit_width - 1)) <= value < 2 ** (type.bit_width - 1):
+                return int(value)
+            raise ValueError(f"{_got(value)}, out of range")
+    elif pa.types.is_floating(type):
+        if isinstance(value, numbers.Real) and not _is_bool(value) and math.isfinite(value):
+            return float(value)
+    elif isinstance(value, datetime) and value.tzinfo is not None:
+        return value
+    raise TypeError(_got(value))
+
+
+def _is_bool(value: Any) -> bool:
+    return value.__class__.__name__ in ("bool", "bool_")  # numpy's is no subclass of Python's
+
+
+def _got(value: Any) -> str:
+    return f"{value!r:.80} ({value.__class__.__name__})"
 
 
 def _response_rules(row: Mapping[str, Any]) -> None:

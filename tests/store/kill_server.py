@@ -1,10 +1,10 @@
-"""Forks writers and kills them (SIGKILL), one per JSON line on standard input; answers each with one JSON line.
+"""Forks writers and kills them (SIGKILL), as JSON lines on standard input ask; answers each line with one.
 
-A request names `root`, `samples`, `publish_every`, and when to die: by the parent's hand, `after` seconds from the start
-or, with `acknowledged` n, from the n-th acknowledged sample; or by its own, `before` n: right before the n-th open, rename,
-removal, truncation, listing or lock of a file in the store, which Python's audit events announce. The answer: the exit
-code, the operation it died before, the samples it had acknowledged.
-Forking from one process that has everything imported makes hundreds of kills affordable.
+A line lists requests, whose writers work side by side. A request names `root`, `samples`, `publish_every`, perhaps `cells`,
+and when to die: by the parent's hand, `after` seconds from the start or, with `acknowledged` n, from the n-th acknowledged
+sample; or by its own, `before` n: right before the n-th open, rename, removal, truncation, listing or lock of a file in the
+store, which Python's audit events announce. The answer, per request: the exit code, the operation it died before, the
+samples it had acknowledged. Forking from one process that has everything imported makes hundreds of kills affordable.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ import os
 import signal
 import sys
 import time
+from typing import TextIO
 
+import pandas  # noqa: F401 - pyarrow imports it at its first conversion: once here instead of in every fork
 from writer_child import CELLS, write_missing
 
 EVENTS = {"open", "os.rename", "os.remove", "os.mkdir", "os.truncate", "os.listdir", "os.scandir", "fcntl.flock"}
@@ -34,7 +36,8 @@ def die_before(n: int, root: str, say: int) -> None:
     sys.addaudithook(audit)
 
 
-def serve(request: dict) -> dict:
+def begin(request: dict) -> tuple[int, TextIO]:
+    """A forked writer and what it says."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -42,12 +45,17 @@ def serve(request: dict) -> dict:
             os.write(writing, b"started\n")
             if "before" in request:
                 die_before(request["before"], request["root"], writing)
-            write_missing(request["root"], "w", request["samples"], request["publish_every"], CELLS, writing)
+            cells = tuple(request.get("cells", CELLS))
+            write_missing(request["root"], "w", request["samples"], request["publish_every"], cells, writing)
             os._exit(0)
         finally:
             os._exit(1)
     os.close(writing)
-    with os.fdopen(reading) as stream:
+    return child, os.fdopen(reading)
+
+
+def end(request: dict, child: int, stream: TextIO) -> dict:
+    with stream:
         lines = []
         if "after" in request:
             lines = [stream.readline() for _ in range(1 + request["acknowledged"])]
@@ -55,9 +63,8 @@ def serve(request: dict) -> dict:
             os.kill(child, signal.SIGKILL)
         lines += stream.readlines()
     said = [line.split() for line in lines if line.endswith("\n")]
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     return {
-        "code": code,
+        "code": os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]),
         "acknowledged": [words[1] for words in said if words[0] == "ack"],
         "operation": next((words[1] for words in said if words[0] == "before"), None),
     }
@@ -65,4 +72,6 @@ def serve(request: dict) -> dict:
 
 if __name__ == "__main__":
     for line in sys.stdin:
-        print(json.dumps(serve(json.loads(line))), flush=True)
+        requests = json.loads(line)
+        children = [begin(request) for request in requests]
+        print(json.dumps([end(request, *child) for request, child in zip(requests, children, strict=True)]), flush=True)

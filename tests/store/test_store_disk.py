@@ -47,21 +47,29 @@ def test_a_dangling_link_is_refused(tmp_path):
 
 def test_a_folder_without_permission_is_refused_with_the_remedy(tmp_path):
     (tmp_path / "locked").mkdir(mode=0o555)
-    code = (
-        "import os, sys; from mmkv_bench.errors import ConfigError; from mmkv_bench.store.store import Store\n"
-        "store = Store(sys.argv[1])\n"
-        "if os.geteuid() == 0: os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"  # permissions do not bind root
-        "try: store.check_writable()\n"
-        "except ConfigError as problem: print(problem)"
-    )
     for path in (tmp_path, *tmp_path.parents[:2]):
         os.chmod(path, 0o755)
-    root = tmp_path / "locked" / "results"
-    command = [sys.executable, "-c", code, str(root)]
-    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT)
-    assert "cannot write in" in done.stdout, done.stderr
-    assert "Permission denied" in done.stdout
-    assert "Choose another result folder" in done.stdout
+    store = Store(tmp_path / "locked" / "results")
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            if os.geteuid() == 0:  # permissions do not bind root
+                os.setgroups([])
+                os.setgid(65534)
+                os.setuid(65534)
+            store.check_writable()
+        except ConfigError as problem:
+            os.write(writing, str(problem).encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    os.close(writing)
+    with os.fdopen(reading) as stream:
+        said = stream.read()
+    assert "cannot write in" in said
+    assert "Permission denied" in said
+    assert "Choose another result folder" in said
 
 
 def test_too_little_space_is_refused_with_both_numbers(tmp_path):

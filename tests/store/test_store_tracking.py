@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -70,7 +69,7 @@ def offline_run(tmp_path_factory) -> tuple[Path, dict, str]:
     environment = {name: value for name, value in ENVIRONMENT.items() if name not in unset}
     environment |= {"HOME": str(home)}
     done = subprocess.run(
-        [sys.executable, "-c", RUN, str(root)], capture_output=True, text=True, env=environment, cwd=home, timeout=120
+        [sys.executable, "-c", RUN, str(root)], capture_output=True, text=True, env=environment, cwd=home
     )
     assert done.returncode == 0, done.stderr
     return root, read_run(root), done.stdout + done.stderr
@@ -175,10 +174,8 @@ def online(monkeypatch, tmp_path) -> Iterator[pytest.MonkeyPatch]:
 
 
 def refused(tmp_path: Path) -> str:
-    start = time.monotonic()
     with pytest.raises(ConfigError) as caught:
         tracker({"name": "wandb", "mode": "online"}, tmp_path)
-    assert time.monotonic() - start < 10
     assert "wandb sync" in str(caught.value)
     assert "x" * 40 not in str(caught.value)
     return str(caught.value)

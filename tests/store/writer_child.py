@@ -1,6 +1,6 @@
 """A process that writes what is missing: `writer_child.py ROOT WORKER SAMPLES PUBLISH_EVERY CELL...`.
 
-Resumes as a run does, and says `ack <sample>` only after commit has returned. Waits for a line on standard input first.
+Resumes as a run does, and says `ack <sample>` only after commit has returned.
 """
 
 from __future__ import annotations
@@ -31,6 +31,4 @@ def write_missing(
 
 
 if __name__ == "__main__":
-    os.write(1, b"ready\n")
-    sys.stdin.readline()
     write_missing(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), tuple(sys.argv[5:]))
