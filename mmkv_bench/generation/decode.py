@@ -33,7 +33,7 @@ class _Chooser:
     def __init__(self, rules: DecodeRules, prompt_ids: Tensor, rows: int):
         self.rules, self.rows = rules, [Decoded() for _ in range(rows)]
         self.processors = rules.processors(prompt_ids.shape[1], prompt_ids.device)
-        self.stopper = rules.stopper()
+        self.stopper, self.eos = rules.stopper, set(rules.eos)
         self.reads_ids = bool(len(self.processors)) or self.stopper is not None
         self.ids = prompt_ids.expand(rows, -1) if self.reads_ids else None
 
@@ -43,20 +43,19 @@ class _Chooser:
         if self.reads_ids:
             logits = self.processors(self.ids, logits)
         token = logits.argmax(-1)
-        ended = self.rules.ended(token).tolist()
         stopped = [False] * len(self.rows)
         if self.reads_ids:
             self.ids = torch.cat([self.ids, token[:, None]], 1)
             if self.stopper is not None:
                 stopped = self.stopper(self.ids, None).tolist()
-        for row, value, is_nan, is_eos, is_stop in zip(self.rows, token.tolist(), broken, ended, stopped, strict=True):
+        for row, value, is_nan, is_stop in zip(self.rows, token.tolist(), broken, stopped, strict=True):
             if row.done:
                 continue
             if is_nan:
                 row.error = NonFiniteLogitsError(f"NaN logits at new token {len(row.tokens) + 1}")
                 continue
             row.tokens.append(value)
-            if is_eos:
+            if value in self.eos:
                 row.finish = "eos"
             elif is_stop:
                 row.finish = "stop"

@@ -1,0 +1,108 @@
+"""Shared by the tests of the fork engine: prompts, a tokenizer, cells, both paths, what "the same result" means."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from pathlib import Path
+
+from mmkv_bench.compression.budget import Budget
+from mmkv_bench.compression.compressor import Compressor, full
+from mmkv_bench.generation.alone import run_alone
+from mmkv_bench.generation.encode import EncodedPrompt, from_tensors
+from mmkv_bench.generation.engine import Engine
+from mmkv_bench.generation.result import CellSpec, ForkResult
+from mmkv_bench.generation.rules import DecodeRules
+from mmkv_bench.models.families import Family, family_of
+from tests import zoo
+
+METHODS = Path(__file__).parents[2] / "conf" / "method"
+PROTOCOLS = ("paper", "strict", "query_agnostic")
+
+# Fields of a result that tell how it came about, not what it is; everything else must agree between paths and runs.
+TIMES = {field.name for field in dataclasses.fields(ForkResult) if field.name.endswith("_s")}
+CIRCUMSTANCES = TIMES | {"peak_device_bytes", "peak_resident_bytes", "fork_batch", "fork_rows"}
+PATH = {"measured", "fork_group"}
+
+
+@functools.cache
+def tokenizer():
+    """One token of two letters per id of the zoo's vocabulary, so that stop strings may begin and end inside tokens."""
+    from tokenizers import Regex, Tokenizer, decoders
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Split
+    from transformers import PreTrainedTokenizerFast
+
+    words = {chr(97 + i // 26) + chr(97 + i % 26): i for i in range(zoo.VOCABULARY)}
+    made = Tokenizer(WordLevel(words, unk_token="aa"))
+    made.pre_tokenizer, made.decoder = Split(Regex(".."), "isolated"), decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=made)
+
+
+def rules(model, tokens: int = 6, **task) -> DecodeRules:
+    return DecodeRules.read(model.generation_config, {"max_new_tokens": tokens, **task}, tokenizer())
+
+
+@functools.cache
+def family(name: str) -> Family:
+    return family_of(zoo.build(name).config)  # not zoo.model: asking for that resets the shared model's settings
+
+
+def encoded(name: str, inputs: dict | None = None, identity: str = "zoo/0", **options) -> EncodedPrompt:
+    """A prompt of the zoo as the engine takes it."""
+    inputs = zoo.prompt(name, **options) if inputs is None else inputs
+    return from_tensors(identity, inputs, family(name))
+
+
+def cell(
+    compressor: Compressor, budget=None, protocol: str = "paper", seed: int = 0, name: str | None = None
+) -> CellSpec:
+    budget = None if budget is None else Budget.parse(budget)
+    return CellSpec(name or f"{compressor.name}@{budget}/{protocol}/{seed}", compressor, budget, protocol, seed)
+
+
+def full_cells(protocols=PROTOCOLS) -> list[CellSpec]:
+    return [cell(full(), None, protocol) for protocol in protocols]
+
+
+@functools.cache
+def registry(reading: str = "paper") -> dict[str, Compressor]:
+    """Every method of conf/method, built as a run builds it."""
+    from omegaconf import OmegaConf
+
+    from mmkv_bench.methods import build_compressor
+
+    files = sorted(METHODS.glob("*.yaml"))
+    assert len(files) >= 7, "the registry has lost methods"
+    return {file.stem: build_compressor(file.stem, OmegaConf.load(file), reading) for file in files}
+
+
+def together(model, name: str, prompt: EncodedPrompt, cells, decode_rules=None, **options) -> list[ForkResult]:
+    """All cells through the fork engine."""
+    decode_rules = decode_rules or rules(model)
+    with Engine(model, family(name), decode_rules, tokenizer(), **options) as engine:
+        return engine.answer(prompt, cells)
+
+
+def alone(model, name: str, prompt: EncodedPrompt, cells, decode_rules=None, **options) -> list[ForkResult]:
+    """Each cell on its own through attach() and stock generate()."""
+    decode_rules = decode_rules or rules(model)
+    return [run_alone(model, family(name), decode_rules, tokenizer(), prompt, one, **options) for one in cells]
+
+
+def content(result: ForkResult, ignore: set[str] = frozenset()) -> dict:
+    return {k: v for k, v in dataclasses.asdict(result).items() if k not in CIRCUMSTANCES and k not in ignore}
+
+
+def assert_same(first, second, ignore: set[str] = frozenset()) -> None:
+    """Two lists of results say the same about the same cells, times and batch shapes aside."""
+    for a, b in zip(first, second, strict=True):
+        assert content(a, ignore) == content(b, ignore)
+
+
+def assert_forks_equal_alone(model, name: str, prompt: EncodedPrompt, cells, decode_rules=None, **options) -> list:
+    """The promise of the engine; returns its results. Every cell must have been answered."""
+    forks = together(model, name, prompt, cells, decode_rules, **options)
+    assert [f.status for f in forks] == ["ok"] * len(cells), [f.error for f in forks]
+    assert_same(forks, alone(model, name, prompt, cells, decode_rules), ignore=PATH)
+    return forks
