@@ -15,7 +15,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 from mmkv_bench.compression.compressor import Compressor
 from mmkv_bench.compression.session import Session, attach
-from mmkv_bench.generation.encode import EncodedPrompt, context_cut
+from mmkv_bench.generation.encode import EncodedPrompt, check_refeed, context_cut
 from mmkv_bench.generation.measure import Meter, vision_clock
 from mmkv_bench.generation.result import (
     CellSpec,
@@ -31,15 +31,13 @@ from mmkv_bench.models.families import Family
 
 
 class _Watch(LogitsProcessor):
-    """Looks at each step's logits without changing them: when they came, and whether they are numbers."""
+    """Notes when each step's logits came, without changing them, and ends a generation that is past its deadline."""
 
     def __init__(self, meter: Meter, deadline: float | None):
         self.meter, self.deadline, self.times = meter, deadline, []
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         self.times.append(self.meter.now())
-        if bool(scores.isnan().any()):
-            raise NonFiniteLogitsError(f"NaN logits at new token {len(self.times)}")
         if self.deadline is not None and time.monotonic() > self.deadline:
             raise GenerationTimeout("decoding ran past timeout_s")
         return scores
@@ -76,8 +74,9 @@ def generate_alone(
         context: tokens before the cut, needed for `protocol=query_agnostic`.
         generation: further arguments of `generate()`, greedy ones.
     """
-    inputs = dict(inputs)
     ids = inputs["input_ids"]
+    # Without a mask generate() takes every pad id for padding, also those that a prompt means as text.
+    inputs = {"attention_mask": torch.ones_like(ids), **inputs}
     options = {"return_dict_in_generate": True, "output_logits": True, "do_sample": False, **generation}
     with attach(
         model,
@@ -102,7 +101,7 @@ def generate_alone(
         # The prompt again, whole: generate() feeds what the cache has not seen (the last token, or the question).
         output = model.generate(
             input_ids=ids,
-            attention_mask=inputs.get("attention_mask", torch.ones_like(ids)),
+            attention_mask=inputs["attention_mask"],
             past_key_values=session.cache,
             **options,
         )
@@ -140,6 +139,8 @@ def run_alone(
         if cell.protocol == "query_agnostic":
             context = result.context_tokens = context_cut(prompt, family)
             result.question_text_before_cut = prompt.question_text_before_cut
+        if cell.protocol == "strict":
+            check_refeed(prompt)
         start = meter.now()
         with vision_clock(model, meter), meter.phase("all"):
             output = generate_alone(
@@ -156,6 +157,9 @@ def run_alone(
                 logits_processor=LogitsProcessorList([watch]),
                 **rules.options,
             )
+        for step, logits in enumerate(output.logits, 1):
+            if bool(logits.isnan().any()):
+                raise NonFiniteLogitsError(f"NaN logits at new token {step}")
         _fill(result, cell, prompt, output, context or prompt.length, rules, tokenizer)
         result.vision_s = meter.seconds.get("vision")
         result.ttft_s = watch.times[0] - start
@@ -199,8 +203,7 @@ def _fill(
     result.bytes_metadata = sum(widths) * heads * 4 if evicted else 0
     result.bytes_full = length * heads * len(layers) * slot
     result.token_ids, result.n_tokens = tokens, len(tokens)
-    ended = tokens[-1] in rules.eos
-    result.finish_reason = "eos" if ended else "length" if len(tokens) >= rules.max_new_tokens else "stop"
-    result.answer = tokenizer.decode(tokens[:-1] if ended else tokens, skip_special_tokens=True)
+    result.finish_reason = rules.finish(output.sequences, len(tokens))
+    result.answer = rules.text(tokens, result.finish_reason, tokenizer)
     first = 1 if cell.protocol == "paper" else 0
     result.tokens_from_compressed = max(len(tokens) - first, 0) if evicted else 0

@@ -130,3 +130,16 @@ def context_cut(prompt: EncodedPrompt, family: Family) -> int:
             f"{prompt.identity} ends with its visual tokens; protocol=query_agnostic needs a question after them"
         )
     return cut
+
+
+def check_refeed(prompt: EncodedPrompt) -> None:
+    """Whether the last prompt token can be fed again, as `strict` does.
+
+    Raises:
+        UnsupportedError: it is a visual token, whose embedding only the vision tower knows.
+    """
+    if int(prompt.types[0, -1]) > 0:
+        raise UnsupportedError(
+            f"{prompt.identity} ends with a visual token, which protocol=strict cannot feed again; put text after it, "
+            "or use protocol=paper"
+        )

@@ -21,7 +21,7 @@ from mmkv_bench.compression.cache import CompressedCache
 from mmkv_bench.compression.session import Session
 from mmkv_bench.errors import UnsupportedError
 from mmkv_bench.generation.decode import Decoded, decode
-from mmkv_bench.generation.encode import EncodedPrompt, context_cut
+from mmkv_bench.generation.encode import EncodedPrompt, check_refeed, context_cut
 from mmkv_bench.generation.forks import Fork, audit, batches, borrow, gather, plan
 from mmkv_bench.generation.measure import Meter
 from mmkv_bench.generation.prefill import Prefilled, prefill
@@ -70,6 +70,13 @@ class Engine:
         """One result per cell, in the order of `cells`; never raises for what goes wrong inside one of them."""
         results = {cell.cell: self._blank(cell, prompt) for cell in cells}
         shared = [cell for cell in cells if cell.protocol != "query_agnostic"]
+        strict = [cell for cell in shared if cell.protocol == "strict"]
+        if strict:
+            try:
+                check_refeed(prompt)
+            except UnsupportedError as error:
+                self._fail(strict, results, error)
+                shared = [cell for cell in shared if cell.protocol != "strict"]
         context = [cell for cell in cells if cell.protocol == "query_agnostic"]
         if shared:
             self._group(prompt, prompt, shared, results)
@@ -108,10 +115,12 @@ class Engine:
         meter = Meter(self.device)
         question = prompt.length - prefix.length
         reserve = self.rules.max_new_tokens + question + 1
+        prefilled = None
         try:
             prefilled = prefill(self.session, prefix, cells, meter, reserve)
         except Exception as error:  # noqa: BLE001 - whatever stopped the prefill is every cell's status
             self._fail(cells, results, error)
+        if prefilled is None:
             self._release()
             return
         forks, whole = [], []
@@ -156,16 +165,18 @@ class Engine:
         self, forks: list[Fork], prefilled: Prefilled, prompt: EncodedPrompt, reserve: int, meter: Meter
     ) -> None:
         """Decode a batch; on any fault halve it until what fails stands alone."""
-        start = meter.now()
+        start, failure = meter.now(), None
         try:
             decoded = self._attempt(forks, prefilled, prompt, reserve)
         except Exception as error:  # noqa: BLE001 - becomes the status of the fork that causes it
+            failure = status_of(error), describe(error)
+        if failure is not None:  # not in the handler, whose traceback keeps the failed batch's cache alive
             self._release()
             if len(forks) == 1 or forks[0].index is None:
                 for fork in forks:
-                    fork.result.status, fork.result.error = status_of(error), describe(error)
+                    fork.result.status, fork.result.error = failure
                 return
-            log.info("a batch of %d forks failed (%s); halving it", len(forks), describe(error))
+            log.info("a batch of %d forks failed (%s); halving it", len(forks), failure[1])
             middle = len(forks) // 2
             self._decode(forks[:middle], prefilled, prompt, reserve, meter)
             self._decode(forks[middle:], prefilled, prompt, reserve, meter)
@@ -201,15 +212,12 @@ class Engine:
             return
         result.token_ids, result.n_tokens = list(answer.tokens), len(answer.tokens)
         result.finish_reason = answer.finish
-        result.answer = self.tokenizer.decode(self._visible(answer), skip_special_tokens=True)
+        result.answer = self.rules.text(answer.tokens, answer.finish, self.tokenizer)
         first = 1 if fork.cell.protocol == "paper" else 0
         result.tokens_from_compressed = 0 if fork.index is None else max(result.n_tokens - first, 0)
         result.entries_end = result.entries_resident + result.entries_appended + (result.n_tokens - 1) * heads
         steps = max(result.n_tokens - first, 0)
         result.tpot_s = seconds / steps if steps else None
-
-    def _visible(self, answer: Decoded) -> list[int]:
-        return answer.tokens[:-1] if answer.finish == "eos" else answer.tokens
 
     def _release(self) -> None:
         if self.device.type == "cuda":
