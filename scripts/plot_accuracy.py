@@ -23,7 +23,9 @@ def chosen(tables: Sequence[Table], datasets: Sequence[str]) -> list[Table]:
     for dataset in datasets:
         own = [table for table in tables if table.dataset == dataset]
         if len(own) != 1:
-            kinds = "; ".join(f"{t.metric}, {t.axis}, reading={t.reading}, model={t.context['model']}" for t in own)
+            kinds = "; ".join(
+                f"{t.metric}, {t.axis}, reading={' and '.join(t.readings)}, model={t.context['model']}" for t in own
+            )
             raise ConfigError(
                 f"The rows hold {len(own)} tables of {dataset} ({kinds}), one is needed: name --metric, --protocol, "
                 "--reading or --budgets."
@@ -38,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     command.add_argument("rows", type=Path, help="rows folder of a run")
     command.add_argument("--dataset", nargs="+", default=["pages_walk", "pages_lookup"], help="one panel each")
     command.add_argument("--protocol", default="paper")
-    command.add_argument("--reading", default="paper")
+    command.add_argument("--reading", nargs="+", default=["paper"], help="default: paper")
     command.add_argument("--metric", help="needed when the rows hold several")
     command.add_argument("--budgets", choices=("entries", "fraction"), default="entries")
     command.add_argument("--out", type=Path, required=True, help="path without suffix")
@@ -48,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             load(arguments.rows),
             datasets=arguments.dataset,
             protocols=[arguments.protocol],
-            readings=[arguments.reading],
+            readings=arguments.reading,
             metrics=[arguments.metric] if arguments.metric else None,
         )
         tables = [table for table in tables if table.axis == arguments.budgets]

@@ -1,4 +1,4 @@
-"""Rows -> tables: cells grouped by context, reading, metric and kind of budget; seeds joined; pairs compared."""
+"""Rows -> tables: cells grouped by context, metric and kind of budget; seeds joined; pairs compared."""
 
 from __future__ import annotations
 
@@ -46,12 +46,10 @@ def build(
     parts = _Parts(rows, samples, aggregators or {})
     tables = []
     for _, group in rows.cells[keep & chosen].groupby(list(CONTEXT), dropna=False, sort=True):
-        for reading in sorted(group["reading"].dropna().unique()) or [None]:
-            cells = group[(group["reading"] == reading) | group["reading"].isna()]
-            for axis in [kind for kind in ("entries", "fraction") if (cells["budget_kind"] == kind).any()] or ["none"]:
-                of_axis = cells[cells["budget_kind"].isin([axis, "none"])]
-                for metric in sorted({m for cell, m in parts.samples if cell in set(of_axis["cell"])}):
-                    tables.append(_table(of_axis, reading, metric, axis, parts))
+        for axis in [kind for kind in ("entries", "fraction") if (group["budget_kind"] == kind).any()] or ["none"]:
+            cells = group[group["budget_kind"].isin([axis, "none"])]
+            for metric in sorted({metric for cell, metric in parts.samples if cell in set(cells["cell"])}):
+                tables.append(_table(cells, metric, axis, parts))
     return tables
 
 
@@ -74,14 +72,14 @@ class _Parts:
         return max(0, len(answers) - len(scores))
 
 
-def _table(cells: pd.DataFrame, reading: str | None, metric: str, axis: str, parts: _Parts) -> Table:
+def _table(cells: pd.DataFrame, metric: str, axis: str, parts: _Parts) -> Table:
     methods = _methods(cells)
     aggregator = parts.aggregators.get(metric)
     context = dict(zip(CONTEXT, context_key(cells.iloc[0]), strict=True))
     found: dict[tuple[str, str], Entry] = {}
     waiting: dict[tuple[str, str], int] = {}
     for method in methods:
-        own = cells[[_variant(row) == (method.name, method.base, method.parameters) for _, row in cells.iterrows()]]
+        own = cells[[_variant(row) == method.variant for _, row in cells.iterrows()]]
         for budget in sorted({_budget(row) for _, row in own.iterrows()}):
             group = own[[_budget(row) == budget for _, row in own.iterrows()]]
             if unscored := sum(parts.unscored(cell, metric) for cell in group["cell"]):
@@ -95,7 +93,7 @@ def _table(cells: pd.DataFrame, reading: str | None, metric: str, axis: str, par
         shared = {key: aggregate(entry.scores.among(common).values, aggregator) for key, entry in found.items()}
         entries = {key: replace(entry, common=shared[key]) for key, entry in found.items()}
     budgets = tuple(sorted({budget for _, budget in entries if budget}, key=Decimal))
-    table = Table(context, reading, metric, axis, budgets, methods, entries, waiting)
+    table = Table(context, metric, axis, budgets, methods, entries, waiting)
     table.pairs = _pairs(table, aggregator)
     return table
 
@@ -150,20 +148,34 @@ def _budget(cell: pd.Series) -> str:
     return str(cell["budget_fraction"]) if kind == "fraction" else ""
 
 
-def _variant(cell: pd.Series) -> tuple[str, str, str]:
-    """What makes a line of a table: display name, family, parameters (JSON)."""
-    return cell["method"], cell["base"], "{}" if missing(cell["parameters"]) else cell["parameters"]
+def _variant(cell: pd.Series) -> tuple[str, str, str | None, str]:
+    """What makes a line of a table: display name, family, reading, parameters (JSON)."""
+    return (
+        cell["method"],
+        cell["base"],
+        None if missing(cell["reading"]) else cell["reading"],
+        "{}" if missing(cell["parameters"]) else cell["parameters"],
+    )
 
 
 def _methods(cells: pd.DataFrame) -> tuple[Method, ...]:
-    """The table's lines: `full`, `random`, then the others by name; namesakes tell the parameters that differ."""
+    """The table's lines: `full`, `random`, then the others by name.
+
+    Namesakes of one reading tell the parameters in which they differ; where the table holds both readings, the released
+    ones are told.
+    """
     variants = {_variant(row): row for _, row in cells.iterrows()}
-    told = {variant: {"base": variant[1], **json.loads(variant[2])} for variant in variants}
+    told = {variant: {"base": variant[1], **json.loads(variant[3])} for variant in variants}
+    mixed = len({reading for _, _, reading, _ in variants if reading}) > 1
     lines = []
     for variant, row in variants.items():
+        name, base, reading, parameters = variant
         own = told[variant]
-        namesakes = [told[other] for other in variants if other[0] == variant[0]]
+        namesakes = [told[other] for other in variants if (other[0], other[2]) == (name, reading)]
         differing = sorted({key for other in namesakes for key in other | own if other.get(key) != own.get(key)})
-        label = variant[0] + (f" ({', '.join(f'{key}={own.get(key)}' for key in differing)})" if differing else "")
-        lines.append(Method(label, *variant[:2], bool(row["tuned"]), variant[2], row["budget_kind"] != "none"))
-    return tuple(sorted(lines, key=lambda m: (m.base != BASELINE, m.base != "random", m.label)))
+        words = [f"{key}={own.get(key)}" for key in differing] + (
+            ["released"] if mixed and reading == "released" else []
+        )
+        label = name + (f" ({', '.join(words)})" if words else "")
+        lines.append(Method(label, name, base, bool(row["tuned"]), reading, parameters, row["budget_kind"] != "none"))
+    return tuple(sorted(lines, key=lambda line: (line.base != BASELINE, line.base != "random", line.label)))

@@ -96,13 +96,13 @@ def _pairs(table: Table) -> str:
 
 
 def _label(table: Table, tables: Sequence[Table]) -> str:
-    parts = (table.dataset, table.metric, table.context["protocol"], table.reading or "", table.axis)
+    parts = (table.dataset, table.metric, table.context["protocol"], "-".join(table.readings), table.axis)
     text = "-".join(part for part in parts if part)
     alike = [
         t
         for t in tables
-        if (t.dataset, t.metric, t.context["protocol"], t.reading, t.axis)
-        == (table.dataset, table.metric, table.context["protocol"], table.reading, table.axis)
+        if (t.dataset, t.metric, t.context["protocol"], t.readings, t.axis)
+        == (table.dataset, table.metric, table.context["protocol"], table.readings, table.axis)
     ]
     number = next(i for i, other in enumerate(alike) if other is table)
     text = f"{text}-{number + 1}" if len(alike) > 1 else text

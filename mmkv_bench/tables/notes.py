@@ -29,8 +29,8 @@ def caption(table: Table, tables: Sequence[Table], intervals: bool = True) -> st
         f"model={table.context['model']}",
     ]
     parts.append(f"protocol={table.context['protocol']}")
-    if table.reading:
-        parts.append(f"reading={table.reading}")
+    if table.readings:
+        parts.append(f"reading={' and '.join(table.readings)}")
     for column in _QUIET:
         within = _WITHIN.get(column)
         others = [t for t in tables if within is None or t.context[within] == table.context[within]]
@@ -154,14 +154,15 @@ def _best_notes(table: Table) -> list[str]:
 def _mark_notes(table: Table) -> list[str]:
     cells = _named(table)
     lines = []
+    defect = any(e.audit.over and method.reading != "released" for _, method, e in cells)
     over = [
         (f"{words} by {e.audit.excess_mean:.1%}, at most {e.audit.excess_worst:.1%}", e.audit.over, e.audit.n)
         for words, _, e in cells
         if e.audit.over
     ]
     if over:
-        defect = "" if table.reading == "released" else ", which only reading=released may do: take it for a defect"
-        lines.append(f"{OVER} more entries resident than the budget{defect}: {_listed(over, shorten=False)}.")
+        blame = ", which only reading=released may do: take it for a defect" if defect else ""
+        lines.append(f"{OVER} more entries resident than the budget{blame}: {_listed(over, shorten=False)}.")
     untested = [(words, e.audit.from_prefill, e.audit.n) for words, method, e in cells if _untested(method, e)]
     if untested:
         lines.append(

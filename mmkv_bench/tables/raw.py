@@ -33,7 +33,7 @@ def _cell(table: Table, method: Method, budget: str, entry: Entry) -> dict[str, 
     audit = entry.audit
     return {
         **table.context,
-        "reading": table.reading,
+        "reading": method.reading,
         "metric": table.metric,
         "method": method.label,
         "base": method.base,
@@ -66,7 +66,7 @@ def _cell(table: Table, method: Method, budget: str, entry: Entry) -> dict[str, 
 def _pair(table: Table, pair: Pair) -> dict[str, Any]:
     return {
         **table.context,
-        "reading": table.reading,
+        "readings": " ".join(table.readings),
         "metric": table.metric,
         "budget_kind": table.axis,
         "budget": pair.budget,

@@ -1,4 +1,4 @@
-"""What a table is: methods by budgets of one model, dataset, protocol, reading and metric, with its failure rules.
+"""What a table is: methods by budgets of one model, dataset, protocol and metric, with its failure rules.
 
 A table cell is a method at a budget; its seeds are averaged within each sample. It has a headline only if every sample
 is ok. Budgets in entries and in fractions make tables of their own; neither is ever turned into the other.
@@ -50,8 +50,14 @@ class Method:
     name: str
     base: str
     tuned: bool
+    reading: str | None
     parameters: str
     budgeted: bool
+
+    @property
+    def variant(self) -> tuple[str, str, str | None, str]:
+        """What tells it from every other line, whatever its label says."""
+        return self.name, self.base, self.reading, self.parameters
 
 
 @dataclass
@@ -63,7 +69,6 @@ class Table:
     """
 
     context: dict[str, str]
-    reading: str | None
     metric: str
     axis: str
     budgets: tuple[str, ...]
@@ -79,6 +84,11 @@ class Table:
     def entry(self, label: str, budget: str) -> Entry | None:
         """The cell in that column; what takes no budget stands in every column."""
         return self.entries.get((label, budget)) or self.entries.get((label, ""))
+
+    @property
+    def readings(self) -> tuple[str, ...]:
+        """The readings of its methods, `paper` first; empty for `full` alone."""
+        return tuple(sorted({method.reading for method in self.methods if method.reading}))
 
     @property
     def common_ids(self) -> np.ndarray:

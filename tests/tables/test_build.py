@@ -55,7 +55,7 @@ def test_budgets_in_entries_and_in_fractions_never_share_a_table() -> None:
     assert entries.entry("full", "64").value == fractions.entry("full", "0.2").value == 1.0
 
 
-def test_protocols_readings_models_and_metrics_have_tables_of_their_own() -> None:
+def test_protocols_models_and_metrics_have_tables_of_their_own() -> None:
     example = Example()
     for protocol in ("paper", "strict"):
         example.add("full", None, [1.0, 1], protocol=protocol)
@@ -64,17 +64,27 @@ def test_protocols_readings_models_and_metrics_have_tables_of_their_own() -> Non
     example.add("mmshift", 64, [1.0, 0], model="other", model_fingerprint="o")
     example.add("mmshift", 64, [1.0, 0], dtype="bfloat16", sample={"metric": "anls"})
     tables = build(example.rows())
-    shown = sorted((t.context["model"], t.context["protocol"], t.reading, t.metric, len(t.methods)) for t in tables)
+    shown = sorted((t.context["model"], t.context["protocol"], t.readings, t.metric, len(t.methods)) for t in tables)
     assert shown == [
-        ("other", "paper", "paper", "exact_match", 1),
-        ("tiny", "paper", "paper", "anls", 1),
-        ("tiny", "paper", "paper", "exact_match", 2),
-        ("tiny", "paper", "released", "exact_match", 2),
-        ("tiny", "strict", "paper", "exact_match", 2),
-        ("tiny", "strict", "released", "exact_match", 2),
+        ("other", "paper", ("paper",), "exact_match", 1),
+        ("tiny", "paper", ("paper",), "anls", 1),
+        ("tiny", "paper", ("paper", "released"), "exact_match", 3),
+        ("tiny", "strict", ("paper", "released"), "exact_match", 3),
     ]
-    chosen = build(example.rows(), protocols=["strict"], readings=["released"], metrics=["exact_match"])
-    assert [(t.context["protocol"], t.reading) for t in chosen] == [("strict", "released")]
+    (chosen,) = build(example.rows(), protocols=["strict"], readings=["released"], metrics=["exact_match"])
+    assert (chosen.context["protocol"], chosen.readings) == ("strict", ("released",))
+    assert [method.label for method in chosen.methods] == ["full", "mmshift"]
+
+
+def test_readings_of_one_method_stand_in_one_table_and_are_compared() -> None:
+    example = Example()
+    example.add("mmshift", 64, zeros_and_ones(20, 60), parameters={"window": 32})
+    example.add("mmshift", 64, zeros_and_ones(50, 60), parameters={"window": 1}, reading="released")
+    example.add("mmshift", 64, zeros_and_ones(52, 60), parameters={"window": 2}, reading="released", tuned=True)
+    table = one(example)
+    labels = ["mmshift", "mmshift (window=1, released)", "mmshift (window=2, released)"]
+    assert [method.label for method in table.methods] == labels
+    assert [(p.a, p.b) for p in table.pairs if p.separated] == [(labels[0], labels[1]), (labels[0], labels[2])]
 
 
 def test_full_alone_makes_a_table_without_budgets() -> None:

@@ -112,6 +112,6 @@ def test_the_script_draws_from_a_rows_folder_and_says_what_it_needs(tmp_path: Pa
     assert done.stdout.split() == [str(tmp_path / "figure.png"), str(tmp_path / "figure.svg")]
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
     refused = subprocess.run(
-        [*script, "--dataset", "pages_chain"], capture_output=True, text=True, timeout=120, cwd=ROOT
+        [*script, "--dataset", "pages_chain"], capture_output=True, text=True, timeout=120, env=ENVIRONMENT
     )
     assert refused.returncode == 2 and "no dataset 'pages_chain'" in refused.stderr

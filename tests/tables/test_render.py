@@ -214,12 +214,15 @@ def test_question_text_in_the_compressed_context_is_marked() -> None:
     assert "- ¶ answers whose compressed context held question text: snapkv at 64 (2 of 2)." in text
 
 
-@pytest.mark.parametrize(("protocol", "compressed", "flagged"), [("paper", 1, True), ("strict", 2, False)])
+@pytest.mark.parametrize(
+    ("protocol", "tokens", "compressed", "flagged"),
+    [("paper", 2, 1, True), ("paper", 3, 2, False), ("strict", 2, 2, False), ("strict", 1, 1, False)],
+)
 def test_one_token_answers_are_marked_only_where_their_token_comes_from_the_full_prefill(
-    protocol: str, compressed: int, flagged: bool
+    protocol: str, tokens: int, compressed: int, flagged: bool
 ) -> None:
     example = Example()
-    answer = {"n_tokens": 2, "tokens_from_compressed": compressed, "token_ids": [9, 1]}
+    answer = {"n_tokens": tokens, "tokens_from_compressed": compressed, "token_ids": [9] * tokens}
     example.add("full", None, [1.0, 1], protocol=protocol, answer=answer)
     example.add("snapkv", 64, [1.0, 1], protocol=protocol, answer=answer)
     text = markdown(build(example.rows()))
