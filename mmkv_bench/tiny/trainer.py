@@ -44,12 +44,12 @@ class Plan:
     """
 
     vision: int = 3000
-    language: int = 4800
+    language: int = 5000
     real: int = 1300
     warmup: int = 100
     rate: float = 2e-3
     pool_pages: int = 240
-    deadlines: tuple[float, ...] = (0.0, 0.1333, 0.2667, 0.4, 0.56)
+    deadlines: tuple[float, ...] = (0.0, 0.1279, 0.256, 0.384, 0.5376)
 
     @property
     def steps(self) -> int:
