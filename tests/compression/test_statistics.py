@@ -102,11 +102,11 @@ def test_half_precision_scores_are_float32_and_finite(dtype):
 
 
 def test_column_sums_hold_one_tile_not_the_attention_matrix():
-    query, key, scaling = tensors(1024, 1, 7, 3, dim=16)
-    naive = 7 * 1024 * 1024 * 4
-    inputs_and_result = 2 * key.numel() * 4 + 1024 * 4
+    query, key, scaling = tensors(2048, 1, 7, 3, dim=16)
+    naive = 7 * 2048 * 2048 * 4
+    inputs_and_result = 2 * key.numel() * 4 + 2048 * 4
     peak = oracles.allocator_peak(lambda: column_sums(query, key, scaling))
-    assert peak <= 3 * tiles.CPU_TILE * 4 + inputs_and_result < naive / 3
+    assert tiles.CPU_TILE * 4 / 2 < peak <= 3 * tiles.CPU_TILE * 4 + inputs_and_result < naive / 3
 
 
 # ---------------------------------------------------------------- nucleus
@@ -205,6 +205,16 @@ def test_votes_count_covering_sets(cover, drop, anchored):
             for j in oracles.covering_set(m, 0.8, cover):
                 want[h, j] += 1
     assert torch.equal(got, want)
+
+
+def test_widely_spread_proxies_keep_their_mass():
+    query, key, scaling = tensors(300, 1, 2, 19, rows=8)
+    query = query * 60  # softmax rows whose smallest entries are below float32's range
+    want = naive_groups(query, key, scaling, 2).view(1, 2, 2, 300).mean(1, keepdim=True)
+    assert float(want.min()) < 1e-60
+    got = torch.cat(list(group_mass(query, key, scaling, 2)), 2)
+    # Large scores carry a float32 error of their own; what is checked is that no mass appears or is lost.
+    assert torch.allclose(got.double(), want, rtol=2e-4, atol=1e-37)
 
 
 def test_dropping_the_only_key_leaves_no_votes():

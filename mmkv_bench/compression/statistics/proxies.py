@@ -50,7 +50,7 @@ def group_mass(
         for start, end in row_blocks(size, heads * share * b * total, key.device):
             block = query[:, :, first:last, start:end].reshape(heads, -1, dim).float() * scaling
             scores = torch.bmm(block, keys).view(heads, share, b, end - start, total)
-            weight = exponentials(scores)
+            weight = exponentials(scores, masked=False)
             if rounding is not None:
                 scores *= weight.unsqueeze(-1)
                 scores = scores.to(rounding).float()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 # Elements of one float32 tile. On a CPU a tile should stay near the caches; an accelerator wants fewer, larger kernels.
-CPU_TILE = 2**19
+CPU_TILE = 2**20
 ACCELERATOR_TILE = 2**24
 
 
