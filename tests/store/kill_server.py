@@ -14,26 +14,12 @@ import os
 import signal
 import sys
 import time
+from functools import partial
 from typing import TextIO
 
 import pandas  # noqa: F401 - pyarrow imports it at its first conversion: once here instead of in every fork
+from crash_points import die_before
 from writer_child import CELLS, write_missing
-
-EVENTS = {"open", "os.rename", "os.remove", "os.mkdir", "os.truncate", "os.listdir", "os.scandir", "fcntl.flock"}
-
-
-def die_before(n: int, root: str, say: int) -> None:
-    seen = 0
-
-    def audit(event: str, arguments: tuple) -> None:
-        nonlocal seen
-        if event in EVENTS and (event == "fcntl.flock" or root in str(arguments[0])):
-            seen += 1
-            if seen == n:
-                os.write(say, f"before {event}\n".encode())
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    sys.addaudithook(audit)
 
 
 def begin(request: dict) -> tuple[int, TextIO]:
@@ -44,7 +30,8 @@ def begin(request: dict) -> tuple[int, TextIO]:
         try:
             os.write(writing, b"started\n")
             if "before" in request:
-                die_before(request["before"], request["root"], writing)
+                tell = partial(os.write, writing)
+                die_before(request["before"], request["root"], lambda event: tell(f"before {event}\n".encode()))
             cells = tuple(request.get("cells", CELLS))
             write_missing(request["root"], "w", request["samples"], request["publish_every"], cells, writing)
             os._exit(0)

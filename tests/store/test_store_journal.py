@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,19 @@ def test_only_one_of_two_takes_an_abandoned_journal(tmp_path):
     path.unlink()  # as the first does after publishing
     os.close(first)
     assert journal.claim(path) is None
+
+
+def test_a_journal_that_is_published_while_it_is_being_claimed_is_not_claimed(tmp_path):
+    path = written(tmp_path, [{"a": 1}])
+    child = os.fork()
+    if child == 0:  # audit hooks stay for good, so in a process of its own
+        try:
+            sys.addaudithook(lambda event, _: path.unlink() if event == "fcntl.flock" else None)
+            os._exit(7 if journal.claim(path) is None else 1)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert not path.exists()
 
 
 def test_a_forked_process_may_not_write_with_its_parents_writer(tmp_path):

@@ -13,6 +13,7 @@ from store_examples import cell, failed, metric_row, plain, response, sample_sco
 
 from mmkv_bench.errors import ConfigError, StoreError
 from mmkv_bench.store.identity import checksum
+from mmkv_bench.store.rows import check, to_table
 from mmkv_bench.store.schema import SCHEMA_VERSION, STATUSES
 from mmkv_bench.store.store import Store
 
@@ -50,10 +51,10 @@ def test_the_newest_row_wins_in_parts_and_journals_alike(tmp_path):
 
 
 def test_a_retry_wins_over_a_row_from_a_machine_whose_clock_runs_ahead(tmp_path):
-    ahead = Store(tmp_path)
-    ahead._latest = datetime.now(UTC) + timedelta(hours=1)
-    with ahead.writer("a") as writer:
-        writer.commit([failed(0)])
+    hour_ahead = datetime.now(UTC) + timedelta(hours=1)
+    row = check("responses", failed(0), {"schema_version": SCHEMA_VERSION, "worker": "a", "committed_at": hour_ahead})
+    (tmp_path / "responses").mkdir()
+    pq.write_table(to_table("responses", [row]), tmp_path / "responses" / "a.parquet")
     store = Store(tmp_path)
     assert store.done(["c0"], retry=["oom"]) == {"c0": set()}
     with store.writer("b") as writer:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 
 import pytest
+from crash_points import die_before
 from store_examples import cell, complete, metric_row, plain, sample_score
 
 from mmkv_bench.errors import StoreError
@@ -77,3 +80,30 @@ def test_refused_scores_leave_the_old_ones(tmp_path):
         store.write_scores("c0", [sample_score(1)], [metric_row(value=float("nan"))])
     assert store.samples()["sample_id"].to_pylist() == ["s0000"]
     assert store.metrics()["value"].to_pylist() == [1.0]
+
+
+def test_kill_while_scores_are_replaced_never_pairs_old_metrics_with_new_samples(tmp_path):
+    old = ([sample_score(0, value=1.0)], [metric_row(value=1.0)])
+    new = ([sample_score(0, value=0.0)], [metric_row(value=0.0)])
+    seen = set()
+    for n in range(1, 100):
+        store = Store(tmp_path / str(n))
+        store.write_scores("c0", *old)
+        child = os.fork()
+        if child == 0:
+            try:
+                die_before(n, str(store.root))
+                store.write_scores("c0", *new)
+                os._exit(0)
+            finally:
+                os._exit(1)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        assert code in (0, -signal.SIGKILL)
+        state = (store.samples()["value"].to_pylist(), store.metrics()["value"].to_pylist())
+        assert state in (([1.0], [1.0]), ([1.0], []), ([0.0], []), ([0.0], [0.0]))
+        seen.add(str(state))
+        store.write_scores("c0", *new)
+        assert store.metrics()["value"].to_pylist() == [0.0]
+        if code == 0:
+            break
+    assert len(seen) == 4
