@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from mmkv_bench.config import LIST_GROUPS, accepts, allowed, conf_dir, groups, options, register
+from mmkv_bench.config import LIST_GROUPS, accepts, allowed, as_list, conf_dir, groups, options, register
 from mmkv_bench.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -39,8 +40,14 @@ def compose(overrides: Sequence[str] = ()) -> DictConfig:
         _check_choice(override, extra)
     fixed = [o.input_line for o in choices] + [o.input_line for o in parsed if o.key_or_group == SEARCHPATH]
     values = [o for o in parsed if not _is_choice(o) and o.key_or_group != SEARCHPATH]
-    reference = _plain(_hydra_compose(fixed)) if values else {}
-    return _hydra_compose(fixed + [_check_value(o, reference) for o in values])
+    reference = _reference(tuple(fixed)) if values else {}
+    return with_words(_hydra_compose(fixed + [_check_value(o, reference) for o in values]))
+
+
+def with_words(config: DictConfig) -> DictConfig:
+    """`retry` as a list of words: on a command line `nan` is a number."""
+    config.retry = [str(value) for value in as_list(config.retry)]
+    return config
 
 
 def method_defaults(names: Sequence[str], extra: Sequence[str] = ()) -> dict[str, DictConfig]:
@@ -56,7 +63,7 @@ def method_defaults(names: Sequence[str], extra: Sequence[str] = ()) -> dict[str
     for name in names:
         _check_option("method", name, tuple(extra))
     folders = [f"{SEARCHPATH}=[{','.join(extra)}]"] if extra else []
-    return dict(_hydra_compose([f"method=[{','.join(names)}]", *folders]).methods) if names else {}
+    return dict(_composed((f"method=[{','.join(names)}]", *folders)).methods) if names else {}
 
 
 def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
@@ -262,10 +269,16 @@ def _sweep_sentence(override: Override) -> str:
     )
 
 
-def _plain(config: DictConfig) -> dict[str, Any]:
+@cache
+def _composed(choices: tuple[str, ...]) -> DictConfig:
+    """What group choices alone compose to; read only. A multirun asks for the same ones for every job."""
+    return _hydra_compose(choices)
+
+
+def _reference(choices: tuple[str, ...]) -> dict[str, Any]:
     from omegaconf import OmegaConf
 
-    return OmegaConf.to_container(config, resolve=False)
+    return OmegaConf.to_container(_composed(choices), resolve=False)
 
 
 def _one_sentence(error: Exception) -> str:

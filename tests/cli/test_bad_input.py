@@ -1,0 +1,141 @@
+"""Every mistake costs one sentence on stderr and exit code 2, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import errno
+import json
+import subprocess
+import sys
+
+import pytest
+
+from mmkv_bench.__main__ import guarded, main, read
+from mmkv_bench.errors import ConfigError, StoreError
+from tests.cli.setting import CHECKOUT
+
+HUB = ["model=hf", "model.path=org/name"]
+
+
+@pytest.fixture(autouse=True)
+def nowhere(tmp_path, monkeypatch):
+    """Every test runs in an empty folder, which must stay empty."""
+    monkeypatch.chdir(tmp_path)
+    yield
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["method=snapvk"], "unknown method 'snapvk'; did you mean 'snapkv'"),
+        (["method=[full,snapvk]"], "did you mean 'snapkv'"),
+        (["dataset=page"], "did you mean 'pages'"),
+        (["model=tinny"], "did you mean 'tiny'"),
+        (["experiment=dmo"], "did you mean 'demo'"),
+        ([*HUB, "protocol=strct"], "did you mean 'strict'"),
+        ([*HUB, "reading=relesed"], "did you mean 'released'"),
+        ([*HUB, "budget=0"], "budget=0"),
+        ([*HUB, "budget=-1"], "budget=-1"),
+        ([*HUB, "budget=1.5"], "budget=1.5"),
+        ([*HUB, "budget=abc"], "'abc' is not a budget"),
+        ([*HUB, "sede=1"], "did you mean 'seed'"),
+        ([*HUB, "+sede=1"], "did you mean 'seed'"),
+        ([*HUB, "++sede=1"], "did you mean 'seed'"),
+        ([*HUB, "methods.mmshift.gama=1"], "did you mean 'gamma'"),
+        ([*HUB, "+methods.mmshift.gama=1"], "did you mean 'gamma'"),
+        ([*HUB, "++methods.mmshift.gama=1"], "did you mean 'gamma'"),
+        ([*HUB, "variants.a={base: mmshft}"], "did you mean 'mmshift'"),
+        (["model=hf"], "needs model.path"),
+        (["model=hf", "model.path=/no/such/folder"], "model folder /no/such/folder does not exist"),
+        ([*HUB, "shard=2/2"], "shard=2/2"),
+        ([*HUB, "hydra.run.dir=x"], "only matters to the jobs of a multirun"),
+        (["--jsn"], "unknown flag '--jsn'; did you mean '--json'"),
+        (["--config-dir", "/no/such/folder"], "--config-dir /no/such/folder is not a folder"),
+        (["--cfg"], "--cfg needs a value"),
+        (
+            ["-m", *HUB, "budget=16,abc"],
+            "job model=hf model.path=org/name budget=abc of 2: budget='abc' is not a budget",
+        ),
+        (["-m", *HUB, "sede=1,2"], "did you mean 'seed'"),
+        (["budget"], "cannot read the override 'budget'"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_exit_code_2(arguments, words, capsys):
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert err.startswith("mmkv_bench: ")
+    assert words in err
+
+
+def test_with_json_the_last_line_of_stdout_says_what_was_wrong(capsys):
+    assert main(["--json", *HUB, "budget=0"]) == 2
+    out, err = capsys.readouterr()
+    document = json.loads(out.splitlines()[-1])
+    assert (document["status"], document["exit_code"]) == ("error", 2)
+    assert document["error"] in err
+
+
+@pytest.mark.parametrize("arguments", [["method=snapvk"], ["++sede=1"], ["--nonsense"]])
+def test_a_real_process_ends_with_2_and_without_a_traceback(arguments):
+    ended = subprocess.run(
+        [sys.executable, "-m", "mmkv_bench", *arguments], capture_output=True, text=True, check=False, env=CHECKOUT
+    )
+    assert ended.returncode == 2
+    assert ended.stdout == ""
+    assert ended.stderr.count("\n") == 1
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_full_disk_is_one_sentence_and_exit_code_2(capsys):
+    def full(arguments):
+        raise OSError(errno.ENOSPC, "No space left on device", "runs/default/journal")
+
+    assert guarded([], full) == 2
+    assert "no space left on the device that holds runs/default/journal" in capsys.readouterr().err
+
+
+def test_a_full_disk_met_by_the_store_is_exit_code_2(capsys):
+    def full(arguments):
+        try:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        except OSError as error:
+            raise StoreError("rows cannot be written") from error
+
+    assert guarded([], full) == 2
+    assert capsys.readouterr().err == "mmkv_bench: rows cannot be written\n"
+
+
+def test_a_failure_while_working_is_exit_code_1(capsys):
+    def fails(arguments):
+        raise StoreError("rows of another version")
+
+    assert guarded([], fails) == 1
+    assert capsys.readouterr().err == "mmkv_bench: rows of another version\n"
+
+
+def test_ctrl_c_says_how_to_continue(capsys):
+    def interrupted(arguments):
+        raise KeyboardInterrupt
+
+    assert guarded(["--json"], interrupted) == 130
+    out, err = capsys.readouterr()
+    assert "run the same command again" in err
+    assert json.loads(out)["status"] == "interrupted"
+
+
+def test_defects_of_our_own_keep_their_traceback():
+    def defect(arguments):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        guarded([], defect)
+
+
+def test_a_command_line_is_split_into_overrides_and_flags(tmp_path):
+    request = read(["method=full", "--json", "-m", "-c", "job", "--config-dir", str(tmp_path)])
+    assert request.overrides == ["method=full", "json=true", f"hydra.searchpath=['file://{tmp_path}']"]
+    assert (request.json, request.multirun, request.flags) == (True, True, ["-c", "job"])
+    with pytest.raises(ConfigError):
+        read(["--config-dir"])

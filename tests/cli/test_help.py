@@ -1,0 +1,57 @@
+"""`--help` and `--version` answer at once, from a fresh interpreter, with nothing heavy imported."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from mmkv_bench.config import groups, keys, options
+from tests.cli.setting import CHECKOUT
+
+HEAVY = ("torch", "transformers", "lmms_eval", "hydra", "omegaconf", "pandas", "pyarrow", "numpy", "wandb")
+
+
+def fresh(*arguments: str) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False, env=CHECKOUT)
+
+
+@pytest.mark.parametrize("module", ["mmkv_bench", "mmkv_bench.launch"])
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_help_imports_nothing_heavy(module, flag):
+    ended = fresh("-X", "importtime", "-m", module, flag)
+    assert ended.returncode == 0, ended.stderr
+    imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in ended.stderr.splitlines()}
+    assert "mmkv_bench" in imported
+    assert not imported & set(HEAVY)
+
+
+def test_help_shows_groups_choices_keys_flags_and_examples():
+    text = fresh("-m", "mmkv_bench", "--help").stdout
+    for group in groups():
+        assert f"  {group}" in text
+        assert all(name in text for name in options(group))
+    for key in keys():
+        assert f"\n  {key} " in text
+    for part in ("--json", "--multirun", "examples", "mmkv_bench.launch", "methods.snapkv.window=16"):
+        assert part in text
+
+
+def test_the_version_is_the_packages():
+    from mmkv_bench import __version__
+
+    assert fresh("-m", "mmkv_bench", "--version").stdout.strip() == f"mmkv_bench {__version__}"
+
+
+def test_the_examples_of_the_help_compose():
+    import shlex
+
+    from mmkv_bench.planning.compose import compose
+    from mmkv_bench.usage import usage
+
+    lines = [line for line in usage().splitlines() if line.startswith("  python -m mmkv_bench ")]
+    assert len(lines) > 4
+    for line in lines:
+        words = shlex.split(line.partition("   the ")[0].partition("   split ")[0])
+        compose([word for word in words[3:] if not word.startswith("-")])

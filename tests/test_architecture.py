@@ -1,0 +1,181 @@
+"""Rooms and arrows of the package: dependencies point downwards only, and no light module imports a heavy package."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import mmkv_bench
+from tests.cli.setting import CHECKOUT
+
+ROOT = Path(mmkv_bench.__file__).parent
+
+# room -> rooms and top-level modules it may import. `errors` is everybody's. What is not listed imports nothing.
+ARROWS = {
+    "compression": set(),
+    "models": set(),
+    "generation": {"models", "compression"},
+    "evaluation": {"tiny"},
+    "store": set(),
+    "tables": {"store"},
+    "tiny": {"models", "generation", "compression"},
+    "config": set(),
+    "methods": {"config", "compression"},
+    "planning": {"config", "methods", "compression", "models", "generation", "evaluation", "store", "tables"},
+    "usage": {"config"},
+    "__main__": {"usage", "planning"},
+    "launch": {"__main__", "planning"},
+    "errors": set(),
+    "__init__": set(),
+}
+FOREIGN = {
+    "hydra": {"config", "planning"},
+    "lmms_eval": {"evaluation"},
+    "wandb": {"store"},
+    "pandas": {"tables", "planning"},
+    "torch": {
+        "compression",
+        "models",
+        "generation",
+        "tiny",
+        "planning",
+        "store",
+        "launch",
+    },  # the last two: device names
+    "transformers": {"compression", "models", "generation", "tiny", "planning"},
+}
+"""Packages that only some rooms know."""
+
+LIGHT = (
+    "mmkv_bench",
+    "mmkv_bench.config",
+    "mmkv_bench.errors",
+    "mmkv_bench.usage",
+    "mmkv_bench.__main__",
+    "mmkv_bench.launch",
+)
+
+
+def room(file: Path) -> str:
+    inside = file.relative_to(ROOT)
+    return inside.parts[0] if len(inside.parts) > 1 else inside.stem
+
+
+def imports(file: Path, top_level_only: bool = False) -> set[str]:
+    """Absolute names of the modules that a file imports, `TYPE_CHECKING` blocks left out."""
+    found: set[str] = set()
+
+    def visit(node: ast.AST) -> None:
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            return
+        if top_level_only and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            return
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: relative import"
+            found.add(node.module)
+            found.update(f"{node.module}.{alias.name}" for alias in node.names if node.module == "mmkv_bench")
+        for inner in ast.iter_child_nodes(node):
+            visit(inner)
+
+    visit(ast.parse(file.read_text()))
+    return found
+
+
+FILES = sorted(file for file in ROOT.rglob("*.py") if "tasks" not in file.parts)
+ROOMS = sorted({room(file) for file in FILES})
+
+
+def own(file: Path) -> set[str]:
+    """Rooms and top-level modules that a file imports, its own and `errors` left out."""
+    names = {name.split(".")[1] for name in imports(file) if name.startswith("mmkv_bench.")}
+    return {name for name in names if name in ROOMS} - {room(file), "errors"}
+
+
+def test_every_room_has_its_arrows_written_down():
+    assert set(ROOMS) <= set(ARROWS)
+
+
+@pytest.mark.parametrize("name", ROOMS)
+def test_a_room_imports_only_rooms_below_it(name):
+    wrong = {
+        str(file.relative_to(ROOT)): sorted(own(file) - ARROWS[name])
+        for file in FILES
+        if room(file) == name and own(file) - ARROWS[name]
+    }
+    assert wrong == {}
+
+
+def test_there_are_no_circles():
+    assert list(TopologicalSorter(ARROWS).static_order())
+    real: dict[str, set[str]] = {}
+    for file in FILES:
+        real.setdefault(room(file), set()).update(own(file))
+    assert list(TopologicalSorter(real).static_order())
+
+
+@pytest.mark.parametrize("package", FOREIGN)
+def test_a_package_is_known_to_its_rooms_only(package):
+    knowing = {room(file) for file in FILES for name in imports(file) if name.split(".")[0] == package}
+    assert knowing <= FOREIGN[package]
+
+
+@pytest.mark.parametrize("name", ["tables", "store"])
+def test_rows_need_neither_models_nor_the_engine(name):
+    code = f"import sys, pkgutil, importlib, mmkv_bench.{name} as room\n" + (
+        "for found in pkgutil.walk_packages(room.__path__, room.__name__ + '.'):\n"
+        "    if not found.name.endswith('__main__'): importlib.import_module(found.name)\n"
+        "print(sorted({m.split('.')[0] for m in sys.modules} & {'torch', 'transformers', 'lmms_eval'}))"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=CHECKOUT)
+    assert ended.stdout.strip() == "[]", ended.stderr
+
+
+@pytest.mark.parametrize("name", LIGHT)
+def test_light_modules_import_only_the_standard_library(name):
+    file = ROOT / "__init__.py" if name == "mmkv_bench" else ROOT / f"{name.removeprefix('mmkv_bench.')}.py"
+    foreign = {module.split(".")[0] for module in imports(file, top_level_only=True)}
+    assert foreign <= set(sys.stdlib_module_names) | {"mmkv_bench"}
+
+
+def test_nothing_of_a_library_is_replaced():
+    """No assignment to an attribute of an imported foreign module."""
+    wrong = []
+    for file in FILES:
+        tree = ast.parse(file.read_text())
+        modules = {
+            (alias.asname or alias.name).split(".")[0]
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Import)
+            for alias in node.names
+        } - {"sys", "os"}
+        for node in ast.walk(tree):
+            targets = node.targets if isinstance(node, ast.Assign) else []
+            for target in targets:
+                base = target
+                while isinstance(base, ast.Attribute):
+                    base = base.value
+                if isinstance(target, ast.Attribute) and isinstance(base, ast.Name) and base.id in modules:
+                    wrong.append(f"{file.relative_to(ROOT)}:{node.lineno}")
+    assert wrong == []
+
+
+def test_unsafe_loading_is_nowhere():
+    for file in FILES:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Call):
+                given = {keyword.arg: keyword.value for keyword in node.keywords}
+                trust = given.get("trust_remote_code")
+                assert trust is None or (isinstance(trust, ast.Constant) and trust.value is False), file
+                name = ast.unparse(node.func)
+                assert name not in ("pickle.load", "pickle.loads", "yaml.load", "yaml.unsafe_load", "eval", "exec"), (
+                    file
+                )
+                if name == "torch.load":
+                    assert getattr(given.get("weights_only"), "value", None) is True, file
