@@ -9,7 +9,6 @@ from typing import Any
 from mmkv_bench.tiny.pages import ENTRIES, FRAMES, REDUNDANT_ENTRIES, SIZES
 
 HEADER = """---
-license: mit
 library_name: transformers
 pipeline_tag: image-text-to-text
 ---

@@ -27,6 +27,7 @@ THRESHOLDS = {
     ("walk3", "large"): 0.90,
     ("handwritten", "small"): 0.88,
 }
+TYPEFACE_CELLS = (*((task, "small") for task in TASKS), ("lookup", "large"), ("walk3", "large"))
 BATCH = {"small": 25, "large": 10}
 
 
@@ -87,8 +88,9 @@ def run(options: argparse.Namespace) -> list[dict[str, Any]]:
         raise ConfigError(f"--samples {options.samples} measures nothing; give a number from 1 on")
     torch.set_num_threads(options.threads)
     model, processor = load(options.weights)
-    splits = ("test", "test_typeface") if options.split == "test" else ("dev",)
-    cells = [(task, size, split) for split in splits for size in SIZES for task in options.tasks]
+    cells = [(task, size, options.split) for size in SIZES for task in options.tasks]
+    if options.split == "test":
+        cells += [(task, size, "test_typeface") for task, size in TYPEFACE_CELLS]
     rows, started = [], time.monotonic()
     for number, (task, size, split) in enumerate(cells, 1):
         row = measure(model, processor, task, size, split, options.samples)

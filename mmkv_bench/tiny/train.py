@@ -12,6 +12,7 @@ from mmkv_bench.errors import ConfigError, MMKVError
 
 SHOW_EVERY = 25
 SAVE_EVERY = 100
+LANGUAGE_COST = 12  # vision steps that take as long as one language step, roughly
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -42,19 +43,23 @@ def run(out: Path, seed: int, threads: int, resume: bool) -> Path:
         if not checkpoints:
             raise ConfigError(f"--resume found no checkpoint in {out}; leave --resume out to start from random weights")
         trainer.load(checkpoints[-1])
-    started, first = time.monotonic(), trainer.progress.step
+    plan, started, first = trainer.plan, time.monotonic(), trainer.progress.step
+
+    def work(step: int) -> int:
+        return min(step, plan.vision) + LANGUAGE_COST * max(0, step - plan.vision)
+
     recent: dict[str, list[float]] = defaultdict(list)
     while not trainer.done:
         for name, value in trainer.step().items():
             recent[name].append(value)
-        step, total = trainer.progress.step, trainer.plan.steps
+        step, total = trainer.progress.step, plan.steps
         if step % SHOW_EVERY == 0 or trainer.done:
             passed = time.monotonic() - started
-            left = passed / (step - first) * (total - step)
+            left = passed / (work(step) - work(first)) * (work(total) - work(step))
             means = "  ".join(f"{name} {sum(values) / len(values):.4f}" for name, values in recent.items())
             print(f"step {step}/{total}  {means}  {_clock(passed)}, about {_clock(left)} left", flush=True)
             recent.clear()
-        if step % SAVE_EVERY == 0 or step == trainer.plan.vision or trainer.done:
+        if step % SAVE_EVERY == 0 or step == plan.vision or trainer.done:
             trainer.save(out)
     from mmkv_bench.tiny.folder import write_folder
 
