@@ -135,7 +135,7 @@ CELL_COLUMNS = (
     Column("budget_fraction", TEXT, "budget as exact decimal fraction kept; null unless asked so", identity=True),
     Column("seed", INT, "seed; null for deterministic methods", identity=True),
     _must("parameters", TEXT, "method parameters", json=True, identity=True),
-    _must("tuned", BOOL, "whether a parameter was chosen on development data instead of taken from the paper"),
+    _must("tuned", BOOL, "whether a parameter differs from the method's documented default"),
     Column("allocation_scope", TEXT, "when the allocator decides; null for full", allowed=("layer", "model")),
     _must("dtype", TEXT, "floating point type of weights and cache", identity=True),
     _must("attention", TEXT, "attention implementation", identity=True),
