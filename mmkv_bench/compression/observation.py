@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mmkv_bench.compression.statistics.attention import column_sums, window_mass
-from mmkv_bench.compression.statistics.moments import ElementMoments, JointMoments
+from mmkv_bench.compression.statistics.moments import ROWS, ElementMoments, JointMoments
 from mmkv_bench.compression.statistics.rotary import rotate, unrotate
 
 QUERY_MOMENTS_SKIP = 4  # tokens left out of the query moments: attention sinks, as Expected Attention's reference does
@@ -117,7 +117,9 @@ class Observation:
             )
         if self._queries is not None:
             skip = max(0, QUERY_MOMENTS_SKIP - self._seen)
-            self._queries.add(unrotate(chunk.query[:, skip:], chunk.cos[skip:], chunk.sin[skip:]))
+            for start in range(skip, rows, ROWS):
+                end = min(start + ROWS, rows)
+                self._queries.add(unrotate(chunk.query[:, start:end], chunk.cos[start:end], chunk.sin[start:end]))
         if self._hidden is not None:
             self._hidden.add(chunk.hidden)
         if self.needs.column_sums:

@@ -43,7 +43,10 @@ def test_every_statistic_equals_its_definition_in_any_chunking(length, kv_heads,
     assert float(mean) == pytest.approx(float(hidden.mean()), rel=1e-5, abs=1e-7)
     assert float(std) == pytest.approx(float(hidden.std(correction=0)), rel=1e-5)
     assert obs.query_count == max(0, length - 4)
-    if length > 4:
+    if length <= 4:
+        with pytest.raises(ValueError, match="no rows"):
+            _ = obs.query_covariance
+    else:
         pre = layer.project(hidden)[:, 4:]
         centred = pre - pre.mean(1, keepdim=True)
         assert torch.allclose(obs.query_mean, pre.mean(1), atol=2e-6)
@@ -132,6 +135,16 @@ def test_random_streams_depend_on_seed_sample_layer_and_method_only():
         draw("m", "0", 0),
     ]
     assert first not in others and len({tuple(o) for o in others}) == len(others)
+
+
+def test_long_chunks_are_taken_in_blocks_of_rows():
+    layer = oracles.make_layer(2500, 1, 2, seed=9)
+    obs = layer.observe(Needs(query_moments=True, hidden_moments=True), cuts=[3])
+    pre = layer.project(layer.hidden)[:, 4:]
+    centred = pre - pre.mean(1, keepdim=True)
+    assert obs.query_count == 2496
+    assert torch.allclose(obs.query_covariance, centred.transpose(1, 2) @ centred / 2496, atol=5e-6)
+    assert torch.allclose(obs.hidden_std.double(), layer.hidden.std(0, correction=0), rtol=1e-5)
 
 
 def test_a_memo_is_made_once():

@@ -62,7 +62,9 @@ class JointMoments:
         self.count += x.shape[1]
 
     def mean(self) -> Tensor:
-        """``[H, D]`` float64."""
+        """``[H, D]`` float64. Raises ValueError when nothing was taken in."""
+        if self.count == 0:
+            raise ValueError("moments of no rows are undefined")
         return self._sum / self.count
 
     def covariance(self) -> Tensor:
