@@ -40,10 +40,10 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 
 bench-statistics: $(STAMP)
-	$(BIN)/python benchmarks/statistics.py
+	$(BIN)/python -P benchmarks/statistics.py
 
 bench-fork: $(STAMP)
-	$(BIN)/python benchmarks/fork.py
+	$(BIN)/python -P benchmarks/fork.py
 
 lock: $(STAMP)
 	echo '# Exact versions that resolve together for Python >= 3.11; made from pyproject.toml by `make lock`, do not edit.' > $@.tmp

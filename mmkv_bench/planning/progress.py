@@ -25,7 +25,7 @@ class Progress:
     ):
         self.total, self.label, self.every, self.unit = total, label, every, unit
         self.stream = stream or sys.stderr
-        self.count = 0
+        self.count = self._told = 0
         self._bar = None
 
     def __enter__(self) -> Self:
@@ -55,11 +55,11 @@ class Progress:
     ) -> None:
         if self._bar is not None:
             self._bar.stop()
-        elif self.count:
+        elif self.count > self._told:
             self._line("")
 
     def _line(self, note: str) -> None:
-        self._shown = time.monotonic()
+        self._shown, self._told = time.monotonic(), self.count
         elapsed = self._shown - self._start
         rate = self.count / elapsed if elapsed > 0 else 0.0
         left = duration((self.total - self.count) / rate) if rate else "?"

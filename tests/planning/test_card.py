@@ -102,6 +102,7 @@ def test_progress_off_a_terminal_is_lines_with_an_eta():
     assert lines[0].startswith("pages: 1/4, ")
     assert lines[0].endswith(" left, 0.75 correct")
     assert lines[-1].startswith("pages: 3/4, ")
+    assert len(lines) == 2
     assert "\r" not in stream.getvalue()
 
 
