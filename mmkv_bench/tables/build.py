@@ -65,11 +65,17 @@ class _Parts:
             if not missing(row["lmms_eval"])
         }
         self.aggregators = aggregators
+        self.scored = {cell: set(ids) for cell, ids in rows.samples.groupby("cell")["sample_id"]}
 
-    def unscored(self, cell: str, metric: str) -> int:
-        """Answers of a cell that have no row for the metric yet."""
-        answers, scores = self.responses.get(cell, ()), self.samples.get((cell, metric), ())
-        return max(0, len(answers) - len(scores))
+    def unscored(self, cell: str) -> int:
+        """Answers of a cell without any score: not every sample has every metric (those of a mix are for one kind)."""
+        answers = self.responses.get(cell)
+        return 0 if answers is None else len(set(answers["sample_id"]) - self.scored.get(cell, set()))
+
+    def answers(self, cell: str, samples: pd.DataFrame) -> pd.DataFrame | None:
+        """The answers behind the scores of a cell."""
+        answers = self.responses.get(cell)
+        return None if answers is None else answers[answers["sample_id"].isin(samples["sample_id"])]
 
 
 def _table(cells: pd.DataFrame, metric: str, axis: str, parts: _Parts) -> Table:
@@ -82,7 +88,7 @@ def _table(cells: pd.DataFrame, metric: str, axis: str, parts: _Parts) -> Table:
         own = cells[[_variant(row) == method.variant for _, row in cells.iterrows()]]
         for budget in sorted({_budget(row) for _, row in own.iterrows()}):
             group = own[[_budget(row) == budget for _, row in own.iterrows()]]
-            if unscored := sum(parts.unscored(cell, metric) for cell in group["cell"]):
+            if unscored := sum(parts.unscored(cell) for cell in group["cell"]):
                 waiting[method.label, budget] = unscored
             scored = group[[(cell, metric) in parts.samples for cell in group["cell"]]]
             if len(scored):
@@ -110,7 +116,8 @@ def _entry(cells: pd.DataFrame, metric: str, dataset: str, parts: _Parts) -> Ent
         )
     own = [parts.samples[cell, metric] for cell in cells["cell"]]
     scores = gather(pd.concat(own))
-    responses = [parts.responses[cell] for cell in cells["cell"] if cell in parts.responses]
+    found = [parts.answers(cell, samples) for cell, samples in zip(cells["cell"], own, strict=True)]
+    responses = [answers for answers in found if answers is not None]
     numbers = headline(scores, dataset, parts.aggregators.get(metric))
     aggregates = [parts.lmms_eval.get((cell, metric)) for cell in cells["cell"]]
     return Entry(

@@ -183,6 +183,33 @@ def test_answers_without_scores_are_told() -> None:
     assert "answers not scored yet (stage=score): keydiff at 64 (3)." in notes(table)
 
 
+def test_a_mixs_tables_hold_one_kind_each_and_call_no_other_kinds_answer_unscored() -> None:
+    """A mix scores every sample once over all kinds and once under its own kind."""
+    example = Example()
+    right = {"s000": 1.0, "s001": 0.0, "s002": 1.0, "s003": 1.0}
+    example.add("snapkv", 64, right)
+    kinds = {"s000": "walk", "s001": "walk", "s002": "lookup"}  # s003 has no score at all yet
+    scored = [row for row in example.samples if row["sample_id"] in kinds]
+    example.samples = scored + [row | {"metric": f"exact_match_{kinds[row['sample_id']]}"} for row in scored]
+    for row in example.responses[:1]:
+        row["fallback"] = ["window_reduced"]
+    tables = {table.metric: table for table in build(example.rows())}
+    assert {metric: table.sizes for metric, table in tables.items()} == {
+        "exact_match": (3,),
+        "exact_match_lookup": (1,),
+        "exact_match_walk": (2,),
+    }
+    assert [table.waiting for table in tables.values()] == [{("snapkv", "64"): 1}] * 3
+    audits = {metric: table.entry("snapkv", "64").audit for metric, table in tables.items()}
+    assert {metric: (audit.n, audit.fallbacks) for metric, audit in audits.items()} == {
+        "exact_match": (3, {"window_reduced": 1}),
+        "exact_match_lookup": (1, {}),
+        "exact_match_walk": (2, {"window_reduced": 1}),
+    }
+    (chosen,) = build(example.rows(), metrics=["exact_match_lookup"])
+    assert chosen.waiting == {("snapkv", "64"): 1}
+
+
 def test_intervals_of_a_table_are_those_of_its_samples() -> None:
     example = Example()
     example.add("snapkv", 64, zeros_and_ones(7, 20))
