@@ -17,7 +17,6 @@ from typing import Self
 import torch
 from torch import nn
 
-from mmkv_bench.compression.cache import CompressedCache
 from mmkv_bench.compression.session import Session
 from mmkv_bench.errors import UnsupportedError
 from mmkv_bench.generation.decode import Decoded, decode
@@ -127,8 +126,8 @@ class Engine:
         heads, layers = prefilled.cache.layers[0].keys.shape[1], len(prefilled.cache.layers)
         for cell in cells:
             result = results[cell.cell]
-            self._describe(result, cell, prefilled, heads * layers, question)
             try:
+                self._describe(result, cell, prefilled, heads * layers, question)
                 fork = plan(prefilled, cell, result)
                 if self.timeout_s is not None and fork.compress_s > self.timeout_s:
                     raise GenerationTimeout(f"scoring took {fork.compress_s:.1f} s, more than timeout_s")
@@ -136,8 +135,8 @@ class Engine:
                 self._fail([cell], results, error)
                 continue
             (whole if fork.index is None else forks).append(fork)
-        prefilled.scores.clear()
-        prefilled.orders.clear()
+        for done_with in (prefilled.scores, prefilled.orders, prefilled.failures):  # raised errors refer to the prefill
+            done_with.clear()
         for batch in batches(forks, prefilled, reserve, self.fork_batch, self.fork_memory):
             self._decode(batch, prefilled, prompt, reserve, meter)
         for protocol in {fork.cell.protocol for fork in whole}:
@@ -188,12 +187,13 @@ class Engine:
     def _attempt(self, forks: list[Fork], prefilled: Prefilled, prompt: EncodedPrompt, reserve: int) -> list[Decoded]:
         protocol, whole = forks[0].cell.protocol, forks[0].index is None
         deadline = None if self.timeout_s is None else time.monotonic() + self.timeout_s
-        with contextlib.ExitStack() as stack:
-            cache: CompressedCache
-            if whole:  # cells that keep everything are one and the same fork
-                cache = stack.enter_context(borrow(prefilled, protocol == "strict"))
-            else:
-                cache = gather(prefilled, forks, reserve)
+        # cells that keep everything are one and the same fork
+        held = (
+            borrow(prefilled, protocol == "strict")
+            if whole
+            else contextlib.nullcontext(gather(prefilled, forks, reserve))
+        )
+        with held as cache:
             if deadline is not None and time.monotonic() > deadline:
                 raise GenerationTimeout("gathering the kept entries ran past timeout_s")
             entries = [layer.entries() for layer in cache.layers]

@@ -14,6 +14,7 @@ from mmkv_bench.compression.cache import CompressedCache, CompressedLayer
 from mmkv_bench.generation.prefill import Prefilled, score_key
 from mmkv_bench.generation.result import CellSpec, ForkResult, digest
 
+POSITION_BYTES = 4  # int32 per slot and KV head
 SMALL = 512  # slots: forks up to this length decode in one batch, longer ones with forks of like length
 
 
@@ -31,13 +32,7 @@ class Fork:
         return max((i.shape[1] for i in self.index), default=0)
 
     def bucket(self) -> int:
-        return max(self.length, SMALL).bit_length()
-
-    def row_bytes(self, prefilled: Prefilled, reserve: int) -> int:
-        """Bytes of this fork's row in a batch, slack included."""
-        key = prefilled.cache.layers[0].keys
-        per_slot = 2 * key.shape[1] * key.shape[3] * key.element_size()
-        return sum((i.shape[1] + reserve) * per_slot for i in self.index)
+        return (max(self.length, SMALL) - 1).bit_length()
 
 
 def plan(prefilled: Prefilled, cell: CellSpec, result: ForkResult) -> Fork:
@@ -66,19 +61,26 @@ def plan(prefilled: Prefilled, cell: CellSpec, result: ForkResult) -> Fork:
 def batches(
     forks: Sequence[Fork], prefilled: Prefilled, reserve: int, rows: int, limit_bytes: int | None
 ) -> Iterator[list[Fork]]:
-    """Split forks into decode batches: one protocol and length bucket each, at most `rows` rows and `limit_bytes`."""
+    """Split forks into decode batches: one protocol and length bucket each, at most `rows` rows and `limit_bytes`.
+
+    Bytes are those that `gather` allocates: every row as long as the longest, slack and positions included. A fork
+    that exceeds the limit by itself still gets a batch of its own.
+    """
     groups: dict[tuple, list[Fork]] = {}
     for fork in forks:
         groups.setdefault((fork.cell.protocol, fork.bucket()), []).append(fork)
+    key = prefilled.cache.layers[0].keys
+    slot = key.shape[1] * (2 * key.shape[3] * key.element_size() + POSITION_BYTES)
     for members in groups.values():
-        batch, used = [], 0
+        batch, widest = [], [0] * len(prefilled.cache.layers)
         for fork in members:
-            size = fork.row_bytes(prefilled, reserve)
-            if batch and (len(batch) == rows or (limit_bytes is not None and used + size > limit_bytes)):
+            wider = [max(width, index.shape[1]) for width, index in zip(widest, fork.index, strict=True)]
+            size = (len(batch) + 1) * sum(width + reserve for width in wider) * slot
+            if batch and (len(batch) == rows or (limit_bytes is not None and size > limit_bytes)):
                 yield batch
-                batch, used = [], 0
+                batch, wider = [], [index.shape[1] for index in fork.index]
             batch.append(fork)
-            used += size
+            widest = wider
         yield batch
 
 
@@ -137,6 +139,6 @@ def audit(fork: Fork, entries: Sequence[Tensor], prefilled: Prefilled) -> None:
     result.kept, result.kept_digest = kept, digest(index)
     result.entries_resident = result.entries_reachable = sum(map(sum, kept))
     result.bytes_device = sum(stored) * heads * slot
-    result.bytes_metadata = 0 if fork.index is None else sum(stored) * heads * 4
+    result.bytes_metadata = 0 if fork.index is None else sum(stored) * heads * POSITION_BYTES
     result.bytes_full = full
     result.entries_planned = sum(int((i >= 0).sum()) for i in index) + int(strict) * heads * len(layers)

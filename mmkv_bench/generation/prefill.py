@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import time
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +17,8 @@ from mmkv_bench.compression.session import Prompt, Session
 from mmkv_bench.generation.encode import EncodedPrompt
 from mmkv_bench.generation.measure import Meter, vision_clock
 from mmkv_bench.generation.result import CellSpec, NonFiniteLogitsError
+
+log = logging.getLogger(__name__)
 
 
 def score_key(cell: CellSpec, length: int) -> Hashable:
@@ -32,12 +36,13 @@ class Recording:
 
     def __init__(self, cells: Sequence[CellSpec], length: int):
         self.cells: dict[Hashable, CellSpec] = {}
-        for cell in cells:
-            if not cell.keeps_all(length):
-                self.cells.setdefault(score_key(cell, length), cell)
         self.needs = Needs()
-        for cell in self.cells.values():
-            self.needs = self.needs | cell.compressor.scorer.needs
+        for cell in cells:
+            if cell.keeps_all(length):
+                continue
+            with contextlib.suppress(Exception):  # comes again when the cell is planned, and is its status then
+                self.cells.setdefault(score_key(cell, length), cell)
+                self.needs = self.needs | cell.compressor.scorer.needs
         self.scores: dict[Hashable, list[Tensor]] = {key: [] for key in self.cells}
         self.failures: dict[Hashable, Exception] = {}
         self.seconds: dict[Hashable, float] = dict.fromkeys(self.cells, 0.0)
@@ -52,7 +57,8 @@ class Recording:
                 score = cell.compressor.scorer.score(observation, cell.entries(observation.length), cell.seed)
                 self.scores[key].append(score)
             except Exception as error:  # noqa: BLE001 - the method's own fault, whatever it is, ends only its own cells
-                self.failures[key] = error
+                log.info("scorer %s failed in layer %d", key[0].__name__, layer, exc_info=error)
+                self.failures[key] = error.with_traceback(None)  # its frames would keep the layer's tensors alive
                 self.scores[key] = []
             self.seconds[key] += time.perf_counter() - start
 
@@ -70,7 +76,8 @@ class Prefilled:
     Attributes:
         cache: batch 1, every layer holding all T tokens, with slack for new ones.
         logits: float32 `[V]` of the last prompt token.
-        last_positions: position ids of the last prompt token as the text model received them, `[3|4, 1, 1]` or `[1, 1]`.
+        last_positions: position ids of the last prompt token as the text model received them, `[3|4, 1, 1]` or
+            `[1, 1]`.
     """
 
     prompt: EncodedPrompt
