@@ -96,10 +96,20 @@ class Compressor:
         index = [self.selector.select(score, cap, protected) for score, cap in zip(scores, caps, strict=True)]
         if self.reading != "released":
             kept = sum(int((i >= 0).sum()) for i in index)
-            allowed = granted * scores[0].shape[0] * len(scores)
+            allowed = scores[0].shape[0] * self._allowance(granted, candidates, layers, n_layers)
             if kept > allowed:
                 raise OverBudgetError(f"{self.name} kept {kept} entries where the budget allows {allowed}")
         return index
+
+    def _allowance(self, granted: int, candidates: int, layers: Sequence[int], n_layers: int) -> int:
+        """Entries per KV head that these layers may hold together; no division among layers may exceed the model's."""
+        whole = self.allocator.allowance(granted, candidates, range(n_layers), n_layers)
+        if whole > granted * n_layers:
+            raise OverBudgetError(
+                f"{self.name} divides {whole} entries per KV head among {n_layers} layers where the budget allows "
+                f"{granted * n_layers}"
+            )
+        return self.allocator.allowance(granted, candidates, layers, n_layers)
 
 
 def full() -> Compressor:

@@ -35,5 +35,18 @@ class Allocator(ABC):
 
         Returns:
             Per layer int64 ``[Hkv]`` on the CPU, each at most n, with a sum of at most
-            ``(budget + excess) * Hkv * len(scores)`` and exactly that when n exceeds ``budget + excess``.
+            ``(budget + excess) * Hkv * len(scores)`` and exactly that when n exceeds ``budget + excess``. An allocator
+            that divides the budget among layers keeps to its ``allowance`` instead.
         """
+
+    def allowance(self, budget: int, candidates: int, layers: Sequence[int], n_layers: int) -> int:
+        """Entries that one KV head of each of the given layers may hold, added up, before any score is known.
+
+        Args:
+            budget, layers, n_layers: see ``caps``; candidates: n.
+
+        Returns:
+            ``budget * len(layers)``; an allocator of scope "layer" whose layers differ returns its own share, which must
+            be at most ``budget * n_layers`` over all layers.
+        """
+        return budget * len(layers)
