@@ -1,0 +1,41 @@
+"""H2O: keys that gathered most attention over the whole prompt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mmkv_bench.compression.observation import Needs
+from mmkv_bench.compression.scorers.base import Scorer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mmkv_bench.compression.observation import Observation
+
+
+@dataclass(frozen=True)
+class ColumnSumScorer(Scorer):
+    """H2O (arXiv 2306.14048): heavy hitters are keys whose accumulated attention is large. No parameters.
+
+    ``s_j = sum_i A[i, j]`` over all T causal queries, summed over the g query heads of a KV head, in float32. Key j
+    gathers T - j terms, so early keys are favoured; the paper accepts that and nothing is normalised here. The sums
+    are streamed by blocks of query rows: extra memory is O(T).
+
+    Recents are the selector's: ``RecentShare(0.5)`` keeps the last ``C // 2`` tokens, and heavy hitters get the other
+    ``C - C // 2`` entries, as in the paper's equal split.
+
+    Paper and code: the paper accumulates while decoding and evicts one entry per new token. The multimodal benchmarks
+    that quote H2O, and this class, use it one-shot at the end of the prefill. The releases of LOOK-M and MEDA split the
+    budget in the same halves, so ``reading=released`` changes nothing. ElasticCache's release, which PrefixKV's
+    tables build on, keeps one set for the whole model and takes a sorting permutation for ranks; it is not reproduced
+    by this class.
+    """
+
+    needs = Needs(column_sums=True)
+
+    def key(self, budget: int, length: int) -> tuple:
+        return ()
+
+    def score(self, obs: Observation, budget: int, seed: int) -> Tensor:
+        return obs.column_sums

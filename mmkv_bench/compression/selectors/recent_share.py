@@ -1,0 +1,37 @@
+"""A share of the budget for the most recent tokens, the rest for the highest scores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import TYPE_CHECKING
+
+from mmkv_bench.compression.selectors.topk import TopK
+from mmkv_bench.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class RecentShare(TopK):
+    """Keeps the last ``floor(share * C)`` tokens and fills the rest of each cap with the highest scores.
+
+    Args:
+        sinks, recents, window: see ``TopK``; ``recents`` is the least that stays, here 0 by default.
+        share: share of C [entries per KV head] that the most recent tokens get, in [0, 1]. The product is exact
+            decimal arithmetic: 0.29 of 100 is 29.
+    """
+
+    recents: int = 0
+    share: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.share <= 1:
+            raise ConfigError(f"share is {self.share}; allowed: a share of the budget, 0 <= share <= 1")
+
+    def protected(self, length: int, budget: int, types: Tensor | None) -> Tensor:
+        keep = super().protected(length, budget, types)
+        keep[length - min(int(Decimal(str(self.share)) * budget), length) :] = True
+        return keep
