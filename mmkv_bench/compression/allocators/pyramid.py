@@ -1,0 +1,96 @@
+"""PyramidKV: many entries for the first layers, few for the last ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, Literal
+
+from mmkv_bench.compression.allocators.base import Allocator
+from mmkv_bench.compression.allocators.rounding import largest_remainder
+from mmkv_bench.compression.observation import effective_window
+from mmkv_bench.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Pyramid(Allocator):
+    """PyramidKV (arXiv 2406.02069): caps fall linearly from the first layer to the last.
+
+    With n candidates, C entries per KV head and w of them for the observation window, ``base = C - w`` remain on
+    average. The last layer gets ``low = base / beta`` and the first ``high = 2 * base - low``; if a prompt is so short
+    that ``high > n - w``, then ``high = n - w`` and ``low = 2 * base - high``. Layer l of L gets
+    ``high - l * (high - low) / (L - 1)`` entries beside the window, in every KV head: base on average, so the model
+    holds exactly C per KV head. Caps are known before any layer is scored; each prompt has its own.
+
+    Args:
+        window: w [tokens], ``min(w, max(1, C // 2), n)`` of them, given to every layer first; the selector's window.
+        beta: base over the last layer's share, 1 or more. 1 is the uniform budget.
+        step: "real": exact shares, rounded by largest remainder; "floored": see below.
+        frozen: prompt length [tokens] whose caps are used for all prompts, 0 = each prompt's own. With
+            ``step=floored`` only, because shares of another prompt do not add up to the budget.
+
+    Paper and code (``reading=released``): the PyramidKV, AdaKV, SparseMM and MM-ShiftKV releases round low and the step
+    between layers down, so that the average cap is above the budget by less than (L - 1) / 2 entries: 68.0 instead of
+    64 in 28 layers, 522.5 instead of 512. ``step=floored`` reproduces that, under ``reading=released`` alone; ``excess``
+    cannot name it because it depends on budget and prompt. The three that are not PyramidKV's own also freeze the caps
+    at the first prompt that the process sees. That is not reproduced by default, since then the order of samples
+    decides; ``frozen=T`` is that state for a first prompt of T tokens. PyramidKV's own takes the uniform budget when
+    ``C <= T < 2 * (C - w)``: not reproduced.
+    """
+
+    window: int = 32
+    beta: int = 20
+    step: Literal["real", "floored"] = "real"
+    frozen: int = 0
+
+    def __post_init__(self) -> None:
+        if self.window < 0:
+            raise ConfigError(f"window is {self.window}; allowed: 0 or more tokens")
+        if self.beta < 1:
+            raise ConfigError(f"beta is {self.beta}; allowed: 1 or more")
+        if self.step not in ("real", "floored"):
+            raise ConfigError(f"step is {self.step!r}; {nearest(str(self.step), ('real', 'floored'))}")
+        if self.frozen < 0 or (self.frozen and self.step == "real"):
+            raise ConfigError(
+                f"frozen is {self.frozen} with step={self.step}; allowed: 0, or a prompt length with step=floored"
+            )
+
+    def layer_caps(self, budget: int, candidates: int, n_layers: int) -> list[int]:
+        """Entries per KV head for every layer of the model, window included."""
+        window = min(effective_window(self.window, budget, candidates), budget) if self.window else 0
+        base = budget - window
+        if budget >= candidates:
+            return [candidates] * n_layers
+        if n_layers == 1:
+            return [budget]
+        most = (self.frozen or candidates) - window
+        if self.step == "floored":
+            low = base // self.beta
+            high = 2 * base - low
+            if high >= most:
+                high, low = most, 2 * base - most
+            fall = (high - low) // (n_layers - 1)
+            return [min(max(0, high - layer * fall) + window, candidates) for layer in range(n_layers)]
+        low = Fraction(base, self.beta)
+        high = 2 * base - low
+        if high > most:
+            high, low = Fraction(most), Fraction(2 * base - most)
+        fall = (high - low) / (n_layers - 1)
+        return [count + window for count in largest_remainder([high - layer * fall for layer in range(n_layers)])]
+
+    def allowance(self, budget: int, candidates: int, layers: Sequence[int], n_layers: int) -> int:
+        caps = self.layer_caps(budget, candidates, n_layers)
+        return sum(caps[layer] for layer in layers)
+
+    def caps(self, scores: Sequence[Tensor], budget: int, layers: Sequence[int], n_layers: int) -> list[Tensor]:
+        import torch
+
+        caps = self.layer_caps(budget, scores[0].shape[1], n_layers)
+        return [
+            torch.full((score.shape[0],), caps[layer], dtype=torch.int64)
+            for layer, score in zip(layers, scores, strict=True)
+        ]
