@@ -1,0 +1,89 @@
+"""AdaKV: the KV heads of a layer draw on one common budget."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
+from typing import TYPE_CHECKING, Literal
+
+from mmkv_bench.compression.allocators.base import Allocator
+from mmkv_bench.compression.allocators.rounding import largest_remainder
+from mmkv_bench.compression.observation import effective_window
+from mmkv_bench.errors import ConfigError, UnsupportedError, nearest
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class HeadPool(Allocator):
+    """AdaKV (arXiv 2407.11550): heads that spread their attention get more entries.
+
+    With n candidates, C entries per KV head and w of them for the observation window, ``base = C - w``. The scores of
+    all KV heads of a layer before the window are put in one row, the ``Hkv * base`` largest are taken (equal scores:
+    lower head, then lower token, first), and head h is credited with its n_h of them. Its cap is
+    ``alpha * base + (1 - alpha) * n_h + w``: a floor that every head gets, and the rest by credit. A layer holds exactly
+    ``C * Hkv`` entries. A single KV head has nothing to share: the uniform budget.
+
+    Args:
+        window: w [tokens], ``min(w, max(1, C // 2), n)`` of them, given to every head first; the selector's window.
+            Its columns are not credited.
+        alpha: share of base that every head gets, in [0, 1].
+        normalize: for the credit, multiply each head's scores by the fraction of their sum that its own ``base``
+            largest hold. Needs scores of 0 or more.
+        rounding: "remainder": largest remainder, exact totals; "nearest": see below.
+
+    Paper and code (``reading=released``, AdaKV's release as MM-ShiftKV's fork of it sets it): normalised credit, the
+    floor ``alpha * base`` rounded down and each cap rounded to the nearest by itself, so that a layer may hold a few
+    entries more or fewer than its budget (more under ``reading=released`` alone). AdaKV's own release pools scores by maximum over 7 tokens; here all methods
+    of the window family pool by average over 5, so that only the allocation differs.
+    """
+
+    window: int = 32
+    alpha: float = 0.2
+    normalize: bool = False
+    rounding: Literal["remainder", "nearest"] = "remainder"
+
+    def __post_init__(self) -> None:
+        if self.window < 0:
+            raise ConfigError(f"window is {self.window}; allowed: 0 or more tokens")
+        if not 0 <= self.alpha <= 1:
+            raise ConfigError(f"alpha is {self.alpha}; allowed: a share of the budget, 0 <= alpha <= 1")
+        if self.rounding not in ("remainder", "nearest"):
+            raise ConfigError(f"rounding is {self.rounding!r}; {nearest(str(self.rounding), ('remainder', 'nearest'))}")
+
+    def caps(self, scores: Sequence[Tensor], budget: int, layers: Sequence[int], n_layers: int) -> list[Tensor]:
+        return [self._layer(score, budget) for score in scores]
+
+    def _layer(self, score: Tensor, budget: int) -> Tensor:
+        import torch
+
+        heads, candidates = score.shape
+        if budget >= candidates:
+            return torch.full((heads,), candidates, dtype=torch.int64)
+        window = min(effective_window(self.window, budget, candidates), budget) if self.window else 0
+        base = budget - window
+        credit = self._credit(score[:, : candidates - window], base)
+        alpha = Fraction(Decimal(str(self.alpha)))
+        if self.rounding == "nearest":
+            floor = int(alpha * base)
+            shares = [min(round((1 - alpha) * n + floor), candidates - window) for n in credit]
+        else:
+            shares = largest_remainder([(1 - alpha) * n + alpha * base for n in credit])
+        return torch.tensor(shares, dtype=torch.int64) + window
+
+    def _credit(self, prefix: Tensor, base: int) -> list[int]:
+        """How many of the ``heads * base`` largest scores of ``prefix [Hkv, n - w]`` each head holds."""
+        heads, columns = prefix.shape
+        if self.normalize:
+            if bool((prefix < 0).any()):
+                raise UnsupportedError(
+                    "normalize compares sums of scores, and this scorer gives negative ones; allowed: normalize=false"
+                )
+            total = prefix.sum(-1, keepdim=True)
+            share = prefix.topk(base, -1).values.sum(-1, keepdim=True) / total.masked_fill(total == 0, 1)
+            prefix = prefix * share
+        best = prefix.flatten().sort(descending=True, stable=True).indices[: heads * base]
+        return (best // columns).bincount(minlength=heads).tolist()
