@@ -1,0 +1,24 @@
+"""The same number of entries for every KV head, but none for entries that are worth nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mmkv_bench.compression.allocators.base import Allocator
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class PositiveOnly(Allocator):
+    """Every KV head keeps ``min(budget, p)`` entries, p being its candidates with a positive score. No parameters.
+
+    The one allocator that may leave a budget unused: controls use it to drop a kind of token altogether. It needs a
+    selector that protects nothing.
+    """
+
+    def caps(self, scores: Sequence[Tensor], budget: int, layers: Sequence[int], n_layers: int) -> list[Tensor]:
+        return [(s > 0).sum(-1).clamp_max(budget).cpu() for s in scores]

@@ -1,0 +1,48 @@
+"""The control without the image: text entries, the latest first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mmkv_bench.compression.scorers.base import Scorer
+from mmkv_bench.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mmkv_bench.compression.observation import Observation
+
+
+@dataclass(frozen=True)
+class BlindScorer(Scorer):
+    """What a task gives when no visual entry is left: a floor for every method's score. No parameters.
+
+    Text token j (markers around an image included) is worth j + 1, a visual token -1. ``PositiveOnly`` grants nothing
+    to the latter, so the latest text entries stay, up to C, and fewer than C when the prompt has less text. Text
+    entries behind an image have already absorbed some of it during the full prefill; the control does not undo that.
+
+    A prompt within its budget is kept whole, image included, as with every method; its row says so
+    (``prompt_within_budget``), and the control means nothing there.
+
+    Raises:
+        UnsupportedError: from ``score``, for a prompt without visual tokens or with unknown token types.
+    """
+
+    needs_visual = True
+
+    def key(self, budget: int, length: int) -> tuple:
+        return ()
+
+    def score(self, obs: Observation, budget: int, seed: int) -> Tensor:
+        import torch
+
+        types = obs.token_types
+        if types is None or not bool((types > 0).any()):
+            raise UnsupportedError(
+                "blind drops the visual entries and this prompt has none; allowed: prompts with images or videos; "
+                "choose another method for text"
+            )
+        place = torch.arange(1, obs.length + 1, dtype=torch.float32, device=obs.device)
+        worth = torch.where(types.to(obs.device) > 0, -1.0, place)
+        return worth.expand(obs.key.shape[0], -1)
