@@ -63,6 +63,7 @@ def test_stored_entries_are_the_full_caches_entries_at_the_kept_positions(name):
             slot = kept.clamp_min(0)[..., None].expand(-1, -1, -1, zoo.HEAD_DIM)
             for after, source in ((layer.keys, before.keys), (layer.values, before.values)):
                 assert torch.equal(after[real], source.gather(2, slot)[real])
+                assert not after[~real].any(), "padding slots hold zeros, not leftovers of evicted entries"
 
 
 def test_long_decoding_beyond_the_slack_stays_right():
