@@ -90,6 +90,7 @@ class Config:
     fork_batch: int = _key(16, "answers decoded together at most; 1 = no shared decoding", "a whole number >= 1")
     fork_memory: Any = _key(None, "memory cap of the forks' caches; null = none", "bytes, 512MiB, 2GiB, or null")
     json: bool = _key(False, "end stdout with one JSON document (same as --json)", ("true", "false"))
+    folders: list[str] = field(default_factory=list)  # further config folders (--config-dir); filled by compose
 
 
 _SCHEMAS = {"": Config, "model": Model, "logger": Logger}

@@ -41,12 +41,14 @@ def compose(overrides: Sequence[str] = ()) -> DictConfig:
     fixed = [o.input_line for o in choices] + [o.input_line for o in parsed if o.key_or_group == SEARCHPATH]
     values = [o for o in parsed if not _is_choice(o) and o.key_or_group != SEARCHPATH]
     reference = _reference(tuple(fixed)) if values else {}
-    return with_words(_hydra_compose(fixed + [_check_value(o, reference) for o in values]))
+    return completed(_hydra_compose(fixed + [_check_value(o, reference) for o in values]), extra)
 
 
-def with_words(config: DictConfig) -> DictConfig:
-    """`retry` as a list of words: on a command line `nan` is a number."""
+def completed(config: DictConfig, extra: Sequence[str] = ()) -> DictConfig:
+    """What Hydra composed, as a run takes it: `retry` as a list of words (on a command line `nan` is a number), and the
+    further config folders, whose methods have defaults too."""
     config.retry = [str(value) for value in as_list(config.retry)]
+    config.folders = list(extra)
     return config
 
 
@@ -62,7 +64,7 @@ def method_defaults(names: Sequence[str], extra: Sequence[str] = ()) -> dict[str
     names = list(dict.fromkeys(names))
     for name in names:
         _check_option("method", name, tuple(extra))
-    folders = [f"{SEARCHPATH}=[{','.join(extra)}]"] if extra else []
+    folders = [f"{SEARCHPATH}=[{','.join(map(_quoted, extra))}]"] if extra else []
     return dict(_composed((f"method=[{','.join(names)}]", *folders)).methods) if names else {}
 
 
@@ -259,6 +261,10 @@ def _kind(value: Any) -> str:
 def _searchpath(parsed: Sequence[Override]) -> tuple[str, ...]:
     found = [o.value() for o in parsed if o.key_or_group == SEARCHPATH]
     return tuple(str(folder).removeprefix("file://") for value in found for folder in value)
+
+
+def _quoted(folder: str) -> str:
+    return f"'{folder}'" if "://" in folder else f"'file://{folder}'"
 
 
 def _sweep_sentence(override: Override) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from mmkv_bench.config import conf_dir, register
 from mmkv_bench.errors import ConfigError, MMKVError
-from mmkv_bench.planning.compose import compose, expand_sweep, for_hydra, with_words
+from mmkv_bench.planning.compose import completed, compose, expand_sweep, folders, for_hydra
 from mmkv_bench.planning.validate import validate
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def job(config: DictConfig) -> int:
 
     overrides = " ".join(HydraConfig.get().overrides.task) or "(defaults)"
     try:
-        code = run(with_words(config))
+        code = run(completed(config, folders(HydraConfig.get().overrides.hydra)))
         sentence = "see its messages above"
     except MMKVError as error:
         code, sentence = error.exit_code, str(error)

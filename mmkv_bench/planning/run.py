@@ -42,7 +42,7 @@ def run(config: DictConfig) -> int:
     config = _with_labels(config, specs)
     _quiet_libraries()
     facts, provenance = facts_of.gather(config, specs)
-    defaults = method_defaults(bases(config))
+    defaults = method_defaults(bases(config), tuple(config.folders))
     cells, notes = expand(config, facts, defaults)
     _check_family(config, defaults)
     store.recover()

@@ -157,7 +157,7 @@ def _methods(config: DictConfig) -> None:
 def _variants(config: DictConfig) -> None:
     from omegaconf import OmegaConf
 
-    known = schema.options("method")
+    known = schema.options("method", tuple(config.folders))
     for name, changes in config.variants.items():
         if not OmegaConf.is_dict(changes) or "base" not in changes:
             raise ConfigError(

@@ -58,6 +58,14 @@ def test_keys_of_the_users_own_reach_every_job(ran):
         assert list(config.retry) == ["nan"]
 
 
+def test_every_job_knows_the_further_config_folder(ran, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("conf")
+    (folder / "experiment").mkdir()
+    (folder / "experiment" / "mine.yaml").write_text("# @package _global_\nlimit: 5\n")
+    assert main(["-m", "--config-dir", str(folder), *HUB, "experiment=mine", "budget=16,32"]) == 0
+    assert [(config.limit, list(config.folders)) for config in ran] == [(5, [str(folder)])] * 2
+
+
 def test_a_job_that_fails_is_reported_and_the_others_run(ran, capsys):
     assert main(["-m", *HUB, "budget=13,16,17,32"]) == 1
     assert [config.budget for config in ran] == [13, 16, 17, 32]
