@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import Literal
 
 from mmkv_bench.errors import ConfigError
@@ -12,6 +13,9 @@ _ALLOWED = (
     "a whole number of entries per KV head >= 1 (budget=64), or a fraction kept in (0, 1] "
     "written with a point or a percent sign (budget=0.2, budget=1.0, budget=20%)"
 )
+# What int() and Decimal() read beyond this (other scripts' digits, underscores) is a typo in a budget.
+_WHOLE = re.compile(r"[+-]?[0-9]+")
+_DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
 @dataclass(frozen=True)
@@ -37,18 +41,17 @@ class Budget:
         if isinstance(value, bool) or not isinstance(value, (int, float, str, Decimal)):
             raise ConfigError(f"budget={value!r} is not a budget; allowed: {_ALLOWED}")
         text = str(value).strip()
-        if text.lstrip("+-").isdigit():
+        if _WHOLE.fullmatch(text):
             entries = int(text)
             if entries < 1:
                 raise ConfigError(f"budget={text} keeps nothing; allowed: {_ALLOWED}")
             return cls("entries", entries=entries)
-        try:
-            percent = text.endswith("%")
-            number = Decimal(text.removesuffix("%").strip())
-            fraction = number / 100 if percent else number
-        except InvalidOperation:
-            raise ConfigError(f"budget={text!r} is not a budget; allowed: {_ALLOWED}") from None
-        if not fraction.is_finite() or not 0 < fraction <= 1:
+        percent = text.endswith("%")
+        number = text.removesuffix("%").strip()
+        if not _DECIMAL.fullmatch(number):
+            raise ConfigError(f"budget={text!r} is not a budget; allowed: {_ALLOWED}")
+        fraction = Decimal(number) / 100 if percent else Decimal(number)
+        if not 0 < fraction <= 1:
             raise ConfigError(f"budget={text} is neither whole entries nor a fraction in (0, 1]; allowed: {_ALLOWED}")
         return cls("fraction", fraction=fraction.normalize())
 
@@ -56,7 +59,8 @@ class Budget:
         """C, the entries per KV head for a prompt of `length` tokens: exact decimal floor, at least one."""
         if self.kind == "entries":
             return self.entries
-        return max(1, int(self.fraction * length))
+        numerator, denominator = self.fraction.as_integer_ratio()
+        return max(1, numerator * length // denominator)
 
     @property
     def fraction_text(self) -> str | None:

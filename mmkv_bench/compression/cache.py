@@ -163,7 +163,7 @@ class CompressedLayer(CacheLayerMixin):
         self._key_storage, self._value_storage, self._position_storage = fresh_keys, fresh_values, positions
         self.stored = kept
         self.seen -= forget
-        self.ragged = bool((index < 0).any())
+        self.ragged = bool((self.positions < 0).any())
 
     def forget_last(self) -> None:
         """Drop the newest token's slot in every head; everything else stays (strict protocol of a keep-all cell)."""
