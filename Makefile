@@ -54,7 +54,7 @@ lock: $(STAMP)
 # An interrupted install leaves no stamp and is continued. The package itself is installed editable.
 $(STAMP): pyproject.toml requirements.lock
 	@if [ -z "$(PYTHON)" ] || ! $(PYTHON) -c '$(NEW_ENOUGH)'; then \
-		echo "mmkv_bench needs Python >= 3.11; found: $$(python3 --version 2>&1 || true). Install one, or name it:" \
+		echo "mmkv_bench needs Python >= 3.11; found: $$($(or $(PYTHON),python3) --version 2>&1 || true). Install one, or name it:" \
 			"make PYTHON=/path/to/python3.11" >&2; exit 1; fi
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
