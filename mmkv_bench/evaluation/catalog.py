@@ -27,7 +27,7 @@ def task_file(spec: TaskSpec) -> Path:
     own, _ = _index(_own_folder(spec)) if spec.include_path else ({}, set())
     if spec.name in own:
         return own[spec.name]
-    tasks, groups = _index(_lmms_eval_folder())
+    tasks, groups = lmms_eval_tasks()
     if spec.name in tasks:
         return tasks[spec.name]
     if spec.name in groups:
@@ -53,14 +53,15 @@ def _own_folder(spec: TaskSpec) -> Path:
     return folder.resolve()
 
 
-def _lmms_eval_folder() -> Path:
+@cache
+def lmms_eval_tasks() -> tuple[dict[str, Path], set[str]]:
+    """Tasks of the installed lmms-eval with their YAML files, and names of its groups and tags."""
     package = importlib.util.find_spec("lmms_eval")
     if package is None or not package.submodule_search_locations:
         raise ConfigError("lmms-eval is not installed; install this project with its dependencies (make bench does)")
-    return Path(package.submodule_search_locations[0], "tasks")
+    return _index(Path(package.submodule_search_locations[0], "tasks"))
 
 
-@cache
 def _index(folder: Path) -> tuple[dict[str, Path], set[str]]:
     """Tasks below a folder with their files, and names of groups and tags, from the text of the YAML files."""
     tasks: dict[str, Path] = {}

@@ -64,8 +64,9 @@ def task_config(spec: TaskSpec) -> dict[str, Any]:
 
     Loaded anew each time: scorers keep state in their modules, and a fresh task has to have fresh ones.
     """
-    module = harness(spec.offline)
     path = task_file(spec)
+    source = _local(spec) if spec.dataset_path else {}
+    module = harness(spec.offline)
     with task_errors(spec.name), placeholders(**loading_environment()):
         config = module.load_config(path)
     if config.get("class") is not None:
@@ -76,9 +77,7 @@ def task_config(spec: TaskSpec) -> dict[str, Any]:
             f"task {spec.name} asks for output_type={kind}, repeats={repeats}; tasks that generate one answer to one "
             "question (generate_until, repeats 1) can be run"
         )
-    config["task"] = spec.name
-    if spec.dataset_path:
-        config |= {"dataset_path": spec.dataset_path, "dataset_name": None, "dataset_kwargs": _local(spec)}
+    config |= {"task": spec.name} | source
     if spec.split and not spec.is_pages:
         config |= {"test_split": spec.split, "validation_split": None}
     return config
@@ -181,4 +180,5 @@ def _local(spec: TaskSpec) -> dict[str, Any]:
             f"datasets.{spec.dataset}.dataset_path={spec.dataset_path} is not a folder; give the folder with the parquet "
             "files, or one made by datasets' save_to_disk"
         )
-    return {"load_from_disk": True} if (folder / "dataset_dict.json").exists() else {}
+    kwargs = {"load_from_disk": True} if (folder / "dataset_dict.json").exists() else {}
+    return {"dataset_path": spec.dataset_path, "dataset_name": None, "dataset_kwargs": kwargs}

@@ -46,10 +46,12 @@ def asks_judge(scorer: Callable[..., Any]) -> bool:
         seen.add(function)
         for used in _global_names(function.__code__):
             value = function.__globals__.get(used)
-            if value is not None and (used in JUDGE_NAMES or _of_judge(value)):
+            if used in JUDGE_NAMES or _of_judge(value):
                 return True
             if getattr(value, "__globals__", None) is function.__globals__ or isinstance(value, type):
                 waiting.append(value)
+            elif type(value).__module__.startswith(("lmms_eval.tasks", function.__module__)):  # made at import
+                waiting.append(type(value))
     return False
 
 

@@ -1,0 +1,105 @@
+"""From configuration to tasks: what is refused, and that looking at it imports nothing heavy."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from mmkv_bench.errors import ConfigError, DataError, UnsupportedError
+from mmkv_bench.evaluation import sample_refs, spec_from_config
+from mmkv_bench.evaluation.catalog import PAGES_FOLDER, task_file
+from mmkv_bench.evaluation.page_tasks import PAGE_TASKS, SIZES, lmms_eval_name, page_task, place
+from mmkv_bench.evaluation.specs import KEYS
+from tests.evaluation.conftest import pages
+
+CONF = Path(__file__).parents[2] / "conf" / "dataset"
+
+
+def conf(name: str) -> dict:
+    node = yaml.safe_load((CONF / f"{name}.yaml").read_text())
+    return node | ({"size": "large"} if "size" in node else {})
+
+
+def test_the_package_imports_nothing_heavy():
+    code = (
+        "import sys, mmkv_bench.evaluation; "
+        "print([m for m in ('torch', 'datasets', 'lmms_eval', 'numpy', 'PIL', 'transformers') if m in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("name", PAGE_TASKS)
+def test_every_pages_dataset_is_configured(name):
+    spec = spec_from_config(name, conf(name))
+    assert (spec.name, spec.split, spec.count, spec.metrics) == (f"{name}_large", "test", 500, ("exact_match",))
+    assert (CONF / f"{name}.yaml").read_text().startswith(f"# @package datasets.{name}\n")
+
+
+def test_the_node_of_other_tasks_has_every_key_but_size():
+    assert set(conf("lmms_eval")) == set(KEYS) - {"size"}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tsk": 1}, "did you mean 'task'"),
+        ({"task": None}, "name an lmms-eval task"),
+        ({"size": "huge"}, "allowed: large, small"),
+        ({"split": "train"}, "dev, test"),
+        ({"count": 0}, "at least 1"),
+        ({"count": True}, "at least 1"),
+        ({"dataset_path": "/data"}, "makes its own data"),
+    ],
+)
+def test_bad_settings_are_refused_with_what_is_allowed(change, message):
+    with pytest.raises(ConfigError, match=message):
+        spec_from_config("pages_walk", conf("pages_walk") | change)
+
+
+@pytest.mark.parametrize("limit", [0, -1, 1.5, True, "5"])
+def test_a_limit_that_is_no_number_of_samples_is_refused(limit):
+    with pytest.raises(ConfigError, match="at least 1"):
+        sample_refs(pages(), limit)
+
+
+def test_sizes_and_splits_have_names_of_their_own():
+    specs = [pages(size=size, split=split) for size in SIZES for split in ("test", "dev")]
+    assert len({spec.dataset for spec in specs}) == 4
+
+
+def test_an_unknown_task_names_its_neighbours():
+    spec = spec_from_config("lmms_eval", {"task": "docvqa_vla"})
+    with pytest.raises(ConfigError, match="docvqa_val"):
+        task_file(spec)
+
+
+def test_a_group_of_tasks_is_no_task():
+    with pytest.raises(UnsupportedError, match="group"):
+        task_file(spec_from_config("lmms_eval", {"task": "hrbench"}))
+
+
+def test_a_missing_folder_is_named(tmp_path):
+    with pytest.raises(ConfigError, match="include_path.*not a folder"):
+        task_file(spec_from_config("lmms_eval", {"task": "x", "include_path": str(tmp_path / "none")}))
+    spec = spec_from_config("lmms_eval", {"task": "docvqa_val", "dataset_path": str(tmp_path / "none")})
+    with pytest.raises(DataError, match="dataset_path.*not a folder"):
+        sample_refs(spec, 1)
+
+
+def test_every_prefix_of_a_mix_is_balanced_and_no_sample_comes_twice():
+    for task, kinds in PAGE_TASKS.items():
+        places = [place(task, position) for position in range(100)]
+        assert len(set(places)) == 100
+        for length in range(1, 100):
+            counts = [sum(kind == one for one, _ in places[:length]) for kind in kinds]
+            assert max(counts) - min(counts) <= 1
+
+
+def test_every_pages_task_has_its_yaml_file():
+    names = {lmms_eval_name(task, size) for task in PAGE_TASKS for size in SIZES}
+    assert {path.stem for path in (PAGES_FOLDER / "pages").glob("*.yaml")} == names
+    assert {page_task(name) for name in names} == {(task, size) for task in PAGE_TASKS for size in SIZES}
