@@ -12,6 +12,7 @@ from pathlib import Path
 from mmkv_bench.errors import ConfigError
 
 _PATTERNS = ("*.safetensors", "*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt")
+_REPORTS = {"card.json"}  # what was measured of a model does not change what it answers
 _BLOCK = 1 << 22
 
 
@@ -28,7 +29,9 @@ def model_files(folder: Path) -> list[Path]:
     Raises:
         ConfigError: no config.json, or no weights in safetensors form.
     """
-    found = sorted({file for pattern in _PATTERNS for file in folder.glob(pattern) if file.is_file()})
+    found = sorted(
+        {file for pattern in _PATTERNS for file in folder.glob(pattern) if file.is_file() and file.name not in _REPORTS}
+    )
     names = {file.name for file in found}
     if "config.json" not in names:
         raise ConfigError(f"model folder {folder} has no config.json; give the folder of a Hugging Face checkpoint")
