@@ -39,7 +39,7 @@ TRAINING = """
 ## Training
 
 `python -m mmkv_bench.tiny.train --out DIR --seed 0` repeats it ({vision} vision steps, then {language} language
-steps, about 50 minutes on one core):
+steps, about 40 minutes on one core of an AMD EPYC):
 
 1. The vision tower alone learns to read characters, printed and handwritten, through the tied output head.
 2. The language model learns on cached outputs of the resting tower, with pages that grow as it masters them, while an
@@ -113,12 +113,13 @@ def attention_text(report: dict[str, list[dict[str, float]]]) -> str:
     sink = max(layer["first_token_mass"] for layer in layers)
     peak = max(layer["largest_activation"] for layer in layers)
     return (
-        "Large language models put much of their attention on the first token in most layers (attention sinks, often "
-        "more than half of it) and show massive activations a thousand times the median or more. Here the largest "
+        "Large language models put much of their attention on the first token in most layers (attention sinks, Xiao et "
+        "al. 2024; often more than half of it) and have activations a thousand times the median or more (Sun et al. "
+        "2024). Here the largest "
         f"layer mean on the first token is {sink:.2f} and the largest activation {peak:.0f} times the median, so a "
-        "method that protects the first tokens gains what the table shows and no more. Deep layers of large "
-        "vision-language models attend little to visual tokens while answering; here the answer is read from them, "
-        "so the share stays as the table shows."
+        "method that protects the first tokens has nothing to protect. Deep layers of large "
+        "vision-language models attend little to visual tokens while answering; here the first two layers find "
+        "the place in the text so far, and the last two read the answer from the page."
     )
 
 

@@ -40,7 +40,7 @@ ADVANCE_WINDOW = 30
 class Plan:
     """Lengths in steps: the vision tower alone, then the language model, whose last `real` steps read real images.
 
-    deadlines: share of the language steps after which a phase starts even if the one before is not mastered.
+    deadlines: language step by which a phase starts even if the one before is not mastered.
     """
 
     vision: int = 3000
@@ -49,7 +49,7 @@ class Plan:
     warmup: int = 100
     rate: float = 2e-3
     pool_pages: int = 240
-    deadlines: tuple[float, ...] = (0.0, 0.1279, 0.256, 0.384, 0.5376)
+    deadlines: tuple[int, ...] = (0, 640, 1280, 1920, 2688)
 
     @property
     def steps(self) -> int:
@@ -169,7 +169,7 @@ class Trainer:
         if at.phase + 1 == len(PHASES):
             return
         mastered = len(at.accuracies) == ADVANCE_WINDOW and float(np.mean(at.accuracies)) > ADVANCE_AT
-        late = number >= self.plan.deadlines[at.phase + 1] * self.plan.language
+        late = number >= self.plan.deadlines[at.phase + 1]
         if mastered or late:
             self.progress = Progress(at.step, at.phase + 1)
 
