@@ -12,6 +12,7 @@ from typing import Protocol, Self
 
 import torch
 from torch import Tensor, nn
+from transformers.cache_utils import get_layer_types_and_kwargs
 
 from mmkv_bench.compression.attention import SESSIONS, register
 from mmkv_bench.compression.budget import Budget
@@ -95,7 +96,7 @@ class Session:
         self._check()
 
     def _check(self) -> None:
-        kinds = set(getattr(self.text.config, "layer_types", None) or ()) - {"full_attention"}
+        kinds = set(get_layer_types_and_kwargs(self.text.config)[0]) - {"full_attention"}
         if kinds:
             raise UnsupportedError(
                 f"{type(self.model).__name__} has {', '.join(sorted(kinds))} layers; only full attention layers are "

@@ -15,6 +15,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 from mmkv_bench.compression.compressor import Compressor
 from mmkv_bench.compression.session import Session, attach
+from mmkv_bench.errors import ConfigError
 from mmkv_bench.generation.encode import EncodedPrompt, check_refeed, context_cut
 from mmkv_bench.generation.measure import Meter, vision_clock
 from mmkv_bench.generation.result import (
@@ -73,8 +74,16 @@ def generate_alone(
         inputs: what `generate()` takes, `input_ids` `[B, T]` and media included.
         context: tokens before the cut, needed for `protocol=query_agnostic`.
         generation: further arguments of `generate()`, greedy ones.
+
+    Raises:
+        ConfigError: `query_agnostic` without a cut inside the prompt: the question would be compressed with it.
     """
     ids = inputs["input_ids"]
+    if protocol == "query_agnostic" and not (context is not None and 0 < context < ids.shape[1]):
+        raise ConfigError(
+            f"protocol=query_agnostic got context={context}; allowed: 1 to {ids.shape[1] - 1} tokens of this prompt, "
+            "counted up to the last visual token's closing marker"
+        )
     # Without a mask generate() takes every pad id for padding, also those that a prompt means as text.
     inputs = {"attention_mask": torch.ones_like(ids), **inputs}
     options = {"return_dict_in_generate": True, "output_logits": True, "do_sample": False, **generation}
