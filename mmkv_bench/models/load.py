@@ -117,4 +117,6 @@ def _why(path: str, error: Exception) -> str:
     local = path.startswith((".", "/", "~")) or os.path.sep in path.removesuffix("/") and os.path.exists(path)
     if local and not os.path.isdir(path):
         return f"model.path={path} is not there; give the folder of a Hugging Face checkpoint, or a hub id"
-    return f"model.path={path} cannot be loaded ({reason}); give a folder with config.json and *.safetensors, or a hub id"
+    return (
+        f"model.path={path} cannot be loaded ({reason}); give a folder with config.json and *.safetensors, or a hub id"
+    )
