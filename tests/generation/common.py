@@ -77,6 +77,11 @@ def registry(reading: str = "paper") -> dict[str, Compressor]:
     return {file.stem: build_compressor(file.stem, OmegaConf.load(file), reading) for file in files}
 
 
+def for_text(methods: dict[str, Compressor]) -> dict[str, Compressor]:
+    """Those of the methods that a prompt without visual tokens can be given to."""
+    return {name: made for name, made in methods.items() if made.is_full or not made.scorer.needs_visual}
+
+
 def together(model, name: str, prompt: EncodedPrompt, cells, decode_rules=None, **options) -> list[ForkResult]:
     """All cells through the fork engine."""
     decode_rules = decode_rules or rules(model)
