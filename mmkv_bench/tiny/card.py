@@ -112,14 +112,16 @@ def attention_text(report: dict[str, list[dict[str, float]]]) -> str:
     layers = [layer for group in report.values() for layer in group]
     sink = max(layer["first_token_mass"] for layer in layers)
     peak = max(layer["largest_activation"] for layer in layers)
+    groups = zip(*report.values(), strict=True)
+    shares = [sum(layer["visual_share_answer"] for layer in group) / len(report) for group in groups]
     return (
         "Large language models put much of their attention on the first token in most layers (attention sinks, Xiao et "
         "al. 2024; often more than half of it) and have activations a thousand times the median or more (Sun et al. "
-        "2024). Here the largest "
-        f"layer mean on the first token is {sink:.2f} and the largest activation {peak:.0f} times the median, so a "
-        "method that protects the first tokens has nothing to protect. Deep layers of large "
-        "vision-language models attend little to visual tokens while answering; here the first two layers find "
-        "the place in the text so far, and the last two read the answer from the page."
+        f"2024). Here no layer puts more than {sink:.3f} on the first token, and the largest activation is {peak:.0f} "
+        "times the median: that is all there is for a method that protects the first tokens. Deep layers of large "
+        "vision-language models attend little to visual tokens while answering; here the share is "
+        f"{', '.join(f'{share:.2f}' for share in shares)} from the first layer to the last: the page itself is read "
+        "where that share is high, and evicting what is to be read there loses the answer."
     )
 
 
