@@ -13,6 +13,7 @@ from mmkv_bench.compression.budget import Budget
 from mmkv_bench.config import as_list
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.methods import FULL, build_compressor, effective, parameters_json
+from mmkv_bench.planning.validate import validate_variants
 from mmkv_bench.store.identity import canonical_json, checksum
 
 if TYPE_CHECKING:
@@ -132,6 +133,7 @@ def expand(config: DictConfig, facts: Facts, defaults: Mapping[str, DictConfig])
     Raises:
         ConfigError: two cells with one name, a method that cannot be built.
     """
+    validate_variants(config, defaults)
     methods = list(_methods(config, defaults))
     budgets = list(dict.fromkeys(Budget.parse(value) for value in as_list(config.budget)))
     seeds = list(dict.fromkeys(as_list(config.seed)))

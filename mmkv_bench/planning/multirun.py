@@ -41,6 +41,7 @@ def multirun(overrides: Sequence[str]) -> int:
             validate(compose(job))
         except ConfigError as error:
             raise ConfigError(f"job {' '.join(job) or '(defaults)'} of {len(jobs)}: {error}") from error
+    print(f"mmkv_bench: {len(jobs)} jobs; what jobs print elsewhere is kept below <out>/sweep", file=sys.stderr)
     _FAILURES.clear()
     _SWEEPING.add(os.getpid())
     code = _hydra(["--multirun", *for_hydra(overrides)])

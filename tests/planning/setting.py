@@ -10,7 +10,7 @@ from safetensors.numpy import save_file
 
 from mmkv_bench.planning.cells import Cell, DatasetFacts, Facts, bases, expand
 from mmkv_bench.planning.compose import compose, method_defaults
-from mmkv_bench.planning.validate import validate, validate_variants
+from mmkv_bench.planning.validate import validate
 
 MODEL = ("model=hf", "model.path=org/name")
 """A hub id: the configuration is valid, nothing is fetched."""
@@ -48,7 +48,6 @@ def plan(*overrides: str, facts_: Facts | None = None) -> tuple[list[Cell], list
     config = compose([*MODEL, *overrides])
     validate(config)
     defaults = method_defaults(bases(config))
-    validate_variants(config, defaults)
     return expand(config, facts_ or facts(*map(str, config.datasets)), defaults)
 
 

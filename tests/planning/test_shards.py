@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.planning.shards import Shard, longest_first, mine, parse_shard
 
 
+@settings(deadline=None)
 @given(st.text(), st.integers(1, 16))
 def test_every_cluster_belongs_to_exactly_one_part(cluster, count):
     assert sum(mine(cluster, Shard(index, count)) for index in range(count)) == 1
 
 
+@settings(deadline=None)
 @given(st.lists(st.text(), min_size=1))
 def test_one_part_is_everything(clusters):
     assert all(mine(cluster, "0/1") for cluster in clusters)
