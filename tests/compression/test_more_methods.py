@@ -468,7 +468,7 @@ def test_impossible_parameters_are_refused(build, message):
 def test_rounding_keeps_the_sum_or_refuses():
     third = Fraction(1, 3)
     assert largest_remainder([third, third, third]) == [1, 0, 0]  # ties: the lower index
-    assert largest_remainder([Fraction(5, 2), Fraction(1, 4), Fraction(9, 4)]) == [3, 0, 2]
+    assert largest_remainder([Fraction(1, 4), Fraction(5, 2), Fraction(9, 4)]) == [0, 3, 2]
     assert largest_remainder([]) == []
     with pytest.raises(ValueError, match="not a whole number"):
         largest_remainder([third])
