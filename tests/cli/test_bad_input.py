@@ -12,6 +12,7 @@ import pytest
 from mmkv_bench.__main__ import guarded, main, read
 from mmkv_bench.errors import ConfigError, StoreError
 from tests.cli.setting import CHECKOUT
+from tests.planning.setting import model_folder
 
 HUB = ["model=hf", "model.path=org/name"]
 
@@ -67,6 +68,27 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(arguments, words, capsys):
     assert err.count("\n") == 1
     assert err.startswith("mmkv_bench: ")
     assert words in err
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"model_type": "bert"}, "'bert' is not supported"),
+        ({"model_type": "no_such_family"}, "cannot be loaded"),
+        (
+            {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0},
+            "full attention",
+        ),
+    ],
+)
+def test_a_family_that_is_not_supported_is_refused_before_anything_is_written(config, words, tmp_path_factory, capsys):
+    folder = model_folder(tmp_path_factory.mktemp("elsewhere") / "model")
+    (folder / "config.json").write_text(json.dumps(config))
+    assert main(["model=hf", f"model.path={folder}", "limit=1"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert words in err
+    assert err.count("\n") == 1
 
 
 def test_with_json_the_last_line_of_stdout_says_what_was_wrong(capsys):
