@@ -37,8 +37,9 @@ class HeadPool(Allocator):
 
     Paper and code (``reading=released``, AdaKV's release as MM-ShiftKV's fork of it sets it): normalised credit, the
     floor ``alpha * base`` rounded down and each cap rounded to the nearest by itself, so that a layer may hold a few
-    entries more or fewer than its budget (more under ``reading=released`` alone). AdaKV's own release pools scores by maximum over 7 tokens; here all methods
-    of the window family pool by average over 5, so that only the allocation differs.
+    entries more or fewer than its budget (more under ``reading=released`` alone). AdaKV's own release pools scores by
+    maximum over 7 tokens; here all methods of the window family pool by average over 5, so that only the allocation
+    differs.
     """
 
     window: int = 32
