@@ -65,7 +65,7 @@ class Compressor:
         layers: Sequence[int],
         n_layers: int,
         strict: bool = False,
-        orders: Sequence[Tensor | None] | None = None,
+        order: Tensor | None = None,
     ) -> list[Tensor]:
         """Choose what stays of a prompt longer than its budget.
 
@@ -76,7 +76,8 @@ class Compressor:
             layers: the layers that `scores` belong to; n_layers: all layers of the model.
             strict: the last prompt token will be fed again. Its column is dropped from the candidates and one entry
                 per head is reserved for it, so C - 1 entries per head are chosen from T - 1.
-            orders: per layer `selector.order(candidates)` when the caller already has it.
+            order: `selector.order` of the candidates of all given layers, one below the other, when the caller already
+                has it: int64 `[len(scores) * Hkv, T or T - 1]`.
 
         Returns:
             Per layer int64 `[Hkv, m]` kept token indices, ascending, padded on the left with -1.
@@ -87,19 +88,26 @@ class Compressor:
         length = scores[0].shape[-1]
         candidates = length - 1 if strict else length
         granted = budget - 1 if strict else budget
-        for layer, score in zip(layers, scores, strict=True):
-            if not bool(torch.isfinite(score).all()):
-                raise NonFiniteScoreError(f"{self.name} gave non-finite scores in layer {layer}")
-        protected = self.selector.protected(length, budget, token_types)[:candidates].to(scores[0].device)
-        scores = [score[:, :candidates] for score in scores]
-        caps = self.allocator.caps(scores, granted, layers, n_layers)
-        index = [self.selector.select(score, cap, protected) for score, cap in zip(scores, caps, strict=True)]
+        # Selectors treat every head by itself, so the heads of all layers go through in one call.
+        rows = stacked(scores)
+        finite = torch.isfinite(rows).all(-1)
+        if not bool(finite.all()):
+            layer = layers[int((~finite).int().argmax()) // scores[0].shape[0]]
+            raise NonFiniteScoreError(f"{self.name} gave non-finite scores in layer {layer}")
+        protected = self.selector.protected(length, budget, token_types)[:candidates].to(rows.device)
+        caps = self.allocator.caps([score[:, :candidates] for score in scores], granted, layers, n_layers)
+        together = self.selector.select(rows[:, :candidates], torch.cat(caps), protected, order)
         if self.reading != "released":
-            kept = sum(int((i >= 0).sum()) for i in index)
+            kept = int((together >= 0).sum())
             allowed = scores[0].shape[0] * self._allowance(granted, candidates, layers, n_layers)
             if kept > allowed:
                 raise OverBudgetError(f"{self.name} kept {kept} entries where the budget allows {allowed}")
-        return index
+        parts = together.split([len(cap) for cap in caps])
+        widths = [min(int(cap.max()), candidates) for cap in caps]
+        return [
+            part[:, part.shape[1] - width :].to(score.device)
+            for part, width, score in zip(parts, widths, scores, strict=True)
+        ]
 
     def _allowance(self, granted: int, candidates: int, layers: Sequence[int], n_layers: int) -> int:
         """Entries per KV head that these layers may hold together; no division among layers may exceed the model's."""
@@ -110,6 +118,11 @@ class Compressor:
                 f"{granted * n_layers}"
             )
         return self.allocator.allowance(granted, candidates, layers, n_layers)
+
+
+def stacked(scores: Sequence[Tensor]) -> Tensor:
+    """Scores of several layers, `[Hkv, n]` each, one below the other on the first one's device: `[layers * Hkv, n]`."""
+    return torch.cat([score.to(scores[0].device) for score in scores])
 
 
 def full() -> Compressor:

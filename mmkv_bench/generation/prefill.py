@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from mmkv_bench.compression.cache import CompressedCache
+from mmkv_bench.compression.compressor import stacked
 from mmkv_bench.compression.observation import Needs, Observation
 from mmkv_bench.compression.session import Prompt, Session
 from mmkv_bench.generation.encode import EncodedPrompt
@@ -88,17 +89,17 @@ class Prefilled:
     failures: dict[Hashable, Exception]
     score_seconds: dict[Hashable, float]
     seconds: dict[str, float] = field(default_factory=dict)
-    orders: dict[Hashable, list[Tensor]] = field(default_factory=dict)
+    orders: dict[Hashable, Tensor] = field(default_factory=dict)
 
     @property
     def length(self) -> int:
         return self.prompt.length
 
-    def order(self, key: Hashable, selector, candidates: int) -> list[Tensor]:
-        """Per layer the sorted order of one score's first `candidates` columns, made once for all budgets."""
+    def order(self, key: Hashable, selector, candidates: int) -> Tensor:
+        """The sorted order of one score's first `candidates` columns, all layers at once, made once for all budgets."""
         name = (key, type(selector), candidates)
         if name not in self.orders:
-            self.orders[name] = [selector.order(score[:, :candidates]) for score in self.scores[key]]
+            self.orders[name] = selector.order(stacked(self.scores[key])[:, :candidates])
         return self.orders[name]
 
     def positions(self, offset: int, count: int, rows: int) -> Tensor:

@@ -111,6 +111,7 @@ def digest(kept: Sequence[Tensor]) -> str:
     """
     running = hashlib.sha256()
     for index in kept:
-        for head in index.cpu():
-            running.update(head[head >= 0].to(torch.int32).numpy().tobytes() + b"|")
+        layer = index.to("cpu", torch.int32).numpy()
+        for head, padding in zip(layer, (layer < 0).sum(-1), strict=True):
+            running.update(head[padding:].tobytes() + b"|")
     return running.hexdigest()[:16]

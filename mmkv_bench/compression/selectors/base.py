@@ -28,7 +28,7 @@ class Selector(ABC):
         """Indices that stay.
 
         Protected candidates come first; if they exceed a cap, the LAST of them win. Then the highest scores; ties go to
-        the lower index.
+        the lower index. Every row is treated by itself: heads of several layers may be given one below the other.
 
         Args:
             scores: float32 ``[Hkv, n]``.
