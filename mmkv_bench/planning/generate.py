@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.errors import DataError
@@ -28,21 +27,6 @@ log = logging.getLogger(__name__)
 _TASK_SETTINGS = ("max_new_tokens", "until", "do_sample", "temperature", "top_p", "top_k", "num_beams")
 
 
-@dataclass
-class Tally:
-    """What a stage did: rows by status."""
-
-    samples: int = 0
-    rows: dict[str, int] = field(default_factory=dict)
-
-    def add(self, status: str) -> None:
-        self.rows[status] = self.rows.get(status, 0) + 1
-
-    @property
-    def failed(self) -> int:
-        return sum(count for status, count in self.rows.items() if status != "ok")
-
-
 class Answering:
     """Answers requests of one dataset with the cells that have no row for them yet, and commits each sample.
 
@@ -61,7 +45,7 @@ class Answering:
         after: Callable[[list[dict[str, Any]]], None],
     ):
         self.loaded, self.config, self.cells, self.done = loaded, config, cells, done
-        self.writer, self.after, self.tally = writer, after, Tally()
+        self.writer, self.after = writer, after
         self.specs = {
             cell.cell: CellSpec(cell.cell, cell.compressor, cell.budget, cell.protocol, cell.seed or 0)
             for cell in cells
@@ -93,9 +77,6 @@ class Answering:
             results = [ForkResult(spec.cell, status=status_of(error), error=describe(error)) for spec in specs]
         rows = [self._row(request, pending[0].dataset, result) for result in results]
         self.writer.commit(rows)
-        self.tally.samples += 1
-        for row in rows:
-            self.tally.add(row["status"])
         self.after(rows)
         return results[0].answer or ""
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from mmkv_bench.compression.budget import Budget
 from mmkv_bench.config import as_list, resolve_path
 from mmkv_bench.planning.card import BudgetLine, CardFacts, DatasetLine, PromptSize
+from mmkv_bench.planning.facts import resolve_device
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -55,7 +56,7 @@ def card_facts(
         head_dim=family.head_dim,
         dtype=cells[0].dtype,
         attention=config.model.attention,
-        device=str(loaded.device) if loaded else config.model.device,
+        device=str(loaded.device) if loaded else resolve_device(config.model.device),
         weights_bytes=weights,
         kv_bytes_per_token=kv_bytes_per_token(model, cells[0].dtype),
         datasets=[

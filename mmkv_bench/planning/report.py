@@ -1,0 +1,91 @@
+"""What a run prints at its end: what was left to do, tables, where the rows are, what failed, and one JSON document."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from mmkv_bench.planning.cells import Cell
+    from mmkv_bench.planning.parts import Part
+    from mmkv_bench.store.store import Store
+
+
+class Report:
+    """The end of one run.
+
+    Args:
+        metrics: the `metrics` rows of the run's cells.
+    """
+
+    def __init__(
+        self,
+        config: DictConfig,
+        cells: Sequence[Cell],
+        store: Store,
+        parts: Sequence[Part],
+        metrics: Sequence[Mapping[str, Any]],
+    ):
+        self.config, self.cells, self.store, self.parts, self.metrics = config, cells, store, parts, metrics
+
+    def close(self, generated: Mapping[str, int], scored: int, failed: int, seconds: float) -> None:
+        """Print it.
+
+        Args:
+            generated: dataset -> samples answered by this run; scored: cells scored by it; failed: rows of the run that
+                are failures; seconds: how long it took.
+        """
+        if not any(generated.values()) and not scored:
+            print(self._idle())
+        if self.config.stage != "generate" and (self.metrics or any(part.samples for part in self.parts)):
+            print(self._tables())
+        print(f"rows: {self.store.root}   (python -m mmkv_bench.tables {self.store.root} prints the tables again)")
+        if failed:
+            print(f"{failed} rows failed; their status says how, and retry=[oom,timeout,nan,error] runs them again")
+        if self.config.json:
+            document = {
+                "status": "failed" if failed else "ok",
+                "exit_code": 1 if failed else 0,
+                "rows": str(self.store.root),
+                "cells": len(self.cells),
+                "generated": dict(generated),
+                "scored": scored,
+                "failed": failed,
+                "seconds": round(seconds, 3),
+                "metrics": list(self.metrics),
+            }
+            sys.stdout.flush()
+            print(json.dumps(document, default=str))
+
+    def _idle(self) -> str:
+        if not any(part.samples for part in self.parts):
+            return f"Nothing to do: no sample of this run belongs to shard {self.config.shard}."
+        if self.config.stage == "generate":
+            return "Nothing to do: every cell has every sample."
+        if any(part.missing(self.store) for part in self.parts):
+            return "Nothing to score: all stored answers are scored; there are samples without an answer."
+        return "Nothing to do: every cell has every sample, and all of them are scored."
+
+    def _tables(self) -> str:
+        """Of this run's cells; a mix's kinds stay in the rows."""
+        from mmkv_bench.tables.build import build
+        from mmkv_bench.tables.render import markdown
+        from mmkv_bench.tables.rows import load
+
+        rows = load(self.store.root, [cell.cell for cell in self.cells])
+        specs = [part.spec for part in self.parts]
+        headlines = {metric for spec in specs for metric in spec.metrics}
+        if all(spec.metrics for spec in specs):
+            rows.samples = rows.samples[rows.samples["metric"].isin(headlines)]
+        return markdown(build(rows))
+
+
+def plain(node: Any) -> dict[str, Any]:
+    """A configuration node as plain Python values, interpolations resolved."""
+    from omegaconf import OmegaConf
+
+    return OmegaConf.to_container(node, resolve=True)
