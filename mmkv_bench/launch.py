@@ -94,11 +94,11 @@ def launch(overrides: Sequence[str], processes: str | int | None = None, run: Se
             f"mmkv_bench: shard {end.worker.name} ended with exit code {end.code}; see {end.worker.log}",
             file=sys.stderr,
         )
-    if failed:
+    if failed and not _all_answered(failed, config):
         print("mmkv_bench: run the same command again to continue at the first missing sample", file=sys.stderr)
         return max(abs(end.code) if end.code < 128 else 1 for end in failed)
     if config.stage == "generate":
-        return 0
+        return 1 if failed else 0
     from mmkv_bench.planning.run import run as score
 
     return score(compose([*overrides, "stage=score"]))
@@ -184,6 +184,15 @@ def _count(processes: str | int | None, devices: Sequence[str]) -> int:
     if not str(processes).isdigit() or int(processes) < 1:
         raise ConfigError(f"processes={processes} is not a count; allowed: a whole number >= 1; write processes=2")
     return int(processes)
+
+
+def _all_answered(failed: Sequence[Ended], config) -> bool:
+    """Whether processes that ended with 1 did all their work, with failed rows among the answers."""
+    if any(end.code != 1 for end in failed):
+        return False
+    from mmkv_bench.planning.run import unanswered
+
+    return unanswered(config) == 0
 
 
 def _longest_first(config) -> list[str]:
