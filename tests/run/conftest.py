@@ -1,0 +1,28 @@
+"""One cache of pages for the whole session, and the libraries of a run imported and used once before anything forks."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+import mmkv_bench
+
+
+def pytest_configure(config):
+    config.addinivalue_line(
+        "markers", "slowest: starts processes that import everything anew; -m 'not slowest' skips it"
+    )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _surroundings(tmp_path_factory):
+    """Workers of pytest-xdist share the cache too: pages are published whole or not at all."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    patch = pytest.MonkeyPatch()
+    patch.setenv("MMKV_BENCH_CACHE", str(shared / "run_cache"))
+    patch.setenv("PYTHONPATH", str(Path(mmkv_bench.__file__).parents[1]))  # for processes that a test starts
+    yield
+    patch.undo()
