@@ -21,6 +21,7 @@ Text: 4 layers, hidden 128, 4 query and 2 KV heads of 32, vocabulary of single c
 
 ```python
 from transformers import AutoModelForImageTextToText, AutoProcessor
+
 model = AutoModelForImageTextToText.from_pretrained(folder)
 processor = AutoProcessor.from_pretrained(folder)
 ```
