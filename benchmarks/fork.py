@@ -1,0 +1,295 @@
+"""What "prefill once, fork many" costs: 21 cells (5 methods x 4 budgets + full) against one full-cache run.
+
+    python benchmarks/fork.py                                # embedded model, 20 development pages, prints Markdown
+    python benchmarks/fork.py --samples 100 --write results/bench/fork.md
+    python benchmarks/fork.py --profile                      # also where the time of the 21 cells goes
+
+Four ways of answering the same samples in one process, encoding included in each:
+
+- one full run: the fork engine with the cell `full` alone;
+- 21 cells shared: the fork engine with all cells;
+- 21 separate runs: each cell alone, through attach() and stock generate() (`sharing=off`);
+- bare generate: the untouched model's own generate(), nothing counted or scored.
+
+Time is CPU time of one thread on the CPU (other work on the machine does not count) and wall-clock time on CUDA. The
+first sample is a warm-up. Scoring by lmms-eval's metric code is timed apart. The answers of shared and separate runs
+are compared token for token; a difference ends the benchmark with exit code 1.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[0] = str(ROOT)  # not this folder: its statistics.py must not stand in for the standard module
+
+# ruff: noqa: E402
+import argparse
+import cProfile
+import datetime
+import hashlib
+import json
+import os
+import platform
+import pstats
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mmkv_bench.errors import MMKVError
+from mmkv_bench.tiny import WEIGHTS
+
+if TYPE_CHECKING:
+    from mmkv_bench.evaluation.contract import Request, TaskSpec
+    from mmkv_bench.generation.result import CellSpec, ForkResult
+    from mmkv_bench.models.load import LoadedModel
+
+METHODS = ("snapkv", "streamingllm", "keydiff", "expected_attention", "mmshift")
+BUDGETS = (32, 64, 128, 256)
+CONF = ROOT / "conf" / "method"
+PROMISE = 3.0  # shared / one full run, at most
+
+# Phases of a shared run as functions whose cumulative time is disjoint: label -> (file, function), minus others.
+PHASES = {
+    "encode (template, images)": (("encode.py", "encode"), ()),
+    "vision tower": (("modeling_qwen2_5_vl.py", "get_image_features"), ()),
+    "prefill of the text model": (("prefill.py", "prefill"), ("vision tower", "method scores")),
+    "method scores": (("prefill.py", "layer_done"), ()),
+    "selection": (("forks.py", "plan"), ()),
+    "gathering kept entries": (("forks.py", "gather"), ()),
+    "audit": (("forks.py", "audit"), ()),
+    "decode": (("decode.py", "decode"), ()),
+}
+
+
+def clock(device: str) -> Callable[[], float]:
+    if device != "cuda":
+        return time.process_time
+    import torch
+
+    def now() -> float:
+        torch.cuda.synchronize()
+        return time.perf_counter()
+
+    return now
+
+
+def make_cells() -> list[CellSpec]:
+    """`full` first, then every method at every budget, built from conf/method as a run builds them."""
+    from omegaconf import OmegaConf
+
+    from mmkv_bench.compression.budget import Budget
+    from mmkv_bench.generation.result import CellSpec
+    from mmkv_bench.methods import build_compressor
+
+    made = {name: build_compressor(name, OmegaConf.load(CONF / f"{name}.yaml"), "paper") for name in ("full", *METHODS)}
+    cells = [CellSpec("full", made["full"], None)]
+    return cells + [CellSpec(f"{m}@{b}", made[m], Budget.parse(b)) for m in METHODS for b in BUDGETS]
+
+
+class Bench:
+    """Answers requests in each of the four ways and adds up their seconds."""
+
+    def __init__(self, loaded: LoadedModel, generation: dict[str, Any]):
+        from mmkv_bench.generation.rules import DecodeRules
+
+        self.loaded, self.cells = loaded, make_cells()
+        self.rules = DecodeRules.read(loaded.model.generation_config, generation, loaded.tokenizer)
+        self.now = clock(loaded.device.type)
+        self.seconds: dict[str, list[float]] = {}
+
+    def encode(self, request: Request) -> Any:
+        from mmkv_bench.generation.encode import encode
+
+        loaded, name = self.loaded, f"{request.dataset}/{request.sample_id}"
+        return encode(loaded.processor, loaded.family, name, request.messages, request.images, device=loaded.device)
+
+    def timed(self, way: str, work: Callable[[], Any]) -> Any:
+        start = self.now()
+        result = work()
+        self.seconds.setdefault(way, []).append(self.now() - start)
+        return result
+
+    def shared(self, requests: Sequence[Request]) -> list[list[ForkResult]]:
+        """The first two ways, in alternating order; returns the 21 results of each request."""
+        from mmkv_bench.generation.engine import Engine
+
+        loaded, results = self.loaded, []
+        with Engine(loaded.model, loaded.family, self.rules, loaded.tokenizer) as engine:
+            for number, request in enumerate(requests):
+                ways = {"one full run": self.cells[:1], "21 cells shared": self.cells}
+                for way, cells in list(ways.items())[:: 1 if number % 2 else -1]:
+                    answers = self.timed(way, lambda r=request, c=cells: engine.answer(self.encode(r), c))
+                    if len(answers) > 1:
+                        results.append(answers)
+        return results
+
+    def separate(self, requests: Sequence[Request]) -> list[list[ForkResult]]:
+        """The last two ways; returns the 21 results of each request."""
+        from mmkv_bench.generation.alone import run_alone
+
+        loaded, rules, results = self.loaded, self.rules, []
+
+        def one(request: Request, cell: CellSpec) -> ForkResult:
+            return run_alone(loaded.model, loaded.family, rules, loaded.tokenizer, self.encode(request), cell)
+
+        def bare(request: Request) -> Any:
+            return loaded.model.generate(**self.encode(request).inputs, **rules.options)
+
+        for request in requests:
+            results.append(self.timed("21 separate runs", lambda r=request: [one(r, cell) for cell in self.cells]))
+            self.timed("bare generate()", lambda r=request: bare(r))
+        return results
+
+    def score(self, spec: TaskSpec, requests: Sequence[Request], results: Sequence[Sequence[ForkResult]]) -> None:
+        """lmms-eval's metric code over the answers of each cell."""
+        from mmkv_bench.evaluation import Answer, score
+
+        for column in range(len(self.cells)):
+            answers = {
+                request.sample_id: Answer(row[column].answer, row[column].status, request.doc_id, request.prompt_hash)
+                for request, row in zip(requests, results, strict=True)
+            }
+            self.timed("score one cell", lambda a=answers: score(spec, a, len(requests)))
+
+
+def collect(count: int) -> tuple[TaskSpec, list[Request]]:
+    """The first `count` questions of `pages` large (development split, all kinds in turn), as lmms-eval asks them."""
+    from mmkv_bench.evaluation import generate, spec_from_config
+
+    node = {"task": "pages", "size": "large", "split": "dev", "generation": {"max_new_tokens": 24}}
+    spec, requests = spec_from_config("pages", node | {"metrics": ["exact_match"]}), []
+
+    def keep(request: Request) -> str:
+        requests.append(request)
+        return ""
+
+    generate(spec, keep, count)
+    return spec, requests
+
+
+def differences(shared: Sequence[Sequence[ForkResult]], separate: Sequence[Sequence[ForkResult]]) -> list[str]:
+    """Cells whose tokens, kept entries or status are not the same in both ways."""
+    names = ("status", "token_ids", "answer", "finish_reason", "kept_digest", "entries_resident")
+    return [
+        f"sample {number}, {a.cell}: {[name for name in names if getattr(a, name) != getattr(b, name)]}"
+        for number, pair in enumerate(zip(shared, separate, strict=True))
+        for a, b in zip(*pair, strict=True)
+        if a.status != "ok" or any(getattr(a, name) != getattr(b, name) for name in names)
+    ]
+
+
+def phases(run: Callable[[], Any]) -> list[str]:
+    """A Markdown table of where the time of `run` goes. The profiler slows Python down, so shares are what to read."""
+    profiler = cProfile.Profile()
+    profiler.runcall(run)
+    stats = pstats.Stats(profiler)
+    spent = dict.fromkeys(PHASES, 0.0)
+    for (file, _, function), (_, _, _, cumulative, _) in stats.stats.items():
+        for label, ((name, wanted), _) in PHASES.items():
+            if function == wanted and Path(file).name == name:
+                spent[label] = max(spent[label], cumulative)
+    own = {label: spent[label] - sum(spent[part] for part in parts) for label, (_, parts) in PHASES.items()}
+    own["everything else"] = stats.total_tt - sum(own.values())
+    return ["| phase of 21 cells shared | share |", "| --- | --- |"] + [
+        f"| {label} | {seconds / stats.total_tt:.0%} |" for label, seconds in own.items()
+    ]
+
+
+def report(bench: Bench, options: argparse.Namespace, lengths: Sequence[int], shared) -> list[str]:
+    from mmkv_bench import __version__
+    from mmkv_bench.store.provenance import collect as collect_provenance
+
+    mean = {way: 1000 * sum(values) / len(values) for way, values in bench.seconds.items()}
+    one, many, apart = mean["one full run"], mean["21 cells shared"], mean["21 separate runs"]
+    device = bench.loaded.device.type
+    tokens = [result.n_tokens for row in shared for result in row]
+    source = collect_provenance(device)
+    versions = json.loads(source["versions"])
+    commit = f"commit {(source['git_commit'] or 'unknown')[:10]}{' with changes' if source['git_dirty'] else ''}"
+    weights = hashlib.sha256((options.model / "model.safetensors").read_bytes()).hexdigest()[:12]
+    scored = mean["score one cell"] / options.samples
+    return [
+        "# Prefill once, fork many: the cost of 21 cells",
+        "",
+        f"`pages` large, development split, {options.samples} samples of all kinds, prompts of {min(lengths)} to"
+        f" {max(lengths)} tokens; cells: {', '.join(METHODS)} at {', '.join(map(str, BUDGETS))} entries, and `full`;"
+        f" answers of {min(tokens)} to {max(tokens)} tokens. Model {options.model.name}"
+        f" (sha256 of the weights {weights}), {bench.loaded.dtype}, {device}.",
+        f"{'CPU' if device == 'cpu' else 'Wall-clock'} time per sample, one process, {options.threads} thread(s),"
+        " encoding included. Written by `python benchmarks/fork.py`.",
+        "",
+        f"{datetime.date.today().isoformat()}, mmkv-bench {__version__} ({commit}), torch {versions['torch']},"
+        f" transformers {versions['transformers']}, lmms-eval {versions['lmms_eval']}, Python {versions['python']},"
+        f" {platform.machine()}.",
+        "",
+        "| generation | ms per sample | of one full run | of 21 separate runs |",
+        "| --- | --- | --- | --- |",
+        *(
+            f"| {way} | {mean[way]:.1f} | {mean[way] / one:.2f}x | {mean[way] / apart:.3f}x |"
+            for way in ("bare generate()", "one full run", "21 cells shared", "21 separate runs")
+        ),
+        "",
+        f"21 cells cost {many / one:.2f} full runs (promise: at most {PROMISE:g}); run separately they cost"
+        f" {apart / one:.1f}.",
+        "",
+        f"Scoring by lmms-eval, apart from this: {scored:.2f} ms per sample and cell, {21 * scored:.1f} ms for 21 cells.",
+    ]
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, default=WEIGHTS, help="model folder (default: the embedded model)")
+    parser.add_argument("--samples", type=int, default=20, help="measured samples (default 20)")
+    parser.add_argument("--threads", type=int, default=1, help="threads of torch (default 1)")
+    parser.add_argument("--profile", action="store_true", help="also print where the time of the 21 cells goes")
+    parser.add_argument("--write", "--out", type=Path, help="also write the report to this file")
+    options = parser.parse_args()
+    if options.samples < 1:
+        parser.error(f"--samples {options.samples} measures nothing; give a number from 1 on")
+    return options
+
+
+def main() -> int:
+    options = parse()
+    os.environ.setdefault("OMP_NUM_THREADS", str(options.threads))
+    import torch
+
+    from mmkv_bench.models.load import load_model
+
+    torch.set_num_threads(options.threads)
+    spec, requests = collect(options.samples)
+    if len(requests) < options.samples:
+        print(f"error: pages large has {len(requests)} development samples, not {options.samples}", file=sys.stderr)
+        return 2
+    bench = Bench(load_model("benchmark", str(options.model)), requests[0].generation)
+    bench.shared(requests[:1])
+    bench.separate(requests[:1])
+    bench.seconds.clear()
+    shared, separate = bench.shared(requests), bench.separate(requests)
+    bench.score(spec, requests, shared)
+    lengths = [row[0].prompt_tokens for row in shared]
+    lines = report(bench, options, lengths, shared)
+    if options.profile:
+        lines += ["", *phases(lambda: bench.shared(requests))]
+    wrong = differences(shared, separate)
+    lines += [
+        "",
+        f"Shared and separate answers agree token for token in all {len(requests) * len(bench.cells)} results.",
+    ]
+    if wrong:
+        lines[-1] = f"Shared and separate runs DIFFER in {len(wrong)} results, for example {wrong[0]}."
+    print("\n".join(lines))
+    if options.write:
+        options.write.parent.mkdir(parents=True, exist_ok=True)
+        options.write.write_text("\n".join(lines) + "\n")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except MMKVError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
