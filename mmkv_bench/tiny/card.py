@@ -126,25 +126,15 @@ def attention_text(report: dict[str, list[dict[str, float]]]) -> str:
     )
 
 
-def write_card(folder: Path, rows: list[dict[str, Any]], attention_samples: int) -> list[Path]:
-    """Measure attention, then write folder/card.json and folder/README.md; returns both paths."""
-    from safetensors import safe_open
-
-    from mmkv_bench.tiny.attention_report import report
+def readme(card: dict[str, Any]) -> str:
+    """The model card's text: a function of card.json's content and the training plan alone."""
     from mmkv_bench.tiny.model import AUXILIARY_LAYER
     from mmkv_bench.tiny.trainer import Plan
 
-    attention, plan, parameters = report(folder, attention_samples), Plan(), 0
-    with safe_open(folder / "model.safetensors", "pt") as tensors:
-        for name in tensors.keys():  # noqa: SIM118 (not a mapping)
-            size = 1
-            for side in tensors.get_slice(name).get_shape():
-                size *= side
-            parameters += size
-    missed = [f"{row['task']} {row['size']}" for row in rows if (row["threshold"] or 0) > row["exact_match"]]
+    plan, missed = Plan(), card["thresholds_missed"]
     verdict = f"Thresholds missed: {', '.join(missed)}." if missed else "Every threshold is met."
     text = HEADER.format(
-        parameters=parameters / 1e6,
+        parameters=card["parameters"] / 1e6,
         frames=FRAMES,
         **SIZES,
         entries_small=ENTRIES["small"],
@@ -155,21 +145,30 @@ def write_card(folder: Path, rows: list[dict[str, Any]], attention_samples: int)
     text += TRAINING.format(
         vision=plan.vision, language=plan.language, real=plan.real, rate=plan.rate, auxiliary=AUXILIARY_LAYER
     )
-    text += (
+    return text + (
         "\n## Full-cache scores\n\nExact match of greedy answers through the stock processor and `generate`, float32, "
-        f"Wilson intervals. {verdict}\n\n{scores_table(rows)}\n\n## What a compressor meets inside\n\n"
-        f"Means over {attention_samples} test pages per row, eager attention over the prompt and the true answer; mass "
-        "and entropy from the queries of the second half, entropy in nats.\n\n"
-        f"{attention_table(attention)}\n\n{attention_text(attention)}\n{LIMITS}"
+        f"Wilson intervals. {verdict}\n\n{scores_table(card['scores'])}\n\n## What a compressor meets inside\n\n"
+        f"Means over {card['attention_samples']} test pages per row, eager attention over the prompt and the true "
+        "answer; mass and entropy from the queries of the second half, entropy in nats.\n\n"
+        f"{attention_table(card['attention'])}\n\n{attention_text(card['attention'])}\n{LIMITS}"
     )
+
+
+def write_card(folder: Path, rows: list[dict[str, Any]], attention_samples: int) -> list[Path]:
+    """Measure attention, then write folder/card.json and folder/README.md; returns both paths."""
+    from mmkv_bench.tiny.answering import load
+    from mmkv_bench.tiny.attention_report import report
+
     card = {
-        "parameters": parameters,
+        "parameters": sum(parameter.numel() for parameter in load(folder)[0].parameters()),
         "scores": rows,
-        "thresholds_missed": missed,
+        "thresholds_missed": [
+            f"{row['task']} {row['size']}" for row in rows if (row["threshold"] or 0) > row["exact_match"]
+        ],
         "attention_samples": attention_samples,
-        "attention": attention,
+        "attention": report(folder, attention_samples),
     }
     paths = [folder / "card.json", folder / "README.md"]
     paths[0].write_text(json.dumps(card, indent=1) + "\n")
-    paths[1].write_text(text)
+    paths[1].write_text(readme(card))
     return paths

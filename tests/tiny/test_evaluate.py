@@ -8,11 +8,11 @@ import math
 import pytest
 import torch
 
-from mmkv_bench.tiny import answering, card, evaluate
+from mmkv_bench.tiny import WEIGHTS, answering, card, evaluate
 from mmkv_bench.tiny.attention_report import layer_statistics
 from mmkv_bench.tiny.folder import write_folder
 from mmkv_bench.tiny.model import make_model
-from mmkv_bench.tiny.pages import make_sample
+from mmkv_bench.tiny.pages import SIZES, TASKS, make_sample
 from mmkv_bench.tiny.vocabulary import ID, IMAGE_PAD
 
 
@@ -54,6 +54,17 @@ def test_the_card_says_which_thresholds_are_missed(folder):
     text = readme.read_text()
     assert "0.98 **missed**" in text and "0.96 met" in text
     assert "Thresholds missed: lookup small." in text
+
+
+def test_the_shipped_card_is_what_its_measurements_say():
+    stored = json.loads((WEIGHTS / "card.json").read_text())
+    assert (WEIGHTS / "README.md").read_text() == card.readme(stored)
+    tested = {(row["task"], row["size"]): row for row in stored["scores"] if row["split"] == "test"}
+    assert tested.keys() == {(task, size) for task in TASKS for size in SIZES}
+    for cell, row in tested.items():
+        assert row["n"] >= 500
+        assert row["threshold"] == evaluate.THRESHOLDS.get(cell)
+        assert row["interval_95"] == pytest.approx(evaluate.wilson(round(row["exact_match"] * row["n"]), row["n"]))
 
 
 def test_attention_statistics_equal_a_count_by_hand(folder):
