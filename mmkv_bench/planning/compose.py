@@ -2,7 +2,8 @@
 
 Hydra composes. What it would refuse with a page of text, or let pass (`+sede=1`), is checked here first, against
 the configuration that the chosen groups give without any value override: an override changes values, it never adds
-keys. Two kinds of key are the user's own and need no plus: `variants.<name>` and `methods.<method>.reading`.
+keys. Three kinds of key are the user's own and need no plus: `variants.<name>`, `methods.<method>.reading` and
+`datasets.<dataset>.generation.<setting>`.
 """
 
 from __future__ import annotations
@@ -139,9 +140,14 @@ def _parse(text: str) -> Override:
 
 
 def _is_own(key: str) -> bool:
-    """Whether a key is the user's to add: `variants.<name>...` or `methods.<method>.reading`."""
+    """Whether a key is the user's to add: `variants.<name>...`, `methods.<method>.reading`, or a generation setting of
+    a dataset (which of them a run can honour, the decode rules say before any work)."""
     path = key.split(".")
-    return (path[0] == "variants" and len(path) > 1) or (path[0] == "methods" and path[2:] == ["reading"])
+    return (
+        (path[0] == "variants" and len(path) > 1)
+        or (path[0] == "methods" and path[2:] == ["reading"])
+        or (path[0] == "datasets" and path[2:3] == ["generation"] and len(path) <= 4)
+    )
 
 
 def _is_choice(override: Override) -> bool:
@@ -185,7 +191,9 @@ def _check_value(override: Override, reference: Mapping[str, Any]) -> str:
         raise ConfigError(
             f"{text}: keys cannot be removed, only changed; write key=value (key=null where null is allowed)"
         )
-    if _is_own(override.key_or_group) and (path[0] == "variants" or path[1] in reference["methods"]):
+    if _is_own(override.key_or_group) and (path[0] == "variants" or path[1] in reference[path[0]]):
+        if path[0] == "datasets":
+            _check_generation(path, override.value(), reference["datasets"][path[1]]["generation"])
         return "++" + text.lstrip("+")
     old = _look_up(path, reference, text)
     if override.is_add():
@@ -195,6 +203,17 @@ def _check_value(override: Override, reference: Mapping[str, Any]) -> str:
     value = override.value()
     _check_kind(".".join(path), value, old, strict=path[0] in ("methods", "datasets"))
     return text
+
+
+def _check_generation(path: Sequence[str], value: Any, defaults: Mapping[str, Any]) -> None:
+    """Refuse values of another kind than a setting's default; settings without a default may hold anything."""
+    where = ".".join(path[:3])
+    given = {path[3]: value} if len(path) > 3 else value
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{where}={value} is {_kind(value)} where keys are needed; write {where}.<setting>=<value>")
+    for key, inner in given.items():
+        if str(key) in defaults:
+            _check_kind(f"{where}.{key}", inner, defaults[str(key)], strict=True)
 
 
 def _look_up(path: Sequence[str], reference: Mapping[str, Any], text: str) -> Any:

@@ -24,7 +24,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_TASK_SETTINGS = ("max_new_tokens", "until", "do_sample", "temperature", "top_p", "top_k", "num_beams")
+
+def decode_rules(loaded: LoadedModel, settings: Mapping[str, Any]) -> DecodeRules:
+    """How answers to a dataset with these generation settings are decoded.
+
+    Raises:
+        UnsupportedError: sampling, beams, or a setting that cannot be honoured.
+    """
+    return DecodeRules.read(loaded.model.generation_config, dict(settings), loaded.tokenizer)
 
 
 class Answering:
@@ -127,12 +134,9 @@ class Answering:
 
     def _rules_for(self, request: Request) -> DecodeRules:
         """The request's decode rules; samples of a task share them, so they are read once."""
-        settings = {name: value for name, value in request.generation.items() if name in _TASK_SETTINGS}
         key = repr(sorted(request.generation.items(), key=lambda item: item[0]))
         if self._rules is None or self._rules[0] != key:
-            extra = {name: value for name, value in request.generation.items() if name not in settings}
-            rules = DecodeRules.read(self.loaded.model.generation_config, {**settings, **extra}, self.loaded.tokenizer)
-            self._rules = (key, rules)
+            self._rules = (key, decode_rules(self.loaded, request.generation))
         return self._rules[1]
 
     def _row(self, request: Request, dataset: str, result: ForkResult) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.config import as_list, resolve_path
-from mmkv_bench.errors import ConfigError
+from mmkv_bench.errors import ConfigError, UnsupportedError
 from mmkv_bench.planning import facts as facts_of
 from mmkv_bench.planning.card import PromptSize, render
 from mmkv_bench.planning.cells import Cell, bases, build_methods, expand
@@ -45,6 +45,8 @@ def run(config: DictConfig) -> int:
     todo = {part.dataset: part.missing(store, list(config.retry)) for part in parts}
     generating = config.stage != "score" and any(todo.values())
     loaded = _load(config) if generating else None
+    if loaded:
+        _check_generation(loaded, [part for part in parts if todo[part.dataset]])
     prompts = _first_prompts(config, parts, loaded) if loaded else {}
     samples = {part.dataset: len(part.samples) for part in parts}
     done = {part.dataset: part.rows(store, list(config.retry)) for part in parts}
@@ -142,6 +144,18 @@ def _check_family(config: DictConfig, defaults: Mapping[str, Any]) -> None:
 
     family = family_of(load_config(resolve_path(config.model.path), config.model.revision))
     validate_combinations(config, family, build_methods(config, defaults))
+
+
+def _check_generation(loaded: LoadedModel, parts: Sequence[Part]) -> None:
+    """Refuse generation settings that cannot be honoured before any work, not once in every row."""
+    from mmkv_bench.evaluation import generation_settings
+    from mmkv_bench.planning.generate import decode_rules
+
+    for part in parts:
+        try:
+            decode_rules(loaded, generation_settings(part.spec))
+        except UnsupportedError as error:
+            raise UnsupportedError(f"{part.dataset}: {error}") from error
 
 
 def _first_prompts(config: DictConfig, parts: Sequence[Part], loaded: LoadedModel) -> dict[str, PromptSize]:

@@ -92,6 +92,17 @@ def test_keys_that_are_the_users_own_need_no_plus_and_bear_one(plus):
     assert config.methods.mmshift.reading == "released"
 
 
+@pytest.mark.parametrize("plus", ["", "++"])
+def test_generation_settings_of_a_dataset_are_the_users_own(plus):
+    """A dataset's file cannot list what every task of lmms-eval understands."""
+    one = compose(["dataset=lmms_eval", f"{plus}datasets.lmms_eval.generation.max_new_tokens=5"])
+    several = compose(["dataset=lmms_eval", f"{plus}datasets.lmms_eval.generation={{max_new_tokens: 5, until: [x]}}"])
+    assert dict(one.datasets.lmms_eval.generation) == {"max_new_tokens": 5}
+    assert dict(several.datasets.lmms_eval.generation) == {"max_new_tokens": 5, "until": ["x"]}
+    added = compose([f"{plus}datasets.pages.generation.repetition_penalty=1.2"])
+    assert dict(added.datasets.pages.generation) == {"max_new_tokens": 24, "repetition_penalty": 1.2}
+
+
 def test_an_experiment_changes_values_and_the_command_line_wins():
     assert compose(["experiment=demo"]).out == "runs/demo"
     assert compose(["experiment=demo", "out=elsewhere", "budget=7"]).budget == 7
@@ -147,6 +158,11 @@ def test_datasets_follow_the_page_size():
         ("=3", "cannot read the override"),
         ("method@x=snapkv", "cannot read the override"),
         ("budget.x=3", "budget is a value and has no keys below it"),
+        ("datasets.pages.generation.max_new_tokens=abc", "is text; allowed: a whole number"),
+        ("datasets.pages.generation={max_new_tokens: abc}", "is text; allowed: a whole number"),
+        ("datasets.pages.generation=3", "where keys are needed"),
+        ("datasets.pages_walk.generation.max_new_tokens=3", "choose it with 'dataset=[pages,pages_walk]'"),
+        ("datasets.pages.genration.max_new_tokens=3", "did you mean 'generation'"),
         ("methods=3", "where keys are needed"),
         ("methods.mmshift.gamma=abc", "is text; allowed: a number"),
         ("methods.mmshift.samples=1.5", "allowed: a whole number"),
@@ -174,9 +190,11 @@ def test_a_sweep_is_the_product_of_its_lists():
 
 
 def test_own_keys_are_marked_for_hydra_and_nothing_else_is():
-    assert for_hydra(["variants.a={base: snapkv}", "methods.snapkv.reading=released", "budget=3"]) == [
+    own = ["variants.a={base: snapkv}", "methods.snapkv.reading=released", "datasets.pages.generation.until=[x]"]
+    assert for_hydra([*own, "budget=3"]) == [
         "++variants.a={base: snapkv}",
         "++methods.snapkv.reading=released",
+        "++datasets.pages.generation.until=[x]",
         "budget=3",
     ]
 
