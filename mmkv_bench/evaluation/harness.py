@@ -166,10 +166,10 @@ class Respondent(lmms):
         return error is self.interruption
 
     def generate_until_multi_round(self, requests: list[Instance]) -> list[str]:
-        raise NotImplementedError("questions of several rounds")
+        raise UnsupportedError("questions of several rounds cannot be run; choose a task that asks one")
 
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
-        raise NotImplementedError("scores by likelihood")
+        raise UnsupportedError("scores by likelihood cannot be run; choose a task that generates its answers")
 
     def clean(self) -> None:
         """Keep everything: the base class would delete the model's modules between two datasets."""
