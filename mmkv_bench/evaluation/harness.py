@@ -23,6 +23,8 @@ from lmms_eval.api.instance import Instance
 from lmms_eval.api.model import lmms
 from lmms_eval.api.task import ConfigurableMessagesTask, ConfigurableTask
 
+from mmkv_bench.errors import UnsupportedError
+
 AnswerInstance = Callable[[Instance], str]
 
 
