@@ -21,7 +21,7 @@ TEXT, IMAGE, VIDEO = 0, 1, 2
 
 @dataclass(frozen=True)
 class _Facts:
-    """What a config cannot tell: attribute names, the closing marker, tested text backbones (text `model_type`s)."""
+    """What a config cannot tell: attribute names, the closing marker, known text backbones (text `model_type`s)."""
 
     name: str
     backbones: tuple[str, ...]

@@ -43,6 +43,8 @@ class Report:
             print(self._idle())
         if self.config.stage != "generate" and (self.metrics or any(part.samples for part in self.parts)):
             print(self._tables())
+            if (more := self._more()) is not None:
+                print(more)
         print(f"rows: {self.store.root}   (python -m mmkv_bench.tables {self.store.root} prints the tables again)")
         if failed:
             print(f"{failed} rows failed; their status says how, and retry=[oom,timeout,nan,error] runs them again")
@@ -69,6 +71,13 @@ class Report:
         if any(part.missing(self.store) for part in self.parts):
             return "Nothing to score: all stored answers are scored; there are samples without an answer."
         return "Nothing to do: every cell has every sample, and all of them are scored."
+
+    def _more(self) -> str | None:
+        """A sentence when the tables cover samples that this run did not ask for (a smaller limit, one shard)."""
+        asked = {part.dataset: len(part.samples) for part in self.parts}
+        larger = {row["dataset"]: row["n"] for row in self.metrics if row["n"] > asked[row["dataset"]]}
+        parts = [f"{name} {n} samples, this run asked for {asked[name]}" for name, n in sorted(larger.items())]
+        return f"note: the tables cover all stored samples: {'; '.join(parts)}" if parts else None
 
     def _tables(self) -> str:
         """Of this run's cells; a mix's kinds stay in the rows."""

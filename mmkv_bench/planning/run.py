@@ -42,6 +42,7 @@ def run(config: DictConfig) -> int:
     track = tracker(_logger(config), store.root)
     config, cells, parts, provenance, notes = _plan(config)
     store.recover()
+    _refuse_other_sharing(config, store, cells)
     todo = {part.dataset: part.missing(store, list(config.retry)) for part in parts}
     generating = config.stage != "score" and any(todo.values())
     loaded = _load(config) if generating else None
@@ -144,6 +145,23 @@ def _check_family(config: DictConfig, defaults: Mapping[str, Any]) -> None:
 
     family = family_of(load_config(resolve_path(config.model.path), config.model.revision))
     validate_combinations(config, family, build_methods(config, defaults))
+
+
+def _refuse_other_sharing(config: DictConfig, store: Store, cells: Sequence[Cell]) -> None:
+    """Answers are the same with and without sharing, times and memory are not: never reuse the one kind as the other.
+
+    Raises:
+        ConfigError: the store holds rows of these cells that were measured the other way.
+    """
+    if config.stage == "score":
+        return
+    wanted, switch = ("own", "off") if config.sharing == "off" else ("group", "on")
+    found = set(store.responses([cell.cell for cell in cells], ["measured"])["measured"].to_pylist()) - {wanted}
+    if found:
+        raise ConfigError(
+            f"sharing={switch} asks for rows measured={wanted}, and {store.root} holds rows of these cells with "
+            f"measured={found.pop()}; give another folder (out=<folder>), or sharing={'on' if switch == 'off' else 'off'}"
+        )
 
 
 def _check_generation(loaded: LoadedModel, parts: Sequence[Part]) -> None:
