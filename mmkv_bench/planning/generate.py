@@ -81,7 +81,8 @@ class Answering:
             results = self._answer(request, identity, specs)
         except Exception as error:  # noqa: BLE001 - one sample's fault is its rows' status; the run goes on
             log.warning("%s: %s", identity, describe(error))
-            results = [ForkResult(spec.cell, status=status_of(error), error=describe(error)) for spec in specs]
+            own = "own" if self.config.sharing == "off" else "group"
+            results = [ForkResult(spec.cell, status_of(error), describe(error), measured=own) for spec in specs]
         rows = [self._row(request, pending[0].dataset, result) for result in results]
         self.writer.commit(rows)
         self.after(rows)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import mmkv_bench
+from tests.run.setting import extended
 
 
 def pytest_configure(config):
@@ -26,3 +27,13 @@ def _surroundings(tmp_path_factory):
     patch.setenv("PYTHONPATH", str(Path(mmkv_bench.__file__).parents[1]))  # for processes that a test starts
     yield
     patch.undo()
+
+
+@pytest.fixture(scope="module")
+def own_parts():
+    """The folder of the configuration files of the methods in `tests/run/own`, whose parts are then the package's."""
+    from mmkv_bench.compression import reducers, scorers
+
+    own = Path(__file__).parent / "own"
+    with extended(scorers, own / "scorers"), extended(reducers, own / "reducers"):
+        yield own / "conf"

@@ -7,9 +7,11 @@ import io
 import json
 import os
 import pickle
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from mmkv_bench.__main__ import main
@@ -81,6 +83,20 @@ def fork(work: Callable[[], Any]) -> tuple[int, int]:
             os._exit(70)
     os.close(writing)
     return child, reading
+
+
+@contextlib.contextmanager
+def extended(package: ModuleType, folder: Path) -> Iterator[None]:
+    """The package with the modules of a further folder, as if their files lay in it."""
+    before = list(package.__path__)
+    package.__path__ = [*before, str(folder)]
+    try:
+        yield
+    finally:
+        package.__path__ = before
+        for file in folder.glob("*.py"):
+            sys.modules.pop(f"{package.__name__}.{file.stem}", None)
+            vars(package).pop(file.stem, None)
 
 
 # ---------------------------------------------------------------------- rows

@@ -160,9 +160,23 @@ def test_changed_weights_reuse_no_row(uninterrupted, tmp_path):
 
 def test_how_a_run_is_carried_out_is_no_change(uninterrupted, tmp_path):
     root = shutil.copytree(uninterrupted, tmp_path / "rows")
-    how = ("fork_batch=1", "fork_memory=1MiB", "timeout_s=99", "model.name=renamed", "sharing=off", "limit=2")
+    how = ("fork_batch=1", "fork_memory=1MiB", "timeout_s=99", "model.name=renamed", "limit=2")
     assert done(root, *COMMAND, *how).generated == 0
     assert commits(root) == commits(uninterrupted)
+
+
+def test_rows_of_a_shared_run_are_not_taken_for_separate_measurements(uninterrupted, tmp_path):
+    root = shutil.copytree(uninterrupted, tmp_path / "rows")
+    with pytest.raises(AssertionError, match="measured=own.*measured=group"):  # `done` shows the refusal
+        done(root, *COMMAND, "sharing=off")
+    assert commits(root) == commits(uninterrupted)
+
+
+def test_measurements_of_the_other_kind_are_not_reused(uninterrupted):
+    before = setting.tree(uninterrupted)
+    refused = go(uninterrupted, *COMMAND, "sharing=off")
+    assert refused.code == 2 and "measured=group" in refused.err
+    assert setting.tree(uninterrupted) == before
 
 
 # ---------------------------------------------------------------------- more of it

@@ -1,0 +1,132 @@
+"""Promise: however a run is divided, over shards, processes, prefills, stages or time, its rows are the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mmkv_bench import launch
+from mmkv_bench.generation.result import PROTOCOLS
+from tests.run import setting
+from tests.run.setting import answers, done, go, responses
+
+METHODS = "method=[random,streamingllm,snapkv,keydiff,expected_attention,mmshift]"
+COMMAND = ("dataset=[pages_walk,pages_multi_image]", "method=[snapkv,random]", "budget=16", "limit=6")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("whole") / "rows"
+    done(root, *COMMAND)
+    return root
+
+
+def test_answers_of_the_reference_differ(whole):
+    """Else nothing below could fail: rows of different samples and cells must be told apart by their answers."""
+    found = responses(whole)
+    assert len(found) == 2 * 3 * 6
+    assert len({row["answer"] for row in found.values()}) > 6
+    assert len({row["kept_digest"] for row in found.values()}) > 12
+
+
+# ---------------------------------------------------------------------- shards and processes
+@pytest.mark.parametrize("parts", [2, 4])
+def test_shards_together_are_the_whole_run_row_for_row(whole, tmp_path, parts):
+    sizes = [done(tmp_path, *COMMAND, f"shard={part}/{parts}").generated for part in range(parts)]
+    assert sum(sizes) == 12 and len([size for size in sizes if size]) > 1
+    assert setting.everything(tmp_path) == setting.everything(whole)
+    assert {row["shard"] for row in responses(tmp_path).values()} == {f"{i}/{parts}" for i in range(parts) if sizes[i]}
+    assert done(tmp_path, *COMMAND).generated == 0
+
+
+def test_a_shard_without_samples_says_so_and_ends_well(tmp_path):
+    one = ("dataset=pages_walk", "method=snapkv", "budget=16", "limit=1")
+    sizes = []
+    for part in range(3):
+        ended = done(tmp_path / str(part), *one, f"shard={part}/3")
+        sizes.append(ended.generated)
+        assert (f"no sample of this run belongs to shard {part}/3" in ended.out) == (sizes[-1] == 0)
+        assert ("| snapkv" in ended.out) == (sizes[-1] == 1)
+    assert sorted(sizes) == [0, 0, 1]
+
+
+@pytest.mark.slowest
+def test_two_real_processes_of_launch_are_one_process_row_for_row(whole, tmp_path, capfd):
+    command = [*COMMAND, "model.device=cpu", f"out={tmp_path}/rows", "processes=2"]
+    assert launch.main(command) == 0
+    captured = capfd.readouterr()
+    root = tmp_path / "rows"
+    assert setting.everything(root) == setting.everything(whole)
+    assert {row["shard"] for row in responses(root).values()} == {"0/2", "1/2"}
+    assert "[0/2] " in captured.err and "[1/2] " in captured.err
+    assert captured.out.count("**pages_walk_small, exact_match**") == 1
+    assert sorted(path.name for path in (root / "logs").iterdir()) == ["shard-0-of-2.log", "shard-1-of-2.log"]
+
+
+def test_launch_scores_when_failed_rows_are_all_that_went_wrong(tmp_path, own_parts, capfd):
+    """Processes that end with 1 because of failed rows have done their work; here forks stand in for them."""
+    failing = "variants.broken={base: failing, fault: error, victim: '000000'}"
+    command = ["--config-dir", str(own_parts), "dataset=pages_walk", "method=snapkv", failing, "budget=16", "limit=2"]
+    root = tmp_path / "rows"
+    for part in range(2):
+        go(root, *command, f"shard={part}/2", "stage=generate")
+    overrides = [f"hydra.searchpath=['file://{own_parts}']", *command[2:], "model.device=cpu", f"out={root}"]
+    assert launch.launch(overrides, 2, ("false",)) == 1  # `false` ends with 1 and does nothing
+    captured = capfd.readouterr()
+    assert "1/2 ok: " in captured.out and "1 rows failed" in captured.out
+    assert "shard 0/2 ended with exit code 1; see" in captured.err
+    assert "run the same command again" not in captured.err
+    assert launch.launch([*overrides, "limit=3"], 2, ("false",)) == 1
+    assert "run the same command again" in capfd.readouterr().err
+
+
+# ---------------------------------------------------------------------- prefills
+def test_sharing_on_equals_sharing_off_for_every_method_and_protocol(tmp_path):
+    grid = (METHODS, f"protocol=[{','.join(PROTOCOLS)}]", "budget=[12,'20%']", "dataset=pages", "limit=2")
+    shared, alone = tmp_path / "on", tmp_path / "off"
+    done(shared, *grid, "stage=generate", "seed=[0,1]")
+    done(alone, *grid, "stage=generate", "seed=[0,1]", "sharing=off")
+    how = ("measured", "fork_group", "fork_batch")
+    found = answers(shared, how)
+    assert len(found) == 3 * (1 + (4 + 2 * 2) * 2) * 2  # full, four methods, and random and mmshift with two seeds
+    assert found == answers(alone, how)
+    assert {row["measured"] for row in responses(shared).values()} == {"group"}
+    assert {row["measured"] for row in responses(alone).values()} == {"own"}
+    assert len({row["kept_digest"] for row in found.values()}) > 60
+    assert len({tuple(row["token_ids"]) for row in found.values()}) > 6
+
+
+# ---------------------------------------------------------------------- order
+def test_the_order_of_methods_and_datasets_changes_no_row(whole, tmp_path):
+    done(tmp_path, "dataset=[pages_multi_image,pages_walk]", "method=[random,snapkv]", "budget=16", "limit=6")
+    assert setting.everything(tmp_path) == setting.everything(whole)
+
+
+def test_one_dataset_and_one_method_at_a_time_are_the_whole_run(whole, tmp_path):
+    for dataset in ("pages_multi_image", "pages_walk"):
+        for method in ("random", "snapkv"):
+            done(tmp_path, f"dataset={dataset}", f"method={method}", "budget=16", "limit=6")
+    assert setting.everything(tmp_path) == setting.everything(whole)
+
+
+def test_samples_in_two_portions_are_the_whole_run(whole, tmp_path):
+    assert done(tmp_path, *COMMAND, "limit=2").generated == 2 * 2
+    assert done(tmp_path, *COMMAND).generated == 2 * 4
+    assert setting.everything(tmp_path) == setting.everything(whole)
+
+
+def test_generating_first_and_scoring_later_are_both_at_once(whole, tmp_path):
+    generated = done(tmp_path, *COMMAND, "stage=generate")
+    assert (generated.generated, generated.document["scored"]) == (12, 0)
+    assert "exact_match" not in generated.out and not setting.scores(tmp_path)
+    scored = done(tmp_path, *COMMAND, "stage=score")
+    assert (scored.generated, scored.document["scored"]) == (0, 6)
+    assert "**pages_walk_small, exact_match**" in scored.out
+    assert setting.everything(tmp_path) == setting.everything(whole)
+
+
+def test_scoring_before_any_answer_is_refused(tmp_path):
+    refused = go(tmp_path / "rows", *COMMAND, "stage=score")
+    assert refused.code == 2 and "no rows folder" in refused.err
+    assert not (tmp_path / "rows").exists()
