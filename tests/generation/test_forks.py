@@ -8,12 +8,14 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from mmkv_bench.generation.forks import Fork
 from tests import zoo
 from tests.core import parts
-from tests.generation import common
+from tests.generation import common, faulty
 
 PROPERTY = settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 
@@ -129,6 +131,15 @@ def test_small_fork_batches_and_large_ones_give_the_same_results():
     assert max(fork.fork_rows for fork in large) >= 15
 
 
+def test_forks_of_very_different_lengths_do_not_pad_one_another():
+    def bucket(length: int) -> int:
+        return Fork(None, [torch.zeros(2, length, dtype=torch.int64)], None).bucket()
+
+    assert {bucket(length) for length in (0, 1, 64, 512)} == {bucket(512)}
+    assert len({bucket(length) for length in (512, 513, 1025, 2049)}) == 4
+    assert bucket(513) == bucket(1024)
+
+
 @PROPERTY
 @given(
     name=st.sampled_from(("qwen2_5_vl", "llava", "qwen2")),
@@ -159,6 +170,34 @@ def test_seeds_and_samples_move_stochastic_methods_and_nothing_else():
     assert [f.kept_digest for f in first] == [f.kept_digest for f in again]
     assert first[0].kept_digest != first[1].kept_digest and first[0].kept_digest != other[0].kept_digest
     assert first[2].kept_digest == other[2].kept_digest
+
+
+@pytest.mark.parametrize("protocol", common.PROTOCOLS)
+def test_stored_slots_of_a_fork_carry_their_true_positions(protocol):
+    """Kept tokens their place in the prompt, and new ones the places after it, whatever was evicted before them."""
+    name = "internvl"
+    model, prompt = zoo.model(name), common.encoded(name)
+    last = {}
+
+    def look(kwargs) -> bool:
+        last["cache"] = kwargs["past_key_values"]
+        return False
+
+    cells = [common.cell(parts.compressor(kind), 7, protocol) for kind in ("uniform", "all_ragged")]
+    with faulty.failing(model, look, faulty.oom):
+        forks = common.together(model, name, prompt, cells, common.rules(model, 5))
+    context = forks[0].context_tokens
+    fed = prompt.length - context + 4 + (protocol == "strict")  # the question, and all answer tokens but the last
+    start = context - (protocol == "strict")
+    assert last["cache"].get_seq_length() == start + fed
+    for number, layer in enumerate(last["cache"].layers):
+        for row, fork in enumerate(forks):
+            for head, kept in enumerate(fork.kept[number]):
+                positions = layer.positions[row, head]
+                positions = positions[positions >= 0].tolist()
+                assert positions[-fed:] == list(range(start, start + fed))
+                assert len(positions) - fed == kept - (protocol == "strict")
+                assert positions[:-fed] == sorted(set(positions[:-fed])) and max(positions[:-fed], default=0) < start
 
 
 def test_result_fields_are_all_compared_by_these_tests():
