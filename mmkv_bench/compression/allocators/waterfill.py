@@ -1,0 +1,56 @@
+"""Weights -> whole entries: proportional shares, clipped at a cap, what is clipped goes to the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from math import isfinite
+
+from mmkv_bench.compression.allocators.rounding import largest_remainder
+
+
+def water_fill(weights: Sequence[float | Fraction], total: int, cap: int | Sequence[int]) -> list[int]:
+    """Divide ``total`` entries in proportion to ``weights``, none above its cap, exactly.
+
+    The real shares are ``min(cap_i, level * weight_i)`` with the one ``level`` that makes them add up to ``total``: what
+    a clipped item cannot take is divided among the others in proportion to their weights, again and again until nobody
+    is above its cap. Items of weight 0 get nothing unless all others are full; then they divide the rest equally. The
+    shares are rounded by largest remainder (equal remainders: lower index first). All arithmetic is exact: floats are
+    taken as the fractions they are.
+
+    Args:
+        weights: finite, 0 or more, one per item (layer, head).
+        total: entries to divide, 0 or more.
+        cap: the most that an item can take [entries], one number for all or one per item.
+
+    Returns:
+        One count per item, ``0 <= count <= cap``, adding up to ``total``.
+
+    Raises:
+        ValueError: negative or non-finite weights, a total below 0 or above the sum of the caps.
+    """
+    caps = [cap] * len(weights) if isinstance(cap, int) else list(cap)
+    if len(caps) != len(weights) or any(most < 0 for most in caps):
+        raise ValueError(f"{len(caps)} caps {caps} for {len(weights)} weights; allowed: one cap of 0 or more for each")
+    if any(not isfinite(weight) or weight < 0 for weight in weights):
+        raise ValueError(f"the weights are {list(weights)}; allowed: finite numbers of 0 or more")
+    if not 0 <= total <= sum(caps):
+        raise ValueError(f"{total} entries cannot be divided among items that take {sum(caps)} at most and 0 at least")
+    exact = [Fraction(weight) for weight in weights]
+    shares = [Fraction(0)] * len(exact)
+    unfilled, rest = [i for i, weight in enumerate(exact) if weight > 0], Fraction(total)
+    if not unfilled or sum(caps[i] for i in unfilled) < total:
+        for i in unfilled:
+            shares[i] = Fraction(caps[i])
+        rest -= sum(shares)
+        exact, unfilled = [Fraction(1)] * len(exact), [i for i, weight in enumerate(exact) if weight == 0]
+    while unfilled:
+        level = rest / sum(exact[i] for i in unfilled)
+        full = [i for i in unfilled if level * exact[i] >= caps[i]]
+        for i in full or unfilled:
+            shares[i] = Fraction(caps[i]) if full else level * exact[i]
+        if not full:
+            break
+        rest -= sum(caps[i] for i in full)
+        unfilled = [i for i in unfilled if i not in set(full)]
+    return largest_remainder(shares)
