@@ -1,0 +1,136 @@
+"""PrefixKV's global prefix configuration: cumulative importance per layer, and the threshold that meets a budget.
+
+Notation of the paper (arXiv 2412.03409, section 3.2 and 3.3): n tokens, L layers, ``P_l`` the cumulative priority of
+layer l (importance normalised to sum 1, sorted descending, summed up), ``R_l(p)`` the smallest fraction of tokens whose
+cumulative priority reaches p, rho the fraction of the cache that is kept.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from decimal import Decimal
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+HALVINGS = 64  # of the interval [0, 1]: the two ends are then one float64 unless p is below 2^-11
+
+
+def prefix_curves(importance: Sequence[Tensor]) -> Tensor:
+    """``P_l``: cumulative priority of every layer, float64 ``[L, n]`` on the CPU, rising to exactly 1.
+
+    Args:
+        importance: per layer ``[n]``, non-negative. A layer without any importance counts as evenly important.
+    """
+    import torch
+
+    rows = torch.stack([row.double().cpu() for row in importance])
+    total = rows.sum(-1, keepdim=True)
+    rows = torch.where(total > 0, rows / total.masked_fill(total == 0, 1), 1 / max(1, rows.shape[1]))
+    curves = rows.sort(dim=-1, descending=True, stable=True).values.cumsum(-1)
+    # The last sum may miss 1 by rounding; `R_l(1)` is the number of tokens that have any importance.
+    return curves / curves[:, -1:]
+
+
+def prefix_counts(curves: Tensor, p: float) -> Tensor:
+    """``n * R_l(p)``: entries of the shortest prefix of each layer whose cumulative priority is at least p, int64
+    ``[L]``, between 1 and n. curves: ``P_l`` of ``prefix_curves``."""
+    import torch
+
+    return torch.searchsorted(curves, torch.full((len(curves), 1), p, dtype=curves.dtype)).squeeze(1) + 1
+
+
+def search(curves: Tensor, total: Fraction, delta: float = 0.0, steps: int = 0) -> tuple[list[int], int]:
+    """Algorithm 1: halve [0, 1] until the prefixes of all layers hold ``total`` entries.
+
+    Args:
+        curves: ``P_l``, ``[L, n]``; total: ``L * rho * n`` entries.
+        delta: ``|sum R_l - L * rho|`` at which the search may stop, in whole layers (the unit of the paper's table 10).
+            0 asks for the exact total, which may not exist: then the search ends when p has no more digits.
+        steps: more than 0: that many halvings, whatever delta says (the paper's table 11); an exact total ends it early.
+
+    Returns:
+        ``n * R_l`` at the last p, before any scaling, and the number of halvings.
+    """
+    n = curves.shape[1]
+    tolerance = 0 if steps else Fraction(Decimal(str(delta))) * n
+    low, high, used = 0.0, 1.0, 0
+    while True:
+        p, used = (low + high) / 2, used + 1
+        counts = prefix_counts(curves, p)
+        excess = int(counts.sum()) - total
+        if abs(excess) <= tolerance or used == (steps or HALVINGS):
+            return counts.tolist(), used
+        low, high = (p, high) if excess < 0 else (low, p)
+
+
+def scaled(
+    weights: Sequence[Fraction], total: Fraction, most: Fraction = Fraction(1), least: Fraction = Fraction(0)
+) -> list[Fraction]:
+    """Weights times one common factor, clipped to [least, most], with the factor that makes them add up to ``total``.
+
+    So what is cut from a clipped layer goes to the others in proportion to their weights. The arithmetic is exact.
+
+    Args:
+        weights: non-negative; when all that are not clipped are 0 they share evenly.
+
+    Raises:
+        ValueError: ``total`` is less than ``least`` or more than ``most`` for every weight.
+    """
+    if not least * len(weights) <= total <= most * len(weights):
+        raise ValueError(f"{len(weights)} shares between {least} and {most} cannot add up to {total}")
+    if not any(weights):
+        return [Fraction(total) / len(weights)] * len(weights)
+
+    def clipped(factor: Fraction) -> list[Fraction]:
+        return [min(max(weight * factor, least), most) for weight in weights]
+
+    positive = [weight for weight in weights if weight > 0]
+    # Between two of these factors the sum is a straight line; the wanted factor lies on one of them.
+    corners = sorted({Fraction(bound) / weight for weight in positive for bound in (least, most)})
+    above = bisect_left(corners, total, key=lambda factor: sum(clipped(factor)))
+    if above == len(corners):  # all that have a weight are at their most: the weightless ones share the rest
+        fixed = most * len(positive)
+        return [most if weight else (total - fixed) / (len(weights) - len(positive)) for weight in weights]
+    if above == 0:
+        return clipped(corners[0])
+    low, high = corners[above - 1], corners[above]
+    start, end = sum(clipped(low)), sum(clipped(high))
+    return clipped(low + (high - low) * (total - start) / (end - start))
+
+
+def prefix_ratios(curves: Tensor, rho: float, delta: float = 0.0, steps: int = 0) -> tuple[list[float], int]:
+    """The global prefix configuration of one prompt: ``R_l`` of every layer, scaled to meet the budget exactly.
+
+    Args:
+        curves: ``P_l`` of ``prefix_curves``, ``[L, n]``; rho: fraction kept, in (0, 1]; delta, steps: see ``search``.
+
+    Returns:
+        ``R_l`` in (0, 1], which add up to ``L * rho`` but for float rounding, and the halvings that were needed.
+    """
+    layers, n = curves.shape
+    total = layers * Fraction(Decimal(str(rho)))
+    counts, used = search(curves, total * n, delta, steps)
+    return [float(share) for share in scaled([Fraction(count, n) for count in counts], total)], used
+
+
+def interpolated(grid: Sequence[float], ratios: Sequence[Sequence[float]], rho: Fraction) -> list[Fraction]:
+    """``R_l`` at rho between the two nearest budgets of a profile, linearly; nothing is kept at 0 and all at 1.
+
+    Args:
+        grid: fractions kept, rising, in (0, 1]; ratios: one ``R_l`` per layer for each of them.
+    """
+    layers = len(ratios[0])
+    known = [(Fraction(0), [0.0] * layers), *zip(map(_exact, grid), ratios, strict=True), (Fraction(1), [1.0] * layers)]
+    above = next(i for i, (at, _) in enumerate(known) if at >= rho)
+    (left, low), (right, high) = known[max(above - 1, 0)], known[above]
+    share = (rho - left) / (right - left) if right > left else Fraction(0)
+    return [_exact(a) + (_exact(b) - _exact(a)) * share for a, b in zip(low, high, strict=True)]
+
+
+def _exact(value: float) -> Fraction:
+    """The decimal number that is written, not its nearest float."""
+    return Fraction(Decimal(str(value)))
