@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.config import resolve_path
 from mmkv_bench.errors import ConfigError
+from mmkv_bench.models.fingerprint import model_fingerprint
 from mmkv_bench.planning.cells import DatasetFacts, Facts
-from mmkv_bench.planning.fingerprint import folder_fingerprint
-from mmkv_bench.store.identity import checksum
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -37,11 +36,7 @@ def gather(config: DictConfig, specs: Mapping[str, TaskSpec]) -> tuple[Facts, di
 
     path, revision = resolve_path(config.model.path), config.model.revision
     hf_config = load_config(path, revision)
-    if Path(path).is_dir():
-        fingerprint, commit = folder_fingerprint(path), None
-    else:
-        commit = hub_commit(path, hf_config)
-        fingerprint = checksum(f"{path}@{commit}".encode())
+    fingerprint, commit = model_fingerprint(path, hf_config)
     origin = provenance.collect(resolve_device(config.model.device))
     facts = Facts(
         model_fingerprint=fingerprint,
@@ -77,20 +72,6 @@ def dataset_costs(config: DictConfig) -> dict[str, float]:
         longest = evaluation.generation_settings(spec).get("max_new_tokens") or 1
         costs[str(name)] = float(len(evaluation.sample_refs(spec, config.limit)) * longest)
     return costs
-
-
-def hub_commit(path: str, hf_config: Any) -> str:
-    """The commit that a hub id resolved to when its configuration was read.
-
-    Raises:
-        ConfigError: transformers did not say, so rows could not tell which weights made them.
-    """
-    commit = getattr(hf_config, "_commit_hash", None)
-    if not commit:
-        raise ConfigError(
-            f"the commit of hub model {path} is unknown; name one with model.revision=<commit>, or give a local folder"
-        )
-    return commit
 
 
 def resolve_device(setting: str) -> str:

@@ -84,7 +84,7 @@ def validate_combinations(config: DictConfig, family: Any, methods: Iterable[Any
             f"protocol=query_agnostic needs visual tokens and {family.name} has none; allowed for it: paper, strict; "
             "choose one of these or a multimodal model"
         )
-    blind = [m.name for m in methods if not m.is_full and m.compressor.scorer.needs_visual]
+    blind = [m.name for m in methods if m.compressor.needs_visual]
     if blind:
         raise UnsupportedError(
             f"method {', '.join(dict.fromkeys(blind))} needs visual tokens and {family.name} has none; choose another "
@@ -189,7 +189,7 @@ def _model(config: DictConfig) -> None:
         )
     resolved = resolve_path(path)
     if Path(resolved).is_dir():
-        from mmkv_bench.planning.fingerprint import model_files
+        from mmkv_bench.models.fingerprint import model_files
 
         model_files(Path(resolved))
     elif Path(resolved).exists():

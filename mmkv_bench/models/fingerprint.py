@@ -1,4 +1,4 @@
-"""Checksums of what a model folder computes with: its weights, configuration and processor files."""
+"""Checksums of what a model computes with: weights, configuration and processor files of a folder, the commit of a hub id."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from mmkv_bench.errors import ConfigError
 
@@ -59,6 +60,38 @@ def folder_fingerprint(folder: str | Path, cache: Path | None = None) -> str:
         whole.update(f"{file.name}\0{memory.digest(file)}\n".encode())
     memory.save()
     return whole.hexdigest()[:16]
+
+
+def model_fingerprint(path: str, hf_config: Any) -> tuple[str, str | None]:
+    """What identifies a model's weights: rows of a run and calibration artefacts carry the same one.
+
+    Args:
+        path: local folder or hub id; hf_config: its configuration, which knows the commit that a hub id resolved to.
+
+    Returns:
+        The fingerprint, 16 hex digits, and the commit (None for a folder).
+
+    Raises:
+        ConfigError: see `model_files` and `hub_commit`.
+    """
+    if Path(path).is_dir():
+        return folder_fingerprint(path), None
+    commit = hub_commit(path, hf_config)
+    return hashlib.sha256(f"{path}@{commit}".encode()).hexdigest()[:16], commit
+
+
+def hub_commit(path: str, hf_config: Any) -> str:
+    """The commit that a hub id resolved to when its configuration was read.
+
+    Raises:
+        ConfigError: transformers did not say, so rows could not tell which weights made them.
+    """
+    commit = getattr(hf_config, "_commit_hash", None)
+    if not commit:
+        raise ConfigError(
+            f"the commit of hub model {path} is unknown; name one with model.revision=<commit>, or give a local folder"
+        )
+    return commit
 
 
 class _Memory:

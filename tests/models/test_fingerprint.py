@@ -7,8 +7,8 @@ import os
 import pytest
 
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.planning import fingerprint as module
-from mmkv_bench.planning.fingerprint import cache_dir, folder_fingerprint
+from mmkv_bench.models import fingerprint as module
+from mmkv_bench.models.fingerprint import cache_dir, folder_fingerprint
 from tests.planning.setting import model_folder
 
 
