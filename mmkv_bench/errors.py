@@ -22,6 +22,10 @@ class UnsupportedError(ConfigError):
     """A combination (model family, method, protocol, generation setting) that this project cannot run."""
 
 
+class CalibrationError(ConfigError):
+    """A calibration artefact that is missing, was changed, or belongs to another model or method."""
+
+
 class DataError(MMKVError):
     """A dataset that is missing, corrupt or not what its checksum says."""
 

@@ -1,0 +1,179 @@
+"""What was measured of a model once, as a JSON file: the calibration that a method's part is built with.
+
+An artefact names the model it belongs to by the same fingerprint that rows carry, so that a ratio or a head score can
+never be used for other weights. It is plain JSON with a checksum over everything else in it; nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from mmkv_bench.config import conf_dir
+from mmkv_bench.errors import CalibrationError, nearest
+from mmkv_bench.store.identity import canonical_json
+
+FORMAT = 1
+AUTO = "auto"
+"""A spec: the committed artefact of the model that a run names, below `conf/calibration/<model name>/`."""
+METHODS = ("hybridkv", "prefixkv", "sparsemm")
+DIGITS = 6
+"""Decimals of every stored number: float noise of a kernel should not become another artefact."""
+
+_NAME = re.compile(r"[A-Za-z0-9_][\w.+-]*")
+
+
+@dataclass(frozen=True)
+class Artefact:
+    """One calibration.
+
+    Attributes:
+        method: one of `METHODS`; model, model_fingerprint, model_revision: whose measurements these are.
+        dataset: what was read, in words; samples: their ids, in order.
+        settings: the command's options that decide the data; versions: package -> version.
+        data: what the part reads, JSON values only; its keys are described where it is made.
+        checksum: sha256 in hex over the canonical JSON of all other fields.
+    """
+
+    method: str
+    model: str
+    model_fingerprint: str
+    model_revision: str | None
+    dataset: str
+    samples: Sequence[str]
+    settings: Mapping[str, Any]
+    versions: Mapping[str, str]
+    data: Mapping[str, Any]
+    format: int = FORMAT
+    checksum: str = ""
+
+    @classmethod
+    def make(cls, **fields: Any) -> Artefact:
+        """An artefact with its checksum filled in; fields: all attributes but `format` and `checksum`."""
+        fields["data"] = rounded(fields["data"])
+        plain = asdict(cls(**fields))
+        return cls(**fields, checksum=digest(plain))
+
+
+def rounded(value: Any) -> Any:
+    """The same JSON value with every float rounded to `DIGITS` decimals."""
+    if isinstance(value, float):
+        return round(value, DIGITS)
+    if isinstance(value, Mapping):
+        return {key: rounded(item) for key, item in value.items()}
+    return [rounded(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def digest(fields: Mapping[str, Any]) -> str:
+    """sha256 in hex over the canonical JSON of an artefact's fields without its checksum."""
+    return hashlib.sha256(
+        canonical_json({key: value for key, value in fields.items() if key != "checksum"}).encode()
+    ).hexdigest()
+
+
+def committed(method: str, model_name: str) -> Path:
+    """Where the artefact that `auto` means lies.
+
+    Raises:
+        CalibrationError: a model name that is not a plain name.
+    """
+    if not _NAME.fullmatch(model_name):
+        raise CalibrationError(
+            f"calibration=auto looks artefacts up by model.name, and {model_name!r} is no plain name (letters, digits "
+            f"and _ . + -); rename the model, or give {method}'s file with calibration=<path>"
+        )
+    return conf_dir() / "calibration" / model_name / f"{method}.json"
+
+
+def save(artefact: Artefact, path: Path) -> Path:
+    """Write an artefact, keys sorted, one row of numbers per line; returns the path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(_readable(json.loads(canonical_json(asdict(artefact)))) + "\n")
+    partial.replace(path)
+    return path
+
+
+def load(method: str, spec: Any, model_name: str, model_fingerprint: str) -> Artefact:
+    """The artefact that a part of a run is built with.
+
+    Args:
+        method: one of `METHODS`; spec: `auto`, or the path of an artefact.
+        model_name, model_fingerprint: the run's model.
+
+    Raises:
+        CalibrationError: one sentence for a file that is missing, is no artefact, was changed after it was written, is
+            another method's or another model's.
+    """
+    if method not in METHODS:
+        raise CalibrationError(f"there is no calibration for {method!r}; {nearest(str(method), METHODS)}")
+    if not isinstance(spec, str) or not spec.strip():
+        raise CalibrationError(f"calibration={spec!r} is neither auto nor a path; give one of these")
+    path = committed(method, model_name) if spec == AUTO else Path(spec).expanduser()
+    make = f"make it with python -m mmkv_bench.calibrate {method}"
+    try:
+        fields = json.loads(path.read_text())
+    except FileNotFoundError:
+        what = (
+            f"model {model_name} has no committed calibration" if spec == AUTO else f"calibration={spec} is not there"
+        )
+        raise CalibrationError(f"{what} for {method} (no file {_short(path)}); {make}") from None
+    except (OSError, ValueError) as error:
+        raise CalibrationError(f"{_short(path)} cannot be read as JSON ({error}); {make}") from error
+    artefact = _parsed(fields, path, make)
+    if artefact.method != method:
+        raise CalibrationError(
+            f"{_short(path)} is a calibration of {artefact.method}, and {method} needs its own; {make}, or give its file"
+        )
+    if artefact.model_fingerprint != model_fingerprint:
+        raise CalibrationError(
+            f"{_short(path)} was made for model {artefact.model} ({artefact.model_fingerprint}), and this run's is "
+            f"{model_name} ({model_fingerprint}); calibrations are valid for the very weights only: {make} for this model"
+        )
+    return artefact
+
+
+def _parsed(fields: Any, path: Path, make: str) -> Artefact:
+    names = set(Artefact.__dataclass_fields__)
+    if not isinstance(fields, Mapping) or set(fields) != names or not isinstance(fields["data"], Mapping):
+        raise CalibrationError(
+            f"{_short(path)} is not a calibration artefact (its keys are not the expected ones); {make}"
+        )
+    if fields["format"] != FORMAT:
+        raise CalibrationError(f"{_short(path)} has format {fields['format']}, and this version reads {FORMAT}; {make}")
+    found = digest(fields)
+    if fields["checksum"] != found:
+        raise CalibrationError(
+            f"{_short(path)} was changed after it was written: its checksum says {str(fields['checksum'])[:16]} and its "
+            f"content gives {found[:16]}; restore the file, or {make}"
+        )
+    return Artefact(**fields)
+
+
+def _short(path: Path) -> str:
+    """A path below the configuration folder as `conf/...`, others as they were given."""
+    try:
+        return f"conf/{path.relative_to(conf_dir()).as_posix()}"
+    except ValueError:
+        return str(path)
+
+
+def _readable(value: Any, depth: int = 0) -> str:
+    """JSON with one line per innermost list, so that a difference of two artefacts can be read."""
+    flat = not isinstance(value, dict | list) or not any(
+        isinstance(item, dict | list) for item in (value.values() if isinstance(value, dict) else value)
+    )
+    if flat and not isinstance(value, dict):
+        return json.dumps(value, ensure_ascii=False)
+    pad = " " * (depth + 1)
+    if isinstance(value, dict):
+        lines = [
+            f"{pad}{json.dumps(key, ensure_ascii=False)}: {_readable(item, depth + 1)}" for key, item in value.items()
+        ]
+        return "{\n" + ",\n".join(lines) + "\n" + " " * depth + "}" if lines else "{}"
+    return "[\n" + ",\n".join(pad + _readable(item, depth + 1) for item in value) + "\n" + " " * depth + "]"
