@@ -298,7 +298,7 @@ def test_equal_keys_mean_equal_scores(scorer):
             {"future": 8, "sinks": 0, "epsilon": 0.1, "covariance": False, "value_norm": False},
         ),
         (
-            MMShiftScorer(),
+            MMShiftScorer(expansion="layer", calibration={"gamma": [1.0], "mean": [[0.0]]}),
             {
                 "samples": 64,
                 "groups": 16,
@@ -308,6 +308,13 @@ def test_equal_keys_mean_equal_scores(scorer):
                 "centring": "none",
                 "gqa": "vote",
                 **RELEASED,
+                "voting": "none",
+                "modality": "separate",
+                "expansion": "global",
+                "layer_gamma": (2.0, 3.0),
+                "last_tokens": 512,
+                "plain_layers": 2,
+                "calibration": {"gamma": [1.0], "mean": [[0.5]]},
             },
         ),
     ],

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
-from typing import TYPE_CHECKING, Literal, get_args, get_type_hints
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_type_hints
 
 from mmkv_bench.compression.observation import Needs
 from mmkv_bench.compression.scorers.base import Scorer
-from mmkv_bench.compression.statistics.proxies import group_mass, group_votes
-from mmkv_bench.errors import ConfigError, nearest
+from mmkv_bench.compression.statistics.proxies import group_mass, group_votes, total_mass
+from mmkv_bench.errors import ConfigError, UnsupportedError, nearest
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
     from mmkv_bench.compression.observation import Observation
+
+COPIES = 16
+"""Proxies of a layer without sampling: so many copies of the prompt's last hidden state, one group (release, LLaVA)."""
 
 
 @dataclass(frozen=True)
@@ -34,13 +40,15 @@ class MMShiftScorer(Scorer):
     mrope axes advanced together; eps is drawn once per (seed, sample, layer) and shared by heads and budgets.
 
     Args:
-        samples: N, proxies per layer.
+        samples: N, proxies per layer (table 8).
         groups: G; must divide N.
-        gamma: variance expansion, a factor of the standard deviation.
-        tau: fraction of a group's mass that its covering set reaches, in (0, 1].
-        lam: weight of the last query's attention. Votes are integers and attention is below 1, so 1 breaks ties only.
+        gamma: variance expansion, a factor of the standard deviation (table 6; 1 = none).
+        tau: fraction of a group's mass that its covering set reaches, in (0, 1] (table 7).
+        lam: weight of the last query's attention (table 12). Votes are integers and attention is below 1, so 1 breaks
+            ties only.
         statistics: "elementwise" ``mu, sigma [E]``, or "scalar": one mean and one std of all T * E values.
-        centring: "sample": mu of this prompt; "none": mu = 0 (paper, table 11). Its "global" needs other prompts.
+        centring: mu is "sample": this prompt's; "none": 0; "global": the mean over other prompts, from ``calibration``
+            (table 11).
         gqa: "probability": mean over a KV head's g query heads first, one vote per group; "vote": query heads vote
             apart, 0..g*G votes.
         offsets: "consecutive": 1, 2, ..., N; "tiled": G * (1, ..., n) in every group.
@@ -49,14 +57,31 @@ class MMShiftScorer(Scorer):
         drop_last_key: leave the last key out of the mass after the softmax, without renormalising.
         rounding: "none": float32 throughout; "model": probabilities, head means and group masses are rounded to the
             model's dtype, which makes many ties in bfloat16.
+        voting: "groups", or "none": the mass itself, summed over all N proxies, stands where the votes stand; tau and
+            cover are not read (table 5: ``voting=none gamma=1`` is its row "+ Samp.", ``voting=none`` "+ Var. Exp.",
+            and the method ``last_query`` LastAttn).
+        modality: tokens behind mu and sigma (table 13): "unified" all, "vision" the visual ones, "text" the others,
+            "separate": groups 0, 2, 4, ... draw around the visual tokens' statistics and the others around the text's.
+            The keys are all T in every case. Where no token is of a kind that is asked for, all tokens stand in and
+            the row says ``single_modality``; "vision" refuses prompts without visual tokens.
+        expansion: "global": gamma in all layers; "layer": a factor per layer (table 10).
+        layer_gamma: the factors of ``expansion=layer``, one per layer; empty takes those of ``calibration``.
+        last_tokens: mu and sigma over the last so many tokens, 0 = all T.
+        plain_layers: so many first layers draw no proxies: 16 copies of the prompt's last hidden state, at positions
+            1 to 16 behind it, form one group.
+        calibration: data of an artefact made by ``python -m mmkv_bench.calibrate mmshift``: ``mean`` (per layer E
+            floats) and ``gamma`` (a float per layer: std of decoded tokens over that of the prompt's).
+
+    Open in the paper: what takes the place of votes in table 5; whether table 13 also splits the keys; which ratio
+    table 10 takes for a layer. The readings above are ours.
 
     Paper and code (the Qwen path of the release; ``reading=released``): scalar statistics, so that proxies are
     isotropic noise and the prompt enters through two numbers per layer; std * 10 hard-coded; tiled offsets
     (+32, ..., +512, the same 16 in every group); anchor inside the groups as well as at the end; right-sided cover;
-    last key dropped; rounding in the model's dtype. Not reproduced: the global random stream, the unbiased std
-    (relative difference below 1 / T E), cumulative sums in float32, an unstable sort. The release's LLaVA path
-    (G = 16, n = 32, statistics of the last 512 tokens, layers 0 and 1 without proxies) does not run there and is not
-    offered here.
+    last key dropped; rounding in the model's dtype. The release's LLaVA path has G = 16 groups of 32, statistics of the
+    last 512 tokens, and two layers without proxies (method ``mmshift_llava``); as released it does not run. Not
+    reproduced: the global random stream, the unbiased std (relative difference below 1 / T E), cumulative sums in
+    float32, an unstable sort, and the fall-back to gamma = 1 in layers that a table shipped for a 28-layer model lacks.
     """
 
     samples: int = 512
@@ -65,71 +90,188 @@ class MMShiftScorer(Scorer):
     tau: float = 0.95
     lam: float = 1.0
     statistics: Literal["elementwise", "scalar"] = "elementwise"
-    centring: Literal["sample", "none"] = "sample"
+    centring: Literal["sample", "none", "global"] = "sample"
     gqa: Literal["probability", "vote"] = "probability"
     offsets: Literal["consecutive", "tiled"] = "consecutive"
     anchor_in_groups: bool = False
     cover: Literal["left", "right"] = "left"
     drop_last_key: bool = False
     rounding: Literal["none", "model"] = "none"
+    voting: Literal["groups", "none"] = "groups"
+    modality: Literal["unified", "vision", "text", "separate"] = "unified"
+    expansion: Literal["global", "layer"] = "global"
+    layer_gamma: Sequence[float] = ()
+    last_tokens: int = 0
+    plain_layers: int = 0
+    calibration: Mapping[str, Any] | None = field(default=None, hash=False, repr=False)
 
     stochastic = True
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "layer_gamma", tuple(self.layer_gamma))
         if self.samples < 1 or self.groups < 1 or self.samples % self.groups:
             raise ConfigError(
                 f"samples={self.samples} cannot be split into groups={self.groups} of equal size; allowed: samples that"
                 " are a positive multiple of groups, such as samples=512 groups=32"
             )
-        if not self.gamma >= 0:
-            raise ConfigError(f"gamma is {self.gamma}; allowed: 0 or more")
+        for name, value in (("gamma", self.gamma), *(("layer_gamma", factor) for factor in self.layer_gamma)):
+            if not value >= 0:
+                raise ConfigError(f"{name} is {value}; allowed: 0 or more")
         if not 0 < self.tau <= 1:
             raise ConfigError(f"tau is {self.tau}; allowed: a fraction of the attention mass, 0 < tau <= 1")
         if not self.lam >= 0:
             raise ConfigError(f"lambda is {self.lam}; allowed: 0 or more")
+        for name in ("last_tokens", "plain_layers"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}; allowed: 0 or more")
         hints = get_type_hints(type(self))
-        for name in ("statistics", "centring", "gqa", "offsets", "cover", "rounding"):
-            value, allowed = getattr(self, name), get_args(hints[name])
-            if value not in allowed:
-                raise ConfigError(f"{name} is {value!r}; {nearest(str(value), allowed)}")
+        for item in fields(self):
+            value, allowed = getattr(self, item.name), get_args(hints[item.name])
+            if allowed and isinstance(allowed[0], str) and value not in allowed:
+                raise ConfigError(f"{item.name} is {value!r}; {nearest(str(value), allowed)}")
+        self._check_combinations()
+        text = "" if self.calibration is None else json.dumps(self.calibration, sort_keys=True)
+        object.__setattr__(self, "_calibrated", hashlib.sha256(text.encode()).hexdigest())
+
+    def _check_combinations(self) -> None:
+        if self.modality == "separate" and self.groups < 2:
+            raise ConfigError("modality=separate gives each kind of token groups of its own; allowed: groups=2 or more")
+        if self.layer_gamma and self.expansion == "global":
+            raise ConfigError(
+                "layer_gamma has no effect with expansion=global; allowed: expansion=layer, or layer_gamma=[]"
+            )
+        lacking = [f"centring={self.centring}"] if self.centring == "global" else []
+        lacking += ["expansion=layer without layer_gamma"] if self.expansion == "layer" and not self.layer_gamma else []
+        if lacking and self.calibration is None:
+            raise ConfigError(
+                f"{' and '.join(lacking)} needs statistics of other prompts; make them with `python -m "
+                "mmkv_bench.calibrate mmshift ...` and give calibration=auto or the file's path"
+            )
+
+    @property
+    def needs_visual(self) -> bool:
+        return self.modality == "vision"
 
     @property
     def needs(self) -> Needs:
+        some = self.modality != "unified" or self.last_tokens > 0
         scalar = self.statistics == "scalar"
-        return Needs(tail_queries=1, hidden_moments=not scalar, hidden_scalars=scalar)
+        return Needs(
+            tail_queries=1,
+            hidden_moments=not some and not scalar,
+            hidden_scalars=not some and scalar,
+            states=some or self.plain_layers > 0,
+        )
 
     def key(self, budget: int, length: int) -> tuple:
-        return astuple(self)
+        parameters = (getattr(self, item.name) for item in fields(self) if item.name != "calibration")
+        return (*parameters, self._calibrated)
+
+    def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
+        if self.modality == "unified" or types is None:
+            return ()
+        visual = types[-self.last_tokens :] > 0
+        no_text = self.modality != "vision" and bool(visual.all())
+        no_vision = self.modality != "text" and not bool(visual.any())
+        return ("single_modality",) if no_text or no_vision else ()
 
     def score(self, obs: Observation, budget: int, seed: int) -> Tensor:
+        import torch
+
         rounding = obs.key.dtype if self.rounding == "model" else None
         anchor = self._anchor(obs, rounding)
-        votes = group_votes(
-            obs.future_queries(self._states(obs, seed), self._offsets()),
-            obs.key,
-            obs.scaling,
-            self.groups,
-            self.tau,
-            per_query_head=self.gqa == "vote",
-            cover=self.cover,
-            drop_last=self.drop_last_key,
-            anchor=anchor if self.anchor_in_groups else None,
-            rounding=rounding,
-        )
+        if obs.layer < self.plain_layers:
+            groups, offsets = 1, torch.arange(1, COPIES + 1)
+            states = obs.states[-1:].expand(COPIES, -1)
+        else:
+            groups, offsets = self.groups, self._offsets()
+            states = self._states(obs, seed)
+        adjust = {
+            "per_query_head": self.gqa == "vote",
+            "drop_last": self.drop_last_key,
+            "anchor": anchor if self.anchor_in_groups else None,
+            "rounding": rounding,
+        }
+        queries = obs.future_queries(states, offsets)
+        if self.voting == "none":
+            votes = total_mass(queries, obs.key, obs.scaling, groups, **adjust)
+        else:
+            votes = group_votes(queries, obs.key, obs.scaling, groups, self.tau, cover=self.cover, **adjust)
         return votes + self.lam * anchor
 
     def _states(self, obs: Observation, seed: int) -> Tensor:
         """Proxy hidden states ``[N, E]`` float32."""
         import torch
 
-        if self.statistics == "elementwise":
-            mean, std = obs.hidden_mean, obs.hidden_std
-        else:
-            mean, std = obs.hidden_scalar_moments
+        mean, std = self._moments(obs)
         shape = (self.samples, obs.hidden_size)
         noise = torch.randn(shape, generator=obs.generator("mmshift", seed), dtype=torch.float32).to(obs.device)
-        states = noise * (self.gamma * std)
-        return states if self.centring == "none" else states + mean
+        states = noise * (self._gamma(obs) * std)
+        if self.centring == "none":
+            return states
+        return states + (self._global_mean(obs) if self.centring == "global" else mean)
+
+    def _moments(self, obs: Observation) -> tuple[Tensor, Tensor]:
+        """mu and sigma, float32 ``[]``, ``[E]`` or, where groups differ, a row per proxy ``[N, 1 or E]``."""
+        import torch
+
+        if self.modality == "unified" and not self.last_tokens:
+            return (obs.hidden_mean, obs.hidden_std) if self.statistics == "elementwise" else obs.hidden_scalar_moments
+        if self.modality == "unified":
+            return self._moments_of(obs, None)
+        if obs.token_types is None:
+            raise UnsupportedError(
+                f"modality={self.modality} needs to know which tokens are visual, and this prompt does not say; allowed:"
+                " modality=unified"
+            )
+        visual = (obs.token_types > 0).to(obs.device)
+        if self.modality == "vision" and not bool(visual.any()):
+            raise UnsupportedError(
+                "modality=vision takes its statistics from visual tokens and this prompt has none; allowed: prompts with"
+                " images or videos, or modality=unified"
+            )
+        if self.modality != "separate":
+            return self._moments_of(obs, visual if self.modality == "vision" else ~visual)
+        even, odd = self._moments_of(obs, visual), self._moments_of(obs, ~visual)
+        group = torch.arange(self.samples, device=obs.device) // (self.samples // self.groups)
+        first = (group % 2 == 0).unsqueeze(-1)
+        return tuple(torch.where(first, a, b) for a, b in zip(even, odd, strict=True))
+
+    def _moments_of(self, obs: Observation, chosen: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Moments of the chosen ones (bool ``[T]``, None: all) of the last tokens; of all these where none is chosen."""
+        from mmkv_bench.compression.statistics.moments import ROWS, ElementMoments
+
+        first = obs.length - min(self.last_tokens or obs.length, obs.length)
+        states = obs.states[first:]
+        chosen = None if chosen is None or not bool(chosen[first:].any()) else chosen[first:]
+        moments = ElementMoments()
+        for start in range(0, len(states), ROWS):
+            block = states[start : start + ROWS]
+            moments.add(block if chosen is None else block[chosen[start : start + ROWS]])
+        mean, std = (moments.mean(), moments.std()) if self.statistics == "elementwise" else moments.scalars()
+        return mean.float(), std.float()
+
+    def _gamma(self, obs: Observation) -> float:
+        if self.expansion == "global":
+            return self.gamma
+        factors = self.layer_gamma or self.calibration["gamma"]
+        if len(factors) != obs.layers:
+            raise ConfigError(
+                f"layer_gamma names {len(factors)} factors and the model has {obs.layers} layers; allowed: one per layer"
+            )
+        return factors[obs.layer]
+
+    def _global_mean(self, obs: Observation) -> Tensor:
+        import torch
+
+        means = self.calibration["mean"]
+        if len(means) != obs.layers or len(means[obs.layer]) != obs.hidden_size:
+            raise ConfigError(
+                f"the calibrated means are for {len(means)} layers of {len(means[0])} features and the model has "
+                f"{obs.layers} of {obs.hidden_size}; make them for this model"
+            )
+        mean = torch.tensor(means[obs.layer], dtype=torch.float32, device=obs.device)
+        return mean if self.statistics == "elementwise" else mean.mean()
 
     def _offsets(self) -> Tensor:
         """Positions of the N proxies behind the prompt's last token, int64 ``[N]``."""

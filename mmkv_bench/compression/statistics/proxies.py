@@ -1,4 +1,4 @@
-"""Attention mass of groups of proxy queries, one tile at a time, and the votes of their covering sets."""
+"""Attention mass of groups of proxy queries, one tile at a time; votes of their covering sets, or the bare total."""
 
 from __future__ import annotations
 
@@ -64,32 +64,30 @@ def group_mass(
         yield mass if rounding is None else mass.to(rounding).float()
 
 
-def group_votes(
+def adjusted_mass(
     query: Tensor,
     key: Tensor,
     scaling: float,
     groups: int,
-    tau: float,
     *,
     per_query_head: bool = False,
-    cover: Literal["left", "right"] = "left",
     drop_last: bool = False,
     anchor: Tensor | None = None,
     rounding: torch.dtype | None = None,
-) -> Tensor:
-    """In how many groups each key belongs to the covering set, float32 ``[Hkv, T]`` with integer values.
+) -> Iterator[Tensor]:
+    """``group_mass`` with what a release does to it before the votes are cast.
 
     Args:
         query, key, scaling, groups, per_query_head, rounding: see ``group_mass``.
-        tau: fraction of a group's mass that its set covers.
-        cover: see ``nucleus``.
-        drop_last: leave the last key out AFTER the softmax; what it received is lost, and it gets no vote.
+        drop_last: leave the last key out AFTER the softmax; what it received is lost.
         anchor: ``[Hkv, T]``, added to the mass of every group, which is then divided by 1 + n.
+
+    Yields:
+        float32 ``[Hkv, m, b, T]``, ``T - 1`` columns with ``drop_last`` (nothing when no column is left).
     """
     keep = key.shape[1] - int(drop_last)
-    votes = torch.zeros(key.shape[:2], dtype=torch.float32, device=key.device)
     if keep == 0:
-        return votes
+        return
     size = query.shape[1] // groups
     for mass in group_mass(query, key, scaling, groups, per_query_head=per_query_head, rounding=rounding):
         mass = mass[..., :keep]
@@ -98,5 +96,40 @@ def group_votes(
             mass = mass if rounding is None else mass.to(rounding).float()
             mass = mass / (1 + size)
             mass = mass if rounding is None else mass.to(rounding).float()
-        votes[:, :keep] += nucleus(mass.contiguous(), tau, cover).sum((1, 2))
+        yield mass
+
+
+def group_votes(
+    query: Tensor,
+    key: Tensor,
+    scaling: float,
+    groups: int,
+    tau: float,
+    *,
+    cover: Literal["left", "right"] = "left",
+    **adjust,
+) -> Tensor:
+    """In how many groups each key belongs to the covering set, float32 ``[Hkv, T]`` with integer values.
+
+    Args:
+        query, key, scaling, groups: see ``group_mass``; adjust: keywords of ``adjusted_mass`` (a key that
+            ``drop_last`` leaves out gets no vote).
+        tau: fraction of a group's mass that its set covers.
+        cover: see ``nucleus``.
+    """
+    votes = torch.zeros(key.shape[:2], dtype=torch.float32, device=key.device)
+    for mass in adjusted_mass(query, key, scaling, groups, **adjust):
+        votes[:, : mass.shape[-1]] += nucleus(mass.contiguous(), tau, cover).sum((1, 2))
     return votes
+
+
+def total_mass(query: Tensor, key: Tensor, scaling: float, groups: int, **adjust) -> Tensor:
+    """The mass that each key receives from all groups together, float32 ``[Hkv, T]``: no sets, no votes.
+
+    Args:
+        query, key, scaling, groups: see ``group_mass``; adjust: keywords of ``adjusted_mass``.
+    """
+    total = torch.zeros(key.shape[:2], dtype=torch.float32, device=key.device)
+    for mass in adjusted_mass(query, key, scaling, groups, **adjust):
+        total[:, : mass.shape[-1]] += mass.sum((1, 2))
+    return total
