@@ -21,11 +21,13 @@ if TYPE_CHECKING:
     from mmkv_bench.compression.compressor import Compressor
 
 PARTS = ("scorer", "allocator", "selector", "reducer")
+DECODING = "decoding"
+"""The optional fifth part: what happens to the kept entries while the answer is decoded."""
 FULL = "full"
 """`base` of the method that compresses nothing: it has no budget, seed or reading."""
 
 _PACKAGE = "mmkv_bench."
-_NOT_PARAMETERS = ("base", "reading", "released", *PARTS)
+_NOT_PARAMETERS = ("base", "reading", "released", "about", DECODING, *PARTS)
 
 
 def flat_parameters(node: Mapping[str, Any]) -> dict[str, Any]:
@@ -87,23 +89,28 @@ def build_compressor(name: str, node: DictConfig, reading: str, defaults: DictCo
     from mmkv_bench.compression.compressor import Compressor
 
     plain = effective(name, node, reading, defaults)
-    parts = {part: plain.get(part) for part in PARTS}
     if plain.get("base") == FULL:
         return Compressor(name=name)
-    missing = [part for part, spec in parts.items() if spec is None]
+    parts = {part: plain.get(part) for part in (*PARTS, DECODING)}
+    optional = (
+        (DECODING,) if parts[DECODING] is None else ("scorer",)
+    )  # without a scorer, only quantising is left to do
+    missing = [part for part in PARTS if parts[part] is None and part not in optional]
     if missing:
         raise ConfigError(
             f"method {name} has no {', '.join(missing)}; a method is composed of {', '.join(PARTS)}; add them to its file"
         )
-    built = {part: _instantiate(f"methods.{name}.{part}", spec) for part, spec in parts.items()}
+    built = {part: _instantiate(f"methods.{name}.{part}", spec) for part, spec in parts.items() if spec is not None}
     for part, value in built.items():
         base = _base_class(part)
         if not isinstance(value, base):
             raise ConfigError(
                 f"methods.{name}.{part} is a {type(value).__name__}; allowed: subclasses of {base.__name__}; name one of "
-                f"mmkv_bench.compression.{part}s"
+                f"{_home(part)}"
             )
-    return Compressor(name=name, reading=reading, **built)
+    compressor = Compressor(name=name, reading=reading, **built)
+    compressor.check()
+    return compressor
 
 
 def parameters_json(plain: Mapping[str, Any]) -> str:
@@ -147,8 +154,13 @@ def _locate(path: str, target: str) -> type:
     return found
 
 
+def _home(part: str) -> str:
+    return f"mmkv_bench.compression.{part if part == DECODING else part + 's'}"
+
+
 def _base_class(part: str) -> type:
-    return getattr(importlib.import_module(f"mmkv_bench.compression.{part}s.base"), part.capitalize())
+    name = "DecodePolicy" if part == DECODING else part.capitalize()
+    return getattr(importlib.import_module(f"{_home(part)}.base"), name)
 
 
 def _follow_types(node: DictConfig, defaults: DictConfig) -> None:

@@ -47,10 +47,11 @@ def _around(base: str) -> Callable:
         if session is None:
             return stock(module, query, key, value, attention_mask, **kwargs)
         layer = session.layer_of_call(module)
-        mask = attention_mask if layer is None else layer.visible(query, attention_mask)
-        output = stock(module, query, key, value, mask, **kwargs)
-        if layer is not None:
-            session.after_attention(module, query, layer)
+        if layer is None:
+            return stock(module, query, key, value, attention_mask, **kwargs)
+        output = stock(module, query, *layer.attend(query, key, value, attention_mask), **kwargs)
+        layer.attended(query, module.scaling)
+        session.after_attention(module, query, layer)
         return output
 
     return attention

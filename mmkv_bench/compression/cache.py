@@ -11,7 +11,7 @@ exact number of new tokens and never grows).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from mmkv_bench.errors import UnsupportedError
 
+Reduce = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 DEFAULT_RESERVE = 256  # slots of slack when the number of new tokens is not told
 
 
@@ -136,7 +137,7 @@ class CompressedLayer(CacheLayerMixin):
     def retain(
         self,
         index: Tensor,
-        reduce: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]],
+        reduce: Reduce | Sequence[Reduce],
         reserve: int | None = None,
         forget: int = 0,
     ) -> None:
@@ -144,7 +145,8 @@ class CompressedLayer(CacheLayerMixin):
 
         Args:
             index: int64 `[B, Hkv, m]` slots to keep, ascending, padded on the left with -1.
-            reduce: `(key [Hkv, S, D], value, index [Hkv, m]) -> (key [Hkv, m, D], value)`, called per sequence.
+            reduce: `(key [Hkv, S, D], value, index [Hkv, m]) -> (key [Hkv, m, D], value)`, called per sequence; or one
+                for each sequence.
             reserve: slots of slack after the kept ones; the layer's own default when None.
             forget: number of newest tokens that the layer shall no longer count as seen (they must not be kept).
         """
@@ -153,10 +155,8 @@ class CompressedLayer(CacheLayerMixin):
         old_positions = self.slot_positions()
         fresh_keys = self._key_storage.new_zeros(batch, heads, room, self._key_storage.shape[-1])
         fresh_values = self._value_storage.new_zeros(batch, heads, room, self._value_storage.shape[-1])
-        for row in range(batch):
-            fresh_keys[row, :, :kept], fresh_values[row, :, :kept] = reduce(
-                self.keys[row], self.values[row], index[row]
-            )
+        for row, one in enumerate(reduce if isinstance(reduce, Sequence) else [reduce] * batch):
+            fresh_keys[row, :, :kept], fresh_values[row, :, :kept] = one(self.keys[row], self.values[row], index[row])
         positions = index.new_empty(batch, heads, room, dtype=torch.int32)
         chosen = old_positions.gather(2, index.clamp_min(0))
         positions[:, :, :kept] = chosen.masked_fill(index < 0, -1)
@@ -204,6 +204,38 @@ class CompressedLayer(CacheLayerMixin):
         groups = query.shape[1] // heads
         return mask if groups == 1 else mask.repeat_interleave(groups, dim=1)
 
+    # ------------------------------------------------------------------ what decode policies override
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """What the attention kernel shall see in place of (key, value, logical mask).
+
+        Args:
+            query: `[B, Hq, n, D]`, rotated. key, value: what `update` returned. mask: see `visible`.
+
+        Returns:
+            Keys and values `[B, Hkv, slots, D]` and a mask `[B, Hq, n, slots]` of theirs, or None.
+        """
+        return key, value, self.visible(query, mask)
+
+    def attended(self, query: Tensor, scaling: float) -> None:
+        """Called after every forward's attention: the place to accumulate scores and to evict."""
+
+    def drop(self, slots: Tensor) -> None:
+        """Remove one slot of every head, int64 `[B, Hkv]`, in place; what stood after it moves up by one."""
+        batch, heads = slots.shape
+        keep = torch.arange(self.stored, device=self.device) != slots[:, :, None].to(self.device)
+        index = keep.nonzero()[:, -1].view(batch, heads, self.stored - 1)
+        positions = self.slot_positions().gather(2, index)
+        wide = index.unsqueeze(-1)
+        for storage in (self._key_storage, self._value_storage):
+            storage[:, :, : self.stored - 1] = storage.gather(2, wide.expand(-1, -1, -1, storage.shape[-1]))
+        if self._position_storage is None:
+            self._position_storage = positions.new_empty(batch, heads, self.capacity, dtype=torch.int32)
+        self._position_storage[:, :, : self.stored - 1] = positions
+        self.stored -= 1
+        self.ragged = bool((self.positions < 0).any())
+
     # ------------------------------------------------------------------ audit
     def entries(self) -> Tensor:
         """int64 `[B, Hkv]` entries counted from the stored slots; padding is no entry."""
@@ -218,6 +250,14 @@ class CompressedLayer(CacheLayerMixin):
             return 0, 0
         data = self.keys.numel() * self.keys.element_size() + self.values.numel() * self.values.element_size()
         return data, 0 if self.positions is None else self.positions.numel() * self.positions.element_size()
+
+    def reachable(self) -> Tensor:
+        """int64 `[B, Hkv]` entries that a later step may read, wherever they are."""
+        return self.entries()
+
+    def host_nbytes(self) -> int:
+        """Bytes of entries that are kept in host memory."""
+        return 0
 
     # ------------------------------------------------------------------ batch operations of generate()
     def _map(self, change: Callable[[Tensor], Tensor]) -> None:
@@ -270,7 +310,13 @@ class CompressedLayer(CacheLayerMixin):
 
 
 class CompressedCache(Cache):
-    """A cache of `CompressedLayer`s, handed to a model as `past_key_values`."""
+    """A cache of `CompressedLayer`s, handed to a model as `past_key_values`.
+
+    Attributes:
+        query_positions: `(cache, position_ids) -> position_ids` of a policy that reproduces wrong positions; else None.
+    """
+
+    query_positions: Callable[[CompressedCache, Tensor], Tensor] | None = None
 
     def __init__(self, num_layers: int, reserve: int = DEFAULT_RESERVE):
         super().__init__(layers=[CompressedLayer(reserve) for _ in range(num_layers)])

@@ -1,18 +1,21 @@
-"""Compressor = Scorer x Allocator x Selector x Reducer: which entries of a prefilled prompt stay."""
+"""Compressor = Scorer x Allocator x Selector x Reducer (x DecodePolicy): which entries of a prefilled prompt stay."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from mmkv_bench.errors import MMKVError
+from mmkv_bench.compression.context import Context
+from mmkv_bench.compression.observation import Needs
+from mmkv_bench.errors import ConfigError, MMKVError
 
 if TYPE_CHECKING:
     from mmkv_bench.compression.allocators.base import Allocator
+    from mmkv_bench.compression.decoding.base import DecodePolicy
     from mmkv_bench.compression.reducers.base import Reducer
     from mmkv_bench.compression.scorers.base import Scorer
     from mmkv_bench.compression.selectors.base import Selector
@@ -22,17 +25,23 @@ class NonFiniteScoreError(MMKVError):
     """A scorer produced NaN or infinity: the cell's row gets status `nan`."""
 
 
+class CompatibilityError(ConfigError):
+    """Parts of a method that make no sense together."""
+
+
 class OverBudgetError(MMKVError):
     """An allocation or selection above the budget outside `reading=released`."""
 
 
 @dataclass(frozen=True)
 class Compressor:
-    """One method, composed. `scorer=None` is `full`: nothing is scored and nothing is evicted.
+    """One method, composed. Without a scorer nothing is scored and nothing is evicted: `full`, or, with a decode policy
+    that quantises, a method whose size follows from its bits and which has no budget.
 
     Attributes:
         name: the name that tables show.
         reading: `paper`, or `released` for what the released code does; only the latter may exceed a budget.
+        decoding: what happens to the kept entries while the answer is decoded; None: they stay, new ones are appended.
     """
 
     name: str
@@ -41,21 +50,60 @@ class Compressor:
     selector: Selector | None = None
     reducer: Reducer | None = None
     reading: str = "paper"
+    decoding: DecodePolicy | None = None
+
+    @property
+    def unbudgeted(self) -> bool:
+        """Nothing is evicted, so there is nothing for a budget to say."""
+        return self.scorer is None
 
     @property
     def is_full(self) -> bool:
-        return self.scorer is None
+        """The full cache, as the model made it."""
+        return self.scorer is None and self.decoding is None
+
+    @property
+    def quantises(self) -> bool:
+        return self.decoding is not None and self.decoding.quantises
+
+    @property
+    def stochastic(self) -> bool:
+        return self.scorer is not None and self.scorer.stochastic
+
+    @property
+    def needs(self) -> Needs:
+        """What has to be gathered of every layer during the prefill."""
+        return Needs() if self.scorer is None else self.scorer.needs | self.allocator.needs
+
+    @property
+    def needs_visual(self) -> bool:
+        return any(part.needs_visual for part in (self.scorer, self.allocator, self.selector) if part is not None)
 
     @property
     def scope(self) -> str:
         """`layer` when a layer can be reduced as soon as it is prefilled, `model` when all layers must be seen."""
         return "layer" if self.allocator is None else self.allocator.scope
 
-    def fallbacks(self, budget: int, length: int) -> tuple[str, ...]:
+    def check(self) -> None:
+        """Refuse parts that make no sense together.
+
+        Raises:
+            CompatibilityError: says which parts, why, and what is allowed.
+        """
+        if self.scorer is None and self.decoding is not None and not self.decoding.quantises:
+            raise CompatibilityError(
+                f"{self.name} has no scorer, so nothing is evicted, and its decode policy "
+                f"{type(self.decoding).__name__} does not quantise: that is the full cache; name a scorer, or use full"
+            )
+
+    def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
         """What could not be done as asked for this prompt, as enumerated names for the row."""
-        if not self.is_full and length <= budget:
+        if self.unbudgeted:
+            return ()
+        if length <= budget:
             return ("prompt_within_budget",)
-        return () if self.is_full else tuple(self.scorer.fallbacks(budget, length))
+        parts = (self.scorer, self.allocator, self.selector)
+        return tuple(dict.fromkeys(name for part in parts for name in part.fallbacks(budget, length, types)))
 
     def select(
         self,
@@ -66,6 +114,7 @@ class Compressor:
         n_layers: int,
         strict: bool = False,
         order: Tensor | None = None,
+        summaries: Mapping[int, Tensor] | None = None,
     ) -> list[Tensor]:
         """Choose what stays of a prompt longer than its budget.
 
@@ -78,6 +127,7 @@ class Compressor:
                 per head is reserved for it, so C - 1 entries per head are chosen from T - 1.
             order: `selector.order` of the candidates of all given layers, one below the other, when the caller already
                 has it: int64 `[len(scores) * Hkv, T or T - 1]`.
+            summaries: layer -> what the allocator's `summary` made of it (see `Context`).
 
         Returns:
             Per layer int64 `[Hkv, m]` kept token indices, ascending, padded on the left with -1.
@@ -86,7 +136,8 @@ class Compressor:
             NonFiniteScoreError, OverBudgetError.
         """
         length = scores[0].shape[-1]
-        candidates = length - 1 if strict else length
+        context = Context(budget, length, strict, token_types, summaries or {})
+        candidates = context.candidates
         granted = budget - 1 if strict else budget
         # Selectors treat every head by itself, so the heads of all layers go through in one call.
         rows = stacked(scores)
@@ -94,9 +145,11 @@ class Compressor:
         if not bool(finite.all()):
             layer = layers[int((~finite).int().argmax()) // scores[0].shape[0]]
             raise NonFiniteScoreError(f"{self.name} gave non-finite scores in layer {layer}")
-        protected = self.selector.protected(length, budget, token_types)[:candidates].to(rows.device)
-        caps = self.allocator.caps([score[:, :candidates] for score in scores], granted, layers, n_layers)
-        together = self.selector.select(rows[:, :candidates], torch.cat(caps), protected, order)
+        protected = self.selector.protected(length, budget, token_types)[..., :candidates].to(rows.device)
+        caps = self.allocator.caps([score[:, :candidates] for score in scores], granted, layers, n_layers, context)
+        together = self.selector.select(
+            rows[:, :candidates], torch.cat(caps), protected, order, context.candidate_types
+        )
         if self.reading != "released":
             kept = int((together >= 0).sum())
             allowed = scores[0].shape[0] * self._allowance(granted, candidates, layers, n_layers)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mmkv_bench.compression.statistics.attention import column_sums, window_mass
 from mmkv_bench.compression.statistics.moments import ROWS, ElementMoments, JointMoments
@@ -34,15 +34,12 @@ class Needs:
     hidden_moments: bool = False  # elementwise mean and population std [E] of the attention module's input
     hidden_scalars: bool = False  # one mean and one population std of all T*E values of that input
     column_sums: bool = False  # causal attention column sums [Hkv,T], summed over a KV head's query heads
+    queries: bool = False  # all post-RoPE queries [Hq,T,D], until the layer is done
+    states: bool = False  # all inputs of the attention module [T,E] with cos, sin [T,D], until the layer is done
 
     def __or__(self, other: Needs) -> Needs:
-        return Needs(
-            max(self.tail_queries, other.tail_queries),
-            self.query_moments or other.query_moments,
-            self.hidden_moments or other.hidden_moments,
-            self.hidden_scalars or other.hidden_scalars,
-            self.column_sums or other.column_sums,
-        )
+        mine, theirs = vars(self), vars(other)
+        return Needs(**{name: max(mine[name], theirs[name]) for name in mine})  # flags are 0 and 1
 
 
 @dataclass
@@ -76,6 +73,7 @@ class Observation:
         project_query: hidden states ``[m,E]`` -> pre-RoPE queries ``[Hq,m,D]``, with the module's bias and query norm.
         future_rope: offsets ``[m]`` (1 = first position after the prompt's last token) -> cos, sin ``[m,D]``.
         identity: data set and sample, feeds random streams.
+        module: the layer's attention module, for scorers of other libraries that ask for it.
     """
 
     def __init__(
@@ -90,8 +88,9 @@ class Observation:
         project_query: Callable[[Tensor], Tensor],
         future_rope: Callable[[Tensor], tuple[Tensor, Tensor]],
         identity: str,
+        module: nn.Module | None = None,
     ) -> None:
-        self.layer, self.layers, self.needs = layer, layers, needs
+        self.layer, self.layers, self.needs, self.module = layer, layers, needs, module
         self.scaling, self.length, self.token_types, self.identity = scaling, length, token_types, identity
         self._project_query, self._future_rope = project_query, future_rope
         self._seen = 0
@@ -103,6 +102,7 @@ class Observation:
         self._queries = JointMoments() if needs.query_moments else None
         self._hidden = ElementMoments() if needs.hidden_moments or needs.hidden_scalars else None
         self._columns: Tensor | None = None
+        self._pieces: dict[str, list[Tensor]] = {}
         self._memo: dict[Hashable, Tensor] = {}
 
     # ---- during prefill
@@ -127,6 +127,11 @@ class Observation:
             if self._columns is not None:
                 sums[:, : self._seen] += self._columns
             self._columns = sums
+        if self.needs.queries:
+            self._pieces.setdefault("queries", []).append(chunk.query)
+        if self.needs.states:
+            for name in ("hidden", "cos", "sin"):
+                self._pieces.setdefault(name, []).append(getattr(chunk, name))
         if self.needs.tail_queries:
             tail = chunk.query[:, -self.needs.tail_queries :]
             if self._tail is not None and tail.shape[1] < self.needs.tail_queries:
@@ -165,6 +170,24 @@ class Observation:
         """The last ``min(w, T)`` post-RoPE queries, ``[Hq,min(w,T),D]``."""
         self._require(self.needs.tail_queries >= w, f"tail_queries >= {w}")
         return self._complete(self._tail)[:, -w:]
+
+    @property
+    def queries(self) -> Tensor:
+        """``[Hq,T,D]``: the post-RoPE queries of all prompt tokens, in the model's dtype."""
+        self._require(self.needs.queries, "queries")
+        return self._whole("queries", 1)
+
+    @property
+    def states(self) -> Tensor:
+        """``[T,E]``: the attention module's inputs (after the input norm), in the model's dtype."""
+        self._require(self.needs.states, "states")
+        return self._whole("hidden", 0)
+
+    @property
+    def rotation(self) -> tuple[Tensor, Tensor]:
+        """cos, sin ``[T,D]`` of the prompt's own positions."""
+        self._require(self.needs.states, "states")
+        return self._whole("cos", 0), self._whole("sin", 0)
 
     def window_mass(self, w: int) -> Tensor:
         """``[Hkv,T]`` float32: mean over the last w queries and the g query heads of their causal softmax over all T
@@ -244,6 +267,14 @@ class Observation:
         return self._memo[name]
 
     # ---- checks
+
+    def _whole(self, name: str, axis: int) -> Tensor:
+        """The pieces of all chunks along the token axis; a prompt prefilled at once is not copied."""
+        self._complete(self._key)
+        pieces = self._pieces[name]
+        if len(pieces) > 1:
+            pieces[:] = [torch.cat(pieces, axis)]
+        return pieces[0]
 
     def _complete(self, value):
         if value is None or self._seen != self.length:

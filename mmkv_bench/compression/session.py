@@ -16,8 +16,10 @@ from transformers.cache_utils import get_layer_types_and_kwargs
 
 from mmkv_bench.compression.attention import SESSIONS, register
 from mmkv_bench.compression.budget import Budget
-from mmkv_bench.compression.cache import DEFAULT_RESERVE, CompressedCache, CompressedLayer
+from mmkv_bench.compression.cache import DEFAULT_RESERVE, CompressedCache, CompressedLayer, Reduce
 from mmkv_bench.compression.compressor import Compressor
+from mmkv_bench.compression.context import Context
+from mmkv_bench.compression.decoding.base import Start
 from mmkv_bench.compression.observation import Chunk, Needs, Observation
 from mmkv_bench.errors import ConfigError, UnsupportedError
 
@@ -161,6 +163,8 @@ class Session:
             self._start_prompt(cache, args, kwargs)
         elif self.prompt is not None and not self.prompt.complete and cache is self.prompt.cache:
             self._add_types(self._new_tokens(args, kwargs))
+        if isinstance(cache, CompressedCache) and cache.query_positions is not None:
+            kwargs = dict(kwargs, position_ids=cache.query_positions(cache, kwargs["position_ids"]))
         self.position_ids = kwargs.get("position_ids")
         return args, kwargs
 
@@ -253,7 +257,7 @@ class Session:
                     observation.token_types = prompt.token_types[row, prompt.pads[row] :]
             before = layer.seen
             self.listener.layer_done(prompt, index, prompt.observations[index])
-            self._forgotten = before - layer.seen
+            self._forgotten = before - prompt.cache.layers[index].seen  # a policy's layer may have taken its place
             prompt.observations[index] = []  # frees the layer's queries and moments
 
     def _observation(self, module: nn.Module, row: int) -> Observation:
@@ -290,6 +294,7 @@ class Session:
             project_query=project_query,
             future_rope=future_rope,
             identity=identity,
+            module=module,
         )
 
     # ------------------------------------------------------------------ audit
@@ -299,33 +304,55 @@ class Session:
 
 
 class Compressing:
-    """The listener of `attach`: reduces each layer during the prefill, or all layers at its end (scope `model`)."""
+    """The listener of `attach`: reduces each layer during the prefill, or all layers at its end (scope `model`).
 
-    def __init__(self, compressor: Compressor, budget: Budget | None, strict: bool, seed: int):
+    Attributes:
+        resident: per layer int64 `[B, Hkv]` entries, counted from the tensors right after their reduction; reachable,
+            nbytes, host_nbytes: the same of `CompressedLayer`'s other counts.
+    """
+
+    def __init__(
+        self, compressor: Compressor, budget: Budget | None, strict: bool, seed: int, prompt_tokens: int | None
+    ):
         self.compressor, self.budget, self.strict, self.seed = compressor, budget, strict, seed
-        self.needs = Needs() if compressor.is_full else compressor.scorer.needs
-        self.scores: dict[int, list[Tensor]] = {}
+        self.prompt_tokens = prompt_tokens
+        self.needs = compressor.needs
         self.fallbacks: list[tuple[str, ...]] = []
+        self._reset()
+
+    def _reset(self) -> None:
+        self.scores: dict[int, list[Tensor | None]] = {}
+        self.summaries: list[dict[int, Tensor]] = []
+        self.fallbacks = []
         self._kept: dict[int, Tensor] = {}
+        self._scaling: dict[int, float] = {}
+        self.resident: dict[int, Tensor] = {}
+        self.reachable: dict[int, Tensor] = {}
+        self.nbytes: dict[int, tuple[int, int]] = {}
+        self.host_nbytes: dict[int, int] = {}
 
     def _entries(self, prompt: Prompt, row: int) -> int:
         length = prompt.length(row)
-        return length if self.compressor.is_full else min(length, self.budget.entries_for(length))
+        return length if self.compressor.unbudgeted else min(length, self.budget.entries_for(length))
 
     def layer_done(self, prompt: Prompt, layer: int, observations: list[Observation]) -> None:
         if layer == 0:
-            self.scores, self._kept = {}, {}
-            self.fallbacks = [
-                () if self.budget is None else self.compressor.fallbacks(self.budget.entries_for(o.length), o.length)
-                for o in observations
-            ]
-        rows = range(len(prompt.pads))
-        self.scores[layer] = [
-            None
-            if self._entries(prompt, row) >= prompt.length(row)
-            else self.compressor.scorer.score(observations[row], self._entries(prompt, row), self.seed)
-            for row in rows
-        ]
+            self._reset()
+            self.summaries = [{} for _ in observations]
+        scores = []
+        for row, observation in enumerate(observations):
+            length, entries = prompt.length(row), self._entries(prompt, row)
+            if layer == 0:
+                asked = length if self.budget is None else self.budget.entries_for(length)
+                self.fallbacks.append(self.compressor.fallbacks(asked, length, observation.token_types))
+            if entries >= length:
+                scores.append(None)
+                continue
+            scores.append(self.compressor.scorer.score(observation, entries, self.seed))
+            if self.compressor.allocator.summary_key(entries, length) is not None:
+                self.summaries[row][layer] = self.compressor.allocator.summary(observation, entries, self.seed)
+        self.scores[layer] = scores
+        self._scaling[layer] = observations[0].scaling
         if self.compressor.scope == "layer":
             self._reduce(prompt, [layer])
 
@@ -344,22 +371,86 @@ class Compressing:
                 every = torch.arange(length - 1 if self.strict else length).expand(heads, -1)
                 index = [every] * len(layers)
             else:
-                types = None if prompt.token_types is None else prompt.token_types[row, pad:]
                 scores = [self.scores[layer][row] for layer in layers]
-                index = self.compressor.select(scores, entries, types, layers, prompt.n_layers, self.strict)
+                index = self.compressor.select(
+                    scores,
+                    entries,
+                    self._types(prompt, row),
+                    layers,
+                    prompt.n_layers,
+                    self.strict,
+                    summaries=self.summaries[row],
+                )
             for layer, kept in zip(layers, index, strict=True):
                 chosen[layer].append(kept.cpu().masked_fill(kept.cpu() < 0, -1 - pad) + pad)
         for layer in layers:
             width = max(kept.shape[1] for kept in chosen[layer])
             index = torch.stack([nn.functional.pad(k, (width - k.shape[1], 0), value=-1) for k in chosen[layer]])
-            target = prompt.cache.layers[layer]
-            if not all(whole):
-                reducer = self.compressor.reducer
-                target.retain(index.to(target.device), reducer.reduce, forget=int(self.strict))
-            elif self.strict:
-                target.forget_last()
+            self._store(prompt, layer, index, all(whole))
             self._kept[layer] = index
             self.scores.pop(layer, None)
+
+    def _store(self, prompt: Prompt, layer: int, index: Tensor, whole: bool) -> None:
+        target = prompt.cache.layers[layer]
+        index = index.to(target.device)
+        if self.compressor.decoding is not None and (not whole or self.compressor.quantises):
+            prompt.cache.layers[layer] = self._decoding_layer(prompt, layer, target, index)
+            prompt.cache.query_positions = self.compressor.decoding.query_positions
+        elif not whole:
+            rows = [self._reduce_row(prompt, row) for row in range(len(prompt.pads))]
+            target.retain(index, rows, forget=int(self.strict))
+        elif self.strict:
+            target.forget_last()
+        target = prompt.cache.layers[layer]
+        self.resident[layer], self.reachable[layer] = target.entries(), target.reachable()
+        self.nbytes[layer], self.host_nbytes[layer] = target.nbytes(), target.host_nbytes()
+
+    def _types(self, prompt: Prompt, row: int) -> Tensor | None:
+        return None if prompt.token_types is None else prompt.token_types[row, prompt.pads[row] :]
+
+    def _context(self, prompt: Prompt, row: int) -> Context:
+        summaries = self.summaries[row] if self.summaries else {}
+        return Context(self._entries(prompt, row), prompt.length(row), self.strict, self._types(prompt, row), summaries)
+
+    def _reduce_row(self, prompt: Prompt, row: int) -> Reduce:
+        """The reducer over one row's candidates: without padding, and without a token that will be fed again."""
+        context, pad = self._context(prompt, row), prompt.pads[row]
+        end = pad + context.candidates
+
+        def reduce(key: Tensor, value: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+            index = (index - pad).masked_fill(index < 0, -1)
+            return self.compressor.reducer.reduce(key[:, pad:end], value[:, pad:end], index, context.candidate_types)
+
+        return reduce
+
+    def _decoding_layer(self, prompt: Prompt, layer: int, target: CompressedLayer, index: Tensor) -> CompressedLayer:
+        if len(prompt.pads) > 1:
+            raise UnsupportedError(
+                f"the decode policy of {self.compressor.name} holds one sequence, and the batch has {len(prompt.pads)}; "
+                "generate prompt by prompt"
+            )
+        context, pad = self._context(prompt, 0), prompt.pads[0]
+        end = pad + context.candidates
+        kept_key, kept_value = self._reduce_row(prompt, 0)(target.keys[0], target.values[0], index[0])
+        scores = self.scores.get(layer, [None])[0]
+        return self.compressor.decoding.layer(
+            Start(
+                layer=layer,
+                n_layers=prompt.n_layers,
+                key=target.keys[0, :, pad:end],
+                value=target.values[0, :, pad:end],
+                index=(index[0] - pad).masked_fill(index[0] < 0, -1),
+                kept_key=kept_key,
+                kept_value=kept_value,
+                scores=scores,
+                context=context,
+                pad=pad,
+                seen=end,
+                acts_from=max(pad + context.length, self.prompt_tokens or 0),
+                scaling=self._scaling[layer],
+                reserve=target.reserve,
+            )
+        )
 
     def kept(self) -> list[Tensor]:
         return [self._kept[layer] for layer in sorted(self._kept)]
@@ -371,6 +462,7 @@ def attach(
     budget: Budget | None = None,
     protocol: str = "paper",
     seed: int = 0,
+    prompt_tokens: int | None = None,
     **options,
 ) -> Session:
     """Compress every prompt that `model` prefills inside the returned context, layer by layer where possible.
@@ -381,12 +473,14 @@ def attach(
         protocol: `paper`, `strict` (the last prompt token's slot is dropped after scoring and C - 1 of the other
             T - 1 stay; feed that token again) or `query_agnostic` (give the model the context alone).
         seed: of stochastic scorers; options: those of `Session`.
+        prompt_tokens: padded tokens of the whole prompt when the model is given a part of it first
+            (`query_agnostic`): decode policies act on what comes after them.
 
     Raises:
         ConfigError: a compressor without a budget, an unknown protocol.
     """
-    if budget is None and not compressor.is_full:
+    if budget is None and not compressor.unbudgeted:
         raise ConfigError(f"method {compressor.name} needs a budget; allowed: entries >= 1 or a fraction in (0, 1]")
     if protocol not in ("paper", "strict", "query_agnostic"):
         raise ConfigError(f"protocol={protocol!r} is unknown; allowed: paper, strict, query_agnostic")
-    return Session(model, Compressing(compressor, budget, protocol == "strict", seed), **options)
+    return Session(model, Compressing(compressor, budget, protocol == "strict", seed, prompt_tokens), **options)

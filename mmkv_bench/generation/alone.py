@@ -17,6 +17,7 @@ from mmkv_bench.compression.compressor import Compressor
 from mmkv_bench.compression.session import Session, attach
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.generation.encode import EncodedPrompt, check_refeed, context_cut
+from mmkv_bench.generation.forks import POSITION_BYTES
 from mmkv_bench.generation.measure import Meter, vision_clock
 from mmkv_bench.generation.result import (
     CellSpec,
@@ -93,6 +94,7 @@ def generate_alone(
         budget,
         protocol,
         seed,
+        prompt_tokens=ids.shape[1],
         identity=identity,
         token_types=token_types if context is None or token_types is None else token_types[:, :context],
         attention=attention,
@@ -186,33 +188,33 @@ def run_alone(
 def _fill(
     result: ForkResult, cell: CellSpec, prompt: EncodedPrompt, output: Alone, length: int, rules: DecodeRules, tokenizer
 ) -> None:
-    strict = cell.protocol == "strict"
+    strict = int(cell.protocol == "strict")
+    compressor, entries = cell.compressor, cell.entries(length)
     tokens = output.sequences[0, prompt.length :].tolist()
-    layers = output.session.cache.layers
+    layers, made = output.session.cache.layers, output.session.listener
     heads, slot = layers[0].keys.shape[1], 2 * layers[0].keys.shape[3] * layers[0].keys.element_size()
+    question, every = prompt.length - length, heads * len(layers)
+    result.budget_entries = None if compressor.unbudgeted else entries
+    result.entries_asked = None if compressor.unbudgeted else min(entries, length) * every
+    result.fallback = list(compressor.fallbacks(entries, length, prompt.types[0, :length]))
+    if cell.evicts(length):
+        result.window_effective = compressor.scorer.window_effective(entries, length)
+    # Counted from the tensors right after the reduction; a token that is fed again will take one entry per head.
     kept = [index[0] for index in output.session.kept()]
-    real = [(index >= 0).sum(-1) + int(strict) for index in kept]
-    widths = [index.shape[1] + int(strict) for index in kept]
-    question = prompt.length - length
-    evicted = not cell.keeps_all(length)
-    entries = cell.entries(length)
-    result.budget_entries = None if cell.compressor.is_full else entries
-    result.fallback = [] if cell.compressor.is_full else list(cell.compressor.fallbacks(entries, length))
-    if evicted:
-        result.window_effective = cell.compressor.scorer.window_effective(entries, length)
-    result.entries_asked = None if cell.compressor.is_full else min(entries, length) * heads * len(layers)
-    result.kept, result.kept_digest = [count.tolist() for count in real], digest(kept)
-    result.entries_planned = sum(int(count.sum()) for count in real)
-    # Counted from the tensors as they stand at the end, less what was appended to every head since the reduction.
-    end = sum(int(layer.entries()[0].sum()) for layer in layers)
-    appended = (question + len(tokens) - 1) * heads * len(layers)
-    result.entries_resident = result.entries_reachable = end - appended
-    result.entries_appended, result.entries_end = question * heads * len(layers), end
-    result.bytes_device = sum(widths) * heads * slot
-    result.bytes_metadata = sum(widths) * heads * 4 if evicted else 0
-    result.bytes_full = length * heads * len(layers) * slot
+    result.kept = [(made.resident[layer][0] + strict).tolist() for layer in range(len(layers))]
+    result.kept_digest = digest(kept)
+    result.entries_planned = sum(int((index >= 0).sum()) for index in kept) + strict * every
+    result.entries_resident = sum(map(sum, result.kept))
+    result.entries_reachable = sum(int((count[0] + strict).sum()) for count in made.reachable.values())
+    data, metadata = (sum(parts) for parts in zip(*made.nbytes.values(), strict=True))
+    result.bytes_device = data + strict * every * slot
+    result.bytes_metadata = 0 if cell.keeps_all(length) else metadata + strict * every * POSITION_BYTES
+    result.bytes_host = sum(made.host_nbytes.values())
+    result.bytes_full = length * every * slot
+    result.entries_appended = question * every
+    result.entries_end = sum(int(layer.entries()[0].sum()) for layer in layers)
     result.token_ids, result.n_tokens = tokens, len(tokens)
     result.finish_reason = rules.finish(output.sequences, len(tokens))
     result.answer = rules.text(tokens, result.finish_reason, tokenizer)
     first = 1 if cell.protocol == "paper" else 0
-    result.tokens_from_compressed = max(len(tokens) - first, 0) if evicted else 0
+    result.tokens_from_compressed = 0 if cell.keeps_all(length) else max(len(tokens) - first, 0)

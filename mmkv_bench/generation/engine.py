@@ -135,8 +135,10 @@ class Engine:
                 self._fail([cell], results, error)
                 continue
             (whole if fork.index is None else forks).append(fork)
-        for done_with in (prefilled.scores, prefilled.orders, prefilled.failures):  # raised errors refer to the prefill
+        for done_with in (prefilled.orders, prefilled.failures):  # raised errors refer to the prefill
             done_with.clear()
+        if not any(fork.cell.compressor.decoding for fork in forks):  # policies may start from the scores
+            prefilled.scores.clear()
         for batch in batches(forks, prefilled, reserve, self.fork_batch, self.fork_memory):
             self._decode(batch, prefilled, prompt, reserve, meter)
         for protocol in {fork.cell.protocol for fork in whole}:
@@ -149,15 +151,14 @@ class Engine:
 
     def _describe(self, result: ForkResult, cell: CellSpec, prefilled: Prefilled, heads: int, question: int) -> None:
         entries = cell.entries(prefilled.length)
-        full = cell.compressor.is_full
-        result.budget_entries = None if full else entries
-        result.entries_asked = None if full else min(entries, prefilled.length) * heads
+        compressor = cell.compressor
+        result.budget_entries = None if compressor.unbudgeted else entries
+        result.entries_asked = None if compressor.unbudgeted else min(entries, prefilled.length) * heads
         result.entries_appended = question * heads
         result.vision_s, result.prefill_s = prefilled.seconds.get("vision"), prefilled.seconds["prefill"]
-        if not full:
-            result.fallback = list(cell.compressor.fallbacks(entries, prefilled.length))
-            if not cell.keeps_all(prefilled.length):
-                result.window_effective = cell.compressor.scorer.window_effective(entries, prefilled.length)
+        result.fallback = list(compressor.fallbacks(entries, prefilled.length, prefilled.prompt.types[0]))
+        if cell.evicts(prefilled.length):
+            result.window_effective = compressor.scorer.window_effective(entries, prefilled.length)
 
     # ------------------------------------------------------------------ decoding
     def _decode(
@@ -191,16 +192,17 @@ class Engine:
         held = (
             borrow(prefilled, protocol == "strict")
             if whole
-            else contextlib.nullcontext(gather(prefilled, forks, reserve))
+            else contextlib.nullcontext(gather(prefilled, forks, reserve, prompt.length))
         )
         with held as cache:
             if deadline is not None and time.monotonic() > deadline:
                 raise GenerationTimeout("gathering the kept entries ran past timeout_s")
-            entries = [layer.entries() for layer in cache.layers]
             for row, fork in enumerate(forks):
-                audit(fork, [count[0 if whole else row] for count in entries], prefilled)
+                audit(fork, cache.layers, 0 if whole else row, prefilled)
             rows = 1 if whole else len(forks)
             decoded = decode(self.model, cache, rows, prefilled, self.rules, protocol, prompt.input_ids, deadline)
+            if not whole and forks[0].cell.compressor.decoding is not None:
+                forks[0].result.entries_end = sum(int(layer.entries().sum()) for layer in cache.layers)
         return decoded * len(forks) if whole else decoded
 
     def _finish(self, fork: Fork, answer: Decoded, prefilled: Prefilled, seconds: float, rows: int) -> None:
@@ -215,7 +217,8 @@ class Engine:
         result.answer = self.rules.text(answer.tokens, answer.finish, self.tokenizer)
         first = 1 if fork.cell.protocol == "paper" else 0
         result.tokens_from_compressed = 0 if fork.index is None else max(result.n_tokens - first, 0)
-        result.entries_end = result.entries_resident + result.entries_appended + (result.n_tokens - 1) * heads
+        if fork.index is None or fork.cell.compressor.decoding is None:  # otherwise counted when the answer was done
+            result.entries_end = result.entries_resident + result.entries_appended + (result.n_tokens - 1) * heads
         steps = max(result.n_tokens - first, 0)
         result.tpot_s = seconds / steps if steps else None
 

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from mmkv_bench.compression.cache import CompressedCache, CompressedLayer
-from mmkv_bench.generation.prefill import Prefilled, score_key
+from mmkv_bench.compression.context import Context
+from mmkv_bench.compression.decoding.base import Start
+from mmkv_bench.generation.prefill import Prefilled, score_key, summary_key
 from mmkv_bench.generation.result import CellSpec, ForkResult, digest
 
 POSITION_BYTES = 4  # int32 per slot and KV head
@@ -37,14 +39,18 @@ class Fork:
 
 def plan(prefilled: Prefilled, cell: CellSpec, result: ForkResult) -> Fork:
     """Choose what the cell keeps of this prompt; raises what the method raises."""
-    length = prefilled.length
+    length, strict = prefilled.length, cell.protocol == "strict"
     if cell.keeps_all(length):
         return Fork(cell, None, result)
-    key = score_key(cell, length)
-    if key in prefilled.failures:
-        raise prefilled.failures[key]
+    if not cell.evicts(length):
+        heads = prefilled.cache.layers[0].keys.shape[1]
+        every = torch.arange(length - int(strict), device=prefilled.cache.layers[0].keys.device).expand(heads, -1)
+        return Fork(cell, [every] * len(prefilled.cache.layers), result)
+    key, summary = score_key(cell, length), summary_key(cell, length)
+    for name in (key, summary):
+        if name in prefilled.failures:
+            raise prefilled.failures[name]
     start = time.perf_counter()
-    strict = cell.protocol == "strict"
     scores = prefilled.scores[key]
     index = cell.compressor.select(
         scores,
@@ -54,8 +60,10 @@ def plan(prefilled: Prefilled, cell: CellSpec, result: ForkResult) -> Fork:
         len(scores),
         strict,
         prefilled.order(key, cell.compressor.selector, length - 1 if strict else length),
+        prefilled.summaries.get(summary),
     )
-    return Fork(cell, index, result, prefilled.score_seconds[key] + time.perf_counter() - start)
+    seconds = prefilled.score_seconds[key] + prefilled.score_seconds.get(summary, 0.0)
+    return Fork(cell, index, result, seconds + time.perf_counter() - start)
 
 
 def batches(
@@ -68,6 +76,9 @@ def batches(
     """
     groups: dict[tuple, list[Fork]] = {}
     for fork in forks:
+        if fork.cell.compressor.decoding is not None:  # its layers hold one sequence each
+            yield [fork]
+            continue
         groups.setdefault((fork.cell.protocol, fork.bucket()), []).append(fork)
     key = prefilled.cache.layers[0].keys
     slot = key.shape[1] * (2 * key.shape[3] * key.element_size() + POSITION_BYTES)
@@ -84,18 +95,68 @@ def batches(
         yield batch
 
 
-def gather(prefilled: Prefilled, forks: Sequence[Fork], reserve: int) -> CompressedCache:
-    """The forks' reduced entries as one cache with a row each. The prefill is only read."""
+def gather(prefilled: Prefilled, forks: Sequence[Fork], reserve: int, prompt_tokens: int) -> CompressedCache:
+    """The forks' reduced entries as one cache with a row each. The prefill is only read.
+
+    Args:
+        reserve: slots for new tokens; prompt_tokens: tokens of the whole prompt, which under `query_agnostic` is longer
+            than what was prefilled.
+    """
     seen = prefilled.length - (forks[0].cell.protocol == "strict")
+    types = prefilled.prompt.types[0][:seen]
+    policy = forks[0].cell.compressor.decoding
     layers = []
     for number, source in enumerate(prefilled.cache.layers):
-        key, value = source.keys[0], source.values[0]
+        key, value = source.keys[0, :, :seen], source.values[0, :, :seen]
         rows = []
         for fork in forks:
             index = fork.index[number]
-            rows.append((*fork.cell.compressor.reducer.reduce(key, value, index), index))
-        layers.append(CompressedLayer.from_rows(rows, seen, reserve))
-    return CompressedCache.of(layers)
+            rows.append((*fork.cell.compressor.reducer.reduce(key, value, index, types), index))
+        if policy is None:
+            layers.append(CompressedLayer.from_rows(rows, seen, reserve))
+        else:
+            layers.append(
+                policy.layer(_start(prefilled, forks[0], number, key, value, rows[0], reserve, prompt_tokens))
+            )
+    cache = CompressedCache.of(layers)
+    if policy is not None:
+        cache.query_positions = policy.query_positions
+    return cache
+
+
+def _start(
+    prefilled: Prefilled,
+    fork: Fork,
+    layer: int,
+    key: Tensor,
+    value: Tensor,
+    row: tuple[Tensor, Tensor, Tensor],
+    reserve: int,
+    prompt_tokens: int,
+) -> Start:
+    """What the fork's decode policy starts from in one layer."""
+    cell, length = fork.cell, prefilled.length
+    scores = summaries = None
+    if cell.evicts(length):
+        scores = prefilled.scores[score_key(cell, length)][layer]
+        summaries = prefilled.summaries.get(summary_key(cell, length))
+    strict = cell.protocol == "strict"
+    return Start(
+        layer=layer,
+        n_layers=len(prefilled.cache.layers),
+        key=key,
+        value=value,
+        index=row[2],
+        kept_key=row[0],
+        kept_value=row[1],
+        scores=scores,
+        context=Context(min(cell.entries(length), length), length, strict, prefilled.prompt.types[0], summaries or {}),
+        pad=0,
+        seen=key.shape[1],
+        acts_from=prompt_tokens,
+        scaling=prefilled.scalings[layer],
+        reserve=reserve,
+    )
 
 
 @contextmanager
@@ -116,29 +177,32 @@ def borrow(prefilled: Prefilled, strict: bool) -> Iterator[CompressedCache]:
             layer.keys[:, :, -1], layer.values[:, :, -1] = key, value
 
 
-def audit(fork: Fork, entries: Sequence[Tensor], prefilled: Prefilled) -> None:
+def audit(fork: Fork, layers: Sequence[CompressedLayer], row: int, prefilled: Prefilled) -> None:
     """Fill the fork's result with what its stored tensors hold before anything is appended.
 
     Args:
-        entries: per layer int64 `[Hkv]`, counted from the tensors of the fork's row.
+        layers: the fork's cache; row: its row there.
 
     Under `strict` the re-fed last prompt token, one entry per head, is counted: it is part of C.
     """
-    result, strict = fork.result, fork.cell.protocol == "strict"
-    layers = prefilled.cache.layers
-    kept = [(count + int(strict)).tolist() for count in entries]
-    key = layers[0].keys
+    result, strict = fork.result, int(fork.cell.protocol == "strict")
+    key = prefilled.cache.layers[0].keys
     heads, slot = key.shape[1], 2 * key.shape[3] * key.element_size()
-    full = prefilled.length * heads * len(layers) * slot
-    if fork.index is None:
-        stored = [prefilled.length] * len(layers)
-        index = [torch.arange(prefilled.length - int(strict)).expand(heads, -1)] * len(layers)
-    else:
-        stored = [i.shape[1] + int(strict) for i in fork.index]
-        index = fork.index
+    index = fork.index
+    if index is None:
+        index = [torch.arange(prefilled.length - strict).expand(heads, -1)] * len(layers)
+    kept = [(layer.entries()[row] + strict).tolist() for layer in layers]
     result.kept, result.kept_digest = kept, digest(index)
-    result.entries_resident = result.entries_reachable = sum(map(sum, kept))
-    result.bytes_device = sum(stored) * heads * slot
-    result.bytes_metadata = 0 if fork.index is None else sum(stored) * heads * POSITION_BYTES
-    result.bytes_full = full
-    result.entries_planned = sum(int((i >= 0).sum()) for i in index) + int(strict) * heads * len(layers)
+    result.entries_resident = sum(map(sum, kept))
+    result.entries_reachable = sum(int((layer.reachable()[row] + strict).sum()) for layer in layers)
+    result.entries_planned = sum(int((i >= 0).sum()) for i in index) + strict * heads * len(layers)
+    result.bytes_full = prefilled.length * heads * len(layers) * slot
+    if fork.cell.compressor.decoding is not None and fork.index is not None:  # one row, counted by its own layers
+        data, metadata = (sum(parts) for parts in zip(*(layer.nbytes() for layer in layers), strict=True))
+        result.bytes_device = data + strict * heads * len(layers) * slot
+        result.bytes_metadata = metadata + strict * heads * len(layers) * POSITION_BYTES
+        result.bytes_host = sum(layer.host_nbytes() for layer in layers)
+        return
+    stored = sum(i.shape[1] + strict for i in index)
+    result.bytes_device = stored * heads * slot
+    result.bytes_metadata = 0 if fork.index is None else stored * heads * POSITION_BYTES

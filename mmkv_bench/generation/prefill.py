@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -29,39 +29,63 @@ def score_key(cell: CellSpec, length: int) -> Hashable:
     return (type(scorer), scorer.key(cell.entries(length), length), seed)
 
 
-class Recording:
-    """The listener of a shared prefill: keeps `[Hkv, T]` scores of every distinct scorer, and nothing else of a layer.
+def summary_key(cell: CellSpec, length: int) -> Hashable | None:
+    """Cells with equal keys share one allocator's summary per layer; None when the allocator makes none."""
+    allocator = cell.compressor.allocator
+    key = allocator.summary_key(cell.entries(length), length)
+    return None if key is None else (type(allocator), key)
 
-    A scorer that fails ends its own cells only: its exception is kept under its key.
+
+class Recording:
+    """The listener of a shared prefill: of each layer it keeps the `[Hkv, T]` scores of every distinct scorer and the
+    small summaries of allocators that ask for one, and nothing else.
+
+    A scorer or allocator that fails ends its own cells only: its exception is kept under its key.
     """
 
     def __init__(self, cells: Sequence[CellSpec], length: int):
-        self.cells: dict[Hashable, CellSpec] = {}
+        self.scorers: dict[Hashable, CellSpec] = {}
+        self.allocators: dict[Hashable, CellSpec] = {}
         self.needs = Needs()
         for cell in cells:
-            if cell.keeps_all(length):
+            if not cell.evicts(length):
                 continue
             with contextlib.suppress(Exception):  # comes again when the cell is planned, and is its status then
-                self.cells.setdefault(score_key(cell, length), cell)
-                self.needs = self.needs | cell.compressor.scorer.needs
-        self.scores: dict[Hashable, list[Tensor]] = {key: [] for key in self.cells}
+                score, summary = score_key(cell, length), summary_key(cell, length)
+                self.scorers.setdefault(score, cell)
+                if summary is not None:
+                    self.allocators.setdefault(summary, cell)
+                self.needs = self.needs | cell.compressor.needs
+        self.scores: dict[Hashable, list[Tensor]] = {key: [] for key in self.scorers}
+        self.summaries: dict[Hashable, dict[int, Tensor]] = {key: {} for key in self.allocators}
         self.failures: dict[Hashable, Exception] = {}
-        self.seconds: dict[Hashable, float] = dict.fromkeys(self.cells, 0.0)
+        self.seconds: dict[Hashable, float] = dict.fromkeys([*self.scorers, *self.allocators], 0.0)
 
     def layer_done(self, prompt: Prompt, layer: int, observations: list[Observation]) -> None:
         observation = observations[0]
-        for key, cell in self.cells.items():
-            if key in self.failures:
-                continue
-            start = time.perf_counter()
-            try:
+        for key, cell in self._alive(self.scorers):
+            with self._own_fault(key, layer):
                 score = cell.compressor.scorer.score(observation, cell.entries(observation.length), cell.seed)
                 self.scores[key].append(score)
-            except Exception as error:  # noqa: BLE001 - the method's own fault, whatever it is, ends only its own cells
-                log.info("scorer %s failed in layer %d", key[0].__name__, layer, exc_info=error)
-                self.failures[key] = error.with_traceback(None)  # its frames would keep the layer's tensors alive
-                self.scores[key] = []
-            self.seconds[key] += time.perf_counter() - start
+        for key, cell in self._alive(self.allocators):
+            with self._own_fault(key, layer):
+                summary = cell.compressor.allocator.summary(observation, cell.entries(observation.length), cell.seed)
+                self.summaries[key][layer] = summary
+
+    def _alive(self, cells: dict[Hashable, CellSpec]) -> list[tuple[Hashable, CellSpec]]:
+        return [(key, cell) for key, cell in cells.items() if key not in self.failures]
+
+    @contextlib.contextmanager
+    def _own_fault(self, key: Hashable, layer: int) -> Iterator[None]:
+        """Times the block; what it raises, whatever it is, ends only the cells of `key`."""
+        start = time.perf_counter()
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001
+            log.info("%s failed in layer %d", key[0].__name__, layer, exc_info=error)
+            self.failures[key] = error.with_traceback(None)  # its frames would keep the layer's tensors alive
+            self.scores.pop(key, None)
+        self.seconds[key] += time.perf_counter() - start
 
     def prompt_done(self, prompt: Prompt) -> None:
         """Nothing to reduce: forks are made later."""
@@ -77,6 +101,7 @@ class Prefilled:
     Attributes:
         cache: batch 1, every layer holding all T tokens, with slack for new ones.
         logits: float32 `[V]` of the last prompt token.
+        scalings: per layer, the factor of the attention scores.
         last_positions: position ids of the last prompt token as the text model received them, `[3|4, 1, 1]` or
             `[1, 1]`.
     """
@@ -85,7 +110,9 @@ class Prefilled:
     cache: CompressedCache
     logits: Tensor
     last_positions: Tensor
+    scalings: list[float]
     scores: dict[Hashable, list[Tensor]]
+    summaries: dict[Hashable, dict[int, Tensor]]
     failures: dict[Hashable, Exception]
     score_seconds: dict[Hashable, float]
     seconds: dict[str, float] = field(default_factory=dict)
@@ -141,7 +168,9 @@ def prefill(
         cache=cache,
         logits=logits,
         last_positions=_last(positions, prompt.length, logits.device),
+        scalings=[module.scaling for module in session.attentions],
         scores=recording.scores,
+        summaries=recording.summaries,
         failures=recording.failures,
         score_seconds=recording.seconds,
         seconds=seconds,

@@ -38,8 +38,13 @@ class CellSpec:
         """C for a prompt (or context) of `length` tokens; everything for `full`."""
         return length if self.budget is None else self.budget.entries_for(length)
 
+    def evicts(self, length: int) -> bool:
+        """The prompt is longer than the budget, so that entries have to be chosen."""
+        return self.entries(length) < length
+
     def keeps_all(self, length: int) -> bool:
-        return self.compressor.is_full or self.entries(length) >= length
+        """The prompt's full cache is used as it is."""
+        return not self.evicts(length) and not self.compressor.quantises
 
 
 @dataclass

@@ -115,7 +115,7 @@ class Method:
 
     @property
     def stochastic(self) -> bool:
-        return not self.is_full and bool(self.compressor.scorer.stochastic)
+        return bool(self.compressor.stochastic)
 
 
 def expand(config: DictConfig, facts: Facts, defaults: Mapping[str, DictConfig]) -> tuple[list[Cell], list[str]]:
@@ -141,7 +141,9 @@ def expand(config: DictConfig, facts: Facts, defaults: Mapping[str, DictConfig])
     notes: dict[str, None] = {}
     for dataset, protocol in product(config.datasets, dict.fromkeys(as_list(config.protocol))):
         for method in methods:
-            for budget, seed in product([None] if method.is_full else budgets, seeds if method.stochastic else [None]):
+            for budget, seed in product(
+                [None] if method.compressor.unbudgeted else budgets, seeds if method.stochastic else [None]
+            ):
                 cell = _cell(config, facts, dataset, protocol, method, budget, seed)
                 first = cells.setdefault(cell.cell, cell)
                 if first.method != cell.method:
@@ -252,7 +254,7 @@ def _identity_of(plain: Mapping[str, Any]) -> dict[str, Any]:
     """What of an effective node changes answers: everything but the reading's own bookkeeping."""
     if plain.get("base") == FULL:
         return {"base": FULL}
-    return {key: value for key, value in plain.items() if key not in ("reading", "released")}
+    return {key: value for key, value in plain.items() if key not in ("reading", "released", "about")}
 
 
 def _refuse_shared_names(cells: Any) -> None:

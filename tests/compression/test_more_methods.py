@@ -319,7 +319,7 @@ def test_caps_above_the_budget_are_refused_outside_of_the_released_reading():
 class TopHeavy(Allocator):
     """Grants the first layer more than its own share, and the others what is right."""
 
-    def caps(self, scores, budget, layers, n_layers):
+    def caps(self, scores, budget, layers, n_layers, context=None):
         return [torch.tensor([budget + (layer == 0)]) for layer in layers]
 
 

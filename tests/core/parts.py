@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -53,7 +52,7 @@ class HeadRagged(Allocator):
 
     scope = "layer"
 
-    def caps(self, scores: Sequence[Tensor], budget: int, layers: Sequence[int], n_layers: int) -> list[Tensor]:
+    def caps(self, scores, budget: int, layers, n_layers: int, context=None) -> list[Tensor]:
         made = []
         for layer, score in zip(layers, scores, strict=True):
             heads, n = score.shape
@@ -67,7 +66,7 @@ class LayerRagged(Allocator):
 
     scope = "model"
 
-    def caps(self, scores: Sequence[Tensor], budget: int, layers: Sequence[int], n_layers: int) -> list[Tensor]:
+    def caps(self, scores, budget: int, layers, n_layers: int, context=None) -> list[Tensor]:
         heads, n = scores[0].shape
         share = split(min(budget, n) * len(scores), len(scores), n, 5)
         return [torch.full((heads,), int(count), dtype=torch.int64) for count in share]
@@ -79,7 +78,7 @@ class AllRagged(Allocator):
 
     scope = "model"
 
-    def caps(self, scores: Sequence[Tensor], budget: int, layers: Sequence[int], n_layers: int) -> list[Tensor]:
+    def caps(self, scores, budget: int, layers, n_layers: int, context=None) -> list[Tensor]:
         heads, n = scores[0].shape
         share = split(min(budget, n) * heads * len(scores), heads * len(scores), n, 9)
         return list(share.view(len(scores), heads))
@@ -89,7 +88,7 @@ class AllRagged(Allocator):
 class PoisonEvicted(Reducer):
     """Evicts, then fills the evicted entries of the tensors it was given with NaN: who still reads them shows it."""
 
-    def reduce(self, key: Tensor, value: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+    def reduce(self, key: Tensor, value: Tensor, index: Tensor, types: Tensor | None = None) -> tuple[Tensor, Tensor]:
         kept = Evict().reduce(key, value, index)
         evicted = torch.ones(key.shape[:2], dtype=torch.bool)
         for head, slots in enumerate(index):

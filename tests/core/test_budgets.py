@@ -75,7 +75,7 @@ def test_memory_of_evicted_entries_is_released():
 class Greedy(parts.Uniform):
     """Grants one entry more than the budget allows."""
 
-    def caps(self, scores, budget, layers, n_layers):
+    def caps(self, scores, budget, layers, n_layers, context=None):
         return super().caps(scores, budget + 1, layers, n_layers)
 
 

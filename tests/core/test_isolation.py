@@ -152,7 +152,7 @@ def test_poison_is_visible_to_whoever_reads_evicted_entries():
     """The check above would be empty if NaN could not be seen: a reducer that keeps the poisoned tensors shows it."""
 
     class Leaky(parts.Reducer):
-        def reduce(self, key, value, index):
+        def reduce(self, key, value, index, types=None):
             everything = torch.arange(key.shape[1]).expand(key.shape[0], -1)[:, : index.shape[1]]
             parts.PoisonEvicted().reduce(key, value, index)
             return parts.Evict().reduce(key, value, everything)

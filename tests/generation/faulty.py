@@ -52,7 +52,7 @@ class FaultyReducer(Evict):
     kind: str
     layer: int = 0
 
-    def reduce(self, key: Tensor, value: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+    def reduce(self, key: Tensor, value: Tensor, index: Tensor, types: Tensor | None = None) -> tuple[Tensor, Tensor]:
         boom(self.kind)
         key, value = super().reduce(key, value, index)
         if self.kind == "nan_key":
@@ -89,19 +89,19 @@ class FaultyKey(RandomScores):
 
 
 class FaultyFallbacks(RandomScores):
-    def fallbacks(self, budget: int, length: int) -> tuple[str, ...]:
+    def fallbacks(self, budget: int, length: int, types=None) -> tuple[str, ...]:
         raise RuntimeError("no fallbacks, on purpose")
 
 
 class FaultyAllocator(Uniform):
-    def caps(self, scores, budget, layers, n_layers):
+    def caps(self, scores, budget, layers, n_layers, context=None):
         raise RuntimeError("no caps, on purpose")
 
 
 class Overdraw(Uniform):
     """Grants one entry more than there is."""
 
-    def caps(self, scores, budget, layers, n_layers):
+    def caps(self, scores, budget, layers, n_layers, context=None):
         return super().caps(scores, budget + 1, layers, n_layers)
 
 

@@ -159,9 +159,7 @@ def test_text_models_are_refused_what_needs_visual_tokens():
 
 
 def test_methods_that_need_visual_tokens_are_refused_for_text_models():
-    sighted = SimpleNamespace(
-        name="sighted", is_full=False, compressor=SimpleNamespace(scorer=SimpleNamespace(needs_visual=True))
-    )
+    sighted = SimpleNamespace(name="sighted", is_full=False, compressor=SimpleNamespace(needs_visual=True))
     config = compose(MODEL)
     with pytest.raises(UnsupportedError, match="method sighted needs visual tokens"):
         validate_combinations(config, TEXT_ONLY, [sighted])

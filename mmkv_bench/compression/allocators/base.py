@@ -6,8 +6,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
+from mmkv_bench.compression.observation import Needs
+
 if TYPE_CHECKING:
+    from collections.abc import Hashable
+
     from torch import Tensor
+
+    from mmkv_bench.compression.context import Context
+    from mmkv_bench.compression.observation import Observation
 
 
 class Allocator(ABC):
@@ -18,13 +25,39 @@ class Allocator(ABC):
             layers and decides after the last one.
         excess: entries per KV head granted ABOVE the budget. It is 0 in every paper reading; a released code that
             stores more than it states declares its excess here, so that a plan and an audit can name it.
+        needs: what ``summary`` reads of a layer (may be a property).
+        needs_visual: prompts without visual tokens cannot be allocated.
     """
 
     scope: Literal["layer", "model"] = "layer"
     excess: int = 0
+    needs: Needs = Needs()
+    needs_visual: bool = False
+
+    def summary_key(self, budget: int, length: int) -> Hashable | None:
+        """Effective parameters of ``summary`` at this budget and length; None for allocators that read scores only.
+
+        Cells whose allocators have the same type and key share one summary per layer.
+        """
+        return None
+
+    def summary(self, obs: Observation, budget: int, seed: int) -> Tensor | None:
+        """A layer's own figures, small (``[k]`` or ``[Hkv, k]``), float64 on the CPU; kept until the prompt is reduced."""
+        return None
+
+    def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
+        """Names of what could not be done as the parameters ask; see ``Scorer.fallbacks``."""
+        return ()
 
     @abstractmethod
-    def caps(self, scores: Sequence[Tensor], budget: int, layers: Sequence[int], n_layers: int) -> list[Tensor]:
+    def caps(
+        self,
+        scores: Sequence[Tensor],
+        budget: int,
+        layers: Sequence[int],
+        n_layers: int,
+        context: Context | None = None,
+    ) -> list[Tensor]:
         """Entries per KV head for each given layer.
 
         Args:
@@ -32,6 +65,7 @@ class Allocator(ABC):
             budget: entries per KV head on average, sinks, window and last token included; may be 0.
             layers: indices of the layers that ``scores`` belong to.
             n_layers: layers of the model.
+            context: the prompt and the layers' summaries; allocators that read scores only need none.
 
         Returns:
             Per layer int64 ``[Hkv]`` on the CPU, each at most n, with a sum of at most

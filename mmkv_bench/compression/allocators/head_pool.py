@@ -16,6 +16,8 @@ from mmkv_bench.errors import ConfigError, UnsupportedError, nearest
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from mmkv_bench.compression.context import Context
+
 
 @dataclass(frozen=True)
 class HeadPool(Allocator):
@@ -55,7 +57,14 @@ class HeadPool(Allocator):
         if self.rounding not in ("remainder", "nearest"):
             raise ConfigError(f"rounding is {self.rounding!r}; {nearest(str(self.rounding), ('remainder', 'nearest'))}")
 
-    def caps(self, scores: Sequence[Tensor], budget: int, layers: Sequence[int], n_layers: int) -> list[Tensor]:
+    def caps(
+        self,
+        scores: Sequence[Tensor],
+        budget: int,
+        layers: Sequence[int],
+        n_layers: int,
+        context: Context | None = None,
+    ) -> list[Tensor]:
         return [self._layer(score, budget) for score in scores]
 
     def _layer(self, score: Tensor, budget: int) -> Tensor:

@@ -11,6 +11,8 @@ from mmkv_bench.compression.allocators.base import Allocator
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from mmkv_bench.compression.context import Context
+
 
 @dataclass(frozen=True)
 class PositiveOnly(Allocator):
@@ -20,5 +22,12 @@ class PositiveOnly(Allocator):
     selector that protects nothing.
     """
 
-    def caps(self, scores: Sequence[Tensor], budget: int, layers: Sequence[int], n_layers: int) -> list[Tensor]:
+    def caps(
+        self,
+        scores: Sequence[Tensor],
+        budget: int,
+        layers: Sequence[int],
+        n_layers: int,
+        context: Context | None = None,
+    ) -> list[Tensor]:
         return [(s > 0).sum(-1).clamp_max(budget).cpu() for s in scores]

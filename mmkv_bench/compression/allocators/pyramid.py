@@ -15,6 +15,8 @@ from mmkv_bench.errors import ConfigError, nearest
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from mmkv_bench.compression.context import Context
+
 
 @dataclass(frozen=True)
 class Pyramid(Allocator):
@@ -86,7 +88,14 @@ class Pyramid(Allocator):
         caps = self.layer_caps(budget, candidates, n_layers)
         return sum(caps[layer] for layer in layers)
 
-    def caps(self, scores: Sequence[Tensor], budget: int, layers: Sequence[int], n_layers: int) -> list[Tensor]:
+    def caps(
+        self,
+        scores: Sequence[Tensor],
+        budget: int,
+        layers: Sequence[int],
+        n_layers: int,
+        context: Context | None = None,
+    ) -> list[Tensor]:
         import torch
 
         caps = self.layer_caps(budget, scores[0].shape[1], n_layers)

@@ -12,6 +12,8 @@ from mmkv_bench.errors import ConfigError
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from mmkv_bench.compression.context import Context
+
 
 @dataclass(frozen=True)
 class Uniform(Allocator):
@@ -28,7 +30,14 @@ class Uniform(Allocator):
         if self.excess < 0:
             raise ConfigError(f"excess is {self.excess}; allowed: 0 or more entries per KV head")
 
-    def caps(self, scores: Sequence[Tensor], budget: int, layers: Sequence[int], n_layers: int) -> list[Tensor]:
+    def caps(
+        self,
+        scores: Sequence[Tensor],
+        budget: int,
+        layers: Sequence[int],
+        n_layers: int,
+        context: Context | None = None,
+    ) -> list[Tensor]:
         import torch
 
         return [torch.full((s.shape[0],), min(budget + self.excess, s.shape[1]), dtype=torch.int64) for s in scores]

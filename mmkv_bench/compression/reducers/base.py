@@ -10,14 +10,22 @@ if TYPE_CHECKING:
 
 
 class Reducer(ABC):
-    """Builds the entries that stay from a full cache. It never writes to its inputs: other forks still read them."""
+    """Builds the entries that stay from a full cache. It never writes to its inputs: other forks still read them.
+
+    Class attributes:
+        merges: what is not selected leaves a trace in what is.
+    """
+
+    merges: bool = False
 
     @abstractmethod
-    def reduce(self, key: Tensor, value: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+    def reduce(self, key: Tensor, value: Tensor, index: Tensor, types: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Keys and values ``[Hkv, m, D]`` of the slots in ``index``.
 
         Args:
-            key: ``[Hkv, T, D]``, rotated at the tokens' own positions.
-            value: ``[Hkv, T, D]``.
+            key: ``[Hkv, n, D]`` of the candidates (padding and a token that will be fed again are no candidates),
+                rotated at the tokens' own positions.
+            value: ``[Hkv, n, D]``.
             index: int64 ``[Hkv, m]``, ascending, LEFT-padded with -1; padded slots come back as zeros.
+            types: int ``[n]`` of the candidates, 0 text, 1 image, 2 video; None when unknown.
         """

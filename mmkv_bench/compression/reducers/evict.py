@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class Evict(Reducer):
     """Gathers the selected entries unchanged: keys keep the rotation of their own position. No parameters."""
 
-    def reduce(self, key: Tensor, value: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+    def reduce(self, key: Tensor, value: Tensor, index: Tensor, types: Tensor | None = None) -> tuple[Tensor, Tensor]:
         padding = (index < 0).unsqueeze(-1)
         slot = index.clamp_min(0).unsqueeze(-1)
         return tuple(

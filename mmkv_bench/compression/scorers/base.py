@@ -42,8 +42,12 @@ class Scorer(ABC):
     def score(self, obs: Observation, budget: int, seed: int) -> Tensor:
         """Float32 ``[Hkv, T]`` on the observation's device, finite, higher = keep. Protection is the selector's."""
 
-    def fallbacks(self, budget: int, length: int) -> tuple[str, ...]:
-        """Names of what could not be done as the parameters ask; stored in the row, never silent."""
+    def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
+        """Names of what could not be done as the parameters ask; stored in the row, never silent.
+
+        Args:
+            types: int ``[T]``, 0 text, 1 image, 2 video; None when unknown.
+        """
         return ()
 
     def window_effective(self, budget: int, length: int) -> int | None:

@@ -69,7 +69,7 @@ class ExpectedAttentionScorer(Scorer):
 
         return length - max(QUERY_MOMENTS_SKIP, self.sinks) < MINIMUM_QUERIES
 
-    def fallbacks(self, budget: int, length: int) -> tuple[str, ...]:
+    def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
         return ("statistics_undefined",) if self._undefined(length) else ()
 
     def score(self, obs: Observation, budget: int, seed: int) -> Tensor:

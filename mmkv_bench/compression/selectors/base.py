@@ -10,7 +10,17 @@ if TYPE_CHECKING:
 
 
 class Selector(ABC):
-    """Turns scores and caps into indices. Stateless; protection is a mask, never an infinity in a score."""
+    """Turns scores and caps into indices. Stateless; protection is a mask, never an infinity in a score.
+
+    Class attributes:
+        needs_visual: prompts without visual tokens cannot be selected from.
+    """
+
+    needs_visual: bool = False
+
+    def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
+        """Names of what could not be done as the parameters ask; see ``Scorer.fallbacks``."""
+        return ()
 
     @abstractmethod
     def protected(self, length: int, budget: int, types: Tensor | None) -> Tensor:
@@ -24,7 +34,14 @@ class Selector(ABC):
         """
 
     @abstractmethod
-    def select(self, scores: Tensor, caps: Tensor, protected: Tensor, order: Tensor | None = None) -> Tensor:
+    def select(
+        self,
+        scores: Tensor,
+        caps: Tensor,
+        protected: Tensor,
+        order: Tensor | None = None,
+        types: Tensor | None = None,
+    ) -> Tensor:
         """Indices that stay.
 
         Protected candidates come first; if they exceed a cap, the LAST of them win. Then the highest scores; ties go to
@@ -33,8 +50,9 @@ class Selector(ABC):
         Args:
             scores: float32 ``[Hkv, n]``.
             caps: int64 ``[Hkv]``, entries granted to each head (0 allowed).
-            protected: bool ``[n]``.
+            protected: bool ``[n]``, or ``[Hkv, n]`` when heads differ.
             order: ``self.order(scores)`` when the caller already has it, so that several budgets share one sort.
+            types: int ``[n]`` of the candidates, 0 text, 1 image, 2 video; None when unknown.
 
         Returns:
             int64 ``[Hkv, max(min(caps, n))]`` on the scores' device, ascending in each row, LEFT-padded with -1.

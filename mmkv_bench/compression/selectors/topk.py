@@ -45,7 +45,14 @@ class TopK(Selector):
         keep[length - min(recents, length) :] = True
         return keep
 
-    def select(self, scores: Tensor, caps: Tensor, protected: Tensor, order: Tensor | None = None) -> Tensor:
+    def select(
+        self,
+        scores: Tensor,
+        caps: Tensor,
+        protected: Tensor,
+        order: Tensor | None = None,
+        types: Tensor | None = None,
+    ) -> Tensor:
         import torch
 
         heads, candidates = scores.shape
@@ -55,9 +62,10 @@ class TopK(Selector):
         caps, protected = caps.to(device), protected.to(device)
         order = self.order(scores) if order is None else order
         # Rank every candidate: protected ones from the last backwards, then the others by score.
-        count = protected.sum()
-        from_last = protected.flip(0).cumsum(0).flip(0)
-        others = (~protected)[order].cumsum(-1) + count
+        protected = protected.expand(heads, -1)
+        count = protected.sum(-1, keepdim=True)
+        from_last = protected.flip(-1).cumsum(-1).flip(-1)
+        others = (~protected).gather(-1, order).cumsum(-1) + count
         rank = torch.empty_like(order).scatter_(-1, order, others)
         rank = torch.where(protected, from_last, rank)
         keep = rank <= caps[:, None]

@@ -15,7 +15,7 @@ class Poison(Evict):
 
     fault: str
 
-    def reduce(self, key, value, index):
+    def reduce(self, key, value, index, types=None):
         if self.fault == "oom":
             raise torch.OutOfMemoryError("out of memory while gathering, on purpose")
         key, value = super().reduce(key, value, index)

@@ -1,0 +1,39 @@
+"""What allocators and decode policies may know of the prompt beside the scores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Context:
+    """One prompt (or, under ``query_agnostic``, its context) that is about to be reduced.
+
+    Attributes:
+        budget: C, entries per KV head; under ``strict`` the re-fed token's entry is part of it.
+        length: T, tokens of the prompt. strict: the last one will be fed again and is no candidate.
+        types: int ``[T]``, 0 text, 1 image, 2 video; None when unknown.
+        summaries: layer -> what ``Allocator.summary`` made of it. Scope "model": all layers; scope "layer": those up to
+            the layers at hand, so that an allocator can replay what it carried from layer to layer.
+    """
+
+    budget: int
+    length: int
+    strict: bool = False
+    types: Tensor | None = None
+    summaries: Mapping[int, Tensor] = field(default_factory=dict)
+
+    @property
+    def candidates(self) -> int:
+        """n: tokens that can be kept."""
+        return self.length - int(self.strict)
+
+    @property
+    def candidate_types(self) -> Tensor | None:
+        """int ``[n]``."""
+        return None if self.types is None else self.types[: self.candidates]

@@ -1,0 +1,76 @@
+"""What every decode policy promises."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mmkv_bench.compression.cache import CompressedCache, CompressedLayer
+    from mmkv_bench.compression.context import Context
+
+
+@dataclass
+class Start:
+    """One layer of ONE sequence right after the prompt (or context) was selected and reduced.
+
+    Attributes:
+        layer, n_layers: index of the layer, layers of the model.
+        key, value: ``[Hkv, n, D]`` candidates of the full cache; only to be read, and gone afterwards unless copied.
+        index: int64 ``[Hkv, m]`` kept candidates, ascending, LEFT-padded with -1.
+        kept_key, kept_value: ``[Hkv, m, D]``, what the reducer made of them.
+        scores: float32 ``[Hkv, T]`` of this layer; None when nothing was scored.
+        context: the prompt, its budget and the allocator's summaries.
+        pad: logical index of the prompt's first token (left padding). Slot positions are ``index + pad``.
+        seen: tokens the layer counts as seen from now on: ``pad + T``, one fewer under ``strict``.
+        acts_from: logical index of the answer's first token. Tokens before it that are fed later (the last prompt token
+            under ``strict``, the question under ``query_agnostic``) are stored like any other and trigger nothing.
+        scaling: factor of the attention scores. reserve: slots of slack for new tokens.
+    """
+
+    layer: int
+    n_layers: int
+    key: Tensor
+    value: Tensor
+    index: Tensor
+    kept_key: Tensor
+    kept_value: Tensor
+    scores: Tensor | None
+    context: Context
+    pad: int
+    seen: int
+    acts_from: int
+    scaling: float
+    reserve: int
+
+    @property
+    def positions(self) -> Tensor:
+        """int64 ``[Hkv, m]`` logical index of every kept slot, -1 = padding."""
+        return (self.index + self.pad).masked_fill(self.index < 0, -1)
+
+
+class DecodePolicy(ABC):
+    """Builds the layers that an answer is decoded from; they carry the policy's state (``CompressedLayer``'s hooks).
+
+    Policies hold one sequence each. They do not act on prompts within their budget, whose cells borrow the full cache,
+    unless they quantise.
+
+    Class attributes:
+        quantises: entries are stored in fewer bits, those of a prompt within its budget too.
+        retrieves: entries that are not on the device can be read later.
+    """
+
+    quantises: bool = False
+    retrieves: bool = False
+
+    @abstractmethod
+    def layer(self, start: Start) -> CompressedLayer:
+        """The layer that takes the place of the full one."""
+
+    def query_positions(self, cache: CompressedCache, position_ids: Tensor) -> Tensor:
+        """Position ids ``[3|4, 1, n]`` or ``[1, n]`` that the model shall use instead of the true ones: only to reproduce
+        a released code that errs there."""
+        return position_ids
