@@ -1,0 +1,143 @@
+"""LOOK-M's and MEDA's merging: what an evicted visual token knew goes into the kept entry that is most like it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from mmkv_bench.compression.reducers.base import Reducer
+from mmkv_bench.compression.reducers.evict import Evict
+from mmkv_bench.compression.statistics.tiles import row_blocks
+from mmkv_bench.errors import ConfigError, UnsupportedError, nearest
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MERGES = ("average", "pivot", "weighted", "none")
+SOURCES = ("aligned", "misaligned")
+
+
+@dataclass(frozen=True)
+class LookMMerge(Reducer):
+    """LOOK-M (arXiv 2406.18139, section 3.3) and MEDA (arXiv 2502.17599, eq. 11 and 12).
+
+    In each KV head, every evicted VISUAL candidate i goes to the kept entry c whose key has the largest cosine with its
+    key (both as stored, rotated; equal cosines: the lower slot). Values follow the same assignment. With n tokens
+    assigned to c, for keys and values alike:
+
+        average   (k_c + sum k_i) / (n + 1)
+        pivot     (k_c + sum (k_i + k_c) / 2) / (n + 1)
+        weighted  (k_c + sum cos_i k_i) / (n + 1)        the divisor is n + 1, not the weights' sum
+        none      k_c
+
+    Evicted text is gone. Entries that nothing is assigned to come back bit for bit. Cosines and sums are float32;
+    evicted tokens are taken in blocks, so memory beyond the result is one tile of (evicted block) x (kept).
+
+    Args:
+        merge: average (MEDA, LOOK-M's A-merge), pivot (LOOK-M's best), weighted, or none.
+        sources: "aligned", or "misaligned" for what the releases do.
+
+    Paper and code: the released pivot class does the above. The other two merge only tokens whose cosine, averaged over
+    heads, is at least the mean of all cosines. For "weighted", ``sources=misaligned`` is just that. For "average" the
+    release filters the destinations but not the sources: its r-th evicted token is merged into the entry nearest to the
+    r-th token that PASSED, reproduced by ``sources=misaligned`` as well; "pivot" and "none" have nothing to misalign.
+    The filter compares tokens over heads, so it needs the same number of evicted visual tokens in every head. Not
+    reproduced: sums in bfloat16.
+
+    Raises:
+        UnsupportedError: from ``reduce``, ``misaligned`` with heads that evict different numbers of visual tokens.
+    """
+
+    merge: Literal["average", "pivot", "weighted", "none"] = "average"
+    sources: Literal["aligned", "misaligned"] = "aligned"
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("merge", MERGES), ("sources", SOURCES)):
+            value = getattr(self, name)
+            if value not in allowed:
+                raise ConfigError(f"{name} is {value!r}; {nearest(str(value), allowed)}")
+
+    @property
+    def merges(self) -> bool:
+        return self.merge != "none"
+
+    def reduce(self, key: Tensor, value: Tensor, index: Tensor, types: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        import torch
+
+        kept = Evict().reduce(key, value, index)
+        real = index >= 0
+        if not self.merges or types is None or not bool(real.any()):
+            return kept
+        rows, valid = _evicted_visual(index, real, types.to(key.device))
+        if rows.shape[1] == 0:
+            return kept
+        cosine, slot = _nearest_kept(key, rows, kept[0], real)
+        weight = cosine if self.merge == "weighted" else torch.ones_like(cosine)
+        if self.sources == "misaligned" and self.merge != "pivot":
+            rows, slot, weight = self._filtered(rows, valid, cosine, slot, weight)
+            valid = torch.ones_like(rows, dtype=torch.bool)
+        weight = weight * valid
+        count = torch.zeros(index.shape, device=key.device).scatter_add_(1, slot, valid.float())
+        return tuple(
+            self._merged(old, new, rows, slot, weight, count) for old, new in zip((key, value), kept, strict=True)
+        )
+
+    def _filtered(
+        self, rows: Tensor, valid: Tensor, cosine: Tensor, slot: Tensor, weight: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """(sources, destinations, weights) of the tokens that the released filter lets through, ``[Hkv, f]`` each."""
+        if not bool(valid.all()):
+            counts = valid.sum(-1).tolist()
+            raise UnsupportedError(
+                f"sources=misaligned compares evicted visual tokens over heads, and these heads evict {counts}; allowed: "
+                "the same number in every head; use prior=true with a uniform cap, or sources=aligned"
+            )
+        passed = (cosine.mean(0) >= cosine.mean()).nonzero().flatten()
+        taken = passed if self.merge == "weighted" else passed.new_tensor(range(len(passed)))
+        return rows[:, taken], slot[:, passed], weight[:, passed]
+
+    def _merged(self, old: Tensor, kept: Tensor, rows: Tensor, slot: Tensor, weight: Tensor, count: Tensor) -> Tensor:
+        """``[Hkv, m, D]``: kept entries with the tokens ``rows [Hkv, e]`` of ``old`` added at their slots."""
+        import torch
+
+        heads, slots, dim = kept.shape
+        total = torch.zeros(kept.shape, dtype=torch.float32, device=kept.device)
+        for start, end in row_blocks(rows.shape[1], heads * slots, kept.device):
+            part = rows[:, start:end, None].expand(-1, -1, dim)
+            # A product with the assignment matrix: unlike scattered additions, the same on every run of an accelerator.
+            assigned = torch.zeros(heads, end - start, slots, device=kept.device)
+            assigned.scatter_(2, slot[:, start:end, None], weight[:, start:end, None])
+            total += torch.bmm(assigned.transpose(1, 2), old.gather(1, part).float())
+        own, count = kept.float(), count[..., None]
+        summed = own * (1 + count / 2) + total / 2 if self.merge == "pivot" else own + total
+        return torch.where(count > 0, summed / (count + 1), own).to(kept.dtype)
+
+
+def _evicted_visual(index: Tensor, real: Tensor, types: Tensor) -> tuple[Tensor, Tensor]:
+    """Candidates to merge, int64 ``[Hkv, e]`` ascending, and which of them are real (heads may evict fewer than e)."""
+    import torch
+
+    n = len(types)
+    kept = torch.zeros(len(index), n + 1, dtype=torch.bool, device=index.device)
+    kept.scatter_(1, index.masked_fill(~real, n), True)  # padding marks a column of its own
+    # A head that keeps nothing has nowhere to merge to.
+    lost = (types > 0) & ~kept[:, :n] & real.any(-1, keepdim=True)
+    counts = lost.sum(-1, keepdim=True)
+    rows = lost.sort(dim=-1, descending=True, stable=True).indices[:, : int(counts.max())]
+    return rows, torch.arange(rows.shape[1], device=rows.device) < counts
+
+
+def _nearest_kept(key: Tensor, rows: Tensor, kept: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
+    """Largest cosine, float32 ``[Hkv, e]``, between candidates ``rows`` and kept keys ``[Hkv, m, D]``, and its slot."""
+    import torch
+    from torch.nn.functional import normalize
+
+    units = normalize(kept.float(), dim=-1).transpose(1, 2)
+    cosine = torch.empty(rows.shape, dtype=torch.float32, device=key.device)
+    slot = torch.empty_like(rows)
+    for start, end in row_blocks(rows.shape[1], kept.shape[0] * kept.shape[1], key.device):
+        part = rows[:, start:end, None].expand(-1, -1, key.shape[-1])
+        alike = torch.bmm(normalize(key.gather(1, part).float(), dim=-1), units)
+        alike.masked_fill_(~real[:, None], -torch.inf)
+        cosine[:, start:end], slot[:, start:end] = alike.max(-1)
+    return cosine, slot

@@ -1,0 +1,58 @@
+"""LOOK-M's scores: heavy hitters, text before images and videos."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mmkv_bench.compression.observation import Needs
+from mmkv_bench.compression.scorers.base import Scorer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mmkv_bench.compression.observation import Observation
+
+
+@dataclass(frozen=True)
+class TextPriorScorer(Scorer):
+    """LOOK-M (arXiv 2406.18139) and MEDA (arXiv 2502.17599, eq. 8 and 9): accumulated attention with a text prior.
+
+    ``s_j = sum_i A[i, j]`` over all T causal queries, summed over the g query heads of a KV head; for text tokens
+    ``s_j += max_j s_j``, the head's maximum over all T tokens. Every text token then ranks before every visual one
+    (also where the sum would round to the maximum itself: it is raised to the next float32), text by its attention,
+    visual tokens by theirs. Sums and ranks are float32: the order of text among itself is resolved to the spacing of
+    numbers twice the maximum, which only matters when not all text fits.
+
+    Recents and the rule for text above the budget are the selector's (``TextRecents``).
+
+    A prompt without visual tokens, or of unknown types, is scored by H2O's plain sums; the row says
+    ``no_visual_tokens``.
+
+    Args:
+        prior: false leaves the sums as they are (H2O's scores, and LOOK-M's ablation "without text prior").
+
+    Paper and code: the releases of LOOK-M and MEDA subtract 65516 from image tokens and recents, which keeps all text
+    whatever the budget (``TextRecents(rule="all_text")``) and orders everything else as here. They take each query head
+    of a model without GQA by itself; their bfloat16 sums, 576 tokens per image and batch of one are not reproduced.
+    """
+
+    needs = Needs(column_sums=True)
+    prior: bool = True
+
+    def key(self, budget: int, length: int) -> tuple:
+        return (self.prior,)
+
+    def score(self, obs: Observation, budget: int, seed: int) -> Tensor:
+        import torch
+
+        sums, types = obs.column_sums, obs.token_types
+        if not self.prior or types is None or not bool((types > 0).any()):
+            return sums
+        largest = sums.amax(-1, keepdim=True)
+        above = torch.nextafter(largest, torch.full_like(largest, torch.inf))
+        return torch.where(types.to(sums.device) == 0, torch.maximum(sums + largest, above), sums)
+
+    def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
+        without = types is None or not bool((types > 0).any())
+        return ("no_visual_tokens",) if self.prior and without else ()

@@ -1,0 +1,107 @@
+"""LOOK-M's and MEDA's selection: recents, then the highest scores, with the releases' rules for text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
+from typing import TYPE_CHECKING, Literal
+
+from mmkv_bench.compression.selectors.recent_share import RecentShare
+from mmkv_bench.compression.selectors.topk import TopK
+from mmkv_bench.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class TextRecents(RecentShare):
+    """LOOK-M (arXiv 2406.18139) and MEDA (arXiv 2502.17599, eq. 10): M recents, and N important ones of the others.
+
+    That text outranks visual tokens is the scorer's doing (``TextPriorScorer``). Here a budget is strict by default:
+    ``M + N`` entries and no more, so text that does not fit goes (the lowest scores first) and the row says
+    ``text_over_budget``. The papers' formula keeps all text besides the N important tokens, which contradicts the size
+    that they state.
+
+    Args:
+        sinks, recents, window: see ``TopK``.
+        share: share of the entries that the M recents get, in [0, 1]; rounded down, exact decimal arithmetic.
+        follow: whose share: "budget": of the prompt's C, the last token included; "cap": of what the layer was granted,
+            for allocations that differ between layers. Under ``strict`` the token that is fed again is then no part.
+        rule: "strict", or "all_text": both parts are rounded down, ALL text outside of the recents is kept and counts
+            towards N, so that ``max(N, text) + M`` entries stay, more than was granted when text exceeds N. Parts of the
+            cap whatever ``follow`` says. For ``reading=released`` alone.
+        margin: when the M recents are fewer than the prompt's text tokens, take as many recents as there are text
+            tokens and ``margin`` [tokens] more, of any kind, above what was granted; -1 = never.
+        text_first: the scorer ranks text first, so that text over the budget is worth telling.
+
+    Paper and code: LOOK-M's release is ``all_text`` with halves, and sinks=4 in its class without text prior. MEDA's is
+    ``all_text``, halves instead of 3:1, ``margin=100`` in its average class and 0 in its pivot class. A margin so large
+    that fewer than N tokens are left to choose from stops the release with an error; here they all stay. It leaves
+    prompts without an image alone; here they are reduced like H2O, within the budget.
+    """
+
+    share: float = 0.5
+    follow: Literal["budget", "cap"] = "budget"
+    rule: Literal["strict", "all_text"] = "strict"
+    margin: int = -1
+    text_first: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, allowed in (("follow", ("budget", "cap")), ("rule", ("strict", "all_text"))):
+            value = getattr(self, name)
+            if value not in allowed:
+                raise ConfigError(f"{name} is {value!r}; {nearest(str(value), allowed)}")
+        if self.margin < -1:
+            raise ConfigError(f"margin is {self.margin}; allowed: 0 or more tokens, or -1 for none")
+
+    @property
+    def _by_cap(self) -> bool:
+        return self.follow == "cap" or self.rule == "all_text" or self.margin >= 0
+
+    def protected(self, length: int, budget: int, types: Tensor | None) -> Tensor:
+        chosen = TopK if self._by_cap else RecentShare  # recents that follow a cap are known in `select` only
+        return chosen.protected(self, length, budget, types)
+
+    def select(
+        self,
+        scores: Tensor,
+        caps: Tensor,
+        protected: Tensor,
+        order: Tensor | None = None,
+        types: Tensor | None = None,
+    ) -> Tensor:
+        import torch
+
+        if not self._by_cap:
+            return super().select(scores, caps, protected, order, types)
+        n, device = scores.shape[1], scores.device
+        mixed = types is not None and bool((types > 0).any())  # text by itself has no priority over anything
+        recents, important = self._parts(caps.clamp_max(n).to(device))
+        if self.margin >= 0 and mixed:
+            texts = (types == 0).sum().to(device)
+            recents = torch.where(recents < texts, texts + self.margin, recents).clamp_max(n)
+        latest = torch.arange(n, device=device) >= n - recents[:, None]
+        protected = protected.to(device) | latest
+        if self.rule == "all_text" and mixed:
+            text = types.to(device) == 0
+            important = torch.maximum(important, (text & ~latest).sum(-1))
+            protected = protected | text
+        return super().select(scores, (important + recents).clamp_max(n), protected, order, types)
+
+    def _parts(self, caps: Tensor) -> tuple[Tensor, Tensor]:
+        """M and N of every cap, int64 like ``caps``."""
+        share = Fraction(Decimal(str(self.share)))
+        recents = caps * share.numerator // share.denominator
+        rest = 1 - share
+        return recents, caps - recents if self.rule == "strict" else caps * rest.numerator // rest.denominator
+
+    def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
+        """``text_over_budget``: more text outside of the recents than important entries, in a layer that is granted C."""
+        if not self.text_first or types is None or not bool((types > 0).any()):
+            return ()
+        recents = int(Decimal(str(self.share)) * budget)
+        texts = int((types[: max(0, length - recents)] == 0).sum())
+        return ("text_over_budget",) if texts > budget - recents else ()

@@ -1,0 +1,83 @@
+"""How spread a layer's attention is, streamed by blocks of query rows: MEDA's allocation figures.
+
+Inputs may be float16 or bfloat16; scores, softmax and row entropies are float32, sums over rows float64. Entropies are
+in nats. Nothing larger than a tile (``tiles.py``) exists at any time.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mmkv_bench.compression.statistics.attention import exponentials
+from mmkv_bench.compression.statistics.tiles import row_blocks
+
+
+def map_entropy(query: Tensor, key: Tensor, scaling: float) -> float:
+    """Mean over rows of the entropy of the attention map averaged over heads, every row seeing every key.
+
+    Args:
+        query: ``[Hq, n, D]``, n >= 1 rows.
+        key: ``[Hkv, m, D]``, m >= 1; query head h reads KV head ``h // (Hq / Hkv)``.
+        scaling: factor of the scores.
+
+    Returns:
+        ``1/n sum_i H(1/Hq sum_h softmax(q_hi K^T * scaling))``, between 0 and log m.
+    """
+    heads, total, dim = key.shape
+    query = query.view(heads, -1, *query.shape[1:])
+    group, rows = query.shape[1:3]
+    keys = key.float().transpose(1, 2)
+    entropy = torch.zeros((), dtype=torch.float64, device=key.device)
+    for start, end in row_blocks(rows, heads * group * total, key.device):
+        block = query[:, :, start:end].reshape(heads, -1, dim).float() * scaling
+        scores = torch.bmm(block, keys)
+        scores *= exponentials(scores, masked=False).unsqueeze(-1)
+        mean = scores.view(heads * group, end - start, total).mean(0)
+        entropy += torch.special.entr(mean).sum(-1).double().sum()
+    return float(entropy) / rows
+
+
+def cross_modal_entropy(query: Tensor, key: Tensor, scaling: float, types: Tensor) -> float:
+    """MEDA's eq. 4 to 6: entropy of text attending to visual tokens plus entropy of visual attending to text.
+
+    The two maps are softmaxes over the other modality's keys alone, without a causal mask (the paper names none; they
+    are a diagnostic, not what the model computes), averaged over heads before the entropy is taken.
+
+    Args:
+        query: ``[Hq, T, D]``, rotated. key: ``[Hkv, T, D]``, rotated. scaling: factor of the scores.
+        types: int ``[T]``, 0 text, above 0 visual; both must occur.
+
+    Raises:
+        ValueError: one modality only, for which no map exists.
+    """
+    visual = types.to(key.device) > 0
+    text = ~visual
+    if not bool(visual.any()) or not bool(text.any()):
+        raise ValueError("cross-modal entropy needs text and visual tokens; this prompt has one of them")
+    seeing = map_entropy(query[:, text], key[:, visual], scaling)
+    return seeing + map_entropy(query[:, visual], key[:, text], scaling)
+
+
+def causal_entropy(query: Tensor, key: Tensor, scaling: float) -> float:
+    """Mean over all heads and rows of the entropy of the layer's own causal attention (MEDA's released figure).
+
+    Args:
+        query: ``[Hq, T, D]``, rotated. key: ``[Hkv, T, D]``, rotated. scaling: factor of the scores.
+    """
+    heads, total, dim = key.shape
+    query = query.view(heads, -1, *query.shape[1:])
+    group, rows = query.shape[1:3]
+    keys = key.float().transpose(1, 2)
+    entropy = torch.zeros((), dtype=torch.float64, device=key.device)
+    for start, end in row_blocks(rows, heads * group * total, key.device):
+        n = end - start
+        block = query[:, :, start:end].reshape(heads, group * n, dim).float() * scaling
+        scores = torch.bmm(block, keys[:, :, :end])
+        future = torch.ones(n, n, dtype=torch.bool, device=key.device).triu_(1)
+        scores.view(heads, group, n, end)[..., start:].masked_fill_(future, float("-inf"))
+        weight = exponentials(scores, masked=True)
+        # With e = exp(score - maximum) and S = sum e: H = log S - sum(e log e) / S.
+        rest = torch.special.entr(scores).sum(-1)
+        entropy += (weight * rest - weight.log()).double().sum()
+    return float(entropy) / (rows * heads * group)
