@@ -1,0 +1,62 @@
+"""`python -m mmkv_bench.calibrate <method>`: measures a model once and writes the artefact that the method is built with."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from mmkv_bench.errors import MMKVError
+
+EMBEDDED = "pkg://mmkv_bench/tiny/weights"
+HELP = {
+    "prefixkv": "kept share of every layer for a grid of budgets",
+    "sparsemm": "visual score of every query head",
+    "hybridkv": "attention sparsity of the heads, and a threshold between static and dynamic ones",
+}
+SAMPLES = {"prefixkv": 10, "sparsemm": 400, "hybridkv": 20}
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's options."""
+    command = argparse.ArgumentParser(prog="python -m mmkv_bench.calibrate", description=__doc__)
+    methods = command.add_subparsers(dest="method", required=True, metavar="{prefixkv,sparsemm,hybridkv}")
+    for name, text in HELP.items():
+        one = methods.add_parser(name, help=text, description=f"Measure: {text}.")
+        one.add_argument("--name", default="tiny", help="model.name of the runs that shall find the artefact")
+        one.add_argument("--path", default=EMBEDDED, help="model folder or hub id (default: the embedded model)")
+        one.add_argument("--revision", help="hub revision")
+        one.add_argument("--dtype", default="auto", help="as model.dtype of a run (default: the checkpoint's)")
+        one.add_argument("--device", default="cpu", choices=("cpu", "cuda", "auto"), help="default: cpu")
+        one.add_argument("--samples", type=int, default=SAMPLES[name], help=f"pages (default: {SAMPLES[name]})")
+        one.add_argument("--kinds", nargs="+", help="kinds of page in turn (default: all; PrefixKV's domains)")
+        one.add_argument("--size", default="small", choices=("small", "large"), help="page size (default: small)")
+        one.add_argument("--split", default="train", choices=("train", "dev"), help="never test pages (default: train)")
+        one.add_argument("--threads", type=int, default=1, help="torch threads; bit-identical results need the same")
+        one.add_argument("--out", type=Path, help="file (default: conf/calibration/<name>/<method>.json)")
+        if name == "prefixkv":
+            one.add_argument("--delta", type=float, default=0.0, help="tolerance of the search, in layers (default: 0)")
+            one.add_argument("--steps", type=int, default=0, help="fixed number of halvings (default: until exact)")
+        if name == "hybridkv":
+            one.add_argument("--quantile", type=float, default=0.5, help="of the heads' sparsity, for theta")
+            one.add_argument("--share", type=float, default=0.05, help="top keys of a row that count, of its length")
+    return command
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code: 0, or an error's own."""
+    options = parser().parse_args(argv)
+    try:
+        from mmkv_bench.calibrate.command import run
+
+        path = run(options)
+    except MMKVError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    print(f"wrote {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,82 @@
+"""One calibration from beginning to end: load the model, read the pages one by one, write the artefact."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import mmkv_bench
+from mmkv_bench.calibrate.artefact import Artefact, committed, save
+from mmkv_bench.calibrate.samples import page, pages
+from mmkv_bench.config import resolve_path
+from mmkv_bench.errors import CalibrationError, nearest
+
+if TYPE_CHECKING:
+    import argparse
+
+OWN_SETTINGS = {"prefixkv": ("delta", "steps"), "sparsemm": (), "hybridkv": ("share", "quantile")}
+SHOW_EVERY = 10.0  # seconds
+
+
+def run(options: argparse.Namespace) -> Path:
+    """Measure and write; options: those of the command line. Returns the artefact's path.
+
+    Raises:
+        MMKVError: a model that cannot be loaded or measured, options that measure nothing.
+    """
+    return save(measured(options), options.out or committed(options.method, options.name))
+
+
+def measured(options: argparse.Namespace) -> Artefact:
+    """The artefact that the options ask for."""
+    import torch
+
+    from mmkv_bench.models.fingerprint import model_fingerprint
+    from mmkv_bench.models.load import load_config, load_model
+    from mmkv_bench.tiny.pages import TASKS
+
+    kinds = list(options.kinds or TASKS)
+    for kind in kinds:
+        if kind not in TASKS:
+            raise CalibrationError(f"--kinds {kind} is no kind of page; {nearest(kind, TASKS)}")
+    plan = pages(kinds, options.size, options.split, options.samples)
+    committed(options.method, options.name)  # a name that auto could not look up is refused before any work
+    _quiet()
+    torch.set_num_threads(options.threads)
+    path = resolve_path(options.path)
+    fingerprint, revision = model_fingerprint(path, load_config(path, options.revision))
+    loaded = load_model(options.name, path, revision=options.revision, dtype=options.dtype, device=options.device)
+    method = importlib.import_module(f"mmkv_bench.calibrate.{options.method}")
+    settings: dict[str, Any] = {name: getattr(options, name) for name in OWN_SETTINGS[options.method]}
+    found, samples, started, shown = [], [], time.monotonic(), time.monotonic()
+    for number, place in enumerate(plan, 1):
+        sample = page(*place)
+        found.append(method.measure(loaded, sample, settings))
+        samples.append(sample.sample_id)
+        if time.monotonic() - shown > SHOW_EVERY:
+            shown = time.monotonic()
+            left = (shown - started) / number * (len(plan) - number)
+            print(f"{number}/{len(plan)} pages, about {left:.0f} s left", flush=True)
+    return Artefact.make(
+        method=options.method,
+        model=options.name,
+        model_fingerprint=fingerprint,
+        model_revision=revision,
+        dataset=f"{options.size} {options.split} pages of the kinds {', '.join(kinds)}, in turn",
+        samples=samples,
+        settings=settings | {"samples": len(samples), "dtype": loaded.dtype},
+        versions={name: metadata.version(name) for name in ("torch", "transformers")}
+        | {"mmkv_bench": mmkv_bench.__version__},
+        data=method.summarise(found, settings, loaded.family.num_kv_heads),
+    )
+
+
+def _quiet() -> None:
+    """Progress bars and advice of libraries do not belong among ours."""
+    import transformers
+
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
