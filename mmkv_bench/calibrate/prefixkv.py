@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from mmkv_bench.models.load import LoadedModel
 
-GRID = (*(f"{Decimal(i) / 100}" for i in range(1, 100)), "1.0")
-"""Fractions kept, as the artefact's keys write them: 0.01, 0.02, ..., 0.99, 1.0."""
+GRID = tuple(Decimal(i) / 100 for i in range(1, 101))
+"""Fractions kept: 0.01, 0.02, ..., 1."""
 
 
 def importance(obs: Observation) -> Tensor:
@@ -43,14 +43,14 @@ def summarise(found: Sequence[list[list[float]]], settings: Mapping[str, Any], k
     """The artefact's data from `measure` of every sample.
 
     Returns:
-        ``{"layers": L, "ratios": {"0.01": [R_l], ...}, "std": {"0.01": [...], ...}}``: shares of the prompt that each
-        layer keeps, mean over samples, adding up to ``L * rho`` but for rounding; population standard deviation over
-        samples before the scaling (the paper's table 7).
+        ``{"layers": L, "grid": [rho, ...], "ratios": [[R_l] per rho], "std": [[...] per rho]}``: shares of the prompt
+        that each layer keeps, mean over samples, adding up to ``L * rho`` but for rounding; population standard
+        deviation over samples before the scaling (the paper's table 7).
     """
-    ratios, std = {}, {}
+    ratios, std = [], []
     for rho, samples in zip(GRID, zip(*found, strict=True), strict=True):
         columns = list(zip(*samples, strict=True))
         means = [Fraction(fmean(column)) for column in columns]
-        ratios[rho] = [float(share) for share in scaled(means, len(columns) * Fraction(Decimal(rho)))]
-        std[rho] = [pstdev(column) for column in columns]
-    return {"layers": len(found[0][0]), "ratios": ratios, "std": std}
+        ratios.append([float(share) for share in scaled(means, len(columns) * Fraction(rho))])
+        std.append([pstdev(column) for column in columns])
+    return {"layers": len(found[0][0]), "grid": [float(rho) for rho in GRID], "ratios": ratios, "std": std}
