@@ -150,13 +150,17 @@ class Compressor:
         together = self.selector.select(
             rows[:, :candidates], torch.cat(caps), protected, order, context.candidate_types
         )
+        counts = (together >= 0).sum(-1).cpu()
         if self.reading != "released":
-            kept = int((together >= 0).sum())
+            kept = int(counts.sum())
             allowed = scores[0].shape[0] * self._allowance(granted, candidates, layers, n_layers)
             if kept > allowed:
                 raise OverBudgetError(f"{self.name} kept {kept} entries where the budget allows {allowed}")
-        parts = together.split([len(cap) for cap in caps])
-        widths = [min(int(cap.max()), candidates) for cap in caps]
+        heads = [len(cap) for cap in caps]
+        parts = together.split(heads)
+        widths = [
+            int(count.max()) for count in counts.split(heads)
+        ]  # not the caps: a released selector may exceed them
         return [
             part[:, part.shape[1] - width :].to(score.device)
             for part, width, score in zip(parts, widths, scores, strict=True)
