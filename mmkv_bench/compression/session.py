@@ -395,7 +395,8 @@ class Compressing:
         index = index.to(target.device)
         if self.compressor.decoding is not None and (not whole or self.compressor.quantises):
             prompt.cache.layers[layer] = self._decoding_layer(prompt, layer, target, index)
-            prompt.cache.query_positions = self.compressor.decoding.query_positions
+            if self.compressor.decoding.moves_queries:
+                prompt.cache.query_positions = self.compressor.decoding.query_positions
         elif not whole:
             rows = [self._reduce_row(prompt, row) for row in range(len(prompt.pads))]
             target.retain(index, rows, forget=int(self.strict))

@@ -16,11 +16,12 @@ from mmkv_bench.generation.rules import DecodeRules
 
 @dataclass
 class Decoded:
-    """One fork's tokens; `fed` counts the tokens that went through the cache after the prompt (or its re-fed part)."""
+    """One fork's tokens; `entries`: what its layers held when the last one was chosen, where that was counted."""
 
     tokens: list[int] = field(default_factory=list)
     finish: str | None = None
     error: Exception | None = None
+    entries: int | None = None
 
     @property
     def done(self) -> bool:
@@ -78,6 +79,7 @@ def decode(
     protocol: str,
     prompt_ids: Tensor,
     deadline: float | None = None,
+    count: bool = False,
 ) -> list[Decoded]:
     """Decode `rows` forks whose reduced entries stand in `cache`.
 
@@ -86,6 +88,7 @@ def decode(
             logits of the first token.
         prompt_ids: int64 `[1, T]` the whole prompt, which processors and stop strings read.
         deadline: `time.monotonic()` after which `GenerationTimeout` is raised.
+        count: count each row's entries when its answer is done (policies evict, so that they cannot be computed).
 
     Returns:
         One `Decoded` per row; NaN logits end their own row only.
@@ -97,18 +100,29 @@ def decode(
         feed, offset = prompt_ids[:, -1:].expand(rows, -1), 0
     else:
         feed, offset = prompt_ids[:, prefilled.length :].expand(rows, -1), 1
-    while not chooser.done:
+    while True:
+        if count:
+            _count(chooser.rows, cache)
+        if chooser.done:
+            return chooser.rows
         if deadline is not None and time.monotonic() > deadline:
             raise GenerationTimeout("decoding ran past timeout_s")
-        count = feed.shape[1]
         output = model(
             input_ids=feed,
-            position_ids=prefilled.positions(offset, count, rows),
+            position_ids=prefilled.positions(offset, feed.shape[1], rows),
             past_key_values=cache,
             use_cache=True,
             logits_to_keep=1,
             return_dict=True,
         )
-        offset += count
+        offset += feed.shape[1]
         feed = chooser.choose(output.logits[:, -1].float())
-    return chooser.rows
+
+
+def _count(rows: list[Decoded], cache: CompressedCache) -> None:
+    """Entries of the rows that have just ended; the batch goes on feeding them, and their policies go on acting."""
+    ended = [i for i, row in enumerate(rows) if row.done and row.entries is None]
+    if ended:
+        entries = torch.stack([layer.entries().sum(-1) for layer in cache.layers]).sum(0)
+        for i in ended:
+            rows[i].entries = int(entries[i])

@@ -200,9 +200,10 @@ class Engine:
             for row, fork in enumerate(forks):
                 audit(fork, cache.layers, 0 if whole else row, prefilled)
             rows = 1 if whole else len(forks)
-            decoded = decode(self.model, cache, rows, prefilled, self.rules, protocol, prompt.input_ids, deadline)
-            if not whole and forks[0].cell.compressor.decoding is not None:
-                forks[0].result.entries_end = sum(int(layer.entries().sum()) for layer in cache.layers)
+            acting = not whole and forks[0].cell.compressor.decoding is not None
+            decoded = decode(
+                self.model, cache, rows, prefilled, self.rules, protocol, prompt.input_ids, deadline, acting
+            )
         return decoded * len(forks) if whole else decoded
 
     def _finish(self, fork: Fork, answer: Decoded, prefilled: Prefilled, seconds: float, rows: int) -> None:
@@ -217,7 +218,8 @@ class Engine:
         result.answer = self.rules.text(answer.tokens, answer.finish, self.tokenizer)
         first = 1 if fork.cell.protocol == "paper" else 0
         result.tokens_from_compressed = 0 if fork.index is None else max(result.n_tokens - first, 0)
-        if fork.index is None or fork.cell.compressor.decoding is None:  # otherwise counted when the answer was done
+        result.entries_end = answer.entries
+        if answer.entries is None:
             result.entries_end = result.entries_resident + result.entries_appended + (result.n_tokens - 1) * heads
         steps = max(result.n_tokens - first, 0)
         result.tpot_s = seconds / steps if steps else None

@@ -13,6 +13,7 @@ from torch import Tensor
 from mmkv_bench.compression.cache import CompressedCache, CompressedLayer
 from mmkv_bench.compression.context import Context
 from mmkv_bench.compression.decoding.base import Start
+from mmkv_bench.compression.decoding.rows import RowsLayer
 from mmkv_bench.generation.prefill import Prefilled, score_key, summary_key
 from mmkv_bench.generation.result import CellSpec, ForkResult, digest
 
@@ -76,10 +77,11 @@ def batches(
     """
     groups: dict[tuple, list[Fork]] = {}
     for fork in forks:
-        if fork.cell.compressor.decoding is not None:  # its layers hold one sequence each
+        policy = fork.cell.compressor.decoding
+        if policy is not None and policy.moves_queries:
             yield [fork]
             continue
-        groups.setdefault((fork.cell.protocol, fork.bucket()), []).append(fork)
+        groups.setdefault((fork.cell.protocol, fork.bucket(), policy is not None), []).append(fork)
     key = prefilled.cache.layers[0].keys
     slot = key.shape[1] * (2 * key.shape[3] * key.element_size() + POSITION_BYTES)
     for members in groups.values():
@@ -104,7 +106,7 @@ def gather(prefilled: Prefilled, forks: Sequence[Fork], reserve: int, prompt_tok
     """
     seen = prefilled.length - (forks[0].cell.protocol == "strict")
     types = prefilled.prompt.types[0][:seen]
-    policy = forks[0].cell.compressor.decoding
+    acting = forks[0].cell.compressor.decoding is not None  # a batch has policies throughout, or none
     layers = []
     for number, source in enumerate(prefilled.cache.layers):
         key, value = source.keys[0, :, :seen], source.values[0, :, :seen]
@@ -112,15 +114,19 @@ def gather(prefilled: Prefilled, forks: Sequence[Fork], reserve: int, prompt_tok
         for fork in forks:
             index = fork.index[number]
             rows.append((*fork.cell.compressor.reducer.reduce(key, value, index, types), index))
-        if policy is None:
+        if not acting:
             layers.append(CompressedLayer.from_rows(rows, seen, reserve))
-        else:
-            layers.append(
-                policy.layer(_start(prefilled, forks[0], number, key, value, rows[0], reserve, prompt_tokens))
+            continue
+        started = [
+            fork.cell.compressor.decoding.layer(
+                _start(prefilled, fork, number, key, value, row, reserve, prompt_tokens)
             )
+            for fork, row in zip(forks, rows, strict=True)
+        ]
+        layers.append(started[0] if len(started) == 1 else RowsLayer(started))
     cache = CompressedCache.of(layers)
-    if policy is not None:
-        cache.query_positions = policy.query_positions
+    if acting and forks[0].cell.compressor.decoding.moves_queries:
+        cache.query_positions = forks[0].cell.compressor.decoding.query_positions
     return cache
 
 
@@ -197,11 +203,12 @@ def audit(fork: Fork, layers: Sequence[CompressedLayer], row: int, prefilled: Pr
     result.entries_reachable = sum(int((layer.reachable()[row] + strict).sum()) for layer in layers)
     result.entries_planned = sum(int((i >= 0).sum()) for i in index) + strict * heads * len(layers)
     result.bytes_full = prefilled.length * heads * len(layers) * slot
-    if fork.cell.compressor.decoding is not None and fork.index is not None:  # one row, counted by its own layers
-        data, metadata = (sum(parts) for parts in zip(*(layer.nbytes() for layer in layers), strict=True))
+    if fork.cell.compressor.decoding is not None and fork.index is not None:  # counted by its own layers
+        own = [layer.rows[row] if isinstance(layer, RowsLayer) else layer for layer in layers]
+        data, metadata = (sum(parts) for parts in zip(*(layer.nbytes() for layer in own), strict=True))
         result.bytes_device = data + strict * heads * len(layers) * slot
         result.bytes_metadata = metadata + strict * heads * len(layers) * POSITION_BYTES
-        result.bytes_host = sum(layer.host_nbytes() for layer in layers)
+        result.bytes_host = sum(layer.host_nbytes() for layer in own)
         return
     stored = sum(i.shape[1] + strict for i in index)
     result.bytes_device = stored * heads * slot

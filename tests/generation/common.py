@@ -79,7 +79,7 @@ def registry(reading: str = "paper") -> dict[str, Compressor]:
 
 def for_text(methods: dict[str, Compressor]) -> dict[str, Compressor]:
     """Those of the methods that a prompt without visual tokens can be given to."""
-    return {name: made for name, made in methods.items() if made.is_full or not made.scorer.needs_visual}
+    return {name: made for name, made in methods.items() if not made.needs_visual}
 
 
 def together(model, name: str, prompt: EncodedPrompt, cells, decode_rules=None, **options) -> list[ForkResult]:

@@ -28,8 +28,9 @@ def grid(methods, budgets, protocols, seeds=(0,)) -> list:
     """One cell per combination; deterministic methods have no seed and `full` has no budget, as in a run."""
     cells = [common.cell(methods["full"], None, protocol) for protocol in protocols] if "full" in methods else []
     for method in (m for name, m in methods.items() if name != "full"):
-        for seed in seeds if method.scorer.stochastic else (0,):
-            cells += [common.cell(method, b, protocol, seed) for b in budgets for protocol in protocols]
+        for seed in seeds if method.stochastic else (0,):
+            own = (None,) if method.unbudgeted else budgets
+            cells += [common.cell(method, b, protocol, seed) for b in own for protocol in protocols]
     return cells
 
 

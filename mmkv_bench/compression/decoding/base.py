@@ -61,10 +61,12 @@ class DecodePolicy(ABC):
     Class attributes:
         quantises: entries are stored in fewer bits, those of a prompt within its budget too.
         retrieves: entries that are not on the device can be read later.
+        moves_queries: ``query_positions`` is overridden; such forks decode alone (may be a property).
     """
 
     quantises: bool = False
     retrieves: bool = False
+    moves_queries: bool = False
 
     @abstractmethod
     def layer(self, start: Start) -> CompressedLayer:
