@@ -1,0 +1,161 @@
+"""PrefixKV: every layer keeps the shortest prefix of its sorted entries that holds the same share of importance."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal
+
+from mmkv_bench.compression.allocators.base import Allocator
+from mmkv_bench.compression.allocators.rounding import largest_remainder
+from mmkv_bench.compression.statistics.prefix import interpolated, prefix_curves, scaled, search
+from mmkv_bench.errors import ConfigError, UnsupportedError, nearest
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mmkv_bench.compression.context import Context
+
+LEAST = 2  # entries that every layer keeps: the first and the last token
+
+
+@dataclass(frozen=True)
+class Prefix(Allocator):
+    """PrefixKV (arXiv 2412.03409, section 3.3, equation 1, algorithm 1): one threshold p of cumulative importance.
+
+    With n candidates, C entries per KV head and ``rho = C / n``, layer l keeps the fraction
+    ``R_l = min{o : P_l[o] >= p}``, where ``P_l`` is the cumulative sum of its importance (mean of the scores over KV
+    heads), normalised to 1 and sorted descending. A binary search finds the p with ``sum R_l = L * rho``. What the
+    search misses of the total is made up by one common factor on all ``R_l``, with none above 1 and none below two
+    entries (or C, if that is less); whole entries by largest remainder. All KV heads of a layer get the same cap.
+
+    Args:
+        mode: "offline": ``R_l`` comes from a profile, and a layer is reduced as soon as it is prefilled (scope "layer").
+            "online": the prompt's own scores are searched after the last layer (scope "model"); needs scores >= 0.
+        calibration: the profile, ``{"grid": [rho, ...], "ratios": [[R_l of every layer], ...]}``: mean ``R_l`` of sample
+            prompts for each budget of a rising grid in (0, 1]. Between budgets ``R_l`` is linear in rho; the ends are
+            ``R_l = 0`` at 0 and ``R_l = 1`` at 1. Made by ``python -m mmkv_bench.calibrate prefixkv``. Read under
+            "offline" only.
+        delta: ``|sum R_l - L * rho|`` at which the online search stops [layers] (table 10); 0 = exact, or until p has no
+            more digits. The paper calls it small and tries 0.0125 to 0.1; the smallest of these is the default here.
+        steps: more than 0: this many halvings instead of delta (table 11).
+        rounding: "remainder": exact totals; "nearest": the evicted count ``(1 - R_l) * n`` of each layer is rounded by
+            itself, as released, so that a model may hold up to L / 2 entries per KV head more or fewer than its budget
+            (more under ``reading=released`` alone). Under "offline" only.
+
+    Paper and code: the released run-time code reads evicted fractions per layer from one file for each model and budget
+    and rounds each by itself (``reading=released``). The code that averaged samples into these files is not released. Its
+    per-sample search stops within 5 tokens of the total, counts two protected entries beside each prefix, scales the
+    EVICTED counts and rounds them down; here the kept ratios are scaled, as the paper's text says, and that search is
+    not reproduced. Tables 7 and 9 (spread of R_l, instruction lengths) analyse profiles: they are no parameters.
+    """
+
+    mode: Literal["offline", "online"] = "offline"
+    calibration: Mapping[str, Any] | None = None
+    delta: float = 0.0125
+    steps: int = 0
+    rounding: Literal["remainder", "nearest"] = "remainder"
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("offline", "online"):
+            raise ConfigError(f"mode is {self.mode!r}; {nearest(str(self.mode), ('offline', 'online'))}")
+        if self.rounding not in ("remainder", "nearest"):
+            raise ConfigError(f"rounding is {self.rounding!r}; {nearest(str(self.rounding), ('remainder', 'nearest'))}")
+        if not self.delta >= 0:
+            raise ConfigError(f"delta is {self.delta}; allowed: 0 or more layers")
+        if self.steps < 0:
+            raise ConfigError(f"steps is {self.steps}; allowed: 0 (stop by delta) or more halvings")
+        if self.mode == "offline":
+            object.__setattr__(self, "_profile", _checked(self.calibration))
+        elif self.rounding == "nearest":
+            raise ConfigError("rounding=nearest belongs to mode=offline; allowed with mode=online: rounding=remainder")
+
+    @property
+    def scope(self) -> Literal["layer", "model"]:
+        return "layer" if self.mode == "offline" else "model"
+
+    def allowance(self, budget: int, candidates: int, layers: Sequence[int], n_layers: int) -> int:
+        if self.mode == "online":
+            return super().allowance(budget, candidates, layers, n_layers)
+        counts = self._from_profile(budget, candidates, n_layers)
+        return sum(counts[layer] for layer in layers)
+
+    def caps(
+        self,
+        scores: Sequence[Tensor],
+        budget: int,
+        layers: Sequence[int],
+        n_layers: int,
+        context: Context | None = None,
+    ) -> list[Tensor]:
+        import torch
+
+        n = scores[0].shape[1]
+        if self.mode == "offline":
+            counts = self._from_profile(budget, n, n_layers)
+            counts = [counts[layer] for layer in layers]
+        else:
+            counts = self._searched(scores, budget, n)
+        return [
+            torch.full((score.shape[0],), count, dtype=torch.int64) for count, score in zip(counts, scores, strict=True)
+        ]
+
+    def _searched(self, scores: Sequence[Tensor], budget: int, n: int) -> list[int]:
+        if budget >= n or budget == 0:
+            return [min(budget, n)] * len(scores)
+        if any(bool((score < 0).any()) for score in scores):
+            raise UnsupportedError(
+                "PrefixKV's search adds up importance, and this scorer gives negative scores; allowed: scorers that give "
+                "0 or more (layer_mean, column_sums, window), or another allocator"
+            )
+        curves = prefix_curves([score.double().mean(0) for score in scores])
+        total = len(scores) * budget
+        found, _ = search(curves, Fraction(total), self.delta, self.steps)
+        weights = [Fraction(count) for count in found]
+        return largest_remainder(scaled(weights, Fraction(total), Fraction(n), Fraction(min(LEAST, budget))))
+
+    def _from_profile(self, budget: int, n: int, n_layers: int) -> list[int]:
+        grid, ratios = self._profile
+        if len(ratios[0]) != n_layers:
+            raise ConfigError(
+                f"the PrefixKV profile has ratios of {len(ratios[0])} layers and the model has {n_layers}; make one for "
+                "this model: python -m mmkv_bench.calibrate prefixkv"
+            )
+        return list(_profile_counts(grid, ratios, min(budget, n), n, self.rounding))
+
+
+@lru_cache(maxsize=64)
+def _profile_counts(grid: tuple, ratios: tuple, budget: int, n: int, rounding: str) -> tuple[int, ...]:
+    layers = len(ratios[0])
+    if budget in (0, n):
+        return (budget,) * layers
+    kept = interpolated(grid, ratios, Fraction(budget, n))
+    least = min(LEAST, budget)
+    shares = scaled([ratio * n for ratio in kept], Fraction(layers * budget), Fraction(n), Fraction(least))
+    if rounding == "nearest":
+        return tuple(max(n - round(n - share), least) for share in shares)
+    return tuple(largest_remainder(shares))
+
+
+def _checked(calibration: Mapping[str, Any] | None) -> tuple[tuple[float, ...], tuple[tuple[float, ...], ...]]:
+    """(grid, ratios) of a profile, as nested tuples."""
+    if not isinstance(calibration, Mapping) or not {"grid", "ratios"} <= set(calibration):
+        raise ConfigError(
+            f"calibration is {calibration!r}; PrefixKV's offline mode needs a profile of this model (a grid of budgets and "
+            "the ratios of its layers): python -m mmkv_bench.calibrate prefixkv makes one; or use mode=online"
+        )
+    grid = tuple(float(rho) for rho in calibration["grid"])
+    ratios = tuple(tuple(float(ratio) for ratio in row) for row in calibration["ratios"])
+    if not grid or list(grid) != sorted(set(grid)) or not 0 < grid[0] <= grid[-1] <= 1:
+        raise ConfigError(f"the profile's grid is {list(grid)}; allowed: rising fractions kept in (0, 1]")
+    if len(ratios) != len(grid) or len({len(row) for row in ratios}) != 1 or not ratios[0]:
+        raise ConfigError(
+            f"the profile has {len(ratios)} rows of ratios for {len(grid)} budgets; allowed: one row each"
+        )
+    if not all(0 <= ratio <= 1 for row in ratios for ratio in row):
+        raise ConfigError(
+            "the profile has ratios outside of [0, 1]; make it again: python -m mmkv_bench.calibrate prefixkv"
+        )
+    return grid, ratios

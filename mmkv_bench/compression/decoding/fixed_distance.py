@@ -1,0 +1,44 @@
+"""Fixed-distance eviction: while decoding, the entry at a fixed distance from the newest one goes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from mmkv_bench.compression.decoding.holding import Holding
+from mmkv_bench.errors import ConfigError, nearest
+
+
+@dataclass(frozen=True)
+class FixedDistance(Holding):
+    """PrefixKV (arXiv 2412.03409, section 3.1) and ElasticCache (arXiv 2407.18121): the layer's share stays what it was.
+
+    Args:
+        hold, positions, slack: see ``Holding``.
+        distance: d [entries], 0 evicts the newest one itself.
+        anchor: "newest": the entry d places before the newest one goes, PrefixKV's text ("a fixed distance to the latest
+            generated token"). "prefill": the entry at the fixed place ``m - d`` goes, m being what the head held when the
+            answer began, ElasticCache's "fixed truncation location" near the end of the instruction; both releases.
+            The two are the same place in a cache that has not grown (hold=size). In a cache too short for d, "newest" takes place 1 (after the first token) and "prefill" place ``m // 2``, as PrefixKV's release.
+
+    Paper and code: the release of PrefixKV uses anchor=prefill and positions=cached. It compares with the evicted
+    fraction of its file, this class with the share that was kept. In a cache shorter than d ElasticCache's release
+    computes a negative place and then duplicates entries; that is not reproduced.
+    """
+
+    distance: int = 25
+    anchor: Literal["newest", "prefill"] = "newest"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.distance < 0:
+            raise ConfigError(f"distance is {self.distance}; allowed: 0 or more entries")
+        if self.anchor not in ("newest", "prefill"):
+            raise ConfigError(f"anchor is {self.anchor!r}; {nearest(str(self.anchor), ('newest', 'prefill'))}")
+
+    def slot(self, entries: int, start: int) -> int:
+        newest = entries - 1
+        if self.anchor == "prefill":
+            place = start - self.distance
+            return min(place if place >= 1 else start // 2, newest)
+        return max(newest - self.distance, min(1, newest - 1), 0)

@@ -1,0 +1,138 @@
+"""Holding a layer's size while decoding: after each new token at most one entry of every head goes."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, Literal
+
+from mmkv_bench.compression.cache import CompressedCache, CompressedLayer
+from mmkv_bench.compression.decoding.base import DecodePolicy, Start
+from mmkv_bench.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CHOICES = {"hold": ("ratio", "size"), "positions": ("own", "cached")}
+
+
+@dataclass(frozen=True)
+class Holding(DecodePolicy):
+    """What fixed-distance eviction and a sliding window have in common. Subclasses say which entry goes.
+
+    Let a head hold m entries when the answer begins; the question that was fed after a reduced context, and the token
+    that ``strict`` feeds again, are among them. Let rho be the share of the prompt (or context) that the head kept. After
+    k answer tokens it may hold ``m + rho * k`` entries under "ratio" and m under "size"; whenever it holds at least one
+    more than that, one entry goes, after the newest token has attended to it. Counts are exact and kept on the host: no
+    step waits for the device.
+
+    Args:
+        hold: "ratio" or "size", see above.
+        positions: "own": a new token is rotated at its own position in prompt and answer. "cached": at the number of
+            entries that layer 0 holds, as the releases of PrefixKV and ElasticCache do by handing the model no positions
+            beside a shortened cache: kept keys keep their rotation, so queries sit among or before them.
+        slack: entries per head that m is taken to be larger than it is.
+    """
+
+    hold: Literal["ratio", "size"] = "ratio"
+    positions: Literal["own", "cached"] = "own"
+    slack: int = 0
+
+    def __post_init__(self) -> None:
+        for name, allowed in CHOICES.items():
+            if getattr(self, name) not in allowed:
+                raise ConfigError(f"{name} is {getattr(self, name)!r}; {nearest(str(getattr(self, name)), allowed)}")
+        if self.slack < 0:
+            raise ConfigError(f"slack is {self.slack}; allowed: 0 or more entries per head")
+
+    @abstractmethod
+    def slot(self, entries: int, start: int) -> int:
+        """Which of a head's entries goes, 0 the oldest, ``entries - 1`` the newest.
+
+        Args:
+            entries: how many the head holds, the newest included; start: m, slack included.
+        """
+
+    def layer(self, start: Start) -> HeldLayer:
+        rows = [(start.kept_key, start.kept_value, start.positions)]
+        layer = HeldLayer.from_rows(rows, start.seen, start.reserve)
+        layer.begin(self, start)
+        return layer
+
+    def query_positions(self, cache: CompressedCache, position_ids: Tensor) -> Tensor:
+        import torch
+
+        first = cache.layers[0]
+        if self.positions == "own" or first.seen < first.acts_from:
+            return position_ids
+        held = max(first.held())
+        cached = torch.arange(held, held + position_ids.shape[-1], device=position_ids.device, dtype=position_ids.dtype)
+        wrong = cached.expand_as(position_ids).clone()
+        if position_ids.ndim == 3 and position_ids.shape[0] == 4:
+            wrong[0] = position_ids[0]  # not rotated with: it tells packed sequences apart
+        return wrong
+
+
+class HeldLayer(CompressedLayer):
+    """One layer of one sequence whose policy evicts after every answer token.
+
+    Attributes:
+        acts_from: logical index of the answer's first token.
+    """
+
+    def begin(self, policy: Holding, start: Start) -> None:
+        """Remember what every head holds when the answer begins."""
+        self.policy, self.acts_from = policy, start.acts_from
+        kept = (start.index >= 0).sum(-1).tolist()
+        appended = start.acts_from - start.seen  # the question, or the token that is fed again
+        again = int(start.context.strict)
+        self._before = [count + appended for count in kept]
+        self._start = [count + policy.slack for count in self._before]
+        self._ratio = [Fraction(count + again + policy.slack, start.context.length) for count in kept]
+        self._evicted = [0] * len(kept)
+
+    def held(self) -> list[int]:
+        """Entries per head at this moment."""
+        fed = self.seen - self.acts_from
+        return [before + fed - gone for before, gone in zip(self._before, self._evicted, strict=True)]
+
+    def attended(self, query: Tensor, scaling: float) -> None:
+        fed = self.seen - self.acts_from
+        if fed <= 0:
+            return
+        while any(due := self._due(fed)):
+            self._evict(due)
+
+    def _due(self, fed: int) -> list[bool]:
+        growth = self._ratio if self.policy.hold == "ratio" else [Fraction(0)] * len(self._ratio)
+        return [
+            held >= start + share * fed + 1 for held, start, share in zip(self.held(), self._start, growth, strict=True)
+        ]
+
+    def _evict(self, due: list[bool]) -> None:
+        """Take one entry from every head that is due; the others keep all of theirs."""
+        import torch
+
+        held = self.held()
+        slots = [
+            self.stored - count + self.policy.slot(count, start) for count, start in zip(held, self._start, strict=True)
+        ]
+        for head, is_due in enumerate(due):
+            self._evicted[head] += is_due
+        if all(due):
+            self.drop(torch.tensor([slots]))
+            return
+        gone = torch.tensor([[slot if is_due else -1 for slot, is_due in zip(slots, due, strict=True)]])
+        stays = (self.positions >= 0) & (
+            torch.arange(self.stored, device=self.device) != gone[..., None].to(self.device)
+        )
+        # Right-align what stays: a stable sort puts it last, in its old order.
+        width = max(count - is_due for count, is_due in zip(held, due, strict=True))
+        index = stays.int().sort(dim=-1, stable=True).indices[..., self.stored - width :]
+        positions = self.positions.gather(2, index).masked_fill(~stays.gather(2, index), -1)
+        wide = index.unsqueeze(-1)
+        for storage in (self._key_storage, self._value_storage):
+            storage[:, :, :width] = storage.gather(2, wide.expand(-1, -1, -1, storage.shape[-1]))
+        self._position_storage[:, :, :width] = positions
+        self.stored, self.ragged = width, bool(len(set(map(int.__sub__, held, due))) > 1)

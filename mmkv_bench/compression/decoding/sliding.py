@@ -1,0 +1,34 @@
+"""A sliding window: while decoding, the oldest entry after the attention sinks goes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from mmkv_bench.compression.decoding.holding import Holding
+from mmkv_bench.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Sliding(Holding):
+    """ "Local" of PrefixKV's tables, StreamingLLM (arXiv 2309.17453) with a window that moves on while decoding.
+
+    Args:
+        hold: "size" by default: a window of constant size. See ``Holding`` for this, ``positions`` and ``slack``.
+        sinks: first entries that stay, at most all but the newest; the selector's sinks.
+
+    Paper and code: the release (ElasticCache's, which PrefixKV's tables use) lets the window grow with the answer
+    (hold=ratio) and uses positions=cached. StreamingLLM itself caches keys without rotation and rotates them by their
+    place in the cache; here keys keep their own positions.
+    """
+
+    hold: Literal["ratio", "size"] = "size"
+    sinks: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.sinks < 0:
+            raise ConfigError(f"sinks is {self.sinks}; allowed: 0 or more entries")
+
+    def slot(self, entries: int, start: int) -> int:
+        return min(self.sinks, max(start - 1, 0), entries - 1)

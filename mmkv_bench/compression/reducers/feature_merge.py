@@ -1,0 +1,48 @@
+"""Merging by likeness: every pruned entry is averaged into the kept one whose key points in the most similar direction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mmkv_bench.compression.reducers.base import Reducer
+from mmkv_bench.compression.reducers.cluster_mean import cluster_means, pruned_places
+from mmkv_bench.compression.statistics.tiles import row_blocks
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class FeatureMerge(Reducer):
+    """PrefixKV's ablation "Feature" (arXiv 2412.03409, table 12). No parameters.
+
+    Pruned token m goes to the kept token n of its head with the largest cosine of ``k_m`` and ``k_n`` (equal cosines:
+    the lower n; a zero key is equally far from all), and ``k_n = mean({k_n} and all k_m that went to it)``. Values follow
+    their keys. Keys are compared and averaged as they are cached, rotated; cosines are float32, by blocks of pruned
+    tokens, so that nothing of size T x T exists. The release has no merging code.
+    """
+
+    merges = True
+
+    def reduce(self, key: Tensor, value: Tensor, index: Tensor, types: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        place, pruned = pruned_places(index, key.shape[1])
+        target = self._most_similar(key, index).masked_fill_(~pruned, index.shape[1])
+        return cluster_means(key, index, place, target), cluster_means(value, index, place, target)
+
+    @staticmethod
+    def _most_similar(key: Tensor, index: Tensor) -> Tensor:
+        """int64 ``[Hkv, n]``: for each token the column of ``index`` with the most similar key, m where none is kept."""
+        import torch
+
+        heads, slots = index.shape
+        target = torch.full(key.shape[:2], slots, dtype=torch.int64, device=key.device)
+        if slots == 0:
+            return target
+        direction = torch.nn.functional.normalize(key.float(), dim=-1)
+        kept = direction.gather(1, index.clamp_min(0).unsqueeze(-1).expand(-1, -1, key.shape[-1])).transpose(1, 2)
+        padding = (index < 0).unsqueeze(1)
+        for start, end in row_blocks(key.shape[1], heads * slots, key.device):
+            cosine = torch.bmm(direction[:, start:end], kept).masked_fill_(padding, -2.0)
+            target[:, start:end] = cosine.max(-1).indices  # of equal maxima the first
+        return target.masked_fill_((index < 0).all(-1, keepdim=True), slots)

@@ -1,0 +1,40 @@
+"""A reducer chosen by name, for methods whose merging is one of their parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from mmkv_bench.compression.reducers.base import Reducer
+from mmkv_bench.compression.reducers.evict import Evict
+from mmkv_bench.compression.reducers.feature_merge import FeatureMerge
+from mmkv_bench.compression.reducers.position_merge import PositionMerge
+from mmkv_bench.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+METRICS = {"none": Evict(), "position": PositionMerge(), "feature": FeatureMerge()}
+
+
+@dataclass(frozen=True)
+class Merging(Reducer):
+    """PrefixKV's table 12: what becomes of the pruned entries.
+
+    Args:
+        metric: "none": evicted (``Evict``); "position": averaged into the nearest kept entry (``PositionMerge``);
+            "feature": averaged into the kept entry with the most similar key (``FeatureMerge``).
+    """
+
+    metric: Literal["none", "position", "feature"] = "none"
+
+    def __post_init__(self) -> None:
+        if self.metric not in METRICS:
+            raise ConfigError(f"metric is {self.metric!r}; {nearest(str(self.metric), METRICS)}")
+
+    @property
+    def merges(self) -> bool:
+        return METRICS[self.metric].merges
+
+    def reduce(self, key: Tensor, value: Tensor, index: Tensor, types: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        return METRICS[self.metric].reduce(key, value, index, types)

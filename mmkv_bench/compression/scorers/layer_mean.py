@@ -1,0 +1,70 @@
+"""PrefixKV and ElasticCache: one importance per token and layer, shared by all heads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from mmkv_bench.compression.observation import Needs
+from mmkv_bench.compression.scorers.base import Scorer
+from mmkv_bench.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mmkv_bench.compression.observation import Observation
+
+
+@dataclass(frozen=True)
+class LayerMeanScorer(Scorer):
+    """PrefixKV (arXiv 2412.03409, section 3.2) and ElasticCache (arXiv 2407.18121): attention averaged over all heads.
+
+    ``I_l[j] = (1 / Hq) * sum_h sum_i A_{l,h}[i, j]`` over all Hq query heads and all T causal queries of layer l. Every
+    KV head of the layer gets the same scores, and so keeps the same tokens. Sums are float32, streamed by blocks of
+    query rows: extra memory is O(T). Early tokens gather more terms; nothing is normalised (the papers do not).
+
+    The first and the last token are the selector's: ``TopK(sinks=1, recents=1)``.
+
+    Args:
+        ranking: "importance": the importance itself. "permutation": what ElasticCache's release does. It sorts the importance
+            of the tokens that are not protected ascending and keeps position i of this subsequence if the i-th entry of
+            the sorting PERMUTATION is above a threshold, as if that entry were the rank of token i. The scores are then
+            these entries, so that the highest scores are the released set: at chance level as to importance.
+        sinks: first tokens that the permutation leaves out [tokens], the selector's sinks.
+
+    Paper and code: PrefixKV's release ranks truly, in the attention's own half precision; its scores here are float32.
+    Equal scores: lower index first (torch's unstable sort decides in the releases). Releases crash beyond 2048 tokens
+    (ElasticCache's score buffer); that is not reproduced.
+    """
+
+    ranking: Literal["importance", "permutation"] = "importance"
+    sinks: int = 1
+
+    needs = Needs(column_sums=True)
+
+    def __post_init__(self) -> None:
+        if self.ranking not in ("importance", "permutation"):
+            raise ConfigError(f"ranking is {self.ranking!r}; {nearest(str(self.ranking), ('true', 'permutation'))}")
+        if self.sinks < 0:
+            raise ConfigError(f"sinks is {self.sinks}; allowed: 0 or more tokens")
+
+    def key(self, budget: int, length: int) -> tuple:
+        return (self.ranking, self.sinks if self.ranking == "permutation" else None)
+
+    def score(self, obs: Observation, budget: int, seed: int) -> Tensor:
+        sums = obs.column_sums
+        importance = sums.sum(0) / (sums.shape[0] * obs.groups)
+        if self.ranking == "permutation":
+            importance = permutation_scores(importance, self.sinks)
+        return importance.expand(sums.shape[0], -1).contiguous()
+
+
+def permutation_scores(importance: Tensor, sinks: int) -> Tensor:
+    """Float32 ``[T]``: for tokens ``sinks .. T - 2`` the permutation that sorts their importance ascending, -1 elsewhere."""
+    import torch
+
+    scores = torch.full_like(importance, -1.0)
+    last = importance.shape[0] - 1
+    if sinks < last:
+        scores[sinks:last] = importance[sinks:last].argsort(stable=True).to(scores.dtype)
+    return scores
