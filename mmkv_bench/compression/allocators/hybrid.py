@@ -1,0 +1,226 @@
+"""HybridKV: heads are static or dynamic, and either kind gets its share of the model's budget."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
+from math import ceil
+from typing import TYPE_CHECKING, Any, Literal
+
+from mmkv_bench.compression.allocators.base import Allocator
+from mmkv_bench.compression.allocators.waterfill import water_fill
+from mmkv_bench.compression.observation import Needs
+from mmkv_bench.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mmkv_bench.compression.context import Context
+    from mmkv_bench.compression.observation import Observation
+
+
+CHOICES = {
+    "threshold": ("absolute", "quantile"),
+    "classes": ("hybrid", "static", "dynamic"),
+    "power": ("down", "up", "none"),
+}
+
+
+def _check_choices(part: Any, *names: str) -> None:
+    for name in names:
+        value = getattr(part, name)
+        if value not in CHOICES[name]:
+            raise ConfigError(f"{name} is {value!r}; {nearest(str(value), CHOICES[name])}")
+
+
+def _exact(value: float) -> Fraction:
+    """The decimal that was written: 0.05 of 60 is 3."""
+    return Fraction(Decimal(str(value)))
+
+
+@dataclass(frozen=True)
+class HeadClasses:
+    """Which KV heads are dynamic (section 3.1): a head whose text looks at few tokens, ``S* >= theta``, is static.
+
+    Args:
+        theta: cutoff of the sparsity score, in [0, 1].
+        threshold: "absolute": theta itself; "quantile": the theta-quantile (linear interpolation) of the scores of all
+            KV heads of the model, so that about the fraction theta of them is dynamic.
+        classes: "hybrid"; "static" or "dynamic" makes all heads one kind (table 4).
+        calibration: ``{"theta": value}`` measured on the model, in the place of theta; absolute only.
+
+    Paper: the text calls theta "quantile-based, tuned on a validation set"; its appendix sweeps 0.75 to 0.95 on scores
+    that cluster at the upper end, which only an absolute cutoff explains. That is the default.
+    """
+
+    theta: float = 0.9
+    threshold: Literal["absolute", "quantile"] = "absolute"
+    classes: Literal["hybrid", "static", "dynamic"] = "hybrid"
+    calibration: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        _check_choices(self, "threshold", "classes")
+        if self.calibration is not None and "theta" not in self.calibration:
+            raise ConfigError(f"the calibration holds {', '.join(self.calibration)} and no theta; give hybridkv's own")
+        if self.calibration is not None and self.threshold == "quantile":
+            raise ConfigError("a calibrated theta is a score; allowed with calibration: threshold=absolute")
+        if not 0 <= self.cutoff <= 1:
+            raise ConfigError(f"theta is {self.cutoff}; allowed: a share of attention, 0 <= theta <= 1")
+
+    @property
+    def cutoff(self) -> float:
+        return self.theta if self.calibration is None else float(self.calibration["theta"])
+
+    def dynamic(self, summaries: Mapping[int, Tensor]) -> Tensor:
+        """Bool ``[L, Hkv]``: heads whose entries are retrieved.
+
+        Args:
+            summaries: layer -> S*, float64 ``[Hkv]``, of all L layers.
+        """
+        import torch
+
+        sparsity = torch.stack([summaries[layer] for layer in sorted(summaries)])
+        if self.classes != "hybrid":
+            return torch.full_like(sparsity, self.classes == "dynamic", dtype=torch.bool)
+        if self.threshold == "quantile":
+            return sparsity < torch.quantile(sparsity.flatten(), self.theta)
+        return sparsity < self.cutoff
+
+
+@dataclass(frozen=True)
+class HeadBudgets:
+    """What `Hybrid.divide` found: `dynamic` bool and `entries` int64 ``[L, Hkv]``, and whether r had to be cut."""
+
+    dynamic: Tensor
+    entries: Tensor
+    clipped: bool
+
+
+@dataclass(frozen=True)
+class Hybrid(Allocator):
+    """HybridKV (arXiv 2604.05887, sections 3.1 and 3.2, equations 2 to 5): budgets top down.
+
+    S* of a KV head is the mean over the prompt's text rows, and over its g query heads, of the sum of the
+    ``k = ceil(top * T)`` largest attention probabilities of the row (causal, softmax in float32). With
+    ``B = C * L * Hkv`` entries for N heads:
+
+    - ``B_dyn = ceil(r * C * N_dyn)``, at most B; a model without static heads gives B to the dynamic ones, without
+      dynamic heads to the static ones.
+    - Dynamic heads share B_dyn equally. What a head may read per step is rounded down to a power of two and to whole
+      chunks; a share below one chunk is read as one smaller chunk. All that rounding leaves goes to the static heads.
+    - Static head h gets ``alpha * B_stat / N_stat + (1 - alpha) * B_stat * S*_h / sum(S*)``; nobody more than there are
+      candidates, what is cut goes to the others, and the total is exact.
+
+    Static entries and the entries that dynamic heads read per step are together at most B. They are fewer only where no
+    static head can take what rounding leaves.
+
+    Args:
+        heads: which heads are dynamic.
+        r: share coefficient of the dynamic heads; above ``N / N_dyn`` it is cut to that (``infeasible_allocation``).
+        alpha: part of the static budget that all static heads share equally, in [0, 1].
+        top: k as a fraction of the prompt's tokens, in (0, 1].
+        chunk: tokens per chunk; the decode policy's.
+        power: "down"; "up": the next power of two, on top of the static heads' budget, so that the total may exceed B
+            (``reading=released`` alone); "none": whole chunks only.
+
+    Ablations: ``alpha=1`` is the paper's "w/o H" (table 5), ``alpha=1 r=1`` its "w/o H & HT".
+
+    Paper and code: no code was released. Open in the paper and settled here: k (its section 2 counts the top 5 %),
+    alpha, the causal mask of equation 2, the head dimension as d in its scaling, and how query heads that share keys
+    are classified. Its rounding to "nearest powers of 2" pads, so that the budget may be exceeded: here only with
+    ``power=up``. Its ceilings per head would exceed the budget too.
+    """
+
+    heads: HeadClasses = HeadClasses()
+    r: float = 0.75
+    alpha: float = 0.5
+    top: float = 0.05
+    chunk: int = 8
+    power: Literal["down", "up", "none"] = "down"
+
+    scope = "model"
+    needs = Needs(queries=True)
+
+    def __post_init__(self) -> None:
+        _check_choices(self, "power")
+        if not self.r > 0:
+            raise ConfigError(f"r is {self.r}; allowed: a share coefficient above 0")
+        if not 0 <= self.alpha <= 1:
+            raise ConfigError(f"alpha is {self.alpha}; allowed: a share of the budget, 0 <= alpha <= 1")
+        if not 0 < self.top <= 1:
+            raise ConfigError(f"top is {self.top}; allowed: a fraction of the prompt's tokens, 0 < top <= 1")
+        if self.chunk < 1:
+            raise ConfigError(f"chunk is {self.chunk}; allowed: 1 or more tokens")
+
+    # ---- which heads are sparse
+
+    def summary_key(self, budget: int, length: int) -> tuple:
+        return (self.top,)
+
+    def summary(self, obs: Observation, budget: int, seed: int) -> Tensor:
+        """S* of the layer's KV heads, float64 ``[Hkv]``."""
+        from mmkv_bench.compression.statistics.text_attention import top_mass
+
+        types = obs.token_types
+        rows = [] if types is None else (types == 0).nonzero().flatten().tolist()
+        top = ceil(_exact(self.top) * obs.length)
+        return top_mass(obs.queries, obs.key, obs.scaling, rows or range(obs.length), top)
+
+    def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
+        return ("no_text_tokens",) if types is not None and bool((types > 0).all()) else ()
+
+    # ---- how many entries they get
+
+    def caps(
+        self,
+        scores: Sequence[Tensor],
+        budget: int,
+        layers: Sequence[int],
+        n_layers: int,
+        context: Context | None = None,
+    ) -> list[Tensor]:
+        return list(self.divide(context.summaries, budget, scores[0].shape[1]).entries)
+
+    def divide(self, summaries: Mapping[int, Tensor], budget: int, candidates: int) -> HeadBudgets:
+        """Classes and budgets of all heads: a pure function of the sparsity scores.
+
+        Args:
+            summaries: layer -> S* float64 ``[Hkv]``, all L layers.
+            budget: C, entries per KV head on average; candidates: n, the most that a head can hold.
+        """
+        import torch
+
+        dynamic = self.heads.dynamic(summaries)
+        if budget >= candidates:
+            return HeadBudgets(dynamic, torch.full(dynamic.shape, candidates), False)
+        n_dynamic = int(dynamic.sum())
+        n_static = dynamic.numel() - n_dynamic
+        total = budget * dynamic.numel()
+        asked = ceil(_exact(self.r) * budget * n_dynamic)
+        given = asked if n_static else total
+        # Static heads that would get more than there is leave the rest to the dynamic ones.
+        given = min(max(given, total - n_static * candidates), total)
+        each = min(self._readable(given // n_dynamic, candidates), candidates) if n_dynamic else 0
+        rest = total - given if self.power == "up" else total - each * n_dynamic
+        sparsity = torch.stack([summaries[layer] for layer in sorted(summaries)])
+        static = water_fill(self._weights(sparsity[~dynamic].tolist()), min(rest, n_static * candidates), candidates)
+        entries = torch.full(dynamic.shape, each)
+        entries[~dynamic] = torch.tensor(static, dtype=torch.int64)
+        return HeadBudgets(dynamic, entries, bool(n_static) and asked > total)
+
+    def _readable(self, share: int, candidates: int) -> int:
+        """Entries of a share that a dynamic head can read: a power of two (unless all fits), in whole chunks."""
+        if share >= candidates or share == 0:
+            return share
+        if self.power != "none":
+            bits = (share - 1).bit_length() if self.power == "up" else share.bit_length() - 1
+            share = 1 << bits
+        return share if share < self.chunk else share - share % self.chunk
+
+    def _weights(self, sparsity: list[float]) -> list[Fraction]:
+        """Shares of the static heads up to a common factor, exact."""
+        alpha, scores = _exact(self.alpha), [Fraction(value) for value in sparsity]
+        total = sum(scores)
+        return [alpha * total + (1 - alpha) * len(scores) * score for score in scores]

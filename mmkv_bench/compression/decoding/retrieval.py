@@ -1,0 +1,211 @@
+"""Chunk retrieval: dynamic heads keep everything in host memory and fetch the chunks that a step asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from mmkv_bench.compression.allocators.hybrid import HeadClasses
+from mmkv_bench.compression.cache import CompressedLayer
+from mmkv_bench.compression.decoding.base import DecodePolicy, Start
+from mmkv_bench.errors import ConfigError, UnsupportedError, nearest
+
+PARTIAL = ("ranked", "visible")
+
+
+class Pages:
+    """All n entries of a layer's H dynamic heads as P chunks in host memory, and their mean keys on the device.
+
+    The last chunk may be incomplete: it is padded with the mean of what exists, so its mean key is that of its tokens.
+
+    Attributes:
+        keys, values: ``[H * P, chunk * D]`` in host memory, the model's dtype.
+        means: ``[H, P, D]`` on the device, the model's dtype.
+        length: n. chunk: tokens per chunk. slots: chunks per step. count: P.
+        staging: two ``[H * slots, chunk * D]`` host buffers that fetched chunks are gathered in (pinned beside an
+            accelerator), so that a step copies them at once and nothing else.
+    """
+
+    def __init__(self, key: Tensor, value: Tensor, chunk: int, slots: int):
+        self.heads, self.length, _ = key.shape
+        self.chunk, self.slots, self.count = chunk, slots, -(-self.length // chunk)
+        keys = self._chunked(key)
+        # A half-precision padding rounds the mean; the tokens themselves give that of an incomplete chunk exactly.
+        means = keys.float().mean(2)
+        means[:, -1] = key[:, (self.count - 1) * chunk :].float().mean(1)
+        self.means = means.to(key.dtype)
+        self.keys, self.values = (chunks.flatten(0, 1).flatten(1).cpu() for chunks in (keys, self._chunked(value)))
+        pinned = key.device.type == "cuda"
+        self.staging = [
+            torch.empty(self.heads * slots, pages.shape[1], dtype=pages.dtype, pin_memory=pinned)
+            for pages in (self.keys, self.values)
+        ]
+
+    def _chunked(self, entries: Tensor) -> Tensor:
+        """Entries ``[H, n, D]`` as ``[H, P, chunk, D]``."""
+        padded = entries.new_empty(self.heads, self.count * self.chunk, entries.shape[2])
+        padded[:, : self.length] = entries
+        last = entries[:, (self.count - 1) * self.chunk :].float().mean(1, keepdim=True)
+        padded[:, self.length :] = last.to(entries.dtype)
+        return padded.view(self.heads, self.count, self.chunk, -1)
+
+    def best(self, query: Tensor, keep_last: bool) -> Tensor:
+        """Chunks to fetch, int64 ``[H, slots]`` ascending: the largest ``query . mean key``; ties: the lower chunk.
+
+        Args:
+            query: float32 ``[H, D]``. keep_last: the last chunk always takes one of the slots.
+        """
+        scores = torch.bmm(self.means.float(), query.unsqueeze(-1)).squeeze(-1)
+        if keep_last:
+            scores[:, -1] = float("inf")
+        return scores.sort(dim=-1, descending=True, stable=True).indices[:, : self.slots].sort(dim=-1).values
+
+    def fetch(self, chosen: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Copy chunks to the device.
+
+        Args:
+            chosen: int64 ``[H, slots]``, ascending.
+            width: slots of the answer; at least as many as the chosen chunks have tokens.
+
+        Returns:
+            Keys and values ``[H, width, D]`` and token indices int64 ``[H, width]``, ascending; padding slots are on
+            the left and have the index -1.
+        """
+        device = chosen.device
+        rows = (torch.arange(self.heads, device=device)[:, None] * self.count + chosen).flatten().cpu()
+        token = (chosen.unsqueeze(-1) * self.chunk + torch.arange(self.chunk, device=device)).flatten(1)
+        token = torch.nn.functional.pad(token, (max(0, width - token.shape[1]), 0), value=-1)
+        token = token.masked_fill(token >= self.length, -1)
+        # Padding, of the last chunk too, goes to the left.
+        order = token.argsort(dim=-1, stable=True)[:, token.shape[1] - width :]
+        found = []
+        for pages, buffer in zip((self.keys, self.values), self.staging, strict=True):
+            torch.index_select(pages, 0, rows, out=buffer)
+            # The next step reads `chosen` on the host first, so this copy has ended when the buffer is written again.
+            entries = buffer.to(device, non_blocking=True).view(self.heads, self.slots * self.chunk, -1)
+            entries = torch.nn.functional.pad(entries, (0, 0, token.shape[1] - entries.shape[1], 0))
+            found.append(entries.gather(1, order.unsqueeze(-1).expand(-1, -1, entries.shape[-1])))
+        return *found, token.gather(1, order)
+
+    def host_nbytes(self) -> int:
+        """Bytes of the pages and of the staging buffers."""
+        return sum(held.nbytes for held in (self.keys, self.values, *self.staging))
+
+
+class RetrievalLayer(CompressedLayer):
+    """One layer of one sequence: the static heads' entries, and a buffer that the dynamic heads refill at every step.
+
+    The last ``width`` of the ``prefix`` slots before the appended tokens are the buffer of every dynamic head. A step
+    is one forward pass: its queries (one while decoding, all of a question or of a second turn) choose together, by
+    their mean, so that no more than the budget is ever on the device. Appended tokens are visible as they always are.
+    """
+
+    pages: Pages | None = None
+
+    def offload(self, heads: Tensor, pages: Pages, width: int, origin: int, keep_last: bool) -> None:
+        """Make ``heads`` (int64 ``[H]``) dynamic.
+
+        Args:
+            pages: their entries. width: slots of their buffer. origin: logical index of the pages' first token.
+            keep_last: see ``Pages.best``.
+        """
+        self.heads, self.pages, self.width = heads, pages, width
+        self.origin, self.keep_last, self.prefix = origin, keep_last, self.stored
+        self.ragged = self.ragged or bool(pages.length % pages.chunk)
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        if self.pages is not None and self.width:
+            self._refill(query)
+        return super().attend(query, key, value, mask)
+
+    def _refill(self, query: Tensor) -> None:
+        """query: ``[1, Hq, n, D]``; mean over the n rows and over the query heads of each KV head."""
+        mean = query[0].float().mean(1).view(self._key_storage.shape[1], -1, query.shape[-1]).mean(1)
+        chosen = self.pages.best(mean[self.heads], self.keep_last)
+        keys, values, token = self.pages.fetch(chosen, self.width)
+        buffer = slice(self.prefix - self.width, self.prefix)
+        self._key_storage[0, self.heads, buffer] = keys
+        self._value_storage[0, self.heads, buffer] = values
+        position = (token + self.origin).masked_fill(token < 0, -1)
+        self._position_storage[0, self.heads, buffer] = position.to(self._position_storage.dtype)
+
+    # ---- audit
+
+    def reachable(self) -> Tensor:
+        entries = self.entries()
+        if self.pages is not None:
+            entries[0, self.heads.cpu()] = self.pages.length + self.stored - self.prefix
+        return entries
+
+    def nbytes(self) -> tuple[int, int]:
+        data, metadata = super().nbytes()
+        return data, metadata + (
+            0 if self.pages is None else self.pages.means.numel() * self.pages.means.element_size()
+        )
+
+    def host_nbytes(self) -> int:
+        return 0 if self.pages is None else self.pages.host_nbytes()
+
+    def _clear(self) -> None:
+        super()._clear()
+        self.pages = None
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> None:
+        raise UnsupportedError("chunk retrieval holds one sequence; use greedy decoding, prompt by prompt")
+
+
+@dataclass(frozen=True)
+class ChunkRetrieval(DecodePolicy):
+    """HybridKV's dynamic heads (section 3.3, appendix A, figure 6): nothing is deleted, chunks are read on demand.
+
+    After the prefill the n candidates of a dynamic head go to host memory in chunks; the mean key of each stays on the
+    device. At each step the chunks with the largest ``q . mean key`` (q averaged over the g query heads) are fetched,
+    as many as the head's entries hold, and attended to together with all tokens that came after the prompt. Keys carry
+    the rotation of their own positions. What the selector chose for a dynamic head only says how many entries it may
+    read: it fills the head's buffer until the first step.
+
+    Args:
+        heads: which heads are dynamic; the allocator's.
+        chunk: tokens per chunk. A head that may read fewer entries has chunks of that size.
+        partial: the prompt's last, incomplete chunk is "ranked" as any other by the mean of what exists, or always
+            "visible" in one of the head's chunks.
+
+    The strict protocol's re-fed token and the question of ``query_agnostic`` are steps like any other. A forward pass
+    of several tokens is one step: one choice by their mean query. Paper and code: no code was released; the paper says
+    nothing on incomplete chunks, on several query tokens or on how the query heads of a KV head share a choice.
+    """
+
+    heads: HeadClasses = HeadClasses()
+    chunk: int = 8
+    partial: Literal["ranked", "visible"] = "ranked"
+
+    retrieves = True
+
+    def __post_init__(self) -> None:
+        if self.chunk < 1:
+            raise ConfigError(f"chunk is {self.chunk}; allowed: 1 or more tokens")
+        if self.partial not in PARTIAL:
+            raise ConfigError(f"partial is {self.partial!r}; {nearest(str(self.partial), PARTIAL)}")
+
+    def layer(self, start: Start) -> RetrievalLayer:
+        layer = RetrievalLayer.from_rows(
+            [(start.kept_key, start.kept_value, start.positions)], start.seen, start.reserve
+        )
+        heads = self.heads.dynamic(start.context.summaries)[start.layer].nonzero().flatten().to(start.key.device)
+        if not len(heads):
+            return layer
+        granted = (start.index[heads] >= 0).sum(-1)
+        width, candidates = int(granted.max()), start.key.shape[1]
+        if width != int(granted.min()):
+            raise UnsupportedError("dynamic heads of a layer read the same number of entries; use the hybrid allocator")
+        chunk = max(1, min(self.chunk, width))
+        slots = -(-candidates // chunk) if width >= candidates else width // chunk
+        pages = Pages(start.key[heads], start.value[heads], chunk, slots)
+        layer.offload(heads, pages, width, start.pad, self.partial == "visible" and bool(candidates % chunk))
+        return layer

@@ -1,0 +1,33 @@
+"""The observation window and all text first, then the highest scores among visual tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mmkv_bench.compression.selectors.topk import TopK
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class TextFirst(TopK):
+    """HybridKV's text-prior pruning (appendix A): window, then historical text, then the top-M visual tokens.
+
+    The last tokens of what is protected win when a head's cap cannot hold it all: first the window, then the most
+    recent text; M is what the cap leaves. Without token types every token is text.
+
+    Args:
+        sinks, recents, window: see ``TopK``; no recents beside the window by default.
+    """
+
+    recents: int = 0
+    window: int = 32
+
+    def protected(self, length: int, budget: int, types: Tensor | None) -> Tensor:
+        keep = super().protected(length, budget, types)
+        return keep.fill_(True) if types is None else keep | (types == 0)
+
+    def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
+        return ("no_visual_tokens",) if types is None or not bool((types > 0).any()) else ()
