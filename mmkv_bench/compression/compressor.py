@@ -52,6 +52,10 @@ class Compressor:
     reading: str = "paper"
     decoding: DecodePolicy | None = None
 
+    def __post_init__(self) -> None:
+        if self.decoding is not None and self.decoding.idle:
+            object.__setattr__(self, "decoding", None)
+
     @property
     def unbudgeted(self) -> bool:
         """Nothing is evicted, so there is nothing for a budget to say."""

@@ -61,11 +61,14 @@ class DecodePolicy(ABC):
     Class attributes:
         quantises: entries are stored in fewer bits, those of a prompt within its budget too.
         retrieves: entries that are not on the device can be read later.
+        idle: with these parameters nothing happens while decoding (may be a property); the method runs as if it had no
+            policy.
         moves_queries: ``query_positions`` is overridden; such forks decode alone (may be a property).
     """
 
     quantises: bool = False
     retrieves: bool = False
+    idle: bool = False
     moves_queries: bool = False
 
     @abstractmethod

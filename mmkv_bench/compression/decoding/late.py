@@ -1,0 +1,107 @@
+"""MEDA's released timing: the cache is reduced inside the first decode step, not at the end of the prefill."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from mmkv_bench.compression.cache import CompressedLayer
+from mmkv_bench.compression.context import Context
+from mmkv_bench.compression.decoding.base import DecodePolicy, Start
+from mmkv_bench.compression.statistics.attention import column_sums
+from mmkv_bench.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from mmkv_bench.compression.allocators.base import Allocator
+    from mmkv_bench.compression.reducers.base import Reducer
+    from mmkv_bench.compression.selectors.base import Selector
+
+
+@dataclass(frozen=True)
+class Late(DecodePolicy):
+    """Decodes the answer's second token from the full cache, then reduces every layer by the method's own parts.
+
+    With ``when=first_step``: while the answer's first token is fed, each layer attends to all T + 1 entries. That
+    attention is added to the scores of the prefill (the new token has no other), and allocator, selector and reducer
+    choose among the T + 1; the new token counts as text. So the first TWO tokens of an answer are the full cache's, and
+    ``entries_resident`` of a row is the full cache; ``entries_end`` shows the reduction. Under ``strict`` the token that
+    is fed again, and under ``query_agnostic`` the question, are among the candidates too, as text that only the first
+    answer token has scored.
+
+    Args:
+        allocator, selector, reducer: the method's. The allocator must do without other layers' scores.
+        when: "first_step", or "prefill_end": no policy at all, the prompt is reduced as by every other method.
+        prior: the scores of the prefill carry a text prior (``TextPriorScorer``); text gets the new row's maximum as
+            well, so that it stays ahead.
+
+    Paper and code: MEDA's paper reduces at the end of the prefill; its release as here. The release would reduce a second
+    time, by stale scores, once a reduced cache has grown to T + 1 again; not reproduced.
+    """
+
+    allocator: Allocator
+    selector: Selector
+    reducer: Reducer
+    when: Literal["prefill_end", "first_step"] = "first_step"
+    prior: bool = True
+
+    def __post_init__(self) -> None:
+        if self.when not in ("prefill_end", "first_step"):
+            raise ConfigError(f"when is {self.when!r}; {nearest(str(self.when), ('prefill_end', 'first_step'))}")
+
+    @property
+    def idle(self) -> bool:
+        return self.when == "prefill_end"
+
+    def layer(self, start: Start) -> WaitingLayer:
+        return WaitingLayer.of(self, start)
+
+
+class WaitingLayer(CompressedLayer):
+    """One layer of one sequence: the full cache until the answer's first token was attended from."""
+
+    @classmethod
+    def of(cls, policy: Late, start: Start) -> WaitingLayer:
+        import torch
+
+        if start.scores is None:
+            raise ConfigError(
+                "reducing in the first decode step starts from the prefill's scores; give the method a scorer"
+            )
+        heads, n, _ = start.key.shape
+        places = torch.arange(n, device=start.key.device).expand(heads, -1) + start.pad
+        layer = cls.from_rows([(start.key, start.value, places)], start.seen, start.reserve)
+        layer._policy, layer._start = policy, start
+        # The full cache has been copied: what is still needed of `start` must not keep the original alive.
+        start.key = start.value = start.kept_key = start.kept_value = None
+        return layer
+
+    def attended(self, query: Tensor, scaling: float) -> None:
+        if self._start is not None and self.seen > self._start.acts_from:
+            start, self._start = self._start, None
+            self._reduce(start, query[0, :, -1:], scaling)
+
+    def _reduce(self, start: Start, query: Tensor, scaling: float) -> None:
+        """Keep what the method keeps of everything stored. query: `[Hq, 1, D]` of the newest token."""
+        import torch
+
+        policy, total = self._policy, self.stored
+        row = column_sums(query, self.keys[0], scaling, total - 1)
+        types = None
+        if start.context.types is not None:
+            fresh = total - len(start.context.types)
+            types = torch.nn.functional.pad(start.context.types.to(row.device), (0, fresh))
+            if policy.prior and bool((types > 0).any()):
+                row = row + row.amax(-1, keepdim=True) * (types == 0)
+        row[:, : start.scores.shape[1]] += start.scores
+        context = Context(start.context.budget, total, False, types, start.context.summaries)
+        (caps,) = policy.allocator.caps([row], context.budget, [start.layer], start.n_layers, context)
+        protected = policy.selector.protected(total, context.budget, types).to(row.device)
+        index = policy.selector.select(row, caps, protected, types=types)
+
+        def reduce(key: Tensor, value: Tensor, kept: Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return policy.reducer.reduce(key, value, kept, types)
+
+        self.retain(index[None], reduce, reserve=max(start.reserve - (self.seen - start.seen), 0))
