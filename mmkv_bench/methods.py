@@ -18,11 +18,14 @@ from mmkv_bench.errors import ConfigError, MMKVError, nearest
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+    from mmkv_bench.calibrate.artefact import Calibrations
     from mmkv_bench.compression.compressor import Compressor
 
 PARTS = ("scorer", "allocator", "selector", "reducer")
 DECODING = "decoding"
 """The optional fifth part: what happens to the kept entries while the answer is decoded."""
+CALIBRATION = "calibration"
+"""Parameter of parts that are built with what was measured of a model beforehand."""
 FULL = "full"
 """`base` of the method that compresses nothing: it has no budget, seed or reading."""
 
@@ -77,14 +80,22 @@ def effective(name: str, node: DictConfig, reading: str, defaults: DictConfig | 
         raise ConfigError(f"method {name}: {str(error).splitlines()[0]}; correct its file in conf/method") from error
 
 
-def build_compressor(name: str, node: DictConfig, reading: str, defaults: DictConfig | None = None) -> Compressor:
+def build_compressor(
+    name: str,
+    node: DictConfig,
+    reading: str,
+    defaults: DictConfig | None = None,
+    calibrations: Calibrations | None = None,
+) -> Compressor:
     """Build the `Compressor` that a composed node describes.
 
     Args:
         name: display name; node: composed node; reading: `paper` or `released`; defaults: see `effective`.
+        calibrations: artefacts of the run's model. Without them parts keep what the configuration says (`auto`, a
+            path), can be checked, and refuse to work.
 
     Raises:
-        ConfigError: a part that is missing, is not this package's or refuses its parameters.
+        ConfigError: a part that is missing, is not this package's or refuses its parameters; also CalibrationError.
     """
     from mmkv_bench.compression.compressor import Compressor
 
@@ -100,7 +111,11 @@ def build_compressor(name: str, node: DictConfig, reading: str, defaults: DictCo
         raise ConfigError(
             f"method {name} has no {', '.join(missing)}; a method is composed of {', '.join(PARTS)}; add them to its file"
         )
-    built = {part: _instantiate(f"methods.{name}.{part}", spec) for part, spec in parts.items() if spec is not None}
+    built = {
+        part: _instantiate(f"methods.{name}.{part}", spec, calibrations)
+        for part, spec in parts.items()
+        if spec is not None
+    }
     for part, value in built.items():
         base = _base_class(part)
         if not isinstance(value, base):
@@ -118,15 +133,39 @@ def parameters_json(plain: Mapping[str, Any]) -> str:
     return json.dumps(flat_parameters(plain), sort_keys=True)
 
 
-def _instantiate(path: str, spec: Any) -> Any:
+def with_checksums(plain: Mapping[str, Any], used: Mapping[str, str]) -> dict[str, Any]:
+    """An effective node whose `calibration` says which artefacts it got (method -> checksum) and not where they lie:
+    what rows and a cell's identity hold. A node that got none is returned as it is."""
+    if not used:
+        return dict(plain)
+    return _without(plain, CALIBRATION) | {CALIBRATION: dict(used)}
+
+
+def _without(value: Any, key: str) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _without(item, key) for name, item in value.items() if name != key}
+    return [_without(item, key) for item in value] if isinstance(value, list) else value
+
+
+def _instantiate(path: str, spec: Any, calibrations: Calibrations | None = None) -> Any:
     """A part from its `_target_` and parameters. Hydra's `instantiate` would import any name a config holds; this one
-    takes classes that a module of this package defines itself, nothing else."""
+    takes classes that a module of this package defines itself, nothing else. A part with a `calibration` gets the data
+    of the artefact that its class is `calibrated_by`."""
     if isinstance(spec, list):
-        return [_instantiate(f"{path}[{i}]", item) for i, item in enumerate(spec)]
-    if not isinstance(spec, Mapping) or "_target_" not in spec:
-        return {k: _instantiate(f"{path}.{k}", v) for k, v in spec.items()} if isinstance(spec, Mapping) else spec
+        return [_instantiate(f"{path}[{i}]", item, calibrations) for i, item in enumerate(spec)]
+    if not isinstance(spec, Mapping):
+        return spec
+    arguments = {k: _instantiate(f"{path}.{k}", v, calibrations) for k, v in spec.items() if k != "_target_"}
+    if "_target_" not in spec:
+        return arguments
     cls = _locate(path, str(spec["_target_"]))
-    arguments = {k: _instantiate(f"{path}.{k}", v) for k, v in spec.items() if k != "_target_"}
+    if calibrations is not None and isinstance(arguments.get(CALIBRATION), str):
+        if not hasattr(cls, "calibrated_by"):
+            raise ConfigError(
+                f"{path}: {cls.__name__} does not say which calibration it takes, so {CALIBRATION}="
+                f"{arguments[CALIBRATION]} cannot be found; give its class the attribute calibrated_by"
+            )
+        arguments[CALIBRATION] = calibrations.data(cls.calibrated_by, arguments[CALIBRATION])
     accepted = inspect.signature(cls).parameters
     unknown = [key for key in arguments if key not in accepted]
     if unknown:

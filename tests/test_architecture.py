@@ -25,8 +25,19 @@ ARROWS = {
     "tables": {"store"},
     "tiny": {"models", "generation", "compression"},
     "config": set(),
-    "methods": {"config", "compression"},
-    "planning": {"config", "methods", "compression", "models", "generation", "evaluation", "store", "tables"},
+    "calibrate": {"config", "compression", "models", "generation", "store", "tiny"},
+    "methods": {"config", "compression", "calibrate"},
+    "planning": {
+        "config",
+        "methods",
+        "calibrate",
+        "compression",
+        "models",
+        "generation",
+        "evaluation",
+        "store",
+        "tables",
+    },
     "usage": {"config"},
     "__main__": {"usage", "planning"},
     "launch": {"__main__", "planning"},
@@ -44,10 +55,11 @@ FOREIGN = {
         "generation",
         "tiny",
         "planning",
+        "calibrate",
         "store",
         "launch",
     },  # the last two: device names
-    "transformers": {"compression", "models", "generation", "tiny", "planning"},
+    "transformers": {"compression", "models", "generation", "tiny", "planning", "calibrate"},
 }
 """Packages that only some rooms know."""
 

@@ -21,9 +21,12 @@ from mmkv_bench.store.identity import canonical_json
 FORMAT = 1
 AUTO = "auto"
 """A spec: the committed artefact of the model that a run names, below `conf/calibration/<model name>/`."""
-METHODS = ("hybridkv", "prefixkv", "sparsemm")
+METHODS = ("hybridkv", "mmshift", "prefixkv", "sparsemm")
 DIGITS = 6
 """Decimals of every stored number: float noise of a kernel should not become another artefact."""
+
+SHOWN = 16
+"""Digits of a checksum that rows and messages show."""
 
 _NAME = re.compile(r"[A-Za-z0-9_][\w.+-]*")
 
@@ -138,6 +141,28 @@ def load(method: str, spec: Any, model_name: str, model_fingerprint: str) -> Art
     return artefact
 
 
+class Calibrations:
+    """The artefacts of one model that the methods of a run ask for: read once, and remembered for the rows."""
+
+    def __init__(self, model_name: str, model_fingerprint: str):
+        self.model_name, self.model_fingerprint = model_name, model_fingerprint
+        self.used: dict[str, str] = {}
+        self._loaded: dict[tuple[str, str], Artefact] = {}
+
+    def data(self, method: str, spec: Any) -> dict[str, Any]:
+        """What a part is built with; see `load`. `used` then holds the method and its artefact's checksum."""
+        key = (method, str(spec))
+        if key not in self._loaded:
+            self._loaded[key] = load(method, spec, self.model_name, self.model_fingerprint)
+        self.used[method] = self._loaded[key].checksum[:SHOWN]
+        return json.loads(canonical_json(self._loaded[key].data))
+
+    def taken(self) -> dict[str, str]:
+        """Method -> checksum of what was asked for since the last call."""
+        used, self.used = self.used, {}
+        return used
+
+
 def _parsed(fields: Any, path: Path, make: str) -> Artefact:
     names = set(Artefact.__dataclass_fields__)
     if not isinstance(fields, Mapping) or set(fields) != names or not isinstance(fields["data"], Mapping):
@@ -149,8 +174,8 @@ def _parsed(fields: Any, path: Path, make: str) -> Artefact:
     found = digest(fields)
     if fields["checksum"] != found:
         raise CalibrationError(
-            f"{_short(path)} was changed after it was written: its checksum says {str(fields['checksum'])[:16]} and its "
-            f"content gives {found[:16]}; restore the file, or {make}"
+            f"{_short(path)} was changed after it was written: its checksum says {str(fields['checksum'])[:SHOWN]} and its "
+            f"content gives {found[:SHOWN]}; restore the file, or {make}"
         )
     return Artefact(**fields)
 

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
+from mmkv_bench.calibrate.artefact import Calibrations
 from mmkv_bench.compression.budget import Budget
 from mmkv_bench.config import as_list
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.methods import FULL, build_compressor, effective, parameters_json
+from mmkv_bench.methods import FULL, build_compressor, effective, parameters_json, with_checksums
 from mmkv_bench.planning.validate import validate_variants
 from mmkv_bench.store.identity import canonical_json, checksum
 
@@ -102,7 +103,8 @@ class Cell:
 
 @dataclass(frozen=True)
 class Method:
-    """One method of a run under one reading. `plain` is the effective node (see `methods.effective`)."""
+    """One method of a run under one reading. `plain` is the effective node (see `methods.effective`), which names the
+    calibrations that it was built with by their checksums."""
 
     name: str
     plain: Mapping[str, Any]
@@ -132,9 +134,10 @@ def expand(config: DictConfig, facts: Facts, defaults: Mapping[str, DictConfig])
 
     Raises:
         ConfigError: two cells with one name, a method that cannot be built.
+        CalibrationError: a calibrated method without an artefact of this model.
     """
     validate_variants(config, defaults)
-    methods = list(_methods(config, defaults))
+    methods = list(_methods(config, defaults, Calibrations(config.model.name, facts.model_fingerprint)))
     budgets = list(dict.fromkeys(Budget.parse(value) for value in as_list(config.budget)))
     seeds = list(dict.fromkeys(as_list(config.seed)))
     cells: dict[str, Cell] = {}
@@ -163,7 +166,9 @@ def bases(config: DictConfig) -> list[str]:
     return list(dict.fromkeys([*map(str, config.methods), *variants, FULL]))
 
 
-def _methods(config: DictConfig, defaults: Mapping[str, DictConfig]) -> Iterator[Method]:
+def _methods(
+    config: DictConfig, defaults: Mapping[str, DictConfig], calibrations: Calibrations | None = None
+) -> Iterator[Method]:
     nodes = {name: (node, defaults[name]) for name, node in config.methods.items()}
     for name, changes in config.variants.items():
         if name in nodes:
@@ -181,7 +186,9 @@ def _methods(config: DictConfig, defaults: Mapping[str, DictConfig]) -> Iterator
         for reading in dict.fromkeys(as_list(config.reading if own is None else own)):
             plain = effective(name, node, reading, default)
             tuned = _identity_of(plain) != _identity_of(effective(name, default, reading))
-            yield Method(name, plain, build_compressor(name, node, reading, default), tuned)
+            compressor = build_compressor(name, node, reading, default, calibrations)
+            used = {} if calibrations is None else calibrations.taken()
+            yield Method(name, with_checksums(plain, used), compressor, tuned)
 
 
 def _variant(name: str, changes: DictConfig, config: DictConfig, defaults: Mapping[str, DictConfig]) -> DictConfig:

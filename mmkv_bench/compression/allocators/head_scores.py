@@ -1,0 +1,191 @@
+"""SparseMM: heads that read images get a larger part of the cache; which heads these are was measured beforehand."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal
+
+from mmkv_bench.compression.allocators.base import Allocator
+from mmkv_bench.compression.allocators.waterfill import water_fill
+from mmkv_bench.compression.observation import effective_window
+from mmkv_bench.errors import CalibrationError, ConfigError, nearest
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mmkv_bench.compression.context import Context
+
+_WORDS = {
+    "scores": ("calibrated", "random", "uniform"),
+    "surplus": ("redistribute", "drop"),
+    "rounding": ("remainder", "nearest"),
+}
+
+
+@dataclass(frozen=True)
+class HeadScores(Allocator):
+    """SparseMM (arXiv 2506.05344): every head of the whole model gets entries in proportion to its visual score.
+
+    With n candidates, C entries per KV head on average and w of them for the observation window, ``base = C - w``. Of
+    base every KV head gets the same floor ``r = rho_min * base``; what remains of all ``L * Hkv`` heads together is
+    divided in proportion to their scores s:
+
+        cap = (base - r) * L * Hkv * s / sum(s)  +  r  +  w
+
+    The score of a KV head is the sum over its g query heads. Scores are measured offline (``python -m
+    mmkv_bench.calibrate sparsemm``), so caps are known before the prefill and no layer waits for another. A head
+    cannot hold more than n entries: what it cannot take goes to the other heads in proportion to their shares
+    (water-filling), and the model holds exactly ``C * L * Hkv`` entries. If all scores are 0, every cap is ``r + w``
+    (the sum of the floors is rounded down), and the rest of the budget stays unused.
+
+    Args:
+        calibration: ``{"scores": [[one per query head] per layer], "kv_heads": Hkv}``, finite, 0 or more. The string of
+            a configuration (``auto`` or a path) while no model is known: such an allocator cannot divide anything.
+        window: w [tokens], ``min(w, max(1, C // 2), n)`` of them, given to every head first; the selector's window.
+        rho_min: share of base that every head gets, in [0, 1].
+        scores: "calibrated"; "random": a control of the paper, scores of the same shape drawn evenly from [0, 1) with
+            ``draw`` as seed; "uniform": every head the same, which is what MM-ShiftKV's release calls SparseMM (it
+            computes the caps and then overwrites them with a constant): SnapKV at the uniform budget.
+        draw: seed of the random scores; no other setting reads it.
+        surplus: "redistribute": see above; "drop": what a head cannot take is kept by nobody, so that short prompts
+            store less than their budget.
+        rounding: "remainder": largest remainder, exact totals; "nearest": each cap by itself, halves to the even number,
+            so that the model may hold a few entries more than its budget (under ``reading=released`` alone).
+
+    Paper and code (``reading=released``): the paper's equation 14 adds r to a term that contains it already; the release
+    computes the cap above, which adds up to the budget, and so does this class. The release rounds each cap to the
+    nearest and drops what a head cannot take. It compresses nothing when ``base > T - w``; that is ``C > T``, where every
+    method here keeps everything. The paper does not mention pooling; the release pools by average over 5 tokens, as all
+    methods of the window family do here.
+    """
+
+    calibrated_by = "sparsemm"
+
+    calibration: Mapping[str, Any] | str | None = None
+    window: int = 32
+    rho_min: float = 0.1
+    scores: Literal["calibrated", "random", "uniform"] = "calibrated"
+    draw: int = 0
+    surplus: Literal["redistribute", "drop"] = "redistribute"
+    rounding: Literal["remainder", "nearest"] = "remainder"
+
+    def __post_init__(self) -> None:
+        if self.window < 0:
+            raise ConfigError(f"window is {self.window}; allowed: 0 or more tokens")
+        if not 0 <= self.rho_min <= 1:
+            raise ConfigError(f"rho_min is {self.rho_min}; allowed: a share of the budget, 0 <= rho_min <= 1")
+        for name, words in _WORDS.items():
+            if getattr(self, name) not in words:
+                raise ConfigError(f"{name} is {getattr(self, name)!r}; {nearest(str(getattr(self, name)), words)}")
+        if self.rounding == "nearest" and self.surplus == "redistribute":
+            raise ConfigError(
+                "rounding=nearest with surplus=redistribute: caps that are rounded one by one keep no total that could be "
+                "redistributed; allowed: rounding=remainder, or surplus=drop"
+            )
+        if isinstance(self.calibration, Mapping):
+            _check(self.calibration)
+
+    def caps(
+        self,
+        scores: Sequence[Tensor],
+        budget: int,
+        layers: Sequence[int],
+        n_layers: int,
+        context: Context | None = None,
+    ) -> list[Tensor]:
+        import torch
+
+        heads, candidates = scores[0].shape
+        caps = self.model_caps(budget, candidates, n_layers, heads)
+        return [torch.tensor(caps[layer], dtype=torch.int64) for layer in layers]
+
+    def allowance(self, budget: int, candidates: int, layers: Sequence[int], n_layers: int) -> int:
+        """The layers' own caps, per KV head and rounded up: heads differ, so a layer's sum need not be a multiple."""
+        caps = self.model_caps(budget, candidates, n_layers)
+        return math.ceil(Fraction(sum(sum(caps[layer]) for layer in layers), len(caps[0])))
+
+    def model_caps(self, budget: int, candidates: int, n_layers: int, kv_heads: int | None = None) -> list[list[int]]:
+        """Entries per layer and KV head of the whole model, window included.
+
+        Args:
+            budget: C; candidates: n; n_layers, kv_heads: the model's, checked against the calibration's.
+
+        Raises:
+            CalibrationError: no calibration, or one of another shape.
+        """
+        visual = self._visual()
+        if len(visual) != n_layers or kv_heads not in (None, len(visual[0])):
+            raise CalibrationError(
+                f"SparseMM's calibration has {len(visual)} layers of {len(visual[0])} KV heads, and this model has "
+                f"{n_layers} of {len(visual[0]) if kv_heads is None else kv_heads}; calibrate this model with "
+                "python -m mmkv_bench.calibrate sparsemm"
+            )
+        if budget >= candidates:
+            return [[candidates] * len(row) for row in visual]
+        window = min(effective_window(self.window, budget, candidates), budget) if self.window else 0
+        flat = _caps(
+            tuple(score for row in visual for score in row),
+            budget - window,
+            candidates - window,
+            self.rho_min,
+            self.surplus,
+            self.rounding,
+        )
+        width = len(visual[0])
+        return [[cap + window for cap in flat[i : i + width]] for i in range(0, len(flat), width)]
+
+    def _visual(self) -> list[list[float]]:
+        """One score per layer and KV head."""
+        if not isinstance(self.calibration, Mapping):
+            raise CalibrationError(
+                f"SparseMM has no head scores (calibration={self.calibration!r}); give it a model's artefact, made with "
+                "python -m mmkv_bench.calibrate sparsemm"
+            )
+        table, heads = self.calibration["scores"], self.calibration["kv_heads"]
+        if self.scores == "uniform":
+            return [[1.0] * heads for _ in table]
+        if self.scores == "random":
+            stream = random.Random(self.draw)
+            table = [[stream.random() for _ in row] for row in table]
+        group = len(table[0]) // heads
+        return [[sum(row[head * group : (head + 1) * group]) for head in range(heads)] for row in table]
+
+
+@lru_cache(maxsize=256)
+def _caps(
+    visual: tuple[float, ...], base: int, room: int, rho_min: float, surplus: str, rounding: str
+) -> tuple[int, ...]:
+    """Entries beside the window for every head of the model, none above ``room``."""
+    exact = [Fraction(score) for score in visual]
+    floor, total = Fraction(Decimal(str(rho_min))) * base, sum(exact)
+    spread = (base - floor) * len(exact) / total if total else Fraction(0)
+    shares = [spread * score + floor for score in exact]
+    if rounding == "nearest":
+        return tuple(min(round(share), room) for share in shares)
+    held = math.floor(sum(shares))  # the whole budget; less only if no head has a score
+    if surplus == "redistribute":
+        return tuple(water_fill(shares, held, room))
+    return tuple(min(count, room) for count in water_fill(shares, held, held))
+
+
+def _check(calibration: Mapping[str, Any]) -> None:
+    """Raises CalibrationError for anything but a table of finite scores that divides into KV heads."""
+    table, heads = calibration.get("scores"), calibration.get("kv_heads")
+    rows = isinstance(table, Sequence) and bool(table) and all(isinstance(row, Sequence) and row for row in table)
+    even = rows and isinstance(heads, int) and heads > 0 and {len(row) for row in table} == {len(table[0])}
+    if not even or len(table[0]) % heads:
+        raise CalibrationError(
+            "SparseMM's calibration is no table of head scores; allowed: scores, one row of query heads per layer, and "
+            "kv_heads, which divides them; make it with python -m mmkv_bench.calibrate sparsemm"
+        )
+    if not all(isinstance(s, int | float) and math.isfinite(s) and s >= 0 for row in table for s in row):
+        raise CalibrationError(
+            "SparseMM's calibration has a score that is no number of 0 or more; make it again with "
+            "python -m mmkv_bench.calibrate sparsemm"
+        )
