@@ -5,6 +5,7 @@ K and V of a layer are lists over heads of ``[T, D]``.
 
 from __future__ import annotations
 
+import functools
 import math
 from decimal import Decimal
 from fractions import Fraction
@@ -18,13 +19,13 @@ def cutoff(gamma: str, length: int) -> int:
     return max(1, int(Decimal(gamma) * length))
 
 
+@functools.cache
 def basis(length: int) -> Tensor:
     """``[m, n]``: alpha[m] * cos(pi / N * m * (n + 1/2)), equations 6 and 7."""
-    rows = []
-    for m in range(length):
-        alpha = math.sqrt(1 / length) if m == 0 else math.sqrt(2 / length)
-        rows.append([alpha * math.cos(math.pi * m * (n + 0.5) / length) for n in range(length)])
-    return torch.tensor(rows, dtype=torch.float64).view(length, length)
+    m, n = torch.arange(length, dtype=torch.float64)[:, None], torch.arange(length, dtype=torch.float64)
+    alpha = torch.full((length, 1), math.sqrt(2 / length), dtype=torch.float64)
+    alpha[0] = math.sqrt(1 / length)
+    return alpha * torch.cos(math.pi / length * m * (n + 0.5))
 
 
 def transform(x: Tensor) -> Tensor:

@@ -86,21 +86,20 @@ def high_pass(x: Tensor, omega: int) -> HighPass:
         block -= block[..., :1].clone()
         spectrum = _half_spectrum(block)
         del block
-        edge = _drop_low(spectrum, omega, length)
-        rest = _from_half_spectrum(spectrum, length).square_()
-        del spectrum
-        deviation[start:end, order] = rest.mean(1)
-        outlier[start:end] = (rest.sum((1, 2)).double() - edge).clamp_min_(0)
+        outlier[start:end] = _energies(spectrum, length)[:, omega + 1 :].sum(-1)
+        parts = torch.view_as_real(spectrum)
+        parts[..., :omega, 0] = 0
+        parts[..., length - omega + 1 :, 1] = 0
+        rest = _from_half_spectrum(spectrum, length)
+        del spectrum, parts
+        deviation[start:end, order] = rest.square_().mean(1)
     return HighPass(deviation, outlier.cpu(), total.cpu())
 
 
-def _drop_low(spectrum: Tensor, omega: int, length: int) -> Tensor:
-    """Clear the bins below omega in a half spectrum ``[h, D, T // 2 + 1]``, in place; return bin omega's energy ``[h]``."""
-    parts = torch.view_as_real(spectrum)
-    parts[..., :omega, 0] = 0
-    parts[..., length - omega + 1 :, 1] = 0
-    edge = parts[..., omega, 0] if omega <= length // 2 else parts[..., length - omega, 1]
-    return edge.double().square().sum(-1) * (2 / length)
+def _energies(spectrum: Tensor, length: int) -> Tensor:
+    """Half spectra ``[h, D, T // 2 + 1]`` -> energy of every bin over the D channels, ``[h, T]`` float64 (bin 0 doubled)."""
+    parts = torch.linalg.vector_norm(torch.view_as_real(spectrum), dim=1).double().square_()
+    return torch.cat([parts[..., 0], parts[:, 1 : (length + 1) // 2, 1].flip(-1)], -1) * (2 / length)
 
 
 def _order(length: int, device: torch.device) -> Tensor:

@@ -1,0 +1,92 @@
+"""FlashCache: layers whose keys and values vary faster along the prompt get more entries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from mmkv_bench.compression.allocators.base import Allocator
+from mmkv_bench.compression.allocators.uniform import Uniform
+from mmkv_bench.compression.allocators.waterfill import water_fill
+from mmkv_bench.compression.observation import Needs
+from mmkv_bench.compression.scorers.deviation import check_filter, cutoff, filter_needs, filtered
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from torch import Tensor
+
+    from mmkv_bench.compression.context import Context
+    from mmkv_bench.compression.observation import Observation
+
+
+@dataclass(frozen=True)
+class Spectral(Allocator):
+    """FlashCache's dynamic budget allocation (paper section 3.2.2, equations 11 and 12).
+
+    With ``P[m]`` the energy of bin m, summed over the channels of a layer's keys, ``R_k = sum_{m > omega} P[m] /
+    sum_m P[m]``; ``R_v`` likewise; ``R_l = R_k + R_v``. As printed, bin omega is in the upper sum of neither: it is no
+    longer base and not yet outlier. A layer gets ``R_l / sum R * L * C`` entries in each of its KV heads, at most its n
+    candidates; what a full layer cannot take goes to the others in proportion (water-filling), and largest-remainder
+    rounding makes the total exactly ``L * C``. A layer's share may round to 0 entries.
+
+    All layers must have been seen, so peak memory is the full cache's; the transform is shared with the scorer.
+
+    Args:
+        gamma, keys: the low-pass filter of ``DeviationScorer``; give both the same.
+        dba: false is the paper's ablation without the module (Table 7): C entries everywhere, decided layer by layer.
+
+    What the paper leaves open, and the choice here: shares above n (water-filling), and 0 / 0: a layer whose keys (or
+    values) are all zero adds no ratio, and layers without any outlier energy at all share equally. No released code.
+    """
+
+    gamma: float = 0.2
+    keys: Literal["cached", "unrotated"] = "cached"
+    dba: bool = True
+
+    def __post_init__(self) -> None:
+        check_filter(self.gamma, self.keys)
+
+    @property
+    def scope(self) -> str:
+        return "model" if self.dba else "layer"
+
+    @property
+    def needs(self) -> Needs:
+        return filter_needs(self.keys) if self.dba else Needs()
+
+    def summary_key(self, budget: int, length: int) -> Hashable | None:
+        return (cutoff(self.gamma, length), self.keys) if self.dba else None
+
+    def summary(self, obs: Observation, budget: int, seed: int) -> Tensor | None:
+        """``[2]``: R_k and R_v."""
+        import torch
+
+        if not self.dba:
+            return None
+        parts = filtered(obs, self.gamma, self.keys)
+        outlier = torch.stack([part.outlier.sum() for part in parts])
+        total = torch.stack([part.total.sum() for part in parts])
+        return outlier / total.masked_fill(total == 0, 1)
+
+    def caps(
+        self,
+        scores: Sequence[Tensor],
+        budget: int,
+        layers: Sequence[int],
+        n_layers: int,
+        context: Context | None = None,
+    ) -> list[Tensor]:
+        import torch
+
+        if not self.dba:
+            return Uniform().caps(scores, budget, layers, n_layers)
+        if context is None or any(layer not in context.summaries for layer in layers):
+            raise ValueError(f"layers {list(layers)} are divided by their spectra; give the summaries of all of them")
+        candidates = scores[0].shape[1]
+        weights = [float(context.summaries[layer].sum()) for layer in layers]
+        shares = water_fill(weights, min(budget, candidates) * len(layers), candidates)
+        return [
+            torch.full((score.shape[0],), share, dtype=torch.int64) for score, share in zip(scores, shares, strict=True)
+        ]

@@ -1,0 +1,102 @@
+"""FlashCache: entries that a low-pass filter over the tokens cannot reproduce."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import TYPE_CHECKING, Literal
+
+from mmkv_bench.compression.observation import Needs
+from mmkv_bench.compression.scorers.base import Scorer
+from mmkv_bench.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mmkv_bench.compression.observation import Observation
+    from mmkv_bench.compression.statistics.dct import HighPass
+
+KEYS = ("cached", "unrotated")
+HEADS = ("joint", "per_head")
+
+
+def cutoff(gamma: float, length: int) -> int:
+    """omega, the first of the T bins that the low-pass filter drops: ``max(1, int(gamma * T))``, exact decimal arithmetic."""
+    return max(1, int(Decimal(str(gamma)) * length))
+
+
+def check_filter(gamma: float, keys: str) -> None:
+    """Refuse parameters of the filter that scorer and allocator share."""
+    if not 0 <= gamma < 1:
+        raise ConfigError(
+            f"gamma is {gamma}; allowed: a share of the T bins, 0 <= gamma < 1 (at 1 the base is the prompt itself and"
+            " no token deviates from it)"
+        )
+    if keys not in KEYS:
+        raise ConfigError(f"keys is {keys!r}; {nearest(str(keys), KEYS)}")
+
+
+def filter_needs(keys: str) -> Needs:
+    return Needs(states=keys == "unrotated")
+
+
+def filtered(obs: Observation, gamma: float, keys: str) -> tuple[HighPass, HighPass]:
+    """What the low-pass filter leaves out of a layer's keys and values; transformed once for scorer and allocator."""
+    from mmkv_bench.compression.statistics.dct import high_pass
+    from mmkv_bench.compression.statistics.rotary import unrotate
+
+    omega = cutoff(gamma, obs.length)
+
+    def of_keys() -> HighPass:
+        return high_pass(obs.key if keys == "cached" else unrotate(obs.key, *obs.rotation), omega)
+
+    return (
+        obs.memo(("high_pass", keys, omega), of_keys),
+        obs.memo(("high_pass", "values", omega), lambda: high_pass(obs.value, omega)),
+    )
+
+
+@dataclass(frozen=True)
+class DeviationScorer(Scorer):
+    """FlashCache's outlier recognition (paper section 3.2.1, equations 6 to 10): no query and no attention is looked at.
+
+    Every channel of the layer's keys and values is a signal over the T tokens. An orthonormal DCT-II, bins ``m < omega``
+    kept, and the inverse transform give the smooth base; a token's score is how far it is from it:
+    ``Dev[n] = MSE(K[n], K_base[n]) + MSE(V[n], V_base[n])``, the means over channels. float32, one FFT there and one
+    back; extra memory O(T * D). Constant keys and values deviate by exactly 0 and rank by position. Padding is no
+    part of the signal.
+
+    Args:
+        gamma: cut-off as a share of the bins: ``omega = max(1, int(gamma * T))``, so bin 0 (the mean) is always base.
+        heads: "joint": the means run over the channels of all KV heads, so that all heads of a layer keep the same
+            tokens; "per_head": over a head's own channels.
+        keys: "cached": the keys as they are stored, rotated; "unrotated": with the rotation of their position undone
+            (the layer's inputs and rotations are held until the layer is done: T * (E + 2D) numbers more).
+
+    What the paper leaves open, and the choice here: gamma of its main tables (0.2, the entry of its gamma ablation,
+    Table 5, that equals the result with budget allocation in Table 7); joint or per head (joint); before or after
+    rotation (after). It names no sinks or recents: the selector forces the last token alone (``TopK(recents=1)``). Keys
+    and values enter unweighted, as equation 10 has it, so the larger of the two decides, usually the keys. No code was
+    released, so there is no released reading.
+    """
+
+    gamma: float = 0.2
+    heads: Literal["joint", "per_head"] = "joint"
+    keys: Literal["cached", "unrotated"] = "cached"
+
+    def __post_init__(self) -> None:
+        check_filter(self.gamma, self.keys)
+        if self.heads not in HEADS:
+            raise ConfigError(f"heads is {self.heads!r}; {nearest(str(self.heads), HEADS)}")
+
+    @property
+    def needs(self) -> Needs:
+        return filter_needs(self.keys)
+
+    def key(self, budget: int, length: int) -> tuple:
+        return (cutoff(self.gamma, length), self.heads, self.keys)
+
+    def score(self, obs: Observation, budget: int, seed: int) -> Tensor:
+        keys, values = filtered(obs, self.gamma, self.keys)
+        deviation = keys.deviation + values.deviation
+        return deviation if self.heads == "per_head" else deviation.mean(0, keepdim=True).repeat(len(deviation), 1)
