@@ -150,7 +150,7 @@ def _without(value: Any, key: str) -> Any:
 def _instantiate(path: str, spec: Any, calibrations: Calibrations | None = None) -> Any:
     """A part from its `_target_` and parameters. Hydra's `instantiate` would import any name a config holds; this one
     takes classes that a module of this package defines itself, nothing else. A part with a `calibration` gets the data
-    of the artefact that its class is `calibrated_by`."""
+    of the artefact that its class is `calibrated_by`, unless `needs_calibration(parameters)` denies that it reads one."""
     if isinstance(spec, list):
         return [_instantiate(f"{path}[{i}]", item, calibrations) for i, item in enumerate(spec)]
     if not isinstance(spec, Mapping):
@@ -159,7 +159,8 @@ def _instantiate(path: str, spec: Any, calibrations: Calibrations | None = None)
     if "_target_" not in spec:
         return arguments
     cls = _locate(path, str(spec["_target_"]))
-    if calibrations is not None and isinstance(arguments.get(CALIBRATION), str):
+    reads = getattr(cls, "needs_calibration", lambda parameters: True)
+    if calibrations is not None and isinstance(arguments.get(CALIBRATION), str) and reads(arguments):
         if not hasattr(cls, "calibrated_by"):
             raise ConfigError(
                 f"{path}: {cls.__name__} does not say which calibration it takes, so {CALIBRATION}="

@@ -14,14 +14,15 @@ HELP = {
     "prefixkv": "kept share of every layer for a grid of budgets",
     "sparsemm": "visual score of every query head",
     "hybridkv": "attention sparsity of the heads, and a threshold between static and dynamic ones",
+    "mmshift": "mean and spread of the hidden states, prompt against answer, for its ablations",
 }
-SAMPLES = {"prefixkv": 10, "sparsemm": 400, "hybridkv": 20}
+SAMPLES = {"prefixkv": 10, "sparsemm": 250, "hybridkv": 40, "mmshift": 40}
 
 
 def parser() -> argparse.ArgumentParser:
     """The command's options."""
     command = argparse.ArgumentParser(prog="python -m mmkv_bench.calibrate", description=__doc__)
-    methods = command.add_subparsers(dest="method", required=True, metavar="{prefixkv,sparsemm,hybridkv}")
+    methods = command.add_subparsers(dest="method", required=True, metavar="{" + ",".join(HELP) + "}")
     for name, text in HELP.items():
         one = methods.add_parser(name, help=text, description=f"Measure: {text}.")
         one.add_argument("--name", default="tiny", help="model.name of the runs that shall find the artefact")
@@ -40,7 +41,7 @@ def parser() -> argparse.ArgumentParser:
             one.add_argument("--steps", type=int, default=0, help="fixed number of halvings (default: until exact)")
         if name == "hybridkv":
             one.add_argument("--quantile", type=float, default=0.5, help="of the heads' sparsity, for theta")
-            one.add_argument("--share", type=float, default=0.05, help="top keys of a row that count, of its length")
+            one.add_argument("--top", type=float, default=0.05, help="keys whose attention S* adds up, of the prompt's")
     return command
 
 

@@ -17,7 +17,7 @@ from mmkv_bench.errors import CalibrationError, nearest
 if TYPE_CHECKING:
     import argparse
 
-OWN_SETTINGS = {"prefixkv": ("delta", "steps"), "sparsemm": (), "hybridkv": ("share", "quantile")}
+OWN_SETTINGS = {"prefixkv": ("delta", "steps"), "sparsemm": (), "hybridkv": ("top", "quantile"), "mmshift": ()}
 SHOW_EVERY = 10.0  # seconds
 
 
