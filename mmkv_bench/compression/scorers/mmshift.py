@@ -106,6 +106,7 @@ class MMShiftScorer(Scorer):
     calibration: Mapping[str, Any] | None = field(default=None, hash=False, repr=False)
 
     stochastic = True
+    calibrated_by = "mmshift"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layer_gamma", tuple(self.layer_gamma))
