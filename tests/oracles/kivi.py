@@ -1,13 +1,20 @@
 """KIVI, written from arXiv 2402.02750 (equation 1, section 4.2, algorithm 1) in float64 loops over single numbers.
 
-Nothing of mmkv_bench runs here. Besides the quantiser there is the schedule: which of a head's kept tokens are
-quantised when n tokens were appended one by one, told by simulating the list of tokens itself.
+Nothing of mmkv_bench runs here. Besides the quantiser there is the schedule, told by moving single tokens between lists,
+and stock `generate()` over the numbers that result, every one in the column of its token.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+from transformers.cache_utils import Cache, DynamicLayer
+
+from tests import reference
+
+CLOSE: list[float] = []
+"""Distances [levels] of quantised numbers to the middle between two levels, where they are below 1e-5: there, float32
+rounding of a model decides, and no two ways to compute a key can be expected to agree."""
 
 
 def group(numbers: list[float], bits: int, storage: torch.dtype = torch.float64) -> list[float]:
@@ -18,7 +25,10 @@ def group(numbers: list[float], bits: int, storage: torch.dtype = torch.float64)
     scale = torch.tensor(scale, dtype=torch.float64).to(storage).item()
     back = []
     for number in numbers:
-        level = round((number - low) / scale)  # halves to even, as IEEE rounds
+        exact = (number - low) / scale
+        level = round(exact)  # halves to even, as IEEE rounds
+        if abs(abs(exact - level) - 0.5) < 1e-5:
+            CLOSE.append(abs(abs(exact - level) - 0.5))
         back.append(min(max(level, 0), steps) * scale + low)
     return back
 
@@ -90,3 +100,55 @@ class Head:
 
     def seen(self) -> tuple[Tensor, Tensor]:
         return torch.stack(self.key_quantised + self.key_rest), torch.stack(self.value_quantised + self.value_rest)
+
+
+class Layer(DynamicLayer):
+    """A stock cache layer that hands stock attention the numbers of one `Head` per KV head, in the columns of their
+    tokens. Evicted columns hold what they held; a mask must hide them.
+
+    Args:
+        heads: one empty `Head` per KV head; kept: int64 [Hkv, m] tokens of the prompt that stay, -1 = padding;
+        prompt: tokens that are the prompt's, also those fed after the reduction.
+    """
+
+    def __init__(self, heads: list[Head], kept: Tensor, prompt: int):
+        super().__init__()
+        self.heads, self.prompt = heads, prompt
+        self.columns = [[j for j in row if j >= 0] for row in kept.tolist()]
+        self.filled = False
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
+        key, value = super().update(key_states, value_states)
+        new, total = key_states.shape[2], key.shape[2]
+        if not self.filled:
+            self.filled = True
+            for head, columns in enumerate(self.columns):
+                self.heads[head].prefill(key[0, head, columns], value[0, head, columns])
+            return key, value
+        key, value = key.clone(), value.clone()
+        for head, columns in enumerate(self.columns):
+            columns += range(total - new, total)
+            fresh = key_states[0, head], value_states[0, head]
+            read = self.heads[head].append(*fresh, prompt=total - new < self.prompt)
+            key[0, head, columns], value[0, head, columns] = (part.to(key.dtype) for part in read)
+        return key, value
+
+
+@torch.no_grad()
+def generate(model, inputs: dict[str, Tensor], kept: list[Tensor], cut: int, tokens: int, make) -> Tensor:
+    """Logits [n, V] of stock greedy decoding over KIVI's numbers: `cut` tokens are prefilled in full precision and
+    reduced to `kept` (per layer [Hkv, m]); what follows reads the cache. `make()` gives an empty `Head`."""
+    ids = inputs["input_ids"]
+    prompt = ids.shape[1]
+    inputs = {**inputs, "attention_mask": torch.ones_like(ids)}
+    keep = reference.keep_of([index[None] for index in kept], cut)
+    layers = [Layer([make() for _ in index], index, prompt) for index in kept]
+    options = {"max_new_tokens": tokens, "do_sample": False, "return_dict_in_generate": True, "output_logits": True}
+    with reference.masked(model, reference.visible(keep, cut)):
+        cache = Cache(layers=layers)
+        if cut < prompt:
+            prefix = {k: v[:, :cut] if v.shape == ids.shape else v for k, v in inputs.items()}
+            model(**prefix, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            inputs = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+        output = model.generate(**inputs, past_key_values=cache, **options)
+    return torch.cat(output.logits)

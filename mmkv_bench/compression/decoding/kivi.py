@@ -1,0 +1,85 @@
+"""KIVI: keys per channel, values per token, in 2 or 4 bits, with a full-precision residual."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mmkv_bench.compression.decoding.base import DecodePolicy
+from mmkv_bench.compression.statistics.quantise import check_group
+from mmkv_bench.errors import ConfigError, UnsupportedError
+
+if TYPE_CHECKING:
+    from mmkv_bench.compression.cache import CompressedLayer
+    from mmkv_bench.compression.decoding.base import Start
+
+FLUSHES = ("before", "after")
+
+
+@dataclass(frozen=True)
+class KIVI(DecodePolicy):
+    """KIVI (arXiv 2402.02750, section 4.2, algorithm 1): the kept entries in b bits, the newest in full precision.
+
+    The prompt's own attention runs in full precision. Then, per KV head with m kept entries:
+
+    - keys: the first ``floor(m / R) * R`` are quantised per channel over groups of G consecutive KEPT tokens, ``m mod R``
+      stay as they are; new keys join them, and when they are R they are quantised together;
+    - values: all but the last R are quantised per token over groups of G channels (of the whole head where it has
+      fewer than G channels); from then on the oldest of R + 1 is quantised at every step.
+
+    Keys are quantised with their rotation, as released. Whatever a scorer evicted before has no part in any group;
+    heads that kept different numbers of entries form their groups each from their own. Tokens of the prompt that are
+    fed after the reduction (the last one under ``strict``, the question under ``query_agnostic``) are attended to in
+    full precision once, like the rest of the prompt.
+
+    Every step dequantises a whole layer for the attention kernel and drops that copy again: the stored bytes are those
+    of the packed entries, the speed is not that of the paper's fused kernels.
+
+    Args:
+        bits: of a stored number, 2 or 4. Scale and minimum of each group come on top, in the model's dtype: together
+            ``b + 32 / G`` bits per number in half precision.
+        group: G, numbers of one group.
+        residual: R, entries per KV head that stay in full precision at most; a multiple of G.
+        flush: `before` quantises ahead of the attention of the token that filled the residual (algorithm 1), `after`
+            behind it (released code).
+
+    Paper and code: see ``flush``. The released code divides by zero for a constant group; here the scale is at least
+    1e-6, and such a group comes back exactly. Its kernels need one sequence length for all heads and as many KV as
+    query heads; neither is needed here.
+    """
+
+    bits: int = 2
+    group: int = 32
+    residual: int = 128
+    flush: str = "before"
+
+    quantises = True
+
+    def __post_init__(self) -> None:
+        check_group(self.bits, self.group)
+        if self.residual < self.group or self.residual % self.group:
+            raise ConfigError(
+                f"residual is {self.residual}; allowed: multiples of group={self.group} tokens, at least one group; "
+                "choose such a number"
+            )
+        if self.flush not in FLUSHES:
+            raise ConfigError(f"flush is {self.flush!r}; allowed: {', '.join(FLUSHES)}")
+
+    def value_group(self, dim: int) -> int:
+        """Channels of one group of values, given the channels of a head.
+
+        Raises:
+            UnsupportedError: groups that do not divide a head.
+        """
+        group = min(self.group, dim)
+        if dim % group or group * self.bits % 8:
+            raise UnsupportedError(
+                f"KIVI with group={self.group} at {self.bits} bits cannot divide heads of {dim} channels into groups of "
+                "whole bytes; allowed: a group that divides the head; set group to such a size"
+            )
+        return group
+
+    def layer(self, start: Start) -> CompressedLayer:
+        from mmkv_bench.compression.decoding.quantised_layer import QuantisedLayer
+
+        return QuantisedLayer.of(self, start)

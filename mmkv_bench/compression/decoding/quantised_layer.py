@@ -1,0 +1,183 @@
+"""A cache layer whose older entries are packed: the storage behind KIVI."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from mmkv_bench.compression.cache import CompressedLayer
+from mmkv_bench.compression.statistics.quantise import Packed, dequantise, quantise
+from mmkv_bench.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from mmkv_bench.compression.decoding.base import Start
+    from mmkv_bench.compression.decoding.kivi import KIVI
+
+
+class _Store:
+    """Keys or values of one layer: per KV head some packed units, then a rest in full precision.
+
+    A unit is what is quantised together along the tokens: G tokens of keys, one token of values. Every head's entries
+    begin at the left, in the order of the kept tokens, so that no padding is ever part of a group; heads differ in
+    `units` and `left` when they kept different numbers of entries.
+
+    Args:
+        entries: per head `[m_h, D]`, all in full precision; bits, group: see `quantise`.
+        unit: tokens per unit; room: further tokens that will come.
+    """
+
+    def __init__(self, entries: list[Tensor], bits: int, group: int, unit: int, room: int):
+        self.bits, self.group, self.unit = bits, group, unit
+        self.units, self.left = [0] * len(entries), [len(head) for head in entries]
+        longest, dim = max(self.left), entries[0].shape[-1]
+        capacity = (longest + room) // unit
+        self.packed: Packed | None = None  # made by the first flush, with room for `capacity` units
+        self._capacity = capacity
+        self.rest = entries[0].new_zeros(len(entries), longest, dim)
+        for row, head in enumerate(entries):
+            self.rest[row, : len(head)] = head
+
+    def append(self, new: Tensor) -> None:
+        """Add `[Hkv, n, D]` behind the rest."""
+        heads, n, dim = new.shape
+        short = max(self.left) + n - self.rest.shape[1]
+        if short > 0:
+            self.rest = torch.cat([self.rest, self.rest.new_zeros(heads, short, dim)], 1)
+        for rows, left in _alike(self.left):
+            self.rest[rows, left : left + n] = new[rows]
+        self.left = [left + n for left in self.left]
+
+    def flush(self, excess: list[int]) -> None:
+        """Quantise the first `excess[h]` tokens of every head's rest, whole units."""
+        if not any(excess):
+            return
+        done = [(units, amount) for units, amount in zip(self.units, excess, strict=True)]
+        for rows, (units, amount) in _alike(done):
+            if amount:
+                self._write(rows, units, self.rest[rows, :amount])
+                self.rest[rows, : self.rest.shape[1] - amount] = self.rest[rows, amount:].clone()
+        self.units = [units + amount // self.unit for units, amount in done]
+        self.left = [left - amount for left, amount in zip(self.left, excess, strict=True)]
+        self.rest = self.rest[:, : max(self.left)].clone()  # what was quantised is not held a second time
+
+    def _write(self, rows: list[int], first: int, tokens: Tensor) -> None:
+        """Pack `[rows, units * unit, D]` as the units from `first` on."""
+        units = tokens.unflatten(1, (-1, self.unit)).transpose(2, 3)  # [rows, units, D, unit]
+        fresh = quantise(units if self.unit > 1 else units.flatten(2), self.bits, self.group)
+        end = first + units.shape[1]
+        if self.packed is None or end > self.packed.data.shape[1]:
+            self._grow(fresh, end)
+        for whole, part in zip(self.packed.parts, fresh.parts, strict=True):
+            whole[rows, first:end] = part
+
+    def _grow(self, like: Packed, least: int) -> None:
+        heads, room = len(self.units), max(least, self._capacity)
+        old = self.packed
+        made = [part.new_zeros(heads, room, *part.shape[2:]) for part in like.parts]
+        if old is not None:
+            for part, before in zip(made, old.parts, strict=True):
+                part[:, : before.shape[1]] = before
+        self.packed = Packed(*made, self.bits)
+
+    def _used(self) -> Packed | None:
+        """The packed units of the longest head; those that shorter heads have not filled are zeros."""
+        most = max(self.units)
+        return Packed(*(part[:, :most] for part in self.packed.parts), self.bits) if most else None
+
+    def read(self) -> Tensor:
+        """`[Hkv, slots, D]` all entries in full precision, heads padded on the left with zeros."""
+        used = self._used()
+        rest = self.rest[:, : max(self.left)]
+        if used is None:
+            packed = rest[:, :0]
+        else:
+            packed = dequantise(used)
+            packed = packed.transpose(2, 3).flatten(1, 2) if self.unit > 1 else packed
+        counts = [units * self.unit for units in self.units]
+        if len(set(counts)) == 1 and len(set(self.left)) == 1:
+            return torch.cat([packed, rest], 1)
+        slots = max(count + left for count, left in zip(counts, self.left, strict=True))
+        out = rest.new_zeros(len(counts), slots, rest.shape[-1])
+        for row, (count, left) in enumerate(zip(counts, self.left, strict=True)):
+            out[row, slots - left - count : slots - left] = packed[row, :count]
+            out[row, slots - left :] = rest[row, :left]
+        return out
+
+    def nbytes(self) -> tuple[int, int]:
+        """(bytes of packed numbers and rest, bytes of scales and minima); units and slots of the longest head count for
+        every head, slack does not."""
+        data, metadata = _bytes(self.rest[:, : max(self.left)]), 0
+        used = self._used()
+        if used is not None:
+            data += _bytes(used.data)
+            metadata = _bytes(used.scale) + _bytes(used.zero)
+        return data, metadata
+
+
+class QuantisedLayer(CompressedLayer):
+    """KIVI's layer for one sequence. The base class keeps slots, positions and masks; its own key and value storage has
+    no channels, because the entries live in two `_Store`s. `keys` and `values` read them out anew each time."""
+
+    @classmethod
+    def of(cls, policy: KIVI, start: Start) -> QuantisedLayer:
+        none = start.kept_key[..., :0]
+        layer = cls.from_rows([(none, none, start.positions)], start.seen, start.reserve)
+        layer.policy, layer.acts_from = policy, start.acts_from
+        real = start.index >= 0
+        value_group = policy.value_group(start.kept_value.shape[-1])
+        keys = [key[kept] for key, kept in zip(start.kept_key, real, strict=True)]
+        values = [value[kept] for value, kept in zip(start.kept_value, real, strict=True)]
+        layer._keys = _Store(keys, policy.bits, policy.group, policy.group, start.reserve)
+        layer._values = _Store(values, policy.bits, value_group, 1, start.reserve)
+        layer._flush()
+        return layer
+
+    @CompressedLayer.keys.getter
+    def keys(self) -> Tensor:
+        """`[1, Hkv, stored, D]`, dequantised: a copy."""
+        return self._keys.read()[None]
+
+    @CompressedLayer.values.getter
+    def values(self) -> Tensor:
+        """`[1, Hkv, stored, D]`, dequantised: a copy."""
+        return self._values.read()[None]
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
+        """Append `[1, Hkv, n, D]`; returns what the attention shall read, `[1, Hkv, stored, D]`, dequantised."""
+        self._keys.append(key_states[0])
+        self._values.append(value_states[0])
+        if self.policy.flush == "before" and self.seen >= self.acts_from:
+            self._flush()
+        return super().update(key_states[..., :0], value_states[..., :0])
+
+    def attended(self, query: Tensor, scaling: float) -> None:
+        self._flush()
+
+    def _flush(self) -> None:
+        residual = self.policy.residual
+        self._keys.flush([left // residual * residual for left in self._keys.left])
+        self._values.flush([max(0, left - residual) for left in self._values.left])
+
+    def nbytes(self) -> tuple[int, int]:
+        """(bytes of packed entries and residuals, bytes of scales, minima and positions)."""
+        parts = self._keys.nbytes(), self._values.nbytes()
+        return sum(data for data, _ in parts), sum(metadata for _, metadata in parts) + _bytes(self.positions)
+
+    def _refuse(self, *args, **kwargs) -> None:
+        raise UnsupportedError("a quantised layer holds one finished prompt of one sequence; its entries only grow")
+
+    retain = drop = forget_last = reorder_cache = batch_repeat_interleave = batch_select_indices = reset = _refuse
+
+
+def _alike(keys: list) -> list[tuple[list[int], object]]:
+    """Rows grouped by equal keys: `[([row, ...], key), ...]`; heads that go in step are treated at once."""
+    groups: dict = {}
+    for row, key in enumerate(keys):
+        groups.setdefault(key, []).append(row)
+    return [(rows, key) for key, rows in groups.items()]
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
