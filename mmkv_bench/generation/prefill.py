@@ -124,7 +124,7 @@ class Prefilled:
 
     def order(self, key: Hashable, selector, candidates: int) -> Tensor:
         """The sorted order of one score's first `candidates` columns, all layers at once, made once for all budgets."""
-        name = (key, type(selector), candidates)
+        name = (key, type(selector).order, candidates)  # a static function: no parameter of a selector changes it
         if name not in self.orders:
             self.orders[name] = selector.order(stacked(self.scores[key])[:, :candidates])
         return self.orders[name]

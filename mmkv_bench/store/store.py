@@ -1,8 +1,8 @@
 """The result store: rows of a run on disk, safe against kill -9 at any moment, many writers and readers at once.
 
 Under the root: `journal/` (samples not yet in a part), `responses/` (one part per published journal), `cells/`,
-`samples/` and `metrics/` (one file per cell), and `store.json` with the schema version. Nothing is made before the first
-write.
+`samples/` and `metrics/` (one file per cell; one per table once packed), and `store.json` with the schema version.
+Nothing is made before the first write.
 
 Why no row is lost or counted twice: a sample is durable in a journal before `commit` returns; a journal is removed only
 after its part is durable; a part carries its journal's name, so publishing again after a crash replaces it by the same
@@ -33,6 +33,7 @@ from mmkv_bench.store.writer import Writer
 
 log = logging.getLogger(__name__)
 
+PACKED = "packed.parquet"
 _MARK = "store.json"
 
 
@@ -207,6 +208,7 @@ class Store:
                 text = json.dumps({"schema_version": SCHEMA_VERSION}).encode() + b"\n"
                 write_whole(self.root / _MARK, lambda stream: stream.write(text))
         self._check_version()
+        self.unpack()
 
     def publish_journal(self, path: Path) -> int:
         """Turns a journal that this process holds into a part and removes it; returns its number of samples."""
@@ -251,10 +253,56 @@ class Store:
 
     def _load(self, table: str, cells: Iterable[str] | None) -> pa.Table:
         self._check_version()
+        cells = None if cells is None else set(cells)
+        names, packed = SCHEMAS[table].names, self.root / table / PACKED
+        while True:
+            before = packed.exists()
+            together = parts.load(table, lambda: [packed] if packed.exists() else [], names, cells)
+            own = parts.load(table, lambda: self._own_files(table, cells), names)
+            if packed.exists() == before:  # otherwise somebody packed or unpacked between the two
+                break
+        newer = pc.is_in(together["cell"], own["cell"].unique())
+        return pa.concat_tables([own, together.filter(pc.invert(newer))])
+
+    def _own_files(self, table: str, cells: set[str] | None) -> list[Path]:
         if cells is None:
-            return parts.load(table, lambda: self._files(table), SCHEMAS[table].names)
-        files = [self._file(table, cell) for cell in set(cells)]
-        return parts.load(table, lambda: [path for path in files if path.exists()], SCHEMAS[table].names)
+            return [path for path in self._files(table) if path.name != PACKED]
+        return [path for path in (self._file(table, cell) for cell in cells) if path.exists()]
+
+    def unpack(self) -> None:
+        """One file per cell again, as writing needs it. Whatever is interrupted, no row is missing or double."""
+        for table in ("cells", "samples", "metrics"):
+            packed = self.root / table / PACKED
+            if not packed.exists():
+                continue
+            with disk_errors("unpacking", self.root):
+                rows = self._load(table, None)
+                for cell in rows["cell"].unique().to_pylist():
+                    if not self._file(table, cell).exists():
+                        write_whole(self._file(table, cell), parts.parquet(rows.filter(pc.equal(rows["cell"], cell))))
+                packed.unlink(missing_ok=True)
+                sync_folder(packed.parent)
+
+    def pack(self) -> None:
+        """One file per table instead of one per cell, and one part of responses: small enough to publish.
+
+        Reading is the same; the next write unpacks. Raises StoreError while samples are still in journals.
+        """
+        self._check_version()
+        if self._journals():
+            raise StoreError(
+                f"{self.root} has samples in journals: a run is writing, or was interrupted; let it finish (the same "
+                "command continues it) and pack then"
+            )
+        for table in SCHEMAS:
+            with disk_errors("packing", self.root):
+                rows = self.responses() if table == "responses" else self._load(table, None).sort_by("cell")
+                before = [path for path in self._files(table) if path.name != PACKED]
+                if rows.num_rows and before:
+                    write_whole(self.root / table / PACKED, parts.parquet(rows, level=19))
+                    for path in before:
+                        path.unlink(missing_ok=True)
+                    sync_folder(self.root / table)
 
     def _journals(self) -> list[Path]:
         return sorted((self.root / "journal").glob("*.jsonl"))
