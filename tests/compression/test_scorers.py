@@ -36,12 +36,15 @@ ALL = [
     RecencyScorer(),
     WindowScorer(),
     WindowScorer(window=1, pool=1),
+    WindowScorer(window=8, pool=7, pooling="max", heads="last"),
     KeyDiffScorer(),
     KeyDiffScorer(window=32),
     ExpectedAttentionScorer(future=16),
+    ExpectedAttentionScorer(future=16, rounding="model"),
     MMShiftScorer(**SMALL),
     MMShiftScorer(**SMALL, gqa="vote"),
     MMShiftScorer(**SMALL, **RELEASED),
+    MMShiftScorer(**SMALL, voting="none", last_tokens=9),
 ]
 names = [f"{type(s).__name__}{i}" for i, s in enumerate(ALL)]
 layers = st.builds(
@@ -243,7 +246,7 @@ def test_any_prompt_and_budget_has_finite_scores(scorer, length, budget):
 
 @pytest.mark.parametrize("scorer", ALL, ids=names)
 def test_scores_do_not_depend_on_what_ran_before(scorer):
-    layer, needs = oracles.make_layer(50, 2, 3), Needs(32, True, True, True, True)
+    layer, needs = oracles.make_layer(50, 2, 3), Needs(32, True, True, True, True, states=True)
     alone = scorer.score(layer.observe(scorer.needs), 24, 1)
     crowd = layer.observe(needs)
     for other in ALL:
@@ -291,11 +294,18 @@ def test_equal_keys_mean_equal_scores(scorer):
 @pytest.mark.parametrize(
     ("scorer", "changes"),
     [
-        (WindowScorer(), {"window": 8, "pool": 7}),
+        (WindowScorer(), {"window": 8, "pool": 7, "pooling": "max", "heads": "last"}),
         (KeyDiffScorer(), {"window": 4}),
         (
             ExpectedAttentionScorer(),
-            {"future": 8, "sinks": 0, "epsilon": 0.1, "covariance": False, "value_norm": False},
+            {
+                "future": 8,
+                "sinks": 0,
+                "epsilon": 0.1,
+                "covariance": False,
+                "value_norm": False,
+                "rounding": "model",
+            },
         ),
         (
             MMShiftScorer(expansion="layer", calibration={"gamma": [1.0], "mean": [[0.0]]}),
@@ -347,6 +357,9 @@ def test_a_reduced_window_is_reported():
         (lambda: MMShiftScorer(gqa="mean"), "allowed: probability, vote"),
         (lambda: WindowScorer(window=0), "window is 0"),
         (lambda: WindowScorer(pool=4), "odd kernel sizes"),
+        (lambda: WindowScorer(pooling="maximum"), "pooling is 'maximum'"),
+        (lambda: WindowScorer(heads="apart"), "allowed: first, last"),
+        (lambda: ExpectedAttentionScorer(rounding="bf16"), "rounding is 'bf16'"),
         (lambda: KeyDiffScorer(window=-1), "window is -1"),
         (lambda: ExpectedAttentionScorer(future=0), "future is 0"),
         (lambda: ExpectedAttentionScorer(sinks=-1), "sinks is -1"),

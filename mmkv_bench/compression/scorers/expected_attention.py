@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import astuple, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from mmkv_bench.compression.observation import Needs
 from mmkv_bench.compression.scorers.base import Scorer
 from mmkv_bench.compression.statistics.gaussian import average_rotation, expected_logits
-from mmkv_bench.errors import ConfigError
+from mmkv_bench.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,14 +35,19 @@ class ExpectedAttentionScorer(Scorer):
         epsilon: added to the probability before it is multiplied by the value norm.
         covariance: use the second-order term.
         value_norm: multiply by the value norm.
+        rounding: "none": float32 throughout; "model": moments, logits, probabilities, head means and norms are rounded
+            to the model's dtype, which makes many ties in bfloat16.
 
     Fallback ``statistics_undefined``: fewer than two queries remain behind the moments (T < 6); the most recent tokens
     are kept instead.
 
     Paper and code: kvpress is the authors' release. It gives the budget as the fraction REMOVED, drops the query bias in
     older versions, refuses models with a query norm, and takes 1-D future positions, which are not those of a model
-    with mrope. MM-ShiftKV's fork also forces the last token (``reading=released`` does, with ``recents=1``) and runs
-    the softmax in the model's dtype; its dispatcher never selects the class, so that paper's row cannot come from it.
+    with mrope. ``reading=released`` is MM-ShiftKV's fork as far as it can run: it forces the last token
+    (``recents=1``) and computes in the model's dtype (``rounding=model``); its sinks hold the layer's largest score,
+    which keeps them as protection does. Not reproduced: its 1-D future positions, its rotation averaged in half
+    precision, a budget given as a ratio (compared as text, never taken), and that its dispatcher never selects the
+    class, so that paper's row cannot come from it.
     """
 
     future: int = 512
@@ -50,6 +55,7 @@ class ExpectedAttentionScorer(Scorer):
     epsilon: float = 0.0
     covariance: bool = True
     value_norm: bool = True
+    rounding: Literal["none", "model"] = "none"
 
     needs = Needs(query_moments=True)
 
@@ -60,6 +66,8 @@ class ExpectedAttentionScorer(Scorer):
             raise ConfigError(f"sinks is {self.sinks}; allowed: 0 or more tokens")
         if self.epsilon < 0:
             raise ConfigError(f"epsilon is {self.epsilon}; allowed: 0 or more")
+        if self.rounding not in ("none", "model"):
+            raise ConfigError(f"rounding is {self.rounding!r}; {nearest(str(self.rounding), ('none', 'model'))}")
 
     def key(self, budget: int, length: int) -> tuple:
         return astuple(self)
@@ -78,12 +86,17 @@ class ExpectedAttentionScorer(Scorer):
         if self._undefined(obs.length):
             position = torch.arange(obs.length, dtype=torch.float32, device=obs.device)
             return position.expand(obs.key.shape[0], -1)
+
+        def stored(x: Tensor) -> Tensor:
+            return x if self.rounding == "none" else x.to(obs.key.dtype).float()
+
         cos, sin = obs.rope(torch.arange(1, self.future + 1))
         mean, covariance = average_rotation(obs.query_mean, obs.query_covariance, cos, sin)
         key, value = obs.key[:, self.sinks :], obs.value[:, self.sinks :]
-        logits = expected_logits(key, mean, covariance if self.covariance else None, obs.scaling)
-        score = logits.softmax(-1).mean(1) + self.epsilon
+        second = stored(covariance) if self.covariance else None
+        logits = expected_logits(key, stored(mean), second, obs.scaling)
+        score = stored(stored(stored(logits).softmax(-1)).mean(1)) + self.epsilon
         if self.value_norm:
-            score = score * value.float().norm(dim=-1)
+            score = stored(score * stored(value.float().norm(dim=-1)))
         first = score.amax(-1, keepdim=True).expand(-1, self.sinks)
         return torch.cat([first, score], 1)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from mmkv_bench.compression.observation import Needs, effective_window
 from mmkv_bench.compression.scorers.base import Scorer
-from mmkv_bench.errors import ConfigError
+from mmkv_bench.compression.statistics.attention import window_mass
+from mmkv_bench.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,38 +22,47 @@ class WindowScorer(Scorer):
     """SnapKV (arXiv 2404.14469, section 4): attention of an observation window, smoothed along the prompt.
 
     The last w queries attend to all T keys (causal inside the window); the probabilities are averaged over the w rows
-    and over the g query heads of a KV head; the columns before the window are average-pooled with stride 1. The
-    window itself is kept by the selector (``TopK(window=w)``); its columns hold their unpooled mass here.
+    and over the g query heads of a KV head; the columns before the window are pooled with stride 1. The window itself
+    is kept by the selector (``TopK(window=w)``); its columns hold their unpooled mass here.
 
     Args:
         window: w [tokens]. The window really used is ``min(w, max(1, C // 2), T)``; below w the row says
             ``window_reduced``.
-        pool: odd kernel size k [tokens], 1 = none. Zero padding counts in the divisor, as ``avg_pool1d`` does by
-            default in every released code: with k = 5 the outer columns are scaled by 0.6 and 0.8.
+        pool: odd kernel size k [tokens], 1 = none.
+        pooling: "average": zero padding counts in the divisor, as ``avg_pool1d`` does by default in every released
+            code, so that with k = 5 the outer columns are scaled by 0.6 and 0.8; "max": padding never wins.
+        heads: "first": mean over the g query heads, then pooling; "last": every query head is pooled by itself. The
+            order matters to the maximum only.
 
-    Paper and code: the SnapKV paper tunes w and k per model; codes circulate with (8, 7, max), (32, 7, max) and
-    (64, 5, average). The defaults here, w = 32 and k = 5 with average pooling, are those that MM-ShiftKV (appendix F.1)
-    states for its baseline. Its released code defaults to w = 1 instead, i.e. attention of the last query alone:
-    ``reading=released`` sets that.
+    Paper and code: the SnapKV paper tunes w and k per model; codes circulate with (8, 7, max), (32, 7, max; method
+    ``adakv_official``) and (64, 5, average; ``snapkv_kvpress``). The defaults here, w = 32 and k = 5 with average
+    pooling, are those that MM-ShiftKV (appendix F.1) states for its baseline. Its released code defaults to w = 1
+    instead, i.e. attention of the last query alone: ``reading=released`` sets that. LOOK-M's release has a window that
+    is a share of the prompt; it is not reproduced.
     """
 
     window: int = 32
     pool: int = 5
+    pooling: Literal["average", "max"] = "average"
+    heads: Literal["first", "last"] = "first"
 
     def __post_init__(self) -> None:
         if self.window < 1:
             raise ConfigError(f"window is {self.window}; allowed: 1 or more tokens")
         if self.pool < 1 or self.pool % 2 == 0:
             raise ConfigError(f"pool is {self.pool}; allowed: odd kernel sizes (1 = no pooling)")
+        for name, allowed in (("pooling", ("average", "max")), ("heads", ("first", "last"))):
+            if getattr(self, name) not in allowed:
+                raise ConfigError(f"{name} is {getattr(self, name)!r}; {nearest(str(getattr(self, name)), allowed)}")
 
     @property
     def needs(self) -> Needs:
         return Needs(tail_queries=self.window)
 
     def key(self, budget: int, length: int) -> tuple:
-        return (effective_window(self.window, budget, length), self.pool)
+        return (effective_window(self.window, budget, length), self.pool, self.pooling, self.heads)
 
-    def fallbacks(self, budget: int, length: int) -> tuple[str, ...]:
+    def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
         return ("window_reduced",) if effective_window(self.window, budget, length) < self.window else ()
 
     def window_effective(self, budget: int, length: int) -> int:
@@ -65,5 +76,23 @@ class WindowScorer(Scorer):
         prefix = mass[:, : obs.length - w]
         if self.pool == 1 or prefix.shape[1] == 0:
             return mass
-        pooled = torch.nn.functional.avg_pool1d(prefix, self.pool, stride=1, padding=self.pool // 2)
+        if self.heads == "last" and self.pooling == "max":
+            pooled = torch.stack([self._pooled(one[:, : obs.length - w]) for one in self._apart(obs, w)]).mean(0)
+        else:
+            pooled = self._pooled(prefix)
         return torch.cat([pooled, mass[:, obs.length - w :]], 1)
+
+    def _pooled(self, mass: Tensor) -> Tensor:
+        """``[Hkv, m]`` -> the same shape, pooled along the tokens."""
+        from torch.nn import functional
+
+        pool = functional.avg_pool1d if self.pooling == "average" else functional.max_pool1d
+        return pool(mass, self.pool, stride=1, padding=self.pool // 2)
+
+    @staticmethod
+    def _apart(obs: Observation, w: int) -> Iterator[Tensor]:
+        """The window's mass ``[Hkv, T]`` of the first, the second, ... query head of every KV head."""
+        tail = obs.tail(w)
+        tail = tail.view(obs.key.shape[0], obs.groups, *tail.shape[1:])
+        for member in range(obs.groups):
+            yield window_mass(tail[:, member], obs.key, obs.scaling)
