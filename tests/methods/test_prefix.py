@@ -21,7 +21,7 @@ from mmkv_bench.compression.reducers.position_merge import PositionMerge
 from mmkv_bench.compression.scorers.layer_mean import LayerMeanScorer, permutation_scores
 from mmkv_bench.compression.selectors.topk import TopK
 from mmkv_bench.compression.statistics.prefix import interpolated, prefix_curves, prefix_ratios, scaled, search
-from mmkv_bench.errors import ConfigError, UnsupportedError
+from mmkv_bench.errors import CalibrationError, ConfigError, UnsupportedError
 from tests.compression.oracles import make_layer
 from tests.oracles import prefix as oracle
 
@@ -308,24 +308,23 @@ def test_nearest_rounding_is_by_itself_and_may_exceed_the_budget():
 @pytest.mark.parametrize(
     ("calibration", "message"),
     [
-        (None, "needs a profile of this model"),
-        ("auto", "needs a profile of this model"),
-        ({"grid": [0.5]}, "needs a profile of this model"),
-        ({"grid": [0.5, 0.2], "ratios": [[1.0], [1.0]]}, "rising fractions kept"),
-        ({"grid": [], "ratios": []}, "rising fractions kept"),
-        ({"grid": [0.5, 1.2], "ratios": [[1.0], [1.0]]}, "rising fractions kept"),
+        (None, "mode=offline without a calibration"),
+        ({"grid": [0.5]}, "no grid or no ratios"),
+        ({"grid": [0.5, 0.2], "ratios": [[1.0], [1.0]]}, "rising fractions"),
+        ({"grid": [], "ratios": []}, "rising fractions"),
+        ({"grid": [0.5, 1.2], "ratios": [[1.0], [1.0]]}, "rising fractions"),
         ({"grid": [0.5], "ratios": [[1.0], [1.0]]}, "one row each"),
         ({"grid": [0.2, 0.5], "ratios": [[1.0], [1.0, 0.5]]}, "one row each"),
         ({"grid": [0.5], "ratios": [[1.5]]}, r"outside of \[0, 1\]"),
     ],
 )
 def test_a_missing_or_broken_profile_is_refused(calibration, message):
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(CalibrationError, match=message):
         Prefix(calibration=calibration)
 
 
 def test_a_profile_of_another_depth_is_refused():
-    with pytest.raises(ConfigError, match="ratios of 4 layers and the model has 3"):
+    with pytest.raises(CalibrationError, match="ratios of 4 layers and the model has 3"):
         Prefix(calibration=PROFILE).caps([torch.zeros(1, 9)], 4, [0], 3)
 
 
@@ -338,7 +337,6 @@ def test_negative_scores_cannot_be_searched():
     "options",
     [
         {"mode": "offlin"},
-        {"mode": "online", "rounding": "nearest"},
         {"mode": "online", "delta": -0.1},
         {"mode": "online", "delta": float("nan")},
         {"mode": "online", "steps": -1},
@@ -507,6 +505,13 @@ def test_unknown_choices_are_refused():
     ):
         with pytest.raises(ConfigError):
             make()
+
+
+@pytest.mark.parametrize(("budget", "cap"), [(0, 0), (1, 1), (2, 1), (5, 4), (9, 8), (12, 9)])
+def test_an_unused_entry_is_not_the_last_one(budget, cap):
+    assert Uniform(unused=1).caps([torch.zeros(2, 9)], budget, [0], 1)[0].tolist() == [cap, cap]
+    with pytest.raises(ConfigError, match="unused is -1"):
+        Uniform(unused=-1)
 
 
 def test_every_head_of_a_layer_keeps_the_same_tokens():

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from mmkv_bench.compression.allocators.base import Allocator
 from mmkv_bench.compression.allocators.rounding import largest_remainder
 from mmkv_bench.compression.statistics.prefix import interpolated, prefix_curves, scaled, search
-from mmkv_bench.errors import ConfigError, UnsupportedError, nearest
+from mmkv_bench.errors import CalibrationError, ConfigError, UnsupportedError, nearest
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from mmkv_bench.compression.context import Context
 
 LEAST = 2  # entries that every layer keeps: the first and the last token
+_ADVICE = "make a profile of this model with python -m mmkv_bench.calibrate prefixkv, or use mode=online"
 
 
 @dataclass(frozen=True)
@@ -36,14 +37,15 @@ class Prefix(Allocator):
             "online": the prompt's own scores are searched after the last layer (scope "model"); needs scores >= 0.
         calibration: the profile, ``{"grid": [rho, ...], "ratios": [[R_l of every layer], ...]}``: mean ``R_l`` of sample
             prompts for each budget of a rising grid in (0, 1]. Between budgets ``R_l`` is linear in rho; the ends are
-            ``R_l = 0`` at 0 and ``R_l = 1`` at 1. Made by ``python -m mmkv_bench.calibrate prefixkv``. Read under
-            "offline" only.
+            ``R_l = 0`` at 0 and ``R_l = 1`` at 1. Made by ``python -m mmkv_bench.calibrate prefixkv``. Under "offline"
+            only. The string of a configuration (``auto`` or a path) while no model is known: such an allocator cannot
+            divide anything.
         delta: ``|sum R_l - L * rho|`` at which the online search stops [layers] (table 10); 0 = exact, or until p has no
             more digits. The paper calls it small and tries 0.0125 to 0.1; the smallest of these is the default here.
         steps: more than 0: this many halvings instead of delta (table 11).
         rounding: "remainder": exact totals; "nearest": the evicted count ``(1 - R_l) * n`` of each layer is rounded by
-            itself, as released, so that a model may hold up to L / 2 entries per KV head more or fewer than its budget
-            (more under ``reading=released`` alone). Under "offline" only.
+            itself, halves to the even number, as released, so that a model may hold up to L / 2 entries per KV head more
+            or fewer than its budget (more under ``reading=released`` alone).
 
     Paper and code: the released run-time code reads evicted fractions per layer from one file for each model and budget
     and rounds each by itself (``reading=released``). The code that averaged samples into these files is not released. Its
@@ -52,8 +54,10 @@ class Prefix(Allocator):
     not reproduced. Tables 7 and 9 (spread of R_l, instruction lengths) analyse profiles: they are no parameters.
     """
 
+    calibrated_by = "prefixkv"
+
     mode: Literal["offline", "online"] = "offline"
-    calibration: Mapping[str, Any] | None = None
+    calibration: Mapping[str, Any] | str | None = None
     delta: float = 0.0125
     steps: int = 0
     rounding: Literal["remainder", "nearest"] = "remainder"
@@ -67,10 +71,15 @@ class Prefix(Allocator):
             raise ConfigError(f"delta is {self.delta}; allowed: 0 or more layers")
         if self.steps < 0:
             raise ConfigError(f"steps is {self.steps}; allowed: 0 (stop by delta) or more halvings")
-        if self.mode == "offline":
+        if isinstance(self.calibration, Mapping):
             object.__setattr__(self, "_profile", _checked(self.calibration))
-        elif self.rounding == "nearest":
-            raise ConfigError("rounding=nearest belongs to mode=offline; allowed with mode=online: rounding=remainder")
+        elif self.mode == "offline" and self.calibration is None:
+            raise CalibrationError(f"mode=offline without a calibration: {_ADVICE}")
+
+    @staticmethod
+    def needs_calibration(parameters: Mapping[str, Any]) -> bool:
+        """Whether an allocator with these parameters reads a profile."""
+        return parameters.get("mode", "offline") == "offline"
 
     @property
     def scope(self) -> Literal["layer", "model"]:
@@ -113,49 +122,49 @@ class Prefix(Allocator):
         curves = prefix_curves([score.double().mean(0) for score in scores])
         total = len(scores) * budget
         found, _ = search(curves, Fraction(total), self.delta, self.steps)
-        weights = [Fraction(count) for count in found]
-        return largest_remainder(scaled(weights, Fraction(total), Fraction(n), Fraction(min(LEAST, budget))))
+        return _whole([Fraction(count) for count in found], budget, n, self.rounding)
 
     def _from_profile(self, budget: int, n: int, n_layers: int) -> list[int]:
+        if not isinstance(self.calibration, Mapping):
+            raise CalibrationError(
+                f"calibration={self.calibration} was not looked up, because no model is known: {_ADVICE}"
+            )
         grid, ratios = self._profile
         if len(ratios[0]) != n_layers:
-            raise ConfigError(
-                f"the PrefixKV profile has ratios of {len(ratios[0])} layers and the model has {n_layers}; make one for "
-                "this model: python -m mmkv_bench.calibrate prefixkv"
+            raise CalibrationError(
+                f"the PrefixKV profile has ratios of {len(ratios[0])} layers and the model has {n_layers}: {_ADVICE}"
             )
         return list(_profile_counts(grid, ratios, min(budget, n), n, self.rounding))
 
 
 @lru_cache(maxsize=64)
 def _profile_counts(grid: tuple, ratios: tuple, budget: int, n: int, rounding: str) -> tuple[int, ...]:
-    layers = len(ratios[0])
     if budget in (0, n):
-        return (budget,) * layers
-    kept = interpolated(grid, ratios, Fraction(budget, n))
+        return (budget,) * len(ratios[0])
+    return tuple(_whole(interpolated(grid, ratios, Fraction(budget, n)), budget, n, rounding))
+
+
+def _whole(weights: list[Fraction], budget: int, n: int, rounding: str) -> list[int]:
+    """Entries of every layer in proportion to the weights, ``budget`` per layer on average (0 < budget < n)."""
     least = min(LEAST, budget)
-    shares = scaled([ratio * n for ratio in kept], Fraction(layers * budget), Fraction(n), Fraction(least))
+    shares = scaled(weights, Fraction(len(weights) * budget), Fraction(n), Fraction(least))
     if rounding == "nearest":
-        return tuple(max(n - round(n - share), least) for share in shares)
-    return tuple(largest_remainder(shares))
+        return [max(n - round(n - share), least) for share in shares]
+    return largest_remainder(shares)
 
 
-def _checked(calibration: Mapping[str, Any] | None) -> tuple[tuple[float, ...], tuple[tuple[float, ...], ...]]:
+def _checked(calibration: Mapping[str, Any]) -> tuple[tuple[float, ...], tuple[tuple[float, ...], ...]]:
     """(grid, ratios) of a profile, as nested tuples."""
-    if not isinstance(calibration, Mapping) or not {"grid", "ratios"} <= set(calibration):
-        raise ConfigError(
-            f"calibration is {calibration!r}; PrefixKV's offline mode needs a profile of this model (a grid of budgets and "
-            "the ratios of its layers): python -m mmkv_bench.calibrate prefixkv makes one; or use mode=online"
-        )
+    if not {"grid", "ratios"} <= set(calibration):
+        raise CalibrationError(f"the PrefixKV profile has no grid or no ratios: {_ADVICE}")
     grid = tuple(float(rho) for rho in calibration["grid"])
     ratios = tuple(tuple(float(ratio) for ratio in row) for row in calibration["ratios"])
     if not grid or list(grid) != sorted(set(grid)) or not 0 < grid[0] <= grid[-1] <= 1:
-        raise ConfigError(f"the profile's grid is {list(grid)}; allowed: rising fractions kept in (0, 1]")
+        raise CalibrationError(f"the profile's grid is {list(grid)}; allowed: rising fractions in (0, 1]: {_ADVICE}")
     if len(ratios) != len(grid) or len({len(row) for row in ratios}) != 1 or not ratios[0]:
-        raise ConfigError(
+        raise CalibrationError(
             f"the profile has {len(ratios)} rows of ratios for {len(grid)} budgets; allowed: one row each"
         )
     if not all(0 <= ratio <= 1 for row in ratios for ratio in row):
-        raise ConfigError(
-            "the profile has ratios outside of [0, 1]; make it again: python -m mmkv_bench.calibrate prefixkv"
-        )
+        raise CalibrationError(f"the PrefixKV profile has ratios outside of [0, 1]: {_ADVICE}")
     return grid, ratios

@@ -17,18 +17,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Uniform(Allocator):
-    """Every KV head of every layer keeps ``min(budget + excess, n)`` of its n candidates.
+    """Every KV head of every layer keeps ``min(budget + excess - unused, n)`` of its n candidates.
 
     Args:
         excess: entries per KV head above the budget. 0 in every paper reading. MM-ShiftKV's released KeyDiff stores
             32 more than it is given, which ``reading=released`` reproduces.
+        unused: entries per KV head that are granted and not kept, short of the last one. 0 in every paper reading.
+            ElasticCache's release evicts one more than it means to.
     """
 
     excess: int = 0
+    unused: int = 0
 
     def __post_init__(self) -> None:
         if self.excess < 0:
             raise ConfigError(f"excess is {self.excess}; allowed: 0 or more entries per KV head")
+        if self.unused < 0:
+            raise ConfigError(f"unused is {self.unused}; allowed: 0 or more entries per KV head")
 
     def caps(
         self,
@@ -40,4 +45,5 @@ class Uniform(Allocator):
     ) -> list[Tensor]:
         import torch
 
-        return [torch.full((s.shape[0],), min(budget + self.excess, s.shape[1]), dtype=torch.int64) for s in scores]
+        cap = max(budget + self.excess - self.unused, min(budget, 1))
+        return [torch.full((s.shape[0],), min(cap, s.shape[1]), dtype=torch.int64) for s in scores]

@@ -46,6 +46,10 @@ class Holding(DecodePolicy):
         if self.slack < 0:
             raise ConfigError(f"slack is {self.slack}; allowed: 0 or more entries per head")
 
+    @property
+    def moves_queries(self) -> bool:
+        return self.positions == "cached"
+
     @abstractmethod
     def slot(self, entries: int, start: int) -> int:
         """Which of a head's entries goes, 0 the oldest, ``entries - 1`` the newest.
