@@ -1,0 +1,130 @@
+"""MadaKV: layers that need more entries than their share take them from the layers behind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, Literal
+
+from mmkv_bench.compression.allocators.base import Allocator
+from mmkv_bench.compression.observation import Needs
+from mmkv_bench.compression.scorers.tail_mass import check_proxies
+from mmkv_bench.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from torch import Tensor
+
+    from mmkv_bench.compression.context import Context
+    from mmkv_bench.compression.observation import Observation
+
+CARRIES = ("granted", "printed")
+ROUNDING = 1e-12  # of float64 sums, so that equal masses meet theta exactly where the arithmetic does
+
+
+@dataclass(frozen=True)
+class Compensation(Allocator):
+    """MadaKV's hierarchical compression compensation (arXiv 2506.15724), layer after layer during the prefill.
+
+    A KV head of layer l needs ``k_v + k_t`` entries: the fewest visual and the fewest text tokens that hold theta of the
+    attention mass of their modality. Layers start with ``phi_1 = C`` entries per KV head, and the difference
+    ``K_l = sum_h (k_v + k_t - phi_l)`` is settled with the layers behind: ``phi_{l+1} = phi_l - K_l / (L - l)``. K_l adds
+    up over the H KV heads while phi is per head, so K_l is divided by H here. All heads of a layer get the same cap, at
+    least 1 and at most n, rounded to the nearest whole entry.
+
+    Args:
+        theta: share of a modality's mass that its tokens must cover, in (0, 1].
+        proxies: the queries whose attention is measured, see ``TailMassScorer``; give both the same.
+        carry: what a layer holds itself. "granted": ``phi_l + K_l / H``, the entries that it needs, so that the
+            recurrence conserves the model's total; the last layer takes what is left, and the total is exactly
+            ``L * C``. Hungry first layers can leave the others one entry each. "printed": phi_l, as the formulas read
+            by themselves; then the layers behind pay for entries that nobody holds, or gain entries that nobody gave.
+            The total is cut at ``L * C``, and may stay below it.
+
+    What is open or contradictory in the paper (as far as its third-party notes tell), and the choice here: theta (0.9),
+    the units of K_l (divided by H), who holds the compensation (``carry=granted``). No code was found.
+    """
+
+    theta: float = 0.9
+    proxies: int = 32
+    carry: Literal["granted", "printed"] = "granted"
+
+    def __post_init__(self) -> None:
+        check_proxies(self.proxies)
+        if not 0 < self.theta <= 1:
+            raise ConfigError(f"theta is {self.theta}; allowed: a share of the attention mass, 0 < theta <= 1")
+        if self.carry not in CARRIES:
+            raise ConfigError(f"carry is {self.carry!r}; {nearest(str(self.carry), CARRIES)}")
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(tail_queries=self.proxies)
+
+    def summary_key(self, budget: int, length: int) -> Hashable | None:
+        return (self.theta, min(self.proxies, length))
+
+    def summary(self, obs: Observation, budget: int, seed: int) -> Tensor | None:
+        """``[Hkv]``: k_v + k_t of each KV head. Unknown types are text."""
+        import torch
+
+        mass = obs.window_mass(min(self.proxies, obs.length))
+        visual = torch.zeros(obs.length, dtype=torch.bool) if obs.token_types is None else obs.token_types != 0
+        visual = visual.to(mass.device)
+        return (self._cover(mass[:, visual]) + self._cover(mass[:, ~visual])).double().cpu()
+
+    def _cover(self, mass: Tensor) -> Tensor:
+        """int64 ``[Hkv]``: the fewest columns of ``mass [Hkv, m]`` that hold theta of each row's sum, to 12 digits."""
+        import torch
+
+        if mass.shape[1] == 0:
+            return torch.zeros(len(mass), dtype=torch.int64, device=mass.device)
+        reached = mass.sort(-1, descending=True).values.double().cumsum(-1)
+        fewest = torch.searchsorted(reached, self.theta * (1 - ROUNDING) * reached[:, -1:]).squeeze(-1) + 1
+        return torch.where(reached[:, -1] > 0, fewest, 0)
+
+    def layer_caps(self, needs: Sequence[Fraction], budget: int, candidates: int, n_layers: int) -> list[int]:
+        """Entries per KV head for the first ``len(needs)`` layers, whose heads need so many on average."""
+        if budget >= candidates:
+            return [candidates] * len(needs)
+        floor, left, phi, caps = min(1, budget), budget * n_layers, Fraction(budget), []
+        for layer, need in enumerate(needs):
+            later = n_layers - 1 - layer
+            if self.carry == "granted":
+                wanted = need if later else Fraction(left)
+                least = max(floor, left - later * candidates)
+            else:
+                wanted, least = phi, floor
+                if later:
+                    phi = min(max(phi - (need - phi) / later, Fraction(1)), Fraction(candidates))
+            most = min(candidates, left - later * floor)
+            caps.append(min(max(int(wanted + Fraction(1, 2)), least), most))
+            left -= caps[-1]
+        return caps
+
+    def allowance(self, budget: int, candidates: int, layers: Sequence[int], n_layers: int) -> int:
+        # Known only once the layers before have been seen: one layer may hold what all may hold together.
+        return min(budget * n_layers, candidates * len(layers))
+
+    def caps(
+        self,
+        scores: Sequence[Tensor],
+        budget: int,
+        layers: Sequence[int],
+        n_layers: int,
+        context: Context | None = None,
+    ) -> list[Tensor]:
+        import torch
+
+        summaries: Mapping[int, Tensor] = {} if context is None else context.summaries
+        before = range(max(layers) + 1)
+        missing = [layer for layer in before if layer not in summaries]
+        if missing:
+            raise ValueError(f"the needs of layer {missing[0]} are missing; give the summaries of all layers so far")
+        needs = [sum(map(Fraction, summaries[layer].tolist())) / len(summaries[layer]) for layer in before]
+        caps = self.layer_caps(needs, budget, scores[0].shape[1], n_layers)
+        return [
+            torch.full((score.shape[0],), caps[layer], dtype=torch.int64)
+            for layer, score in zip(layers, scores, strict=True)
+        ]

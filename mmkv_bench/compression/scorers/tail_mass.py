@@ -1,0 +1,58 @@
+"""MadaKV: what a few proxy queries at the end of the prompt look at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mmkv_bench.compression.observation import Needs
+from mmkv_bench.compression.scorers.base import Scorer
+from mmkv_bench.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mmkv_bench.compression.observation import Observation
+
+
+def check_proxies(proxies: int) -> None:
+    if proxies < 1:
+        raise ConfigError(f"proxies is {proxies}; allowed: 1 or more tokens")
+
+
+@dataclass(frozen=True)
+class TailMassScorer(Scorer):
+    """MadaKV (arXiv 2506.15724): ``psi(i)``, the attention that the last P prompt queries pay to key i.
+
+    Causal softmax over all T keys, mean over the P queries (the paper's sum, up to a constant that neither ranks nor
+    quotas see) and over the g query heads of a KV head. Unlike SnapKV's window these queries are measured only: nothing
+    of the budget is reserved for them, so their number does not follow the budget and their columns compete like all
+    others.
+
+    Args:
+        proxies: P [tokens], ``min(P, T)`` of them; below P the row says ``window_reduced``.
+
+    What the paper leaves open (as far as its third-party notes tell), and the choice here: P (32), query heads that share
+    a KV head (mean). No code was found, so there is no released reading.
+    """
+
+    proxies: int = 32
+
+    def __post_init__(self) -> None:
+        check_proxies(self.proxies)
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(tail_queries=self.proxies)
+
+    def key(self, budget: int, length: int) -> tuple:
+        return (min(self.proxies, length),)
+
+    def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
+        return ("window_reduced",) if length < self.proxies else ()
+
+    def window_effective(self, budget: int, length: int) -> int:
+        return min(self.proxies, length)
+
+    def score(self, obs: Observation, budget: int, seed: int) -> Tensor:
+        return obs.window_mass(min(self.proxies, obs.length))

@@ -1,0 +1,87 @@
+"""MadaKV: every KV head divides its entries between visual and text tokens as its attention does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mmkv_bench.compression.selectors.topk import TopK
+from mmkv_bench.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class ModalityQuota(TopK):
+    """MadaKV's modality preference (arXiv 2506.15724).
+
+    A head that was granted phi entries sums its scores over visual tokens (``w_v``) and over text (``w_t``), keeps the
+    ``phi_v = phi * w_v / (w_v + w_t)`` best visual tokens and the ``phi - phi_v`` best text tokens. Images and videos are
+    one modality. Shares are rounded to the nearest whole entry, halves in favour of the visual ones. A quota larger than
+    its modality is cut, and what is cut goes to the other one, so that exactly phi entries stay. A prompt (or a prompt of
+    unknown types) with one modality gives it everything; the row says ``single_modality``. Without any mass the
+    modalities share by their number of tokens.
+
+    Protected tokens count towards their own modality's quota, which is never below their number.
+
+    Args:
+        sinks, recents, window: see ``TopK``; none by default, because the paper names none.
+    """
+
+    recents: int = 0
+
+    def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
+        one = types is None or not bool((types != 0).any()) or bool((types != 0).all())
+        return ("single_modality",) if one else ()
+
+    def quotas(self, scores: Tensor, caps: Tensor, visual: Tensor, protected: Tensor) -> Tensor:
+        """int64 ``[Hkv]``: visual entries of each head.
+
+        Args:
+            scores: float32 ``[Hkv, n]``, 0 or more.
+            caps: int64 ``[Hkv]``, at most n; visual: bool ``[n]``; protected: bool ``[Hkv, n]``.
+        """
+        import torch
+
+        if bool((scores < 0).any()):
+            raise UnsupportedError(
+                "modality quotas are shares of sums of scores, and this scorer gives negative ones; allowed: scorers of "
+                "attention mass (tail_mass, window, column_sums)"
+            )
+        of_visual = (scores * visual).sum(-1, dtype=torch.float64)
+        of_text = (scores * ~visual).sum(-1, dtype=torch.float64)
+        nothing = of_visual + of_text == 0
+        of_visual = torch.where(nothing, visual.sum().double(), of_visual)
+        of_text = torch.where(nothing, (~visual).sum().double(), of_text)
+        share = (caps * of_visual / (of_visual + of_text) + 0.5).floor().long()
+        kept_visual, kept_text = (protected & visual).sum(-1), (protected & ~visual).sum(-1)
+        share = torch.minimum(torch.maximum(share, kept_visual), caps - kept_text)
+        return torch.minimum(torch.maximum(share, caps - (~visual).sum()), visual.sum())
+
+    def select(
+        self,
+        scores: Tensor,
+        caps: Tensor,
+        protected: Tensor,
+        order: Tensor | None = None,
+        types: Tensor | None = None,
+    ) -> Tensor:
+        import torch
+
+        order = self.order(scores) if order is None else order
+        if types is None or scores.shape[1] == 0:
+            return super().select(scores, caps, protected, order)
+        caps = caps.clamp_max(scores.shape[1]).to(scores.device)
+        visual = (types != 0).to(scores.device)
+        forced = protected.to(scores.device).expand_as(scores)
+        quota = self.quotas(scores, caps, visual, forced)
+        room = torch.stack([quota, caps - quota], -1) - torch.stack([forced & visual, forced & ~visual], -1).sum(1)
+        # In each row's order of scores: the first `room` unprotected tokens of either modality come first.
+        free = ~forced.gather(-1, order)
+        seen = visual[order]
+        rank = torch.where(seen, (free & seen).cumsum(-1), (free & ~seen).cumsum(-1))
+        chosen = free & (rank <= torch.where(seen, room[:, :1], room[:, 1:]))
+        return super().select(
+            scores, caps, protected, order.gather(-1, (~chosen).byte().sort(dim=-1, stable=True).indices)
+        )
