@@ -1,0 +1,19 @@
+"""Uniform caps, decided after the last layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mmkv_bench.compression.allocators.uniform import Uniform
+
+
+@dataclass(frozen=True)
+class UniformModel(Uniform):
+    """As ``Uniform``, for selectors that must see the scores of all layers at once (``OneSet``). Nothing is freed before
+    the whole prompt is prefilled.
+
+    Args:
+        excess: see ``Uniform``.
+    """
+
+    scope = "model"

@@ -1,0 +1,83 @@
+"""A cache layer whose entries carry the attention they have gathered: the state behind H2O's decoding."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from mmkv_bench.compression.cache import CompressedLayer
+from mmkv_bench.compression.statistics.attention import column_sums
+from mmkv_bench.errors import ConfigError
+
+if TYPE_CHECKING:
+    from mmkv_bench.compression.decoding.base import Start
+    from mmkv_bench.compression.decoding.heavy_hitters import HeavyHitters
+
+
+class AccumulatingLayer(CompressedLayer):
+    """One sequence's entries with `gathered`, float32 `[Hkv, stored]`, 0 at padding."""
+
+    @classmethod
+    def of(cls, policy: HeavyHitters, start: Start) -> AccumulatingLayer:
+        if start.scores is None:
+            raise ConfigError("H2O's decoding starts from the scores of the prefill; give the method a scorer")
+        layer = cls.from_rows([(start.kept_key, start.kept_value, start.positions)], start.seen, start.reserve)
+        scores = start.scores.float()
+        layer.gathered = scores.gather(1, start.index.clamp_min(0)).masked_fill(start.index < 0, 0)
+        layer._counted = start.pad + start.context.length  # queries before this one are in the scores already
+        layer._refed = scores[:, start.seen - start.pad :]  # scores of prompt tokens that will be fed again
+        layer._acts_from, layer._policy = start.acts_from, policy
+        layer._limit = None  # slots, and recents per head, from the first token of the answer on
+        layer._recents = None
+        return layer
+
+    def attended(self, query: Tensor, scaling: float) -> None:
+        """Add the attention of the n newest tokens, `query [1, Hq, n, D]`, then evict what the answer's are too many."""
+        n = query.shape[2]
+        self._admit(n)
+        first = self.seen - n
+        skip = min(max(self._counted - first, 0), n)
+        if skip < n:
+            self.gathered += self._rows(query[0, :, skip:], scaling)
+        acting = self.seen - max(first, self._acts_from)
+        if acting <= 0:
+            return
+        if self._limit is None:
+            self._limit = self.stored - acting
+            held = (self.entries()[0] - acting).tolist()
+            self._recents = torch.tensor([self._policy.recents(count) for count in held], device=self.device)
+        while self.stored > self._limit:
+            self._evict()
+
+    def _admit(self, n: int) -> None:
+        """Slots of gathered attention for n new tokens."""
+        heads = self.gathered.shape[0]
+        fresh = self.gathered.new_zeros(heads, n)
+        known = min(self._refed.shape[1], n)
+        fresh[:, :known] = self._refed[:, :known]
+        self._refed = self._refed[:, known:]
+        self.gathered = torch.cat([self.gathered, fresh], 1)
+
+    def _rows(self, query: Tensor, scaling: float) -> Tensor:
+        """Float32 `[Hkv, stored]`: attention of the newest tokens' queries `[Hq, n, D]` to every slot, each query seeing
+        what was stored up to its own token, summed over queries and the query heads of a KV head."""
+        keys = self.keys[0]
+        if not self.ragged:
+            return column_sums(query, keys, scaling, self.stored - query.shape[1])
+        sums = torch.zeros(keys.shape[:2], dtype=torch.float32, device=keys.device)
+        group = query.shape[0] // keys.shape[0]
+        for head, padding in enumerate((self.positions[0] < 0).sum(-1).tolist()):
+            own, seen = query[head * group : (head + 1) * group], keys[head : head + 1, padding:]
+            sums[head : head + 1, padding:] = column_sums(own, seen, scaling, seen.shape[1] - query.shape[1])
+        return sums
+
+    def _evict(self) -> None:
+        """Remove the least heavy entry of every head; among equals the later one."""
+        slot = torch.arange(self.stored, device=self.device)
+        open_ = (slot < self.stored - self._recents[:, None]) & (self.slot_positions()[0] >= 0)
+        weight = self.gathered.masked_fill(~open_, torch.inf)
+        victim = self.stored - 1 - weight.flip(-1).argmin(-1)
+        self.drop(victim[None])
+        self.gathered = self.gathered.gather(1, slot[:-1] + (slot[:-1] >= victim[:, None]))

@@ -1,0 +1,56 @@
+"""H2O while decoding: attention is accumulated, and every new token costs the least heavy entry."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import TYPE_CHECKING
+
+from mmkv_bench.compression.decoding.base import DecodePolicy
+from mmkv_bench.errors import ConfigError
+
+if TYPE_CHECKING:
+    from mmkv_bench.compression.cache import CompressedLayer
+    from mmkv_bench.compression.decoding.base import Start
+
+
+@dataclass(frozen=True)
+class HeavyHitters(DecodePolicy):
+    """H2O's greedy eviction (arXiv 2306.14048, section 4.1, algorithm 1), per layer and KV head.
+
+    Every stored entry carries the attention that it has gathered. It starts from the entry's score at the end of the
+    prefill; with ``ColumnSumScorer`` that is the sum over all prompt queries, and a query of the answer adds its own
+    softmax over the stored entries, summed over the g query heads. Then, while a head holds more entries than it did
+    when the answer began, the entry with the least gathered attention goes. The newest ``floor(share * held)`` entries,
+    the new token's included, are never considered. Among equals the later one goes, as everywhere in this package.
+
+    A head holds what its selection granted: C entries with uniform budgets. Under ``query_agnostic`` the question's Q
+    entries come on top, for this method as for every other, so that C + Q are held; the question's queries are added to
+    the gathered attention, because no prefill has counted them. Under ``strict`` the re-fed last token makes C - 1
+    entries C; the prefill has counted its query already, and its own entry starts from its score there. A prompt within
+    its budget stays the full cache, also when its answer outgrows the budget.
+
+    Args:
+        share: of the held entries that are recents, in [0, 1]; use the selector's.
+
+    Paper and code: the authors' release accumulates and evicts as here. ElasticCache's release, behind the H2O rows of
+    PrefixKV's tables, decodes differently: one gathered score for all layers and heads, not gathered along with the
+    entries when the prompt is reduced, so that its minimum points at other tokens than were scored; and a size that
+    follows the ratio as the answer grows. That depends on an accident of buffer indices and is not reproduced; its
+    selection after the prefill is ``method=h2o reading=released``.
+    """
+
+    share: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share <= 1:
+            raise ConfigError(f"share is {self.share}; allowed: a share of the held entries, 0 <= share <= 1")
+
+    def recents(self, held: int) -> int:
+        """Entries of a head that are out of reach, in exact decimal arithmetic: 0.29 of 100 is 29."""
+        return int(Decimal(str(self.share)) * held)
+
+    def layer(self, start: Start) -> CompressedLayer:
+        from mmkv_bench.compression.decoding.accumulating_layer import AccumulatingLayer
+
+        return AccumulatingLayer.of(self, start)

@@ -1,0 +1,64 @@
+"""One set of tokens for every head of every layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mmkv_bench.compression.selectors.recent_share import RecentShare
+from mmkv_bench.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+RANKINGS = ("value", "permutation")
+
+
+@dataclass(frozen=True)
+class OneSet(RecentShare):
+    """Averages the scores of all heads and layers and keeps the same tokens everywhere. Needs an allocator that decides
+    after the last layer, and equal caps (``UniformModel``).
+
+    Args:
+        sinks, recents, window, share: see ``RecentShare``; here the last token alone by default.
+        ranking: `value` keeps the tokens of the highest mean. `permutation` is ElasticCache's released H2O: with f
+            tokens to go, it sorts the unprotected ones by score and keeps place j where the INDEX at place j of the
+            sorted order exceeds f. That is no ranking of token j at all; f + 1 tokens go, except that f = 1 takes the
+            lowest score behind the first token.
+    """
+
+    recents: int = 1
+    share: float = 0.0
+    ranking: str = "permutation"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.ranking not in RANKINGS:
+            raise ConfigError(f"ranking is {self.ranking!r}; allowed: {', '.join(RANKINGS)}")
+
+    def select(
+        self, scores: Tensor, caps: Tensor, protected: Tensor, order: Tensor | None = None, types: Tensor | None = None
+    ) -> Tensor:
+        rows = scores.shape[0]
+        if int(caps.min()) != int(caps.max()):
+            raise ConfigError("one set for the whole model needs the same cap everywhere; use a uniform allocator")
+        mean = scores.double().mean(0, keepdim=True)
+        evict = scores.shape[1] - int(caps[0])
+        if self.ranking == "value" or evict <= 0:
+            index = super().select(mean, caps[:1], protected, None, types)
+        else:
+            index = self._permuted(mean[0], protected, evict)[None]
+        return index.expand(rows, -1)
+
+    @staticmethod
+    def _permuted(score: Tensor, protected: Tensor, evict: int) -> Tensor:
+        """int64 ``[m]``: what the released ranking keeps, ascending."""
+        place = (~protected).nonzero()[:, 0]
+        keep = protected.clone()
+        if evict > 1:
+            keep[place] = score[place].argsort(stable=True) > evict
+        else:
+            behind_first = place[place > 0] if len(place) > 1 else place
+            keep[place] = True
+            keep[behind_first[score[behind_first].argmin()]] = False
+        return keep.nonzero()[:, 0]
