@@ -10,7 +10,7 @@ from mmkv_bench.tables.intervals import LEVEL
 from mmkv_bench.tables.rows import BASELINE
 from mmkv_bench.tables.table import AXES, Entry, Method, Table
 
-OVER, PREFILL, BEFORE_CUT = "†", "§", "¶"
+OVER, PREFILL, BEFORE_CUT, PACKED, RETRIEVED = "†", "§", "¶", "‡", "◊"
 _MANY = 6  # cells that a note lists by name
 # Context that a caption names only where it tells two tables apart, and what must be equal for it to do so.
 _WITHIN = {"model_fingerprint": "model", "dataset_fingerprint": "dataset"}
@@ -70,6 +70,10 @@ def marks(table: Table, method: Method, entry: Entry) -> list[str]:
         found.append(PREFILL)
     if entry.audit.text_before_cut:
         found.append(BEFORE_CUT)
+    if entry.audit.packed:
+        found.append(PACKED)
+    if entry.audit.retrievable:
+        found.append(RETRIEVED)
     letters = fallback_letters(table)
     return found + [letters[reason] for reason in entry.audit.fallbacks]
 
@@ -172,6 +176,18 @@ def _mark_notes(table: Table) -> list[str]:
     cut = [(words, e.audit.text_before_cut, e.audit.n) for words, _, e in cells if e.audit.text_before_cut]
     if cut:
         lines.append(f"{BEFORE_CUT} answers whose compressed context held question text: {_listed(cut)}.")
+    packed = [f"{words} ({_bytes(e)})" for words, _, e in cells if e.audit.packed]
+    if packed:
+        lines.append(f"{PACKED} entries in fewer bits, not to be compared by entries: {_some(packed)}.")
+    retrieved = [
+        f"{words} (reaches {e.audit.reach:.1f} times as many; {_bytes(e)})"
+        for words, _, e in cells
+        if e.audit.retrievable
+    ]
+    if retrieved:
+        lines.append(
+            f"{RETRIEVED} the budget bounds the entries read per step; evicted ones stay within reach: {_some(retrieved)}."
+        )
     for reason, letter in fallback_letters(table).items():
         found = [(words, e.audit.fallbacks.get(reason, 0), e.audit.n) for words, _, e in cells]
         lines.append(f"{letter} fallback {reason}: {_listed([cell for cell in found if cell[1]])}.")
@@ -184,6 +200,18 @@ def _listed(cells: Sequence[tuple[str, int, int]], shorten: bool = True) -> str:
         counts = sorted(count for _, count, _ in cells)
         return f"{len(cells)} cells, {counts[0]} to {counts[-1]} answers each of {max(n for *_, n in cells)}"
     return "; ".join(f"{words} ({count} of {n})" for words, count, n in cells)
+
+
+def _bytes(entry: Entry) -> str:
+    """Bytes against the full cache's, metadata included."""
+    host = f" and {entry.audit.host:.0%} on the host" if entry.audit.host else ""
+    return f"{entry.audit.device:.0%} of full's bytes on the device{host}"
+
+
+def _some(cells: Sequence[str]) -> str:
+    return (
+        "; ".join(cells) if len(cells) <= _MANY else f"{'; '.join(cells[:_MANY])}; and {len(cells) - _MANY} more cells"
+    )
 
 
 def _method_notes(table: Table) -> list[str]:

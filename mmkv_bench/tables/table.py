@@ -111,12 +111,16 @@ class Table:
         """Methods at this budget that no other one is better than by a Holm-corrected paired interval.
 
         Empty when samples failed or differ between cells, and when no method of the column is worse than another.
-        `full` and cells over their budget neither are marked nor compete.
+        `full`, cells over their budget, and those whose entries are packed or can be retrieved, which are another axis,
+        neither are marked nor compete.
         """
         rivals = {
             method.label
             for method in self.methods
-            if (entry := self.entries.get((method.label, budget))) and method.base != BASELINE and not entry.audit.over
+            if (entry := self.entries.get((method.label, budget)))
+            and method.base != BASELINE
+            and not entry.audit.over
+            and entry.audit.entries_only
         }
         beaten = {
             pair.worse for pair in self.pairs if pair.budget == budget and pair.separated and {pair.a, pair.b} <= rivals

@@ -12,7 +12,7 @@ from mmkv_bench.tables.latex import escape, latex
 from mmkv_bench.tables.raw import csv_cells, csv_pairs
 from mmkv_bench.tables.render import markdown, score, signed
 from mmkv_bench.tables.table import Table
-from tests.tables.examples import Example, zeros_and_ones
+from tests.tables.examples import HEADS, PROMPT, Example, zeros_and_ones
 
 
 def small() -> list[Table]:
@@ -269,3 +269,34 @@ def test_a_note_over_many_cells_gives_their_range() -> None:
 def test_numbers_have_two_decimals_and_no_minus_zero() -> None:
     assert [score(x) for x in (None, -0.001, 0.005, 1612.345)] == ["-", "0.00", "0.01", "1612.35"]
     assert [signed(x) for x in (-0.001, 0.004, 0.1, -0.1)] == ["0.00", "0.00", "+0.10", "-0.10"]
+
+
+def stored(entries: int, share: float = 1.0, *, host: float = 0.0, reachable: int | None = None) -> dict:
+    """Counted storage of a prompt of 300 tokens in 8 heads, 100 bytes an entry."""
+    full = PROMPT * HEADS * 100
+    return {
+        "entries_resident": entries * HEADS,
+        "entries_reachable": (entries if reachable is None else reachable) * HEADS,
+        "bytes_device": int(full * entries / PROMPT * share),
+        "bytes_host": int(full * host),
+        "bytes_metadata": entries * HEADS * 4,
+        "bytes_full": full,
+    }
+
+
+def test_quantised_and_retrieval_methods_are_marked_in_a_column_of_entries_and_win_nothing() -> None:
+    example = Example()
+    example.add("full", None, zeros_and_ones(100, 100), answer=stored(PROMPT))
+    example.add("kivi", None, zeros_and_ones(100, 100), answer=stored(PROMPT, 0.2))
+    example.add("kivi_snapkv", 64, zeros_and_ones(95, 100), answer=stored(64, 0.25))
+    example.add("hybridkv", 64, zeros_and_ones(99, 100), answer=stored(64, host=0.4, reachable=192))
+    example.add("ragged", 64, zeros_and_ones(80, 100), answer=stored(64, 1.3))
+    example.add("snapkv", 64, zeros_and_ones(20, 100), answer=stored(64))
+    (table,) = build(example.rows())
+    assert table.best("64") == ("ragged",)
+    text = markdown([table])
+    line = {row.split("|")[1].strip(): row for row in text.splitlines() if row.startswith("| ")}
+    assert all(("‡" in line[name]) == (name in ("kivi", "kivi_snapkv")) for name in line)
+    assert all(("◊" in line[name]) == (name == "hybridkv") for name in line)
+    assert "kivi (24% of full's bytes on the device)" in text  # 20% and 4 of 100 bytes per entry of metadata
+    assert "hybridkv at 64 (reaches 3.0 times as many; 22% of full's bytes on the device and 40% on the host)" in text
