@@ -17,7 +17,7 @@ ifneq ($(PIP_INDEX_URL),)
 export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 
-.PHONY: help bench test lint bench-statistics bench-fork lock
+.PHONY: help bench test lint docs bench-statistics bench-fork lock
 
 help:
 	@echo "make bench             install if needed, run mmshift at 64 entries and experiment=demo on the embedded model"
@@ -26,6 +26,7 @@ help:
 	@echo "make lint              ruff check and ruff format --check"
 	@echo "make bench-statistics  time and peak memory of the streaming attention statistics"
 	@echo "make bench-fork        cost of 21 cells with one shared prefill"
+	@echo "make docs              write docs/methods.md from the method files and their classes"
 	@echo "make lock              resolve requirements.lock anew from pyproject.toml"
 
 bench: $(STAMP)
@@ -44,6 +45,9 @@ bench-statistics: $(STAMP)
 
 bench-fork: $(STAMP)
 	$(BIN)/python -P benchmarks/fork.py
+
+docs: $(STAMP)
+	$(BIN)/python -m mmkv_bench.planning.methods_page
 
 lock: $(STAMP)
 	echo '# Exact versions that resolve together for Python >= 3.11; made from pyproject.toml by `make lock`, do not edit.' > $@.tmp
