@@ -25,8 +25,8 @@ def accumulated(query: Tensor, key: Tensor, scaling: float) -> list[list[float]]
     out = [[0.0] * total for _ in range(heads)]
     for h in range(query.shape[0]):
         for i in range(total):
-            row = softmax([scaling * float(query[h, i].double() @ key[h // group, j].double()) for j in range(i + 1)])
-            for j, mass in enumerate(row):
+            seen = key[h // group, : i + 1].double()
+            for j, mass in enumerate(softmax((scaling * (seen @ query[h, i].double())).tolist())):
                 out[h // group][j] += mass
     return out
 
@@ -62,9 +62,9 @@ def cosine(a: Tensor, b: Tensor) -> float:
 
 def nearest(key: Tensor, lost: list[int], kept: list[int]) -> tuple[list[int], list[float], float]:
     """For each lost token its nearest kept one, the cosine, and by how little the runner-up was beaten anywhere."""
-    where, how, margin = [], [], math.inf
+    where, how, margin, rows = [], [], math.inf, key.double()
     for i in lost:
-        alike = [cosine(key[i].double(), key[c].double()) for c in kept]
+        alike = [cosine(rows[i], rows[c]) for c in kept]
         top = max(alike)
         where.append(kept[alike.index(top)])
         how.append(top)

@@ -20,8 +20,8 @@ def head_mean_map(query: Tensor, key: Tensor, scaling: float, rows: list[int], c
     mean = [[0.0] * len(columns) for _ in rows]
     for h in range(heads):
         for r, i in enumerate(rows):
-            scores = [scaling * float(query[h, i].double() @ key[h // group, j].double()) for j in columns]
-            for c, mass in enumerate(softmax(scores)):
+            scores = scaling * (key[h // group, columns].double() @ query[h, i].double())
+            for c, mass in enumerate(softmax(scores.tolist())):
                 mean[r][c] += mass / heads
     return mean
 
@@ -42,8 +42,8 @@ def full_rows(query: Tensor, key: Tensor, scaling: float) -> float:
     found = []
     for h in range(query.shape[0]):
         for i in range(query.shape[1]):
-            scores = [scaling * float(query[h, i].double() @ key[h // group, j].double()) for j in range(i + 1)]
-            found.append(entropy(softmax(scores)))
+            scores = scaling * (key[h // group, : i + 1].double() @ query[h, i].double())
+            found.append(entropy(softmax(scores.tolist())))
     return math.fsum(found) / len(found)
 
 
