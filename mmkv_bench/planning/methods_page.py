@@ -21,11 +21,12 @@ if TYPE_CHECKING:
     from mmkv_bench.compression.compressor import Compressor
 
 ABOUT = ("idea", "source", "cost", "readings")
-"""Keys of a method file's `about`; `scope` may be added where no compressor can be built without the user's choice."""
+"""Keys of a method file's `about`."""
 SCOPES = {
     "layer": "`layer`: a layer is reduced as soon as it is prefilled, so memory falls during the prefill",
     "model": "`model`: decided after the last layer, so the peak is the full cache's",
 }
+OWN = "that of the parts that you name"
 GATHERED = {
     "tail_queries": "the last queries",
     "query_moments": "mean and covariance of the queries",
@@ -97,17 +98,22 @@ def read(name: str) -> Method:
     if lacking:
         raise ConfigError(f"conf/method/{name}.yaml says nothing under about.{lacking[0]}; add one sentence")
     parameters = _parameters(path, set(flat_parameters(node)))
-    compressor = None if "scope" in about else build_compressor(name, node, "paper")
+    compressor = None if is_open(node) else build_compressor(name, node, "paper")
     return Method(
         name=name,
         about=about,
         parameters=parameters,
         released=dict(node.get("released") or {}),
-        scope=about["scope"] if compressor is None else _scope(compressor),
+        scope=OWN if compressor is None else _scope(compressor),
         parts=[] if compressor is None else _parts(compressor),
         gathered=[] if compressor is None else _gathered(compressor),
         stochastic=compressor is not None and compressor.stochastic,
     )
+
+
+def is_open(node: Mapping[str, Any]) -> bool:
+    """Whether a method has no scorer until its user names one, so that there is nothing to build yet."""
+    return node.get("base") != FULL and node.get("scorer") is None and node.get(DECODING) is None
 
 
 def _parameters(path: Path, names: set[str]) -> list[Parameter]:
