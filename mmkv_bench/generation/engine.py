@@ -197,8 +197,7 @@ class Engine:
         with held as cache:
             if deadline is not None and time.monotonic() > deadline:
                 raise GenerationTimeout("gathering the kept entries ran past timeout_s")
-            for row, fork in enumerate(forks):
-                audit(fork, cache.layers, 0 if whole else row, prefilled)
+            audit(forks, cache.layers, prefilled)
             rows = 1 if whole else len(forks)
             acting = not whole and forks[0].cell.compressor.decoding is not None
             decoded = decode(

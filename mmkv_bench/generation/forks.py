@@ -63,6 +63,10 @@ def plan(prefilled: Prefilled, cell: CellSpec, result: ForkResult) -> Fork:
         prefilled.order(key, cell.compressor.selector, length - 1 if strict else length),
         prefilled.summaries.get(summary),
     )
+    context = Context(
+        cell.entries(length), length, strict, prefilled.prompt.types[0], prefilled.summaries.get(summary) or {}
+    )
+    result.fallback = list(dict.fromkeys([*result.fallback, *cell.compressor.outcome(context)]))
     seconds = prefilled.score_seconds[key] + prefilled.score_seconds.get(summary, 0.0)
     return Fork(cell, index, result, seconds + time.perf_counter() - start)
 
@@ -183,32 +187,45 @@ def borrow(prefilled: Prefilled, strict: bool) -> Iterator[CompressedCache]:
             layer.keys[:, :, -1], layer.values[:, :, -1] = key, value
 
 
-def audit(fork: Fork, layers: Sequence[CompressedLayer], row: int, prefilled: Prefilled) -> None:
-    """Fill the fork's result with what its stored tensors hold before anything is appended.
+def audit(forks: Sequence[Fork], layers: Sequence[CompressedLayer], prefilled: Prefilled) -> None:
+    """Fill each fork's result with what its stored tensors hold before anything is appended.
 
     Args:
-        layers: the fork's cache; row: its row there.
+        forks: one row of the cache each, or all of them its only row when everything stays.
 
     Under `strict` the re-fed last prompt token, one entry per head, is counted: it is part of C.
     """
+    entries, reachable = [layer.entries() for layer in layers], [layer.reachable() for layer in layers]
+    for number, fork in enumerate(forks):
+        row = 0 if fork.index is None else number
+        own = [layer.rows[row] if isinstance(layer, RowsLayer) else layer for layer in layers]
+        _audit_one(fork, own, [count[row] for count in entries], [count[row] for count in reachable], prefilled)
+
+
+def _audit_one(
+    fork: Fork,
+    layers: Sequence[CompressedLayer],
+    entries: Sequence[Tensor],
+    reachable: Sequence[Tensor],
+    prefilled: Prefilled,
+) -> None:
     result, strict = fork.result, int(fork.cell.protocol == "strict")
     key = prefilled.cache.layers[0].keys
     heads, slot = key.shape[1], 2 * key.shape[3] * key.element_size()
     index = fork.index
     if index is None:
         index = [torch.arange(prefilled.length - strict).expand(heads, -1)] * len(layers)
-    kept = [(layer.entries()[row] + strict).tolist() for layer in layers]
+    kept = [(count + strict).tolist() for count in entries]
     result.kept, result.kept_digest = kept, digest(index)
     result.entries_resident = sum(map(sum, kept))
-    result.entries_reachable = sum(int((layer.reachable()[row] + strict).sum()) for layer in layers)
+    result.entries_reachable = sum(int((count + strict).sum()) for count in reachable)
     result.entries_planned = sum(int((i >= 0).sum()) for i in index) + strict * heads * len(layers)
     result.bytes_full = prefilled.length * heads * len(layers) * slot
     if fork.cell.compressor.decoding is not None and fork.index is not None:  # counted by its own layers
-        own = [layer.rows[row] if isinstance(layer, RowsLayer) else layer for layer in layers]
-        data, metadata = (sum(parts) for parts in zip(*(layer.nbytes() for layer in own), strict=True))
+        data, metadata = (sum(parts) for parts in zip(*(layer.nbytes() for layer in layers), strict=True))
         result.bytes_device = data + strict * heads * len(layers) * slot
         result.bytes_metadata = metadata + strict * heads * len(layers) * POSITION_BYTES
-        result.bytes_host = sum(layer.host_nbytes() for layer in own)
+        result.bytes_host = sum(layer.host_nbytes() for layer in layers)
         return
     stored = sum(i.shape[1] + strict for i in index)
     result.bytes_device = stored * heads * slot
