@@ -109,6 +109,10 @@ class Compressor:
         parts = (self.scorer, self.allocator, self.selector)
         return tuple(dict.fromkeys(name for part in parts for name in part.fallbacks(budget, length, types)))
 
+    def outcome(self, context: Context) -> tuple[str, ...]:
+        """What turned out to be impossible once the prompt was divided, beside `fallbacks`."""
+        return () if self.unbudgeted or context.length <= context.budget else self.allocator.outcome(context)
+
     def select(
         self,
         scores: Sequence[Tensor],

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from mmkv_bench.compression.compressor import Compressor
+from mmkv_bench.compression.context import Context
 from mmkv_bench.compression.session import Session, attach
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.generation.encode import EncodedPrompt, check_refeed, context_cut
@@ -199,6 +200,8 @@ def _fill(
     result.fallback = list(compressor.fallbacks(entries, length, prompt.types[0, :length]))
     if cell.evicts(length):
         result.window_effective = compressor.scorer.window_effective(entries, length)
+        context = Context(entries, length, bool(strict), prompt.types[0, :length], made.summaries[0])
+        result.fallback = list(dict.fromkeys([*result.fallback, *compressor.outcome(context)]))
     # Counted from the tensors right after the reduction; a token that is fed again will take one entry per head.
     kept = [index[0] for index in output.session.kept()]
     result.kept = [(made.resident[layer][0] + strict).tolist() for layer in range(len(layers))]

@@ -49,6 +49,10 @@ class Allocator(ABC):
         """Names of what could not be done as the parameters ask; see ``Scorer.fallbacks``."""
         return ()
 
+    def outcome(self, context: Context) -> tuple[str, ...]:
+        """More such names: what only the summaries of all layers tell, after the prompt was divided."""
+        return ()
+
     @abstractmethod
     def caps(
         self,
