@@ -63,6 +63,16 @@ def test_the_share_of_top_keys_is_rounded_up_exactly():
         assert got.tolist() == pytest.approx([sum(min(1, k / (i + 1)) for i in range(length)) / length])
 
 
+def test_rows_that_see_no_more_than_the_top_keys_are_fully_sparse():
+    """A context whose text stands before the image alone tells nothing about its heads: all of them are static."""
+    layer, allocator = oracles.make_layer(100, 4, 2), Hybrid()
+    obs = layer.observe(allocator.needs)
+    obs.token_types = (torch.arange(100) >= 5).long()
+    assert allocator.summary(obs, 8, 0).tolist() == [1.0] * 4
+    for threshold in ("absolute", "quantile"):
+        assert not HeadClasses(1.0, threshold).dynamic({0: allocator.summary(obs, 8, 0)}).any()
+
+
 def test_sparsity_does_not_depend_on_blocks_of_rows(monkeypatch):
     layer, allocator = oracles.make_layer(90, 2, 3), Hybrid()
     whole = allocator.summary(layer.observe(allocator.needs), 8, 0)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 def attention(query: Tensor, key: Tensor, scaling: float, position: int) -> list[float]:
     """Equation 2 for one row: softmax over keys 0..position. query [D], key [T,D]."""
-    scores = [scaling * float(query.double() @ key[j].double()) for j in range(position + 1)]
+    scores = [scaling * s for s in (key[: position + 1].double() @ query.double()).tolist()]
     largest = max(scores)
     e = [math.exp(s - largest) for s in scores]
     return [x / math.fsum(e) for x in e]
@@ -27,7 +27,8 @@ def sparsity(query: Tensor, key: Tensor, types: list[int], scaling: float, top: 
         sums = []
         for member in range(h * group, (h + 1) * group):
             for i in rows:
-                sums.append(math.fsum(sorted(attention(query[member, i], key[h], scaling, i), reverse=True)[:k]))
+                probabilities = sorted(attention(query[member, i], key[h], scaling, i), reverse=True)
+                sums.append(math.fsum(probabilities[:k]) if i >= k else 1.0)
         found.append(math.fsum(sums) / len(sums))
     return found
 

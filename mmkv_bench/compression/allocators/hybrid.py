@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from mmkv_bench.compression.allocators.base import Allocator
 from mmkv_bench.compression.allocators.waterfill import water_fill
-from mmkv_bench.compression.observation import Needs
+from mmkv_bench.compression.observation import Needs, effective_window
 from mmkv_bench.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -49,7 +49,8 @@ class HeadClasses:
         threshold: "absolute": theta itself; "quantile": the theta-quantile (linear interpolation) of the scores of all
             KV heads of the model, so that about the fraction theta of them is dynamic.
         classes: "hybrid"; "static" or "dynamic" makes all heads one kind (table 4).
-        calibration: ``{"theta": value}`` measured on the model, in the place of theta; absolute only.
+        calibration: ``{"theta": value}`` measured on the model, in the place of theta; absolute only. The name of an
+            artefact that was not loaded refuses to work.
 
     Paper: the text calls theta "quantile-based, tuned on a validation set"; its appendix sweeps 0.75 to 0.95 on scores
     that cluster at the upper end, which only an absolute cutoff explains. That is the default.
@@ -58,20 +59,33 @@ class HeadClasses:
     theta: float = 0.9
     threshold: Literal["absolute", "quantile"] = "absolute"
     classes: Literal["hybrid", "static", "dynamic"] = "hybrid"
-    calibration: Mapping[str, Any] | None = None
+    calibration: Mapping[str, Any] | str | None = None
+
+    calibrated_by = "hybridkv"
 
     def __post_init__(self) -> None:
         _check_choices(self, "threshold", "classes")
-        if self.calibration is not None and "theta" not in self.calibration:
-            raise ConfigError(f"the calibration holds {', '.join(self.calibration)} and no theta; give hybridkv's own")
         if self.calibration is not None and self.threshold == "quantile":
             raise ConfigError("a calibrated theta is a score; allowed with calibration: threshold=absolute")
-        if not 0 <= self.cutoff <= 1:
-            raise ConfigError(f"theta is {self.cutoff}; allowed: a share of attention, 0 <= theta <= 1")
+        for theta in (self.theta, self.theta if self.calibration is None or self._unloaded else self.cutoff):
+            if not 0 <= theta <= 1:
+                raise ConfigError(f"theta is {theta}; allowed: a share of attention, 0 <= theta <= 1")
+
+    @property
+    def _unloaded(self) -> bool:
+        return isinstance(self.calibration, str)
 
     @property
     def cutoff(self) -> float:
-        return self.theta if self.calibration is None else float(self.calibration["theta"])
+        """The score from which on a head is static (threshold=absolute)."""
+        if self.calibration is None:
+            return self.theta
+        if self._unloaded or "theta" not in self.calibration:
+            raise ConfigError(
+                f"calibration is {self.calibration!r}, which gives no theta; make one for this model with "
+                "python -m mmkv_bench.calibrate hybridkv, or leave calibration empty"
+            )
+        return float(self.calibration["theta"])
 
     def dynamic(self, summaries: Mapping[int, Tensor]) -> Tensor:
         """Bool ``[L, Hkv]``: heads whose entries are retrieved.
@@ -121,7 +135,7 @@ class Hybrid(Allocator):
         r: share coefficient of the dynamic heads; above ``N / N_dyn`` it is cut to that (``infeasible_allocation``).
         alpha: part of the static budget that all static heads share equally, in [0, 1].
         top: k as a fraction of the prompt's tokens, in (0, 1].
-        chunk: tokens per chunk; the decode policy's.
+        chunk: tokens per chunk; the decode policy's. window: the selector's observation window [tokens].
         power: "down"; "up": the next power of two, on top of the static heads' budget, so that the total may exceed B
             (``reading=released`` alone); "none": whole chunks only.
 
@@ -138,6 +152,7 @@ class Hybrid(Allocator):
     alpha: float = 0.5
     top: float = 0.05
     chunk: int = 8
+    window: int = 32
     power: Literal["down", "up", "none"] = "down"
 
     scope = "model"
@@ -170,6 +185,22 @@ class Hybrid(Allocator):
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
         return ("no_text_tokens",) if types is not None and bool((types > 0).all()) else ()
+
+    def outcome(self, context: Context) -> tuple[str, ...]:
+        """``text_over_budget``: some static head cannot hold window and text; ``chunk_reduced``: dynamic heads cannot read
+        a whole chunk; ``infeasible_allocation``: r was cut."""
+        found = self.divide(context.summaries, context.budget - int(context.strict), context.candidates)
+        window = effective_window(self.window, context.budget, context.length) if self.window else 0
+        types = context.candidate_types
+        text = context.candidates if types is None else int((types[: context.length - window] == 0).sum())
+        wanted = min(text + window - int(context.strict and window > 0), context.candidates)
+        whole = min(self.chunk, context.candidates)
+        names = {
+            "text_over_budget": bool((found.entries[~found.dynamic] < wanted).any()),
+            "chunk_reduced": bool((found.entries[found.dynamic] < whole).any()),
+            "infeasible_allocation": found.clipped,
+        }
+        return tuple(name for name, true in names.items() if true)
 
     # ---- how many entries they get
 

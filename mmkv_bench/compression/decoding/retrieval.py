@@ -187,6 +187,10 @@ class ChunkRetrieval(DecodePolicy):
 
     retrieves = True
 
+    @property
+    def idle(self) -> bool:
+        return self.heads.classes == "static"
+
     def __post_init__(self) -> None:
         if self.chunk < 1:
             raise ConfigError(f"chunk is {self.chunk}; allowed: 1 or more tokens")

@@ -18,7 +18,7 @@ def top_mass(query: Tensor, key: Tensor, scaling: float, rows: Sequence[int], to
     """Share of its attention that a row gives to its ``top`` keys, on average: HybridKV's sparsity score (equation 3).
 
     Row i attends to keys 0..i (softmax in float32); the ``top`` largest probabilities are added up. Rows that see at
-    most ``top`` keys give 1. Nothing larger than one tile (``tiles.py``) exists at any time.
+    most ``top`` keys give exactly 1. Nothing larger than one tile (``tiles.py``) exists at any time.
 
     Args:
         query: ``[Hq, T, D]``, rotated. key: ``[Hkv, T, D]``, rotated. Any floating dtype.
@@ -42,6 +42,7 @@ def top_mass(query: Tensor, key: Tensor, scaling: float, rows: Sequence[int], to
         future = torch.arange(first, seen, device=key.device) > position[:, None]
         scores.view(heads, group, n, seen)[..., first:].masked_fill_(future, float("-inf"))
         weight = exponentials(scores, masked=True)
-        best = scores if top >= seen else scores.topk(top, sorted=False).values
-        total += (best.sum(-1) * weight).double().sum(-1)
+        best = scores.topk(min(top, seen), sorted=False).values
+        mass = (best.sum(-1) * weight).double().view(heads, group, n)
+        total += mass.masked_fill_(position < top, 1.0).sum((1, 2))  # not 1 up to rounding: heads would not tie
     return (total / (len(rows) * group)).cpu()
