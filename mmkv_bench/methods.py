@@ -1,7 +1,8 @@
 """A composed method node (`conf/method/*.yaml`) -> a `Compressor`.
 
 A node holds flat parameters, four parts that refer to them by interpolation, and `released`: the parameters that the
-paper's released code sets differently. Only classes of this package can be named as parts.
+paper's released code sets differently. Only classes of this package can be named as parts; `method=custom` takes them
+from the file that its `path` names.
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ CALIBRATION = "calibration"
 """Parameter of parts that are built with what was measured of a model beforehand."""
 FULL = "full"
 """`base` of the method that compresses nothing: it has no budget, seed or reading."""
+CUSTOM = "custom"
+"""`base` of the method whose parts come from a user's file."""
+OUTSIDE = {CUSTOM: ("path", "name"), "kvpress": ("press",)}
+"""Methods whose code is not in this package -> the parameters that say which code it is. They cannot run without."""
 
 _PACKAGE = "mmkv_bench."
 _NOT_PARAMETERS = ("base", "reading", "released", "about", DECODING, *PARTS)
@@ -103,6 +108,12 @@ def build_compressor(
     if plain.get("base") == FULL:
         return Compressor(name=name)
     parts = {part: plain.get(part) for part in (*PARTS, DECODING)}
+    own = {}
+    if plain.get("base") == CUSTOM:
+        from mmkv_bench.custom import parts as parts_of_file
+
+        own = parts_of_file(plain)
+        parts |= own
     optional = (
         (DECODING,) if parts[DECODING] is None else ("scorer",)
     )  # without a scorer, only quantising is left to do
@@ -111,10 +122,10 @@ def build_compressor(
         raise ConfigError(
             f"method {name} has no {', '.join(missing)}; a method is composed of {', '.join(PARTS)}; add them to its file"
         )
-    built = {
+    built = own | {
         part: _instantiate(f"methods.{name}.{part}", spec, calibrations)
         for part, spec in parts.items()
-        if spec is not None
+        if spec is not None and part not in own
     }
     for part, value in built.items():
         base = _base_class(part)
@@ -131,6 +142,17 @@ def build_compressor(
 def parameters_json(plain: Mapping[str, Any]) -> str:
     """Flat parameters of an effective node as sorted JSON, for the `parameters` column."""
     return json.dumps(flat_parameters(plain), sort_keys=True)
+
+
+def settled(plain: Mapping[str, Any], compressor: Compressor) -> dict[str, Any]:
+    """An effective node as rows and a cell's identity hold it: code that is not in this package is named by what it is
+    (a file's checksum, a package's version), never by where it lies."""
+    if plain.get("base") == CUSTOM:
+        from mmkv_bench import custom
+
+        return custom.settled(plain)
+    origin = getattr(compressor.scorer, "origin", None)
+    return dict(plain) if origin is None else dict(plain) | origin
 
 
 def with_checksums(plain: Mapping[str, Any], used: Mapping[str, str]) -> dict[str, Any]:

@@ -26,7 +26,8 @@ ARROWS = {
     "tiny": {"models", "generation", "compression"},
     "config": set(),
     "calibrate": {"config", "compression", "models", "generation", "store", "tiny"},
-    "methods": {"config", "compression", "calibrate"},
+    "custom": {"compression"},
+    "methods": {"config", "compression", "calibrate", "custom"},
     "planning": {
         "config",
         "methods",
@@ -176,6 +177,12 @@ def test_nothing_of_a_library_is_replaced():
                 if isinstance(target, ast.Attribute) and isinstance(base, ast.Name) and base.id in modules:
                     wrong.append(f"{file.relative_to(ROOT)}:{node.lineno}")
     assert wrong == []
+
+
+def test_only_custom_runs_code_by_path():
+    words = ("spec_from_file_location", "SourceFileLoader", "exec_module", "run_path", "source_to_code", "__import__")
+    found = {room(file) for file in FILES for word in words if word in file.read_text()}
+    assert found == {"custom"}
 
 
 def test_unsafe_loading_is_nowhere():

@@ -13,7 +13,15 @@ from mmkv_bench.calibrate.artefact import Calibrations
 from mmkv_bench.compression.budget import Budget
 from mmkv_bench.config import as_list
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.methods import FULL, build_compressor, effective, parameters_json, with_checksums
+from mmkv_bench.methods import (
+    FULL,
+    OUTSIDE,
+    build_compressor,
+    effective,
+    parameters_json,
+    settled,
+    with_checksums,
+)
 from mmkv_bench.planning.validate import validate_variants
 from mmkv_bench.store.identity import canonical_json, checksum
 
@@ -184,11 +192,28 @@ def _methods(
     for name, (node, default) in nodes.items():
         own = node.get("reading")
         for reading in dict.fromkeys(as_list(config.reading if own is None else own)):
-            plain = effective(name, node, reading, default)
-            tuned = _identity_of(plain) != _identity_of(effective(name, default, reading))
             compressor = build_compressor(name, node, reading, default, calibrations)
+            plain = settled(effective(name, node, reading, default), compressor)
+            tuned = _identity_of(plain) != _identity_of(_untouched(name, node, default, reading, plain))
             used = {} if calibrations is None else calibrations.taken()
             yield Method(name, with_checksums(plain, used), compressor, tuned)
+
+
+def _untouched(
+    name: str, node: DictConfig, default: DictConfig, reading: str, plain: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """The method's effective node with no parameter changed. Which file or press an outside method is, is no tuning of
+    it, and neither is anything of one that cannot be built without arguments: `plain`, as it runs, is returned."""
+    which = OUTSIDE.get(str(default.base))
+    if which is None:
+        return effective(name, default, reading)
+    bare = default.copy()
+    for key in which:
+        bare[key] = node[key]
+    try:
+        return settled(effective(name, bare, reading), build_compressor(name, bare, reading))
+    except ConfigError:
+        return plain
 
 
 def _variant(name: str, changes: DictConfig, config: DictConfig, defaults: Mapping[str, DictConfig]) -> DictConfig:

@@ -2,8 +2,8 @@
 
 Hydra composes. What it would refuse with a page of text, or let pass (`+sede=1`), is checked here first, against
 the configuration that the chosen groups give without any value override: an override changes values, it never adds
-keys. Three kinds of key are the user's own and need no plus: `variants.<name>`, `methods.<method>.reading` and
-`datasets.<dataset>.generation.<setting>`.
+keys. Four kinds of key are the user's own and need no plus: `variants.<name>`, `methods.<method>.reading`,
+`methods.<method>.args.<argument>` of methods that run code from outside, and `datasets.<dataset>.generation.<setting>`.
 """
 
 from __future__ import annotations
@@ -140,12 +140,14 @@ def _parse(text: str) -> Override:
 
 
 def _is_own(key: str) -> bool:
-    """Whether a key is the user's to add: `variants.<name>...`, `methods.<method>.reading`, or a generation setting of
-    a dataset (which of them a run can honour, the decode rules say before any work)."""
+    """Whether a key is the user's to add: `variants.<name>...`, `methods.<method>.reading`, an argument of outside code
+    (which its constructor takes or refuses), or a generation setting of a dataset (which of them a run can honour, the
+    decode rules say before any work)."""
     path = key.split(".")
     return (
         (path[0] == "variants" and len(path) > 1)
         or (path[0] == "methods" and path[2:] == ["reading"])
+        or (path[0] == "methods" and path[2:3] == ["args"])
         or (path[0] == "datasets" and path[2:3] == ["generation"] and len(path) <= 4)
     )
 
@@ -192,6 +194,8 @@ def _check_value(override: Override, reference: Mapping[str, Any]) -> str:
             f"{text}: keys cannot be removed, only changed; write key=value (key=null where null is allowed)"
         )
     if _is_own(override.key_or_group) and (path[0] == "variants" or path[1] in reference[path[0]]):
+        if path[2:3] == ["args"]:
+            _check_args(path, override.value(), reference["methods"][path[1]])
         if path[0] == "datasets":
             _check_generation(path, override.value(), reference["datasets"][path[1]]["generation"])
         return "++" + text.lstrip("+")
@@ -203,6 +207,16 @@ def _check_value(override: Override, reference: Mapping[str, Any]) -> str:
     value = override.value()
     _check_kind(".".join(path), value, old, strict=path[0] in ("methods", "datasets"))
     return text
+
+
+def _check_args(path: Sequence[str], value: Any, method: Mapping[str, Any]) -> None:
+    """Refuse arguments of a method that takes none, and arguments without names."""
+    if "args" not in method:
+        raise ConfigError(f"{'.'.join(path)}: {path[1]} has no args; {nearest('args', method)}")
+    if len(path) == 3 and not isinstance(value, Mapping):
+        raise ConfigError(
+            f"{'.'.join(path)}={value} is {_kind(value)} where keys are needed; write {{<argument>: <value>}}"
+        )
 
 
 def _check_generation(path: Sequence[str], value: Any, defaults: Mapping[str, Any]) -> None:

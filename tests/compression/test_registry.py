@@ -14,7 +14,7 @@ from mmkv_bench.compression.compressor import Compressor
 from mmkv_bench.compression.observation import Needs
 from mmkv_bench.compression.session import attach
 from mmkv_bench.config import options
-from mmkv_bench.methods import build_compressor
+from mmkv_bench.methods import OUTSIDE, build_compressor
 from mmkv_bench.planning.compose import method_defaults
 from tests import reference, zoo
 from tests.compression import oracles
@@ -22,7 +22,7 @@ from tests.generation import common
 
 LAYERS = 3
 UNBUDGETED = {"full", "kivi"}  # nothing is evicted: what they promise is tested with their decode policies
-NAMES = sorted(set(options("method")) - UNBUDGETED)
+NAMES = sorted(set(options("method")) - UNBUDGETED - set(OUTSIDE))  # custom and kvpress: tests/methods
 READINGS = ("paper", "released")
 HELD_BACK = {"blind"}  # controls that leave a budget unused: only so many entries are of the kind they keep
 # Released readings may exceed the budget, by at most so many entries per KV head and layer on average.

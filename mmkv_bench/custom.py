@@ -1,0 +1,284 @@
+"""`method=custom`: a user's Python file as a method.
+
+The file defines a subclass of `Scorer` and, if it wants to, of `Allocator`, `Selector`, `Reducer` and `DecodePolicy`.
+Naming its path (`methods.custom.path`) is the user's consent to run it; nothing else of this package runs code by path.
+What runs is exactly what was hashed: the text is read once, and no bytecode of it is kept.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib
+import inspect
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.abc import InspectLoader
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from mmkv_bench.errors import ConfigError, MMKVError, nearest
+
+ROLES = {
+    "scorer": "Scorer",
+    "allocator": "Allocator",
+    "selector": "Selector",
+    "reducer": "Reducer",
+    "decoding": "DecodePolicy",
+}
+"""Part of a method -> the class that it is a subclass of."""
+
+SELECTOR = {"sinks": 0, "recents": 1, "window": 0}
+"""Parameters of the selector that a file without one gets, with their defaults."""
+
+SHOWN = 16
+"""Digits of a file's checksum that rows and identities hold."""
+
+_WHERE = "methods.custom"
+_README = "see README, 'A method of your own'"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A loaded file: `classes` maps each part that it provides to its class."""
+
+    path: str
+    sha256: str
+    classes: Mapping[str, type]
+
+
+def load(path: str | None, name: str | Sequence[str] | None = None) -> Source:
+    """Load a user's file and choose its classes.
+
+    Args:
+        path: a Python file, relative to the working directory.
+        name: the class, or classes, to use; None uses all parts that the file defines.
+
+    Raises:
+        ConfigError: no such file, one that cannot be imported, no scorer in it, or several to choose from.
+    """
+    if not path:
+        raise ConfigError(
+            f"method=custom needs a file; allowed: {_WHERE}.path=<file>.py with a subclass of Scorer; {_README}"
+        )
+    file = Path(path).expanduser()
+    if file.suffix != ".py" or not file.is_file():
+        what = "does not exist" if not file.exists() else "is not a Python file"
+        raise ConfigError(f"{_WHERE}.path={path} {what}; allowed: a .py file, relative to the working directory")
+    try:
+        data = file.read_bytes()
+        text = data.decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{_WHERE}.path={path} cannot be read ({error}); give a readable file in UTF-8") from None
+    digest = hashlib.sha256(data).hexdigest()
+    module = _module(str(file.resolve()), digest, text, path)
+    names = (name,) if isinstance(name, str) else tuple(name or ())
+    return Source(path, digest, _choose(path, module, names))
+
+
+def effective(source: Source, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Every constructor argument of the file's classes: those given, and the others' defaults as far as they are plain
+    values. A whole number given for a real one is real, so that 3 and 3.0 are one cell.
+
+    Raises:
+        ConfigError: an argument that no class has, or one that a class needs and nobody gave.
+    """
+    parameters = [p for cls in source.classes.values() for p in _parameters(cls)]
+    known = {p.name for p in parameters if p.kind is not p.VAR_KEYWORD}
+    unknown = [key for key in given if key not in known]
+    if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters):
+        classes = ", ".join(cls.__name__ for cls in source.classes.values())
+        raise ConfigError(
+            f"{_WHERE}.args: {classes} of {source.path} takes no {unknown[0]!r}; {_allowed(unknown[0], known)}"
+        )
+    settled = dict(given)
+    for p in parameters:
+        if p.name in given:
+            real = isinstance(p.default, float) and isinstance(given[p.name], int)
+            settled[p.name] = float(given[p.name]) if real and not isinstance(given[p.name], bool) else given[p.name]
+        elif p.default is not p.empty and _plain(p.default):
+            settled[p.name] = p.default
+        elif p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL):
+            raise ConfigError(f"{source.path} needs a value for {p.name}; write {_WHERE}.args={{{p.name}: <value>}}")
+    return settled
+
+
+def build(source: Source, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The file's parts; each is built with those of the arguments that its constructor has.
+
+    Raises:
+        ConfigError: see `effective`; also whatever a constructor raises.
+    """
+    arguments, built = effective(source, given), {}
+    for role, cls in source.classes.items():
+        parameters = _parameters(cls)
+        takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        own = {k: v for k, v in arguments.items() if takes_all or k in {p.name for p in parameters}}
+        try:
+            built[role] = cls(**own)
+        except MMKVError as error:
+            raise ConfigError(f"{_WHERE}.args: {error}") from error
+        except Exception as error:  # noqa: BLE001 - a user's constructor may raise anything
+            raise ConfigError(
+                f"{cls.__name__} of {source.path} cannot be built: {_said(error)}; correct {_WHERE}.args or the file"
+            ) from error
+    return built
+
+
+def parts(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """The file's built parts for an effective node of `conf/method/custom.yaml`.
+
+    Raises:
+        ConfigError: see `load` and `build`; also a selector's parameter for a file that has a selector of its own.
+    """
+    source = load(plain["path"], plain["name"])
+    changed = [key for key, value in SELECTOR.items() if plain[key] != value]
+    if "selector" in source.classes and changed:
+        raise ConfigError(
+            f"{_WHERE}.{changed[0]}={plain[changed[0]]} belongs to the selector of methods that bring none, and "
+            f"{source.path} has {source.classes['selector'].__name__}; give the value with {_WHERE}.args"
+        )
+    return build(source, plain["args"])
+
+
+def settled(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """An effective node with what its answers depend on in place of a path: the file's checksum, its classes' names and
+    all their arguments."""
+    source = load(plain["path"], plain["name"])
+    own = {key: value for key, value in plain.items() if key not in ("path", "name", *source.classes)}
+    if "selector" in source.classes:
+        own = {key: value for key, value in own.items() if key not in SELECTOR}
+    classes = {role: cls.__name__ for role, cls in source.classes.items()}
+    return own | {"args": effective(source, plain["args"]), "classes": classes, "sha256": source.sha256[:SHOWN]}
+
+
+class _Text(InspectLoader):
+    """Runs the text that was hashed; the usual loader would read the file again, or bytecode that is older than it."""
+
+    def __init__(self, text: str, file: str):
+        self.text, self.file = text, file
+
+    def get_source(self, fullname: str) -> str:
+        return self.text
+
+    def get_code(self, fullname: str):
+        return self.source_to_code(self.text, self.file)
+
+
+@cache
+def _module(file: str, digest: str, text: str, path: str) -> ModuleType:
+    """The file as a module, run once per content: classes keep their identity, on which shared scores rely."""
+    try:
+        tree = ast.parse(text, file)
+    except (SyntaxError, ValueError) as error:
+        what = f"{error.msg} (line {error.lineno})" if isinstance(error, SyntaxError) else str(error)
+        raise ConfigError(f"{path} is not valid Python: {what}; correct the file") from None
+    _refuse_local_imports(tree, Path(file), path)
+    name = f"mmkv_bench_custom_{digest[:16]}_{hashlib.sha256(file.encode()).hexdigest()[:8]}"
+    spec = spec_from_file_location(name, file, loader=_Text(text, file))
+    module = module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up while they are made
+    try:
+        spec.loader.exec_module(module)
+    except KeyboardInterrupt:
+        del sys.modules[name]
+        raise
+    except BaseException as error:  # noqa: BLE001 - a user's file may raise anything, SystemExit too
+        del sys.modules[name]
+        raise ConfigError(f"{path} cannot be imported: {_said(error)}{_line(error, file)}; correct the file") from error
+    return module
+
+
+def _refuse_local_imports(tree: ast.AST, file: Path, path: str) -> None:
+    """Modules beside the file (or in the working directory) would change answers without changing the cell."""
+    here = {file.parent, Path.cwd()}
+    for node in ast.walk(tree):
+        roots = [alias.name.split(".")[0] for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom):
+            roots = [(node.module or "").split(".")[0]] if node.level == 0 else ["."]
+        for root in roots:
+            spec = find_spec(root) if root not in ("", ".", "mmkv_bench", "__main__") else None
+            if root == "." or (spec and not _folders(spec).isdisjoint(here)):
+                raise ConfigError(
+                    f"{path} imports {'a module relative to it' if root == '.' else root} in line {node.lineno}, which "
+                    "the cell's checksum would not cover; put the method into one file, or install that module"
+                )
+
+
+def _folders(spec: ModuleSpec) -> set[Path]:
+    """The folders that hold a top-level module or package."""
+    packages = [Path(place).resolve() for place in spec.submodule_search_locations or ()]
+    if packages:
+        return {place.parent for place in packages}
+    return {Path(spec.origin).resolve().parent} if spec.has_location and spec.origin else set()
+
+
+def _choose(path: str, module: ModuleType, names: tuple[str, ...]) -> dict[str, type]:
+    bases = {role: getattr(importlib.import_module(_home(role)), base) for role, base in ROLES.items()}
+    own = [c for c in vars(module).values() if inspect.isclass(c) and c.__module__ == module.__name__]
+    found = {role: [c for c in own if issubclass(c, base)] for role, base in bases.items()}
+    for role, classes in found.items():
+        abstract = [c for c in classes if inspect.isabstract(c)]
+        if abstract and len(abstract) == len(classes):
+            missing = ", ".join(sorted(abstract[0].__abstractmethods__))
+            raise ConfigError(
+                f"{abstract[0].__name__} of {path} lacks {missing}; a {ROLES[role]} defines them; {_README}"
+            )
+        found[role] = [c for c in classes if c not in abstract]
+    allowed = [c.__name__ for classes in found.values() for c in classes]
+    for name in names:
+        if name not in allowed:
+            raise ConfigError(f"{_WHERE}.name={name} is no part of {path}; {_allowed(name, allowed)}")
+    if names:
+        found = {role: [c for c in classes if c.__name__ in names] for role, classes in found.items()}
+    several = {role: classes for role, classes in found.items() if len(classes) > 1}
+    for role, classes in several.items():
+        raise ConfigError(
+            f"{path} defines several {role} classes ({', '.join(c.__name__ for c in classes)}); name the ones to use with "
+            f"{_WHERE}.name=<class> or {_WHERE}.name=[<class>,<class>]"
+        )
+    if not found["scorer"]:
+        among = f" among {', '.join(names)}" if names else ""
+        raise ConfigError(
+            f"{path} defines no scorer{among}; a method needs a subclass of mmkv_bench.compression.scorers.base.Scorer; "
+            f"{_README}"
+        )
+    return {role: classes[0] for role, classes in found.items() if classes}
+
+
+def _home(role: str) -> str:
+    return f"mmkv_bench.compression.{role if role == 'decoding' else role + 's'}.base"
+
+
+def _parameters(cls: type) -> list[inspect.Parameter]:
+    return list(inspect.signature(cls).parameters.values())
+
+
+def _plain(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(map(_plain, value))
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+def _allowed(name: str, known: Any) -> str:
+    return nearest(name, known) if known else "it takes none"
+
+
+def _said(error: BaseException) -> str:
+    first = next(iter(str(error).strip().splitlines()), "")
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
+def _line(error: BaseException, file: str) -> str:
+    """The last line of the user's file that an exception came through."""
+    number, trace = None, error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == file:
+            number = trace.tb_lineno
+        trace = trace.tb_next
+    return "" if number is None else f" (line {number})"
