@@ -22,6 +22,10 @@ class UnsupportedError(ConfigError):
     """A combination (model family, method, protocol, generation setting) that this project cannot run."""
 
 
+class CompatibilityError(ConfigError):
+    """Parts of a method that make no sense together: which, why, and what is allowed instead."""
+
+
 class CalibrationError(ConfigError):
     """A calibration artefact that is missing, was changed, or belongs to another model or method."""
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mmkv_bench.compression.context import Context
 from mmkv_bench.compression.observation import Needs
-from mmkv_bench.errors import ConfigError, MMKVError
+from mmkv_bench.errors import MMKVError
 
 if TYPE_CHECKING:
     from mmkv_bench.compression.allocators.base import Allocator
@@ -23,10 +23,6 @@ if TYPE_CHECKING:
 
 class NonFiniteScoreError(MMKVError):
     """A scorer produced NaN or infinity: the cell's row gets status `nan`."""
-
-
-class CompatibilityError(ConfigError):
-    """Parts of a method that make no sense together."""
 
 
 class OverBudgetError(MMKVError):
@@ -92,13 +88,11 @@ class Compressor:
         """Refuse parts that make no sense together.
 
         Raises:
-            CompatibilityError: says which parts, why, and what is allowed.
+            CompatibilityError: says which parts, why, and what is allowed (`compatibility.py`).
         """
-        if self.scorer is None and self.decoding is not None and not self.decoding.quantises:
-            raise CompatibilityError(
-                f"{self.name} has no scorer, so nothing is evicted, and its decode policy "
-                f"{type(self.decoding).__name__} does not quantise: that is the full cache; name a scorer, or use full"
-            )
+        from mmkv_bench.compression.compatibility import refuse
+
+        refuse(self)
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
         """What could not be done as asked for this prompt, as enumerated names for the row."""

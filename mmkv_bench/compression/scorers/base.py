@@ -24,11 +24,16 @@ class Scorer(ABC):
         needs: what the session must gather during prefill (may be a property when it depends on parameters).
         stochastic: the score depends on ``seed``; a cell of a deterministic method has none.
         needs_visual: prompts without visual tokens cannot be scored.
+        negative: scores may be below 0, so that their sums are no shares (may be a property).
+        comparable: scores of different KV heads of a layer lie on one scale and say which head needs more entries; not
+            so for scores that follow from a token's place alone or are the same in every head.
     """
 
     needs: Needs = Needs()
     stochastic: bool = False
     needs_visual: bool = False
+    negative: bool = False
+    comparable: bool = True
 
     @abstractmethod
     def key(self, budget: int, length: int) -> tuple:

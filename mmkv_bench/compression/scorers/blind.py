@@ -30,6 +30,8 @@ class BlindScorer(Scorer):
     """
 
     needs_visual = True
+    negative = True
+    comparable = False
 
     def key(self, budget: int, length: int) -> tuple:
         return ()

@@ -33,6 +33,8 @@ class KeyDiffScorer(Scorer):
 
     window: int = 0
 
+    negative = True
+
     def __post_init__(self) -> None:
         if self.window < 0:
             raise ConfigError(f"window is {self.window}; allowed: 0 or more tokens")

@@ -41,12 +41,17 @@ class LayerMeanScorer(Scorer):
     sinks: int = 1
 
     needs = Needs(column_sums=True)
+    comparable = False
 
     def __post_init__(self) -> None:
         if self.ranking not in ("importance", "permutation"):
             raise ConfigError(f"ranking is {self.ranking!r}; {nearest(str(self.ranking), ('true', 'permutation'))}")
         if self.sinks < 0:
             raise ConfigError(f"sinks is {self.sinks}; allowed: 0 or more tokens")
+
+    @property
+    def negative(self) -> bool:
+        return self.ranking == "permutation"
 
     def key(self, budget: int, length: int) -> tuple:
         return (self.ranking, self.sinks if self.ranking == "permutation" else None)

@@ -26,6 +26,7 @@ class RandomScorer(Scorer):
     """
 
     stochastic = True
+    comparable = False
 
     def key(self, budget: int, length: int) -> tuple:
         return ()

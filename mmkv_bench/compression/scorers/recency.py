@@ -27,6 +27,8 @@ class RecencyScorer(Scorer):
     (``sinks=1`` or ``sinks=32`` reproduce that).
     """
 
+    comparable = False
+
     def key(self, budget: int, length: int) -> tuple:
         return ()
 

@@ -1,0 +1,229 @@
+"""Which parts make sense together. Every rule says what it refuses, why, and what is allowed instead.
+
+A rule looks at the built parts of one method and returns a sentence, or None when it has no objection. Parts that no
+rule names go with all others: scorers, allocators, selectors and reducers meet through scores, caps and indices alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from mmkv_bench.errors import CompatibilityError
+
+if TYPE_CHECKING:
+    from mmkv_bench.compression.compressor import Compressor
+
+Rule = Callable[["Compressor"], str | None]
+
+
+def refuse(compressor: Compressor) -> None:
+    """Raises CompatibilityError with the first rule's objection."""
+    for rule in RULES:
+        objection = rule(compressor)
+        if objection is not None:
+            raise CompatibilityError(f"{compressor.name}: {objection}")
+
+
+def _name(part: object) -> str:
+    return type(part).__name__
+
+
+def something_to_do(c: Compressor) -> str | None:
+    if c.scorer is None and c.decoding is not None and not c.decoding.quantises:
+        return (
+            f"nothing is evicted without a scorer, and the decode policy {_name(c.decoding)} does not quantise: that is "
+            "the full cache; allowed: a scorer beside it, or the method full"
+        )
+    return None
+
+
+def something_to_merge(c: Compressor) -> str | None:
+    if c.scorer is None and c.reducer is not None and c.reducer.merges:
+        return f"{_name(c.reducer)} merges evicted entries and without a scorer none is evicted; allowed: Evict"
+    return None
+
+
+def no_hidden_excess(c: Compressor) -> str | None:
+    if c.allocator is not None and c.allocator.excess and c.reading != "released":
+        return (
+            f"{_name(c.allocator)} keeps {c.allocator.excess} entries per KV head above the budget, as a released code "
+            "does; allowed: excess=0, or reading=released"
+        )
+    return None
+
+
+def heads_that_compare(c: Compressor) -> str | None:
+    from mmkv_bench.compression.allocators.head_pool import HeadPool
+
+    if isinstance(c.allocator, HeadPool) and not c.scorer.comparable:
+        return (
+            f"HeadPool gives entries to the heads with the larger scores, and those of {_name(c.scorer)} do not tell heads "
+            "apart; allowed: scorers of attention, votes or keys, or the allocator Uniform"
+        )
+    return None
+
+
+def sums_of_scores(c: Compressor) -> str | None:
+    from mmkv_bench.compression.allocators.head_pool import HeadPool
+    from mmkv_bench.compression.selectors.modality_quota import ModalityQuota
+
+    if c.scorer is None or not c.scorer.negative:
+        return None
+    if isinstance(c.allocator, HeadPool) and c.allocator.normalize:
+        return (
+            f"HeadPool with normalize=true compares sums of scores, and {_name(c.scorer)} gives negative ones; allowed: "
+            "normalize=false, or a scorer of attention"
+        )
+    if isinstance(c.selector, ModalityQuota):
+        return (
+            f"ModalityQuota divides entries by sums of scores, and {_name(c.scorer)} gives negative ones; allowed: a "
+            "scorer of attention, or the selector TopK"
+        )
+    return None
+
+
+def nothing_protected(c: Compressor) -> str | None:
+    from mmkv_bench.compression.allocators.positive import PositiveOnly
+
+    if isinstance(c.allocator, PositiveOnly) and bool(c.selector.protected(8, 4, None).any()):
+        return (
+            f"PositiveOnly grants entries for positive scores alone, and {_name(c.selector)} protects tokens whatever "
+            "their score, which would take the place of these; allowed: a selector that protects nothing, such as TopK "
+            "with sinks=0 recents=0 window=0, or the allocator Uniform"
+        )
+    return None
+
+
+def one_window(c: Compressor) -> str | None:
+    """Scorer, allocator and selector that have an observation window mean the same one."""
+    kept = getattr(c.selector, "window", 0)
+    for part in (c.allocator, c.scorer):
+        window = getattr(part, "window", 0)
+        if kept and window and window != kept:
+            return (
+                f"{_name(part)} takes a window of {window} tokens and {_name(c.selector)} keeps one of {kept}; allowed: "
+                "the same in both, or a selector without a window (window=0)"
+            )
+    return None
+
+
+def one_set_for_all(c: Compressor) -> str | None:
+    from mmkv_bench.compression.allocators.uniform_model import UniformModel
+    from mmkv_bench.compression.selectors.one_set import OneSet
+
+    if isinstance(c.selector, OneSet) and not isinstance(c.allocator, UniformModel):
+        return (
+            f"OneSet keeps the same tokens in all layers, and {_name(c.allocator)} decides layer by layer or grants them "
+            "different numbers; allowed: the allocator UniformModel"
+        )
+    return None
+
+
+def the_same_proxies(c: Compressor) -> str | None:
+    from mmkv_bench.compression.allocators.compensation import Compensation
+
+    proxies = getattr(c.scorer, "proxies", None)
+    if isinstance(c.allocator, Compensation) and proxies not in (None, c.allocator.proxies):
+        return (
+            f"Compensation counts what {c.allocator.proxies} proxy queries need and {_name(c.scorer)} scores with "
+            f"{proxies}; allowed: the same number in both"
+        )
+    return None
+
+
+def gathered_attention(c: Compressor) -> str | None:
+    """H2O's decode-time eviction goes on with the prompt's sums, in the same unit."""
+    from mmkv_bench.compression.decoding.heavy_hitters import HeavyHitters
+    from mmkv_bench.compression.scorers.column_sums import ColumnSumScorer
+    from mmkv_bench.compression.scorers.text_prior import TextPriorScorer
+
+    if not isinstance(c.decoding, HeavyHitters):
+        return None
+    sums = isinstance(c.scorer, ColumnSumScorer) or (isinstance(c.scorer, TextPriorScorer) and not c.scorer.prior)
+    if not sums:
+        return (
+            f"HeavyHitters adds each step's attention to the attention that the prompt gathered, and the scores of "
+            f"{_name(c.scorer)} are something else; allowed: ColumnSumScorer"
+        )
+    share = getattr(c.selector, "share", None)
+    if share != c.decoding.share:
+        held = "none" if share is None else f"a share of {share}"
+        return (
+            f"HeavyHitters keeps a share of {c.decoding.share} as recents and {_name(c.selector)} {held}; allowed: "
+            "RecentShare with the same share"
+        )
+    return None
+
+
+def the_same_sinks(c: Compressor) -> str | None:
+    from mmkv_bench.compression.decoding.sliding import Sliding
+
+    if isinstance(c.decoding, Sliding) and getattr(c.selector, "sinks", None) != c.decoding.sinks:
+        return (
+            f"Sliding never evicts the first {c.decoding.sinks} entries, and {_name(c.selector)} keeps "
+            f"{getattr(c.selector, 'sinks', 0)} sinks, so that other tokens would stand in their place; allowed: the same "
+            "number in both"
+        )
+    return None
+
+
+def pages_of_their_own(c: Compressor) -> str | None:
+    """HybridKV's retrieval goes with HybridKV's head classes; what is merged into an entry must not be read again."""
+    from mmkv_bench.compression.allocators.hybrid import Hybrid
+    from mmkv_bench.compression.decoding.retrieval import ChunkRetrieval
+
+    retrieves = c.decoding is not None and c.decoding.retrieves
+    if retrieves and c.reducer is not None and c.reducer.merges:
+        return (
+            f"{_name(c.decoding)} can read every entry of the prompt again, and {_name(c.reducer)} has merged the evicted "
+            "ones into others: they would count twice; allowed: Evict"
+        )
+    fetching, dividing = isinstance(c.decoding, ChunkRetrieval), isinstance(c.allocator, Hybrid)
+    if fetching != (dividing and c.allocator.heads.classes != "static"):
+        return (
+            "Hybrid decides which heads are dynamic and ChunkRetrieval serves those heads; one without the other leaves "
+            "heads without their entries; allowed: both, or neither"
+        )
+    if fetching and c.decoding.heads != c.allocator.heads:
+        return "Hybrid and ChunkRetrieval call different heads dynamic; allowed: the same `heads` in both"
+    if fetching and c.decoding.chunk != c.allocator.chunk:
+        return (
+            f"Hybrid counts chunks of {c.allocator.chunk} tokens and ChunkRetrieval reads chunks of {c.decoding.chunk}; "
+            "allowed: the same size in both"
+        )
+    return None
+
+
+RULES: tuple[Rule, ...] = (
+    something_to_do,
+    something_to_merge,
+    no_hidden_excess,
+    heads_that_compare,
+    sums_of_scores,
+    nothing_protected,
+    one_window,
+    one_set_for_all,
+    the_same_proxies,
+    gathered_attention,
+    the_same_sinks,
+    pages_of_their_own,
+)
+
+
+def visual_parts(compressor: Compressor) -> list[str]:
+    """Names of the parts that treat visual tokens and text differently: senseless for a model that sees no images."""
+    from mmkv_bench.compression.allocators.entropy import Entropy
+    from mmkv_bench.compression.scorers.mmshift import MMShiftScorer
+    from mmkv_bench.compression.scorers.text_prior import TextPriorScorer
+    from mmkv_bench.compression.selectors.modality_quota import ModalityQuota
+    from mmkv_bench.compression.selectors.text_first import TextFirst
+
+    parts = (compressor.scorer, compressor.allocator, compressor.selector)
+    found = [part for part in parts if part is not None and part.needs_visual]
+    scorer, allocator, selector = parts
+    found += [scorer] if isinstance(scorer, TextPriorScorer) and scorer.prior else []
+    found += [scorer] if isinstance(scorer, MMShiftScorer) and scorer.modality in ("text", "separate") else []
+    found += [allocator] if isinstance(allocator, Entropy) and allocator.dynamic and allocator.entropy != "full" else []
+    found += [selector] if isinstance(selector, ModalityQuota | TextFirst) else []
+    return [_name(part) for part in found]
