@@ -15,6 +15,7 @@ from mmkv_bench.generation.result import CellSpec, ForkResult
 from mmkv_bench.generation.rules import DecodeRules
 from mmkv_bench.models.families import Family, family_of
 from tests import zoo
+from tests.calibrate import synthetic
 
 METHODS = Path(__file__).parents[2] / "conf" / "method"
 PROTOCOLS = ("paper", "strict", "query_agnostic")
@@ -65,16 +66,22 @@ def full_cells(protocols=PROTOCOLS) -> list[CellSpec]:
     return [cell(full(), None, protocol) for protocol in protocols]
 
 
+OUTSIDE = {"custom", "kvpress"}  # methods that take a file or a package of the user's
+
+
 @functools.cache
-def registry(reading: str = "paper") -> dict[str, Compressor]:
-    """Every method of conf/method, built as a run builds it."""
+def registry(reading: str = "paper", model: str = "qwen2_5_vl") -> dict[str, Compressor]:
+    """Every method of conf/method, built as a run builds it; calibrated ones with made-up data of the model's shape."""
     from omegaconf import OmegaConf
 
     from mmkv_bench.methods import build_compressor
 
-    files = sorted(METHODS.glob("*.yaml"))
+    config = zoo.build(model).config.get_text_config()
+    files = [file for file in sorted(METHODS.glob("*.yaml")) if file.stem not in OUTSIDE]
     assert len(files) >= 7, "the registry has lost methods"
-    return {file.stem: build_compressor(file.stem, OmegaConf.load(file), reading) for file in files}
+    methods = {file.stem: build_compressor(file.stem, OmegaConf.load(file), reading) for file in files}
+    layers, heads = config.num_hidden_layers, config.num_key_value_heads
+    return {name: synthetic.calibrated(made, layers, heads) for name, made in methods.items()}
 
 
 def for_text(methods: dict[str, Compressor]) -> dict[str, Compressor]:
