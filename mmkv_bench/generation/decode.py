@@ -79,7 +79,7 @@ def decode(
     protocol: str,
     prompt_ids: Tensor,
     deadline: float | None = None,
-    count: bool = False,
+    acting: bool = False,
 ) -> list[Decoded]:
     """Decode `rows` forks whose reduced entries stand in `cache`.
 
@@ -88,7 +88,7 @@ def decode(
             logits of the first token.
         prompt_ids: int64 `[1, T]` the whole prompt, which processors and stop strings read.
         deadline: `time.monotonic()` after which `GenerationTimeout` is raised.
-        count: count each row's entries when its answer is done (policies evict, so that they cannot be computed).
+        acting: the rows have decode policies: what each holds is counted when its answer is done.
 
     Returns:
         One `Decoded` per row; NaN logits end their own row only.
@@ -100,29 +100,48 @@ def decode(
         feed, offset = prompt_ids[:, -1:].expand(rows, -1), 0
     else:
         feed, offset = prompt_ids[:, prefilled.length :].expand(rows, -1), 1
+    # Rows with policies cost time of their own, so those that have ended leave the batch; in low precision every shape
+    # stays what it was, because a change of shape alone can flip a token.
+    alive, shrinks = list(range(rows)), acting and model.dtype == torch.float32
     while True:
-        if count:
-            _count(chooser.rows, cache)
+        if acting:
+            _count(chooser.rows, alive, cache)
         if chooser.done:
             return chooser.rows
         if deadline is not None and time.monotonic() > deadline:
             raise GenerationTimeout("decoding ran past timeout_s")
+        if shrinks:
+            alive = _leave(chooser.rows, alive, cache)
         output = model(
-            input_ids=feed,
-            position_ids=prefilled.positions(offset, feed.shape[1], rows),
+            input_ids=feed[alive],
+            position_ids=prefilled.positions(offset, feed.shape[1], len(alive)),
             past_key_values=cache,
             use_cache=True,
             logits_to_keep=1,
             return_dict=True,
         )
         offset += feed.shape[1]
-        feed = chooser.choose(output.logits[:, -1].float())
+        logits = output.logits[:, -1].float()
+        if len(alive) < rows:
+            logits = logits.new_zeros(rows, logits.shape[1]).index_copy_(
+                0, torch.tensor(alive, device=logits.device), logits
+            )
+        feed = chooser.choose(logits)
 
 
-def _count(rows: list[Decoded], cache: CompressedCache) -> None:
-    """Entries of the rows that have just ended; the batch goes on feeding them, and their policies go on acting."""
-    ended = [i for i, row in enumerate(rows) if row.done and row.entries is None]
+def _leave(rows: list[Decoded], alive: list[int], cache: CompressedCache) -> list[int]:
+    """Take rows that have ended out of the cache; returns the numbers of those that stay."""
+    stay = [place for place, row in enumerate(alive) if not rows[row].done]
+    if len(stay) < len(alive):
+        for layer in cache.layers:
+            layer.batch_select_indices(torch.tensor(stay))
+    return [alive[place] for place in stay]
+
+
+def _count(rows: list[Decoded], alive: list[int], cache: CompressedCache) -> None:
+    """Entries of the rows that have just ended; where they stay in the batch, their policies go on acting."""
+    ended = [(place, row) for place, row in enumerate(alive) if rows[row].done and rows[row].entries is None]
     if ended:
         entries = torch.stack([layer.entries().sum(-1) for layer in cache.layers]).sum(0)
-        for i in ended:
-            rows[i].entries = int(entries[i])
+        for place, row in ended:
+            rows[row].entries = int(entries[place])

@@ -64,6 +64,9 @@ class RowsLayer(CompressedLayer):
         for i, row in enumerate(self.rows):
             row.attended(query[i : i + 1], scaling)
 
+    def batch_select_indices(self, indices: Tensor) -> None:
+        self.rows = [self.rows[i] for i in indices.tolist()]
+
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.seen + query_length, 0
 
