@@ -91,6 +91,11 @@ class HeadScores(Allocator):
         if isinstance(self.calibration, Mapping):
             _check(self.calibration)
 
+    @staticmethod
+    def needs_calibration(parameters: Mapping[str, Any]) -> bool:
+        """Whether an allocator with these parameters reads head scores (random ones take their shape from them)."""
+        return parameters.get("scores", "calibrated") != "uniform"
+
     def caps(
         self,
         scores: Sequence[Tensor],
@@ -102,11 +107,15 @@ class HeadScores(Allocator):
         import torch
 
         heads, candidates = scores[0].shape
+        if self.scores == "uniform":
+            return [torch.full((heads,), min(budget, candidates), dtype=torch.int64) for _ in layers]
         caps = self.model_caps(budget, candidates, n_layers, heads)
         return [torch.tensor(caps[layer], dtype=torch.int64) for layer in layers]
 
     def allowance(self, budget: int, candidates: int, layers: Sequence[int], n_layers: int) -> int:
         """The layers' own caps, per KV head and rounded up: heads differ, so a layer's sum need not be a multiple."""
+        if self.scores == "uniform":
+            return super().allowance(budget, candidates, layers, n_layers)
         caps = self.model_caps(budget, candidates, n_layers)
         return math.ceil(Fraction(sum(sum(caps[layer]) for layer in layers), len(caps[0])))
 
@@ -148,8 +157,6 @@ class HeadScores(Allocator):
                 "python -m mmkv_bench.calibrate sparsemm"
             )
         table, heads = self.calibration["scores"], self.calibration["kv_heads"]
-        if self.scores == "uniform":
-            return [[1.0] * heads for _ in table]
         if self.scores == "random":
             stream = random.Random(self.draw)
             table = [[stream.random() for _ in row] for row in table]
