@@ -26,7 +26,7 @@ from tests.methods import stock
 from tests.oracles import look_m as oracle
 
 few = settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-many = settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+many = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 FAMILIES = ("qwen2_5_vl", "llava_next", "internvl_qwen3")  # grouped queries with mrope, MHA, grouped queries
 shapes = st.sampled_from([(1, 1), (2, 3), (3, 1), (4, 2)])  # KV heads, query heads of each
 
@@ -379,11 +379,11 @@ def test_forks_answer_as_they_do_alone(name):
     cells = [
         common.cell(made, budget, protocol, name=f"{i}@{budget}/{protocol}")
         for i, made in enumerate(variants)
-        for budget in (1, 9, "40%")
+        for budget in (1, "40%")
         for protocol in common.PROTOCOLS
     ]
     forks = common.assert_forks_equal_alone(model, name, prompt, cells)
-    assert len({fork.kept_digest for fork in forks}) > 12
+    assert len({fork.kept_digest for fork in forks}) > 8
 
 
 # ---------------------------------------------------------------- parameters
