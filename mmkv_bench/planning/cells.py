@@ -223,6 +223,8 @@ def _variant(name: str, changes: DictConfig, config: DictConfig, defaults: Mappi
     base = str(changes.base)
     start = config.methods[base] if base in config.methods else defaults[base]
     node = OmegaConf.create(OmegaConf.to_container(start, resolve=False))
+    if "decoding" in changes:
+        node.decoding = None  # replaced whole: two policies have different parameters
     return OmegaConf.merge(node, {key: value for key, value in changes.items() if key != "base"})
 
 

@@ -2,8 +2,9 @@
 
 Hydra composes. What it would refuse with a page of text, or let pass (`+sede=1`), is checked here first, against
 the configuration that the chosen groups give without any value override: an override changes values, it never adds
-keys. Four kinds of key are the user's own and need no plus: `variants.<name>`, `methods.<method>.reading`,
-`methods.<method>.args.<argument>` of methods that run code from outside, and `datasets.<dataset>.generation.<setting>`.
+keys. Five kinds of key are the user's own and need no plus: `variants.<name>`, `methods.<method>.reading`,
+`methods.<method>.decoding` (a decode policy for a method that has none), `methods.<method>.args.<argument>` of methods
+that run code from outside, and `datasets.<dataset>.generation.<setting>`.
 """
 
 from __future__ import annotations
@@ -140,13 +141,13 @@ def _parse(text: str) -> Override:
 
 
 def _is_own(key: str) -> bool:
-    """Whether a key is the user's to add: `variants.<name>...`, `methods.<method>.reading`, an argument of outside code
-    (which its constructor takes or refuses), or a generation setting of a dataset (which of them a run can honour, the
-    decode rules say before any work)."""
+    """Whether a key is the user's to add: `variants.<name>...`, `methods.<method>.reading`, a method's decode policy, an
+    argument of outside code (which its constructor takes or refuses), or a generation setting of a dataset (which of
+    them a run can honour, the decode rules say before any work)."""
     path = key.split(".")
     return (
         (path[0] == "variants" and len(path) > 1)
-        or (path[0] == "methods" and path[2:] == ["reading"])
+        or (path[0] == "methods" and path[2:] in (["reading"], ["decoding"]))
         or (path[0] == "methods" and path[2:3] == ["args"])
         or (path[0] == "datasets" and path[2:3] == ["generation"] and len(path) <= 4)
     )
@@ -194,6 +195,8 @@ def _check_value(override: Override, reference: Mapping[str, Any]) -> str:
             f"{text}: keys cannot be removed, only changed; write key=value (key=null where null is allowed)"
         )
     if _is_own(override.key_or_group) and (path[0] == "variants" or path[1] in reference[path[0]]):
+        if path[2:] == ["decoding"]:
+            _check_decoding(path[1], override.value(), reference["methods"][path[1]])
         if path[2:3] == ["args"]:
             _check_args(path, override.value(), reference["methods"][path[1]])
         if path[0] == "datasets":
@@ -207,6 +210,20 @@ def _check_value(override: Override, reference: Mapping[str, Any]) -> str:
     value = override.value()
     _check_kind(".".join(path), value, old, strict=path[0] in ("methods", "datasets"))
     return text
+
+
+def _check_decoding(name: str, value: Any, method: Mapping[str, Any]) -> None:
+    """Refuse what would be mixed with the decode policy that a method has already, and what names no policy."""
+    if value is not None and not isinstance(value, Mapping):
+        raise ConfigError(
+            f"methods.{name}.decoding={value} is {_kind(value)}; allowed: null, or {{_target_: <a class of "
+            "mmkv_bench.compression.decoding>, <parameter>: <value>}"
+        )
+    if value is not None and method.get("decoding") is not None:
+        raise ConfigError(
+            f"{name} has a decode policy already; change its parameters, or replace it in a variant: "
+            f"'variants.<name>={{base: {name}, decoding: {{_target_: ...}}}}'"
+        )
 
 
 def _check_args(path: Sequence[str], value: Any, method: Mapping[str, Any]) -> None:

@@ -56,7 +56,7 @@ def validate_variants(config: DictConfig, defaults: Mapping[str, DictConfig]) ->
     """
     for name, changes in config.variants.items():
         base = str(changes.base)
-        known = {**flat_parameters(defaults[base]), "reading": None}
+        known = {**flat_parameters(defaults[base]), "reading": None, "decoding": None}
         for key, value in changes.items():
             if key == "base":
                 continue
@@ -77,6 +77,8 @@ def validate_combinations(config: DictConfig, family: Any, methods: Iterable[Any
     Raises:
         UnsupportedError: visual tokens are needed and the model has none.
     """
+    from mmkv_bench.compression.compatibility import visual_parts
+
     if family.multimodal:
         return
     if "query_agnostic" in as_list(config.protocol):
@@ -84,7 +86,7 @@ def validate_combinations(config: DictConfig, family: Any, methods: Iterable[Any
             f"protocol=query_agnostic needs visual tokens and {family.name} has none; allowed for it: paper, strict; "
             "choose one of these or a multimodal model"
         )
-    blind = [m.name for m in methods if m.compressor.needs_visual]
+    blind = [m.name for m in methods if m.compressor.needs_visual or visual_parts(m.compressor)]
     if blind:
         raise UnsupportedError(
             f"method {', '.join(dict.fromkeys(blind))} needs visual tokens and {family.name} has none; choose another "

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from omegaconf import OmegaConf
 
+from mmkv_bench.compression.decoding.heavy_hitters import HeavyHitters
 from mmkv_bench.compression.decoding.kivi import KIVI
 from mmkv_bench.config import options
-from mmkv_bench.errors import MMKVError
+from mmkv_bench.errors import ConfigError, MMKVError
 from mmkv_bench.methods import build_compressor
 from mmkv_bench.planning.compose import method_defaults
 from tests import zoo
 from tests.generation import common
+from tests.planning.setting import cells
 
 TARGET = "mmkv_bench.compression.decoding.kivi.KIVI"
 POLICY = {"_target_": TARGET, "bits": 4, "group": 4, "residual": 8}
@@ -42,10 +46,10 @@ def test_any_eviction_composes_with_kivi_by_one_line(name):
     made = composed(name, decoding=POLICY)
     assert made.decoding == KIVI(4, 4, 8)
     budgets = (12, "60%")
-    cells = [common.cell(made, budget, protocol) for budget in budgets for protocol in ("paper", "strict")]
+    made_cells = [common.cell(made, budget, protocol) for budget in budgets for protocol in ("paper", "strict")]
     plain = [common.cell(composed(name, decoding=None), budget, "paper", name=f"plain/{budget}") for budget in budgets]
-    forks = common.assert_forks_equal_alone(model, family, prompt, cells + plain, common.rules(model, 10))
-    quantised, full = forks[: len(cells) : 2], forks[len(cells) :]
+    forks = common.assert_forks_equal_alone(model, family, prompt, made_cells + plain, common.rules(model, 10))
+    quantised, full = forks[: len(made_cells) : 2], forks[len(made_cells) :]
     for small, large in zip(quantised, full, strict=True):
         assert small.kept_digest == large.kept_digest, "the same entries stay"
         assert small.entries_resident == large.entries_resident
@@ -60,11 +64,48 @@ def test_prefixkv_and_kivi_keep_what_prefixkv_keeps_in_a_quarter_of_the_bytes():
     small, large = (
         composed(name, decoding=POLICY if name != "prefixkv" else None) for name in ("kivi_prefixkv", "prefixkv")
     )
-    cells = [common.cell(one, budget) for one in (small, large) for budget in ("50%", "80%")]
-    forks = common.assert_forks_equal_alone(model, family, prompt, cells, common.rules(model, 6))
+    pairs = [common.cell(one, budget) for one in (small, large) for budget in ("50%", "80%")]
+    forks = common.assert_forks_equal_alone(model, family, prompt, pairs, common.rules(model, 6))
     for one, other in zip(forks[:2], forks[2:], strict=True):
         assert one.kept_digest == other.kept_digest and one.token_ids != []
         assert one.bytes_device < 0.4 * other.bytes_device
+
+
+def test_one_override_or_one_variant_puts_kivi_behind_a_method():
+    line = f"{{_target_: {TARGET}, bits: 4}}"
+    (cell,) = cells("method=snapkv", "baseline=none", f"methods.snapkv.decoding={line}", "budget=32")
+    assert cell.compressor.decoding == KIVI(4) and cell.tuned and cell.budget.entries == 32
+    several = cells(
+        "method=[snapkv,h2o_decode]",
+        "baseline=none",
+        f"variants.snapkv_kivi4={{base: snapkv, decoding: {line}}}",
+        f"variants.h2o_kivi4={{base: h2o_decode, decoding: {line}}}",  # replaces H2O's own
+    )
+    found = {one.method: one.compressor.decoding for one in several}
+    assert found == {"snapkv": None, "h2o_decode": HeavyHitters(), "snapkv_kivi4": KIVI(4), "h2o_kivi4": KIVI(4)}
+    assert len({one.cell for one in several}) == 4
+    (plain,) = cells("method=h2o_decode", "baseline=none", "methods.h2o_decode.decoding=null")
+    assert plain.compressor.decoding is None
+
+
+def test_policies_are_never_mixed_and_mistakes_are_named():
+    line = f"{{_target_: {TARGET}, bits: 4}}"
+    with pytest.raises(ConfigError, match="h2o_decode has a decode policy already.*variant"):
+        cells("method=h2o_decode", f"methods.h2o_decode.decoding={line}")
+    with pytest.raises(ConfigError, match="decoding=kivi is text; allowed: null"):
+        cells("method=snapkv", "methods.snapkv.decoding=kivi")
+    with pytest.raises(ConfigError, match="'decodin'"):
+        cells("method=snapkv", f"methods.snapkv.decodin={line}")
+    with pytest.raises(ConfigError, match="scorer"):
+        cells("method=kivi", "methods.kivi.decoding=null")
+
+
+def test_kivi_alone_is_one_cell_whatever_the_budgets():
+    (cell,) = cells("method=kivi", "baseline=none", "budget=[16,32,0.5]", "seed=[0,1]", "methods.kivi.bits=4")
+    assert (cell.budget, cell.budget_kind, cell.seed) == (None, "none", None) and cell.label == "kivi"
+    assert json.loads(cell.parameters) == {"bits": 4, "flush": "before", "group": 32, "residual": 128}
+    both = cells("method=kivi", "baseline=none", "reading=[paper,released]")
+    assert [one.compressor.decoding.flush for one in both] == ["before", "after"]
 
 
 def test_a_decode_policy_of_another_package_is_refused():
