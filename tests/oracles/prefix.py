@@ -157,11 +157,11 @@ def by_position(kept: list[int], token: int) -> int | None:
 
 def by_feature(kept: list[int], token: int, keys: Tensor) -> int | None:
     """argmax_u cosine of k_m and k_u, the lower u of two. keys [n,D]."""
+    rows = keys.double().tolist()
 
     def cosine(u: int) -> float:
-        a, b = keys[token].double(), keys[u].double()
-        length = float(a.norm() * b.norm())
-        return float(a @ b) / length if length > 0 else 0.0
+        lengths = math.hypot(*rows[token]) * math.hypot(*rows[u])
+        return sum(a * b for a, b in zip(rows[token], rows[u], strict=True)) / lengths if lengths > 0 else 0.0
 
     return min(kept, key=lambda u: (-cosine(u), u), default=None)
 
@@ -170,8 +170,8 @@ def clusters(kept: list[int], n: int, near: Callable[[int], int | None]) -> dict
     """T_n of every kept token n: the pruned tokens that match it."""
     found: dict[int, list[int]] = {u: [] for u in kept}
     for m in range(n):
-        if m not in found and near(m) is not None:
-            found[near(m)].append(m)
+        if m not in found and (match := near(m)) is not None:
+            found[match].append(m)
     return found
 
 
@@ -230,16 +230,22 @@ def window(sinks: int) -> Callable[[Entries, Entries], int]:
 
 
 def decoded(
-    before: Entries, first: int, steps: int, which: Callable[[Entries, Entries], int], growth: Fraction
+    before: Entries,
+    first: int,
+    steps: int,
+    which: Callable[[Entries, Entries], int],
+    growth: Fraction,
+    slack: int = 0,
 ) -> list[Entries]:
     """What the token at first, first + 1, ... sees (itself included) when one head begins with the entries `before`.
 
-    After each token the head may hold len(before) + growth * tokens so far; what is above that by a whole entry goes.
+    After each token the head may hold len(before) + slack + growth * tokens so far; what is above that by a whole entry
+    goes.
     """
     now, seen = list(before), []
     for step in range(1, steps + 1):
         now = now + [first + step - 1]
         seen.append(list(now))
-        if int(len(now) - len(before) - growth * step) > 0:
+        if int(len(now) - len(before) - slack - growth * step) > 0:
             del now[which(now, before)]
     return seen
