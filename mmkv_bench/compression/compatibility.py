@@ -50,6 +50,11 @@ def no_hidden_excess(c: Compressor) -> str | None:
             f"{_name(c.allocator)} keeps {c.allocator.excess} entries per KV head above the budget, as a released code "
             "does; allowed: excess=0, or reading=released"
         )
+    if getattr(c.allocator, "power", None) == "up" and c.reading != "released":
+        return (
+            f"{_name(c.allocator)} with power=up rounds budgets up beyond the total; allowed: power=down or power=none, or "
+            "reading=released"
+        )
     return None
 
 

@@ -120,7 +120,7 @@ class RetrievalLayer(CompressedLayer):
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        if self.pages is not None and self.width:
+        if self.pages is not None:
             self._refill(query)
         return super().attend(query, key, value, mask)
 
@@ -202,13 +202,13 @@ class ChunkRetrieval(DecodePolicy):
             [(start.kept_key, start.kept_value, start.positions)], start.seen, start.reserve
         )
         heads = self.heads.dynamic(start.context.summaries)[start.layer].nonzero().flatten().to(start.key.device)
-        if not len(heads):
-            return layer
         granted = (start.index[heads] >= 0).sum(-1)
-        width, candidates = int(granted.max()), start.key.shape[1]
+        width, candidates = int(granted.max()) if len(heads) else 0, start.key.shape[1]
+        if not width:  # no dynamic heads, or none that may ever read anything
+            return layer
         if width != int(granted.min()):
             raise UnsupportedError("dynamic heads of a layer read the same number of entries; use the hybrid allocator")
-        chunk = max(1, min(self.chunk, width))
+        chunk = min(self.chunk, width)
         slots = -(-candidates // chunk) if width >= candidates else width // chunk
         pages = Pages(start.key[heads], start.value[heads], chunk, slots)
         layer.offload(heads, pages, width, start.pad, self.partial == "visible" and bool(candidates % chunk))
