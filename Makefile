@@ -17,13 +17,14 @@ ifneq ($(PIP_INDEX_URL),)
 export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 
-.PHONY: help bench test lint docs bench-statistics bench-fork lock
+.PHONY: help bench test lint docs results bench-statistics bench-fork lock
 
 help:
 	@echo "make bench             install if needed, run mmshift at 64 entries and experiment=demo on the embedded model"
 	@echo "                       (LIMIT=4 runs the first samples only)"
 	@echo "make test              install if needed, lint, run the tests (PYTEST='-k name' selects)"
 	@echo "make lint              ruff check and ruff format --check"
+	@echo "make results           make or continue results/tiny/methods and results/tiny/readings: every method, all tasks; hours"
 	@echo "make bench-statistics  time and peak memory of the streaming attention statistics"
 	@echo "make bench-fork        cost of 21 cells with one shared prefill"
 	@echo "make docs              write docs/methods.md from the method files and their classes"
@@ -39,6 +40,16 @@ test: lint
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+# Every row and table below results/tiny/{methods,readings}; continues where it was interrupted, some hours on two cores.
+results: $(STAMP)
+	for size in small large; do for name in methods readings; do \
+		$(BIN)/python -m mmkv_bench.launch processes=2 experiment=$$name page_size=$$size fork_batch=64 || exit 1; \
+	done; done
+	for name in methods readings; do \
+		$(BIN)/python -m mmkv_bench.tables results/tiny/$$name > results/tiny/$$name/tables.md || exit 1; \
+		$(BIN)/python -m mmkv_bench.store.pack results/tiny/$$name || exit 1; \
+	done
 
 bench-statistics: $(STAMP)
 	$(BIN)/python -P benchmarks/statistics.py
