@@ -20,6 +20,8 @@ from torch import Tensor
 
 from mmkv_bench.compression.statistics.tiles import row_blocks
 
+HELD = 4  # tensors of a block's size that exist at once
+
 
 def dct(x: Tensor) -> Tensor:
     """Orthonormal DCT-II of the last axis. ``x [..., T]`` -> ``[..., T]``, float32 (float64 stays)."""
@@ -63,8 +65,8 @@ def high_pass(x: Tensor, omega: int) -> HighPass:
     """Low-pass every channel of ``x [H, T, D]`` to its bins m < omega, and measure the rest (see ``HighPass``).
 
     A channel's first token is subtracted from it beforehand: that moves bin 0 alone, which never counts, leaves exact
-    zeros of constant channels, and keeps a large constant part of the keys out of float32 rounding. As many heads are
-    transformed at once as fit a tile (``tiles.py``), one at least, so extra memory is O(T * D).
+    zeros of constant channels, and keeps a large constant part of the keys out of float32 rounding. As many channels are
+    transformed at once as fit a tile (``tiles.py``), one at least, so extra memory is O(T).
 
     Args:
         x: any float dtype; computed in float32 (float64 stays).
@@ -74,31 +76,30 @@ def high_pass(x: Tensor, omega: int) -> HighPass:
         raise ValueError(f"omega is {omega}; allowed: 1 or more, so that bin 0 belongs to the base")
     heads, length, dim = x.shape
     order = _order(length, x.device)
-    deviation = torch.zeros(heads, length, dtype=_dtype(x), device=x.device)
+    deviation = torch.zeros(heads, length, dtype=_dtype(x), device=x.device)  # in the order of `order`, as sums
     outlier = torch.zeros(heads, dtype=torch.float64, device=x.device)
     total = torch.zeros(heads, dtype=torch.float64, device=x.device)
-    for start, end in row_blocks(heads, length * dim, x.device):
-        block = torch.empty(end - start, dim, length, dtype=_dtype(x), device=x.device)
-        block.copy_(x[start:end].index_select(1, order).transpose(1, 2))
-        total[start:end] = torch.linalg.vector_norm(block, dim=(1, 2)).double().square_()
-        if omega >= length:
-            continue
-        block -= block[..., :1].clone()
-        spectrum = _half_spectrum(block)
-        del block
-        outlier[start:end] = _energies(spectrum, length)[:, omega + 1 :].sum(-1)
-        parts = torch.view_as_real(spectrum)
-        parts[..., :omega, 0] = 0
-        parts[..., length - omega + 1 :, 1] = 0
-        rest = _from_half_spectrum(spectrum, length)
-        del spectrum, parts
-        deviation[start:end, order] = rest.square_().mean(1)
-    return HighPass(deviation, outlier.cpu(), total.cpu())
+    for start, end in row_blocks(heads, HELD * length * dim, x.device):
+        for first, last in row_blocks(dim, HELD * (end - start) * length, x.device):
+            block = torch.empty(end - start, last - first, length, dtype=_dtype(x), device=x.device)
+            block.copy_(x[start:end, :, first:last].index_select(1, order).transpose(1, 2))
+            total[start:end] += torch.linalg.vector_norm(block, dim=(1, 2)).double().square_()
+            if omega >= length:
+                continue
+            block -= block[..., :1].clone()
+            spectrum = _half_spectrum(block)
+            del block
+            outlier[start:end] += _energies(spectrum, length)[:, omega + 1 :].sum(-1)
+            parts = torch.view_as_real(spectrum)
+            parts[..., :omega, 0] = 0
+            parts[..., length - omega + 1 :, 1] = 0
+            deviation[start:end] += _from_half_spectrum(spectrum, length).square_().sum(1)
+    return HighPass(torch.empty_like(deviation).index_copy_(1, order, deviation / dim), outlier.cpu(), total.cpu())
 
 
 def _energies(spectrum: Tensor, length: int) -> Tensor:
     """Half spectra ``[h, D, T // 2 + 1]`` -> energy of every bin over the D channels, ``[h, T]`` float64 (bin 0 doubled)."""
-    parts = torch.linalg.vector_norm(torch.view_as_real(spectrum), dim=1).double().square_()
+    parts = torch.view_as_real(spectrum).square().sum(1).double()
     return torch.cat([parts[..., 0], parts[:, 1 : (length + 1) // 2, 1].flip(-1)], -1) * (2 / length)
 
 
