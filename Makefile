@@ -27,6 +27,7 @@ help:
 	@echo "make results           make or continue results/tiny/methods and results/tiny/readings: every method, all tasks; hours"
 	@echo "make bench-statistics  time and peak memory of the streaming attention statistics"
 	@echo "make bench-fork        cost of 21 cells with one shared prefill"
+	@echo "make bench-methods     time and extra memory of every method on one layer, beside its attention"
 	@echo "make docs              write docs/methods.md from the method files and their classes"
 	@echo "make lock              resolve requirements.lock anew from pyproject.toml"
 
@@ -56,6 +57,9 @@ bench-statistics: $(STAMP)
 
 bench-fork: $(STAMP)
 	$(BIN)/python -P benchmarks/fork.py
+
+bench-methods: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -P benchmarks/methods.py
 
 docs: $(STAMP)
 	$(BIN)/python -m mmkv_bench.planning.methods_page
