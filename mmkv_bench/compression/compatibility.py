@@ -45,16 +45,12 @@ def something_to_merge(c: Compressor) -> str | None:
 
 
 def no_hidden_excess(c: Compressor) -> str | None:
-    if c.allocator is not None and c.allocator.excess and c.reading != "released":
-        return (
-            f"{_name(c.allocator)} keeps {c.allocator.excess} entries per KV head above the budget, as a released code "
-            "does; allowed: excess=0, or reading=released"
-        )
-    if getattr(c.allocator, "power", None) == "up" and c.reading != "released":
-        return (
-            f"{_name(c.allocator)} with power=up rounds budgets up beyond the total; allowed: power=down or power=none, or "
-            "reading=released"
-        )
+    for part in (c.allocator, c.selector):
+        if part is not None and part.exceeds and c.reading != "released":
+            return (
+                f"{part} may keep more than the budget, as a released code does; allowed: the paper's parameters, or "
+                "reading=released"
+            )
     return None
 
 
@@ -71,6 +67,7 @@ def heads_that_compare(c: Compressor) -> str | None:
 
 def sums_of_scores(c: Compressor) -> str | None:
     from mmkv_bench.compression.allocators.head_pool import HeadPool
+    from mmkv_bench.compression.allocators.prefix import Prefix
     from mmkv_bench.compression.selectors.modality_quota import ModalityQuota
 
     if c.scorer is None or not c.scorer.negative:
@@ -79,6 +76,11 @@ def sums_of_scores(c: Compressor) -> str | None:
         return (
             f"HeadPool with normalize=true compares sums of scores, and {_name(c.scorer)} gives negative ones; allowed: "
             "normalize=false, or a scorer of attention"
+        )
+    if isinstance(c.allocator, Prefix) and c.allocator.mode == "online":
+        return (
+            f"Prefix with mode=online adds scores up, and {_name(c.scorer)} gives negative ones; allowed: mode=offline, or "
+            "a scorer of attention"
         )
     if isinstance(c.selector, ModalityQuota):
         return (
@@ -137,6 +139,21 @@ def the_same_proxies(c: Compressor) -> str | None:
     return None
 
 
+def the_same_filter(c: Compressor) -> str | None:
+    from mmkv_bench.compression.allocators.spectral import Spectral
+    from mmkv_bench.compression.scorers.deviation import DeviationScorer
+
+    if not (isinstance(c.allocator, Spectral) and c.allocator.dba and isinstance(c.scorer, DeviationScorer)):
+        return None
+    ours, theirs = ((part.gamma, part.keys) for part in (c.scorer, c.allocator))
+    if ours != theirs:
+        return (
+            f"DeviationScorer filters with gamma={ours[0]} keys={ours[1]} and Spectral with gamma={theirs[0]} "
+            f"keys={theirs[1]}; allowed: the same filter in both"
+        )
+    return None
+
+
 def gathered_attention(c: Compressor) -> str | None:
     """H2O's decode-time eviction goes on with the prompt's sums, in the same unit."""
     from mmkv_bench.compression.decoding.heavy_hitters import HeavyHitters
@@ -164,7 +181,9 @@ def gathered_attention(c: Compressor) -> str | None:
 def the_same_sinks(c: Compressor) -> str | None:
     from mmkv_bench.compression.decoding.sliding import Sliding
 
-    if isinstance(c.decoding, Sliding) and getattr(c.selector, "sinks", None) != c.decoding.sinks:
+    if c.scorer is None or not isinstance(c.decoding, Sliding):
+        return None
+    if getattr(c.selector, "sinks", None) != c.decoding.sinks:
         return (
             f"Sliding never evicts the first {c.decoding.sinks} entries, and {_name(c.selector)} keeps "
             f"{getattr(c.selector, 'sinks', 0)} sinks, so that other tokens would stand in their place; allowed: the same "
@@ -210,6 +229,7 @@ RULES: tuple[Rule, ...] = (
     one_window,
     one_set_for_all,
     the_same_proxies,
+    the_same_filter,
     gathered_attention,
     the_same_sinks,
     pages_of_their_own,

@@ -80,6 +80,16 @@ class Compressor:
         return any(part.needs_visual for part in (self.scorer, self.allocator, self.selector) if part is not None)
 
     @property
+    def exceeds(self) -> bool:
+        """More than the budget may be kept, as a released code does; refused outside of `reading=released`."""
+        return any(part.exceeds for part in (self.allocator, self.selector) if part is not None)
+
+    @property
+    def falls_short(self) -> bool:
+        """Less than the budget may be kept of a prompt that is longer."""
+        return any(part.falls_short for part in (self.allocator, self.selector) if part is not None)
+
+    @property
     def scope(self) -> str:
         """`layer` when a layer can be reduced as soon as it is prefilled, `model` when all layers must be seen."""
         return "layer" if self.allocator is None else self.allocator.scope

@@ -27,12 +27,17 @@ class Allocator(ABC):
             stores more than it states declares its excess here, so that a plan and an audit can name it.
         needs: what ``summary`` reads of a layer (may be a property).
         needs_visual: prompts without visual tokens cannot be allocated.
+        exceeds: with these parameters the model may be granted more than its budget, as a released code does (may be a
+            property). False in every paper reading.
+        falls_short: with these parameters it may be granted less (may be a property): controls, a granularity, releases.
     """
 
     scope: Literal["layer", "model"] = "layer"
     excess: int = 0
     needs: Needs = Needs()
     needs_visual: bool = False
+    exceeds: bool = False
+    falls_short: bool = False
 
     def summary_key(self, budget: int, length: int) -> Hashable | None:
         """Effective parameters of ``summary`` at this budget and length; None for allocators that read scores only.

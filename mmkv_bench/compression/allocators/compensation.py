@@ -62,6 +62,10 @@ class Compensation(Allocator):
     def needs(self) -> Needs:
         return Needs(tail_queries=self.proxies)
 
+    @property
+    def falls_short(self) -> bool:
+        return self.carry == "printed"
+
     def summary_key(self, budget: int, length: int) -> Hashable | None:
         return (self.theta, min(self.proxies, length))
 

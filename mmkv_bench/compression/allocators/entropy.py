@@ -69,6 +69,14 @@ class Entropy(Allocator):
     def needs(self) -> Needs:
         return Needs(queries=self.dynamic)
 
+    @property
+    def exceeds(self) -> bool:
+        return self.rho > 0 or self.clamp == "released"
+
+    @property
+    def falls_short(self) -> bool:
+        return self.rho > 0 or self.clamp == "released"
+
     # ---- one layer
 
     def summary_key(self, budget: int, length: int) -> Hashable | None:

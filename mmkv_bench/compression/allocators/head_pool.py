@@ -57,6 +57,14 @@ class HeadPool(Allocator):
         if self.rounding not in ("remainder", "nearest"):
             raise ConfigError(f"rounding is {self.rounding!r}; {nearest(str(self.rounding), ('remainder', 'nearest'))}")
 
+    @property
+    def exceeds(self) -> bool:
+        return self.rounding == "nearest"
+
+    @property
+    def falls_short(self) -> bool:
+        return self.rounding == "nearest"
+
     def caps(
         self,
         scores: Sequence[Tensor],

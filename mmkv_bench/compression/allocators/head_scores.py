@@ -91,6 +91,14 @@ class HeadScores(Allocator):
         if isinstance(self.calibration, Mapping):
             _check(self.calibration)
 
+    @property
+    def exceeds(self) -> bool:
+        return self.rounding == "nearest"
+
+    @property
+    def falls_short(self) -> bool:
+        return self.rounding == "nearest" or self.surplus == "drop"
+
     @staticmethod
     def needs_calibration(parameters: Mapping[str, Any]) -> bool:
         """Whether an allocator with these parameters reads head scores (random ones take their shape from them)."""

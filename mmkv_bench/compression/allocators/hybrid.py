@@ -169,6 +169,14 @@ class Hybrid(Allocator):
         if self.chunk < 1:
             raise ConfigError(f"chunk is {self.chunk}; allowed: 1 or more tokens")
 
+    @property
+    def exceeds(self) -> bool:
+        return self.power == "up"
+
+    @property
+    def falls_short(self) -> bool:
+        return self.heads.classes != "static"
+
     # ---- which heads are sparse
 
     def summary_key(self, budget: int, length: int) -> tuple:

@@ -22,6 +22,8 @@ class PositiveOnly(Allocator):
     selector that protects nothing.
     """
 
+    falls_short = True
+
     def caps(
         self,
         scores: Sequence[Tensor],

@@ -85,6 +85,14 @@ class Prefix(Allocator):
     def scope(self) -> Literal["layer", "model"]:
         return "layer" if self.mode == "offline" else "model"
 
+    @property
+    def exceeds(self) -> bool:
+        return self.rounding == "nearest"
+
+    @property
+    def falls_short(self) -> bool:
+        return self.rounding == "nearest"
+
     def allowance(self, budget: int, candidates: int, layers: Sequence[int], n_layers: int) -> int:
         if self.mode == "online":
             return super().allowance(budget, candidates, layers, n_layers)

@@ -61,6 +61,14 @@ class Pyramid(Allocator):
                 f"frozen is {self.frozen} with step={self.step}; allowed: 0, or a prompt length with step=floored"
             )
 
+    @property
+    def exceeds(self) -> bool:
+        return self.step == "floored"
+
+    @property
+    def falls_short(self) -> bool:
+        return self.step == "floored"
+
     def layer_caps(self, budget: int, candidates: int, n_layers: int) -> list[int]:
         """Entries per KV head for every layer of the model, window included."""
         window = min(effective_window(self.window, budget, candidates), budget) if self.window else 0

@@ -35,6 +35,14 @@ class Uniform(Allocator):
         if self.unused < 0:
             raise ConfigError(f"unused is {self.unused}; allowed: 0 or more entries per KV head")
 
+    @property
+    def exceeds(self) -> bool:
+        return self.excess > 0
+
+    @property
+    def falls_short(self) -> bool:
+        return self.unused > 0
+
     def caps(
         self,
         scores: Sequence[Tensor],

@@ -14,9 +14,13 @@ class Selector(ABC):
 
     Class attributes:
         needs_visual: prompts without visual tokens cannot be selected from.
+        exceeds: with these parameters more than the caps may be kept, as a released code does (may be a property).
+        falls_short: with these parameters less may be kept (may be a property).
     """
 
     needs_visual: bool = False
+    exceeds: bool = False
+    falls_short: bool = False
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
         """Names of what could not be done as the parameters ask; see ``Scorer.fallbacks``."""

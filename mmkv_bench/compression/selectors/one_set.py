@@ -36,6 +36,10 @@ class OneSet(RecentShare):
         if self.ranking not in RANKINGS:
             raise ConfigError(f"ranking is {self.ranking!r}; allowed: {', '.join(RANKINGS)}")
 
+    @property
+    def falls_short(self) -> bool:
+        return self.ranking == "permutation"
+
     def select(
         self, scores: Tensor, caps: Tensor, protected: Tensor, order: Tensor | None = None, types: Tensor | None = None
     ) -> Tensor:

@@ -61,6 +61,14 @@ class TextRecents(RecentShare):
     def _by_cap(self) -> bool:
         return self.follow == "cap" or self.rule == "all_text" or self.margin >= 0
 
+    @property
+    def exceeds(self) -> bool:
+        return self.rule == "all_text" or self.margin >= 0
+
+    @property
+    def falls_short(self) -> bool:
+        return self.rule == "all_text" or self.margin >= 0
+
     def protected(self, length: int, budget: int, types: Tensor | None) -> Tensor:
         chosen = TopK if self._by_cap else RecentShare  # recents that follow a cap are known in `select` only
         return chosen.protected(self, length, budget, types)
