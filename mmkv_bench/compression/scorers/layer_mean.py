@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from mmkv_bench.compression.observation import Observation
 
+RANKINGS = ("importance", "permutation")
+
 
 @dataclass(frozen=True)
 class LayerMeanScorer(Scorer):
@@ -26,10 +28,10 @@ class LayerMeanScorer(Scorer):
     The first and the last token are the selector's: ``TopK(sinks=1, recents=1)``.
 
     Args:
-        ranking: "importance": the importance itself. "permutation": what ElasticCache's release does. It sorts the importance
-            of the tokens that are not protected ascending and keeps position i of this subsequence if the i-th entry of
-            the sorting PERMUTATION is above a threshold, as if that entry were the rank of token i. The scores are then
-            these entries, so that the highest scores are the released set: at chance level as to importance.
+        ranking: "importance": the importance itself. "permutation": what ElasticCache's release does. It sorts the
+            importance of the tokens that are not protected ascending and keeps position i of this subsequence if the i-th
+            entry of the sorting PERMUTATION is above a threshold, as if that entry were the rank of token i. The scores
+            are then these entries, so that the highest scores are the released set: at chance level as to importance.
         sinks: first tokens that the permutation leaves out [tokens], the selector's sinks.
 
     Paper and code: PrefixKV's release ranks truly, in the attention's own half precision; its scores here are float32.
@@ -44,8 +46,8 @@ class LayerMeanScorer(Scorer):
     comparable = False
 
     def __post_init__(self) -> None:
-        if self.ranking not in ("importance", "permutation"):
-            raise ConfigError(f"ranking is {self.ranking!r}; {nearest(str(self.ranking), ('true', 'permutation'))}")
+        if self.ranking not in RANKINGS:
+            raise ConfigError(f"ranking is {self.ranking!r}; {nearest(str(self.ranking), RANKINGS)}")
         if self.sinks < 0:
             raise ConfigError(f"sinks is {self.sinks}; allowed: 0 or more tokens")
 
