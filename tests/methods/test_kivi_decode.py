@@ -110,13 +110,14 @@ def test_bytes_are_counted_from_the_packed_tensors(bits):
     assert held <= sum(layer.nbytes()) + slack * heads * dim * (2 * bits / 8 + 2 * 2 * 4 / 4), "nothing is held twice"
 
 
-def test_no_padding_slot_enters_a_group():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_no_padding_slot_enters_a_group(dtype):
     """Heads of 3, 16, 0 and 29 entries: each is quantised as if it stood alone."""
     from mmkv_bench.compression.context import Context
     from mmkv_bench.compression.decoding.base import Start
 
     counts, dim = [3, 16, 0, 29], 8
-    key, value = torch.randn(2, 4, 40, dim, generator=torch.Generator().manual_seed(0))
+    key, value = torch.randn(2, 4, 40, dim, generator=torch.Generator().manual_seed(0)).to(dtype)
     index = torch.full((4, 29), -1)
     for row, count in enumerate(counts):
         index[row, 29 - count :] = torch.randperm(40)[:count].sort().values
@@ -132,8 +133,9 @@ def test_no_padding_slot_enters_a_group():
     together = layer_of(slice(None))
     alone = [layer_of(slice(row, row + 1)) for row in range(4)]
     for step in range(40):
-        new_key, new_value = torch.randn(2, 1, 4, 1, dim, generator=torch.Generator().manual_seed(step))
+        new_key, new_value = torch.randn(2, 1, 4, 1, dim, generator=torch.Generator().manual_seed(step)).to(dtype)
         ours = together.update(new_key, new_value)
+        assert all(part.dtype == dtype for part in ours)
         assert together.entries().tolist() == [[count + step + 1 for count in counts]]
         for row, layer in enumerate(alone):
             theirs = layer.update(new_key[:, row : row + 1], new_value[:, row : row + 1])

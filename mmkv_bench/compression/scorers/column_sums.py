@@ -25,11 +25,11 @@ class ColumnSumScorer(Scorer):
     Recents are the selector's: ``RecentShare(0.5)`` keeps the last ``C // 2`` tokens, and heavy hitters get the other
     ``C - C // 2`` entries, as in the paper's equal split.
 
-    Paper and code: the paper accumulates while decoding and evicts one entry per new token. The multimodal benchmarks
-    that quote H2O, and this class, use it one-shot at the end of the prefill. The releases of LOOK-M and MEDA split the
-    budget in the same halves, so ``reading=released`` changes nothing. ElasticCache's release, which PrefixKV's
-    tables build on, keeps one set for the whole model and takes a sorting permutation for ranks; it is not reproduced
-    by this class.
+    Paper and code: the paper goes on accumulating while decoding and evicts one entry per new token
+    (``method=h2o_decode``). The multimodal benchmarks that quote H2O use it one-shot at the end of the prefill
+    (``method=h2o``); the releases of LOOK-M and MEDA split the budget in the same halves. ElasticCache's release, which
+    PrefixKV's tables build on, has these scores too, but keeps one set for the whole model and takes a sorting
+    permutation for ranks: ``method=h2o reading=released``, see the selector ``OneSet``.
     """
 
     needs = Needs(column_sums=True)

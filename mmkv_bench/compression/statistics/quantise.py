@@ -55,7 +55,7 @@ def check_group(bits: int, group: int) -> None:
 
 
 def quantise(x: Tensor, bits: int, group: int) -> Packed:
-    """Quantise ``[..., n]`` in groups of ``group`` consecutive numbers of the last axis; sums run in float32.
+    """Quantise ``[..., n]`` in groups of ``group`` consecutive numbers of the last axis; arithmetic runs in float32.
 
     Raises:
         ConfigError: ``bits`` or ``group`` that cannot be packed; n that is no multiple of ``group``.
@@ -69,15 +69,15 @@ def quantise(x: Tensor, bits: int, group: int) -> Packed:
     low, high = groups.amin(-1), groups.amax(-1)
     steps = 2**bits - 1
     scale = ((high.float() - low.float()) / steps).clamp_min(SMALLEST_SCALE).to(x.dtype)
-    distance = groups.float() - low.float().unsqueeze(-1)
-    level = (distance / scale.float().unsqueeze(-1)).round_().clamp_(0, steps).to(torch.uint8)
+    steps_up = groups.float() - low.float().unsqueeze(-1)
+    level = steps_up.div_(scale.float().unsqueeze(-1)).round_().clamp_(0, steps).to(torch.uint8)
     return Packed(_pack(level.flatten(-2), bits), scale, low, bits)
 
 
 def dequantise(packed: Packed) -> Tensor:
     """The numbers ``[..., n]`` that ``packed`` stands for, in the dtype of its scales; computed in float32."""
     level = _unpack(packed.data, packed.bits).unflatten(-1, (packed.scale.shape[-1], -1))
-    number = level.float() * packed.scale.float().unsqueeze(-1) + packed.zero.float().unsqueeze(-1)
+    number = level.float().mul_(packed.scale.float().unsqueeze(-1)).add_(packed.zero.float().unsqueeze(-1))
     return number.flatten(-2).to(packed.scale.dtype)
 
 
