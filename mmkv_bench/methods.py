@@ -31,7 +31,9 @@ FULL = "full"
 """`base` of the method that compresses nothing: it has no budget, seed or reading."""
 CUSTOM = "custom"
 """`base` of the method whose parts come from a user's file."""
-OUTSIDE = {CUSTOM: ("path", "name"), "kvpress": ("press",)}
+KVPRESS = "kvpress"
+"""`base` of the method whose scorer comes from the installed package kvpress."""
+OUTSIDE = {CUSTOM: ("path", "name"), KVPRESS: ("press",)}
 """Methods whose code is not in this package -> the parameters that say which code it is. They cannot run without."""
 
 _PACKAGE = "mmkv_bench."
@@ -108,12 +110,8 @@ def build_compressor(
     if plain.get("base") == FULL:
         return Compressor(name=name)
     parts = {part: plain.get(part) for part in (*PARTS, DECODING)}
-    own = {}
-    if plain.get("base") == CUSTOM:
-        from mmkv_bench.custom import parts as parts_of_file
-
-        own = parts_of_file(plain)
-        parts |= own
+    own = _outside(plain)
+    parts |= own
     optional = (
         (DECODING,) if parts[DECODING] is None else ("scorer",)
     )  # without a scorer, only quantising is left to do
@@ -137,6 +135,19 @@ def build_compressor(
     compressor = Compressor(name=name, reading=reading, **built)
     compressor.check()
     return compressor
+
+
+def _outside(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """Built parts whose code is not in this package; empty for all methods but those of `OUTSIDE`."""
+    if plain.get("base") == CUSTOM:
+        from mmkv_bench import custom
+
+        return custom.parts(plain)
+    if plain.get("base") == KVPRESS:
+        from mmkv_bench.compression.scorers.kvpress import PressScorer
+
+        return {"scorer": PressScorer(plain["press"] or "", plain["args"])}
+    return {}
 
 
 def parameters_json(plain: Mapping[str, Any]) -> str:

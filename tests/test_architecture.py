@@ -60,6 +60,7 @@ FOREIGN = {
         "store",
         "launch",
     },  # the last two: device names
+    "kvpress": {"compression"},
     "transformers": {"compression", "models", "generation", "tiny", "planning", "calibrate"},
 }
 """Packages that only some rooms know."""

@@ -1,0 +1,275 @@
+"""Presses of kvpress as scorers: the adapter against a stand-in of the library, and against the library itself where it
+is installed (`pip install --no-deps kvpress cachetools fire termcolor`; absent, those tests are skipped)."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import DynamicCache
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from mmkv_bench.compression.budget import Budget
+from mmkv_bench.compression.scorers import kvpress as adapter
+from mmkv_bench.compression.session import attach
+from mmkv_bench.errors import ConfigError, UnsupportedError
+from mmkv_bench.methods import build_compressor, settled
+from mmkv_bench.planning.cells import build_methods
+from mmkv_bench.planning.compose import compose, method_defaults
+from tests import reference, zoo
+from tests.generation import common
+
+FAKE = Path(__file__).parent / "fake_kvpress"
+BUDGET = 12
+installed = pytest.mark.skipif(importlib.util.find_spec("kvpress") is None, reason="kvpress is not installed")
+
+
+def make(press: str, args: str = "{}", *overrides: str, method: str = "kvpress"):
+    own = [f"methods.kvpress.press={press}", f"methods.kvpress.args={args}"] if method == "kvpress" else []
+    config = compose([f"method={method}", *own, *overrides])
+    return build_compressor(method, config.methods[method], "paper", method_defaults([method])[method])
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    for name in [name for name in sys.modules if name.split(".")[0] == "kvpress"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(FAKE)
+    yield
+    sys.modules.pop("kvpress", None)
+
+
+def kept(family: str, compressor, budget: int, inputs=None) -> list[list[set[int]]]:
+    """Per layer and KV head, the tokens that stay in a run of stock generate()."""
+    model, inputs = zoo.model(family), zoo.prompt(family) if inputs is None else inputs
+    with attach(model, compressor, Budget.parse(budget)) as session:
+        reference.generate(model, inputs, 1)
+        return [[{j for j in row if j >= 0} for row in index[0].tolist()] for index in session.kept()]
+
+
+# ---------------------------------------------------------------- with a stand-in for the library
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "llava_next"])
+def test_a_press_gets_what_its_own_hook_would_get_and_its_scores_decide(fake, family):
+    found = kept(family, make("LoudPress", "{first: 1}"), BUDGET)
+    model, inputs = zoo.model(family), zoo.prompt(family)
+    cache = DynamicCache()
+    with torch.no_grad():
+        model(**inputs, past_key_values=cache, use_cache=True)
+    for layer, heads in zip(cache.layers, found, strict=True):
+        for channel, ours in zip(layer.keys[0, :, :, 0].abs(), heads, strict=True):
+            channel[0] = torch.inf
+            assert ours == set(channel.topk(BUDGET).indices.tolist())
+
+
+def test_forks_equal_runs_of_their_own_under_every_protocol(fake):
+    family = "qwen2_5_vl"
+    made = make("DicePress")
+    assert made.stochastic
+    cells = [common.cell(made, BUDGET, protocol, seed) for protocol in common.PROTOCOLS for seed in (0, 1)]
+    results = common.assert_forks_equal_alone(zoo.model(family), family, common.encoded(family), cells)
+    assert len({result.kept_digest for result in results}) == 6, "another seed and another protocol draw again"
+    again = common.together(zoo.model(family), family, common.encoded(family), cells[::-1])[::-1]
+    assert [r.kept_digest for r in again] == [r.kept_digest for r in results], "whatever was drawn before"
+
+
+def test_the_import_changes_no_attention_function(fake):
+    before = dict(ALL_ATTENTION_FUNCTIONS.items())
+    adapter.load()
+    assert dict(ALL_ATTENTION_FUNCTIONS.items()) == before
+
+
+def test_a_wrapper_takes_another_press_by_name(fake):
+    plain = kept("qwen2_5_vl", make("LoudPress", "{first: 0}"), BUDGET)
+    for args in (
+        "{press: {press: LoudPress, first: 0}, factor: 2}",
+        "{press: {press: LoudPress, first: 0}, factor: 1}",
+    ):
+        assert kept("qwen2_5_vl", make("AroundPress", args), BUDGET) == plain
+    turned = kept("qwen2_5_vl", make("AroundPress", "{press: LoudPress}"), BUDGET)
+    assert all(0 not in head and 1 not in head for layer in turned for head in layer)
+
+
+def test_the_identity_holds_the_version_and_every_argument(fake):
+    def of(args):
+        made = make("LoudPress", args)
+        return settled({"base": "kvpress", "press": "LoudPress", "args": {}}, made)
+
+    assert of("{}") == of("{first: 2}") == of("{power: 1}")
+    assert of("{}") == {
+        "base": "kvpress",
+        "press": "LoudPress",
+        "args": {"first": 2, "power": 1.0},
+        "kvpress": "9.9",
+    }
+    assert of("{first: 3}") != of("{}")
+
+
+@pytest.mark.parametrize(("args", "tuned"), [("{}", False), ("{power: 1}", False), ("{power: 2}", True)])
+def test_a_press_is_tuned_when_its_arguments_are_not_its_defaults(fake, args, tuned):
+    config = compose(["method=kvpress", "methods.kvpress.press=LoudPress", f"methods.kvpress.args={args}"])
+    methods = build_methods(config, method_defaults(["kvpress", "full"]))
+    assert [method.tuned for method in methods] == [False, tuned]
+
+
+@pytest.mark.parametrize(
+    ("press", "args", "words"),
+    [
+        ("null", "{}", "needs a press"),
+        ("LudPress", "{}", "no press 'LudPress'; did you mean 'LoudPress'"),
+        ("torch", "{}", "no press 'torch'"),
+        ("os.system", "{}", "no press"),
+        ("ScorerPress", "{}", "it is a base class"),
+        ("TablePress", "{}", "it loads tables or weights"),
+        ("HookPress", "{}", "it has a hook of its own"),
+        ("DrivePress", "{}", "it drives the model itself"),
+        ("MergePress", "{}", "instead of scoring entries"),
+        ("AdaKVPress", "{}", "method=adakv evicts where this press only masks"),
+        ("LoudPress", "{frist: 1}", "no argument 'frist'; did you mean 'first'"),
+        ("LoudPress", "{compression_ratio: 0.5}", "is what the budget says"),
+        ("AroundPress", "{}", "cannot be built: TypeError"),
+        ("AroundPress", "{press: TablePress}", "it loads tables or weights"),
+    ],
+)
+def test_what_cannot_run_is_refused_with_the_reason(fake, press, args, words):
+    with pytest.raises(ConfigError) as refused:
+        make(press, args)
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("press", "words"),
+    [
+        ("PickyPress", "cannot score this prompt: AssertionError: the prompt is too short for me"),
+        ("FlatPress", "gave scores of shape"),
+    ],
+)
+def test_a_press_that_fails_ends_its_own_cell_only(fake, press, words):
+    family = "qwen2_5_vl"
+    cells = [common.cell(make(press), BUDGET), common.cell(make("LoudPress"), BUDGET, name="other")]
+    for run in (common.together, common.alone):
+        failed, fine = run(zoo.model(family), family, common.encoded(family), cells)
+        assert failed.status == "error" and words in failed.error and fine.status == "ok"
+
+
+def test_without_the_library_one_sentence_says_how_to_get_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "kvpress", None)
+    monkeypatch.delitem(sys.modules, "kvpress")
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if not (Path(path) / "kvpress").is_dir()])
+    with pytest.raises(ConfigError, match="not installed; run: pip install"):
+        make("KnormPress")
+
+
+def test_a_version_that_cannot_be_imported_is_refused_with_those_that_can(fake, monkeypatch, tmp_path):
+    (tmp_path / "kvpress").mkdir()
+    (tmp_path / "kvpress" / "__init__.py").write_text("from transformers import NoSuchThing\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match="cannot be imported beside this transformers.*versions that can be: 0.4.0"):
+        make("KnormPress")
+    (tmp_path / "kvpress" / "__init__.py").write_text("import no_such_dependency\n")
+    with pytest.raises(ConfigError, match="needs the package no_such_dependency"):
+        make("KnormPress")
+
+
+# ---------------------------------------------------------------- with the library itself
+
+# LagKVPress scores by ranks within partitions, which tie; the library leaves ties to `topk`, so it is not among these.
+PRESSES = {
+    "KnormPress": {},
+    "KeyDiffPress": {},
+    "SnapKVPress": {"window_size": 4},
+    "StreamingLLMPress": {"n_sink": 2},
+    "ExpectedAttentionPress": {"n_sink": 2, "n_future_positions": 16},
+    "TOVAPress": {},
+    "NonCausalAttnPress": {"chunk_size": 8},
+}
+TEXT_ONLY = {"ExpectedAttentionPress"}  # the library counts positions on one axis, which mrope's are not
+
+
+def in_yaml(args: dict) -> str:
+    return "{" + ", ".join(f"{key}: {value}" for key, value in args.items()) + "}"
+
+
+def by_the_library(family: str, press, inputs) -> list[list[set[int]]]:
+    """The tokens that kvpress' own hook leaves in a stock cache, found again by their keys."""
+    model, full, pruned = zoo.model(family), DynamicCache(), DynamicCache()
+    text = model.get_decoder()
+
+    def position(module, args, options):  # transformers passes it no longer, and the hook wants it
+        seen = options["past_key_values"].get_seq_length(module.layer_idx)
+        return args, dict(options, cache_position=torch.arange(seen, seen + options["hidden_states"].shape[1]))
+
+    hooks = [layer.self_attn.register_forward_pre_hook(position, with_kwargs=True) for layer in text.layers]
+    try:
+        with torch.no_grad():
+            model(**inputs, past_key_values=full, use_cache=True)
+            with press(model):
+                model(**inputs, past_key_values=pruned, use_cache=True)
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for layer in text.layers:
+            del layer.self_attn.rotary_emb
+    found = []
+    for whole, rest in zip(full.layers, pruned.layers, strict=True):
+        same = (rest.keys[0][:, :, None] == whole.keys[0][:, None]).all(-1)
+        assert bool((same.sum(-1) == 1).all()), "every kept key is one of the prompt's"
+        found.append([set(row.tolist()) for row in same.int().argmax(-1)])
+    return found
+
+
+@installed
+@pytest.mark.parametrize("family", ["llama", "qwen2_5_vl", "llava_next"])
+@pytest.mark.parametrize("name", sorted(PRESSES))
+def test_the_same_entries_stay_as_under_the_librarys_own_hook(name, family):
+    if name in TEXT_ONLY and family != "llama":
+        pytest.skip("the library's positions are not the model's")
+    library, inputs = adapter.load(), zoo.prompt(family)
+    length = inputs["input_ids"].shape[1]
+    press = getattr(library, name)(compression_ratio=1 - (BUDGET + 0.5) / length, **PRESSES[name])
+    assert kept(family, make(name, in_yaml(PRESSES[name])), BUDGET) == by_the_library(family, press, inputs)
+
+
+OURS = {
+    "KeyDiffPress": ("{}", "keydiff", ["methods.keydiff.recents=0"]),
+    "SnapKVPress": ("{window_size: 4}", "snapkv", ["methods.snapkv.window=4"]),
+    "StreamingLLMPress": ("{n_sink: 2}", "streamingllm", ["methods.streamingllm.sinks=2"]),
+    "ExpectedAttentionPress": (
+        "{n_future_positions: 16}",
+        "expected_attention",
+        ["methods.expected_attention.future=16"],
+    ),
+}
+
+
+@installed
+@pytest.mark.parametrize("family", ["llama", "qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("press", sorted(OURS))
+def test_our_own_methods_keep_what_their_presses_keep(press, family):
+    args, method, overrides = OURS[press]
+    theirs = kept(family, make(press, args), BUDGET)
+    assert theirs == kept(family, make("", "", *overrides, method=method), BUDGET)
+
+
+@installed
+def test_every_press_that_only_scores_answers_under_every_protocol():
+    family = "qwen2_5_vl"
+    names = adapter.usable(adapter.load())
+    assert set(PRESSES) | {"RandomPress"} <= set(names)
+    args = {name: in_yaml(PRESSES.get(name, {})) for name in names} | {"CriticalKVPress": "{press: KnormPress}"}
+    cells = [common.cell(make(n, args[n]), BUDGET, p, name=f"{n}/{p}") for n in names for p in common.PROTOCOLS]
+    results = common.assert_forks_equal_alone(zoo.model(family), family, common.encoded(family), cells)
+    assert {result.entries_resident for result in results} == {results[0].entries_asked}
+
+
+@installed
+@pytest.mark.parametrize(
+    "name", ["AdaKVPress", "PyramidKVPress", "ComposedPress", "ChunkKVPress", "QFilterPress", "ObservedAttentionPress"]
+)
+def test_presses_that_do_more_than_score_are_refused(name):
+    with pytest.raises(UnsupportedError, match="is not a press that only scores"):
+        make(name)
