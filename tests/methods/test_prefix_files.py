@@ -8,6 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from mmkv_bench.compression.allocators.prefix import Prefix
+from mmkv_bench.compression.allocators.pyramid import Pyramid
 from mmkv_bench.compression.allocators.uniform import Uniform
 from mmkv_bench.compression.decoding.fixed_distance import FixedDistance
 from mmkv_bench.compression.decoding.sliding import Sliding
@@ -21,7 +22,7 @@ from mmkv_bench.errors import CalibrationError, ConfigError
 from mmkv_bench.methods import build_compressor
 from mmkv_bench.planning.compose import method_defaults
 
-NAMES = ("prefixkv", "prefixkv_uniform", "elastic_cache", "local")
+NAMES = ("prefixkv", "prefixkv_uniform", "prefixkv_pyramid", "elastic_cache", "local")
 
 
 def build(name: str, reading: str = "paper", **parameters):
@@ -58,6 +59,7 @@ ENDS = TopK(sinks=1, recents=1)
             ),
         ),
         ("prefixkv_uniform", "paper", (LayerMeanScorer(), Uniform(), ENDS, Merging("none"), FixedDistance())),
+        ("prefixkv_pyramid", "paper", (LayerMeanScorer(), Pyramid(window=2), ENDS, Merging("none"), FixedDistance())),
         (
             "elastic_cache",
             "paper",

@@ -29,7 +29,7 @@ def family_methods() -> list[Compressor]:
     """The files' parts under both readings, and small distances that bite within a short answer."""
 
     made = []
-    for name in ("prefixkv", "prefixkv_uniform", "elastic_cache", "local"):
+    for name in ("prefixkv", "prefixkv_uniform", "prefixkv_pyramid", "elastic_cache", "local"):
         for reading in ("paper", "released"):
             built = build_compressor(name, method_defaults([name])[name], reading, calibrations=Profiles())
             made.append(Compressor(f"{name}/{reading}", *parts_of(built), reading, built.decoding))

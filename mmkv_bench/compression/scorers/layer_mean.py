@@ -36,7 +36,8 @@ class LayerMeanScorer(Scorer):
 
     Paper and code: PrefixKV's release ranks truly, in the attention's own half precision; its scores here are float32.
     Equal scores: lower index first (torch's unstable sort decides in the releases). Releases crash beyond 2048 tokens
-    (ElasticCache's score buffer); that is not reproduced.
+    (ElasticCache's score buffer), and ElasticCache's deletes the first token when only one is to go; neither is
+    reproduced.
     """
 
     ranking: Literal["importance", "permutation"] = "importance"
