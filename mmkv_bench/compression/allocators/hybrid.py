@@ -238,9 +238,8 @@ class Hybrid(Allocator):
         n_static = dynamic.numel() - n_dynamic
         total = budget * dynamic.numel()
         asked = ceil(_exact(self.r) * budget * n_dynamic)
-        given = asked if n_static else total
-        # Static heads that would get more than there is leave the rest to the dynamic ones.
-        given = min(max(given, total - n_static * candidates), total)
+        # What static heads cannot hold, all of it where there are none, goes to the dynamic ones.
+        given = min(max(asked, total - n_static * candidates), total)
         each = min(self._readable(given // n_dynamic, candidates), candidates) if n_dynamic else 0
         rest = total - given if self.power == "up" else total - each * n_dynamic
         sparsity = torch.stack([summaries[layer] for layer in sorted(summaries)])
