@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -173,9 +174,12 @@ def test_selection_by_hand():
 def test_all_text_is_refused_outside_of_the_released_reading():
     types = torch.tensor([0] * 9 + [1] * 9)
     scores = [torch.rand(2, 18)]
-    assert [int(r) for r in (method("released").select(scores, 4, types, [0], 1)[0] >= 0).sum(-1)] == [11, 11]
+    released = method("released")
+    assert [int(r) for r in (released.select(scores, 4, types, [0], 1)[0] >= 0).sum(-1)] == [11, 11]
     with pytest.raises(OverBudgetError, match="look_m kept 22 entries where the budget allows 8"):
-        method(budget_rule="all_text").select(scores, 4, types, [0], 1)
+        replace(released, reading="paper").select(scores, 4, types, [0], 1)
+    with pytest.raises(ConfigError, match="allowed: the paper's parameters, or reading=released"):
+        method(budget_rule="all_text")
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mmkv_bench.compression.allocators.entropy import Entropy
+from mmkv_bench.compression.allocators.uniform_model import UniformModel
 from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.compressor import Compressor
 from mmkv_bench.compression.context import Context
@@ -290,6 +291,7 @@ def test_the_released_reading_is_every_switch_of_the_release():
         (lambda: Entropy(clamp="release"), "did you mean 'released'"),
         (lambda: Entropy(rho=1.5), "rho is 1.5"),
         (lambda: Late(None, None, None, when="first"), "when is 'first'"),
+        (lambda: Late(UniformModel(), None, None), "UniformModel reads the scores of all layers"),
     ],
 )
 def test_impossible_parameters_are_refused(build, message):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from mmkv_bench.compression.allocators.entropy import Entropy
 from mmkv_bench.compression.cache import CompressedLayer
 from mmkv_bench.compression.context import Context
 from mmkv_bench.compression.decoding.base import DecodePolicy, Start
@@ -32,7 +33,8 @@ class Late(DecodePolicy):
     answer token has scored.
 
     Args:
-        allocator, selector, reducer: the method's. The allocator must do without other layers' scores.
+        allocator, selector, reducer: the method's. The allocator decides layer by layer or by its summaries: when one
+            layer is reduced, the others' new scores do not exist yet.
         when: "first_step", or "prefill_end": no policy at all, the prompt is reduced as by every other method.
         prior: the scores of the prefill carry a text prior (``TextPriorScorer``); text gets the new row's maximum as
             well, so that it stays ahead.
@@ -50,6 +52,11 @@ class Late(DecodePolicy):
     def __post_init__(self) -> None:
         if self.when not in ("prefill_end", "first_step"):
             raise ConfigError(f"when is {self.when!r}; {nearest(str(self.when), ('prefill_end', 'first_step'))}")
+        if not self.idle and self.allocator.scope == "model" and not isinstance(self.allocator, Entropy):
+            raise ConfigError(
+                f"{type(self.allocator).__name__} reads the scores of all layers, and in the first decode step they come "
+                "one after the other; allowed: Entropy and allocators that decide layer by layer, or when=prefill_end"
+            )
 
     @property
     def idle(self) -> bool:
