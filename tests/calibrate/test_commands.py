@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 import subprocess
 import sys
 from fractions import Fraction
+from pathlib import Path
 from statistics import fmean, pstdev
 
 import pytest
@@ -15,7 +17,7 @@ import torch
 from mmkv_bench.calibrate import hybridkv, mmshift, prefixkv
 from mmkv_bench.calibrate.__main__ import HELP, main, parser
 from mmkv_bench.calibrate.artefact import METHODS, load
-from mmkv_bench.calibrate.command import measured
+from mmkv_bench.calibrate.command import OWN_SETTINGS, measured
 from mmkv_bench.models.fingerprint import folder_fingerprint
 from mmkv_bench.tiny import WEIGHTS
 from tests.cli.setting import CHECKOUT
@@ -182,3 +184,17 @@ def test_artefacts_are_plain_json_with_sorted_keys(tmp_path):
     assert main(["hybridkv", "--samples", "1", "--kinds", "lookup", "--out", str(file)]) == 0
     text = file.read_text()
     assert list(json.loads(text)) == sorted(json.loads(text)) and str(tmp_path) not in text
+
+
+def test_the_documented_commands_are_commands():
+    """Each names options that exist; the plain ones made the committed files."""
+    text = (Path(__file__).parents[2] / "docs" / "calibration.md").read_text()
+    lines = [line.strip() for line in text.splitlines() if line.strip().startswith("python -m mmkv_bench.calibrate ")]
+    made = [parser().parse_args(shlex.split(line)[3:]) for line in lines]
+    assert len(made) >= 7
+    for method in METHODS:
+        (plain,) = [one for one, line in zip(made, lines, strict=True) if line.endswith(f"calibrate {method}")]
+        committed = load(method, "auto", "tiny", folder_fingerprint(WEIGHTS))
+        assert plain.samples == len(committed.samples) == committed.settings["samples"]
+        own = OWN_SETTINGS[method]
+        assert {name: committed.settings[name] for name in own} == {name: getattr(plain, name) for name in own}
