@@ -19,8 +19,8 @@ most 2 attention forwards; "light" reads a window of queries, keys, values or no
 shortest length, where its own floor counts: 1.5 floors; "quantised": none. No method's memory may grow faster than T.
 
 The floor of a proxy method is the arithmetic that no implementation can leave out, timed in the same rounds: noise,
-projection, one product with all keys, exponentials, one weighted sum (mmshift); second moments in float64 and the
-quadratic form of every key (expected_attention).
+projection, one product with all keys, exponentials, one weighted sum (mmshift); queries without their rotation, second
+moments in float64 and the quadratic form of every key (expected_attention).
 """
 
 from __future__ import annotations
@@ -183,7 +183,8 @@ def mmshift_floor(scorer: MMShiftScorer, layer: Layer) -> float:
 def expected_attention_floor(scorer: ExpectedAttentionScorer, layer: Layer) -> float:
     start, group = time.process_time(), len(layer.query) // len(layer.key)
     for first, last in row_blocks(layer.length - QUERY_MOMENTS_SKIP, layer.query[:, 0].numel(), layer.key.device):
-        block = layer.query[:, first:last].double()
+        block = layer.query[:, first:last]
+        block = (block * layer.cos[first:last] - block.roll(DIM // 2, -1) * layer.sin[first:last]).double()
         torch.bmm(block.transpose(1, 2), block)
     form = torch.randn(len(layer.query), DIM, DIM)
     for head, key in enumerate(layer.key.repeat_interleave(group, 0)):
