@@ -16,6 +16,7 @@ from mmkv_bench.errors import MMKVError
 if TYPE_CHECKING:
     from mmkv_bench.compression.allocators.base import Allocator
     from mmkv_bench.compression.decoding.base import DecodePolicy
+    from mmkv_bench.compression.observation import Observation
     from mmkv_bench.compression.reducers.base import Reducer
     from mmkv_bench.compression.scorers.base import Scorer
     from mmkv_bench.compression.selectors.base import Selector
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 
 class NonFiniteScoreError(MMKVError):
     """A scorer produced NaN or infinity: the cell's row gets status `nan`."""
+
+
+class ScoreError(MMKVError):
+    """A scorer returned something that is not one number per KV head and token."""
 
 
 class OverBudgetError(MMKVError):
@@ -116,6 +121,26 @@ class Compressor:
     def outcome(self, context: Context) -> tuple[str, ...]:
         """What turned out to be impossible once the prompt was divided, beside `fallbacks`."""
         return () if self.unbudgeted or context.length <= context.budget else self.allocator.outcome(context)
+
+    def score(self, observation: Observation, entries: int, seed: int) -> Tensor:
+        """The scorer's float32 `[Hkv, T]` of one layer, for a budget of `entries` per KV head.
+
+        Raises:
+            ScoreError: it is of another shape or dtype.
+        """
+        score = self.scorer.score(observation, entries, seed)
+        wanted = tuple(observation.key.shape[:2])
+        if not isinstance(score, Tensor) or tuple(score.shape) != wanted or score.dtype != torch.float32:
+            got = f"{score.dtype} {list(score.shape)}" if isinstance(score, Tensor) else type(score).__name__
+            raise ScoreError(
+                f"{type(self.scorer).__name__} of {self.name} gave {got} in layer {observation.layer}; a score is "
+                f"torch.float32 {list(wanted)}, KV heads by tokens"
+            )
+        return score
+
+    def answer_fallbacks(self, steps: int) -> tuple[str, ...]:
+        """What turned out to be impossible once the full cache's answer was known, beside `fallbacks`."""
+        return self.scorer.answer_fallbacks(steps) if self.needs.answer else ()
 
     def select(
         self,

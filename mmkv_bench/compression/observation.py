@@ -35,6 +35,7 @@ class Needs:
     hidden_scalars: bool = False  # one mean and one population std of all T*E values of that input
     column_sums: bool = False  # causal attention column sums [Hkv,T], summed over a KV head's query heads
     queries: bool = False  # all post-RoPE queries [Hq,T,D], until the layer is done
+    answer: bool = False  # attention of the full cache's own answer, known after the prefill: `Scorer.with_answer`
     states: bool = False  # all inputs of the attention module [T,E] with cos, sin [T,D], until the layer is done
 
     def __or__(self, other: Needs) -> Needs:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import get_layer_types_and_kwargs
 
+from mmkv_bench.compression.answer import AnswerAttention
 from mmkv_bench.compression.attention import SESSIONS, register
 from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.cache import DEFAULT_RESERVE, CompressedCache, CompressedLayer, Reduce
@@ -92,6 +93,7 @@ class Session:
         self.base, self.reserve = attention or self.text.config._attn_implementation, reserve
         self.prompt: Prompt | None = None
         self.cache: CompressedCache | None = None
+        self.answer: AnswerAttention | None = None  # collects what is fed after the prefill, while there is one
         self.position_ids: Tensor | None = None  # of the latest forward, as the text model received them
         self._calls: dict[int, tuple] = {}
         self._top: dict[str, Tensor | None] = {}
@@ -228,10 +230,11 @@ class Session:
 
     def after_attention(self, module: nn.Module, query: Tensor, layer: CompressedLayer) -> None:
         """Observe one layer's share of a prompt chunk; called by the attention function, which holds post-RoPE Q."""
-        prompt = self.prompt
-        if prompt is None or prompt.complete or prompt.cache.layers[module.layer_idx] is not layer:
+        prompt, index = self.prompt, module.layer_idx
+        if self.answer is not None and (prompt is None or prompt.complete):
+            self.answer.add(index, query, layer.keys, module.scaling)
+        if prompt is None or prompt.complete or prompt.cache.layers[index] is not layer:
             return
-        index = module.layer_idx
         hidden, (cos, sin), _ = self._calls[index]
         if index not in prompt.observations:
             prompt.observations[index] = [self._observation(module, row) for row in range(len(prompt.pads))]
@@ -312,10 +315,17 @@ class Compressing:
     """
 
     def __init__(
-        self, compressor: Compressor, budget: Budget | None, strict: bool, seed: int, prompt_tokens: int | None
+        self,
+        compressor: Compressor,
+        budget: Budget | None,
+        strict: bool,
+        seed: int,
+        prompt_tokens: int | None,
+        answer: AnswerAttention | None,
     ):
         self.compressor, self.budget, self.strict, self.seed = compressor, budget, strict, seed
-        self.prompt_tokens = prompt_tokens
+        self.prompt_tokens, self.answer = prompt_tokens, answer
+        self.answer_steps = 0 if answer is None else answer.steps
         self.needs = compressor.needs
         self.fallbacks: list[tuple[str, ...]] = []
         self._reset()
@@ -344,11 +354,15 @@ class Compressing:
             length, entries = prompt.length(row), self._entries(prompt, row)
             if layer == 0:
                 asked = length if self.budget is None else self.budget.entries_for(length)
-                self.fallbacks.append(self.compressor.fallbacks(asked, length, observation.token_types))
+                known = () if entries >= length else self.compressor.answer_fallbacks(self.answer_steps)
+                self.fallbacks.append(self.compressor.fallbacks(asked, length, observation.token_types) + known)
             if entries >= length:
                 scores.append(None)
                 continue
-            scores.append(self.compressor.scorer.score(observation, entries, self.seed))
+            score = self.compressor.score(observation, entries, self.seed)
+            if self.needs.answer:
+                score = self.compressor.scorer.with_answer(score, self.answer and self.answer.mass(layer))
+            scores.append(score)
             if self.compressor.allocator.summary_key(entries, length) is not None:
                 self.summaries[row][layer] = self.compressor.allocator.summary(observation, entries, self.seed)
         self.scores[layer] = scores
@@ -464,6 +478,7 @@ def attach(
     protocol: str = "paper",
     seed: int = 0,
     prompt_tokens: int | None = None,
+    answer: AnswerAttention | None = None,
     **options,
 ) -> Session:
     """Compress every prompt that `model` prefills inside the returned context, layer by layer where possible.
@@ -476,6 +491,7 @@ def attach(
         seed: of stochastic scorers; options: those of `Session`.
         prompt_tokens: padded tokens of the whole prompt when the model is given a part of it first
             (`query_agnostic`): decode policies act on what comes after them.
+        answer: of the full cache to this very prompt, for scorers that need it; None leaves them without one.
 
     Raises:
         ConfigError: a compressor without a budget, an unknown protocol.
@@ -484,4 +500,4 @@ def attach(
         raise ConfigError(f"method {compressor.name} needs a budget; allowed: entries >= 1 or a fraction in (0, 1]")
     if protocol not in ("paper", "strict", "query_agnostic"):
         raise ConfigError(f"protocol={protocol!r} is unknown; allowed: paper, strict, query_agnostic")
-    return Session(model, Compressing(compressor, budget, protocol == "strict", seed, prompt_tokens), **options)
+    return Session(model, Compressing(compressor, budget, protocol == "strict", seed, prompt_tokens, answer), **options)

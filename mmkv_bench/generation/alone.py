@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from mmkv_bench.compression.compressor import Compressor
+from mmkv_bench.compression.answer import AnswerAttention
+from mmkv_bench.compression.compressor import Compressor, full
 from mmkv_bench.compression.context import Context
 from mmkv_bench.compression.session import Session, attach
-from mmkv_bench.errors import ConfigError
+from mmkv_bench.errors import ConfigError, UnsupportedError
 from mmkv_bench.generation.encode import EncodedPrompt, check_refeed, context_cut
 from mmkv_bench.generation.forks import POSITION_BYTES
 from mmkv_bench.generation.measure import Meter, vision_clock
@@ -68,6 +69,7 @@ def generate_alone(
     identity: str = "prompt",
     token_types: Tensor | None = None,
     attention: str | None = None,
+    answer: AnswerAttention | None = None,
     **generation,
 ) -> Alone:
     """Generate with one compressor attached, through stock `generate()`.
@@ -75,11 +77,24 @@ def generate_alone(
     Args:
         inputs: what `generate()` takes, `input_ids` `[B, T]` and media included.
         context: tokens before the cut, needed for `protocol=query_agnostic`.
+        answer: what `answer_of_full` gives for the same arguments; made here when the compressor needs it.
         generation: further arguments of `generate()`, greedy ones.
 
     Raises:
         ConfigError: `query_agnostic` without a cut inside the prompt: the question would be compressed with it.
     """
+    prompt = context if protocol == "query_agnostic" and context else inputs["input_ids"].shape[1]
+    if compressor.needs.answer and answer is None and budget.entries_for(prompt) < prompt:
+        answer = answer_of_full(
+            model,
+            inputs,
+            protocol,
+            context=context,
+            identity=identity,
+            token_types=token_types,
+            attention=attention,
+            **generation,
+        )
     ids = inputs["input_ids"]
     if protocol == "query_agnostic" and not (context is not None and 0 < context < ids.shape[1]):
         raise ConfigError(
@@ -99,7 +114,10 @@ def generate_alone(
         identity=identity,
         token_types=token_types if context is None or token_types is None else token_types[:, :context],
         attention=attention,
+        answer=answer,
     ) as session:
+        if compressor.is_full:
+            session.answer = answer
         if protocol == "paper":
             output = model.generate(**inputs, **options)
             return Alone(output.sequences, output.logits, session)
@@ -118,6 +136,25 @@ def generate_alone(
             **options,
         )
         return Alone(output.sequences, output.logits, session)
+
+
+@torch.no_grad()
+def answer_of_full(
+    model: nn.Module, inputs: dict[str, Tensor], protocol: str = "paper", *, context: int | None = None, **options
+) -> AnswerAttention:
+    """What the full cache's own answer attends to, through stock `generate()`; arguments as for `generate_alone`.
+
+    Raises:
+        UnsupportedError: several prompts, or a padded one.
+    """
+    ids, mask = inputs["input_ids"], inputs.get("attention_mask")
+    if len(ids) > 1 or (mask is not None and not bool(mask.all())):
+        raise UnsupportedError(
+            "the answer of the full cache is collected for one prompt without padding; give such a one"
+        )
+    answer = AnswerAttention(context if protocol == "query_agnostic" and context else ids.shape[1])
+    generate_alone(model, inputs, full(), None, protocol, context=context, answer=answer, **options)
+    return answer
 
 
 def run_alone(
@@ -153,21 +190,29 @@ def run_alone(
             result.question_text_before_cut = prompt.question_text_before_cut
         if cell.protocol == "strict":
             check_refeed(prompt)
-        start = meter.now()
+        start, answer = meter.now(), None
+        common = {
+            "context": context,
+            "identity": prompt.identity,
+            "token_types": prompt.types,
+            "attention": attention,
+            **rules.options,
+        }
         with vision_clock(model, meter), meter.phase("all"):
+            if cell.evicts(context or prompt.length) and cell.compressor.needs.answer:
+                before = LogitsProcessorList([_Watch(meter, deadline)])
+                answer = answer_of_full(model, prompt.inputs, cell.protocol, logits_processor=before, **common)
+                result.compress_s = meter.now() - start
             output = generate_alone(
                 model,
                 prompt.inputs,
                 cell.compressor,
                 cell.budget,
                 cell.protocol,
-                context=context,
                 seed=cell.seed,
-                identity=prompt.identity,
-                token_types=prompt.types,
-                attention=attention,
+                answer=answer,
                 logits_processor=LogitsProcessorList([watch]),
-                **rules.options,
+                **common,
             )
         for step, logits in enumerate(output.logits, 1):
             if bool(logits.isnan().any()):
@@ -201,7 +246,8 @@ def _fill(
     if cell.evicts(length):
         result.window_effective = compressor.scorer.window_effective(entries, length)
         context = Context(entries, length, bool(strict), prompt.types[0, :length], made.summaries[0])
-        result.fallback = list(dict.fromkeys([*result.fallback, *compressor.outcome(context)]))
+        known = compressor.answer_fallbacks(made.answer_steps)
+        result.fallback = list(dict.fromkeys([*result.fallback, *compressor.outcome(context), *known]))
     # Counted from the tensors right after the reduction; a token that is fed again will take one entry per head.
     kept = [index[0] for index in output.session.kept()]
     result.kept = [(made.resident[layer][0] + strict).tolist() for layer in range(len(layers))]

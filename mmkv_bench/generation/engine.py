@@ -19,6 +19,7 @@ from torch import nn
 
 from mmkv_bench.compression.session import Session
 from mmkv_bench.errors import UnsupportedError
+from mmkv_bench.generation.answers import read_answers
 from mmkv_bench.generation.decode import Decoded, decode
 from mmkv_bench.generation.encode import EncodedPrompt, check_refeed, context_cut
 from mmkv_bench.generation.forks import Fork, audit, batches, borrow, gather, plan
@@ -122,6 +123,7 @@ class Engine:
         if prefilled is None:
             self._release()
             return
+        read_answers(self.session, prefilled, prompt, cells, self.rules, meter, self.timeout_s)
         forks, whole = [], []
         heads, layers = prefilled.cache.layers[0].keys.shape[1], len(prefilled.cache.layers)
         for cell in cells:

@@ -26,7 +26,8 @@ def score_key(cell: CellSpec, length: int) -> Hashable:
     """Cells with equal keys share one score per layer."""
     scorer = cell.compressor.scorer
     seed = cell.seed if scorer.stochastic else None
-    return (type(scorer), scorer.key(cell.entries(length), length), seed)
+    key = (type(scorer), scorer.key(cell.entries(length), length), seed)
+    return (*key, cell.protocol) if scorer.needs.answer else key  # what is fed, and so the answer, differs
 
 
 def summary_key(cell: CellSpec, length: int) -> Hashable | None:
@@ -65,7 +66,7 @@ class Recording:
         observation = observations[0]
         for key, cell in self._alive(self.scorers):
             with self._own_fault(key, layer):
-                score = cell.compressor.scorer.score(observation, cell.entries(observation.length), cell.seed)
+                score = cell.compressor.score(observation, cell.entries(observation.length), cell.seed)
                 self.scores[key].append(score)
         for key, cell in self._alive(self.allocators):
             with self._own_fault(key, layer):
@@ -102,6 +103,7 @@ class Prefilled:
         cache: batch 1, every layer holding all T tokens, with slack for new ones.
         logits: float32 `[V]` of the last prompt token.
         scalings: per layer, the factor of the attention scores.
+        answer_steps: protocol -> tokens fed after the prefill by `full`'s answer, where a scorer needs it.
         last_positions: position ids of the last prompt token as the text model received them, `[3|4, 1, 1]` or
             `[1, 1]`.
     """
@@ -117,6 +119,7 @@ class Prefilled:
     score_seconds: dict[Hashable, float]
     seconds: dict[str, float] = field(default_factory=dict)
     orders: dict[Hashable, Tensor] = field(default_factory=dict)
+    answer_steps: dict[str, int] = field(default_factory=dict)
 
     @property
     def length(self) -> int:

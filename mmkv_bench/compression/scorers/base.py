@@ -55,6 +55,19 @@ class Scorer(ABC):
         """
         return ()
 
+    def with_answer(self, score: Tensor, mass: Tensor | None) -> Tensor:
+        """The score of one layer once the full cache's own answer is known; called when ``needs.answer`` is set.
+
+        Args:
+            score: what ``score`` gave during the prefill; mass: float32 ``[Hkv, T]``, what the answer paid to each
+                entry (``compression/answer.py``), None when nothing was fed after the prefill.
+        """
+        return score
+
+    def answer_fallbacks(self, steps: int) -> tuple[str, ...]:
+        """As ``fallbacks``, once it is known how many tokens were fed after the prefill (``needs.answer``)."""
+        return ()
+
     def window_effective(self, budget: int, length: int) -> int | None:
         """Rows of the observation window really used; None for methods that have none."""
         return None

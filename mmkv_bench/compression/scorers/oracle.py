@@ -1,0 +1,48 @@
+"""Oracle: what the full cache's own answer will look at. It cheats, and is a ceiling."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mmkv_bench.compression.observation import Needs
+from mmkv_bench.compression.scorers.base import Scorer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mmkv_bench.compression.observation import Observation
+
+
+@dataclass(frozen=True)
+class OracleScorer(Scorer):
+    """The attention mass that the full cache's own answer, fed token by token (teacher-forced), pays to each entry.
+
+    Per layer and KV head: the sum over all tokens that `full` feeds after the prefill of softmax(scaling * q K^T) over
+    every entry that the token sees, mean over the g query heads; prompt columns only. A control, not a method: it decodes
+    with the full cache first, so it saves nothing, and no method knows the answer it is about to give. No paper.
+
+    `full` is that of the same protocol. Under `paper` the answer's tokens but the last are fed; under `strict` the
+    prompt's last token before them; under `query_agnostic` the whole question before them. So exactly the queries are
+    counted that would read the compressed cache.
+
+    Fallback `oracle_no_answer_step`: an answer of one token under `paper` feeds nothing; the attention of the prompt's
+    last query, which chose that token, is used instead.
+
+    It is a ceiling of selections by attention mass, not of all selections: mass is no measure of what an entry adds to
+    an answer, and once entries are evicted later layers see other hidden states.
+    """
+
+    needs = Needs(tail_queries=1, answer=True)
+
+    def key(self, budget: int, length: int) -> tuple:
+        return ()
+
+    def score(self, obs: Observation, budget: int, seed: int) -> Tensor:
+        return obs.last_attention()
+
+    def with_answer(self, score: Tensor, mass: Tensor | None) -> Tensor:
+        return score if mass is None else mass
+
+    def answer_fallbacks(self, steps: int) -> tuple[str, ...]:
+        return () if steps else ("oracle_no_answer_step",)

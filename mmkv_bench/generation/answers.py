@@ -1,0 +1,84 @@
+"""For scorers that need the full cache's own answer: decode it first, on the borrowed cache, and finish their scores.
+
+It is a decode of its own, beside that of the cell `full`, so that what is collected neither slows nor endangers that
+cell; its whole time is counted as the scorer's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Hashable, Sequence
+
+import torch
+
+from mmkv_bench.compression.answer import AnswerAttention
+from mmkv_bench.compression.session import Session
+from mmkv_bench.generation.decode import decode
+from mmkv_bench.generation.encode import EncodedPrompt
+from mmkv_bench.generation.forks import borrow
+from mmkv_bench.generation.measure import Meter
+from mmkv_bench.generation.prefill import Prefilled, score_key
+from mmkv_bench.generation.result import CellSpec
+from mmkv_bench.generation.rules import DecodeRules
+
+
+@torch.no_grad()
+def read_answers(
+    session: Session,
+    prefilled: Prefilled,
+    prompt: EncodedPrompt,
+    cells: Sequence[CellSpec],
+    rules: DecodeRules,
+    meter: Meter,
+    timeout_s: float | None,
+) -> None:
+    """Replace the scores of cells with `needs.answer` by those that know the answer; one decode per protocol.
+
+    What goes wrong becomes the failure of these scores alone. `prefilled.answer_steps` and `score_seconds` are filled.
+    """
+    for protocol, members in _waiting(cells, prefilled).items():
+        start, answer, failure = meter.now(), AnswerAttention(prefilled.length), None
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        session.answer = answer
+        try:
+            with borrow(prefilled, protocol == "strict") as cache:
+                decoded = decode(session.model, cache, 1, prefilled, rules, protocol, prompt.input_ids, deadline)[0]
+            if decoded.error is not None:
+                raise decoded.error
+        except Exception as error:  # noqa: BLE001 - the status of the cells that wanted the answer, not of the others
+            failure = error.with_traceback(None)
+        finally:
+            session.answer = None
+        prefilled.answer_steps[protocol] = answer.steps
+        seconds = meter.now() - start
+        for key, cell in members.items():
+            prefilled.score_seconds[key] += seconds
+            if failure is not None:
+                prefilled.failures[key] = failure
+            else:
+                _finish(prefilled, key, cell, answer)
+
+
+def _waiting(cells: Sequence[CellSpec], prefilled: Prefilled) -> dict[str, dict[Hashable, CellSpec]]:
+    """Protocol -> score key -> a cell with that score, for scores that were made and need the answer."""
+    found: dict[str, dict[Hashable, CellSpec]] = {}
+    for cell in cells:
+        with contextlib.suppress(Exception):  # a faulty part comes again when its cell is planned
+            if not cell.evicts(prefilled.length) or not cell.compressor.needs.answer:
+                continue
+            key = score_key(cell, prefilled.length)
+            if key in prefilled.scores and key not in prefilled.failures:
+                found.setdefault(cell.protocol, {}).setdefault(key, cell)
+    return found
+
+
+def _finish(prefilled: Prefilled, key: Hashable, cell: CellSpec, answer: AnswerAttention) -> None:
+    start = time.perf_counter()
+    try:
+        finished = cell.compressor.scorer.with_answer
+        scores = prefilled.scores[key]
+        prefilled.scores[key] = [finished(score, answer.mass(layer)) for layer, score in enumerate(scores)]
+    except Exception as error:  # noqa: BLE001 - the method's own fault
+        prefilled.failures[key] = error.with_traceback(None)
+    prefilled.score_seconds[key] += time.perf_counter() - start
