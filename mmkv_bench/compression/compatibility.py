@@ -154,6 +154,30 @@ def the_same_filter(c: Compressor) -> str | None:
     return None
 
 
+def heads_evict_alike(c: Compressor) -> str | None:
+    """LOOK-M's released filter counts evicted visual tokens by their place in a list, one list for all heads."""
+    from mmkv_bench.compression.allocators.head_pool import HeadPool
+    from mmkv_bench.compression.allocators.head_scores import HeadScores
+    from mmkv_bench.compression.allocators.hybrid import Hybrid
+    from mmkv_bench.compression.allocators.positive import PositiveOnly
+    from mmkv_bench.compression.reducers.lookm_merge import LookMMerge
+    from mmkv_bench.compression.scorers.text_prior import TextPriorScorer
+    from mmkv_bench.compression.selectors.modality_quota import ModalityQuota
+
+    filtering = isinstance(c.reducer, LookMMerge) and c.reducer.sources == "misaligned"
+    if c.scorer is None or not filtering or c.reducer.merge not in ("average", "weighted"):
+        return None
+    own = (HeadPool, HeadScores, Hybrid, PositiveOnly)
+    text_first = isinstance(c.scorer, TextPriorScorer) and c.scorer.prior and not isinstance(c.selector, ModalityQuota)
+    if text_first and not isinstance(c.allocator, own):
+        return None
+    return (
+        f"LookMMerge with sources=misaligned compares evicted visual tokens over heads, which have to evict as many, and "
+        f"{_name(c.scorer)}, {_name(c.allocator)} and {_name(c.selector)} let heads differ; allowed: TextPriorScorer with "
+        "equal caps in all heads of a layer, or sources=aligned"
+    )
+
+
 def gathered_attention(c: Compressor) -> str | None:
     """H2O's decode-time eviction goes on with the prompt's sums, in the same unit."""
     from mmkv_bench.compression.decoding.heavy_hitters import HeavyHitters
@@ -230,6 +254,7 @@ RULES: tuple[Rule, ...] = (
     one_set_for_all,
     the_same_proxies,
     the_same_filter,
+    heads_evict_alike,
     gathered_attention,
     the_same_sinks,
     pages_of_their_own,

@@ -27,6 +27,7 @@ LAYERS = 3
 OPEN = set(OUTSIDE)  # custom and kvpress are built from what the user names: tests/methods
 NAMES = sorted(set(options("method")) - {"full"} - OPEN)
 READINGS = ("paper", "released")
+DEFAULTS = method_defaults(NAMES)  # composed once, because that is slow
 
 every_reading = pytest.mark.parametrize("reading", READINGS)
 
@@ -34,7 +35,7 @@ every_reading = pytest.mark.parametrize("reading", READINGS)
 @functools.cache
 def method(name: str, reading: str = "paper", heads: int = 2) -> Compressor:
     """A method as a run of a model with LAYERS layers of ``heads`` KV heads builds it, calibrated with made-up data."""
-    return synthetic.calibrated(build_compressor(name, method_defaults([name])[name], reading), LAYERS, heads)
+    return synthetic.calibrated(build_compressor(name, DEFAULTS[name], reading), LAYERS, heads)
 
 
 UNBUDGETED = [name for name in NAMES if method(name).unbudgeted]  # nothing is evicted: kivi
