@@ -33,6 +33,8 @@ CUSTOM = "custom"
 """`base` of the method whose parts come from a user's file."""
 KVPRESS = "kvpress"
 """`base` of the method whose scorer comes from the installed package kvpress."""
+READS_ANSWER = "reads_answer"
+"""Parameter in the rows of methods that cheat: they know the answer of the full cache."""
 OUTSIDE = {CUSTOM: ("path", "name"), KVPRESS: ("press",)}
 """Methods whose code is not in this package -> the parameters that say which code it is. They cannot run without."""
 
@@ -157,13 +159,14 @@ def parameters_json(plain: Mapping[str, Any]) -> str:
 
 def settled(plain: Mapping[str, Any], compressor: Compressor) -> dict[str, Any]:
     """An effective node as rows and a cell's identity hold it: code that is not in this package is named by what it is
-    (a file's checksum, a package's version), never by where it lies."""
+    (a file's checksum, a package's version), never by where it lies; a scorer that is given the full cache's answer is
+    marked, whoever wrote it, so that tables can tell a ceiling from a method."""
+    answer = {READS_ANSWER: True} if compressor.needs.answer else {}
     if plain.get("base") == CUSTOM:
         from mmkv_bench import custom
 
-        return custom.settled(plain)
-    origin = getattr(compressor.scorer, "origin", None)
-    return dict(plain) if origin is None else dict(plain) | origin
+        return custom.settled(plain) | answer
+    return dict(plain) | (getattr(compressor.scorer, "origin", None) or {}) | answer
 
 
 def with_checksums(plain: Mapping[str, Any], used: Mapping[str, str]) -> dict[str, Any]:

@@ -194,19 +194,24 @@ def _methods(
         for reading in dict.fromkeys(as_list(config.reading if own is None else own)):
             compressor = build_compressor(name, node, reading, default, calibrations)
             plain = settled(effective(name, node, reading, default), compressor)
-            tuned = _identity_of(plain) != _identity_of(_untouched(name, node, default, reading, plain))
+            tuned = _identity_of(plain) != _identity_of(_untouched(name, node, default, reading, plain, compressor))
             used = {} if calibrations is None else calibrations.taken()
             yield Method(name, with_checksums(plain, used), compressor, tuned)
 
 
 def _untouched(
-    name: str, node: DictConfig, default: DictConfig, reading: str, plain: Mapping[str, Any]
+    name: str,
+    node: DictConfig,
+    default: DictConfig,
+    reading: str,
+    plain: Mapping[str, Any],
+    compressor: Compressor,
 ) -> Mapping[str, Any]:
     """The method's effective node with no parameter changed. Which file or press an outside method is, is no tuning of
     it, and neither is anything of one that cannot be built without arguments: `plain`, as it runs, is returned."""
     which = OUTSIDE.get(str(default.base))
     if which is None:
-        return effective(name, default, reading)
+        return settled(effective(name, default, reading), compressor)
     bare = default.copy()
     for key in which:
         bare[key] = node[key]

@@ -34,6 +34,7 @@ GATHERED = {
     "hidden_scalars": "one mean and deviation of all hidden values",
     "column_sums": "attention column sums",
     "queries": "all queries of a layer, until it is done",
+    "answer": "after it, the attention of the full cache's own answer",
     "states": "all hidden states of a layer, until it is done",
 }
 

@@ -51,10 +51,12 @@ def size_text(table: Table) -> str:
 
 
 def line_label(method: Method) -> str:
-    """The method's name in the table, with `tuned` where its parameters are not the defaults."""
-    if not method.tuned:
+    """The method's name in the table, with `ceiling` where it cheats and `tuned` where its parameters are not the
+    defaults."""
+    words = ", ".join(word for word, true in (("ceiling", method.cheats), ("tuned", method.tuned)) if true)
+    if not words:
         return method.label
-    return f"{method.label[:-1]}, tuned)" if method.label.endswith(")") else f"{method.label} (tuned)"
+    return f"{method.label[:-1]}, {words})" if method.label.endswith(")") else f"{method.label} ({words})"
 
 
 def fallback_letters(table: Table) -> dict[str, str]:
@@ -223,6 +225,11 @@ def _method_notes(table: Table) -> list[str]:
             uneven = " (not every sample has every seed)" if any(entry.uneven_seeds for entry in entries) else ""
             lines.append(
                 f"{method.label}: averaged within each sample over seeds {', '.join(map(str, seeds))}{uneven}."
+            )
+        if method.cheats:
+            lines.append(
+                f"{method.label} (ceiling): cheats, it knows the full cache's own answer; not marked best, and no rival of "
+                "the others."
             )
         if method.tuned:
             values = json.loads(method.parameters)

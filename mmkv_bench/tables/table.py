@@ -7,6 +7,7 @@ is ok. Budgets in entries and in fractions make tables of their own; neither is 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -53,6 +54,11 @@ class Method:
     reading: str | None
     parameters: str
     budgeted: bool
+
+    @property
+    def cheats(self) -> bool:
+        """It was given the full cache's own answer: a ceiling, which neither is marked best nor competes."""
+        return bool(json.loads(self.parameters).get("reads_answer"))
 
     @property
     def variant(self) -> tuple[str, str, str | None, str]:
@@ -111,14 +117,15 @@ class Table:
         """Methods at this budget that no other one is better than by a Holm-corrected paired interval.
 
         Empty when samples failed or differ between cells, and when no method of the column is worse than another.
-        `full`, cells over their budget, and those whose entries are packed or can be retrieved, which are another axis,
-        neither are marked nor compete.
+        `full`, ceilings that know its answer, cells over their budget, and those whose entries are packed or can be
+        retrieved, which are another axis, neither are marked nor compete.
         """
         rivals = {
             method.label
             for method in self.methods
             if (entry := self.entries.get((method.label, budget)))
             and method.base != BASELINE
+            and not method.cheats
             and not entry.audit.over
             and entry.audit.entries_only
         }
