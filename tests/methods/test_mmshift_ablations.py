@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -9,11 +10,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mmkv_bench.calibrate.artefact import Calibrations
 from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.scorers.last_query import LastQueryScorer
 from mmkv_bench.compression.scorers.mmshift import MMShiftScorer
 from mmkv_bench.compression.session import attach
-from mmkv_bench.errors import ConfigError, UnsupportedError
+from mmkv_bench.config import conf_dir
+from mmkv_bench.errors import CalibrationError, ConfigError, UnsupportedError
 from mmkv_bench.methods import build_compressor
 from mmkv_bench.planning.compose import compose, method_defaults
 from tests import reference, zoo
@@ -344,6 +347,30 @@ def test_what_an_ablation_lacks_is_said(build, words):
 def test_factors_of_another_model_are_refused(scorer, words):
     with pytest.raises(ConfigError, match=words):
         scorer.score(observed(scorer, oracles.make_layer(9, 1, 1), [0] * 9), 4, 0)
+
+
+def test_statistics_of_other_prompts_come_from_the_models_own_artefact():
+    """`calibration=auto` finds the committed one of the embedded model; no other ablation asks for any."""
+    committed = json.loads((conf_dir() / "calibration" / "tiny" / "mmshift.json").read_text())
+    known = Calibrations("tiny", committed["model_fingerprint"])
+    default = method_defaults(["mmshift"])["mmshift"]
+
+    def scorer(*words, calibrations=known):
+        node = compose(["method=mmshift", *(f"methods.mmshift.{word}" for word in words)]).methods["mmshift"]
+        return build_compressor("mmshift", node, "paper", default, calibrations).scorer
+
+    for words in (("centring=global",), ("expansion=layer",)):
+        made = scorer(*words, "calibration=auto")
+        assert made.calibration == committed["data"] and known.taken() == {"mmshift": committed["checksum"][:16]}
+    assert len(committed["data"]["mean"]) == len(committed["data"]["gamma"]) == 4
+    scorer("expansion=layer", "layer_gamma=[1.0,2.0]", "calibration=auto")
+    scorer("calibration=auto")
+    assert known.taken() == {}, "who reads no statistics of other prompts asks for none"
+    unknown = scorer("centring=global", "calibration=auto", "samples=12", "groups=3", calibrations=None)
+    with pytest.raises(CalibrationError, match="no model is known"):
+        unknown.score(observed(unknown, oracles.make_layer(9, 1, 1), [0] * 9), 4, 0)
+    with pytest.raises(CalibrationError, match="was made for model tiny"):
+        scorer("centring=global", "calibration=auto", calibrations=Calibrations("tiny", "other"))
 
 
 # ---------------------------------------------------------------- half precision, and through models

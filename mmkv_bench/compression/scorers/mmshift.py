@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_type_hints
 from mmkv_bench.compression.observation import Needs
 from mmkv_bench.compression.scorers.base import Scorer
 from mmkv_bench.compression.statistics.proxies import group_mass, group_votes, total_mass
-from mmkv_bench.errors import ConfigError, UnsupportedError, nearest
+from mmkv_bench.errors import CalibrationError, ConfigError, UnsupportedError, nearest
 
 if TYPE_CHECKING:
     import torch
@@ -69,7 +69,7 @@ class MMShiftScorer(Scorer):
         last_tokens: mu and sigma over the last so many tokens, 0 = all T.
         plain_layers: so many first layers draw no proxies: 16 copies of the prompt's last hidden state, at positions
             1 to 16 behind it, form one group.
-        calibration: data of an artefact made by ``python -m mmkv_bench.calibrate mmshift``: ``mean`` (per layer E
+        calibration: the data of an artefact made by ``python -m mmkv_bench.calibrate mmshift``: ``mean`` (per layer E
             floats) and ``gamma`` (a float per layer: std of decoded tokens over that of the prompt's).
 
     Open in the paper: what takes the place of votes in table 5; whether table 13 also splits the keys; which ratio
@@ -103,7 +103,7 @@ class MMShiftScorer(Scorer):
     layer_gamma: Sequence[float] = ()
     last_tokens: int = 0
     plain_layers: int = 0
-    calibration: Mapping[str, Any] | None = field(default=None, hash=False, repr=False)
+    calibration: Mapping[str, Any] | str | None = field(default=None, hash=False, repr=False)
 
     stochastic = True
     calibrated_by = "mmshift"
@@ -148,6 +148,12 @@ class MMShiftScorer(Scorer):
                 f"{' and '.join(lacking)} needs statistics of other prompts; make them with `python -m "
                 "mmkv_bench.calibrate mmshift ...` and give calibration=auto or the file's path"
             )
+
+    @staticmethod
+    def needs_calibration(parameters: Mapping[str, Any]) -> bool:
+        """Whether a scorer with these parameters reads statistics of other prompts."""
+        layerwise = parameters.get("expansion") == "layer" and not parameters.get("layer_gamma")
+        return parameters.get("centring") == "global" or layerwise
 
     @property
     def needs_visual(self) -> bool:
@@ -255,7 +261,7 @@ class MMShiftScorer(Scorer):
     def _gamma(self, obs: Observation) -> float:
         if self.expansion == "global":
             return self.gamma
-        factors = self.layer_gamma or self.calibration["gamma"]
+        factors = self.layer_gamma or self._measured("gamma")
         if len(factors) != obs.layers:
             raise ConfigError(
                 f"layer_gamma names {len(factors)} factors and the model has {obs.layers} layers; allowed: one per layer"
@@ -265,7 +271,7 @@ class MMShiftScorer(Scorer):
     def _global_mean(self, obs: Observation) -> Tensor:
         import torch
 
-        means = self.calibration["mean"]
+        means = self._measured("mean")
         if len(means) != obs.layers or len(means[obs.layer]) != obs.hidden_size:
             raise ConfigError(
                 f"the calibrated means are for {len(means)} layers of {len(means[0])} features and the model has "
@@ -273,6 +279,14 @@ class MMShiftScorer(Scorer):
             )
         mean = torch.tensor(means[obs.layer], dtype=torch.float32, device=obs.device)
         return mean if self.statistics == "elementwise" else mean.mean()
+
+    def _measured(self, name: str) -> Sequence[Any]:
+        if not isinstance(self.calibration, Mapping):
+            raise CalibrationError(
+                f"calibration={self.calibration} was not looked up, because no model is known; make statistics of this "
+                "model with python -m mmkv_bench.calibrate mmshift"
+            )
+        return self.calibration[name]
 
     def _offsets(self) -> Tensor:
         """Positions of the N proxies behind the prompt's last token, int64 ``[N]``."""
