@@ -57,6 +57,7 @@ class Method:
     parameters: Sequence[Parameter]
     released: Mapping[str, Any]
     scope: str
+    budget: str
     parts: Sequence[str]
     gathered: Sequence[str]
     stochastic: bool
@@ -106,6 +107,7 @@ def read(name: str) -> Method:
         parameters=parameters,
         released=dict(node.get("released") or {}),
         scope=OWN if compressor is None else _scope(compressor),
+        budget=OWN if compressor is None else _budget(compressor, build_compressor(name, node, "released")),
         parts=[] if compressor is None else _parts(compressor),
         gathered=[] if compressor is None else _gathered(compressor),
         stochastic=compressor is not None and compressor.stochastic,
@@ -138,6 +140,19 @@ def _scope(compressor: Compressor) -> str:
     return "nothing is evicted" if compressor.unbudgeted else SCOPES[compressor.scope]
 
 
+def _budget(paper: Compressor, released: Compressor) -> str:
+    if paper.unbudgeted:
+        return "none"
+    words = (
+        "at most C entries per KV head, on average"
+        if paper.falls_short
+        else "exactly C entries per KV head, on average"
+    )
+    if released.exceeds:
+        return f"{words}; `released` may keep more"
+    return words if released.falls_short == paper.falls_short else f"{words}; `released` may keep fewer"
+
+
 def _parts(compressor: Compressor) -> list[str]:
     parts = {part: getattr(compressor, part) for part in (*PARTS, DECODING)}
     return [f"{name} `{type(part).__name__}`" for name, part in parts.items() if part is not None]
@@ -161,6 +176,7 @@ def _section(m: Method) -> list[str]:
         f"- source: {m.about['source']}",
         f"- cost: {m.about['cost']}",
         f"- scope: {m.scope}",
+        f"- keeps: {m.budget}",
         f"- readings: {m.about['readings']}",
     ]
     if m.parts:
