@@ -42,6 +42,7 @@ ARROWS = {
     "usage": {"config"},
     "__main__": {"usage", "planning"},
     "launch": {"__main__", "planning"},
+    "check_method": {"__main__", "config", "methods", "compression", "generation", "models", "tiny"},
     "errors": set(),
     "__init__": set(),
 }
@@ -57,11 +58,12 @@ FOREIGN = {
         "tiny",
         "planning",
         "calibrate",
+        "check_method",
         "store",
         "launch",
     },  # the last two: device names
     "kvpress": {"compression"},
-    "transformers": {"compression", "models", "generation", "tiny", "planning", "calibrate"},
+    "transformers": {"compression", "models", "generation", "tiny", "planning", "calibrate", "check_method"},
 }
 """Packages that only some rooms know."""
 
