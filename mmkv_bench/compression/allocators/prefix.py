@@ -51,7 +51,8 @@ class Prefix(Allocator):
     and rounds each by itself (``reading=released``). The code that averaged samples into these files is not released. Its
     per-sample search stops within 5 tokens of the total, counts two protected entries beside each prefix, scales the
     EVICTED counts and rounds them down; here the kept ratios are scaled, as the paper's text says, and that search is
-    not reproduced. Tables 7 and 9 (spread of R_l, instruction lengths) analyse profiles: they are no parameters.
+    not reproduced. Tables 7 and 9 (spread of R_l, instruction lengths) analyse profiles: they are no parameters. Prompts
+    of a few tokens are divided like all others, so that no budget is exceeded.
     """
 
     calibrated_by = "prefixkv"
