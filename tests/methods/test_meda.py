@@ -12,12 +12,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mmkv_bench.compression.allocators.entropy import Entropy
+from mmkv_bench.compression.allocators.uniform import Uniform
 from mmkv_bench.compression.allocators.uniform_model import UniformModel
 from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.compressor import Compressor
 from mmkv_bench.compression.context import Context
+from mmkv_bench.compression.decoding.base import Start
 from mmkv_bench.compression.decoding.late import Late
+from mmkv_bench.compression.reducers.evict import Evict
 from mmkv_bench.compression.reducers.lookm_merge import LookMMerge
+from mmkv_bench.compression.scorers.text_prior import with_text_prior, without_text_prior
+from mmkv_bench.compression.selectors.text_recents import TextRecents
 from mmkv_bench.compression.session import attach
 from mmkv_bench.compression.statistics.entropy import causal_entropy, cross_modal_entropy, map_entropy
 from mmkv_bench.errors import ConfigError
@@ -373,6 +378,64 @@ def test_the_release_reduces_inside_the_first_decode_step(name, margin):
     assert torch.equal(run.logits[:2], untouched.logits)
     other = stock.decode_from(model, inputs, [w[0] for w in want], [w[1] for w in want], 2, 7)
     assert (run.logits - other.logits).abs().max() <= 2e-6 and torch.equal(run.tokens, other.tokens)
+
+
+@pytest.mark.parametrize(
+    ("prior", "budget", "kept"),
+    [
+        (True, 3, [0, 2, 4]),  # all text, the new token's entry (4) included, before the visual token all look at
+        (True, 2, [0, 2]),  # among text the sums decide
+        (True, 4, [0, 1, 2, 4]),
+        (False, 2, [1, 3]),
+        (False, 3, [1, 2, 3]),
+    ],
+)
+def test_text_stays_ahead_when_the_new_tokens_attention_is_added(prior, budget, kept):
+    types = torch.tensor([0, 1, 0, 2])
+    sums = torch.tensor([[0.5, 2.0, 0.6, 0.9]])
+    key = torch.tensor([[[0.0, 0], [9, 0], [0, 0], [0, 0]]])
+    start = Start(
+        layer=0,
+        n_layers=1,
+        key=key,
+        value=key.clone(),
+        index=torch.tensor([[3]]),
+        kept_key=key[:, 3:],
+        kept_value=key[:, 3:],
+        scores=with_text_prior(sums, types) if prior else sums,
+        context=Context(budget, 4, False, types),
+        pad=0,
+        seen=4,
+        acts_from=4,
+        scaling=1.0,
+        reserve=3,
+    )
+    layer = Late(Uniform(), TextRecents(share=0), Evict(), prior=prior).layer(start)
+    new = torch.tensor([[[[0.0, 0]]]])
+    layer.update(new, new)
+    assert layer.entries().tolist() == [[5]], "the step attends to everything"
+    layer.attended(torch.tensor([[[[1.0, 0]]]]), 1.0)  # nearly all of the new token's attention goes to token 1
+    assert layer.slot_positions().tolist() == [[kept]] and layer.seen == 5
+    layer.update(new, new)
+    layer.attended(torch.tensor([[[[1.0, 0]]]]), 1.0)
+    assert layer.slot_positions().tolist() == [[[*kept, 5]]], "it is reduced once"
+
+
+def test_the_prior_can_be_taken_off_again():
+    g = torch.Generator().manual_seed(0)
+    for types in ([0, 1, 1, 0, 2], [1, 0, 0, 0, 0]):
+        for _ in range(20):
+            sums = torch.rand(3, 5, generator=g) * 7
+            back = without_text_prior(with_text_prior(sums, torch.tensor(types)), torch.tensor(types))
+            assert torch.allclose(back, sums, atol=2e-6)
+
+
+def test_recents_are_raised_only_where_they_are_fewer_than_text():
+    """20 percent of 20 tokens: 2 recents and 2 others."""
+    for texts, kept in ((2, [0, 1, 18, 19]), (3, list(range(20))), (1, [0, 1, 18, 19])):
+        types = [0] * texts + [1] * (20 - texts)
+        scores = [torch.arange(20.0, 0, -1).expand(1, -1)]
+        assert select(method("released"), scores, types, [0.0], 4, False) == [[kept]], texts
 
 
 def test_reducing_late_within_the_budget_keeps_the_budget():

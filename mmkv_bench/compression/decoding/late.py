@@ -9,6 +9,7 @@ from mmkv_bench.compression.allocators.entropy import Entropy
 from mmkv_bench.compression.cache import CompressedLayer
 from mmkv_bench.compression.context import Context
 from mmkv_bench.compression.decoding.base import DecodePolicy, Start
+from mmkv_bench.compression.scorers.text_prior import with_text_prior, without_text_prior
 from mmkv_bench.compression.statistics.attention import column_sums
 from mmkv_bench.errors import ConfigError, nearest
 
@@ -36,8 +37,8 @@ class Late(DecodePolicy):
         allocator, selector, reducer: the method's. The allocator decides layer by layer or by its summaries: when one
             layer is reduced, the others' new scores do not exist yet.
         when: "first_step", or "prefill_end": no policy at all, the prompt is reduced as by every other method.
-        prior: the scores of the prefill carry a text prior (``TextPriorScorer``); text gets the new row's maximum as
-            well, so that it stays ahead.
+        prior: the scores of the prefill carry a text prior (``TextPriorScorer``); it is taken off, the new attention
+            added to the sums, and the prior given anew.
 
     Paper and code: MEDA's paper reduces at the end of the prefill; its release as here. The release would reduce a second
     time, by stale scores, once a reduced cache has grown to T + 1 again; not reproduced.
@@ -95,18 +96,18 @@ class WaitingLayer(CompressedLayer):
         import torch
 
         policy, total = self._policy, self.stored
-        row = column_sums(query, self.keys[0], scaling, total - 1)
-        types = None
-        if start.context.types is not None:
-            fresh = total - len(start.context.types)
-            types = torch.nn.functional.pad(start.context.types.to(row.device), (0, fresh))
-            if policy.prior and bool((types > 0).any()):
-                row = row + row.amax(-1, keepdim=True) * (types == 0)
-        row[:, : start.scores.shape[1]] += start.scores
+        scores = column_sums(query, self.keys[0], scaling, total - 1)
+        before, types = start.scores, start.context.types
+        known = before.shape[1]
+        if types is not None:
+            types = torch.nn.functional.pad(types.to(scores.device), (0, total - known))
+        prior = policy.prior and types is not None and bool((types > 0).any())
+        scores[:, :known] += without_text_prior(before, types[:known]) if prior else before
+        scores = with_text_prior(scores, types) if prior else scores
         context = Context(start.context.budget, total, False, types, start.context.summaries)
-        (caps,) = policy.allocator.caps([row], context.budget, [start.layer], start.n_layers, context)
-        protected = policy.selector.protected(total, context.budget, types).to(row.device)
-        index = policy.selector.select(row, caps, protected, types=types)
+        (caps,) = policy.allocator.caps([scores], context.budget, [start.layer], start.n_layers, context)
+        protected = policy.selector.protected(total, context.budget, types).to(scores.device)
+        index = policy.selector.select(scores, caps, protected, types=types)
 
         def reduce(key: Tensor, value: Tensor, kept: Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             return policy.reducer.reduce(key, value, kept, types)

@@ -44,15 +44,31 @@ class TextPriorScorer(Scorer):
         return (self.prior,)
 
     def score(self, obs: Observation, budget: int, seed: int) -> Tensor:
-        import torch
-
         sums, types = obs.column_sums, obs.token_types
         if not self.prior or types is None or not bool((types > 0).any()):
             return sums
-        largest = sums.amax(-1, keepdim=True)
-        above = torch.nextafter(largest, torch.full_like(largest, torch.inf))
-        return torch.where(types.to(sums.device) == 0, torch.maximum(sums + largest, above), sums)
+        return with_text_prior(sums, types)
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
         without = types is None or not bool((types > 0).any())
         return ("no_visual_tokens",) if self.prior and without else ()
+
+
+def with_text_prior(sums: Tensor, types: Tensor) -> Tensor:
+    """``[Hkv, n]``: the row's maximum added to its text tokens. sums: float32 ``[Hkv, n]``, 0 or more; types: int ``[n]``."""
+    import torch
+
+    largest = sums.amax(-1, keepdim=True)
+    above = torch.nextafter(largest, torch.full_like(largest, torch.inf))
+    return torch.where(types.to(sums.device) == 0, torch.maximum(sums + largest, above), sums)
+
+
+def without_text_prior(scores: Tensor, types: Tensor) -> Tensor:
+    """The sums that ``with_text_prior`` was given, to its rounding. The maximum M of the sums is in the scores: M itself
+    if a visual token had it, 2 M if a text token had."""
+    import torch
+
+    text = types.to(scores.device) == 0
+    visual = scores.masked_fill(text, 0).amax(-1, keepdim=True)
+    largest = torch.maximum(visual, scores.masked_fill(~text, 0).amax(-1, keepdim=True) / 2)
+    return torch.where(text, (scores - largest).clamp_min(0), scores)
