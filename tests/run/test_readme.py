@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from mmkv_bench import launch
+from mmkv_bench import check_method, launch
 from mmkv_bench.__main__ import read
-from mmkv_bench.compression import scorers
 from mmkv_bench.planning.compose import compose
 from mmkv_bench.planning.validate import validate
 from tests.run import setting
-from tests.run.setting import cell_of, done, extended, responses
+from tests.run.setting import cell_of, done, responses
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -34,58 +33,59 @@ def arguments(module: str) -> list[list[str]]:
     return [words[3:] for words in COMMANDS if words[1:3] == ["-m", module]]
 
 
-@pytest.fixture(scope="module")
-def own_method(tmp_path_factory):
-    """README's files of a method, where they can be found as if they lay in the checkout: config folder and name."""
-    root = tmp_path_factory.mktemp("own_method")
-    files = {name: content for name, _, content in BLOCKS if name}
-    assert sorted(Path(name).suffix for name in files) == [".py", ".yaml"]
-    for name, content in files.items():
-        assert not (ROOT / name).exists(), f"README's example {name} is part of the package now"
-        (root / name).parent.mkdir(parents=True)
-        (root / name).write_text(content)
-    (module,) = (Path(name) for name in files if name.endswith(".py"))
-    with extended(scorers, root / module.parent):
-        yield root / "conf", module.stem
+def of_own() -> list[str]:
+    """README's command that runs its own method beside another."""
+    (command,) = (
+        words for words in arguments("mmkv_bench") if any(word.startswith("methods.custom.path") for word in words)
+    )
+    return command
 
 
-def test_the_method_of_ones_own_runs_beside_the_others(own_method, tmp_path):
-    conf, name = own_method
-    (command,) = (words for words in arguments("mmkv_bench") if any(name in word for word in words))
-    outcome = done(tmp_path, "--config-dir", str(conf), *command, "limit=2", "dataset=pages_lookup")
+def test_the_example_is_the_file_that_it_names():
+    ((name, content),) = ((name, content) for name, _, content in BLOCKS if name)
+    assert (ROOT / name).read_text() == content
+    assert f"methods.custom.path={name}" in of_own()
+
+
+def test_the_method_of_ones_own_runs_beside_the_others(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    few = ("budget=64", "limit=2", "dataset=pages_lookup")
+    outcome = done(tmp_path, *of_own(), *few)
     lines = [line.split("|")[1].strip() for line in outcome.out.splitlines() if line.startswith("|")]
-    assert f"{name} (tuned)" in lines and {"full", "snapkv"} <= set(lines)
-    own = [row for (cell, _), row in responses(tmp_path).items() if cell == cell_of(tmp_path, name)]
+    assert "custom (tuned)" in lines and {"full", "snapkv"} <= set(lines)
+    own = [row for (cell, _), row in responses(tmp_path).items() if cell == cell_of(tmp_path, "custom")]
     assert [row["status"] for row in own] == ["ok", "ok"]
     assert {row["entries_resident"] for row in own} == {row["entries_asked"] for row in own}
     other = [row for (cell, _), row in responses(tmp_path).items() if cell == cell_of(tmp_path, "snapkv")]
     assert {row["kept_digest"] for row in own}.isdisjoint(row["kept_digest"] for row in other)
-    assert '"power": 2.0' in setting.cells(tmp_path)[cell_of(tmp_path, name)]["parameters"]
-    again = done(tmp_path, "--config-dir", str(conf), *command, "limit=2", "dataset=pages_lookup")
-    assert again.generated == 0
-    default = done(
-        tmp_path, "--config-dir", str(conf), f"method={name}", "budget=64", "limit=2", "dataset=pages_lookup"
-    )
+    assert '"power": 2.0' in setting.cells(tmp_path)[cell_of(tmp_path, "custom")]["parameters"]
+    assert done(tmp_path, *of_own(), *few).generated == 0
+    (named,) = (words for words in arguments("mmkv_bench") if any(word.startswith("variants.") for word in words))
+    default = done(tmp_path, *named, *few)
     assert default.generated == 2  # another power is another cell
-    assert re.search(rf"^\| {name} +\|", default.out, re.MULTILINE)
+    assert re.search(r"^\| long_values +\|", default.out, re.MULTILINE)
 
 
 def test_there_are_commands_to_check():
     assert len(arguments("mmkv_bench")) >= 6
     assert len(arguments("mmkv_bench.tables")) >= 1 and len(arguments("mmkv_bench.launch")) >= 1
-    known = {"mmkv_bench", "mmkv_bench.tables", "mmkv_bench.launch"}
+    known = {"mmkv_bench", "mmkv_bench.tables", "mmkv_bench.launch", "mmkv_bench.check_method"}
     assert {words[2] for words in COMMANDS if words[1] == "-m"} <= known
 
 
 @pytest.mark.parametrize("command", [*arguments("mmkv_bench"), *arguments("mmkv_bench.launch")], ids=" ".join)
-def test_every_run_that_readme_shows_composes_and_is_valid(command, own_method, monkeypatch, tmp_path):
+def test_every_run_that_readme_shows_composes_and_is_valid(command, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    conf, name = own_method
     request = read([word for word in command if not word.startswith("processes=")])
     assert request.help == ("--help" in command) and not request.flags
-    further = [f"hydra.searchpath=['file://{conf}']"] if any(name in word for word in command) else []
-    validate(compose([*request.overrides, *further]))
+    validate(compose(request.overrides))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", arguments("mmkv_bench.check_method"), ids=" ".join)
+def test_every_check_of_readme_names_a_method_that_can_be_built(command, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert check_method.method(command[0], command[1:]).scorer.power == 2.0
 
 
 @pytest.mark.parametrize("command", arguments("mmkv_bench.launch"), ids=" ".join)

@@ -1,0 +1,310 @@
+"""A user's file as a method: the same answers as a built-in one, an identity of its content, and one sentence for every
+file that cannot be used."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from mmkv_bench import check_method, custom
+from mmkv_bench.__main__ import main
+from mmkv_bench.compression.allocators.uniform import Uniform
+from mmkv_bench.compression.reducers.evict import Evict
+from mmkv_bench.compression.selectors.topk import TopK
+from mmkv_bench.errors import ConfigError
+from mmkv_bench.methods import build_compressor
+from mmkv_bench.planning.cells import build_methods
+from mmkv_bench.planning.compose import compose, method_defaults
+from tests import zoo
+from tests.generation import common
+from tests.run.setting import cells, commits, done
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "value_norm.py"
+HEAD = """\
+from dataclasses import dataclass
+from mmkv_bench.compression.observation import Needs
+from mmkv_bench.compression.scorers.base import Scorer
+from mmkv_bench.compression.scorers.window import WindowScorer
+"""
+SCORER = """
+@dataclass(frozen=True)
+class Mine(Scorer):
+    power: float = 1.0
+    {fields}
+    def key(self, budget, length):
+        return {key}
+    def score(self, obs, budget, seed):
+        {body}
+"""
+
+
+def scorer(
+    body: str = "return obs.key.float().norm(dim=-1) ** self.power", key: str = "(self.power,)", fields: str = ""
+) -> str:
+    return HEAD + SCORER.format(body=body, key=key, fields=fields)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def node_of(*overrides: str):
+    return compose(["method=custom", *overrides]).methods.custom
+
+
+def build(*overrides: str):
+    return build_compressor("custom", node_of(*overrides), "paper", method_defaults(["custom"])["custom"])
+
+
+def identity(*overrides: str) -> dict:
+    config = compose(["method=custom", "baseline=none", *overrides])
+    (method,) = build_methods(config, method_defaults(["custom", "full"]))
+    return dict(method.plain) | {"tuned": method.tuned}
+
+
+# ---------------------------------------------------------------- what is built
+
+
+def test_a_scorer_alone_gets_uniform_budgets_top_k_with_the_last_token_and_eviction(folder):
+    (folder / "mine.py").write_text(scorer())
+    made = build("methods.custom.path=mine.py", "methods.custom.args={power: 3}")
+    assert made.scorer.power == 3.0 and isinstance(made.scorer.power, float)
+    assert (made.allocator, made.selector, made.reducer, made.decoding) == (Uniform(), TopK(recents=1), Evict(), None)
+    assert build("methods.custom.path=mine.py", "methods.custom.window=8").selector == TopK(window=8)
+
+
+def test_a_file_may_bring_every_part_and_arguments_go_to_those_that_take_them(folder):
+    (folder / "mine.py").write_text(
+        scorer()
+        + """
+from mmkv_bench.compression.allocators.pyramid import Pyramid
+from mmkv_bench.compression.selectors.topk import TopK
+class Steep(Pyramid):
+    pass
+@dataclass(frozen=True)
+class Firsts(TopK):
+    sinks: int = 2
+"""
+    )
+    made = build("methods.custom.path=mine.py", "methods.custom.args={power: 2, beta: 7, sinks: 3}")
+    assert (type(made.allocator).__name__, made.allocator.beta) == ("Steep", 7)
+    assert (type(made.selector).__name__, made.selector.sinks) == ("Firsts", 3)
+    assert type(build("methods.custom.path=mine.py", "methods.custom.name=Mine").selector) is TopK, "only what is named"
+    both = build("methods.custom.path=mine.py", "methods.custom.name=[Mine,Firsts]")
+    assert (type(both.selector).__name__, type(both.allocator)) == ("Firsts", Uniform)
+    with pytest.raises(ConfigError, match="has Firsts; give the value with methods.custom.args"):
+        build("methods.custom.path=mine.py", "methods.custom.sinks=4")
+
+
+def test_imported_classes_are_no_parts_and_files_are_told_apart(folder):
+    (folder / "one.py").write_text(scorer())
+    (folder / "two.py").write_text(scorer().replace("Mine", "Other"))
+    assert [type(build(f"methods.custom.path={n}.py").scorer).__name__ for n in ("one", "two")] == ["Mine", "Other"]
+    first, again = (build("methods.custom.path=one.py").scorer for _ in range(2))
+    assert type(first) is type(again) and first == again, "shared scores rely on it"
+
+
+def test_what_runs_is_what_was_hashed_and_nothing_is_left_beside_it(folder):
+    file = folder / "mine.py"
+    found = []
+    for power in range(8):  # within one tick of the clock and of equal size: what fools a bytecode cache
+        file.write_text(scorer().replace("float = 1.0", f"float = {power}.0"))
+        found.append(build("methods.custom.path=mine.py").scorer.power)
+    assert found == [float(power) for power in range(8)]
+    assert sorted(path.name for path in folder.iterdir()) == ["mine.py"]
+
+
+# ---------------------------------------------------------------- identity
+
+
+def test_the_identity_is_the_content_and_all_arguments_not_the_place(folder):
+    shutil.copy(EXAMPLE, folder / "a.py")
+    (folder / "sub").mkdir()
+    shutil.copy(EXAMPLE, folder / "sub" / "b.py")
+    plain = identity("methods.custom.path=a.py")
+    assert plain == identity("methods.custom.path=sub/b.py") == identity(f"methods.custom.path={folder}/a.py")
+    assert plain == identity("methods.custom.path=a.py", "methods.custom.args={power: 1}"), (
+        "a default that was written out"
+    )
+    assert plain == identity("methods.custom.path=a.py", "methods.custom.name=ValueNormScorer")
+    assert str(folder) not in str(plain) and plain["args"] == {"power": 1.0} and not plain["tuned"]
+    other = identity("methods.custom.path=a.py", "methods.custom.args.power=2")
+    assert other["tuned"] and other["args"] == {"power": 2.0}
+    (folder / "a.py").write_text(EXAMPLE.read_text() + "# a comment\n")
+    changed = identity("methods.custom.path=a.py")
+    assert changed["sha256"] != plain["sha256"] and not changed["tuned"]
+
+
+def test_an_argument_without_a_default_is_asked_for_and_is_no_tuning(folder):
+    (folder / "mine.py").write_text(scorer().replace("float = 1.0", "float"))
+    with pytest.raises(ConfigError, match="needs a value for power"):
+        build("methods.custom.path=mine.py")
+    assert not identity("methods.custom.path=mine.py", "methods.custom.args.power=2")["tuned"]
+
+
+# ---------------------------------------------------------------- through the engine and through runs
+
+
+def test_the_example_answers_as_a_built_in_method_does_in_forks_and_alone():
+    made = build(f"methods.custom.path={EXAMPLE}")
+    for family in ("qwen2_5_vl", "llava_next"):
+        model, prompt = zoo.model(family), common.encoded(family)
+        results = common.assert_forks_equal_alone(
+            model, family, prompt, [common.cell(made, b, p) for p in common.PROTOCOLS for b in (5, 12)]
+        )
+        assert all(result.entries_resident == result.entries_asked for result in results)
+
+
+def test_an_edit_makes_new_rows_and_nothing_else_does(folder):
+    shutil.copy(EXAMPLE, folder / "mine.py")
+    command = ("method=custom", "methods.custom.path=mine.py", "budget=32", "limit=2", "dataset=pages_lookup")
+    root = folder / "rows"
+    assert done(root, *command).generated == 2
+    before = commits(root)
+    assert done(root, *command).generated == 0
+    shutil.move(folder / "mine.py", folder / "moved.py")
+    assert done(root, *command[:1], "methods.custom.path=moved.py", *command[2:]).generated == 0
+    (folder / "mine.py").write_text(EXAMPLE.read_text().replace("norm(dim=-1)", "norm(dim=-1).neg().exp()"))
+    assert done(root, *command).generated == 2
+    assert before.items() <= commits(root).items(), "older rows are left alone"
+    assert len([row for row in cells(root).values() if row["method"] == "custom"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("return obs.key.float().norm(dim=-1).double()", "a score is torch.float32 [2, "),
+        ("return obs.key.float()[0, :, 0]", "a score is torch.float32 [2, "),
+        ("return None", "gave NoneType in layer 0"),
+        ("return 1 / 0", "ZeroDivisionError"),
+        ("return obs.column_sums", "its `needs` does not declare it"),
+    ],
+)
+def test_a_score_of_the_wrong_kind_is_its_own_cells_error_in_both_paths(folder, body, words):
+    (folder / "mine.py").write_text(scorer(body))
+    family = "qwen2_5_vl"
+    made, fine = build("methods.custom.path=mine.py"), build(f"methods.custom.path={EXAMPLE}")
+    cells_ = [common.cell(made, 9, name="broken"), common.cell(fine, 9, name="fine")]
+    for run in (common.together, common.alone):
+        broken, other = run(zoo.model(family), family, common.encoded(family), cells_)
+        assert broken.status == "error" and words in broken.error and other.status == "ok"
+
+
+# ---------------------------------------------------------------- refusals
+
+BAD = {
+    "nothing": (None, "needs a file"),
+    "missing": ("missing.py", "does not exist"),
+    "a folder": (".", "is not a Python file"),
+    "syntax": ("def x(:\n", "is not valid Python: invalid syntax (line 1)"),
+    "import": (
+        "import no_such_module\n",
+        "cannot be imported: ModuleNotFoundError: No module named 'no_such_module' (line 1)",
+    ),
+    "exception": ("x = 1\n\ny = x / 0\n", "cannot be imported: ZeroDivisionError: division by zero (line 3)"),
+    "exit": ("import sys\nsys.exit('bye')\n", "cannot be imported: SystemExit: bye (line 2)"),
+    "no scorer": ("from mmkv_bench.compression.scorers.window import WindowScorer\n", "defines no scorer"),
+    "not finished": (HEAD + "class A(Scorer):\n    pass\n", "A of bad.py lacks key, score"),
+    "several": (scorer() + "class Two(Mine):\n    pass\n", "several scorer classes (Mine, Two)"),
+    "beside": ("import neighbour\n", "imports neighbour in line 1, which the cell's checksum would not cover"),
+    "relative": ("from . import neighbour\n", "imports a module relative to it"),
+    "arguments": (scorer(), "takes no 'pwoer'; did you mean 'power'"),
+    "refused": (
+        scorer(fields="def __post_init__(self):\n        raise ValueError('too much')"),
+        "cannot be built: ValueError: too much",
+    ),
+    "not text": (b"\xff\xfe", "cannot be read"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_file_that_cannot_be_used_is_refused_in_one_sentence(case, folder, capsys):
+    content, words = BAD[case]
+    (folder / "neighbour.py").write_text("x = 1\n")
+    path = content if content in ("missing.py", ".") else "bad.py"
+    if path == "bad.py" and content:
+        (folder / path).write_bytes(content if isinstance(content, bytes) else content.encode())
+    overrides = ["method=custom"] + ([] if content is None else [f"methods.custom.path={path}"])
+    code = main(
+        [*overrides, *(["methods.custom.args={pwoer: 1}"] if case == "arguments" else []), "out=rows", "limit=1"]
+    )
+    said = capsys.readouterr()
+    assert code == 2 and said.out == ""
+    assert said.err.startswith("mmkv_bench: ") and said.err.count("\n") == 1 and words in said.err
+    assert not (folder / "rows").exists()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (
+            ("methods.custom.path=mine.py", "methods.custom.name=Mnie"),
+            "Mnie is no part of mine.py; did you mean 'Mine'",
+        ),
+        (("methods.custom.path=mine.py", "methods.custom.args=3"), "where keys are needed"),
+        (("methods.custom.pth=mine.py",), "unknown key 'pth'"),
+        (("method=snapkv", "methods.snapkv.args.x=1"), "snapkv has no args"),
+        (("method=snapkv", "methods.snapkv.scorer._target_=mine.Mine"), "outside this package"),
+    ],
+)
+def test_other_requests_that_make_no_sense_are_refused(overrides, words, folder):
+    (folder / "mine.py").write_text(scorer())
+    with pytest.raises(ConfigError) as refused:
+        config = compose(["method=custom", *overrides] if not overrides[0].startswith("method=") else overrides)
+        build_methods(config, method_defaults([*config.methods, "full"]))
+    assert words in str(refused.value)
+
+
+# ---------------------------------------------------------------- the check of one's own file
+
+
+def broken(folder: Path, text: str) -> list[str]:
+    (folder / "mine.py").write_text(text)
+    made = check_method.method("mine.py")
+    return [check.__name__ for check in check_method.CHECKS[:6] if said(check, made) is not None]
+
+
+def said(check, made) -> str | None:
+    try:
+        return check(made)
+    except Exception as error:  # noqa: BLE001 - as the command does
+        return str(error)
+
+
+def test_the_check_finds_each_broken_promise(folder):
+    norm = "obs.key.float().norm(dim=-1)"
+    assert broken(folder, scorer()) == []
+    assert broken(folder, scorer(key="()")) == ["equal_keys_give_equal_scores"]
+    assert broken(folder, scorer(f"return {norm} * (1 if budget > 5 else -1)")) == ["equal_keys_give_equal_scores"]
+    assert "nothing_is_remembered" in broken(folder, scorer("import torch; return torch.rand(obs.key.shape[:2])"))
+    assert "nothing_is_written_to" in broken(folder, scorer(f"obs.key.mul_(2); return {norm}"))
+    assert broken(folder, scorer(f"return {norm} / 0 * 0")) != []
+    draw = "import torch; return torch.rand(obs.key.shape[:2], generator=obs.generator(seed))"
+    assert broken(folder, scorer(draw)) == ["seeds_matter_only_if_declared"]
+    assert broken(folder, scorer(draw, fields="stochastic = True")) == []
+    greedy = """
+from mmkv_bench.compression.selectors.topk import TopK
+class All(TopK):
+    def select(self, scores, caps, protected, order=None, types=None):
+        return super().select(scores, caps * 0 + scores.shape[1] - 1, protected, order, types)
+"""
+    assert "the_budget_is_kept" in broken(folder, scorer() + greedy)
+
+
+def test_the_check_runs_the_example_through_the_embedded_model(capsys):
+    assert check_method.main([str(EXAMPLE), "power=2"]) == 0
+    text = capsys.readouterr().out
+    assert "8 of 8 promises are kept" in text and "BROKEN" not in text and "ValueNormScorer(power=2.0)" in text
+
+
+def test_the_check_refuses_what_is_no_method(capsys, folder):
+    assert check_method.main(["nothing.py"]) == 2
+    assert check_method.main([str(EXAMPLE), "power"]) == 2
+    assert "does not exist" in (err := capsys.readouterr().err) and "'power' is no setting" in err
+    assert custom.ROLES.keys() == {"scorer", "allocator", "selector", "reducer", "decoding"}
+    assert torch.is_tensor(check_method.prompt(3, 1, 1, check_method.method(str(EXAMPLE)))[0].key)
