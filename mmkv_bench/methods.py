@@ -152,9 +152,11 @@ def _outside(plain: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def parameters_json(plain: Mapping[str, Any]) -> str:
-    """Flat parameters of an effective node as sorted JSON, for the `parameters` column."""
-    return json.dumps(flat_parameters(plain), sort_keys=True)
+def parameters_json(plain: Mapping[str, Any], decoding: str | None = None) -> str:
+    """Flat parameters of an effective node as sorted JSON, for the `parameters` column; `decoding` describes a decode
+    policy that the user put in place of the file's."""
+    own = {} if decoding is None else {DECODING: decoding}
+    return json.dumps(flat_parameters(plain) | own, sort_keys=True)
 
 
 def settled(plain: Mapping[str, Any], compressor: Compressor) -> dict[str, Any]:

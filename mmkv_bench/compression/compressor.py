@@ -111,12 +111,14 @@ class Compressor:
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
         """What could not be done as asked for this prompt, as enumerated names for the row."""
+        decoding = () if self.decoding is None else self.decoding.fallbacks(min(budget, length))
         if self.unbudgeted:
-            return ()
+            return decoding
         if length <= budget:
-            return ("prompt_within_budget",)
+            return ("prompt_within_budget", *decoding)
         parts = (self.scorer, self.allocator, self.selector)
-        return tuple(dict.fromkeys(name for part in parts for name in part.fallbacks(budget, length, types)))
+        names = [name for part in parts for name in part.fallbacks(budget, length, types)]
+        return tuple(dict.fromkeys([*names, *decoding]))
 
     def outcome(self, context: Context) -> tuple[str, ...]:
         """What turned out to be impossible once the prompt was divided, beside `fallbacks`."""

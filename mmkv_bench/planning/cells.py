@@ -14,6 +14,7 @@ from mmkv_bench.compression.budget import Budget
 from mmkv_bench.config import as_list
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.methods import (
+    DECODING,
     FULL,
     OUTSIDE,
     build_compressor,
@@ -112,12 +113,13 @@ class Cell:
 @dataclass(frozen=True)
 class Method:
     """One method of a run under one reading. `plain` is the effective node (see `methods.effective`), which names the
-    calibrations that it was built with by their checksums."""
+    calibrations that it was built with by their checksums; `decoding` describes a decode policy of the user's own."""
 
     name: str
     plain: Mapping[str, Any]
     compressor: Compressor
     tuned: bool
+    decoding: str | None = None
 
     @property
     def is_full(self) -> bool:
@@ -196,7 +198,15 @@ def _methods(
             plain = settled(effective(name, node, reading, default), compressor)
             tuned = _identity_of(plain) != _identity_of(_untouched(name, node, default, reading, plain, compressor))
             used = {} if calibrations is None else calibrations.taken()
-            yield Method(name, with_checksums(plain, used), compressor, tuned)
+            own_decoding = str(compressor.decoding) if _written(node) != _written(default) else None
+            yield Method(name, with_checksums(plain, used), compressor, tuned, own_decoding)
+
+
+def _written(node: DictConfig) -> Any:
+    """A node's decode policy as it is written: a flat parameter that it refers to makes no other policy of it."""
+    from omegaconf import OmegaConf
+
+    return OmegaConf.to_container(node, resolve=False).get(DECODING)
 
 
 def _untouched(
@@ -275,7 +285,7 @@ def _cell(
         budget_entries=None if budget is None else budget.entries,
         budget_fraction=None if budget is None else budget.fraction_text,
         seed=seed,
-        parameters="{}" if method.is_full else parameters_json(method.plain),
+        parameters="{}" if method.is_full else parameters_json(method.plain, method.decoding),
         tuned=method.tuned,
         allocation_scope=None if method.is_full else method.compressor.scope,
         dtype=facts.dtype,

@@ -75,6 +75,8 @@ def test_one_override_or_one_variant_puts_kivi_behind_a_method():
     line = f"{{_target_: {TARGET}, bits: 4}}"
     (cell,) = cells("method=snapkv", "baseline=none", f"methods.snapkv.decoding={line}", "budget=32")
     assert cell.compressor.decoding == KIVI(4) and cell.tuned and cell.budget.entries == 32
+    shown = json.loads(cell.parameters)["decoding"]
+    assert shown == "KIVI(bits=4, group=32, residual=128, flush='before')", "a row says what was put behind the method"
     several = cells(
         "method=[snapkv,h2o_decode]",
         "baseline=none",
@@ -84,8 +86,9 @@ def test_one_override_or_one_variant_puts_kivi_behind_a_method():
     found = {one.method: one.compressor.decoding for one in several}
     assert found == {"snapkv": None, "h2o_decode": HeavyHitters(), "snapkv_kivi4": KIVI(4), "h2o_kivi4": KIVI(4)}
     assert len({one.cell for one in several}) == 4
+    assert all("decoding" not in json.loads(one.parameters) for one in several[:2])
     (plain,) = cells("method=h2o_decode", "baseline=none", "methods.h2o_decode.decoding=null")
-    assert plain.compressor.decoding is None
+    assert plain.compressor.decoding is None and json.loads(plain.parameters)["decoding"] == "None"
 
 
 def test_policies_are_never_mixed_and_mistakes_are_named():

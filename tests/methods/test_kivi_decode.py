@@ -74,6 +74,8 @@ def test_kivi_alone_and_after_any_eviction_forks_as_it_runs_alone(name):
     forks = common.assert_forks_equal_alone(model, name, prompt, cells, common.rules(model, 12))
     for one, fork in zip(cells, forks, strict=True):
         assert fork.tokens_from_compressed >= 11
+        few = min(one.entries(fork.context_tokens), fork.context_tokens) < RESIDUAL
+        assert ("within_residual" in fork.fallback) == few, "who asks for bits and gets none is told"
         if one.budget is None:
             assert fork.budget_entries is None and fork.entries_asked is None and fork.fallback == []
             assert fork.entries_resident == fork.context_tokens * len(fork.kept) * len(fork.kept[0])

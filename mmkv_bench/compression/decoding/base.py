@@ -75,6 +75,11 @@ class DecodePolicy(ABC):
     def layer(self, start: Start) -> CompressedLayer:
         """The layer that takes the place of the full one."""
 
+    def fallbacks(self, entries: int) -> tuple[str, ...]:
+        """Names of what could not be done as the parameters ask with so many entries per KV head; see
+        ``Scorer.fallbacks``."""
+        return ()
+
     def query_positions(self, cache: CompressedCache, position_ids: Tensor) -> Tensor:
         """Position ids ``[3|4, 1, n]`` or ``[1, n]`` that the model shall use instead of the true ones: only to reproduce
         a released code that errs there."""

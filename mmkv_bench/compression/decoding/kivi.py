@@ -32,6 +32,9 @@ class KIVI(DecodePolicy):
     fed after the reduction (the last one under ``strict``, the question under ``query_agnostic``) are attended to in
     full precision once, like the rest of the prompt.
 
+    Fewer entries than R all fit the residual: nothing is quantised until the answer has made them R, and the row says
+    `fallback=within_residual`. With eviction, R should therefore be well below the budget.
+
     Every step dequantises a whole layer for the attention kernel and drops that copy again: the stored bytes are those
     of the packed entries, the speed is not that of the paper's fused kernels.
 
@@ -78,6 +81,9 @@ class KIVI(DecodePolicy):
                 "whole bytes; allowed: a group that divides the head; set group to such a size"
             )
         return group
+
+    def fallbacks(self, entries: int) -> tuple[str, ...]:
+        return ("within_residual",) if entries < self.residual else ()
 
     def layer(self, start: Start) -> CompressedLayer:
         from mmkv_bench.compression.decoding.quantised_layer import QuantisedLayer
