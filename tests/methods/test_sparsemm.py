@@ -127,6 +127,14 @@ def test_caps_by_hand(table, kv_heads, budget, caps):
     assert allocator.model_caps(budget, 1000, 2, kv_heads) == caps
 
 
+def test_what_may_fall_short_is_declared():
+    zero, some = artefact([[0.0, 0.0]], 2), artefact([[0.0, 1.0]], 2)
+    assert HeadScores(zero).falls_short and HeadScores(some, surplus="drop").falls_short
+    assert not HeadScores(some).falls_short and not HeadScores(zero, scores="random").falls_short
+    assert not HeadScores("auto").falls_short and not HeadScores(some, surplus="drop").exceeds
+    assert HeadScores(some, surplus="drop", rounding="nearest").exceeds
+
+
 def test_the_floor_is_counted_once():
     """Equation 14 of the paper adds r to a term that contains it: the total would be r * L * Hkv above the budget."""
     caps = HeadScores(artefact([[1, 2], [3, 4]], 2), window=0).model_caps(100, 10**6, 2, 2)

@@ -97,7 +97,9 @@ class HeadScores(Allocator):
 
     @property
     def falls_short(self) -> bool:
-        return self.rounding == "nearest" or self.surplus == "drop"
+        measured = isinstance(self.calibration, Mapping) and self.scores == "calibrated"
+        blank = measured and not any(any(row) for row in self.calibration["scores"])
+        return self.rounding == "nearest" or self.surplus == "drop" or blank
 
     @staticmethod
     def needs_calibration(parameters: Mapping[str, Any]) -> bool:
