@@ -19,7 +19,8 @@ class FixedDistance(Holding):
         anchor: "newest": the entry d places before the newest one goes, PrefixKV's text ("a fixed distance to the latest
             generated token"). "prefill": the entry at the fixed place ``m - d`` goes, m being what the head held when the
             answer began, ElasticCache's "fixed truncation location" near the end of the instruction; both releases.
-            The two are the same place in a cache that has not grown (hold=size). In a cache too short for d, "newest" takes place 1 (after the first token) and "prefill" place ``m // 2``, as PrefixKV's release.
+            The two are the same place in a cache that has not grown (hold=size). In a cache too short for d, "newest"
+            takes place 1 (after the first token) and "prefill" place ``m // 2``, as PrefixKV's release.
 
     Paper and code: the release of PrefixKV uses anchor=prefill and positions=cached. It compares with the evicted
     fraction of its file, this class with the share that was kept. In a cache shorter than d ElasticCache's release
