@@ -356,15 +356,14 @@ def test_methods_that_need_visual_tokens_refuse_text_and_the_others_do_not(name)
                 assert result.status == "ok", result.error
 
 
-@pytest.mark.parametrize("reverse", [False, True])
-def test_the_order_of_methods_and_samples_changes_no_answer(reverse):
-    """Everything at once through the fork engine, in both orders, against each method's own order of two samples."""
+def test_the_order_of_methods_and_samples_changes_no_answer():
+    """Everything at once through the fork engine: methods and samples forwards, and both backwards."""
     family = "qwen2_5_vl"
     model = zoo.model(family)
     prompts = [common.encoded(family, zoo.prompt(family, seed), identity=f"zoo/{seed}") for seed in (0, 1)]
     cells = [common.cell(of_model(name, model), 12) for name in NAMES]
     forward = answers(model, family, prompts, cells)
-    turned = answers(model, family, prompts[::-1] if reverse else prompts, cells[::-1])
+    turned = answers(model, family, prompts[::-1], cells[::-1])
     assert forward == turned and {status for _, status, _, _ in forward.values()} == {"ok"}
 
 

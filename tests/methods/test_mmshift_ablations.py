@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 
 from mmkv_bench.calibrate.artefact import Calibrations
 from mmkv_bench.compression.budget import Budget
@@ -236,6 +237,18 @@ def built(name: str, reading: str = "paper", changes=None):
 )
 def test_every_ablation_is_an_option_of_the_command(table, row, changes, want):
     assert shipped(**changes) == want, f"table {table}, {row}"
+
+
+def test_the_shipped_experiment_has_every_table_once():
+    config, default = compose(["experiment=mmshift_ablations"]), method_defaults(["mmshift"])["mmshift"]
+    assert {name.partition("_")[0] for name in config.variants} == {f"t{n}" for n in (5, 6, 7, 8, 10, 11, 12, 13)}
+    built_ones = {}
+    for name, changes in config.variants.items():
+        assert changes.base == "mmshift"
+        node = OmegaConf.merge(default, {key: value for key, value in changes.items() if key != "base"})
+        built_ones[name] = build_compressor(name, node, "paper", default).scorer
+    assert len({one.key(64, 500) for one in built_ones.values()}) == len(built_ones)
+    assert MMShiftScorer().key(64, 500) not in {one.key(64, 500) for one in built_ones.values()}
 
 
 def test_last_attn_is_what_remains_without_proxies():
