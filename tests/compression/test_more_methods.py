@@ -489,7 +489,7 @@ def test_shipped_defaults_are_the_documented_ones():
 def test_released_readings_change_what_the_releases_change():
     assert shipped("pyramidkv", "released").allocator == Pyramid(step="floored")
     assert shipped("adakv", "released").allocator == HeadPool(normalize=True, rounding="nearest")
-    for name in ("h2o", "last_query", "blind"):
+    for name in ("last_query", "blind"):
         assert replace(shipped(name, "released"), reading="paper") == shipped(name)
 
 
