@@ -50,6 +50,7 @@ def scorer(
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)  # as `python -m` does with the working directory
     return tmp_path
 
 
@@ -223,20 +224,24 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_a_file_that_cannot_be_used_is_refused_in_one_sentence(case, folder, capsys):
+def test_a_file_that_cannot_be_used_is_refused_with_the_reason(case, folder):
     content, words = BAD[case]
     (folder / "neighbour.py").write_text("x = 1\n")
     path = content if content in ("missing.py", ".") else "bad.py"
     if path == "bad.py" and content:
         (folder / path).write_bytes(content if isinstance(content, bytes) else content.encode())
-    overrides = ["method=custom"] + ([] if content is None else [f"methods.custom.path={path}"])
-    code = main(
-        [*overrides, *(["methods.custom.args={pwoer: 1}"] if case == "arguments" else []), "out=rows", "limit=1"]
-    )
+    overrides = [] if content is None else [f"methods.custom.path={path}"]
+    with pytest.raises(ConfigError) as refused:
+        build(*overrides, *(["methods.custom.args={pwoer: 1}"] if case == "arguments" else []))
+    assert words in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_refusal_is_one_sentence_without_a_trace_and_leaves_nothing_behind(folder, capsys):
+    (folder / "bad.py").write_text("x = 1 / 0\n")
+    assert main(["method=custom", "methods.custom.path=bad.py", "out=rows", "limit=1"]) == 2
     said = capsys.readouterr()
-    assert code == 2 and said.out == ""
-    assert said.err.startswith("mmkv_bench: ") and said.err.count("\n") == 1 and words in said.err
-    assert not (folder / "rows").exists()
+    assert said.out == "" and said.err.startswith("mmkv_bench: bad.py cannot be imported: ZeroDivisionError")
+    assert said.err.count("\n") == 1 and sorted(path.name for path in folder.iterdir()) == ["bad.py"]
 
 
 @pytest.mark.parametrize(

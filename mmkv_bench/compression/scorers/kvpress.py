@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from mmkv_bench.compression.observation import Observation
 
-CHECKED = ("0.4.0", "0.4.3", "0.5.0", "0.5.3", "0.5.4", "0.5.5")
+CHECKED = ("0.4.3", "0.5.3", "0.5.5")
 """Versions whose presses were run beside the pinned torch and transformers."""
 _INSTALL = f"pip install 'mmkv-bench[kvpress]' && pip install --no-deps kvpress=={CHECKED[-1]}"
 _HINTS = {
