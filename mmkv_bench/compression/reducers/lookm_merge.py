@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from mmkv_bench.compression.reducers.base import Reducer
 from mmkv_bench.compression.reducers.evict import Evict
-from mmkv_bench.compression.statistics.tiles import row_blocks
+from mmkv_bench.compression.statistics.tiles import head_blocks, row_blocks
 from mmkv_bench.errors import ConfigError, UnsupportedError, nearest
 
 if TYPE_CHECKING:
@@ -102,12 +102,16 @@ class LookMMerge(Reducer):
 
         heads, slots, dim = kept.shape
         total = torch.zeros(kept.shape, dtype=torch.float32, device=kept.device)
-        for start, end in row_blocks(rows.shape[1], heads * slots, kept.device):
-            part = rows[:, start:end, None].expand(-1, -1, dim)
-            # A product with the assignment matrix: unlike scattered additions, the same on every run of an accelerator.
+        for start, end in row_blocks(rows.shape[1], heads * (slots if kept.is_cuda else dim), kept.device):
+            source = old.gather(1, rows[:, start:end, None].expand(-1, -1, dim)).float()
+            target, share = slot[:, start:end], weight[:, start:end]
+            if not kept.is_cuda:  # additions run in order there
+                target = target + torch.arange(heads, device=kept.device)[:, None] * slots
+                total.view(-1, dim).index_add_(0, target.flatten(), (source * share[..., None]).flatten(0, 1))
+                continue
+            # A product with the assignment matrix: unlike scattered additions, the same on every run.
             assigned = torch.zeros(heads, end - start, slots, device=kept.device)
-            assigned.scatter_(2, slot[:, start:end, None], weight[:, start:end, None])
-            total += torch.bmm(assigned.transpose(1, 2), old.gather(1, part).float())
+            total += torch.bmm(assigned.scatter_(2, target[..., None], share[..., None]).transpose(1, 2), source)
         own, count = kept.float(), count[..., None]
         summed = own * (1 + count / 2) + total / 2 if self.merge == "pivot" else own + total
         return torch.where(count > 0, summed / (count + 1), own).to(kept.dtype)
@@ -135,9 +139,11 @@ def _nearest_kept(key: Tensor, rows: Tensor, kept: Tensor, real: Tensor) -> tupl
     units = normalize(kept.float(), dim=-1).transpose(1, 2)
     cosine = torch.empty(rows.shape, dtype=torch.float32, device=key.device)
     slot = torch.empty_like(rows)
-    for start, end in row_blocks(rows.shape[1], kept.shape[0] * kept.shape[1], key.device):
-        part = rows[:, start:end, None].expand(-1, -1, key.shape[-1])
-        alike = torch.bmm(normalize(key.gather(1, part).float(), dim=-1), units)
-        alike.masked_fill_(~real[:, None], -torch.inf)
-        cosine[:, start:end], slot[:, start:end] = alike.max(-1)
+    for first, last in head_blocks(len(key), kept.shape[1], key.device):
+        some = slice(first, last)
+        for start, end in row_blocks(rows.shape[1], (last - first) * kept.shape[1], key.device):
+            part = rows[some, start:end, None].expand(-1, -1, key.shape[-1])
+            alike = torch.bmm(normalize(key[some].gather(1, part).float(), dim=-1), units[some])
+            alike.masked_fill_(~real[some, None], -torch.inf)
+            cosine[some, start:end], slot[some, start:end] = alike.max(-1)
     return cosine, slot

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mmkv_bench.compression.statistics.tiles import row_blocks
+from mmkv_bench.compression.statistics.tiles import head_blocks, row_blocks
 
 LOWEST = -87.0  # exp of less is subnormal in float32
 
@@ -44,11 +44,19 @@ def column_sums(query: Tensor, key: Tensor, scaling: float, offset: int = 0) -> 
         scaling: factor of the scores.
         offset: tokens before this chunk; add the sums of all chunks to get those of the whole prompt.
     """
-    heads, total, dim = key.shape
+    heads, total, _ = key.shape
     query = query.view(heads, -1, *query.shape[1:])
+    sums = torch.zeros(heads, total, dtype=torch.float32, device=key.device)
+    for first, last in head_blocks(heads, query.shape[1] * total, key.device):
+        _add_column_sums(sums[first:last], query[first:last], key[first:last], scaling, offset)
+    return sums
+
+
+def _add_column_sums(sums: Tensor, query: Tensor, key: Tensor, scaling: float, offset: int) -> None:
+    """Add the column sums of a few heads, ``query [h, g, n, D]`` and ``key [h, S, D]``, to ``sums [h, S]``."""
+    heads, total, dim = key.shape
     group, rows = query.shape[1:3]
     keys = key.float().transpose(1, 2)
-    sums = torch.zeros(heads, total, dtype=torch.float32, device=key.device)
     for start, end in row_blocks(rows, heads * group * total, key.device):
         n, seen = end - start, offset + end  # the last row of the block sees `seen` keys
         block = query[:, :, start:end].reshape(heads, group * n, dim).float() * scaling
@@ -57,7 +65,6 @@ def column_sums(query: Tensor, key: Tensor, scaling: float, offset: int = 0) -> 
         scores.view(heads, group, n, seen)[..., seen - n :].masked_fill_(future, float("-inf"))
         weight = exponentials(scores, masked=True)
         sums[:, :seen] += torch.bmm(weight.unsqueeze(1), scores).squeeze(1)
-    return sums
 
 
 def window_mass(tail: Tensor, key: Tensor, scaling: float) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mmkv_bench.compression.statistics.attention import exponentials
-from mmkv_bench.compression.statistics.tiles import row_blocks
+from mmkv_bench.compression.statistics.tiles import head_blocks, row_blocks
 
 
 def map_entropy(query: Tensor, key: Tensor, scaling: float) -> float:
@@ -29,12 +29,15 @@ def map_entropy(query: Tensor, key: Tensor, scaling: float) -> float:
     group, rows = query.shape[1:3]
     keys = key.float().transpose(1, 2)
     entropy = torch.zeros((), dtype=torch.float64, device=key.device)
-    for start, end in row_blocks(rows, heads * group * total, key.device):
-        block = query[:, :, start:end].reshape(heads, -1, dim).float() * scaling
-        scores = torch.bmm(block, keys)
-        scores *= exponentials(scores, masked=False).unsqueeze(-1)
-        mean = scores.view(heads * group, end - start, total).mean(0)
-        entropy += torch.special.entr(mean).sum(-1).double().sum()
+    together = list(head_blocks(heads, group * total, key.device))
+    for start, end in row_blocks(rows, together[0][1] * group * total, key.device):
+        mean = torch.zeros(end - start, total, dtype=torch.float32, device=key.device)
+        for first, last in together:
+            block = query[first:last, :, start:end].reshape(last - first, -1, dim).float() * scaling
+            scores = torch.bmm(block, keys[first:last])
+            scores *= exponentials(scores, masked=False).unsqueeze(-1)
+            mean += scores.view(-1, end - start, total).sum(0)
+        entropy += torch.special.entr(mean / (heads * group)).sum(-1).double().sum()
     return float(entropy) / rows
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mmkv_bench.compression.statistics.attention import exponentials
 from mmkv_bench.compression.statistics.nucleus import nucleus
-from mmkv_bench.compression.statistics.tiles import row_blocks
+from mmkv_bench.compression.statistics.tiles import head_blocks, row_blocks
 
 
 def group_mass(
@@ -118,8 +118,8 @@ def group_votes(
         cover: see ``nucleus``.
     """
     votes = torch.zeros(key.shape[:2], dtype=torch.float32, device=key.device)
-    for mass in adjusted_mass(query, key, scaling, groups, **adjust):
-        votes[:, : mass.shape[-1]] += nucleus(mass.contiguous(), tau, cover).sum((1, 2))
+    for heads, mass in _by_heads(query, key, scaling, groups, **adjust):
+        votes[heads, : mass.shape[-1]] += nucleus(mass.contiguous(), tau, cover).sum((1, 2))
     return votes
 
 
@@ -130,6 +130,18 @@ def total_mass(query: Tensor, key: Tensor, scaling: float, groups: int, **adjust
         query, key, scaling, groups: see ``group_mass``; adjust: keywords of ``adjusted_mass``.
     """
     total = torch.zeros(key.shape[:2], dtype=torch.float32, device=key.device)
-    for mass in adjusted_mass(query, key, scaling, groups, **adjust):
-        total[:, : mass.shape[-1]] += mass.sum((1, 2))
+    for heads, mass in _by_heads(query, key, scaling, groups, **adjust):
+        total[heads, : mass.shape[-1]] += mass.sum((1, 2))
     return total
+
+
+def _by_heads(
+    query: Tensor, key: Tensor, scaling: float, groups: int, *, anchor: Tensor | None = None, **adjust
+) -> Iterator[tuple[slice, Tensor]]:
+    """``adjusted_mass`` of a few KV heads at a time, with the heads that each block belongs to."""
+    share = query.shape[0] // key.shape[0]
+    for first, last in head_blocks(key.shape[0], share * key.shape[1], key.device):
+        own = None if anchor is None else anchor[first:last]
+        some = query[first * share : last * share]
+        for mass in adjusted_mass(some, key[first:last], scaling, groups, anchor=own, **adjust):
+            yield slice(first, last), mass

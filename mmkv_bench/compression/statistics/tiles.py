@@ -11,6 +11,14 @@ CPU_TILE = 2**20
 ACCELERATOR_TILE = 2**24
 
 
+ROWS = 64  # of a head in one product: with fewer, as many heads at once leave it short of arithmetic
+
+
+def head_blocks(heads: int, width: int, device: torch.device) -> Iterator[tuple[int, int]]:
+    """Ranges ``(start, end)`` over ``heads`` such that ``ROWS`` rows of ``width`` values in each of them fit one tile."""
+    return row_blocks(heads, ROWS * width, device)
+
+
 def row_blocks(rows: int, width: int, device: torch.device) -> Iterator[tuple[int, int]]:
     """Ranges ``(start, end)`` over ``rows`` such that a block of ``width`` values per row fits one tile.
 
