@@ -309,3 +309,13 @@ def test_expected_logits_do_not_depend_on_tiles(small_tiles):
     assert math.isclose(
         float(expected_logits(key, mean, None, 0.5)[0, 0, 0]), float(mean[0] @ key[0, 0] * 0.5), rel_tol=1e-5
     )
+
+
+def test_moments_leave_their_input_alone_in_every_dtype():
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        x = torch.randn(5, 3, generator=torch.Generator().manual_seed(0)).to(dtype)
+        before = x.clone()
+        moments = ElementMoments()
+        moments.add(x)
+        assert torch.equal(x, before)
+        torch.testing.assert_close(moments.std(), before.double().std(0, correction=0))

@@ -22,9 +22,9 @@ class ElementMoments:
             self._sum = torch.zeros(x.shape[-1], dtype=torch.float64, device=x.device)
             self._squares = torch.zeros_like(self._sum)
         for block in x.split(ROWS):
-            block = block.double()
+            block = block.to(torch.float64, copy=True)  # squared in place below
             self._sum += block.sum(0)
-            self._squares += block.square_().sum(0) if block is not x else block.square().sum(0)
+            self._squares += block.square_().sum(0)
         self.count += x.shape[0]
 
     def mean(self) -> Tensor:
