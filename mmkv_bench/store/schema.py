@@ -16,6 +16,22 @@ SCHEMA_VERSION = 1
 STATUSES = ("ok", "oom", "timeout", "nan", "error")
 FAILURES = STATUSES[1:]
 
+FALLBACKS = {
+    "prompt_within_budget": "the prompt has no more tokens than the budget; nothing was evicted, the answer is that of full",
+    "window_reduced": "fewer queries were observed than asked: min(window, C // 2) or the prompt allows no more; see "
+    "window_effective",
+    "within_residual": "KIVI: fewer entries stay than its residual holds; the prompt's entries are in full precision",
+    "statistics_undefined": "expected_attention: too few queries for a covariance; entries were ranked by position",
+    "single_modality": "a prompt of text alone or visual tokens alone, where the method divides between the two",
+    "no_visual_tokens": "a prompt without visual tokens, where the method ranks text before them or compares the two",
+    "no_text_tokens": "hybridkv: a prompt of visual tokens alone; sparsity was measured on all its rows",
+    "text_over_budget": "there is more text than a method that puts text first has entries for",
+    "chunk_reduced": "hybridkv: the budget of a dynamic head is smaller than one chunk",
+    "infeasible_allocation": "hybridkv: r asks for more than the budget; dynamic heads got less",
+    "oracle_no_answer_step": "oracle: the answer has no token that is decoded from the cache, so it knows nothing",
+}
+"""Names in the column `fallback` that built-in methods give, and what they mean. Parts of a user's may give others."""
+
 TEXT, INT, FLOAT, BOOL = pa.string(), pa.int64(), pa.float64(), pa.bool_()
 TIME = pa.timestamp("us", tz="UTC")
 TEXTS, INTS, COUNTS = pa.list_(pa.string()), pa.list_(pa.int32()), pa.list_(pa.list_(pa.int32()))
@@ -64,9 +80,7 @@ RESPONSE_COLUMNS = (
     _when_ok("prompt_hash", TEXT, "hash of the prompt (text and images) that was answered"),
     _must("status", TEXT, "how generation ended; only ok rows have an answer", allowed=STATUSES),
     Column("error", TEXT, "message of the failure; null exactly when ok"),
-    _must(
-        "fallback", TEXTS, "enumerated reasons why less was done than asked, e.g. prompt_within_budget; may be empty"
-    ),
+    _must("fallback", TEXTS, "reasons why less was done than asked, by the names listed under Fallbacks; may be empty"),
     _when_ok("answer", TEXT, "decoded answer; null unless ok"),
     _when_ok("token_ids", INTS, "generated token ids, with the end token when it was generated", "token ids"),
     _when_ok("n_tokens", INT, "generated tokens", "tokens"),
@@ -233,6 +247,13 @@ def markdown() -> str:
             lines.append(
                 f"| `{column.name}` | {kind} | {column.unit} | {words[column.required]} | {column.doc}{allowed} |"
             )
+    lines += [
+        "",
+        "## Fallbacks",
+        "",
+        "What built-in methods write into `fallback`; a user's own parts may give other names.",
+    ]
+    lines += ["", "| name | meaning |", "|---|---|", *(f"| `{name}` | {doc} |" for name, doc in FALLBACKS.items())]
     return "\n".join(lines)
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import tempfile
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +25,7 @@ from store_examples import (
 )
 
 from mmkv_bench.errors import StoreError
-from mmkv_bench.store.schema import COLUMNS, RESPONSES, SCHEMAS, markdown
+from mmkv_bench.store.schema import COLUMNS, FALLBACKS, RESPONSES, SCHEMAS, markdown
 from mmkv_bench.store.store import Store
 
 
@@ -164,3 +167,24 @@ def test_every_column_is_documented():
                 assert column.unit == "seconds"
             if "bytes" in column.name:
                 assert column.unit == "bytes"
+
+
+def test_every_fallback_of_a_built_in_part_is_documented():
+    """Names are the string constants, docstrings aside, of the methods that give them."""
+    import mmkv_bench.compression
+
+    givers, found = ("fallbacks", "outcome", "answer_fallbacks"), set()
+    for file in Path(mmkv_bench.compression.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.FunctionDef) and node.name in givers:
+                body = node.body[1:] if ast.get_docstring(node) else node.body
+                constants = (part for statement in body for part in ast.walk(statement))
+                found |= {c.value for c in constants if isinstance(c, ast.Constant) and isinstance(c.value, str)}
+    names = {name for name in found if re.fullmatch(r"[a-z]+(_[a-z]+)+", name)}
+    assert names == set(FALLBACKS)
+    for name in names:
+        assert f"| `{name}` |" in markdown().split("## Fallbacks")[1]
+
+
+def test_the_page_of_rows_is_what_the_schema_prints():
+    assert (Path(__file__).parents[2] / "docs" / "rows.md").read_text() == markdown() + "\n"
