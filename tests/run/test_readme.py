@@ -41,6 +41,12 @@ def of_own() -> list[str]:
     return command
 
 
+def test_every_method_of_the_package_is_in_the_section_on_methods():
+    section = README.split("### Methods\n")[1].split("\n### ")[0]
+    missing = [file.stem for file in (ROOT / "conf" / "method").glob("*.yaml") if f"`{file.stem}`" not in section]
+    assert missing == []
+
+
 def test_the_example_is_the_file_that_it_names():
     ((name, content),) = ((name, content) for name, _, content in BLOCKS if name)
     assert (ROOT / name).read_text() == content
