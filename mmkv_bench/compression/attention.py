@@ -50,8 +50,9 @@ def _around(base: str) -> Callable:
         if layer is None:
             return stock(module, query, key, value, attention_mask, **kwargs)
         output = stock(module, query, *layer.attend(query, key, value, attention_mask), **kwargs)
-        layer.attended(query, module.scaling)
-        session.after_attention(module, query, layer)
+        with torch.no_grad():  # scores and evictions are no part of any gradient
+            layer.attended(query, module.scaling)
+            session.after_attention(module, query, layer)
         return output
 
     return attention
