@@ -202,6 +202,10 @@ def _check_value(override: Override, reference: Mapping[str, Any]) -> str:
         if path[0] == "datasets":
             _check_generation(path, override.value(), reference["datasets"][path[1]]["generation"])
         return "++" + text.lstrip("+")
+    if path == ["variants"] and override.value() != {}:
+        raise ConfigError(
+            f"{text}: variants are given one by one; allowed: 'variants.<name>={{base: <method>, <parameter>: <value>}}'"
+        )
     old = _look_up(path, reference, text)
     if override.is_add():
         raise ConfigError(

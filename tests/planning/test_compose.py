@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 import pytest
 import yaml
 from omegaconf import OmegaConf
@@ -81,6 +83,20 @@ def test_every_released_value_belongs_to_a_parameter_of_its_method():
 )
 def test_methods_and_datasets_are_chosen_singly_or_as_a_list(overrides, methods, datasets):
     assert chosen(*overrides) == (methods, datasets)
+
+
+def test_variants_given_all_at_once_are_refused_with_the_way_that_works():
+    for plus in ("", "+"):
+        with pytest.raises(ConfigError, match=r"variants are given one by one; allowed: 'variants\.<name>="):
+            compose([f"{plus}variants={{x: {{base: snapkv, window: 8}}}}"])
+
+
+@pytest.mark.parametrize("page", sorted((conf_dir().parent / "docs").glob("*.md")), ids=lambda page: page.stem)
+def test_the_command_lines_of_the_docs_compose(page):
+    start = "    python -m mmkv_bench "
+    for line in page.read_text().splitlines():
+        if line.startswith(start):
+            compose(shlex.split(line.removeprefix(start), comments=True))
 
 
 def test_method_parameters_are_overridden_in_place():
