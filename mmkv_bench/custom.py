@@ -66,6 +66,8 @@ def load(path: str | None, name: str | Sequence[str] | None = None) -> Source:
         raise ConfigError(
             f"method=custom needs a file; allowed: {_WHERE}.path=<file>.py with a subclass of Scorer; {_README}"
         )
+    if not isinstance(path, str):
+        raise ConfigError(f"{_WHERE}.path={path} is no path; allowed: a .py file, relative to the working directory")
     file = Path(path).expanduser()
     if file.suffix != ".py" or not file.is_file():
         what = "does not exist" if not file.exists() else "is not a Python file"

@@ -198,6 +198,12 @@ def test_a_score_of_the_wrong_kind_is_its_own_cells_error_in_both_paths(folder, 
 
 # ---------------------------------------------------------------- refusals
 
+
+def test_a_path_that_is_no_text_is_refused():
+    with pytest.raises(ConfigError, match=r"methods.custom.path=3 is no path; allowed: a .py file"):
+        custom.load(3)
+
+
 BAD = {
     "nothing": (None, "needs a file"),
     "missing": ("missing.py", "does not exist"),
