@@ -22,6 +22,8 @@ FORMAT = 1
 AUTO = "auto"
 """A spec: the committed artefact of the model that a run names, below `conf/calibration/<model name>/`."""
 METHODS = ("hybridkv", "mmshift", "prefixkv", "sparsemm")
+EMBEDDED_NAME = "tiny"
+"""model.name of the embedded model, which the command measures when no other is named."""
 DIGITS = 6
 """Decimals of every stored number: float noise of a kernel should not become another artefact."""
 
@@ -119,6 +121,8 @@ def load(method: str, spec: Any, model_name: str, model_fingerprint: str) -> Art
         raise CalibrationError(f"calibration={spec!r} is neither auto nor a path; give one of these")
     path = committed(method, model_name) if spec == AUTO else Path(spec).expanduser()
     make = f"make it with python -m mmkv_bench.calibrate {method}"
+    if model_name != EMBEDDED_NAME:  # without these the command measures the embedded model
+        make += f" --path <model.path> --name {model_name}"
     try:
         fields = json.loads(path.read_text())
     except FileNotFoundError:
@@ -136,7 +140,7 @@ def load(method: str, spec: Any, model_name: str, model_fingerprint: str) -> Art
     if artefact.model_fingerprint != model_fingerprint:
         raise CalibrationError(
             f"{_short(path)} was made for model {artefact.model} ({artefact.model_fingerprint}), and this run's is "
-            f"{model_name} ({model_fingerprint}); calibrations are valid for the very weights only: {make} for this model"
+            f"{model_name} ({model_fingerprint}); calibrations are valid for the very weights only: {make}"
         )
     return artefact
 

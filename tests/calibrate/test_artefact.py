@@ -163,6 +163,13 @@ def test_a_missing_file_is_refused(tmp_path):
         load("sparsemm", "auto", "mine", "m0")
 
 
+def test_the_command_that_a_refusal_names_measures_the_model_of_the_run(tmp_path):
+    for name, words in (("tiny", "sparsemm"), ("mine", "sparsemm --path <model.path> --name mine")):
+        with pytest.raises(CalibrationError) as refusal:
+            load("sparsemm", str(tmp_path / "gone.json"), name, "m0")
+        assert str(refusal.value).endswith(f"python -m mmkv_bench.calibrate {words}")
+
+
 @pytest.mark.parametrize("name", ["../tiny", "a/b", "", "/tmp", ".hidden"])
 def test_a_model_name_leads_nowhere_else(name):
     with pytest.raises(CalibrationError, match="is no plain name"):
