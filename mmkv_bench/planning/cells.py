@@ -140,7 +140,8 @@ def expand(config: DictConfig, facts: Facts, defaults: Mapping[str, DictConfig])
 
     Returns:
         Cells by dataset, protocol and, `full` first, method, reading, budget, seed, without duplicates; and one
-        sentence per pair of spellings or names that turned out to be the same cell.
+        sentence per pair of spellings or names that turned out to be the same cell, and per method that
+        reading=released does not change.
 
     Raises:
         ConfigError: two cells with one name, a method that cannot be built.
@@ -151,7 +152,7 @@ def expand(config: DictConfig, facts: Facts, defaults: Mapping[str, DictConfig])
     budgets = list(dict.fromkeys(Budget.parse(value) for value in as_list(config.budget)))
     seeds = list(dict.fromkeys(as_list(config.seed)))
     cells: dict[str, Cell] = {}
-    notes: dict[str, None] = {}
+    notes = {note: None for method in methods if (note := _without_release(method))}
     for dataset, protocol in product(config.datasets, dict.fromkeys(as_list(config.protocol))):
         for method in methods:
             for budget, seed in product(
@@ -163,6 +164,15 @@ def expand(config: DictConfig, facts: Facts, defaults: Mapping[str, DictConfig])
                     notes[f"{cell.label} is the same cell as {first.label}: it runs once, as {first.method}"] = None
     _refuse_shared_names(cells.values())
     return list(cells.values()), list(notes)
+
+
+def _without_release(method: Method) -> str | None:
+    """What a user who asked for the released reading is told of a method whose file has none."""
+    if method.is_full or method.compressor.reading != "released" or method.plain.get("released"):
+        return None
+    return (
+        f"reading=released changes no parameter of {method.name}, whose file has no released ones (see docs/methods.md)"
+    )
 
 
 def build_methods(config: DictConfig, defaults: Mapping[str, DictConfig]) -> list[Method]:

@@ -154,6 +154,10 @@ def _methods(config: DictConfig) -> None:
         reading = node.get("reading")
         for value in [] if reading is None else _values(f"methods.{name}.reading", reading):
             _one_of(f"methods.{name}.reading", value, schema.READINGS)
+        if reading is not None and node.base == FULL:
+            raise ConfigError(
+                f"methods.{name}.reading={reading} has no effect, {FULL} compresses nothing; allowed: no reading of its own"
+            )
 
 
 def _variants(config: DictConfig) -> None:

@@ -53,6 +53,15 @@ def test_only_stochastic_methods_have_seeds():
         assert (cell.seed is not None) == cell.compressor.scorer.stochastic
 
 
+def test_a_reading_that_changes_nothing_of_a_method_is_said():
+    both = "reading=[paper,released]"
+    notes = plan("method=[full,blind,snapkv]", both)[1]
+    assert notes == [
+        "reading=released changes no parameter of blind, whose file has no released ones (see docs/methods.md)"
+    ]
+    assert plan("method=[full,blind,snapkv]", "reading=paper")[1] == []
+
+
 @pytest.mark.parametrize(
     ("first", "second"),
     [
