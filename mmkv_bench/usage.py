@@ -28,11 +28,15 @@ _EXAMPLES = """\
   python -m mmkv_bench method=snapkv budget=32
   python -m mmkv_bench 'method=[full,snapkv,mmshift]' 'budget=[16,32,0.2]' 'dataset=[pages_walk,pages_lookup]'
   python -m mmkv_bench method=snapkv methods.snapkv.window=16
+  python -m mmkv_bench 'method=[h2o,keydiff]' methods.keydiff.reading=released
   python -m mmkv_bench method=mmshift 'variants.g3={base: mmshift, gamma: 3}'
   python -m mmkv_bench model=hf model.path=/models/my-vlm 'protocol=[paper,strict]' limit=100
   python -m mmkv_bench experiment=demo --json
   python -m mmkv_bench.launch processes=4 experiment=demo          split over processes or devices
-  python -m mmkv_bench.tables runs/default --format latex          print the table again"""
+  python -m mmkv_bench.tables runs/default --format latex          print the table again
+  python -m mmkv_bench.calibrate sparsemm --help                   what a method must know of a model beforehand
+  python -m mmkv_bench.check_method my_method.py                   what built-in methods promise, tested on your file
+  python -m mmkv_bench.store.pack runs/default                     rows of a finished run as one file per table"""
 
 
 def usage() -> str:

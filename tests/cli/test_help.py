@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
 
@@ -34,8 +35,11 @@ def test_help_shows_groups_choices_keys_flags_and_examples():
         assert all(name in text for name in options(group))
     for key in keys():
         assert f"\n  {key} " in text
-    for part in ("--json", "--multirun", "examples", "mmkv_bench.launch", "methods.snapkv.window=16"):
+    for part in ("--json", "--multirun", "examples", "methods.snapkv.window=16"):
         assert part in text
+    for module in ("launch", "tables", "calibrate", "check_method", "store.pack"):
+        assert f"python -m mmkv_bench.{module} " in text
+        assert find_spec(f"mmkv_bench.{module}")
 
 
 def test_the_version_is_the_packages():
