@@ -296,8 +296,9 @@ class Store:
             )
         for table in SCHEMAS:
             with disk_errors("packing", self.root):
-                rows = self.responses() if table == "responses" else self._load(table, None).sort_by("cell")
+                # Listed before the rows are read: a file that a run adds in between stays.
                 before = [path for path in self._files(table) if path.name != PACKED]
+                rows = self.responses() if table == "responses" else self._load(table, None).sort_by("cell")
                 if rows.num_rows and before:
                     write_whole(self.root / table / PACKED, parts.parquet(rows, level=19))
                     for path in before:

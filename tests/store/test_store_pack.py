@@ -81,6 +81,22 @@ def test_a_store_that_is_being_written_is_not_packed(tmp_path, capsys):
     assert "holds no result rows" in capsys.readouterr().err
 
 
+class _Racing(Store):
+    """A store to which a run adds a sample just after its responses were read."""
+
+    def responses(self, cells=None, columns=None):
+        rows = super().responses(cells, columns)
+        with Store(self.root).writer("late") as writer:
+            writer.commit([response(9, "c0")])
+        return rows
+
+
+def test_a_part_that_is_published_while_packing_stays(tmp_path):
+    before = filled(tmp_path).responses().num_rows
+    _Racing(tmp_path).pack()
+    assert Store(tmp_path).responses().num_rows == before + 1
+
+
 @pytest.mark.parametrize("doing", ("pack", "unpack"))
 def test_a_kill_at_any_file_operation_loses_and_doubles_no_row(tmp_path, doing):
     before = content(filled(tmp_path / "model"))
