@@ -44,6 +44,17 @@ def something_to_merge(c: Compressor) -> str | None:
     return None
 
 
+def budget_that_binds(c: Compressor) -> str | None:
+    from mmkv_bench.compression.allocators.keep_all import KeepAll
+
+    if c.scorer is not None and isinstance(c.allocator, KeepAll):
+        return (
+            f"KeepAll keeps every entry, and the scores of {_name(c.scorer)} and the budget would decide nothing; allowed: "
+            "an allocator that divides the budget, such as Uniform, or no scorer"
+        )
+    return None
+
+
 def no_hidden_excess(c: Compressor) -> str | None:
     for part in (c.allocator, c.selector):
         if part is not None and part.exceeds and c.reading != "released":
@@ -246,6 +257,7 @@ def pages_of_their_own(c: Compressor) -> str | None:
 RULES: tuple[Rule, ...] = (
     something_to_do,
     something_to_merge,
+    budget_that_binds,
     no_hidden_excess,
     heads_that_compare,
     sums_of_scores,

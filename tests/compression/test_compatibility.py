@@ -13,6 +13,7 @@ import torch
 from mmkv_bench.compression.allocators.compensation import Compensation
 from mmkv_bench.compression.allocators.head_pool import HeadPool
 from mmkv_bench.compression.allocators.hybrid import HeadClasses, Hybrid
+from mmkv_bench.compression.allocators.keep_all import KeepAll
 from mmkv_bench.compression.allocators.positive import PositiveOnly
 from mmkv_bench.compression.allocators.prefix import Prefix
 from mmkv_bench.compression.allocators.pyramid import Pyramid
@@ -22,6 +23,7 @@ from mmkv_bench.compression.allocators.uniform_model import UniformModel
 from mmkv_bench.compression.compatibility import RULES, refuse, visual_parts
 from mmkv_bench.compression.compressor import Compressor
 from mmkv_bench.compression.decoding.heavy_hitters import HeavyHitters
+from mmkv_bench.compression.decoding.kivi import KIVI
 from mmkv_bench.compression.decoding.retrieval import ChunkRetrieval
 from mmkv_bench.compression.decoding.sliding import Sliding
 from mmkv_bench.compression.observation import Needs
@@ -64,6 +66,8 @@ RELEASED_MERGE = LookMMerge(sources="misaligned")
 REFUSED = [
     ("something_to_do", Compressor("mine", decoding=Sliding()), "the method full"),
     ("something_to_merge", Compressor("mine", reducer=PositionMerge()), "allowed: Evict"),
+    ("budget_that_binds", made(allocator=KeepAll()), "such as Uniform, or no scorer"),
+    ("budget_that_binds", made(allocator=KeepAll(), decoding=KIVI(), reading="released"), "WindowScorer"),
     ("no_hidden_excess", made(allocator=Uniform(excess=32)), "or reading=released"),
     ("no_hidden_excess", made(allocator=Pyramid(step="floored")), "Pyramid(window=32, beta=20, step='floored'"),
     ("no_hidden_excess", made(allocator=HeadPool(rounding="nearest")), "may keep more than the budget"),
