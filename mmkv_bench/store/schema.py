@@ -20,6 +20,7 @@ FALLBACKS = {
     "prompt_within_budget": "the prompt has no more tokens than the budget; nothing was evicted, the answer is that of full",
     "window_reduced": "fewer queries were observed than asked: min(window, C // 2) or the prompt allows no more; see "
     "window_effective",
+    "protected_reduced": "the sinks and recents that the method keeps are more than the budget; the last of them stay",
     "within_residual": "KIVI: fewer entries stay than its residual holds; the prompt's entries are in full precision",
     "statistics_undefined": "expected_attention: too few queries for a covariance; entries were ranked by position",
     "single_modality": "a prompt of text alone or visual tokens alone, where the method divides between the two",

@@ -130,3 +130,15 @@ def test_eviction_reads_nothing_of_what_it_drops():
     key[0, 2] = 1.0
     new_key, new_value = Evict().reduce(key, key, torch.tensor([[-1, 2]]))
     assert torch.isfinite(new_key).all() and torch.isfinite(new_value).all()
+
+
+@pytest.mark.parametrize(
+    ("sinks", "recents", "budget", "cut"),
+    [(4, 1, 5, False), (4, 1, 4, True), (100, 1, 16, True), (0, 100, 16, True), (0, 16, 16, False), (0, 1, 1, False)],
+)
+def test_protected_tokens_beyond_the_budget_are_told(sinks, recents, budget, cut):
+    selector = TopK(sinks=sinks, recents=recents)
+    assert selector.fallbacks(budget, 300) == (("protected_reduced",) if cut else ())
+    kept = selector.select(torch.zeros(1, 300), torch.tensor([budget]), selector.protected(300, budget, None))
+    asked = {*range(sinks), *range(300 - recents, 300)}
+    assert (asked <= set(kept[0].tolist())) != cut

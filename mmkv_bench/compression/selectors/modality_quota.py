@@ -33,7 +33,7 @@ class ModalityQuota(TopK):
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
         one = types is None or not bool((types != 0).any()) or bool((types != 0).all())
-        return ("single_modality",) if one else ()
+        return (*super().fallbacks(budget, length, types), *(("single_modality",) if one else ()))
 
     def quotas(self, scores: Tensor, caps: Tensor, visual: Tensor, protected: Tensor) -> Tensor:
         """int64 ``[Hkv]``: visual entries of each head.

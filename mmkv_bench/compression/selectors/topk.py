@@ -19,7 +19,7 @@ class TopK(Selector):
 
     Args:
         sinks: first tokens of the prompt that stay [tokens]; ``min(sinks, C - 1)`` of them, so that a budget of one
-            entry keeps the last token.
+            entry keeps the last token; the row then says ``protected_reduced``.
         recents: last tokens of the prompt that stay [tokens], whatever the budget.
         window: size of an observation window that stays [tokens]. Unlike ``recents`` it follows the budget:
             ``min(window, max(1, C // 2), T)`` of the last tokens stay, the same rows that the scorer looked through.
@@ -33,6 +33,10 @@ class TopK(Selector):
         for name in ("sinks", "recents", "window"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}; allowed: 0 or more tokens")
+
+    def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
+        """``protected_reduced``: sinks and recents together are more than C, so that not all of them stay."""
+        return ("protected_reduced",) if self.sinks + self.recents > budget else ()
 
     def protected(self, length: int, budget: int, types: Tensor | None) -> Tensor:
         import torch

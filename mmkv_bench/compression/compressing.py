@@ -1,0 +1,185 @@
+"""What `attach` does with an observed prompt: score, select and reduce each layer, and count what is stored."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from mmkv_bench.compression.answer import AnswerAttention
+from mmkv_bench.compression.budget import Budget
+from mmkv_bench.compression.cache import CompressedLayer, Reduce
+from mmkv_bench.compression.compressor import Compressor
+from mmkv_bench.compression.context import Context
+from mmkv_bench.compression.decoding.base import Start
+from mmkv_bench.compression.observation import Observation
+from mmkv_bench.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from mmkv_bench.compression.session import Prompt
+
+
+class Compressing:
+    """The listener of `attach`: reduces each layer during the prefill, or all layers at its end (scope `model`).
+
+    Attributes:
+        resident: per layer int64 `[B, Hkv]` entries, counted from the tensors right after their reduction; reachable,
+            nbytes, host_nbytes: the same of `CompressedLayer`'s other counts.
+    """
+
+    def __init__(
+        self,
+        compressor: Compressor,
+        budget: Budget | None,
+        strict: bool,
+        seed: int,
+        prompt_tokens: int | None,
+        answer: AnswerAttention | None,
+    ):
+        self.compressor, self.budget, self.strict, self.seed = compressor, budget, strict, seed
+        self.prompt_tokens, self.answer = prompt_tokens, answer
+        self.answer_steps = 0 if answer is None else answer.steps
+        self.needs = compressor.needs
+        self.fallbacks: list[tuple[str, ...]] = []
+        self._reset()
+
+    def _reset(self) -> None:
+        self.scores: dict[int, list[Tensor | None]] = {}
+        self.summaries: list[dict[int, Tensor]] = []
+        self.fallbacks = []
+        self._kept: dict[int, Tensor] = {}
+        self._scaling: dict[int, float] = {}
+        self.resident: dict[int, Tensor] = {}
+        self.reachable: dict[int, Tensor] = {}
+        self.nbytes: dict[int, tuple[int, int]] = {}
+        self.host_nbytes: dict[int, int] = {}
+
+    def _entries(self, prompt: Prompt, row: int) -> int:
+        length = prompt.length(row)
+        return length if self.compressor.unbudgeted else min(length, self.budget.entries_for(length))
+
+    def layer_done(self, prompt: Prompt, layer: int, observations: list[Observation]) -> None:
+        if layer == 0:
+            self._reset()
+            self.summaries = [{} for _ in observations]
+        scores = []
+        for row, observation in enumerate(observations):
+            length, entries = prompt.length(row), self._entries(prompt, row)
+            if layer == 0:
+                asked = length if self.budget is None else self.budget.entries_for(length)
+                known = () if entries >= length else self.compressor.answer_fallbacks(self.answer_steps)
+                self.fallbacks.append(self.compressor.fallbacks(asked, length, observation.token_types) + known)
+            if entries >= length:
+                scores.append(None)
+                continue
+            score = self.compressor.score(observation, entries, self.seed)
+            if self.needs.answer:
+                score = self.compressor.scorer.with_answer(score, self.answer and self.answer.mass(layer))
+            scores.append(score)
+            if self.compressor.allocator.summary_key(entries, length) is not None:
+                self.summaries[row][layer] = self.compressor.allocator.summary(observation, entries, self.seed)
+        self.scores[layer] = scores
+        self._scaling[layer] = observations[0].scaling
+        if self.compressor.scope == "layer":
+            self._reduce(prompt, [layer])
+
+    def prompt_done(self, prompt: Prompt) -> None:
+        if self.compressor.scope != "layer":
+            self._reduce(prompt, sorted(self.scores))
+
+    def _reduce(self, prompt: Prompt, layers: list[int]) -> None:
+        chosen: dict[int, list[Tensor]] = {layer: [] for layer in layers}
+        whole = []
+        for row, pad in enumerate(prompt.pads):
+            length, entries = prompt.length(row), self._entries(prompt, row)
+            whole.append(entries >= length)
+            if whole[-1]:
+                heads = prompt.cache.layers[layers[0]].keys.shape[1]
+                every = torch.arange(length - 1 if self.strict else length).expand(heads, -1)
+                index = [every] * len(layers)
+            else:
+                scores = [self.scores[layer][row] for layer in layers]
+                index = self.compressor.select(
+                    scores,
+                    entries,
+                    self._types(prompt, row),
+                    layers,
+                    prompt.n_layers,
+                    self.strict,
+                    summaries=self.summaries[row],
+                )
+            for layer, kept in zip(layers, index, strict=True):
+                chosen[layer].append(kept.cpu().masked_fill(kept.cpu() < 0, -1 - pad) + pad)
+        for layer in layers:
+            width = max(kept.shape[1] for kept in chosen[layer])
+            index = torch.stack([nn.functional.pad(k, (width - k.shape[1], 0), value=-1) for k in chosen[layer]])
+            self._store(prompt, layer, index, all(whole))
+            self._kept[layer] = index
+            self.scores.pop(layer, None)
+
+    def _store(self, prompt: Prompt, layer: int, index: Tensor, whole: bool) -> None:
+        target = prompt.cache.layers[layer]
+        index = index.to(target.device)
+        if self.compressor.decoding is not None and (not whole or self.compressor.quantises):
+            prompt.cache.layers[layer] = self._decoding_layer(prompt, layer, target, index)
+            if self.compressor.decoding.moves_queries:
+                prompt.cache.query_positions = self.compressor.decoding.query_positions
+        elif not whole:
+            rows = [self._reduce_row(prompt, row) for row in range(len(prompt.pads))]
+            target.retain(index, rows, forget=int(self.strict))
+        elif self.strict:
+            target.forget_last()
+        target = prompt.cache.layers[layer]
+        self.resident[layer], self.reachable[layer] = target.entries(), target.reachable()
+        self.nbytes[layer], self.host_nbytes[layer] = target.nbytes(), target.host_nbytes()
+
+    def _types(self, prompt: Prompt, row: int) -> Tensor | None:
+        return None if prompt.token_types is None else prompt.token_types[row, prompt.pads[row] :]
+
+    def _context(self, prompt: Prompt, row: int) -> Context:
+        summaries = self.summaries[row] if self.summaries else {}
+        return Context(self._entries(prompt, row), prompt.length(row), self.strict, self._types(prompt, row), summaries)
+
+    def _reduce_row(self, prompt: Prompt, row: int) -> Reduce:
+        """The reducer over one row's candidates: without padding, and without a token that will be fed again."""
+        context, pad = self._context(prompt, row), prompt.pads[row]
+        end = pad + context.candidates
+
+        def reduce(key: Tensor, value: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+            index = (index - pad).masked_fill(index < 0, -1)
+            return self.compressor.reducer.reduce(key[:, pad:end], value[:, pad:end], index, context.candidate_types)
+
+        return reduce
+
+    def _decoding_layer(self, prompt: Prompt, layer: int, target: CompressedLayer, index: Tensor) -> CompressedLayer:
+        if len(prompt.pads) > 1:
+            raise UnsupportedError(
+                f"the decode policy of {self.compressor.name} holds one sequence, and the batch has {len(prompt.pads)}; "
+                "generate prompt by prompt"
+            )
+        context, pad = self._context(prompt, 0), prompt.pads[0]
+        end = pad + context.candidates
+        kept_key, kept_value = self._reduce_row(prompt, 0)(target.keys[0], target.values[0], index[0])
+        scores = self.scores.get(layer, [None])[0]
+        return self.compressor.decoding.layer(
+            Start(
+                layer=layer,
+                n_layers=prompt.n_layers,
+                key=target.keys[0, :, pad:end],
+                value=target.values[0, :, pad:end],
+                index=(index[0] - pad).masked_fill(index[0] < 0, -1),
+                kept_key=kept_key,
+                kept_value=kept_value,
+                scores=scores,
+                context=context,
+                pad=pad,
+                seen=end,
+                acts_from=max(pad + context.length, self.prompt_tokens or 0),
+                scaling=self._scaling[layer],
+                reserve=target.reserve,
+            )
+        )
+
+    def kept(self) -> list[Tensor]:
+        return [self._kept[layer] for layer in sorted(self._kept)]
