@@ -24,7 +24,7 @@ help:
 	@echo "                       (LIMIT=4 runs the first samples only)"
 	@echo "make test              install if needed, lint, run the tests (PYTEST='-k name' selects)"
 	@echo "make lint              ruff check and ruff format --check"
-	@echo "make results           make or continue results/tiny/methods and results/tiny/readings: every method, all tasks; hours"
+	@echo "make results           make or continue results/tiny: every method, released readings, ablations; hours"
 	@echo "make bench-statistics  time and peak memory of the streaming attention statistics"
 	@echo "make bench-fork        cost of 21 cells with one shared prefill"
 	@echo "make bench-methods     time and extra memory of every method on one layer, beside its attention"
@@ -42,12 +42,13 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-# Every row and table below results/tiny/{methods,readings}; continues where it was interrupted, some hours on two cores.
+# Every row and table below results/tiny/{methods,readings,ablations}; continues where it was interrupted, hours on two cores.
 results: $(STAMP)
 	for size in small large; do for name in methods readings; do \
 		$(BIN)/python -m mmkv_bench.launch processes=2 experiment=$$name page_size=$$size fork_batch=64 || exit 1; \
 	done; done
-	for name in methods readings; do \
+	$(BIN)/python -m mmkv_bench.launch processes=2 experiment=ablations fork_batch=64
+	for name in methods readings ablations; do \
 		$(BIN)/python -m mmkv_bench.tables results/tiny/$$name > results/tiny/$$name/tables.md || exit 1; \
 		$(BIN)/python -m mmkv_bench.store.pack results/tiny/$$name || exit 1; \
 	done
