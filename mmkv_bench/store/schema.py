@@ -112,7 +112,7 @@ RESPONSE_COLUMNS = (
     _when_ok("kept", COUNTS, "entries after compression, [layer][KV head]", "entries"),
     _when_ok("kept_digest", TEXT, "first 16 hex digits of the sha256 of the kept indices"),
     Column("bytes_device", INT, "bytes of K and V kept where the model computes, after compression", "bytes"),
-    Column("bytes_host", INT, "bytes of K and V kept on the host for retrieval, after compression", "bytes"),
+    Column("bytes_host", INT, "bytes of K and V on the host after compression, staging buffers included", "bytes"),
     Column("bytes_metadata", INT, "bytes of positions, scales, minima, mean keys of chunks", "bytes"),
     Column("bytes_full", INT, "bytes of the full K and V of the prompt", "bytes"),
     Column("window_effective", INT, "observation window used, where the budget shortened it", "tokens"),
