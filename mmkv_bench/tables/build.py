@@ -98,6 +98,8 @@ def _table(cells: pd.DataFrame, metric: str, axis: str, parts: _Parts) -> Table:
     if len(common):
         shared = {key: aggregate(entry.scores.among(common).values, aggregator) for key, entry in found.items()}
         entries = {key: replace(entry, common=shared[key]) for key, entry in found.items()}
+    begun = {label for label, _ in (*entries, *waiting)}  # cells are stored before their first answer is
+    methods = tuple(method for method in methods if method.label in begun)
     budgets = tuple(sorted({budget for _, budget in entries if budget}, key=Decimal))
     table = Table(context, metric, axis, budgets, methods, entries, waiting)
     table.pairs = _pairs(table, aggregator)

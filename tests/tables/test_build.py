@@ -237,3 +237,13 @@ def test_a_filter_that_matches_nothing_names_what_there_is(filters: dict, messag
 def test_no_scored_rows_are_refused() -> None:
     with pytest.raises(ConfigError, match="no scored rows"):
         build(Example().rows())
+
+
+def test_a_method_without_any_answer_has_no_line_yet() -> None:
+    example = Example()
+    example.add("snapkv", 64, [1.0, 0, 1])
+    example.add("keydiff", 64, [1.0, 0, 1])
+    example.samples = [row for row in example.samples if row["cell"] == "c000"]
+    assert [method.label for method in one(example).methods] == ["keydiff", "snapkv"]  # its answers wait for scores
+    example.responses = [row for row in example.responses if row["cell"] == "c000"]
+    assert [method.label for method in one(example).methods] == ["snapkv"]
