@@ -23,6 +23,8 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 ATTENTIONS = ("sdpa", "eager")
 LOGGERS = ("none", "wandb")
 LOGGER_MODES = ("offline", "online")
+DATA_SOURCES = ("upstream", "fixture")
+JUDGES = ("none", "openai", "local")
 
 LIST_GROUPS = ("method", "dataset")
 """Config groups of which a run may choose several; their files live under `methods.<name>`, `datasets.<name>`."""
@@ -52,6 +54,51 @@ class Model:
     min_pixels: int | None = _key(None, "image pixels the processor scales up to", "a whole number >= 1")
     max_pixels: int | None = _key(None, "image pixels the processor scales down to", "a whole number >= 1")
     max_prompt_tokens: int | None = _key(None, "longer prompts become rows with an error", "a whole number >= 1")
+    weights: str = _key(
+        "hub", "hub: those of model.path; a folder: its own; random: the shape alone", "hub, random, or a folder"
+    )
+    layers: int | None = _key(
+        None, "random weights: layers of the text model and of the vision tower", "a whole number >= 1"
+    )
+    frames: int | None = _key(None, "frames taken from a video, evenly spaced; null = 32", "a whole number >= 1")
+    video_max_pixels: int | None = _key(
+        None, "pixels of one video frame the processor scales down to", "a whole number >= 1"
+    )
+    shape: Any = _key(None, "configuration of the checkpoint, as data (conf/model/*.yaml), for random weights")
+    processor: Any = _key(None, "settings of the checkpoint's processor, as data, for random weights")
+    gates: Any = _key(None, "full-cache scores that papers print for this model, as data")
+    about: Any = _key(None, "what docs/models.md says about it")
+
+
+@dataclass
+class Data:
+    """Where datasets come from. A dataset's own `dataset_path` goes before it."""
+
+    source: str = _key("upstream", "the task's own data, or small data of our making", DATA_SOURCES)
+    root: str | None = _key(
+        None, "folder with <root>/<dataset name>/ in the upstream schema instead of the hub", "a folder"
+    )
+
+
+@dataclass
+class Judge:
+    """The model that scorers ask, in the score stage only."""
+
+    kind: str = _key("none", "none, or an endpoint that speaks OpenAI's chat completions", JUDGES)
+    model: str | None = _key(None, "model id the endpoint knows")
+    url: str | None = _key(None, "base url, for example http://127.0.0.1:8000/v1")
+    timeout_s: float = _key(60.0, "time limit of one question [s]", "a number > 0")
+    retries: int = _key(4, "further attempts after a failure, with backoff", "a whole number >= 0")
+
+
+@dataclass
+class Gate:
+    """The score of `full` that says a model and its prompts are set up as a paper's; tables report it."""
+
+    expected: float | None = _key(None, "expected headline of full; null = those of the model's file")
+    tolerance: float | None = _key(
+        None, "largest difference that passes; null = that of the model's file", "a number >= 0"
+    )
 
 
 @dataclass
@@ -71,6 +118,9 @@ class Config:
 
     model: Model = field(default_factory=Model)
     logger: Logger = field(default_factory=Logger)
+    data: Data = field(default_factory=Data)
+    judge: Judge = field(default_factory=Judge)
+    gate: Gate = field(default_factory=Gate)
     methods: dict[str, Any] = _key({}, "chosen methods and their parameters (filled by method=...)")
     datasets: dict[str, Any] = _key({}, "chosen datasets and their parameters (filled by dataset=...)")
     variants: dict[str, Any] = _key({}, "methods under names of their own: variants.g3={base: mmshift, gamma: 3}")
@@ -87,13 +137,14 @@ class Config:
     out: str = _key("runs/default", "folder of the result rows", "a folder name")
     retry: Any = _key([], "failed rows to run again", RETRIES)
     timeout_s: float | None = _key(None, "time limit of one answer [s]; null = none", "a number > 0 or null")
+    fidelity: str = _key("on", "compare every answer's distributions with full's, token by token", SWITCH)
     fork_batch: int = _key(16, "answers decoded together at most; 1 = no shared decoding", "a whole number >= 1")
     fork_memory: Any = _key(None, "memory cap of the forks' caches; null = none", "bytes, 512MiB, 2GiB, or null")
     json: bool = _key(False, "end stdout with one JSON document (same as --json)", ("true", "false"))
     folders: list[str] = field(default_factory=list)  # further config folders (--config-dir); filled by compose
 
 
-_SCHEMAS = {"": Config, "model": Model, "logger": Logger}
+_SCHEMAS = {"": Config, "model": Model, "logger": Logger, "data": Data, "judge": Judge, "gate": Gate}
 
 
 def keys(schema: type = Config) -> dict[str, tuple[str, str | tuple[str, ...]]]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from mmkv_bench import __version__
-from mmkv_bench.config import Logger, Model, groups, keys, options
+from mmkv_bench.config import Data, Gate, Judge, Logger, Model, groups, keys, options
 
 _GROUP_HELP = {
     "model": "what is benchmarked; model=hf model.path=<folder or hub id> for any supported one",
     "dataset": "what is asked; one or several",
     "method": "what compresses the cache; one or several",
+    "data": "where datasets come from",
+    "judge": "which model scores what needs one",
     "logger": "where progress is tracked besides the rows",
     "launcher": "where -m sends its jobs",
     "experiment": "a prepared set of choices and values",
@@ -53,6 +55,9 @@ def usage() -> str:
         lines += [f"  {group:<12}{_GROUP_HELP.get(group, '')}", *_wrapped(", ".join(options(group)))]
     lines += ["", "keys (key=value)", *_table(keys())]
     lines += ["", "keys of the model (model.<key>=value)", *_table(keys(Model))]
+    lines += ["", "keys of the data (data.<key>=value)", *_table(keys(Data))]
+    lines += ["", "keys of the judge (judge.<key>=value)", *_table(keys(Judge))]
+    lines += ["", "keys of the gate (gate.<key>=value)", *_table(keys(Gate))]
     lines += ["", "keys of the logger (logger.<key>=value)", *_table(keys(Logger))]
     lines += ["", "flags", *(f"  {flag:<18}{text}" for flag, text in _FLAGS.items())]
     lines += ["", "examples", _EXAMPLES]

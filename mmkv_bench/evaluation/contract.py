@@ -27,6 +27,10 @@ class TaskSpec:
     offline       no connection to a hub is tried
     dataset_path  a local folder (parquet files or save_to_disk) that replaces the data source of the task's YAML
     include_path  a folder with tasks of one's own in lmms-eval's YAML format; its names go before lmms-eval's
+    measures      what is measured besides the task's metrics: `ppl` of the reference answer, `self_rouge` against
+                  answers of full sampled at temperature 0.2
+    media_root    local folder that stands for the hub's cache where a task expects its videos; None = the cache
+    fixture       the data are small ones of our own making, so that scores mean nothing
     cluster_key   document field whose value groups samples for intervals; None: samples with equal media
     """
 
@@ -41,6 +45,9 @@ class TaskSpec:
     dataset_path: str | None = None
     include_path: str | None = None
     cluster_key: str | None = None
+    measures: tuple[str, ...] = ()
+    media_root: str | None = None
+    fixture: bool = False
 
     @property
     def is_pages(self) -> bool:
@@ -78,6 +85,7 @@ class Request:
     generation   max_new_tokens (int), until (list of stop strings), do_sample (False), and what the task adds
     prompt_hash  sha256 over the messages' text and the pixels of the images; "" when they cannot be read
     error        why the sample's images or videos cannot be read; messages and media are empty then. None otherwise
+    reference    the dataset's reference answer, which `ppl` is measured on; None where there is none
     """
 
     dataset: str
@@ -91,6 +99,7 @@ class Request:
     generation: dict[str, Any]
     prompt_hash: str
     error: str | None = None
+    reference: str | None = None
 
 
 @dataclass(frozen=True)

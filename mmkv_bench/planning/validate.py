@@ -114,6 +114,9 @@ def _words(config: DictConfig) -> None:
         "stage": schema.STAGES,
         "baseline": schema.BASELINES,
         "sharing": schema.SWITCH,
+        "fidelity": schema.SWITCH,
+        "data.source": schema.DATA_SOURCES,
+        "judge.kind": schema.JUDGES,
         "model.dtype": schema.DTYPES,
         "model.device": schema.DEVICES,
         "model.attention": schema.ATTENTIONS,
@@ -134,7 +137,8 @@ def _numbers(config: DictConfig) -> None:
     for seed in _values("seed", config.seed):
         if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
             raise ConfigError(f"seed={seed} is not a seed; allowed: {allowed('seed')}; give one (seed=0) or a list")
-    for key in ("limit", "fork_batch", "model.min_pixels", "model.max_pixels", "model.max_prompt_tokens"):
+    whole = ("min_pixels", "max_pixels", "max_prompt_tokens", "layers", "frames", "video_max_pixels")
+    for key in ("limit", "fork_batch", *(f"model.{name}" for name in whole)):
         value = _at(config, key)
         if value is not None and value < 1:
             raise ConfigError(f"{key}={value} is too small; allowed: {allowed(key)}; give such a number")

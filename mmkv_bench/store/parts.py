@@ -46,7 +46,11 @@ def _read(path: Path, schema: pa.Schema, cells: Collection[str] | None) -> pa.Ta
             version = file.read(columns=["schema_version"])["schema_version"]
             if pc.any(pc.not_equal(version, SCHEMA_VERSION)).as_py():
                 refuse_version(path, next(found for found in version.to_pylist() if found != SCHEMA_VERSION))
-            rows = file.read(columns=list(dict.fromkeys([*schema.names, "cell"])))
+            held = set(file.schema_arrow.names)
+            rows = file.read(columns=[name for name in dict.fromkeys([*schema.names, "cell"]) if name in held])
+        for name in schema.names:  # columns that may be null can be newer than the file
+            if name not in held and schema.field(name).nullable:
+                rows = rows.append_column(schema.field(name), pa.nulls(rows.num_rows, schema.field(name).type))
         if cells is not None:
             rows = rows.filter(pc.is_in(rows["cell"], pa.array(list(cells), pa.string())))
         return rows.select(schema.names).cast(schema)

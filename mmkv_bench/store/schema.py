@@ -1,7 +1,8 @@
 """Every column of every table, declared once: name, Arrow type, unit, meaning. Tables and plots are functions of these.
 
 `python -m mmkv_bench.store.schema` prints the columns as markdown (docs/rows.md is made from it).
-A change of columns, types or meanings bumps `SCHEMA_VERSION`; a store of another version is refused, never converted.
+A further column that may be null reads as null in files that are older than it. Any other change of columns, types or
+meanings bumps `SCHEMA_VERSION`; a store of another version is refused, never converted.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ FALLBACKS = {
 
 TEXT, INT, FLOAT, BOOL = pa.string(), pa.int64(), pa.float64(), pa.bool_()
 TIME = pa.timestamp("us", tz="UTC")
+FLOATS, BOOLS = pa.list_(FLOAT), pa.list_(BOOL)
 TEXTS, INTS, COUNTS = pa.list_(pa.string()), pa.list_(pa.int32()), pa.list_(pa.list_(pa.int32()))
 
 
@@ -131,6 +133,24 @@ RESPONSE_COLUMNS = (
         "whose times and peaks these are: the fork group's or the cell's own",
         allowed=("group", "own"),
     ),
+    Column(
+        "forced_kl",
+        FLOATS,
+        "fidelity: KL(full || this cell) at each token of full's greedy answer (same protocol), teacher-forced; null: unmeasured",
+        "nats",
+    ),
+    Column("forced_agree", BOOLS, "fidelity: whether both rank the same token first, at each of these tokens"),
+    Column(
+        "reference_nll",
+        FLOATS,
+        "-log probability of each token of the dataset's reference answer, teacher-forced",
+        "nats",
+    ),
+    Column(
+        "reference_samples",
+        TEXTS,
+        "(full) answers sampled at temperature 0.2 with stored seeds: the reference of rouge_l_sampled, and a second one",
+    ),
     Column("fork_group", TEXT, "forks with the same value shared one prefill"),
     Column("fork_batch", INT, "rows per decode batch that were asked for", "rows"),
     Column("fork_rows", INT, "rows of the batch this fork decoded in", "rows"),
@@ -176,6 +196,7 @@ CELL_COLUMNS = (
     _must("device", TEXT, "accelerator name, or cpu"),
     Column("driver", TEXT, "accelerator driver version; null on cpu"),
     Column("cpu", TEXT, "processor model"),
+    Column("weights", TEXT, "where the weights came from; null in older rows", allowed=("hub", "folder", "random")),
     Column("model_revision", TEXT, "revision on the hub; null for local folders"),
     _must("created_at", TIME, "when the cell was first planned", stamped=True),
 )
@@ -209,6 +230,8 @@ METRIC_COLUMNS = (
     Column("lmms_eval", FLOAT, "lmms-eval's own aggregate of the same answers", "metric's own"),
     Column("lmms_eval_reason", TEXT, "why that aggregate is missing"),
     Column("judge", TEXT, "judge model, where one was asked"),
+    Column("judge_prompts", TEXT, "hash of the questions the judge was asked, where one was asked"),
+    Column("judge_temperature", FLOAT, "temperature the judge was asked at, where one was asked"),
 )
 
 COLUMNS: dict[str, tuple[Column, ...]] = {
