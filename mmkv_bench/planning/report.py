@@ -81,10 +81,12 @@ class Report:
 
     def _tables(self) -> str:
         """Of this run's cells; a mix's kinds stay in the rows."""
-        from mmkv_bench.tables.build import build
+        from mmkv_bench.tables.build import RANDOM, build
         from mmkv_bench.tables.render import markdown
         from mmkv_bench.tables.rows import load
 
+        if self.config.model.weights == "random":
+            return RANDOM
         rows = load(self.store.root, [cell.cell for cell in self.cells])
         specs = [part.spec for part in self.parts]
         headlines = {metric for spec in specs for metric in spec.metrics}

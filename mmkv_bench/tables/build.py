@@ -14,6 +14,7 @@ import numpy as np
 from mmkv_bench.errors import ConfigError, StoreError
 from mmkv_bench.tables.audit import Audit, audit
 from mmkv_bench.tables.compare import Pair, correct, paired
+from mmkv_bench.tables.gates import find, gates_of, verdict
 from mmkv_bench.tables.intervals import Aggregator
 from mmkv_bench.tables.metrics import aggregate, headline
 from mmkv_bench.tables.rows import BASELINE, CONTEXT, Rows, align, check, choose, context_key, gather, missing
@@ -21,6 +22,11 @@ from mmkv_bench.tables.table import Entry, Method, Table, common_ids
 
 if TYPE_CHECKING:
     import pandas as pd
+
+RANDOM = (
+    "These rows are answers of random weights (model.weights=random): they tell time, memory and what was kept, never "
+    "accuracy, and no table of scores is made of them. Run a model with trained weights for one."
+)
 
 
 def build(
@@ -40,6 +46,7 @@ def build(
     if rows.samples.empty:
         raise ConfigError("There are no scored rows to make a table of: run the same command again with stage=score.")
     check(rows.cells, rows.samples)
+    rows = _of_trained(rows)
     keep = choose(rows.cells["dataset"], datasets, "dataset") & choose(rows.cells["protocol"], protocols, "protocol")
     chosen = choose(rows.cells["reading"], readings, "reading") | rows.cells["reading"].isna()
     samples = rows.samples[choose(rows.samples["metric"], metrics, "metric")]
@@ -51,6 +58,20 @@ def build(
             for metric in sorted({metric for cell, metric in parts.samples if cell in set(cells["cell"])}):
                 tables.append(_table(cells, metric, axis, parts))
     return tables
+
+
+def _of_trained(rows: Rows) -> Rows:
+    """Without the cells of random weights, whose scores mean nothing.
+
+    Raises ConfigError when no other cell is there.
+    """
+    if "weights" not in rows.cells:
+        return rows
+    random = rows.cells["weights"] == "random"
+    if random.all():
+        raise ConfigError(RANDOM)
+    cells = rows.cells[~random]
+    return replace(rows, cells=cells, samples=rows.samples[rows.samples["cell"].isin(set(cells["cell"]))])
 
 
 class _Parts:
@@ -103,7 +124,20 @@ def _table(cells: pd.DataFrame, metric: str, axis: str, parts: _Parts) -> Table:
     budgets = tuple(sorted({budget for _, budget in entries if budget}, key=Decimal))
     table = Table(context, metric, axis, budgets, methods, entries, waiting)
     table.pairs = _pairs(table, aggregator)
+    table.gate = _gate(cells, table)
     return table
+
+
+def _gate(cells: pd.DataFrame, table: Table) -> str | None:
+    """The sentence on the full-cache gate; None where neither the model's file nor the run expects anything."""
+    full = cells[cells["base"] == BASELINE]
+    known = next((config for config in (*full["config"], *cells["config"]) if gates_of(config)), None)
+    if known is None:
+        return None
+    entry = table.entries.get((BASELINE, ""))
+    gate = find(known, table.dataset, table.metric)
+    value, n = (entry.value, entry.scores.n) if entry else (None, 0)
+    return verdict(gate, value, n, table.context["transformers"])
 
 
 def _entry(cells: pd.DataFrame, metric: str, dataset: str, parts: _Parts) -> Entry:

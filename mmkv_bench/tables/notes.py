@@ -11,6 +11,7 @@ from mmkv_bench.tables.rows import BASELINE
 from mmkv_bench.tables.table import AXES, Entry, Method, Table
 
 OVER, PREFILL, BEFORE_CUT, PACKED, RETRIEVED = "†", "§", "¶", "‡", "◊"
+FIXTURE = "_fixture"  # how labels of datasets of our own making end
 _MANY = 6  # cells that a note lists by name
 # Context that a caption names only where it tells two tables apart, and what must be equal for it to do so.
 _WITHIN = {"model_fingerprint": "model", "dataset_fingerprint": "dataset"}
@@ -83,6 +84,7 @@ def marks(table: Table, method: Method, entry: Entry) -> list[str]:
 def notes(table: Table) -> list[str]:
     """One line for everything that a reader of the numbers must know, in a fixed order; empty when there is nothing."""
     return [
+        *_source_notes(table),
         *_failure_notes(table),
         *_best_notes(table),
         *_mark_notes(table),
@@ -129,6 +131,12 @@ def _named(table: Table) -> list[tuple[str, Method, Entry]]:
 def _untested(method: Method, entry: Entry) -> bool:
     """Whether most answers could not be changed by compression, so that the cell cannot tell methods apart."""
     return method.base != BASELINE and 2 * entry.audit.from_prefill > entry.audit.n
+
+
+def _source_notes(table: Table) -> list[str]:
+    """What the numbers stand on: made-up data, and the full-cache gate."""
+    made = "fixture data, made to exercise the task: the scores say nothing about the model or the methods."
+    return [made] * table.dataset.endswith(FIXTURE) + ([table.gate] if table.gate else [])
 
 
 def _failure_notes(table: Table) -> list[str]:

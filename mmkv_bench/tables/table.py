@@ -71,7 +71,7 @@ class Table:
     """Entries by (label, budget); `budgets` are exact decimal strings in ascending order, "" stands for no budget.
 
     `waiting` counts the answers, by (label, budget), that have no score yet; `pairs` holds every two methods at every
-    budget, Holm-corrected together.
+    budget, Holm-corrected together; `gate` says whether `full` scores what is printed for it (None: nobody expects it to).
     """
 
     context: dict[str, str]
@@ -82,6 +82,7 @@ class Table:
     entries: dict[tuple[str, str], Entry]
     waiting: dict[tuple[str, str], int] = field(default_factory=dict)
     pairs: list[Pair] = field(default_factory=list)
+    gate: str | None = None
 
     @property
     def dataset(self) -> str:

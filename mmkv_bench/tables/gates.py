@@ -1,0 +1,72 @@
+"""The full-cache gate: whether `full` scores what a paper prints for it. Where it does not, the model, its prompts or the
+data are set up differently, and differences between methods say less about the paper's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Gate:
+    """What `full` is expected to score. `scale`: printed value = scale x ours; source: where it is printed."""
+
+    expected: float
+    tolerance: float
+    scale: float
+    source: str
+
+    def passes(self, value: float) -> bool:
+        """Whether the headline `value` is within the tolerance, both in the printed unit (rounding errors aside)."""
+        return abs(self.scale * value - self.expected) <= self.tolerance + 1e-9
+
+
+def gates_of(config: str) -> bool:
+    """Whether a cell's configuration (JSON) knows of gates: the model's file has a list, or gate.expected is given."""
+    values = json.loads(config)
+    return (values.get("model") or {}).get("gates") is not None or _asked(values).get("expected") is not None
+
+
+def find(config: str, dataset: str, metric: str) -> Gate | None:
+    """The gate of a dataset's metric: `gate.expected` of the run, else the entry of the model's file, else None."""
+    values = json.loads(config)
+    asked = _asked(values)
+    printed = next(
+        (
+            entry
+            for entry in (values.get("model") or {}).get("gates") or []
+            if (entry["dataset"], entry["metric"]) == (dataset, metric)
+        ),
+        None,
+    )
+    if asked.get("expected") is not None:
+        tolerance = asked.get("tolerance")
+        if tolerance is None:
+            tolerance = printed["tolerance"] / printed.get("scale", 1) if printed else 0.01
+        return Gate(float(asked["expected"]), float(tolerance), 1.0, "gate.expected")
+    if printed is None:
+        return None
+    tolerance = printed["tolerance"] if asked.get("tolerance") is None else asked["tolerance"]
+    return Gate(float(printed["expected"]), float(tolerance), float(printed.get("scale", 1)), printed["source"])
+
+
+def verdict(gate: Gate | None, value: float | None, n: int, transformers: str) -> str:
+    """One sentence for a table: passed, failed or not run, and on what.
+
+    Args:
+        value: headline of `full`; None when it has none (no `full` in the table, or not every sample is ok).
+        n: its samples; transformers: the version it ran under.
+    """
+    if gate is None:
+        return "gate not run: no full-cache score is printed for this model, dataset and metric."
+    goal = f"{gate.expected:g} +- {gate.tolerance:g} ({gate.source})"
+    if value is None:
+        return f"gate not run: full has no headline here to hold against {goal}."
+    word = "passed" if gate.passes(value) else "failed"
+    return f"gate {word}: full scores {gate.scale * value:.4g}, expected {goal}; n={n}, transformers {transformers}."
+
+
+def _asked(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    return values.get("gate") or {}
