@@ -35,6 +35,7 @@ NUMERICS_VERSION = 1
 """Bumped by hand whenever a change of this code changes answers: older rows are then never reused."""
 
 _PROMPT_SETTINGS = ("min_pixels", "max_pixels", "max_prompt_tokens")
+_VIDEO_SETTINGS = ("frames", "video_max_pixels")  # part of the identity where they are set
 
 
 @dataclass(frozen=True)
@@ -266,7 +267,8 @@ def _cell(
     reading = None if method.is_full else method.compressor.reading
     identity = {
         "model": facts.model_fingerprint,
-        "processor": {key: config.model[key] for key in _PROMPT_SETTINGS},
+        "processor": {key: config.model[key] for key in _PROMPT_SETTINGS}
+        | {key: config.model[key] for key in _VIDEO_SETTINGS if config.model[key] is not None},
         "dataset": {"name": dataset, "content": data.fingerprint, "prompt": data.prompt},
         "generation": data.generation,
         "method": _identity_of(method.plain),
