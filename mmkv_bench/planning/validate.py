@@ -79,6 +79,10 @@ def validate_combinations(config: DictConfig, family: Any, methods: Iterable[Any
     """
     from mmkv_bench.compression.compatibility import visual_parts
 
+    methods = list(methods)
+    for method in methods:
+        if (scorer := method.compressor.scorer) is not None:
+            scorer.check_layers(family.num_layers)
     if family.multimodal:
         return
     if "query_agnostic" in as_list(config.protocol):

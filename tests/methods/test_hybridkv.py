@@ -195,11 +195,13 @@ def test_a_share_coefficient_above_the_budget_is_cut_and_said_to_be():
 
 def test_calibrated_thresholds_replace_theta():
     rows = summaries([[0.5, 0.7]])
-    assert HeadClasses(0.9, calibration={"theta": 0.6}).dynamic(rows).tolist() == [[True, False]]
+    assert HeadClasses(calibration={"theta": 0.6}).dynamic(rows).tolist() == [[True, False]]
     with pytest.raises(ConfigError, match="no theta"):
         HeadClasses(calibration={"heads": []})
     with pytest.raises(ConfigError, match="threshold=absolute"):
         HeadClasses(threshold="quantile", calibration={"theta": 0.6})
+    with pytest.raises(ConfigError, match="theta=0.8 has no effect beside a calibration"):
+        HeadClasses(0.8, calibration={"theta": 0.6})
 
 
 # ---------------------------------------------------------------- static heads

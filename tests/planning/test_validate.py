@@ -14,8 +14,8 @@ from mmkv_bench.planning.compose import compose, method_defaults
 from mmkv_bench.planning.validate import bytes_of, validate, validate_combinations
 from tests.planning.setting import MODEL, model_folder
 
-TEXT_ONLY = SimpleNamespace(name="Llama (text)", multimodal=False)
-MULTIMODAL = SimpleNamespace(name="Qwen2.5-VL", multimodal=True)
+TEXT_ONLY = SimpleNamespace(name="Llama (text)", multimodal=False, num_layers=4)
+MULTIMODAL = SimpleNamespace(name="Qwen2.5-VL", multimodal=True, num_layers=4)
 
 
 def check(*overrides: str) -> None:
@@ -160,8 +160,16 @@ def test_text_models_are_refused_what_needs_visual_tokens():
 
 
 def test_methods_that_need_visual_tokens_are_refused_for_text_models():
-    sighted = SimpleNamespace(name="sighted", is_full=False, compressor=SimpleNamespace(needs_visual=True))
+    sighted = SimpleNamespace(name="sighted", is_full=False, compressor=SimpleNamespace(needs_visual=True, scorer=None))
     config = compose(MODEL)
     with pytest.raises(UnsupportedError, match="method sighted needs visual tokens"):
         validate_combinations(config, TEXT_ONLY, [sighted])
     validate_combinations(config, MULTIMODAL, [sighted])
+
+
+def test_factors_for_another_number_of_layers_are_refused_before_any_work() -> None:
+    words = ["methods.mmshift.expansion=layer", "methods.mmshift.layer_gamma=[2.0,3.0]"]
+    config = compose(["method=mmshift", *words])
+    methods = build_methods(config, method_defaults(bases(config)))
+    with pytest.raises(ConfigError, match="2 factors and the model has 4 layers"):
+        validate_combinations(config, MULTIMODAL, methods)

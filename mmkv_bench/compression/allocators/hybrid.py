@@ -67,6 +67,10 @@ class HeadClasses:
         _check_choices(self, "threshold", "classes")
         if self.calibration is not None and self.threshold == "quantile":
             raise ConfigError("a calibrated theta is a score; allowed with calibration: threshold=absolute")
+        if self.calibration is not None and self.theta != type(self).theta:
+            raise ConfigError(
+                f"theta={self.theta} has no effect beside a calibration, whose theta is used; leave one of the two at its default"
+            )
         for theta in (self.theta, self.theta if self.calibration is None or self._unloaded else self.cutoff):
             if not 0 <= theta <= 1:
                 raise ConfigError(f"theta is {theta}; allowed: a share of attention, 0 <= theta <= 1")

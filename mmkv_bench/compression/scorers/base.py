@@ -55,6 +55,9 @@ class Scorer(ABC):
         """
         return ()
 
+    def check_layers(self, layers: int) -> None:
+        """Raise ConfigError when the parameters do not fit a model of so many layers; asked before any work."""
+
     def with_answer(self, score: Tensor, mass: Tensor | None) -> Tensor:
         """The score of one layer once the full cache's own answer is known; called when ``needs.answer`` is set.
 

@@ -258,15 +258,23 @@ class MMShiftScorer(Scorer):
         mean, std = (moments.mean(), moments.std()) if self.statistics == "elementwise" else moments.scalars()
         return mean.float(), std.float()
 
+    def check_layers(self, layers: int) -> None:
+        if self.layer_gamma:
+            self._one_each(self.layer_gamma, layers)
+
     def _gamma(self, obs: Observation) -> float:
         if self.expansion == "global":
             return self.gamma
         factors = self.layer_gamma or self._measured("gamma")
-        if len(factors) != obs.layers:
-            raise ConfigError(
-                f"layer_gamma names {len(factors)} factors and the model has {obs.layers} layers; allowed: one per layer"
-            )
+        self._one_each(factors, obs.layers)
         return factors[obs.layer]
+
+    @staticmethod
+    def _one_each(factors: Sequence[float], layers: int) -> None:
+        if len(factors) != layers:
+            raise ConfigError(
+                f"layer_gamma names {len(factors)} factors and the model has {layers} layers; allowed: one per layer"
+            )
 
     def _global_mean(self, obs: Observation) -> Tensor:
         import torch
