@@ -55,7 +55,7 @@ class Scorer(ABC):
         """
         return ()
 
-    def check_layers(self, layers: int) -> None:
+    def check_layers(self, layers: int) -> None:  # noqa: B027 - most parameters fit every model
         """Raise ConfigError when the parameters do not fit a model of so many layers; asked before any work."""
 
     def with_answer(self, score: Tensor, mass: Tensor | None) -> Tensor:
