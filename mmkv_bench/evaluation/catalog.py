@@ -11,20 +11,20 @@ from pathlib import Path
 from mmkv_bench.errors import ConfigError, UnsupportedError
 from mmkv_bench.evaluation.contract import TaskSpec
 
-PAGES_FOLDER = Path(__file__).parent / "tasks"  # for lmms-eval's --include_path
+OWN_FOLDER = Path(__file__).parent / "tasks"  # for lmms-eval's --include_path
 TASK_LINE = re.compile(r"^[\"']?task[\"']?\s*:[ \t]*[\"']?([^\s\"'#,\[\]]+)", re.MULTILINE)
 INCLUDE_LINE = re.compile(r"^include\s*:[ \t]*[\"']?([^\s\"'#,\[\]]+)", re.MULTILINE)
 GROUP_LINE = re.compile(r"^[\"']?(?:group|tag)[\"']?\s*:[ \t]*[\"']?([^\s\"'#,\[\]]+)", re.MULTILINE)
 
 
 def task_file(spec: TaskSpec) -> Path:
-    """The YAML file that defines `spec.name`: of our pages, in `spec.include_path`, or of lmms-eval.
+    """The YAML file that defines `spec.name`: in `spec.include_path`, of our own tasks, or of lmms-eval.
 
     Raises ConfigError with the nearest names when there is none, UnsupportedError for a group of tasks.
     """
     if spec.is_pages:
-        return PAGES_FOLDER / "pages" / f"{spec.name}.yaml"
-    own, _ = _index(_own_folder(spec)) if spec.include_path else ({}, set())
+        return OWN_FOLDER / "pages" / f"{spec.name}.yaml"
+    own = own_tasks() | (_index(_include_folder(spec))[0] if spec.include_path else {})
     if spec.name in own:
         return own[spec.name]
     tasks, groups = lmms_eval_tasks()
@@ -43,7 +43,7 @@ def includes(path: Path) -> list[Path]:
     return [file for file in named if file.is_file()]
 
 
-def _own_folder(spec: TaskSpec) -> Path:
+def _include_folder(spec: TaskSpec) -> Path:
     folder = Path(spec.include_path).expanduser()
     if not folder.is_dir():
         raise ConfigError(
@@ -51,6 +51,12 @@ def _own_folder(spec: TaskSpec) -> Path:
             "files of your tasks"
         )
     return folder.resolve()
+
+
+@cache
+def own_tasks() -> dict[str, Path]:
+    """Tasks of this project besides the pages, with their YAML files: what lmms-eval lacks, in its format."""
+    return {name: path for name, path in _index(OWN_FOLDER)[0].items() if path.parent.name != "pages"}
 
 
 @cache

@@ -29,8 +29,9 @@ class TaskSpec:
     include_path  a folder with tasks of one's own in lmms-eval's YAML format; its names go before lmms-eval's
     measures      what is measured besides the task's metrics: `ppl` of the reference answer, `self_rouge` against
                   answers of full sampled at temperature 0.2
-    media_root    local folder that stands for the hub's cache where a task expects its videos; None = the cache
+    media_root    local folder that stands for $HF_HOME where a task expects its videos; None = $HF_HOME itself
     fixture       the data are small ones of our own making, so that scores mean nothing
+    columns       columns of the data that the task reads; data without one of them are refused
     cluster_key   document field whose value groups samples for intervals; None: samples with equal media
     """
 
@@ -48,6 +49,7 @@ class TaskSpec:
     measures: tuple[str, ...] = ()
     media_root: str | None = None
     fixture: bool = False
+    columns: tuple[str, ...] = ()
 
     @property
     def is_pages(self) -> bool:
@@ -62,7 +64,7 @@ class TaskSpec:
     def key(self) -> str:
         """Canonical text of what decides the samples; equal keys share loaded data."""
         source = (self.name, self.dataset, self.size, self.split, self.dataset_path, self.include_path)
-        return json.dumps([*source, self.cluster_key])
+        return json.dumps([*source, self.cluster_key, self.media_root])
 
 
 class SampleRef(NamedTuple):

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.errors import ConfigError, DataError, UnsupportedError
-from mmkv_bench.evaluation import page_data
+from mmkv_bench.evaluation import local_data, page_data
 from mmkv_bench.evaluation.catalog import task_file
 from mmkv_bench.evaluation.contract import SampleRef, TaskSpec
-from mmkv_bench.evaluation.environment import go_offline, harness, loading_environment, placeholders
+from mmkv_bench.evaluation.environment import go_offline, harness, task_environment
 from mmkv_bench.evaluation.page_tasks import DEFAULT_COUNT
 from mmkv_bench.evaluation.specs import GENERATION_DEFAULTS, limited
 from mmkv_bench.evaluation.task_errors import task_errors
@@ -65,9 +65,9 @@ def task_config(spec: TaskSpec) -> dict[str, Any]:
     Loaded anew each time: scorers keep state in their modules, and a fresh task has to have fresh ones.
     """
     path = task_file(spec)
-    source = _local(spec) if spec.dataset_path else {}
+    folder = _folder(spec) if spec.dataset_path else None
     module = harness(spec.offline)
-    with task_errors(spec.name), placeholders(**loading_environment()):
+    with task_errors(spec.name), task_environment(spec.media_root, loading=True):
         config = module.load_config(path)
     if config.get("class") is not None:
         raise UnsupportedError(f"task {spec.name} is a Python class of lmms-eval; tasks defined by YAML can be run")
@@ -77,9 +77,15 @@ def task_config(spec: TaskSpec) -> dict[str, Any]:
             f"task {spec.name} asks for output_type={kind}, repeats={repeats}; tasks that generate one answer to one "
             "question (generate_until, repeats 1) can be run"
         )
-    config |= {"task": spec.name} | source
+    config |= {"task": spec.name}
     if spec.split and not spec.is_pages:
         config |= {"test_split": spec.split, "validation_split": None}
+    if folder is not None:
+        split = config.get("test_split") or config.get("validation_split")
+        files = local_data.find(folder, config.get("dataset_name"), split)
+        if files.files:
+            local_data.require_columns(spec.dataset, spec.columns, local_data.columns(files.files))
+        config |= files.source()
     return config
 
 
@@ -117,9 +123,15 @@ def _fetch(spec: TaskSpec, count: int | None) -> Documents:
             f"task {spec.name} reads data of a hub and is to stay offline, but huggingface_hub was imported online "
             "before; set HF_HUB_OFFLINE=1 in the environment to use what its cache holds, or say offline=false"
         )
-    with task_errors(spec.name), placeholders(**loading_environment()), module.quiet():
+    with task_errors(spec.name), task_environment(spec.media_root, loading=True), module.quiet():
         task = module.FetchedTask(config, spec.offline)
     split = task.config.test_split or task.config.validation_split
+    if split not in task.dataset:
+        raise DataError(
+            f"the data of {spec.dataset} have no split {split!r}; they have {', '.join(task.dataset)}; choose one of "
+            "these with datasets.<name>.split=..."
+        )
+    local_data.require_columns(spec.dataset, spec.columns, task.dataset[split].column_names)
     total = len(task.dataset[split])
     refs = _refs(spec, task.dataset[split], range(min(total, count or total)))
     return Documents(task.dataset, task.dataset_no_image, split, refs)
@@ -173,12 +185,11 @@ def _digest(row: Mapping[str, Any]) -> str | None:
     return digest.hexdigest()[:16]
 
 
-def _local(spec: TaskSpec) -> dict[str, Any]:
-    folder = Path(spec.dataset_path)
+def _folder(spec: TaskSpec) -> Path:
+    folder = Path(spec.dataset_path).expanduser()
     if not folder.is_dir():
         raise DataError(
             f"datasets.{spec.dataset}.dataset_path={spec.dataset_path} is not a folder; give the folder with the parquet "
             "files, or one made by datasets' save_to_disk"
         )
-    kwargs = {"load_from_disk": True} if (folder / "dataset_dict.json").exists() else {}
-    return {"dataset_path": spec.dataset_path, "dataset_name": None, "dataset_kwargs": kwargs}
+    return folder

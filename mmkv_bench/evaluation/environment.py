@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import ModuleType
 
 from mmkv_bench.errors import ConfigError, UnsupportedError
@@ -56,28 +57,33 @@ def _require_single_rank() -> None:
 
 
 @contextmanager
-def placeholders(**values: str) -> Iterator[None]:
-    """Set those of the environment variables that are not set, and unset them again: nothing else is to see them."""
-    missing = {name: value for name, value in values.items() if name not in os.environ}
-    os.environ.update(missing)
+def task_environment(media_root: str | None, loading: bool = False) -> Iterator[None]:
+    """The variables that a task's code reads, for as long as it runs; nothing else is to see them.
+
+    media_root: what HF_HOME has to be meanwhile; None leaves HF_HOME as it is, or sets the default of huggingface_hub
+    where it is unset (14 task files read it without a default). Data that `datasets` converts go where they go anyhow.
+    loading: while the YAML is loaded, some tasks build a judge's client at once; they get a key that is none. It never
+    reaches a judge: scoring refuses such tasks unless a real judge is configured (see judges.py).
+    """
+    from huggingface_hub import constants
+
+    wanted = {"HF_HOME": os.environ.get("HF_HOME", constants.HF_HOME)}
+    if media_root is not None:
+        from datasets import config
+
+        caches = os.environ.get("HF_DATASETS_CACHE", str(config.HF_DATASETS_CACHE))
+        wanted = {"HF_HOME": str(Path(media_root).expanduser().absolute()), "HF_DATASETS_CACHE": caches}
+    if loading:
+        wanted["OPENAI_API_KEY"] = os.environ.get("OPENAI_API_KEY", "none")
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
     try:
         yield
     finally:
-        for name, value in missing.items():
-            if os.environ.get(name) == value:
+        for name, value in before.items():
+            if os.environ.get(name) != wanted[name]:  # the task set it to something else: not ours to undo
+                continue
+            if value is None:
                 del os.environ[name]
-
-
-def task_home() -> dict[str, str]:
-    """What 14 task files read as os.environ["HF_HOME"], without a default: the default of huggingface_hub."""
-    from huggingface_hub import constants
-
-    return {"HF_HOME": constants.HF_HOME}
-
-
-def loading_environment() -> dict[str, str]:
-    """The same and a key that is none: some tasks build a judge's client as soon as their YAML is loaded.
-
-    It never reaches a judge: scoring refuses such tasks unless a real judge is configured (see judges.py).
-    """
-    return task_home() | {"OPENAI_API_KEY": "none"}
+            else:
+                os.environ[name] = value

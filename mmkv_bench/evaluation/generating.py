@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from mmkv_bench.errors import DataError, MMKVError
 from mmkv_bench.evaluation.contract import Request, SampleRef, TaskSpec
 from mmkv_bench.evaluation.documents import Documents, documents, generation_settings, task_config
-from mmkv_bench.evaluation.environment import harness, placeholders, task_home
+from mmkv_bench.evaluation.environment import harness, task_environment
 from mmkv_bench.evaluation.messages import Prompt, prompt_hash, to_prompt
 from mmkv_bench.evaluation.task_errors import task_errors
 
@@ -55,7 +55,7 @@ def generate(
                 return answer(request)
 
         respondent = module.Respondent(respond)
-        with task_errors(spec.name, ours=respondent.raised), placeholders(**task_home()):
+        with task_errors(spec.name, ours=respondent.raised), task_environment(spec.media_root):
             module.run_loop(module.AskingTask(config, docs.full, docs.bare), respondent, limit=len(docs.refs))
     return calls
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from mmkv_bench.errors import DataError
 from mmkv_bench.evaluation.contract import Answer, CellScores, SampleRef, SampleScore, TaskSpec
 from mmkv_bench.evaluation.documents import Documents, documents, task_config
-from mmkv_bench.evaluation.environment import harness, placeholders, task_home
+from mmkv_bench.evaluation.environment import harness, task_environment
 from mmkv_bench.evaluation.extract import sample_value
 from mmkv_bench.evaluation.generating import expected_prompts
 from mmkv_bench.evaluation.judges import require_judge
@@ -73,7 +73,7 @@ class _Replay:
         """Returns lmms-eval's aggregates by metric."""
         module, name = harness(self.spec.offline), self.spec.name
         config = task_config(self.spec)
-        with module.quiet(), placeholders(**task_home()), _random_state_kept(), _scratch_folder():
+        with module.quiet(), task_environment(self.spec.media_root), _random_state_kept(), _scratch_folder():
             with task_errors(name):
                 self.task = module.ScoringTask(
                     config, self.docs.bare, set(self.texts), with_aggregates, self._before, self._after

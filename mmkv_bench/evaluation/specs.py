@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from mmkv_bench.errors import ConfigError, nearest
+from mmkv_bench.errors import ConfigError, DataError, nearest
+from mmkv_bench.evaluation import fixtures
 from mmkv_bench.evaluation.contract import TaskSpec
+from mmkv_bench.evaluation.local_data import media_root
 from mmkv_bench.evaluation.page_tasks import PAGE_TASKS, SIZES, SPLITS, lmms_eval_name
 
 KEYS = (
@@ -20,17 +23,29 @@ KEYS = (
     "dataset_path",
     "include_path",
     "cluster_key",
+    "measures",
+    "about",
 )
+MEASURES = ("ppl", "self_rouge")
+ANY_TASK = "lmms_eval"  # the dataset of conf/dataset/lmms_eval.yaml, which is named after its task
+FIXTURE_SUFFIX = "_fixture"  # small data of our own making never share a table with the real ones
 
 # Every answer is decoded greedily; a task's YAML and then the configuration may say otherwise, and what the engine
 # cannot do it refuses. 128 is what lmms-eval's chat models take where a task names no length.
 GENERATION_DEFAULTS: dict[str, Any] = {"max_new_tokens": 128, "until": [], "do_sample": False}
 
 
-def spec_from_config(name: str, node: Mapping[str, Any]) -> TaskSpec:
-    """The dataset `name` of the configuration, whose node (see conf/dataset/) is a mapping with the keys of `KEYS`.
+def spec_from_config(name: str, node: Mapping[str, Any], data: Mapping[str, Any] | None = None) -> TaskSpec:
+    """The dataset `name` of the configuration.
 
-    Raises ConfigError for an unknown key, pages task, size or split, for a missing task name and for bad counts.
+    Args:
+        node: as in conf/dataset/<name>.yaml, with the keys of `KEYS`.
+        data: `source` (upstream or fixture) and `root` (folder of local datasets) of the configuration; None = where
+            each task says. Pages make their own data, and a dataset's own `dataset_path` goes before both.
+
+    Raises:
+        ConfigError: an unknown key, pages task, size, split or measure, a missing task name, bad counts, a dataset
+            without a fixture. DataError: data.root without a folder of this dataset.
     """
     unknown = [key for key in node if key not in KEYS]
     if unknown:
@@ -43,13 +58,21 @@ def spec_from_config(name: str, node: Mapping[str, Any]) -> TaskSpec:
         "count": _positive(f"datasets.{name}.count", node.get("count")),
         "generation": dict(node.get("generation") or {}),
         "metrics": tuple(node.get("metrics") or ()),
-        "offline": bool(node.get("offline", True)),
+        "offline": bool(node.get("offline", True) or node.get("dataset_path")),
         "dataset_path": node.get("dataset_path"),
         "include_path": node.get("include_path"),
         "cluster_key": node.get("cluster_key"),
+        "measures": tuple(_one_of(f"datasets.{name}.measures", m, MEASURES) for m in node.get("measures") or ()),
+        "columns": tuple((node.get("about") or {}).get("columns") or ()),
     }
     if task not in PAGE_TASKS:
-        return TaskSpec(name=task, dataset=task if name == "lmms_eval" else name, split=node.get("split"), **common)
+        label = task if name == ANY_TASK else name
+        if common["dataset_path"]:
+            common["media_root"] = media_root(Path(common["dataset_path"]).expanduser())
+        else:
+            common |= _source(label, data or {})
+        dataset = label + FIXTURE_SUFFIX * common.get("fixture", False)
+        return TaskSpec(name=task, dataset=dataset, split=node.get("split"), **common)
     size = _one_of(f"datasets.{name}.size", node.get("size") or "small", SIZES)
     split = _one_of(f"datasets.{name}.split", node.get("split") or "test", SPLITS)
     if common["dataset_path"]:
@@ -57,6 +80,23 @@ def spec_from_config(name: str, node: Mapping[str, Any]) -> TaskSpec:
     lmms_eval = lmms_eval_name(task, size)
     dataset = lmms_eval if split == "test" else f"{lmms_eval}_{split}"  # sizes and splits never share a table
     return TaskSpec(name=lmms_eval, dataset=dataset, size=size, split=split, **common)
+
+
+def _source(name: str, data: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a spec that say where the data of dataset `name` lie; none for its own source, normally the hub."""
+    if data.get("source") == "fixture":
+        folder = fixtures.folder(name)
+    elif data.get("root"):
+        folder = Path(data["root"]).expanduser() / name
+        if not folder.is_dir():
+            raise DataError(
+                f"data.root={data['root']} has no folder {name}; put that dataset's files into {folder}, or remove "
+                "data.root to take its data from the hub"
+            )
+    else:
+        return {}
+    local = {"dataset_path": str(folder), "media_root": media_root(folder), "offline": True}
+    return local | {"fixture": data.get("source") == "fixture"}
 
 
 def limited(spec: TaskSpec, limit: int | None) -> int | None:

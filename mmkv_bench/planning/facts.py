@@ -68,7 +68,7 @@ def dataset_costs(config: DictConfig) -> dict[str, float]:
 
     costs = {}
     for name, node in config.datasets.items():
-        spec = evaluation.spec_from_config(str(name), OmegaConf.to_container(node, resolve=True))
+        spec = evaluation.spec_from_config(str(name), OmegaConf.to_container(node, resolve=True), config.data)
         longest = evaluation.generation_settings(spec).get("max_new_tokens") or 1
         costs[str(name)] = float(len(evaluation.sample_refs(spec, config.limit)) * longest)
     return costs

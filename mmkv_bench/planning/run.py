@@ -102,7 +102,7 @@ def _specs(config: DictConfig) -> dict[str, TaskSpec]:
 
     specs: dict[str, TaskSpec] = {}
     for name, node in config.datasets.items():
-        spec = spec_from_config(str(name), plain(node))
+        spec = spec_from_config(str(name), plain(node), plain(config.data))
         if spec.dataset in specs:
             raise ConfigError(f"datasets.{name} is {spec.dataset}, which this run has already; drop one of the two")
         specs[spec.dataset] = spec

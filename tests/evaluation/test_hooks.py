@@ -85,10 +85,10 @@ def test_pages_are_ordinary_tasks_for_lmms_eval_itself(harness, tmp_path):
 
     (tmp_path / "three.jsonl").write_text("".join(json.dumps({"position": i}) + "\n" for i in range(3)))
     (tmp_path / "mine.yaml").write_text(
-        f"include: {catalog.PAGES_FOLDER / 'pages' / 'pages_walk_small.yaml'}\n"
+        f"include: {catalog.OWN_FOLDER / 'pages' / 'pages_walk_small.yaml'}\n"
         f"task: mine\ndataset_kwargs: {{data_files: {{test: {tmp_path / 'three.jsonl'}}}}}\n"
     )
-    manager = TaskManager("ERROR", include_path=[str(catalog.PAGES_FOLDER), str(tmp_path)], include_defaults=False)
+    manager = TaskManager("ERROR", include_path=[str(catalog.OWN_FOLDER), str(tmp_path)], include_defaults=False)
     assert {f"{task}_{size}" for task in PAGE_TASKS for size in ("small", "large")} <= set(manager.all_tasks)
     task = get_task_dict(["mine"], manager, "chat")["mine"]
     requests = ask_all(pages(), 3)
@@ -143,6 +143,6 @@ def test_values_of_shipped_scorers_become_scores(harness):
 
 
 def test_pages_yaml_is_free_of_paths():
-    for path in (catalog.PAGES_FOLDER / "pages").glob("*yaml"):
+    for path in (catalog.OWN_FOLDER / "pages").glob("*yaml"):
         text = path.read_text().replace("!function ", "")
         assert "/" not in str(yaml.safe_load(text))

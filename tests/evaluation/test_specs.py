@@ -11,7 +11,7 @@ import yaml
 
 from mmkv_bench.errors import ConfigError, DataError, UnsupportedError
 from mmkv_bench.evaluation import sample_refs, spec_from_config
-from mmkv_bench.evaluation.catalog import PAGES_FOLDER, task_file
+from mmkv_bench.evaluation.catalog import OWN_FOLDER, task_file
 from mmkv_bench.evaluation.page_tasks import PAGE_TASKS, SIZES, lmms_eval_name, page_task, place
 from mmkv_bench.evaluation.specs import KEYS
 from tests.evaluation.conftest import pages
@@ -101,5 +101,5 @@ def test_every_prefix_of_a_mix_is_balanced_and_no_sample_comes_twice():
 
 def test_every_pages_task_has_its_yaml_file():
     names = {lmms_eval_name(task, size) for task in PAGE_TASKS for size in SIZES}
-    assert {path.stem for path in (PAGES_FOLDER / "pages").glob("*.yaml")} == names
+    assert {path.stem for path in (OWN_FOLDER / "pages").glob("*.yaml")} == names
     assert {page_task(name) for name in names} == {(task, size) for task in PAGE_TASKS for size in SIZES}

@@ -1,0 +1,161 @@
+"""A dataset's files in a local folder: those of one configuration and split, laid out as hub repositories lay them out.
+
+A folder may be a clone of the upstream repository (its README.md says which files are which split), one written by
+`DatasetDict.save_to_disk`, or simply `data/<split>-*.parquet`. Splits keep their upstream names, whatever they are.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mmkv_bench.errors import DataError
+
+MEDIA = "media"  # below a dataset's folder; stands for $HF_HOME, where tasks look for videos
+SAVED = "dataset_dict.json"
+SYNONYMS = (("validation", "val", "valid", "dev"), ("test", "testing", "eval", "evaluation"), ("train", "training"))
+OTHER_FILES = ("*.json", "*.jsonl", "*.csv", "*.arrow", "*.txt")  # left to the builders of `datasets`
+
+
+@dataclass(frozen=True)
+class LocalFiles:
+    """Where one split lies.
+
+    kind    `parquet`: `files` are its parts; `saved`: the folder is of save_to_disk; `other`: `datasets` finds out
+    """
+
+    folder: Path
+    split: str
+    kind: str
+    files: tuple[Path, ...] = ()
+
+    def source(self) -> dict[str, Any]:
+        """The keys of a task's YAML that make it read these files."""
+        if self.kind == "parquet":
+            files = {self.split: [str(file) for file in self.files]}
+            return {"dataset_path": "parquet", "dataset_name": None, "dataset_kwargs": {"data_files": files}}
+        kwargs = {"load_from_disk": True} if self.kind == "saved" else {}
+        return {"dataset_path": str(self.folder), "dataset_name": None, "dataset_kwargs": kwargs}
+
+
+def media_root(folder: Path) -> str | None:
+    """The folder that stands for $HF_HOME, if the dataset brings one."""
+    return str(folder / MEDIA) if (folder / MEDIA).is_dir() else None
+
+
+def find(folder: Path, config: str | None, split: str) -> LocalFiles:
+    """The files of a split.
+
+    Args:
+        config: the upstream configuration (`dataset_name` of a task), None where there is one only.
+
+    Raises:
+        DataError: an empty folder, or one with other splits only.
+    """
+    if (folder / SAVED).is_file():
+        splits = [str(name) for name in json.loads((folder / SAVED).read_text()).get("splits", [])]
+        if split not in splits:
+            raise DataError(_no_split(folder, split, splits))
+        return LocalFiles(folder, split, "saved")
+    found = _listed(folder, config, split) or _named(folder, config, split)
+    if found:
+        return LocalFiles(folder, split, "parquet", tuple(sorted(found)))
+    parquet = _parquet(folder)
+    if parquet:
+        raise DataError(_no_split(folder, split, sorted({_split_of(file) for file in parquet})))
+    if any(next(folder.rglob(pattern), None) for pattern in OTHER_FILES):
+        return LocalFiles(folder, split, "other")
+    raise DataError(
+        f"{folder} holds no data files; put data/{split}-00000-of-00001.parquet in the upstream schema there, or a "
+        "clone of the upstream repository"
+    )
+
+
+def columns(files: Sequence[Path]) -> list[str]:
+    """Column names of parquet files, from their footers.
+
+    Raises:
+        DataError: a file that is truncated or no parquet file, or files that disagree.
+    """
+    import pyarrow.parquet as pq
+
+    found: dict[Path, list[str]] = {}
+    for file in files:
+        try:
+            found[file] = list(pq.read_schema(file).names)
+        except Exception as error:
+            reason = str(error).splitlines()[0].split(". ")[0].rstrip(".")
+            raise DataError(f"{file} is truncated or no parquet file ({reason}); copy or download it again") from error
+    first = files[0]
+    for file, names in found.items():
+        if set(names) != set(found[first]):
+            odd = sorted(set(names) ^ set(found[first]))
+            raise DataError(f"{file} and {first.name} differ in columns {', '.join(odd)}; give files of one version")
+    return found[first]
+
+
+def require_columns(dataset: str, wanted: Iterable[str], found: Iterable[str]) -> None:
+    """Raise DataError that names the columns which the task reads and the data have not."""
+    found = list(found)
+    missing = [name for name in wanted if name not in found]
+    if missing:
+        raise DataError(
+            f"the data of {dataset} lack column{'s' * (len(missing) > 1)} {', '.join(missing)}, which its task reads; "
+            f"they have {', '.join(found)}; give data in the upstream schema"
+        )
+
+
+def _listed(folder: Path, config: str | None, split: str) -> list[Path]:
+    """Files that the front matter of README.md names for the split."""
+    import yaml
+
+    readme = folder / "README.md"
+    text = readme.read_text(errors="replace") if readme.is_file() else ""
+    if not text.startswith("---"):
+        return []
+    try:
+        card = yaml.safe_load(text.split("\n---", 1)[0].removeprefix("---")) or {}
+    except yaml.YAMLError:
+        return []
+    configs = [entry for entry in card.get("configs") or [] if isinstance(entry, dict)]
+    chosen = [entry for entry in configs if entry.get("config_name") == (config or "default")] or configs[:1]
+    if config is not None and chosen and chosen[0].get("config_name") != config:
+        return []
+    for entry in chosen:
+        for part in entry.get("data_files") or []:
+            if isinstance(part, dict) and str(part.get("split")) == split:
+                patterns = part.get("path")
+                patterns = [patterns] if isinstance(patterns, str) else list(patterns or [])
+                return [file for p in patterns for file in sorted(folder.glob(str(p))) if file.suffix == ".parquet"]
+    return []
+
+
+def _named(folder: Path, config: str | None, split: str) -> list[Path]:
+    """Files whose names tell the split; those of the configuration's own folder first, exact names before synonyms."""
+    bases = [folder / config, folder / "data" / config] if config else []
+    bases += [folder / "data", folder]
+    for name in (split, *(word for group in SYNONYMS if split in group for word in group)):
+        for base in bases:
+            for pattern in (f"{name}-*.parquet", f"{name}.parquet", f"{name}/*.parquet"):
+                found = [file for file in base.glob(pattern) if file.is_file()]
+                if found:
+                    return found
+    return []
+
+
+def _parquet(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.rglob("*.parquet") if MEDIA not in file.relative_to(folder).parts)
+
+
+def _split_of(file: Path) -> str:
+    return file.stem.split("-")[0]
+
+
+def _no_split(folder: Path, split: str, others: Sequence[str]) -> str:
+    return (
+        f"{folder} has no split {split!r}; it has {', '.join(others) or 'none'}; choose one of these with "
+        "datasets.<name>.split=..., or add the files of the split"
+    )
