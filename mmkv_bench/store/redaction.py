@@ -1,4 +1,4 @@
-"""Keeps keys and passwords out of rows and trackers."""
+"""Keeps keys, passwords and where a machine has its folders out of rows and trackers."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ _SECRET = re.compile(
 )
 
 
+_FOLDER = re.compile(r"(/|~/).*?([^/]+)/*", re.DOTALL)
+
+
 def redact(value: Any) -> Any:
-    """`value` (nested mappings and lists) with secrets replaced by a mark.
+    """`value` (nested mappings and lists) with secrets replaced by a mark, and absolute paths by their last part.
 
     A secret is what stands under a secret's name (`api_key`, `hf_token`, `password`, ...; `max_new_tokens` is none),
     and any text containing the value of an environment variable of such a name, wherever an interpolation put it.
@@ -39,4 +42,6 @@ def _redact(value: Any, known: list[str]) -> Any:
     if isinstance(value, str):
         for secret in known:
             value = value.replace(secret, REDACTED)
+        if (path := _FOLDER.fullmatch(value)) is not None:
+            return f".../{path[2]}"
     return value

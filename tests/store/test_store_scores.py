@@ -11,6 +11,7 @@ from crash_points import die_before
 from store_examples import cell, complete, metric_row, plain, sample_score
 
 from mmkv_bench.errors import StoreError
+from mmkv_bench.store.redaction import redact
 from mmkv_bench.store.store import Store
 
 
@@ -55,6 +56,21 @@ def test_secrets_in_a_cells_configuration_are_never_stored(tmp_path, monkeypatch
     assert stored["generation"] == config["generation"]
     assert not any(secret in text for secret in ("sk-123", "hf_very_secret_value", "hunter2"))
     assert stored["judge"]["api_key"] == stored["list"][0]["password"] == "<redacted>"
+
+
+def test_the_stored_configuration_does_not_say_where_a_machine_has_its_folders() -> None:
+    config = {
+        "out": "/home/me/runs/x/",
+        "model": {"path": "~/models/vlm"},
+        "data": {"root": "runs/data"},
+        "url": "http://h/v1",
+    }
+    assert redact(config) == {
+        "out": ".../x",
+        "model": {"path": ".../vlm"},
+        "data": {"root": "runs/data"},
+        "url": "http://h/v1",
+    }
 
 
 def test_scores_come_back_and_are_replaced_whole(tmp_path):
