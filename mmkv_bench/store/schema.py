@@ -210,6 +210,13 @@ SAMPLE_COLUMNS = (
     _must("metric", TEXT, "metric name"),
     Column("value", FLOAT, "the sample's value; null unless ok", "metric's own"),
     _must("status", TEXT, "status of the response that was scored", allowed=STATUSES),
+    Column(
+        "parts",
+        FLOATS,
+        "what a metric that is no mean over samples is aggregated from (BLEU: words, reference words, right n-grams, "
+        "n-grams); of an empty answer where the sample is not ok",
+        "metric's own",
+    ),
 )
 
 METRIC_COLUMNS = (

@@ -16,7 +16,8 @@ from mmkv_bench.tables.audit import Audit, audit
 from mmkv_bench.tables.compare import Pair, correct, paired
 from mmkv_bench.tables.gates import find, gates_of, verdict
 from mmkv_bench.tables.intervals import Aggregator
-from mmkv_bench.tables.metrics import aggregate, headline
+from mmkv_bench.tables.known import Pooled, lower_is_better, upstream
+from mmkv_bench.tables.metrics import aggregate, aggregator_of, headline
 from mmkv_bench.tables.rows import BASELINE, CONTEXT, Rows, align, check, choose, context_key, gather, missing
 from mmkv_bench.tables.table import Entry, Method, Table, common_ids
 
@@ -40,7 +41,7 @@ def build(
 ) -> list[Table]:
     """All tables of the rows, ordered by context; the filters name what to keep (None = everything).
 
-    aggregators: metric -> aggregate, where it is not the mean.
+    aggregators: metric -> aggregate, where it is not the one known by the metric's name.
     Raises ConfigError when a filter names what the rows do not hold, StoreError when rows contradict each other.
     """
     if rows.samples.empty:
@@ -101,7 +102,7 @@ class _Parts:
 
 def _table(cells: pd.DataFrame, metric: str, axis: str, parts: _Parts) -> Table:
     methods = _methods(cells)
-    aggregator = parts.aggregators.get(metric)
+    aggregator = aggregator_of(metric, parts.aggregators)
     context = dict(zip(CONTEXT, context_key(cells.iloc[0]), strict=True))
     found: dict[tuple[str, str], Entry] = {}
     waiting: dict[tuple[str, str], int] = {}
@@ -117,7 +118,7 @@ def _table(cells: pd.DataFrame, metric: str, axis: str, parts: _Parts) -> Table:
     common = common_ids(found.values())
     entries = found
     if len(common):
-        shared = {key: aggregate(entry.scores.among(common).values, aggregator) for key, entry in found.items()}
+        shared = {key: aggregate(entry.scores.among(common), aggregator) for key, entry in found.items()}
         entries = {key: replace(entry, common=shared[key]) for key, entry in found.items()}
     begun = {label for label, _ in (*entries, *waiting)}  # cells are stored before their first answer is
     methods = tuple(method for method in methods if method.label in begun)
@@ -154,8 +155,9 @@ def _entry(cells: pd.DataFrame, metric: str, dataset: str, parts: _Parts) -> Ent
     scores = gather(pd.concat(own))
     found = [parts.answers(cell, samples) for cell, samples in zip(cells["cell"], own, strict=True)]
     responses = [answers for answers in found if answers is not None]
-    numbers = headline(scores, dataset, parts.aggregators.get(metric))
+    numbers = headline(scores, dataset, aggregator_of(metric, parts.aggregators))
     aggregates = [parts.lmms_eval.get((cell, metric)) for cell in cells["cell"]]
+    own_scale = None if None in aggregates else [upstream(metric).as_ours(v, scores.n) for v in aggregates]
     return Entry(
         scores=scores,
         value=numbers["value"],
@@ -168,6 +170,7 @@ def _entry(cells: pd.DataFrame, metric: str, dataset: str, parts: _Parts) -> Ent
         uneven_seeds=sum(map(len, own)) != scores.n * len(own),
         audit=audit(pd.concat(responses)) if responses else Audit(),
         lmms_eval=None if None in aggregates else float(np.mean(aggregates)),
+        lmms_eval_ours=None if own_scale is None else float(np.mean(own_scale)),
     )
 
 
@@ -176,11 +179,12 @@ def _pairs(table: Table, aggregator: Aggregator | None) -> list[Pair]:
     for budget in table.budgets or ("",):
         present = [method.label for method in table.methods if table.entry(method.label, budget)]
         for a, b in combinations(present, 2):
-            scores = align(table.entry(a, budget).scores, table.entry(b, budget).scores)
+            both = table.entry(a, budget).scores, table.entry(b, budget).scores
+            scores = align(*both, parts=isinstance(aggregator, Pooled))
             difference = paired(*scores, table.dataset, aggregator)
             if difference is not None:
                 compared.append((budget, a, b, difference))
-    return correct(compared)
+    return correct(compared, falling=lower_is_better(table.metric))
 
 
 def _budget(cell: pd.Series) -> str:

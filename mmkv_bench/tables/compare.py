@@ -97,9 +97,10 @@ def paired(
 ) -> Difference | None:
     """Difference a - b of two score vectors [n] over the same samples, NaN = not ok; None when none is ok in both.
 
-    Seeds must have been averaged within a sample before.
+    For a `Pooled` aggregator they are the samples' parts [n, k], a row of NaN = not ok. Seeds must have been averaged
+    within a sample before.
     """
-    both = ~(np.isnan(a) | np.isnan(b))
+    both = ~np.isnan(a + b).reshape(len(a), -1).any(axis=1)
     a, b, clusters = a[both], b[both], np.asarray(clusters)[both]
     n = len(a)
     if n == 0:
@@ -117,7 +118,7 @@ def paired(
     else:
         draws = bootstrap_statistics(a, clusters, dataset, aggregator)
         draws = draws - bootstrap_statistics(b, clusters, dataset, aggregator)
-    differing = len(np.unique(index[a != b]))
+    differing = len(np.unique(index[(a != b).reshape(n, -1).any(axis=1)]))
     p = min(1.0, max(percentile_p(draws), 2.0 ** (1 - differing)))
     return Difference(n, value, p, "bootstrap", draws=draws)
 
@@ -152,7 +153,10 @@ def holm(p_values: Sequence[float], alpha: float = ALPHA) -> list[HolmStep]:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two cells of a table at one budget and their Holm-corrected difference a - b (`low`, `high` at Holm's level)."""
+    """Two cells of a table at one budget and their Holm-corrected difference a - b (`low`, `high` at Holm's level).
+
+    falling: the smaller value is the better one.
+    """
 
     budget: str
     a: str
@@ -161,6 +165,7 @@ class Pair:
     low: float | None
     high: float | None
     step: HolmStep
+    falling: bool = False
 
     @property
     def separated(self) -> bool:
@@ -169,18 +174,21 @@ class Pair:
 
     @property
     def better(self) -> str | None:
-        return (self.a if self.difference.value > 0 else self.b) if self.separated else None
+        a_is_better = (self.difference.value > 0) != self.falling
+        return (self.a if a_is_better else self.b) if self.separated else None
 
     @property
     def worse(self) -> str | None:
-        return (self.b if self.difference.value > 0 else self.a) if self.separated else None
+        return (self.b if self.better == self.a else self.a) if self.separated else None
 
 
-def correct(differences: Sequence[tuple[str, str, str, Difference]], alpha: float = ALPHA) -> list[Pair]:
-    """All comparisons of one table, as (budget, a, b, difference), corrected together."""
+def correct(
+    differences: Sequence[tuple[str, str, str, Difference]], alpha: float = ALPHA, falling: bool = False
+) -> list[Pair]:
+    """All comparisons of one table, as (budget, a, b, difference), corrected together; falling: less is better."""
     steps = holm([difference.p for *_, difference in differences], alpha)
     return [
-        Pair(budget, a, b, difference, *difference.interval(step.level), step)
+        Pair(budget, a, b, difference, *difference.interval(step.level), step, falling)
         for (budget, a, b, difference), step in zip(differences, steps, strict=True)
     ]
 

@@ -15,6 +15,8 @@ from statistics import NormalDist
 
 import numpy as np
 
+from mmkv_bench.tables.known import Pooled
+
 DRAWS = 10_000
 ALPHA = 0.05
 LEVEL = 1 - ALPHA
@@ -113,9 +115,15 @@ def bootstrap_statistics(
 ) -> np.ndarray:
     """The statistic of each draw of clusters, float64 [draws]: the mean of the drawn samples, or `aggregator` of them.
 
-    `aggregator` gets the drawn samples' values, [m] or [m, k] (a sample drawn twice appears twice, in cluster order).
+    `aggregator` gets the drawn samples' values, [m] or [m, k] (a sample drawn twice appears twice, in cluster order); one
+    that is `Pooled` gets their sums, of all draws at once.
     """
     index, count = cluster_index(clusters)
+    if isinstance(aggregator, Pooled):
+        columns = np.zeros((count, values.shape[1]))
+        np.add.at(columns, index, values)
+        draws_of = cluster_draws(dataset, count, draws)
+        return np.concatenate([aggregator.function(block.astype(np.float64) @ columns) for block in draws_of])
     if aggregator is None:
         columns = np.stack(
             [np.bincount(index, weights=values, minlength=count), np.bincount(index, minlength=count)], 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mmkv_bench.tables.notes import BEFORE_CUT, OVER, PREFILL, caption, line_label, notes, title
-from mmkv_bench.tables.render import Text, entry_text, p_value, score, signed, span
+from mmkv_bench.tables.render import Text, entry_text, p_value, score, signed, span, towards_better
 from mmkv_bench.tables.table import Table
 
 _SPECIAL = {
@@ -86,8 +86,8 @@ def _pairs(table: Table) -> str:
     lines += [r"budget & better & worse & difference & $p$ (Holm) & $n$ \\", r"\midrule"]
     for pair in table.pairs:
         if pair.separated:
-            low, high = (pair.low, pair.high) if pair.better == pair.a else (-pair.high, -pair.low)
-            difference = rf"{signed(abs(pair.difference.value))} {{\scriptsize {span(low, high)}}}"
+            value, low, high = towards_better(pair)
+            difference = rf"{signed(value)} {{\scriptsize {span(low, high)}}}"
             names = [escape(name) for name in (pair.budget or "all", pair.better, pair.worse)]
             lines.append(
                 " & ".join([*names, difference, escape(p_value(pair.step.adjusted)), str(pair.difference.n)]) + r" \\"

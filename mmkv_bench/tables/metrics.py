@@ -10,6 +10,7 @@ import numpy as np
 from mmkv_bench.errors import StoreError
 from mmkv_bench.tables.compare import paired
 from mmkv_bench.tables.intervals import NO_INTERVAL, Aggregator, interval
+from mmkv_bench.tables.known import Pooled, aggregate_of
 from mmkv_bench.tables.rows import BASELINE, Scores, align, check, context_key, gather
 
 if TYPE_CHECKING:
@@ -31,13 +32,14 @@ def metrics_rows(
     ok in both; it is null where there is no such cell, and for `full` itself. So `samples` and `cells` must hold the
     `full` cells beside those that are wanted.
 
-    samples, cells: frames of the tables of those names. aggregators: metric -> aggregate where it is not the mean.
+    samples, cells: frames of the tables of those names. aggregators: metric -> aggregate where it is not the one known by
+    the metric's name (`known.aggregate_of`).
     lmms_eval, judges: (cell, metric) -> lmms-eval's own aggregate, id of the judge. reasons: cell -> why lmms-eval
     gives no aggregate.
 
     Raises StoreError for rows that contradict each other, such as two `full` cells of one context.
     """
-    aggregators, lmms_eval, reasons, judges = (given or {} for given in (aggregators, lmms_eval, reasons, judges))
+    lmms_eval, reasons, judges = (given or {} for given in (lmms_eval, reasons, judges))
     check(cells, samples)
     scores = {key: gather(part) for key, part in samples.groupby(["cell", "metric"], sort=True)}
     full_of: dict[tuple[str, ...], str] = {}
@@ -51,8 +53,9 @@ def metrics_rows(
         for name, metric in sorted(key for key in scores if key[0] == cell["cell"]):
             baseline = scores.get((full, metric)) if full not in (None, name) else None
             row = {"cell": name, "dataset": cell["dataset"], "metric": metric}
-            row |= headline(scores[name, metric], cell["dataset"], aggregators.get(metric))
-            row |= _against(scores[name, metric], baseline, cell["dataset"], aggregators.get(metric))
+            aggregator = aggregator_of(metric, aggregators)
+            row |= headline(scores[name, metric], cell["dataset"], aggregator)
+            row |= _against(scores[name, metric], baseline, cell["dataset"], aggregator)
             aggregate = lmms_eval.get((name, metric))
             row["lmms_eval"] = aggregate
             row["lmms_eval_reason"] = None if aggregate is not None else reasons.get(name)
@@ -63,25 +66,50 @@ def metrics_rows(
 
 def headline(scores: Scores, dataset: str, aggregator: Aggregator | None = None) -> dict[str, Any]:
     """n, n_ok, value and interval (null unless every sample is ok), and the score with failures counted as 0."""
-    found = interval(scores.values, scores.clusters, dataset, aggregator=aggregator) if scores.complete else NO_INTERVAL
+    _require_parts(scores, dataset, aggregator)
+    measured = scores.parts if isinstance(aggregator, Pooled) else scores.values
+    found = interval(measured, scores.clusters, dataset, aggregator=aggregator) if scores.complete else NO_INTERVAL
     return {
         "n": scores.n,
         "n_ok": scores.n_ok,
-        "value": aggregate(scores.values, aggregator) if scores.complete else None,
-        "value_failures_zero": aggregate(np.nan_to_num(scores.values, nan=0.0), aggregator) if scores.n else None,
+        "value": aggregate(scores, aggregator) if scores.complete else None,
+        "value_failures_zero": aggregate(_failures_zero(scores), aggregator) if scores.n else None,
         "low": found.low,
         "high": found.high,
         "interval": found.kind,
     }
 
 
-def aggregate(values: np.ndarray, aggregator: Aggregator | None = None) -> float:
+def aggregator_of(metric: str, given: Mapping[str, Aggregator] | None = None) -> Aggregator | None:
+    """The aggregate of a metric: the given one, else the one known by its name; None = the mean."""
+    return (given or {}).get(metric) or aggregate_of(metric)
+
+
+def aggregate(scores: Scores, aggregator: Aggregator | None = None) -> float:
     """The score of a set of samples: their mean unless the metric has an aggregate of its own."""
-    return float(np.mean(values) if aggregator is None else aggregator(values))
+    if aggregator is None:
+        return float(np.mean(scores.values))
+    return float(aggregator(scores.parts if isinstance(aggregator, Pooled) else scores.values))
+
+
+def _failures_zero(scores: Scores) -> Scores:
+    """The same with failed samples as 0; their parts are those of an empty answer already."""
+    return Scores(scores.sample_ids, scores.clusters, np.nan_to_num(scores.values, nan=0.0), scores.parts)
+
+
+def _require_parts(scores: Scores, dataset: str, aggregator: Aggregator | None) -> None:
+    if isinstance(aggregator, Pooled) and scores.parts is None and scores.n:
+        raise StoreError(
+            f"{dataset}: a metric that is no mean over samples has rows without the parts it is aggregated from; score the "
+            "answers again with stage=score"
+        )
 
 
 def _against(scores: Scores, baseline: Scores | None, dataset: str, aggregator: Aggregator | None) -> dict[str, Any]:
-    difference = None if baseline is None else paired(*align(scores, baseline), dataset, aggregator)
+    difference = None
+    if baseline is not None:
+        aligned = align(scores, baseline, parts=isinstance(aggregator, Pooled))
+        difference = paired(*aligned, dataset, aggregator)
     low, high = difference.interval() if difference else (None, None)
     return {
         "difference": difference.value if difference else None,

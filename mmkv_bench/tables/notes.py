@@ -7,12 +7,14 @@ from collections.abc import Sequence
 
 from mmkv_bench.tables.compare import Pair
 from mmkv_bench.tables.intervals import LEVEL
+from mmkv_bench.tables.known import SAME, lower_is_better, upstream
 from mmkv_bench.tables.rows import BASELINE
 from mmkv_bench.tables.table import AXES, Entry, Method, Table
 
 OVER, PREFILL, BEFORE_CUT, PACKED, RETRIEVED = "†", "§", "¶", "‡", "◊"
 FIXTURE = "_fixture"  # how labels of datasets of our own making end
 _MANY = 6  # cells that a note lists by name
+_ROUNDING = 1e-5  # MMMU's aggregate comes with five digits
 # Context that a caption names only where it tells two tables apart, and what must be equal for it to do so.
 _WITHIN = {"model_fingerprint": "model", "dataset_fingerprint": "dataset"}
 _QUIET = (*_WITHIN, "dtype", "attention", "generation", "numerics_version", "torch", "transformers")
@@ -134,9 +136,10 @@ def _untested(method: Method, entry: Entry) -> bool:
 
 
 def _source_notes(table: Table) -> list[str]:
-    """What the numbers stand on: made-up data, and the full-cache gate."""
+    """What the numbers stand on: made-up data, and the full-cache gate; and which way is better, where it is down."""
     made = "fixture data, made to exercise the task: the scores say nothing about the model or the methods."
-    return [made] * table.dataset.endswith(FIXTURE) + ([table.gate] if table.gate else [])
+    falling = ["the smaller value is the better one."] * lower_is_better(table.metric)
+    return falling + [made] * table.dataset.endswith(FIXTURE) + ([table.gate] if table.gate else [])
 
 
 def _failure_notes(table: Table) -> list[str]:
@@ -247,15 +250,18 @@ def _method_notes(table: Table) -> list[str]:
 
 def _lmms_eval_notes(table: Table) -> list[str]:
     gaps = [
-        (abs(e.value - e.lmms_eval), words, e)
+        (abs(e.value - e.lmms_eval_ours), words, e)
         for words, _, e in _named(table)
-        if e.value is not None and e.lmms_eval is not None
+        if e.value is not None and e.lmms_eval_ours is not None
     ]
     if not gaps:
         return []
     gap, words, entry = max(gaps, key=lambda found: found[0])
-    if gap <= 1e-6:
-        return [f"lmms-eval's own aggregate is the same in all {len(gaps)} cells that have one."]
+    scale = upstream(table.metric)
+    printed = "" if scale is SAME else f", which it prints as {scale.unit} and is rescaled here,"
+    if gap <= _ROUNDING:
+        return [f"lmms-eval's own aggregate{printed} is the same in all {len(gaps)} cells that have one."]
     return [
-        f"lmms-eval's own aggregate differs, most for {words}: {entry.lmms_eval:.4f} against {entry.value:.4f} here."
+        f"lmms-eval's own aggregate{printed} differs, most for {words}: {entry.lmms_eval_ours:.4f} against "
+        f"{entry.value:.4f} here."
     ]

@@ -97,8 +97,8 @@ def _markdown_pairs(table: Table) -> list[str]:
             pair.budget or "all",
             pair.better,
             pair.worse,
-            signed(abs(pair.difference.value)),
-            span(*_towards_better(pair)),
+            signed(towards_better(pair)[0]),
+            span(*towards_better(pair)[1:]),
             p_value(pair.step.adjusted),
             str(pair.difference.n),
         ]
@@ -110,8 +110,11 @@ def _markdown_pairs(table: Table) -> list[str]:
     return [heading, aligned(header, grid), summary] if grid else [heading + " none.", summary]
 
 
-def _towards_better(pair: Pair) -> tuple[float, float]:
-    return (pair.low, pair.high) if pair.better == pair.a else (-pair.high, -pair.low)
+def towards_better(pair: Pair) -> tuple[float, float, float]:
+    """The better one's score minus the worse one's, with the ends of its interval."""
+    if pair.better == pair.a:
+        return pair.difference.value, pair.low, pair.high
+    return -pair.difference.value, -pair.high, -pair.low
 
 
 def aligned(header: Sequence[str], grid: Sequence[Sequence[str]]) -> str:

@@ -130,11 +130,14 @@ class Scores:
     """Scores of one cell, or of the seeds of one cell averaged within each sample; samples in ascending id order.
 
     sample_ids, clusters: object [n]; values: float64 [n], NaN where the sample is not ok (in any of its seeds).
+    parts: float64 [n, k], what a metric that is no mean is aggregated from; None where a sample has none. A sample that
+    is not ok has those of an empty answer.
     """
 
     sample_ids: np.ndarray
     clusters: np.ndarray
     values: np.ndarray
+    parts: np.ndarray | None = None
 
     @property
     def n(self) -> int:
@@ -156,7 +159,8 @@ class Scores:
     def among(self, sample_ids: Sequence[str]) -> Scores:
         """The same scores over the samples that are in `sample_ids`."""
         keep = np.isin(self.sample_ids, np.asarray(sample_ids, dtype=object))
-        return Scores(self.sample_ids[keep], self.clusters[keep], self.values[keep])
+        parts = None if self.parts is None else self.parts[keep]
+        return Scores(self.sample_ids[keep], self.clusters[keep], self.values[keep], parts)
 
 
 def gather(samples: pd.DataFrame) -> Scores:
@@ -172,10 +176,28 @@ def gather(samples: pd.DataFrame) -> Scores:
     table = by_sample.agg(good=("good", "all"), value=("value", "mean"), cluster=("cluster", "first"))
     values = table["value"].to_numpy(np.float64, na_value=np.nan)
     values = np.where(table["good"].to_numpy(bool), values, np.nan)
-    return Scores(table.index.to_numpy(object), table["cluster"].to_numpy(object), values)
+    ids = table.index.to_numpy(object)
+    return Scores(ids, table["cluster"].to_numpy(object), values, _parts(frame, ids))
 
 
-def align(a: Scores, b: Scores) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(values of a, values of b, clusters) over the samples that both hold, in ascending id order."""
+def _parts(frame: pd.DataFrame, sample_ids: np.ndarray) -> np.ndarray | None:
+    """The parts of the samples [n, k], averaged over seeds; None unless every row has them."""
+    if "parts" not in frame or frame["parts"].isna().any():
+        return None
+    stacked = np.stack(frame["parts"].to_list()).astype(np.float64)
+    where = np.searchsorted(sample_ids.astype(str), frame["sample_id"].to_numpy(str))
+    sums = np.zeros((len(sample_ids), stacked.shape[1]))
+    np.add.at(sums, where, stacked)
+    return sums / np.bincount(where, minlength=len(sample_ids))[:, None]
+
+
+def align(a: Scores, b: Scores, parts: bool = False) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(values of a, values of b, clusters) over the samples that both hold, in ascending id order.
+
+    parts: the samples' parts [m, k] instead of their values, NaN where the sample is not ok.
+    """
     _, of_a, of_b = np.intersect1d(a.sample_ids.astype(str), b.sample_ids.astype(str), return_indices=True)
-    return a.values[of_a], b.values[of_b], a.clusters[of_a]
+    if not parts:
+        return a.values[of_a], b.values[of_b], a.clusters[of_a]
+    ok_only = [np.where(scores.ok[:, None], scores.parts, np.nan) for scores in (a, b)]
+    return ok_only[0][of_a], ok_only[1][of_b], a.clusters[of_a]

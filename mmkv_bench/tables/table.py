@@ -28,7 +28,7 @@ AXES = {
 class Entry:
     """One table cell. `value`, `low`, `high` are None unless every sample is ok; `common` is the score over the samples
     ok in every cell of the table, `zero` the score with failures counted as 0, `lmms_eval` lmms-eval's own aggregate
-    (its mean over seeds)."""
+    (its mean over seeds), `lmms_eval_ours` the same on the scale of `value`."""
 
     scores: Scores
     value: float | None
@@ -41,6 +41,7 @@ class Entry:
     uneven_seeds: bool
     audit: Audit
     lmms_eval: float | None
+    lmms_eval_ours: float | None = None
 
 
 @dataclass(frozen=True)

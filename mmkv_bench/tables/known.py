@@ -1,0 +1,95 @@
+"""What is known of a metric by its name: how it is aggregated where it is no mean, which way is better, and on what scale
+lmms-eval prints its own aggregate.
+
+Our headlines: scores of a sample are from 0 to 1 wherever the metric allows it, and the headline is their mean. Where it is
+not the mean (corpus BLEU), each sample has the parts that the aggregate is computed from (column `parts` of `samples`),
+and the aggregate is a function of their sums: of the whole dataset for the headline, of drawn clusters for intervals.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """An aggregate that is a function of sums over samples.
+
+    function: totals float64 [..., k] -> aggregate [...]. Called with the parts of samples [n, k] it gives the number.
+    """
+
+    function: Callable[[np.ndarray], np.ndarray]
+
+    def __call__(self, parts: np.ndarray) -> float:
+        return float(self.function(parts.sum(axis=0)))
+
+
+@dataclass(frozen=True)
+class Upstream:
+    """The scale of lmms-eval's own aggregate: `factor` times it is ours, divided by n where it is a sum over samples.
+
+    unit: what it is, in words.
+    """
+
+    unit: str
+    factor: float = 1.0
+    summed: bool = False
+
+    def as_ours(self, value: float, n: int) -> float:
+        """lmms-eval's aggregate of `n` samples on our scale."""
+        return value * self.factor / (n if self.summed else 1)
+
+
+SAME = Upstream("the same")
+PERCENT = Upstream("percent", 0.01)
+# From the aggregation functions of lmms-eval 0.7.3.
+UPSTREAM = {
+    "ocrbench_accuracy": Upstream("right answers / 1000", 1000.0, summed=True),
+    "tree_edit_distance": Upstream("a sum over samples", summed=True),  # synthdog_en, synthdog_zh
+    "gpt_eval_score": PERCENT,  # mmvet
+    "WUPS": PERCENT,  # nextqa_oe
+}
+PERCENT_NAMES = re.compile(r"vstar_\w+_acc|videomme_\w*score")  # one metric per category, or per variant of the task
+
+LOWER_IS_BETTER = {"parse_failed"}
+
+
+def upstream(metric: str) -> Upstream:
+    """The scale on which lmms-eval prints its aggregate of the metric."""
+    return UPSTREAM.get(metric, PERCENT if PERCENT_NAMES.fullmatch(metric) else SAME)
+
+
+def lower_is_better(metric: str) -> bool:
+    """Whether a smaller value is the better one."""
+    return metric in LOWER_IS_BETTER
+
+
+def aggregate_of(metric: str) -> Pooled | None:
+    """The metric's aggregate where it is not the mean over samples; None where it is."""
+    found = BLEU_NAMES.fullmatch(metric)
+    return bleu(int(found[1])) if found else None
+
+
+BLEU_NAMES = re.compile(r"(?:[a-z]+_)?Bleu_([1-4])")  # textcaps_Bleu_4, vatex_Bleu_4, ...
+# pycocoevalcap's, so that an order without a match gives almost 0 instead of a division by 0
+BLEU_TINY, BLEU_SMALL = 1e-15, 1e-9
+
+
+def bleu(order: int) -> Pooled:
+    """Corpus BLEU up to n-grams of `order` (Papineni et al. 2002) over parts [2 + 2 x order]:
+
+    words of the answers, words of the closest references, then right n-grams for n = 1..order, then n-grams.
+    """
+
+    def of_totals(totals: np.ndarray) -> np.ndarray:
+        words, reference = totals[..., 0], totals[..., 1]
+        right, given = totals[..., 2 : 2 + order], totals[..., 2 + order : 2 + 2 * order]
+        precision = np.prod((right + BLEU_TINY) / (given + BLEU_SMALL), axis=-1) ** (1 / order)
+        ratio = (words + BLEU_TINY) / (reference + BLEU_SMALL)
+        return precision * np.exp(np.minimum(0.0, 1 - 1 / ratio))
+
+    return Pooled(of_totals)
