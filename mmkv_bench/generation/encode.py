@@ -83,7 +83,7 @@ def encode(
         max_prompt_tokens: refuse longer prompts.
 
     Raises:
-        UnsupportedError: a prompt longer than `max_prompt_tokens`.
+        UnsupportedError: a prompt longer than `max_prompt_tokens`, or than the model's context.
     """
     start = time.perf_counter()
     text = processor.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
@@ -103,6 +103,11 @@ def encode(
         raise UnsupportedError(
             f"the prompt of {identity} has {prompt.length} tokens, more than model.max_prompt_tokens="
             f"{max_prompt_tokens}; raise the limit or lower the pixel or frame limits"
+        )
+    if family.max_context is not None and prompt.length > family.max_context:
+        raise UnsupportedError(
+            f"the prompt of {identity} has {prompt.length} tokens, more than the model's context of "
+            f"{family.max_context}; lower the pixel or frame limits (model.max_pixels, model.frames)"
         )
     return prompt
 

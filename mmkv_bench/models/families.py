@@ -55,7 +55,8 @@ class Family:
     """One model's facts. Token ids are empty tuples where the family has none.
 
     `closing_marker` is the text of a closing token whose id only the tokenizer knows (InternVL); its id is in
-    `closing_token_ids` when `family_of` was given a tokenizer.
+    `closing_token_ids` when `family_of` was given a tokenizer. `max_context` is how many tokens the text model was made
+    for (`max_position_embeddings`), None where its config does not say.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Family:
     num_query_heads: int
     num_kv_heads: int
     head_dim: int
+    max_context: int | None = None
 
     @property
     def multimodal(self) -> bool:
@@ -135,6 +137,7 @@ def family_of(config: Any, tokenizer: Any = None) -> Family:
         num_query_heads=query_heads,
         num_kv_heads=getattr(text, "num_key_value_heads", None) or query_heads,
         head_dim=getattr(text, "head_dim", None) or text.hidden_size // query_heads,
+        max_context=getattr(text, "max_position_embeddings", None),
     )
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.errors import ConfigError, UnsupportedError
+from mmkv_bench.models import hub_errors
 from mmkv_bench.models.families import Family, family_of, text_model
+from mmkv_bench.models.limits import apply_limits
 
 if TYPE_CHECKING:
     import torch
@@ -35,15 +36,17 @@ def load_config(path: str, revision: str | None = None) -> Any:
 
     Raises:
         ConfigError: no such folder or repository, or a config that cannot be read.
-        UnsupportedError: a family, backbone or layer type outside the supported ones.
+        UnsupportedError: a family, backbone or layer type outside the supported ones, or weights for code that
+            transformers does not have.
     """
     from transformers import AutoConfig
 
     try:
         config = AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise ConfigError(_why(path, error)) from error
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ConfigError(hub_errors.sentence(path, revision, error)) from error
     family_of(config)
+    _refuse_foreign_code(path, config)
     return config
 
 
@@ -58,6 +61,8 @@ def load_model(
     device_map: Any = None,
     min_pixels: int | None = None,
     max_pixels: int | None = None,
+    video_max_pixels: int | None = None,
+    frames: int | None = None,
 ) -> LoadedModel:
     """Load weights and processor.
 
@@ -65,27 +70,23 @@ def load_model(
         path: local folder or hub id; dtype: float32, bfloat16, float16, or auto for the checkpoint's own.
         attention: implementation to wrap; the vision tower keeps transformers' default.
         device: auto, cpu or cuda; device_map: accelerate's, instead of `device`.
-        min_pixels, max_pixels: limits of the image processor, where the family's has them.
+        min_pixels, max_pixels, video_max_pixels, frames: see `models.limits.apply_limits`.
 
     Raises:
-        ConfigError, UnsupportedError: see `load_config`; also no CUDA device, or weights without safetensors.
+        ConfigError, UnsupportedError: see `load_config`; also no CUDA device, weights without safetensors, or limits
+            that the family's processor does not have.
     """
     import torch
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoProcessor, AutoTokenizer
 
     config = load_config(path, revision)
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("model.device=cuda, but this machine has no CUDA device; allowed here: cpu, auto")
-    where = torch.device("cuda" if device != "cpu" and torch.cuda.is_available() else "cpu")
+    where = device_of(device)
     multimodal = family_of(config).multimodal
     common = {"revision": revision, "trust_remote_code": False}
     try:
-        if multimodal:
-            limits = {"min_pixels": min_pixels, "max_pixels": max_pixels}
-            processor = AutoProcessor.from_pretrained(path, **common, **{k: v for k, v in limits.items() if v})
-            tokenizer = processor.tokenizer
-        else:
-            processor = tokenizer = AutoTokenizer.from_pretrained(path, **common)
+        processor = (AutoProcessor if multimodal else AutoTokenizer).from_pretrained(path, **common)
+        apply_limits(processor, min_pixels, max_pixels, video_max_pixels, frames)
         loader = AutoModelForImageTextToText if multimodal else AutoModelForCausalLM
         model = loader.from_pretrained(
             path,
@@ -94,29 +95,56 @@ def load_model(
             dtype=dtype if dtype == "auto" else getattr(torch, dtype),
             device_map=device_map,
         )
-    except (OSError, ValueError) as error:
-        raise ConfigError(_why(path, error)) from error
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise ConfigError(hub_errors.sentence(path, revision, error)) from error
     if device_map is None:
         model = model.to(where)
+    return set_up(name, model, processor, config, attention, where, device_map)
+
+
+def set_up(
+    name: str, model: Any, processor: Any, config: Any, attention: str, where: torch.device, device_map: Any
+) -> LoadedModel:
+    """A model and its processor, ready to be prompted: eval mode, the wrapped attention in its text layers.
+
+    Raises:
+        UnsupportedError: a processor without a chat template.
+    """
     model = model.eval()
     alone = model.config is text_model(model).config
     model.set_attn_implementation(attention if alone else {"text_config": attention})
-    family = family_of(config, tokenizer)
+    tokenizer = getattr(processor, "tokenizer", processor)
     if getattr(processor, "chat_template", None) is None:
         raise UnsupportedError(
-            f"{path} has no chat template, so its prompts cannot be rendered; add chat_template.jinja to the folder"
+            f"{name} has no chat template, so its prompts cannot be rendered; add chat_template.jinja to its folder"
         )
     if device_map is not None:
         where = model.get_input_embeddings().weight.device
+    family = family_of(config, tokenizer)
     return LoadedModel(name, model, processor, tokenizer, family, where, str(model.dtype).removeprefix("torch."))
 
 
-def _why(path: str, error: Exception) -> str:
-    """One sentence for a folder or repository that cannot be loaded."""
-    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    local = path.startswith((".", "/", "~")) or os.path.sep in path.removesuffix("/") and os.path.exists(path)
-    if local and not os.path.isdir(path):
-        return f"model.path={path} is not there; give the folder of a Hugging Face checkpoint, or a hub id"
-    return (
-        f"model.path={path} cannot be loaded ({reason}); give a folder with config.json and *.safetensors, or a hub id"
-    )
+def device_of(setting: str) -> torch.device:
+    """The device that `model.device` names; auto is cuda where there is one.
+
+    Raises:
+        ConfigError: cuda on a machine without it.
+    """
+    import torch
+
+    if setting == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("model.device=cuda, but this machine has no CUDA device; allowed here: cpu, auto")
+    return torch.device("cuda" if setting != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def _refuse_foreign_code(path: str, config: Any) -> None:
+    """A checkpoint may carry the model_type of a text model although its own code wraps a vision tower around it (the
+    LLaVA-NeXT repository's do); loaded as that text model it would silently not see."""
+    import transformers
+
+    classes = list(getattr(config, "architectures", None) or [])
+    if classes and not any(hasattr(transformers, name) for name in classes):
+        raise UnsupportedError(
+            f"{path} holds weights for {classes[0]}, a class that transformers does not have, and code of repositories is "
+            "never run; give a checkpoint in Hugging Face format (for LLaVA: the ones of llava-hf; see docs/models.md)"
+        )

@@ -1,0 +1,188 @@
+"""A model of a checkpoint's true shape with random weights: speed, memory and every code path without a download.
+
+Weights are a function of a parameter's name, its place in the tensor and `SEED` alone: the same on every device and
+whatever ran before, because an integer hash makes them, not a random generator. A lower precision holds the rounded
+float32 values.
+
+Scales are chosen so that a random model behaves like a model as far as caches are concerned: activations stay finite
+at any depth, each query attends to few keys (so that evicting some moves the logits) and answers depend on the prompt.
+What it answers has no meaning.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from mmkv_bench.errors import ConfigError
+from mmkv_bench.models.families import family_of, text_model
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+    from transformers import PreTrainedModel
+
+SEED = 0
+SCHEME = 1
+"""Version of the rules of this file; part of a random model's fingerprint."""
+
+QUERY_KEY_GAIN = 1.8
+"""Standard deviation of the text model's queries and keys, so that of a score q k / sqrt(head_dim) is its square."""
+SMALL = 0.02
+"""Standard deviation of embeddings and of parameters without inputs. Small beside what the layers add, so that with
+tied embeddings the next token is not simply the last one again."""
+
+_CHUNK = 1 << 22
+_MASK_24 = (1 << 24) - 1
+
+
+def build(
+    config: Any,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    device_map: Any = None,
+    generation: Mapping[str, Any] | None = None,
+) -> PreTrainedModel:
+    """The model that a transformers config describes, each weight made where it stays and in its final precision.
+
+    Args:
+        config: of the whole model; device: of all weights, unless `device_map` (accelerate's) spreads them.
+        generation: of generation_config.json: ids that end an answer.
+
+    Raises:
+        ConfigError: a device map that puts weights on disk.
+    """
+    from accelerate import dispatch_model, init_empty_weights
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, GenerationConfig
+
+    classes = AutoModelForImageTextToText if family_of(config).multimodal else AutoModelForCausalLM
+    with init_empty_weights(include_buffers=False):  # buffers (RoPE frequencies) are computed, weights take no memory
+        model = classes.from_config(copy.deepcopy(config), dtype=dtype)
+    model.tie_weights()
+    places = _places(device_map, model, dtype)
+    _fill(model, lambda name: device if places is None else _place(places, name))
+    if places is None:
+        model = model.to(device)
+    else:
+        model = dispatch_model(model, places)
+    model.generation_config = GenerationConfig(**dict(generation or {}), do_sample=False)
+    return model.eval()
+
+
+def values(name: str, count: int, device: torch.device, start: int = 0) -> Tensor:
+    """float32 `[count]`: entries `start`, `start + 1`, ... of a parameter, uniform on [-sqrt(3), sqrt(3)) (deviation 1).
+
+    A 32-bit integer hash of the entry's index, keyed by `name` and `SEED`.
+    """
+    import torch
+
+    first, second = _keys(name)
+    x = torch.arange(start, start + count, dtype=torch.int32, device=device)
+    x = _mix(x.add_(first)).bitwise_xor_(second)
+    x = _mix(x)
+    fraction = (x >> 8).bitwise_and_(_MASK_24).to(torch.float32).div_(1 << 24)
+    return fraction.mul_(2 * math.sqrt(3)).sub_(math.sqrt(3))
+
+
+def _mix(x: Tensor) -> Tensor:
+    """A bijection of int32 in which every input bit reaches every output bit (multiplications wrap around)."""
+    x ^= (x >> 16) & 0xFFFF
+    x *= 0x7FEB352D
+    x ^= (x >> 15) & 0x1FFFF
+    x *= 0x846CA68B - (1 << 32)
+    x ^= (x >> 16) & 0xFFFF
+    return x
+
+
+def _keys(name: str) -> tuple[int, int]:
+    digest = hashlib.sha256(f"{SEED}/{name}".encode()).digest()
+    return tuple(int.from_bytes(digest[i : i + 4], "little", signed=True) for i in (0, 4))
+
+
+def _fill(model: nn.Module, device_of: Any) -> None:
+    """Replace every parameter without storage by one with its values; tied parameters stay one parameter."""
+    import torch
+
+    text = {id(module) for module in text_model(model).modules()}
+    made: dict[int, nn.Parameter] = {}
+    for prefix, module in model.named_modules():
+        for key, old in list(module._parameters.items()):
+            if old is None:
+                continue
+            if id(old) not in made:
+                name = f"{prefix}.{key}" if prefix else key
+                new = torch.empty(old.shape, dtype=old.dtype, device=device_of(name))
+                _set(new, name, *_rule(module, prefix, key, old, id(module) in text))
+                made[id(old)] = torch.nn.Parameter(new, requires_grad=False)
+            module._parameters[key] = made[id(old)]
+
+
+def _rule(module: nn.Module, prefix: str, key: str, parameter: Tensor, in_text: bool) -> tuple[float, float]:
+    """(mean, standard deviation) of a parameter's entries."""
+    import torch
+
+    last = prefix.rpartition(".")[2]
+    if "Norm" in type(module).__name__:
+        # Normalised queries and keys (Qwen3) take their scale from the norm that follows the projection.
+        return (QUERY_KEY_GAIN if in_text and last in ("q_norm", "k_norm") else 1.0 if key == "weight" else 0.0), 0.0
+    if key == "bias":
+        return 0.0, 0.0
+    if isinstance(module, torch.nn.Embedding) or key != "weight" or parameter.ndim < 2:
+        scale = getattr(getattr(module, "config", None), "layer_scale_init_value", None)
+        return (float(scale), 0.0) if key.startswith("lambda") and scale else (0.0, SMALL)
+    gain = QUERY_KEY_GAIN if in_text and last in ("q_proj", "k_proj") else 1.0
+    return 0.0, gain / math.sqrt(parameter[0].numel())
+
+
+def _set(parameter: Tensor, name: str, mean: float, deviation: float) -> None:
+    if not deviation:
+        parameter.fill_(mean)
+        return
+    flat = parameter.view(-1)
+    for start in range(0, flat.numel(), _CHUNK):
+        part = flat[start : start + _CHUNK]
+        part.copy_(values(name, part.numel(), parameter.device, start).mul_(deviation).add_(mean))
+
+
+def _places(device_map: Any, model: PreTrainedModel, dtype: torch.dtype) -> dict[str, Any] | None:
+    """accelerate's device map as module -> device; words (`auto`, `balanced`, `sequential`) are worked out."""
+    if device_map is None:
+        return None
+    from accelerate import infer_auto_device_map
+    from accelerate.utils import get_balanced_memory
+
+    if isinstance(device_map, str) and device_map in ("auto", "balanced", "balanced_low_0", "sequential"):
+        whole = list(getattr(model, "_no_split_modules", None) or [])
+        room = None
+        if device_map != "sequential":
+            room = get_balanced_memory(
+                model, dtype=dtype, no_split_module_classes=whole, low_zero=device_map == "balanced_low_0"
+            )
+        device_map = infer_auto_device_map(model, max_memory=room, no_split_module_classes=whole, dtype=dtype)
+    elif isinstance(device_map, Mapping):
+        device_map = {str(name): place for name, place in device_map.items()}
+    else:
+        device_map = {"": device_map}
+    if "disk" in device_map.values():
+        raise ConfigError(
+            "model.device_map puts weights on disk, which random weights do not support; use more devices, "
+            "model.dtype=bfloat16, or model.layers=<n>"
+        )
+    return device_map
+
+
+def _place(places: Mapping[str, Any], name: str) -> Any:
+    """The device of the longest module name that holds a parameter.
+
+    Raises:
+        ConfigError: no entry of the map holds it.
+    """
+    while name not in places:
+        if not name:
+            raise ConfigError("model.device_map has no place for some weights; name every module, or write auto")
+        name = name.rpartition(".")[0]
+    return places[name]

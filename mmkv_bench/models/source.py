@@ -1,0 +1,189 @@
+"""Where a model comes from: `model.weights=hub`, a folder, or `random` (the shape alone, nothing is downloaded)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mmkv_bench.config import options, resolve_path
+from mmkv_bench.errors import ConfigError
+from mmkv_bench.models.fingerprint import model_fingerprint
+from mmkv_bench.models.limits import apply_limits
+from mmkv_bench.models.load import LoadedModel, device_of, load_config, load_model, set_up
+
+if TYPE_CHECKING:
+    import torch
+
+HUB, FOLDER, RANDOM = "hub", "folder", "random"
+DEFAULT_FRAMES = 32  # of a video, where model.frames does not say
+
+
+@dataclass(frozen=True)
+class Source:
+    """One model of a run and its origin.
+
+    Attributes:
+        kind: `hub`, `folder` or `random`, the column `weights` of the rows.
+        path: hub id or local folder; None for random weights.
+        settings: the run's `model` node.
+    """
+
+    kind: str
+    path: str | None
+    settings: Any
+
+    @classmethod
+    def of(cls, model: Any) -> Source:
+        """Read the `model` node of a configuration. Nothing is loaded.
+
+        Raises:
+            ConfigError: weights that are no word and no folder, `layers` without random weights, random weights of a
+                model without a shape, a model without path.
+        """
+        weights = model.weights
+        if weights == RANDOM:
+            if not model.shape or not model.processor:
+                raise ConfigError(
+                    f"model={model.name} has no shape, so its weights cannot be random; allowed: "
+                    f"{', '.join(shaped())}; choose one of these, or weights that exist"
+                )
+            return cls(RANDOM, None, model)
+        if model.layers is not None:
+            raise ConfigError(
+                f"model.layers={model.layers} needs random weights: a checkpoint with layers left out is another model; "
+                "write model.weights=random, or leave model.layers out"
+            )
+        if weights != HUB:
+            folder = resolve_path(str(weights))
+            if not Path(folder).is_dir():
+                raise ConfigError(
+                    f"model.weights={weights} is no folder; allowed: hub, random, or the folder of a checkpoint; give one"
+                )
+            return cls(FOLDER, folder, model)
+        if not model.path:
+            raise ConfigError(
+                f"model={model.name} needs model.path; allowed: a local folder or a hub id (org/name); "
+                "write model.path=<folder or id>, or model=tiny for the embedded model"
+            )
+        path = resolve_path(model.path)
+        return cls(FOLDER if Path(path).is_dir() else HUB, path, model)
+
+    @property
+    def revision(self) -> str | None:
+        """The asked hub revision; a folder has none."""
+        return self.settings.revision if self.kind == HUB else None
+
+    @cached_property
+    def _hf_config(self) -> Any:
+        if self.kind == RANDOM:
+            from mmkv_bench.models.shapes import config_of
+
+            return config_of(self.settings.shape, self.settings.layers)
+        config = load_config(self.path, self.revision)
+        expected = (self.settings.shape or {}).get("model_type")
+        if expected is not None and config.model_type != expected:
+            raise ConfigError(
+                f"model={self.settings.name} is a {expected} model and {self.path} holds a {config.model_type} one; give "
+                f"the folder or hub id of a {expected} checkpoint, or model=hf model.path={self.path}"
+            )
+        return config
+
+    def hf_config(self) -> Any:
+        """The transformers config, read or built once.
+
+        Raises:
+            ConfigError: nothing there, or another architecture than the model's file says; more layers than it has.
+            UnsupportedError: an architecture outside the supported families.
+        """
+        return self._hf_config
+
+    def fingerprint(self) -> tuple[str, str | None]:
+        """What identifies the model in rows and calibrations, 16 hex digits, and the commit of a hub id.
+
+        Random weights: a checksum of shape, layers, processor settings, the rules that make weights and prompts, and
+        the version of transformers that builds the architecture. Their precision is a column of its own.
+        """
+        if self.kind != RANDOM:
+            return model_fingerprint(self.path, self.hf_config())
+        import transformers
+
+        from mmkv_bench.models import random_weights
+        from mmkv_bench.models.processors import chat_template
+        from mmkv_bench.models.shapes import plain
+
+        what = {
+            "shape": plain(self.settings.shape),
+            "layers": self.settings.layers,
+            "processor": plain(self.settings.processor),
+            "template": chat_template(self.settings.processor["template"]),
+            "rules": [random_weights.SCHEME, random_weights.SEED],
+            "transformers": transformers.__version__,
+        }
+        return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16], None
+
+    def load(self) -> LoadedModel:
+        """The model in eval mode with its processor, on its device and in its precision, as the settings say.
+
+        Raises:
+            ConfigError, UnsupportedError: what cannot be loaded, limits that the family's processor does not have.
+        """
+        model = self.settings
+        limits = {key: model[key] for key in ("min_pixels", "max_pixels", "video_max_pixels")}
+        limits["frames"] = model.frames or DEFAULT_FRAMES
+        if self.kind != RANDOM:
+            _, commit = self.fingerprint()
+            return load_model(
+                model.name,
+                self.path,
+                revision=commit or self.revision,
+                dtype=model.dtype,
+                attention=model.attention,
+                device=model.device,
+                device_map=model.device_map,
+                **limits,
+            )
+        return self._random(limits)
+
+    def _random(self, limits: Mapping[str, int | None]) -> LoadedModel:
+        from mmkv_bench.models import random_weights
+        from mmkv_bench.models.processors import build_processor
+        from mmkv_bench.models.shapes import generation_of
+
+        model, config = self.settings, self.hf_config()
+        where = device_of(model.device)
+        processor = build_processor(config, model.processor)
+        apply_limits(processor, **limits)
+        built = random_weights.build(
+            config,
+            dtype=_dtype(model.dtype, config),
+            device=where,
+            device_map=model.device_map,
+            generation=generation_of(model.shape),
+        )
+        return set_up(model.name, built, processor, config, model.attention, where, model.device_map)
+
+
+def shaped() -> tuple[str, ...]:
+    """Names in conf/model whose files hold a shape and processor settings."""
+    from omegaconf import OmegaConf
+
+    from mmkv_bench.config import conf_dir
+
+    names = options("model")
+    return tuple(n for n in names if OmegaConf.load(conf_dir() / "model" / f"{n}.yaml").get("shape"))
+
+
+def _dtype(setting: str, config: Any) -> torch.dtype:
+    import torch
+
+    if setting != "auto":
+        return getattr(torch, setting)
+    declared = getattr(config, "dtype", None)
+    if declared is None:
+        raise ConfigError("the shape names no dtype; name it with model.dtype=bfloat16 (or another)")
+    return getattr(torch, str(declared).removeprefix("torch."))
