@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -31,7 +32,8 @@ class Decoded:
 class _Chooser:
     """Picks each row's next token from its logits and says which rows have ended."""
 
-    def __init__(self, rules: DecodeRules, prompt_ids: Tensor, rows: int):
+    def __init__(self, rules: DecodeRules, prompt_ids: Tensor, rows: int, pick: Callable[[Tensor], Tensor]):
+        self.pick = pick
         self.rules, self.rows = rules, [Decoded() for _ in range(rows)]
         self.processors = rules.processors(prompt_ids.shape[1], prompt_ids.device)
         self.stopper, self.eos = rules.stopper, set(rules.eos)
@@ -43,7 +45,7 @@ class _Chooser:
         broken = logits.isnan().any(-1).tolist()
         if self.reads_ids:
             logits = self.processors(self.ids, logits)
-        token = logits.argmax(-1)
+        token = self.pick(logits)
         stopped = [False] * len(self.rows)
         if self.reads_ids:
             self.ids = torch.cat([self.ids, token[:, None]], 1)
@@ -80,6 +82,7 @@ def decode(
     prompt_ids: Tensor,
     deadline: float | None = None,
     acting: bool = False,
+    pick: Callable[[Tensor], Tensor] = lambda logits: logits.argmax(-1),
 ) -> list[Decoded]:
     """Decode `rows` forks whose reduced entries stand in `cache`.
 
@@ -89,11 +92,12 @@ def decode(
         prompt_ids: int64 `[1, T]` the whole prompt, which processors and stop strings read.
         deadline: `time.monotonic()` after which `GenerationTimeout` is raised.
         acting: the rows have decode policies: what each holds is counted when its answer is done.
+        pick: processed logits `[R, V]` -> the next tokens, int64 `[R]`; greedy unless the full cache is sampled from.
 
     Returns:
         One `Decoded` per row; NaN logits end their own row only.
     """
-    chooser = _Chooser(rules, prompt_ids, rows)
+    chooser = _Chooser(rules, prompt_ids, rows, pick)
     if protocol == "paper":
         feed, offset = chooser.choose(prefilled.logits.expand(rows, -1)), 1
     elif protocol == "strict":

@@ -17,6 +17,7 @@ from typing import Self
 import torch
 from torch import nn
 
+from mmkv_bench.compression.cache import CompressedCache
 from mmkv_bench.compression.session import Session
 from mmkv_bench.errors import UnsupportedError
 from mmkv_bench.generation.answers import read_answers
@@ -24,6 +25,7 @@ from mmkv_bench.generation.decode import Decoded, decode
 from mmkv_bench.generation.encode import EncodedPrompt, check_refeed, context_cut
 from mmkv_bench.generation.forks import Fork, audit, batches, borrow, gather, plan
 from mmkv_bench.generation.measure import Meter
+from mmkv_bench.generation.measuring import NOTHING, Extras, Measuring
 from mmkv_bench.generation.prefill import Prefilled, prefill
 from mmkv_bench.generation.result import CellSpec, ForkResult, GenerationTimeout, describe, status_of
 from mmkv_bench.generation.rules import DecodeRules
@@ -66,8 +68,11 @@ class Engine:
     def __exit__(self, *exception) -> None:
         self.session.__exit__(*exception)
 
-    def answer(self, prompt: EncodedPrompt, cells: Sequence[CellSpec]) -> list[ForkResult]:
-        """One result per cell, in the order of `cells`; never raises for what goes wrong inside one of them."""
+    def answer(self, prompt: EncodedPrompt, cells: Sequence[CellSpec], extras: Extras = Extras()) -> list[ForkResult]:
+        """One result per cell, in the order of `cells`; never raises for what goes wrong inside one of them.
+
+        extras: what to measure besides the answers, which are the same whatever it is.
+        """
         results = {cell.cell: self._blank(cell, prompt) for cell in cells}
         shared = [cell for cell in cells if cell.protocol != "query_agnostic"]
         strict = [cell for cell in shared if cell.protocol == "strict"]
@@ -79,7 +84,7 @@ class Engine:
                 shared = [cell for cell in shared if cell.protocol != "strict"]
         context = [cell for cell in cells if cell.protocol == "query_agnostic"]
         if shared:
-            self._group(prompt, prompt, shared, results)
+            self._group(prompt, prompt, shared, results, extras)
         if context:
             try:
                 cut = context_cut(prompt, self.family)
@@ -89,7 +94,7 @@ class Engine:
                 for cell in context:
                     results[cell.cell].context_tokens = cut
                     results[cell.cell].question_text_before_cut = prompt.question_text_before_cut
-                self._group(prompt, prompt.context(cut), context, results)
+                self._group(prompt, prompt.context(cut), context, results, extras)
         return [results[cell.cell] for cell in cells]
 
     # ------------------------------------------------------------------ one prefill
@@ -109,12 +114,17 @@ class Engine:
             results[cell.cell].status, results[cell.cell].error = status_of(error), describe(error)
 
     def _group(
-        self, prompt: EncodedPrompt, prefix: EncodedPrompt, cells: Sequence[CellSpec], results: dict[str, ForkResult]
+        self,
+        prompt: EncodedPrompt,
+        prefix: EncodedPrompt,
+        cells: Sequence[CellSpec],
+        results: dict[str, ForkResult],
+        extras: Extras,
     ) -> None:
         """All cells that share the prefill of `prefix` (the whole prompt, or its context)."""
         meter = Meter(self.device)
         question = prompt.length - prefix.length
-        reserve = self.rules.max_new_tokens + question + 1
+        reserve = max(self.rules.max_new_tokens, len(extras.reference)) + question + 1
         prefilled = None
         try:
             prefilled = prefill(self.session, prefix, cells, meter, reserve)
@@ -141,11 +151,14 @@ class Engine:
             done_with.clear()
         if not any(fork.cell.compressor.decoding for fork in forks):  # policies may start from the scores
             prefilled.scores.clear()
-        for batch in batches(forks, prefilled, reserve, self.fork_batch, self.fork_memory):
-            self._decode(batch, prefilled, prompt, reserve, meter)
-        for protocol in {fork.cell.protocol for fork in whole}:
+        measuring = Measuring(self.model, prefilled, prompt, self.rules, self.tokenizer, extras, reserve, meter)
+        for protocol in sorted({fork.cell.protocol for fork in [*whole, *forks]}):
             same = [fork for fork in whole if fork.cell.protocol == protocol]
-            self._decode(same, prefilled, prompt, reserve, meter)
+            if same:
+                self._decode(same, prefilled, prompt, reserve, meter, measuring)
+            measuring.full(protocol, same, any(fork.cell.protocol == protocol for fork in forks))
+        for batch in batches(forks, prefilled, reserve, self.fork_batch, self.fork_memory):
+            self._decode(batch, prefilled, prompt, reserve, meter, measuring)
         for cell in cells:
             results[cell.cell].peak_device_bytes = meter.peak_device()
             results[cell.cell].peak_resident_bytes = meter.peak_resident()
@@ -164,12 +177,18 @@ class Engine:
 
     # ------------------------------------------------------------------ decoding
     def _decode(
-        self, forks: list[Fork], prefilled: Prefilled, prompt: EncodedPrompt, reserve: int, meter: Meter
+        self,
+        forks: list[Fork],
+        prefilled: Prefilled,
+        prompt: EncodedPrompt,
+        reserve: int,
+        meter: Meter,
+        measuring: Measuring,
     ) -> None:
         """Decode a batch; on any fault halve it until what fails stands alone."""
-        start, failure = meter.now(), None
+        start, aside, failure = meter.now(), meter.aside_s, None
         try:
-            decoded = self._attempt(forks, prefilled, prompt, reserve)
+            decoded = self._attempt(forks, prefilled, prompt, reserve, measuring)
         except Exception as error:  # noqa: BLE001 - becomes the status of the fork that causes it
             failure = status_of(error), describe(error)
         if failure is not None:  # not in the handler, whose traceback keeps the failed batch's cache alive
@@ -180,28 +199,36 @@ class Engine:
                 return
             log.info("a batch of %d forks failed (%s); halving it", len(forks), failure[1])
             middle = len(forks) // 2
-            self._decode(forks[:middle], prefilled, prompt, reserve, meter)
-            self._decode(forks[middle:], prefilled, prompt, reserve, meter)
+            self._decode(forks[:middle], prefilled, prompt, reserve, meter, measuring)
+            self._decode(forks[middle:], prefilled, prompt, reserve, meter, measuring)
             return
-        seconds = meter.now() - start
+        seconds = meter.now() - start - (meter.aside_s - aside)
         for fork, answer in zip(forks, decoded, strict=True):
             self._finish(fork, answer, prefilled, seconds, 1 if fork.index is None else len(forks))
 
-    def _attempt(self, forks: list[Fork], prefilled: Prefilled, prompt: EncodedPrompt, reserve: int) -> list[Decoded]:
+    def _attempt(
+        self, forks: list[Fork], prefilled: Prefilled, prompt: EncodedPrompt, reserve: int, measuring: Measuring
+    ) -> list[Decoded]:
         protocol, whole = forks[0].cell.protocol, forks[0].index is None
+        acting = not whole and forks[0].cell.compressor.decoding is not None
+
+        def gathered() -> CompressedCache:
+            return gather(prefilled, forks, reserve, prompt.length)
+
+        if acting:  # its policies change what they are given: measured on entries of its own
+            measuring.forks(forks, None, gathered)
         deadline = None if self.timeout_s is None else time.monotonic() + self.timeout_s
         # cells that keep everything are one and the same fork
-        held = (
-            borrow(prefilled, protocol == "strict")
-            if whole
-            else contextlib.nullcontext(gather(prefilled, forks, reserve, prompt.length))
-        )
+        held = borrow(prefilled, protocol == "strict") if whole else contextlib.nullcontext(gathered())
         with held as cache:
             if deadline is not None and time.monotonic() > deadline:
                 raise GenerationTimeout("gathering the kept entries ran past timeout_s")
             audit(forks, cache.layers, prefilled)
+            if not whole and not acting:
+                start = time.monotonic()
+                measuring.forks(forks, cache, gathered)
+                deadline = None if deadline is None else deadline + time.monotonic() - start
             rows = 1 if whole else len(forks)
-            acting = not whole and forks[0].cell.compressor.decoding is not None
             decoded = decode(
                 self.model, cache, rows, prefilled, self.rules, protocol, prompt.input_ids, deadline, acting
             )

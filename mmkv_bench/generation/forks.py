@@ -170,6 +170,16 @@ def _start(
     )
 
 
+def copied(prefilled: Prefilled, strict: bool, reserve: int) -> CompressedCache:
+    """The full cache as a fork that evicts nothing: its entries copied, its slots under explicit positions."""
+    seen, layers = prefilled.length - strict, []
+    for source in prefilled.cache.layers:
+        key, value = source.keys[0, :, :seen], source.values[0, :, :seen]
+        every = torch.arange(seen, device=key.device).expand(key.shape[0], -1)
+        layers.append(CompressedLayer.from_rows([(key, value, every)], seen, reserve))
+    return CompressedCache.of(layers)
+
+
 @contextmanager
 def borrow(prefilled: Prefilled, strict: bool) -> Iterator[CompressedCache]:
     """The full cache itself, to be decoded from: new tokens go to its slack, and afterwards it is what it was."""

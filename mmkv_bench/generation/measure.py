@@ -20,7 +20,8 @@ class Meter:
     def __init__(self, device: torch.device):
         self.device = device
         self.seconds: dict[str, float] = {}
-        self.resident = 0
+        self.resident = self._device_peak = 0
+        self.aside_s = 0.0
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         self._process = psutil.Process()
@@ -39,9 +40,24 @@ class Meter:
             self.seconds[name] = self.seconds.get(name, 0.0) + self.now() - start
             self.resident = max(self.resident, self._process.memory_info().rss)
 
+    @contextmanager
+    def aside(self):
+        """What runs inside belongs to no phase: its time goes to `aside_s`, and device memory that it takes and gives
+        back is in no peak."""
+        start, peak = self.now(), self.peak_device()
+        try:
+            yield
+        finally:
+            self.aside_s += self.now() - start
+            if peak is not None:
+                self._device_peak = peak
+                torch.cuda.reset_peak_memory_stats(self.device)
+
     def peak_device(self) -> int | None:
         """Peak bytes of CUDA's allocator since the meter was made; None on other devices."""
-        return torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None
+        if self.device.type != "cuda":
+            return None
+        return max(self._device_peak, torch.cuda.max_memory_allocated(self.device))
 
     def peak_resident(self) -> int | None:
         """Largest resident set seen at the end of a phase; None on CUDA, where it says nothing about the cache."""

@@ -88,6 +88,10 @@ class ForkResult:
     peak_device_bytes: int | None = None
     peak_resident_bytes: int | None = None
     measured: str = "group"
+    forced_kl: list[float] | None = None
+    forced_agree: list[bool] | None = None
+    reference_nll: list[float] | None = None
+    reference_samples: list[str] | None = None
     fork_group: str | None = None
     fork_batch: int | None = None
     fork_rows: int | None = None

@@ -23,6 +23,7 @@ PROTOCOLS = ("paper", "strict", "query_agnostic")
 # Fields of a result that tell how it came about, not what it is; everything else must agree between paths and runs.
 TIMES = {field.name for field in dataclasses.fields(ForkResult) if field.name.endswith("_s")}
 CIRCUMSTANCES = TIMES | {"peak_device_bytes", "peak_resident_bytes", "fork_batch", "fork_rows"}
+MEASURES = {"forced_kl", "forced_agree", "reference_nll", "reference_samples"}  # asked for apart; test_measuring.py
 PATH = {"measured", "fork_group"}
 
 

@@ -1,0 +1,105 @@
+"""Teacher forcing: given tokens are fed to forks of one prompt, and their logits come out block by block.
+
+Forks whose entries stay what they were take many tokens in one forward pass under the causal mask, which gives what
+stepping gives. Forks with a decode policy are stepped token by token, because each token changes what the next sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from mmkv_bench.compression.cache import CompressedCache
+from mmkv_bench.generation.prefill import Prefilled
+
+BLOCK_BYTES = 1 << 28  # of float32 logits in one forward pass
+
+
+@torch.no_grad()
+def forced(
+    model: nn.Module,
+    cache: CompressedCache,
+    rows: int,
+    prefilled: Prefilled,
+    protocol: str,
+    prompt_ids: Tensor,
+    tokens: Sequence[int],
+    *,
+    stepwise: bool = False,
+    block: int | None = None,
+) -> Iterator[Tensor]:
+    """Feed `tokens` to every row of `cache` and yield the logits that predict them.
+
+    Args:
+        cache: the forks' reduced entries, `rows` of them; what is fed stays in it (see `returned`).
+        prefilled: what was prefilled: positions and, under `paper`, the logits of the first token.
+        prompt_ids: int64 `[1, T]` of the whole prompt. `strict` feeds its last token first, `query_agnostic` the question.
+        stepwise: one token per forward pass. block: tokens per forward pass; as many as `BLOCK_BYTES` allow when None.
+
+    Yields:
+        `[R, b, V]` in the model's dtype, blocks in order; together one row of logits per token.
+    """
+    given = torch.tensor([list(tokens)], device=prompt_ids.device)
+    lead = {"paper": given[:, :0], "strict": prompt_ids[:, -1:]}.get(protocol, prompt_ids[:, prefilled.length :])
+    offset = 0 if protocol == "strict" else 1
+    fed = torch.cat([lead, given[:, :-1]], 1)
+    if protocol == "paper":
+        yield prefilled.logits.expand(rows, 1, -1)
+    if block is None:
+        block = 1 if stepwise else max(1, BLOCK_BYTES // (4 * rows * prefilled.logits.shape[-1]))
+    start, unread = 0, max(lead.shape[1] - 1, 0)  # the logits of a question but its last token's predict nothing asked
+    while start < fed.shape[1]:
+        stop = min(max(start, unread) + block, fed.shape[1])
+        output = model(
+            input_ids=fed[:, start:stop].expand(rows, -1),
+            position_ids=prefilled.positions(offset + start, stop - start, rows),
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=stop - max(start, unread),
+            return_dict=True,
+        )
+        yield output.logits
+        start = stop
+
+
+@contextmanager
+def returned(cache: CompressedCache) -> Iterator[CompressedCache]:
+    """The cache of forks without decode policies, to be fed to; afterwards it holds what it held."""
+    held = [(layer.stored, layer.seen) for layer in cache.layers]
+    try:
+        yield cache
+    finally:
+        for layer, (stored, seen) in zip(cache.layers, held, strict=True):
+            layer.stored, layer.seen = stored, seen
+
+
+def divergence(full: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+    """How far the rows' next-token distributions are from the full cache's, in float64.
+
+    Args:
+        full: `[b, V]`; logits: `[R, b, V]`; as the model gave them, before any processor of the generation settings.
+
+    Returns:
+        KL(full || row) in nats, float64 `[R, b]`, and whether both rank the same token first, bool `[R, b]`.
+    """
+    log_p = full.double().log_softmax(-1)
+    p = log_p.exp()
+    kl = []
+    for part in _parts(logits):
+        log_q = part.double().log_softmax(-1)
+        kl.append(torch.where(p > 0, p * (log_p - log_q), 0.0).sum(-1).clamp_min(0.0))  # below 0 by rounding only
+    return torch.cat(kl), logits.argmax(-1) == full.argmax(-1)
+
+
+def negative_log_likelihood(logits: Tensor, tokens: Tensor) -> Tensor:
+    """-log probability of each token, float64 `[R, b]`, from logits `[R, b, V]` and tokens int64 `[b]`."""
+    found = [part.double().log_softmax(-1) for part in _parts(logits)]
+    return torch.cat([-part[:, torch.arange(len(tokens)), tokens] for part in found])
+
+
+def _parts(logits: Tensor) -> Sequence[Tensor]:
+    """Some rows at a time, so that float64 copies stay small."""
+    return logits.split(max(1, (1 << 22) // max(1, logits[0].numel())))

@@ -1,0 +1,206 @@
+"""What is measured of a sample's forks besides their answers; no answer, count, time or peak depends on it.
+
+Fidelity: teacher-forced on the full cache's greedy answer (same protocol), KL(full || fork) in nats and top-1 agreement
+at each of its tokens. Under `paper` the first token comes from the full prefill for every cell, so its KL is 0 by
+construction. `full` itself, and cells that keep everything, are measured against a copy of the full cache that takes
+the forks' path: that is the noise floor. The reference answer's negative log-likelihood is what PPL is made of.
+
+What goes wrong here, memory included, leaves the measure null and a line in the log; the answers stay.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from mmkv_bench.compression.cache import CompressedCache
+from mmkv_bench.generation.decode import decode
+from mmkv_bench.generation.encode import EncodedPrompt
+from mmkv_bench.generation.forced import divergence, forced, negative_log_likelihood, returned
+from mmkv_bench.generation.forks import Fork, borrow, copied
+from mmkv_bench.generation.measure import Meter
+from mmkv_bench.generation.prefill import Prefilled
+from mmkv_bench.generation.result import ForkResult, describe
+from mmkv_bench.generation.rules import DecodeRules
+from mmkv_bench.generation.sampling import SEEDS, Sampler
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Extras:
+    """What to measure of one sample.
+
+    Attributes:
+        fidelity: every fork against `full`. reference: token ids of the dataset's reference answer, whose likelihood is
+            measured; empty: none. samples: two answers of `full` drawn at temperature 0.2.
+    """
+
+    fidelity: bool = False
+    reference: tuple[int, ...] = ()
+    samples: bool = False
+
+
+NOTHING = Extras()
+
+
+class Measuring:
+    """The measures of all cells that share one prefill."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        prefilled: Prefilled,
+        prompt: EncodedPrompt,
+        rules: DecodeRules,
+        tokenizer,
+        extras: Extras,
+        reserve: int,
+        meter: Meter,
+    ):
+        self.model, self.prefilled, self.prompt, self.rules, self.tokenizer = model, prefilled, prompt, rules, tokenizer
+        self.extras, self.reserve, self.meter = extras, reserve, meter
+        # protocol -> full's answer and what it predicted: [n, V] in the model's dtype, in host memory
+        self.answers: dict[str, tuple[list[int], Tensor]] = {}
+
+    def full(self, protocol: str, whole: Sequence[Fork], wanted: bool) -> None:
+        """Read the full cache's own distributions, and measure the cells that keep everything.
+
+        Args:
+            whole: those cells of this protocol, decoded; may be empty, and its answer is then decoded once more.
+            wanted: whether any fork of this protocol will be held against it.
+        """
+        ok = [fork for fork in whole if fork.result.status == "ok"]
+        strict = protocol == "strict"
+        if self.extras.fidelity and (ok or (wanted and not whole)):
+            with self._aside(f"the full cache's answer under {protocol}"):
+                tokens = ok[0].result.token_ids if ok else self._decoded(protocol)
+                with borrow(self.prefilled, strict) as cache:
+                    blocks = [block[0].cpu() for block in self._forced(cache, 1, protocol, tokens)]
+                self.answers[protocol] = tokens, torch.cat([block.to(blocks[-1].dtype) for block in blocks])
+        if ok and protocol in self.answers:
+            with self._aside(f"full against full under {protocol}"):
+                copy = copied(self.prefilled, strict, self.reserve)
+                self._fill_fidelity([fork.result for fork in ok], copy, 1, protocol, False)
+        if ok and self.extras.reference:
+            with self._aside("the reference answer"), borrow(self.prefilled, strict) as cache:
+                self._fill_reference([fork.result for fork in ok], cache, 1, protocol, False)
+        if self.extras.samples:
+            for fork in ok:
+                if fork.cell.compressor.is_full:
+                    with self._aside("sampled answers"):
+                        fork.result.reference_samples = [self._sampled(protocol, seed) for seed in SEEDS]
+
+    def forks(
+        self, forks: Sequence[Fork], cache: CompressedCache | None, gather: Callable[[], CompressedCache]
+    ) -> None:
+        """Measure a batch of forks before it decodes.
+
+        Args:
+            cache: their reduced entries, one row each; None when decode policies act on them.
+            gather: makes such a cache anew, for policies to change.
+        """
+        protocol, results = forks[0].cell.protocol, [fork.result for fork in forks]
+        # A batch that failed while decoding comes again in halves: what was measured then stays.
+        if protocol in self.answers and any(result.forced_kl is None for result in results):
+            with self._aside(f"fidelity of {_names(forks)}"), _fed(cache, gather) as fed:
+                self._fill_fidelity(results, fed, len(forks), protocol, cache is None)
+        if self.extras.reference and any(result.reference_nll is None for result in results):
+            with self._aside(f"the reference answer with {_names(forks)}"), _fed(cache, gather) as fed:
+                self._fill_reference(results, fed, len(forks), protocol, cache is None)
+
+    # ------------------------------------------------------------------ inside
+    def _forced(
+        self, cache: CompressedCache, rows: int, protocol: str, tokens: Sequence[int], stepwise: bool = False
+    ) -> Iterator[Tensor]:
+        return forced(
+            self.model, cache, rows, self.prefilled, protocol, self.prompt.input_ids, tokens, stepwise=stepwise
+        )
+
+    def _fill_fidelity(
+        self, results: Sequence[ForkResult], cache: CompressedCache, rows: int, protocol: str, stepwise: bool
+    ) -> None:
+        """`results`: one per row, or several that share the only row."""
+        tokens, full = self.answers[protocol]
+        kl, agree, start = [], [], 0
+        for block in self._forced(cache, rows, protocol, tokens, stepwise):
+            expected = full[start : start + block.shape[1]].to(block.device)
+            start += block.shape[1]
+            for found, made in zip((kl, agree), divergence(expected, block), strict=True):
+                found.append(made.cpu())
+        kl, agree = torch.cat(kl, 1).tolist(), torch.cat(agree, 1).tolist()
+        for number, result in enumerate(results):
+            row = min(number, rows - 1)
+            if self._finite("fidelity", kl[row], result):
+                result.forced_kl, result.forced_agree = kl[row], agree[row]
+
+    def _fill_reference(
+        self, results: Sequence[ForkResult], cache: CompressedCache, rows: int, protocol: str, stepwise: bool
+    ) -> None:
+        tokens = torch.tensor(self.extras.reference, device=self.prompt.input_ids.device)
+        found, start = [], 0
+        for block in self._forced(cache, rows, protocol, self.extras.reference, stepwise):
+            found.append(negative_log_likelihood(block, tokens[start : start + block.shape[1]]).cpu())
+            start += block.shape[1]
+        nll = torch.cat(found, 1).tolist()
+        for number, result in enumerate(results):
+            row = min(number, rows - 1)
+            if self._finite("the reference answer", nll[row], result):
+                result.reference_nll = nll[row]
+
+    def _decoded(self, protocol: str) -> list[int]:
+        """The full cache's greedy answer, where no cell of this run has it."""
+        with borrow(self.prefilled, protocol == "strict") as cache:
+            answer = decode(self.model, cache, 1, self.prefilled, self.rules, protocol, self.prompt.input_ids)[0]
+        if answer.error is not None:
+            raise answer.error
+        return answer.tokens
+
+    def _sampled(self, protocol: str, seed: int) -> str:
+        pick = Sampler(seed, self.prompt.identity)
+        with borrow(self.prefilled, protocol == "strict") as cache:
+            (answer,) = decode(
+                self.model, cache, 1, self.prefilled, self.rules, protocol, self.prompt.input_ids, pick=pick
+            )
+        if answer.error is not None:
+            raise answer.error
+        return self.rules.text(answer.tokens, answer.finish, self.tokenizer)
+
+    def _finite(self, what: str, values: Iterable[float], result: ForkResult) -> bool:
+        if all(map(math.isfinite, values)):
+            return True
+        log.warning("%s: %s of cell %s is not finite and is left out", self.prompt.identity, what, result.cell)
+        return False
+
+    @contextmanager
+    def _aside(self, what: str) -> Iterator[None]:
+        """Keeps time and peaks of the run apart from what is measured inside; a fault there is logged and forgotten."""
+        with self.meter.aside():
+            failed = False
+            try:
+                yield
+            except Exception as error:  # noqa: BLE001 - a measure that is missing is no reason to lose an answer
+                failed = True
+                log.warning("%s: %s could not be measured: %s", self.prompt.identity, what, describe(error))
+            if failed and self.meter.device.type == "cuda":  # not in the handler, whose traceback holds tensors
+                torch.cuda.empty_cache()
+
+
+@contextmanager
+def _fed(cache: CompressedCache | None, gather: Callable[[], CompressedCache]) -> Iterator[CompressedCache]:
+    """A cache to feed tokens to: the batch's own, taken back afterwards, or one that is thrown away."""
+    if cache is None:
+        yield gather()
+        return
+    with returned(cache):
+        yield cache
+
+
+def _names(forks: Sequence[Fork]) -> str:
+    return f"cell {forks[0].cell.cell}" if len(forks) == 1 else f"{len(forks)} cells from {forks[0].cell.cell} on"
