@@ -1,0 +1,188 @@
+"""Frames of a video, evenly spaced, decoded with PyAV.
+
+The rule is the papers' and lmms-eval's: of the n frames that decode (within the span, where one is given) those at
+`linspace(0, n - 1, count)`, rounded down; the first and the last are always among them. A video with fewer frames than
+asked gives all of them, once each. Frames are as stored: no scaling, no display rotation.
+
+n is what decodes, not what the header says: many containers say nothing (webm, gif) or something else. A video that ends
+before its header says is refused, because its frames would be other ones than those of the whole video.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mmkv_bench.errors import DataError
+
+if TYPE_CHECKING:
+    import av
+    import numpy as np
+
+COMPLETE = 0.9  # of the frames or seconds that the header announces; real files miss a few at their ends
+MAX_BYTES = 8 << 30  # of the frames kept
+
+
+@dataclass(frozen=True)
+class Frames:
+    """Sampled frames of one video.
+
+    frames      uint8 [T, H, W, 3], RGB
+    timestamps  seconds of each frame after the video's first one
+    indices     position of each frame among all that decode, from 0
+    total       frames of the whole video, or of its part up to the end of the span
+    fps         frames per second of the source (of a variable frame rate the mean)
+    """
+
+    frames: np.ndarray
+    timestamps: tuple[float, ...]
+    indices: tuple[int, ...]
+    total: int
+    fps: float
+
+    def __len__(self) -> int:
+        return len(self.frames)
+
+
+def evenly_spaced(total: int, count: int) -> list[int]:
+    """Positions of `count` of `total` frames, both >= 1: all of them when there are not more."""
+    import numpy as np
+
+    return list(range(total)) if total <= count else np.linspace(0, total - 1, count, dtype=int).tolist()
+
+
+def sample_frames(path: str | os.PathLike, count: int, start: float | None = None, end: float | None = None) -> Frames:
+    """`count` >= 1 evenly spaced frames of a local file, of its seconds `start` to `end` where given.
+
+    Any container and codec that PyAV reads. The file is decoded once when its header tells the number of frames, else
+    twice; only the wanted frames are held.
+
+    Raises:
+        DataError: missing, empty, corrupt or truncated file, no video stream, no frame in the span, frames that change
+            their size or would take more than 8 GiB. The message names the file without its folder.
+    """
+    name = os.path.basename(os.fspath(path))
+    if not os.path.isfile(path):
+        raise DataError(f"video {name} is not there; put it where the task expects it")
+    if not os.path.getsize(path):
+        raise DataError(f"video {name} is an empty file; restore it")
+    whole = start is None and end is None
+    expected = _announced(path, name) if whole else 0
+    wanted = evenly_spaced(expected, count) if expected else []
+    kept, times, rate = _decode(path, name, wanted, end)
+    if not expected or len(times) != expected:
+        inside = [i for i, time in enumerate(times) if (start or 0) <= time and (end is None or time <= end)]
+        if not inside:
+            until = "its end" if end is None else f"{end} s"
+            raise DataError(
+                f"video {name} has no frame from {start or 0} s to {until}; its last one is at {times[-1]:.2f} s"
+            )
+        wanted = [inside[i] for i in evenly_spaced(len(inside), count)]
+        kept, *_ = _decode(path, name, wanted, end)
+    return Frames(
+        frames=_stacked(kept, name),
+        timestamps=tuple(times[i] for i in wanted),
+        indices=tuple(wanted),
+        total=len(times),
+        fps=_rate(times, rate),
+    )
+
+
+@contextmanager
+def _opened(path: str | os.PathLike, name: str) -> Iterator[tuple[Any, av.VideoStream]]:
+    """The container and its first stream of moving pictures; what PyAV raises inside becomes a DataError."""
+    import av
+    from av.stream import Disposition
+
+    try:
+        # A playlist may name other files: only local ones are read. (`options=` would crash on streams found late.)
+        safe = {"container_options": {"protocol_whitelist": "file"}, "metadata_errors": "replace"}
+        with av.open(os.fspath(path), **safe) as container:
+            streams = [s for s in container.streams.video if not s.disposition & Disposition.attached_pic]
+            if not streams:
+                raise DataError(f"video {name} has no video stream; restore the file")
+            streams[0].thread_type = "AUTO"
+            yield container, streams[0]
+    except (av.FFmpegError, OSError, ValueError) as error:
+        raise DataError(f"video {name} cannot be decoded ({_reason(error)}); restore the file") from error
+
+
+def _announced(path: str | os.PathLike, name: str) -> int:
+    """Number of frames that the header tells, 0 for none."""
+    with _opened(path, name) as (_, stream):
+        return int(stream.frames or 0)
+
+
+def _decode(
+    path: str | os.PathLike, name: str, wanted: Collection[int], end: float | None
+) -> tuple[list[np.ndarray], list[float], float | None]:
+    """Decode up to second `end`: the wanted frames, the time of every frame, and the rate that the stream tells."""
+    kept, times, wanted = [], [], set(wanted)
+    with _opened(path, name) as (container, stream):
+        rate = stream.average_rate or stream.guessed_rate
+        first = None
+        for index, frame in enumerate(container.decode(stream)):
+            time = frame.time if frame.time is not None else index / float(rate or 1)
+            first = time if first is None else first
+            if end is not None and time - first > end:
+                break
+            times.append(time - first)
+            last = frame
+            if index in wanted:
+                if len(wanted) * frame.width * frame.height * 3 > MAX_BYTES:
+                    raise DataError(
+                        f"video {name} has frames of {frame.width}x{frame.height}: {len(wanted)} of them need more than "
+                        f"{MAX_BYTES >> 30} GiB; lower model.frames or scale the file down"
+                    )
+                kept.append(frame.to_ndarray(format="rgb24"))
+        else:
+            if times:
+                _check_complete(container, stream, times, _seconds(last, rate), name)
+    if not times:
+        raise DataError(f"video {name} has no frame that decodes; restore the file")
+    return kept, times, float(rate) if rate else None
+
+
+def _seconds(frame: av.VideoFrame, rate: Any) -> float:
+    """How long a frame is shown."""
+    return float(frame.duration * frame.time_base) if frame.duration else 1 / float(rate or 1)
+
+
+def _check_complete(container: Any, stream: av.VideoStream, times: list[float], last: float, name: str) -> None:
+    """Compare what decoded with what the header announces: frames, or seconds where nothing else could fill them.
+
+    A container that announces neither (gif, transport streams, raw streams) passes whatever there is.
+    """
+    import av
+
+    announced, found, unit = stream.frames, len(times), "frames"
+    if not announced and len(container.streams) == 1 and container.duration:
+        announced, found, unit = container.duration / av.time_base, times[-1] + last, "seconds"
+    if announced and found < COMPLETE * announced:
+        raise DataError(
+            f"video {name} is truncated or corrupt: {found:.4g} of {announced:.4g} {unit} decode; restore the file"
+        )
+
+
+def _rate(times: list[float], rate: float | None) -> float:
+    if len(times) > 1 and times[-1] > 0:
+        return (len(times) - 1) / times[-1]
+    return rate or 1.0  # one frame: no time passes
+
+
+def _stacked(frames: list[np.ndarray], name: str) -> np.ndarray:
+    import numpy as np
+
+    sizes = {frame.shape for frame in frames}
+    if len(sizes) > 1:
+        shown = " and ".join(f"{width}x{height}" for height, width, _ in sorted(sizes))
+        raise DataError(f"video {name} changes its frame size ({shown}); make it of one size")
+    return np.stack(frames)
+
+
+def _reason(error: Exception) -> str:
+    """What went wrong without the path that PyAV adds."""
+    return getattr(error, "strerror", None) or str(error).splitlines()[0]
