@@ -68,7 +68,7 @@ class Engine:
     def __exit__(self, *exception) -> None:
         self.session.__exit__(*exception)
 
-    def answer(self, prompt: EncodedPrompt, cells: Sequence[CellSpec], extras: Extras = Extras()) -> list[ForkResult]:
+    def answer(self, prompt: EncodedPrompt, cells: Sequence[CellSpec], extras: Extras = NOTHING) -> list[ForkResult]:
         """One result per cell, in the order of `cells`; never raises for what goes wrong inside one of them.
 
         extras: what to measure besides the answers, which are the same whatever it is.
