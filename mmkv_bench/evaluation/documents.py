@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,7 +68,7 @@ def task_config(spec: TaskSpec) -> dict[str, Any]:
     path = task_file(spec)
     folder = _folder(spec) if spec.dataset_path else None
     module = harness(spec.offline)
-    with task_errors(spec.name), task_environment(spec.media_root, loading=True):
+    with module.quiet(), task_errors(spec.name), task_environment(spec.media_root, loading=True):
         config = module.load_config(path)
     if config.get("class") is not None:
         raise UnsupportedError(f"task {spec.name} is a Python class of lmms-eval; tasks defined by YAML can be run")
@@ -80,11 +81,14 @@ def task_config(spec: TaskSpec) -> dict[str, Any]:
     config |= {"task": spec.name}
     if spec.split and not spec.is_pages:
         config |= {"test_split": spec.split, "validation_split": None}
-    if folder is not None:
+    if folder is not None and _reader(config):
+        config |= {"dataset_path": str(folder)}
+    elif folder is not None:
         split = config.get("test_split") or config.get("validation_split")
         files = local_data.find(folder, config.get("dataset_name"), split)
         if files.files:
             local_data.require_columns(spec.dataset, spec.columns, local_data.columns(files.files))
+        _require_media(spec, config.get("dataset_kwargs") or {})
         config |= files.source()
     return config
 
@@ -118,13 +122,24 @@ def _pages(spec: TaskSpec, count: int) -> Documents:
 def _fetch(spec: TaskSpec, count: int | None) -> Documents:
     module = harness(spec.offline)
     config = task_config(spec)
+    read = _reader(config)
+    if read and not spec.dataset_path:
+        raise DataError(
+            f"task {spec.name} reads its data from local folders only: {config['metadata'].get('obtain', 'get its files')}, "
+            f"or datasets.{spec.dataset}.dataset_path=<folder>"
+        )
     if spec.offline and _of_hub(config["dataset_path"]) and not go_offline():
         raise ConfigError(
             f"task {spec.name} reads data of a hub and is to stay offline, but huggingface_hub was imported online "
             "before; set HF_HUB_OFFLINE=1 in the environment to use what its cache holds, or say offline=false"
         )
     with task_errors(spec.name), task_environment(spec.media_root, loading=True), module.quiet():
-        task = module.FetchedTask(config, spec.offline)
+        if read:
+            full = read(Path(config["dataset_path"]), config)
+            bare = {name: docs.remove_columns(_media_columns(docs)) for name, docs in full.items()}
+            task = module.GivenTask(config, full, bare)
+        else:
+            task = module.FetchedTask(config, spec.offline)
     split = task.config.test_split or task.config.validation_split
     if split not in task.dataset:
         raise DataError(
@@ -137,25 +152,41 @@ def _fetch(spec: TaskSpec, count: int | None) -> Documents:
     return Documents(task.dataset, task.dataset_no_image, split, refs)
 
 
+def _reader(config: Mapping[str, Any]) -> Callable[[Path, Mapping[str, Any]], dict[str, datasets.Dataset]] | None:
+    """What a task of ours loads its data with, where `datasets` cannot: `metadata.read` of its YAML.
+
+    It gets the folder and the task's configuration and returns the splits, with pictures as image features.
+    """
+    metadata = config.get("metadata")
+    return metadata.get("read") if isinstance(metadata, Mapping) else None
+
+
+def _require_media(spec: TaskSpec, kwargs: Mapping[str, Any]) -> None:
+    """Refuse local data of a video task without its folder of videos; one video that is missing is its sample's."""
+    if not kwargs.get("video") or not kwargs.get("cache_dir"):
+        return
+    with task_environment(spec.media_root):
+        videos = Path(os.environ["HF_HOME"]).expanduser() / str(kwargs["cache_dir"]).strip()
+    if not videos.is_dir():
+        wanted = Path(spec.dataset_path) / local_data.MEDIA / videos.name
+        raise DataError(
+            f"the videos of {spec.dataset} are expected in {videos}, which is not there; put them into {wanted}, or set "
+            "HF_HOME to the folder that holds them"
+        )
+
+
 def _of_hub(dataset_path: str) -> bool:
     return dataset_path not in LOCAL_BUILDERS and not Path(dataset_path).expanduser().exists()
 
 
 def _refs(spec: TaskSpec, docs: datasets.Dataset, doc_ids: range) -> list[SampleRef]:
     """Samples with their clusters: the value of `cluster_key`, else a digest of the undecoded media, else the id."""
-    from datasets import Audio, Image, Video
-
     if spec.cluster_key is not None and spec.cluster_key not in docs.column_names:
         raise DataError(
             f"datasets.{spec.dataset}.cluster_key={spec.cluster_key!r} is not a field of task {spec.name}; its fields: "
             f"{', '.join(docs.column_names)}"
         )
-    media = [
-        name
-        for name, feature in docs.features.items()
-        if isinstance(getattr(feature, "feature", feature), Image | Audio | Video)
-    ]
-    columns = [spec.cluster_key] if spec.cluster_key else media
+    columns = [spec.cluster_key] if spec.cluster_key else _media_columns(docs)
     plain = docs.select_columns(columns).with_format("arrow") if columns else None
     refs = []
     for doc_id in doc_ids:
@@ -163,9 +194,24 @@ def _refs(spec: TaskSpec, docs: datasets.Dataset, doc_ids: range) -> list[Sample
         cluster = sample_id
         if plain is not None:
             row = {name: column[0].as_py() for name, column in zip(columns, plain[doc_id].columns, strict=True)}
-            cluster = str(row[spec.cluster_key]) if spec.cluster_key else _digest(row) or sample_id
+            cluster = _short(str(row[spec.cluster_key])) if spec.cluster_key else _digest(row) or sample_id
         refs.append(SampleRef(doc_id, sample_id, cluster, None))
     return refs
+
+
+def _media_columns(docs: datasets.Dataset) -> list[str]:
+    from datasets import Audio, Image, Video
+
+    return [
+        name
+        for name, feature in docs.features.items()
+        if isinstance(getattr(feature, "feature", feature), Image | Audio | Video)
+    ]
+
+
+def _short(value: str) -> str:
+    """A cluster's name: the value itself, or a digest of one that is data (an image as base64 text)."""
+    return value if len(value) <= 64 else hashlib.sha256(value.encode()).hexdigest()[:16]
 
 
 def _digest(row: Mapping[str, Any]) -> str | None:

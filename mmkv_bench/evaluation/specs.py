@@ -21,6 +21,7 @@ KEYS = (
     "metrics",
     "offline",
     "dataset_path",
+    "folder",
     "include_path",
     "cluster_key",
     "measures",
@@ -70,7 +71,7 @@ def spec_from_config(name: str, node: Mapping[str, Any], data: Mapping[str, Any]
         if common["dataset_path"]:
             common["media_root"] = media_root(Path(common["dataset_path"]).expanduser())
         else:
-            common |= _source(label, data or {})
+            common |= _source(label, data or {}, node.get("folder") or label)
         dataset = label + FIXTURE_SUFFIX * common.get("fixture", False)
         return TaskSpec(name=task, dataset=dataset, split=node.get("split"), **common)
     size = _one_of(f"datasets.{name}.size", node.get("size") or "small", SIZES)
@@ -82,15 +83,18 @@ def spec_from_config(name: str, node: Mapping[str, Any], data: Mapping[str, Any]
     return TaskSpec(name=lmms_eval, dataset=dataset, size=size, split=split, **common)
 
 
-def _source(name: str, data: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a spec that say where the data of dataset `name` lie; none for its own source, normally the hub."""
+def _source(name: str, data: Mapping[str, Any], below: str) -> dict[str, Any]:
+    """The fields of a spec that say where the data of dataset `name` lie; none for its own source, normally the hub.
+
+    below: the dataset's folder under data.root.
+    """
     if data.get("source") == "fixture":
         folder = fixtures.folder(name)
     elif data.get("root"):
-        folder = Path(data["root"]).expanduser() / name
+        folder = Path(data["root"]).expanduser() / below
         if not folder.is_dir():
             raise DataError(
-                f"data.root={data['root']} has no folder {name}; put that dataset's files into {folder}, or remove "
+                f"data.root={data['root']} has no folder {below}; put that dataset's files into {folder}, or remove "
                 "data.root to take its data from the hub"
             )
     else:
