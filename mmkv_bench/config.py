@@ -87,8 +87,15 @@ class Judge:
     kind: str = _key("none", "none, or an endpoint that speaks OpenAI's chat completions", JUDGES)
     model: str | None = _key(None, "model id the endpoint knows")
     url: str | None = _key(None, "base url, for example http://127.0.0.1:8000/v1")
-    timeout_s: float = _key(60.0, "time limit of one question [s]", "a number > 0")
+    key_env: str | None = _key(None, "environment variable that holds the key; null sends none", "a variable's name")
+    timeout_s: float = _key(60.0, "longest silence of the endpoint [s]", "a number > 0")
     retries: int = _key(4, "further attempts after a failure, with backoff", "a whole number >= 0")
+    backoff_s: float = _key(1.0, "wait before the first of them [s]; doubled each time, with jitter", "a number >= 0")
+    concurrency: int = _key(8, "questions under way at a time", "a whole number >= 1")
+    temperature: float | None = _key(
+        None, "of the judge's sampling; null = what each scorer asks for (0, WorldQA 0.2)", "a number >= 0 or null"
+    )
+    cache: str | None = _key(None, "folder of the judge's answers; null = <out>/judge", "a folder")
 
 
 @dataclass

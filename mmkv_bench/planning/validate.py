@@ -14,6 +14,7 @@ from mmkv_bench.config import allowed, as_list, resolve_path
 from mmkv_bench.errors import ConfigError, UnsupportedError, nearest
 from mmkv_bench.methods import FULL, flat_parameters
 from mmkv_bench.planning.compose import same_kind
+from mmkv_bench.planning.judging import check_judge
 from mmkv_bench.planning.shards import parse_shard
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ def validate(config: DictConfig) -> None:
     _methods(config)
     _variants(config)
     _model(config)
+    check_judge(config)
     _out(config.out)
 
 

@@ -48,6 +48,11 @@ class Desk:
         """Why the judge answers no more; None while it does, or while it was not asked."""
         return self.asker.gone if self.asker else None
 
+    @property
+    def first_failure(self) -> str | None:
+        """Why the first question that has no answer has none."""
+        return next(iter(self._failures.values()), None)
+
     def as_asked(self, question: Question) -> Question:
         """The question at the temperature that it is asked at."""
         temperature = self.settings.temperature if self.settings else None

@@ -1,0 +1,92 @@
+"""The judge of a run: its settings checked before any work, its desk for the score stage, and what to say of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from mmkv_bench.config import allowed
+from mmkv_bench.errors import ConfigError
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from mmkv_bench.evaluation.judging.desk import Desk
+
+_WHOLE = {"retries": 0, "concurrency": 1}
+
+
+def check_judge(config: DictConfig) -> None:
+    """Raises ConfigError naming the key that cannot be meant."""
+    judge = config.judge
+    for key, least in _WHOLE.items():
+        if judge[key] < least:
+            raise ConfigError(f"judge.{key}={judge[key]} is too small; allowed: {allowed(f'judge.{key}')}; give one")
+    if not judge.timeout_s > 0:
+        raise ConfigError(
+            f"judge.timeout_s={judge.timeout_s} is no time limit; allowed: {allowed('judge.timeout_s')}; give one"
+        )
+    for key in ("backoff_s", "temperature"):
+        if judge[key] is not None and not judge[key] >= 0:
+            raise ConfigError(f"judge.{key}={judge[key]} is too small; allowed: {allowed(f'judge.{key}')}; give one")
+    if judge.kind == "none":
+        if judge.url is not None or judge.model is not None:
+            raise ConfigError(
+                "judge.url or judge.model is set and judge=none asks nobody; allowed: judge=local or judge=openai; "
+                "choose one, or drop the key"
+            )
+    url = urlsplit(str(judge.url or ""))
+    if url.username or url.password:
+        raise ConfigError(
+            "judge.url holds a user's name or password, which rows would keep; allowed: an address without them; put the "
+            "key into an environment variable and name it with judge.key_env"
+        )
+
+
+def desk_of(config: DictConfig, root: Path) -> Desk:
+    """The desk of a run whose rows are in `root`. Nothing is asked and no file is made yet.
+
+    Raises ConfigError when a judge is wanted whose model or address is not given.
+    """
+    from mmkv_bench.evaluation.judging.desk import Desk
+    from mmkv_bench.evaluation.judging.settings import JudgeSettings
+
+    judge = config.judge
+    if judge.kind == "none":
+        return Desk()
+    if not judge.model:
+        raise ConfigError(
+            f"judge={judge.kind} has no model; allowed: an id that the endpoint knows; give judge.model=<id>"
+        )
+    url = urlsplit(str(judge.url or ""))
+    if url.scheme not in ("http", "https") or not url.hostname:
+        raise ConfigError(
+            f"judge.url={judge.url} is no address; allowed: a base url such as http://127.0.0.1:8000/v1; give judge.url"
+        )
+    return Desk(
+        JudgeSettings(
+            model=str(judge.model),
+            url=str(judge.url),
+            key_env=judge.key_env,
+            timeout_s=float(judge.timeout_s),
+            retries=judge.retries,
+            backoff_s=float(judge.backoff_s),
+            concurrency=judge.concurrency,
+            temperature=None if judge.temperature is None else float(judge.temperature),
+            cache=Path(judge.cache).expanduser() if judge.cache else root / "judge",
+        )
+    )
+
+
+def summary(desk: Desk) -> str | None:
+    """One line on what became of a run's questions; None when there was none or no judge."""
+    counts = desk.counts
+    if desk.settings is None or not counts:
+        return None
+    parts = [f"{counts['asked']} answered", f"{counts['cached']} answers from {desk.settings.cache}"]
+    if counts["failed"]:
+        parts.append(f"{counts['failed']} without an answer ({desk.gone or desk.first_failure})")
+    return f"judge {desk.model}: {', '.join(parts)}" + (
+        "; the same command with stage=score asks these again" if counts["failed"] else ""
+    )
