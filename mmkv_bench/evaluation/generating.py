@@ -18,7 +18,8 @@ from mmkv_bench.evaluation.task_errors import task_errors
 if TYPE_CHECKING:
     from lmms_eval.api.instance import Instance
 
-MEDIA_ERRORS = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error, DataError)  # of broken files
+# of broken files; tasks end the process for a missing video, which is one sample's fault and no reason to stop
+MEDIA_ERRORS = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error, DataError, SystemExit)
 
 
 def generate(
@@ -50,13 +51,16 @@ def generate(
                 return ""
             with task_errors(spec.name):
                 request = _request(spec, docs, ref, instance, settings)
+                if "ppl" in spec.measures and request.error is None:
+                    request.reference = _reference(task, docs.bare[docs.split][ref.doc_id])
             calls += 1
             with loud():
                 return answer(request)
 
         respondent = module.Respondent(respond)
         with task_errors(spec.name, ours=respondent.raised), task_environment(spec.media_root):
-            module.run_loop(module.AskingTask(config, docs.full, docs.bare), respondent, limit=len(docs.refs))
+            task = module.AskingTask(config, docs.full, docs.bare)
+            module.run_loop(task, respondent, limit=len(docs.refs))
     return calls
 
 
@@ -69,6 +73,16 @@ def expected_prompts(spec: TaskSpec, docs: Documents, doc_ids: set[int]) -> dict
     if missing:
         generate(spec, lambda request: "", len(docs.refs), wanted=lambda ref: ref.doc_id in missing)
     return {doc_id: docs.prompt_hashes[doc_id] for doc_id in doc_ids}
+
+
+def _reference(task: Any, doc: Any) -> str | None:
+    """The document's reference answer: the task's target, the first of several, the choice that an index names."""
+    target = task.doc_to_target(doc)
+    if isinstance(target, int) and task.config.doc_to_choice is not None:
+        target = task.doc_to_choice(doc)[target]
+    if isinstance(target, (list, tuple)):
+        target = target[0] if target else None
+    return None if target is None or not str(target).strip() else str(target).strip()
 
 
 def _request(spec: TaskSpec, docs: Documents, ref: SampleRef, instance: Instance, settings: dict[str, Any]) -> Request:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from mmkv_bench.errors import DataError
 from mmkv_bench.generation.encode import EncodedPrompt, encode
 from mmkv_bench.generation.engine import Engine, as_row
+from mmkv_bench.generation.measuring import Extras
+from mmkv_bench.generation.reference import reference_tokens
 from mmkv_bench.generation.result import CellSpec, ForkResult, describe, status_of
 from mmkv_bench.generation.rules import DecodeRules
 from mmkv_bench.planning.shards import mine
@@ -40,6 +42,8 @@ class Answering:
     Args:
         loaded: the model; cells: this dataset's; done: cell -> sample ids that have rows; writer: where rows go.
         after: told about each committed sample's rows (progress, tracking).
+        measures: what the dataset is measured by besides its metrics (`ppl`, `self_rouge`). They and fidelity need the
+            fork engine: `sharing=off` leaves them null.
     """
 
     def __init__(
@@ -50,9 +54,12 @@ class Answering:
         done: Mapping[str, set[str]],
         writer: Writer,
         after: Callable[[list[dict[str, Any]]], None],
+        measures: Sequence[str] = (),
     ):
         self.loaded, self.config, self.cells, self.done = loaded, config, cells, done
-        self.writer, self.after = writer, after
+        self.writer, self.after, self.measures = writer, after, tuple(measures)
+        if self.measures and config.sharing == "off":
+            log.warning("sharing=off measures no %s; run these with sharing=on", " and no ".join(self.measures))
         self.specs = {
             cell.cell: CellSpec(cell.cell, cell.compressor, cell.budget, cell.protocol, cell.seed or 0)
             for cell in cells
@@ -116,7 +123,17 @@ class Answering:
                 timeout_s=self.config.timeout_s,
                 attention=self.config.model.attention,
             ).__enter__()
-        return self._engine.answer(prompt, specs)
+        return self._engine.answer(prompt, specs, self._extras(request))
+
+    def _extras(self, request: Request) -> Extras:
+        """What is measured of the request besides its answers; a reference that has no tokens is logged, no failure."""
+        reference: tuple[int, ...] = ()
+        if "ppl" in self.measures:
+            try:
+                reference = reference_tokens(self.loaded.processor, request.messages, request.reference or "")
+            except Exception as error:  # noqa: BLE001 - templates are programs of others; the answers are as good as ever
+                log.warning("%s/%s: no ppl: %s", request.dataset, request.sample_id, describe(error))
+        return Extras(self.config.fidelity == "on", reference, "self_rouge" in self.measures)
 
     def _alone(self, prompt: EncodedPrompt, spec: CellSpec, rules: DecodeRules) -> ForkResult:
         from mmkv_bench.generation.alone import run_alone
@@ -151,4 +168,5 @@ class Answering:
         }
         if row["status"] != "ok":  # a failed row carries no answer that anything could score
             row |= {"answer": None, "token_ids": [], "n_tokens": 0, "finish_reason": None}
+            row |= dict.fromkeys(("forced_kl", "forced_agree", "reference_nll", "reference_samples"))
         return row

@@ -234,7 +234,7 @@ def _generate(
                     track.log(means.add(values))
 
                 done = part.done(store, list(config.retry))
-                answering = Answering(loaded, config, part.cells, done, writer, after)
+                answering = Answering(loaded, config, part.cells, done, writer, after, part.spec.measures)
                 try:
                     generate(part.spec, answering, config.limit, answering.wants)
                 finally:
