@@ -30,14 +30,12 @@ def check_judge(config: DictConfig) -> None:
     for key in ("backoff_s", "temperature"):
         if judge[key] is not None and not judge[key] >= 0:
             raise ConfigError(f"judge.{key}={judge[key]} is too small; allowed: {allowed(f'judge.{key}')}; give one")
-    if judge.kind == "none":
-        if judge.url is not None or judge.model is not None:
-            raise ConfigError(
-                "judge.url or judge.model is set and judge=none asks nobody; allowed: judge=local or judge=openai; "
-                "choose one, or drop the key"
-            )
-    url = urlsplit(str(judge.url or ""))
-    if url.username or url.password:
+    if judge.kind == "none" and (judge.url is not None or judge.model is not None):
+        raise ConfigError(
+            "judge.url or judge.model is set and judge=none asks nobody; allowed: judge=local or judge=openai; choose "
+            "one, or drop the key"
+        )
+    if "@" in str(judge.url or "").partition("://")[2].partition("/")[0]:
         raise ConfigError(
             "judge.url holds a user's name or password, which rows would keep; allowed: an address without them; put the "
             "key into an environment variable and name it with judge.key_env"
@@ -59,8 +57,7 @@ def desk_of(config: DictConfig, root: Path) -> Desk:
         raise ConfigError(
             f"judge={judge.kind} has no model; allowed: an id that the endpoint knows; give judge.model=<id>"
         )
-    url = urlsplit(str(judge.url or ""))
-    if url.scheme not in ("http", "https") or not url.hostname:
+    if not _is_address(str(judge.url or "")):
         raise ConfigError(
             f"judge.url={judge.url} is no address; allowed: a base url such as http://127.0.0.1:8000/v1; give judge.url"
         )
@@ -90,3 +87,11 @@ def summary(desk: Desk) -> str | None:
     return f"judge {desk.model}: {', '.join(parts)}" + (
         "; the same command with stage=score asks these again" if counts["failed"] else ""
     )
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number, half an IPv6 address
+        return False
