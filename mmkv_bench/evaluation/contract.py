@@ -115,13 +115,18 @@ class Answer:
 
 
 class SampleScore(NamedTuple):
-    """One metric of one sample. value is None when the sample's status is not `ok`."""
+    """One metric of one sample. value is None when the sample's status is not `ok`.
+
+    parts: what a metric that is no mean over samples is aggregated from (see tables/known.py), of an empty answer when
+    the status is not `ok`; None for means.
+    """
 
     sample_id: str
     cluster: str
     metric: str
     value: float | None
     status: str
+    parts: tuple[float, ...] | None = None
 
 
 @dataclass
@@ -129,8 +134,9 @@ class CellScores:
     """Scores of one cell on one dataset.
 
     samples    one entry per answered sample and metric, in the order of the dataset
-    aggregate  lmms-eval's own aggregates by metric name; None unless every sample is ok
-    reason     why `aggregate` is None; None when it is not
+    aggregate  lmms-eval's own aggregates by metric name, on its own scales and with its own guesses for unreadable
+               answers; None unless every sample is ok
+    reason     why `aggregate` is None, or lacks metrics whose aggregation failed; None when nothing is missing
     unscored   metrics that exist only as an aggregate (corpus metrics), so that `samples` has none of them
     """
 

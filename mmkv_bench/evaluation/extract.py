@@ -12,6 +12,9 @@ Extractor = Callable[[Any, Aggregation], float | None]
 
 EXTRACTORS: dict[str, Extractor] = {}
 
+# Scores of subsets that lmms-eval's scorer returns, but no list of metrics names.
+BESIDE = {"vstar_direct_attributes_acc", "vstar_relative_position_acc"}
+
 
 def extractor(*metrics: str) -> Callable[[Extractor], Extractor]:
     """Register a function for metrics whose per-sample values need one; it gets the value and the aggregation."""
@@ -36,6 +39,18 @@ def sample_value(metric: str, value: Any, aggregation: Aggregation) -> float | N
         return float(value)
     item = getattr(value, "item", None)  # a one-element array or tensor
     return float(item()) if item is not None and getattr(value, "size", 1) == 1 else None
+
+
+@extractor("single", "cross", "average")
+def hrbench(value: Any, aggregation: Aggregation) -> float | None:
+    """HR-Bench: 1 for the right letter. Its aggregate is the mean over cyclic orders of the choices of their means."""
+    return float(value["gpt_score"])
+
+
+@extractor("WUPS")
+def wups(value: Any, aggregation: Aggregation) -> float | None:
+    """NExT-QA, open-ended: WUPS at threshold 0, the one that is aggregated."""
+    return float(value["0"])
 
 
 @extractor("mmmu_acc", "muirbench_score_overall", "mirb_score", "lvb_acc")

@@ -11,6 +11,7 @@ iterates `eval_docs_no_media` one document at a time when `process_docs_parallel
 from __future__ import annotations
 
 import argparse
+import functools
 import io
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -86,8 +87,9 @@ class AskingTask(GivenTask):
 class ScoringTask(GivenTask):
     """For scoring: only the documents with an answer have requests, so that no other one reaches the scorer.
 
-    on_document(doc_id) is called before each document's scorer, and on_scores(doc_id, metrics) with what it returned.
-    `aggregates` False leaves out lmms-eval's aggregation.
+    on_document(doc_id) is called before each document's scorer, and on_scores(doc_id, metrics, results) with what it
+    returned for which (filtered) answer. `aggregates` False leaves out lmms-eval's aggregation; an aggregation that
+    raises gives no aggregate and is kept in `aggregation_errors`, so that it does not take the samples' scores with it.
     """
 
     def __init__(
@@ -97,13 +99,14 @@ class ScoringTask(GivenTask):
         answered: set[int],
         aggregates: bool,
         on_document: Callable[[int], None],
-        on_scores: Callable[[int, dict[str, Any]], None],
+        on_scores: Callable[[int, dict[str, Any], list], None],
     ) -> None:
         self.answered = answered
         self.aggregates = aggregates
         self.on_document = on_document
         self.on_scores = on_scores
         self.counted: CountedDocs | None = None
+        self.aggregation_errors: dict[str, BaseException] = {}
         super().__init__(config, docs, docs)
 
     @property
@@ -125,11 +128,28 @@ class ScoringTask(GivenTask):
         doc_id = self.counted.current
         self.on_document(doc_id)
         metrics = ConfigurableTask.process_results.__wrapped__(self, doc, results, full_docs)
-        self.on_scores(doc_id, metrics)
+        self.on_scores(doc_id, metrics, results)
         return metrics
 
+    def scored(self, doc_id: int, results: list) -> dict[str, Any]:
+        """What the scorer returns for an answer to a document, which is read anew: scorers may change what they get."""
+        return ConfigurableTask.process_results.__wrapped__(self, self.counted[doc_id], results)
+
     def aggregation(self) -> dict[str, Callable]:
-        return self.metric_functions if self.aggregates else {}
+        return (
+            {name: self._kept_error(name, fn) for name, fn in self.metric_functions.items()} if self.aggregates else {}
+        )
+
+    def _kept_error(self, metric: str, function: Callable) -> Callable:
+        @functools.wraps(function)  # the loop reads the signature
+        def aggregate(*args: Any, **options: Any) -> Any:
+            try:
+                return function(*args, **options)
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - the task's own code; told with the scores
+                self.aggregation_errors[metric] = error
+                return None
+
+        return aggregate
 
     @property
     def metric_functions(self) -> dict[str, Callable]:

@@ -62,7 +62,7 @@ def test_the_loop_scores_one_document_at_a_time_in_their_order(harness, own_task
         {0, 2, 3},
         True,
         lambda doc_id: seen.append(("before", doc_id)),
-        lambda doc_id, metrics: seen.append(("after", doc_id)),
+        lambda doc_id, metrics, results: seen.append(("after", doc_id)),
     )
     harness.run_loop(task, harness.Respondent(lambda instance: "c"), limit=4)
     assert seen == [(when, doc_id) for doc_id in (0, 2, 3) for when in ("before", "after")]

@@ -147,8 +147,14 @@ def test_prompts_are_checked_in_a_process_that_made_none(own_task, monkeypatch):
         score(spec, foreign)
 
 
-def test_random_scores_depend_on_the_document_alone_and_leave_the_generators_alone(own_task):
-    spec = own_task(process_results="!function utils.drawn")
+DRAWN = {
+    "process_results": "!function utils.drawn",
+    "metric_list": "[{metric: acc, aggregation: mean, higher_is_better: false}]",
+}
+
+
+def test_draws_depend_on_the_document_alone_and_leave_the_generators_alone(own_task):
+    spec = own_task(**DRAWN)  # where less is better, 0 would be no honest score: draws stay
     random.seed(1)
     all_four = values(answered_scores(spec, ANSWERS), "acc")
     random.seed(2)
@@ -159,6 +165,42 @@ def test_random_scores_depend_on_the_document_alone_and_leave_the_generators_alo
     assert np.random.get_state()[1].tolist() == numpy_state
     assert without_first[1:] == all_four[1:]
     assert len(set(all_four)) == 4
+
+
+def test_a_drawn_score_is_a_failed_parse_and_0_here_and_lmms_evals_aggregate_keeps_the_draw(own_task):
+    spec = own_task(process_results="!function utils.drawn")
+    scores = answered_scores(spec, ANSWERS)
+    assert values(scores, "acc") == [0.0] * 4
+    assert values(scores, "parse_failed") == [1.0] * 4
+    assert scores.aggregate["acc"] == pytest.approx(np.mean(values(answered_scores(own_task(**DRAWN), ANSWERS), "acc")))
+
+
+def test_a_scorer_that_draws_now_and_then_is_held_to_it_for_every_sample(own_task):
+    spec = own_task(process_results="!function utils.guessing")
+    scores = answered_scores(spec, ["a", "the answer is b", "?", None])
+    assert values(scores, "acc") == [1.0, 1.0, 0.0, None]
+    assert values(scores, "parse_failed") == [0.0, 0.0, 1.0, None]
+    assert values(answered_scores(spec, ["a", "b", "x c", "d"]), "parse_failed") == [0.0] * 4
+
+
+def test_random_numbers_that_decide_nothing_are_no_guess(own_task):
+    scores = answered_scores(own_task(process_results="!function utils.shuffling"), ["a", "b", "x", "d"])
+    assert values(scores, "acc") == [1.0, 1.0, 0.0, 1.0]
+    assert values(scores, "parse_failed") == [0.0] * 4  # it could have drawn
+
+
+def test_a_task_that_neither_draws_nor_tells_what_it_read_has_no_count_of_failed_parses(own_task):
+    assert {row.metric for row in answered_scores(own_task(), ANSWERS).samples} == {"acc"}
+
+
+def test_a_failed_aggregation_is_told_and_the_samples_keep_their_scores(own_task):
+    spec = own_task(aggregation="!function utils.complete")
+    assert answered_scores(spec, ANSWERS).reason is None
+    scores = answered_scores(spec, ANSWERS[:3])
+    assert values(scores, "acc") == [1.0] * 3
+    assert scores.aggregate == {}
+    assert "aggregation of acc failed" in scores.reason
+    assert "without all samples" in scores.reason
 
 
 def test_a_scorer_that_raises_is_named_with_its_task_and_sample_at_once(own_task, monkeypatch):

@@ -1,0 +1,118 @@
+"""Caption metrics of single samples. lmms-eval's scorers hand out caption and references, and score the corpus alone.
+
+All scorers are pycocoevalcap's, over its tokeniser (both are Java programs). Per sample:
+
+- CIDEr (Vedantam et al. 2015) with the inverse document frequencies of the references of all documents of the
+  dataset, whether they were answered or not; ROUGE-L. The corpus value is the mean of both.
+- BLEU and METEOR (1.5) are no means: a sample has its own score, and `parts` that corpus scores are made of again
+  (tables/known.py): words, words of the closest reference, right n-grams, n-grams; and METEOR's 23 counts.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from mmkv_bench.errors import ScoringError
+
+NAMES = re.compile(r"(?:[a-z]+_)?(Bleu_[1-4]|METEOR|ROUGE_L|CIDEr)")  # textcaps_CIDEr, vatex_Bleu_4, coco_METEOR, ...
+EMPTY = ""
+
+
+class Captioned(NamedTuple):
+    """The caption of a document (None: it has no answer) and its references."""
+
+    caption: str | None
+    references: tuple[str, ...]
+
+
+class CaptionScore(NamedTuple):
+    """value is None for a document without an answer; its parts are those of an empty caption."""
+
+    value: float | None
+    parts: tuple[float, ...] | None
+
+
+def kind_of(metric: str) -> str | None:
+    """`Bleu_4`, `METEOR`, ... of a metric named after one of them."""
+    found = NAMES.fullmatch(metric)
+    return found[1] if found else None
+
+
+def holds_caption(value: Any) -> bool:
+    """Whether a scorer's value for a sample is its caption with the references, as of lmms-eval's caption tasks."""
+    return isinstance(value, Mapping) and {"answer", "pred"} <= value.keys() and isinstance(value["answer"], list)
+
+
+def caption_scores(kinds: Iterable[str], captions: Mapping[int, Captioned]) -> dict[str, dict[int, CaptionScore]]:
+    """kind -> document -> score, of all documents in `captions`.
+
+    Raises ScoringError without Java.
+    """
+    if shutil.which("java") is None:
+        raise ScoringError(
+            "caption metrics need Java (pycocoevalcap's tokeniser and METEOR are Java programs) and there is none in "
+            "PATH; install a Java runtime and score the stored answers with stage=score"
+        )
+    kinds = set(kinds)
+    references = _tokens({doc: captioned.references for doc, captioned in captions.items()})
+    given = _tokens({doc: (captioned.caption or EMPTY,) for doc, captioned in captions.items()})
+    scored: dict[str, dict[int, CaptionScore]] = {}
+    if orders := sorted(int(kind[-1]) for kind in kinds if kind.startswith("Bleu")):
+        scored |= _bleu(orders, references, given)
+    if "METEOR" in kinds:
+        scored["METEOR"] = _meteor(references, given)
+    if "ROUGE_L" in kinds:
+        from pycocoevalcap.rouge.rouge import Rouge
+
+        scored["ROUGE_L"] = _means(Rouge(), references, given)
+    if "CIDEr" in kinds:
+        from pycocoevalcap.cider.cider import Cider
+
+        scored["CIDEr"] = _means(Cider(), references, given)
+    failed = [doc for doc, captioned in captions.items() if captioned.caption is None]
+    for of_kind in scored.values():
+        for doc in failed:
+            of_kind[doc] = CaptionScore(None, of_kind[doc].parts)
+    return scored
+
+
+def _tokens(texts: Mapping[int, Iterable[str]]) -> dict[int, list[str]]:
+    from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
+
+    return PTBTokenizer().tokenize({doc: [{"caption": text} for text in of_doc] for doc, of_doc in texts.items()})
+
+
+def _means(scorer: Any, references: dict[int, list[str]], given: dict[int, list[str]]) -> dict[int, CaptionScore]:
+    _, values = scorer.compute_score(references, given)
+    return {doc: CaptionScore(float(value), None) for doc, value in zip(references, values, strict=True)}
+
+
+def _bleu(
+    orders: list[int], references: dict[int, list[str]], given: dict[int, list[str]]
+) -> dict[str, dict[int, CaptionScore]]:
+    from pycocoevalcap.bleu.bleu import Bleu
+    from pycocoevalcap.bleu.bleu_scorer import cook_refs, cook_test
+
+    _, values = Bleu(4).compute_score(references, given, verbose=0)
+    counted = {doc: cook_test(given[doc][0], cook_refs(references[doc])) for doc in references}
+    found = {}
+    for order in orders:
+        found[f"Bleu_{order}"] = of_order = {}
+        for (doc, counts), value in zip(counted.items(), values[order - 1], strict=True):
+            words = counts["testlen"]
+            closest = min((abs(length - words), length) for length in counts["reflen"])[1]
+            parts = (words, closest, *counts["correct"][:order], *counts["guess"][:order])
+            of_order[doc] = CaptionScore(float(value), tuple(map(float, parts)))
+    return found
+
+
+def _meteor(references: dict[int, list[str]], given: dict[int, list[str]]) -> dict[int, CaptionScore]:
+    from pycocoevalcap.meteor.meteor import Meteor
+
+    meteor = Meteor()  # one Java process: loading its paraphrases takes 10 s
+    _, values = meteor.compute_score(references, given)
+    counts = [tuple(map(float, meteor._stat(given[doc][0], references[doc]).split())) for doc in references]
+    return {doc: CaptionScore(value, parts) for doc, value, parts in zip(references, values, counts, strict=True)}
