@@ -120,6 +120,12 @@ def test_a_task_that_exits_the_process_is_an_error_that_names_it(own_task):
         ask_all(spec)
 
 
+def test_a_task_that_exits_the_process_for_a_samples_video_gives_that_sample_an_error(own_task):
+    spec = own_task(name="blind", doc_to_visual="!function utils.exiting_question")
+    errors = [request.error for request in ask_all(spec)]
+    assert len(errors) == 4 and all("the videos are not there" in error for error in errors)
+
+
 def test_a_task_whose_package_is_missing_is_an_error_that_names_both(own_task):
     spec = own_task(name="needy")
     with open(os.path.join(spec.include_path, "utils.py"), "a") as file:
