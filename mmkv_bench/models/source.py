@@ -126,6 +126,10 @@ class Source:
         }
         return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16], None
 
+    def stored_bytes(self) -> int:
+        """Bytes of a folder's weights; 0 where they are known only after loading."""
+        return sum(file.stat().st_size for file in Path(self.path).glob("*.safetensors")) if self.kind == FOLDER else 0
+
     def load(self) -> LoadedModel:
         """The model in eval mode with its processor, on its device and in its precision, as the settings say.
 

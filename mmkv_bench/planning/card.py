@@ -44,7 +44,8 @@ class CardFacts:
     """Everything the card shows.
 
     Attributes:
-        weights_bytes: bytes of all parameters; kv_bytes_per_token: keys and values of all layers and KV heads.
+        weights_bytes: bytes of all parameters, 0 where that is not known yet; weights: `hub`, `folder` or `random`.
+        kv_bytes_per_token: keys and values of all layers and KV heads.
         budgets: in order; empty when every method of the run is `full`.
         out: folder of the rows; notes: sentences about merged cells and the like.
     """
@@ -68,6 +69,7 @@ class CardFacts:
     readings: Sequence[str]
     seeds: Sequence[int]
     out: str
+    weights: str = "hub"
     shard: str = "0/1"
     notes: Sequence[str] = ()
 
@@ -77,7 +79,7 @@ def render(facts: CardFacts) -> str:
     heads = f"{facts.layers} layers, {facts.query_heads} query / {facts.kv_heads} KV heads, head_dim {facts.head_dim}"
     lines = [
         f"model      {facts.model} ({facts.family}, {facts.fingerprint}), {heads}",
-        f"           {size(facts.weights_bytes)} weights, {facts.dtype}, {facts.attention}, on {facts.device}",
+        f"           {_weights(facts)}, {facts.dtype}, {facts.attention}, on {facts.device}",
         f"KV cache   {size(facts.kv_bytes_per_token)} per token",
     ]
     prompt = next((line.prompt for line in facts.datasets if line.prompt), None)
@@ -101,6 +103,13 @@ def size(number: float) -> str:
             return f"{number:.0f} {unit}" if unit == "B" else f"{number:.4g} {unit}"
         number /= 1024
     raise AssertionError("unreachable")
+
+
+def _weights(facts: CardFacts) -> str:
+    known = f"{size(facts.weights_bytes)} " if facts.weights_bytes else ""
+    if facts.weights == "random":
+        return f"{known}random weights (answers mean nothing: speed and memory only)"
+    return f"{known}weights" if known else "weights not loaded"
 
 
 def _full(facts: CardFacts, prompt: PromptSize) -> str:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.config import LIST_GROUPS, accepts, allowed, as_list, conf_dir, groups, options, register
 from mmkv_bench.errors import ConfigError, nearest
+from mmkv_bench.models import unavailable
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -36,6 +37,7 @@ def compose(overrides: Sequence[str] = ()) -> DictConfig:
     for override in parsed:
         if override.is_sweep_override():
             raise ConfigError(_sweep_sentence(override))
+    parsed = _named(parsed)
     extra = _searchpath(parsed)
     choices = [o for o in parsed if _is_choice(o)]
     for override in choices:
@@ -86,8 +88,32 @@ def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
 
 
 def for_hydra(overrides: Sequence[str]) -> list[str]:
-    """Overrides as Hydra itself takes them: the user's own keys need `++` there."""
-    return ["++" + text.lstrip("+") if _is_own(_parse(text).key_or_group) else text for text in overrides]
+    """Overrides as Hydra itself takes them: the user's own keys need `++` there, and datasets their names."""
+    named = _named([_parse(text) for text in overrides])
+    return ["++" + o.input_line.lstrip("+") if _is_own(o.key_or_group) else o.input_line for o in named]
+
+
+def _named(parsed: Sequence[Override]) -> list[Override]:
+    """The overrides with `dataset.<key>` as `datasets.<name>.<key>`, where the run has one dataset.
+
+    Raises:
+        ConfigError: a run of several datasets, whose keys need the name of theirs.
+    """
+    short = [o for o in parsed if o.key_or_group.startswith("dataset.")]
+    if not short:
+        return list(parsed)
+    fixed = [o for o in parsed if _is_choice(o) or o.key_or_group == SEARCHPATH]
+    if any(o.is_sweep_override() for o in fixed if o.key_or_group in ("dataset", *_OPTIONAL_GROUPS)):
+        names = ["<each>"] * 2
+    else:
+        _, extra = [_check_choice(o, _searchpath(parsed)) for o in fixed if _is_choice(o)], None
+        names = list(_reference(tuple(o.input_line for o in fixed))["datasets"])
+    if len(names) != 1:
+        text, key = short[0].input_line, short[0].key_or_group.removeprefix("dataset.")
+        raise ConfigError(
+            f"{text}: this run has {len(names)} datasets ({', '.join(names)}); say which one: datasets.<name>.{key}=..."
+        )
+    return [_parse(o.input_line.replace("dataset.", f"datasets.{names[0]}.", 1)) if o in short else o for o in parsed]
 
 
 def folders(overrides: Sequence[str]) -> tuple[str, ...]:
@@ -182,6 +208,8 @@ def _check_choice(override: Override, extra: tuple[str, ...]) -> None:
 def _check_option(group: str, name: str, extra: tuple[str, ...]) -> None:
     known = options(group, extra)
     if name not in known:
+        if group == "model" and (model := unavailable.find(name)) is not None:
+            raise ConfigError(model.sentence(name))
         raise ConfigError(f"unknown {group} {name!r}; {nearest(name, known)}; see `python -m mmkv_bench --help`")
 
 

@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmkv_bench.config import resolve_path
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.models.fingerprint import model_fingerprint
 from mmkv_bench.planning.cells import DatasetFacts, Facts
 
 if TYPE_CHECKING:
@@ -31,17 +29,16 @@ def gather(config: DictConfig, specs: Mapping[str, TaskSpec]) -> tuple[Facts, di
     Raises:
         ConfigError: a model that is not there or of an unsupported family, a hub id whose commit cannot be found.
     """
-    from mmkv_bench.models.load import load_config
+    from mmkv_bench.models.source import Source
     from mmkv_bench.store import provenance
 
-    path, revision = resolve_path(config.model.path), config.model.revision
-    hf_config = load_config(path, revision)
-    fingerprint, commit = model_fingerprint(path, hf_config)
-    origin = provenance.collect(resolve_device(config.model.device))
+    source = Source.of(config.model)
+    fingerprint, commit = source.fingerprint()
+    origin = provenance.collect(resolve_device(config.model.device)) | {"weights": source.kind}
     facts = Facts(
         model_fingerprint=fingerprint,
         model_revision=commit,
-        dtype=resolve_dtype(config.model.dtype, hf_config, path),
+        dtype=resolve_dtype(config.model.dtype, source.hf_config(), source.path),
         torch=origin["torch"],
         transformers=origin["transformers"],
         datasets={name: dataset_facts(spec) for name, spec in specs.items()},
@@ -81,18 +78,19 @@ def resolve_device(setting: str) -> str:
     return "cuda" if setting == "cuda" or (setting == "auto" and torch.cuda.is_available()) else "cpu"
 
 
-def resolve_dtype(setting: str, hf_config: Any, path: str) -> str:
-    """The dtype that a model will be loaded in; `auto` is its configuration's, else that of its first stored weight."""
+def resolve_dtype(setting: str, hf_config: Any, path: str | None) -> str:
+    """The dtype that a model will be loaded in; `auto` is its configuration's, else that of its first stored weight.
+    `path` is its folder or hub id, None for random weights."""
     if setting != "auto":
         return setting
     text = hf_config.get_text_config(decoder=True)
     declared = getattr(hf_config, "dtype", None) or getattr(text, "dtype", None)
     if declared is not None:
         return str(declared).removeprefix("torch.")
-    stored = _first_stored_dtype(Path(path))
+    stored = _first_stored_dtype(Path(path)) if path else None
     if stored is None:
         raise ConfigError(
-            f"the dtype of {path} is not in its config.json; name it with model.dtype=float32 (or another)"
+            f"the dtype of {path or 'the shape'} is not in its config.json; name it with model.dtype=float32 (or another)"
         )
     return stored
 

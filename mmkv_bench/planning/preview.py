@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mmkv_bench.compression.budget import Budget
-from mmkv_bench.config import as_list, resolve_path
+from mmkv_bench.config import as_list
 from mmkv_bench.planning.card import BudgetLine, CardFacts, DatasetLine, PromptSize
 from mmkv_bench.planning.facts import resolve_device
 
@@ -35,12 +34,12 @@ def card_facts(
             known; loaded: the model, None when nothing needs it (its weights are then taken from the folder).
     """
     from mmkv_bench.models.families import family_of, kv_bytes_per_token
-    from mmkv_bench.models.load import load_config
+    from mmkv_bench.models.source import Source
 
-    path = resolve_path(config.model.path)
-    model = load_config(path, config.model.revision)
+    source = Source.of(config.model)
+    model = source.hf_config()
     family = family_of(model)
-    weights = sum(file.stat().st_size for file in Path(path).glob("*.safetensors")) if Path(path).is_dir() else 0
+    weights = source.stored_bytes()
     if loaded is not None:
         weights = sum(p.numel() * p.element_size() for p in loaded.model.parameters())
     first = next(iter(prompts.values()), None)
@@ -58,6 +57,7 @@ def card_facts(
         attention=config.model.attention,
         device=str(loaded.device) if loaded else resolve_device(config.model.device),
         weights_bytes=weights,
+        weights=source.kind,
         kv_bytes_per_token=kv_bytes_per_token(model, cells[0].dtype),
         datasets=[
             DatasetLine(

@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmkv_bench.config import as_list, resolve_path
+from mmkv_bench.config import as_list
 from mmkv_bench.errors import ConfigError, UnsupportedError
+from mmkv_bench.models.source import HUB, Source
 from mmkv_bench.planning import facts as facts_of
 from mmkv_bench.planning.card import PromptSize, render
 from mmkv_bench.planning.cells import Cell, bases, build_methods, expand
@@ -113,7 +114,7 @@ def _stay_offline(config: DictConfig, specs: Mapping[str, TaskSpec]) -> None:
     """Keep the Hugging Face libraries from asking a hub where nothing of this run is there; before they are imported."""
     from mmkv_bench.evaluation import go_offline
 
-    if all(spec.offline for spec in specs.values()) and Path(resolve_path(config.model.path)).is_dir():
+    if all(spec.offline for spec in specs.values()) and Source.of(config.model).kind != HUB:
         go_offline()
 
 
@@ -141,9 +142,8 @@ def _logger(config: DictConfig) -> dict[str, Any]:
 
 def _check_family(config: DictConfig, defaults: Mapping[str, Any]) -> None:
     from mmkv_bench.models.families import family_of
-    from mmkv_bench.models.load import load_config
 
-    family = family_of(load_config(resolve_path(config.model.path), config.model.revision))
+    family = family_of(Source.of(config.model).hf_config())
     validate_combinations(config, family, build_methods(config, defaults))
 
 
@@ -200,7 +200,8 @@ def _first_prompts(config: DictConfig, parts: Sequence[Part], loaded: LoadedMode
 
 
 def _keep_cells(store: Store, config: DictConfig, cells: Sequence[Cell], provenance: Mapping[str, Any]) -> None:
-    common = {key: provenance[key] for key in ("git_commit", "git_dirty", "versions", "device", "driver", "cpu")}
+    origin = ("git_commit", "git_dirty", "versions", "device", "driver", "cpu", "weights")
+    common = {key: provenance[key] for key in origin}
     resolved = json.dumps(plain(config), sort_keys=True)
     store.write_cells([cell.row() | common | {"config": resolved} for cell in cells])
 
@@ -242,20 +243,7 @@ def _generate(
 
 
 def _load(config: DictConfig) -> LoadedModel:
-    from mmkv_bench.models.load import load_model
-
-    model = config.model
-    return load_model(
-        model.name,
-        resolve_path(model.path),
-        revision=model.revision,
-        dtype=model.dtype,
-        attention=model.attention,
-        device=model.device,
-        device_map=model.device_map,
-        min_pixels=model.min_pixels,
-        max_pixels=model.max_pixels,
-    )
+    return Source.of(config.model).load()
 
 
 def _stale(store: Store, parts: Sequence[Part]) -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench import config as schema
-from mmkv_bench.config import allowed, as_list, resolve_path
+from mmkv_bench.config import allowed, as_list
 from mmkv_bench.errors import ConfigError, UnsupportedError, nearest
 from mmkv_bench.methods import FULL, flat_parameters
 from mmkv_bench.planning.compose import same_kind
@@ -130,6 +130,12 @@ def _words(config: DictConfig) -> None:
         "logger.mode": schema.LOGGER_MODES,
     }
     several = {"protocol": schema.PROTOCOLS, "reading": schema.READINGS}
+    if str(config.model.attention).startswith(("flash", "kernels")):
+        raise UnsupportedError(
+            f"model.attention={config.model.attention} cannot carry a compressed cache, because transformers looks its "
+            f"kernel up by that name; allowed: {', '.join(schema.ATTENTIONS)}; choose sdpa, whose prefill runs PyTorch's "
+            "own flash kernel on a GPU"
+        )
     for key, words in single.items():
         _one_of(key, _at(config, key), words)
     for key, words in several.items():
@@ -197,18 +203,16 @@ def _variants(config: DictConfig) -> None:
 
 
 def _model(config: DictConfig) -> None:
-    path = config.model.path
-    if not path:
-        raise ConfigError(
-            f"model={config.model.name} needs model.path; allowed: a local folder or a hub id (org/name); "
-            "write model.path=<folder or id>, or model=tiny for the embedded model"
-        )
-    resolved = resolve_path(path)
-    if Path(resolved).is_dir():
+    from mmkv_bench.models.source import RANDOM, Source
+
+    path, source = config.model.path, Source.of(config.model)
+    if source.kind == RANDOM:
+        return
+    if Path(source.path).is_dir():
         from mmkv_bench.models.fingerprint import model_files
 
-        model_files(Path(resolved))
-    elif Path(resolved).exists():
+        model_files(Path(source.path))
+    elif Path(source.path).exists():
         raise ConfigError(f"model.path={path} is a file; allowed: the folder that holds config.json; give that folder")
     elif path.startswith((".", "/", "~", schema.PACKAGE_SCHEME)) or not _HUB_ID.fullmatch(path):
         raise ConfigError(
