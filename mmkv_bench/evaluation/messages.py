@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -57,15 +58,23 @@ def _image(medium: Any, task: str) -> Image.Image:
 
     try:
         image = Image.open(medium) if isinstance(medium, str | os.PathLike) else medium
+        image.load()  # a file opened by its path decodes here, not where its pixels are first needed
         return image if image.mode == "RGB" else image.convert("RGB")
     except (OSError, AttributeError) as error:
-        shown = medium if isinstance(medium, str) else type(medium).__name__
-        raise DataError(f"task {task}: image {shown} cannot be read ({error}); restore the file") from error
+        shown = os.path.basename(medium) if isinstance(medium, str) else type(medium).__name__
+        raise DataError(f"task {task}: image {shown} cannot be read ({_reason(error)}); restore the file") from error
+
+
+def _reason(error: Exception) -> str:
+    """Without the path, which is a machine's."""
+    return getattr(error, "strerror", None) or str(error).partition(" '")[0] or type(error).__name__
 
 
 def _video(medium: Any, part: dict[str, Any], task: str) -> Any:
     if isinstance(medium, str) and not os.path.isfile(medium):
-        raise DataError(f"task {task}: video {medium} is not there; put the task's videos where its YAML expects them")
+        raise DataError(
+            f"task {task}: video {os.path.basename(medium)} is not there; put the task's videos where its YAML expects them"
+        )
     span = {key: part[key] for key in ("start_time", "end_time") if part.get(key) is not None}
     return {"video": medium, **span} if span else medium
 
@@ -73,7 +82,7 @@ def _video(medium: Any, part: dict[str, Any], task: str) -> Any:
 def prompt_hash(prompt: Prompt) -> str:
     """sha256 (hex) over the messages' text and placeholders and the size and pixels of every image.
 
-    A video given as a path counts by its name and size in bytes, decoded frames by their values.
+    A video given as a path counts by the content of its file, whatever its name and place; decoded frames by their values.
     """
     digest = hashlib.sha256(json.dumps(prompt.messages, sort_keys=True).encode())
     for image in prompt.images:
@@ -85,8 +94,9 @@ def prompt_hash(prompt: Prompt) -> str:
 
 
 def _video_bytes(video: Any) -> bytes:
-    if isinstance(video, str):
-        return f"{os.path.basename(video)} {os.path.getsize(video)}".encode()
+    if isinstance(video, str | os.PathLike):
+        stat = os.stat(video)
+        return _file_digest(os.fspath(video), stat.st_size, stat.st_mtime_ns)
     if isinstance(video, dict):
         return b"".join(key.encode() + _video_bytes(value) for key, value in sorted(video.items()))
     if isinstance(video, list | tuple):
@@ -94,3 +104,10 @@ def _video_bytes(video: Any) -> bytes:
     if hasattr(video, "tobytes"):  # PIL image or numpy frame
         return f"{getattr(video, 'size', '')}".encode() + video.tobytes()
     return repr(video).encode()
+
+
+@functools.lru_cache(maxsize=1024)
+def _file_digest(path: str, size: int, changed: int) -> bytes:
+    """sha256 of a file's content; read once while its size and time of change stay."""
+    with open(path, "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").digest()

@@ -1,0 +1,68 @@
+"""Media of a prompt: identity by content, errors without a machine's paths."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mmkv_bench.errors import DataError
+from mmkv_bench.evaluation.messages import prompt_hash, to_prompt
+from tests.clips import write_clip
+
+
+def asked(**part):
+    return to_prompt([{"role": "user", "content": [part, {"type": "text", "text": "What is it?"}]}], "task")
+
+
+def test_a_video_counts_by_the_content_of_its_file(tmp_path):
+    clip = write_clip(tmp_path / "a.mp4")
+    original = prompt_hash(asked(type="video", url=str(clip)))
+    (tmp_path / "elsewhere").mkdir()
+    moved = tmp_path / "elsewhere" / "b.mp4"
+    moved.write_bytes(clip.read_bytes())
+    assert prompt_hash(asked(type="video", url=str(moved))) == original
+    content = bytearray(clip.read_bytes())
+    content[-1] ^= 1  # same name, same size
+    clip.write_bytes(content)
+    os.utime(clip, (1, 1))
+    assert prompt_hash(asked(type="video", url=str(clip))) != original
+
+
+def test_a_span_of_a_video_is_another_prompt(tmp_path):
+    clip = str(write_clip(tmp_path / "a.mp4"))
+    hashes = {
+        prompt_hash(asked(type="video", url=clip, **span)) for span in ({}, {"start_time": 1.0}, {"start_time": 2.0})
+    }
+    assert len(hashes) == 3
+
+
+def test_ready_frames_count_by_their_pixels():
+    frames = [Image.new("RGB", (8, 8), (i, 0, 0)) for i in range(3)]
+    one = prompt_hash(asked(type="video", video=frames))
+    assert prompt_hash(asked(type="video", video=[frame.copy() for frame in frames])) == one
+    assert prompt_hash(asked(type="video", video=frames[::-1])) != one
+    assert prompt_hash(asked(type="video", video=np.zeros((3, 8, 8, 3), np.uint8))) != one
+
+
+@pytest.mark.parametrize("content", [None, b"no picture", "cut"])
+def test_an_image_file_that_does_not_decode_is_named_without_its_folder(tmp_path, content):
+    path = tmp_path / "page.png"
+    if content == "cut":
+        Image.effect_noise((64, 64), 80).convert("RGB").save(path)
+        path.write_bytes(path.read_bytes()[:500])
+    elif content is not None:
+        path.write_bytes(content)
+    with pytest.raises(
+        DataError, match=r"^task task: image page\.png cannot be read \(.+\); restore the file$"
+    ) as refused:
+        asked(type="image", url=str(path))
+    assert str(tmp_path) not in str(refused.value)
+
+
+def test_a_video_that_is_not_there_is_named_without_its_folder(tmp_path):
+    with pytest.raises(DataError, match=r"^task task: video gone\.mp4 is not there") as refused:
+        asked(type="video", url=str(tmp_path / "gone.mp4"))
+    assert str(tmp_path) not in str(refused.value)
