@@ -114,5 +114,13 @@ def _meteor(references: dict[int, list[str]], given: dict[int, list[str]]) -> di
 
     meteor = Meteor()  # one Java process: loading its paraphrases takes 10 s
     _, values = meteor.compute_score(references, given)
-    counts = [tuple(map(float, meteor._stat(given[doc][0], references[doc]).split())) for doc in references]
+    counts = [_unfragmented(map(float, meteor._stat(given[doc][0], references[doc]).split())) for doc in references]
     return {doc: CaptionScore(value, parts) for doc, value, parts in zip(references, values, counts, strict=True)}
+
+
+def _unfragmented(counts: Iterable[float]) -> tuple[float, ...]:
+    """METEOR's counts of a sample, with 0 chunks where one chunk is the whole caption and reference, as METEOR adds up."""
+    words, reference, *rest = counts
+    *rest, chunks, matched, reference_matched = rest
+    whole = chunks == 1 and (matched, reference_matched) == (words, reference)
+    return (words, reference, *rest, 0.0 if whole else chunks, matched, reference_matched)

@@ -108,6 +108,7 @@ def _rows(cell: Cell, scores: CellScores) -> list[dict[str, Any]]:
             "metric": sample.metric,
             "value": sample.value,
             "status": sample.status,
+            "parts": sample.parts,
         }
         for sample in scores.samples
         if sample.status != "missing"  # not generated yet (another shard, an interrupted run): no row to score

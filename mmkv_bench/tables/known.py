@@ -70,6 +70,8 @@ def lower_is_better(metric: str) -> bool:
 
 def aggregate_of(metric: str) -> Pooled | None:
     """The metric's aggregate where it is not the mean over samples; None where it is."""
+    if metric == "METEOR" or metric.endswith("_METEOR"):
+        return METEOR
     found = BLEU_NAMES.fullmatch(metric)
     return bleu(int(found[1])) if found else None
 
@@ -93,3 +95,32 @@ def bleu(order: int) -> Pooled:
         return precision * np.exp(np.minimum(0.0, 1 - 1 / ratio))
 
     return Pooled(of_totals)
+
+
+# METEOR 1.5 for English in its default (ranking) task, as pycocoevalcap starts it: Denkowski and Lavie 2014, table 1.
+METEOR_ALPHA, METEOR_BETA, METEOR_GAMMA, METEOR_DELTA = 0.85, 0.2, 0.6, 0.75
+METEOR_WEIGHTS = np.array([1.0, 0.6, 0.8, 0.6])  # exact, stem, synonym, paraphrase
+
+
+def _meteor(totals: np.ndarray) -> np.ndarray:
+    """Corpus METEOR (Denkowski and Lavie 2014, section 2) over parts [23] as the program prints them for a sample:
+
+    words of answer and reference, function words of both; for each of four matchers the matched content words of answer
+    and reference and the matched function words of both; chunks (0 where one chunk is all of answer and reference: not
+    fragmented); matched words of answer and of reference.
+    """
+    words, function = totals[..., 0:2], totals[..., 2:4]
+    matched = totals[..., 4:20].reshape(
+        *totals.shape[:-1], 4, 2, 2
+    )  # matcher, content or function, answer or reference
+    weighted = np.einsum("...mko,m,k->...o", matched, METEOR_WEIGHTS, np.array([METEOR_DELTA, 1 - METEOR_DELTA]))
+    length = METEOR_DELTA * (words - function) + (1 - METEOR_DELTA) * function
+    precision, recall = np.moveaxis(weighted / np.maximum(length, np.finfo(float).tiny), -1, 0)
+    mixed = METEOR_ALPHA * precision + (1 - METEOR_ALPHA) * recall
+    mean = precision * recall / np.maximum(mixed, np.finfo(float).tiny)
+    matches = totals[..., 21:23].mean(axis=-1)
+    fragmented = totals[..., 20] / np.maximum(matches, np.finfo(float).tiny)
+    return mean * (1 - METEOR_GAMMA * fragmented**METEOR_BETA)
+
+
+METEOR = Pooled(_meteor)
