@@ -102,17 +102,17 @@ def _named(parsed: Sequence[Override]) -> list[Override]:
     short = [o for o in parsed if o.key_or_group.startswith("dataset.")]
     if not short:
         return list(parsed)
+    text, key = short[0].input_line, short[0].key_or_group.removeprefix("dataset.")
+    say = f"say which one: datasets.<name>.{key}=..."
     fixed = [o for o in parsed if _is_choice(o) or o.key_or_group == SEARCHPATH]
-    if any(o.is_sweep_override() for o in fixed if o.key_or_group in ("dataset", *_OPTIONAL_GROUPS)):
-        names = ["<each>"] * 2
-    else:
-        _, extra = [_check_choice(o, _searchpath(parsed)) for o in fixed if _is_choice(o)], None
-        names = list(_reference(tuple(o.input_line for o in fixed))["datasets"])
+    if any(o.is_sweep_override() for o in fixed):
+        raise ConfigError(f"{text}: a sweep over groups may change the dataset; {say}")
+    for override in fixed:
+        if _is_choice(override):
+            _check_choice(override, _searchpath(parsed))
+    names = list(_reference(tuple(o.input_line for o in fixed))["datasets"])
     if len(names) != 1:
-        text, key = short[0].input_line, short[0].key_or_group.removeprefix("dataset.")
-        raise ConfigError(
-            f"{text}: this run has {len(names)} datasets ({', '.join(names)}); say which one: datasets.<name>.{key}=..."
-        )
+        raise ConfigError(f"{text}: this run has {len(names)} datasets ({', '.join(names)}); {say}")
     return [_parse(o.input_line.replace("dataset.", f"datasets.{names[0]}.", 1)) if o in short else o for o in parsed]
 
 

@@ -241,3 +241,31 @@ def test_slurm_settings_are_those_of_its_launcher():
     compose(["launcher=slurm", "hydra.launcher.partition=low", "hydra.launcher.timeout_min=5"])
     with pytest.raises(ConfigError, match="partitoin"):
         compose(["launcher=slurm", "hydra.launcher.partitoin=low"])
+
+
+def test_the_keys_of_the_only_dataset_need_no_name():
+    config = compose(["dataset=lmms_eval", "dataset.task=docvqa_val", "dataset.generation.max_new_tokens=5"])
+    assert (config.datasets.lmms_eval.task, config.datasets.lmms_eval.generation) == (
+        "docvqa_val",
+        {"max_new_tokens": 5},
+    )
+    assert compose(["dataset.count=3"]).datasets.pages.count == 3
+    assert for_hydra(["dataset=lmms_eval", "dataset.task=x,y"]) == ["dataset=lmms_eval", "datasets.lmms_eval.task=x,y"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["dataset=[pages,pages_walk]", "dataset.count=3"], "2 datasets .pages, pages_walk.*datasets.<name>.count="),
+        (["dataset.cuont=3"], "did you mean 'count'"),
+        (["dataset=pgaes", "dataset.count=3"], "unknown dataset 'pgaes'"),
+    ],
+)
+def test_keys_of_a_dataset_that_is_not_alone_or_has_none_such_are_refused(overrides, words):
+    with pytest.raises(ConfigError, match=words):
+        compose(overrides)
+
+
+def test_a_sweep_over_datasets_names_the_one_it_means():
+    with pytest.raises(ConfigError, match="sweep.*datasets.<name>.count"):
+        for_hydra(["dataset=pages,pages_walk", "dataset.count=3"])
