@@ -34,6 +34,12 @@ class DataError(MMKVError):
     """A dataset that is missing, corrupt or not what its checksum says."""
 
 
+class MissingDataError(DataError):
+    """Data that a run asks for and that are not there, cannot be read or lack something: refused before any work."""
+
+    exit_code = 2
+
+
 class StoreError(MMKVError):
     """Result rows that cannot be written, read or resumed."""
 

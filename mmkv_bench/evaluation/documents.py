@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmkv_bench.errors import ConfigError, DataError, UnsupportedError
+from mmkv_bench.errors import ConfigError, MissingDataError, UnsupportedError
 from mmkv_bench.evaluation import local_data, page_data
 from mmkv_bench.evaluation.catalog import task_file
 from mmkv_bench.evaluation.contract import SampleRef, TaskSpec
@@ -68,7 +68,7 @@ def task_config(spec: TaskSpec) -> dict[str, Any]:
     path = task_file(spec)
     folder = _folder(spec) if spec.dataset_path else None
     module = harness(spec.offline)
-    with module.quiet(), task_errors(spec.name), task_environment(spec.media_root, loading=True):
+    with module.quiet(), task_errors(spec.name), task_environment(spec.media_root):
         config = module.load_config(path)
     if config.get("class") is not None:
         raise UnsupportedError(f"task {spec.name} is a Python class of lmms-eval; tasks defined by YAML can be run")
@@ -124,7 +124,7 @@ def _fetch(spec: TaskSpec, count: int | None) -> Documents:
     config = task_config(spec)
     read = _reader(config)
     if read and not spec.dataset_path:
-        raise DataError(
+        raise MissingDataError(
             f"task {spec.name} reads its data from local folders only: {config['metadata'].get('obtain', 'get its files')}, "
             f"or datasets.{spec.dataset}.dataset_path=<folder>"
         )
@@ -133,7 +133,7 @@ def _fetch(spec: TaskSpec, count: int | None) -> Documents:
             f"task {spec.name} reads data of a hub and is to stay offline, but huggingface_hub was imported online "
             "before; set HF_HUB_OFFLINE=1 in the environment to use what its cache holds, or say offline=false"
         )
-    with task_errors(spec.name), task_environment(spec.media_root, loading=True), module.quiet():
+    with task_errors(spec.name), task_environment(spec.media_root), module.quiet():
         if read:
             full = read(Path(config["dataset_path"]), config)
             bare = {name: docs.remove_columns(_media_columns(docs)) for name, docs in full.items()}
@@ -142,7 +142,7 @@ def _fetch(spec: TaskSpec, count: int | None) -> Documents:
             task = module.FetchedTask(config, spec.offline)
     split = task.config.test_split or task.config.validation_split
     if split not in task.dataset:
-        raise DataError(
+        raise MissingDataError(
             f"the data of {spec.dataset} have no split {split!r}; they have {', '.join(task.dataset)}; choose one of "
             "these with datasets.<name>.split=..."
         )
@@ -169,7 +169,7 @@ def _require_media(spec: TaskSpec, kwargs: Mapping[str, Any]) -> None:
         videos = Path(os.environ["HF_HOME"]).expanduser() / str(kwargs["cache_dir"]).strip()
     if not videos.is_dir():
         wanted = Path(spec.dataset_path) / local_data.MEDIA / videos.name
-        raise DataError(
+        raise MissingDataError(
             f"the videos of {spec.dataset} are expected in {videos}, which is not there; put them into {wanted}, or set "
             "HF_HOME to the folder that holds them"
         )
@@ -182,7 +182,7 @@ def _of_hub(dataset_path: str) -> bool:
 def _refs(spec: TaskSpec, docs: datasets.Dataset, doc_ids: range) -> list[SampleRef]:
     """Samples with their clusters: the value of `cluster_key`, else a digest of the undecoded media, else the id."""
     if spec.cluster_key is not None and spec.cluster_key not in docs.column_names:
-        raise DataError(
+        raise MissingDataError(
             f"datasets.{spec.dataset}.cluster_key={spec.cluster_key!r} is not a field of task {spec.name}; its fields: "
             f"{', '.join(docs.column_names)}"
         )
@@ -234,7 +234,7 @@ def _digest(row: Mapping[str, Any]) -> str | None:
 def _folder(spec: TaskSpec) -> Path:
     folder = Path(spec.dataset_path).expanduser()
     if not folder.is_dir():
-        raise DataError(
+        raise MissingDataError(
             f"datasets.{spec.dataset}.dataset_path={spec.dataset_path} is not a folder; give the folder with the parquet "
             "files, or one made by datasets' save_to_disk"
         )

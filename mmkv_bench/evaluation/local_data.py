@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mmkv_bench.errors import DataError
+from mmkv_bench.errors import MissingDataError
 
 MEDIA = "media"  # below a dataset's folder; stands for $HF_HOME, where tasks look for videos
 SAVED = "dataset_dict.json"
@@ -53,22 +53,22 @@ def find(folder: Path, config: str | None, split: str) -> LocalFiles:
         config: the upstream configuration (`dataset_name` of a task), None where there is one only.
 
     Raises:
-        DataError: an empty folder, or one with other splits only.
+        MissingDataError: an empty folder, or one with other splits only.
     """
     if (folder / SAVED).is_file():
         splits = [str(name) for name in json.loads((folder / SAVED).read_text()).get("splits", [])]
         if split not in splits:
-            raise DataError(_no_split(folder, split, splits))
+            raise MissingDataError(_no_split(folder, split, splits))
         return LocalFiles(folder, split, "saved")
     found = _listed(folder, config, split) or _named(folder, config, split)
     if found:
         return LocalFiles(folder, split, "parquet", tuple(sorted(found)))
     parquet = _parquet(folder)
     if parquet:
-        raise DataError(_no_split(folder, split, sorted({_split_of(file) for file in parquet})))
+        raise MissingDataError(_no_split(folder, split, sorted({_split_of(file) for file in parquet})))
     if any(next(folder.rglob(pattern), None) for pattern in OTHER_FILES):
         return LocalFiles(folder, split, "other")
-    raise DataError(
+    raise MissingDataError(
         f"{folder} holds no data files; put data/{split}-00000-of-00001.parquet in the upstream schema there, or a "
         "clone of the upstream repository"
     )
@@ -78,7 +78,7 @@ def columns(files: Sequence[Path]) -> list[str]:
     """Column names of parquet files, from their footers.
 
     Raises:
-        DataError: a file that is truncated or no parquet file, or files that disagree.
+        MissingDataError: a file that is truncated or no parquet file, or files that disagree.
     """
     import pyarrow.parquet as pq
 
@@ -88,21 +88,25 @@ def columns(files: Sequence[Path]) -> list[str]:
             found[file] = list(pq.read_schema(file).names)
         except Exception as error:
             reason = str(error).splitlines()[0].split(". ")[0].rstrip(".")
-            raise DataError(f"{file} is truncated or no parquet file ({reason}); copy or download it again") from error
+            raise MissingDataError(
+                f"{file} is truncated or no parquet file ({reason}); copy or download it again"
+            ) from error
     first = files[0]
     for file, names in found.items():
         if set(names) != set(found[first]):
             odd = sorted(set(names) ^ set(found[first]))
-            raise DataError(f"{file} and {first.name} differ in columns {', '.join(odd)}; give files of one version")
+            raise MissingDataError(
+                f"{file} and {first.name} differ in columns {', '.join(odd)}; give files of one version"
+            )
     return found[first]
 
 
 def require_columns(dataset: str, wanted: Iterable[str], found: Iterable[str]) -> None:
-    """Raise DataError that names the columns which the task reads and the data have not."""
+    """Raise MissingDataError that names the columns which the task reads and the data have not."""
     found = list(found)
     missing = [name for name in wanted if name not in found]
     if missing:
-        raise DataError(
+        raise MissingDataError(
             f"the data of {dataset} lack column{'s' * (len(missing) > 1)} {', '.join(missing)}, which its task reads; "
             f"they have {', '.join(found)}; give data in the upstream schema"
         )

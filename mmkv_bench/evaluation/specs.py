@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mmkv_bench.errors import ConfigError, DataError, nearest
+from mmkv_bench.errors import ConfigError, MissingDataError, nearest
 from mmkv_bench.evaluation import fixtures
 from mmkv_bench.evaluation.contract import TaskSpec
 from mmkv_bench.evaluation.local_data import media_root
@@ -46,7 +46,7 @@ def spec_from_config(name: str, node: Mapping[str, Any], data: Mapping[str, Any]
 
     Raises:
         ConfigError: an unknown key, pages task, size, split or measure, a missing task name, bad counts, a dataset
-            without a fixture. DataError: data.root without a folder of this dataset.
+            without a fixture. MissingDataError: data.root without a folder of this dataset.
     """
     unknown = [key for key in node if key not in KEYS]
     if unknown:
@@ -93,7 +93,7 @@ def _source(name: str, data: Mapping[str, Any], below: str) -> dict[str, Any]:
     elif data.get("root"):
         folder = Path(data["root"]).expanduser() / below
         if not folder.is_dir():
-            raise DataError(
+            raise MissingDataError(
                 f"data.root={data['root']} has no folder {below}; put that dataset's files into {folder}, or remove "
                 "data.root to take its data from the hub"
             )

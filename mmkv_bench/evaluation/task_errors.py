@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from mmkv_bench.errors import DataError, MMKVError, ScoringError
+from mmkv_bench.errors import DataError, MissingDataError, MMKVError, ScoringError
 
 
 @contextmanager
@@ -25,7 +25,7 @@ def task_errors(task: str, ours: Callable[[BaseException], bool] = lambda error:
     except (Exception, SystemExit) as error:
         if ours(error):
             raise
-        raise DataError(f"lmms-eval's task {task} cannot be loaded: {_reason(root_cause(error))}") from error
+        raise MissingDataError(f"lmms-eval's task {task} cannot be loaded: {_reason(root_cause(error))}") from error
 
 
 @contextmanager
@@ -72,7 +72,9 @@ def _reason(error: BaseException) -> str:
 
 
 def root_cause(error: BaseException) -> BaseException:
-    """The exception inside tenacity's RetryError, else the exception itself."""
+    """The exception inside tenacity's RetryError or behind `datasets`' general one, else the exception itself."""
+    if type(error).__name__ == "DatasetGenerationError" and error.__cause__ is not None:
+        return root_cause(error.__cause__)
     attempt = getattr(error, "last_attempt", None)
     inner = attempt.exception() if attempt is not None else None
     return error if inner is None else root_cause(inner)
