@@ -11,6 +11,7 @@ from mmkv_bench.compression.compressor import Compressor, full
 from mmkv_bench.generation.alone import run_alone
 from mmkv_bench.generation.encode import EncodedPrompt, from_tensors
 from mmkv_bench.generation.engine import Engine
+from mmkv_bench.generation.measuring import NOTHING, Extras
 from mmkv_bench.generation.result import CellSpec, ForkResult
 from mmkv_bench.generation.rules import DecodeRules
 from mmkv_bench.models.families import Family, family_of
@@ -90,11 +91,13 @@ def for_text(methods: dict[str, Compressor]) -> dict[str, Compressor]:
     return {name: made for name, made in methods.items() if not made.needs_visual}
 
 
-def together(model, name: str, prompt: EncodedPrompt, cells, decode_rules=None, **options) -> list[ForkResult]:
+def together(
+    model, name: str, prompt: EncodedPrompt, cells, decode_rules=None, extras: Extras = NOTHING, **options
+) -> list[ForkResult]:
     """All cells through the fork engine."""
     decode_rules = decode_rules or rules(model)
     with Engine(model, family(name), decode_rules, tokenizer(), **options) as engine:
-        return engine.answer(prompt, cells)
+        return engine.answer(prompt, cells, extras)
 
 
 def alone(model, name: str, prompt: EncodedPrompt, cells, decode_rules=None, **options) -> list[ForkResult]:
