@@ -4,8 +4,8 @@ Kept although they are odd, because published numbers are made by them:
 - Punctuation next to a space is deleted and other punctuation becomes a space; where a number has a comma (1,000), all
   of it is deleted. Periods go unless a digit follows, the first 32 of them.
 - An option counts as chosen where its text stands anywhere in the answer, inside of words too, and the leftmost match
-  wins, at one place the option listed first: "Image 12" is read as the choice "Image 1". GPR1200 scores near chance by
-  it; `exact_match` has no such trap.
+  wins, at one place the option listed first: among "Image 1" to "Image 12", the answer "Image 12" is the choice
+  "Image 1". `exact_match` has no such trap.
 - A text with one of . ^ $ * | is not recognised by itself, only after its letter: the benchmark compares what it found
   with the option escaped for a regular expression. So "$5" alone is no answer, "B. $5" is.
 - An answer without an option's text is read as the letters among its characters that name options: "option c" is C.
