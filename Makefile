@@ -17,7 +17,7 @@ ifneq ($(PIP_INDEX_URL),)
 export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 
-.PHONY: help bench test lint docs results bench-statistics bench-fork bench-methods lock
+.PHONY: help bench test lint docs results matrix bench-statistics bench-fork bench-methods lock
 
 help:
 	@echo "make bench             install if needed, run mmshift at 64 entries and experiment=demo on the embedded model"
@@ -25,6 +25,7 @@ help:
 	@echo "make test              install if needed, lint, run the tests (PYTEST='-k name' selects)"
 	@echo "make lint              ruff check and ruff format --check"
 	@echo "make results           make or continue results/tiny: every method, released readings, ablations; hours"
+	@echo "make matrix            every model family x dataset x method once, random weights, own data; hours"
 	@echo "make bench-statistics  time and peak memory of the streaming attention statistics"
 	@echo "make bench-fork        cost of 21 cells with one shared prefill"
 	@echo "make bench-methods     time and extra memory of every method on one layer, beside its attention"
@@ -52,6 +53,10 @@ results: $(STAMP)
 		$(BIN)/python -m mmkv_bench.tables results/tiny/$$name > results/tiny/$$name/tables.md || exit 1; \
 		$(BIN)/python -m mmkv_bench.store.pack results/tiny/$$name || exit 1; \
 	done
+
+# Two model families side by side; what was run before is not run again.
+matrix: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m mmkv_bench.matrix --processes 2 --write results/matrix
 
 bench-statistics: $(STAMP)
 	$(BIN)/python -P benchmarks/statistics.py

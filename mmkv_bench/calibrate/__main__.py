@@ -26,6 +26,9 @@ def parser() -> argparse.ArgumentParser:
     for name, text in HELP.items():
         one = methods.add_parser(name, help=text, description=f"Measure: {text}.")
         one.add_argument("--name", default="tiny", help="model.name of the runs that shall find the artefact")
+        one.add_argument("--model", help="a name in conf/model, instead of --name and --path")
+        one.add_argument("--weights", default="hub", help="as model.weights of a run, with --model (default: hub)")
+        one.add_argument("--layers", type=int, help="as model.layers of a run, with --weights random")
         one.add_argument("--path", default=EMBEDDED, help="model folder or hub id (default: the embedded model)")
         one.add_argument("--revision", help="hub revision")
         one.add_argument("--dtype", default="auto", help="as model.dtype of a run (default: the checkpoint's)")

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import mmkv_bench
 from mmkv_bench.calibrate.artefact import Artefact, committed, save
 from mmkv_bench.calibrate.samples import page, pages
-from mmkv_bench.config import resolve_path
+from mmkv_bench.config import Model, conf_dir
+from mmkv_bench.config import options as config_options
 from mmkv_bench.errors import CalibrationError, nearest
 
 if TYPE_CHECKING:
@@ -27,15 +28,14 @@ def run(options: argparse.Namespace) -> Path:
     Raises:
         MMKVError: a model that cannot be loaded or measured, options that measure nothing.
     """
-    return save(measured(options), options.out or committed(options.method, options.name))
+    return save(measured(options), options.out or committed(options.method, options.model or options.name))
 
 
 def measured(options: argparse.Namespace) -> Artefact:
     """The artefact that the options ask for."""
     import torch
 
-    from mmkv_bench.models.fingerprint import model_fingerprint
-    from mmkv_bench.models.load import load_config, load_model
+    from mmkv_bench.models.source import Source
     from mmkv_bench.tiny.pages import TASKS
 
     kinds = list(options.kinds or TASKS)
@@ -43,12 +43,13 @@ def measured(options: argparse.Namespace) -> Artefact:
         if kind not in TASKS:
             raise CalibrationError(f"--kinds {kind} is no kind of page; {nearest(kind, TASKS)}")
     plan = pages(kinds, options.size, options.split, options.samples)
-    committed(options.method, options.name)  # a name that auto could not look up is refused before any work
+    source = Source.of(_model(options))
+    name = source.settings.name
+    committed(options.method, name)  # a name that auto could not look up is refused before any work
     _quiet()
     torch.set_num_threads(options.threads)
-    path = resolve_path(options.path)
-    fingerprint, revision = model_fingerprint(path, load_config(path, options.revision))
-    loaded = load_model(options.name, path, revision=options.revision, dtype=options.dtype, device=options.device)
+    fingerprint, revision = source.fingerprint()
+    loaded = source.load()
     method = importlib.import_module(f"mmkv_bench.calibrate.{options.method}")
     settings: dict[str, Any] = {name: getattr(options, name) for name in OWN_SETTINGS[options.method]}
     found, samples, started, shown = [], [], time.monotonic(), time.monotonic()
@@ -62,7 +63,7 @@ def measured(options: argparse.Namespace) -> Artefact:
             print(f"{number}/{len(plan)} pages, about {left:.0f} s left", flush=True)
     return Artefact.make(
         method=options.method,
-        model=options.name,
+        model=name,
         model_fingerprint=fingerprint,
         model_revision=revision,
         dataset=f"{options.size} {options.split} pages of the kinds {', '.join(kinds)}, in turn",
@@ -72,6 +73,26 @@ def measured(options: argparse.Namespace) -> Artefact:
         | {"mmkv_bench": mmkv_bench.__version__},
         data=method.summarise(found, settings, loaded.family.num_kv_heads),
     )
+
+
+def _model(options: argparse.Namespace) -> Any:
+    """The `model` node of a run of the same model.
+
+    Raises:
+        CalibrationError: a name that is not in conf/model.
+    """
+    from omegaconf import OmegaConf
+
+    node = OmegaConf.structured(Model(name=options.name, path=options.path, revision=options.revision))
+    if options.model is not None:
+        known = config_options("model")
+        if options.model not in known:
+            raise CalibrationError(f"--model {options.model} is not in conf/model; {nearest(options.model, known)}")
+        values = OmegaConf.load(conf_dir() / "model" / f"{options.model}.yaml")
+        node = OmegaConf.merge(
+            OmegaConf.structured(Model), values, {"weights": options.weights, "layers": options.layers}
+        )
+    return OmegaConf.merge(node, {"dtype": options.dtype, "device": options.device})
 
 
 def _quiet() -> None:

@@ -176,9 +176,12 @@ def _without_release(method: Method) -> str | None:
     )
 
 
-def build_methods(config: DictConfig, defaults: Mapping[str, DictConfig]) -> list[Method]:
-    """Every method of a run under each of its readings, `full` first; see `expand` for arguments and errors."""
-    return list(_methods(config, defaults))
+def build_methods(
+    config: DictConfig, defaults: Mapping[str, DictConfig], calibrations: Calibrations | None = None
+) -> list[Method]:
+    """Every method of a run under each of its readings, `full` first; see `expand` for arguments and errors. Without
+    `calibrations` the methods can be checked, and those that read one refuse to work."""
+    return list(_methods(config, defaults, calibrations))
 
 
 def bases(config: DictConfig) -> list[str]:
