@@ -48,10 +48,14 @@ class ScoringError(MMKVError):
     """lmms-eval's scoring code failed; the stored answers are untouched."""
 
 
+LISTED = 40  # more names than that are counted beside a near one, not listed
+
+
 def nearest(name: str, allowed: Iterable[str]) -> str:
     """A 'did you mean' clause with the closest allowed names, or the full list when none is close."""
     allowed = sorted(allowed)
     close = difflib.get_close_matches(name, allowed, n=3, cutoff=0.5)
-    if close:
-        return f"did you mean {' or '.join(repr(c) for c in close)}? (allowed: {', '.join(allowed)})"
-    return f"allowed: {', '.join(allowed)}"
+    if not close:
+        return f"allowed: {', '.join(allowed)}"
+    others = f"allowed: {', '.join(allowed)}" if len(allowed) <= LISTED else f"one of {len(allowed)} names"
+    return f"did you mean {' or '.join(repr(c) for c in close)}? ({others})"

@@ -7,6 +7,7 @@ import importlib.util
 import re
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from mmkv_bench.errors import ConfigError, UnsupportedError
 from mmkv_bench.evaluation.contract import TaskSpec
@@ -85,3 +86,17 @@ def _index(folder: Path) -> tuple[dict[str, Path], set[str]]:
 
 def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8-sig", errors="replace") if path.is_file() else ""
+
+
+def plain_config(path: Path) -> dict[str, Any]:
+    """A task's YAML with what it includes, as data; functions are text, so that none of its code is executed."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        pass
+
+    Loader.add_multi_constructor("!function", lambda loader, suffix, node: f"!function {node.value}")
+    config = yaml.load(_text(path), Loader) or {}  # a SafeLoader
+    included = config.pop("include", None)
+    base = plain_config(path.parent / included) if isinstance(included, str) else {}
+    return base | config

@@ -1,0 +1,216 @@
+"""What of a dataset is there and what is missing, without loading it: for `python -m mmkv_bench.data`.
+
+Nothing is downloaded and no task code runs, except for tasks that bring a reader of their own (`metadata.read`), which
+alone knows their files.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mmkv_bench.errors import MissingDataError, MMKVError
+from mmkv_bench.evaluation import fixtures, local_data
+from mmkv_bench.evaluation.catalog import plain_config, task_file
+from mmkv_bench.evaluation.contract import TaskSpec
+from mmkv_bench.evaluation.page_tasks import DEFAULT_COUNT
+
+MEDIA_TEMPLATE = re.compile(r"^(?P<before>[^\s<]*)<(?P<column>\w+)>(?P<ending>\.\w+)?(?P<others>.*)$")
+SHOWN = 3  # names of missing videos
+
+
+@dataclass
+class Found:
+    """What a check found.
+
+    place     where the data are or were looked for, in words
+    config    configuration and split of the upstream repository
+    files, bytes, rows, columns    of the evaluated split; None where they cannot be told without loading
+    media     what was found of the videos; None for tasks without
+    missing   sentences; empty when a run can start
+    notes     what else is worth knowing
+    """
+
+    place: str
+    config: str = ""
+    files: int | None = None
+    bytes: int | None = None
+    rows: int | None = None
+    columns: list[str] | None = None
+    media: str | None = None
+    missing: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def ready(self) -> bool:
+        """Whether a run can start without a connection."""
+        return not self.missing
+
+
+def check(spec: TaskSpec, about: Mapping[str, Any]) -> Found:
+    """Look for the data of a task where a run would take them from.
+
+    Args:
+        about: the `about` block of the dataset's configuration; its `media` tells how videos are named.
+
+    Raises:
+        ConfigError: a task that does not exist.
+    """
+    if spec.is_pages:
+        return _pages(spec)
+    config = plain_config(task_file(spec))
+    split = str(spec.split or config.get("test_split") or config.get("validation_split"))
+    name = config.get("dataset_name")
+    where = f"{f'config {name}, ' if name else ''}split {split}"
+    metadata = config.get("metadata")
+    if isinstance(metadata, Mapping) and metadata.get("read"):
+        return _with_reader(spec, config, where)
+    if spec.dataset_path:
+        found = Found(f"folder {spec.dataset_path}", where)
+        folder: Path | None = Path(spec.dataset_path).expanduser()
+        if not folder.is_dir():
+            found.missing.append(f"{folder} is not a folder")
+            return found
+    else:
+        repository = str(config.get("dataset_path"))
+        folder = snapshot(repository)
+        found = Found(f"hub cache {folder}" if folder else f"hub repository {repository}", where)
+        if folder is None:
+            found.missing.append(
+                f"{repository} is not in the hub cache; let a run download it (offline=false), or give data.root=<folder>"
+            )
+    if folder is not None:
+        _files(found, spec, folder, name, split)
+    _media(found, spec, folder, name, split, config, about)
+    return found
+
+
+def repository_of(spec: TaskSpec) -> str | None:
+    """The hub repository that a task's YAML names; None where it names a builder of local files or makes its data."""
+    path = None if spec.is_pages else str(plain_config(task_file(spec)).get("dataset_path"))
+    return path if path is not None and path.count("/") == 1 and not path.startswith((".", "/")) else None
+
+
+def snapshot(repository: str) -> Path | None:
+    """The newest snapshot of a dataset repository in the hub cache, None where there is none."""
+    from huggingface_hub import constants
+
+    folder = Path(constants.HF_HUB_CACHE) / f"datasets--{repository.replace('/', '--')}" / "snapshots"
+    found = sorted(folder.glob("*"), key=lambda path: path.stat().st_mtime) if folder.is_dir() else []
+    return found[-1] if found else None
+
+
+def _pages(spec: TaskSpec) -> Found:
+    from mmkv_bench.evaluation import page_data
+
+    folder = page_data.folder(spec.name, spec.split or "test")
+    files = list(folder.rglob("table.arrow")) if folder.is_dir() else []
+    found = Found("made here at first use", f"split {spec.split}", len(files), sum(f.stat().st_size for f in files))
+    found.rows, found.columns = spec.count or DEFAULT_COUNT, [*page_data.TEXT_COLUMNS, "images"]
+    found.notes.append(f"{len(files) * page_data.CHUNK} samples are rendered in {folder}; more are as they are needed")
+    return found
+
+
+def _with_reader(spec: TaskSpec, config: Mapping[str, Any], where: str) -> Found:
+    found = Found(f"folder {spec.dataset_path}" if spec.dataset_path else "no local folder", where)
+    if not spec.dataset_path:
+        found.missing.append(f"{config['metadata'].get('obtain', 'its files')}".strip().rstrip("."))
+        return found
+    from mmkv_bench.evaluation.documents import documents
+
+    folder = Path(spec.dataset_path)
+    files = [file for file in folder.rglob("*") if file.is_file()]
+    found.files, found.bytes = len(files), sum(file.stat().st_size for file in files)
+    try:
+        docs = documents(spec, None)
+    except MMKVError as error:
+        found.missing.append(str(error))
+        return found
+    found.rows, found.columns = len(docs.refs), list(docs.full[docs.split].column_names)
+    return found
+
+
+def _files(found: Found, spec: TaskSpec, folder: Path, name: str | None, split: str) -> None:
+    try:
+        files = local_data.find(folder, name, split)
+        if files.kind == "saved":
+            _saved(found, folder / split)
+        elif files.kind == "parquet":
+            import pyarrow.parquet as pq
+
+            found.columns = local_data.columns(files.files)
+            found.rows = sum(pq.read_metadata(file).num_rows for file in files.files)
+            found.files, found.bytes = len(files.files), sum(file.stat().st_size for file in files.files)
+        else:
+            found.notes.append("files that `datasets` converts itself; their columns show when they are loaded")
+        if found.columns is not None:
+            local_data.require_columns(spec.dataset, spec.columns, found.columns)
+        if found.rows == 0:
+            raise MissingDataError(f"split {split} of {folder} has no rows; give the upstream files")
+    except MissingDataError as error:
+        found.missing.append(str(error))
+
+
+def _saved(found: Found, folder: Path) -> None:
+    import json
+
+    files = list(folder.glob("*.arrow"))
+    found.files, found.bytes = len(files), sum(file.stat().st_size for file in files)
+    info = folder / "dataset_info.json"
+    if info.is_file():
+        found.columns = list(json.loads(info.read_text()).get("features") or {}) or None
+
+
+def _media(
+    found: Found,
+    spec: TaskSpec,
+    folder: Path | None,
+    name: str | None,
+    split: str,
+    config: Mapping[str, Any],
+    about: Mapping[str, Any],
+) -> None:
+    """Videos of the split: how many of the files that the task will ask for are there."""
+    kwargs = config.get("dataset_kwargs") or {}
+    if not (isinstance(kwargs, Mapping) and kwargs.get("video")):
+        return
+    from huggingface_hub import constants
+
+    home = Path(spec.media_root or os.environ.get("HF_HOME") or constants.HF_HOME).expanduser()
+    videos = home / str(kwargs.get("cache_dir", "")).strip()
+    if not videos.is_dir():
+        found.media = f"none; expected in {videos}"
+        found.missing.append(f"the videos are expected in {videos}, which is not there")
+        return
+    template = MEDIA_TEMPLATE.match(str(about.get("media") or ""))
+    ids = _ids(folder, name, split, template["column"]) if template and folder is not None else None
+    if ids is None:
+        found.media = f"{sum(1 for file in videos.rglob('*') if file.is_file())} files in {videos}"
+        return
+    endings = [template["ending"] or "", *re.findall(r"\.\w+", template["others"])]
+    absent = [i for i in ids if not any((home / f"{template['before']}{i}{end}").is_file() for end in endings)]
+    found.media = f"{len(ids) - len(absent)} of {len(ids)} videos in {videos}"
+    if absent:
+        names = ", ".join(absent[:SHOWN]) + (", ..." if len(absent) > SHOWN else "")
+        problems = found.missing if len(absent) == len(ids) else found.notes
+        problems.append(f"{len(absent)} of {len(ids)} videos are missing ({names}); their samples become errors")
+
+
+def _ids(folder: Path, name: str | None, split: str, column: str) -> list[str] | None:
+    import pyarrow.parquet as pq
+
+    try:
+        files = local_data.find(folder, name, split)
+        tables = [pq.read_table(file, columns=[column]) for file in files.files]
+    except Exception:  # noqa: BLE001 - what is wrong with the files has been said already
+        return None
+    return sorted({str(value) for table in tables for value in table[column].to_pylist()}) if tables else None
+
+
+def has_fixture(name: str) -> bool:
+    """Whether `data=fixture` works for a dataset of the configuration."""
+    return name in fixtures.names()
