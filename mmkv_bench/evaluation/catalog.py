@@ -96,7 +96,7 @@ def plain_config(path: Path) -> dict[str, Any]:
         pass
 
     Loader.add_multi_constructor("!function", lambda loader, suffix, node: f"!function {node.value}")
-    config = yaml.load(_text(path), Loader) or {}  # a SafeLoader
+    config = Loader(_text(path)).get_single_data() or {}
     included = config.pop("include", None)
     base = plain_config(path.parent / included) if isinstance(included, str) else {}
     return base | config
