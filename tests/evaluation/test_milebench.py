@@ -17,7 +17,7 @@ from mmkv_bench.evaluation import Answer, fingerprint, fixtures, generate, score
 from mmkv_bench.evaluation.catalog import own_tasks
 from mmkv_bench.evaluation.tasks.milebench import metrics, prompt
 from mmkv_bench.evaluation.tasks.milebench.reading import read
-from mmkv_bench.evaluation.tasks.milebench.subtasks import HYBRIDKV, PREFIX, SUBTASKS, TITLES, groups, macro
+from mmkv_bench.evaluation.tasks.milebench.subtasks import HYBRIDKV, PREFIX, SUBTASKS, TITLES, groups
 from tests.oracles import milebench as oracle
 
 CONF = Path(__file__).parents[2] / "conf"
@@ -77,16 +77,6 @@ def test_only_visual_relations_and_alfred_are_scored_by_rouge():
         "iedit",
         "alfred",
     }
-
-
-def test_a_group_s_score_is_the_mean_of_its_sub_tasks_and_missing_where_one_is():
-    scores = dict.fromkeys(NAMES, 0.5) | {"milebench_text_needle": 0.1, "milebench_image_needle": 0.3, "docvqa": 1.0}
-    found = macro(scores)
-    assert found["NH"] == pytest.approx(0.2)
-    assert (found["T"], found["S"], found["IR"], found["hybridkv"]) == (0.5, 0.5, 0.5, 0.5)
-    found = macro(scores | {"milebench_gpr1200": None})
-    assert "IR" not in found and found["NH"] == pytest.approx(0.2)
-    assert macro({"milebench_nuscenes": 0.25}) == {"S-5": 0.25}
 
 
 @pytest.mark.parametrize("name", NAMES)

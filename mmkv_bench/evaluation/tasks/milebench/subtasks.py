@@ -2,14 +2,13 @@
 
 Membership is what the paper's taxonomy table says (T-1 to T-4, S-1 to S-5, N-1, N-2, I-1); MEDA (Table 1) prints these
 groups with both needle tasks as NH and GPR1200 as IR, FlashCache (Tables 1 and 9) prints T, S, NH and IR. A group's
-score is the mean of its sub-tasks' scores, each sub-task counting once (`macro`).
+score is the mean of its sub-tasks' scores, each sub-task counting once (tables/macro.py).
 
 This module imports nothing, so that tables and documentation can read it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 PREFIX = "milebench_"
@@ -112,14 +111,6 @@ def groups() -> dict[str, tuple[str, ...]]:
     return found | {"hybridkv": tuple(PREFIX + name for name in HYBRIDKV)}
 
 
-def macro(scores: Mapping[str, float | None]) -> dict[str, float]:
-    """Group -> mean of its sub-tasks' scores, for the groups whose sub-tasks all have one.
-
-    scores: dataset (`milebench_...`) -> its score, None where it has none; other datasets are ignored.
-    """
-    found = {}
-    for code, members in groups().items():
-        values = [scores.get(name) for name in members]
-        if None not in values:
-            found[code] = sum(values) / len(values)
-    return found
+def metrics() -> dict[str, str]:
+    """Dataset -> the metric the benchmark reports for it."""
+    return {PREFIX + name: task.metric for name, task in SUBTASKS.items()}

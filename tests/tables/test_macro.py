@@ -1,0 +1,122 @@
+"""Means over the datasets of a group: when there is one, what it is, its interval, its difference to full."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from mmkv_bench.errors import StoreError
+from mmkv_bench.tables.build import build
+from mmkv_bench.tables.macro import GroupTable, group_markdown, group_tables
+from tests.tables.examples import Example, zeros_and_ones
+
+GROUPS = {"G": ("walk", "look"), "H": ("look",), "I": ("other",)}
+METRICS = {"walk": "exact_match", "look": "exact_match", "other": "rouge_l"}
+
+
+def two_datasets(**changed) -> Example:
+    """full 30/40 and 20/80 right; snapkv loses the first right answers: 20/40 and 12/80."""
+    example = Example()
+    for budget in ("0.2", "0.05"):
+        example.add("snapkv", budget, [0.0] * 10 + zeros_and_ones(20, 30), dataset="walk", **changed)
+        example.add("snapkv", budget, [0.0] * 8 + zeros_and_ones(12, 72), dataset="look", **changed)
+    example.add("full", None, zeros_and_ones(30, 40), dataset="walk")
+    example.add("full", None, zeros_and_ones(20, 80), dataset="look")
+    return example
+
+
+def made(example: Example, groups=GROUPS, metrics=METRICS) -> list[GroupTable]:
+    return group_tables(build(example.rows()), groups, metrics)
+
+
+def test_every_dataset_counts_once_however_many_samples_it_has() -> None:
+    low, high = made(two_datasets())
+    assert [(t.axis, t.budget, t.groups, t.methods) for t in (low, high)] == [
+        ("fraction", "0.05", ("G", "H"), ("full", "snapkv")),
+        ("fraction", "0.2", ("G", "H"), ("full", "snapkv")),
+    ]
+    assert low.means["full", "G"].value == pytest.approx((30 / 40 + 20 / 80) / 2)
+    assert low.means["snapkv", "G"].value == pytest.approx((20 / 40 + 12 / 80) / 2)
+    assert low.means["snapkv", "H"].value == pytest.approx(12 / 80)
+    assert low.absent == {}
+
+
+def test_the_interval_is_that_of_independent_datasets() -> None:
+    mean = made(two_datasets())[0].means["full", "G"]
+    error = math.sqrt(0.75 * 0.25 / 40 + 0.25 * 0.75 / 80) / 2
+    assert mean.low == pytest.approx(mean.value - 1.96 * error, abs=0.012)
+    assert mean.high == pytest.approx(mean.value + 1.96 * error, abs=0.012)
+
+
+def test_the_difference_is_paired_within_each_dataset() -> None:
+    table = made(two_datasets())[0]
+    difference = table.against["snapkv", "G"]
+    assert difference.value == pytest.approx((-10 / 40 - 8 / 80) / 2)
+    rng = np.random.default_rng(1)  # the same draws of samples for both methods, drawn in another way
+    lost = [np.array([1.0] * 10 + [0.0] * 30), np.array([1.0] * 8 + [0.0] * 72)]
+    draws = [np.mean([rng.choice(part, len(part)).mean() for part in lost]) for _ in range(4000)]
+    assert (difference.low, difference.high) == pytest.approx(
+        (-np.quantile(draws, 0.975), -np.quantile(draws, 0.025)), abs=0.012
+    )
+    assert ("full", "G") not in table.against
+
+
+def test_a_group_has_no_number_where_a_dataset_has_no_headline_or_no_table() -> None:
+    example = two_datasets()
+    example.add("keydiff", "0.2", [1.0] * 39 + [None], dataset="walk")
+    example.add("keydiff", "0.2", [1.0] * 80, dataset="look")
+    table = made(example, {**GROUPS, "J": ("walk", "absent")})[1]
+    assert ("keydiff", "G") not in table.means
+    assert table.means["keydiff", "H"].value == 1.0
+    assert not [key for key in table.means if key[1] == "J"]
+    assert table.absent == {"J": ("absent",)}
+    assert "I" not in table.groups
+
+
+def test_other_metrics_of_a_dataset_do_not_count() -> None:
+    example = two_datasets()
+    example.samples += [row | {"metric": "parse_failed", "value": 1.0} for row in example.samples]
+    assert made(example)[0].means["full", "G"].value == pytest.approx(0.5)
+
+
+def test_one_cluster_gives_no_interval() -> None:
+    example = Example()
+    example.add("full", None, [1.0, 0.0, 1.0, 0.0], dataset="walk", sample={"cluster": "one"})
+    example.add("full", None, [1.0, 0.0], dataset="look")
+    (table,) = made(example)
+    assert (table.budget, table.means["full", "G"].low, table.means["full", "G"].value) == ("", None, 0.5)
+
+
+def test_protocols_stay_apart_and_two_versions_of_a_dataset_are_refused() -> None:
+    example = two_datasets()
+    example.add("snapkv", "0.2", [1.0] * 80, dataset="look", protocol="strict")
+    assert [t.context["protocol"] for t in made(example)] == ["paper", "paper", "strict"]
+    example.add("snapkv", "0.2", [1.0] * 80, dataset="look", dataset_fingerprint="e" * 16)
+    with pytest.raises(StoreError, match="look has two tables that differ in dataset_fingerprint"):
+        made(example)
+
+
+def test_the_groups_of_milebench_fit() -> None:
+    from mmkv_bench.evaluation.tasks.milebench.subtasks import groups, metrics
+
+    example = Example()
+    for name, metric in metrics().items():
+        example.add("full", None, [0.25, 0.75], dataset=name, sample={"metric": metric})
+    (table,) = group_tables(build(example.rows()), groups(), metrics())
+    assert table.groups == tuple(groups())
+    assert {mean.value for mean in table.means.values()} == {0.5}
+
+
+def test_markdown_has_a_line_a_method_and_a_column_a_group() -> None:
+    text = group_markdown(made(two_datasets(), {**GROUPS, "J": ("walk", "absent")})[:1])
+    lines = text.splitlines()
+    assert (
+        lines[0] == "**tiny, protocol paper, budget 0.05, means over datasets**: each dataset of a group counts once."
+    )
+    assert [cell.strip() for cell in lines[2].strip("|").split("|")] == ["method", "G", "H", "J"]
+    assert lines[4].startswith("| full") and "0.50 [0.4" in lines[4] and "0.25 [" in lines[4]
+    assert "Minus `full`, paired by sample:" in lines and any("-0.17 [-0.2" in line for line in lines)
+    assert lines[-1] == "- Groups without a number are not complete: J lacks absent."
+    assert "[" not in group_markdown(made(two_datasets())[:1], intervals=False)
