@@ -9,8 +9,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from mmkv_bench.errors import UnsupportedError
+from mmkv_bench.errors import DataError, UnsupportedError
+from mmkv_bench.generation.video_inputs import frames_of, video_arguments
 from mmkv_bench.models.families import Family, context_length, token_types
+from mmkv_bench.models.video import DEFAULT_FRAMES
 
 
 @dataclass
@@ -74,24 +76,35 @@ def encode(
     videos: Sequence = (),
     device: torch.device | str = "cpu",
     max_prompt_tokens: int | None = None,
+    *,
+    frames: int | None = None,
+    video_max_pixels: int | None = None,
 ) -> EncodedPrompt:
     """Render messages with the processor's chat template and encode them with their media.
 
     Args:
         messages: Hugging Face chat format; media are placeholders of type image or video, in the order of `images`
             and `videos`.
+        videos: see `video_inputs.frames_of`; frames are taken here, the processor takes all that it gets.
         max_prompt_tokens: refuse longer prompts.
+        frames: of a video, at most; None = 32. video_max_pixels: of one frame, at most, where a processor's own limit
+            is one of the whole video.
 
     Raises:
-        UnsupportedError: a prompt longer than `max_prompt_tokens`, or than the model's context.
+        UnsupportedError: a prompt longer than `max_prompt_tokens`, or than the model's context; media that the family
+            does not take, or a text that contains a media marker.
+        DataError: other media than placeholders, or a video that cannot be read.
     """
     start = time.perf_counter()
+    _check_counts(processor, messages, images, videos)
     text = processor.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+    _check_markers(processor, text, len(images), len(videos))
     media = {}
     if len(images):
-        media["images"] = list(images)
+        media["images"] = _images(processor, images)
     if len(videos):
-        media["videos"] = list(videos)
+        sampled = [frames_of(video, frames or DEFAULT_FRAMES) for video in videos]
+        media |= video_arguments(processor, sampled, video_max_pixels)
     if hasattr(processor, "image_processor") or media:
         inputs = processor(text=[text], return_tensors="pt", **media)
     else:
@@ -110,6 +123,38 @@ def encode(
             f"{family.max_context}; lower the pixel or frame limits (model.max_pixels, model.frames)"
         )
     return prompt
+
+
+def _check_counts(processor, messages: Sequence[dict], images: Sequence, videos: Sequence) -> None:
+    parts = [part for message in messages if not isinstance(message["content"], str) for part in message["content"]]
+    for kind, given in (("image", images), ("video", videos)):
+        places = sum(part["type"] == kind for part in parts)
+        if places != len(given):
+            raise DataError(f"the messages have {places} places for {kind}s and {len(given)} {kind}s were given")
+        if given and getattr(processor, f"{kind}_processor", None) is None:
+            raise UnsupportedError(f"{type(processor).__name__} takes no {kind}s; choose a model of a family that does")
+
+
+def _check_markers(processor, text: str, images: int, videos: int) -> None:
+    """A question that spells a marker itself (`<image>`) would get another place's features."""
+    for kind, wanted in (("image", images), ("video", videos)):
+        marker = getattr(processor, f"{kind}_token", None)
+        found = text.count(marker) if marker else wanted
+        if found != wanted:
+            why = (
+                "the question spells it: change the text" if found > wanted else "the chat template has no place for it"
+            )
+            raise UnsupportedError(
+                f"the prompt has {found} times {marker}, with which {type(processor).__name__} marks {kind}s, for {wanted} "
+                f"{kind}s; {why}"
+            )
+
+
+def _images(processor, images: Sequence) -> list:
+    """Images of one prompt. A processor that counts images per prompt (LLaVA-OneVision) gets them as one prompt's: it
+    cuts a single image into tiles and takes each of several whole, as the model was trained."""
+    per_prompt = "batch_num_images" in getattr(processor.image_processor, "model_input_names", ())
+    return [list(images)] if per_prompt else list(images)
 
 
 def _text_before_media(messages: Sequence[dict], tokenizer) -> int:

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     import av
     import numpy as np
 
+DEFAULT_FRAMES = 32
+"""Frames taken of a video where model.frames does not say: what most of the papers take (some take 64)."""
+
 COMPLETE = 0.9  # of the frames or seconds that the header announces; real files miss a few at their ends
 MAX_BYTES = 8 << 30  # of the frames kept
 
@@ -33,7 +36,7 @@ class Frames:
     frames      uint8 [T, H, W, 3], RGB
     timestamps  seconds of each frame after the video's first one
     indices     position of each frame among all that decode, from 0
-    total       frames of the whole video, or of its part up to the end of the span
+    total       frames that decode, within the span where one was given
     fps         frames per second of the source (of a variable frame rate the mean)
     """
 
@@ -73,6 +76,7 @@ def sample_frames(path: str | os.PathLike, count: int, start: float | None = Non
     expected = _announced(path, name) if whole else 0
     wanted = evenly_spaced(expected, count) if expected else []
     kept, times, rate = _decode(path, name, wanted, end)
+    total = len(times)
     if not expected or len(times) != expected:
         inside = [i for i, time in enumerate(times) if (start or 0) <= time and (end is None or time <= end)]
         if not inside:
@@ -80,13 +84,14 @@ def sample_frames(path: str | os.PathLike, count: int, start: float | None = Non
             raise DataError(
                 f"video {name} has no frame from {start or 0} s to {until}; its last one is at {times[-1]:.2f} s"
             )
-        wanted = [inside[i] for i in evenly_spaced(len(inside), count)]
+        total = len(inside)
+        wanted = [inside[i] for i in evenly_spaced(total, count)]
         kept, *_ = _decode(path, name, wanted, end)
     return Frames(
         frames=_stacked(kept, name),
         timestamps=tuple(times[i] for i in wanted),
         indices=tuple(wanted),
-        total=len(times),
+        total=total,
         fps=_rate(times, rate),
     )
 

@@ -1,0 +1,127 @@
+"""Videos of a request as the frames and keyword arguments that a family's processor takes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from mmkv_bench.errors import DataError, UnsupportedError
+from mmkv_bench.models.video import Frames, evenly_spaced, sample_frames
+
+READY_FPS = 2.0
+"""Frames per second of ready frames, which carry no times: what qwen-vl-utils assumes of a list of images."""
+
+
+def frames_of(video: Any, count: int) -> Frames:
+    """At most `count` frames of one entry of `Request.videos`.
+
+    Args:
+        video: a path; {"video": path, "start_time": s, "end_time": s} with either or both times; or ready frames, a list
+            of images or arrays [H, W, 3], or one array [T, H, W, 3]. Of more ready frames than `count` the evenly spaced
+            ones are taken, as of a file.
+
+    Raises:
+        DataError: see `sample_frames`; ready frames that are none, or of different sizes.
+        UnsupportedError: a span of ready frames.
+    """
+    start = end = None
+    if isinstance(video, dict):
+        start, end, video = video.get("start_time"), video.get("end_time"), video["video"]
+    if isinstance(video, str | os.PathLike):
+        return sample_frames(video, count, start, end)
+    if start is not None or end is not None:
+        raise UnsupportedError(
+            "a span of ready frames has no meaning, they carry no times; give a file or the frames meant"
+        )
+    if isinstance(video, Frames):
+        return video
+    pictures = [_array(picture) for picture in video]
+    sizes = {picture.shape for picture in pictures}
+    if len(sizes) != 1 or next(iter(sizes))[2:] != (3,):
+        raise DataError(f"ready frames of a video are RGB images of one size; got {len(pictures)} of {sorted(sizes)}")
+    kept = evenly_spaced(len(pictures), count)
+    times = tuple(i / READY_FPS for i in kept)
+    return Frames(np.stack([pictures[i] for i in kept]), times, tuple(kept), len(pictures), READY_FPS)
+
+
+def video_arguments(processor: Any, videos: Sequence[Frames], video_max_pixels: int | None = None) -> dict[str, Any]:
+    """Keyword arguments of a processor's call: the frames as they are, with their true times.
+
+    Qwen2.5-VL makes the seconds between two frames of it, Qwen3-VL the time it writes before each pair of frames (index
+    over rate: the indices here are times in units of the rate, so that a variable frame rate keeps its times).
+
+    Args:
+        video_max_pixels: of one frame, for a processor that limits the pixels of the whole video (Qwen3-VL) and was
+            set up for more frames than this video has.
+
+    Raises:
+        UnsupportedError: videos that differ in their number of frames where the processor stacks them
+            (LLaVA-OneVision, LLaVA-NeXT-Video, InternVL).
+    """
+    part = processor.video_processor
+    counts = sorted({len(video) for video in videos})
+    if len(counts) > 1 and not _by_area(part):
+        raise UnsupportedError(
+            f"the videos of one prompt have {counts} frames, and {type(processor).__name__} takes videos of equal length; "
+            f"write model.frames={counts[0]}"
+        )
+    if type(part).__name__.startswith("Qwen3VL"):
+        videos = [_at_least(video, part.temporal_patch_size) for video in videos]
+    arguments: dict[str, Any] = {
+        "videos": [torch.from_numpy(video.frames).permute(0, 3, 1, 2) for video in videos],
+        "do_sample_frames": False,
+        "input_data_format": "channels_first",
+        "video_metadata": [_metadata(video) for video in videos],
+    }
+    if video_max_pixels is not None and type(part).__name__.startswith("Qwen3VL"):
+        arguments["size"] = _whole_size(part, max(map(len, videos)), video_max_pixels)
+    return arguments
+
+
+def _at_least(video: Frames, count: int) -> Frames:
+    """A video of `count` frames or more: its last one is repeated, as other families' processors do by themselves."""
+    missing = count - len(video)
+    if missing <= 0:
+        return video
+    return replace(
+        video,
+        frames=np.concatenate([video.frames, np.repeat(video.frames[-1:], missing, 0)]),
+        timestamps=video.timestamps + video.timestamps[-1:] * missing,
+        indices=video.indices + video.indices[-1:] * missing,
+    )
+
+
+def _metadata(video: Frames) -> dict[str, Any]:
+    return {
+        "total_num_frames": video.total,
+        "fps": video.fps,
+        "frames_indices": [time * video.fps for time in video.timestamps],
+        "height": video.frames.shape[1],
+        "width": video.frames.shape[2],
+        "duration": video.total / video.fps,
+    }
+
+
+def _whole_size(part: Any, frames: int, video_max_pixels: int) -> dict[str, int]:
+    """Pixels of all frames together; the processor counts whole pairs and scales by the frames there are."""
+    pairs = round(frames / part.temporal_patch_size) * part.temporal_patch_size
+    whole = video_max_pixels * max(1, min(frames, pairs))
+    return {
+        "shortest_edge": min(part.size["shortest_edge"], whole),
+        "longest_edge": min(part.size["longest_edge"], whole),
+    }
+
+
+def _by_area(part: Any) -> bool:
+    """Whether each video keeps its own size and number of frames, patches of all videos in one row (Qwen-VL)."""
+    return hasattr(part, "temporal_patch_size")
+
+
+def _array(picture: Any) -> np.ndarray:
+    convert = getattr(picture, "convert", None)  # a PIL image
+    return np.asarray(convert("RGB") if convert else picture, dtype=np.uint8)
