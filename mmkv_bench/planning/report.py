@@ -45,6 +45,8 @@ class Report:
             print(self._tables())
             if (more := self._more()) is not None:
                 print(more)
+        if any(row["metric"] == "fidelity_kl" for row in self.metrics):
+            print(f"fidelity to full's answers: python -m mmkv_bench.tables {self.store.root} --metric fidelity")
         print(f"rows: {self.store.root}   (python -m mmkv_bench.tables {self.store.root} prints the tables again)")
         if failed:
             print(f"{failed} rows failed; their status says how, and retry=[oom,timeout,nan,error] runs them again")

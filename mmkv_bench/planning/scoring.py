@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mmkv_bench.evaluation.contract import CellScores, TaskSpec
+    from mmkv_bench.evaluation.contract import SampleScore, TaskSpec
     from mmkv_bench.planning.cells import Cell
     from mmkv_bench.store.store import Store
 
@@ -61,7 +61,7 @@ def score_dataset(
             continue
         answers = _answers(store, cell)
         scores = score(spec, answers, 1 + max(answer.doc_id for answer in answers.values()))
-        samples[cell.cell] = _rows(cell, scores)
+        samples[cell.cell] = _rows(cell, scores.samples)
         for metric, value in (scores.aggregate or {}).items():
             aggregates[cell.cell, metric] = value
         if scores.reason is not None:
@@ -69,6 +69,7 @@ def score_dataset(
         after(cell)
     import pandas as pd
 
+    _add_measures(store, cells, samples)
     names = list(samples)
     metrics = metrics_rows(
         pd.DataFrame([row for rows in samples.values() for row in rows]),
@@ -98,7 +99,23 @@ def _answers(store: Store, cell: Cell) -> dict[str, Any]:
     }
 
 
-def _rows(cell: Cell, scores: CellScores) -> list[dict[str, Any]]:
+def _add_measures(store: Store, cells: Sequence[Cell], samples: dict[str, list[dict[str, Any]]]) -> None:
+    """Put the measures of stored rows beside the task's scores, of every cell anew: they need the rows of `full`, which
+    may have come later than a cell's."""
+    from mmkv_bench.evaluation.measures import COLUMNS, NAMES, measured
+
+    full: dict[str, dict[str, Any]] = {}
+    for cell in (cell for cell in cells if cell.base == "full"):
+        rows = store.responses([cell.cell], COLUMNS).to_pylist()
+        full[cell.protocol] = {row["sample_id"]: row for row in rows}
+    for cell in (cell for cell in cells if cell.cell in samples):
+        rows = store.responses([cell.cell], COLUMNS).to_pylist()
+        found = measured(rows, full.get(cell.protocol, {}), cell.protocol, cell.base == "full")
+        scored = [row for row in samples[cell.cell] if row["metric"] not in NAMES]
+        samples[cell.cell] = scored + _rows(cell, found)
+
+
+def _rows(cell: Cell, scores: Sequence[SampleScore]) -> list[dict[str, Any]]:
     return [
         {
             "cell": cell.cell,
@@ -110,6 +127,6 @@ def _rows(cell: Cell, scores: CellScores) -> list[dict[str, Any]]:
             "status": sample.status,
             "parts": sample.parts,
         }
-        for sample in scores.samples
+        for sample in scores
         if sample.status != "missing"  # not generated yet (another shard, an interrupted run): no row to score
     ]

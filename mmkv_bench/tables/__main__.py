@@ -18,7 +18,12 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("--dataset", nargs="+", action="extend", help="only these datasets")
     command.add_argument("--protocol", nargs="+", action="extend", help="only these protocols")
     command.add_argument("--reading", nargs="+", action="extend", help="only these readings (paper, released)")
-    command.add_argument("--metric", nargs="+", action="extend", help="only these metrics")
+    command.add_argument(
+        "--metric",
+        nargs="+",
+        action="extend",
+        help="only these metrics; fidelity: KL, agreement and divergence from full in one table",
+    )
     command.add_argument("--no-interval", action="store_true", help="scores without their intervals (md, latex)")
     command.add_argument("--pairs", action="store_true", help="also the separated pairs (csv: all pairs, instead)")
     return command
@@ -27,17 +32,21 @@ def parser() -> argparse.ArgumentParser:
 def render(arguments: argparse.Namespace) -> str:
     """The text that the options ask for."""
     from mmkv_bench.tables.build import build
+    from mmkv_bench.tables.fidelity import GROUP, fidelity_markdown, names
     from mmkv_bench.tables.latex import latex
     from mmkv_bench.tables.raw import csv_cells, csv_pairs
     from mmkv_bench.tables.render import markdown
     from mmkv_bench.tables.rows import load
 
+    rows = load(arguments.rows)
+    if arguments.metric == [GROUP] and arguments.format == "md":
+        return fidelity_markdown(rows, arguments.dataset, arguments.protocol, arguments.reading)
     tables = build(
-        load(arguments.rows),
+        rows,
         datasets=arguments.dataset,
         protocols=arguments.protocol,
         readings=arguments.reading,
-        metrics=arguments.metric,
+        metrics=names(arguments.metric, rows),
     )
     if arguments.format == "csv":
         return csv_pairs(tables) if arguments.pairs else csv_cells(tables)

@@ -16,7 +16,7 @@ from mmkv_bench.tables.audit import Audit, audit
 from mmkv_bench.tables.compare import Pair, correct, paired
 from mmkv_bench.tables.gates import find, gates_of, verdict
 from mmkv_bench.tables.intervals import Aggregator
-from mmkv_bench.tables.known import Pooled, lower_is_better, upstream
+from mmkv_bench.tables.known import FIDELITY, Pooled, lower_is_better, upstream
 from mmkv_bench.tables.metrics import aggregate, aggregator_of, headline
 from mmkv_bench.tables.rows import BASELINE, CONTEXT, Rows, align, check, choose, context_key, gather, missing
 from mmkv_bench.tables.table import Entry, Method, Table, common_ids
@@ -39,7 +39,8 @@ def build(
     metrics: Sequence[str] | None = None,
     aggregators: Mapping[str, Aggregator] | None = None,
 ) -> list[Table]:
-    """All tables of the rows, ordered by context; the filters name what to keep (None = everything).
+    """All tables of the rows, ordered by context; the filters name what to keep (None = everything, but of the metrics not
+    those of fidelity, which every run has and `fidelity.py` prints together).
 
     aggregators: metric -> aggregate, where it is not the one known by the metric's name.
     Raises ConfigError when a filter names what the rows do not hold, StoreError when rows contradict each other.
@@ -50,7 +51,8 @@ def build(
     rows = _of_trained(rows)
     keep = choose(rows.cells["dataset"], datasets, "dataset") & choose(rows.cells["protocol"], protocols, "protocol")
     chosen = choose(rows.cells["reading"], readings, "reading") | rows.cells["reading"].isna()
-    samples = rows.samples[choose(rows.samples["metric"], metrics, "metric")]
+    wanted = choose(rows.samples["metric"], metrics, "metric")
+    samples = rows.samples[wanted if metrics else wanted & ~rows.samples["metric"].isin(FIDELITY)]
     parts = _Parts(rows, samples, aggregators or {})
     tables = []
     for _, group in rows.cells[keep & chosen].groupby(list(CONTEXT), dropna=False, sort=True):
@@ -155,7 +157,7 @@ def _entry(cells: pd.DataFrame, metric: str, dataset: str, parts: _Parts) -> Ent
     scores = gather(pd.concat(own))
     found = [parts.answers(cell, samples) for cell, samples in zip(cells["cell"], own, strict=True)]
     responses = [answers for answers in found if answers is not None]
-    numbers = headline(scores, dataset, aggregator_of(metric, parts.aggregators))
+    numbers = headline(scores, dataset, aggregator_of(metric, parts.aggregators), metric)
     aggregates = [parts.lmms_eval.get((cell, metric)) for cell in cells["cell"]]
     own_scale = None if None in aggregates else [upstream(metric).as_ours(v, scores.n) for v in aggregates]
     return Entry(

@@ -162,15 +162,21 @@ def percentile_p(statistics: np.ndarray, null: float = 0.0) -> float:
 
 
 def interval(
-    values: np.ndarray, clusters: np.ndarray, dataset: str, level: float = LEVEL, aggregator: Aggregator | None = None
+    values: np.ndarray,
+    clusters: np.ndarray,
+    dataset: str,
+    level: float = LEVEL,
+    aggregator: Aggregator | None = None,
+    share: bool = True,
 ) -> Interval:
     """Interval of a cell's score: Wilson for a mean of zeros and ones, else the percentile bootstrap over clusters.
 
-    No interval is given for no sample, nor by a bootstrap of a single cluster, which cannot vary.
+    No interval is given for no sample, nor by a bootstrap of a single cluster, which cannot vary. `share` False: the score
+    is an amount, and zeros and ones among its values are a coincidence.
     """
     if len(values) == 0:
         return NO_INTERVAL
-    if aggregator is None and is_binary(values):
+    if share and aggregator is None and is_binary(values):
         return Interval(*wilson(float(np.mean(values)), effective_n(values, clusters), level), "wilson")
     if cluster_index(clusters)[1] < 2:
         return NO_INTERVAL

@@ -55,7 +55,18 @@ UPSTREAM = {
 }
 PERCENT_NAMES = re.compile(r"vstar_\w+_acc|videomme_\w*score")  # one metric per category, or per variant of the task
 
-LOWER_IS_BETTER = {"parse_failed"}
+# Measures of every run, beside the tasks' metrics (evaluation/measures.py says what each is).
+FIDELITY = ("fidelity_kl", "fidelity_kl_all", "fidelity_kl_first", "fidelity_top1", "divergence", "same_answer")
+# Nats and tokens: amounts without an upper end, no shares, also where every sample happens to have 0 or 1.
+AMOUNTS = {"fidelity_kl", "fidelity_kl_all", "fidelity_kl_first", "divergence"}
+LOWER_IS_BETTER = {
+    "parse_failed",
+    "fidelity_kl",
+    "fidelity_kl_all",
+    "fidelity_kl_first",
+    "ppl",
+    "ppl_without_first",
+}
 
 
 def upstream(metric: str) -> Upstream:
@@ -72,6 +83,8 @@ def aggregate_of(metric: str) -> Pooled | None:
     """The metric's aggregate where it is not the mean over samples; None where it is."""
     if metric == "METEOR" or metric.endswith("_METEOR"):
         return METEOR
+    if metric in ("ppl", "ppl_without_first"):
+        return PERPLEXITY
     found = BLEU_NAMES.fullmatch(metric)
     return bleu(int(found[1])) if found else None
 
@@ -124,3 +137,7 @@ def _meteor(totals: np.ndarray) -> np.ndarray:
 
 
 METEOR = Pooled(_meteor)
+
+
+# Over parts [2]: the negative log-likelihoods of a reference's tokens summed, and how many tokens they are.
+PERPLEXITY = Pooled(lambda totals: np.exp(totals[..., 0] / np.maximum(totals[..., 1], 1.0)))

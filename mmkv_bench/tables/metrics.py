@@ -10,7 +10,7 @@ import numpy as np
 from mmkv_bench.errors import StoreError
 from mmkv_bench.tables.compare import paired
 from mmkv_bench.tables.intervals import NO_INTERVAL, Aggregator, interval
-from mmkv_bench.tables.known import Pooled, aggregate_of
+from mmkv_bench.tables.known import AMOUNTS, Pooled, aggregate_of, lower_is_better
 from mmkv_bench.tables.rows import BASELINE, Scores, align, check, context_key, gather
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def metrics_rows(
             baseline = scores.get((full, metric)) if full not in (None, name) else None
             row = {"cell": name, "dataset": cell["dataset"], "metric": metric}
             aggregator = aggregator_of(metric, aggregators)
-            row |= headline(scores[name, metric], cell["dataset"], aggregator)
+            row |= headline(scores[name, metric], cell["dataset"], aggregator, metric)
             row |= _against(scores[name, metric], baseline, cell["dataset"], aggregator)
             aggregate = lmms_eval.get((name, metric))
             row["lmms_eval"] = aggregate
@@ -64,16 +64,25 @@ def metrics_rows(
     return rows
 
 
-def headline(scores: Scores, dataset: str, aggregator: Aggregator | None = None) -> dict[str, Any]:
-    """n, n_ok, value and interval (null unless every sample is ok), and the score with failures counted as 0."""
+def headline(scores: Scores, dataset: str, aggregator: Aggregator | None = None, metric: str = "") -> dict[str, Any]:
+    """n, n_ok, value and interval (null unless every sample is ok), and the score with failures counted as 0.
+
+    Where less is better, 0 would flatter a failure, and nothing is counted in its place.
+    """
     _require_parts(scores, dataset, aggregator)
     measured = scores.parts if isinstance(aggregator, Pooled) else scores.values
-    found = interval(measured, scores.clusters, dataset, aggregator=aggregator) if scores.complete else NO_INTERVAL
+    found = NO_INTERVAL
+    if scores.complete:
+        found = interval(measured, scores.clusters, dataset, aggregator=aggregator, share=metric not in AMOUNTS)
     return {
         "n": scores.n,
         "n_ok": scores.n_ok,
         "value": aggregate(scores, aggregator) if scores.complete else None,
-        "value_failures_zero": aggregate(_failures_zero(scores), aggregator) if scores.n else None,
+        "value_failures_zero": (
+            aggregate(_failures_zero(scores), aggregator)
+            if scores.complete or (scores.n and not lower_is_better(metric))
+            else None
+        ),
         "low": found.low,
         "high": found.high,
         "interval": found.kind,

@@ -27,15 +27,15 @@ AXES = {
 @dataclass(frozen=True)
 class Entry:
     """One table cell. `value`, `low`, `high` are None unless every sample is ok; `common` is the score over the samples
-    ok in every cell of the table, `zero` the score with failures counted as 0, `lmms_eval` lmms-eval's own aggregate
-    (its mean over seeds), `lmms_eval_ours` the same on the scale of `value`."""
+    ok in every cell of the table, `zero` the score with failures counted as 0 (None where less is better), `lmms_eval`
+    lmms-eval's own aggregate (its mean over seeds), `lmms_eval_ours` the same on the scale of `value`."""
 
     scores: Scores
     value: float | None
     low: float | None
     high: float | None
     interval: str
-    zero: float
+    zero: float | None
     common: float | None
     seeds: tuple[int, ...]
     uneven_seeds: bool
