@@ -17,10 +17,11 @@ from transformers import GenerationConfig, LogitsProcessorList, StopStringCriter
 from transformers.generation import logits_process as stock
 
 from mmkv_bench.errors import UnsupportedError
+from mmkv_bench.generation.cut import check_way
 from mmkv_bench.generation.settings import check
 
 _TASK_KEYS = {"max_new_tokens", "min_new_tokens", "stop_strings", "until", "do_sample", "temperature", "top_p",
-              "top_k", "num_beams", "repetition_penalty"}  # fmt: skip
+              "top_k", "num_beams", "repetition_penalty", "cut_prompt"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -144,6 +145,7 @@ def _check_task(task: Mapping[str, object]) -> None:
             f"generation setting {', '.join(sorted(unknown))} is not supported; allowed: "
             f"{', '.join(sorted(_TASK_KEYS))} (greedy decoding only)"
         )
+    check_way(task.get("cut_prompt"))
     greedy = "only greedy decoding can be shared and compared token for token: set do_sample=false and num_beams=1"
     if task.get("do_sample"):
         raise UnsupportedError(f"the task asks for do_sample={task['do_sample']}; {greedy}")

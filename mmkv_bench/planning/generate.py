@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.errors import DataError
+from mmkv_bench.generation.cut import fitted, prompt_limit
 from mmkv_bench.generation.encode import EncodedPrompt, encode
 from mmkv_bench.generation.engine import Engine, as_row
 from mmkv_bench.generation.measuring import Extras
@@ -34,6 +35,13 @@ def decode_rules(loaded: LoadedModel, settings: Mapping[str, Any]) -> DecodeRule
         UnsupportedError: sampling, beams, or a setting that cannot be honoured.
     """
     return DecodeRules.read(loaded.model.generation_config, dict(settings), loaded.tokenizer)
+
+
+def messages_of(loaded: LoadedModel, request: Request, max_prompt_tokens: int | None) -> list[dict[str, Any]]:
+    """The request's messages as the model gets them: cut where its dataset asks for it and the model reads no more."""
+    length = request.generation.get("max_new_tokens") or 0
+    limit = prompt_limit(max_prompt_tokens, loaded.family.max_context, int(length))
+    return fitted(loaded.processor, request.messages, request.generation, limit)
 
 
 class Answering:
@@ -103,11 +111,13 @@ class Answering:
             self.loaded.processor,
             self.loaded.family,
             identity,
-            request.messages,
+            messages_of(self.loaded, request, self.config.model.max_prompt_tokens),
             request.images,
             request.videos,
             self.loaded.device,
             self.config.model.max_prompt_tokens,
+            frames=self.config.model.frames,
+            video_max_pixels=self.config.model.video_max_pixels,
         )
         if self.config.sharing == "off":
             return [self._alone(prompt, spec, rules) for spec in specs]
