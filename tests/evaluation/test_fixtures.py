@@ -1,0 +1,216 @@
+"""Every fixture through its task's real code: prompts made, media decoded, and answers scored as known beforehand."""
+
+from __future__ import annotations
+
+import io
+import math
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from mmkv_bench.errors import ConfigError
+from mmkv_bench.evaluation import fixtures, score, spec_from_config
+from mmkv_bench.evaluation.contract import TaskSpec
+from mmkv_bench.evaluation.documents import documents
+from mmkv_bench.evaluation.fixtures import Known
+from tests.evaluation.conftest import answered, ask_all, values
+
+CONF = Path(__file__).parents[2] / "conf" / "dataset"
+SLOW = {"textcaps", "vatex"}  # scored by Java programs, half a minute each
+GRADED = {
+    "docvqa",
+    "infovqa",
+    "textvqa",
+    "synthdog",
+    "textcaps",
+    "vatex",
+}  # metrics with values between 0 and full marks
+
+
+def node_of(name: str) -> dict:
+    """The file of conf/dataset."""
+    return yaml.safe_load((CONF / f"{name}.yaml").read_text())
+
+
+SCORED = [name for name in fixtures.names() if name not in SLOW and node_of(name)["about"]["judge"] != "needed"]
+
+
+def spec_of(name: str) -> TaskSpec:
+    """The dataset as its file in conf/dataset has it, on its fixture."""
+    return spec_from_config(name, node_of(name), {"source": "fixture", "root": None})
+
+
+def cells(known: list[Known], count: int) -> Iterator[list[str]]:
+    """Answers to all documents, as few times as it takes to give each known answer once."""
+    waiting: dict[int, list[str]] = {}
+    for entry in known:
+        answers = waiting.setdefault(entry.doc_id, [])
+        if entry.answer not in answers:
+            answers.append(entry.answer)
+    for number in range(max(map(len, waiting.values()))):
+        yield [(waiting.get(doc, [""]) * (number + 1))[number] for doc in range(count)]
+
+
+@pytest.mark.parametrize("name", fixtures.names())
+def test_the_task_reads_it_and_its_media_can_be_decoded(name):
+    spec = spec_of(name)
+    assert spec.fixture
+    assert spec.dataset == f"{name}_fixture"
+    requests = ask_all(spec)
+    assert len(requests) >= 2
+    assert [request.error for request in requests] == [None] * len(requests)
+    assert len({request.prompt_hash for request in requests}) >= 2
+    for request in requests:
+        parts = [part["type"] for message in request.messages for part in message["content"]]
+        assert parts.count("image") == len(request.images)
+        assert parts.count("video") == len(request.videos)
+        assert all(image.mode == "RGB" and min(image.size) >= 28 for image in request.images)
+        for video in request.videos:
+            path = video["video"] if isinstance(video, dict) else video
+            assert frames_of(path) >= 4
+
+
+def frames_of(path: str) -> int:
+    import av
+
+    with av.open(path) as container:
+        return sum(1 for _ in container.decode(video=0))
+
+
+@pytest.mark.parametrize("name", fixtures.names())
+def test_it_is_the_same_on_every_call(name, tmp_path):
+    module, argument = fixtures._module(name), fixtures._argument(fixtures._module(name), name)
+    module.make(tmp_path, *argument)
+    files = [path for path in fixtures.folder(name).rglob("*") if path.is_file()]
+    assert files
+    for file in files:
+        assert (tmp_path / file.relative_to(fixtures.folder(name))).read_bytes() == file.read_bytes(), file.name
+
+
+NEEDS_JAVA = pytest.mark.skipif(
+    shutil.which("java") is None, reason="caption metrics are Java programs, and there is no Java here"
+)
+
+
+@pytest.mark.parametrize("name", SCORED)
+def test_known_answers_score_what_is_known(name):
+    check(name)
+
+
+@NEEDS_JAVA
+def test_known_captions_score_what_is_known_and_corpus_scores_are_lmms_evals():
+    from mmkv_bench.tables.known import aggregate_of
+
+    scores = check("textcaps")
+    assert scores.reason is None
+    metrics = {row.metric for row in scores.samples}
+    assert metrics == {
+        f"textcaps_{kind}" for kind in ("Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4", "METEOR", "ROUGE_L", "CIDEr")
+    }
+    for metric in metrics:
+        parts = [row.parts for row in scores.samples if row.metric == metric]
+        pooled = aggregate_of(metric)
+        assert (parts[0] is None) == (pooled is None)
+        ours = sum(values(scores, metric)) / 4 if pooled is None else pooled(np.array(parts))
+        assert ours == pytest.approx(scores.aggregate[metric], abs=1e-9)
+    singles = [values(scores, "textcaps_Bleu_1"), values(scores, "textcaps_METEOR")]
+    aggregates = [scores.aggregate["textcaps_Bleu_1"], scores.aggregate["textcaps_METEOR"]]
+    assert all(abs(sum(own) / 4 - corpus) > 1e-3 for own, corpus in zip(singles, aggregates, strict=True))
+
+
+@NEEDS_JAVA
+def test_captions_are_scored_where_one_has_no_answer_over_the_references_of_all():
+    from pycocoevalcap.cider.cider import Cider
+
+    spec, known = spec_of("vatex"), fixtures.known("vatex")
+    requests = ask_all(spec)
+    texts = [*next(cells(known, len(requests)))[:4], None]
+    scores = score(spec, answered(requests, texts))
+    assert (scores.aggregate, scores.reason) == (None, "1 of 5 samples have no answer: 1 oom")
+    found = {(row.sample_id, row.metric): row for row in scores.samples}
+    for entry in known:
+        assert found[requests[entry.doc_id].sample_id, entry.metric].value == pytest.approx(entry.value, abs=1e-6), (
+            entry
+        )
+    failed = found[requests[4].sample_id, "vatex_Bleu_4"]
+    assert (failed.value, failed.status) == (None, "oom")
+    assert (failed.parts[0], failed.parts[1]) == (0.0, 5.0)  # words of an empty answer, of the shortest reference
+    assert sum(found[requests[4].sample_id, "vatex_METEOR"].parts[4:]) == 0.0
+    references = [row["enCap"] for row in documents(spec, None).bare["test"]]
+    plain = {i: [text.lower().rstrip(".") for text in own] for i, own in enumerate(references)}
+    given = {i: [(text or "").lower().rstrip(".")] for i, text in enumerate(texts)}
+    _, slow = Cider().compute_score(plain, given)
+    assert values(scores, "vatex_CIDEr") == [*map(pytest.approx, slow[:4]), None]
+
+
+def check(name: str):
+    """Score the known answers; returns the scores of the first round."""
+    from mmkv_bench.tables.known import aggregate_of, upstream
+
+    spec, known = spec_of(name), fixtures.known(name)
+    requests = ask_all(spec)
+    first = None
+    for texts in cells(known, len(requests)):
+        scores = score(spec, answered(requests, texts))
+        first = first or scores
+        found = {(row.sample_id, row.metric): row.value for row in scores.samples}
+        for entry in known:
+            if texts[entry.doc_id] == entry.answer:
+                value = found[requests[entry.doc_id].sample_id, entry.metric]
+                assert value == pytest.approx(entry.value, abs=1e-6), entry
+        unread = sum(value for (_, metric), value in found.items() if metric == "parse_failed")
+        for metric, aggregate in scores.aggregate.items():
+            own = values(scores, metric)
+            if own and not unread and aggregate_of(metric) is None:
+                mean = math.fsum(own) / len(own)
+                assert upstream(metric).as_ours(aggregate, len(own)) == pytest.approx(mean, abs=1e-5), metric
+    return first
+
+
+@pytest.mark.parametrize("name", fixtures.names())
+def test_its_known_answers_cover_full_marks_nothing_and_what_lies_between(name):
+    by_metric: dict[str, set[float]] = {}
+    for entry in fixtures.known(name):
+        by_metric.setdefault(entry.metric, set()).add(entry.value)
+    headline = [found for metric, found in by_metric.items() if metric != "parse_failed"]
+    assert any(0.0 in found for found in headline)
+    assert any(max(found) > 0.9 for found in headline)
+    if name in GRADED:
+        assert any(any(0.0 < value < 0.9 * max(found) for value in found) for found in headline)
+
+
+def test_an_image_that_does_not_decode_is_a_request_with_an_error_and_the_others_go_on(tmp_path):
+    import pyarrow.parquet as pq
+
+    folder = tmp_path / "docvqa"
+    shutil.copytree(fixtures.folder("docvqa"), folder)
+    file = next(folder.rglob("*.parquet"))
+    table = pq.read_table(file)
+    rows = table.to_pylist()
+    rows[2]["image"]["bytes"] = rows[2]["image"]["bytes"][:200] + b"\0" * 300
+    pq.write_table(type(table).from_pylist(rows, schema=table.schema), file)
+    spec = spec_from_config("docvqa", node_of("docvqa"), {"source": "upstream", "root": str(tmp_path)})
+    assert not spec.fixture
+    requests = ask_all(spec)
+    assert [request.error is None for request in requests] == [True, True, False, True, True, True]
+    assert requests[2].sample_id in requests[2].error
+    scores = score(spec, answered(requests, ["mary olsen", "4 may 1973", None, "Westport", "Total", "$6.40"]))
+    assert values(scores, "anls") == [1.0, 1.0, None, 1.0, 1.0, 1.0]
+    assert scores.reason == "1 of 6 samples have no answer: 1 oom"
+
+
+def test_a_dataset_without_a_fixture_is_refused_with_names():
+    with pytest.raises(ConfigError, match="docvqa"):
+        fixtures.folder("docvq")
+
+
+def test_pictures_are_files_that_a_hub_repository_could_hold():
+    import pyarrow.parquet as pq
+    from PIL import Image
+
+    rows = pq.read_table(next(fixtures.folder("ocrbench").rglob("*.parquet"))).to_pylist()
+    assert all(Image.open(io.BytesIO(row["image"]["bytes"])).format == "PNG" for row in rows)
