@@ -129,6 +129,14 @@ class SampleScore(NamedTuple):
     parts: tuple[float, ...] | None = None
 
 
+class JudgedBy(NamedTuple):
+    """Who judged a metric: the model's id, the hash of the prompts (None: unknown) and the temperature (None: several)."""
+
+    model: str
+    prompts: str | None
+    temperature: float | None
+
+
 @dataclass
 class CellScores:
     """Scores of one cell on one dataset.
@@ -138,9 +146,13 @@ class CellScores:
                answers; None unless every sample is ok
     reason     why `aggregate` is None, or lacks metrics whose aggregation failed; None when nothing is missing
     unscored   metrics that exist only as an aggregate (corpus metrics), so that `samples` has none of them
+    judged     metric -> its judge, for metrics with an answer of one
+    not_judged metric -> why it is not judged, in all samples or in some: their values and its aggregate are None
     """
 
     samples: list[SampleScore]
     aggregate: dict[str, float] | None
     reason: str | None
     unscored: tuple[str, ...] = ()
+    judged: dict[str, JudgedBy] = field(default_factory=dict)
+    not_judged: dict[str, str] = field(default_factory=dict)

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 from mmkv_bench.errors import ConfigError, UnsupportedError
+from mmkv_bench.evaluation.judging.proxy import task_variables
 
 OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")  # read once, when huggingface_hub and datasets are imported
 
@@ -36,7 +37,9 @@ def harness(offline: bool) -> ModuleType:
     from loguru import logger
     from PIL import ImageFile
 
-    logger.disable("lmms_eval")  # it announces every step; what goes wrong reaches us as an exception
+    # lmms-eval announces every step, and its tasks each failure they make a 0 of; what goes wrong reaches us otherwise.
+    # "" is every module: those of tasks are called by their file, `utils` and the like. Nobody else here uses loguru.
+    logger.disable("")
     truncated = ImageFile.LOAD_TRUNCATED_IMAGES
     try:
         from mmkv_bench.evaluation import harness as module
@@ -57,13 +60,12 @@ def _require_single_rank() -> None:
 
 
 @contextmanager
-def task_environment(media_root: str | None, loading: bool = False) -> Iterator[None]:
+def task_environment(media_root: str | None) -> Iterator[None]:
     """The variables that a task's code reads, for as long as it runs; nothing else is to see them.
 
     media_root: what HF_HOME has to be meanwhile; None leaves HF_HOME as it is, or sets the default of huggingface_hub
     where it is unset (14 task files read it without a default). Data that `datasets` converts go where they go anyhow.
-    loading: while the YAML is loaded, some tasks build a judge's client at once; they get a key that is none. It never
-    reaches a judge: scoring refuses such tasks unless a real judge is configured (see judges.py).
+    Where a task looks for a judge it finds the proxy of this process, and no key (see judging/proxy.py).
     """
     from huggingface_hub import constants
 
@@ -73,8 +75,7 @@ def task_environment(media_root: str | None, loading: bool = False) -> Iterator[
 
         caches = os.environ.get("HF_DATASETS_CACHE", str(config.HF_DATASETS_CACHE))
         wanted = {"HF_HOME": str(Path(media_root).expanduser().absolute()), "HF_DATASETS_CACHE": caches}
-    if loading:
-        wanted["OPENAI_API_KEY"] = os.environ.get("OPENAI_API_KEY", "none")
+    wanted |= task_variables(dict(os.environ))
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
     try:

@@ -31,8 +31,11 @@ def sample_value(metric: str, value: Any, aggregation: Aggregation) -> float | N
 
     A registered extractor goes first; then a number is the score, and a dict's `score` is.
     """
-    if metric in EXTRACTORS:
-        return EXTRACTORS[metric](value, aggregation)
+    return EXTRACTORS[metric](value, aggregation) if metric in EXTRACTORS else plain_value(value)
+
+
+def plain_value(value: Any) -> float | None:
+    """A number, or the number that a dict holds as `score`."""
     if isinstance(value, Mapping):
         value = value.get("score")
     if isinstance(value, numbers.Real):
@@ -59,6 +62,13 @@ def aggregate_of_one(value: Any, aggregation: Aggregation) -> float | None:
     options = {"args": None} if "args" in inspect.signature(aggregation).parameters else {}
     score = aggregation([value], **options)
     return float(score) if isinstance(score, numbers.Real) else None
+
+
+@extractor("gpt_eval")
+def worldqa(value: Any, aggregation: Aggregation) -> float | None:
+    """WorldQA: the judge's words, or an answer that its aggregation reads or asks the judge about. Others: a number."""
+    of_worldqa = isinstance(value, Mapping) and "question_idx" in value
+    return aggregate_of_one(value, aggregation) if of_worldqa else plain_value(value)
 
 
 @extractor("seed_all", "seed_image", "seed_video")

@@ -90,6 +90,7 @@ class ScoringTask(GivenTask):
     on_document(doc_id) is called before each document's scorer, and on_scores(doc_id, metrics, results) with what it
     returned for which (filtered) answer. `aggregates` False leaves out lmms-eval's aggregation; an aggregation that
     raises gives no aggregate and is kept in `aggregation_errors`, so that it does not take the samples' scores with it.
+    guard(doc_id, run) runs all that for one document and says which of the scores the aggregation gets.
     """
 
     def __init__(
@@ -100,11 +101,13 @@ class ScoringTask(GivenTask):
         aggregates: bool,
         on_document: Callable[[int], None],
         on_scores: Callable[[int, dict[str, Any], list], None],
+        guard: Callable[[int, Callable[[], dict[str, Any]]], dict[str, Any]] = lambda doc_id, run: run(),
     ) -> None:
         self.answered = answered
         self.aggregates = aggregates
         self.on_document = on_document
         self.on_scores = on_scores
+        self.guard = guard
         self.counted: CountedDocs | None = None
         self.aggregation_errors: dict[str, BaseException] = {}
         super().__init__(config, docs, docs)
@@ -126,10 +129,14 @@ class ScoringTask(GivenTask):
 
     def process_results(self, doc: Any, results: list, full_docs: Any = None) -> dict[str, Any]:
         doc_id = self.counted.current
-        self.on_document(doc_id)
-        metrics = ConfigurableTask.process_results.__wrapped__(self, doc, results, full_docs)
-        self.on_scores(doc_id, metrics, results)
-        return metrics
+
+        def run() -> dict[str, Any]:
+            self.on_document(doc_id)
+            metrics = ConfigurableTask.process_results.__wrapped__(self, doc, results, full_docs)
+            self.on_scores(doc_id, metrics, results)
+            return metrics
+
+        return self.guard(doc_id, run)
 
     def scored(self, doc_id: int, results: list) -> dict[str, Any]:
         """What the scorer returns for an answer to a document, which is read anew: scorers may change what they get."""

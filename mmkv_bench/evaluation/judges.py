@@ -1,9 +1,8 @@
-"""Tasks whose scorer asks a judge model: refused while no judge is configured, for then lmms-eval scores 0."""
+"""Scorers that ask a judge by an address of their own: refused, for what fails there comes back as score 0."""
 
 from __future__ import annotations
 
 import functools
-import os
 import types
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -14,25 +13,26 @@ if TYPE_CHECKING:
     from lmms_eval.api.task import ConfigurableTask
 
 JUDGE_MODULES = ("lmms_eval.llm_judge", "lmms_eval.verifiers", "openai")
-JUDGE_NAMES = {"API_URL", "API_KEY", "OPENAI_API_URL", "OPENAI_API_KEY"}  # of scorers that post requests themselves
-CONFIGURED_BY = ("OPENAI_API_KEY", "API_TYPE")
+ADDRESSES = ("API_URL", "OPENAI_API_URL", "OPENAI_BASE_URL", "BASE_URL", "API_BASE")  # of scorers that post themselves
+CLIENTS = ("base_url", "api_url")  # where clients of judges keep theirs
 
 
-def require_judge(name: str, task: ConfigurableTask) -> None:
-    """Raise ScoringError when the task's scorer would ask a judge and none is configured in the environment."""
-    if any(variable in os.environ for variable in CONFIGURED_BY):
-        return
+def refuse_other_judges(name: str, task: ConfigurableTask, ours: str) -> None:
+    """Raise ScoringError when the task's scorer would ask a judge anywhere but below the address `ours`."""
     scorers = [task.config.process_results, *task.metric_functions.values()]
-    if any(asks_judge(scorer) for scorer in scorers if callable(scorer)):
-        raise ScoringError(
-            f"the scorer of lmms-eval's task {name} asks a judge model, and none is configured: without one its scores "
-            "would be 0; set OPENAI_API_KEY (and OPENAI_API_URL for a judge of your own) and run stage=score; the "
-            "answers are kept"
-        )
+    for scorer in scorers:
+        for address in addresses(scorer) if callable(scorer) else ():
+            if not address.startswith(ours):
+                raise ScoringError(
+                    f"the scorer of lmms-eval's task {name} asks a judge at {address} and takes it from nowhere that can "
+                    "be set; its scores would be 0 where that fails; tasks that read OPENAI_API_URL can be judged; the "
+                    "answers are kept"
+                )
 
 
-def asks_judge(scorer: Callable[..., Any]) -> bool:
-    """Whether the function, or one of the task's functions it may call, names a judge's client or address."""
+def addresses(scorer: Callable[..., Any]) -> set[str]:
+    """Addresses of judges that the function, or one of the task's functions it may call, knows."""
+    found: set[str] = set()
     waiting, seen = [scorer], set()
     while waiting:
         function = waiting.pop()
@@ -40,19 +40,27 @@ def asks_judge(scorer: Callable[..., Any]) -> bool:
             function = function.func
         function = getattr(function, "__func__", function)
         if isinstance(function, type):
+            found.update(_texts(vars(function).get(name) for name in ADDRESSES))
             waiting += [member for member in vars(function).values() if isinstance(member, types.FunctionType)]
         if not isinstance(function, types.FunctionType) or function in seen:
             continue
         seen.add(function)
         for used in _global_names(function.__code__):
             value = function.__globals__.get(used)
-            if used in JUDGE_NAMES or _of_judge(value):
-                return True
+            if used in ADDRESSES:
+                found.update(_texts([value]))
+            if _of_judge(value):
+                found.update(_texts(str(getattr(value, name, "")) for name in CLIENTS))
             if getattr(value, "__globals__", None) is function.__globals__ or isinstance(value, type):
                 waiting.append(value)
             elif type(value).__module__.startswith(("lmms_eval.tasks", function.__module__)):  # made at import
+                found.update(_texts(getattr(value, name, None) for name in ADDRESSES))
                 waiting.append(type(value))
-    return False
+    return found
+
+
+def _texts(values: Any) -> Iterator[str]:
+    yield from (value for value in values if isinstance(value, str) and value.startswith(("http://", "https://")))
 
 
 def _global_names(code: types.CodeType) -> Iterator[str]:

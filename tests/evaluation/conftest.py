@@ -119,16 +119,45 @@ def remembering(items):
 
 
 def judged(doc, results):
-    return {"acc": ask_judge(results[0])}
+    from lmms_eval.llm_judge import Request, ServerConfig, get_server
+
+    server = get_server("openai", ServerConfig(model_name="some-model"))
+    asked = Request(messages=[{"role": "user", "content": results[0]}])
+    return {"acc": float(server.evaluate(asked).content.split(" ")[0])}
 
 
-def ask_judge(text):
-    from lmms_eval.llm_judge import get_server
+def asking(doc, results):
+    from mmkv_bench.evaluation.judging.client import ask
 
-    return get_server("openai", API_KEY).evaluate(text)
+    first = ask(f"Is {results[0]!r} right?", readable=lambda text: text in ("yes", "no"), example="yes")
+    sure = ask(f"Are you sure that it is {first}?")
+    return {"acc": float(first == "yes" and bool(sure))}
 
 
-API_KEY = "none"
+def asking_beside(doc, results):
+    from mmkv_bench.evaluation.judging.client import JudgeError
+
+    try:
+        return asking(doc, results) | {"length": float(len(results[0]))}
+    except JudgeError:
+        return {"length": float(len(results[0]))}
+
+
+def insatiable(doc, results):
+    from mmkv_bench.evaluation.judging.client import ask
+
+    text = "more"
+    while True:
+        text += ask(text)
+
+
+def asking_elsewhere(doc, results):
+    import requests
+
+    return {"acc": float(requests.post(API_URL, json={}, timeout=1).json())}
+
+
+API_URL = "https://judge.example/v1/chat/completions"
 
 
 class Shout:
@@ -172,6 +201,6 @@ def own_task(tmp_path):
     return make
 
 
-def answered_scores(spec: TaskSpec, texts, limit: int | None = None):
+def answered_scores(spec: TaskSpec, texts, limit: int | None = None, judge=None):
     """Ask the first questions of a task, answer them with the texts, score."""
-    return score(spec, answered(ask_all(spec, len(texts)), texts), limit)
+    return score(spec, answered(ask_all(spec, len(texts)), texts), limit, judge)

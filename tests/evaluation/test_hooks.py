@@ -12,7 +12,7 @@ from mmkv_bench.evaluation import catalog, generation_settings, score
 from mmkv_bench.evaluation.documents import documents, task_config
 from mmkv_bench.evaluation.environment import harness as get_harness
 from mmkv_bench.evaluation.extract import sample_value
-from mmkv_bench.evaluation.judges import asks_judge
+from mmkv_bench.evaluation.judges import addresses
 from mmkv_bench.evaluation.page_tasks import PAGE_TASKS
 from tests.evaluation.conftest import answered, ask_all, pages
 
@@ -115,19 +115,21 @@ def test_our_catalogue_of_tasks_is_lmms_evals(harness):
     assert not groups & set(tasks)
 
 
-def test_shipped_scorers_are_told_from_judges(harness, monkeypatch, tmp_path):
+def test_addresses_of_judges_are_found_in_shipped_scorers_and_in_no_others(harness, monkeypatch, tmp_path):
     monkeypatch.setenv("HF_HOME", str(tmp_path))  # videochatgpt reads it when it is imported
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    monkeypatch.setenv("OPENAI_API_URL", "https://judge.example/v1")
     from lmms_eval.tasks.mmbench import en_utils as mmbench
     from lmms_eval.tasks.mmmu import utils as mmmu
     from lmms_eval.tasks.muirbench import utils as muirbench
     from lmms_eval.tasks.ocrbench import utils as ocrbench
     from lmms_eval.tasks.videochatgpt import utils as videochatgpt
 
-    assert not any(map(asks_judge, (mmmu.mmmu_process_results, muirbench.muir_process_results)))
-    assert not asks_judge(ocrbench.ocrbench_process_results)
-    assert asks_judge(mmmu.mmmu_reasoning_process_results)
-    assert asks_judge(videochatgpt.videochatgpt_process_results_generic)
-    assert asks_judge(mmbench.mmbench_aggregate_dev_results_eval)
+    without = (mmmu.mmmu_process_results, muirbench.muir_process_results, ocrbench.ocrbench_process_results)
+    assert [addresses(scorer) for scorer in without] == [set()] * 3
+    asking = (videochatgpt.videochatgpt_process_results_generic, mmbench.mmbench_aggregate_dev_results_eval)
+    assert all(address.startswith("http") for scorer in asking for address in addresses(scorer))
+    assert all(addresses(scorer) for scorer in asking)
 
 
 def test_values_of_shipped_scorers_become_scores(harness):

@@ -112,7 +112,7 @@ def test_a_silent_judge_is_asked_again_after_the_time_limit(server, settings):
     server.behaviours = [judge.silent(0.6)]
     started = time.perf_counter()
     assert outcome(dataclasses.replace(settings, timeout_s=0.2)) == "0.5"
-    assert 0.2 <= time.perf_counter() - started
+    assert time.perf_counter() - started >= 0.2
 
 
 def test_retry_after_is_waited_for_as_seconds_and_as_a_date(server, settings):

@@ -218,11 +218,12 @@ def test_a_scorer_that_exits_the_process_is_an_error_that_names_it(own_task):
         answered_scores(own_task(name="leaver", process_results="!function utils.exiting"), ANSWERS)
 
 
-def test_a_scorer_that_would_ask_a_judge_is_refused_without_one(own_task, monkeypatch):
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    monkeypatch.delenv("API_TYPE", raising=False)
-    with pytest.raises(ScoringError, match="judged asks a judge model.*OPENAI_API_KEY"):
-        answered_scores(own_task(name="judged", process_results="!function utils.judged"), ANSWERS)
+def test_a_scorer_that_asks_a_judge_is_not_judged_without_one_even_where_a_key_is_set(own_task, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-somebody")  # only judge=openai sends it anywhere
+    scores = answered_scores(own_task(name="judged", process_results="!function utils.judged"), ANSWERS)
+    assert values(scores, "acc") == [None] * 4
+    assert scores.not_judged == {"acc": "not judged: 4 of 4 samples: no judge was asked (judge=none)"}
+    assert scores.aggregate == {}
 
 
 def test_scores_in_dicts_are_extracted(own_task):

@@ -75,8 +75,13 @@ class Desk:
             self._pending[digest] = question
         raise JudgeError(NOT_YET)
 
+    @property
+    def waiting(self) -> int:
+        """How many questions `fetch` would ask."""
+        return len(self._pending)
+
     def fetch(self) -> bool:
-        """Ask what waits. Returns whether there is any new answer, so that another pass is worth it."""
+        """Ask what waits. Returns whether there is any new answer."""
         if not self._pending:
             return False
         outcomes = self.asker.ask_all(self._pending, self._keep)

@@ -1,0 +1,182 @@
+"""One pass of lmms-eval's loop over stored answers: what its scorer makes of each sample, and its aggregates."""
+
+from __future__ import annotations
+
+import numbers
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import chdir, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from mmkv_bench.errors import DataError
+from mmkv_bench.evaluation.captions import Captioned, caption_scores, holds_caption, kind_of
+from mmkv_bench.evaluation.contract import SampleRef, TaskSpec
+from mmkv_bench.evaluation.documents import Documents, task_config
+from mmkv_bench.evaluation.environment import harness, task_environment
+from mmkv_bench.evaluation.extract import BESIDE, sample_value
+from mmkv_bench.evaluation.judges import refuse_other_judges
+from mmkv_bench.evaluation.judging.pairs import PAIRED, pair_score, pairs
+from mmkv_bench.evaluation.judging.proxy import proxy
+from mmkv_bench.evaluation.judging.sitting import Sitting
+from mmkv_bench.evaluation.judging.verdict import base
+from mmkv_bench.evaluation.parsing import PARSE_FAILED, guessed, reads_choices, seed, state, state_kept, unread
+from mmkv_bench.evaluation.task_errors import scoring_errors, task_errors
+
+if TYPE_CHECKING:
+    from lmms_eval.api.instance import Instance
+
+
+class Replay:
+    """One pass of lmms-eval's loop over the answered documents, around a fresh task.
+
+    values: doc_id -> metric -> score; parts: doc_id -> metric -> what corpus scores are made of; unscored: metrics
+    without per-sample scores (dict as an ordered set); unaggregated: why lmms-eval's aggregation of some metrics failed.
+    With several filters, metrics are named "metric,filter".
+    """
+
+    def __init__(self, spec: TaskSpec, docs: Documents, texts: Mapping[int, str], sitting: Sitting) -> None:
+        self.spec, self.docs, self.texts, self.sitting = spec, docs, texts, sitting
+        self.values: dict[int, dict[str, float]] = {}
+        self.parts: dict[int, dict[str, tuple[float, ...]]] = {}
+        self.unscored: dict[str, None] = {}
+        self.unaggregated: str | None = None
+        self.captions: dict[str, dict[int, Captioned]] = {}  # metric -> doc_id -> caption
+        self.halves: dict[str, dict[int, Mapping[str, Any]]] = {}  # metric of pairs -> doc_id -> what the scorer gave
+        self.position: SampleRef | None = None
+        self.passes: dict[int, int] = {}  # doc_id -> how many filters' outputs were scored
+
+    def run(self, with_aggregates: bool) -> dict[str, float]:
+        """Returns lmms-eval's aggregates by metric."""
+        module, name = harness(self.spec.offline), self.spec.name
+        config = task_config(self.spec)
+        with module.quiet(), task_environment(self.spec.media_root), state_kept(), _scratch_folder():
+            with task_errors(name):
+                self.task = module.ScoringTask(
+                    config, self.docs.bare, set(self.texts), with_aggregates, self._before, self._after, self._guard
+                )
+            if not self.spec.is_pages:
+                proxy().listen()
+                refuse_other_judges(name, self.task, proxy().root)
+            with scoring_errors(name, self._where):
+                results = module.run_loop(self.task, module.Respondent(self._respond), limit=len(self.docs.refs))
+                self._score_captions()
+                self._score_pairs()
+        self._count_parsed()
+        return self._aggregates(results)
+
+    def _respond(self, instance: Instance) -> str:
+        return self.texts[instance.doc_id]
+
+    def _guard(self, doc_id: int, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """One sample: its questions are its own, and what comes of a question without an answer is not aggregated."""
+        with self.sitting.of([doc_id]):
+            try:
+                metrics = run()
+            except (Exception, SystemExit):
+                if self.sitting.lacks(doc_id):
+                    return {}
+                raise
+        made_up = self.sitting.unanswered.get(doc_id, {})
+        return {name: value for name, value in metrics.items() if name not in made_up and None not in made_up}
+
+    def _before(self, doc_id: int) -> None:
+        self.position = self.docs.refs[doc_id]
+        seed(self._identity(doc_id))
+        self.state = state()
+
+    def _identity(self, doc_id: int) -> str:
+        return f"{self.spec.name}/{doc_id}"
+
+    def _after(self, doc_id: int, metrics: Mapping[str, Any], results: list) -> None:
+        number = self.passes[doc_id] = self.passes.get(doc_id, -1) + 1
+        functions = self.task.metric_functions
+        guess = state() != self.state and guessed(
+            self._identity(doc_id), metrics, lambda: self.task.scored(doc_id, results)
+        )
+        found = self.values.setdefault(doc_id, {})
+        for metric, raw in metrics.items():
+            if metric not in functions and metric not in BESIDE:
+                continue
+            name = self._name(metric, number)
+            if kind_of(metric) and holds_caption(raw):
+                self.captions.setdefault(name, {})[doc_id] = Captioned(raw["pred"], tuple(raw["answer"]))
+                continue
+            if metric in PAIRED:
+                self.halves.setdefault(name, {})[doc_id] = raw
+                continue
+            value = sample_value(metric, raw, functions.get(metric))
+            if value is None:
+                self.unscored[name] = None
+            else:
+                found[name] = 0.0 if guess and self._rising(metric) else value
+        if guess or reads_choices(metrics, self.task.config.process_results):
+            found[self._name(PARSE_FAILED, number)] = float(guess or unread(metrics))
+
+    def _name(self, metric: str, number: int) -> str:
+        filters = self.task.filter_names
+        return metric if len(filters) == 1 else f"{metric},{filters[number]}"
+
+    def _rising(self, metric: str) -> bool:
+        """Whether more is better; a guess on a metric where less is better keeps what was drawn."""
+        return metric in BESIDE or self.task.higher_is_better().get(metric) is not False
+
+    def _count_parsed(self) -> None:
+        """One guess makes the task one whose answers can be unreadable: then every sample tells whether its was."""
+        for name in {name for found in self.values.values() for name in found if name.startswith(PARSE_FAILED)}:
+            for found in self.values.values():
+                found.setdefault(name, 0.0)
+
+    def _score_captions(self) -> None:
+        """Scores of the collected captions: of each filter's own, over the references of all documents."""
+        for own in {name.partition(",")[2] for name in self.captions}:
+            names = {name: kind_of(name.partition(",")[0]) for name in self.captions if name.partition(",")[2] == own}
+            given = self.captions[next(iter(names))]
+            every = {ref.doc_id: given.get(ref.doc_id) or self._without_caption(ref.doc_id) for ref in self.docs.refs}
+            scored = caption_scores(names.values(), every)
+            for name, kind in names.items():
+                for doc_id, (value, parts) in scored[kind].items():
+                    if value is not None:
+                        self.values.setdefault(doc_id, {})[name] = value
+                    if parts is not None:
+                        self.parts.setdefault(doc_id, {})[name] = parts
+
+    def _score_pairs(self) -> None:
+        """Scores of pairs of samples, for both of them; pairs are of documents, whether both are answered or not."""
+        docs = self.docs.bare[self.docs.split]
+        for name, halves in self.halves.items():
+            metric = base(name)
+            for pair in pairs([docs[ref.doc_id][PAIRED[metric]] for ref in self.docs.refs]):
+                if not halves.keys() >= set(pair):
+                    continue
+                with self.sitting.of(pair):
+                    value = pair_score(*(halves[doc_id] for doc_id in pair), self.task.metric_functions[metric])
+                for doc_id in pair:
+                    self.values[doc_id][name] = value
+
+    def _without_caption(self, doc_id: int) -> Captioned:
+        """The references of a document without an answer, as the scorer hands them out for an empty one."""
+        for metric, raw in self.task.scored(doc_id, [""]).items():
+            if kind_of(metric) and holds_caption(raw):
+                return Captioned(None, tuple(raw["answer"]))
+        raise DataError(f"sample {self.docs.refs[doc_id].sample_id} of task {self.spec.name} has no reference captions")
+
+    def _where(self) -> str:
+        return f"sample {self.position.sample_id}" if self.position else "its start"
+
+    def _aggregates(self, results: Mapping[str, Any]) -> dict[str, float]:
+        found = {}
+        for key, value in results.items():  # "metric,filter" -> number, and more that is none
+            metric, comma, _ = key.partition(",")
+            if comma and metric in self.task.metric_functions and isinstance(value, numbers.Real):
+                found[metric if len(self.task.filter_names) == 1 else key] = float(value)
+        if self.task.aggregation_errors:
+            metric, error = next(iter(self.task.aggregation_errors.items()))
+            self.unaggregated = f"lmms-eval's aggregation of {metric} failed: {error!r}"
+        return found
+
+
+@contextmanager
+def _scratch_folder() -> Iterator[None]:
+    """Some tasks drop files into the working directory when they aggregate; nobody reads them."""
+    with tempfile.TemporaryDirectory(prefix="mmkv_bench_") as folder, chdir(folder):
+        yield
