@@ -34,12 +34,12 @@ def _of_the_hub(what: str, path: str, revision: str | None, cause: BaseException
         )
     if isinstance(cause, errors.RevisionNotFoundError):
         return f"{what} has no revision {revision!r}; give a branch, tag or commit of it with model.revision=<commit>"
-    if isinstance(cause, errors.RepositoryNotFoundError):
+    status = getattr(getattr(cause, "response", None), "status_code", None)
+    if isinstance(cause, errors.RepositoryNotFoundError) or status in (401, 403):
         return (
             f"{what} is no repository of the hub, or a private one that needs a login (`hf auth login`); check the id, "
             "or give a local folder"
         )
-    status = getattr(getattr(cause, "response", None), "status_code", None)
     if isinstance(cause, errors.HfHubHTTPError) and status is not None:
         return f"{what}: the hub answered {status} ({_first_line(cause)}); try again later, or give a local folder"
     if isinstance(cause, (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled)) or _is_network(cause):
