@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from mmkv_bench.planning.parts import Part
     from mmkv_bench.store.store import Store
 
+MEASURE_METRICS = {"ppl": "ppl", "self_rouge": "rouge_l_sampled"}
+"""The metric that tells whether a dataset's measure is there."""
+
 
 class Report:
     """The end of one run.
@@ -43,8 +46,9 @@ class Report:
             print(self._idle())
         if self.config.stage != "generate" and (self.metrics or any(part.samples for part in self.parts)):
             print(self._tables())
-            if (more := self._more()) is not None:
-                print(more)
+            for note in (self._more(), self._unmeasured()):
+                if note is not None:
+                    print(note)
         if any(row["metric"] == "fidelity_kl" for row in self.metrics):
             print(f"fidelity to full's answers: python -m mmkv_bench.tables {self.store.root} --metric fidelity")
         print(f"rows: {self.store.root}   (python -m mmkv_bench.tables {self.store.root} prints the tables again)")
@@ -80,6 +84,24 @@ class Report:
         larger = {row["dataset"]: row["n"] for row in self.metrics if row["n"] > asked[row["dataset"]]}
         parts = [f"{name} {n} samples, this run asked for {asked[name]}" for name, n in sorted(larger.items())]
         return f"note: the tables cover all stored samples: {'; '.join(parts)}" if parts else None
+
+    def _unmeasured(self) -> str | None:
+        """A sentence when stored answers lack what this run asks to measure: measuring happens while answering."""
+        if self.config.sharing == "off":
+            return None
+        names: dict[str, set[str]] = {}
+        for row in self.metrics:
+            if row["n_ok"]:
+                names.setdefault(row["cell"], set()).add(row["metric"])
+        asked = {"fidelity": {"fidelity_kl_all", "fidelity_kl_first"}} if self.config.fidelity == "on" else {}
+        lacking: dict[str, int] = {}
+        for part in self.parts:
+            own = {measure: {MEASURE_METRICS[measure]} for measure in part.spec.measures}
+            for measure, metrics in (asked | own).items():
+                missing = sum(cell.cell in names and not metrics & names[cell.cell] for cell in part.cells)
+                lacking[measure] = lacking.get(measure, 0) + missing
+        found = [f"{measure} ({count} cells)" for measure, count in lacking.items() if count]
+        return f"note: answers stored without {', '.join(found)}; out=<another folder> measures them" if found else None
 
     def _tables(self) -> str:
         """Of this run's cells; a mix's kinds stay in the rows."""
