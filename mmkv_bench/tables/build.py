@@ -16,7 +16,7 @@ from mmkv_bench.tables.audit import Audit, audit
 from mmkv_bench.tables.compare import Pair, correct, paired
 from mmkv_bench.tables.gates import find, gates_of, verdict
 from mmkv_bench.tables.intervals import Aggregator
-from mmkv_bench.tables.known import FIDELITY, Pooled, lower_is_better, upstream
+from mmkv_bench.tables.known import FIDELITY, PARSE_FAILED, Pooled, lower_is_better, upstream
 from mmkv_bench.tables.metrics import aggregate, aggregator_of, headline
 from mmkv_bench.tables.rows import BASELINE, CONTEXT, Rows, align, check, choose, context_key, gather, missing
 from mmkv_bench.tables.table import Entry, Method, Table, common_ids
@@ -89,6 +89,8 @@ class _Parts:
             if not missing(row["lmms_eval"])
         }
         self.aggregators = aggregators
+        failed = rows.samples[rows.samples["metric"] == PARSE_FAILED]
+        self.unread = {cell: int(values.sum()) for cell, values in failed.groupby("cell")["value"]}
         self.scored = {cell: set(ids) for cell, ids in rows.samples.groupby("cell")["sample_id"]}
 
     def unscored(self, cell: str) -> int:
@@ -173,6 +175,7 @@ def _entry(cells: pd.DataFrame, metric: str, dataset: str, parts: _Parts) -> Ent
         audit=audit(pd.concat(responses)) if responses else Audit(),
         lmms_eval=None if None in aggregates else float(np.mean(aggregates)),
         lmms_eval_ours=None if own_scale is None else float(np.mean(own_scale)),
+        unread=sum(parts.unread.get(cell, 0) for cell in cells["cell"]),
     )
 
 

@@ -59,8 +59,9 @@ PERCENT_NAMES = re.compile(r"vstar_\w+_acc|videomme_\w*score")  # one metric per
 FIDELITY = ("fidelity_kl", "fidelity_kl_all", "fidelity_kl_first", "fidelity_top1", "divergence", "same_answer")
 # Nats and tokens: amounts without an upper end, no shares, also where every sample happens to have 0 or 1.
 AMOUNTS = {"fidelity_kl", "fidelity_kl_all", "fidelity_kl_first", "divergence"}
+PARSE_FAILED = "parse_failed"  # 1 where no choice could be read out of an answer
 LOWER_IS_BETTER = {
-    "parse_failed",
+    PARSE_FAILED,
     "fidelity_kl",
     "fidelity_kl_all",
     "fidelity_kl_first",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from mmkv_bench.tables.compare import Pair
 from mmkv_bench.tables.intervals import LEVEL
-from mmkv_bench.tables.known import SAME, lower_is_better, upstream
+from mmkv_bench.tables.known import FIDELITY, PARSE_FAILED, SAME, lower_is_better, upstream
 from mmkv_bench.tables.rows import BASELINE
 from mmkv_bench.tables.table import AXES, Entry, Method, Table
 
@@ -91,6 +91,7 @@ def notes(table: Table) -> list[str]:
         *_best_notes(table),
         *_mark_notes(table),
         *_method_notes(table),
+        *_unread_notes(table),
         *_lmms_eval_notes(table),
     ]
 
@@ -246,6 +247,16 @@ def _method_notes(table: Table) -> list[str]:
             values = json.loads(method.parameters)
             lines.append(f"{method.label} (tuned): {', '.join(f'{k}={v}' for k, v in sorted(values.items()))}.")
     return lines
+
+
+def _unread_notes(table: Table) -> list[str]:
+    cells = [(words, e.unread, e.audit.n or e.scores.n) for words, _, e in _named(table) if e.unread]
+    if not cells or table.metric in (PARSE_FAILED, *FIDELITY):
+        return []
+    return [
+        "answers in which no choice can be read count 0 (in lmms-eval's own aggregate as well, unless its scorer draws a "
+        f"choice at random): {_listed(cells)}."
+    ]
 
 
 def _lmms_eval_notes(table: Table) -> list[str]:

@@ -134,6 +134,19 @@ def test_the_note_on_lmms_evals_aggregate_compares_on_one_scale_and_names_theirs
     assert "differs, most for snapkv at 64: 1.0000 against 0.7500 here" in markdown(build(example.rows()))
 
 
+def test_answers_without_a_readable_choice_are_told_beside_the_score_and_not_beside_their_own_count():
+    example = Example()
+    cell = example.add("snapkv", 64, [1.0, 0, 0, 1], sample={"metric": "exact_match"})
+    count = [row | {"metric": "parse_failed", "value": float(i == 2)} for i, row in enumerate(example.samples)]
+    example.samples += count
+    example.metrics = [{"cell": cell, "metric": "exact_match", "lmms_eval": 0.75}]
+    scored, unread = (markdown([table]) for table in build(example.rows()))
+    assert "no choice can be read count 0" in scored
+    assert "snapkv at 64 (1 of 4)" in scored
+    assert "0.7500 against 0.5000 here" in scored
+    assert "no choice can be read" not in unread
+
+
 def test_where_less_is_better_the_smaller_value_is_bold_and_better():
     example = Example()
     rng = np.random.default_rng(0)
