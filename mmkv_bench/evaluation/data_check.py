@@ -130,8 +130,25 @@ def _with_reader(spec: TaskSpec, config: Mapping[str, Any], where: str) -> Found
     except MMKVError as error:
         found.missing.append(str(error))
         return found
-    found.rows, found.columns = len(docs.refs), list(docs.full[docs.split].column_names)
+    data = docs.full[docs.split]
+    found.rows, found.columns = len(docs.refs), list(data.column_names)
+    lost = sorted(os.path.relpath(path, folder) for name in data.column_names for path in _lost(data.data.column(name)))
+    if lost:
+        more = f" and {len(lost) - SHOWN} more" if len(lost) > SHOWN else ""
+        found.missing.append(f"pictures that samples name: {', '.join(lost[:SHOWN])}{more}")
     return found
+
+
+def _lost(column: Any) -> set[str]:
+    """Paths in an undecoded column of media, or of lists of media, that have no bytes and no file."""
+    import pyarrow as pa
+
+    paths: set[str] = set()
+    for chunk in column.chunks:
+        values = chunk.flatten() if pa.types.is_list(chunk.type) else chunk
+        if pa.types.is_struct(values.type) and {field.name for field in values.type} == {"bytes", "path"}:
+            paths.update(values.field("path").filter(values.field("bytes").is_null()).drop_null().to_pylist())
+    return {path for path in paths if not os.path.isfile(path)}
 
 
 def _files(found: Found, spec: TaskSpec, folder: Path, name: str | None, split: str) -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from mmkv_bench.errors import ConfigError, DataError
 from mmkv_bench.evaluation import Answer, fingerprint, fixtures, generate, score, spec_from_config
 from mmkv_bench.evaluation.catalog import own_tasks
+from mmkv_bench.evaluation.data_check import check
 from mmkv_bench.evaluation.tasks.milebench import metrics, prompt
 from mmkv_bench.evaluation.tasks.milebench.reading import read
 from mmkv_bench.evaluation.tasks.milebench.subtasks import HYBRIDKV, PREFIX, SUBTASKS, TITLES, groups
@@ -290,6 +291,9 @@ def test_a_picture_that_is_missing_or_broken_is_the_error_of_its_sample_alone(re
     errors = [request.error for request in asked_of(spec)]
     assert [error is None for error in errors] == [True, False, False, True]
     assert "FileNotFoundError" in errors[1]
+    found = check(spec, conf("milebench_docvqa")["about"])
+    assert (found.rows, found.ready) == (4, False)
+    assert found.missing == [f"pictures that samples name: {Path('images', '1_1.png')}"]
 
 
 @pytest.mark.parametrize(
