@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from mmkv_bench.config import allowed
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
     from mmkv_bench.evaluation.judging.desk import Desk
 
+NOT_JUDGED = "not judged"  # begins the reason of a metric that lacks answers of a judge (evaluation/judging/verdict.py)
 _WHOLE = {"retries": 0, "concurrency": 1}
 
 
@@ -76,17 +78,30 @@ def desk_of(config: DictConfig, root: Path) -> Desk:
     )
 
 
-def summary(desk: Desk) -> str | None:
-    """One line on what became of a run's questions; None when there was none or no judge."""
-    counts = desk.counts
-    if desk.settings is None or not counts:
-        return None
-    parts = [f"{counts['asked']} answered", f"{counts['cached']} answers from {desk.settings.cache}"]
-    if counts["failed"]:
-        parts.append(f"{counts['failed']} without an answer ({desk.gone or desk.first_failure})")
-    return f"judge {desk.model}: {', '.join(parts)}" + (
-        "; the same command with stage=score asks these again" if counts["failed"] else ""
-    )
+def summary(desk: Desk, metrics: Sequence[Mapping[str, Any]]) -> str | None:
+    """What became of a run's questions, and which of its metrics are not judged; None when nobody is asked anything.
+
+    metrics: the `metrics` rows of the run's cells.
+    """
+    lines = []
+    counts, open_rows = desk.counts, [row for row in metrics if not_judged(row)]
+    if desk.settings is not None and counts:
+        kept = f"{counts['cached']} answers found in {desk.settings.cache}"
+        lost = f", {counts['failed']} questions without an answer ({desk.gone or desk.first_failure})"
+        lines.append(f"judge {desk.model}: {counts['asked']} answers, {kept}{lost * bool(counts['failed'])}")
+    if open_rows:
+        names = ", ".join(sorted({f"{row['dataset']} {row['metric']}" for row in open_rows}))
+        cells = len({row["cell"] for row in open_rows})
+        lines.append(
+            f"not judged: {names} ({cells} cells); the same command with stage=score and a judge that answers "
+            "(judge=openai, or judge=local judge.url=<base url> judge.model=<id>) judges what is missing"
+        )
+    return "\n".join(lines) or None
+
+
+def not_judged(row: Mapping[str, Any]) -> bool:
+    """Whether a `metrics` row lacks answers of a judge."""
+    return str(row["lmms_eval_reason"] or "").startswith(NOT_JUDGED)
 
 
 def _is_address(url: str) -> bool:

@@ -35,12 +35,14 @@ class Report:
     ):
         self.config, self.cells, self.store, self.parts, self.metrics = config, cells, store, parts, metrics
 
-    def close(self, generated: Mapping[str, int], scored: int, failed: int, seconds: float) -> None:
+    def close(
+        self, generated: Mapping[str, int], scored: int, failed: int, seconds: float, judge: str | None = None
+    ) -> None:
         """Print it.
 
         Args:
             generated: dataset -> samples answered by this run; scored: cells scored by it; failed: rows of the run that
-                are failures; seconds: how long it took.
+                are failures; seconds: how long it took; judge: what to say of the judge.
         """
         if not any(generated.values()) and not scored:
             print(self._idle())
@@ -52,6 +54,8 @@ class Report:
         if any(row["metric"] == "fidelity_kl" for row in self.metrics):
             print(f"fidelity to full's answers: python -m mmkv_bench.tables {self.store.root} --metric fidelity")
         print(f"rows: {self.store.root}   (python -m mmkv_bench.tables {self.store.root} prints the tables again)")
+        if judge:
+            print(judge)
         if failed:
             print(f"{failed} rows failed; their status says how, and retry=[oom,timeout,nan,error] runs them again")
         if self.config.json:

@@ -16,6 +16,7 @@ from mmkv_bench.planning import facts as facts_of
 from mmkv_bench.planning.card import PromptSize, render
 from mmkv_bench.planning.cells import Cell, bases, build_methods, expand
 from mmkv_bench.planning.compose import method_defaults
+from mmkv_bench.planning.judging import desk_of, summary
 from mmkv_bench.planning.parts import Part, failures, parts_of
 from mmkv_bench.planning.preview import card_facts
 from mmkv_bench.planning.progress import Progress
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from mmkv_bench.evaluation.contract import TaskSpec
+    from mmkv_bench.evaluation.judging.desk import Desk
     from mmkv_bench.models.load import LoadedModel
 
 
@@ -41,6 +43,7 @@ def run(config: DictConfig) -> int:
     store = Store(Path(config.out).expanduser())
     store.check_writable()
     track = tracker(_logger(config), store.root)
+    judge = desk_of(config, store.root)
     config, cells, parts, provenance, notes = _plan(config)
     store.recover()
     _refuse_other_sharing(config, store, cells)
@@ -53,7 +56,7 @@ def run(config: DictConfig) -> int:
     samples = {part.dataset: len(part.samples) for part in parts}
     done = {part.dataset: part.rows(store, list(config.retry)) for part in parts}
     print(render(card_facts(config, cells, samples, done, prompts, loaded, str(store.root), notes)), flush=True)
-    stale = [] if config.stage == "generate" else _stale(store, parts)
+    stale = [] if config.stage == "generate" else _stale(store, parts, judge)
     if not generating and not stale:  # nothing to follow, and a finished run writes nothing
         track = NoTracker()
     track.start({"run": plain(config), "cells": [cell.label for cell in cells]})
@@ -63,15 +66,16 @@ def run(config: DictConfig) -> int:
             _keep_cells(store, config, cells, provenance)
             _generate(config, loaded, store, parts, todo, track)
         if config.stage != "generate":
-            stale = _stale(store, parts)
-            _score(store, parts, stale)
+            stale = _stale(store, parts, judge)
+            _score(store, parts, stale, judge)
         metrics = store.metrics([cell.cell for cell in cells]).to_pylist()
         failed = failures(store, parts)
         ended = True
     finally:
         track.finish(metrics, failed=not ended or failed > 0)
     report = Report(config, cells, store, parts, metrics)
-    report.close(todo if generating else dict.fromkeys(todo, 0), len(stale), failed, time.perf_counter() - started)
+    seconds, asked = time.perf_counter() - started, summary(judge, metrics)
+    report.close(todo if generating else dict.fromkeys(todo, 0), len(stale), failed, seconds, asked)
     return 1 if failed else 0
 
 
@@ -249,21 +253,21 @@ def _load(config: DictConfig) -> LoadedModel:
     return Source.of(config.model).load()
 
 
-def _stale(store: Store, parts: Sequence[Part]) -> list[str]:
-    """Cells with answers that are not scored yet."""
+def _stale(store: Store, parts: Sequence[Part], judge: Desk) -> list[str]:
+    """Cells with answers that are not scored yet, or not by this judge."""
     from mmkv_bench.planning.scoring import unscored
 
-    return [cell for part in parts for cell in unscored(store, part.cells)]
+    return [cell for part in parts for cell in unscored(store, part.cells, judge)]
 
 
-def _score(store: Store, parts: Sequence[Part], stale: Sequence[str]) -> None:
+def _score(store: Store, parts: Sequence[Part], stale: Sequence[str], judge: Desk) -> None:
     from mmkv_bench.planning.scoring import score_dataset
 
     for part in parts:
         mine = sum(cell.cell in stale for cell in part.cells)
         if mine:
             with Progress(mine, f"scoring {part.dataset}", unit="cells") as bar:
-                score_dataset(store, part.spec, part.cells, lambda cell, bar=bar: bar.advance())
+                score_dataset(store, part.spec, part.cells, lambda cell, bar=bar: bar.advance(), judge)
 
 
 def _mean(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:

@@ -2,37 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+from mmkv_bench.planning.judging import not_judged
 
 if TYPE_CHECKING:
     from mmkv_bench.evaluation.contract import SampleScore, TaskSpec
+    from mmkv_bench.evaluation.judging.desk import Desk
     from mmkv_bench.planning.cells import Cell
     from mmkv_bench.store.store import Store
 
 _ANSWER_COLUMNS = ("cell", "sample_id", "answer", "status", "doc_id", "prompt_hash")
 
 
-def unscored(store: Store, cells: Sequence[Cell]) -> list[str]:
-    """Cells whose stored answers are not the ones that were scored: new samples, or never scored."""
+def unscored(store: Store, cells: Sequence[Cell], judge: Desk | None = None) -> list[str]:
+    """Cells whose stored answers are not the ones that were scored: new samples, never scored, or for the judge to do."""
     names = [cell.cell for cell in cells]
     answered = _statuses(store.responses(names, ("cell", "sample_id", "status")))
     scored = _statuses(store.samples(names).select(["cell", "sample_id", "status"]))
-    with_metrics = set(store.metrics(names)["cell"].to_pylist())
+    metrics = store.metrics(names).to_pylist()
+    with_metrics = {row["cell"] for row in metrics}
+    to_judge = {row["cell"] for row in metrics if judge is not None and _to_judge(row, judge)}
     return [
         name
         for name in names
-        if answered.get(name) and (answered[name] != scored.get(name) or name not in with_metrics)
+        if answered.get(name) and (answered[name] != scored.get(name) or name not in with_metrics or name in to_judge)
     ]
 
 
+def _to_judge(row: Mapping[str, Any], judge: Desk) -> bool:
+    """Whether a stored metric lacks an answer of this judge: it was not judged, or by another one."""
+    if judge.settings is None:
+        return False
+    if not_judged(row):
+        return True
+    wanted = judge.settings.temperature
+    other = row["judge"] != judge.model or (wanted is not None and row["judge_temperature"] != wanted)
+    return row["judge"] is not None and other
+
+
 def score_dataset(
-    store: Store, spec: TaskSpec, cells: Sequence[Cell], after: Callable[[Cell], None] = lambda cell: None
+    store: Store,
+    spec: TaskSpec,
+    cells: Sequence[Cell],
+    after: Callable[[Cell], None] = lambda cell: None,
+    judge: Desk | None = None,
 ) -> int:
     """Score what is not scored yet, then the metrics of all cells of the dataset (differences need `full`).
 
     Args:
-        spec: the task; cells: this run's cells of it; after: told about each scored cell.
+        spec: the task; cells: this run's cells of it; after: told about each scored cell; judge: where the questions of
+            scorers go, None = nowhere.
 
     Returns:
         How many cells were scored anew; 0 leaves the store untouched.
@@ -41,18 +62,18 @@ def score_dataset(
         ScoringError: lmms-eval's metric code failed; the answers stay as they are.
     """
     from mmkv_bench.evaluation import score
-    from mmkv_bench.tables.metrics import metrics_rows
+    from mmkv_bench.tables.metrics import JUDGE, metrics_rows
 
-    stale = set(unscored(store, cells))
+    stale = set(unscored(store, cells, judge))
     if not stale:
         return 0
     samples: dict[str, list[dict[str, Any]]] = {}
-    aggregates, reasons = {}, {}
-    for row in store.metrics([cell.cell for cell in cells]).to_pylist():
-        if row["cell"] not in stale and row["lmms_eval"] is not None:
-            aggregates[row["cell"], row["metric"]] = row["lmms_eval"]
-        elif row["cell"] not in stale and row["lmms_eval_reason"] is not None:
-            reasons[row["cell"]] = row["lmms_eval_reason"]
+    aggregates, reasons, judges = {}, {}, {}
+    for row in store.metrics([cell.cell for cell in cells if cell.cell not in stale]).to_pylist():
+        key = row["cell"], row["metric"]
+        aggregates |= {key: row["lmms_eval"]} if row["lmms_eval"] is not None else {}
+        reasons |= {key: row["lmms_eval_reason"]} if row["lmms_eval_reason"] is not None else {}
+        judges[key] = {name: row[name] for name in JUDGE}
     for cell in cells:
         if cell.cell not in stale:
             kept = store.samples([cell.cell]).drop_columns(["schema_version"]).to_pylist()
@@ -60,12 +81,14 @@ def score_dataset(
                 samples[cell.cell] = kept
             continue
         answers = _answers(store, cell)
-        scores = score(spec, answers, 1 + max(answer.doc_id for answer in answers.values()))
+        scores = score(spec, answers, 1 + max(answer.doc_id for answer in answers.values()), judge)
         samples[cell.cell] = _rows(cell, scores.samples)
         for metric, value in (scores.aggregate or {}).items():
             aggregates[cell.cell, metric] = value
         if scores.reason is not None:
             reasons[cell.cell] = scores.reason
+        reasons |= {(cell.cell, metric): why for metric, why in scores.not_judged.items()}
+        judges |= {(cell.cell, metric): dict(zip(JUDGE, by, strict=True)) for metric, by in scores.judged.items()}
         after(cell)
     import pandas as pd
 
@@ -76,6 +99,7 @@ def score_dataset(
         store.cells(names).to_pandas(),
         lmms_eval=aggregates,
         reasons=reasons,
+        judges=judges,
     )
     for name in names:
         store.write_scores(name, samples[name], [row for row in metrics if row["cell"] == name])

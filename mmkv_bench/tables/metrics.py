@@ -17,14 +17,17 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+JUDGE = ("judge", "judge_prompts", "judge_temperature")
+
+
 def metrics_rows(
     samples: pd.DataFrame,
     cells: pd.DataFrame,
     *,
     aggregators: Mapping[str, Aggregator] | None = None,
     lmms_eval: Mapping[tuple[str, str], float] | None = None,
-    reasons: Mapping[str, str] | None = None,
-    judges: Mapping[tuple[str, str], str] | None = None,
+    reasons: Mapping[str | tuple[str, str], str] | None = None,
+    judges: Mapping[tuple[str, str], Mapping[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:
     """One `metrics` row per cell and metric of `samples`, in the order of `cells`, then of metric names.
 
@@ -34,8 +37,8 @@ def metrics_rows(
 
     samples, cells: frames of the tables of those names. aggregators: metric -> aggregate where it is not the one known by
     the metric's name (`known.aggregate_of`).
-    lmms_eval, judges: (cell, metric) -> lmms-eval's own aggregate, id of the judge. reasons: cell -> why lmms-eval
-    gives no aggregate.
+    lmms_eval, judges: (cell, metric) -> lmms-eval's own aggregate, the judge's columns. reasons: cell, or cell and
+    metric, -> why lmms-eval gives no aggregate.
 
     Raises StoreError for rows that contradict each other, such as two `full` cells of one context.
     """
@@ -58,8 +61,9 @@ def metrics_rows(
             row |= _against(scores[name, metric], baseline, cell["dataset"], aggregator)
             aggregate = lmms_eval.get((name, metric))
             row["lmms_eval"] = aggregate
-            row["lmms_eval_reason"] = None if aggregate is not None else reasons.get(name)
-            row["judge"] = judges.get((name, metric))
+            reason = reasons.get((name, metric), reasons.get(name))
+            row["lmms_eval_reason"] = None if aggregate is not None else reason
+            row |= dict.fromkeys(JUDGE) | dict(judges.get((name, metric), {}))
             rows.append(row)
     return rows
 
@@ -67,7 +71,8 @@ def metrics_rows(
 def headline(scores: Scores, dataset: str, aggregator: Aggregator | None = None, metric: str = "") -> dict[str, Any]:
     """n, n_ok, value and interval (null unless every sample is ok), and the score with failures counted as 0.
 
-    Where less is better, 0 would flatter a failure, and nothing is counted in its place.
+    Where less is better, 0 would flatter a failure, and nothing is counted in its place; nor is an answer 0 that no judge
+    has judged.
     """
     _require_parts(scores, dataset, aggregator)
     measured = scores.parts if isinstance(aggregator, Pooled) else scores.values
@@ -80,7 +85,7 @@ def headline(scores: Scores, dataset: str, aggregator: Aggregator | None = None,
         "value": aggregate(scores, aggregator) if scores.complete else None,
         "value_failures_zero": (
             aggregate(_failures_zero(scores), aggregator)
-            if scores.complete or (scores.n and not lower_is_better(metric))
+            if scores.complete or (scores.n and not scores.unjudged and not lower_is_better(metric))
             else None
         ),
         "low": found.low,

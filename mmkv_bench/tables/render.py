@@ -51,6 +51,8 @@ def entry_text(table: Table, method: Method, budget: str, intervals: bool) -> Te
     if entry is None:
         return EMPTY
     found = tuple(marks(table, method, entry))
+    if entry.scores.unjudged:
+        return Text(f"not judged: {entry.scores.n - entry.scores.n_ok}/{entry.scores.n}", "", found)
     if entry.value is None:
         return Text(f"{entry.scores.n_ok}/{entry.scores.n} ok: {score(entry.zero)} / {score(entry.common)}", "", found)
     bold = method.label in table.best(budget) and (method.label, budget) in table.entries

@@ -131,13 +131,15 @@ class Scores:
 
     sample_ids, clusters: object [n]; values: float64 [n], NaN where the sample is not ok (in any of its seeds).
     parts: float64 [n, k], what a metric that is no mean is aggregated from; None where a sample has none. A sample that
-    is not ok has those of an empty answer.
+    is not ok has those of an empty answer. unjudged: how many samples are answered and have no value: a judge did not
+    answer, which is no failure of the model.
     """
 
     sample_ids: np.ndarray
     clusters: np.ndarray
     values: np.ndarray
     parts: np.ndarray | None = None
+    unjudged: int = 0
 
     @property
     def n(self) -> int:
@@ -168,16 +170,22 @@ def gather(samples: pd.DataFrame) -> Scores:
 
     A sample counts as ok when each of its rows has status ok and a value; its value is then the mean over its rows.
     """
+    answered = samples["status"] == "ok"
     frame = samples.assign(
-        good=(samples["status"] == "ok") & samples["value"].notna(),
+        good=answered & samples["value"].notna(),
+        answered=answered,
+        value=samples["value"].astype("float64"),  # a column of nulls alone has no type
         cluster=samples["cluster"].where(samples["cluster"].notna(), samples["sample_id"]),
     )
     by_sample = frame.sort_values(["sample_id", "cell"]).groupby("sample_id", sort=True)
-    table = by_sample.agg(good=("good", "all"), value=("value", "mean"), cluster=("cluster", "first"))
+    table = by_sample.agg(
+        good=("good", "all"), answered=("answered", "all"), value=("value", "mean"), cluster=("cluster", "first")
+    )
     values = table["value"].to_numpy(np.float64, na_value=np.nan)
     values = np.where(table["good"].to_numpy(bool), values, np.nan)
     ids = table.index.to_numpy(object)
-    return Scores(ids, table["cluster"].to_numpy(object), values, _parts(frame, ids))
+    unjudged = int((table["answered"] & ~table["good"]).sum())
+    return Scores(ids, table["cluster"].to_numpy(object), values, _parts(frame, ids), unjudged)
 
 
 def _parts(frame: pd.DataFrame, sample_ids: np.ndarray) -> np.ndarray | None:

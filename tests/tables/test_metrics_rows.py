@@ -44,6 +44,8 @@ def test_a_cell_of_zeros_and_ones_gets_wilson_and_its_difference_to_full() -> No
         "lmms_eval": None,
         "lmms_eval_reason": None,
         "judge": None,
+        "judge_prompts": None,
+        "judge_temperature": None,
     }
     assert rows[snapkv]["value"] == 0.55
     assert rows[snapkv]["difference"] == -7 / 20
@@ -113,10 +115,26 @@ def test_lmms_evals_aggregate_reason_and_judge_stand_beside_ours() -> None:
     example = Example()
     good, bad = example.add("snapkv", 64, [1.0]), example.add("keydiff", 64, [None])
     key = "exact_match"
-    given = {"lmms_eval": {(good, key): 1.0}, "reasons": {bad: "1 sample not ok"}, "judges": {(good, key): "gpt"}}
+    judge = {"judge": "gpt", "judge_prompts": "abc", "judge_temperature": 0.0}
+    given = {"lmms_eval": {(good, key): 1.0}, "reasons": {bad: "1 sample not ok"}, "judges": {(good, key): judge}}
     rows = rows_of(example, **given)
-    assert (rows[good]["lmms_eval"], rows[good]["lmms_eval_reason"], rows[good]["judge"]) == (1.0, None, "gpt")
+    assert (rows[good]["lmms_eval"], rows[good]["lmms_eval_reason"]) == (1.0, None)
+    assert {name: rows[good][name] for name in judge} == judge
     assert (rows[bad]["lmms_eval"], rows[bad]["lmms_eval_reason"]) == (None, "1 sample not ok")
+    assert (rows[bad]["judge"], rows[bad]["judge_prompts"], rows[bad]["judge_temperature"]) == (None, None, None)
+    own = rows_of(example, reasons={bad: "1 sample not ok", (bad, key): "not judged"})[bad]
+    assert own["lmms_eval_reason"] == "not judged"
+
+
+def test_an_answer_that_is_not_judged_is_no_failure_and_never_counts_as_0() -> None:
+    example = Example()
+    some, none = example.add("snapkv", 64, [1.0, None, 0.5]), example.add("keydiff", 64, [None, None])
+    for row in example.samples:
+        row["status"] = "ok"
+    rows = rows_of(example)
+    assert [(rows[cell]["n"], rows[cell]["n_ok"]) for cell in (some, none)] == [(3, 2), (2, 0)]
+    for cell in (some, none):
+        assert (rows[cell]["value"], rows[cell]["value_failures_zero"], rows[cell]["low"]) == (None, None, None)
 
 
 def test_rows_do_not_depend_on_the_order_of_samples_or_on_other_cells() -> None:
