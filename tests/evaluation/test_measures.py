@@ -1,0 +1,114 @@
+"""Promise: measures of stored rows are what their definitions give by hand, and nothing is made up for what is missing."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from mmkv_bench.evaluation.measures import COLUMNS, NAMES, POOLED, measured
+from mmkv_bench.evaluation.rouge import rouge_l
+from mmkv_bench.store.schema import RESPONSES
+from mmkv_bench.tables import known
+
+
+def row(sample: str = "s0", status: str = "ok", **changed) -> dict:
+    ok = {"answer": "a b c", "token_ids": [5, 6, 7, 2]} if status == "ok" else {}
+    empty = dict.fromkeys(COLUMNS)
+    return empty | {"cell": "c", "sample_id": sample, "cluster": "k", "status": status, "token_ids": []} | ok | changed
+
+
+def values(rows, full=(), protocol="paper", is_full=False) -> dict:
+    """(measure, sample) -> score."""
+    scores = measured(rows, {one["sample_id"]: one for one in full}, protocol, is_full)
+    assert len({(score.metric, score.sample_id) for score in scores}) == len(scores)
+    return {(score.metric, score.sample_id): score for score in scores}
+
+
+def test_under_paper_the_first_token_stands_apart():
+    found = values([row(forced_kl=[0.0, 0.3, 0.1], forced_agree=[True, False, True])])
+    assert found["fidelity_kl", "s0"].value == pytest.approx(0.2)
+    assert found["fidelity_kl_all", "s0"].value == pytest.approx(0.4 / 3)
+    assert found["fidelity_top1", "s0"].value == 0.5
+    assert ("fidelity_kl_first", "s0") not in found
+
+
+@pytest.mark.parametrize("protocol", ("strict", "query_agnostic"))
+def test_elsewhere_the_first_token_is_one_of_them_and_has_a_measure_of_its_own(protocol):
+    found = values([row(forced_kl=[0.9, 0.3, 0.0], forced_agree=[False, False, True])], protocol=protocol)
+    assert found["fidelity_kl", "s0"].value == pytest.approx(0.4)
+    assert found["fidelity_kl_first", "s0"].value == 0.9
+    assert found["fidelity_top1", "s0"].value == pytest.approx(1 / 3)
+    assert ("fidelity_kl_all", "s0") not in found
+
+
+def test_an_answer_of_one_token_says_nothing_under_paper():
+    rows = [
+        row("s0", forced_kl=[0.0], forced_agree=[True]),
+        row("s1", forced_kl=[0.0, 1.0], forced_agree=[True, False]),
+    ]
+    found = values(rows)
+    assert ("fidelity_kl", "s0") not in found and found["fidelity_kl", "s1"].value == 1.0
+    assert found["fidelity_kl_all", "s0"].value == 0.0
+    assert values(rows[:1], protocol="strict")["fidelity_kl", "s0"].value == 0.0
+
+
+def test_divergence_is_the_tokens_before_the_first_difference_and_censored_at_the_end():
+    full = [row(f"s{i}", token_ids=[5, 6, 7, 2]) for i in range(4)]
+    own = [[5, 6, 7, 2], [5, 9, 7, 2], [5, 6, 2], [8]]
+    found = values([row(f"s{i}", token_ids=tokens) for i, tokens in enumerate(own)], full)
+    assert [found["divergence", f"s{i}"].value for i in range(4)] == [4.0, 1.0, 2.0, 0.0]
+    assert [found["same_answer", f"s{i}"].value for i in range(4)] == [1.0, 0.0, 0.0, 0.0]
+
+
+def test_full_stands_at_its_own_second_measurement_and_never_at_a_constant():
+    agree = [True, True, False, True]
+    found = values([row(forced_kl=[0.0, 0.0, 0.2, 0.0], forced_agree=agree)], [row()], is_full=True)
+    assert found["divergence", "s0"].value == 2.0 and found["same_answer", "s0"].value == 0.0
+    assert values([row()], [row()], is_full=True) == {}
+
+
+def test_what_failed_or_was_not_measured_has_a_row_without_a_value():
+    rows = [
+        row("s0", forced_kl=[0.0, 0.1], forced_agree=[True, True], reference_nll=[1.0]),
+        row("s1"),
+        row("s2", "oom"),
+    ]
+    full = [row("s0"), row("s1", "timeout"), row("s2")]
+    found = values(rows, full)
+    for measure in ("fidelity_kl", "same_answer", "ppl"):
+        assert found[measure, "s0"].value is not None
+        assert (found[measure, "s1"].value, found[measure, "s1"].status) == (None, "ok")
+        assert (found[measure, "s2"].value, found[measure, "s2"].status) == (None, "oom")
+    assert found["ppl", "s1"].parts == found["ppl", "s2"].parts == (0.0, 0.0)
+
+
+def test_without_full_and_without_measurements_there_are_no_measures():
+    assert values([row("s0"), row("s1", "oom")]) == {}
+    partly = values([row("s0"), row("s1")], [row("s1")])
+    assert set(partly) == {("divergence", "s1"), ("same_answer", "s1")}
+
+
+def test_perplexity_carries_the_sums_that_it_is_pooled_from():
+    found = values([row("s0", reference_nll=[2.0, 0.5, 0.5]), row("s1", reference_nll=[1.0])])
+    assert found["ppl", "s0"].parts == (3.0, 3.0) and found["ppl", "s0"].value == pytest.approx(math.e)
+    assert found["ppl_without_first", "s0"].parts == (1.0, 2.0)
+    assert found["ppl", "s1"].parts == (1.0, 1.0) and ("ppl_without_first", "s1") not in found
+    assert math.isfinite(values([row(reference_nll=[1e6])])["ppl", "s0"].value)
+
+
+def test_rouge_is_against_the_first_sample_and_for_full_between_two():
+    full = [row(answer="the cat sat", reference_samples=["the cat sat down", "a cat sat"])]
+    found = values([row(answer="the cat ran")], full)
+    assert found["rouge_l_sampled", "s0"].value == rouge_l("the cat ran", "the cat sat down")
+    assert found["rouge_l_greedy", "s0"].value == rouge_l("the cat ran", "the cat sat")
+    own = values(full, full, is_full=True)
+    assert own["rouge_l_sampled", "s0"].value == rouge_l("a cat sat", "the cat sat down")
+    assert ("rouge_l_greedy", "s0") not in own
+
+
+def test_tables_know_the_measures_by_the_same_names():
+    assert set(COLUMNS) <= set(RESPONSES.names)
+    assert set(known.FIDELITY) < NAMES and known.AMOUNTS < NAMES
+    assert {name for name in NAMES if known.aggregate_of(name) is not None} == set(POOLED)
+    assert {name for name in NAMES if known.lower_is_better(name)} == {n for n in NAMES if "kl" in n or "ppl" in n}
