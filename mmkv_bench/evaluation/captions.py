@@ -82,7 +82,9 @@ def caption_scores(kinds: Iterable[str], captions: Mapping[int, Captioned]) -> d
 def _tokens(texts: Mapping[int, Iterable[str]]) -> dict[int, list[str]]:
     from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
 
-    return PTBTokenizer().tokenize({doc: [{"caption": text} for text in of_doc] for doc, of_doc in texts.items()})
+    # one line each: the tokeniser takes \r, \f, U+2028 and others for line ends, and would hand on the wrong captions
+    lines = {doc: [{"caption": " ".join(text.split())} for text in of_doc] for doc, of_doc in texts.items()}
+    return PTBTokenizer().tokenize(lines)
 
 
 def _means(scorer: Any, references: dict[int, list[str]], given: dict[int, list[str]]) -> dict[int, CaptionScore]:

@@ -123,13 +123,14 @@ def test_known_captions_score_what_is_known_and_corpus_scores_are_lmms_evals():
 
 
 @NEEDS_JAVA
-def test_captions_are_scored_where_one_has_no_answer_over_the_references_of_all():
+def test_captions_are_scored_where_one_has_no_answer_over_the_references_of_all_and_line_ends_move_none():
     from pycocoevalcap.cider.cider import Cider
 
     spec, known = spec_of("vatex"), fixtures.known("vatex")
     requests = ask_all(spec)
     texts = [*next(cells(known, len(requests)))[:4], None]
-    scores = score(spec, answered(requests, texts))
+    torn = [texts[0], texts[1].replace(" ", "\u2028"), texts[2].replace(" ", "\r"), texts[3], None]
+    scores = score(spec, answered(requests, torn))
     assert (scores.aggregate, scores.reason) == (None, "1 of 5 samples have no answer: 1 oom")
     found = {(row.sample_id, row.metric): row for row in scores.samples}
     for entry in known:
