@@ -14,8 +14,8 @@ def sentence(path: str, revision: str | None, error: BaseException) -> str:
         if not Path(path).is_dir():
             return f"{what} is not there; give the folder of a Hugging Face checkpoint, or a hub id"
     else:
-        for cause in _causes(error):
-            known = _of_the_hub(what, path, revision, cause)
+        causes = list(_causes(error))
+        for known in (*(_answered(what, revision, cause) for cause in causes), *(_unreached(what, c) for c in causes)):
             if known is not None:
                 return known
     reason = _first_line(error)
@@ -24,7 +24,8 @@ def sentence(path: str, revision: str | None, error: BaseException) -> str:
     return f"{what} cannot be loaded ({reason}); give a folder with config.json and *.safetensors, or a hub id"
 
 
-def _of_the_hub(what: str, path: str, revision: str | None, cause: BaseException) -> str | None:
+def _answered(what: str, revision: str | None, cause: BaseException) -> str | None:
+    """What the hub itself said."""
     from huggingface_hub import errors
 
     if isinstance(cause, errors.GatedRepoError):
@@ -42,6 +43,13 @@ def _of_the_hub(what: str, path: str, revision: str | None, cause: BaseException
         )
     if isinstance(cause, errors.HfHubHTTPError) and status is not None:
         return f"{what}: the hub answered {status} ({_first_line(cause)}); try again later, or give a local folder"
+    return None
+
+
+def _unreached(what: str, cause: BaseException) -> str | None:
+    """That nothing answered; the client says so, too, where the hub answered something that it could not use."""
+    from huggingface_hub import errors
+
     if isinstance(cause, (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled)) or _is_network(cause):
         offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
         state = "HF_HUB_OFFLINE is set" if offline else "the hub cannot be reached"
