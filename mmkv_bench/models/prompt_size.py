@@ -1,0 +1,103 @@
+"""The command of models/visual_tokens.py: tokens and cache bytes of images and videos, without a model."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from mmkv_bench.config import conf_dir
+from mmkv_bench.errors import ConfigError, MMKVError, nearest
+from mmkv_bench.models.visual_tokens import Limits, image_tokens, video_tokens
+
+_USAGE = """\
+usage: python -m mmkv_bench.models.visual_tokens model=<name> WIDTHxHEIGHT [WIDTHxHEIGHT ...] [key=number ...]
+
+Visual tokens of one prompt with these images, and the bytes that their keys and values take in an uncompressed cache.
+
+frames=N            the sizes are those of videos, of which N frames are taken
+min_pixels=N, max_pixels=N, video_max_pixels=N
+                    the limits of model.* of a run, for Qwen-VL models"""
+
+_NUMBERS = ("frames", *(field.name for field in dataclasses.fields(Limits)))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Read a command line, print the table, return the exit code: 2 for a request that cannot be met."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or {"-h", "--help"} & set(words):
+        print(_USAGE)
+        return 0
+    try:
+        print("\n".join(_lines(words)))
+    except MMKVError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def _lines(words: Sequence[str]) -> list[str]:
+    name, sizes, numbers = _read(words)
+    node = _model(name)
+    frames = numbers.pop("frames", None)
+    limits, kind, settings = Limits(**numbers), node["shape"]["model_type"], node["processor"]
+    bytes_per_token = _bytes_per_token(node)
+    lines, total = [f"{name}: {bytes_per_token / 1024:g} KiB of keys and values per token in {node['dtype']}"], 0
+    for width, height in sizes:
+        if frames is None:
+            tokens, what = image_tokens(kind, settings, width, height, len(sizes), limits), "image"
+        else:
+            tokens, what = video_tokens(kind, settings, frames, width, height, limits), f"{frames} frames of"
+        total += tokens
+        lines.append(f"  {what} {width}x{height}: {tokens:,} visual tokens, {_size(tokens * bytes_per_token)}")
+    if len(sizes) > 1:
+        lines.append(f"  together: {total:,} visual tokens, {_size(total * bytes_per_token)}")
+    return lines
+
+
+def _read(words: Sequence[str]) -> tuple[str, list[tuple[int, int]], dict[str, int]]:
+    """The model's name, the sizes and the numbers of a command line."""
+    name, sizes, numbers = None, [], {}
+    for word in words:
+        key, _, value = word.partition("=")
+        if re.fullmatch(r"[1-9]\d*x[1-9]\d*", word):
+            width, _, height = word.partition("x")
+            sizes.append((int(width), int(height)))
+        elif key == "model":
+            name = value
+        elif key in _NUMBERS and value.isdecimal() and int(value) > 0:
+            numbers[key] = int(value)
+        elif key in _NUMBERS:
+            raise ConfigError(f"{word}: a whole number >= 1 belongs there")
+        else:
+            raise ConfigError(f"{word!r} is no size such as 1344x896 and no key; {nearest(key, ('model', *_NUMBERS))}")
+    if name is None or not sizes:
+        raise ConfigError("a model and a size are needed: model=qwen2_5_vl_7b 1344x896")
+    return name, sizes, numbers
+
+
+def _model(name: str) -> dict[str, Any]:
+    """conf/model/<name>.yaml as data. Raises ConfigError where it describes no processor."""
+    from omegaconf import OmegaConf
+
+    found = {}
+    for file in sorted((conf_dir() / "model").glob("*.yaml")):
+        node = OmegaConf.to_container(OmegaConf.load(file))
+        if node.get("shape") and node.get("processor"):
+            found[file.stem] = node
+    if name not in found:
+        raise ConfigError(f"model={name} has no settings of a processor in conf/model; {nearest(name, found)}")
+    return found[name]
+
+
+def _bytes_per_token(node: dict[str, Any]) -> int:
+    from mmkv_bench.models.families import kv_bytes_per_token
+    from mmkv_bench.models.shapes import config_of
+
+    return kv_bytes_per_token(config_of(node["shape"]), node["dtype"])
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**20:,.1f} MiB" if count < 2**30 else f"{count / 2**30:,.2f} GiB"
