@@ -56,7 +56,8 @@ def score(
     return CellScores(
         samples=_rows(spec, docs, answers, replay, lost),
         aggregate=None if reason else {name: value for name, value in aggregate.items() if name not in not_judged},
-        reason=reason or replay.unaggregated,
+        reason=reason,
+        unaggregated=replay.unaggregated,
         unscored=tuple(replay.unscored),
         judged=judged_by(
             sitting, [name for name in named if base(name) != PARSE_FAILED], _prompts(spec, docs, sitting)
@@ -128,6 +129,7 @@ def _rows(
 ) -> list[SampleScore]:
     rows = []
     headline = _headline(spec, replay.values)
+    nothing = _parts_of_nothing(spec)
     for ref in docs.refs:
         answer = answers.get(ref.sample_id)
         if answer is None:
@@ -137,8 +139,17 @@ def _rows(
         else:
             scores = dict.fromkeys([*headline, *(f"{metric}_{ref.kind}" for metric in headline if spec.is_mix)])
         own = replay.parts.get(ref.doc_id, {})
-        rows += [SampleScore(*ref[1:3], metric, scores[metric], answer.status, own.get(metric)) for metric in scores]
+        for metric, value in scores.items():
+            parts = own.get(metric, nothing.get(base(metric)))
+            rows.append(SampleScore(*ref[1:3], metric, value, answer.status, parts))
     return rows
+
+
+def _parts_of_nothing(spec: TaskSpec) -> dict[str, tuple[float, ...]]:
+    """Metric -> parts of a sample without a score, of a task whose YAML gives them as `metadata.parts_of_nothing`."""
+    metadata = {} if spec.is_pages else task_config(spec).get("metadata")
+    given = metadata.get("parts_of_nothing") if isinstance(metadata, Mapping) else None
+    return {metric: tuple(map(float, parts)) for metric, parts in (given or {}).items()}
 
 
 def _headline(spec: TaskSpec, values: Mapping[int, Mapping[str, float]]) -> list[str]:

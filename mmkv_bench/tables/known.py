@@ -62,6 +62,7 @@ AMOUNTS = {"fidelity_kl", "fidelity_kl_all", "fidelity_kl_first", "divergence"}
 PARSE_FAILED = "parse_failed"  # 1 where no choice could be read out of an answer
 LOWER_IS_BETTER = {
     PARSE_FAILED,
+    "autodq_no_events",
     "fidelity_kl",
     "fidelity_kl_all",
     "fidelity_kl_first",
@@ -86,6 +87,8 @@ def aggregate_of(metric: str) -> Pooled | None:
         return METEOR
     if metric in ("ppl", "ppl_without_first"):
         return PERPLEXITY
+    if AUTODQ_F1_NAMES.fullmatch(metric):
+        return F1_OF_MEANS
     found = BLEU_NAMES.fullmatch(metric)
     return bleu(int(found[1])) if found else None
 
@@ -142,3 +145,15 @@ METEOR = Pooled(_meteor)
 
 # Over parts [2]: the negative log-likelihoods of a reference's tokens summed, and how many tokens they are.
 PERPLEXITY = Pooled(lambda totals: np.exp(totals[..., 0] / np.maximum(totals[..., 1], 1.0)))
+
+
+# DREAM-1K's F1 is of mean precision and mean recall. Over parts [3]: precision, recall and 1.
+AUTODQ_F1_NAMES = re.compile(r"autodq_f1(?:_[a-z_]+)?")  # over all, and per category
+
+
+def _f1_of_means(totals: np.ndarray) -> np.ndarray:
+    precision, recall = (totals[..., i] / np.maximum(totals[..., 2], 1.0) for i in (0, 1))
+    return 2 * precision * recall / np.maximum(precision + recall, np.finfo(float).tiny)
+
+
+F1_OF_MEANS = Pooled(_f1_of_means)

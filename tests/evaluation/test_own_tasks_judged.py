@@ -1,0 +1,121 @@
+"""DREAM-1K through a real judge server on the loopback: AutoDQ's questions in rounds, its scores, and what comes without."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from mmkv_bench.evaluation import fixtures, score, spec_from_config
+from mmkv_bench.evaluation.fixtures import _scripted_autodq as scripted
+from mmkv_bench.evaluation.judging.desk import Desk
+from mmkv_bench.evaluation.judging.settings import JudgeSettings
+from mmkv_bench.tables.known import aggregate_of, lower_is_better
+from tests.evaluation import judge_server as judge
+from tests.evaluation.conftest import answered, ask_all, values
+
+CONF = Path(__file__).parents[2] / "conf" / "dataset" / "dream1k.yaml"
+
+
+@pytest.fixture(scope="module")
+def spec():
+    return spec_from_config("dream1k", yaml.safe_load(CONF.read_text()), {"source": "fixture"})
+
+
+@pytest.fixture(scope="module")
+def requests(spec):
+    return ask_all(spec)
+
+
+@pytest.fixture
+def server():
+    with judge.serving(lambda messages: scripted.reply(messages[0]["content"])) as running:
+        yield running
+
+
+@pytest.fixture
+def desk(server):
+    return lambda **change: Desk(JudgeSettings("judge-7b", server.url, timeout_s=5.0, backoff_s=0.001, **change))
+
+
+def known_texts() -> list[str]:
+    return list({entry.doc_id: entry.answer for entry in fixtures.known("dream1k")}.values())
+
+
+def test_known_descriptions_have_their_known_scores(spec, requests, server, desk):
+    found = score(spec, answered(requests, known_texts()), judge=desk())
+    rows = {(row.sample_id, row.metric): row.value for row in found.samples}
+    for entry in fixtures.known("dream1k"):
+        assert rows[requests[entry.doc_id].sample_id, entry.metric] == pytest.approx(entry.value), entry
+    # precision 0.5, 1, 1, 0, 0 and recall 0.5, 1, 0.5, 0, 0
+    assert found.aggregate["autodq_precision"] == pytest.approx(0.5)
+    assert found.aggregate["autodq_recall"] == pytest.approx(0.4)
+    assert found.aggregate["autodq_f1"] == pytest.approx(2 * 0.5 * 0.4 / 0.9)
+    assert found.aggregate["autodq_f1_animation"] == pytest.approx(0.5)
+    assert found.judged["autodq_f1"].model == "judge-7b" and not found.not_judged
+
+
+def test_the_table_s_f1_is_the_paper_s(spec, requests, desk):
+    import numpy as np
+
+    found = score(spec, answered(requests, known_texts()), judge=desk())
+    parts = np.array([row.parts for row in found.samples if row.metric == "autodq_f1"])
+    assert aggregate_of("autodq_f1")(parts) == pytest.approx(2 * 0.5 * 0.4 / 0.9)
+    assert aggregate_of("autodq_f1_live_action")(parts[1:2]) == pytest.approx(1.0)
+    assert aggregate_of("autodq_f1")(parts[4:]) == 0.0
+    assert aggregate_of("autodq_precision") is None
+    assert lower_is_better("autodq_no_events")
+
+
+def test_references_with_events_are_not_extracted_again(spec, requests, server, desk):
+    score(spec, answered(requests, known_texts()), judge=desk())
+    asked = [request["messages"][0]["content"] for request in server.requests]
+    extracted = [text for text in asked if "Reply with [] when nothing happens" in text]
+    assert len(asked) == len(set(asked))
+    assert len(extracted) == 5  # four answers with a text, one reference without events
+    assert sum("The orange square moves down." in text for text in extracted) == 1
+    assert len(asked) - len(extracted) == 7  # both ways for four answers; one is the reference, which is one question
+    assert {request["temperature"] for request in server.requests} == {0.0}
+
+
+def test_without_a_judge_only_empty_answers_have_a_score(spec, requests):
+    found = score(spec, answered(requests, known_texts()))
+    assert values(found, "autodq_f1") == [None, None, None, None, 0.0]
+    assert set(found.not_judged) == {"autodq_f1", "autodq_precision", "autodq_recall"}
+    assert found.not_judged["autodq_f1"].startswith("not judged: 4 of 5 samples")
+    assert "autodq_f1" not in found.aggregate
+    assert all(row.parts == (0.0, 0.0, 1.0) for row in found.samples if row.metric == "autodq_f1")
+
+
+def test_samples_that_failed_count_as_nothing_found(spec, requests, desk):
+    found = score(spec, answered(requests, [*known_texts()[:4], None]), judge=desk())
+    (failed,) = (row for row in found.samples if row.metric == "autodq_f1" and row.status == "oom")
+    assert (failed.value, failed.parts) == (None, (0.0, 0.0, 1.0))
+    nothing = score(spec, answered(requests, [None] * 5), judge=desk())
+    assert {row.parts for row in nothing.samples if row.metric == "autodq_f1"} == {(0.0, 0.0, 1.0)}
+
+
+def test_a_judge_that_writes_something_else_leaves_its_sample_not_judged(spec, requests, server, desk):
+    def garbled(messages):
+        text = messages[0]["content"]
+        return "I cannot tell." if "The blue square moves up." in text else scripted.reply(text)
+
+    server.reply = garbled
+    found = score(spec, answered(requests, known_texts()), judge=desk(retries=1))
+    assert [value is None for value in values(found, "autodq_f1")] == [False, True, False, False, False]
+    assert "not judged: 1 of 5 samples" in found.not_judged["autodq_precision"]
+
+
+def test_a_reply_with_too_few_relations_is_asked_again(spec, requests, server, desk):
+    short = iter([True])
+
+    def once_short(messages):
+        text = messages[0]["content"]
+        if "numbered:" in text and next(short, False):
+            return '["entailed", "entailed", "entailed", "entailed"]'
+        return scripted.reply(text)
+
+    server.reply = once_short
+    found = score(spec, answered(requests, known_texts()), judge=desk(retries=2))
+    assert values(found, "autodq_f1") == pytest.approx([0.5, 1.0, 2 / 3, 0.0, 0.0])
