@@ -180,6 +180,8 @@ def _here(dataset: Dataset) -> str:
 
 
 def _words(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}: {_words(inner)}" for key, inner in value.items())
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 

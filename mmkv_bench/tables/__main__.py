@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from mmkv_bench.errors import MMKVError
+from mmkv_bench.errors import ConfigError, MMKVError
 
 
 def parser() -> argparse.ArgumentParser:
@@ -24,6 +24,7 @@ def parser() -> argparse.ArgumentParser:
         action="extend",
         help="only these metrics; fidelity: KL, agreement and divergence from full in one table",
     )
+    command.add_argument("--groups", action="store_true", help="means over the groups of a benchmark's datasets (md)")
     command.add_argument("--no-interval", action="store_true", help="scores without their intervals (md, latex)")
     command.add_argument("--pairs", action="store_true", help="also the separated pairs (csv: all pairs, instead)")
     return command
@@ -34,6 +35,7 @@ def render(arguments: argparse.Namespace) -> str:
     from mmkv_bench.tables.build import build
     from mmkv_bench.tables.fidelity import GROUP, fidelity_markdown, names
     from mmkv_bench.tables.latex import latex
+    from mmkv_bench.tables.macro import group_markdown, group_tables, groups_of
     from mmkv_bench.tables.raw import csv_cells, csv_pairs
     from mmkv_bench.tables.render import markdown
     from mmkv_bench.tables.rows import load
@@ -48,6 +50,10 @@ def render(arguments: argparse.Namespace) -> str:
         readings=arguments.reading,
         metrics=names(arguments.metric, rows),
     )
+    if arguments.groups:
+        if arguments.format != "md":
+            raise ConfigError(f"--groups prints markdown, not {arguments.format}; leave out --format")
+        return group_markdown(group_tables(tables, groups_of(rows)), intervals=not arguments.no_interval)
     if arguments.format == "csv":
         return csv_pairs(tables) if arguments.pairs else csv_cells(tables)
     write = markdown if arguments.format == "md" else latex

@@ -1,26 +1,39 @@
 """Groups of datasets: the mean of their scores, each dataset counting once, as benchmarks of many sub-tasks print it.
 
-A table has the methods of one model, protocol and budget as lines and the groups as columns. A number is there only where
-every dataset of the group has a headline. Its interval is a bootstrap over the clusters of each dataset, drawn apart from
-the other datasets' (stratified); the difference to `full` is paired within each dataset.
+A table has the methods of one model, protocol and budget as lines and a benchmark's groups as columns. A number is there
+only where every dataset of the group has a headline. Its interval is a bootstrap over the clusters of each dataset, drawn
+apart from the other datasets' (stratified); the difference to `full` is paired within each dataset.
 
-Groups are given from outside; those of MileBench are in evaluation/tasks/milebench/subtasks.py.
+Which groups a dataset belongs to stands in its configuration, which the rows hold: `about.groups` of
+conf/dataset/<name>.yaml is {benchmark: {group: number of the group's datasets}}. The first of its `metrics` counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from mmkv_bench.errors import StoreError
+from mmkv_bench.errors import ConfigError, StoreError
 from mmkv_bench.tables.intervals import ALPHA, bootstrap_statistics, cluster_index, percentile_ends
+from mmkv_bench.tables.notes import FIXTURE
 from mmkv_bench.tables.render import aligned, score, signed, span
-from mmkv_bench.tables.rows import BASELINE, CONTEXT, Scores, align
+from mmkv_bench.tables.rows import BASELINE, CONTEXT, Rows, Scores, align
 from mmkv_bench.tables.table import Table
 
 OF_ONE_DATASET = ("dataset", "dataset_fingerprint", "generation")  # in which the datasets of a group may differ
+
+
+@dataclass(frozen=True)
+class Group:
+    """A column. metrics: dataset with rows -> the metric that counts. size: datasets the group has in all."""
+
+    benchmark: str
+    name: str
+    metrics: Mapping[str, str]
+    size: int
 
 
 @dataclass(frozen=True)
@@ -37,13 +50,15 @@ class Mean:
 
 @dataclass(frozen=True)
 class GroupTable:
-    """Means of the groups by (method label, group) at one budget ("" where no method has one).
+    """Means of a benchmark's groups by (method label, group) at one budget ("" where no method has one).
 
     context    what the tables of the datasets have in common
-    against    the same minus the mean of `full`; empty for `full` itself
-    absent     group -> its datasets without a table, for the groups that have one and lack another
+    against    the same minus the mean of `full`; none for `full` itself
+    absent     group -> (datasets with a table, datasets), for the groups that lack one
+    fixture    the data are of our own making
     """
 
+    benchmark: str
     context: dict[str, str]
     axis: str
     budget: str
@@ -51,33 +66,51 @@ class GroupTable:
     methods: tuple[str, ...]
     means: dict[tuple[str, str], Mean]
     against: dict[tuple[str, str], Mean]
-    absent: dict[str, tuple[str, ...]]
+    absent: dict[str, tuple[int, int]]
+    fixture: bool
 
 
-def group_tables(
-    tables: Sequence[Table], groups: Mapping[str, Sequence[str]], metrics: Mapping[str, str]
-) -> list[GroupTable]:
-    """Tables by group, out of the datasets' tables (see `build`).
+def groups_of(rows: Rows) -> list[Group]:
+    """The groups of which the rows hold a dataset, by benchmark and name.
 
-    Args:
-        groups: group -> names of its datasets, in the order of the columns.
-        metrics: dataset -> the metric that counts.
+    Raises:
+        ConfigError: rows of which no dataset belongs to a group.
+    """
+    nodes = {}
+    for dataset, config in rows.cells[["dataset", "config"]].drop_duplicates().itertuples(index=False):
+        node = (json.loads(config).get("datasets") or {}).get(dataset) or {}
+        nodes[dataset] = ((node.get("about") or {}).get("groups") or {}, node.get("metrics") or [])
+    found: dict[tuple[str, str], tuple[dict[str, str], int]] = {}
+    for dataset, (benchmarks, metrics) in sorted(nodes.items()):
+        for benchmark, sizes in benchmarks.items():
+            for name, size in sizes.items():
+                members, _ = found.setdefault((benchmark, name), ({}, int(size)))
+                members |= {dataset: metrics[0]} if metrics else {}
+    if not found:
+        raise ConfigError(
+            "None of these datasets belongs to a group (about.groups of conf/dataset/<name>.yaml), so there is no mean over "
+            "datasets; leave out --groups"
+        )
+    return [Group(*key, *value) for key, value in sorted(found.items())]
 
-    Returns:
-        One for each context, kind of budget and budget in which at least one group has a table of one of its datasets.
+
+def group_tables(tables: Sequence[Table], groups: Sequence[Group]) -> list[GroupTable]:
+    """Tables by benchmark, context, kind of budget and budget, out of the datasets' tables (see `build`).
 
     Raises:
         StoreError: a dataset with two tables, of different data or settings.
     """
-    members = {name for datasets in groups.values() for name in datasets}
-    chosen = [t for t in tables if t.dataset in members and metrics.get(t.dataset) == t.metric]
     made = []
-    for context in sorted({_context(table) for table in chosen}):
-        alike = [table for table in chosen if _context(table) == context]
-        for axis in sorted({table.axis for table in alike} - {"none"}) or ["none"]:
-            of_axis = _by_dataset([table for table in alike if table.axis in (axis, "none")], axis)
-            for budget in _budgets(of_axis.values()):
-                made.append(_group_table(dict(context), axis, budget, of_axis, groups))
+    for benchmark in dict.fromkeys(group.benchmark for group in groups):
+        own = [group for group in groups if group.benchmark == benchmark]
+        wanted = {pair for group in own for pair in group.metrics.items()}
+        chosen = [table for table in tables if (table.dataset, table.metric) in wanted]
+        for context in sorted({_context(table) for table in chosen}):
+            alike = [table for table in chosen if _context(table) == context]
+            for axis in sorted({table.axis for table in alike} - {"none"}) or ["none"]:
+                of_axis = _by_dataset([table for table in alike if table.axis in (axis, "none")], axis)
+                for budget in _budgets(of_axis.values()):
+                    made.append(_group_table(dict(context), axis, budget, of_axis, own))
     return made
 
 
@@ -100,32 +133,34 @@ def _by_dataset(tables: Sequence[Table], axis: str) -> dict[str, Table]:
     return found
 
 
-def _budgets(tables: Sequence[Table]) -> list[str]:
+def _budgets(tables: Iterable[Table]) -> list[str]:
     found = {budget for table in tables for budget in table.budgets}
     return sorted(found, key=float) or [""]
 
 
 def _group_table(
-    context: dict[str, str], axis: str, budget: str, tables: Mapping[str, Table], groups: Mapping[str, Sequence[str]]
+    context: dict[str, str], axis: str, budget: str, tables: Mapping[str, Table], groups: Sequence[Group]
 ) -> GroupTable:
-    present = {code: [name for name in names if name in tables] for code, names in groups.items()}
-    shown = tuple(code for code, names in present.items() if names)
-    labels = dict.fromkeys(method.label for table in tables.values() for method in table.methods)
+    labels = tuple(dict.fromkeys(method.label for table in tables.values() for method in table.methods))
     means: dict[tuple[str, str], Mean] = {}
     against: dict[tuple[str, str], Mean] = {}
-    for code in shown:
-        names = groups[code]
+    absent: dict[str, tuple[int, int]] = {}
+    for group in groups:
+        names = [name for name in group.metrics if name in tables]
+        if len(names) < group.size:
+            absent[group.name] = len(names), group.size
+            continue
         full = _scores(tables, names, BASELINE, budget)
         for label in labels:
             own = _scores(tables, names, label, budget)
             if own is None:
                 continue
-            means[label, code] = _mean({name: (s.values, s.clusters) for name, s in own.items()})
+            means[label, group.name] = _mean({name: (s.values, s.clusters) for name, s in own.items()})
             if full is not None and label != BASELINE:
-                against[label, code] = _mean({name: _difference(own[name], full[name]) for name in own})
-    absent = {code: tuple(n for n in groups[code] if n not in tables) for code in shown}
-    lines = tuple(label for label in labels if any((label, code) in means for code in shown))
-    return GroupTable(context, axis, budget, shown, lines, means, against, {k: v for k, v in absent.items() if v})
+                against[label, group.name] = _mean({name: _difference(own[name], full[name]) for name in own})
+    shown = tuple(group.name for group in groups if group.name not in absent)
+    made = any(name.endswith(FIXTURE) for name in tables)
+    return GroupTable(groups[0].benchmark, context, axis, budget, shown, labels, means, against, absent, made)
 
 
 def _scores(tables: Mapping[str, Table], names: Sequence[str], label: str, budget: str) -> dict[str, Scores] | None:
@@ -159,26 +194,33 @@ def group_markdown(tables: Sequence[GroupTable], *, intervals: bool = True) -> s
 
 
 def _markdown(table: GroupTable, intervals: bool) -> str:
-    budget = f", budget {table.budget}" if table.budget else ""
-    title = f"**{table.context['model']}, protocol {table.context['protocol']}{budget}, means over datasets**"
-    header = ["method", *table.groups]
-
-    def grid(found: Mapping[tuple[str, str], Mean], number) -> list[list[str]]:
-        lines = [label for label in table.methods if any((label, code) in found for code in table.groups)]
-        return [
-            [label, *(_cell(found.get((label, code)), number, intervals) for code in table.groups)] for label in lines
-        ]
-
-    blocks = [f"{title}: each dataset of a group counts once.", aligned(header, grid(table.means, score))]
-    if table.against:
-        blocks += ["Minus `full`, paired by sample:", aligned(header, grid(table.against, signed))]
+    words = [f"model={table.context['model']}", f"protocol={table.context['protocol']}"]
+    words += [f"budget={table.budget}"] if table.budget else []
+    blocks = [f"**{table.benchmark}, means over datasets**: {'; '.join(words)}; each dataset of a group counts once"]
+    if table.groups:
+        header = ["method", *table.groups]
+        blocks.append(aligned(header, _grid(table, table.means, score, intervals)))
+        if table.against:
+            blocks += [
+                "Minus `full`, paired by sample:",
+                aligned(header, _grid(table, table.against, signed, intervals)),
+            ]
+    notes = ["fixture data, made to exercise the tasks: the scores say nothing."] * table.fixture
     if table.absent:
-        lacking = "; ".join(f"{code} lacks {', '.join(names)}" for code, names in table.absent.items())
-        blocks.append(f"- Groups without a number are not complete: {lacking}.")
+        lacking = ", ".join(f"{name} ({here} of {size} datasets)" for name, (here, size) in table.absent.items())
+        notes.append(f"not complete: {lacking}.")
+    blocks += ["\n".join(f"- {note}" for note in notes)] if notes else []
     return "\n\n".join(blocks) + "\n"
 
 
-def _cell(mean: Mean | None, number, intervals: bool) -> str:
+def _grid(
+    table: GroupTable, found: Mapping[tuple[str, str], Mean], number: Callable[[float], str], intervals: bool
+) -> list[list[str]]:
+    lines = [label for label in table.methods if any((label, name) in found for name in table.groups)]
+    return [[label, *(_cell(found.get((label, name)), number, intervals) for name in table.groups)] for label in lines]
+
+
+def _cell(mean: Mean | None, number: Callable[[float], str], intervals: bool) -> str:
     if mean is None:
-        return ""
+        return "-"
     return " ".join(part for part in (number(mean.value), span(mean.low, mean.high) if intervals else "") if part)

@@ -87,7 +87,8 @@ def test_task_configuration_and_sub_task_say_the_same(name):
     assert (CONF / "dataset" / f"{name}.yaml").read_text().startswith(f"# @package datasets.{name}\n")
     assert (node["task"], node["folder"]) == (name, f"MileBench/{task.folder}")
     assert (node["metrics"], node["about"]["samples"]) == ([task.metric], task.count)
-    assert node["about"]["group"] == task.group
+    own = {code: len(members) for code, members in groups().items() if name in members}
+    assert node["about"]["groups"] == {"MileBench": own} and own[task.group]
     assert f"part{task.part}.tar.gz" in node["about"]["hub"]
     assert any("HybridKV table 1" in paper for paper in node["about"]["papers"]) == (name[len(PREFIX) :] in HYBRIDKV)
 
@@ -97,7 +98,7 @@ def test_experiments_choose_the_members_of_the_groups():
     for file in (CONF / "experiment").glob("milebench*.yaml"):
         (choice,) = yaml.safe_load(file.read_text())["defaults"]
         chosen[file.stem] = tuple(choice["override /dataset"])
-    parts = {"t": "T", "s": "S", "nh": "NH", "ir": "IR", "hybridkv": "hybridkv"}
+    parts = {"t": "T", "s": "S", "nh": "NH", "ir": "IR", "hybridkv": "HybridKV"}
     assert chosen == {"milebench": NAMES} | {f"milebench_{k}": groups()[code] for k, code in parts.items()}
 
 

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import numpy as np
 import pytest
 
-from mmkv_bench.errors import StoreError
+from mmkv_bench.errors import ConfigError, StoreError
+from mmkv_bench.tables.__main__ import main
 from mmkv_bench.tables.build import build
-from mmkv_bench.tables.macro import GroupTable, group_markdown, group_tables
+from mmkv_bench.tables.macro import Group, GroupTable, group_markdown, group_tables, groups_of
 from tests.tables.examples import Example, zeros_and_ones
 
-GROUPS = {"G": ("walk", "look"), "H": ("look",), "I": ("other",)}
-METRICS = {"walk": "exact_match", "look": "exact_match", "other": "rouge_l"}
+CONFIG = json.dumps(
+    {
+        "datasets": {
+            "walk": {"metrics": ["exact_match"], "about": {"groups": {"Bench": {"G": 2}}}},
+            "look": {"metrics": ["exact_match", "x"], "about": {"groups": {"Bench": {"G": 2, "H": 1}}}},
+            "free": {"metrics": ["exact_match"], "about": {}},
+        }
+    }
+)
 
 
 def two_datasets(**changed) -> Example:
@@ -27,8 +36,25 @@ def two_datasets(**changed) -> Example:
     return example
 
 
-def made(example: Example, groups=GROUPS, metrics=METRICS) -> list[GroupTable]:
-    return group_tables(build(example.rows()), groups, metrics)
+def made(example: Example) -> list[GroupTable]:
+    for cell in example.cells:
+        cell["config"] = CONFIG
+    rows = example.rows()
+    return group_tables(build(rows), groups_of(rows))
+
+
+def test_groups_are_read_from_the_configuration_in_the_rows() -> None:
+    example = two_datasets()
+    example.add("full", None, [1.0], dataset="free")
+    made(example)
+    assert groups_of(example.rows()) == [
+        Group("Bench", "G", {"look": "exact_match", "walk": "exact_match"}, 2),
+        Group("Bench", "H", {"look": "exact_match"}, 1),
+    ]
+    alone = Example()
+    alone.add("full", None, [1.0], dataset="free")
+    with pytest.raises(ConfigError, match="belongs to a group"):
+        made(alone)
 
 
 def test_every_dataset_counts_once_however_many_samples_it_has() -> None:
@@ -67,12 +93,13 @@ def test_a_group_has_no_number_where_a_dataset_has_no_headline_or_no_table() -> 
     example = two_datasets()
     example.add("keydiff", "0.2", [1.0] * 39 + [None], dataset="walk")
     example.add("keydiff", "0.2", [1.0] * 80, dataset="look")
-    table = made(example, {**GROUPS, "J": ("walk", "absent")})[1]
+    table = made(example)[1]
     assert ("keydiff", "G") not in table.means
     assert table.means["keydiff", "H"].value == 1.0
-    assert not [key for key in table.means if key[1] == "J"]
-    assert table.absent == {"J": ("absent",)}
-    assert "I" not in table.groups
+    alone = Example()
+    alone.add("full", None, [1.0, 0.0], dataset="walk")
+    (table,) = made(alone)
+    assert (table.groups, table.means, table.absent) == ((), {}, {"G": (1, 2)})
 
 
 def test_other_metrics_of_a_dataset_do_not_count() -> None:
@@ -98,25 +125,23 @@ def test_protocols_stay_apart_and_two_versions_of_a_dataset_are_refused() -> Non
         made(example)
 
 
-def test_the_groups_of_milebench_fit() -> None:
-    from mmkv_bench.evaluation.tasks.milebench.subtasks import groups, metrics
-
-    example = Example()
-    for name, metric in metrics().items():
-        example.add("full", None, [0.25, 0.75], dataset=name, sample={"metric": metric})
-    (table,) = group_tables(build(example.rows()), groups(), metrics())
-    assert table.groups == tuple(groups())
-    assert {mean.value for mean in table.means.values()} == {0.5}
-
-
 def test_markdown_has_a_line_a_method_and_a_column_a_group() -> None:
-    text = group_markdown(made(two_datasets(), {**GROUPS, "J": ("walk", "absent")})[:1])
-    lines = text.splitlines()
-    assert (
-        lines[0] == "**tiny, protocol paper, budget 0.05, means over datasets**: each dataset of a group counts once."
-    )
-    assert [cell.strip() for cell in lines[2].strip("|").split("|")] == ["method", "G", "H", "J"]
+    lines = group_markdown(made(two_datasets())[:1]).splitlines()
+    assert lines[0].startswith("**Bench, means over datasets**: model=tiny; protocol=paper; budget=0.05; each dataset")
+    assert [cell.strip() for cell in lines[2].strip("|").split("|")] == ["method", "G", "H"]
     assert lines[4].startswith("| full") and "0.50 [0.4" in lines[4] and "0.25 [" in lines[4]
     assert "Minus `full`, paired by sample:" in lines and any("-0.17 [-0.2" in line for line in lines)
-    assert lines[-1] == "- Groups without a number are not complete: J lacks absent."
     assert "[" not in group_markdown(made(two_datasets())[:1], intervals=False)
+    alone = Example()
+    alone.add("full", None, [1.0, 0.0], dataset="walk")
+    assert group_markdown(made(alone)).splitlines()[-1] == "- not complete: G (1 of 2 datasets)."
+
+
+def test_the_command_prints_them(tmp_path, capsys) -> None:
+    example = two_datasets()
+    tables = made(example)
+    root = example.write(tmp_path / "rows")
+    assert main([str(root), "--groups"]) == 0
+    assert capsys.readouterr().out == group_markdown(tables)
+    assert main([str(root), "--groups", "--format", "csv"]) == 2
+    assert "markdown" in capsys.readouterr().err

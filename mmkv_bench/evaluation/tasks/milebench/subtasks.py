@@ -2,7 +2,8 @@
 
 Membership is what the paper's taxonomy table says (T-1 to T-4, S-1 to S-5, N-1, N-2, I-1); MEDA (Table 1) prints these
 groups with both needle tasks as NH and GPR1200 as IR, FlashCache (Tables 1 and 9) prints T, S, NH and IR. A group's
-score is the mean of its sub-tasks' scores, each sub-task counting once (tables/macro.py).
+score is the mean of its sub-tasks' scores, each sub-task counting once: `python -m mmkv_bench.tables <rows> --groups`,
+which reads the groups of conf/dataset/milebench_*.yaml (the same ones, as a test sees to).
 
 This module imports nothing, so that tables and documentation can read it.
 """
@@ -104,13 +105,8 @@ def subtask(task: str) -> SubTask:
 
 
 def groups() -> dict[str, tuple[str, ...]]:
-    """Group -> its datasets (`milebench_...`): T-1 to T-4, S-1 to S-5, NH, IR, then T, S and `hybridkv`."""
+    """Group -> its datasets (`milebench_...`): T-1 to T-4, S-1 to S-5, NH, IR, then T, S and HybridKV."""
     found = {code: tuple(PREFIX + name for name, task in SUBTASKS.items() if task.group == code) for code in TITLES}
     for code, parts in LARGER.items():
         found[code] = tuple(name for part in parts for name in found[part])
-    return found | {"hybridkv": tuple(PREFIX + name for name in HYBRIDKV)}
-
-
-def metrics() -> dict[str, str]:
-    """Dataset -> the metric the benchmark reports for it."""
-    return {PREFIX + name: task.metric for name, task in SUBTASKS.items()}
+    return found | {"HybridKV": tuple(PREFIX + name for name in HYBRIDKV)}
