@@ -1,0 +1,179 @@
+"""Promise: a judged dataset runs without a judge, and a judge that is there later scores what is missing, once."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mmkv_bench.__main__ import main
+from mmkv_bench.store.store import Store
+from tests.cli.setting import CHECKOUT
+from tests.evaluation import judge_server
+from tests.run.setting import done
+
+SAMPLES = 3
+COMMAND = (
+    "dataset=mmvet",
+    "data=fixture",
+    "method=snapkv",
+    "budget=64",
+    f"limit={SAMPLES}",
+    "fidelity=off",
+    "datasets.mmvet.generation.max_new_tokens=3",
+)
+KEY = "sk-judge-0123456789abcdef"
+METRIC = "gpt_eval_score"
+
+
+@pytest.fixture(scope="module")
+def unjudged(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("judged") / "rows"
+    done(root, *COMMAND)
+    return root
+
+
+@pytest.fixture
+def root(unjudged, tmp_path) -> Path:
+    """The answers, not judged yet."""
+    return Path(shutil.copytree(unjudged, tmp_path / "rows"))
+
+
+@pytest.fixture
+def server():
+    with judge_server.serving(lambda messages: "0.5") as running:
+        yield running
+
+
+def asking(server, *more: str) -> tuple[str, ...]:
+    judge = ("judge=local", f"judge.url={server.url}", "judge.model=judge-7b", "judge.backoff_s=0.001")
+    return *COMMAND, "stage=score", *judge, *more
+
+
+def metrics(root: Path) -> list[dict]:
+    return [row for row in Store(root).metrics().to_pylist() if row["metric"] == METRIC]
+
+
+def scores(root: Path) -> list[float | None]:
+    return [row["value"] for row in Store(root).samples().to_pylist() if row["metric"] == METRIC]
+
+
+def files(root: Path) -> dict[Path, int]:
+    return {file: file.stat().st_mtime_ns for file in root.rglob("*") if file.is_file()}
+
+
+def test_without_a_judge_rows_say_not_judged_and_a_finished_run_does_nothing(unjudged):
+    assert scores(unjudged) == [None] * 2 * SAMPLES
+    for row in metrics(unjudged):
+        assert (row["value"], row["value_failures_zero"], row["lmms_eval"], row["judge"]) == (None,) * 4
+        assert row["lmms_eval_reason"] == "not judged: 3 of 3 samples: no judge was asked (judge=none)"
+        assert (row["n"], row["n_ok"]) == (SAMPLES, 0)
+    before = files(unjudged)
+    again = done(unjudged, *COMMAND)
+    assert "not judged: 3/3" in again.out and "judge=local" in again.out
+    assert again.document["scored"] == 0
+    assert files(unjudged) == before
+    assert not (unjudged / "judge").exists()
+
+
+def test_a_judge_scores_what_is_missing_once_and_stands_in_the_rows(root, server):
+    before = Store(root).responses().to_pylist()
+    bad = server.behaviours = [judge_server.says("fine"), judge_server.says("good")]
+    first = done(root, *asking(server, "judge.retries=0", "judge.concurrency=1"))
+    assert bad == []
+    found = scores(root)
+    assert 0.5 in found and None in found and 0.0 not in found
+    assert "questions without an answer" in first.out
+    number = len(server.requests)
+    second = done(root, *asking(server))
+    assert scores(root) == [0.5] * 2 * SAMPLES
+    assert len(server.requests) - number == 2  # only what had no answer yet
+    assert second.document["scored"] >= 1
+    for row in metrics(root):
+        assert (row["value"], row["lmms_eval"], row["lmms_eval_reason"]) == (0.5, 50.0, None)
+        assert (row["judge"], row["judge_temperature"]) == ("judge-7b", 0.0)
+        assert len(row["judge_prompts"]) == 64
+    settled = files(root)
+    for command in (asking(server), COMMAND):
+        assert done(root, *command).document["scored"] == 0
+    assert files(root) == settled
+    assert len(server.requests) == number + 2
+    assert Store(root).responses().to_pylist() == before
+
+
+def test_another_judge_scores_anew_and_the_first_ones_answers_are_kept(root, server):
+    done(root, *asking(server))
+    number = len(server.requests)
+    server.reply = lambda messages: "1.0"
+    done(root, *asking(server, "judge.model=judge-70b"))
+    assert {(row["judge"], row["value"]) for row in metrics(root)} == {("judge-70b", 1.0)}
+    assert len(server.requests) == 2 * number
+    done(root, *asking(server))
+    assert {(row["judge"], row["value"]) for row in metrics(root)} == {("judge-7b", 0.5)}
+    assert len(server.requests) == 2 * number
+
+
+def test_a_dead_judge_leaves_everything_as_it_was_and_says_so(root, server):
+    url = judge_server.dead_address()
+    outcome = done(root, *asking(server, f"judge.url={url}", "judge.retries=1"))
+    assert f"{url}/chat/completions cannot be reached" in outcome.out
+    assert scores(root) == [None] * 2 * SAMPLES
+    assert {row["judge"] for row in metrics(root)} == {None}
+    assert done(root, *asking(server)).code == 0
+    assert scores(root) == [0.5] * 2 * SAMPLES
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("judge.model=null", "judge.model=<id>"),
+        ("judge.url=nowhere", "judge.url=nowhere is no address"),
+        ("judge.url=http://me:secret@host/v1", "judge.key_env"),
+        ("judge.retries=-1", "judge.retries=-1 is too small"),
+        ("judge.concurrency=0", "judge.concurrency=0 is too small"),
+        ("judge.timeout_s=0", "judge.timeout_s=0"),
+        ("judge.temperature=-1", "judge.temperature=-1"),
+    ],
+)
+def test_judge_settings_that_cannot_be_meant_are_refused_before_any_work(root, server, override, said):
+    before = files(root)
+    outcome = refused(root, *asking(server, override))
+    assert said in outcome and "secret" not in outcome
+    assert files(root) == before
+    assert server.requests == []
+
+
+def refused(root: Path, *command: str) -> str:
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        assert main([f"out={root}", *command]) == 2
+    return out.getvalue() + err.getvalue()
+
+
+@pytest.mark.slowest
+def test_the_command_line_keeps_the_key_out_of_rows_logs_and_cache(root, server):
+    server.wanted_key = KEY
+    server.behaviours = [judge_server.fails(500, f"internal error while handling {KEY}")]
+    environment = CHECKOUT | {"MY_JUDGE_KEY": KEY, "OPENAI_API_KEY": "sk-openai-0123456789abcdef"}
+    command = [
+        sys.executable,
+        "-m",
+        "mmkv_bench",
+        "model.device=cpu",
+        f"out={root}",
+        *asking(server, "judge.key_env=MY_JUDGE_KEY"),
+    ]
+    run = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
+    assert run.returncode == 0, run.stderr
+    assert scores(root) == [0.5] * 2 * SAMPLES
+    assert set(server.keys) == {f"Bearer {KEY}"}
+    kept = b"".join(file.read_bytes() for file in root.rglob("*") if file.is_file())
+    for secret in (KEY, "sk-openai-0123456789abcdef"):
+        assert secret not in run.stdout + run.stderr
+        assert secret.encode() not in kept
+    assert list((root / "judge").rglob("*.json"))
