@@ -126,7 +126,7 @@ def _check(words: Sequence[str], as_json: bool, online: bool) -> int:
             **vars(found),
         }
         if online and (repository := repository_of(spec)) is not None:
-            from mmkv_bench.evaluation.data_online import ask
+            from mmkv_bench.evaluation.hub import ask
 
             document["hub"] = ask(repository) | {"repository": repository}
         documents.append(document)

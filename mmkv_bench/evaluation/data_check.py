@@ -17,6 +17,7 @@ from mmkv_bench.errors import MissingDataError, MMKVError
 from mmkv_bench.evaluation import fixtures, local_data
 from mmkv_bench.evaluation.catalog import plain_config, task_file
 from mmkv_bench.evaluation.contract import TaskSpec
+from mmkv_bench.evaluation.hub import snapshot
 from mmkv_bench.evaluation.page_tasks import DEFAULT_COUNT
 
 MEDIA_TEMPLATE = re.compile(r"^(?P<before>[^\s<]*)<(?P<column>\w+)>(?P<ending>\.\w+)?(?P<others>.*)$")
@@ -93,15 +94,6 @@ def repository_of(spec: TaskSpec) -> str | None:
     """The hub repository that a task's YAML names; None where it names a builder of local files or makes its data."""
     path = None if spec.is_pages else str(plain_config(task_file(spec)).get("dataset_path"))
     return path if path is not None and path.count("/") == 1 and not path.startswith((".", "/")) else None
-
-
-def snapshot(repository: str) -> Path | None:
-    """The newest snapshot of a dataset repository in the hub cache, None where there is none."""
-    from huggingface_hub import constants
-
-    folder = Path(constants.HF_HUB_CACHE) / f"datasets--{repository.replace('/', '--')}" / "snapshots"
-    found = sorted(folder.glob("*"), key=lambda path: path.stat().st_mtime) if folder.is_dir() else []
-    return found[-1] if found else None
 
 
 def _pages(spec: TaskSpec) -> Found:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.errors import ConfigError, MissingDataError, UnsupportedError
-from mmkv_bench.evaluation import local_data, page_data
+from mmkv_bench.evaluation import hub, local_data, page_data
 from mmkv_bench.evaluation.catalog import task_file
 from mmkv_bench.evaluation.contract import SampleRef, TaskSpec
 from mmkv_bench.evaluation.environment import go_offline, harness, task_environment
@@ -128,7 +128,13 @@ def _fetch(spec: TaskSpec, count: int | None) -> Documents:
             f"task {spec.name} reads its data from local folders only: {config['metadata'].get('obtain', 'get its files')}, "
             f"or datasets.{spec.dataset}.dataset_path=<folder>"
         )
-    if spec.offline and _of_hub(config["dataset_path"]) and not go_offline():
+    from_hub = not read and _of_hub(config["dataset_path"])
+    if from_hub and (why := hub.refusal(config["dataset_path"], spec.offline)) is not None:
+        raise MissingDataError(
+            f"the data of {spec.dataset} cannot be had: {why}; or give them with data.root=<folder>, or take "
+            "data=fixture for a trial"
+        )
+    if spec.offline and from_hub and not go_offline():
         raise ConfigError(
             f"task {spec.name} reads data of a hub and is to stay offline, but huggingface_hub was imported online "
             "before; set HF_HUB_OFFLINE=1 in the environment to use what its cache holds, or say offline=false"

@@ -25,7 +25,10 @@ def task_errors(task: str, ours: Callable[[BaseException], bool] = lambda error:
     except (Exception, SystemExit) as error:
         if ours(error):
             raise
-        raise MissingDataError(f"lmms-eval's task {task} cannot be loaded: {_reason(root_cause(error))}") from error
+        raise MissingDataError(
+            f"lmms-eval's task {task} cannot be loaded: {root_cause(error)!r}; give its data as a local folder "
+            "with data.root=... or dataset_path=..., take data=fixture for a trial, or allow connections with offline=false"
+        ) from error
 
 
 @contextmanager
@@ -45,30 +48,6 @@ def scoring_errors(task: str, where: Callable[[], str]) -> Iterator[None]:
             f"the scorer of lmms-eval's task {task} failed at {where()}: {root_cause(error)!r}; the answers are kept, "
             "score them again with stage=score"
         ) from error
-
-
-_LOCALLY = "give the data with data.root=<folder>, or take data=fixture for a trial"
-_HUB = (
-    ("gated dataset", "its hub repository is gated; accept its terms on the hub and log in with `hf auth login`, or"),
-    ("DatasetNotFoundError", "its hub repository is not there, or not yours to read ({}); check the name, or"),
-    ("OfflineMode", "its data are not in the hub cache, and connections are not allowed; say offline=false, or"),
-    ("Offline", "its data are not in the hub cache, and connections are not allowed; say offline=false, or"),
-    ("Connect", "the hub cannot be reached ({}); check the network, or"),
-)
-"""What the libraries of Hugging Face say, by class name or words, and what to do."""
-
-
-def _reason(error: BaseException) -> str:
-    """One sentence on why data cannot be loaded, and what helps."""
-    said = f"{type(error).__name__}: {error}"
-    first = " ".join(str(error).split())[:200]
-    for sign, words in _HUB:
-        if sign in said:
-            return f"{words.format(first)} {_LOCALLY}"
-    return (
-        f"{error!r}; give its data as a local folder with data.root=... or dataset_path=..., take data=fixture for a "
-        "trial, or allow connections with offline=false"
-    )
 
 
 def root_cause(error: BaseException) -> BaseException:
