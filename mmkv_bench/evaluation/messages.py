@@ -44,6 +44,8 @@ def _part(part: dict[str, Any], images: list, videos: list, task: str) -> dict[s
     if kind == "text":
         return {"type": "text", "text": part["text"]}
     medium = part.get("url", part.get(kind))
+    if kind == "audio" and str(medium).lower().endswith(".webm"):  # lmms-eval takes every .webm for sound
+        kind = "video"
     if kind == "image":
         images.append(_image(medium, task))
     elif kind == "video":
@@ -71,11 +73,23 @@ def _reason(error: Exception) -> str:
 
 
 def _video(medium: Any, part: dict[str, Any], task: str) -> Any:
+    """A path, {"video": path, "start_time", "end_time"} with the times that are given, or frames.
+
+    lmms-eval gives the times beside the path (start_time) or in a dict with it (video_start).
+    """
+    given = dict(part)
+    if isinstance(medium, dict):
+        given |= medium
+        medium = medium.get("url") or medium.get("path") or medium.get("video")
+    if medium is None:
+        raise UnsupportedError(f"task {task} sends a video without a path (keys: {', '.join(sorted(given))})")
     if isinstance(medium, str) and not os.path.isfile(medium):
         raise DataError(
             f"task {task}: video {os.path.basename(medium)} is not there; put the task's videos where its YAML expects them"
         )
-    span = {key: part[key] for key in ("start_time", "end_time") if part.get(key) is not None}
+    times = {"start_time": ("start_time", "video_start"), "end_time": ("end_time", "video_end")}
+    found = {key: [given[name] for name in names if given.get(name) is not None] for key, names in times.items()}
+    span = {key: float(values[0]) for key, values in found.items() if values}
     return {"video": medium, **span} if span else medium
 
 

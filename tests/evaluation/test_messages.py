@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mmkv_bench.errors import DataError
+from mmkv_bench.errors import DataError, UnsupportedError
 from mmkv_bench.evaluation.messages import prompt_hash, to_prompt
 from tests.clips import write_clip
 
@@ -37,6 +37,30 @@ def test_a_span_of_a_video_is_another_prompt(tmp_path):
         prompt_hash(asked(type="video", url=clip, **span)) for span in ({}, {"start_time": 1.0}, {"start_time": 2.0})
     }
     assert len(hashes) == 3
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"start_time": 1.0, "end_time": 2.0},
+        {"video_start": 1, "video_end": 2},
+        {"url": {"path": "a.mp4", "video_start": 1, "video_end": 2}},
+        {"url": {"url": "a.mp4", "start_time": 1, "end_time": 2}},
+    ],
+)
+def test_a_span_arrives_however_the_task_writes_it(tmp_path, monkeypatch, part):
+    monkeypatch.chdir(tmp_path)
+    write_clip(tmp_path / "a.mp4", frames=2)
+    prompt = asked(type="video", **({"url": "a.mp4"} | part))
+    assert prompt.videos == [{"video": "a.mp4", "start_time": 1.0, "end_time": 2.0}]
+    assert prompt.messages[0]["content"][0] == {"type": "video"}
+
+
+def test_a_webm_file_is_a_video_although_lmms_eval_takes_it_for_sound(tmp_path):
+    clip = str(write_clip(tmp_path / "a.webm", frames=2))
+    assert asked(type="audio", url=clip).videos == [clip]
+    with pytest.raises(UnsupportedError, match="'audio'"):
+        asked(type="audio", url=str(tmp_path / "a.wav"))
 
 
 def test_ready_frames_count_by_their_pixels():
