@@ -3,6 +3,7 @@
 Only `harness.py` imports lmms-eval, and only when a function needs it: importing this package is quick.
 """
 
+from mmkv_bench.evaluation.captions import release
 from mmkv_bench.evaluation.content import fingerprint
 from mmkv_bench.evaluation.contract import Answer, CellScores, Request, SampleRef, SampleScore, TaskSpec
 from mmkv_bench.evaluation.documents import generation_settings, sample_refs
@@ -22,6 +23,7 @@ __all__ = [
     "generate",
     "generation_settings",
     "go_offline",
+    "release",
     "sample_refs",
     "score",
     "spec_from_config",

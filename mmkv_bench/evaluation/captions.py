@@ -10,13 +10,16 @@ All scorers are pycocoevalcap's, over its tokeniser (both are Java programs). Pe
 
 from __future__ import annotations
 
+import atexit
 import re
 import shutil
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any, NamedTuple
 
 from mmkv_bench.errors import ScoringError
 
+_TOKENISED: dict[str, str] = {}  # the references are the same for all cells of a process
 NAMES = re.compile(r"(?:[a-z]+_)?(Bleu_[1-4]|METEOR|ROUGE_L|CIDEr)")  # textcaps_CIDEr, vatex_Bleu_4, coco_METEOR, ...
 EMPTY = ""
 
@@ -80,11 +83,15 @@ def caption_scores(kinds: Iterable[str], captions: Mapping[int, Captioned]) -> d
 
 
 def _tokens(texts: Mapping[int, Iterable[str]]) -> dict[int, list[str]]:
-    from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
-
     # one line each: the tokeniser takes \r, \f, U+2028 and others for line ends, and would hand on the wrong captions
-    lines = {doc: [{"caption": " ".join(text.split())} for text in of_doc] for doc, of_doc in texts.items()}
-    return PTBTokenizer().tokenize(lines)
+    lines = {doc: [" ".join(text.split()) for text in of_doc] for doc, of_doc in texts.items()}
+    new = list(dict.fromkeys(line for of_doc in lines.values() for line in of_doc if line not in _TOKENISED))
+    if new:
+        from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
+
+        tokenised = PTBTokenizer().tokenize({number: [{"caption": line}] for number, line in enumerate(new)})
+        _TOKENISED.update((line, tokenised[number][0]) for number, line in enumerate(new))
+    return {doc: [_TOKENISED[line] for line in of_doc] for doc, of_doc in lines.items()}
 
 
 def _means(scorer: Any, references: dict[int, list[str]], given: dict[int, list[str]]) -> dict[int, CaptionScore]:
@@ -112,12 +119,31 @@ def _bleu(
 
 
 def _meteor(references: dict[int, list[str]], given: dict[int, list[str]]) -> dict[int, CaptionScore]:
+    try:
+        meteor = _meteor_program()
+        _, values = meteor.compute_score(references, given)
+        counts = [_unfragmented(map(float, meteor._stat(given[doc][0], references[doc]).split())) for doc in references]
+    except (OSError, ValueError) as error:
+        release()
+        raise ScoringError(
+            f"METEOR's Java program ended ({error!r}); it takes up to 2 GB of memory: make room and score the stored "
+            "answers with stage=score"
+        ) from error
+    return {doc: CaptionScore(value, parts) for doc, value, parts in zip(references, values, counts, strict=True)}
+
+
+@cache
+def _meteor_program() -> Any:
+    """METEOR's Java program, for all cells: it takes 10 s to load its paraphrases, and 1 GB."""
     from pycocoevalcap.meteor.meteor import Meteor
 
-    meteor = Meteor()  # one Java process: loading its paraphrases takes 10 s
-    _, values = meteor.compute_score(references, given)
-    counts = [_unfragmented(map(float, meteor._stat(given[doc][0], references[doc]).split())) for doc in references]
-    return {doc: CaptionScore(value, parts) for doc, value, parts in zip(references, values, counts, strict=True)}
+    atexit.register(release)
+    return Meteor()
+
+
+def release() -> None:
+    """End the program that scoring keeps for the next cell."""
+    _meteor_program.cache_clear()
 
 
 def _unfragmented(counts: Iterable[float]) -> tuple[float, ...]:

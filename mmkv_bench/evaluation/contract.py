@@ -144,7 +144,8 @@ class CellScores:
     samples    one entry per answered sample and metric, in the order of the dataset
     aggregate  lmms-eval's own aggregates by metric name, on its own scales and with its own guesses for unreadable
                answers; None unless every sample is ok
-    reason     why `aggregate` is None, or lacks metrics whose aggregation failed; None when nothing is missing
+    reason     why `aggregate` is None; None when it is not
+    unaggregated  metric -> why `aggregate` lacks it though it is there
     unscored   metrics that exist only as an aggregate (corpus metrics), so that `samples` has none of them
     judged     metric -> its judge, for metrics with an answer of one
     not_judged metric -> why it is not judged, in all samples or in some: their values and its aggregate are None
@@ -154,5 +155,6 @@ class CellScores:
     aggregate: dict[str, float] | None
     reason: str | None
     unscored: tuple[str, ...] = ()
+    unaggregated: dict[str, str] = field(default_factory=dict)
     judged: dict[str, JudgedBy] = field(default_factory=dict)
     not_judged: dict[str, str] = field(default_factory=dict)

@@ -14,7 +14,7 @@ import argparse
 import functools
 import io
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -90,8 +90,11 @@ class ScoringTask(GivenTask):
     on_document(doc_id) is called before each document's scorer, and on_scores(doc_id, metrics, results) with what it
     returned for which (filtered) answer. `aggregates` False leaves out lmms-eval's aggregation; an aggregation that
     raises gives no aggregate and is kept in `aggregation_errors`, so that it does not take the samples' scores with it.
-    guard(doc_id, run) runs all that for one document and says which of the scores the aggregation gets.
+    guard(doc_id, run) runs all that for one document and says which of the scores the aggregation gets. Metrics in
+    `left_out` are not aggregated.
     """
+
+    left_out: Collection[str] = ()
 
     def __init__(
         self,
@@ -143,9 +146,8 @@ class ScoringTask(GivenTask):
         return ConfigurableTask.process_results.__wrapped__(self, self.counted[doc_id], results)
 
     def aggregation(self) -> dict[str, Callable]:
-        return (
-            {name: self._kept_error(name, fn) for name, fn in self.metric_functions.items()} if self.aggregates else {}
-        )
+        functions = self.metric_functions if self.aggregates else {}
+        return {name: self._kept_error(name, fn) for name, fn in functions.items() if name not in self.left_out}
 
     def _kept_error(self, metric: str, function: Callable) -> Callable:
         @functools.wraps(function)  # the loop reads the signature

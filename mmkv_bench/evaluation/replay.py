@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from lmms_eval.api.instance import Instance
 
 
-JAVA_FOR_EACH = "lmms-eval starts Java programs for each caption metric, so it aggregates only those that the dataset's `metrics` name"
+JAVA_FOR_EACH = (
+    "lmms-eval starts Java for each caption metric: it aggregates only those that the dataset's `metrics` name"
+)
 
 
 class Replay:

@@ -67,6 +67,10 @@ def drawn(doc, results):
     return {"acc": random.random()}
 
 
+def two_metrics(doc, results):
+    return {"acc": float(results[0] == doc["answer"]), "own_CIDEr": 2.0}
+
+
 def guessing(doc, results):
     letters = [letter for letter in "abcd" if results[0].endswith(letter)]
     return {"acc": float((letters[0] if letters else random.choice("abcd")) == doc["answer"])}

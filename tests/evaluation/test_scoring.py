@@ -195,12 +195,12 @@ def test_a_task_that_neither_draws_nor_tells_what_it_read_has_no_count_of_failed
 
 def test_a_failed_aggregation_is_told_and_the_samples_keep_their_scores(own_task):
     spec = own_task(aggregation="!function utils.complete")
-    assert answered_scores(spec, ANSWERS).reason is None
+    assert answered_scores(spec, ANSWERS).unaggregated == {}
     scores = answered_scores(spec, ANSWERS[:3])
     assert values(scores, "acc") == [1.0] * 3
     assert scores.aggregate == {}
-    assert "aggregation of acc failed" in scores.reason
-    assert "without all samples" in scores.reason
+    assert scores.reason is None
+    assert "without all samples" in scores.unaggregated["acc"]
 
 
 def test_a_scorer_that_raises_is_named_with_its_task_and_sample_at_once(own_task, monkeypatch):
@@ -238,6 +238,17 @@ def test_a_pair_of_prediction_and_answer_is_extracted_by_its_aggregation(own_tas
     scores = answered_scores(own_task(process_results="!function utils.with_pair", **names), ["a", "x", "c", "d"])
     assert values(scores, "mmmu_acc") == [1.0, 0.0, 1.0, 1.0]
     assert scores.aggregate == {"mmmu_acc": 0.75}
+
+
+def test_caption_metrics_beside_the_headline_are_not_aggregated_by_lmms_eval_and_say_so(own_task):
+    entries = [f"{{metric: {name}, aggregation: mean, higher_is_better: true}}" for name in ("acc", "own_CIDEr")]
+    spec = own_task(process_results="!function utils.two_metrics", metric_list=f"[{', '.join(entries)}]")
+    everything = answered_scores(spec, ANSWERS)
+    assert (everything.aggregate, everything.unaggregated) == ({"acc": 1.0, "own_CIDEr": 2.0}, {})
+    headline = answered_scores(dataclasses.replace(spec, metrics=("acc",)), ANSWERS)
+    assert headline.aggregate == {"acc": 1.0}
+    assert set(headline.unaggregated) == {"own_CIDEr"}
+    assert values(headline, "own_CIDEr") == [2.0] * 4
 
 
 def test_a_metric_of_the_whole_corpus_has_an_aggregate_and_no_samples(own_task):
