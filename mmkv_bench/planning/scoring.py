@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.planning.judging import not_judged
@@ -61,7 +62,7 @@ def score_dataset(
     Raises:
         ScoringError: lmms-eval's metric code failed; the answers stay as they are.
     """
-    from mmkv_bench.evaluation import score
+    from mmkv_bench.evaluation import release, score
     from mmkv_bench.tables.metrics import JUDGE, metrics_rows
 
     stale = set(unscored(store, cells, judge))
@@ -87,9 +88,10 @@ def score_dataset(
             aggregates[cell.cell, metric] = value
         if scores.reason is not None:
             reasons[cell.cell] = scores.reason
-        reasons |= {(cell.cell, metric): why for metric, why in scores.not_judged.items()}
+        reasons |= {(cell.cell, metric): why for metric, why in (scores.unaggregated | scores.not_judged).items()}
         judges |= {(cell.cell, metric): dict(zip(JUDGE, by, strict=True)) for metric, by in scores.judged.items()}
         after(cell)
+    release()
     import pandas as pd
 
     _add_measures(store, cells, samples)
@@ -128,13 +130,20 @@ def _add_measures(store: Store, cells: Sequence[Cell], samples: dict[str, list[d
     may have come later than a cell's."""
     from mmkv_bench.evaluation.measures import COLUMNS, NAMES, measured
 
-    full: dict[str, dict[str, Any]] = {}
-    for cell in (cell for cell in cells if cell.base == "full"):
-        rows = store.responses([cell.cell], COLUMNS).to_pylist()
-        full[cell.protocol] = {row["sample_id"]: row for row in rows}
-    for cell in (cell for cell in cells if cell.cell in samples):
-        rows = store.responses([cell.cell], COLUMNS).to_pylist()
-        found = measured(rows, full.get(cell.protocol, {}), cell.protocol, cell.base == "full")
+    stored = store.responses(list(samples), COLUMNS)  # sorted by cell
+    rows, start = {}, 0
+    for name, group in groupby(stored["cell"].to_pylist()):
+        count = len(list(group))
+        rows[name] = stored.slice(start, count)
+        start += count
+    full = {
+        cell.protocol: {row["sample_id"]: row for row in rows[cell.cell].to_pylist()}
+        for cell in cells
+        if cell.base == "full" and cell.cell in rows
+    }
+    for cell in (cell for cell in cells if cell.cell in samples and cell.cell in rows):
+        of_full = full.get(cell.protocol, {})
+        found = measured(rows[cell.cell].to_pylist(), of_full, cell.protocol, cell.base == "full")
         scored = [row for row in samples[cell.cell] if row["metric"] not in NAMES]
         samples[cell.cell] = scored + _rows(cell, found)
 

@@ -21,7 +21,9 @@ from mmkv_bench.store.store import Store
 # Columns that tell how a row came about; everything else says what the answer is and what was kept for it.
 TIMES = tuple(name for name in RESPONSES.names if name.endswith("_s"))
 STAMPS = ("worker", "committed_at", "shard", "peak_device_bytes", "peak_resident_bytes")
-CIRCUMSTANCES = (*TIMES, *STAMPS, "fork_rows")  # fork_rows: how many forks were pending beside this one
+# fork_rows: how many forks were pending beside this one; the last two are the same up to a batch shape's rounding
+CIRCUMSTANCES = (*TIMES, *STAMPS, "fork_rows", "forced_kl", "reference_nll")
+ROUNDED = ("fidelity_kl", "fidelity_kl_all", "fidelity_kl_first")  # and so are these metrics
 
 Key = tuple[str, str]
 
@@ -124,7 +126,9 @@ def metrics(root: Path) -> list[dict[str, Any]]:
 
 def everything(root: Path) -> dict[str, Any]:
     """All that two runs of the same command must agree on."""
-    return {"answers": answers(root), "scores": scores(root), "metrics": metrics(root)}
+    rows = {"scores": scores(root), "metrics": metrics(root)}
+    exact = {name: [row for row in found if row["metric"] not in ROUNDED] for name, found in rows.items()}
+    return {"answers": answers(root), **exact}
 
 
 def cells(root: Path) -> dict[str, dict[str, Any]]:

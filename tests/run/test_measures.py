@@ -1,0 +1,96 @@
+"""Promise: a run measures fidelity, and what its datasets ask for, without changing an answer; it says what is missing."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from mmkv_bench.store.store import Store
+from tests.run import setting
+from tests.run.setting import answers, done, responses
+
+COMMAND = ("dataset=pages_walk", "method=[snapkv,h2o,kivi]", "budget=[16,48]", "protocol=[paper,strict]", "limit=3")
+MEASURED = ("forced_kl", "forced_agree", "reference_nll", "reference_samples")
+BOTH = ("dataset.measures=[ppl,self_rouge]", "dataset.metrics=[exact_match,ppl,rouge_l_sampled]")
+
+
+@pytest.fixture(scope="module")
+def on(tmp_path_factory):
+    root = tmp_path_factory.mktemp("on") / "rows"
+    return root, done(root, *COMMAND, *BOTH)
+
+
+def named(root) -> dict:
+    """(method, budget, protocol, metric) -> metrics row."""
+    cells = {cell["cell"]: cell for cell in Store(root).cells().to_pylist()}
+    rows = setting.metrics(root)
+    of = {row["cell"]: cells[row["cell"]] for row in rows}
+    return {
+        (of[row["cell"]]["method"], of[row["cell"]]["budget_entries"], of[row["cell"]]["protocol"], row["metric"]): row
+        for row in rows
+    }
+
+
+def test_answers_are_those_of_a_run_that_measures_nothing(on, tmp_path):
+    root, _ = on
+    quiet = done(tmp_path, *COMMAND, "fidelity=off")
+    assert answers(root, MEASURED) == answers(tmp_path, MEASURED)
+    assert all(row[name] is None for row in responses(tmp_path).values() for name in MEASURED)
+    assert "--metric fidelity" not in quiet.out and "answers stored without" not in quiet.out
+
+
+def test_every_answer_is_measured_and_scored(on):
+    root, outcome = on
+    full = {cell["cell"] for cell in Store(root).cells().to_pylist() if cell["base"] == "full"}
+    tokens = {(cell, sample): row["n_tokens"] for (cell, sample), row in responses(root).items() if cell in full}
+    for (cell, sample), row in responses(root).items():
+        assert len(row["forced_kl"]) == len(row["forced_agree"]) in {n for (_, s), n in tokens.items() if s == sample}
+        assert len(row["reference_nll"]) > 3 and (row["reference_samples"] is not None) == (cell in full)
+    rows = named(root)
+    for protocol in ("paper", "strict"):
+        assert rows["full", None, protocol, "fidelity_kl"]["value"] < 1e-9
+        kl = [rows["snapkv", budget, protocol, "fidelity_kl"]["value"] for budget in (16, 48)]
+        assert kl[0] > kl[1] > 1e-4, "less cache, more divergence"
+        ppl = [rows[name, budget, protocol, "ppl"]["value"] for name, budget in (("full", None), ("snapkv", 16))]
+        assert 1.0 <= ppl[0] < 1.1 < ppl[1]
+        assert rows["full", None, protocol, "rouge_l_sampled"]["value"] == pytest.approx(1.0)
+    *printed, _ = outcome.out.splitlines()  # the last one is the JSON document
+    titles = [line.split("**")[1] for line in printed if line.startswith("**")]
+    assert sorted(titles) == sorted([f"pages_walk_small, {m}" for m in ("exact_match", "ppl", "rouge_l_sampled")] * 2)
+    assert any(line.endswith("--metric fidelity") for line in printed)
+
+
+def test_perplexity_is_that_of_the_stored_likelihoods(on):
+    root, _ = on
+    by_cell: dict[str, list[float]] = {}
+    for (cell, _), row in responses(root).items():
+        by_cell.setdefault(cell, []).extend(row["reference_nll"])
+    for row in setting.metrics(root):
+        if row["metric"] == "ppl":
+            nll = by_cell[row["cell"]]
+            assert row["value"] == pytest.approx(math.exp(sum(nll) / len(nll)))
+
+
+def test_a_method_that_comes_later_is_held_against_the_same_answers(on, tmp_path):
+    few = ("dataset=pages_walk", "budget=[16,48]", "protocol=[paper,strict]", "limit=3", *BOTH)
+    done(tmp_path, *few, "method=snapkv")
+    done(tmp_path, *few, "method=[snapkv,h2o,kivi]")
+    assert setting.everything(tmp_path) == setting.everything(on[0])
+    later, at_once = named(tmp_path), named(on[0])
+    for key in later:
+        assert later[key]["value"] == pytest.approx(at_once[key]["value"], abs=1e-6)
+
+
+def test_a_run_says_which_stored_answers_lack_what_it_asks_for(tmp_path):
+    few = ("dataset=pages_walk", "method=snapkv", "budget=16", "limit=1")
+    done(tmp_path, *few, "fidelity=off")
+    again = done(tmp_path, *few, *BOTH[:1])
+    assert again.generated == 0
+    assert "note: answers stored without fidelity (2 cells), ppl (2 cells), self_rouge (2 cells)" in again.out
+
+
+def test_alone_nothing_is_measured_and_asking_for_it_is_answered(tmp_path, caplog):
+    done(tmp_path, "dataset=pages_walk", "method=snapkv", "budget=16", "limit=1", "sharing=off", *BOTH[:1])
+    assert all(row[name] is None for row in responses(tmp_path).values() for name in MEASURED)
+    assert "sharing=off measures no ppl and no self_rouge" in caplog.text
