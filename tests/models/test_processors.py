@@ -1,0 +1,174 @@
+"""Processors from settings: the family's classes, the checkpoint's ids, an offline tokenizer that loses no text."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import transformers as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from mmkv_bench.errors import ConfigError
+from mmkv_bench.models.processors import CLASSES, build_processor, chat_template
+from mmkv_bench.models.tokenizer import build_tokenizer, word
+from tests.models.checkpoints import SETTINGS, small_config
+
+
+@functools.cache
+def built(name: str):
+    return build_processor(small_config(name), SETTINGS[name])
+
+
+def tokenizer_of(name: str):
+    return getattr(built(name), "tokenizer", built(name))
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_classes_are_the_familys_own(name):
+    classes = CLASSES.get(small_config(name).model_type)
+    if classes is None:
+        assert isinstance(built(name), tf.PreTrainedTokenizerFast)
+        return
+    assert type(built(name)).__name__ == classes.processor
+    assert type(built(name).image_processor).__name__ == classes.image
+    assert type(getattr(built(name), "video_processor", None)).__name__ == (classes.video or "NoneType")
+
+
+def test_the_classes_are_those_that_transformers_would_choose():
+    """Of a checkpoint's own config.json; a class that the library renames or replaces shows here."""
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
+    from transformers.models.auto.video_processing_auto import VIDEO_PROCESSOR_MAPPING_NAMES
+
+    for model_type, classes in CLASSES.items():
+        assert PROCESSOR_MAPPING_NAMES[model_type] == classes.processor
+        if classes.video:
+            assert classes.video in VIDEO_PROCESSOR_MAPPING_NAMES[model_type].values()
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_special_tokens_have_the_checkpoints_ids(name):
+    tokenizer = tokenizer_of(name)
+    for text, index in SETTINGS[name]["special_tokens"].items():
+        assert tokenizer(text, add_special_tokens=False)["input_ids"] == [index]
+        assert tokenizer.decode([index]) == text and tokenizer.decode([index], skip_special_tokens=True) == ""
+    vocabulary = small_config(name).get_text_config().vocab_size
+    assert vocabulary <= len(tokenizer) <= vocabulary + 1  # InternVL's <video> lies beyond its embedding
+
+
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "llava", "llama"])
+def test_text_survives_byte_by_byte(name):
+    tokenizer = tokenizer_of(name)
+
+    @settings(max_examples=60, deadline=None)
+    @given(st.text(max_size=60))
+    def check(text):
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        if not any(token in text for token in tokenizer.all_special_tokens):
+            assert len(ids) == len(text.encode("utf-8", "surrogatepass"))
+        assert tokenizer.decode(ids) == text
+
+    check()
+
+
+def test_every_id_is_a_readable_word_of_its_own():
+    tokenizer = tokenizer_of("qwen2_5_vl")
+    taken = set(SETTINGS["qwen2_5_vl"]["special_tokens"].values())
+    words = [tokenizer.decode([index]) for index in range(256, 152064) if index not in taken]
+    assert len(set(words)) == len(words)
+    assert all(text.startswith(" ") and text[1:].isalpha() and text.isascii() for text in words)
+    assert tokenizer.decode([300, 5000]).split() == [tokenizer.decode([300]).strip(), tokenizer.decode([5000]).strip()]
+
+
+def test_words_are_all_different():
+    assert len({word(i) for i in range(20_000)}) == 20_000
+    assert min(len(word(i)) for i in range(100)) >= 4
+
+
+@pytest.mark.parametrize(
+    ("name", "bos"), [("llava", 1), ("llava_next_mistral", 1), ("qwen2_5_vl", None), ("llama", None)]
+)
+def test_the_first_token_is_bos_where_the_checkpoint_adds_it(name, bos):
+    ids = tokenizer_of(name)("a")["input_ids"]
+    assert (ids[0] == bos and len(ids) == 2) if bos is not None else len(ids) == 1
+
+
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "llava_next", "llava_onevision", "internvl", "llama"])
+def test_a_saved_processor_is_loaded_as_a_checkpoints(name, tmp_path):
+    small_config(name).save_pretrained(tmp_path)
+    built(name).save_pretrained(tmp_path)
+    loaded = (tf.AutoTokenizer if name == "llama" else tf.AutoProcessor).from_pretrained(tmp_path)
+    messages = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Why?"}]}]
+    if name == "llama":
+        messages[0]["content"] = "Why?"
+    text = built(name).apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert loaded.apply_chat_template(messages, tokenize=False, add_generation_prompt=True) == text
+    media = {} if name == "llama" else {"images": [Image.new("RGB", (90, 60), (1, 2, 3))]}
+    ours, theirs = (p(text=[text], return_tensors="pt", **media) for p in (built(name), loaded))
+    assert ours.keys() == theirs.keys() and all(bool((ours[key] == theirs[key]).all()) for key in ours)
+
+
+PROMPTS = {
+    "qwen2_vl": "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n<|vision_start|><|image_pad|>"
+    "<|vision_end|>Why?<|im_end|>\n<|im_start|>assistant\n",
+    "qwen3_vl": "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>Why?<|im_end|>\n<|im_start|>assistant\n",
+    "llava": "USER: <image>\nWhy? ASSISTANT:",
+    "llava_next_mistral": "[INST] <image>\nWhy? [/INST]",
+    "llava_onevision": "<|im_start|>user\n<image>\nWhy?<|im_end|>\n<|im_start|>assistant\n",
+    "internvl": "<|im_start|>user\n<IMG_CONTEXT>\nWhy?<|im_end|>\n<|im_start|>assistant\n",
+}
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+def test_prompts_have_the_documented_form(name):
+    messages = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Why?"}]}]
+    assert built(name).apply_chat_template(messages, tokenize=False, add_generation_prompt=True) == PROMPTS[name]
+
+
+def test_a_text_models_prompt_has_the_documented_form():
+    messages = [{"role": "user", "content": [{"type": "text", "text": "Why?"}]}]
+    assert built("llama").apply_chat_template(messages, tokenize=False, add_generation_prompt=True) == (
+        "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nWhy?<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\n"
+    )
+
+
+def changed(name: str, **parts):
+    return {key: value for key, value in (SETTINGS[name] | parts).items() if value is not ...}
+
+
+@pytest.mark.parametrize(
+    ("name", "parts", "why"),
+    [
+        ("llava", {"templates": "vicuna"}, "did you mean 'template'"),
+        ("llava", {"template": "vicunia"}, "did you mean 'vicuna'"),
+        ("llava", {"template": ...}, "template is missing"),
+        ("llava", {"image": ...}, "image is missing"),
+        ("llava", {"video": {}}, "video has no meaning for a llava model"),
+        ("llama", {"image": {}}, "image has no meaning for a llama model"),
+        ("qwen2_5_vl", {"video": {"fps": 2}}, r"model\.frames"),
+        (
+            "llava",
+            {"special_tokens": {"<s>": 1}},
+            r"\['</s>', '<pad>', '<unk>'\] of model.processor.tokenizer have no id",
+        ),
+        ("llava", {"special_tokens": {"<image>": 32064, "<s>": 1}}, "outside 0..32063"),
+        ("llava", {"special_tokens": {"<image>": 3, "<s>": 3}}, "an id twice"),
+        ("llava", {"tokenizer": {"cls_token": "<s>"}}, "no setting"),
+        ("llava", {"tokenizer": {"add_bos_token": True}}, "needs bos_token"),
+        (
+            "qwen2_5_vl",
+            {"special_tokens": SETTINGS["qwen2_5_vl"]["special_tokens"] | {"<|image_pad|>": 7}},
+            "is 151655",
+        ),
+    ],
+)
+def test_wrong_settings_are_refused(name, parts, why):
+    with pytest.raises(ConfigError, match=why):
+        build_processor(small_config(name), changed(name, **parts))
+
+
+def test_a_vocabulary_without_room_for_bytes_is_refused():
+    with pytest.raises(ConfigError, match="no room for 256 bytes"):
+        build_tokenizer(200, {"<s>": 0}, {}, chat_template("vicuna"))
