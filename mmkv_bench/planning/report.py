@@ -53,6 +53,8 @@ class Report:
                     print(note)
         if any(row["metric"] == "fidelity_kl" for row in self.metrics):
             print(f"fidelity to full's answers: python -m mmkv_bench.tables {self.store.root} --metric fidelity")
+        if self.metrics and any((node.get("about") or {}).get("groups") for node in self.config.datasets.values()):
+            print(f"means over the groups of these datasets: python -m mmkv_bench.tables {self.store.root} --groups")
         print(f"rows: {self.store.root}   (python -m mmkv_bench.tables {self.store.root} prints the tables again)")
         if judge:
             print(judge)

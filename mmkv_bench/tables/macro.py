@@ -1,8 +1,11 @@
 """Groups of datasets: the mean of their scores, each dataset counting once, as benchmarks of many sub-tasks print it.
 
 A table has the methods of one model, protocol and budget as lines and a benchmark's groups as columns. A number is there
-only where every dataset of the group has a headline. Its interval is a bootstrap over the clusters of each dataset, drawn
-apart from the other datasets' (stratified); the difference to `full` is paired within each dataset.
+only where every dataset of the group has a headline. The difference to `full` is paired by sample within each dataset.
+
+Intervals are put together from those of the datasets, which are independent of each other: the distances from the mean to
+its ends are the roots of the sums of the squared distances of the datasets, over their number (Zou and Donner, Statistics
+in Medicine 27, 2008). So a group of one dataset has that dataset's interval, and scores of all zeros have a width.
 
 Which groups a dataset belongs to stands in its configuration, which the rows hold: `about.groups` of
 conf/dataset/<name>.yaml is {benchmark: {group: number of the group's datasets}}. The first of its `metrics` counts.
@@ -17,11 +20,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from mmkv_bench.errors import ConfigError, StoreError
-from mmkv_bench.tables.intervals import ALPHA, bootstrap_statistics, cluster_index, percentile_ends
+from mmkv_bench.tables.compare import paired
+from mmkv_bench.tables.known import Pooled
+from mmkv_bench.tables.metrics import aggregator_of
 from mmkv_bench.tables.notes import FIXTURE
 from mmkv_bench.tables.render import aligned, score, signed, span
-from mmkv_bench.tables.rows import BASELINE, CONTEXT, Rows, Scores, align
-from mmkv_bench.tables.table import Table
+from mmkv_bench.tables.rows import BASELINE, CONTEXT, Rows, align
+from mmkv_bench.tables.table import Entry, Table
 
 OF_ONE_DATASET = ("dataset", "dataset_fingerprint", "generation")  # in which the datasets of a group may differ
 
@@ -38,9 +43,9 @@ class Group:
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean over the datasets of a group, from 0 to 1, or a difference of two such.
+    """A score, a difference of two, or the mean of such over datasets.
 
-    low, high: 95% interval; None where a dataset has one cluster only.
+    low, high: 95% interval; None where a dataset has none.
     """
 
     value: float
@@ -150,42 +155,44 @@ def _group_table(
         if len(names) < group.size:
             absent[group.name] = len(names), group.size
             continue
-        full = _scores(tables, names, BASELINE, budget)
+        full = _entries(tables, names, BASELINE, budget)
         for label in labels:
-            own = _scores(tables, names, label, budget)
+            own = _entries(tables, names, label, budget)
             if own is None:
                 continue
-            means[label, group.name] = _mean({name: (s.values, s.clusters) for name, s in own.items()})
+            means[label, group.name] = mean([Mean(entry.value, entry.low, entry.high) for entry in own])
             if full is not None and label != BASELINE:
-                against[label, group.name] = _mean({name: _difference(own[name], full[name]) for name in own})
+                against[label, group.name] = mean(
+                    [_difference(tables[name], *pair) for name, *pair in zip(names, own, full, strict=True)]
+                )
     shown = tuple(group.name for group in groups if group.name not in absent)
     made = any(name.endswith(FIXTURE) for name in tables)
     return GroupTable(groups[0].benchmark, context, axis, budget, shown, labels, means, against, absent, made)
 
 
-def _scores(tables: Mapping[str, Table], names: Sequence[str], label: str, budget: str) -> dict[str, Scores] | None:
-    """The method's scores on every dataset; None unless all of them have a headline."""
-    found = {}
-    for name in names:
-        entry = tables[name].entry(label, budget) if name in tables else None
-        if entry is None or entry.value is None:
-            return None
-        found[name] = entry.scores
-    return found
+def _entries(tables: Mapping[str, Table], names: Sequence[str], label: str, budget: str) -> list[Entry] | None:
+    """The method's table cells on every dataset; None unless all of them have a headline."""
+    found = [tables[name].entry(label, budget) for name in names]
+    return found if all(entry is not None and entry.value is not None for entry in found) else None
 
 
-def _difference(a: Scores, b: Scores) -> tuple[np.ndarray, np.ndarray]:
-    of_a, of_b, clusters = align(a, b)
-    return of_a - of_b, clusters
+def _difference(table: Table, a: Entry, b: Entry) -> Mean:
+    aggregator = aggregator_of(table.metric)
+    scores = align(a.scores, b.scores, parts=isinstance(aggregator, Pooled))
+    found = paired(*scores, table.dataset, aggregator)
+    return Mean(found.value, *found.interval())
 
 
-def _mean(parts: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> Mean:
-    """Of dataset -> (values of its samples, their clusters)."""
-    value = float(np.mean([np.mean(values) for values, _ in parts.values()]))
-    if any(cluster_index(clusters)[1] < 2 for _, clusters in parts.values()):
+def mean(parts: Sequence[Mean]) -> Mean:
+    """Of independent scores, each counting once."""
+    value = float(np.mean([part.value for part in parts]))
+    if any(part.low is None or part.high is None for part in parts):
         return Mean(value, None, None)
-    draws = np.mean([bootstrap_statistics(*part, name) for name, part in parts.items()], axis=0)
-    return Mean(value, *percentile_ends(draws, ALPHA))
+    below, above = (
+        float(np.sqrt(sum(distance**2 for distance in distances))) / len(parts)
+        for distances in ([p.value - p.low for p in parts], [p.high - p.value for p in parts])
+    )
+    return Mean(value, value - below, value + above)
 
 
 def group_markdown(tables: Sequence[GroupTable], *, intervals: bool = True) -> str:

@@ -11,7 +11,8 @@ import pytest
 from mmkv_bench.errors import ConfigError, StoreError
 from mmkv_bench.tables.__main__ import main
 from mmkv_bench.tables.build import build
-from mmkv_bench.tables.macro import Group, GroupTable, group_markdown, group_tables, groups_of
+from mmkv_bench.tables.intervals import wilson
+from mmkv_bench.tables.macro import Group, GroupTable, Mean, group_markdown, group_tables, groups_of, mean
 from tests.tables.examples import Example, zeros_and_ones
 
 CONFIG = json.dumps(
@@ -70,22 +71,38 @@ def test_every_dataset_counts_once_however_many_samples_it_has() -> None:
 
 
 def test_the_interval_is_that_of_independent_datasets() -> None:
-    mean = made(two_datasets())[0].means["full", "G"]
+    found = made(two_datasets())[0].means["full", "G"]
     error = math.sqrt(0.75 * 0.25 / 40 + 0.25 * 0.75 / 80) / 2
-    assert mean.low == pytest.approx(mean.value - 1.96 * error, abs=0.012)
-    assert mean.high == pytest.approx(mean.value + 1.96 * error, abs=0.012)
+    assert (found.low, found.high) == pytest.approx((found.value - 1.96 * error, found.value + 1.96 * error), abs=0.015)
+
+
+def test_a_group_of_one_dataset_has_its_interval_and_zeros_have_a_width() -> None:
+    example = Example()
+    example.add("full", None, [0.0] * 20, dataset="look")
+    (table,) = made(example)
+    found = table.means["full", "H"]
+    assert (found.value, found.low, found.high) == pytest.approx((0.0, *wilson(0.0, 20)))
+
+
+def test_intervals_hold_the_true_mean_in_19_of_20_cases() -> None:
+    rng = np.random.default_rng(0)
+    chances, sizes = (0.02, 0.3, 0.9), (40, 80, 30)
+    held = 0
+    for _ in range(1000):
+        shares = [rng.binomial(n, p) / n for n, p in zip(sizes, chances, strict=True)]
+        found = mean([Mean(share, *wilson(share, n)) for share, n in zip(shares, sizes, strict=True)])
+        held += found.low <= np.mean(chances) <= found.high
+    assert 0.93 <= held / 1000 <= 0.99
 
 
 def test_the_difference_is_paired_within_each_dataset() -> None:
     table = made(two_datasets())[0]
     difference = table.against["snapkv", "G"]
     assert difference.value == pytest.approx((-10 / 40 - 8 / 80) / 2)
-    rng = np.random.default_rng(1)  # the same draws of samples for both methods, drawn in another way
+    rng = np.random.default_rng(1)  # samples drawn again: what was lost, for both methods at once
     lost = [np.array([1.0] * 10 + [0.0] * 30), np.array([1.0] * 8 + [0.0] * 72)]
-    draws = [np.mean([rng.choice(part, len(part)).mean() for part in lost]) for _ in range(4000)]
-    assert (difference.low, difference.high) == pytest.approx(
-        (-np.quantile(draws, 0.975), -np.quantile(draws, 0.025)), abs=0.012
-    )
+    draws = [-np.mean([rng.choice(part, len(part)).mean() for part in lost]) for _ in range(4000)]
+    assert (difference.low, difference.high) == pytest.approx(np.quantile(draws, (0.025, 0.975)), abs=0.02)
     assert ("full", "G") not in table.against
 
 
@@ -110,7 +127,7 @@ def test_other_metrics_of_a_dataset_do_not_count() -> None:
 
 def test_one_cluster_gives_no_interval() -> None:
     example = Example()
-    example.add("full", None, [1.0, 0.0, 1.0, 0.0], dataset="walk", sample={"cluster": "one"})
+    example.add("full", None, [1.0, 0.5, 0.5, 0.0], dataset="walk", sample={"cluster": "one"})
     example.add("full", None, [1.0, 0.0], dataset="look")
     (table,) = made(example)
     assert (table.budget, table.means["full", "G"].low, table.means["full", "G"].value) == ("", None, 0.5)
