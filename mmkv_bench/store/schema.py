@@ -136,14 +136,15 @@ RESPONSE_COLUMNS = (
     Column(
         "forced_kl",
         FLOATS,
-        "fidelity: KL(full || this cell) at each token of full's greedy answer (same protocol), teacher-forced; null: unmeasured",
+        "fidelity: KL(full || this cell) at each token of full's greedy answer (same protocol), teacher-forced; under paper "
+        "the first is 0, being the full prefill's; full's own: a second pass; null: unmeasured",
         "nats",
     ),
     Column("forced_agree", BOOLS, "fidelity: whether both rank the same token first, at each of these tokens"),
     Column(
         "reference_nll",
         FLOATS,
-        "-log probability of each token of the dataset's reference answer, teacher-forced",
+        "-log probability of each token of the dataset's reference answer, teacher-forced; the end token is left out",
         "nats",
     ),
     Column(
@@ -208,7 +209,7 @@ SAMPLE_COLUMNS = (
     _SAMPLE,
     _CLUSTER,
     _must("metric", TEXT, "metric name"),
-    Column("value", FLOAT, "the sample's value; null unless ok", "metric's own"),
+    Column("value", FLOAT, "the sample's value; null unless ok, and where no judge answered", "metric's own"),
     _must("status", TEXT, "status of the response that was scored", allowed=STATUSES),
     Column(
         "parts",
@@ -225,9 +226,14 @@ METRIC_COLUMNS = (
     _DATASET,
     _must("metric", TEXT, "metric name"),
     _must("n", INT, "samples", "samples"),
-    _must("n_ok", INT, "samples with status ok", "samples"),
-    Column("value", FLOAT, "headline; null unless every sample is ok", "metric's own"),
-    Column("value_failures_zero", FLOAT, "the same with failures counted as 0", "metric's own"),
+    _must("n_ok", INT, "samples with status ok and a value", "samples"),
+    Column("value", FLOAT, "headline; null unless every sample is ok and judged", "metric's own"),
+    Column(
+        "value_failures_zero",
+        FLOAT,
+        "the same with failures counted as 0; null where a sample is not judged",
+        "metric's own",
+    ),
     Column("low", FLOAT, "lower end of the interval", "metric's own"),
     Column("high", FLOAT, "upper end of the interval", "metric's own"),
     _must("interval", TEXT, "how the interval was made", allowed=("wilson", "bootstrap", "none")),
@@ -235,10 +241,14 @@ METRIC_COLUMNS = (
     Column("difference_low", FLOAT, "lower end of its interval", "metric's own"),
     Column("difference_high", FLOAT, "upper end of its interval", "metric's own"),
     Column("lmms_eval", FLOAT, "lmms-eval's own aggregate of the same answers", "metric's own"),
-    Column("lmms_eval_reason", TEXT, "why that aggregate is missing"),
-    Column("judge", TEXT, "judge model, where one was asked"),
-    Column("judge_prompts", TEXT, "hash of the questions the judge was asked, where one was asked"),
-    Column("judge_temperature", FLOAT, "temperature the judge was asked at, where one was asked"),
+    Column("lmms_eval_reason", TEXT, "why that is missing; begins with `not judged` where a judge gave no answer"),
+    Column("judge", TEXT, "id of the judge model, where one answered"),
+    Column(
+        "judge_prompts",
+        TEXT,
+        "hash of the judge's prompts: of its questions about the first two samples, with one text for every answer",
+    ),
+    Column("judge_temperature", FLOAT, "temperature the judge answered at; null where several"),
 )
 
 COLUMNS: dict[str, tuple[Column, ...]] = {
@@ -277,7 +287,8 @@ def markdown() -> str:
             allowed = f" (one of: {', '.join(column.allowed)})" if column.allowed else ""
             kind = "JSON string" if column.json else str(column.type).replace("item: ", "")
             lines.append(
-                f"| `{column.name}` | {kind} | {column.unit} | {words[column.required]} | {column.doc}{allowed} |"
+                f"| `{column.name}` | {kind} | {column.unit} | {words[column.required]} | "
+                f"{column.doc.replace('|', chr(92) + '|')}{allowed} |"
             )
     lines += [
         "",
