@@ -4,16 +4,17 @@
     python benchmarks/fork.py --samples 100 --write results/bench/fork.md
     python benchmarks/fork.py --profile                      # also where the time of the 21 cells goes
 
-Four ways of answering the same samples in one process, encoding included in each:
+Five ways of answering the same samples in one process, encoding included in each:
 
 - one full run: the fork engine with the cell `full` alone;
 - 21 cells shared: the fork engine with all cells;
+- 21 cells measured: the same, and fidelity of every answer to full's, as a run does unless fidelity=off;
 - 21 separate runs: each cell alone, through attach() and stock generate() (`sharing=off`);
 - bare generate: the untouched model's own generate(), nothing counted or scored.
 
 Time is CPU time of one thread on the CPU (other work on the machine does not count) and wall-clock time on CUDA. The
 first sample is a warm-up. Scoring by lmms-eval's metric code is timed apart. The answers of shared and separate runs
-are compared token for token; a difference ends the benchmark with exit code 1.
+are compared token for token, measured ones too; a difference ends the benchmark with exit code 1.
 """
 
 from __future__ import annotations
@@ -98,6 +99,7 @@ class Bench:
         self.rules = DecodeRules.read(loaded.model.generation_config, generation, loaded.tokenizer)
         self.now = clock(loaded.device.type)
         self.seconds: dict[str, list[float]] = {}
+        self.changed: list[str] = []
 
     def encode(self, request: Request) -> Any:
         from mmkv_bench.generation.encode import encode
@@ -112,17 +114,23 @@ class Bench:
         return result
 
     def shared(self, requests: Sequence[Request]) -> list[list[ForkResult]]:
-        """The first two ways, in alternating order; returns the 21 results of each request."""
+        """The first three ways, in alternating order; returns the 21 results of each request, not measured."""
         from mmkv_bench.generation.engine import Engine
+        from mmkv_bench.generation.measuring import NOTHING, Extras
 
         loaded, results = self.loaded, []
         with Engine(loaded.model, loaded.family, self.rules, loaded.tokenizer) as engine:
             for number, request in enumerate(requests):
-                ways = {"one full run": self.cells[:1], "21 cells shared": self.cells}
-                for way, cells in list(ways.items())[:: 1 if number % 2 else -1]:
-                    answers = self.timed(way, lambda r=request, c=cells: engine.answer(self.encode(r), c))
-                    if len(answers) > 1:
-                        results.append(answers)
+                ways = {
+                    "one full run": (self.cells[:1], NOTHING),
+                    "21 cells shared": (self.cells, NOTHING),
+                    "21 cells measured": (self.cells, Extras(fidelity=True)),
+                }
+                found = {}
+                for way, given in list(ways.items())[:: 1 if number % 2 else -1]:
+                    found[way] = self.timed(way, lambda r=request, g=given: engine.answer(self.encode(r), *g))
+                results.append(found["21 cells shared"])
+                self.changed += differences([found["21 cells measured"]], [found["21 cells shared"]])
         return results
 
     def separate(self, requests: Sequence[Request]) -> list[list[ForkResult]]:
@@ -203,6 +211,7 @@ def report(bench: Bench, options: argparse.Namespace, lengths: Sequence[int], sh
 
     mean = {way: 1000 * sum(values) / len(values) for way, values in bench.seconds.items()}
     one, many, apart = mean["one full run"], mean["21 cells shared"], mean["21 separate runs"]
+    measured = mean["21 cells measured"]
     device = bench.loaded.device.type
     tokens = [result.n_tokens for row in shared for result in row]
     source = collect_provenance(device)
@@ -228,11 +237,11 @@ def report(bench: Bench, options: argparse.Namespace, lengths: Sequence[int], sh
         "| --- | --- | --- | --- |",
         *(
             f"| {way} | {mean[way]:.1f} | {mean[way] / one:.2f}x | {mean[way] / apart:.3f}x |"
-            for way in ("bare generate()", "one full run", "21 cells shared", "21 separate runs")
+            for way in ("bare generate()", "one full run", "21 cells shared", "21 cells measured", "21 separate runs")
         ),
         "",
         f"21 cells cost {many / one:.2f} full runs (promise: at most {PROMISE:g}); run separately they cost"
-        f" {apart / one:.1f}.",
+        f" {apart / one:.1f}. Measuring their fidelity adds {measured / many - 1:.0%}, outside of every time in the rows.",
         "",
         f"Scoring by lmms-eval, apart from this: {scored:.2f} ms per sample and cell, {21 * scored:.1f} ms for 21 cells.",
     ]
@@ -273,7 +282,7 @@ def main() -> int:
     lines = report(bench, options, lengths, shared)
     if options.profile:
         lines += ["", *phases(lambda: bench.shared(requests))]
-    wrong = differences(shared, separate)
+    wrong = differences(shared, separate) + bench.changed
     lines += [
         "",
         f"Shared and separate answers agree token for token in all {len(requests) * len(bench.cells)} results.",

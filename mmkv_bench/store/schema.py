@@ -231,7 +231,7 @@ METRIC_COLUMNS = (
     Column(
         "value_failures_zero",
         FLOAT,
-        "the same with failures counted as 0; null where a sample is not judged",
+        "the same with failures counted as 0; null where a sample is not judged, or failed and less is better",
         "metric's own",
     ),
     Column("low", FLOAT, "lower end of the interval", "metric's own"),
