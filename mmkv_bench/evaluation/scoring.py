@@ -74,7 +74,7 @@ def _pass(
 
 
 UNDER_TEST = "‹…›"
-_PROMPTS: dict[str, dict[str | None, str]] = {}
+_PROMPTS: dict[tuple[str, int], dict[str | None, str]] = {}
 
 
 def _prompts(spec: TaskSpec, docs: Documents, sitting: Sitting) -> dict[str | None, str]:
@@ -82,13 +82,14 @@ def _prompts(spec: TaskSpec, docs: Documents, sitting: Sitting) -> dict[str | No
     in the place of the answers, so that they tell prompts and not answers apart. Empty where nobody was asked."""
     if not any(asked.answered for asked in sitting.asked):
         return {}
-    if spec.key() not in _PROMPTS:
+    first = {ref.doc_id: UNDER_TEST for ref in docs.refs[:2]}
+    key = spec.key(), len(first)
+    if key not in _PROMPTS:
         probe = Probe(sitting.judged)
-        first = {ref.doc_id: UNDER_TEST for ref in docs.refs[:2]}
         with asking(probe), suppress(ScoringError):
             Replay(spec, docs, first, probe).run(with_aggregates=True)
-        _PROMPTS[spec.key()] = prompts_of(probe.asked)
-    return _PROMPTS[spec.key()]
+        _PROMPTS[key] = prompts_of(probe.asked)
+    return _PROMPTS[key]
 
 
 def _check_prompts(spec: TaskSpec, docs: Documents, answers: Mapping[str, Answer], texts: Mapping[int, str]) -> None:

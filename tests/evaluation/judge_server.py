@@ -114,6 +114,20 @@ def hangs_up(handler: _Handler, body: dict) -> None:
     handler.close_connection = True
 
 
+def drips(handler: _Handler, body: dict) -> None:
+    """One byte every 50 ms, of an answer that would take a minute."""
+    handler.send_response(200)
+    handler.send_header("Content-Length", "1200")
+    handler.end_headers()
+    for _ in range(1200):
+        handler.wfile.write(b" ")
+        time.sleep(0.05)
+
+
+def endless(handler: _Handler, body: dict) -> None:
+    handler.send(200, "x" * (9 << 20))
+
+
 def silent(seconds: float) -> Callable:
     def behave(handler: _Handler, body: dict) -> None:
         time.sleep(seconds)

@@ -99,8 +99,10 @@ def test_a_full_url_is_taken_as_the_base_url_it_holds(server, settings):
         judge.says("  "),
         judge.truncated,
         judge.hangs_up,
+        judge.endless,
+        lambda handler, body: handler.send(200, "[" * 100_000),
     ],
-    ids=["500", "503", "429", "html", "json", "null", "blank", "truncated", "hang-up"],
+    ids=["500", "503", "429", "html", "json", "null", "blank", "truncated", "hang-up", "endless", "deep"],
 )
 def test_what_may_pass_is_asked_again(server, settings, trouble):
     server.behaviours = [trouble, trouble]
@@ -113,6 +115,20 @@ def test_a_silent_judge_is_asked_again_after_the_time_limit(server, settings):
     started = time.perf_counter()
     assert outcome(dataclasses.replace(settings, timeout_s=0.2)) == "0.5"
     assert time.perf_counter() - started >= 0.2
+
+
+def test_a_judge_that_answers_too_slowly_is_left_in_time(server, settings):
+    server.behaviours = [judge.drips]
+    started = time.perf_counter()
+    assert outcome(dataclasses.replace(settings, timeout_s=0.3)) == "0.5"
+    assert time.perf_counter() - started < 30
+    assert len(server.requests) == 2
+
+
+def test_a_placeholder_for_a_key_changes_no_answer(server, settings, monkeypatch):
+    monkeypatch.setenv("MY_JUDGE_KEY", "5")
+    assert outcome(dataclasses.replace(settings, key_env="MY_JUDGE_KEY")) == "0.5"
+    assert server.keys == ["Bearer 5"]
 
 
 def test_retry_after_is_waited_for_as_seconds_and_as_a_date(server, settings):

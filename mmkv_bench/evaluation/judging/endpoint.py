@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import threading
+import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 PASSING = {408, 409, 425, 429}  # and 5xx: the same request may succeed later
 OF_THE_QUESTION = {400, 413, 422}  # this question is refused, another one may not be
+SHORTEST_SECRET = 8  # characters; as in store/redaction.py
+LONGEST = 8 << 20  # bytes of a reply
 EXCERPT = 160  # characters of a server's message that are quoted
 
 
@@ -56,6 +60,7 @@ class Endpoint:
     def ask(self, question: Question) -> Reply:
         """One attempt. Raises Failure."""
         import requests
+        import urllib3
 
         settings, key = self.settings, self._key()
         body = {
@@ -65,29 +70,43 @@ class Endpoint:
             "max_tokens": question.max_tokens,
         }
         try:
-            response = self._session().post(
+            with self._session().post(
                 self.address,
                 json=body,
                 auth=_Bearer(key),
                 timeout=settings.timeout_s,
                 allow_redirects=False,  # the key goes to the configured endpoint alone
-            )
-        except requests.exceptions.Timeout:
+                stream=True,
+            ) as response:
+                text = self._text(response)
+        except (requests.exceptions.Timeout, urllib3.exceptions.TimeoutError):
             raise Failure(f"{self.shown} did not answer within {settings.timeout_s:g} s", passes=True) from None
-        except requests.exceptions.RequestException as error:
+        except (requests.exceptions.RequestException, urllib3.exceptions.HTTPError) as error:
             invalid = isinstance(error, ValueError)  # of the url, which no attempt mends
             what = "cannot be asked" if invalid else "cannot be reached or breaks off"
             raise Failure(f"{self.shown} {what} ({type(error).__name__})", passes=not invalid) from None
         if response.status_code != 200:
-            raise self._refusal(response)
-        return self._reply(response, question)
+            raise self._refusal(response.status_code, response.headers.get("Retry-After"), text)
+        return self._reply(text, question)
 
-    def _reply(self, response: requests.Response, question: Question) -> Reply:
+    def _text(self, response: requests.Response) -> str:
+        """The body, as it arrives: neither longer nor slower than an answer may be."""
+        end = time.monotonic() + self.settings.timeout_s
+        data = b""
+        while chunk := response.raw.read1(1 << 16, decode_content=True):
+            data += chunk
+            if time.monotonic() > end:
+                raise Failure(f"{self.shown} did not end its answer within {self.settings.timeout_s:g} s", passes=True)
+            if len(data) > LONGEST:
+                raise Failure(f"{self.shown} replied with more than {LONGEST >> 20} MiB", passes=True)
+        return data.decode("utf-8", errors="replace")
+
+    def _reply(self, data: str, question: Question) -> Reply:
         try:
-            body = response.json()
+            body = json.loads(data)
             text, served = body["choices"][0]["message"]["content"], body.get("model")
-        except (ValueError, LookupError, TypeError, AttributeError):
-            got = self.hide(response.text)[:EXCERPT]
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            got = self.hide(data)[:EXCERPT]
             raise Failure(f"{self.shown} replied with what is no chat completion: {got!r}", passes=True) from None
         text = self.hide(text) if isinstance(text, str) else ""
         if not question.readable(text):
@@ -95,21 +114,20 @@ class Endpoint:
             raise Failure(reason, passes=True, alone=True)
         return Reply(text, self.hide(served) if isinstance(served, str) else None)
 
-    def _refusal(self, response: requests.Response) -> Failure:
-        code = response.status_code
+    def _refusal(self, code: int, retry_after: str | None, text: str) -> Failure:
         if code in (401, 403):
             name = self.settings.key_env
             key = f"the key in {name}" if name and self._key() else "a request without a key (judge.key_env)"
             return Failure(f"{self.shown} refuses {key} ({code})")
-        said = f"{self.shown} answers {code}: {self.hide(response.text)[:EXCERPT]!r}"
+        said = f"{self.shown} answers {code}: {self.hide(text)[:EXCERPT]!r}"
         if code in PASSING or code >= 500:
-            return Failure(said, passes=True, wait_s=_retry_after(response.headers.get("Retry-After")))
+            return Failure(said, passes=True, wait_s=_retry_after(retry_after))
         return Failure(said, alone=code in OF_THE_QUESTION)
 
     def hide(self, text: str) -> str:
-        """The text without the key."""
+        """The text without the key; placeholders such as `EMPTY` are no secrets, and may be words of an answer."""
         key = self.settings.key()
-        return text.replace(key, "<redacted>") if key else text
+        return text.replace(key, "<redacted>") if key and len(key) >= SHORTEST_SECRET else text
 
     def _key(self) -> str | None:
         key, name = self.settings.key(), self.settings.key_env
