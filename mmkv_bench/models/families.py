@@ -41,6 +41,7 @@ _FAMILIES = {
     "llava_next": _Facts("LLaVA-NeXT", _LLAVA_BACKBONES, "image_token_id"),
     "llava_next_video": _Facts("LLaVA-NeXT-Video", _LLAVA_BACKBONES, "image_token_id", "video_token_id"),
     "llava_onevision": _Facts("LLaVA-OneVision", ("qwen2",), "image_token_id", "video_token_id"),
+    "llava_video": _Facts("LLaVA-Video", ("qwen2",), "image_token_id", "video_token_id"),
     # The HF port feeds videos as one <img>...</img> block per frame, so it has no video token.
     "internvl": _Facts("InternVL", ("qwen2", "qwen3", "llama"), "image_token_id", closing_marker="</img>"),
     "llama": _Facts("Llama (text)", ("llama",)),

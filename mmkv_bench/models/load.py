@@ -9,6 +9,7 @@ from mmkv_bench.errors import ConfigError, UnsupportedError
 from mmkv_bench.models import hub_errors
 from mmkv_bench.models.families import Family, family_of, text_model
 from mmkv_bench.models.limits import apply_limits
+from mmkv_bench.models.shapes import OWN
 
 if TYPE_CHECKING:
     import torch
@@ -39,10 +40,8 @@ def load_config(path: str, revision: str | None = None) -> Any:
         UnsupportedError: a family, backbone or layer type outside the supported ones, or weights for code that
             transformers does not have.
     """
-    from transformers import AutoConfig
-
     try:
-        config = AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
+        config = _auto_config(path, revision)
     except (OSError, ValueError, RuntimeError) as error:
         raise ConfigError(hub_errors.sentence(path, revision, error)) from error
     family_of(config)
@@ -137,14 +136,29 @@ def device_of(setting: str) -> torch.device:
     return torch.device("cuda" if setting != "cpu" and torch.cuda.is_available() else "cpu")
 
 
+def _auto_config(path: str, revision: str | None) -> Any:
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
+    except ValueError as error:
+        if OWN not in str(error):  # transformers names the model_type that it does not know
+            raise
+    from mmkv_bench.models.llava_video import register
+
+    register()
+    return AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
+
+
 def _refuse_foreign_code(path: str, config: Any) -> None:
     """A checkpoint may carry the model_type of a text model although its own code wraps a vision tower around it (the
     LLaVA-NeXT repository's do); loaded as that text model it would silently not see."""
     import transformers
 
     classes = list(getattr(config, "architectures", None) or [])
-    if classes and not any(hasattr(transformers, name) for name in classes):
+    if classes and config.model_type != OWN and not any(hasattr(transformers, name) for name in classes):
         raise UnsupportedError(
             f"{path} holds weights for {classes[0]}, a class that transformers does not have, and code of repositories is "
-            "never run; give a checkpoint in Hugging Face format (for LLaVA: the ones of llava-hf; see docs/models.md)"
+            "never run; give a checkpoint in Hugging Face format (for LLaVA: the ones of llava-hf; a folder of LLaVA-Video is "
+            "rewritten by `python -m mmkv_bench.models.llava_video_weights`; see docs/models.md)"
         )

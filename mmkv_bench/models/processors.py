@@ -57,6 +57,7 @@ CLASSES = {
     "llava_onevision": Classes(
         "LlavaOnevisionProcessor", "LlavaOnevisionImageProcessor", "LlavaOnevisionVideoProcessor"
     ),
+    "llava_video": Classes("LlavaVideoProcessor", "LlavaOnevisionImageProcessor", "LlavaOnevisionVideoProcessor"),
     "internvl": Classes("InternVLProcessor", "GotOcr2ImageProcessor", "InternVLVideoProcessor"),
 }
 """model_type -> its classes. Text models have none: their processor is the tokenizer."""
@@ -97,11 +98,22 @@ def build_processor(hf_config: Any, settings: Mapping[str, Any]) -> Any:
     parts = {"image_processor": getattr(transformers, classes.image)(**_plain(settings["image"]))}
     if classes.video:
         parts["video_processor"] = getattr(transformers, classes.video)(**_plain(settings.get("video", {})))
-    processor = getattr(transformers, classes.processor)(
+    processor = _processor_class(classes.processor)(
         **parts, tokenizer=tokenizer, chat_template=template, **_plain(settings.get("processor", {}))
     )
     _check_ids(hf_config, processor)
     return processor
+
+
+def _processor_class(name: str) -> Any:
+    """A class of transformers, or the one of ours (LLaVA-Video)."""
+    import transformers
+
+    if hasattr(transformers, name):
+        return getattr(transformers, name)
+    from mmkv_bench.models import llava_video
+
+    return getattr(llava_video, name)
 
 
 def chat_template(name: str) -> str:

@@ -11,6 +11,9 @@ from mmkv_bench.models.families import family_of
 GENERATION = "generation_config"
 """Key of a shape that is no part of config.json: generation_config.json as data."""
 
+OWN = "llava_video"
+"""The one architecture whose classes are ours (models/llava_video.py), made of transformers' LLaVA-OneVision."""
+
 _DEPTHS = ("num_hidden_layers", "depth")  # of a vision tower, by family
 _PER_LAYER = ("layer_types", "mlp_layer_types")
 
@@ -34,6 +37,10 @@ def config_of(shape: Mapping[str, Any], layers: int | None = None) -> Any:
         raise ConfigError("model.shape has no model_type; give the values of the checkpoint's config.json")
     if layers is not None:
         _shrink(values, layers)
+    if kind == OWN:
+        from mmkv_bench.models.llava_video import register
+
+        register()
     try:
         config = AutoConfig.for_model(kind, **values)
     except ValueError as error:

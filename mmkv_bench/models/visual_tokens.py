@@ -17,6 +17,8 @@ timestamps of Qwen3-VL are text. Sizes are width x height in pixels. The rules:
     LLaVA-NeXT-Video       frames of 24x24 patches pooled by 2x2 = 144
     LLaVA-OneVision        arXiv 2408.03326 section 3.3: 384x384 = 729 tokens a tile, at most 9 tiles' worth of tokens
                            (bilinear beyond), several images 729 and a newline each, frames pooled to 196, one newline
+    LLaVA-Video            the released code: images as LLaVA-OneVision; frames pooled to 14x14, or averaged to 13x13 as
+                           arXiv 2410.02713 says, with a newline token per row (mm_newline_position=grid)
     InternVL               arXiv 2404.16821 section 3.2: tiles of 448x448 in the grid of the nearest aspect ratio and, with
                            more than one, the whole as another; 256 tokens a tile; a frame is one tile
 """
@@ -173,6 +175,12 @@ def _onevision_video(settings: Settings, frames: int, width: int, height: int, l
     return frames * pooled * pooled + 1
 
 
+def _llava_video_video(settings: Settings, frames: int, width: int, height: int, limits: Limits) -> int:
+    side, part = math.isqrt(settings["processor"]["num_image_tokens"]), settings["processor"]
+    rows = side // 2 if part.get("video_pooling") == "average" else math.ceil(side / 2)
+    return frames * rows * (rows + 1)
+
+
 def _edge(part: Mapping[str, Any]) -> int:
     """Side of the square that a tower takes."""
     size = part.get("crop_size") or part["size"]
@@ -241,6 +249,7 @@ _IMAGE: dict[str, Callable[[Settings, int, int, int, Limits], int]] = {
     "llava_next": _next_image,
     "llava_next_video": _next_image,
     "llava_onevision": _onevision_image,
+    "llava_video": _onevision_image,
     "internvl": _intern_image,
 }
 _VIDEO: dict[str, Callable[[Settings, int, int, int, Limits], int]] = {
@@ -249,6 +258,7 @@ _VIDEO: dict[str, Callable[[Settings, int, int, int, Limits], int]] = {
     "qwen3_vl": _qwen3_video,
     "llava_next_video": _next_video,
     "llava_onevision": _onevision_video,
+    "llava_video": _llava_video_video,
     "internvl": _intern_video,
 }
 

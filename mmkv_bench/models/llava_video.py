@@ -1,0 +1,149 @@
+"""LLaVA-Video (Zhang et al. 2024, arXiv 2410.02713) as a variant of transformers' LLaVA-OneVision.
+
+The two share SigLIP, the two-layer projector, Qwen2 and what becomes of an image. A video differs: OneVision pools each
+frame's 27x27 features to 14x14 by bilinear interpolation and ends the video with one newline feature; LLaVA-Video ends
+every row of every frame with one, 210 tokens a frame. Its paper and lmms-eval average 2x2 features to 13x13 instead
+(`average`, 182 tokens); its training script leaves the code's default, `bilinear`. The published weights are in the
+format of their own repository; models/llava_video_weights.py rewrites them for these classes. Nothing of that
+repository's code is needed or run.
+
+Not reproduced: the sentence with the frames' times that its config asks to put before the question
+(`add_time_instruction`; lmms-eval leaves it out, too), and the faster stream of frames, which the checkpoints have off.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoModelForImageTextToText,
+    AutoProcessor,
+    LlavaOnevisionConfig,
+    LlavaOnevisionForConditionalGeneration,
+    LlavaOnevisionProcessor,
+)
+from transformers.models.llava_onevision.modeling_llava_onevision import (
+    LlavaOnevisionModel,
+    LlavaOnevisionPreTrainedModel,
+)
+
+if TYPE_CHECKING:
+    from transformers.modeling_outputs import BaseModelOutputWithPooling
+
+MODEL_TYPE = "llava_video"
+POOLINGS = ("average", "bilinear")
+
+
+class LlavaVideoConfig(LlavaOnevisionConfig):
+    """`video_pooling`: how 2x2 features of a frame become one; see `POOLINGS`."""
+
+    model_type = MODEL_TYPE
+    video_pooling: str = "bilinear"
+
+
+def pooled_side(side: int, pooling: str) -> int:
+    """Rows (and columns) of a frame's features after pooling: an odd last row is dropped by averaging."""
+    return side // 2 if pooling == "average" else math.ceil(side / 2)
+
+
+def video_token_count(frames: int, side: int, pooling: str) -> int:
+    """Visual tokens of a video whose frames have side x side features: a newline ends each row of each frame."""
+    rows = pooled_side(side, pooling)
+    return frames * rows * (rows + 1)
+
+
+def pool_frames(features: Tensor, newline: Tensor, pooling: str) -> Tensor:
+    """Frames' features with a newline after each row of each frame.
+
+    Args:
+        features: [frames, side * side, D], row by row; newline: [D]; pooling: of `POOLINGS`.
+
+    Returns:
+        [frames, rows * (rows + 1), D] with rows = `pooled_side(side, pooling)`.
+    """
+    frames, count, width = features.shape
+    side = math.isqrt(count)
+    planes = features.view(frames, side, side, width).permute(0, 3, 1, 2)
+    if pooling == "average":
+        planes = nn.functional.avg_pool2d(planes, 2)
+    else:
+        planes = nn.functional.interpolate(planes, size=[pooled_side(side, pooling)] * 2, mode="bilinear")
+    rows = planes.permute(0, 2, 3, 1)
+    ends = newline.to(rows).expand(*rows.shape[:2], 1, width)
+    return torch.cat((rows, ends), dim=2).flatten(1, 2)
+
+
+class LlavaVideoModel(LlavaOnevisionModel):
+    """OneVision's model with LLaVA-Video's frames."""
+
+    config_class = LlavaVideoConfig
+
+    def apply_pooling(self, image_features: Tensor) -> Tensor:
+        """[frames, 27 * 27, D] -> [frames, 14 * 15, D]; see `pool_frames`."""
+        return pool_frames(image_features, self.image_newline, self.config.video_pooling)
+
+    def get_video_features(self, *args: Any, **kwargs: Any) -> BaseModelOutputWithPooling:
+        """OneVision's, without the newline that it puts after the last frame: the last row has ended already."""
+        found = super().get_video_features(*args, **kwargs)
+        found.pooler_output = found.pooler_output[:, :-1]
+        return found
+
+
+class LlavaVideoForConditionalGeneration(LlavaOnevisionForConditionalGeneration):
+    """`LlavaVideoModel` with its output head."""
+
+    config_class = LlavaVideoConfig
+
+    def __init__(self, config: LlavaVideoConfig):
+        LlavaOnevisionPreTrainedModel.__init__(self, config)
+        self.model = LlavaVideoModel(config)
+        self.lm_head = nn.Linear(config.text_config.hidden_size, config.text_config.vocab_size, bias=False)
+        self.post_init()
+
+
+class LlavaVideoProcessor(LlavaOnevisionProcessor):
+    """OneVision's processor with as many placeholders as a video has tokens here."""
+
+    def __init__(  # transformers reads the names of a processor's parts from here
+        self,
+        image_processor: Any = None,
+        tokenizer: Any = None,
+        video_processor: Any = None,
+        num_image_tokens: int | None = None,
+        vision_feature_select_strategy: str | None = None,
+        chat_template: str | None = None,
+        image_token: str = "<image>",
+        video_token: str = "<video>",
+        vision_aspect_ratio: str = "anyres_max_9",
+        video_pooling: str = "bilinear",
+        **kwargs: Any,
+    ):
+        self.video_pooling = video_pooling
+        super().__init__(
+            image_processor,
+            tokenizer,
+            video_processor,
+            num_image_tokens=num_image_tokens,
+            vision_feature_select_strategy=vision_feature_select_strategy,
+            chat_template=chat_template,
+            image_token=image_token,
+            video_token=video_token,
+            vision_aspect_ratio=vision_aspect_ratio,
+            **kwargs,
+        )
+
+    def replace_video_token(self, video_inputs: dict, video_idx: int, **kwargs: Any) -> str:
+        """The placeholders of one video."""
+        frames = len(video_inputs["pixel_values_videos"][video_idx])
+        return self.video_token * video_token_count(frames, math.isqrt(self.num_image_tokens), self.video_pooling)
+
+
+def register() -> None:
+    """Make the classes known to transformers' Auto classes. May be called again."""
+    AutoConfig.register(MODEL_TYPE, LlavaVideoConfig, exist_ok=True)
+    AutoModelForImageTextToText.register(LlavaVideoConfig, LlavaVideoForConditionalGeneration, exist_ok=True)
+    AutoProcessor.register(LlavaVideoConfig, LlavaVideoProcessor, exist_ok=True)
