@@ -88,6 +88,11 @@ class _Parts:
             for _, row in rows.metrics.iterrows()
             if not missing(row["lmms_eval"])
         }
+        self.judges = {
+            (row["cell"], row["metric"]): _judge(row)
+            for _, row in rows.metrics.iterrows()
+            if not missing(row.get("judge"))
+        }
         self.aggregators = aggregators
         failed = rows.samples[rows.samples["metric"] == PARSE_FAILED]
         self.unread = {cell: int(values.sum()) for cell, values in failed.groupby("cell")["value"]}
@@ -176,7 +181,17 @@ def _entry(cells: pd.DataFrame, metric: str, dataset: str, parts: _Parts) -> Ent
         lmms_eval=None if None in aggregates else float(np.mean(aggregates)),
         lmms_eval_ours=None if own_scale is None else float(np.mean(own_scale)),
         unread=sum(parts.unread.get(cell, 0) for cell in cells["cell"]),
+        judges=tuple(sorted({parts.judges[cell, metric] for cell in cells["cell"] if (cell, metric) in parts.judges})),
     )
+
+
+def _judge(row: pd.Series) -> str:
+    """A judge, with all that makes its scores comparable."""
+    prompts = "unknown" if missing(row["judge_prompts"]) else row["judge_prompts"][:8]
+    temperature = (
+        "several temperatures" if missing(row["judge_temperature"]) else f"temperature {row['judge_temperature']:g}"
+    )
+    return f"{row['judge']} ({temperature}, prompts {prompts})"
 
 
 def _pairs(table: Table, aggregator: Aggregator | None) -> list[Pair]:

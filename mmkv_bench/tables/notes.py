@@ -87,6 +87,7 @@ def notes(table: Table) -> list[str]:
     """One line for everything that a reader of the numbers must know, in a fixed order; empty when there is nothing."""
     return [
         *_source_notes(table),
+        *_judge_notes(table),
         *_failure_notes(table),
         *_best_notes(table),
         *_mark_notes(table),
@@ -143,9 +144,22 @@ def _source_notes(table: Table) -> list[str]:
     return falling + [made] * table.dataset.endswith(FIXTURE) + ([table.gate] if table.gate else [])
 
 
+def _judge_notes(table: Table) -> list[str]:
+    """Who judged, whether that was one judge with the same prompts, and what no judge has answered."""
+    judges = sorted({judge for entry in table.entries.values() for judge in entry.judges})
+    lines = [f"judged by {judges[0]}."] if len(judges) == 1 else []
+    if len(judges) > 1:
+        lines.append(f"judged by several judges, whose scores do not compare: {'; '.join(judges)}.")
+    if any(entry.scores.unjudged for entry in table.entries.values()):
+        lines.append(
+            "not judged: answers for which no judge gave a score, of all answers; stage=score with a judge asks it."
+        )
+    return lines
+
+
 def _failure_notes(table: Table) -> list[str]:
     lines = []
-    if any(not entry.scores.complete for entry in table.entries.values()):
+    if any(not entry.scores.complete and not entry.scores.unjudged for entry in table.entries.values()):
         lines.append(
             "not every sample is ok: such cells show samples ok / samples, the score with failures as 0 / the score "
             f"over the {len(table.common_ids)} samples ok in every cell."

@@ -1,0 +1,71 @@
+"""Judged scores in tables: who judged is said, different judges are told apart, and what is not judged is no score."""
+
+from __future__ import annotations
+
+from mmkv_bench.tables.build import build
+from mmkv_bench.tables.notes import notes
+from mmkv_bench.tables.render import markdown
+from mmkv_bench.tables.rows import Rows
+from tests.tables.examples import Example
+
+
+def judged(example: Example, cell: str, judge: str | None = "judge-7b", temperature: float | None = 0.0) -> None:
+    """Say in a `metrics` row who judged a cell."""
+    prompts = None if judge is None else "0123456789abcdef"
+    example.metrics.append(
+        {
+            "cell": cell,
+            "metric": "exact_match",
+            "lmms_eval": None,
+            "judge": judge,
+            "judge_prompts": prompts,
+            "judge_temperature": temperature,
+        }
+    )
+
+
+def rows_with(example: Example, unjudged: str | None = None) -> Rows:
+    """The rows; the null values of one cell are answers that were not judged."""
+    for row in example.samples:
+        if row["cell"] == unjudged:
+            row["status"] = "ok"
+    return example.rows()
+
+
+def test_a_table_names_its_judge() -> None:
+    example = Example()
+    for method, budget in (("full", None), ("snapkv", 64)):
+        judged(example, example.add(method, budget, [0.5, 1.0, 0.0]))
+    (table,) = build(rows_with(example))
+    assert "judged by judge-7b (temperature 0, prompts 01234567)." in notes(table)
+
+
+def test_a_table_of_two_judges_says_that_they_do_not_compare() -> None:
+    example = Example()
+    judged(example, example.add("full", None, [0.5, 1.0]))
+    judged(example, example.add("snapkv", 64, [0.5, 1.0]), temperature=0.2)
+    (table,) = build(rows_with(example))
+    (line,) = [line for line in notes(table) if "judged" in line]
+    assert line.startswith("judged by several judges, whose scores do not compare: judge-7b (temperature 0, ")
+    assert "temperature 0.2" in line
+
+
+def test_what_is_not_judged_shows_no_score_at_all() -> None:
+    example = Example()
+    judged(example, example.add("full", None, [1.0, 1.0, 1.0]))
+    cell = example.add("snapkv", 64, [1.0, None, None])
+    judged(example, cell, judge=None, temperature=None)
+    tables = build(rows_with(example, unjudged=cell))
+    text = markdown(tables)
+    assert "not judged: 2/3" in text
+    assert "not judged: answers for which no judge gave a score" in text
+    assert "score with failures as 0" not in text
+    assert "0.33" not in text
+
+
+def test_a_table_without_judges_says_nothing_of_them() -> None:
+    example = Example()
+    example.add("full", None, [1.0, 0.0])
+    example.add("snapkv", 64, [1.0, None])
+    text = markdown(build(example.rows()))
+    assert "judge" not in text and "score with failures as 0" in text
