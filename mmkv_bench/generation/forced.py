@@ -96,8 +96,9 @@ def divergence(full: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
 
 def negative_log_likelihood(logits: Tensor, tokens: Tensor) -> Tensor:
     """-log probability of each token, float64 `[R, b]`, from logits `[R, b, V]` and tokens int64 `[b]`."""
-    found = [part.double().log_softmax(-1) for part in _parts(logits)]
-    return torch.cat([-part[:, torch.arange(len(tokens)), tokens] for part in found])
+    wanted = tokens.to(logits.device)[None, :, None]
+    found = [part.double().log_softmax(-1).gather(-1, wanted.expand(len(part), -1, -1)) for part in _parts(logits)]
+    return -torch.cat(found).squeeze(-1)
 
 
 def _parts(logits: Tensor) -> Sequence[Tensor]:

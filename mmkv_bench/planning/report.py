@@ -51,7 +51,8 @@ class Report:
             for note in (self._more(), self._unmeasured()):
                 if note is not None:
                     print(note)
-        if any(row["metric"] == "fidelity_kl" for row in self.metrics):
+        measured = any(row["metric"] == "fidelity_kl" for row in self.metrics)
+        if measured and self.config.model.weights != "random":
             print(f"fidelity to full's answers: python -m mmkv_bench.tables {self.store.root} --metric fidelity")
         if self.metrics and any((node.get("about") or {}).get("groups") for node in self.config.datasets.values()):
             print(f"means over the groups of these datasets: python -m mmkv_bench.tables {self.store.root} --groups")
@@ -120,9 +121,8 @@ class Report:
         rows = load(self.store.root, [cell.cell for cell in self.cells])
         specs = [part.spec for part in self.parts]
         headlines = {metric for spec in specs for metric in spec.metrics}
-        if all(spec.metrics for spec in specs):
-            rows.samples = rows.samples[rows.samples["metric"].isin(headlines)]
-        return markdown(build(rows))
+        shown = sorted(headlines & set(rows.samples["metric"])) if all(spec.metrics for spec in specs) else None
+        return markdown(build(rows, metrics=shown))
 
 
 def plain(node: Any) -> dict[str, Any]:
