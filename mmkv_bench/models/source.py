@@ -15,12 +15,12 @@ from mmkv_bench.errors import ConfigError
 from mmkv_bench.models.fingerprint import model_fingerprint
 from mmkv_bench.models.limits import apply_limits
 from mmkv_bench.models.load import LoadedModel, device_of, load_config, load_model, set_up
+from mmkv_bench.models.video import DEFAULT_FRAMES
 
 if TYPE_CHECKING:
     import torch
 
 HUB, FOLDER, RANDOM = "hub", "folder", "random"
-DEFAULT_FRAMES = 32  # of a video, where model.frames does not say
 
 
 @dataclass(frozen=True)
