@@ -3,7 +3,8 @@
 Fidelity: teacher-forced on the full cache's greedy answer (same protocol), KL(full || fork) in nats and top-1 agreement
 at each of its tokens. Under `paper` the first token comes from the full prefill for every cell, so its KL is 0 by
 construction. `full` itself, and cells that keep everything, are measured against a copy of the full cache that takes
-the forks' path: that is the noise floor. The reference answer's negative log-likelihood is what PPL is made of.
+the forks' path, in half precision token by token: that is the noise floor. The negative log-likelihood of the dataset's
+reference answer is what PPL is made of.
 
 What goes wrong here, memory included, leaves the measure null and a line in the log; the answers stay.
 """
@@ -87,7 +88,9 @@ class Measuring:
         if ok and protocol in self.answers:
             with self._aside(f"full against full under {protocol}"):
                 copy = copied(self.prefilled, strict, self.reserve)
-                self._fill_fidelity([fork.result for fork in ok], copy, 1, protocol, False)
+                # In half precision the shape of a batch moves numbers; stepping is as far from one pass as shapes go.
+                stepwise = self.model.dtype != torch.float32
+                self._fill_fidelity([fork.result for fork in ok], copy, 1, protocol, stepwise)
         if ok and self.extras.reference:
             with self._aside("the reference answer"), borrow(self.prefilled, strict) as cache:
                 self._fill_reference([fork.result for fork in ok], cache, 1, protocol, False)

@@ -87,7 +87,7 @@ def test_sharing_on_equals_sharing_off_for_every_method_and_protocol(tmp_path):
     shared, alone = tmp_path / "on", tmp_path / "off"
     done(shared, *grid, "stage=generate", "seed=[0,1]")
     done(alone, *grid, "stage=generate", "seed=[0,1]", "sharing=off")
-    how = ("measured", "fork_group", "fork_batch")
+    how = ("measured", "fork_group", "fork_batch", "forced_agree")  # alone nothing is measured besides the answer
     found = answers(shared, how)
     assert len(found) == 3 * (1 + (4 + 2 * 2) * 2) * 2  # full, four methods, and random and mmshift with two seeds
     assert found == answers(alone, how)
