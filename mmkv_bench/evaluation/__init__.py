@@ -10,6 +10,7 @@ from mmkv_bench.evaluation.documents import generation_settings, sample_refs
 from mmkv_bench.evaluation.environment import go_offline
 from mmkv_bench.evaluation.generating import generate
 from mmkv_bench.evaluation.scoring import score
+from mmkv_bench.evaluation.sources import preflight
 from mmkv_bench.evaluation.specs import spec_from_config
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "generate",
     "generation_settings",
     "go_offline",
+    "preflight",
     "release",
     "sample_refs",
     "score",

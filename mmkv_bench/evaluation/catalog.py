@@ -97,6 +97,8 @@ def plain_config(path: Path) -> dict[str, Any]:
 
     Loader.add_multi_constructor("!function", lambda loader, suffix, node: f"!function {node.value}")
     config = Loader(_text(path)).get_single_data() or {}
-    included = config.pop("include", None)
-    base = plain_config(path.parent / included) if isinstance(included, str) else {}
+    included = config.pop("include", None) or []
+    base: dict[str, Any] = {}
+    for name in reversed([included] if isinstance(included, str) else included):  # as lmms-eval: the first one wins
+        base |= plain_config(path.parent / name)
     return base | config

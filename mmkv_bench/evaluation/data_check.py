@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mmkv_bench.errors import MissingDataError, MMKVError
-from mmkv_bench.evaluation import fixtures, local_data
+from mmkv_bench.evaluation import fixtures, local_data, sources
 from mmkv_bench.evaluation.catalog import plain_config, task_file
 from mmkv_bench.evaluation.contract import TaskSpec
 from mmkv_bench.evaluation.hub import snapshot
@@ -67,8 +67,7 @@ def check(spec: TaskSpec, about: Mapping[str, Any]) -> Found:
     split = str(spec.split or config.get("test_split") or config.get("validation_split"))
     name = config.get("dataset_name")
     where = f"{f'config {name}, ' if name else ''}split {split}"
-    metadata = config.get("metadata")
-    if isinstance(metadata, Mapping) and metadata.get("read"):
+    if sources.reads_itself(config):
         return _with_reader(spec, config, where)
     if spec.dataset_path:
         found = Found(f"folder {spec.dataset_path}", where)
@@ -93,7 +92,7 @@ def check(spec: TaskSpec, about: Mapping[str, Any]) -> Found:
 def repository_of(spec: TaskSpec) -> str | None:
     """The hub repository that a task's YAML names; None where it names a builder of local files or makes its data."""
     path = None if spec.is_pages else str(plain_config(task_file(spec)).get("dataset_path"))
-    return path if path is not None and path.count("/") == 1 and not path.startswith((".", "/")) else None
+    return path if path is not None and sources.of_hub(path) else None
 
 
 def _pages(spec: TaskSpec) -> Found:
@@ -184,13 +183,9 @@ def _media(
     about: Mapping[str, Any],
 ) -> None:
     """Videos of the split: how many of the files that the task will ask for are there."""
-    kwargs = config.get("dataset_kwargs") or {}
-    if not (isinstance(kwargs, Mapping) and kwargs.get("video")):
+    home, videos = sources.home(spec.media_root), sources.videos(spec.media_root, config.get("dataset_kwargs") or {})
+    if videos is None:
         return
-    from huggingface_hub import constants
-
-    home = Path(spec.media_root or os.environ.get("HF_HOME") or constants.HF_HOME).expanduser()
-    videos = home / str(kwargs.get("cache_dir", "")).strip()
     if not videos.is_dir():
         found.media = f"none; expected in {videos}"
         found.missing.append(f"the videos are expected in {videos}, which is not there")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.errors import ConfigError, MissingDataError, UnsupportedError
-from mmkv_bench.evaluation import hub, local_data, page_data
+from mmkv_bench.evaluation import local_data, page_data, sources
 from mmkv_bench.evaluation.catalog import task_file
 from mmkv_bench.evaluation.contract import SampleRef, TaskSpec
 from mmkv_bench.evaluation.environment import go_offline, harness, task_environment
@@ -21,7 +20,6 @@ from mmkv_bench.evaluation.task_errors import task_errors
 if TYPE_CHECKING:
     import datasets
 
-LOCAL_BUILDERS = {"arrow", "csv", "imagefolder", "json", "parquet", "text", "videofolder"}  # of files named in the YAML
 SAMPLING = ("temperature", "top_p", "top_k")  # of a task's YAML; without a meaning for greedy decoding
 
 
@@ -66,7 +64,7 @@ def task_config(spec: TaskSpec) -> dict[str, Any]:
     Loaded anew each time: scorers keep state in their modules, and a fresh task has to have fresh ones.
     """
     path = task_file(spec)
-    folder = _folder(spec) if spec.dataset_path else None
+    source = sources.source(spec, path)
     module = harness(spec.offline)
     with module.quiet(), task_errors(spec.name), task_environment(spec.media_root):
         config = module.load_config(path)
@@ -78,18 +76,9 @@ def task_config(spec: TaskSpec) -> dict[str, Any]:
             f"task {spec.name} asks for output_type={kind}, repeats={repeats}; tasks that generate one answer to one "
             "question (generate_until, repeats 1) can be run"
         )
-    config |= {"task": spec.name}
+    config |= {"task": spec.name} | source
     if spec.split and not spec.is_pages:
         config |= {"test_split": spec.split, "validation_split": None}
-    if folder is not None and _reader(config):
-        config |= {"dataset_path": str(folder)}
-    elif folder is not None:
-        split = config.get("test_split") or config.get("validation_split")
-        files = local_data.find(folder, config.get("dataset_name"), split)
-        if files.files:
-            local_data.require_columns(spec.dataset, spec.columns, local_data.columns(files.files))
-        _require_media(spec, config.get("dataset_kwargs") or {})
-        config |= files.source()
     return config
 
 
@@ -120,20 +109,9 @@ def _pages(spec: TaskSpec, count: int) -> Documents:
 
 
 def _fetch(spec: TaskSpec, count: int | None) -> Documents:
-    module = harness(spec.offline)
+    from_hub = sources.require_upstream(spec, task_file(spec))
     config = task_config(spec)
-    read = _reader(config)
-    if read and not spec.dataset_path:
-        raise MissingDataError(
-            f"task {spec.name} reads its data from local folders only: {config['metadata'].get('obtain', 'get its files')}, "
-            f"or datasets.{spec.dataset}.dataset_path=<folder>"
-        )
-    from_hub = not read and _of_hub(config["dataset_path"])
-    if from_hub and (why := hub.refusal(config["dataset_path"], spec.offline)) is not None:
-        raise MissingDataError(
-            f"the data of {spec.dataset} cannot be had: {why}; or give them with data.root=<folder>, or take "
-            "data=fixture for a trial"
-        )
+    module, read = harness(spec.offline), sources.reads_itself(config)
     if spec.offline and from_hub and not go_offline():
         raise ConfigError(
             f"task {spec.name} reads data of a hub and is to stay offline, but huggingface_hub was imported online "
@@ -156,33 +134,6 @@ def _fetch(spec: TaskSpec, count: int | None) -> Documents:
     total = len(task.dataset[split])
     refs = _refs(spec, task.dataset[split], range(min(total, count or total)))
     return Documents(task.dataset, task.dataset_no_image, split, refs)
-
-
-def _reader(config: Mapping[str, Any]) -> Callable[[Path, Mapping[str, Any]], dict[str, datasets.Dataset]] | None:
-    """What a task of ours loads its data with, where `datasets` cannot: `metadata.read` of its YAML.
-
-    It gets the folder and the task's configuration and returns the splits, with pictures as image features.
-    """
-    metadata = config.get("metadata")
-    return metadata.get("read") if isinstance(metadata, Mapping) else None
-
-
-def _require_media(spec: TaskSpec, kwargs: Mapping[str, Any]) -> None:
-    """Refuse local data of a video task without its folder of videos; one video that is missing is its sample's."""
-    if not kwargs.get("video") or not kwargs.get("cache_dir"):
-        return
-    with task_environment(spec.media_root):
-        videos = Path(os.environ["HF_HOME"]).expanduser() / str(kwargs["cache_dir"]).strip()
-    if not videos.is_dir():
-        wanted = Path(spec.dataset_path) / local_data.MEDIA / videos.name
-        raise MissingDataError(
-            f"the videos of {spec.dataset} are expected in {videos}, which is not there; put them into {wanted}, or set "
-            "HF_HOME to the folder that holds them"
-        )
-
-
-def _of_hub(dataset_path: str) -> bool:
-    return dataset_path not in LOCAL_BUILDERS and not Path(dataset_path).expanduser().exists()
 
 
 def _refs(spec: TaskSpec, docs: datasets.Dataset, doc_ids: range) -> list[SampleRef]:
@@ -235,13 +186,3 @@ def _digest(row: Mapping[str, Any]) -> str | None:
         else:
             digest.update(value if isinstance(value, bytes) else repr(value).encode())
     return digest.hexdigest()[:16]
-
-
-def _folder(spec: TaskSpec) -> Path:
-    folder = Path(spec.dataset_path).expanduser()
-    if not folder.is_dir():
-        raise MissingDataError(
-            f"datasets.{spec.dataset}.dataset_path={spec.dataset_path} is not a folder; give the folder with the parquet "
-            "files, or one made by datasets' save_to_disk"
-        )
-    return folder

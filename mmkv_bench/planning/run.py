@@ -90,8 +90,12 @@ def unanswered(config: DictConfig) -> int:
 def _plan(config: DictConfig) -> tuple[DictConfig, list[Cell], list[Part], dict[str, Any], list[str]]:
     """The configuration with datasets under their labels, all cells, their datasets' parts of this shard, the
     provenance of the cells' rows, and notes for the card."""
+    from mmkv_bench.evaluation import preflight
+
     specs = _specs(config)
     _stay_offline(config, specs)
+    for spec in specs.values():
+        preflight(spec)
     config = _with_labels(config, specs)
     _quiet_libraries()
     facts, provenance = facts_of.gather(config, specs)

@@ -90,14 +90,14 @@ def test_an_answer_may_print_and_lmms_eval_may_not(monkeypatch):
     assert sys.stdout is out
 
 
-def test_the_environment_is_left_as_it_was(own_task, monkeypatch):
+def test_the_environment_is_left_as_it_was_and_a_judges_key_is_hidden_meanwhile(own_task, monkeypatch):
     monkeypatch.delenv("HF_HOME", raising=False)
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.setenv("OPENAI_API_KEY", "a real one")
     spec = own_task()
     before = dict(os.environ)
     seen = []
     generate(spec, lambda request: seen.append(os.environ.get("OPENAI_API_KEY")) or "")
-    assert seen == [None] * 4
+    assert len(seen) == 4 and "a real one" not in seen
     assert {key: value for key, value in os.environ.items() if "OFFLINE" not in key} == {
         key: value for key, value in before.items() if "OFFLINE" not in key
     }
@@ -208,10 +208,12 @@ def test_samples_with_equal_pictures_or_an_equal_field_share_a_cluster(picture_t
         sample_refs(picture_task(cluster_key="page"), None)
 
 
-def test_hub_data_are_refused_when_the_hub_is_online_already(picture_task, own_task, monkeypatch):
+def test_hub_data_are_refused_when_the_hub_is_online_already(picture_task, own_task, monkeypatch, tmp_path):
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    (tmp_path / "hub" / "datasets--nobody--nothing" / "snapshots" / "0123").mkdir(parents=True)
     assert len(sample_refs(picture_task(), None)) == 4
     with pytest.raises(ConfigError, match="offline=false"):
         ask_all(own_task(name="far", dataset_path="nobody/nothing"))
