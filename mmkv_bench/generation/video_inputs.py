@@ -73,14 +73,14 @@ def video_arguments(processor: Any, videos: Sequence[Frames], video_max_pixels: 
     if type(part).__name__.startswith("Qwen3VL"):
         videos = [_at_least(video, part.temporal_patch_size) for video in videos]
     arguments: dict[str, Any] = {
-        "videos": [torch.from_numpy(video.frames).permute(0, 3, 1, 2) for video in videos],
         "do_sample_frames": False,
         "input_data_format": "channels_first",
         "video_metadata": [_metadata(video) for video in videos],
     }
     if video_max_pixels is not None and type(part).__name__.startswith("Qwen3VL"):
         arguments["size"] = _whole_size(part, max(map(len, videos)), video_max_pixels)
-    return arguments
+    pixels = [torch.from_numpy(video.frames).permute(0, 3, 1, 2) for video in videos]
+    return {"videos": pixels, "videos_kwargs": arguments}  # apart, or the images of the prompt would get them, too
 
 
 def _at_least(video: Frames, count: int) -> Frames:

@@ -234,7 +234,9 @@ def test_no_frame_has_more_pixels_than_asked(name, frames, tmp_path):
     clip = str(write_clip(tmp_path / "wide.mp4", frames=max(frames, 2), size=(320, 180)))
     side = 32 if name == "qwen3_vl" else 28
     limit = 20 * side * side
-    prompt = ask(name, videos=[clip], processor=limited(name, limit), frames=frames, video_max_pixels=limit)
+    images = [picture(500, 400)]
+    prompt = ask(name, images, [clip], processor=limited(name, limit), frames=frames, video_max_pixels=limit)
+    assert int((prompt.types == 1).sum()) == ask(name, images).visual_tokens  # images keep their own limits
     _, height, width = prompt.inputs["video_grid_thw"][0].tolist()
     assert 0.7 * 20 <= height * width / 4 <= 20
 
