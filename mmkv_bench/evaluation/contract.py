@@ -83,9 +83,11 @@ class Request:
     messages     Hugging Face chat format: a list of {"role", "content": [{"type": "text", "text"} | {"type": "image"} |
                  {"type": "video"}]}; each placeholder stands for the next entry of `images` or `videos`
     images       RGB images in the order of their placeholders
-    videos       paths or frame lists in the order of their placeholders
+    videos       in the order of their placeholders: a path, {"video": path, "start_time", "end_time"} in seconds with
+                 either or both times, or frames; sampled where the prompt is encoded (generation/video_inputs.py)
     generation   max_new_tokens (int), until (list of stop strings), do_sample (False), and what the task adds
-    prompt_hash  sha256 over the messages' text and the pixels of the images; "" when they cannot be read
+    prompt_hash  sha256 over the messages' text, the pixels of the images and the content of video files; "" when they
+                 cannot be read
     error        why the sample's images or videos cannot be read; messages and media are empty then. None otherwise
     reference    the dataset's reference answer, which `ppl` is measured on; None where there is none
     """
