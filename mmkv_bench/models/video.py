@@ -60,8 +60,8 @@ def evenly_spaced(total: int, count: int) -> list[int]:
 def sample_frames(path: str | os.PathLike, count: int, start: float | None = None, end: float | None = None) -> Frames:
     """`count` >= 1 evenly spaced frames of a local file, of its seconds `start` to `end` where given.
 
-    Any container and codec that PyAV reads. The file is decoded once when its header tells the number of frames, else
-    twice; only the wanted frames are held.
+    Any container and codec that PyAV reads. The file is decoded once when its header (or its number of packets) tells the
+    number of frames that decode, else twice, and twice for a span; only the wanted frames are held.
 
     Raises:
         DataError: missing, empty, corrupt or truncated file, no video stream, no frame in the span, frames that change
@@ -116,9 +116,9 @@ def _opened(path: str | os.PathLike, name: str) -> Iterator[tuple[Any, av.VideoS
 
 
 def _announced(path: str | os.PathLike, name: str) -> int:
-    """Number of frames that the header tells, 0 for none."""
-    with _opened(path, name) as (_, stream):
-        return int(stream.frames or 0)
+    """Number of frames that the header tells, or else the number of packets, which is read without decoding: a guess."""
+    with _opened(path, name) as (container, stream):
+        return int(stream.frames or sum(packet.size > 0 for packet in container.demux(stream)))
 
 
 def _decode(

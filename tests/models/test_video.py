@@ -82,6 +82,15 @@ def test_a_header_that_counts_wrong_is_not_believed(tmp_path):
     assert sample_frames(clip, 8).indices == (0, 5, 11, 16, 22, 27, 33, 39)
 
 
+@pytest.mark.parametrize("name", ["a.mp4", "a.mkv", "a.webm", "a.gif", "a.ts"])
+def test_a_file_is_decoded_once_where_the_number_of_frames_can_be_known_before(tmp_path, monkeypatch, name):
+    decodings = []
+    decode = video._decode
+    monkeypatch.setattr(video, "_decode", lambda *args: decodings.append(args) or decode(*args))
+    assert sample_frames(write_clip(tmp_path / name), 8).total == 40
+    assert len(decodings) == 1
+
+
 def test_only_the_span_is_sampled(tmp_path):
     clip = write_clip(tmp_path / "a.mp4")
     found = sample_frames(clip, 4, start=1.0, end=2.05)
