@@ -32,6 +32,7 @@ FAMILIES = (
     "llava_v1_6_vicuna_7b",
     "llava_v1_6_mistral_7b",
     "llava_onevision_7b",
+    "llava_video_7b",
     "internvl3_2b",
     "llama_3_8b",
 )

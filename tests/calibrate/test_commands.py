@@ -198,3 +198,23 @@ def test_the_documented_commands_are_commands():
         assert plain.samples == len(committed.samples) == committed.settings["samples"]
         own = OWN_SETTINGS[method]
         assert {name: committed.settings[name] for name in own} == {name: getattr(plain, name) for name in own}
+
+
+def test_a_configured_model_is_measured_as_a_run_of_it_finds_it(tmp_path, capsys):
+    from omegaconf import OmegaConf
+
+    from mmkv_bench.config import Model, conf_dir
+    from mmkv_bench.models.source import Source
+
+    words = ["prefixkv", "--model", "internvl3_2b", "--weights", "random", "--layers", "1", "--samples", "1"]
+    assert main([*words, "--kinds", "lookup", "--out", str(tmp_path / "artefact.json")]) == 0
+    found = json.loads((tmp_path / "artefact.json").read_text())
+    node = OmegaConf.merge(
+        OmegaConf.structured(Model),
+        OmegaConf.load(conf_dir() / "model" / "internvl3_2b.yaml"),
+        {"weights": "random", "layers": 1},
+    )
+    assert (found["model"], found["model_fingerprint"]) == ("internvl3_2b", Source.of(node).fingerprint()[0])
+    assert found["data"]["layers"] == 1
+    assert main(["prefixkv", "--model", "internvl3_2", "--out", str(tmp_path / "no.json")]) == 2
+    assert "did you mean 'internvl3_2b'" in capsys.readouterr().err

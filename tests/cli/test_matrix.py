@@ -1,0 +1,76 @@
+"""The grid of families, datasets and methods: what it covers, and what it shows of holes."""
+
+from __future__ import annotations
+
+import json
+
+from omegaconf import OmegaConf
+
+from mmkv_bench import matrix
+from mmkv_bench.config import conf_dir, options
+from mmkv_bench.matrix import Line, csv, main, read, render
+from mmkv_bench.models.families import family_of
+from mmkv_bench.models.source import Source
+from mmkv_bench.planning.compose import compose
+
+LINES = [
+    Line("a", "docvqa", "full", "ok"),
+    Line("a", "docvqa", "snapkv", "ok", "", "window_reduced"),
+    Line("a", "docvqa", "sparsemm", "refused", "no calibration"),
+    Line("b", "docvqa", "full", "ok"),
+    Line("b", "docvqa", "snapkv", "oom", "out of memory"),
+    Line("b", "docvqa", "sparsemm", "refused", "no calibration"),
+]
+
+
+def grid(lines: list[Line]) -> dict[str, list[str]]:
+    rows = [line for line in render(lines).splitlines() if line.startswith("| ")][1:]
+    return {cells[0]: cells[1:] for row in rows if (cells := [cell.strip() for cell in row.strip("|").split("|")])}
+
+
+def test_every_registered_method_is_in_the_grid():
+    config = compose(["experiment=matrix", "dataset=pages_walk"])
+    assert set(config.methods) == set(options("method"))
+
+
+def test_every_dataset_is_in_the_grid_but_the_mix_and_the_users_choice():
+    assert set(options("dataset")) - set(matrix.datasets()) == {"pages", "lmms_eval"}
+
+
+def test_every_family_with_a_shape_has_a_model_in_the_grid():
+    def family(name: str) -> tuple[str, str]:
+        config = compose([f"model={name}", "model.weights=random", "model.layers=1"])
+        found = family_of(Source.of(config.model).hf_config())
+        return found.name, found.text_model_type
+
+    shaped = [n for n in options("model") if OmegaConf.load(conf_dir() / "model" / f"{n}.yaml").get("shape")]
+    assert {family(name) for name in shaped} == {family(name) for name in matrix.FAMILIES}
+
+
+def test_a_cell_counts_what_is_ok_and_names_a_reason_by_its_letter():
+    assert grid(LINES)["docvqa"] == ["2 ok a", "1 ok b a"]
+    text = render(LINES)
+    assert "- **a** refused: no calibration (sparsemm)" in text
+    assert "- **b** oom: out of memory (snapkv)" in text
+
+
+def test_what_was_not_run_is_shown_as_a_hole(tmp_path):
+    (tmp_path / "a.json").write_text(json.dumps([vars(line) for line in LINES[:3]]))
+    lines = read(tmp_path, ["a", "b"])
+    assert grid(lines)["docvqa"] == ["2 ok a", "**not run**"]
+    assert "not run, **without a reason**" in render(lines)
+
+
+def test_a_hole_without_a_reason_is_a_failure(tmp_path, capsys):
+    (tmp_path / "a.json").write_text(json.dumps([vars(line) for line in LINES[:3]]))
+    assert main(["--render", "--out", str(tmp_path), "--models", "a"]) == 0
+    assert main(["--render", "--out", str(tmp_path), "--models", "a", "b"]) == 1
+    (tmp_path / "b.json").write_text(json.dumps([vars(Line("b", "docvqa", "full", "missing"))]))
+    assert main(["--render", "--out", str(tmp_path), "--models", "a", "b"]) == 1
+    capsys.readouterr()
+
+
+def test_the_file_has_one_line_per_cell():
+    lines = csv(LINES).splitlines()
+    assert lines[0] == "model,dataset,method,result,reason,fallbacks"
+    assert lines[3] == "a,docvqa,sparsemm,refused,no calibration," and len(lines) == 1 + len(LINES)
