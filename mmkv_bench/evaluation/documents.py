@@ -120,20 +120,25 @@ def _fetch(spec: TaskSpec, count: int | None) -> Documents:
     with task_errors(spec.name), task_environment(spec.media_root), module.quiet():
         if read:
             full = read(Path(config["dataset_path"]), config)
+            _require_split(spec, config.get("test_split") or config.get("validation_split"), full)
             bare = {name: docs.remove_columns(_media_columns(docs)) for name, docs in full.items()}
             task = module.GivenTask(config, full, bare)
         else:
             task = module.FetchedTask(config, spec.offline)
     split = task.config.test_split or task.config.validation_split
-    if split not in task.dataset:
-        raise MissingDataError(
-            f"the data of {spec.dataset} have no split {split!r}; they have {', '.join(task.dataset)}; choose one of "
-            "these with datasets.<name>.split=..."
-        )
+    _require_split(spec, split, task.dataset)
     local_data.require_columns(spec.dataset, spec.columns, task.dataset[split].column_names)
     total = len(task.dataset[split])
     refs = _refs(spec, task.dataset[split], range(min(total, count or total)))
     return Documents(task.dataset, task.dataset_no_image, split, refs)
+
+
+def _require_split(spec: TaskSpec, split: str, found: Mapping[str, Any]) -> None:
+    if split not in found:
+        raise MissingDataError(
+            f"the data of {spec.dataset} have no split {split!r}; they have {', '.join(found)}; choose one of these with "
+            "datasets.<name>.split=..."
+        )
 
 
 def _refs(spec: TaskSpec, docs: datasets.Dataset, doc_ids: range) -> list[SampleRef]:

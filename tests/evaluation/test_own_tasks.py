@@ -191,6 +191,21 @@ def test_the_needle_is_in_every_prompt_at_its_depth(asked):
     assert len(text_of(requests[3])) > 1.8 * len(text_of(requests[0]))
 
 
+def test_questions_about_one_text_are_drawn_together(asked):
+    clusters = [request.cluster for request in asked("longbench_qasper")[1]]
+    assert clusters[0] == clusters[1] and len(set(clusters)) == 3
+
+
+def test_a_category_of_dream_1k_alone():
+    node = yaml.safe_load((CONF / "dream1k.yaml").read_text()) | {"split": "youtube"}
+    (request,) = ask_all(spec_from_config("dream1k", node, {"source": "fixture"}))
+    assert request.videos[0].endswith("/4.mp4")
+    with pytest.raises(
+        DataError, match="no split 'radio'; they have test, animation, live_action, stock, youtube, tiktok"
+    ):
+        ask_all(spec_from_config("dream1k", node | {"split": "radio"}, {"source": "fixture"}))
+
+
 def test_favor_bench_names_its_options_in_the_prompt(asked):
     _, requests = asked("favor_bench")
     assert '"It moves right", "It moves right and then up", "It moves left"' in text_of(requests[0])

@@ -36,7 +36,10 @@ CATEGORIES = {
 
 
 def read_videos(folder: Path) -> dict[str, datasets.Dataset]:
-    """One document a video. Raises DataError for files that are missing or not in the released schema."""
+    """One document a video: all of them as the split `test`, and each category's as a split of its name.
+
+    Raises DataError for files that are missing or not in the released schema.
+    """
     names = ("json/metadata.json", "metadata.json", "DREAM-1k.jsonl")
     file = find(folder, names, "the annotations of DREAM-1K")
     of_hub = file.suffix == ".json"
@@ -50,7 +53,9 @@ def read_videos(folder: Path) -> dict[str, datasets.Dataset]:
                 f"sample {position} of {file} is not in the schema of DREAM-1K: {error}; give the released file"
             ) from error
         media_name(rows[-1]["video"], file, position)
-    return as_split(rows, COLUMNS, "test")
+    categories = dict.fromkeys(row["category"] for row in rows)
+    own = {name: [row for row in rows if row["category"] == name] for name in categories}
+    return {name: as_split(part, COLUMNS, name)[name] for name, part in {"test": rows, **own}.items()}
 
 
 def _of_hub(record: Mapping[str, Any]) -> dict[str, Any]:

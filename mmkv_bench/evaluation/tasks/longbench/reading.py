@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ COLUMNS = {
     "answers": "string[]",
     "all_classes": "string[]",
     "length": "int32",
+    "document": "string",  # digest of the context: questions about one text are no independent samples
 }
 PROMPTS = "dataset2prompt.json"
 
@@ -49,6 +51,7 @@ def read_task(folder: Path, task: str) -> dict[str, datasets.Dataset]:
             raise DataError(f"sample {position} of {file} has no answers; give the released file")
         row = {field: record[field] for field in ("input", "context", "length")}
         row |= {"sample_id": str(record["_id"]), "task": task, "template": prompt}
+        row |= {"document": hashlib.sha256(str(record["context"]).encode()).hexdigest()[:16]}
         rows.append(row | {"answers": [str(text) for text in answers], "all_classes": record["all_classes"] or []})
     return as_split(rows, COLUMNS, "test")
 
