@@ -87,10 +87,7 @@ class Measuring:
                 self.answers[protocol] = tokens, torch.cat([block.to(blocks[-1].dtype) for block in blocks])
         if ok and protocol in self.answers:
             with self._aside(f"full against full under {protocol}"):
-                copy = copied(self.prefilled, strict, self.reserve)
-                # In half precision the shape of a batch moves numbers; stepping is as far from one pass as shapes go.
-                stepwise = self.model.dtype != torch.float32
-                self._fill_fidelity([fork.result for fork in ok], copy, 1, protocol, stepwise)
+                self._floor(protocol, [fork.result for fork in ok])
         if ok and self.extras.reference:
             with self._aside("the reference answer"), borrow(self.prefilled, strict) as cache:
                 self._fill_reference([fork.result for fork in ok], cache, 1, protocol, False)
@@ -112,13 +109,36 @@ class Measuring:
         protocol, results = forks[0].cell.protocol, [fork.result for fork in forks]
         # A batch that failed while decoding comes again in halves: what was measured then stays.
         if protocol in self.answers and any(result.forced_kl is None for result in results):
-            with self._aside(f"fidelity of {_names(forks)}"), _fed(cache, gather) as fed:
-                self._fill_fidelity(results, fed, len(forks), protocol, cache is None)
+            with self._aside(f"fidelity of {_names(forks)}"):
+                self._fed(self._fill_fidelity, results, cache, gather, protocol)
         if self.extras.reference and any(result.reference_nll is None for result in results):
-            with self._aside(f"the reference answer with {_names(forks)}"), _fed(cache, gather) as fed:
-                self._fill_reference(results, fed, len(forks), protocol, cache is None)
+            with self._aside(f"the reference answer with {_names(forks)}"):
+                self._fed(self._fill_reference, results, cache, gather, protocol)
 
     # ------------------------------------------------------------------ inside
+    # What is gathered or copied to be measured lives in these frames only: it is gone when its peak is set aside.
+
+    def _fed(
+        self,
+        fill: Callable[..., None],
+        results: Sequence[ForkResult],
+        cache: CompressedCache | None,
+        gather: Callable[[], CompressedCache],
+        protocol: str,
+    ) -> None:
+        """Fill `results` from the batch's own cache, which is taken back afterwards, or from one that is thrown away."""
+        if cache is None:
+            fill(results, gather(), len(results), protocol, stepwise=True)
+            return
+        with returned(cache):
+            fill(results, cache, len(results), protocol, stepwise=False)
+
+    def _floor(self, protocol: str, results: Sequence[ForkResult]) -> None:
+        # In half precision the shape of a batch moves numbers; stepping is as far from one pass as shapes go.
+        stepwise = self.model.dtype != torch.float32
+        copy = copied(self.prefilled, protocol == "strict", self.reserve)
+        self._fill_fidelity(results, copy, 1, protocol, stepwise)
+
     def _forced(
         self, cache: CompressedCache, rows: int, protocol: str, tokens: Sequence[int], stepwise: bool = False
     ) -> Iterator[Tensor]:
@@ -193,16 +213,6 @@ class Measuring:
                 log.warning("%s: %s could not be measured: %s", self.prompt.identity, what, describe(error))
             if failed and self.meter.device.type == "cuda":  # not in the handler, whose traceback holds tensors
                 torch.cuda.empty_cache()
-
-
-@contextmanager
-def _fed(cache: CompressedCache | None, gather: Callable[[], CompressedCache]) -> Iterator[CompressedCache]:
-    """A cache to feed tokens to: the batch's own, taken back afterwards, or one that is thrown away."""
-    if cache is None:
-        yield gather()
-        return
-    with returned(cache):
-        yield cache
 
 
 def _names(forks: Sequence[Fork]) -> str:
