@@ -20,6 +20,7 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("--reading", nargs="+", action="extend", help="only these readings (paper, released)")
     command.add_argument(
         "--metric",
+        "--metrics",
         nargs="+",
         action="extend",
         help="only these metrics; fidelity: KL, agreement and divergence from full in one table",

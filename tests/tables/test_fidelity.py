@@ -109,7 +109,7 @@ def test_the_command_prints_it_on_request_and_says_so_where_there_is_none(tmp_pa
     root = str(example().write(tmp_path / "rows"))
     assert main([root, "--metric", "fidelity"]) == 0
     assert capsys.readouterr().out == fidelity_markdown(example().rows())
-    assert main([root, "--metric", "fidelity", "--format", "csv"]) == 0
+    assert main([root, "--metrics", "fidelity", "--format", "csv"]) == 0
     assert {line.split(",")[12] for line in capsys.readouterr().out.splitlines()[1:]} <= set(FIDELITY)
     bare = Example()
     bare.add("full", None, zeros_and_ones(3, 4))
