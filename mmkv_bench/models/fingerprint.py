@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
+import re
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from mmkv_bench.errors import ConfigError
 
 _PATTERNS = ("*.safetensors", "*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt")
 _REPORTS = {"card.json"}  # what was measured of a model does not change what it answers
 _BLOCK = 1 << 22
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def cache_dir() -> Path:
@@ -62,32 +64,30 @@ def folder_fingerprint(folder: str | Path, cache: Path | None = None) -> str:
     return whole.hexdigest()[:16]
 
 
-def model_fingerprint(path: str, hf_config: Any) -> tuple[str, str | None]:
-    """What identifies a model's weights: rows of a run and calibration artefacts carry the same one.
-
-    Args:
-        path: local folder or hub id; hf_config: its configuration, which knows the commit that a hub id resolved to.
-
-    Returns:
-        The fingerprint, 16 hex digits, and the commit (None for a folder).
-
-    Raises:
-        ConfigError: see `model_files` and `hub_commit`.
-    """
-    if Path(path).is_dir():
-        return folder_fingerprint(path), None
-    commit = hub_commit(path, hf_config)
-    return hashlib.sha256(f"{path}@{commit}".encode()).hexdigest()[:16], commit
+def hub_fingerprint(path: str, commit: str) -> str:
+    """What identifies the weights of a hub id: 16 hex digits of a sha256 over id and commit."""
+    return hashlib.sha256(f"{path}@{commit}".encode()).hexdigest()[:16]
 
 
-def hub_commit(path: str, hf_config: Any) -> str:
-    """The commit that a hub id resolved to when its configuration was read.
+@functools.cache
+def hub_commit(path: str, revision: str | None) -> str:
+    """The commit that a revision of a hub id is now, or was when the local cache last saw it; fetches its config.json.
+
+    Found out once in a process: everything of a run is read at this commit, so that rows name the weights that made them.
 
     Raises:
-        ConfigError: transformers did not say, so rows could not tell which weights made them.
+        ConfigError: a repository that cannot be had, or a cache that does not say the commit.
     """
-    commit = getattr(hf_config, "_commit_hash", None)
-    if not commit:
+    from huggingface_hub import hf_hub_download
+
+    from mmkv_bench.models.hub_errors import sentence
+
+    try:
+        file = Path(hf_hub_download(path, "config.json", revision=revision))
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ConfigError(sentence(path, revision, error)) from error
+    commit = file.parent.name  # the cache keeps files in snapshots/<commit>/
+    if not _COMMIT.fullmatch(commit):
         raise ConfigError(
             f"the commit of hub model {path} is unknown; name one with model.revision=<commit>, or give a local folder"
         )

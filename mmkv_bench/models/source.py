@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.config import options, resolve_path
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.models.fingerprint import model_fingerprint
+from mmkv_bench.models.fingerprint import folder_fingerprint, hub_commit, hub_fingerprint
 from mmkv_bench.models.limits import apply_limits
 from mmkv_bench.models.load import LoadedModel, device_of, load_config, load_model, set_up
 from mmkv_bench.models.video import DEFAULT_FRAMES
@@ -73,10 +73,10 @@ class Source:
         path = resolve_path(model.path)
         return cls(FOLDER if Path(path).is_dir() else HUB, path, model)
 
-    @property
-    def revision(self) -> str | None:
-        """The asked hub revision; a folder has none."""
-        return self.settings.revision if self.kind == HUB else None
+    @cached_property
+    def commit(self) -> str | None:
+        """The commit of a hub id, found out once: everything is read at it. None for folders and random weights."""
+        return hub_commit(self.path, self.settings.revision) if self.kind == HUB else None
 
     @cached_property
     def _hf_config(self) -> Any:
@@ -84,7 +84,7 @@ class Source:
             from mmkv_bench.models.shapes import config_of
 
             return config_of(self.settings.shape, self.settings.layers)
-        config = load_config(self.path, self.revision)
+        config = load_config(self.path, self.commit)
         expected = (self.settings.shape or {}).get("model_type")
         if expected is not None and config.model_type != expected:
             raise ConfigError(
@@ -108,8 +108,10 @@ class Source:
         Random weights: a checksum of shape, layers, processor settings, the rules that make weights and prompts, and
         the version of transformers that builds the architecture. Their precision is a column of its own.
         """
-        if self.kind != RANDOM:
-            return model_fingerprint(self.path, self.hf_config())
+        if self.kind == HUB:
+            return hub_fingerprint(self.path, self.commit), self.commit
+        if self.kind == FOLDER:
+            return folder_fingerprint(self.path), None
         import transformers
 
         from mmkv_bench.models import random_weights
@@ -140,11 +142,10 @@ class Source:
         limits = {key: model[key] for key in ("min_pixels", "max_pixels", "video_max_pixels")}
         limits["frames"] = model.frames or DEFAULT_FRAMES
         if self.kind != RANDOM:
-            _, commit = self.fingerprint()
             return load_model(
                 model.name,
                 self.path,
-                revision=commit or self.revision,
+                revision=self.commit,
                 dtype=model.dtype,
                 attention=model.attention,
                 device=model.device,
