@@ -3,7 +3,7 @@
 Every family has random weights of two layers at true width and its own processor; every dataset has small data of our
 own making in its upstream schema; one sample, all methods, protocols paper and strict, on CPU (conf/experiment/matrix.yaml).
 A cell of the grid is `ok` or the reason why not: refused before any work (which sentence), or failed (which status).
-Answers of random weights mean nothing, so nothing is scored for its value; scoring runs all the same.
+Answers of random weights mean nothing and are not scored; tests hold every task's scorer to known answers on the same data.
 """
 
 from __future__ import annotations
