@@ -34,11 +34,13 @@ def gather(config: DictConfig, specs: Mapping[str, TaskSpec]) -> tuple[Facts, di
 
     source = Source.of(config.model)
     fingerprint, commit = source.fingerprint()
-    origin = provenance.collect(resolve_device(config.model.device)) | {"weights": source.kind}
+    dtype = resolve_dtype(config.model.dtype, source.hf_config(), source.path)
+    device = resolve_device(config.model.device) if config.stage == "score" else _usable_device(config.model, dtype)
+    origin = provenance.collect(device) | {"weights": source.kind}
     facts = Facts(
         model_fingerprint=fingerprint,
         model_revision=commit,
-        dtype=resolve_dtype(config.model.dtype, source.hf_config(), source.path),
+        dtype=dtype,
         torch=origin["torch"],
         transformers=origin["transformers"],
         datasets={name: dataset_facts(spec) for name, spec in specs.items()},
@@ -72,10 +74,30 @@ def dataset_costs(config: DictConfig) -> dict[str, float]:
 
 
 def resolve_device(setting: str) -> str:
-    """`cpu` or `cuda`; `auto` is cuda where there is one."""
+    """`cpu` or `cuda`, wherever it runs: cuda where there is one, unless it is not wanted."""
     import torch
 
-    return "cuda" if setting == "cuda" or (setting == "auto" and torch.cuda.is_available()) else "cpu"
+    return "cuda" if setting != "cpu" and torch.cuda.is_available() else "cpu"
+
+
+def _usable_device(model: DictConfig, dtype: str) -> str:
+    """`resolve_device` of a run that generates.
+
+    Raises:
+        ConfigError: cuda is asked for and not there; the sentence says how much memory the weights take.
+    """
+    device = resolve_device(model.device)
+    if model.device != "cuda" or device == "cuda":
+        return device
+    parameters = (model.about or {}).get("parameters")
+    size = ""
+    if parameters and model.layers is None:
+        taken = parameters * (4 if dtype == "float32" else 2) / 2**30
+        size = f" with more than {taken:.1f} GiB: {parameters / 1e9:.2f} B parameters in {dtype}, before any cache"
+    raise ConfigError(
+        f"model.device=cuda, but this machine has no CUDA device; this run needs one{size}; allowed here: cpu, auto; a "
+        "form shrunk to two layers of random weights runs on CPU: model.weights=random model.layers=2 model.device=cpu"
+    )
 
 
 def resolve_dtype(setting: str, hf_config: Any, path: str | None) -> str:
