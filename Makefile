@@ -29,7 +29,7 @@ help:
 	@echo "make bench-statistics  time and peak memory of the streaming attention statistics"
 	@echo "make bench-fork        cost of 21 cells with one shared prefill"
 	@echo "make bench-methods     time and extra memory of every method on one layer, beside its attention"
-	@echo "make docs              write docs/methods.md and docs/datasets.md from the files in conf/"
+	@echo "make docs              write docs/methods.md, datasets.md and models.md from the files in conf/"
 	@echo "make lock              resolve requirements.lock anew from pyproject.toml"
 
 bench: $(STAMP)
@@ -70,6 +70,7 @@ bench-methods: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/python -m mmkv_bench.planning.methods_page
 	$(BIN)/python -m mmkv_bench.planning.datasets_page
+	$(BIN)/python -m mmkv_bench.planning.models_page
 
 lock: $(STAMP)
 	echo '# Exact versions that resolve together for Python >= 3.11; made from pyproject.toml by `make lock`, do not edit.' > $@.tmp
