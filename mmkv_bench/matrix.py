@@ -44,6 +44,8 @@ NOT_DATA = ("pages", "lmms_eval")  # the mix of the other pages; a task of the u
 LONGEST = 3  # tokens of an answer
 LIMITS = {"qwen": ("model.max_pixels=100352", "model.video_max_pixels=50176")}  # families whose processors have some
 OK = "ok"
+ALL = "all methods"
+UNRUN = "no run of it is recorded yet; make matrix makes it"
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     with ThreadPoolExecutor(asked.processes) as pool:
         list(pool.map(lambda model: _start(model, asked), [] if asked.render else asked.models or FAMILIES))
-    lines = read(asked.out, asked.models or FAMILIES)
+    lines = read(asked.out, asked.models or FAMILIES, asked.datasets or datasets())
     text = render(lines)
     if asked.write:
         asked.write.mkdir(parents=True, exist_ok=True)
@@ -112,12 +114,12 @@ def run_model(model: str, names: Sequence[str], out: Path) -> list[Line]:
         base += _calibrations(model, out)
         chosen, refused = _methods(base, out, model)
     except MMKVError as error:
-        return [Line(model, name, "all methods", "refused", str(error)) for name in names]
+        return [Line(model, name, ALL, "refused", str(error)) for name in names]
     faults = _run(base, names, chosen, out / model)
     lines = []
     for name in names:
         if name in faults:
-            lines.append(Line(model, name, "all methods", *faults[name]))
+            lines.append(Line(model, name, ALL, *faults[name]))
             continue
         lines += [_line(model, name, method, rows) for method, rows in _rows(name, chosen, out / model).items()]
         lines += [Line(model, name, method, "refused", why) for method, why in refused]
@@ -235,15 +237,15 @@ def _line(model: str, dataset: str, method: str, rows: Sequence[Mapping[str, Any
 
 
 # ---------------------------------------------------------------------- showing
-def read(out: Path, models: Sequence[str]) -> list[Line]:
-    """The lines that earlier runs left below `out`; a model that left none is a hole, and is shown as one."""
+def read(out: Path, models: Sequence[str], names: Sequence[str]) -> list[Line]:
+    """The lines that earlier runs left below `out`, and one for every dataset that a model was not run on."""
     lines = []
     for model in models:
         file = out / f"{model}.json"
-        if file.is_file():
-            lines += [Line(**line) for line in json.loads(file.read_text())]
-        else:
-            lines.append(Line(model, "all datasets", "all methods", "not run"))
+        found = [Line(**line) for line in json.loads(file.read_text())] if file.is_file() else []
+        run = {line.dataset for line in found}
+        lines += [line for line in found if line.dataset in names]
+        lines += [Line(model, name, ALL, "not run", UNRUN) for name in names if name not in run]
     return lines
 
 
@@ -263,7 +265,7 @@ def render(lines: Sequence[Line]) -> str:
     """The grid as markdown: a table of datasets by models, each cell telling how many methods are ok, and the letters of
     the reasons of the others; then the reasons, with methods and datasets."""
     models = list(dict.fromkeys(line.model for line in lines))
-    names = list(dict.fromkeys(line.dataset for line in lines))
+    names = sorted({line.dataset for line in lines})
     letters = _letters(lines)
     held: dict[tuple[str, str], list[Line]] = {}
     for line in lines:
@@ -301,8 +303,6 @@ def _letters(lines: Sequence[Line]) -> dict[tuple[str, str], str]:
 
 
 def _cell(lines: Sequence[Line], letters: Mapping[tuple[str, str], str]) -> str:
-    if not lines:
-        return "**not run**"
     good = sum(line.result == OK for line in lines)
     reasons = dict.fromkeys(letters[line.result, line.reason] for line in lines if line.result != OK)
     return " ".join([f"{good} ok"] * bool(good) + list(reasons))

@@ -54,20 +54,20 @@ def test_a_cell_counts_what_is_ok_and_names_a_reason_by_its_letter():
     assert "- **b** oom: out of memory (snapkv)" in text
 
 
-def test_what_was_not_run_is_shown_as_a_hole(tmp_path):
+def test_what_was_not_run_is_shown_with_that_reason(tmp_path):
     (tmp_path / "a.json").write_text(json.dumps([vars(line) for line in LINES[:3]]))
-    lines = read(tmp_path, ["a", "b"])
-    assert grid(lines)["docvqa"] == ["2 ok a", "**not run**"]
-    assert "not run, **without a reason**" in render(lines)
+    lines = read(tmp_path, ["a", "b"], ["docvqa", "needle"])
+    assert grid(lines) == {"docvqa": ["2 ok a", "b"], "needle": ["b", "b"]}
+    assert "- **b** not run: no run of it is recorded yet" in render(lines)
 
 
 def test_a_hole_without_a_reason_is_a_failure(tmp_path, capsys):
+    words = ["--render", "--out", str(tmp_path), "--datasets", "docvqa", "--models", "a"]
     (tmp_path / "a.json").write_text(json.dumps([vars(line) for line in LINES[:3]]))
-    assert main(["--render", "--out", str(tmp_path), "--models", "a"]) == 0
-    assert main(["--render", "--out", str(tmp_path), "--models", "a", "b"]) == 1
+    assert main(words) == 0
     (tmp_path / "b.json").write_text(json.dumps([vars(Line("b", "docvqa", "full", "missing"))]))
-    assert main(["--render", "--out", str(tmp_path), "--models", "a", "b"]) == 1
-    capsys.readouterr()
+    assert main([*words, "b"]) == 1
+    assert "missing, **without a reason**" in capsys.readouterr().out
 
 
 def test_the_file_has_one_line_per_cell():
