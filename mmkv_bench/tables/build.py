@@ -16,7 +16,7 @@ from mmkv_bench.tables.audit import Audit, audit
 from mmkv_bench.tables.compare import Pair, correct, paired
 from mmkv_bench.tables.gates import find, gates_of, verdict
 from mmkv_bench.tables.intervals import Aggregator
-from mmkv_bench.tables.known import FIDELITY, PARSE_FAILED, Pooled, lower_is_better, upstream
+from mmkv_bench.tables.known import FIDELITY, PARSE_FAILED, Pooled, is_share, lower_is_better, upstream
 from mmkv_bench.tables.metrics import aggregate, aggregator_of, headline
 from mmkv_bench.tables.rows import BASELINE, CONTEXT, Rows, align, check, choose, context_key, gather, missing
 from mmkv_bench.tables.table import Entry, Method, Table, common_ids
@@ -201,7 +201,7 @@ def _pairs(table: Table, aggregator: Aggregator | None) -> list[Pair]:
         for a, b in combinations(present, 2):
             both = table.entry(a, budget).scores, table.entry(b, budget).scores
             scores = align(*both, parts=isinstance(aggregator, Pooled))
-            difference = paired(*scores, table.dataset, aggregator)
+            difference = paired(*scores, table.dataset, aggregator, share=is_share(table.metric))
             if difference is not None:
                 compared.append((budget, a, b, difference))
     return correct(compared, falling=lower_is_better(table.metric))

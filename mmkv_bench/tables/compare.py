@@ -93,12 +93,17 @@ def _tango_statistic(only_a: int, only_b: int, n: int, delta: float) -> float:
 
 
 def paired(
-    a: np.ndarray, b: np.ndarray, clusters: np.ndarray, dataset: str, aggregator: Aggregator | None = None
+    a: np.ndarray,
+    b: np.ndarray,
+    clusters: np.ndarray,
+    dataset: str,
+    aggregator: Aggregator | None = None,
+    share: bool = True,
 ) -> Difference | None:
     """Difference a - b of two score vectors [n] over the same samples, NaN = not ok; None when none is ok in both.
 
     For a `Pooled` aggregator they are the samples' parts [n, k], a row of NaN = not ok. Seeds must have been averaged
-    within a sample before.
+    within a sample before. share False: scores are amounts (`known.is_share`), never successes and failures.
     """
     both = ~np.isnan(a + b).reshape(len(a), -1).any(axis=1)
     a, b, clusters = a[both], b[both], np.asarray(clusters)[both]
@@ -106,7 +111,7 @@ def paired(
     if n == 0:
         return None
     index, count = cluster_index(clusters)
-    if aggregator is None and count == n and is_binary(a) and is_binary(b):
+    if share and aggregator is None and count == n and is_binary(a) and is_binary(b):
         only_a, only_b = int(np.sum(a > b)), int(np.sum(b > a))
         p = max(mcnemar_exact(only_a, only_b), mcnemar_score(only_a, only_b))
         return Difference(n, (only_a - only_b) / n, p, "mcnemar", discordant=(only_a, only_b))

@@ -59,6 +59,8 @@ PERCENT_NAMES = re.compile(r"vstar_\w+_acc|videomme_\w*score")  # one metric per
 FIDELITY = ("fidelity_kl", "fidelity_kl_all", "fidelity_kl_first", "fidelity_top1", "divergence", "same_answer")
 # Nats and tokens: amounts without an upper end, no shares, also where every sample happens to have 0 or 1.
 AMOUNTS = {"fidelity_kl", "fidelity_kl_all", "fidelity_kl_first", "divergence"}
+# Video-ChatGPT's marks from 0 to 5, CIDEr from 0 to 10.
+AMOUNT_NAMES = re.compile(r"gpt_eval_score_[a-z_]+|(?:[a-z]+_)?CIDEr")
 PARSE_FAILED = "parse_failed"  # 1 where no choice could be read out of an answer
 LOWER_IS_BETTER = {
     PARSE_FAILED,
@@ -79,6 +81,12 @@ def upstream(metric: str) -> Upstream:
 def lower_is_better(metric: str) -> bool:
     """Whether a smaller value is the better one."""
     return metric in LOWER_IS_BETTER
+
+
+def is_share(metric: str) -> bool:
+    """Whether a sample's score is a share of 1, so that zeros and ones are failures and successes; else it is an amount, and
+    zeros and ones among its values are a coincidence."""
+    return metric not in AMOUNTS and not AMOUNT_NAMES.fullmatch(metric.partition(",")[0])
 
 
 def aggregate_of(metric: str) -> Pooled | None:

@@ -21,7 +21,7 @@ import numpy as np
 
 from mmkv_bench.errors import ConfigError, StoreError
 from mmkv_bench.tables.compare import paired
-from mmkv_bench.tables.known import Pooled
+from mmkv_bench.tables.known import Pooled, is_share
 from mmkv_bench.tables.metrics import aggregator_of
 from mmkv_bench.tables.notes import FIXTURE
 from mmkv_bench.tables.render import aligned, score, signed, span
@@ -179,7 +179,7 @@ def _entries(tables: Mapping[str, Table], names: Sequence[str], label: str, budg
 def _difference(table: Table, a: Entry, b: Entry) -> Mean:
     aggregator = aggregator_of(table.metric)
     scores = align(a.scores, b.scores, parts=isinstance(aggregator, Pooled))
-    found = paired(*scores, table.dataset, aggregator)
+    found = paired(*scores, table.dataset, aggregator, share=is_share(table.metric))
     return Mean(found.value, *found.interval())
 
 

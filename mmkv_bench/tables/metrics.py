@@ -10,7 +10,7 @@ import numpy as np
 from mmkv_bench.errors import StoreError
 from mmkv_bench.tables.compare import paired
 from mmkv_bench.tables.intervals import NO_INTERVAL, Aggregator, interval
-from mmkv_bench.tables.known import AMOUNTS, Pooled, aggregate_of, lower_is_better
+from mmkv_bench.tables.known import Pooled, aggregate_of, is_share, lower_is_better
 from mmkv_bench.tables.rows import BASELINE, Scores, align, check, context_key, gather
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def metrics_rows(
             row = {"cell": name, "dataset": cell["dataset"], "metric": metric}
             aggregator = aggregator_of(metric, aggregators)
             row |= headline(scores[name, metric], cell["dataset"], aggregator, metric)
-            row |= _against(scores[name, metric], baseline, cell["dataset"], aggregator)
+            row |= _against(scores[name, metric], baseline, cell["dataset"], aggregator, metric)
             aggregate = lmms_eval.get((name, metric))
             row["lmms_eval"] = aggregate
             reason = reasons.get((name, metric), reasons.get(name))
@@ -72,20 +72,22 @@ def headline(scores: Scores, dataset: str, aggregator: Aggregator | None = None,
     """n, n_ok, value and interval (null unless every sample is ok), and the score with failures counted as 0.
 
     Where less is better, 0 would flatter a failure, and nothing is counted in its place; nor is an answer 0 that no judge
-    has judged.
+    has judged, nor a failure of which the metric's parts are not known.
     """
     _require_parts(scores, dataset, aggregator)
-    measured = scores.parts if isinstance(aggregator, Pooled) else scores.values
+    pooled = isinstance(aggregator, Pooled)
+    measured = scores.parts if pooled else scores.values
+    countable = not pooled or (scores.parts is not None and not np.isnan(scores.parts).any())
     found = NO_INTERVAL
     if scores.complete:
-        found = interval(measured, scores.clusters, dataset, aggregator=aggregator, share=metric not in AMOUNTS)
+        found = interval(measured, scores.clusters, dataset, aggregator=aggregator, share=is_share(metric))
     return {
         "n": scores.n,
         "n_ok": scores.n_ok,
         "value": aggregate(scores, aggregator) if scores.complete else None,
         "value_failures_zero": (
             aggregate(_failures_zero(scores), aggregator)
-            if scores.complete or (scores.n and not scores.unjudged and not lower_is_better(metric))
+            if scores.complete or (scores.n and countable and not scores.unjudged and not lower_is_better(metric))
             else None
         ),
         "low": found.low,
@@ -112,18 +114,23 @@ def _failures_zero(scores: Scores) -> Scores:
 
 
 def _require_parts(scores: Scores, dataset: str, aggregator: Aggregator | None) -> None:
-    if isinstance(aggregator, Pooled) and scores.parts is None and scores.n:
+    """Samples that are ok need parts; failed ones may lack them, as when no sample of a cell reached the scorer."""
+    if not isinstance(aggregator, Pooled) or not scores.n_ok:
+        return
+    if scores.parts is None or np.isnan(scores.parts[scores.ok]).any():
         raise StoreError(
             f"{dataset}: a metric that is no mean over samples has rows without the parts it is aggregated from; score the "
             "answers again with stage=score"
         )
 
 
-def _against(scores: Scores, baseline: Scores | None, dataset: str, aggregator: Aggregator | None) -> dict[str, Any]:
+def _against(
+    scores: Scores, baseline: Scores | None, dataset: str, aggregator: Aggregator | None, metric: str
+) -> dict[str, Any]:
     difference = None
     if baseline is not None:
         aligned = align(scores, baseline, parts=isinstance(aggregator, Pooled))
-        difference = paired(*aligned, dataset, aggregator)
+        difference = paired(*aligned, dataset, aggregator, share=is_share(metric))
     low, high = difference.interval() if difference else (None, None)
     return {
         "difference": difference.value if difference else None,

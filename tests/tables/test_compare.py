@@ -107,6 +107,14 @@ def test_four_discordant_samples_of_one_side_separate_nothing() -> None:
         assert not correct([("64", "a", "b", found)])[0].separated
 
 
+def test_amounts_that_happen_to_be_zeros_and_ones_are_no_successes() -> None:
+    a, b = np.array([1.0, 1, 1, 1, 0, 0, 1, 0]), np.array([1.0, 0, 0, 0, 0, 1, 0, 0])
+    found = paired(a, b, np.arange(8), "any", share=False)
+    assert (found.kind, found.discordant, found.value) == ("bootstrap", None, 3 / 8)
+    same = paired(a + 1, b + 1, np.arange(8), "any")
+    assert (found.p, found.interval()) == (same.p, same.interval())
+
+
 def slow_difference(a: list[float], b: list[float], clusters: list[str], dataset: str) -> list[float]:
     names = sorted(set(clusters))
     found = []

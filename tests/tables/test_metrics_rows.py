@@ -55,6 +55,26 @@ def test_a_cell_of_zeros_and_ones_gets_wilson_and_its_difference_to_full() -> No
     )
 
 
+@pytest.mark.parametrize(
+    "metric", ["gpt_eval_score_correctness", "gpt_eval_score_temporal", "vatex_CIDEr", "divergence"]
+)
+def test_marks_and_amounts_of_zeros_and_ones_are_no_proportions(metric: str) -> None:
+    """An interval of amounts does not depend on where they lie: that of 0 and 1 is that of 2 and 3, less 2."""
+    found = {}
+    for lift in (0, 2):
+        example = Example()
+        for method, budget, ones in (("full", None, 7), ("snapkv", 64, 3)):
+            example.add(method, budget, [value + lift for value in zeros_and_ones(ones, 20)])
+        rows = example.rows()
+        rows.samples["metric"] = metric
+        found[lift] = metrics_rows(rows.samples, rows.cells)
+    for plain, lifted in zip(found[0], found[2], strict=True):
+        assert plain["interval"] == lifted["interval"] == "bootstrap"
+        assert (plain["low"] + 2, plain["high"] + 2) == pytest.approx((lifted["low"], lifted["high"]))
+        for end in ("difference_low", "difference_high"):
+            assert plain[end] == lifted[end] or plain[end] == pytest.approx(lifted[end])
+
+
 def test_a_cell_with_a_failed_sample_has_no_headline() -> None:
     example = Example()
     example.add("full", None, [1.0, 1, 1, 0])
