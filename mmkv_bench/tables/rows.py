@@ -130,9 +130,9 @@ class Scores:
     """Scores of one cell, or of the seeds of one cell averaged within each sample; samples in ascending id order.
 
     sample_ids, clusters: object [n]; values: float64 [n], NaN where the sample is not ok (in any of its seeds).
-    parts: float64 [n, k], what a metric that is no mean is aggregated from; None where a sample has none. A sample that
-    is not ok has those of an empty answer. unjudged: how many samples are answered and have no value: a judge did not
-    answer, which is no failure of the model.
+    parts: float64 [n, k], what a metric that is no mean is aggregated from; None where no sample has any. A sample that
+    is not ok has those of an empty answer, or NaN where nobody knows them (no sample of its cell was ok).
+    unjudged: how many samples are answered and have no value: a judge did not answer, which is no failure of the model.
     """
 
     sample_ids: np.ndarray
@@ -189,10 +189,13 @@ def gather(samples: pd.DataFrame) -> Scores:
 
 
 def _parts(frame: pd.DataFrame, sample_ids: np.ndarray) -> np.ndarray | None:
-    """The parts of the samples [n, k], averaged over seeds; None unless every row has them."""
-    if "parts" not in frame or frame["parts"].isna().any():
+    """The parts of the samples [n, k], averaged over seeds, NaN where a row has none; None where no row has any."""
+    if "parts" not in frame or frame["parts"].isna().all():
         return None
-    stacked = np.stack(frame["parts"].to_list()).astype(np.float64)
+    known = frame["parts"].notna().to_numpy(bool)
+    of_known = np.stack(frame["parts"][known].to_list()).astype(np.float64)
+    stacked = np.full((len(frame), of_known.shape[1]), np.nan)
+    stacked[known] = of_known
     where = np.searchsorted(sample_ids.astype(str), frame["sample_id"].to_numpy(str))
     sums = np.zeros((len(sample_ids), stacked.shape[1]))
     np.add.at(sums, where, stacked)
@@ -202,10 +205,16 @@ def _parts(frame: pd.DataFrame, sample_ids: np.ndarray) -> np.ndarray | None:
 def align(a: Scores, b: Scores, parts: bool = False) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(values of a, values of b, clusters) over the samples that both hold, in ascending id order.
 
-    parts: the samples' parts [m, k] instead of their values, NaN where the sample is not ok.
+    parts: the samples' parts [m, k] instead of their values, NaN where the sample is not ok or has none.
     """
     _, of_a, of_b = np.intersect1d(a.sample_ids.astype(str), b.sample_ids.astype(str), return_indices=True)
     if not parts:
         return a.values[of_a], b.values[of_b], a.clusters[of_a]
-    ok_only = [np.where(scores.ok[:, None], scores.parts, np.nan) for scores in (a, b)]
+    width = max((scores.parts.shape[1] for scores in (a, b) if scores.parts is not None), default=1)
+    ok_only = [
+        np.full((scores.n, width), np.nan)
+        if scores.parts is None
+        else np.where(scores.ok[:, None], scores.parts, np.nan)
+        for scores in (a, b)
+    ]
     return ok_only[0][of_a], ok_only[1][of_b], a.clusters[of_a]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -13,9 +14,9 @@ from mmkv_bench.tables.build import build
 from mmkv_bench.tables.compare import paired
 from mmkv_bench.tables.intervals import bootstrap_statistics, cluster_draws
 from mmkv_bench.tables.known import Pooled, aggregate_of, upstream
-from mmkv_bench.tables.metrics import metrics_rows
+from mmkv_bench.tables.metrics import headline, metrics_rows
 from mmkv_bench.tables.render import markdown
-from mmkv_bench.tables.rows import gather
+from mmkv_bench.tables.rows import Rows, gather
 from tests.tables.examples import Example
 
 BLEU = "textcaps_Bleu_2"
@@ -81,6 +82,45 @@ def test_a_failed_sample_has_no_headline_and_counts_as_an_empty_answer():
     assert own["difference"] == pytest.approx(0.0, abs=1e-12)  # over the samples ok in both
     (table,) = build(rows)
     assert table.entries["snapkv", "64"].common == pytest.approx(slow_bleu(parts[:8]), abs=1e-6)
+
+
+def without_parts(rows: Rows, cell: str) -> Rows:
+    """The rows as they are where no sample of a cell reached the scorer: all failed, and nobody knows their parts."""
+    of_cell = rows.samples["cell"] == cell
+    samples = rows.samples.assign(
+        parts=rows.samples["parts"].where(~of_cell, None),
+        value=rows.samples["value"].where(~of_cell, np.nan),
+        status=rows.samples["status"].where(~of_cell, "oom"),
+    )
+    return dataclasses.replace(rows, samples=samples)
+
+
+@pytest.mark.parametrize("failed", ["full", "snapkv"])
+def test_a_cell_in_which_every_sample_failed_has_no_score_and_stops_no_other_cell(failed: str) -> None:
+    parts = bleu_parts(np.random.default_rng(6), 9)
+    whole = bleu_example({"full": parts, "snapkv": parts}).rows()
+    names = dict(zip(whole.cells["method"], whole.cells["cell"], strict=True))
+    rows = without_parts(whole, names[failed])
+    found = {row["cell"]: row for row in metrics_rows(rows.samples, rows.cells)}
+    lost = found.pop(names[failed])
+    assert (lost["n"], lost["n_ok"], lost["value"], lost["value_failures_zero"]) == (9, 0, None, None)
+    ((_, kept),) = found.items()
+    assert kept["value"] == pytest.approx(slow_bleu(parts), abs=1e-6)
+    assert (lost["difference"], kept["difference"]) == (None, None)
+    (table,) = build(rows)
+    assert "0/9" in markdown([table]) and not table.pairs
+
+
+def test_a_seed_that_failed_whole_takes_its_samples_and_no_others() -> None:
+    frame = pd.DataFrame(
+        {"cell": ["a", "a", "b"], "sample_id": ["x", "y", "x"], "cluster": None, "value": [0.5, 0.5, np.nan]}
+        | {"status": ["ok", "ok", "oom"], "parts": [[1.0, 2.0], [3.0, 4.0], None]}
+    )
+    scores = gather(frame)
+    np.testing.assert_array_equal(scores.ok, [False, True])
+    np.testing.assert_array_equal(scores.parts, [[np.nan, np.nan], [3.0, 4.0]])
+    row = headline(scores, "any", aggregate_of("ppl"), BLEU)
+    assert (row["n"], row["n_ok"], row["value"], row["value_failures_zero"]) == (2, 1, None, None)
 
 
 def test_seeds_are_averaged_within_a_sample_before_the_sums():
