@@ -89,6 +89,11 @@ def summary(desk: Desk, metrics: Sequence[Mapping[str, Any]]) -> str | None:
         kept = f"{counts['cached']} answers found in {desk.settings.cache}"
         lost = f", {counts['failed']} questions without an answer ({desk.gone or desk.first_failure})"
         lines.append(f"judge {desk.model}: {counts['asked']} answers, {kept}{lost * bool(counts['failed'])}")
+    earlier = sorted({row["judge"] for row in metrics if row["judge"] not in (None, desk.model)})
+    if desk.settings is not None and earlier:
+        lines.append(
+            f"scores of {', '.join(earlier)} stand where {desk.model} has not answered for all that they judged"
+        )
     if open_rows:
         names = ", ".join(sorted({f"{row['dataset']} {row['metric']}" for row in open_rows}))
         cells = len({row["cell"] for row in open_rows})

@@ -54,7 +54,7 @@ def score_dataset(
 
     Args:
         spec: the task; cells: this run's cells of it; after: told about each scored cell; judge: where the questions of
-            scorers go, None = nowhere.
+            scorers go, None = nowhere. What an earlier judge gave stands where this one gives nothing (kept_scores.py).
 
     Returns:
         How many cells were scored anew; 0 leaves the store untouched.
@@ -63,6 +63,7 @@ def score_dataset(
         ScoringError: lmms-eval's metric code failed; the answers stay as they are.
     """
     from mmkv_bench.evaluation import release, score
+    from mmkv_bench.planning.kept_scores import keep_judged
     from mmkv_bench.tables.metrics import JUDGE, metrics_rows
 
     stale = set(unscored(store, cells, judge))
@@ -76,20 +77,24 @@ def score_dataset(
         reasons |= {key: row["lmms_eval_reason"]} if row["lmms_eval_reason"] is not None else {}
         judges[key] = {name: row[name] for name in JUDGE}
     for cell in cells:
+        stored = store.samples([cell.cell]).drop_columns(["schema_version"]).to_pylist()
         if cell.cell not in stale:
-            kept = store.samples([cell.cell]).drop_columns(["schema_version"]).to_pylist()
-            if kept:
-                samples[cell.cell] = kept
+            if stored:
+                samples[cell.cell] = stored
             continue
         answers = _answers(store, cell)
         scores = score(spec, answers, 1 + max(answer.doc_id for answer in answers.values()), judge)
-        samples[cell.cell] = _rows(cell, scores.samples)
+        kept = keep_judged(_rows(cell, scores.samples), stored, store.metrics([cell.cell]).to_pylist(), scores)
+        samples[cell.cell] = kept.samples
         for metric, value in (scores.aggregate or {}).items():
             aggregates[cell.cell, metric] = value
         if scores.reason is not None:
             reasons[cell.cell] = scores.reason
         reasons |= {(cell.cell, metric): why for metric, why in (scores.unaggregated | scores.not_judged).items()}
         judges |= {(cell.cell, metric): dict(zip(JUDGE, by, strict=True)) for metric, by in scores.judged.items()}
+        judges |= {(cell.cell, metric): by for metric, by in kept.judges.items()}
+        aggregates |= {(cell.cell, metric): value for metric, value in kept.lmms_eval.items()}
+        reasons |= {(cell.cell, metric): why for metric, why in kept.reasons.items()}
         after(cell)
     release()
     import pandas as pd

@@ -128,6 +128,48 @@ def test_a_dead_judge_leaves_everything_as_it_was_and_says_so(root, server):
     assert scores(root) == [0.5] * 2 * SAMPLES
 
 
+def test_a_judge_that_is_dead_leaves_what_another_one_scored(root, server):
+    done(root, *asking(server))
+    before, rows = metrics(root), Store(root).samples().to_pylist()
+    dead = asking(server, f"judge.url={judge_server.dead_address()}", "judge.model=judge-70b", "judge.retries=0")
+    outcome = done(root, *dead)
+    assert "cannot be reached" in outcome.out and "scores of judge-7b stand" in outcome.out
+    assert scores(root) == [0.5] * 2 * SAMPLES
+    assert metrics(root) == before and Store(root).samples().to_pylist() == rows
+    server.reply = lambda messages: "1.0"
+    done(root, *asking(server, "judge.model=judge-70b"))
+    assert {(row["judge"], row["value"]) for row in metrics(root)} == {("judge-70b", 1.0)}
+
+
+def test_more_samples_without_a_judge_keep_the_scores_of_the_first_ones(root, server):
+    done(root, *asking(server))
+    more = f"limit={SAMPLES + 1}"
+    done(root, *COMMAND, more)
+    assert sorted(scores(root), key=str) == [0.5] * 2 * SAMPLES + [None] * 2
+    for row in metrics(root):
+        assert (row["n"], row["n_ok"], row["value"], row["lmms_eval"]) == (SAMPLES + 1, SAMPLES, None, None)
+        assert row["lmms_eval_reason"] == "not judged: 1 of 4 samples: no judge was asked (judge=none)"
+        assert row["judge"] == "judge-7b"
+    number = len(server.requests)
+    done(root, *asking(server, more))
+    assert scores(root) == [0.5] * 2 * (SAMPLES + 1)
+    assert {(row["value"], row["lmms_eval"], row["judge"]) for row in metrics(root)} == {(0.5, 50.0, "judge-7b")}
+    assert 1 <= len(server.requests) - number <= 2  # only the new sample's; equal answers are asked about once
+
+
+def test_the_scores_of_two_judges_are_never_mixed_in_one_metric(root, server):
+    done(root, *asking(server))
+    server.behaviours = [judge_server.says("1.0"), judge_server.says("fine")]
+    server.reply = lambda messages: "fine"  # unreadable
+    other = ("judge.model=judge-70b", "judge.retries=0", "judge.concurrency=1")
+    done(root, *asking(server, *other))
+    by_cell = {row["cell"]: row["judge"] for row in metrics(root)}
+    for row in Store(root).samples().to_pylist():
+        if row["metric"] == METRIC:
+            assert row["value"] == {"judge-7b": 0.5, "judge-70b": 1.0}[by_cell[row["cell"]]]
+    assert "judge-7b" in by_cell.values()
+
+
 @pytest.mark.parametrize(
     ("override", "said"),
     [
