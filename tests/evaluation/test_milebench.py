@@ -138,8 +138,17 @@ def test_an_option_that_begins_with_another_one_is_read_as_that():
 
 
 def test_more_choices_than_letters_have_names_of_two():
-    assert [prompt.letter(i) for i in (0, 25, 26, 51, 52)] == ["A", "Z", "AA", "AZ", "BA"]
+    assert [prompt.letter(i) for i in (0, 25, 26, 51, 52, 77)] == ["A", "Z", "AA", "AZ", "BA", "BZ"]
     assert metrics.chosen("ab", [f"choice number {i}" for i in range(30)]) == 27
+
+
+def test_a_retrieval_with_109_choices_has_names_for_all_and_is_scored():
+    assert [prompt.letter(i) for i in (78, 108, 701, 702)] == ["CA", "DE", "ZZ", "AAA"]
+    assert len({prompt.letter(i) for i in range(1000)}) == 1000
+    choices = [f"Image {i + 1}" for i in range(109)]
+    read = {"accuracy": 1.0, "exact_match": 1.0, "parse_failed": 0.0}
+    assert metrics.choice_scores("DE", choices, "Image 109") == read
+    assert metrics.choice_scores("Image 109", choices, "Image 109")["exact_match"] == 1.0
 
 
 def test_an_answer_that_names_nothing_scores_zero_and_is_counted():

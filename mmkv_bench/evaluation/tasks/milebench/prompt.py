@@ -21,8 +21,12 @@ WITHOUT_LETTERS = "milebench_gpr1200"  # more choices than letters
 
 
 def letter(index: int) -> str:
-    """Name of a choice: A to Z, then AA to AZ, then BA to BZ."""
-    return chr(65 + index) if index < 26 else "AB"[index // 26 - 1] + chr(65 + index % 26)
+    """Name of a choice: A to Z, then AA to AZ, BA to BZ and so on, as columns of a spreadsheet are named."""
+    name, rest = "", index + 1
+    while rest:
+        rest, digit = divmod(rest - 1, 26)
+        name = chr(65 + digit) + name
+    return name
 
 
 def text(doc: Mapping[str, Any]) -> str:
