@@ -66,20 +66,37 @@ def test_a_question_is_sent_once_as_asked_and_its_answer_kept_for_every_later_ru
     ]
     assert server.paths == ["/v1/chat/completions"]
     (file,) = (tmp_path / "judge").rglob("*.json")
-    assert file.stem == question.digest("judge-7b")
+    assert file.stem == question.digest("judge-7b", server.url + "/chat/completions")
     assert json.loads(file.read_text())["served_model"] == "served-model"
-    gone = dataclasses.replace(settings, url=judge.dead_address(), retries=0)
-    desk = Desk(gone)
-    assert outcome(gone, question, desk) == "0.5"
+    server.behaviours = [judge.hangs_up]
+    later = dataclasses.replace(settings, url=f"{server.url}/chat/completions/", retries=0)
+    desk = Desk(later)
+    assert outcome(later, question, desk) == "0.5"
     assert (desk.counts["cached"], len(server.requests)) == (1, 1)
 
 
-def test_the_digest_is_of_model_messages_temperature_and_length_alone():
+def test_two_endpoints_of_one_model_id_share_no_answers(server, settings):
+    settings = dataclasses.replace(settings, model="default")
+    assert outcome(settings) == "0.5"
+    with judge.serving(lambda messages: "0.9") as other:
+        elsewhere = dataclasses.replace(settings, url=other.url)
+        assert outcome(elsewhere) == "0.9" and outcome(settings) == "0.5"
+        assert outcome(elsewhere) == "0.9"
+        assert (len(server.requests), len(other.requests)) == (1, 1)
+
+
+def test_an_address_holds_no_credentials(settings):
+    urls = ("http://me:secret@[::1]:8000/v1?api-key=secret", "http://[::1]:8000/v1/", "http://[::1]:8000/v1")
+    assert {dataclasses.replace(settings, url=url).address for url in urls} == {"http://[::1]:8000/v1/chat/completions"}
+
+
+def test_the_digest_is_of_model_address_messages_temperature_and_length_alone():
     question = Question.of("how good?", 0.0, 64)
     same = Question.of([{"content": "how good?", "role": "user"}], 0, 64, readable=str.isdigit)
-    assert question.digest("m") == same.digest("m")
+    assert question.digest("m", "u") == same.digest("m", "u")
     others = [Question.of("how bad?", 0.0, 64), Question.of("how good?", 0.5, 64), Question.of("how good?", 0.0, 65)]
-    assert len({other.digest("m") for other in [question, *others]} | {question.digest("n")}) == 5
+    digests = {other.digest("m", "u") for other in [question, *others]}
+    assert len(digests | {question.digest("n", "u"), question.digest("m", "v")}) == 6
 
 
 def test_a_full_url_is_taken_as_the_base_url_it_holds(server, settings):

@@ -13,15 +13,19 @@ from mmkv_bench.evaluation.judging.question import Question
 
 
 class AnswerCache:
-    """`<folder>/<first two digits>/<digest>.json`. Any number of processes may read and write; files are whole or absent."""
+    """`<folder>/<first two digits>/<digest>.json`. Any number of processes may read and write; files are whole or absent.
 
-    def __init__(self, folder: Path) -> None:
+    address: of the endpoint whose answers they are (`JudgeSettings.address`).
+    """
+
+    def __init__(self, folder: Path, address: str) -> None:
         self.folder = Path(folder).expanduser().absolute()  # scoring changes the working folder
+        self.address = address
 
     def get(self, question: Question, model: str) -> str | None:
         """The kept answer; None when there is none, or none that can be read."""
         try:
-            kept = json.loads(self._file(question.digest(model)).read_text(encoding="utf-8"))
+            kept = json.loads(self._file(question, model).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
         answer = kept.get("answer") if isinstance(kept, dict) else None
@@ -32,7 +36,7 @@ class AnswerCache:
 
         Raises StoreError when the folder cannot be written.
         """
-        file = self._file(question.digest(model))
+        file = self._file(question, model)
         record: dict[str, Any] = {
             "model": model,
             "messages": list(question.messages),
@@ -53,5 +57,6 @@ class AnswerCache:
                 "written: judge.cache=<folder>"
             ) from None
 
-    def _file(self, digest: str) -> Path:
+    def _file(self, question: Question, model: str) -> Path:
+        digest = question.digest(model, self.address)
         return self.folder / digest[:2] / f"{digest}.json"

@@ -32,7 +32,7 @@ class Desk:
     def __init__(self, settings: JudgeSettings | None = None, asker: Asker | None = None) -> None:
         self.settings = settings
         self.asker = asker or (Asker(settings) if settings else None)
-        self.cache = AnswerCache(settings.cache) if settings and settings.cache else None
+        self.cache = AnswerCache(settings.cache, settings.address) if settings and settings.cache else None
         self.counts: Counter[str] = Counter()
         self._answers: dict[str, str] = {}
         self._failures: dict[str, str] = {}
@@ -62,7 +62,7 @@ class Desk:
         """The answer to a question of `as_asked`. Raises JudgeError; a question not met before waits for `fetch`."""
         if self.settings is None:
             raise JudgeError(NO_JUDGE)
-        digest = question.digest(self.settings.model)
+        digest = question.digest(self.settings.model, self.settings.address)
         with self._lock:
             if digest in self._answers and question.readable(self._answers[digest]):
                 return self._answers[digest]

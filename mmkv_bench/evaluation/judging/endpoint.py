@@ -51,10 +51,8 @@ class Endpoint:
     def __init__(self, settings: JudgeSettings) -> None:
         self.settings = settings
         self.address = settings.url.rstrip("/").removesuffix("/chat/completions") + "/chat/completions"
-        parts = urlsplit(self.address)
-        self.loopback = parts.hostname in LOOPBACK
-        port = f":{parts.port}" if parts.port else ""
-        self.shown = f"{parts.scheme}://{parts.hostname}{port}{parts.path}"  # without a user's name and password
+        self.loopback = urlsplit(self.address).hostname in LOOPBACK
+        self.shown = settings.address
         self._local = threading.local()
 
     def ask(self, question: Question) -> Reply:

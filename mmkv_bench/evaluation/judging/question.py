@@ -18,7 +18,7 @@ def not_blank(text: str) -> bool:
 
 @dataclass(frozen=True)
 class Question:
-    """What is sent to the judge, but for the model's id.
+    """What is sent to the judge, but for the model's id and the endpoint's address.
 
     messages     OpenAI's chat messages: {"role", "content"}, content a text or a list of parts
     temperature  of the judge's sampling
@@ -43,9 +43,10 @@ class Question:
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [*prompt]
         return cls(tuple(messages), float(temperature), int(max_tokens), readable)
 
-    def digest(self, model: str) -> str:
-        """sha256 over the model's id, the messages, the temperature and max_tokens: equal questions, equal digests."""
-        return _sha256([model, list(self.messages), self.temperature, self.max_tokens])
+    def digest(self, model: str, address: str) -> str:
+        """sha256 over the model's id, the endpoint's address (`JudgeSettings.address`), the messages, the temperature and
+        max_tokens: equal questions, equal digests."""
+        return _sha256([model, address, list(self.messages), self.temperature, self.max_tokens])
 
     def text(self, of: int | None = None) -> str:
         """The text of the first `of` messages, or of all."""

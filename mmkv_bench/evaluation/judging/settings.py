@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 
 @dataclass(frozen=True)
@@ -12,7 +13,7 @@ class JudgeSettings:
     """An endpoint that speaks OpenAI's chat completions.
 
     model        id that the endpoint knows; part of every answer's identity and of the metric rows
-    url          base url; `<url>/chat/completions` is asked
+    url          base url; `<url>/chat/completions` is asked; part of every answer's identity as `address`
     key_env      environment variable that holds the key; None sends none
     timeout_s    longest silence of the endpoint [s]
     retries      further attempts after a timeout, a refusal for now (408, 409, 429, 5xx) or an unreadable answer
@@ -31,6 +32,14 @@ class JudgeSettings:
     concurrency: int = 8
     temperature: float | None = None
     cache: Path | None = None
+
+    @property
+    def address(self) -> str:
+        """What is asked, without a user's name, password or query, which may hold a key: `default` or any other id is
+        another model at another address."""
+        parts = urlsplit(self.url)
+        host = parts.netloc.rpartition("@")[2].lower()
+        return f"{parts.scheme}://{host}{parts.path.rstrip('/').removesuffix('/chat/completions')}/chat/completions"
 
     def key(self) -> str | None:
         """The key, from the environment: it is held nowhere else."""

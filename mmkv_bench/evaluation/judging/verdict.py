@@ -18,17 +18,17 @@ Lost = dict[int, dict[str, str]]
 def take_back(
     sitting: Sitting,
     values: dict[int, dict[str, float]],
-    metrics: Callable[[], Sequence[str]],
+    metrics: Callable[[int], Sequence[str]],
     kept: str = "",
 ) -> Lost:
     """Remove from `values` what scorers made of fillers, and tell what is missing.
 
-    values: doc_id -> metric -> score. metrics: tells those that a sample is to have. kept: a metric that no judge decides.
+    values: doc_id -> metric -> score. metrics: tells those that a sample, by doc_id, is to have. kept: a metric that no judge
+    decides.
     """
     lost: Lost = {}
-    owners = sorted(owner for owner in {*sitting.unanswered, *sitting.refused} if owner is not None)
-    wanted = list(metrics()) if owners else []
-    for owner in owners:
+    for owner in unheard(sitting):
+        wanted = metrics(owner)
         found, gone = values.setdefault(owner, {}), lost.setdefault(owner, {})
         for metric, why in sitting.unanswered.get(owner, {}).items():
             names = [name for name in found if metric in (None, base(name)) and base(name) != kept]
@@ -38,6 +38,11 @@ def take_back(
         if owner in sitting.refused:
             gone |= {name: sitting.refused[owner] for name in wanted if name not in found and name not in gone}
     return lost
+
+
+def unheard(sitting: Sitting) -> list[int]:
+    """The doc_ids of samples of which a question had no answer."""
+    return sorted(owner for owner in {*sitting.unanswered, *sitting.refused} if owner is not None)
 
 
 def reasons(sitting: Sitting, lost: Lost, samples: int, aggregated: Iterable[str]) -> dict[str, str]:
