@@ -16,6 +16,7 @@ from mmkv_bench.compression.cache import CompressedCache
 from mmkv_bench.generation.prefill import Prefilled
 
 BLOCK_BYTES = 1 << 28  # of float32 logits in one forward pass
+BLOCK_LOGITS = 1 << 22  # compared at a time: 32 MiB as float64, of which `divergence` holds at most six at once
 
 
 @torch.no_grad()
@@ -85,22 +86,30 @@ def divergence(full: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         KL(full || row) in nats, float64 `[R, b]`, and whether both rank the same token first, bool `[R, b]`.
     """
-    log_p = full.double().log_softmax(-1)
-    p = log_p.exp()
-    kl = []
-    for part in _parts(logits):
-        log_q = part.double().log_softmax(-1)
-        kl.append(torch.where(p > 0, p * (log_p - log_q), 0.0).sum(-1).clamp_min(0.0))  # below 0 by rounding only
-    return torch.cat(kl), logits.argmax(-1) == full.argmax(-1)
+    kl = torch.empty(logits.shape[:-1], dtype=torch.float64, device=logits.device)
+    for tokens in _stretches(logits.shape[1], logits.shape[2]):
+        log_p = full[tokens].double().log_softmax(-1)
+        p = log_p.exp()
+        for rows in _stretches(len(logits), log_p.numel()):
+            log_q = logits[rows, tokens].double().log_softmax(-1)
+            kl[rows, tokens] = torch.where(p > 0, p * (log_p - log_q), 0.0).sum(-1)
+            del log_q
+    return kl.clamp_min(0.0), logits.argmax(-1) == full.argmax(-1)  # below 0 by rounding only
 
 
 def negative_log_likelihood(logits: Tensor, tokens: Tensor) -> Tensor:
     """-log probability of each token, float64 `[R, b]`, from logits `[R, b, V]` and tokens int64 `[b]`."""
-    wanted = tokens.to(logits.device)[None, :, None]
-    found = [part.double().log_softmax(-1).gather(-1, wanted.expand(len(part), -1, -1)) for part in _parts(logits)]
-    return -torch.cat(found).squeeze(-1)
+    nll = torch.empty(logits.shape[:-1], dtype=torch.float64, device=logits.device)
+    for stretch in _stretches(logits.shape[1], logits.shape[2]):
+        wanted = tokens[stretch].to(logits.device)[None, :, None]
+        for rows in _stretches(len(logits), len(wanted[0]) * logits.shape[2]):
+            log_q = logits[rows, stretch].double().log_softmax(-1)
+            nll[rows, stretch] = -log_q.gather(-1, wanted.expand(len(log_q), -1, -1)).squeeze(-1)
+            del log_q
+    return nll
 
 
-def _parts(logits: Tensor) -> Sequence[Tensor]:
-    """Some rows at a time, so that float64 copies stay small."""
-    return logits.split(max(1, (1 << 22) // max(1, logits[0].numel())))
+def _stretches(count: int, size: int) -> list[slice]:
+    """`count` things of `size` logits each, as many at a time as `BLOCK_LOGITS` allow and at least one."""
+    step = max(1, BLOCK_LOGITS // max(1, size))
+    return [slice(start, start + step) for start in range(0, count, step)]
