@@ -36,14 +36,17 @@ def fitted(processor: Any, messages: Sequence[dict], generation: Mapping[str, An
     """The messages, cut if `generation` asks for it and the rendered prompt has more than `limit` tokens.
 
     Raises:
-        UnsupportedError: another way of cutting, messages that are not one user's text, or a limit that leaves nothing.
+        UnsupportedError: another way of cutting, messages that are not one user's text, a text with a media marker,
+            or a limit that leaves nothing.
     """
+    from mmkv_bench.generation.encode import text_length
+
     way = check_way(generation.get("cut_prompt"))
     if way is None or limit is None:
         return list(messages)
     tokenizer = getattr(processor, "tokenizer", processor)
     text = _only_text(messages)
-    whole = _tokens(processor, tokenizer, messages)
+    whole = text_length(processor, messages)
     if whole <= limit:
         return list(messages)
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -54,7 +57,7 @@ def fitted(processor: Any, messages: Sequence[dict], generation: Mapping[str, An
             tokenizer.decode(end, skip_special_tokens=True, clean_up_tokenization_spaces=False) for end in ends
         )
         cut = [{"role": messages[0]["role"], "content": [{"type": "text", "text": kept}]}]
-        excess = _tokens(processor, tokenizer, cut) - limit
+        excess = text_length(processor, cut) - limit
         if excess <= 0:
             return cut
         half -= (excess + 1) // 2  # text that is cut anew may be a few tokens longer
@@ -73,8 +76,3 @@ def _only_text(messages: Sequence[dict]) -> str:
             "cut_prompt cuts one user message of text; a prompt with media or several turns stays whole"
         )
     return "".join(part["text"] for part in parts)
-
-
-def _tokens(processor: Any, tokenizer: Any, messages: Sequence[dict]) -> int:
-    rendered = processor.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
-    return len(tokenizer(rendered, add_special_tokens=False)["input_ids"])

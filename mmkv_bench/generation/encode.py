@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -97,7 +98,7 @@ def encode(
     """
     start = time.perf_counter()
     _check_counts(processor, messages, images, videos)
-    text = processor.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+    text = rendered(processor, messages)
     _check_markers(processor, text, len(images), len(videos))
     media = {}
     if len(images):
@@ -105,10 +106,7 @@ def encode(
     if len(videos):
         sampled = [frames_of(video, frames or DEFAULT_FRAMES) for video in videos]
         media |= video_arguments(processor, sampled, video_max_pixels)
-    if hasattr(processor, "image_processor") or media:
-        inputs = processor(text=[text], return_tensors="pt", **media)
-    else:
-        inputs = processor([text], return_tensors="pt", add_special_tokens=False)
+    inputs = _tensors(processor, text, media)
     tensors = {name: value.to(device) for name, value in inputs.items() if isinstance(value, Tensor)}
     prompt = from_tensors(identity, tensors, family, time.perf_counter() - start)
     prompt.question_text_before_cut = _text_before_media(messages, getattr(processor, "tokenizer", processor))
@@ -123,6 +121,28 @@ def encode(
             f"{family.max_context}; lower the pixel or frame limits (model.max_pixels, model.frames)"
         )
     return prompt
+
+
+def rendered(processor, messages: Sequence[dict]) -> str:
+    """The messages in the processor's chat template, up to where the answer begins."""
+    return processor.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+
+
+def text_length(processor, messages: Sequence[dict]) -> int:
+    """Tokens of the prompt that `encode` makes of messages without media, what the tokenizer puts before it included.
+
+    Raises:
+        UnsupportedError: a text that contains a media marker.
+    """
+    text = rendered(processor, messages)
+    _check_markers(processor, text, 0, 0)
+    return _tensors(processor, text, {})["input_ids"].shape[1]
+
+
+def _tensors(processor, text: str, media: Mapping[str, Any]) -> Mapping[str, Any]:
+    if hasattr(processor, "image_processor") or media:
+        return processor(text=[text], return_tensors="pt", **media)
+    return processor([text], return_tensors="pt", add_special_tokens=False)
 
 
 def _check_counts(processor, messages: Sequence[dict], images: Sequence, videos: Sequence) -> None:

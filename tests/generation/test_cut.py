@@ -20,10 +20,14 @@ MIDDLE = {"cut_prompt": "middle"}
 
 
 @functools.cache
+def built(name: str):
+    config = small_config(name)
+    processor = build_processor(config, SETTINGS[name])
+    return processor, family_of(config, getattr(processor, "tokenizer", processor))
+
+
 def llama():
-    config = small_config("llama")
-    processor = build_processor(config, SETTINGS["llama"])
-    return processor, family_of(config, processor)
+    return built("llama")
 
 
 def user(text: str) -> list[dict]:
@@ -53,6 +57,25 @@ def test_both_ends_stay_and_the_prompt_fits(text, limit):
     else:
         half = (limit - overhead) // 2
         assert kept == text[:half] + text[-half:]
+
+
+@pytest.mark.parametrize("name", ["llava", "llava_next_mistral", "qwen2_5_vl", "internvl", "llama"])
+def test_what_is_cut_has_the_length_that_encoding_gives_it_with_every_way_to_begin_a_prompt(name):
+    processor, family = built(name)
+    text = "abc def ghi " * 100
+    empty = encode(processor, family, "x", user("")).length
+    for limit in (299, 300, 301, 302):
+        cut = fitted(processor, user(text), MIDDLE, limit)
+        assert encode(processor, family, "x", cut, max_prompt_tokens=limit).length in (limit - 1, limit)
+    for size in (empty + 50, empty + 51):  # a prompt that fits to the token stays, one that lacks one is cut
+        kept = fitted(processor, user("x" * 50), MIDDLE, size)
+        assert encode(processor, family, "x", kept, max_prompt_tokens=size).length == empty + 50
+    assert len(text_of(fitted(processor, user("x" * 50), MIDDLE, empty + 49))) == 48
+
+
+def test_a_text_with_a_media_marker_is_refused_and_not_cut():
+    with pytest.raises(UnsupportedError, match="<image>"):
+        fitted(built("llava")[0], user("a" * 200 + "<image>" + "b" * 200), MIDDLE, 300)
 
 
 def test_a_dataset_that_does_not_ask_keeps_its_prompt():
