@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 MEASURE_METRICS = {"ppl": "ppl", "self_rouge": "rouge_l_sampled"}
 """The metric that tells whether a dataset's measure is there."""
 
+FIDELITY_METRICS = {"fidelity_kl_all", "fidelity_kl_first"}
+"""One of them, by the protocol, tells whether fidelity is there."""
+
 
 class Report:
     """The end of one run.
@@ -96,19 +99,44 @@ class Report:
         """A sentence when stored answers lack what this run asks to measure: measuring happens while answering."""
         if self.config.sharing == "off":
             return None
-        names: dict[str, set[str]] = {}
-        for row in self.metrics:
-            if row["n_ok"]:
-                names.setdefault(row["cell"], set()).add(row["metric"])
-        asked = {"fidelity": {"fidelity_kl_all", "fidelity_kl_first"}} if self.config.fidelity == "on" else {}
-        lacking: dict[str, int] = {}
+        wanted: dict[str, dict[str, set[str]]] = {}
         for part in self.parts:
-            own = {measure: {MEASURE_METRICS[measure]} for measure in part.spec.measures}
-            for measure, metrics in (asked | own).items():
-                missing = sum(cell.cell in names and not metrics & names[cell.cell] for cell in part.cells)
-                lacking[measure] = lacking.get(measure, 0) + missing
-        found = [f"{measure} ({count} cells)" for measure, count in lacking.items() if count]
+            asked = {"fidelity": FIDELITY_METRICS} if self.config.fidelity == "on" else {}
+            asked |= {measure: {MEASURE_METRICS[measure]} for measure in part.spec.measures}
+            for measure, metrics in asked.items():
+                wanted.setdefault(measure, {}).update((cell.cell, metrics) for cell in part.cells)
+        suspects = {cell for metrics_of in wanted.values() for cell in self._short(metrics_of)}
+        if not suspects:
+            return None
+        answered: dict[str, set[str]] = {}
+        valued: dict[tuple[str, str], set[str]] = {}
+        for row in self.store.samples(suspects).to_pylist():
+            if row["status"] == "ok":
+                answered.setdefault(row["cell"], set()).add(row["sample_id"])
+                if row["value"] is not None:
+                    valued.setdefault((row["cell"], row["metric"]), set()).add(row["sample_id"])
+        found = []
+        for measure, metrics_of in wanted.items():
+            cells = [cell for cell in self._short(metrics_of) if cell in answered]
+            lacking = sum(
+                len(answered[cell].difference(*(valued.get((cell, metric), ()) for metric in metrics_of[cell])))
+                for cell in cells
+            )
+            if lacking:
+                found.append(f"{measure} ({lacking} of {sum(len(answered[cell]) for cell in cells)} answers)")
         return f"note: answers stored without {', '.join(found)}; out=<another folder> measures them" if found else None
+
+    def _short(self, metrics_of: Mapping[str, set[str]]) -> list[str]:
+        """The cells in which no metric of a measure has a value for every sample.
+
+        metrics_of: cell -> the metrics of which one tells that a sample is measured.
+        """
+        whole = {
+            row["cell"]
+            for row in self.metrics
+            if row["metric"] in metrics_of.get(row["cell"], ()) and row["n_ok"] == row["n"]
+        }
+        return [cell for cell in metrics_of if cell not in whole]
 
     def _tables(self) -> str:
         """Of this run's cells; a mix's kinds stay in the rows."""

@@ -57,6 +57,7 @@ PERCENT_NAMES = re.compile(r"vstar_\w+_acc|videomme_\w*score")  # one metric per
 
 # Measures of every run, beside the tasks' metrics (evaluation/measures.py says what each is).
 FIDELITY = ("fidelity_kl", "fidelity_kl_all", "fidelity_kl_first", "fidelity_top1", "divergence", "same_answer")
+MEASURES = {*FIDELITY, "ppl", "ppl_without_first", "rouge_l_sampled", "rouge_l_greedy"}
 # Nats and tokens: amounts without an upper end, no shares, also where every sample happens to have 0 or 1.
 AMOUNTS = {"fidelity_kl", "fidelity_kl_all", "fidelity_kl_first", "divergence"}
 # Video-ChatGPT's marks from 0 to 5, CIDEr from 0 to 10.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from mmkv_bench.tables.compare import Pair
 from mmkv_bench.tables.intervals import LEVEL
-from mmkv_bench.tables.known import FIDELITY, PARSE_FAILED, SAME, lower_is_better, upstream
+from mmkv_bench.tables.known import FIDELITY, MEASURES, PARSE_FAILED, SAME, lower_is_better, upstream
 from mmkv_bench.tables.rows import BASELINE
 from mmkv_bench.tables.table import AXES, Entry, Method, Table
 
@@ -145,12 +145,17 @@ def _source_notes(table: Table) -> list[str]:
 
 
 def _judge_notes(table: Table) -> list[str]:
-    """Who judged, whether that was one judge with the same prompts, and what no judge has answered."""
+    """Who judged, whether that was one judge with the same prompts, and what no judge has answered; of a measure, what was
+    not measured while answering."""
     judges = sorted({judge for entry in table.entries.values() for judge in entry.judges})
     lines = [f"judged by {judges[0]}."] if len(judges) == 1 else []
     if len(judges) > 1:
         lines.append(f"judged by several judges, whose scores do not compare: {'; '.join(judges)}.")
-    if any(entry.scores.unjudged for entry in table.entries.values()):
+    unvalued = sum(entry.scores.unjudged for entry in table.entries.values())
+    if unvalued and table.metric in MEASURES:
+        answers = sum(entry.scores.n for entry in table.entries.values())
+        lines.append(f"not measured: {unvalued} of {answers} answers; out=<another folder> measures them.")
+    elif unvalued:
         lines.append(
             "not judged: answers for which no judge gave a score, of all answers; stage=score with a judge asks it."
         )

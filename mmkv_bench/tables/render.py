@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mmkv_bench.tables.compare import Pair
+from mmkv_bench.tables.known import MEASURES
 from mmkv_bench.tables.notes import caption, line_label, marks, notes, pair_summary, title
 from mmkv_bench.tables.table import Entry, Method, Table
 
@@ -52,7 +53,8 @@ def entry_text(table: Table, method: Method, budget: str, intervals: bool) -> Te
         return EMPTY
     found = tuple(marks(table, method, entry))
     if entry.scores.unjudged:
-        return Text(f"not judged: {entry.scores.n - entry.scores.n_ok}/{entry.scores.n}", "", found)
+        word = "not measured" if table.metric in MEASURES else "not judged"
+        return Text(f"{word}: {entry.scores.n - entry.scores.n_ok}/{entry.scores.n}", "", found)
     if entry.value is None:
         return Text(f"{entry.scores.n_ok}/{entry.scores.n} ok: {score(entry.zero)} / {score(entry.common)}", "", found)
     bold = method.label in table.best(budget) and (method.label, budget) in table.entries

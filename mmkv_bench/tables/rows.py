@@ -132,7 +132,8 @@ class Scores:
     sample_ids, clusters: object [n]; values: float64 [n], NaN where the sample is not ok (in any of its seeds).
     parts: float64 [n, k], what a metric that is no mean is aggregated from; None where no sample has any. A sample that
     is not ok has those of an empty answer, or NaN where nobody knows them (no sample of its cell was ok).
-    unjudged: how many samples are answered and have no value: a judge did not answer, which is no failure of the model.
+    unjudged: how many samples are answered and have no value: a judge did not answer, or a measure was not
+    taken while answering, which are no failures of the model.
     """
 
     sample_ids: np.ndarray

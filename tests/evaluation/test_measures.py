@@ -109,6 +109,7 @@ def test_rouge_is_against_the_first_sample_and_for_full_between_two():
 
 def test_tables_know_the_measures_by_the_same_names():
     assert set(COLUMNS) <= set(RESPONSES.names)
+    assert known.MEASURES == NAMES
     assert set(known.FIDELITY) < NAMES and known.AMOUNTS < NAMES
     assert {name for name in NAMES if known.aggregate_of(name) is not None} == set(POOLED)
     assert {name for name in NAMES if known.lower_is_better(name)} == {n for n in NAMES if "kl" in n or "ppl" in n}

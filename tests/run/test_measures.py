@@ -87,7 +87,13 @@ def test_a_run_says_which_stored_answers_lack_what_it_asks_for(tmp_path):
     done(tmp_path, *few, "fidelity=off")
     again = done(tmp_path, *few, *BOTH[:1])
     assert again.generated == 0
-    assert "note: answers stored without fidelity (2 cells), ppl (2 cells), self_rouge (2 cells)" in again.out
+    assert "note: answers stored without fidelity (2 of 2 answers), ppl (2 of 2 answers), " in again.out
+    more = done(tmp_path, *few, "limit=3", *BOTH)
+    assert more.generated == 2
+    part = "2 of 6 answers"  # those of the first sample, by two cells
+    assert f"answers stored without fidelity ({part}), ppl ({part}), self_rouge ({part})" in more.out
+    assert f"not measured: {part}; out=<another folder> measures them." in more.out
+    assert "not judged" not in more.out
 
 
 def test_alone_nothing_is_measured_and_asking_for_it_is_answered(tmp_path, caplog):

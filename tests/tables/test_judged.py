@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from mmkv_bench.tables.build import build
 from mmkv_bench.tables.notes import notes
 from mmkv_bench.tables.render import markdown
@@ -61,6 +63,18 @@ def test_what_is_not_judged_shows_no_score_at_all() -> None:
     assert "not judged: answers for which no judge gave a score" in text
     assert "score with failures as 0" not in text
     assert "0.33" not in text
+
+
+@pytest.mark.parametrize("metric", ["ppl_without_first", "fidelity_kl", "rouge_l_sampled"])
+def test_what_is_not_measured_is_said_to_be_that_and_no_judge_is_asked_for(metric: str) -> None:
+    example = Example()
+    sample = {"metric": metric, "parts": [1.0, 2.0]}
+    example.add("full", None, [1.0, 1.0, 1.0], sample=sample)
+    cell = example.add("snapkv", 64, [1.0, None, None], sample=sample)
+    text = markdown(build(rows_with(example, unjudged=cell), metrics=[metric]))
+    assert "not measured: 2/3" in text
+    assert "not measured: 2 of 6 answers; out=<another folder> measures them." in text
+    assert "judge" not in text
 
 
 def test_a_table_without_judges_says_nothing_of_them() -> None:
