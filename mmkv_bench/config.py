@@ -102,7 +102,11 @@ class Judge:
 class Gate:
     """The score of `full` that says a model and its prompts are set up as a paper's; tables report it."""
 
-    expected: float | None = _key(None, "expected headline of full; null = those of the model's file")
+    expected: float | None = _key(
+        None,
+        "expected headline of full in the run's one dataset (its first metric); null = of the model's file",
+        "a number or null",
+    )
     tolerance: float | None = _key(
         None, "largest difference that passes; null = that of the model's file", "a number >= 0"
     )

@@ -47,6 +47,7 @@ def validate(config: DictConfig) -> None:
     _variants(config)
     _model(config)
     check_judge(config)
+    _gate(config)
     _out(config.out)
 
 
@@ -174,6 +175,28 @@ def _methods(config: DictConfig) -> None:
             raise ConfigError(
                 f"methods.{name}.reading={reading} has no effect, {FULL} compresses nothing; allowed: no reading of its own"
             )
+
+
+def _gate(config: DictConfig) -> None:
+    """gate.expected is one number: it needs one dataset, real data, and a metric that it is of."""
+    if config.gate.expected is None:
+        return
+    given = f"gate.expected={config.gate.expected}"
+    if len(config.datasets) > 1:
+        raise ConfigError(
+            f"{given} is one score and the run has {len(config.datasets)} datasets; allowed: one dataset, whose first metric "
+            "it is held against; run them one by one, or drop gate.expected"
+        )
+    if config.data.source == "fixture":
+        raise ConfigError(
+            f"{given} holds full against a paper's score and data=fixture is made up; allowed: real data; drop gate.expected"
+        )
+    ((name, node),) = config.datasets.items()
+    if not node.get("metrics"):
+        raise ConfigError(
+            f"{given} is of no metric, since datasets.{name}.metrics is empty; allowed: a metric of the task; give "
+            "dataset.metrics=[<metric>]"
+        )
 
 
 def _variants(config: DictConfig) -> None:

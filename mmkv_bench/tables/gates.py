@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mmkv_bench.tables.notes import FIXTURE
+
 
 @dataclass(frozen=True)
 class Gate:
@@ -30,7 +32,13 @@ def gates_of(config: str) -> bool:
 
 
 def find(config: str, dataset: str, metric: str) -> Gate | None:
-    """The gate of a dataset's metric: `gate.expected` of the run, else the entry of the model's file, else None."""
+    """The gate of a dataset's metric: `gate.expected` of the run, else the entry of the model's file, else None.
+
+    `gate.expected` is one number, so it is of one table: the first headline metric of a run with one dataset. Fixture data
+    have no gate.
+    """
+    if dataset.endswith(FIXTURE):
+        return None
     values = json.loads(config)
     asked = _asked(values)
     printed = next(
@@ -41,7 +49,7 @@ def find(config: str, dataset: str, metric: str) -> Gate | None:
         ),
         None,
     )
-    if asked.get("expected") is not None:
+    if asked.get("expected") is not None and (dataset, metric) == _of_expected(values):
         tolerance = asked.get("tolerance")
         if tolerance is None:
             tolerance = printed["tolerance"] / printed.get("scale", 1) if printed else 0.01
@@ -66,6 +74,13 @@ def verdict(gate: Gate | None, value: float | None, n: int, transformers: str) -
         return f"gate not run: full has no headline here to hold against {goal}."
     word = "passed" if gate.passes(value) else "failed"
     return f"gate {word}: full scores {gate.scale * value:.4g}, expected {goal}; n={n}, transformers {transformers}."
+
+
+def _of_expected(values: Mapping[str, Any]) -> tuple[str, str] | None:
+    """(dataset, metric) that `gate.expected` is of; None where the configuration leaves it open."""
+    datasets = values.get("datasets") or {}
+    metrics = [metric for node in datasets.values() for metric in (node.get("metrics") or [])[:1]]
+    return (*datasets, *metrics) if len(datasets) == len(metrics) == 1 else None
 
 
 def _asked(values: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -34,6 +34,12 @@ def check(*overrides: str) -> None:
         (["budget=null"], "is not a budget"),
         (["budget=120%"], "is neither whole entries nor a fraction"),
         (["budget=[]"], "budget=[] is an empty list"),
+        (
+            ["gate.expected=0.5", "dataset=[pages_walk,docvqa]"],
+            "gate.expected=0.5 is one score and the run has 2 datasets",
+        ),
+        (["gate.expected=0.5", "dataset=docvqa", "data=fixture"], "data=fixture is made up"),
+        (["gate.expected=0.5", "dataset=docvqa", "dataset.metrics=[]"], "datasets.docvqa.metrics is empty"),
         (["seed=-1"], "seed=-1 is not a seed"),
         (["seed=1.5"], "seed=1.5 is not a seed"),
         (["seed=[0,x]"], "seed=x is not a seed"),

@@ -21,6 +21,8 @@ PRINTED = {
     "source": "table 1",
 }
 
+ONE = {"datasets": {"walk3": {"metrics": ["exact_match", "ppl"]}}}
+
 
 def gated(full: list[float | None], config: dict) -> list[str]:
     """Notes of a table of `full` and snapkv, whose rows ran under this configuration."""
@@ -55,12 +57,37 @@ def test_what_nobody_expects_is_not_mentioned() -> None:
 
 
 def test_a_gate_of_the_run_goes_before_the_models_and_is_in_the_tables_own_unit() -> None:
-    config = {"model": {"gates": [PRINTED]}, "gate": {"expected": 0.5, "tolerance": None}}
+    config = {"model": {"gates": [PRINTED]}, "gate": {"expected": 0.5, "tolerance": None}, **ONE}
     (note,) = gated([1.0, 0.0], config)
     assert note.startswith("gate passed: full scores 0.5, expected 0.5 +- 0.01 (gate.expected)")
     assert find(json.dumps(config), "walk3", "exact_match").tolerance == pytest.approx(0.01)  # 1.0 of 100
-    alone = find(json.dumps({"gate": {"expected": 0.5, "tolerance": 0.2}}), "walk3", "exact_match")
+    alone = find(json.dumps({"gate": {"expected": 0.5, "tolerance": 0.2}, **ONE}), "walk3", "exact_match")
     assert (alone.passes(0.7), alone.passes(0.3), alone.passes(0.71)) == (True, True, False)
+
+
+def test_a_gate_of_the_run_is_of_the_first_metric_of_its_one_dataset_alone() -> None:
+    asked = {"gate": {"expected": 0.5, "tolerance": None}}
+    one, two = (
+        json.dumps(asked | ONE),
+        json.dumps(asked | {"datasets": ONE["datasets"] | {"docvqa": {"metrics": ["anls"]}}}),
+    )
+    assert find(one, "walk3", "exact_match").expected == 0.5
+    others = [
+        (one, "walk3", "ppl"),
+        (one, "docvqa", "exact_match"),
+        (two, "walk3", "exact_match"),
+        (two, "docvqa", "anls"),
+    ]
+    assert [find(*other) for other in others] == [None] * 4
+    printed = json.dumps(asked | ONE | {"model": {"gates": [PRINTED | {"metric": "ppl"}]}})
+    assert find(printed, "walk3", "ppl").source == "table 1"
+
+
+def test_fixture_data_have_no_gate() -> None:
+    datasets = {"docvqa_fixture": {"metrics": ["anls"]}}
+    gates = [PRINTED | {"dataset": "docvqa_fixture", "metric": "anls"}]
+    config = {"gate": {"expected": 0.5}, "datasets": datasets, "model": {"gates": gates}}
+    assert find(json.dumps(config), "docvqa_fixture", "anls") is None
 
 
 def test_a_tolerance_of_the_run_replaces_the_models() -> None:
