@@ -14,6 +14,7 @@ from mmkv_bench.calibrate.samples import page, pages
 from mmkv_bench.config import Model, conf_dir
 from mmkv_bench.config import options as config_options
 from mmkv_bench.errors import CalibrationError, nearest
+from mmkv_bench.models import unavailable
 
 if TYPE_CHECKING:
     import argparse
@@ -86,6 +87,8 @@ def _model(options: argparse.Namespace) -> Any:
     node = OmegaConf.structured(Model(name=options.name, path=options.path, revision=options.revision))
     if options.model is not None:
         known = config_options("model")
+        if options.model not in known and (model := unavailable.find(options.model)) is not None:
+            raise CalibrationError(model.sentence(options.model))
         if options.model not in known:
             raise CalibrationError(f"--model {options.model} is not in conf/model; {nearest(options.model, known)}")
         values = OmegaConf.load(conf_dir() / "model" / f"{options.model}.yaml")

@@ -10,6 +10,7 @@ from typing import Any
 
 from mmkv_bench.config import conf_dir
 from mmkv_bench.errors import ConfigError, MMKVError, nearest
+from mmkv_bench.models import unavailable
 from mmkv_bench.models.visual_tokens import Limits, image_tokens, video_tokens
 
 _USAGE = """\
@@ -87,6 +88,8 @@ def _model(name: str) -> dict[str, Any]:
         node = OmegaConf.to_container(OmegaConf.load(file))
         if node.get("shape") and node.get("processor"):
             found[file.stem] = node
+    if name not in found and (model := unavailable.find(name)) is not None:
+        raise ConfigError(model.sentence(name))
     if name not in found:
         raise ConfigError(f"model={name} has no settings of a processor in conf/model; {nearest(name, found)}")
     return found[name]

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import torch
 
 HUB, FOLDER, RANDOM = "hub", "folder", "random"
+_SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads")  # that tell a family's checkpoints apart
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,23 @@ class Source:
                 f"model={self.settings.name} is a {expected} model and {self.path} holds a {config.model_type} one; give "
                 f"the folder or hub id of a {expected} checkpoint, or model=hf model.path={self.path}"
             )
+        if expected is not None:
+            self._same_size(config)
         return config
+
+    def _same_size(self, config: Any) -> None:
+        """Refuse another checkpoint of the family: its rows would stand under this model's name, beside its gates."""
+        from mmkv_bench.models.families import text_config
+        from mmkv_bench.models.shapes import config_of
+
+        asked, found = (text_config(which) for which in (config_of(self.settings.shape, None), config))
+        differing = [name for name in _SIZES if getattr(asked, name) != getattr(found, name)]
+        if differing:
+            sizes = ", ".join(f"{name} {getattr(found, name)} for {getattr(asked, name)}" for name in differing)
+            raise ConfigError(
+                f"{self.path} is not {self.settings.name}: it has {sizes}; give that model's checkpoint, or "
+                f"model=hf model.path={self.path}"
+            )
 
     def hf_config(self) -> Any:
         """The transformers config, read or built once.
@@ -105,8 +122,8 @@ class Source:
     def fingerprint(self) -> tuple[str, str | None]:
         """What identifies the model in rows and calibrations, 16 hex digits, and the commit of a hub id.
 
-        Random weights: a checksum of shape, layers, processor settings, the rules that make weights and prompts, and
-        the version of transformers that builds the architecture. Their precision is a column of its own.
+        Random weights: a checksum of shape, layers, processor settings, the rules that make weights, tokens and prompts
+        (`SCHEME` of their files), and the version of transformers that builds the architecture. Their precision is a column of its own.
         """
         if self.kind == HUB:
             return hub_fingerprint(self.path, self.commit), self.commit
@@ -114,7 +131,7 @@ class Source:
             return folder_fingerprint(self.path), None
         import transformers
 
-        from mmkv_bench.models import random_weights
+        from mmkv_bench.models import random_weights, tokenizer
         from mmkv_bench.models.processors import chat_template
         from mmkv_bench.models.shapes import plain
 
@@ -123,7 +140,7 @@ class Source:
             "layers": self.settings.layers,
             "processor": plain(self.settings.processor),
             "template": chat_template(self.settings.processor["template"]),
-            "rules": [random_weights.SCHEME, random_weights.SEED],
+            "rules": [random_weights.SCHEME, random_weights.SEED, tokenizer.SCHEME, *_own_rules(self.settings.shape)],
             "transformers": transformers.__version__,
         }
         return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16], None
@@ -171,6 +188,17 @@ class Source:
             generation=generation_of(model.shape),
         )
         return set_up(model.name, built, processor, config, model.attention, where, model.device_map)
+
+
+def _own_rules(shape: Mapping[str, Any]) -> list[int]:
+    """The version of an architecture whose classes are ours; of others, transformers' version says enough."""
+    from mmkv_bench.models.shapes import OWN
+
+    if shape["model_type"] != OWN:
+        return []
+    from mmkv_bench.models import llava_video
+
+    return [llava_video.SCHEME]
 
 
 def shaped() -> tuple[str, ...]:

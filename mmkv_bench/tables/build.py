@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 RANDOM = (
-    "These rows are answers of random weights (model.weights=random): they tell time, memory and what was kept, never "
-    "accuracy, and no table of scores is made of them. Run a model with trained weights for one."
+    "These rows are answers of random weights (model.weights=random): they tell time, memory and what was kept (columns of "
+    "the responses, docs/rows.md), never accuracy, and no table of scores is made of them. Run a model with trained "
+    "weights for one."
 )
 
 

@@ -155,7 +155,7 @@ def rewritten(parts, published, tmp_path_factory):
 
 def test_a_rewritten_checkpoint_loads_as_the_same_model_and_reads_the_same_prompt(parts, rewritten):
     _, config, built, processor = parts
-    loaded = Source.of(node(NAME, weights=str(rewritten), dtype="float32", device="cpu")).load()
+    loaded = Source.of(node("hf", path=str(rewritten), dtype="float32", device="cpu")).load()
     found, expected = loaded.model.state_dict(), built.state_dict()
     assert found.keys() == expected.keys() and all(torch.equal(found[key], expected[key]) for key in expected)
     assert (loaded.family.name, loaded.family.video_token_ids) == ("LLaVA-Video", (config.video_token_id,))
@@ -175,7 +175,7 @@ def test_a_rewritten_checkpoint_loads_as_the_same_model_and_reads_the_same_promp
 
 def test_pooling_may_be_chosen_when_a_folder_is_rewritten(parts, published, tmp_path):
     rewrite(published, tmp_path / "new", parts[0].shape, parts[0].processor, "average")
-    source = Source.of(node(NAME, weights=str(tmp_path / "new"), dtype="float32", device="cpu"))
+    source = Source.of(node("hf", path=str(tmp_path / "new"), dtype="float32", device="cpu"))
     assert source.hf_config().video_pooling == source.load().processor.video_pooling == "average"
 
 

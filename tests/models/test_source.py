@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mmkv_bench.errors import ConfigError, UnsupportedError
-from mmkv_bench.models import random_weights
+from mmkv_bench.models import llava_video, random_weights, tokenizer
 from mmkv_bench.models.load import load_config, load_model
 from mmkv_bench.models.shapes import config_of
 from mmkv_bench.models.source import Source
@@ -53,10 +53,17 @@ def test_the_fingerprint_of_random_weights_says_what_they_are():
     assert len({first, *(source.fingerprint() for source in others)}) == 1 + len(others)
 
 
-def test_another_rule_for_weights_is_another_fingerprint(monkeypatch):
-    first = random().fingerprint()
-    monkeypatch.setattr(random_weights, "SCHEME", random_weights.SCHEME + 1)
-    assert random().fingerprint() != first
+@pytest.mark.parametrize(
+    ("module", "of_all"),
+    [(random_weights, True), (tokenizer, True), (llava_video, False)],
+    ids=["weights", "tokens", "own"],
+)
+def test_another_rule_for_weights_tokens_or_our_own_architecture_is_another_fingerprint(monkeypatch, module, of_all):
+    names = ("qwen2_5_vl_7b", "llava_video_7b")
+    first = [random(name).fingerprint() for name in names]
+    monkeypatch.setattr(module, "SCHEME", module.SCHEME + 1)
+    changed = [random(name).fingerprint() != before for name, before in zip(names, first, strict=True)]
+    assert changed == [of_all, True]
 
 
 def test_a_folder_of_weights_has_the_folders_fingerprint(folder):
@@ -68,7 +75,7 @@ def test_a_folder_of_weights_has_the_folders_fingerprint(folder):
 def test_a_saved_random_model_loads_again_as_what_it_was(folder):
     model = small("llava_v1_6_vicuna_7b", layers=2)
     expected = random_weights.build(config_of(model.shape, 2), dtype=torch.float32, device=torch.device("cpu"))
-    loaded = Source.of(node("llava_v1_6_vicuna_7b", weights=str(folder), dtype="float32", device="cpu")).load()
+    loaded = Source.of(node("hf", path=str(folder), dtype="float32", device="cpu")).load()
     found = loaded.model.state_dict()
     assert all(torch.equal(found[key], value) for key, value in expected.state_dict().items())
     assert loaded.family.max_context == 4096 and loaded.family.image_token_ids == (32000,)
@@ -93,6 +100,14 @@ def test_what_has_no_weights_is_refused(name, changes, words):
 def test_a_folder_of_another_architecture_is_refused(folder):
     source = Source.of(node("qwen2_5_vl_7b", weights=str(folder)))
     with pytest.raises(ConfigError, match=r"model=qwen2_5_vl_7b is a qwen2_5_vl model and .* holds a llava_next one"):
+        source.hf_config()
+
+
+def test_a_folder_of_another_checkpoint_of_the_family_is_refused(folder):
+    source = Source.of(node("llava_v1_6_vicuna_7b", weights=str(folder)))
+    with pytest.raises(
+        ConfigError, match=r"is not llava_v1_6_vicuna_7b: it has num_hidden_layers 2 for 32, hidden_size"
+    ):
         source.hf_config()
 
 
