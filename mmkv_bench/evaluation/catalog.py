@@ -63,10 +63,15 @@ def own_tasks() -> dict[str, Path]:
 @cache
 def lmms_eval_tasks() -> tuple[dict[str, Path], set[str]]:
     """Tasks of the installed lmms-eval with their YAML files, and names of its groups and tags."""
+    return _index(lmms_eval_folder() / "tasks")
+
+
+def lmms_eval_folder() -> Path:
+    """Where lmms-eval is installed. Raises ConfigError when it is not."""
     package = importlib.util.find_spec("lmms_eval")
     if package is None or not package.submodule_search_locations:
         raise ConfigError("lmms-eval is not installed; install this project with its dependencies (make bench does)")
-    return _index(Path(package.submodule_search_locations[0], "tasks"))
+    return Path(package.submodule_search_locations[0])
 
 
 def _index(folder: Path) -> tuple[dict[str, Path], set[str]]:

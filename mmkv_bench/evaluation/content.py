@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mmkv_bench.evaluation import page_data
-from mmkv_bench.evaluation.catalog import includes, task_file
+from mmkv_bench.evaluation.catalog import includes, lmms_eval_folder, task_file
 from mmkv_bench.evaluation.contract import TaskSpec
 from mmkv_bench.evaluation.documents import documents
 
@@ -22,14 +22,16 @@ def fingerprint(spec: TaskSpec) -> str:
     """Digest (16 hex digits) of the dataset's content, which no `limit` changes.
 
     Pages: questions, answers and pixels of the first chunk (all chunks of the test split are held to frozen digests).
-    Other tasks: every row of the evaluated split, undecoded (about a second per GB), the task's YAML files and the
-    version of lmms-eval, whose code makes the prompts.
+    Other tasks: every row of the evaluated split, undecoded (about a second per GB), the task's YAML files, the version
+    of lmms-eval, whose code makes the prompts, and the Python files beside YAML files that are not lmms-eval's own.
     """
     if spec.is_pages:
         content = page_data.fingerprint(spec.name, spec.split or "test")
     else:
         docs = documents(spec, None)
-        content = f"{_rows_digest(docs.full[docs.split])} {_yaml_digest(task_file(spec))} {version('lmms-eval')}"
+        path = task_file(spec)
+        parts = [_rows_digest(docs.full[docs.split]), _yaml_digest(path), version("lmms-eval"), *code_digests(path)]
+        content = " ".join(parts)
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
@@ -64,3 +66,15 @@ def _yaml_digest(path: Path) -> str:
     for included in includes(path):
         digest.update(_yaml_digest(included).encode())
     return digest.hexdigest()
+
+
+def code_digests(path: Path) -> list[str]:
+    """Of each Python file beside a task's YAML and those it includes; none where lmms-eval's version stands for them."""
+    code = {file for folder in _folders(path) for file in folder.glob("*.py")}
+    return sorted(f"{file.name}:{hashlib.sha256(file.read_bytes()).hexdigest()}" for file in code)
+
+
+def _folders(path: Path) -> set[Path]:
+    """Folders of a task's YAML and of those it includes, without lmms-eval's own."""
+    own = set() if path.resolve().is_relative_to(lmms_eval_folder().resolve()) else {path.resolve().parent}
+    return own.union(*(_folders(included) for included in includes(path)))

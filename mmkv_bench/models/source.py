@@ -123,7 +123,8 @@ class Source:
         """What identifies the model in rows and calibrations, 16 hex digits, and the commit of a hub id.
 
         Random weights: a checksum of shape, layers, processor settings, the rules that make weights, tokens and prompts
-        (`SCHEME` of their files), and the version of transformers that builds the architecture. Their precision is a column of its own.
+        (`SCHEME` of their files), and the version of transformers that builds the architecture. Their precision is a
+        column of its own.
         """
         if self.kind == HUB:
             return hub_fingerprint(self.path, self.commit), self.commit

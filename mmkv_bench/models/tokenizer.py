@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 ROLES = ("bos_token", "eos_token", "pad_token", "unk_token")
 KEYS = (*ROLES, "add_bos_token", "extra_special_tokens")
 BYTES = 256
+SCHEME = 1
+"""Version of the rules of this file, by which text becomes ids; part of a random model's fingerprint."""
 _CONSONANTS, _VOWELS = "bdfgklmnprstvz", "aeiou"
 _SYLLABLES = [c + v for c in _CONSONANTS for v in _VOWELS]
 

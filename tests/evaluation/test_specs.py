@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +11,8 @@ import pytest
 import yaml
 
 from mmkv_bench.errors import ConfigError, DataError, UnsupportedError
-from mmkv_bench.evaluation import sample_refs, spec_from_config
-from mmkv_bench.evaluation.catalog import OWN_FOLDER, task_file
+from mmkv_bench.evaluation import content, fingerprint, sample_refs, spec_from_config
+from mmkv_bench.evaluation.catalog import OWN_FOLDER, lmms_eval_tasks, own_tasks, task_file
 from mmkv_bench.evaluation.page_tasks import PAGE_TASKS, SIZES, lmms_eval_name, page_task, place
 from mmkv_bench.evaluation.specs import KEYS
 from tests.evaluation.conftest import pages
@@ -103,3 +104,31 @@ def test_every_pages_task_has_its_yaml_file():
     names = {lmms_eval_name(task, size) for task in PAGE_TASKS for size in SIZES}
     assert {path.stem for path in (OWN_FOLDER / "pages").glob("*.yaml")} == names
     assert {page_task(name) for name in names} == {(task, size) for task in PAGE_TASKS for size in SIZES}
+
+
+def test_code_beside_a_task_is_part_of_its_fingerprint_and_its_place_is_not(own_task, tmp_path, tmp_path_factory):
+    spec = own_task(include="base/common")
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base" / "common").write_text("repeats: 1\n")
+    first = fingerprint(spec)
+    (tmp_path / "notes.txt").write_text("not code")
+    assert fingerprint(spec) == first
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / "tasks"
+    shutil.copytree(tmp_path, elsewhere)
+    moved = spec_from_config("lmms_eval", {"task": spec.name, "include_path": str(elsewhere)})
+    assert fingerprint(moved) == first
+    prints = [first]
+    with open(tmp_path / "utils.py", "a") as file:
+        file.write("\nASKED = 'politely'\n")
+    prints.append(fingerprint(spec))
+    for added in ("prompt.py", "base/utils.py"):  # beside the YAML, and beside one that it includes
+        (tmp_path / added).write_text("WORDS = 1\n")
+        prints.append(fingerprint(spec))
+    assert len(set(prints)) == 4
+
+
+def test_code_of_every_task_of_this_project_is_told_apart_and_lmms_evals_is_its_version():
+    for path in own_tasks().values():
+        names = [line.split(":")[0] for line in content.code_digests(path)]
+        assert names == sorted(file.name for file in path.parent.glob("*.py")) and "utils.py" in names
+    assert content.code_digests(lmms_eval_tasks()[0]["docvqa_val"]) == []
