@@ -52,6 +52,18 @@ class Replay:
 
     def run(self, with_aggregates: bool) -> dict[str, float]:
         """Returns lmms-eval's aggregates by metric."""
+        return self._aggregates(self._pass(with_aggregates, over_samples=True))
+
+    def name_metrics(self) -> None:
+        """A pass that only finds out what a sample is scored by (`names_of`): scores over several samples are left out."""
+        self._pass(with_aggregates=False, over_samples=False)
+
+    def names_of(self, doc_id: int) -> list[str]:
+        """The metrics that the scorer gave a sample, those made of several samples among them."""
+        collected = [name for own in (self.captions, self.halves) for name, of_docs in own.items() if doc_id in of_docs]
+        return list(dict.fromkeys([*self.values.get(doc_id, {}), *collected]))
+
+    def _pass(self, with_aggregates: bool, over_samples: bool) -> Mapping[str, Any]:
         module, name = harness(self.spec.offline), self.spec.name
         config = task_config(self.spec)
         with module.quiet(), task_environment(self.spec.media_root), state_kept(), _scratch_folder():
@@ -65,10 +77,11 @@ class Replay:
                 refuse_other_judges(name, self.task, proxy().root)
             with scoring_errors(name, self._where):
                 results = module.run_loop(self.task, module.Respondent(self._respond), limit=len(self.docs.refs))
-                self._score_captions()
-                self._score_pairs()
+                if over_samples:
+                    self._score_captions()
+                    self._score_pairs()
         self._count_parsed()
-        return self._aggregates(results)
+        return results
 
     def _respond(self, instance: Instance) -> str:
         return self.texts[instance.doc_id]

@@ -8,12 +8,13 @@ from contextlib import suppress
 from mmkv_bench.errors import DataError, ScoringError
 from mmkv_bench.evaluation.contract import Answer, CellScores, SampleScore, TaskSpec
 from mmkv_bench.evaluation.documents import Documents, documents, task_config
+from mmkv_bench.evaluation.due import metrics_due
 from mmkv_bench.evaluation.generating import expected_prompts
 from mmkv_bench.evaluation.judging.client import asking
 from mmkv_bench.evaluation.judging.desk import Desk
 from mmkv_bench.evaluation.judging.rounds import in_rounds
 from mmkv_bench.evaluation.judging.sitting import Probe, Sitting
-from mmkv_bench.evaluation.judging.verdict import Lost, base, judged_by, prompts_of, reasons, take_back
+from mmkv_bench.evaluation.judging.verdict import Lost, base, judged_by, prompts_of, reasons, take_back, unheard
 from mmkv_bench.evaluation.parsing import PARSE_FAILED
 from mmkv_bench.evaluation.replay import Replay
 
@@ -28,7 +29,8 @@ def score(
 
     An answer belongs to one task, document and prompt: an `ok` answer to another prompt than the sample's is refused.
     Only `ok` answers reach the scorer. Unless every sample has one, lmms-eval's aggregate is None and the reason says
-    how many have not; failed samples have rows with value None, samples without any answer have no rows. Python's and
+    how many have not; failed samples have rows with value None, of the config's metrics and of those that the scorer
+    returns for an empty answer to them (see due.py); samples without any answer have no rows. Python's and
     numpy's random generators are seeded by task and document before each sample and restored afterwards. Where a scorer
     cannot read a choice out of an answer, `parse_failed` is 1; if it draws one then, the sample's scores are 0 here, and
     lmms-eval's aggregate holds what it drew (see parsing.py). Caption metrics are scored per sample (see captions.py).
@@ -50,11 +52,16 @@ def score(
     (replay, aggregate), sitting = in_rounds(
         spec.name, judge or Desk(), lambda sitting: _pass(spec, docs, texts, sitting, with_aggregates=reason is None)
     )
-    lost = take_back(sitting, replay.values, lambda: _all_metrics(spec, replay.values), kept=PARSE_FAILED)
+    failed = [ref.doc_id for ref in docs.refs if ref.sample_id in answers and ref.doc_id not in texts]
+    due = metrics_due(spec, docs, [*failed, *unheard(sitting)], sitting.judged)
+    listed = _all_metrics(spec, replay.values)
+    lost = take_back(
+        sitting, replay.values, lambda doc_id: list(dict.fromkeys([*listed, *due[doc_id]])), kept=PARSE_FAILED
+    )
     not_judged = reasons(sitting, lost, len(texts), aggregate)
     named = dict.fromkeys([*aggregate, *(name for found in replay.values.values() for name in found)])
     return CellScores(
-        samples=_rows(spec, docs, answers, replay, lost),
+        samples=_rows(spec, docs, answers, replay, lost, due),
         aggregate=None if reason else {name: value for name, value in aggregate.items() if name not in not_judged},
         reason=reason,
         unaggregated=replay.unaggregated,
@@ -127,6 +134,7 @@ def _rows(
     answers: Mapping[str, Answer],
     replay: Replay,
     lost: Lost,
+    due: Mapping[int, list[str]],
 ) -> list[SampleScore]:
     rows = []
     headline = _headline(spec, replay.values)
@@ -138,7 +146,8 @@ def _rows(
         if answer.status == "ok":
             scores = replay.values.get(ref.doc_id, {}) | dict.fromkeys(lost.get(ref.doc_id, {}))
         else:
-            scores = dict.fromkeys([*headline, *(f"{metric}_{ref.kind}" for metric in headline if spec.is_mix)])
+            of_kind = (f"{metric}_{ref.kind}" for metric in headline if spec.is_mix)
+            scores = dict.fromkeys([*headline, *of_kind, *due[ref.doc_id]])
         own = replay.parts.get(ref.doc_id, {})
         for metric, value in scores.items():
             parts = own.get(metric, nothing.get(base(metric)))

@@ -102,6 +102,28 @@ def test_known_answers_score_what_is_known(name):
     check(name)
 
 
+def names_by_sample(scores) -> dict[str, set[str]]:
+    """sample id -> the metrics that it has rows of."""
+    found: dict[str, set[str]] = {}
+    for row in scores.samples:
+        found.setdefault(row.sample_id, set()).add(row.metric)
+    return found
+
+
+@pytest.mark.parametrize("name", ["favor_bench", "chartqa", "vstar", "videomme"])
+def test_a_sample_that_failed_is_missed_in_the_scores_of_its_subset_too(name):
+    spec = spec_of(name)
+    requests = ask_all(spec)
+    texts = next(cells(fixtures.known(name), len(requests)))
+    whole = names_by_sample(score(spec, answered(requests, texts)))
+    for failed in ([0], [len(requests) - 1], range(len(requests))):
+        answers = answered(requests, [None if i in failed else text for i, text in enumerate(texts)])
+        found = score(spec, answers)
+        assert names_by_sample(found) == whole
+        lost = {requests[i].sample_id for i in failed}
+        assert all((row.value is None) == (row.sample_id in lost) for row in found.samples)
+
+
 @NEEDS_JAVA
 def test_known_captions_score_what_is_known_and_corpus_scores_are_lmms_evals():
     from mmkv_bench.tables.known import aggregate_of

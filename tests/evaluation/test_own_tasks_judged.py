@@ -82,7 +82,11 @@ def test_references_with_events_are_not_extracted_again(spec, requests, server, 
 def test_without_a_judge_only_empty_answers_have_a_score(spec, requests):
     found = score(spec, answered(requests, known_texts()))
     assert values(found, "autodq_f1") == [None, None, None, None, 0.0]
-    assert set(found.not_judged) == {"autodq_f1", "autodq_precision", "autodq_recall"}
+    overall = {"autodq_f1", "autodq_precision", "autodq_recall"}
+    categories = {"animation", "live_action", "stock", "youtube"}  # the empty answer is tiktok's
+    assert set(found.not_judged) == overall | {f"{name}_{c}" for name in overall for c in categories} | {
+        "autodq_no_events"
+    }
     assert found.not_judged["autodq_f1"].startswith("not judged: 4 of 5 samples")
     assert "autodq_f1" not in found.aggregate
     assert all(row.parts == (0.0, 0.0, 1.0) for row in found.samples if row.metric == "autodq_f1")
@@ -92,6 +96,9 @@ def test_samples_that_failed_count_as_nothing_found(spec, requests, desk):
     found = score(spec, answered(requests, [*known_texts()[:4], None]), judge=desk())
     (failed,) = (row for row in found.samples if row.metric == "autodq_f1" and row.status == "oom")
     assert (failed.value, failed.parts) == (None, (0.0, 0.0, 1.0))
+    (of_category,) = (row for row in found.samples if row.metric == "autodq_f1_tiktok")
+    assert (of_category.value, of_category.status, of_category.parts) == (None, "oom", (0.0, 0.0, 1.0))
+    assert values(found, "autodq_no_events") == [0.0, 0.0, 0.0, 0.0, None]
     nothing = score(spec, answered(requests, [None] * 5), judge=desk())
     assert {row.parts for row in nothing.samples if row.metric == "autodq_f1"} == {(0.0, 0.0, 1.0)}
 
@@ -105,6 +112,24 @@ def test_a_judge_that_writes_something_else_leaves_its_sample_not_judged(spec, r
     found = score(spec, answered(requests, known_texts()), judge=desk(retries=1))
     assert [value is None for value in values(found, "autodq_f1")] == [False, True, False, False, False]
     assert "not judged: 1 of 5 samples" in found.not_judged["autodq_precision"]
+    for metric in ("autodq_f1_live_action", "autodq_recall_live_action"):  # the category of the one that is lost
+        assert values(found, metric) == [None] and metric in found.not_judged and metric not in found.aggregate
+    assert [value is None for value in values(found, "autodq_no_events")] == [False, True, False, False, False]
+    assert found.aggregate["autodq_f1_animation"] == pytest.approx(0.5)  # whole
+
+
+def test_where_less_is_better_failures_and_what_is_not_judged_leave_no_headline(spec, requests, server, desk):
+    import pandas as pd
+
+    from mmkv_bench.tables.metrics import headline
+    from mmkv_bench.tables.rows import gather
+
+    server.reply = lambda messages: "I cannot tell."
+    found = score(spec, answered(requests, known_texts()), judge=desk(retries=0))
+    rows = pd.DataFrame([row._asdict() | {"cell": "c"} for row in found.samples])
+    for metric in ("autodq_no_events", "autodq_f1_stock", "autodq_f1"):
+        made = headline(gather(rows[rows["metric"] == metric]), "dream1k", aggregate_of(metric), metric)
+        assert (made["value"], made["value_failures_zero"]) == (None, None)
 
 
 def test_a_reply_with_too_few_relations_is_asked_again(spec, requests, server, desk):
