@@ -147,7 +147,9 @@ class Config:
     shard: str = _key("0/1", "the part of each dataset this process takes, by cluster", "i/n with 0 <= i < n")
     out: str = _key("runs/default", "folder of the result rows", "a folder name")
     retry: Any = _key([], "failed rows to run again", RETRIES)
-    timeout_s: float | None = _key(None, "time limit of one answer [s]; null = none", "a number > 0 or null")
+    timeout_s: float | None = _key(
+        None, "time limit of one answer, and of each of its measures [s]; null = none", "a number > 0 or null"
+    )
     fidelity: str = _key("on", "compare every answer's distributions with full's, token by token", SWITCH)
     fork_batch: int = _key(16, "answers decoded together at most; 1 = no shared decoding", "a whole number >= 1")
     fork_memory: Any = _key(None, "memory cap of the forks' caches; null = none", "bytes, 512MiB, 2GiB, or null")

@@ -40,7 +40,7 @@ class Engine:
     Args:
         model: a supported model in eval mode. family: its facts. rules: how to decode. tokenizer: decodes answers.
         fork_batch: most forks decoded together; fork_memory: most bytes of gathered entries at a time (None: no cap).
-        timeout_s: limit for one fork's scoring or decoding (None: no limit).
+        timeout_s: limit for one fork's scoring or decoding, and for each of its measures (None: no limit).
         attention: `sdpa` or `eager`; the model's own when None.
     """
 
@@ -151,7 +151,9 @@ class Engine:
             done_with.clear()
         if not any(fork.cell.compressor.decoding for fork in forks):  # policies may start from the scores
             prefilled.scores.clear()
-        measuring = Measuring(self.model, prefilled, prompt, self.rules, self.tokenizer, extras, reserve, meter)
+        measuring = Measuring(
+            self.model, prefilled, prompt, self.rules, self.tokenizer, extras, reserve, meter, self.timeout_s
+        )
         for protocol in sorted({fork.cell.protocol for fork in [*whole, *forks]}):
             same = [fork for fork in whole if fork.cell.protocol == protocol]
             if same:

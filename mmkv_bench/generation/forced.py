@@ -6,6 +6,7 @@ stepping gives. Forks with a decode policy are stepped token by token, because e
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from mmkv_bench.compression.cache import CompressedCache
 from mmkv_bench.generation.prefill import Prefilled
+from mmkv_bench.generation.result import GenerationTimeout
 
 BLOCK_BYTES = 1 << 28  # of float32 logits in one forward pass
 BLOCK_LOGITS = 1 << 22  # compared at a time: 32 MiB as float64, of which `divergence` holds at most six at once
@@ -31,6 +33,7 @@ def forced(
     *,
     stepwise: bool = False,
     block: int | None = None,
+    deadline: float | None = None,
 ) -> Iterator[Tensor]:
     """Feed `tokens` to every row of `cache` and yield the logits that predict them.
 
@@ -39,9 +42,13 @@ def forced(
         prefilled: what was prefilled: positions and, under `paper`, the logits of the first token.
         prompt_ids: int64 `[1, T]` of the whole prompt. `strict` feeds its last token first, `query_agnostic` the question.
         stepwise: one token per forward pass. block: tokens per forward pass; as many as `BLOCK_BYTES` allow when None.
+        deadline: `time.monotonic()` after which no further pass begins.
 
     Yields:
         `[R, b, V]` in the model's dtype, blocks in order; together one row of logits per token.
+
+    Raises:
+        GenerationTimeout: past the deadline.
     """
     given = torch.tensor([list(tokens)], device=prompt_ids.device)
     lead = {"paper": given[:, :0], "strict": prompt_ids[:, -1:]}.get(protocol, prompt_ids[:, prefilled.length :])
@@ -53,6 +60,8 @@ def forced(
         block = 1 if stepwise else max(1, BLOCK_BYTES // (4 * rows * prefilled.logits.shape[-1]))
     start, unread = 0, max(lead.shape[1] - 1, 0)  # the logits of a question but its last token's predict nothing asked
     while start < fed.shape[1]:
+        if deadline is not None and time.monotonic() > deadline:
+            raise GenerationTimeout("measuring ran past timeout_s")
         stop = min(max(start, unread) + block, fed.shape[1])
         output = model(
             input_ids=fed[:, start:stop].expand(rows, -1),

@@ -6,13 +6,15 @@ construction. `full` itself, and cells that keep everything, are measured agains
 the forks' path, in half precision token by token: that is the noise floor. The negative log-likelihood of the dataset's
 reference answer is what PPL is made of.
 
-What goes wrong here, memory included, leaves the measure null and a line in the log; the answers stay.
+What goes wrong here, memory included, leaves the measure null and a line in the log; the answers stay. `timeout_s`
+holds for each measure of a batch by itself, beside the time of its answers, and is looked at between forward passes.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -64,9 +66,11 @@ class Measuring:
         extras: Extras,
         reserve: int,
         meter: Meter,
+        timeout_s: float | None = None,
     ):
         self.model, self.prefilled, self.prompt, self.rules, self.tokenizer = model, prefilled, prompt, rules, tokenizer
-        self.extras, self.reserve, self.meter = extras, reserve, meter
+        self.extras, self.reserve, self.meter, self.timeout_s = extras, reserve, meter, timeout_s
+        self.deadline: float | None = None  # of what is being measured
         # protocol -> full's answer and what it predicted: [n, V] in the model's dtype, in host memory
         self.answers: dict[str, tuple[list[int], Tensor]] = {}
 
@@ -143,7 +147,15 @@ class Measuring:
         self, cache: CompressedCache, rows: int, protocol: str, tokens: Sequence[int], stepwise: bool = False
     ) -> Iterator[Tensor]:
         return forced(
-            self.model, cache, rows, self.prefilled, protocol, self.prompt.input_ids, tokens, stepwise=stepwise
+            self.model,
+            cache,
+            rows,
+            self.prefilled,
+            protocol,
+            self.prompt.input_ids,
+            tokens,
+            stepwise=stepwise,
+            deadline=self.deadline,
         )
 
     def _fill_fidelity(
@@ -180,7 +192,9 @@ class Measuring:
     def _decoded(self, protocol: str) -> list[int]:
         """The full cache's greedy answer, where no cell of this run has it."""
         with borrow(self.prefilled, protocol == "strict") as cache:
-            answer = decode(self.model, cache, 1, self.prefilled, self.rules, protocol, self.prompt.input_ids)[0]
+            (answer,) = decode(
+                self.model, cache, 1, self.prefilled, self.rules, protocol, self.prompt.input_ids, self.deadline
+            )
         if answer.error is not None:
             raise answer.error
         return answer.tokens
@@ -189,7 +203,15 @@ class Measuring:
         pick = Sampler(seed, self.prompt.identity)
         with borrow(self.prefilled, protocol == "strict") as cache:
             (answer,) = decode(
-                self.model, cache, 1, self.prefilled, self.rules, protocol, self.prompt.input_ids, pick=pick
+                self.model,
+                cache,
+                1,
+                self.prefilled,
+                self.rules,
+                protocol,
+                self.prompt.input_ids,
+                self.deadline,
+                pick=pick,
             )
         if answer.error is not None:
             raise answer.error
@@ -206,6 +228,7 @@ class Measuring:
         """Keeps time and peaks of the run apart from what is measured inside; a fault there is logged and forgotten."""
         with self.meter.aside():
             failed = False
+            self.deadline = None if self.timeout_s is None else time.monotonic() + self.timeout_s
             try:
                 yield
             except Exception as error:  # noqa: BLE001 - a measure that is missing is no reason to lose an answer

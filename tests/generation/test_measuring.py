@@ -260,6 +260,40 @@ def test_times_and_limits_do_not_see_the_measuring(monkeypatch):
         assert (result.status, result.decode_s, result.tpot_s) == ("ok", 0.0, 0.0)
 
 
+def test_a_measure_that_runs_past_the_time_limit_is_missing_and_the_answers_stay(monkeypatch, caplog):
+    name = "qwen2_5_vl"
+    model, prompt = zoo.model(name), common.encoded(name)
+    for module in (engine, decode, forced, forks, prefill, measure, measuring):
+        monkeypatch.setattr(module, "time", faulty.CLOCK)
+    monkeypatch.setattr(forced, "BLOCK_BYTES", 4 * zoo.VOCABULARY * 2)  # two tokens of one row: three passes a measure
+    cells = common.full_cells(("paper",)) + [common.cell(common.registry()["snapkv"], b) for b in (5, 9)]
+    plain = common.together(model, name, prompt, cells)
+
+    def measured(seconds) -> list:
+        passes = []
+
+        def when(kwargs) -> bool:
+            if no_forced(kwargs):
+                faulty.CLOCK.now += seconds(len(passes))
+                passes.append(kwargs)
+            return False
+
+        with faulty.failing(model, when, faulty.oom):
+            results = common.together(model, name, prompt, cells, extras=EVERYTHING, timeout_s=50.0, fork_batch=1)
+        assert [answers(a) for a in results] == [answers(b) for b in plain]
+        assert {(result.status, result.decode_s) for result in results} == {("ok", 0.0)}
+        return [len(passes), *((r.forced_kl is not None, r.reference_nll is not None) for r in results)]
+
+    count, *found = measured(lambda number: 15.0)
+    assert count > 10 and found == [(True, True)] * 3, "the limit is of each measure and not of all together"
+    assert "could not be measured" not in caplog.text
+    _, *found = measured(lambda number: 100.0 * (number == count - 3))  # first pass of the last fork's reference
+    assert sorted(found) == [(True, False), (True, True), (True, True)]
+    _, *found = measured(lambda number: 100.0)
+    assert found == [(False, False)] * 3
+    assert "measuring ran past timeout_s" in caplog.text
+
+
 def test_sampled_answers_depend_on_seed_and_sample_alone():
     name = "internvl"
     model, prompt = zoo.model(name), common.encoded(name)
