@@ -75,7 +75,8 @@ def test_the_method_of_ones_own_runs_beside_the_others(tmp_path, monkeypatch):
 def test_there_are_commands_to_check():
     assert len(arguments("mmkv_bench")) >= 6
     assert len(arguments("mmkv_bench.tables")) >= 1 and len(arguments("mmkv_bench.launch")) >= 1
-    known = {"mmkv_bench", "mmkv_bench.tables", "mmkv_bench.launch", "mmkv_bench.check_method"}
+    known = {"mmkv_bench", *(f"mmkv_bench.{name}" for name in ("tables", "launch", "check_method"))}
+    known |= {"mmkv_bench.data", "mmkv_bench.models.visual_tokens"}
     assert {words[2] for words in COMMANDS if words[1] == "-m"} <= known
 
 
@@ -107,6 +108,18 @@ def test_every_table_command_of_readme_is_read(command):
     from mmkv_bench.tables.__main__ import parser
 
     assert parser().parse_args(command).rows == Path("runs/demo")
+
+
+@pytest.mark.parametrize(
+    ("module", "words"), [("mmkv_bench.data", "docvqa"), ("mmkv_bench.models.visual_tokens", "1,536 visual tokens")]
+)
+def test_the_commands_that_only_tell_something_tell_it(module, words, capsys):
+    from mmkv_bench import data
+    from mmkv_bench.models import prompt_size
+
+    (command,) = arguments(module)
+    {"mmkv_bench.data": data, "mmkv_bench.models.visual_tokens": prompt_size}[module].main(command)
+    assert words in capsys.readouterr().out
 
 
 def test_make_targets_of_readme_exist():
