@@ -66,7 +66,7 @@ def task_config(spec: TaskSpec) -> dict[str, Any]:
     path = task_file(spec)
     source = sources.source(spec, path)
     module = harness(spec.offline)
-    with module.quiet(), task_errors(spec.name), task_environment(spec.media_root):
+    with module.quiet(), task_errors(spec.name, folder=spec.dataset_path), task_environment(spec.media_root):
         config = module.load_config(path)
     if config.get("class") is not None:
         raise UnsupportedError(f"task {spec.name} is a Python class of lmms-eval; tasks defined by YAML can be run")
@@ -117,20 +117,32 @@ def _fetch(spec: TaskSpec, count: int | None) -> Documents:
             f"task {spec.name} reads data of a hub and is to stay offline, but huggingface_hub was imported online "
             "before; set HF_HUB_OFFLINE=1 in the environment to use what its cache holds, or say offline=false"
         )
-    with task_errors(spec.name), task_environment(spec.media_root), module.quiet():
+    with task_errors(spec.name, folder=spec.dataset_path), task_environment(spec.media_root), module.quiet():
         if read:
             full = read(Path(config["dataset_path"]), config)
             _require_split(spec, config.get("test_split") or config.get("validation_split"), full)
             bare = {name: docs.remove_columns(_media_columns(docs)) for name, docs in full.items()}
             task = module.GivenTask(config, full, bare)
         else:
-            task = module.FetchedTask(config, spec.offline)
+            task = module.FetchedTask(_with_pictures(spec, config), spec.offline)
     split = task.config.test_split or task.config.validation_split
     _require_split(spec, split, task.dataset)
     local_data.require_columns(spec.dataset, spec.columns, task.dataset[split].column_names)
     total = len(task.dataset[split])
     refs = _refs(spec, task.dataset[split], range(min(total, count or total)))
     return Documents(task.dataset, task.dataset_no_image, split, refs)
+
+
+def _with_pictures(spec: TaskSpec, config: dict[str, Any]) -> dict[str, Any]:
+    """The configuration with the features of local pictures that the files do not declare.
+
+    Only for datasets whose columns are known: a few of lmms-eval's other tasks want the plain bytes.
+    """
+    if not spec.dataset_path or not spec.columns or config["dataset_path"] != "parquet":
+        return config
+    kwargs = config["dataset_kwargs"]
+    features = local_data.picture_features([file for part in kwargs["data_files"].values() for file in part])
+    return config | {"dataset_kwargs": kwargs | {"features": features}} if features else config
 
 
 def _require_split(spec: TaskSpec, split: str, found: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ from mmkv_bench.errors import DataError, MMKVError
 from mmkv_bench.evaluation.contract import Request, SampleRef, TaskSpec
 from mmkv_bench.evaluation.documents import Documents, documents, generation_settings, task_config
 from mmkv_bench.evaluation.environment import harness, task_environment
-from mmkv_bench.evaluation.messages import Prompt, prompt_hash, to_prompt
+from mmkv_bench.evaluation.messages import Prompt, prompt_hash, stated, to_prompt
 from mmkv_bench.evaluation.task_errors import task_errors
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def generate(
             ref = docs.refs[instance.doc_id]
             if wanted is not None and not wanted(ref):
                 return ""
-            with task_errors(spec.name):
+            with task_errors(spec.name, folder=spec.dataset_path):
                 request = _request(spec, docs, ref, instance, settings)
                 if "ppl" in spec.measures and request.error is None:
                     request.reference = _reference(task, docs.bare[docs.split][ref.doc_id])
@@ -58,7 +58,8 @@ def generate(
                 return answer(request)
 
         respondent = module.Respondent(respond)
-        with task_errors(spec.name, ours=respondent.raised), task_environment(spec.media_root):
+        failures = task_errors(spec.name, ours=respondent.raised, folder=spec.dataset_path)
+        with failures, task_environment(spec.media_root):
             task = module.AskingTask(config, docs.full, docs.bare)
             module.run_loop(task, respondent, limit=len(docs.refs))
     return calls
@@ -91,7 +92,8 @@ def _request(spec: TaskSpec, docs: Documents, ref: SampleRef, instance: Instance
     try:
         prompt = to_prompt(doc_to_messages(docs.full[split][doc_id]), spec.name)
     except MEDIA_ERRORS as broken:
-        error = str(broken) if isinstance(broken, MMKVError) else f"sample {ref.sample_id} cannot be read: {broken!r}"
+        ours = isinstance(broken, MMKVError)
+        error = str(broken) if ours else f"sample {ref.sample_id} cannot be read: {stated(broken)}"
     found = "" if error else prompt_hash(prompt)
     if found != docs.prompt_hashes.setdefault(doc_id, found) and not error:
         raise DataError(

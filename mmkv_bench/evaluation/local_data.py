@@ -10,14 +10,18 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.errors import MissingDataError
+
+if TYPE_CHECKING:
+    import datasets
 
 MEDIA = "media"  # below a dataset's folder; stands for $HF_HOME, where tasks look for videos
 SAVED = "dataset_dict.json"
 SYNONYMS = (("validation", "val", "valid", "dev"), ("test", "testing", "eval", "evaluation"), ("train", "training"))
 OTHER_FILES = ("*.json", "*.jsonl", "*.csv", "*.arrow", "*.txt")  # left to the builders of `datasets`
+OTHER_MEDIA = ("video", "audio")  # in the names of columns whose {bytes, path} are no pictures
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,47 @@ def require_columns(dataset: str, wanted: Iterable[str], found: Iterable[str]) -
             f"the data of {dataset} lack column{'s' * (len(missing) > 1)} {', '.join(missing)}, which its task reads; "
             f"they have {', '.join(found)}; give data in the upstream schema"
         )
+
+
+def count_rows(files: Sequence[Path]) -> int:
+    """Rows of parquet files, from their footers."""
+    import pyarrow.parquet as pq
+
+    return sum(pq.read_metadata(file).num_rows for file in files)
+
+
+def require_rows(files: LocalFiles, rows: int | None) -> None:
+    """Raise MissingDataError for a split whose number of `rows` is known to be 0."""
+    if rows == 0:
+        raise MissingDataError(f"split {files.split} of {files.folder} has no rows; give the upstream files")
+
+
+def picture_features(files: Sequence[str]) -> datasets.Features | None:
+    """Features that make pictures of the columns which hold them as plain {bytes, path}, or as lists of these.
+
+    Files that `datasets` wrote say which columns are pictures; those of pandas or pyarrow do not, and the task would get
+    dicts. None where every such column is declared. As in `datasets`, the first file's schema is that of all.
+    """
+    import pyarrow.parquet as pq
+    from datasets import Features, Image, List
+
+    features = Features.from_arrow_schema(pq.read_schema(files[0]))
+    found: dict[str, Any] = {}
+    for name, feature in features.items():
+        if any(word in name.lower() for word in OTHER_MEDIA):
+            continue
+        if _holds_picture(feature):
+            found[name] = Image()
+        elif isinstance(feature, List) and _holds_picture(feature.feature):
+            found[name] = List(Image())
+    return Features({**features, **found}) if found else None
+
+
+def _holds_picture(feature: Any) -> bool:
+    if not isinstance(feature, dict) or set(feature) != {"bytes", "path"}:
+        return False
+    kinds = {name: getattr(value, "dtype", None) for name, value in feature.items()}
+    return kinds["bytes"] in ("binary", "large_binary") and kinds["path"] in ("string", "large_string", "null")
 
 
 def _listed(folder: Path, config: str | None, split: str) -> list[Path]:

@@ -6,6 +6,7 @@ import functools
 import hashlib
 import json
 import os
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -70,6 +71,15 @@ def _image(medium: Any, task: str) -> Image.Image:
 def _reason(error: Exception) -> str:
     """Without the path, which is a machine's."""
     return getattr(error, "strerror", None) or str(error).partition(" '")[0] or type(error).__name__
+
+
+def stated(error: BaseException) -> str:
+    """An exception in words that are the same in every run: without addresses of objects in memory."""
+    from PIL import UnidentifiedImageError
+
+    if isinstance(error, UnidentifiedImageError):
+        return "an image does not decode (UnidentifiedImageError)"
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(error))
 
 
 def _video(medium: Any, part: dict[str, Any], task: str) -> Any:

@@ -45,7 +45,7 @@ def source(spec: TaskSpec, path: Path) -> dict[str, Any]:
         path: the YAML file.
 
     Raises:
-        MissingDataError: data that are not there, of another split, truncated, without a column or without videos.
+        MissingDataError: data that are not there, of another split, truncated, without a column, rows or without videos.
     """
     if spec.is_pages or not spec.dataset_path:
         return {}
@@ -62,6 +62,7 @@ def source(spec: TaskSpec, path: Path) -> dict[str, Any]:
     files = local_data.find(folder, config.get("dataset_name"), split)
     if files.files:
         local_data.require_columns(spec.dataset, spec.columns, local_data.columns(files.files))
+        local_data.require_rows(files, local_data.count_rows(files.files))
     _require_videos(spec, config.get("dataset_kwargs") or {})
     return files.source()
 

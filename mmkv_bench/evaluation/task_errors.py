@@ -6,13 +6,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from mmkv_bench.errors import DataError, MissingDataError, MMKVError, ScoringError
+from mmkv_bench.evaluation.messages import stated
 
 
 @contextmanager
-def task_errors(task: str, ours: Callable[[BaseException], bool] = lambda error: False) -> Iterator[None]:
+def task_errors(
+    task: str, ours: Callable[[BaseException], bool] = lambda error: False, folder: str | None = None
+) -> Iterator[None]:
     """Loading and asking: a DataError instead of any exception, and instead of an exit of the process.
 
     ours: exceptions that are not the task's and pass unchanged.
+    folder: the local folder that the data are read from, if they are.
     """
     try:
         yield
@@ -25,9 +29,14 @@ def task_errors(task: str, ours: Callable[[BaseException], bool] = lambda error:
     except (Exception, SystemExit) as error:
         if ours(error):
             raise
+        todo = (
+            f"its data are those of {folder}, which have to be whole and of the upstream schema, types included"
+            if folder
+            else "give its data as a local folder with data.root=... or dataset_path=..., take data=fixture for a trial, "
+            "or allow connections with offline=false"
+        )
         raise MissingDataError(
-            f"lmms-eval's task {task} cannot be loaded: {root_cause(error)!r}; give its data as a local folder "
-            "with data.root=... or dataset_path=..., take data=fixture for a trial, or allow connections with offline=false"
+            f"lmms-eval's task {task} cannot be loaded: {stated(root_cause(error))}; {todo}"
         ) from error
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from mmkv_bench.errors import ConfigError, DataError, UnsupportedError
 from mmkv_bench.evaluation import generate, generation_settings, sample_refs, spec_from_config
-from mmkv_bench.evaluation.messages import Prompt, prompt_hash
+from mmkv_bench.evaluation.messages import Prompt, prompt_hash, stated
 from mmkv_bench.tiny.pages import make_sample
 from tests.evaluation.conftest import ask_all, pages
 
@@ -197,6 +197,29 @@ def test_a_damaged_picture_is_that_samples_error_and_the_rest_goes_on(picture_ta
         "q3",
     ]
     assert requests[2].images[0].mode == "RGB"
+
+
+def test_bytes_that_are_no_picture_are_the_same_words_in_every_run(picture_task, tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    spec = picture_task()
+    file = next((tmp_path / "pictures").rglob("*.parquet"))
+    table = pq.read_table(file)
+    rows = table["image"].to_pylist()
+    broken = pa.array(
+        [rows[0]] + [{"bytes": b"no picture", "path": None}] * (len(rows) - 1), table.schema.field("image").type
+    )
+    pq.write_table(table.set_column(0, table.schema.field("image"), broken), file)
+    errors = [[request.error for request in ask_all(spec)] for _ in range(2)]
+    assert errors[0] == errors[1]
+    why = "cannot be read: an image does not decode (UnidentifiedImageError)"
+    assert errors[0] == [None, *(f"sample {spec.dataset}-{i:06d} {why}" for i in (1, 2, 3))]
+
+
+def test_what_a_row_says_of_an_exception_has_no_address(tmp_path):
+    assert stated(ValueError(f"{object()} is odd")) == "ValueError('<object object> is odd')"
+    assert stated(OSError(5, "bad")) == "OSError(5, 'bad')"
 
 
 def test_samples_with_equal_pictures_or_an_equal_field_share_a_cluster(picture_task):
