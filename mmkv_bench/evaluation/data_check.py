@@ -148,17 +148,13 @@ def _files(found: Found, spec: TaskSpec, folder: Path, name: str | None, split: 
         if files.kind == "saved":
             _saved(found, folder / split)
         elif files.kind == "parquet":
-            import pyarrow.parquet as pq
-
-            found.columns = local_data.columns(files.files)
-            found.rows = sum(pq.read_metadata(file).num_rows for file in files.files)
+            found.columns, found.rows = local_data.columns(files.files), local_data.count_rows(files.files)
             found.files, found.bytes = len(files.files), sum(file.stat().st_size for file in files.files)
         else:
             found.notes.append("files that `datasets` converts itself; their columns show when they are loaded")
         if found.columns is not None:
             local_data.require_columns(spec.dataset, spec.columns, found.columns)
-        if found.rows == 0:
-            raise MissingDataError(f"split {split} of {folder} has no rows; give the upstream files")
+        local_data.require_rows(files, found.rows)
     except MissingDataError as error:
         found.missing.append(str(error))
 
@@ -196,12 +192,17 @@ def _media(
         found.media = f"{sum(1 for file in videos.rglob('*') if file.is_file())} files in {videos}"
         return
     endings = [template["ending"] or "", *re.findall(r"\.\w+", template["others"])]
-    absent = [i for i in ids if not any((home / f"{template['before']}{i}{end}").is_file() for end in endings)]
-    found.media = f"{len(ids) - len(absent)} of {len(ids)} videos in {videos}"
-    if absent:
-        names = ", ".join(absent[:SHOWN]) + (", ..." if len(absent) > SHOWN else "")
-        problems = found.missing if len(absent) == len(ids) else found.notes
-        problems.append(f"{len(absent)} of {len(ids)} videos are missing ({names}); their samples become errors")
+    files = {i: [home / f"{template['before']}{i}{end}" for end in endings] for i in ids}
+    files = {i: next((path for path in paths if path.is_file()), None) for i, paths in files.items()}
+    absent = [i for i, path in files.items() if path is None]
+    empty = [i for i, path in files.items() if path is not None and path.stat().st_size == 0]
+    useless = len(absent) + len(empty)
+    found.media = f"{len(ids) - useless} of {len(ids)} videos in {videos}"
+    problems = found.missing if useless == len(ids) else found.notes
+    for names, state in ((absent, "missing"), (empty, "empty files")):
+        if names:
+            shown = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
+            problems.append(f"{len(names)} of {len(ids)} videos are {state} ({shown}); their samples become errors")
 
 
 def _ids(folder: Path, name: str | None, split: str, column: str) -> list[str] | None:
