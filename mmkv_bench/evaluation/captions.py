@@ -3,7 +3,7 @@
 All scorers are pycocoevalcap's, over its tokeniser (both are Java programs). Per sample:
 
 - CIDEr (Vedantam et al. 2015) with the inverse document frequencies of the references of all documents of the
-  dataset, whether they were answered or not; ROUGE-L. The corpus value is the mean of both.
+  dataset, whether they were asked and answered or not; ROUGE-L. The corpus value is the mean of both.
 - BLEU and METEOR (1.5) are no means: a sample has its own score, and `parts` that corpus scores are made of again
   (tables/known.py): words, words of the closest reference, right n-grams, n-grams; and METEOR's 23 counts.
 """
@@ -49,8 +49,12 @@ def holds_caption(value: Any) -> bool:
     return isinstance(value, Mapping) and {"answer", "pred"} <= value.keys() and isinstance(value["answer"], list)
 
 
-def caption_scores(kinds: Iterable[str], captions: Mapping[int, Captioned]) -> dict[str, dict[int, CaptionScore]]:
+def caption_scores(
+    kinds: Iterable[str], captions: Mapping[int, Captioned], others: Mapping[int, Captioned] | None = None
+) -> dict[str, dict[int, CaptionScore]]:
     """kind -> document -> score, of all documents in `captions`.
+
+    others: the rest of the dataset, which counts in CIDEr's document frequencies and has no scores.
 
     Raises ScoringError without Java.
     """
@@ -74,7 +78,10 @@ def caption_scores(kinds: Iterable[str], captions: Mapping[int, Captioned]) -> d
     if "CIDEr" in kinds:
         from pycocoevalcap.cider.cider import Cider
 
-        scored["CIDEr"] = _means(Cider(), references, given)
+        beside = others or {}
+        every = references | _tokens({doc: captioned.references for doc, captioned in beside.items()})
+        of_all = _means(Cider(), every, _tokens(dict.fromkeys(beside, (EMPTY,))) | given)
+        scored["CIDEr"] = {doc: of_all[doc] for doc in references}
     failed = [doc for doc, captioned in captions.items() if captioned.caption is None]
     for of_kind in scored.values():
         for doc in failed:

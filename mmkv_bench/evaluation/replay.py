@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numbers
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import chdir, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.errors import DataError
 from mmkv_bench.evaluation.captions import Captioned, caption_scores, holds_caption, kind_of
 from mmkv_bench.evaluation.contract import SampleRef, TaskSpec
-from mmkv_bench.evaluation.documents import Documents, task_config
+from mmkv_bench.evaluation.documents import Documents, documents, task_config
 from mmkv_bench.evaluation.environment import harness, task_environment
 from mmkv_bench.evaluation.extract import BESIDE, sample_value
 from mmkv_bench.evaluation.judges import refuse_other_judges
@@ -28,6 +28,11 @@ if TYPE_CHECKING:
 
 JAVA_FOR_EACH = (
     "lmms-eval starts Java for each caption metric: it aggregates only those that the dataset's `metrics` name"
+)
+
+OTHER_FREQUENCIES = (
+    "lmms-eval's CIDEr has the document frequencies of the documents asked, ours those of the whole dataset: they compare "
+    "where the whole dataset is asked"
 )
 
 
@@ -153,13 +158,19 @@ class Replay:
             names = {name: kind_of(name.partition(",")[0]) for name in self.captions if name.partition(",")[2] == own}
             given = self.captions[next(iter(names))]
             every = {ref.doc_id: given.get(ref.doc_id) or self._without_caption(ref.doc_id) for ref in self.docs.refs}
-            scored = caption_scores(names.values(), every)
+            others = {doc_id: self._without_caption(doc_id) for doc_id in self._unasked(names.values())}
+            scored = caption_scores(names.values(), every, others)
             for name, kind in names.items():
                 for doc_id, (value, parts) in scored[kind].items():
                     if value is not None:
                         self.values.setdefault(doc_id, {})[name] = value
                     if parts is not None:
                         self.parts.setdefault(doc_id, {})[name] = parts
+
+    def _unasked(self, kinds: Collection[str | None]) -> range:
+        """The documents behind those of this cell, which CIDEr's document frequencies are of as well."""
+        asked = len(self.docs.refs)
+        return range(asked, len(documents(self.spec, None).refs) if "CIDEr" in kinds else asked)
 
     def _score_pairs(self) -> None:
         """Scores of pairs of samples, for both of them; pairs are of documents, whether both are answered or not."""
@@ -179,7 +190,7 @@ class Replay:
         for metric, raw in self.task.scored(doc_id, [""]).items():
             if kind_of(metric) and holds_caption(raw):
                 return Captioned(None, tuple(raw["answer"]))
-        raise DataError(f"sample {self.docs.refs[doc_id].sample_id} of task {self.spec.name} has no reference captions")
+        raise DataError(f"document {doc_id} of task {self.spec.name} has no reference captions")
 
     def _costs_more_than_it_tells(self, metric: str) -> bool:
         """Caption metrics beside the headline: ours are made of the same programs, which start once for all of them."""
@@ -196,6 +207,10 @@ class Replay:
                 found[metric if len(self.task.filter_names) == 1 else key] = float(value)
         if self.task.aggregates:
             self.unaggregated |= dict.fromkeys(self.task.left_out, JAVA_FOR_EACH)
+        of_part = [name for name in self.captions if kind_of(base(name)) == "CIDEr" and self._unasked(["CIDEr"])]
+        for name in found.keys() & of_part:
+            del found[name]
+            self.unaggregated[name] = OTHER_FREQUENCIES
         for metric, error in self.task.aggregation_errors.items():
             self.unaggregated[metric] = f"lmms-eval's aggregation failed: {error!r}"
         return found

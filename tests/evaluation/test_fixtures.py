@@ -143,6 +143,27 @@ def test_known_captions_score_what_is_known_and_corpus_scores_are_lmms_evals():
 
 
 @NEEDS_JAVA
+def test_cider_of_a_sample_does_not_depend_on_how_many_samples_its_cell_has():
+    node = node_of("vatex") | {"metrics": ["vatex_CIDEr"]}
+    spec = spec_from_config("vatex", node, {"source": "fixture", "root": None})
+    requests = ask_all(spec)
+    texts = [
+        "The red circle goes right.",
+        "A blue box goes up and back.",
+        "a green disc",
+        "a yellow spot stays put",
+        "",
+    ]
+    whole = score(spec, answered(requests, texts))
+    begun = score(spec, answered(requests[:2], texts[:2]), limit=2)
+    assert values(begun, "vatex_CIDEr") == pytest.approx(values(whole, "vatex_CIDEr")[:2], abs=1e-12)
+    assert 0.0 < values(begun, "vatex_CIDEr")[1] < 10.0
+    assert whole.aggregate["vatex_CIDEr"] == pytest.approx(np.mean(values(whole, "vatex_CIDEr")), abs=1e-9)
+    assert "vatex_CIDEr" not in begun.aggregate and "whole dataset" in begun.unaggregated["vatex_CIDEr"]
+    assert begun.reason is None
+
+
+@NEEDS_JAVA
 def test_captions_are_scored_where_one_has_no_answer_over_the_references_of_all_and_line_ends_move_none():
     from pycocoevalcap.cider.cider import Cider
 
