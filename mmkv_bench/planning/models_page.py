@@ -25,8 +25,8 @@ FRAMES = 32
 EXERCISED = (
     "What was run where: hub weights of these models nowhere by this project, which has no access to them; their loading "
     "path with checkpoints saved from random weights (tests/models). Random weights: every file's shape was built and its "
-    "parameters counted against the checkpoint's (tests/models/test_shapes.py); one model of each family answered every "
-    "dataset with every method, cut to two layers (`make matrix`, results/matrix)."
+    "parameters counted against the checkpoint's (tests/models/test_shapes.py); which families, cut to two layers, answered "
+    "which datasets with which methods stands in [results/matrix](../results/matrix/README.md) (`make matrix`)."
 )
 
 
