@@ -166,7 +166,7 @@ def _methods(base: Sequence[str], out: Path, model: str) -> tuple[list[str], lis
             methods = build_methods(single, method_defaults(bases(single)), calibrations)
             validate_combinations(single, family, methods)
         except MMKVError as error:
-            refused.append((name, str(error)))
+            refused.append((name, str(error).replace(f"{out}/", "runs/matrix/")))  # no machine's path in the grid
         else:
             chosen.append(name)
     return chosen, refused
