@@ -83,8 +83,12 @@ def run(config: DictConfig) -> int:
 def unanswered(config: DictConfig) -> int:
     """How many samples of the run some cell has no row for: 0 when every process of a split run did its part."""
     store = Store(Path(config.out).expanduser())
-    _, _, parts, _, _ = _plan(config)
-    return sum(part.missing(store) for part in parts)
+    return sum(part.missing(store) for part in planned(config))
+
+
+def planned(config: DictConfig) -> list[Part]:
+    """The parts of a run with their cells, in the order of its datasets; nothing is generated."""
+    return _plan(config)[2]
 
 
 # ---------------------------------------------------------------------- planning

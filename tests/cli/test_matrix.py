@@ -6,9 +6,9 @@ import json
 
 from omegaconf import OmegaConf
 
-from mmkv_bench import matrix
 from mmkv_bench.config import conf_dir, options
-from mmkv_bench.matrix import Line, csv, main, read, render
+from mmkv_bench.matrix.__main__ import FAMILIES, datasets, main
+from mmkv_bench.matrix.grid import Line, as_csv, read, render
 from mmkv_bench.models.families import family_of
 from mmkv_bench.models.source import Source
 from mmkv_bench.planning.compose import compose
@@ -34,7 +34,7 @@ def test_every_registered_method_is_in_the_grid():
 
 
 def test_every_dataset_is_in_the_grid_but_the_mix_and_the_users_choice():
-    assert set(options("dataset")) - set(matrix.datasets()) == {"pages", "lmms_eval"}
+    assert set(options("dataset")) - set(datasets()) == {"pages", "lmms_eval"}
 
 
 def test_every_family_with_a_shape_has_a_model_in_the_grid():
@@ -44,7 +44,7 @@ def test_every_family_with_a_shape_has_a_model_in_the_grid():
         return found.name, found.text_model_type
 
     shaped = [n for n in options("model") if OmegaConf.load(conf_dir() / "model" / f"{n}.yaml").get("shape")]
-    assert {family(name) for name in shaped} == {family(name) for name in matrix.FAMILIES}
+    assert {family(name) for name in shaped} == {family(name) for name in FAMILIES}
 
 
 def test_a_cell_counts_what_is_ok_and_names_a_reason_by_its_letter():
@@ -71,6 +71,6 @@ def test_a_hole_without_a_reason_is_a_failure(tmp_path, capsys):
 
 
 def test_the_file_has_one_line_per_cell():
-    lines = csv(LINES).splitlines()
+    lines = as_csv(LINES).splitlines()
     assert lines[0] == "model,dataset,method,result,reason,fallbacks"
     assert lines[3] == "a,docvqa,sparsemm,refused,no calibration," and len(lines) == 1 + len(LINES)

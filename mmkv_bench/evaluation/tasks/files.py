@@ -86,6 +86,12 @@ def media_file(name: str) -> str:
     return os.path.join(os.environ["HF_HOME"], name)
 
 
+def video_then(doc: dict[str, Any], text: str) -> list[dict[str, Any]]:
+    """The chat message of a document with one video: the video, then the text."""
+    content = [{"type": "video", "url": media_file(doc["video"])}, {"type": "text", "text": text}]
+    return [{"role": "user", "content": content}]
+
+
 def picture(name: str) -> Image.Image:
     """A medium that is an image, decoded. Raises DataError for one that is missing or damaged."""
     from PIL import Image

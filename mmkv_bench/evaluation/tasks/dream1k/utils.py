@@ -5,7 +5,7 @@ from __future__ import annotations
 from mmkv_bench.evaluation.judging.client import JudgeError, ask
 from mmkv_bench.evaluation.tasks.dream1k import autodq
 from mmkv_bench.evaluation.tasks.dream1k.reading import read_videos
-from mmkv_bench.evaluation.tasks.files import media_file
+from mmkv_bench.evaluation.tasks.files import media_file, video_then
 
 
 def read(folder, config):
@@ -15,8 +15,7 @@ def read(folder, config):
 
 def doc_to_messages(doc, lmms_eval_specific_kwargs=None):
     """The video, then the request to describe it."""
-    video = {"type": "video", "url": media_file(doc["video"])}
-    return [{"role": "user", "content": [video, {"type": "text", "text": doc_to_text(doc, lmms_eval_specific_kwargs)}]}]
+    return video_then(doc, doc_to_text(doc, lmms_eval_specific_kwargs))
 
 
 def doc_to_visual(doc):

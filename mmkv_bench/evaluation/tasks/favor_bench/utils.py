@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mmkv_bench.evaluation.tasks.favor_bench.choice import chosen, released
 from mmkv_bench.evaluation.tasks.favor_bench.reading import read_questions
-from mmkv_bench.evaluation.tasks.files import media_file
+from mmkv_bench.evaluation.tasks.files import media_file, video_then
 
 
 def read(folder, config):
@@ -14,8 +14,7 @@ def read(folder, config):
 
 def doc_to_messages(doc, lmms_eval_specific_kwargs=None):
     """The video, then the question with its options."""
-    video = {"type": "video", "url": media_file(doc["video"])}
-    return [{"role": "user", "content": [video, {"type": "text", "text": doc_to_text(doc, lmms_eval_specific_kwargs)}]}]
+    return video_then(doc, doc_to_text(doc, lmms_eval_specific_kwargs))
 
 
 def doc_to_visual(doc):
