@@ -265,5 +265,5 @@ def _fill(
     result.token_ids, result.n_tokens = tokens, len(tokens)
     result.finish_reason = rules.finish(output.sequences, len(tokens))
     result.answer = rules.text(tokens, result.finish_reason, tokenizer)
-    first = 1 if cell.protocol == "paper" else 0
-    result.tokens_from_compressed = 0 if cell.keeps_all(length) else max(len(tokens) - first, 0)
+    from_full = len(tokens) if cell.keeps_all(length) else cell.tokens_from_full
+    result.tokens_from_compressed = max(len(tokens) - from_full, 0)

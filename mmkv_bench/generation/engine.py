@@ -247,7 +247,8 @@ class Engine:
         result.finish_reason = answer.finish
         result.answer = self.rules.text(answer.tokens, answer.finish, self.tokenizer)
         first = 1 if fork.cell.protocol == "paper" else 0
-        result.tokens_from_compressed = 0 if fork.index is None else max(result.n_tokens - first, 0)
+        from_full = result.n_tokens if fork.index is None else fork.cell.tokens_from_full
+        result.tokens_from_compressed = max(result.n_tokens - from_full, 0)
         result.entries_end = answer.entries
         if answer.entries is None:
             result.entries_end = result.entries_resident + result.entries_appended + (result.n_tokens - 1) * heads

@@ -46,6 +46,12 @@ class CellSpec:
         """The prompt's full cache is used as it is."""
         return not self.evicts(length) and not self.compressor.quantises
 
+    @property
+    def tokens_from_full(self) -> int:
+        """How many of an answer's tokens are the full cache's: the first one under `paper`, more of a policy that waits."""
+        policy = self.compressor.decoding
+        return max(int(self.protocol == "paper"), 0 if policy is None else policy.tokens_from_full)
+
 
 @dataclass
 class ForkResult:

@@ -354,6 +354,7 @@ def test_reducing_late_within_the_budget_keeps_the_budget():
     for fork in common.assert_forks_equal_alone(model, name, prompt, cells):
         new = fork.n_tokens - 2  # after the first answer token, which was a candidate; the last one is never fed
         assert fork.entries_end == (12 + new) * heads and fork.entries_resident > fork.entries_asked
+        assert fork.tokens_from_compressed == new  # the first two are the full cache's under every protocol
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -64,12 +64,14 @@ class DecodePolicy(ABC):
         idle: with these parameters nothing happens while decoding (may be a property); the method runs as if it had no
             policy.
         moves_queries: ``query_positions`` is overridden; such forks decode alone (may be a property).
+        tokens_from_full: so many tokens of an answer are the full cache's, whatever the protocol.
     """
 
     quantises: bool = False
     retrieves: bool = False
     idle: bool = False
     moves_queries: bool = False
+    tokens_from_full: int = 0
 
     @abstractmethod
     def layer(self, start: Start) -> CompressedLayer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from mmkv_bench.compression.allocators.entropy import Entropy
 from mmkv_bench.compression.cache import CompressedLayer
@@ -49,6 +49,8 @@ class Late(DecodePolicy):
     reducer: Reducer
     when: Literal["prefill_end", "first_step"] = "first_step"
     prior: bool = True
+
+    tokens_from_full: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         if self.when not in ("prefill_end", "first_step"):
