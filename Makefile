@@ -43,13 +43,15 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-# Every row and table below results/tiny/{methods,readings,ablations}; continues where it was interrupted, hours on two cores.
+# Every row and table below results/tiny/{methods,readings,ablations,mmshift_ablations}; continues where it was interrupted, hours on two cores.
 results: $(STAMP)
 	for size in small large; do for name in methods readings; do \
 		$(BIN)/python -m mmkv_bench.launch processes=2 experiment=$$name page_size=$$size fork_batch=64 || exit 1; \
 	done; done
-	$(BIN)/python -m mmkv_bench.launch processes=2 experiment=ablations fork_batch=64
-	for name in methods readings ablations; do \
+	for name in ablations mmshift_ablations; do \
+		$(BIN)/python -m mmkv_bench.launch processes=2 experiment=$$name fork_batch=64 || exit 1; \
+	done
+	for name in methods readings ablations mmshift_ablations; do \
 		$(BIN)/python -m mmkv_bench.tables results/tiny/$$name > results/tiny/$$name/tables.md || exit 1; \
 		$(BIN)/python -m mmkv_bench.store.pack results/tiny/$$name || exit 1; \
 	done
