@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from mmkv_bench.errors import CalibrationError, UnsupportedError, nearest
+from mmkv_bench.errors import CalibrationError, nearest
 
 if TYPE_CHECKING:
     from PIL import Image
-    from torch import Tensor
 
+    from mmkv_bench.models.token_boxes import Box
     from mmkv_bench.tiny.layout import Document
 
 SPLITS = ("train", "dev")
@@ -75,42 +76,28 @@ def _key_cells(document: Document) -> dict[str, Cell]:
     return {key: tuple(int(axis[0]) for axis in (document.grids == ord(key)).nonzero()) for key in document.entries}
 
 
-def visual_tokens(cells: Sequence[Cell], grid: tuple[int, int], merged: Sequence[tuple[int, int]]) -> list[int]:
+def visual_tokens(cells: Sequence[Cell], grid: tuple[int, int], boxes: Sequence[Box | None]) -> list[int]:
     """Numbers (from 0, in prompt order) of the visual tokens that show any part of the given cells.
+
+    A family that gives a page whole and in tiles shows a cell in both, and the tokens of both count. The list is empty
+    where the family cuts the cells away (LLaVA-1.5 takes the middle of a page).
 
     Args:
         cells: of one answer character or several; grid: rows and columns of cells of every image.
-        merged: rows and columns of visual tokens of every image, which cover it evenly.
+        boxes: of every visual token, see `token_boxes`.
     """
-    starts = [sum(rows * columns for rows, columns in merged[:image]) for image in range(len(merged))]
     found = set()
     for image, row, column in cells:
-        rows, columns = merged[image]
-        down, right = _overlap(row, grid[0], rows), _overlap(column, grid[1], columns)
-        found |= {starts[image] + y * columns + x for y in down for x in right}
+        top, bottom = Fraction(row, grid[0]), Fraction(row + 1, grid[0])
+        left, right = Fraction(column, grid[1]), Fraction(column + 1, grid[1])
+        found |= {
+            number
+            for number, box in enumerate(boxes)
+            if box is not None
+            and box.image == image
+            and box.top < bottom
+            and box.bottom > top
+            and box.left < right
+            and box.right > left
+        }
     return sorted(found)
-
-
-def _overlap(index: int, cells: int, tokens: int) -> range:
-    """Which of `tokens` equal parts of a line touch part `index` of `cells` equal ones."""
-    return range(index * tokens // cells, -(-(index + 1) * tokens // cells))
-
-
-def token_grids(inputs: dict[str, Tensor], model: Any, visual: int) -> list[tuple[int, int]]:
-    """Rows and columns of visual tokens of every image, from what the processor says.
-
-    Args:
-        inputs: of one prompt; model: whose vision tower merges patches; visual: visual tokens of the prompt.
-
-    Raises:
-        UnsupportedError: a family whose visual tokens are no even grid over each image.
-    """
-    grids, merge = inputs.get("image_grid_thw"), getattr(model.config.vision_config, "spatial_merge_size", None)
-    if grids is not None and merge:
-        found = [(int(h) // merge, int(w) // merge) for _, h, w in grids.tolist()]
-        if sum(rows * columns for rows, columns in found) == visual:
-            return found
-    raise UnsupportedError(
-        f"the visual tokens of {type(model).__name__} are no even grid over each image, so a glyph's tokens are unknown; "
-        "visual head scores can be measured for the Qwen-VL families"
-    )

@@ -5,6 +5,10 @@ full cache; for each of its tokens a head scores a hit when the key it attends t
 show that token's characters. A hit adds 1 / (number of these visual tokens); a head's score is its sum per sample,
 averaged over the samples. Only one row of attention per answer token is ever computed.
 
+Which tokens show a character follows from how the model's family cuts images up (models/token_boxes.py). Where a page is
+given whole and in tiles, the tokens of both count. An answer token whose characters are cut away altogether has no visual
+token and cannot be hit: it is left out and counted.
+
 Paper and code: both read 1000 images of rendered text (SynthDog) and let the model write what it reads; the release then
 credits a token only if exactly one text box of the image contains it. Pages tell each character's own cell, so every
 token of the true answer counts, also where the same digit stands elsewhere.
@@ -13,17 +17,32 @@ token of the true answer counts, also where the same digit stands elsewhere.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.calibrate.observing import read_layers, with_answer
-from mmkv_bench.calibrate.samples import Page, token_grids, visual_tokens
+from mmkv_bench.calibrate.samples import Cell, Page, visual_tokens
 from mmkv_bench.compression.observation import Needs
+from mmkv_bench.errors import CalibrationError
 from mmkv_bench.generation.encode import encode
+from mmkv_bench.models.token_boxes import token_boxes
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from mmkv_bench.models.load import LoadedModel
+
+WORD_MARK = "\u2581"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One sample: hits, one row of query heads per layer; answer tokens that pages tell the place of; those of them that
+    no visual token shows."""
+
+    hits: list[list[float]]
+    tokens: int
+    hidden: int
 
 
 def head_hits(query: Tensor, key: Tensor, regions: Sequence[Sequence[int]]) -> Tensor:
@@ -72,24 +91,56 @@ def layer_hits(
     ]
 
 
-def measure(loaded: LoadedModel, page: Page, settings: Mapping[str, Any]) -> list[list[float]]:
-    """Hits of one sample: one row of query heads per layer."""
+def answer_cells(tokenizer: Any, page: Page) -> tuple[list[int], list[list[Cell]]]:
+    """Token ids of the answer, and per token the cells that show its characters; none for a token without characters.
+
+    Llama's tokenizers put a word mark in front that may be a token of its own; it is said to span the first character,
+    which is the next token's.
+    """
+    told = tokenizer(page.answer, add_special_tokens=False, return_offsets_mapping=True)
+    pieces = tokenizer.convert_ids_to_tokens(told["input_ids"])
+    cells = [
+        [] if piece == WORD_MARK else [cell for character in page.sources[start:end] for cell in character]
+        for piece, (start, end) in zip(pieces, told["offset_mapping"], strict=True)
+    ]
+    return told["input_ids"], cells
+
+
+def measure(loaded: LoadedModel, page: Page, settings: Mapping[str, Any]) -> Measured:
+    """Hits of one sample.
+
+    Raises:
+        UnsupportedError: a model without images, or one whose visual tokens' places are unknown.
+    """
     import torch
 
     prompt = encode(loaded.processor, loaded.family, page.sample_id, page.messages(), page.images, device=loaded.device)
     visual = prompt.types[0].nonzero().flatten().tolist()
-    merged = token_grids(prompt.inputs, loaded.model, len(visual))
-    told = loaded.tokenizer(page.answer, add_special_tokens=False, return_offsets_mapping=True)
-    regions = []
-    for start, end in told["offset_mapping"]:
-        cells = [cell for character in page.sources[start:end] for cell in character]
-        regions.append([visual[number] for number in visual_tokens(cells, page.grid, merged)])
-    answer = torch.tensor(told["input_ids"], device=prompt.input_ids.device)
-    return layer_hits(loaded.model, prompt.inputs, prompt.types, answer, regions)
+    sizes = [image.size for image in page.images]
+    boxes = token_boxes(loaded.model.config, loaded.processor, prompt.inputs, sizes, len(visual))
+    ids, cells = answer_cells(loaded.tokenizer, page)
+    regions = [[visual[number] for number in visual_tokens(shown, page.grid, boxes)] for shown in cells]
+    hidden = sum(bool(shown) and not region for shown, region in zip(cells, regions, strict=True))
+    answer = torch.tensor(ids, device=prompt.input_ids.device)
+    hits = layer_hits(loaded.model, prompt.inputs, prompt.types, answer, regions)
+    return Measured(hits, sum(map(bool, cells)), hidden)
 
 
-def summarise(found: Sequence[list[list[float]]], settings: Mapping[str, Any], kv_heads: int) -> dict[str, Any]:
-    """The artefact's data from `measure` of every sample: ``{"scores": [[one per query head] per layer], "kv_heads"}``."""
-    count = len(found)
-    scores = [[sum(heads) / count for heads in zip(*layers, strict=True)] for layers in zip(*found, strict=True)]
-    return {"scores": scores, "kv_heads": kv_heads}
+def summarise(found: Sequence[Measured], settings: Mapping[str, Any], kv_heads: int) -> dict[str, Any]:
+    """The artefact's data from `measure` of every sample: ``{"scores": [[one per query head] per layer], "kv_heads"}``.
+
+    Where a page's cut hid answer tokens, also ``"hidden": {"tokens", "of"}``: how many, of all that pages tell the place of.
+
+    Raises:
+        CalibrationError: no answer token is shown by any visual token.
+    """
+    tokens, hidden = sum(one.tokens for one in found), sum(one.hidden for one in found)
+    if hidden == tokens:
+        raise CalibrationError(
+            f"no visual token shows any of the {tokens} answer tokens of {len(found)} pages, so every score would be 0: the "
+            "model's processor cuts these places away; choose other pages (--kinds, --size)"
+        )
+    count, samples = len(found), [one.hits for one in found]
+    scores = [[sum(heads) / count for heads in zip(*layers, strict=True)] for layers in zip(*samples, strict=True)]
+    data: dict[str, Any] = {"scores": scores, "kv_heads": kv_heads}
+    return data | ({"hidden": {"tokens": hidden, "of": tokens}} if hidden else {})

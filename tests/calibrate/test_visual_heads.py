@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
-from mmkv_bench.calibrate.samples import page, pages, token_grids, visual_tokens
-from mmkv_bench.calibrate.sparsemm import head_hits, layer_hits, measure, summarise
+from mmkv_bench.calibrate.__main__ import main
+from mmkv_bench.calibrate.artefact import load
+from mmkv_bench.calibrate.samples import Page, page, pages, visual_tokens
+from mmkv_bench.calibrate.sparsemm import Measured, answer_cells, head_hits, layer_hits, measure, summarise
+from mmkv_bench.compression.allocators.head_scores import HeadScores
 from mmkv_bench.errors import CalibrationError, UnsupportedError
+from mmkv_bench.models.fingerprint import folder_fingerprint
 from mmkv_bench.models.load import load_model
+from mmkv_bench.models.source import Source
+from mmkv_bench.models.token_boxes import token_boxes
 from mmkv_bench.tiny import WEIGHTS
 from mmkv_bench.tiny.pages import TASKS, make_page
 from tests import zoo
 from tests.generation import common
+from tests.models.shapes import small
 from tests.oracles import sparsemm as oracle
 
 FAMILIES = ("qwen2_5_vl", "llava_next", "internvl")
@@ -91,7 +101,9 @@ def test_a_page_scores_what_the_embedded_models_attention_says(embedded, kind):
     from mmkv_bench.generation.encode import encode
 
     sample = page(kind, "small", "train", 3)
-    got = measure(embedded, sample, {})
+    measured = measure(embedded, sample, {})
+    got = measured.hits
+    assert (measured.tokens, measured.hidden) == (len(sample.answer), 0)
     prompt = encode(embedded.processor, embedded.family, "page", sample.messages(), sample.images)
     ids = embedded.tokenizer(sample.answer, add_special_tokens=False)["input_ids"]
     first, side = int(prompt.types[0].nonzero()[0]), sample.grid[0] * sample.grid[1] + 2  # an image and its two markers
@@ -135,7 +147,8 @@ def test_the_cells_of_an_answer_show_its_characters(kind, size):
 
 @pytest.mark.parametrize(("grid", "merged"), [((4, 6), (4, 6)), ((4, 6), (2, 3)), ((4, 6), (8, 6)), ((4, 6), (3, 5))])
 def test_a_cells_tokens_are_those_that_overlap_it(grid, merged):
-    """Against the overlap of intervals on both axes, in fractions of the image."""
+    """Against the overlap of intervals on both axes of an even grid over each image, in whole numbers."""
+    boxes = even_boxes([merged, merged])
     for image in (0, 1):
         for row in range(grid[0]):
             for column in range(grid[1]):
@@ -148,17 +161,121 @@ def test_a_cells_tokens_are_those_that_overlap_it(grid, merged):
                     and x * grid[1] < (column + 1) * merged[1]
                     and (x + 1) * grid[1] > column * merged[1]
                 ]
-                assert visual_tokens([(image, row, column)], grid, [merged, merged]) == want
+                assert visual_tokens([(image, row, column)], grid, boxes) == want
     if merged == grid:
-        assert visual_tokens([(1, 2, 3), (0, 0, 1), (0, 0, 1)], grid, [merged, merged]) == [1, 24 + 15]
+        assert visual_tokens([(1, 2, 3), (0, 0, 1), (0, 0, 1)], grid, boxes) == [1, 24 + 15]
+    assert visual_tokens([(0, 0, 0)], grid, [None, *boxes, None])[0] == 1, "a newline shows nothing"
 
 
-def test_families_without_a_grid_are_refused():
-    model, prompt = zoo.model("llava_next"), common.encoded("llava_next")
-    with pytest.raises(UnsupportedError, match="LlavaNext.* are no even grid over each image.*Qwen-VL families"):
-        token_grids(prompt.inputs, model, prompt.visual_tokens)
-    model, prompt = zoo.model("qwen2_5_vl"), common.encoded("qwen2_5_vl")
-    assert token_grids(prompt.inputs, model, prompt.visual_tokens) == [(4, 4), (2, 2)]
+def even_boxes(merged: list[tuple[int, int]]):
+    """Boxes of Qwen2.5-VL's tokens, from a stand-in for its inputs: rows and columns of 2x2 patches of every image."""
+    grids = torch.tensor([[1, 2 * rows, 2 * columns] for rows, columns in merged])
+    visual = sum(rows * columns for rows, columns in merged)
+    config = zoo.config("qwen2_5_vl")
+    return token_boxes(config, None, {"image_grid_thw": grids}, [(9, 9)] * len(merged), visual)
+
+
+# ---------------------------------------------------------------- other families
+
+
+@pytest.fixture(scope="module")
+def cropping():
+    """LLaVA-1.5, which sees the middle square of a page."""
+    return Source.of(small("llava_v1_5_7b", layers=2)).load()
+
+
+def wide(sources, answer: str = "384") -> Page:
+    """A page of one row of four cells, twice as wide as high, so that LLaVA-1.5 sees cells 1 and 2 alone."""
+    return Page("wide", [Image.new("RGB", (672, 336), (200, 90, 30))], "A?", answer, sources, (1, 4))
+
+
+def test_characters_that_are_cut_away_are_left_out_and_counted(cropping):
+    seen, unseen = ((0, 0, 1),), ((0, 0, 3),)
+    both, all_seen = (measure(cropping, wide((seen, second, seen)), {}) for second in (unseen, seen))
+    assert (both.tokens, both.hidden, all_seen.tokens, all_seen.hidden) == (3, 1, 3, 0)
+    data = summarise([both, all_seen], {}, 2)
+    assert data["hidden"] == {"tokens": 1, "of": 6}
+    assert all(math.isfinite(score) for row in data["scores"] for score in row)
+    assert set(summarise([all_seen], {}, 2)) == {"scores", "kv_heads"}
+
+
+def test_a_word_mark_of_its_own_shows_no_character():
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.BPE({"<unk>": 0, "\u2581": 1, "3": 2, "8": 3, "4": 4}, [], unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    tokenizer, sources = PreTrainedTokenizerFast(tokenizer_object=words), (((0, 0, 1),), ((0, 0, 2),), ((0, 0, 3),))
+    assert tokenizer("384", return_offsets_mapping=True)["offset_mapping"][:2] == [(0, 1), (0, 1)], (
+        "so the trap is there"
+    )
+    assert answer_cells(tokenizer, wide(sources)) == ([1, 2, 3, 4], [[], [(0, 0, 1)], [(0, 0, 2)], [(0, 0, 3)]])
+
+
+def test_a_character_that_is_also_shown_elsewhere_is_not_hidden(cropping):
+    twice = ((0, 0, 0), (0, 0, 2))
+    assert measure(cropping, wide((twice, twice, twice)), {}).hidden == 0
+
+
+def test_pages_that_show_no_answer_at_all_are_refused(cropping):
+    unseen = ((0, 0, 0),)
+    lost = measure(cropping, wide((unseen, unseen, unseen)), {})
+    assert lost.hidden == lost.tokens > 0 and not any(map(any, lost.hits))
+    with pytest.raises(CalibrationError, match="no visual token shows any of the .* answer tokens of 2 pages"):
+        summarise([lost, lost], {}, 2)
+    one_seen = Measured(lost.hits, tokens=1, hidden=0)
+    assert summarise([lost, one_seen], {}, 2)["hidden"] == {"tokens": lost.tokens, "of": lost.tokens + 1}
+
+
+@pytest.mark.parametrize("name", ["llava_v1_5_7b", "llava_v1_6_mistral_7b", "internvl3_2b"])
+def test_the_left_half_of_a_page_scores_what_the_models_own_attention_says(name):
+    """Its tokens by hand: 24 or 16 columns of the whole, and in LLaVA-NeXT 48 rows of 48 columns and a newline behind."""
+    from mmkv_bench.generation.encode import encode
+
+    made, left = Source.of(small(name, layers=2)).load(), ((0, 0, 0),)
+    noise = torch.randint(0, 255, (448, 448, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(4)).numpy()
+    sample = Page("half", [Image.fromarray(noise)], "A?", "384", (left, left, left), (1, 2))
+    prompt = encode(made.processor, made.family, "half", sample.messages(), sample.images)
+    side = 16 if name == "internvl3_2b" else 24
+    half = [row * side + column for row in range(side) for column in range(side // 2)]
+    if name == "llava_v1_6_mistral_7b":
+        half += [side * side + row * 49 + column for row in range(48) for column in range(24)]
+    visual = prompt.types[0].nonzero().flatten()
+    region = visual[half].tolist()
+    ids = made.tokenizer("384", add_special_tokens=False)["input_ids"]
+    longer = dict(prompt.inputs, input_ids=torch.cat([prompt.input_ids, torch.tensor([ids[:-1]])], 1))
+    longer = {key: value for key, value in longer.items() if key in ("input_ids", "pixel_values", "image_sizes")}
+    rows = stock_attention(made.model, longer, 3)
+    measured = measure(made, sample, {})
+    assert measured.hits == [pytest.approx(oracle.hits(layer, [region] * 3)) for layer in rows]
+    assert any(map(any, measured.hits)), "no head hits, so nothing is compared"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["llava_v1_5_7b", "llava_v1_6_vicuna_7b", "llava_v1_6_mistral_7b", "llava_onevision_7b", "llava_video_7b",
+     "internvl3_2b"],
+)  # fmt: skip
+def test_the_command_measures_every_family_and_the_method_takes_what_it_writes(name, tmp_path, capsys):
+    """A narrow model, saved and measured as any checkpoint."""
+    saved, file = tmp_path / "model", tmp_path / "artefact.json"
+    made = Source.of(small(name, layers=2)).load()
+    made.model.save_pretrained(saved)
+    made.processor.save_pretrained(saved)
+    kinds = ["lookup"] if name == "llava_v1_6_vicuna_7b" else ["lookup", "mi_lookup"]  # four pages exceed its context
+    words = ["sparsemm", "--path", str(saved), "--name", "mine", "--dtype", "float32", "--samples", "2"]
+    assert main([*words, "--kinds", *kinds, "--out", str(file)]) == 0, capsys.readouterr().err
+    data = load("sparsemm", str(file), "mine", folder_fingerprint(saved)).data
+    assert data["kv_heads"] == made.family.num_kv_heads
+    assert [len(row) for row in data["scores"]] == [made.family.num_query_heads] * 2
+    assert all(math.isfinite(score) and score >= 0 for row in data["scores"] for score in row)
+    caps = HeadScores(calibration=data).model_caps(64, 1000, 2, data["kv_heads"])
+    assert sum(map(sum, caps)) == 64 * 2 * data["kv_heads"] or not any(map(any, data["scores"]))
+
+
+def test_a_model_without_images_is_refused():
+    with pytest.raises(UnsupportedError, match="takes no images; choose a model of a family that does"):
+        measure(Source.of(small("llama_3_8b", layers=1)).load(), page("lookup", "small", "train", 0), {})
 
 
 def test_calibration_reads_no_test_pages():
