@@ -36,7 +36,7 @@ def render(arguments: argparse.Namespace) -> str:
     from mmkv_bench.tables.build import build
     from mmkv_bench.tables.fidelity import GROUP, fidelity_markdown, names
     from mmkv_bench.tables.latex import latex
-    from mmkv_bench.tables.macro import group_markdown, group_tables, groups_of
+    from mmkv_bench.tables.macro import gate_configs, group_markdown, group_tables, groups_of
     from mmkv_bench.tables.raw import csv_cells, csv_pairs
     from mmkv_bench.tables.render import markdown
     from mmkv_bench.tables.rows import load
@@ -54,7 +54,8 @@ def render(arguments: argparse.Namespace) -> str:
     if arguments.groups:
         if arguments.format != "md":
             raise ConfigError(f"--groups prints markdown, not {arguments.format}; leave out --format")
-        return group_markdown(group_tables(tables, groups_of(rows)), intervals=not arguments.no_interval)
+        means = group_tables(tables, groups_of(rows), gate_configs(rows))
+        return group_markdown(means, intervals=not arguments.no_interval)
     if arguments.format == "csv":
         return csv_pairs(tables) if arguments.pairs else csv_cells(tables)
     write = markdown if arguments.format == "md" else latex

@@ -45,7 +45,7 @@ def find(config: str, dataset: str, metric: str) -> Gate | None:
         (
             entry
             for entry in (values.get("model") or {}).get("gates") or []
-            if (entry["dataset"], entry["metric"]) == (dataset, metric)
+            if (entry.get("dataset"), entry.get("metric")) == (dataset, metric)
         ),
         None,
     )
@@ -54,10 +54,20 @@ def find(config: str, dataset: str, metric: str) -> Gate | None:
         if tolerance is None:
             tolerance = printed["tolerance"] / printed.get("scale", 1) if printed else 0.01
         return Gate(float(asked["expected"]), float(tolerance), 1.0, "gate.expected")
-    if printed is None:
-        return None
-    tolerance = printed["tolerance"] if asked.get("tolerance") is None else asked["tolerance"]
-    return Gate(float(printed["expected"]), float(tolerance), float(printed.get("scale", 1)), printed["source"])
+    return None if printed is None else _printed(printed, asked)
+
+
+def find_group(config: str, group: str) -> Gate | None:
+    """The gate of a group of datasets (`MileBench T-1`): the mean that the model's file has for it, else None."""
+    values = json.loads(config)
+    gates = (values.get("model") or {}).get("gates") or []
+    printed = next((entry for entry in gates if entry.get("group") == group), None)
+    return None if printed is None else _printed(printed, _asked(values))
+
+
+def _printed(entry: Mapping[str, Any], asked: Mapping[str, Any]) -> Gate:
+    tolerance = entry["tolerance"] if asked.get("tolerance") is None else asked["tolerance"]
+    return Gate(float(entry["expected"]), float(tolerance), float(entry.get("scale", 1)), entry["source"])
 
 
 def verdict(gate: Gate | None, value: float | None, n: int, transformers: str) -> str:

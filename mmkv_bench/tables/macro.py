@@ -8,19 +8,21 @@ its ends are the roots of the sums of the squared distances of the datasets, ove
 in Medicine 27, 2008). So a group of one dataset has that dataset's interval, and scores of all zeros have a width.
 
 Which groups a dataset belongs to stands in its configuration, which the rows hold: `about.groups` of
-conf/dataset/<name>.yaml is {benchmark: {group: number of the group's datasets}}. The first of its `metrics` counts.
+conf/dataset/<name>.yaml is {benchmark: {group: number of the group's datasets}}. The first of its `metrics` counts. What
+papers print for the full cache is in `gates` of conf/model/<name>.yaml; below a table stands which gates `full` passes.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from mmkv_bench.errors import ConfigError, StoreError
 from mmkv_bench.tables.compare import paired
+from mmkv_bench.tables.gates import find_group, gates_of, verdict
 from mmkv_bench.tables.known import Pooled, is_share
 from mmkv_bench.tables.metrics import aggregator_of
 from mmkv_bench.tables.notes import FIXTURE
@@ -61,6 +63,7 @@ class GroupTable:
     against    the same minus the mean of `full`; none for `full` itself
     absent     group -> (datasets with a table, datasets), for the groups that lack one
     fixture    the data are of our own making
+    gates      sentences on the groups for which a paper prints the full cache's mean
     """
 
     benchmark: str
@@ -73,6 +76,7 @@ class GroupTable:
     against: dict[tuple[str, str], Mean]
     absent: dict[str, tuple[int, int]]
     fixture: bool
+    gates: tuple[str, ...] = ()
 
 
 def groups_of(rows: Rows) -> list[Group]:
@@ -99,8 +103,19 @@ def groups_of(rows: Rows) -> list[Group]:
     return [Group(*key, *value) for key, value in sorted(found.items())]
 
 
-def group_tables(tables: Sequence[Table], groups: Sequence[Group]) -> list[GroupTable]:
+def gate_configs(rows: Rows) -> dict[str, str]:
+    """Model -> the configuration of one of its cells, where it knows of gates."""
+    pairs = rows.cells[["model", "config"]].drop_duplicates().itertuples(index=False)
+    return {model: config for model, config in pairs if gates_of(config)}
+
+
+def group_tables(
+    tables: Sequence[Table], groups: Sequence[Group], configs: Mapping[str, str] | None = None
+) -> list[GroupTable]:
     """Tables by benchmark, context, kind of budget and budget, out of the datasets' tables (see `build`).
+
+    Args:
+        configs: of models, whose gates the tables tell (`gate_configs`).
 
     Raises:
         StoreError: a dataset with two tables, of different data or settings.
@@ -115,8 +130,27 @@ def group_tables(tables: Sequence[Table], groups: Sequence[Group]) -> list[Group
             for axis in sorted({table.axis for table in alike} - {"none"}) or ["none"]:
                 of_axis = _by_dataset([table for table in alike if table.axis in (axis, "none")], axis)
                 for budget in _budgets(of_axis.values()):
-                    made.append(_group_table(dict(context), axis, budget, of_axis, own))
+                    table = _group_table(dict(context), axis, budget, of_axis, own)
+                    known = (configs or {}).get(table.context["model"])
+                    made.append(table if known is None else replace(table, gates=_gates(known, table, of_axis, own)))
     return made
+
+
+def _gates(config: str, table: GroupTable, tables: Mapping[str, Table], groups: Sequence[Group]) -> tuple[str, ...]:
+    """A sentence for each group for which a paper prints what `full` scores."""
+    if table.fixture:
+        return ()
+    sentences = []
+    for group in groups:
+        gate = find_group(config, f"{group.benchmark} {group.name}")
+        if gate is None:
+            continue
+        mean = table.means.get((BASELINE, group.name))
+        entries = _entries(tables, list(group.metrics), BASELINE, "") if mean else None
+        n = sum(entry.scores.n for entry in entries or ())
+        told = verdict(gate, mean.value if mean else None, n, table.context["transformers"])
+        sentences.append(f"{group.name}: {told}")
+    return tuple(sentences)
 
 
 def _context(table: Table) -> tuple[tuple[str, str], ...]:
@@ -216,6 +250,7 @@ def _markdown(table: GroupTable, intervals: bool) -> str:
     if table.absent:
         lacking = ", ".join(f"{name} ({here} of {size} datasets)" for name, (here, size) in table.absent.items())
         notes.append(f"not complete: {lacking}.")
+    notes += table.gates
     blocks += ["\n".join(f"- {note}" for note in notes)] if notes else []
     return "\n\n".join(blocks) + "\n"
 

@@ -35,12 +35,18 @@ def test_every_model_of_the_issue_runs_or_says_why_not():
         (("  licence: ", "  license: "), "says nothing under about.licence"),
         (("dataset: needle", "dataset: neelde"), "has a gate of neelde, which is not in conf/dataset"),
         (("metric: needle_recall, ", ""), "a gate has the keys dataset, metric, expected"),
+        (
+            ("group: LongBench all", "group: LongBench most"),
+            "has a gate of LongBench most, which is not in conf/dataset",
+        ),
+        (("group: LongBench all, ", "group: LongBench all, metric: x, "), "a gate has the keys group, expected"),
     ],
 )
 def test_a_file_that_does_not_say_enough_is_refused(tmp_path, monkeypatch, change, words):
     source = (conf_dir() / "model" / "llama_3_8b.yaml").read_text()
     assert change[0] in source
     (tmp_path / "model").mkdir()
+    (tmp_path / "dataset").symlink_to(conf_dir() / "dataset")
     (tmp_path / "model" / "llama_3_8b.yaml").write_text(source.replace(*change))
     monkeypatch.setattr(models_page, "conf_dir", lambda: tmp_path)
     with pytest.raises(ConfigError, match=words):

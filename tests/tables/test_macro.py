@@ -12,7 +12,7 @@ from mmkv_bench.errors import ConfigError, StoreError
 from mmkv_bench.tables.__main__ import main
 from mmkv_bench.tables.build import build
 from mmkv_bench.tables.intervals import wilson
-from mmkv_bench.tables.macro import Group, GroupTable, Mean, group_markdown, group_tables, groups_of, mean
+from mmkv_bench.tables.macro import Group, GroupTable, Mean, gate_configs, group_markdown, group_tables, groups_of, mean
 from tests.tables.examples import Example, zeros_and_ones
 
 CONFIG = json.dumps(
@@ -152,6 +152,43 @@ def test_markdown_has_a_line_a_method_and_a_column_a_group() -> None:
     alone = Example()
     alone.add("full", None, [1.0, 0.0], dataset="walk")
     assert group_markdown(made(alone)).splitlines()[-1] == "- not complete: G (1 of 2 datasets)."
+
+
+@pytest.mark.parametrize(("expected", "word"), [(50.4, "passed"), (51.6, "failed")])
+def test_a_printed_mean_of_the_full_cache_is_held_against_the_groups(expected: float, word: str) -> None:
+    gates = [
+        {"group": name, "expected": expected, "tolerance": 1.0, "scale": 100, "source": "Table 1"}
+        for name in ("Bench G", "Bench H", "Other G")
+    ]
+    example = two_datasets()
+    for cell in example.cells:
+        cell["config"] = json.dumps(json.loads(CONFIG) | {"model": {"gates": gates}})
+    rows = example.rows()
+    low, high = group_tables(build(rows), groups_of(rows), gate_configs(rows))
+    assert low.gates == high.gates
+    of_g, of_h = low.gates
+    goal = f"expected {expected} +- 1 (Table 1)"
+    assert of_g.startswith(f"G: gate {word}: full scores 50, {goal}; n=120, transformers 5.23")  # 30/40 and 20/80
+    assert of_h.startswith(f"H: gate failed: full scores 25, {goal}; n=80, transformers 5.23")
+    assert f"- {of_g}\n- {of_h}\n" in group_markdown([low])
+    cut = Example()
+    cut.add("full", None, zeros_and_ones(30, 40), dataset="walk", config=example.cells[0]["config"])
+    rows = cut.rows()
+    (table,) = group_tables(build(rows), groups_of(rows), gate_configs(rows))
+    assert table.gates == (
+        f"G: gate not run: full has no headline here to hold against {goal.removeprefix('expected ')}.",
+    )
+
+
+def test_made_data_have_no_gate() -> None:
+    example = Example()
+    datasets = {"walk_fixture": {"metrics": ["exact_match"], "about": {"groups": {"Bench": {"G": 1}}}}}
+    gate = {"group": "Bench G", "expected": 75, "tolerance": 1.0, "scale": 100, "source": "Table 1"}
+    config = json.dumps({"datasets": datasets, "model": {"gates": [gate]}})
+    example.add("full", None, zeros_and_ones(30, 40), dataset="walk_fixture", config=config)
+    rows = example.rows()
+    (table,) = group_tables(build(rows), groups_of(rows), gate_configs(rows))
+    assert table.means["full", "G"].value == 0.75 and table.gates == ()
 
 
 def test_the_command_prints_them(tmp_path, capsys) -> None:
