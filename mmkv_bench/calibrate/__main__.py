@@ -40,6 +40,8 @@ def parser() -> argparse.ArgumentParser:
         one.add_argument("--threads", type=int, default=1, help="torch threads; bit-identical results need the same")
         one.add_argument("--out", type=Path, help="file (default: conf/calibration/<name>/<method>.json)")
         if name == "prefixkv":
+            one.add_argument("--text", type=Path, help="instead of pages: a text file, or a folder of *.txt files")
+            one.add_argument("--tokens", type=int, default=2048, help="of each passage of --text (default: 2048)")
             one.add_argument("--delta", type=float, default=0.0, help="tolerance of the search, in layers (default: 0)")
             one.add_argument("--steps", type=int, default=0, help="fixed number of halvings (default: until exact)")
         if name == "hybridkv":

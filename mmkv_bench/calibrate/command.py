@@ -1,16 +1,18 @@
-"""One calibration from beginning to end: load the model, read the pages one by one, write the artefact."""
+"""One calibration from beginning to end: load the model, read the samples one by one, write the artefact."""
 
 from __future__ import annotations
 
 import importlib
 import time
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import mmkv_bench
 from mmkv_bench.calibrate.artefact import Artefact, committed, save
-from mmkv_bench.calibrate.samples import page, pages
+from mmkv_bench.calibrate.passages import described, passages
+from mmkv_bench.calibrate.samples import Page, page, pages
 from mmkv_bench.config import Model, conf_dir
 from mmkv_bench.config import options as config_options
 from mmkv_bench.errors import CalibrationError, nearest
@@ -18,6 +20,8 @@ from mmkv_bench.models import unavailable
 
 if TYPE_CHECKING:
     import argparse
+
+    from mmkv_bench.models.load import LoadedModel
 
 OWN_SETTINGS = {"prefixkv": ("delta", "steps"), "sparsemm": (), "hybridkv": ("top", "quantile"), "mmshift": ()}
 SHOW_EVERY = 10.0  # seconds
@@ -37,13 +41,8 @@ def measured(options: argparse.Namespace) -> Artefact:
     import torch
 
     from mmkv_bench.models.source import Source
-    from mmkv_bench.tiny.pages import TASKS
 
-    kinds = list(options.kinds or TASKS)
-    for kind in kinds:
-        if kind not in TASKS:
-            raise CalibrationError(f"--kinds {kind} is no kind of page; {nearest(kind, TASKS)}")
-    plan = pages(kinds, options.size, options.split, options.samples)
+    dataset = _dataset(options)
     source = Source.of(_model(options))
     name = source.settings.name
     committed(options.method, name)  # a name that auto could not look up is refused before any work
@@ -54,26 +53,70 @@ def measured(options: argparse.Namespace) -> Artefact:
     method = importlib.import_module(f"mmkv_bench.calibrate.{options.method}")
     settings: dict[str, Any] = {name: getattr(options, name) for name in OWN_SETTINGS[options.method]}
     found, samples, started, shown = [], [], time.monotonic(), time.monotonic()
-    for number, place in enumerate(plan, 1):
-        sample = page(*place)
+    for number, sample in enumerate(_samples(options, loaded), 1):
         found.append(method.measure(loaded, sample, settings))
         samples.append(sample.sample_id)
         if time.monotonic() - shown > SHOW_EVERY:
             shown = time.monotonic()
-            left = (shown - started) / number * (len(plan) - number)
-            print(f"{number}/{len(plan)} pages, about {left:.0f} s left", flush=True)
+            left = (shown - started) / number * (options.samples - number)
+            print(f"{number}/{options.samples} samples, about {left:.0f} s left", flush=True)
     return Artefact.make(
         method=options.method,
         model=name,
         model_fingerprint=fingerprint,
         model_revision=revision,
-        dataset=f"{options.size} {options.split} pages of the kinds {', '.join(kinds)}, in turn",
+        dataset=dataset,
         samples=samples,
         settings=settings | {"samples": len(samples), "dtype": loaded.dtype},
         versions={name: metadata.version(name) for name in ("torch", "transformers")}
         | {"mmkv_bench": mmkv_bench.__version__},
         data=method.summarise(found, settings, loaded.family.num_kv_heads),
     )
+
+
+def _dataset(options: argparse.Namespace) -> str:
+    """What is read, in words.
+
+    Raises:
+        CalibrationError: a kind of page that does not exist, pages and text at once, or no text.
+    """
+    if _text(options) is not None:
+        if options.kinds:
+            raise CalibrationError("--kinds chooses among pages and --text takes their place; give one of the two")
+        return described(options.text, options.tokens)
+    kinds = _kinds(options)
+    pages(kinds, options.size, options.split, options.samples)
+    return f"{options.size} {options.split} pages of the kinds {', '.join(kinds)}, in turn"
+
+
+def _samples(options: argparse.Namespace, loaded: LoadedModel) -> Iterator[Page]:
+    """What is measured, one after the other.
+
+    Raises:
+        CalibrationError: pages for a model that reads no images.
+    """
+    if _text(options) is not None:
+        yield from passages(loaded.tokenizer, options.text, options.tokens, options.samples)
+        return
+    if not loaded.family.multimodal:
+        instead = "give --text <folder with *.txt files>" if "text" in options else "choose a multimodal model"
+        raise CalibrationError(f"{loaded.family.name} reads no images, and pages are images; {instead}")
+    for place in pages(_kinds(options), options.size, options.split, options.samples):
+        yield page(*place)
+
+
+def _text(options: argparse.Namespace) -> Path | None:
+    return getattr(options, "text", None)
+
+
+def _kinds(options: argparse.Namespace) -> list[str]:
+    from mmkv_bench.tiny.pages import TASKS
+
+    kinds = list(options.kinds or TASKS)
+    for kind in kinds:
+        if kind not in TASKS:
+            raise CalibrationError(f"--kinds {kind} is no kind of page; {nearest(kind, TASKS)}")
+    return kinds
 
 
 def _model(options: argparse.Namespace) -> Any:

@@ -46,16 +46,25 @@ def run_model(model: str, names: Sequence[str], out: Path) -> list[Line]:
 
 
 def _calibrations(model: str, folder: Path) -> tuple[list[str], dict[str, str]]:
-    """Overrides that give calibrated methods an artefact of this random model, measured on one page; and method -> why
-    its measurement was refused."""
+    """Overrides that give calibrated methods an artefact of this random model, measured on one page or piece of text; and
+    method -> why its measurement was refused."""
     from mmkv_bench.calibrate.__main__ import parser
     from mmkv_bench.calibrate.command import run as calibrate
+    from mmkv_bench.evaluation import fixtures
+    from mmkv_bench.models.families import family_of
+    from mmkv_bench.models.source import Source
+    from mmkv_bench.planning.compose import compose
 
+    config = compose(["experiment=matrix", f"model={model}"])
+    sees = family_of(Source.of(config.model).hf_config()).multimodal
     words, refused = [], {}
     for measured, methods in CALIBRATED.items():
         file = folder / f"{measured}.json"
         shape = ["--model", model, "--weights", "random", "--layers", "2", "--dtype", "bfloat16"]
-        command = [measured, *shape, "--samples", "1", "--kinds", "lookup", "--out", str(file)]
+        read = ["--kinds", "lookup"]
+        if not sees and measured == "prefixkv":
+            read = ["--text", str(fixtures.folder("needle") / "haystack"), "--tokens", "1000"]
+        command = [measured, *shape, "--samples", "1", *read, "--out", str(file)]
         try:
             if not file.is_file():
                 calibrate(parser().parse_args(command))
