@@ -29,6 +29,8 @@ class TaskSpec:
     include_path  a folder with tasks of one's own in lmms-eval's YAML format; its names go before lmms-eval's
     measures      what is measured besides the task's metrics: `ppl` of the reference answer, `self_rouge` against
                   answers of full sampled at temperature 0.2
+    placeholders  what the word <image> in the task's text is: `interleave` (an image stands there), `remove` (nothing:
+                  images stay before the text), None (text like any other)
     media_root    local folder that stands for $HF_HOME where a task expects its videos; None = $HF_HOME itself
     fixture       the data are small ones of our own making, so that scores mean nothing
     columns       columns of the data that the task reads; data without one of them are refused
@@ -47,6 +49,7 @@ class TaskSpec:
     include_path: str | None = None
     cluster_key: str | None = None
     measures: tuple[str, ...] = ()
+    placeholders: str | None = None
     media_root: str | None = None
     fixture: bool = False
     columns: tuple[str, ...] = ()

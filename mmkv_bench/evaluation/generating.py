@@ -12,7 +12,7 @@ from mmkv_bench.errors import DataError, MMKVError
 from mmkv_bench.evaluation.contract import Request, SampleRef, TaskSpec
 from mmkv_bench.evaluation.documents import Documents, documents, generation_settings, task_config
 from mmkv_bench.evaluation.environment import harness, task_environment
-from mmkv_bench.evaluation.messages import Prompt, prompt_hash, stated, to_prompt
+from mmkv_bench.evaluation.messages import Prompt, prompt_hash, stated, to_prompt, with_placeholders
 from mmkv_bench.evaluation.task_errors import task_errors
 
 if TYPE_CHECKING:
@@ -91,6 +91,7 @@ def _request(spec: TaskSpec, docs: Documents, ref: SampleRef, instance: Instance
     prompt, error = Prompt([], [], []), None
     try:
         prompt = to_prompt(doc_to_messages(docs.full[split][doc_id]), spec.name)
+        prompt = with_placeholders(prompt, spec.placeholders, spec.dataset)
     except MEDIA_ERRORS as broken:
         ours = isinstance(broken, MMKVError)
         error = str(broken) if ours else f"sample {ref.sample_id} cannot be read: {stated(broken)}"

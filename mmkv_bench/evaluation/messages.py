@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from PIL import Image
 
 
+WORD = "<image>"  # what datasets write where an image stands
+
+
 class Prompt(NamedTuple):
     """Messages with placeholders, and the media that take the places in reading order."""
 
@@ -101,6 +104,47 @@ def _video(medium: Any, part: dict[str, Any], task: str) -> Any:
     found = {key: [given[name] for name in names if given.get(name) is not None] for key, names in times.items()}
     span = {key: float(values[0]) for key, values in found.items() if values}
     return {"video": medium, **span} if span else medium
+
+
+def with_placeholders(prompt: Prompt, use: str | None, dataset: str) -> Prompt:
+    """A prompt whose text says `<image>`, with that word taken for what the dataset means by it.
+
+    Args:
+        use: `interleave`: each word becomes the place of the message's next image; a message without the word keeps its
+            images where they are. `remove`: the word goes, images stay. None: the prompt as it is.
+
+    Raises:
+        DataError: `interleave` and another number of words than of images in a message.
+    """
+    if use is None:
+        return prompt
+    change = _interleaved if use == "interleave" else _removed
+    turns = [turn | {"content": change(turn["content"], dataset)} for turn in prompt.messages]
+    return prompt._replace(messages=turns)
+
+
+def _removed(parts: Sequence[dict[str, Any]], dataset: str) -> list[dict[str, Any]]:
+    return [part | {"text": part["text"].replace(WORD, "")} if part["type"] == "text" else part for part in parts]
+
+
+def _interleaved(parts: Sequence[dict[str, Any]], dataset: str) -> list[dict[str, Any]]:
+    words = sum(part["text"].count(WORD) for part in parts if part["type"] == "text")
+    images = sum(part["type"] == "image" for part in parts)
+    if words == 0:
+        return list(parts)
+    if words != images:
+        raise DataError(
+            f"the text says {WORD} {words} times and comes with {images} images, so that their places are unknown; "
+            f"datasets.{dataset}.placeholders=remove puts images before a text without the word"
+        )
+    found = []
+    for part in parts:
+        if part["type"] == "text":
+            for place, text in enumerate(part["text"].split(WORD)):
+                found += [{"type": "image"}] * (place > 0) + [{"type": "text", "text": text}] * bool(text)
+        elif part["type"] != "image":
+            found.append(part)
+    return found
 
 
 def prompt_hash(prompt: Prompt) -> str:

@@ -25,9 +25,11 @@ KEYS = (
     "include_path",
     "cluster_key",
     "measures",
+    "placeholders",
     "about",
 )
 MEASURES = ("ppl", "self_rouge")
+PLACEHOLDERS = ("interleave", "remove")
 ANY_TASK = "lmms_eval"  # the dataset of conf/dataset/lmms_eval.yaml, which is named after its task
 FIXTURE_SUFFIX = "_fixture"  # small data of our own making never share a table with the real ones
 
@@ -45,7 +47,7 @@ def spec_from_config(name: str, node: Mapping[str, Any], data: Mapping[str, Any]
             each task says. Pages make their own data, and a dataset's own `dataset_path` goes before both.
 
     Raises:
-        ConfigError: an unknown key, pages task, size, split or measure, a missing task name, bad counts, a dataset
+        ConfigError: a setting that is not known, a missing task name, bad counts, a dataset
             without a fixture. MissingDataError: data.root without a folder of this dataset.
     """
     unknown = [key for key in node if key not in KEYS]
@@ -64,6 +66,7 @@ def spec_from_config(name: str, node: Mapping[str, Any], data: Mapping[str, Any]
         "include_path": node.get("include_path"),
         "cluster_key": node.get("cluster_key"),
         "measures": tuple(_one_of(f"datasets.{name}.measures", m, MEASURES) for m in node.get("measures") or ()),
+        "placeholders": _optional(f"datasets.{name}.placeholders", node.get("placeholders"), PLACEHOLDERS),
         "columns": tuple((node.get("about") or {}).get("columns") or ()),
     }
     if task not in PAGE_TASKS:
@@ -118,6 +121,10 @@ def _positive(name: str, value: Any) -> int | None:
             f"{name}={value!r} is not a number of samples; give an integer of at least 1, or null for all"
         )
     return value
+
+
+def _optional(name: str, value: Any, allowed: tuple[str, ...]) -> str | None:
+    return None if value is None else _one_of(name, str(value), allowed)
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> str:

@@ -162,7 +162,10 @@ def _check_markers(processor, text: str, images: int, videos: int) -> None:
         found = text.count(marker) if marker else wanted
         if found != wanted:
             why = (
-                "the question spells it: change the text" if found > wanted else "the chat template has no place for it"
+                "the question spells it: change the text, or say what the word means there with "
+                "datasets.<name>.placeholders=interleave or remove"
+                if found > wanted
+                else "the chat template has no place for it"
             )
             raise UnsupportedError(
                 f"the prompt has {found} times {marker}, with which {type(processor).__name__} marks {kind}s, for {wanted} "

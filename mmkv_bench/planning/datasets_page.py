@@ -33,13 +33,14 @@ ORDER = (
     "scale",
     "generation",
 )
-LAST = ("judge", "media", "measures", "clusters", "columns", "traps", "exercised", "source")
+LAST = ("judge", "media", "placeholders", "measures", "clusters", "columns", "traps", "exercised", "source")
 NAMES = {
     "code": "task's code",
     "hub": "data",
     "title": "what",
     "generation": "tokens to generate",
     "columns": "columns that are read",
+    "placeholders": "`<image>` in the text",
 }
 ANY = "lmms_eval"
 MANY = 5  # datasets of a family that share a section
@@ -47,6 +48,10 @@ JUDGES = {
     "none": "no judge",
     "needed": "needed: without one (`judge=none`) answers are generated and not judged",
     "fallback": "for answers that no rule reads; without one these are not judged",
+}
+USES = {
+    "interleave": "an image stands there (`placeholders: interleave`; `remove` puts images before a text without the word)",
+    "remove": "taken away, images stand before the text (`placeholders: remove`)",
 }
 
 
@@ -117,6 +122,7 @@ def read(name: str) -> Dataset:
         "judge": JUDGES.get(str(about["judge"]), str(about["judge"])),
         "traps": "\n".join(f"  - {trap}" for trap in about["traps"]),
         "clusters": f"samples with one `{node['cluster_key']}`" if node.get("cluster_key") else "",
+        "placeholders": USES.get(str(node.get("placeholders")), ""),
         "measures": ", ".join(f"`{measure}`" for measure in node.get("measures") or ()),
         "columns": ", ".join(f"`{column}`" for column in about.get("columns") or ()),
         "exercised": _exercised(name),

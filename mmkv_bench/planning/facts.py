@@ -52,9 +52,12 @@ def dataset_facts(spec: TaskSpec) -> DatasetFacts:
     """What a dataset adds to its cells' identity. `count` and `limit` are not part of it: more samples reuse rows."""
     from mmkv_bench import evaluation
 
+    prompt: dict[str, Any] = {"task": spec.name, "size": spec.size, "split": spec.split}
+    if spec.placeholders:
+        prompt["placeholders"] = spec.placeholders
     return DatasetFacts(
         fingerprint=evaluation.fingerprint(spec),
-        prompt={"task": spec.name, "size": spec.size, "split": spec.split},
+        prompt=prompt,
         generation=evaluation.generation_settings(spec),
     )
 

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from mmkv_bench.errors import DataError, UnsupportedError
-from mmkv_bench.evaluation.messages import prompt_hash, to_prompt
+from mmkv_bench.evaluation.messages import prompt_hash, to_prompt, with_placeholders
 from tests.clips import write_clip
 
 
@@ -90,3 +90,61 @@ def test_a_video_that_is_not_there_is_named_without_its_folder(tmp_path):
     with pytest.raises(DataError, match=r"^task task: video gone\.mp4 is not there") as refused:
         asked(type="video", url=str(tmp_path / "gone.mp4"))
     assert str(tmp_path) not in str(refused.value)
+
+
+def pictured(*texts: str, images: int = 2):
+    """A message of `images` pictures, each of its own size, before its texts, as lmms-eval builds it."""
+    pictures = [{"type": "image", "url": Image.new("RGB", (8 + i, 8))} for i in range(images)]
+    words = [{"type": "text", "text": text} for text in texts]
+    return to_prompt([{"role": "user", "content": [*pictures, *words]}], "task")
+
+
+def shown(prompt) -> list[str]:
+    return [part.get("text", f"[{part['type']}]") for message in prompt.messages for part in message["content"]]
+
+
+def test_interleaved_images_stand_in_order_where_the_text_says_so():
+    prompt = pictured("Is <image> like", " this?\nA. <image>\nB. no")
+    placed = with_placeholders(prompt, "interleave", "data")
+    assert shown(placed) == ["Is ", "[image]", " like", " this?\nA. ", "[image]", "\nB. no"]
+    assert [image.width for image in placed.images] == [8, 9]
+    assert prompt_hash(placed) != prompt_hash(prompt)
+
+
+def test_images_side_by_side_leave_no_empty_text_between():
+    assert shown(with_placeholders(pictured("<image><image>?"), "interleave", "data")) == ["[image]", "[image]", "?"]
+
+
+def test_a_text_without_the_word_keeps_its_images_before_it():
+    prompt = pictured("What is it?")
+    assert with_placeholders(prompt, "interleave", "data") == prompt
+
+
+@pytest.mark.parametrize("text", ["<image>?", "<image> <image> <image>"])
+def test_interleaving_another_number_of_images_is_an_error_that_names_the_other_way(text):
+    with pytest.raises(DataError, match=r"comes with 2 images.*datasets\.data\.placeholders=remove"):
+        with_placeholders(pictured(text), "interleave", "data")
+
+
+def test_removed_words_leave_images_first_and_the_rest_of_the_text():
+    assert shown(with_placeholders(pictured("Is <image> like <image>?"), "remove", "data")) == [
+        "[image]",
+        "[image]",
+        "Is  like ?",
+    ]
+
+
+def test_without_a_use_the_word_is_text_like_any_other():
+    prompt = pictured("Is <image> like <image>?")
+    assert with_placeholders(prompt, None, "data") is prompt
+
+
+def test_each_message_places_its_own_images():
+    picture = {"type": "image", "url": Image.new("RGB", (8, 8))}
+    turns = [
+        {"role": "user", "content": [picture, {"type": "text", "text": "See <image>."}]},
+        {"role": "assistant", "content": "I see."},
+        {"role": "user", "content": [picture, {"type": "text", "text": "And now?"}]},
+    ]
+    placed = with_placeholders(to_prompt(turns, "task"), "interleave", "data")
+    assert shown(placed) == ["See ", "[image]", ".", "I see.", "[image]", "And now?"]

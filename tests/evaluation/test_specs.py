@@ -54,6 +54,7 @@ def test_the_node_of_other_tasks_has_every_key_but_size():
         ({"count": 0}, "at least 1"),
         ({"count": True}, "at least 1"),
         ({"dataset_path": "/data"}, "makes its own data"),
+        ({"placeholders": "interleaved"}, "did you mean 'interleave'"),
     ],
 )
 def test_bad_settings_are_refused_with_what_is_allowed(change, message):

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import transformers as tf
+import yaml
 from PIL import Image
 
 from mmkv_bench.errors import DataError, UnsupportedError
+from mmkv_bench.evaluation import generate, spec_from_config
+from mmkv_bench.evaluation.contract import Request
 from mmkv_bench.generation.encode import EncodedPrompt, encode
 from mmkv_bench.models.families import family_of
 from mmkv_bench.models.limits import apply_limits
@@ -18,6 +22,7 @@ from mmkv_bench.models.processors import build_processor
 from tests.clips import write_clip
 from tests.models.checkpoints import SETTINGS, small_config
 
+MUIRBENCH = Path(__file__).parents[2] / "conf" / "dataset" / "muirbench.yaml"
 MULTIMODAL = tuple(name for name in SETTINGS if name != "llama")
 VIDEO = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava_next_video", "llava_onevision", "internvl")
 FEATURES = {
@@ -245,6 +250,33 @@ def test_no_frame_has_more_pixels_than_asked(name, frames, tmp_path):
 def test_a_question_that_spells_a_marker_is_refused(name, marker):
     with pytest.raises(UnsupportedError, match="the question spells it"):
         ask(name, [picture()], text=f"What does {marker} mean?")
+
+
+@pytest.mark.parametrize("name", MULTIMODAL)
+def test_pictures_of_muirbench_stand_where_its_questions_say_so_in_every_family(name):
+    """Two pictures with words between them, as its third sample asks, and three that are its options."""
+    for request, blocks in zip(muirbench(), (2, 3), strict=True):
+        _, processor, family = parts(name)
+        prompt = encode(processor, family, request.sample_id, request.messages, request.images)
+        assert starts(prompt) == blocks and len(request.images) == blocks
+        apart = [part["text"] for part in request.messages[0]["content"] if part["type"] == "text"]
+        assert len(apart) == blocks + 1 and not any("<image>" in text for text in apart)
+
+
+def starts(prompt: EncodedPrompt) -> int:
+    """Stretches of visual tokens with text between them; a tiled picture is one, its line ends are visual too."""
+    seen = (prompt.types[0] > 0).int()
+    gaps = torch.diff(seen.nonzero().flatten())
+    return 1 + int((gaps > 4).sum())
+
+
+@functools.cache
+def muirbench() -> list[Request]:
+    """Samples 2 and 4 of the dataset's own data, as a run asks them."""
+    spec = spec_from_config("muirbench", yaml.safe_load(MUIRBENCH.read_text()), {"source": "fixture"})
+    found: list[Request] = []
+    generate(spec, lambda request: found.append(request) or "", wanted=lambda ref: ref.doc_id in (2, 4))
+    return found
 
 
 def test_places_and_media_are_counted():
