@@ -45,7 +45,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     with ThreadPoolExecutor(asked.processes) as pool:
         list(pool.map(lambda model: _start(model, asked), [] if asked.render else asked.models or FAMILIES))
-    lines = read(asked.out, asked.models or FAMILIES, asked.datasets or datasets())
+    if asked.write:  # the whole grid, with what this command did not run as it stands there
+        lines = read(asked.out, FAMILIES, datasets(), asked.write / "grid.csv")
+    else:
+        lines = read(asked.out, asked.models or FAMILIES, asked.datasets or datasets())
     text = render(lines)
     if asked.write:
         asked.write.mkdir(parents=True, exist_ok=True)
@@ -68,7 +71,11 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--models", nargs="+", help=f"names in conf/model (default: {', '.join(FAMILIES)})")
     command.add_argument("--datasets", nargs="+", help="names in conf/dataset (default: all)")
     command.add_argument("--out", type=Path, default=Path("runs/matrix"), help="rows (default: runs/matrix)")
-    command.add_argument("--write", type=Path, help="folder for README.md and grid.csv (make matrix: results/matrix)")
+    command.add_argument(
+        "--write",
+        type=Path,
+        help="folder whose README.md and grid.csv take up what was run (make matrix: results/matrix)",
+    )
     command.add_argument("--processes", type=int, default=1, help="models run side by side (default: 1)")
     command.add_argument("--render", action="store_true", help="run nothing, show what was run before")
     command.add_argument("--one", help=argparse.SUPPRESS)

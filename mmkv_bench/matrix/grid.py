@@ -6,7 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +19,15 @@ HEAD = """\
 Made by `make matrix` (`python -m mmkv_bench.matrix --write results/matrix`), which runs every cell: random weights
 of two layers at true width, the family's own processor, one sample of data of our own making in the upstream
 schema, budget 20%, protocols paper and strict, on CPU. A number is the methods whose rows are all ok; a letter
-stands for a reason below. [grid.csv](grid.csv) has one line per cell. kvpress is optional: the cells of
-that method are ok where it was installed.
+stands for a reason below. [grid.csv](grid.csv) has one line per cell, with the commit of the code that ran it (empty:
+refused before any row, or run before commits were kept here). kvpress is optional: the cells of that method are ok
+where it was installed.
 """
 
 
 @dataclass(frozen=True)
 class Line:
-    """One cell of the grid. `reason` is empty for `ok`; `fallbacks` are those of its rows."""
+    """One cell of the grid. `reason` is empty for `ok`; `fallbacks` and `git_commit` are those of its rows."""
 
     model: str
     dataset: str
@@ -34,32 +35,51 @@ class Line:
     result: str
     reason: str = ""
     fallbacks: str = ""
+    git_commit: str = ""
+
+
+COLUMNS = [field.name for field in fields(Line)]
 
 
 def write(file: Path, lines: Sequence[Line]) -> None:
-    """Keep one model's lines."""
+    """Keep one model's lines, in the place of those that it had of the same datasets."""
+    run = {line.dataset for line in lines}
+    kept = [line for line in _kept(file) if line.dataset not in run]
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps([asdict(line) for line in lines]))
+    file.write_text(json.dumps([asdict(line) for line in [*kept, *lines]]))
 
 
-def read(out: Path, models: Sequence[str], names: Sequence[str]) -> list[Line]:
-    """The lines that earlier runs left below `out`, and one for every dataset that a model was not run on."""
+def read(out: Path, models: Sequence[str], names: Sequence[str], grid: Path | None = None) -> list[Line]:
+    """The lines that runs left below `out`; for a dataset that a model was not run on there, those of the file `grid`
+    (as `as_csv` has it), and without any one line that says so."""
+    before: dict[tuple[str, str], list[Line]] = {}
+    for line in _from_csv(grid) if grid and grid.is_file() else []:
+        before.setdefault((line.model, line.dataset), []).append(line)
     lines = []
     for model in models:
-        file = out / f"{model}.json"
-        found = [Line(**line) for line in json.loads(file.read_text())] if file.is_file() else []
-        run = {line.dataset for line in found}
-        lines += [line for line in found if line.dataset in names]
-        lines += [Line(model, name, ALL, "not run", UNRUN) for name in names if name not in run]
+        found: dict[str, list[Line]] = {}
+        for line in _kept(out / f"{model}.json"):
+            found.setdefault(line.dataset, []).append(line)
+        for name in names:
+            lines += found.get(name) or before.get((model, name)) or [Line(model, name, ALL, "not run", UNRUN)]
     return lines
+
+
+def _kept(file: Path) -> list[Line]:
+    return [Line(**line) for line in json.loads(file.read_text())] if file.is_file() else []
+
+
+def _from_csv(file: Path) -> list[Line]:
+    with file.open(newline="") as stream:
+        return [Line(**row) for row in csv.DictReader(stream)]
 
 
 def as_csv(lines: Sequence[Line]) -> str:
     """One line per cell of the grid."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(["model", "dataset", "method", "result", "reason", "fallbacks"])
-    writer.writerows([list(asdict(line).values()) for line in lines])
+    writer.writerow(COLUMNS)
+    writer.writerows([[getattr(line, name) for name in COLUMNS] for line in lines])
     return stream.getvalue()
 
 

@@ -139,17 +139,20 @@ def _run(base: Sequence[str], names: Sequence[str], chosen: Sequence[str]) -> di
 
 
 def _rows(store: Store, part: Part) -> dict[str, list[dict[str, Any]]]:
-    """Method -> its rows on a dataset, of both protocols."""
+    """Method -> its rows on a dataset, of both protocols, each with its cell's git_commit."""
     methods = {cell.cell: cell.method for cell in part.cells}
+    commits = {cell["cell"]: cell["git_commit"] for cell in store.cells(list(methods)).to_pylist()}
     found: dict[str, list[dict[str, Any]]] = {method: [] for method in methods.values()}
     for row in store.responses(list(methods), ("cell", "status", "error", "fallback")).to_pylist():
-        found[methods[row["cell"]]].append(row)
+        found[methods[row["cell"]]].append(row | {"git_commit": commits[row["cell"]] or ""})
     return found
 
 
 def _line(model: str, dataset: str, method: str, rows: Sequence[Mapping[str, Any]]) -> Line:
-    fallbacks = " ".join(sorted({fallback for row in rows for fallback in row["fallback"]}))
-    bad = [row for row in rows if row["status"] != OK]
     if not rows:
         return Line(model, dataset, method, "missing")
-    return Line(model, dataset, method, *((bad[0]["status"], bad[0]["error"]) if bad else (OK, "")), fallbacks)
+    bad = [row for row in rows if row["status"] != OK]
+    result, reason = (bad[0]["status"], bad[0]["error"]) if bad else (OK, "")
+    fallbacks = " ".join(sorted({fallback for row in rows for fallback in row["fallback"]}))
+    commits = " ".join(sorted({row["git_commit"] for row in rows}))
+    return Line(model, dataset, method, result, reason, fallbacks, commits)

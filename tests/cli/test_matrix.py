@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 
 from mmkv_bench.config import conf_dir, options
 from mmkv_bench.matrix.__main__ import FAMILIES, datasets, main
-from mmkv_bench.matrix.grid import Line, as_csv, read, render
+from mmkv_bench.matrix.grid import ALL, UNRUN, Line, as_csv, read, render, write
 from mmkv_bench.models.families import family_of
 from mmkv_bench.models.source import Source
 from mmkv_bench.planning.compose import compose
@@ -72,5 +72,36 @@ def test_a_hole_without_a_reason_is_a_failure(tmp_path, capsys):
 
 def test_the_file_has_one_line_per_cell():
     lines = as_csv(LINES).splitlines()
-    assert lines[0] == "model,dataset,method,result,reason,fallbacks"
-    assert lines[3] == "a,docvqa,sparsemm,refused,no calibration," and len(lines) == 1 + len(LINES)
+    assert lines[0] == "model,dataset,method,result,reason,fallbacks,git_commit"
+    assert lines[3] == "a,docvqa,sparsemm,refused,no calibration,," and len(lines) == 1 + len(LINES)
+
+
+def test_what_was_run_takes_its_place_in_the_grid_and_all_else_stays(tmp_path):
+    grid_file = tmp_path / "grid.csv"
+    grid_file.write_text(as_csv(LINES))
+    anew = [Line("a", "docvqa", "full", "ok", git_commit="abc"), Line("a", "docvqa", "snapkv", "ok", git_commit="abc")]
+    write(tmp_path / "a.json", anew)
+    assert read(tmp_path, ["a", "b"], ["docvqa"], grid_file) == anew + LINES[3:]
+    assert read(tmp_path, ["b"], ["docvqa"]) == [Line("b", "docvqa", ALL, "not run", UNRUN)]
+
+
+def test_a_model_run_on_more_datasets_keeps_those_it_had(tmp_path):
+    write(tmp_path / "a.json", LINES[:3])
+    write(tmp_path / "a.json", [Line("a", "needle", "full", "ok")])
+    write(tmp_path / "a.json", LINES[:2])
+    assert read(tmp_path, ["a"], ["docvqa", "needle"]) == [*LINES[:2], Line("a", "needle", "full", "ok")]
+
+
+def test_writing_one_model_keeps_the_others_in_the_written_grid(tmp_path, capsys):
+    folder = tmp_path / "grid"
+    folder.mkdir()
+    there = Line(FAMILIES[0], datasets()[0], "full", "ok", git_commit="abc")
+    (folder / "grid.csv").write_text(as_csv([there]))
+    new = Line(FAMILIES[1], datasets()[1], "full", "ok", git_commit="def")
+    write(tmp_path / f"{FAMILIES[1]}.json", [new])
+    words = ["--models", FAMILIES[1], "--datasets", datasets()[1]]
+    assert main(["--render", "--out", str(tmp_path), "--write", str(folder), *words]) == 0
+    lines = (folder / "grid.csv").read_text().splitlines()
+    assert f"{there.model},{there.dataset},full,ok,,,abc" in lines
+    assert f"{new.model},{new.dataset},full,ok,,,def" in lines
+    assert len(lines) == 1 + len(FAMILIES) * len(datasets())
