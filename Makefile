@@ -43,7 +43,8 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-# Every row and table below results/tiny/{methods,readings,ablations,mmshift_ablations}; continues where it was interrupted, hours on two cores.
+# Every row and table below results/tiny/{methods,readings,ablations,mmshift_ablations}; continues where it was
+# interrupted, hours on two cores.
 results: $(STAMP)
 	for size in small large; do for name in methods readings; do \
 		$(BIN)/python -m mmkv_bench.launch processes=2 experiment=$$name page_size=$$size fork_batch=64 || exit 1; \

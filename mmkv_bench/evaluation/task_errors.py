@@ -52,6 +52,12 @@ def scoring_errors(task: str, where: Callable[[], str]) -> Iterator[None]:
             f"scoring lmms-eval's task {task} needs a package that is not there: {error}; install it and score the "
             "stored answers with stage=score"
         ) from error
+    except NameError as error:  # tasks swallow the ImportError of what they use later
+        raise ScoringError(
+            f"the scorer of lmms-eval's task {task} failed at {where()}: {error}; a package that the task takes only if it "
+            "is there is probably not installed: docs/datasets.md says what a dataset needs; install it and score the stored "
+            "answers with stage=score"
+        ) from error
     except (Exception, SystemExit) as error:
         raise ScoringError(
             f"the scorer of lmms-eval's task {task} failed at {where()}: {root_cause(error)!r}; the answers are kept, "

@@ -33,7 +33,7 @@ ORDER = (
     "scale",
     "generation",
 )
-LAST = ("judge", "media", "placeholders", "measures", "clusters", "columns", "traps", "exercised", "source")
+LAST = ("judge", "needs", "media", "placeholders", "measures", "clusters", "columns", "traps", "exercised", "source")
 NAMES = {
     "code": "task's code",
     "hub": "data",
@@ -125,7 +125,7 @@ def read(name: str) -> Dataset:
         "placeholders": USES.get(str(node.get("placeholders")), ""),
         "measures": ", ".join(f"`{measure}`" for measure in node.get("measures") or ()),
         "columns": ", ".join(f"`{column}`" for column in about.get("columns") or ()),
-        "exercised": _exercised(name),
+        "exercised": _exercised(name, about.get("needs")),
     }
     facts = {key: value for key, value in facts.items() if value and value != "none" or key == "metrics"}
     return Dataset(name, str(about["judge"]), facts)
@@ -191,12 +191,13 @@ def _words(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _exercised(name: str) -> str:
+def _exercised(name: str, needs: str | None) -> str:
     from mmkv_bench.evaluation.page_tasks import PAGE_TASKS
 
     if name in PAGE_TASKS:
         return "the data themselves, with the embedded model"
-    small = "loading, prompts and metrics in tests, on small data of our making (`data=fixture`)"
+    parts = "loading and prompts in tests, metrics where what they need is there" if needs else ""
+    small = f"{parts or 'loading, prompts and metrics in tests'}, on small data of our making (`data=fixture`)"
     return f"{small if _made(name) else 'nothing: no small data are made of it'}; hub data: not here"
 
 

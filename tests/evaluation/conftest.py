@@ -87,6 +87,16 @@ def raising(doc, results):
     return {"acc": 1.0}
 
 
+try:
+    from a_package_that_nobody_has import lemmas
+except ImportError:
+    pass
+
+
+def lacking(doc, results):
+    return {"acc": float(lemmas(results[0]) == lemmas(doc["answer"]))}
+
+
 def exiting(doc, results):
     sys.exit("no API key")
 

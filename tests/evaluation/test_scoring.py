@@ -213,6 +213,12 @@ def test_a_scorer_that_raises_is_named_with_its_task_and_sample_at_once(own_task
     assert values(answered_scores(spec, ["a"]), "acc") == [1.0]
 
 
+def test_a_scorer_that_lacks_what_its_task_could_not_import_says_so(own_task):
+    spec = own_task(name="poor", process_results="!function utils.lacking")
+    with pytest.raises(ScoringError, match="poor.*'lemmas' is not defined.*not installed.*stage=score"):
+        answered_scores(spec, ANSWERS)
+
+
 def test_a_scorer_that_exits_the_process_is_an_error_that_names_it(own_task):
     with pytest.raises(ScoringError, match="leaver.*no API key"):
         answered_scores(own_task(name="leaver", process_results="!function utils.exiting"), ANSWERS)
