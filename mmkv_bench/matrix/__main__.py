@@ -41,7 +41,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if asked.one:
         from mmkv_bench.matrix.running import run_model
 
-        write(asked.out / f"{asked.one}.json", run_model(asked.one, asked.datasets or datasets(), asked.out))
+        write(
+            asked.out / f"{asked.one}.json", run_model(asked.one, asked.datasets or datasets(), asked.out, asked.dtype)
+        )
         return 0
     with ThreadPoolExecutor(asked.processes) as pool:
         list(pool.map(lambda model: _start(model, asked), [] if asked.render else asked.models or FAMILIES))
@@ -60,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _start(model: str, asked: argparse.Namespace) -> None:
     """A process for each model: what it leaves in memory is no concern of the next."""
-    words = [sys.executable, "-m", "mmkv_bench.matrix", "--one", model, "--out", str(asked.out)]
+    words = [sys.executable, "-m", "mmkv_bench.matrix", "--one", model, "--out", str(asked.out), "--dtype", asked.dtype]
     done = subprocess.run([*words, *(["--datasets", *asked.datasets] if asked.datasets else [])], check=False)
     if done.returncode:
         print(f"{model} ended with exit code {done.returncode}; the grid shows what it had", file=sys.stderr)
@@ -75,6 +77,12 @@ def _parser() -> argparse.ArgumentParser:
         "--write",
         type=Path,
         help="folder whose README.md and grid.csv take up what was run (make matrix: results/matrix)",
+    )
+    command.add_argument(
+        "--dtype",
+        choices=("bfloat16", "float32"),
+        default="bfloat16",
+        help="of the models (default: bfloat16; float32 is several times faster on a CPU without bfloat16 arithmetic)",
     )
     command.add_argument("--processes", type=int, default=1, help="models run side by side (default: 1)")
     command.add_argument("--render", action="store_true", help="run nothing, show what was run before")

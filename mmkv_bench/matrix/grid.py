@@ -19,15 +19,15 @@ HEAD = """\
 Made by `make matrix` (`python -m mmkv_bench.matrix --write results/matrix`), which runs every cell: random weights
 of two layers at true width, the family's own processor, one sample of data of our own making in the upstream
 schema, budget 20%, protocols paper and strict, on CPU. A number is the methods whose rows are all ok; a letter
-stands for a reason below. [grid.csv](grid.csv) has one line per cell, with the commit of the code that ran it (empty:
-refused before any row, or run before commits were kept here). kvpress is optional: the cells of that method are ok
-where it was installed.
+stands for a reason below. [grid.csv](grid.csv) has one line per cell, with the commit of the code that ran it and its
+dtype (empty: refused before any row, or run in bfloat16 before either was kept here). kvpress is optional: the cells of
+that method are ok where it was installed.
 """
 
 
 @dataclass(frozen=True)
 class Line:
-    """One cell of the grid. `reason` is empty for `ok`; `fallbacks` and `git_commit` are those of its rows."""
+    """One cell of the grid. `reason` is empty for `ok`; `fallbacks`, `git_commit` and `dtype` are those of its rows."""
 
     model: str
     dataset: str
@@ -36,6 +36,7 @@ class Line:
     reason: str = ""
     fallbacks: str = ""
     git_commit: str = ""
+    dtype: str = ""
 
 
 COLUMNS = [field.name for field in fields(Line)]

@@ -21,16 +21,16 @@ LONGEST = 3  # tokens of an answer
 LIMITS = {"qwen": ("model.max_pixels=100352", "model.video_max_pixels=50176")}  # families whose processors have some
 
 
-def run_model(model: str, names: Sequence[str], out: Path) -> list[Line]:
+def run_model(model: str, names: Sequence[str], out: Path, dtype: str) -> list[Line]:
     """All datasets and methods of one model; a finished cell is not run again.
 
     Args:
-        model: a name in conf/model; names: of conf/dataset; out: folder for rows and calibrations.
+        model: a name in conf/model; names: of conf/dataset; out: folder for rows and calibrations; dtype: of the model.
     """
     limits = next((words for start, words in LIMITS.items() if model.startswith(start)), ())
-    base = ["experiment=matrix", f"model={model}", *limits, *OUTSIDE, f"out={out / model}"]
+    base = ["experiment=matrix", f"model={model}", f"model.dtype={dtype}", *limits, *OUTSIDE, f"out={out / model}"]
     try:
-        words, uncalibrated = _calibrations(model, out / model / "calibration")
+        words, uncalibrated = _calibrations(model, out / model / f"calibration_{dtype}", dtype)
         base += words
         chosen, refused = _methods(base, model, uncalibrated)
     except MMKVError as error:
@@ -45,7 +45,7 @@ def run_model(model: str, names: Sequence[str], out: Path) -> list[Line]:
     return lines
 
 
-def _calibrations(model: str, folder: Path) -> tuple[list[str], dict[str, str]]:
+def _calibrations(model: str, folder: Path, dtype: str) -> tuple[list[str], dict[str, str]]:
     """Overrides that give calibrated methods an artefact of this random model, measured on one page or piece of text; and
     method -> why its measurement was refused."""
     from mmkv_bench.calibrate.__main__ import parser
@@ -60,7 +60,7 @@ def _calibrations(model: str, folder: Path) -> tuple[list[str], dict[str, str]]:
     words, refused = [], {}
     for measured, methods in CALIBRATED.items():
         file = folder / f"{measured}.json"
-        shape = ["--model", model, "--weights", "random", "--layers", "2", "--dtype", "bfloat16"]
+        shape = ["--model", model, "--weights", "random", "--layers", "2", "--dtype", dtype]
         read = ["--kinds", "lookup"]
         if not sees and measured == "prefixkv":
             read = ["--text", str(fixtures.folder("needle") / "haystack"), "--tokens", "1000"]
@@ -139,12 +139,15 @@ def _run(base: Sequence[str], names: Sequence[str], chosen: Sequence[str]) -> di
 
 
 def _rows(store: Store, part: Part) -> dict[str, list[dict[str, Any]]]:
-    """Method -> its rows on a dataset, of both protocols, each with its cell's git_commit."""
+    """Method -> its rows on a dataset, of both protocols, each with its cell's git_commit and dtype."""
     methods = {cell.cell: cell.method for cell in part.cells}
-    commits = {cell["cell"]: cell["git_commit"] for cell in store.cells(list(methods)).to_pylist()}
+    origin = {
+        cell["cell"]: (cell["git_commit"] or "", cell["dtype"]) for cell in store.cells(list(methods)).to_pylist()
+    }
     found: dict[str, list[dict[str, Any]]] = {method: [] for method in methods.values()}
     for row in store.responses(list(methods), ("cell", "status", "error", "fallback")).to_pylist():
-        found[methods[row["cell"]]].append(row | {"git_commit": commits[row["cell"]] or ""})
+        git_commit, dtype = origin[row["cell"]]
+        found[methods[row["cell"]]].append(row | {"git_commit": git_commit, "dtype": dtype})
     return found
 
 
@@ -154,5 +157,5 @@ def _line(model: str, dataset: str, method: str, rows: Sequence[Mapping[str, Any
     bad = [row for row in rows if row["status"] != OK]
     result, reason = (bad[0]["status"], bad[0]["error"]) if bad else (OK, "")
     fallbacks = " ".join(sorted({fallback for row in rows for fallback in row["fallback"]}))
-    commits = " ".join(sorted({row["git_commit"] for row in rows}))
-    return Line(model, dataset, method, result, reason, fallbacks, commits)
+    origin = (" ".join(sorted({row[column] for row in rows})) for column in ("git_commit", "dtype"))
+    return Line(model, dataset, method, result, reason, fallbacks, *origin)

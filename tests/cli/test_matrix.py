@@ -72,8 +72,8 @@ def test_a_hole_without_a_reason_is_a_failure(tmp_path, capsys):
 
 def test_the_file_has_one_line_per_cell():
     lines = as_csv(LINES).splitlines()
-    assert lines[0] == "model,dataset,method,result,reason,fallbacks,git_commit"
-    assert lines[3] == "a,docvqa,sparsemm,refused,no calibration,," and len(lines) == 1 + len(LINES)
+    assert lines[0] == "model,dataset,method,result,reason,fallbacks,git_commit,dtype"
+    assert lines[3] == "a,docvqa,sparsemm,refused,no calibration,,," and len(lines) == 1 + len(LINES)
 
 
 def test_what_was_run_takes_its_place_in_the_grid_and_all_else_stays(tmp_path):
@@ -102,6 +102,6 @@ def test_writing_one_model_keeps_the_others_in_the_written_grid(tmp_path, capsys
     words = ["--models", FAMILIES[1], "--datasets", datasets()[1]]
     assert main(["--render", "--out", str(tmp_path), "--write", str(folder), *words]) == 0
     lines = (folder / "grid.csv").read_text().splitlines()
-    assert f"{there.model},{there.dataset},full,ok,,,abc" in lines
-    assert f"{new.model},{new.dataset},full,ok,,,def" in lines
+    assert f"{there.model},{there.dataset},full,ok,,,abc," in lines
+    assert f"{new.model},{new.dataset},full,ok,,,def," in lines
     assert len(lines) == 1 + len(FAMILIES) * len(datasets())
