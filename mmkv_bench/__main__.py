@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -46,6 +47,9 @@ def guarded(arguments: Sequence[str], work: Callable[[Sequence[str]], int]) -> i
         cause = error.__cause__
         full = isinstance(cause, OSError) and cause.errno in _NO_ROOM
         return _refuse(str(error), 2 if full else error.exit_code, as_json)
+    except BrokenPipeError:  # whoever read our output has seen enough, as `| head` does
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - lives until the process ends, which flushes it
+        return 0
     except OSError as error:
         if error.errno not in _NO_ROOM:
             raise

@@ -101,7 +101,17 @@ def plain_config(path: Path) -> dict[str, Any]:
         pass
 
     Loader.add_multi_constructor("!function", lambda loader, suffix, node: f"!function {node.value}")
-    config = Loader(_text(path)).get_single_data() or {}
+    try:
+        config = Loader(_text(path)).get_single_data() or {}
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f", line {mark.line + 1}" if mark else ""
+        raise ConfigError(
+            f"{path.name}{place} of the folder {path.parent.name} is no YAML: {getattr(error, 'problem', None) or error}; "
+            "mend the task's file"
+        ) from None
+    if not isinstance(config, dict):
+        raise ConfigError(f"{path.name} of the folder {path.parent.name} holds no keys of a task; mend the task's file")
     included = config.pop("include", None) or []
     base: dict[str, Any] = {}
     for name in reversed([included] if isinstance(included, str) else included):  # as lmms-eval: the first one wins

@@ -30,7 +30,7 @@ class TaskSpec:
     measures      what is measured besides the task's metrics: `ppl` of the reference answer, `self_rouge` against
                   answers of full sampled at temperature 0.2
     placeholders  what the word <image> in the task's text is: `interleave` (an image stands there), `remove` (nothing:
-                  images stay before the text), None (text like any other)
+                  images stay before the text), None (text like any other; `keep` in the configuration)
     media_root    local folder that stands for $HF_HOME where a task expects its videos; None = $HF_HOME itself
     fixture       the data are small ones of our own making, so that scores mean nothing
     columns       columns of the data that the task reads; data without one of them are refused
@@ -67,7 +67,7 @@ class TaskSpec:
     def key(self) -> str:
         """Canonical text of what decides the samples; equal keys share loaded data."""
         source = (self.name, self.dataset, self.size, self.split, self.dataset_path, self.include_path)
-        return json.dumps([*source, self.cluster_key, self.media_root])
+        return json.dumps([*source, self.cluster_key, self.media_root, self.placeholders])
 
 
 class SampleRef(NamedTuple):

@@ -141,9 +141,15 @@ class ScoringTask(GivenTask):
 
         return self.guard(doc_id, run)
 
-    def scored(self, doc_id: int, results: list) -> dict[str, Any]:
-        """What the scorer returns for an answer to a document, which is read anew: scorers may change what they get."""
-        return ConfigurableTask.process_results.__wrapped__(self, self.counted[doc_id], results)
+    def scored(self, doc_id: int, results: list, changed: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """What the scorer returns for an answer to a document, which is read anew: scorers may change what they get.
+
+        changed: columns of the document that are replaced.
+        """
+        doc = self.counted[doc_id]
+        return ConfigurableTask.process_results.__wrapped__(
+            self, dict(doc) | dict(changed) if changed else doc, results
+        )
 
     def aggregation(self) -> dict[str, Callable]:
         functions = self.metric_functions if self.aggregates else {}

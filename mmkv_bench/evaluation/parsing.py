@@ -29,6 +29,10 @@ UNREAD: dict[str, Callable[[Any], bool]] = {
     "muirbench_score_overall": lambda value: not re.fullmatch(r"[A-Za-z]", value["pred"].strip()),
 }
 
+# Metric -> the column of the right choice and its possible keys, where a value tells only whether it was met: an answer
+# that is right under no key was not read. HR-Bench's `average`, whose values have a cycle_category.
+KEYED = {"average": ("answer", "ABCD")}
+
 
 def seed(identity: str) -> None:
     """Set Python's and numpy's generators to a state that depends on `identity` alone."""
@@ -78,9 +82,26 @@ def unread(metrics: Mapping[str, Any]) -> bool:
     return any(UNREAD[name](value) for name, value in metrics.items() if name in UNREAD)
 
 
+def right_under_no_key(metrics: Mapping[str, Any], again: Callable[[dict[str, str]], Mapping[str, Any]]) -> bool:
+    """Whether an answer would be wrong whichever choice were the right one, for metrics that tell no more.
+
+    again: scores the same answer once more, with columns of the document replaced.
+    """
+    for name in filter(lambda name: _keyed(metrics, name), KEYED):
+        column, keys = KEYED[name]
+        if not metrics[name]["gpt_score"] and not any(again({column: key})[name]["gpt_score"] for key in keys):
+            return True
+    return False
+
+
+def _keyed(metrics: Mapping[str, Any], name: str) -> bool:
+    value = metrics.get(name)
+    return isinstance(value, Mapping) and "cycle_category" in value
+
+
 def reads_choices(metrics: Mapping[str, Any], scorer: Any) -> bool:
     """Whether the task's metrics tell what was read, or its scorer can draw: then every sample gets a `parse_failed`."""
-    return any(name in UNREAD for name in metrics) or may_draw(scorer)
+    return any(name in UNREAD or _keyed(metrics, name) for name in metrics) or may_draw(scorer)
 
 
 def may_draw(scorer: Any) -> bool:

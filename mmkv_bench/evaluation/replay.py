@@ -19,7 +19,16 @@ from mmkv_bench.evaluation.judging.pairs import PAIRED, pair_score, pairs
 from mmkv_bench.evaluation.judging.proxy import proxy
 from mmkv_bench.evaluation.judging.sitting import Sitting
 from mmkv_bench.evaluation.judging.verdict import base
-from mmkv_bench.evaluation.parsing import PARSE_FAILED, guessed, reads_choices, seed, state, state_kept, unread
+from mmkv_bench.evaluation.parsing import (
+    PARSE_FAILED,
+    guessed,
+    reads_choices,
+    right_under_no_key,
+    seed,
+    state,
+    state_kept,
+    unread,
+)
 from mmkv_bench.evaluation.task_errors import scoring_errors, task_errors
 
 if TYPE_CHECKING:
@@ -136,7 +145,9 @@ class Replay:
                 if isinstance(raw, Mapping) and "parts" in raw:  # a task of ours whose metric is no mean
                     self.parts.setdefault(doc_id, {})[name] = tuple(map(float, raw["parts"]))
         if guess or reads_choices(metrics, self.task.config.process_results):
-            found[self._name(PARSE_FAILED, number)] = float(guess or unread(metrics))
+            nothing = guess or unread(metrics)
+            nothing = nothing or right_under_no_key(metrics, lambda key: self.task.scored(doc_id, results, key))
+            found[self._name(PARSE_FAILED, number)] = float(nothing)
 
     def _name(self, metric: str, number: int) -> str:
         filters = self.task.filter_names

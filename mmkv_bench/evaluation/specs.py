@@ -29,7 +29,7 @@ KEYS = (
     "about",
 )
 MEASURES = ("ppl", "self_rouge")
-PLACEHOLDERS = ("interleave", "remove")
+PLACEHOLDERS = ("interleave", "remove", "keep")
 ANY_TASK = "lmms_eval"  # the dataset of conf/dataset/lmms_eval.yaml, which is named after its task
 FIXTURE_SUFFIX = "_fixture"  # small data of our own making never share a table with the real ones
 
@@ -66,7 +66,7 @@ def spec_from_config(name: str, node: Mapping[str, Any], data: Mapping[str, Any]
         "include_path": node.get("include_path"),
         "cluster_key": node.get("cluster_key"),
         "measures": tuple(_one_of(f"datasets.{name}.measures", m, MEASURES) for m in node.get("measures") or ()),
-        "placeholders": _optional(f"datasets.{name}.placeholders", node.get("placeholders"), PLACEHOLDERS),
+        "placeholders": _placeholders(name, node.get("placeholders")),
         "columns": tuple((node.get("about") or {}).get("columns") or ()),
     }
     if task not in PAGE_TASKS:
@@ -123,8 +123,10 @@ def _positive(name: str, value: Any) -> int | None:
     return value
 
 
-def _optional(name: str, value: Any, allowed: tuple[str, ...]) -> str | None:
-    return None if value is None else _one_of(name, str(value), allowed)
+def _placeholders(name: str, value: Any) -> str | None:
+    """None for `keep`, so that a dataset without the setting and one that says it are the same."""
+    found = _one_of(f"datasets.{name}.placeholders", str(value or "keep"), PLACEHOLDERS)
+    return None if found == "keep" else found
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> str:

@@ -50,7 +50,8 @@ JUDGES = {
     "fallback": "for answers that no rule reads; without one these are not judged",
 }
 USES = {
-    "interleave": "an image stands there (`placeholders: interleave`; `remove` puts images before a text without the word)",
+    "interleave": "an image stands there (`placeholders: interleave`; `remove` puts images before a text without the word, "
+    "`keep` before the text as it is)",
     "remove": "taken away, images stand before the text (`placeholders: remove`)",
 }
 

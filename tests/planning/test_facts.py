@@ -18,6 +18,6 @@ def prompt_of(**changes):
 
 
 def test_the_places_of_images_are_part_of_a_cells_identity():
-    uses = [prompt_of(placeholders=use) for use in ("interleave", "remove", None)]
+    uses = [prompt_of(placeholders=use) for use in ("interleave", "remove", "keep")]
     assert len({str(use) for use in uses}) == 3
     assert uses[2].keys() == {"task", "size", "split"}, "datasets without the setting keep the identity they had"
