@@ -18,8 +18,10 @@ from mmkv_bench.evaluation.task_errors import task_errors
 if TYPE_CHECKING:
     from lmms_eval.api.instance import Instance
 
-# of broken files; tasks end the process for a missing video, which is one sample's fault and no reason to stop
-MEDIA_ERRORS = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error, DataError, SystemExit)
+# Of one sample, and no reason to stop: files that are broken, and fields that are empty or of another kind than the
+# task's code takes for granted. Tasks end the process for a missing video.
+BROKEN_FILE = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error, DataError, SystemExit)
+BROKEN_FIELD = (AttributeError, TypeError, LookupError)
 
 
 def generate(
@@ -32,7 +34,7 @@ def generate(
 
     wanted: tells which samples to ask (shards, resuming); the others' images are not even decoded.
 
-    A sample whose images or videos cannot be read is asked with `Request.error` set, so that it can have a row of
+    A sample whose images, videos or fields cannot be read is asked with `Request.error` set, so that it can have a row of
     its own. What `answer` raises ends the loop and arrives unchanged, KeyboardInterrupt and SystemExit included.
     Raises ConfigError, UnsupportedError or DataError when the task cannot be run at all.
     """
@@ -92,7 +94,7 @@ def _request(spec: TaskSpec, docs: Documents, ref: SampleRef, instance: Instance
     try:
         prompt = to_prompt(doc_to_messages(docs.full[split][doc_id]), spec.name)
         prompt = with_placeholders(prompt, spec.placeholders, spec.dataset)
-    except MEDIA_ERRORS as broken:
+    except (*BROKEN_FILE, *BROKEN_FIELD) as broken:
         ours = isinstance(broken, MMKVError)
         error = str(broken) if ours else f"sample {ref.sample_id} cannot be read: {stated(broken)}"
     found = "" if error else prompt_hash(prompt)

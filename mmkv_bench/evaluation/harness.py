@@ -67,7 +67,13 @@ class FetchedTask(ConfigurableMessagesTask):
 
 class GivenTask(ConfigurableMessagesTask):
     """A fresh task around data that are loaded already: `dataset` and `bare` map splits to documents, `bare` without
-    media."""
+    media.
+
+    The loop makes a plain text of every document beside its messages, which nobody reads here; a document whose fields do
+    not give one shows that where its messages are made, as its own fault and not the dataset's.
+    """
+
+    building = False
 
     def __init__(self, config: Mapping[str, Any], dataset: Mapping[str, Any], bare: Mapping[str, Any]) -> None:
         self.given = dict(dataset), dict(bare)
@@ -75,6 +81,21 @@ class GivenTask(ConfigurableMessagesTask):
 
     def download(self, dataset_kwargs: dict | None = None) -> None:
         self.dataset, self.dataset_no_image = self.given
+
+    def build_all_requests(self, **options: Any) -> None:
+        self.building = True
+        try:
+            super().build_all_requests(**options)
+        finally:
+            self.building = False
+
+    def fewshot_context(self, *args: Any, **options: Any) -> Any:
+        try:
+            return super().fewshot_context(*args, **options)
+        except (AttributeError, TypeError, LookupError):
+            if self.building:
+                return ""
+            raise
 
 
 class AskingTask(GivenTask):

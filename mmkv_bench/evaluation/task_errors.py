@@ -61,7 +61,7 @@ def scoring_errors(task: str, where: Callable[[], str]) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         raise ScoringError(
             f"the scorer of lmms-eval's task {task} failed at {where()}: {root_cause(error)!r}; the answers are kept, "
-            "score them again with stage=score"
+            "and stage=score scores them once the scorer can; data that are mended are other data, to be asked anew"
         ) from error
 
 

@@ -39,13 +39,20 @@ class Report:
         self.config, self.cells, self.store, self.parts, self.metrics = config, cells, store, parts, metrics
 
     def close(
-        self, generated: Mapping[str, int], scored: int, failed: int, seconds: float, judge: str | None = None
+        self,
+        generated: Mapping[str, int],
+        scored: int,
+        failed: int,
+        seconds: float,
+        judge: str | None = None,
+        stopped: Mapping[str, str] | None = None,
     ) -> None:
         """Print it.
 
         Args:
             generated: dataset -> samples answered by this run; scored: cells scored by it; failed: rows of the run that
-                are failures; seconds: how long it took; judge: what to say of the judge.
+                are failures; seconds: how long it took; judge: what to say of the judge; stopped: dataset -> why
+                it did not get to its end.
         """
         if not any(generated.values()) and not scored:
             print(self._idle())
@@ -64,10 +71,14 @@ class Report:
             print(judge)
         if failed:
             print(f"{failed} rows failed; their status says how, and retry=[oom,timeout,nan,error] runs them again")
+        for label, why in (stopped or {}).items():
+            print(f"{label} stopped: {why}")
         if self.config.json:
+            bad = bool(failed or stopped)
             document = {
-                "status": "failed" if failed else "ok",
-                "exit_code": 1 if failed else 0,
+                "status": "failed" if bad else "ok",
+                "exit_code": int(bad),
+                "stopped": dict(stopped or {}),
                 "rows": str(self.store.root),
                 "cells": len(self.cells),
                 "generated": dict(generated),

@@ -6,12 +6,13 @@ import json
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.config import as_list
-from mmkv_bench.errors import ConfigError, UnsupportedError
+from mmkv_bench.errors import ConfigError, DataError, ScoringError, UnsupportedError
 from mmkv_bench.models.source import HUB, Source
 from mmkv_bench.planning import facts as facts_of
 from mmkv_bench.planning.card import PromptSize, render
@@ -35,7 +36,8 @@ if TYPE_CHECKING:
 
 
 def run(config: DictConfig) -> int:
-    """Run a validated configuration. Returns 0, or 1 when some row of the run is a failure (the rows say how).
+    """Run a validated configuration. Returns 0, or 1 when some row of the run is a failure (the rows say how), or one of
+    several datasets stopped for what is wrong with its data or scorer (said at the end).
 
     Raises:
         MMKVError: what stops the run as a whole, with its exit code.
@@ -62,22 +64,23 @@ def run(config: DictConfig) -> int:
         track = NoTracker()
     track.start({"run": plain(config), "cells": [cell.label for cell in cells]})
     metrics, ended = [], False
+    stopped: dict[str, str] = {}
     try:
         if loaded is not None:
             _keep_cells(store, config, cells, provenance)
-            _generate(config, loaded, store, parts, todo, track)
+            _generate(config, loaded, store, parts, todo, track, stopped)
         if config.stage != "generate":
             stale = _stale(store, parts, judge)
-            _score(store, parts, stale, judge)
+            _score(store, parts, stale, judge, stopped)
         metrics = store.metrics([cell.cell for cell in cells]).to_pylist()
         failed = failures(store, parts)
         ended = True
     finally:
-        track.finish(metrics, failed=not ended or failed > 0)
+        track.finish(metrics, failed=not ended or failed > 0 or bool(stopped))
     report = Report(config, cells, store, parts, metrics)
     seconds, asked = time.perf_counter() - started, summary(judge, metrics)
-    report.close(todo if generating else dict.fromkeys(todo, 0), len(stale), failed, seconds, asked)
-    return 1 if failed else 0
+    report.close(todo if generating else dict.fromkeys(todo, 0), len(stale), failed, seconds, asked, stopped)
+    return 1 if failed or stopped else 0
 
 
 def unanswered(config: DictConfig) -> int:
@@ -230,8 +233,9 @@ def _generate(
     parts: Sequence[Part],
     todo: Mapping[str, int],
     track: Tracker,
+    stopped: dict[str, str],
 ) -> None:
-    """Answer what is missing."""
+    """Answer what is missing; `stopped` takes the datasets that could not be."""
     from mmkv_bench.evaluation import generate
     from mmkv_bench.planning.generate import Answering
 
@@ -253,9 +257,21 @@ def _generate(
                 done = part.done(store, list(config.retry))
                 answering = Answering(loaded, config, part.cells, done, writer, after, part.spec.measures)
                 try:
-                    generate(part.spec, answering, config.limit, answering.wants)
+                    with _one_of(parts, label, stopped):
+                        generate(part.spec, answering, config.limit, answering.wants)
                 finally:
                     answering.close()
+
+
+@contextmanager
+def _one_of(parts: Sequence[Part], label: str, stopped: dict[str, str]) -> Iterator[None]:
+    """Work on one dataset: where there are others, what is wrong with its data or scorer is kept and stops no other."""
+    try:
+        yield
+    except (DataError, ScoringError) as error:
+        if len(parts) == 1:
+            raise
+        stopped[label] = str(error)
 
 
 def _load(config: DictConfig) -> LoadedModel:
@@ -269,13 +285,14 @@ def _stale(store: Store, parts: Sequence[Part], judge: Desk) -> list[str]:
     return [cell for part in parts for cell in unscored(store, part.cells, judge)]
 
 
-def _score(store: Store, parts: Sequence[Part], stale: Sequence[str], judge: Desk) -> None:
+def _score(store: Store, parts: Sequence[Part], stale: Sequence[str], judge: Desk, stopped: dict[str, str]) -> None:
     from mmkv_bench.planning.scoring import score_dataset
 
     for part in parts:
         mine = sum(cell.cell in stale for cell in part.cells)
         if mine:
-            with Progress(mine, f"scoring {part.dataset}", unit="cells") as bar:
+            label = f"scoring {part.dataset}"
+            with Progress(mine, label, unit="cells") as bar, _one_of(parts, label, stopped):
                 score_dataset(store, part.spec, part.cells, lambda cell, bar=bar: bar.advance(), judge)
 
 

@@ -1,0 +1,88 @@
+"""Promise: what is wrong with one document is that sample's row, and what is wrong with one dataset stops no other."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from mmkv_bench.evaluation import fixtures
+from tests.run.setting import done, go, metrics, responses
+
+ASKED = ("dataset=[docvqa,ocrbench]", "method=[full]", "limit=3", "fidelity=off")
+SHORT = tuple(f"datasets.{name}.generation.max_new_tokens=2" for name in ("docvqa", "ocrbench"))
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """Local data of two datasets, as data.root takes them."""
+    for name in ("docvqa", "ocrbench"):
+        shutil.copytree(fixtures.folder(name), tmp_path / "data" / name)
+    return tmp_path / "data"
+
+
+def emptied(folder: Path, dataset: str, column: str, row: int) -> None:
+    """Make one value null."""
+    for file in (folder / dataset).rglob("*.parquet"):
+        table = pq.read_table(file)
+        values = table[column].to_pylist()
+        values[row] = None
+        place = table.column_names.index(column)
+        pq.write_table(table.set_column(place, table.schema.field(column), pa.array(values, table[column].type)), file)
+
+
+def by_dataset(root: Path, count: int) -> dict[str, list[str]]:
+    """Dataset -> statuses of its rows in the order of documents."""
+    found: dict[str, list[str]] = {}
+    for (_, sample), row in sorted(responses(root).items(), key=lambda item: item[0][1]):
+        found.setdefault(sample.rpartition("-")[0], []).append(row["status"])
+    assert {len(statuses) for statuses in found.values()} == {count}
+    return found
+
+
+@pytest.mark.parametrize(("dataset", "column"), [("docvqa", "image"), ("ocrbench", "question")])
+def test_an_empty_field_is_that_samples_row_and_the_run_goes_on(folder, tmp_path, dataset, column):
+    emptied(folder, dataset, column, row=1)
+    outcome = go(tmp_path / "rows", *ASKED, *SHORT, f"data.root={folder}")
+    assert outcome.code == 1
+    expected = {"docvqa": ["ok"] * 3, "ocrbench": ["ok"] * 3} | {dataset: ["ok", "error", "ok"]}
+    assert by_dataset(tmp_path / "rows", 3) == expected
+    why = [row["error"] for row in responses(tmp_path / "rows").values() if row["status"] == "error"]
+    assert f"sample {dataset}-000001 cannot be read" in why[0]
+
+
+def test_a_reference_that_no_scorer_can_read_leaves_the_other_dataset_its_scores(folder, tmp_path):
+    emptied(folder, "docvqa", "answers", row=1)
+    outcome = go(tmp_path / "rows", *ASKED, *SHORT, f"data.root={folder}")
+    assert outcome.code == 1
+    assert (
+        "scoring docvqa stopped: the scorer of lmms-eval's task docvqa_val failed at sample docvqa-000001"
+        in outcome.out
+    )
+    assert {row["dataset"] for row in metrics(tmp_path / "rows")} == {"ocrbench"}
+    assert by_dataset(tmp_path / "rows", 3) == {"docvqa": ["ok"] * 3, "ocrbench": ["ok"] * 3}
+
+
+def test_the_only_dataset_of_a_run_ends_it_with_the_sentence(folder, tmp_path):
+    emptied(folder, "docvqa", "answers", row=1)
+    words = ("dataset=docvqa", *ASKED[1:], SHORT[0], f"data.root={folder}")
+    outcome = go(tmp_path / "rows", *words)
+    assert outcome.code == 1 and "failed at sample docvqa-000001" in outcome.err
+
+
+def test_two_uses_of_placeholders_in_one_process_are_two_prompts(tmp_path):
+    hashes = []
+    for use in ("interleave", "remove", "keep"):
+        words = (
+            "dataset=muirbench",
+            "data=fixture",
+            "method=[full]",
+            "limit=1",
+            f"datasets.muirbench.placeholders={use}",
+        )
+        done(tmp_path / use, *words, "datasets.muirbench.generation.max_new_tokens=2", "fidelity=off")
+        hashes += [row["prompt_hash"] for row in responses(tmp_path / use).values()]
+    assert len(set(hashes)) == 3
