@@ -23,9 +23,11 @@ usage: python -m mmkv_bench.data list [--json]
 
 list    datasets of the configuration: samples, size, judge, whether small data of our own making stand in for them
 check   where a run would take a dataset's data from, what is there and what is missing, its licence and size;
-        exit code 0 when a run can start without a connection, 2 when something is missing
+        exit code 0 when a run can start without a connection, 2 when something is missing or damaged
+        (of parquet files the first and the last rows are read)
 
-overrides   data.root=<folder>    <folder>/<dataset>/ in the upstream schema instead of the hub
+overrides   data.root=<folder>    <folder>/<dataset>/ in the upstream schema instead of the hub (some datasets
+                                  share a folder: docs/datasets.md)
             data=fixture          small data of our own making in the upstream schema
             dataset.split=<name>  and every other key of a dataset, as for python -m mmkv_bench
 --online    ask the hub for its commit, licence and size; without it no connection is made

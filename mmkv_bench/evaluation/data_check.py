@@ -155,6 +155,7 @@ def _files(found: Found, spec: TaskSpec, folder: Path, name: str | None, split: 
         if found.columns is not None:
             local_data.require_columns(spec.dataset, spec.columns, found.columns)
         local_data.require_rows(files, found.rows)
+        local_data.require_readable(files)
     except MissingDataError as error:
         found.missing.append(str(error))
 

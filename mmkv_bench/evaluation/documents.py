@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmkv_bench.errors import ConfigError, MissingDataError, UnsupportedError
+from mmkv_bench.errors import ConfigError, MissingDataError, UnsupportedError, nearest
 from mmkv_bench.evaluation import local_data, page_data, sources
 from mmkv_bench.evaluation.catalog import task_file
 from mmkv_bench.evaluation.contract import SampleRef, TaskSpec
 from mmkv_bench.evaluation.environment import go_offline, harness, task_environment
+from mmkv_bench.evaluation.extract import BESIDE
 from mmkv_bench.evaluation.page_tasks import DEFAULT_COUNT
 from mmkv_bench.evaluation.specs import GENERATION_DEFAULTS, limited
 from mmkv_bench.evaluation.task_errors import task_errors
@@ -66,7 +67,7 @@ def task_config(spec: TaskSpec) -> dict[str, Any]:
     path = task_file(spec)
     source = sources.source(spec, path)
     module = harness(spec.offline)
-    with module.quiet(), task_errors(spec.name, folder=spec.dataset_path), task_environment(spec.media_root):
+    with module.quiet(), task_errors(spec.name, code=True), task_environment(spec.media_root):
         config = module.load_config(path)
     if config.get("class") is not None:
         raise UnsupportedError(f"task {spec.name} is a Python class of lmms-eval; tasks defined by YAML can be run")
@@ -76,10 +77,23 @@ def task_config(spec: TaskSpec) -> dict[str, Any]:
             f"task {spec.name} asks for output_type={kind}, repeats={repeats}; tasks that generate one answer to one "
             "question (generate_until, repeats 1) can be run"
         )
+    _require_metrics(spec, config)
     config |= {"task": spec.name} | source
     if spec.split and not spec.is_pages:
         config |= {"test_split": spec.split, "validation_split": None}
     return config
+
+
+def _require_metrics(spec: TaskSpec, config: Mapping[str, Any]) -> None:
+    """A headline metric that the task does not give would be one that nobody misses."""
+    given = [str(entry["metric"]) for entry in config.get("metric_list") or []]
+    for metric in spec.metrics if given else ():
+        name = metric.partition(",")[0]  # of one of several filters
+        if name not in (*given, *BESIDE):
+            raise ConfigError(
+                f"datasets.{spec.dataset}.metrics names {metric!r}, which task {spec.name} does not give; "
+                f"{nearest(name, [*given, *BESIDE])}"
+            )
 
 
 def generation_settings(spec: TaskSpec) -> dict[str, Any]:

@@ -123,6 +123,43 @@ def count_rows(files: Sequence[Path]) -> int:
     return sum(pq.read_metadata(file).num_rows for file in files)
 
 
+def require_readable(files: LocalFiles) -> None:
+    """Read what tells a damaged file from a whole one: the first and the last rows of parquet files, all of JSON files.
+
+    Raises:
+        MissingDataError: a file whose rows cannot be read.
+    """
+    import pyarrow.parquet as pq
+
+    for file in files.files:
+        try:
+            opened = pq.ParquetFile(file)
+            for group in {0, opened.num_row_groups - 1} if opened.num_row_groups else ():
+                opened.read_row_group(group)
+        except Exception as error:
+            raise _damaged(file, error) from error
+    for file in sorted(files.folder.rglob("*.json")) if files.kind == "other" else ():
+        try:
+            json.loads(file.read_text())
+        except ValueError as error:
+            lines = file.read_text(errors="replace").splitlines()
+            if not lines or any(_is_damaged(line) for line in (lines[0], lines[-1])):  # JSON Lines under that name
+                raise _damaged(file, error) from error
+
+
+def _is_damaged(line: str) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return True
+    return False
+
+
+def _damaged(file: Path, error: Exception) -> MissingDataError:
+    reason = str(error).splitlines()[0].rstrip(".")
+    return MissingDataError(f"{file} cannot be read ({reason}); copy or download it again")
+
+
 def require_rows(files: LocalFiles, rows: int | None) -> None:
     """Raise MissingDataError for a split whose number of `rows` is known to be 0."""
     if rows == 0:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mmkv_bench.errors import MissingDataError
-from mmkv_bench.evaluation import hub, local_data
+from mmkv_bench.evaluation import fixtures, hub, local_data
 from mmkv_bench.evaluation.catalog import plain_config, task_file
 from mmkv_bench.evaluation.contract import TaskSpec
 
@@ -87,9 +87,9 @@ def require_upstream(spec: TaskSpec, path: Path) -> bool:
         return False
     why = hub.refusal(repository, spec.offline)
     if why is not None:
+        trial = ", or take data=fixture for a trial" if spec.dataset in fixtures.names() else ""
         raise MissingDataError(
-            f"the data of {spec.dataset} cannot be had: {why}; or give them with data.root=<folder>, or take "
-            "data=fixture for a trial"
+            f"the data of {spec.dataset} cannot be had: {why}; or give them with data.root=<folder>{trial}"
         )
     return True
 

@@ -11,12 +11,16 @@ from mmkv_bench.evaluation.messages import stated
 
 @contextmanager
 def task_errors(
-    task: str, ours: Callable[[BaseException], bool] = lambda error: False, folder: str | None = None
+    task: str,
+    ours: Callable[[BaseException], bool] = lambda error: False,
+    folder: str | None = None,
+    code: bool = False,
 ) -> Iterator[None]:
     """Loading and asking: a DataError instead of any exception, and instead of an exit of the process.
 
     ours: exceptions that are not the task's and pass unchanged.
     folder: the local folder that the data are read from, if they are.
+    code: no data are read yet, only the task's own files.
     """
     try:
         yield
@@ -29,15 +33,19 @@ def task_errors(
     except (Exception, SystemExit) as error:
         if ours(error):
             raise
-        todo = (
-            f"its data are those of {folder}, which have to be whole and of the upstream schema, types included"
-            if folder
-            else "give its data as a local folder with data.root=... or dataset_path=..., take data=fixture for a trial, "
-            "or allow connections with offline=false"
-        )
+        todo = "the task's YAML file or the code that it names is at fault" if code else _todo(folder)
         raise MissingDataError(
             f"lmms-eval's task {task} cannot be loaded: {stated(root_cause(error))}; {todo}"
         ) from error
+
+
+def _todo(folder: str | None) -> str:
+    if folder:
+        return f"its data are those of {folder}, which have to be whole and of the upstream schema, types included"
+    return (
+        "give its data as a local folder with data.root=... or dataset_path=..., take data=fixture for a trial where the "
+        "dataset has one, or allow connections with offline=false"
+    )
 
 
 @contextmanager

@@ -33,13 +33,26 @@ ORDER = (
     "scale",
     "generation",
 )
-LAST = ("judge", "needs", "media", "placeholders", "measures", "clusters", "columns", "traps", "exercised", "source")
+LAST = (
+    "judge",
+    "needs",
+    "folder",
+    "media",
+    "placeholders",
+    "measures",
+    "clusters",
+    "columns",
+    "traps",
+    "exercised",
+    "source",
+)
 NAMES = {
     "code": "task's code",
     "hub": "data",
     "title": "what",
     "generation": "tokens to generate",
     "columns": "columns that are read",
+    "folder": "folder below `data.root`",
     "placeholders": "`<image>` in the text",
 }
 ANY = "lmms_eval"
@@ -75,9 +88,10 @@ def page() -> str:
         "numbers of samples are as of our knowledge: no hub was reached from here. `python -m mmkv_bench.data check <name>`",
         "says what is there on your machine, and with `--online` what the hub says.",
         "",
-        "- `dataset=<name>` takes the data from the hub, `data.root=<folder>` from `<folder>/<name>/` in the upstream schema:",
-        "  a clone of the upstream repository, `data/<split>-*.parquet`, or what `save_to_disk` writes; videos below",
-        "  `<folder>/<name>/media/`, which stands for `$HF_HOME`.",
+        "- `dataset=<name>` takes the data from the hub, `data.root=<folder>` from `<folder>/<name>/` (or the folder below",
+        "  `data.root` that its section names) in the upstream schema: a clone of the upstream repository,",
+        "  `data/<split>-*.parquet`, or what `save_to_disk` writes; videos below `<folder>/<name>/media/`, which stands for",
+        "  `$HF_HOME`.",
         "- `data=fixture` takes small data of our own making in the upstream schema. Its scores mean nothing, and its tables",
         "  have a name of their own (`<name>_fixture`).",
         "- Any other task of lmms-eval: `dataset=lmms_eval dataset.task=<task>`.",
@@ -123,6 +137,7 @@ def read(name: str) -> Dataset:
         "judge": JUDGES.get(str(about["judge"]), str(about["judge"])),
         "traps": "\n".join(f"  - {trap}" for trap in about["traps"]),
         "clusters": f"samples with one `{node['cluster_key']}`" if node.get("cluster_key") else "",
+        "folder": f"`{node['folder']}`" if node.get("folder") else "",
         "placeholders": USES.get(str(node.get("placeholders")), ""),
         "measures": ", ".join(f"`{measure}`" for measure in node.get("measures") or ()),
         "columns": ", ".join(f"`{column}`" for column in about.get("columns") or ()),

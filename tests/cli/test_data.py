@@ -94,6 +94,23 @@ def test_what_is_wrong_is_one_sentence_of_the_check_and_of_a_run(root, capsys, d
     assert run.err.count("mmkv_bench: ") == 1 and (run.document["status"], run.document["exit_code"]) == ("error", 2)
 
 
+def test_a_body_that_is_damaged_behind_a_whole_footer_is_found(root, capsys):
+    whole = (root / FILE).read_bytes()
+    (root / FILE).write_bytes(whole[:4] + bytes(200) + whole[204:])
+    code, found = report(capsys, "docvqa", f"data.root={root}")
+    assert code == 2 and re.search(rf"{FILE} cannot be read .*copy or download it again", found["missing"][0])
+
+
+@pytest.mark.parametrize(
+    ("text", "code"), [('[{"a": 1}]', 0), ('{"a": 1}\n{"a": 2}\n', 0), ('[{"a": 1}, {"a"', 2), ('{"a": 1}\n{"a"', 2)]
+)
+def test_json_files_are_read_to_their_end(root, capsys, text, code):
+    (root / FILE).unlink()
+    (root / "docvqa" / "validation.json").write_text(text)
+    found = report(capsys, "docvqa", f"data.root={root}")
+    assert found[0] == code and ("validation.json cannot be read" in str(found[1]["missing"])) == bool(code)
+
+
 def test_a_run_in_a_process_of_its_own_ends_with_the_sentence(root):
     (root / FILE).write_bytes(b"PAR1")
     command = [sys.executable, "-m", "mmkv_bench", "dataset=docvqa", f"data.root={root}", f"out={root / 'rows'}"]

@@ -12,7 +12,7 @@ import yaml
 
 from mmkv_bench.errors import ConfigError, DataError, UnsupportedError
 from mmkv_bench.evaluation import content, fingerprint, sample_refs, spec_from_config
-from mmkv_bench.evaluation.catalog import OWN_FOLDER, lmms_eval_tasks, own_tasks, task_file
+from mmkv_bench.evaluation.catalog import OWN_FOLDER, lmms_eval_tasks, own_tasks, plain_config, task_file
 from mmkv_bench.evaluation.page_tasks import PAGE_TASKS, SIZES, lmms_eval_name, page_task, place
 from mmkv_bench.evaluation.specs import KEYS
 from tests.evaluation.conftest import pages
@@ -133,3 +133,17 @@ def test_code_of_every_task_of_this_project_is_told_apart_and_lmms_evals_is_its_
         names = [line.split(":")[0] for line in content.code_digests(path)]
         assert names == sorted(file.name for file in path.parent.glob("*.py")) and "utils.py" in names
     assert content.code_digests(lmms_eval_tasks()[0]["docvqa_val"]) == []
+
+
+def test_a_headline_metric_that_the_task_does_not_give_is_refused():
+    node = {"task": "docvqa_val", "metrics": ["anlss"]}
+    with pytest.raises(ConfigError, match=r"datasets\.docvqa_fixture\.metrics names 'anlss'.*did you mean 'anls'"):
+        sample_refs(spec_from_config("docvqa", node, {"source": "fixture"}), 1)
+
+
+@pytest.mark.parametrize("text", ["task: own_syntax\n  bad: [\n", "task: own_syntax\n<<<<\n"])
+def test_a_task_file_that_is_no_yaml_is_one_sentence_with_its_line(tmp_path, text):
+    (tmp_path / "own_syntax.yaml").write_text(text)
+    spec = spec_from_config("lmms_eval", {"task": "own_syntax", "include_path": str(tmp_path)})
+    with pytest.raises(ConfigError, match=r"own_syntax\.yaml, line \d.*is no YAML.*mend the task's file"):
+        plain_config(task_file(spec))
