@@ -108,7 +108,9 @@ class Gate:
         "a number or null",
     )
     tolerance: float | None = _key(
-        None, "largest difference that passes; null = that of the model's file", "a number >= 0"
+        None,
+        "largest difference that passes, in the run's own scale (0.01 of accuracy in 0..1); null = of the model's file",
+        "a number >= 0 or null",
     )
 
 

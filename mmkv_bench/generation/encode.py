@@ -113,12 +113,12 @@ def encode(
     if max_prompt_tokens is not None and prompt.length > max_prompt_tokens:
         raise UnsupportedError(
             f"the prompt of {identity} has {prompt.length} tokens, more than model.max_prompt_tokens="
-            f"{max_prompt_tokens}; raise the limit or lower the pixel or frame limits"
+            f"{max_prompt_tokens}; raise the limit{_shorter(processor, images, videos)}"
         )
     if family.max_context is not None and prompt.length > family.max_context:
         raise UnsupportedError(
             f"the prompt of {identity} has {prompt.length} tokens, more than the model's context of "
-            f"{family.max_context}; lower the pixel or frame limits (model.max_pixels, model.frames)"
+            f"{family.max_context}{_shorter(processor, images, videos) or '; it cannot take this sample'}"
         )
     return prompt
 
@@ -153,6 +153,16 @@ def _check_counts(processor, messages: Sequence[dict], images: Sequence, videos:
             raise DataError(f"the messages have {places} places for {kind}s and {len(given)} {kind}s were given")
         if given and getattr(processor, f"{kind}_processor", None) is None:
             raise UnsupportedError(f"{type(processor).__name__} takes no {kind}s; choose a model of a family that does")
+
+
+def _shorter(processor, images: Sequence, videos: Sequence) -> str:
+    """What makes a prompt shorter: fewer frames, fewer pixels where the family scales to a limit, or a cut text."""
+    by_area = type(getattr(processor, "image_processor", None)).__name__.startswith("Qwen")
+    ways = ["model.max_pixels"] * (by_area and len(images) > 0) + ["model.frames"] * (len(videos) > 0)
+    ways += ["model.video_max_pixels"] * (by_area and len(videos) > 0)
+    if not images and not videos:
+        return ", or cut the text with dataset.generation.cut_prompt=middle"
+    return f", or lower {' or '.join(ways)}" if ways else ""
 
 
 def _check_markers(processor, text: str, images: int, videos: int) -> None:

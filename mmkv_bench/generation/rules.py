@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -40,6 +40,10 @@ class DecodeRules:
     options: Mapping[str, object]
     config: GenerationConfig
     tokenizer: object = None
+
+    def shortened(self, max_new_tokens: int) -> DecodeRules:
+        """The same rules with fewer new tokens."""
+        return replace(self, max_new_tokens=max_new_tokens, options={**self.options, "max_new_tokens": max_new_tokens})
 
     @classmethod
     def read(cls, config: GenerationConfig, task: Mapping[str, object], tokenizer: object = None) -> DecodeRules:

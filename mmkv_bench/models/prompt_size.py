@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mmkv_bench.config import conf_dir
 from mmkv_bench.errors import ConfigError, MMKVError, nearest
 from mmkv_bench.models import unavailable
-from mmkv_bench.models.visual_tokens import Limits, image_tokens, video_tokens
+from mmkv_bench.models.visual_tokens import Limits, area, image_tokens, video_tokens
 
 _USAGE = """\
 usage: python -m mmkv_bench.models.visual_tokens model=<name> WIDTHxHEIGHT [WIDTHxHEIGHT ...] [key=number ...]
@@ -44,6 +44,7 @@ def _lines(words: Sequence[str]) -> list[str]:
     node = _model(name)
     frames = numbers.pop("frames", None)
     limits, kind, settings = Limits(**numbers), node["shape"]["model_type"], node["processor"]
+    _check_limits(name, kind, settings, limits, frames)
     bytes_per_token = _bytes_per_token(node)
     lines, total = [f"{name}: {bytes_per_token / 1024:g} KiB of keys and values per token in {node['dtype']}"], 0
     for width, height in sizes:
@@ -77,6 +78,25 @@ def _read(words: Sequence[str]) -> tuple[str, list[tuple[int, int]], dict[str, i
     if name is None or not sizes:
         raise ConfigError("a model and a size are needed: model=qwen2_5_vl_7b 1344x896")
     return name, sizes, numbers
+
+
+def _check_limits(name: str, kind: str, settings: Mapping[str, Any], limits: Limits, frames: int | None) -> None:
+    """Refuse limits that a run refuses, and those that have no effect on what is asked for."""
+    asked = {key: value for key, value in dataclasses.asdict(limits).items() if value is not None}
+    if not asked:
+        return
+    if not kind.startswith("qwen"):
+        raise ConfigError(
+            f"{', '.join(asked)}: model={name} scales to fixed sizes; leave it out (only Qwen-VL has pixel limits)"
+        )
+    idle = [key for key in asked if (key == "video_max_pixels") == (frames is None)]
+    if idle:
+        what = "images" if frames is None else "videos"
+        raise ConfigError(f"{', '.join(idle)} has no effect on {what}; leave it out")
+    low, high = area(settings["image"])
+    low, high = limits.min_pixels or low, limits.max_pixels or high
+    if frames is None and low > high:
+        raise ConfigError(f"at least {low} and at most {high} pixels exclude each other; give both limits")
 
 
 def _model(name: str) -> dict[str, Any]:

@@ -44,8 +44,18 @@ class Source:
 
         Raises:
             ConfigError: weights that are no word and no folder, `layers` without random weights, random weights of a
-                model without a shape, a model without path.
+                model without a shape, a model without path, a revision of anything but a hub repository.
         """
+        source = cls._found(model)
+        if model.revision is not None and source.kind != HUB:
+            raise ConfigError(
+                f"model.revision={model.revision} is a commit of a hub repository, and these weights are "
+                f"{'random' if source.kind == RANDOM else 'those of a folder'}; leave model.revision out"
+            )
+        return source
+
+    @classmethod
+    def _found(cls, model: Any) -> Source:
         weights = model.weights
         if weights == RANDOM:
             if not model.shape or not model.processor:

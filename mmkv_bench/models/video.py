@@ -109,6 +109,8 @@ def _opened(path: str | os.PathLike, name: str) -> Iterator[tuple[Any, av.VideoS
             streams = [s for s in container.streams.video if not s.disposition & Disposition.attached_pic]
             if not streams:
                 raise DataError(f"video {name} has no video stream; restore the file")
+            if streams[0].codec_context is None:  # decoding would crash the process
+                raise DataError(f"video {name} has a codec that PyAV does not know; restore the file or convert it")
             streams[0].thread_type = "AUTO"
             yield container, streams[0]
     except (av.FFmpegError, OSError, ValueError) as error:

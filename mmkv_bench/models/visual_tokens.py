@@ -79,14 +79,14 @@ def video_tokens(
 # ---------------------------------------------------------------------- Qwen-VL
 def _qwen_image(settings: Settings, width: int, height: int, images: int, limits: Limits) -> int:
     part = settings["image"]
-    low, high = _area(part)
+    low, high = area(part)
     unit = part["patch_size"] * part["merge_size"]
     return _units(width, height, unit, limits.min_pixels or low, limits.max_pixels or high)
 
 
 def _qwen2_video(settings: Settings, frames: int, width: int, height: int, limits: Limits) -> int:
     part = settings["video"]
-    low, high = _area(part)
+    low, high = area(part)
     unit, together = part["patch_size"] * part["merge_size"], part["temporal_patch_size"]
     high = limits.video_max_pixels or high
     if part.get("cap_pixels_per_frame"):  # a share of 90% of a context, of each frame
@@ -97,7 +97,7 @@ def _qwen2_video(settings: Settings, frames: int, width: int, height: int, limit
 
 def _qwen3_video(settings: Settings, frames: int, width: int, height: int, limits: Limits) -> int:
     part = settings["video"]
-    low, high = _area(part)  # of all frames together
+    low, high = area(part)  # of all frames together
     unit, together = part["patch_size"] * part["merge_size"], part["temporal_patch_size"]
     frames = max(frames, together)
     even = round(frames / together) * together
@@ -113,7 +113,7 @@ def _qwen3_video(settings: Settings, frames: int, width: int, height: int, limit
     return math.ceil(frames / together) * _units(width, height, unit, low, high, frames, even)
 
 
-def _area(part: Mapping[str, Any]) -> tuple[int, int]:
+def area(part: Mapping[str, Any]) -> tuple[int, int]:
     """The least and the most pixels, under either of the names that checkpoints give them."""
     size = part.get("size") or {}
     return part.get("min_pixels") or size["shortest_edge"], part.get("max_pixels") or size["longest_edge"]

@@ -25,6 +25,24 @@ if TYPE_CHECKING:
     from mmkv_bench.planning.cells import Cell
     from mmkv_bench.store.writer import Writer
 
+CONTEXT_END = "context_end"  # the fallback that is given here and not by a method's part
+COUNTED = (
+    "prompt_tokens",
+    "context_tokens",
+    "visual_tokens",
+    "question_text_before_cut",
+    "tokens_from_compressed",
+    "entries_planned",
+    "entries_resident",
+    "entries_reachable",
+    "entries_appended",
+    "entries_end",
+    "bytes_device",
+    "bytes_host",
+    "bytes_metadata",
+    "bytes_full",
+)
+
 log = logging.getLogger(__name__)
 
 
@@ -119,6 +137,22 @@ class Answering:
             frames=self.config.model.frames,
             video_max_pixels=self.config.model.video_max_pixels,
         )
+        rules = self._within_context(rules, prompt)
+        results = self._generated(prompt, specs, rules, self._extras(request))
+        if rules is not self._rules_for(request):
+            for result in results:
+                result.fallback += [CONTEXT_END] * (result.finish_reason == "length")
+        return results
+
+    def _within_context(self, rules: DecodeRules, prompt: EncodedPrompt) -> DecodeRules:
+        """The rules with as many new tokens as the model has positions for; the last one of an answer takes none."""
+        most = self.loaded.family.max_context
+        room = rules.max_new_tokens if most is None else most - prompt.length + 1
+        return rules if room >= rules.max_new_tokens else rules.shortened(room)
+
+    def _generated(
+        self, prompt: EncodedPrompt, specs: Sequence[CellSpec], rules: DecodeRules, extras: Extras
+    ) -> list[ForkResult]:
         if self.config.sharing == "off":
             return [self._alone(prompt, spec, rules) for spec in specs]
         if self._engine is None or self._engine.rules is not rules:
@@ -133,7 +167,7 @@ class Answering:
                 timeout_s=self.config.timeout_s,
                 attention=self.config.model.attention,
             ).__enter__()
-        return self._engine.answer(prompt, specs, self._extras(request))
+        return self._engine.answer(prompt, specs, extras)
 
     def _extras(self, request: Request) -> Extras:
         """What is measured of the request besides its answers; a reference that has no tokens is logged, no failure."""
@@ -179,4 +213,5 @@ class Answering:
         if row["status"] != "ok":  # a failed row carries no answer that anything could score
             row |= {"answer": None, "token_ids": [], "n_tokens": 0, "finish_reason": None}
             row |= dict.fromkeys(("forced_kl", "forced_agree", "reference_nll", "reference_samples"))
+            row |= {name: row[name] or None for name in COUNTED}  # 0 where it was never counted
         return row

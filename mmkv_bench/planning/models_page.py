@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from mmkv_bench.config import conf_dir, options
-from mmkv_bench.errors import ConfigError
+from mmkv_bench.errors import ConfigError, nearest
 from mmkv_bench.models.unavailable import UNAVAILABLE
 
 ABOUT = ("title", "parameters", "parameters_source", "shape_source", "licence", "tokens", "papers", "notes")
 """Keys that the `about` of every model with a shape has."""
+MEASURED = {"ppl": "ppl", "rouge_l_sampled": "self_rouge", "rouge_l_greedy": "self_rouge"}  # metric -> measure
 GATE = ("dataset", "metric", "expected", "tolerance", "scale", "source")
 GROUP_GATE = ("group", *GATE[2:])  # the mean over the datasets of a benchmark's group
 IMAGE, VIDEO = (1344, 896), (640, 360)  # the page's examples, width x height
@@ -142,6 +143,22 @@ def _check_gate(name: str, gate: Mapping[str, Any]) -> None:
     known = _groups() if "group" in gate else options("dataset")
     if gate[keys[0]] not in known:
         raise ConfigError(f"conf/model/{name}.yaml has a gate of {gate[keys[0]]}, which is not in conf/dataset")
+    if "group" not in gate and gate["metric"] not in _metrics(gate["dataset"]):
+        raise ConfigError(
+            f"conf/model/{name}.yaml has a gate of {gate['dataset']}'s {gate['metric']}, which no run of it gives; "
+            f"{nearest(gate['metric'], _metrics(gate['dataset']))}"
+        )
+
+
+def _metrics(dataset: str) -> set[str]:
+    """What a dataset is scored by: its headline metrics, and measures that a run may take besides."""
+    return {*(_load(dataset, "dataset").get("metrics") or []), *MEASURED}
+
+
+def _besides(gate: Mapping[str, Any]) -> str | None:
+    """The measure that a run has to ask for, where the gate is of one that the dataset's file does not take."""
+    measure = MEASURED.get(gate.get("metric", ""))
+    return None if measure is None or measure in _load(gate["dataset"], "dataset")["measures"] else measure
 
 
 @cache
@@ -204,7 +221,13 @@ def _section(m: Described) -> list[str]:
         lines += ["|---|---|---|---|---|---|"]
         for g in m.gates:
             numbers = f"{g['expected']:g} | {g['tolerance']:g} | {g['scale']:g}"
-            of = f"{g['group']} | mean of its datasets" if "group" in g else f"`{g['dataset']}` | `{g['metric']}`"
+            asked = _besides(g)
+            besides = f" (with `datasets.{g['dataset']}.measures=[{asked}]`)" if asked else ""
+            of = (
+                f"{g['group']} | mean of its datasets"
+                if "group" in g
+                else f"`{g['dataset']}`{besides} | `{g['metric']}`"
+            )
             lines.append(f"| {of} | {numbers} | {g['source']} |")
     return lines
 

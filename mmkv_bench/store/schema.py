@@ -30,6 +30,7 @@ FALLBACKS = {
     "text_over_budget": "there is more text than a method that puts text first has entries for",
     "chunk_reduced": "hybridkv: the budget of a dynamic head is smaller than one chunk",
     "infeasible_allocation": "hybridkv: r asks for more than the budget; dynamic heads got less",
+    "context_end": "the answer was stopped where the model's context ends, before max_new_tokens",
     "oracle_no_answer_step": "oracle: the answer has no token that is decoded from the cache, so it knows nothing",
 }
 """Names in the column `fallback` that built-in methods give, and what they mean. Parts of a user's may give others."""

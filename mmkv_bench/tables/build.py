@@ -18,7 +18,18 @@ from mmkv_bench.tables.gates import find, gates_of, verdict
 from mmkv_bench.tables.intervals import Aggregator
 from mmkv_bench.tables.known import FIDELITY, PARSE_FAILED, Pooled, is_share, lower_is_better, upstream
 from mmkv_bench.tables.metrics import aggregate, aggregator_of, headline
-from mmkv_bench.tables.rows import BASELINE, CONTEXT, Rows, align, check, choose, context_key, gather, missing
+from mmkv_bench.tables.rows import (
+    BASELINE,
+    CONTEXT,
+    Rows,
+    align,
+    check,
+    choose,
+    context_key,
+    gather,
+    missing,
+    with_limits,
+)
 from mmkv_bench.tables.table import Entry, Method, Table, common_ids
 
 if TYPE_CHECKING:
@@ -49,7 +60,7 @@ def build(
     if rows.samples.empty:
         raise ConfigError("There are no scored rows to make a table of: run the same command again with stage=score.")
     check(rows.cells, rows.samples)
-    rows = _of_trained(rows)
+    rows = _of_trained(replace(rows, cells=with_limits(rows.cells)))
     keep = choose(rows.cells["dataset"], datasets, "dataset") & choose(rows.cells["protocol"], protocols, "protocol")
     chosen = choose(rows.cells["reading"], readings, "reading") | rows.cells["reading"].isna()
     wanted = choose(rows.samples["metric"], metrics, "metric")

@@ -66,8 +66,10 @@ def find_group(config: str, group: str) -> Gate | None:
 
 
 def _printed(entry: Mapping[str, Any], asked: Mapping[str, Any]) -> Gate:
-    tolerance = entry["tolerance"] if asked.get("tolerance") is None else asked["tolerance"]
-    return Gate(float(entry["expected"]), float(tolerance), float(entry.get("scale", 1)), entry["source"])
+    """The paper's, in its unit; a tolerance of the run is in the run's own, whichever number it is of."""
+    scale = float(entry.get("scale", 1))
+    tolerance = entry["tolerance"] if asked.get("tolerance") is None else scale * asked["tolerance"]
+    return Gate(float(entry["expected"]), float(tolerance), scale, entry["source"])
 
 
 def verdict(gate: Gate | None, value: float | None, n: int, transformers: str) -> str:

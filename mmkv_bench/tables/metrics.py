@@ -11,7 +11,7 @@ from mmkv_bench.errors import StoreError
 from mmkv_bench.tables.compare import paired
 from mmkv_bench.tables.intervals import NO_INTERVAL, Aggregator, interval
 from mmkv_bench.tables.known import Pooled, aggregate_of, is_share, lower_is_better
-from mmkv_bench.tables.rows import BASELINE, Scores, align, check, context_key, gather
+from mmkv_bench.tables.rows import BASELINE, Scores, align, check, context_key, gather, with_limits
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,6 +44,7 @@ def metrics_rows(
     """
     lmms_eval, reasons, judges = (given or {} for given in (lmms_eval, reasons, judges))
     check(cells, samples)
+    cells = with_limits(cells)
     scores = {key: gather(part) for key, part in samples.groupby(["cell", "metric"], sort=True)}
     full_of: dict[tuple[str, ...], str] = {}
     for _, row in cells[cells["base"] == BASELINE].iterrows():

@@ -34,6 +34,8 @@ def caption(table: Table, tables: Sequence[Table], intervals: bool = True) -> st
     parts.append(f"protocol={table.context['protocol']}")
     if table.readings:
         parts.append(f"reading={' and '.join(table.readings)}")
+    if table.context["limits"]:
+        parts.append(table.context["limits"])
     for column in _QUIET:
         within = _WITHIN.get(column)
         others = [t for t in tables if within is None or t.context[within] == table.context[within]]

@@ -6,6 +6,7 @@ Frames are those of `store/schema.py`: `cells` (one row per cell), `samples` (on
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,11 +30,15 @@ CONTEXT = (
     "protocol",
     "dtype",
     "attention",
+    "limits",
     "generation",
     "numerics_version",
     "torch",
     "transformers",
 )
+LIMITS = ("min_pixels", "max_pixels", "video_max_pixels", "frames", "max_prompt_tokens")
+"""Settings of `model` that change what a model is shown; the context's `limits` are those that were set."""
+
 RESPONSE_COLUMNS = (
     "cell",
     "sample_id",
@@ -118,6 +123,16 @@ def missing(value: object) -> bool:
     import pandas as pd
 
     return bool(pd.isna(value))
+
+
+def with_limits(cells: pd.DataFrame) -> pd.DataFrame:
+    """Cells with the column `limits`, as `frames=32 max_pixels=100352`, read from their configuration."""
+    return cells.assign(limits=[_limits(config) for config in cells["config"]])
+
+
+def _limits(config: str) -> str:
+    model = json.loads(config).get("model") or {}
+    return " ".join(f"{key}={model[key]}" for key in LIMITS if model.get(key) is not None)
 
 
 def context_key(row: pd.Series, columns: Sequence[str] = CONTEXT) -> tuple[str, ...]:

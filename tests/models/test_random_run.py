@@ -39,6 +39,38 @@ def test_a_prompt_beyond_the_context_is_a_row_with_an_error_and_the_run_goes_on(
     assert all("more than the model's context of 100" in row["error"] for row in found)
 
 
+@pytest.mark.parametrize("sharing", ["on", "off"])
+def test_an_answer_ends_where_the_context_does_and_says_so(tmp_path, sharing):
+    one = [word.replace("[full,snapkv]", "[snapkv]") for word in ASKED]
+    asked = [*one, f"sharing={sharing}", "datasets.pages_walk.generation.max_new_tokens=12", "fidelity=off"]
+    done(tmp_path / "free", *asked)
+    free = responses(tmp_path / "free").values()
+    longest = max(row["prompt_tokens"] for row in free)
+    assert {row["n_tokens"] for row in free} == {12}
+    done(tmp_path / "tight", *asked, f"model.shape.text_config.max_position_embeddings={longest + 4}")
+    for row in responses(tmp_path / "tight").values():
+        room = min(12, longest + 4 - row["prompt_tokens"] + 1)
+        assert (row["n_tokens"], row["finish_reason"], len(row["token_ids"])) == (room, "length", room)
+        assert ("context_end" in row["fallback"]) == (room < 12)
+
+
+def test_rows_of_a_refused_prompt_count_nothing(tmp_path):
+    go(tmp_path, *ASKED, "model.max_prompt_tokens=50")
+    for row in responses(tmp_path).values():
+        assert (
+            row["status"] == "error"
+            and "model.max_prompt_tokens=50; raise the limit, or lower model.max_pixels" in row["error"]
+        )
+        counted = ("prompt_tokens", "context_tokens", "visual_tokens", "entries_resident", "bytes_full", "bytes_device")
+        assert [row[name] for name in counted] == [None] * len(counted)
+
+
+def test_a_revision_of_weights_without_commits_is_refused(tmp_path):
+    outcome = go(tmp_path, *ASKED, "model.revision=deadbeef")
+    assert outcome.code == 2 and "model.revision=deadbeef is a commit of a hub repository" in outcome.err
+    assert "these weights are random" in outcome.err
+
+
 @pytest.mark.parametrize("images", [1, 8])
 def test_llava_1_5_has_room_for_seven_images(images):
     from PIL import Image

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 import tracemalloc
 
 import av
@@ -143,6 +145,17 @@ def test_a_corrupt_file_is_read_or_refused_but_never_worse(tmp_path, name, seed)
         assert len(sample_frames(clip, 8)) == 8
     except DataError as error:
         assert str(error).startswith(f"video {name} ") and str(tmp_path) not in str(error)
+
+
+def test_a_codec_that_nobody_knows_is_one_sentence_and_no_crash(tmp_path):
+    clip = write_clip(tmp_path / "a.mp4")
+    content = clip.read_bytes()
+    header, table, entries = content.partition(b"stsd")  # the table that names the codec
+    assert entries.count(b"avc1") == 1
+    clip.write_bytes(header + table + entries.replace(b"avc1", b"zzzz"))
+    code = f"from mmkv_bench.models.video import sample_frames; sample_frames({str(clip)!r}, 8)"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 1 and "DataError: video a.mp4 has a codec that PyAV does not know" in ended.stderr
 
 
 @pytest.mark.parametrize(

@@ -251,6 +251,14 @@ def test_the_command_prints_tokens_and_bytes(capsys):
         (["model=qwen2_5_vl_7b", "10x10", "frames=0"], "whole number >= 1"),
         (["model=qwen2_5_vl_7b", "10x10", "frame=3"], "did you mean"),
         (["model=llava_v1_5_7b", "10x10", "frames=3"], "takes no videos"),
+        (["model=llava_v1_5_7b", "10x10", "max_pixels=1000"], "scales to fixed sizes; leave it out"),
+        (["model=qwen2_5_vl_7b", "10x10", "min_pixels=5000", "max_pixels=1000"], "exclude each other"),
+        (
+            ["model=qwen2_5_vl_7b", "10x10", "max_pixels=1000"],
+            "at least 3136 and at most 1000 pixels exclude each other",
+        ),
+        (["model=qwen3_vl_8b", "64x48", "frames=4", "min_pixels=999"], "min_pixels has no effect on videos"),
+        (["model=qwen2_5_vl_7b", "10x10", "video_max_pixels=9999"], "video_max_pixels has no effect on images"),
     ],
 )
 def test_a_wrong_command_is_one_sentence(capsys, words, why):

@@ -34,6 +34,10 @@ def test_every_model_of_the_issue_runs_or_says_why_not():
     [
         (("  licence: ", "  license: "), "says nothing under about.licence"),
         (("dataset: needle", "dataset: neelde"), "has a gate of neelde, which is not in conf/dataset"),
+        (
+            ("metric: needle_recall", "metric: needle_recal"),
+            "needle_recal, which no run of it gives; did you mean",
+        ),
         (("metric: needle_recall, ", ""), "a gate has the keys dataset, metric, expected"),
         (
             ("group: LongBench all", "group: LongBench most"),

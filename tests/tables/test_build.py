@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from mmkv_bench.errors import ConfigError, StoreError
 from mmkv_bench.tables.build import build
 from mmkv_bench.tables.intervals import wilson
-from mmkv_bench.tables.notes import notes
+from mmkv_bench.tables.notes import caption, notes
 from mmkv_bench.tables.table import Table
 from tests.tables.examples import Example, zeros_and_ones
 
@@ -247,3 +249,17 @@ def test_a_method_without_any_answer_has_no_line_yet() -> None:
     assert [method.label for method in one(example).methods] == ["keydiff", "snapkv"]  # its answers wait for scores
     example.responses = [row for row in example.responses if row["cell"] == "c000"]
     assert [method.label for method in one(example).methods] == ["snapkv"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("max_pixels", 3136), ("min_pixels", 784), ("video_max_pixels", 784), ("frames", 8), ("max_prompt_tokens", 99)],
+)
+def test_answers_to_other_views_of_the_data_share_no_table(key: str, value: int) -> None:
+    """A method that was shown smaller images is not worse for it."""
+    example = Example()
+    example.add("snapkv", 64, [1.0, 0.0])
+    example.add("mmshift", 64, [0.0, 0.0], config=json.dumps({"model": {key: value}}))
+    tables = build(example.rows())
+    assert [[method.name for method in table.methods] for table in tables] == [["snapkv"], ["mmshift"]]
+    assert f"{key}={value}" in caption(tables[1], tables) and "=" + str(value) not in caption(tables[0], tables)

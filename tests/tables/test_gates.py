@@ -91,7 +91,7 @@ def test_fixture_data_have_no_gate() -> None:
 
 
 def test_a_tolerance_of_the_run_replaces_the_models() -> None:
-    config = json.dumps({"model": {"gates": [PRINTED]}, "gate": {"expected": None, "tolerance": 10}})
+    config = json.dumps({"model": {"gates": [PRINTED]}, "gate": {"expected": None, "tolerance": 0.1}})
     assert find(config, "walk3", "exact_match").passes(0.65)
     assert "passed" in verdict(find(config, "walk3", "exact_match"), 0.65, 5, "5.23.0")
 
