@@ -14,6 +14,7 @@ from mmkv_bench.evaluation.catalog import task_file
 from mmkv_bench.evaluation.contract import SampleRef, TaskSpec
 from mmkv_bench.evaluation.environment import go_offline, harness, task_environment
 from mmkv_bench.evaluation.extract import BESIDE
+from mmkv_bench.evaluation.measures import NAMES as MEASURES
 from mmkv_bench.evaluation.page_tasks import DEFAULT_COUNT
 from mmkv_bench.evaluation.specs import GENERATION_DEFAULTS, limited
 from mmkv_bench.evaluation.task_errors import task_errors
@@ -89,10 +90,10 @@ def _require_metrics(spec: TaskSpec, config: Mapping[str, Any]) -> None:
     given = [str(entry["metric"]) for entry in config.get("metric_list") or []]
     for metric in spec.metrics if given else ():
         name = metric.partition(",")[0]  # of one of several filters
-        if name not in (*given, *BESIDE):
+        if name not in (*given, *BESIDE, *MEASURES):
             raise ConfigError(
                 f"datasets.{spec.dataset}.metrics names {metric!r}, which task {spec.name} does not give; "
-                f"{nearest(name, [*given, *BESIDE])}"
+                f"{nearest(name, [*given, *MEASURES])}"
             )
 
 

@@ -97,7 +97,7 @@ def encode(
         DataError: other media than placeholders, or a video that cannot be read.
     """
     start = time.perf_counter()
-    _check_counts(processor, messages, images, videos)
+    _check_counts(processor, family, messages, images, videos)
     text = rendered(processor, messages)
     _check_markers(processor, text, len(images), len(videos))
     media = {}
@@ -145,14 +145,14 @@ def _tensors(processor, text: str, media: Mapping[str, Any]) -> Mapping[str, Any
     return processor([text], return_tensors="pt", add_special_tokens=False)
 
 
-def _check_counts(processor, messages: Sequence[dict], images: Sequence, videos: Sequence) -> None:
+def _check_counts(processor, family: Family, messages: Sequence[dict], images: Sequence, videos: Sequence) -> None:
     parts = [part for message in messages if not isinstance(message["content"], str) for part in message["content"]]
     for kind, given in (("image", images), ("video", videos)):
         places = sum(part["type"] == kind for part in parts)
         if places != len(given):
             raise DataError(f"the messages have {places} places for {kind}s and {len(given)} {kind}s were given")
         if given and getattr(processor, f"{kind}_processor", None) is None:
-            raise UnsupportedError(f"{type(processor).__name__} takes no {kind}s; choose a model of a family that does")
+            raise UnsupportedError(f"{family.name} takes no {kind}s; choose a model of a family that does")
 
 
 def _shorter(processor, images: Sequence, videos: Sequence) -> str:
