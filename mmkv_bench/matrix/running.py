@@ -129,13 +129,17 @@ def _run(base: Sequence[str], names: Sequence[str], chosen: Sequence[str]) -> di
         validate(config)
         run(config)
         store = Store(Path(config.out))
-        return {name: _rows(store, part) for name, part in zip(names, planned(config), strict=True)}
+        found = {name: _rows(store, part) for name, part in zip(names, planned(config), strict=True)}
     except Exception as error:  # noqa: BLE001 - a fault of ours is what the grid is there to show
         if len(names) > 1:
             half = len(names) // 2
             return _run(base, names[:half], chosen) | _run(base, names[half:], chosen)
         known = isinstance(error, MMKVError)
         return {names[0]: ("refused", str(error)) if known else ("crashed", f"{type(error).__name__}: {error}")}
+    holes = [name for name, rows in found.items() if not all(rows.values())] if len(names) > 1 else []
+    for name in holes:  # a dataset that stopped among others says why when it stands alone
+        found |= _run(base, [name], chosen)
+    return found
 
 
 def _rows(store: Store, part: Part) -> dict[str, list[dict[str, Any]]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 from omegaconf import OmegaConf
 
@@ -105,3 +106,20 @@ def test_writing_one_model_keeps_the_others_in_the_written_grid(tmp_path, capsys
     assert f"{there.model},{there.dataset},full,ok,,,abc," in lines
     assert f"{new.model},{new.dataset},full,ok,,,def," in lines
     assert len(lines) == 1 + len(FAMILIES) * len(datasets())
+
+
+def test_a_dataset_that_stops_among_others_has_its_own_reason(tmp_path, monkeypatch):
+    from mmkv_bench.evaluation import fixtures
+    from mmkv_bench.matrix import running
+    from tests.run.test_broken_data import emptied
+
+    (tmp_path / "data").mkdir()
+    for name in ("docvqa", "ocrbench"):
+        shutil.copytree(fixtures.folder(name), tmp_path / "data" / name)
+    emptied(tmp_path / "data", "docvqa", "answers", row=0)
+    base = ["model=tiny", "method=[full]", "limit=1", f"data.root={tmp_path / 'data'}", f"out={tmp_path / 'rows'}"]
+    monkeypatch.setattr(running, "_rows", lambda store, part: {"full": [] if "docvqa" in part.dataset else [{}]})
+    found = running._run(base, ["docvqa", "ocrbench"], ["full"])
+    assert found["ocrbench"] == {"full": [{}]}
+    result, reason = found["docvqa"]
+    assert result == "refused" and "docvqa-000000" in reason
