@@ -132,7 +132,14 @@ def _answer(request: Request) -> int:
     validate(config)
     from mmkv_bench.planning.run import run
 
-    return run(config)
+    try:
+        return run(config)
+    except BrokenPipeError:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - lives until the process ends, which flushes it
+        raise MMKVError(
+            "the output was closed before the run's end; run the same command again to continue, with its output to a "
+            "file or a terminal"
+        ) from None
 
 
 def _refuse(sentence: str, code: int, as_json: bool) -> int:

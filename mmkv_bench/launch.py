@@ -94,14 +94,28 @@ def launch(overrides: Sequence[str], processes: str | int | None = None, run: Se
             f"mmkv_bench: shard {end.worker.name} ended with exit code {end.code}; see {end.worker.log}",
             file=sys.stderr,
         )
-    if failed and not _all_answered(failed, config):
+    stopped = _stopped(failed)
+    for line in stopped:
+        print(f"mmkv_bench: {line}", file=sys.stderr)
+    if failed and not stopped and not _all_answered(failed, config):
         print("mmkv_bench: run the same command again to continue at the first missing sample", file=sys.stderr)
         return max(abs(end.code) if end.code < 128 else 1 for end in failed)
     if config.stage == "generate":
         return 1 if failed else 0
     from mmkv_bench.planning.run import run as score
 
-    return score(compose([*overrides, "stage=score"]))
+    scored = score(compose([*overrides, "stage=score"]))
+    return max(scored, int(bool(stopped)))
+
+
+def _stopped(failed: Sequence[Ended]) -> list[str]:
+    """What processes say of datasets that stopped, where that alone is why they failed; the others' answers are scored."""
+    from mmkv_bench.planning.report import STOPPED
+
+    if any(end.code != 1 for end in failed):
+        return []
+    lines = [line for end in failed for line in end.worker.log.read_text(errors="replace").splitlines()]
+    return list(dict.fromkeys(line for line in lines if STOPPED in line))
 
 
 def workers(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import struct
-import zlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -13,15 +11,10 @@ from mmkv_bench.evaluation.contract import Request, SampleRef, TaskSpec
 from mmkv_bench.evaluation.documents import Documents, documents, generation_settings, task_config
 from mmkv_bench.evaluation.environment import harness, task_environment
 from mmkv_bench.evaluation.messages import Prompt, prompt_hash, stated, to_prompt, with_placeholders
-from mmkv_bench.evaluation.task_errors import task_errors
+from mmkv_bench.evaluation.task_errors import BROKEN_FIELD, BROKEN_FILE, task_errors
 
 if TYPE_CHECKING:
     from lmms_eval.api.instance import Instance
-
-# Of one sample, and no reason to stop: files that are broken, and fields that are empty or of another kind than the
-# task's code takes for granted. Tasks end the process for a missing video.
-BROKEN_FILE = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error, DataError, SystemExit)
-BROKEN_FIELD = (AttributeError, TypeError, LookupError)
 
 
 def generate(

@@ -25,6 +25,7 @@ from lmms_eval.api.model import lmms
 from lmms_eval.api.task import ConfigurableMessagesTask, ConfigurableTask
 
 from mmkv_bench.errors import UnsupportedError
+from mmkv_bench.evaluation.task_errors import BROKEN_FIELD, BROKEN_FILE
 
 AnswerInstance = Callable[[Instance], str]
 
@@ -92,7 +93,7 @@ class GivenTask(ConfigurableMessagesTask):
     def fewshot_context(self, *args: Any, **options: Any) -> Any:
         try:
             return super().fewshot_context(*args, **options)
-        except (AttributeError, TypeError, LookupError):
+        except (*BROKEN_FILE, *BROKEN_FIELD):
             if self.building:
                 return ""
             raise

@@ -142,7 +142,7 @@ def require_readable(files: LocalFiles) -> None:
         try:
             json.loads(file.read_text())
         except ValueError as error:
-            lines = file.read_text(errors="replace").splitlines()
+            lines = [line for line in file.read_text(errors="replace").split("\n") if line.strip()]
             if not lines or any(_is_damaged(line) for line in (lines[0], lines[-1])):  # JSON Lines under that name
                 raise _damaged(file, error) from error
 

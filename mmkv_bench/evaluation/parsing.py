@@ -99,9 +99,14 @@ def _keyed(metrics: Mapping[str, Any], name: str) -> bool:
     return isinstance(value, Mapping) and "cycle_category" in value
 
 
+def tells_right_only(metrics: Mapping[str, Any]) -> bool:
+    """Whether there is a metric of `KEYED` among a sample's."""
+    return any(_keyed(metrics, name) for name in KEYED)
+
+
 def reads_choices(metrics: Mapping[str, Any], scorer: Any) -> bool:
     """Whether the task's metrics tell what was read, or its scorer can draw: then every sample gets a `parse_failed`."""
-    return any(name in UNREAD or _keyed(metrics, name) for name in metrics) or may_draw(scorer)
+    return any(name in UNREAD for name in metrics) or may_draw(scorer)
 
 
 def may_draw(scorer: Any) -> bool:

@@ -27,6 +27,7 @@ from mmkv_bench.evaluation.parsing import (
     seed,
     state,
     state_kept,
+    tells_right_only,
     unread,
 )
 from mmkv_bench.evaluation.task_errors import scoring_errors, task_errors
@@ -61,6 +62,7 @@ class Replay:
         self.unaggregated: dict[str, str] = {}
         self.captions: dict[str, dict[int, Captioned]] = {}  # metric -> doc_id -> caption
         self.halves: dict[str, dict[int, Mapping[str, Any]]] = {}  # metric of pairs -> doc_id -> what the scorer gave
+        self.unheard: set[int] = set()  # documents whose choice a judge would have read
         self.position: SampleRef | None = None
         self.passes: dict[int, int] = {}  # doc_id -> how many filters' outputs were scored
 
@@ -144,10 +146,14 @@ class Replay:
                 found[name] = 0.0 if guess and self._rising(metric) else value
                 if isinstance(raw, Mapping) and "parts" in raw:  # a task of ours whose metric is no mean
                     self.parts.setdefault(doc_id, {})[name] = tuple(map(float, raw["parts"]))
-        if guess or reads_choices(metrics, self.task.config.process_results):
-            nothing = guess or unread(metrics)
-            nothing = nothing or right_under_no_key(metrics, lambda key: self.task.scored(doc_id, results, key))
-            found[self._name(PARSE_FAILED, number)] = float(nothing)
+        if tells_right_only(metrics):
+            if self.sitting.lacks(doc_id):
+                self.unheard.add(doc_id)  # what would have been read is the judge's to say
+            else:
+                nothing = right_under_no_key(metrics, lambda key: self.task.scored(doc_id, results, key))
+                found[self._name(PARSE_FAILED, number)] = float(nothing)
+        elif guess or reads_choices(metrics, self.task.config.process_results):
+            found[self._name(PARSE_FAILED, number)] = float(guess or unread(metrics))
 
     def _name(self, metric: str, number: int) -> str:
         filters = self.task.filter_names
@@ -160,8 +166,9 @@ class Replay:
     def _count_parsed(self) -> None:
         """One guess makes the task one whose answers can be unreadable: then every sample tells whether its was."""
         for name in {name for found in self.values.values() for name in found if name.startswith(PARSE_FAILED)}:
-            for found in self.values.values():
-                found.setdefault(name, 0.0)
+            for doc_id, found in self.values.items():
+                if doc_id not in self.unheard:
+                    found.setdefault(name, 0.0)
 
     def _score_captions(self) -> None:
         """Scores of the collected captions: of each filter's own, over the references of all documents."""

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import struct
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from mmkv_bench.errors import DataError, MissingDataError, MMKVError, ScoringError
 from mmkv_bench.evaluation.messages import stated
+
+# Of one sample, and no reason to stop: files that are broken, and fields that are empty or of another kind than the
+# task's code takes for granted. Tasks end the process for a missing video.
+BROKEN_FILE = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error, DataError, SystemExit)
+BROKEN_FIELD = (AttributeError, TypeError, LookupError)
 
 
 @contextmanager

@@ -16,7 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from mmkv_bench.config import options
-from mmkv_bench.matrix.grid import OK, as_csv, read, render, write
+from mmkv_bench.errors import nearest
+from mmkv_bench.matrix.grid import OK, as_csv, merged, read, render, write
 
 FAMILIES = (
     "qwen2_vl_7b",
@@ -36,7 +37,8 @@ NOT_DATA = ("pages", "lmms_eval")  # the mix of the other pages; a task of the u
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code: 0, or 1 when a cell of the grid is a hole without a reason."""
+    """Exit code: 0; 1 when a cell of the grid is a hole without a reason or a model's process failed; 2 for a model that
+    is not in the grid."""
     asked = _parser().parse_args(argv)
     if asked.one:
         from mmkv_bench.matrix.running import run_model
@@ -45,32 +47,40 @@ def main(argv: Sequence[str] | None = None) -> int:
             asked.out / f"{asked.one}.json", run_model(asked.one, asked.datasets or datasets(), asked.out, asked.dtype)
         )
         return 0
+    models, names = asked.models or FAMILIES, asked.datasets or datasets()
+    if asked.write and (others := [model for model in models if model not in FAMILIES]):
+        print(f"error: {others[0]} is not in the grid; {nearest(others[0], FAMILIES)}", file=sys.stderr)
+        return 2
     with ThreadPoolExecutor(asked.processes) as pool:
-        list(pool.map(lambda model: _start(model, asked), [] if asked.render else asked.models or FAMILIES))
+        ended = list(pool.map(lambda model: _start(model, asked), [] if asked.render else models))
+    lines = read(asked.out, models, names)
     if asked.write:  # the whole grid, with what this command did not run as it stands there
-        lines = read(asked.out, FAMILIES, datasets(), asked.write / "grid.csv")
-    else:
-        lines = read(asked.out, asked.models or FAMILIES, asked.datasets or datasets())
+        lines = merged(lines, asked.write / "grid.csv", FAMILIES, datasets())
     text = render(lines)
     if asked.write:
         asked.write.mkdir(parents=True, exist_ok=True)
         (asked.write / "README.md").write_text(text)
         (asked.write / "grid.csv").write_text(as_csv(lines))
     print(text)
-    return int(any(not line.reason for line in lines if line.result != OK))
+    return int(any(ended) or any(not line.reason for line in lines if line.result != OK))
 
 
-def _start(model: str, asked: argparse.Namespace) -> None:
-    """A process for each model: what it leaves in memory is no concern of the next."""
+def _start(model: str, asked: argparse.Namespace) -> int:
+    """A process for each model: what it leaves in memory is no concern of the next. Returns its exit code."""
     words = [sys.executable, "-m", "mmkv_bench.matrix", "--one", model, "--out", str(asked.out), "--dtype", asked.dtype]
     done = subprocess.run([*words, *(["--datasets", *asked.datasets] if asked.datasets else [])], check=False)
     if done.returncode:
-        print(f"{model} ended with exit code {done.returncode}; the grid shows what it had", file=sys.stderr)
+        print(f"{model} ended with exit code {done.returncode}; the grid shows what it had before", file=sys.stderr)
+    return done.returncode
 
 
 def _parser() -> argparse.ArgumentParser:
     command = argparse.ArgumentParser(prog="python -m mmkv_bench.matrix", description=__doc__)
-    command.add_argument("--models", nargs="+", help=f"names in conf/model (default: {', '.join(FAMILIES)})")
+    command.add_argument(
+        "--models",
+        nargs="+",
+        help=f"names in conf/model (default: {', '.join(FAMILIES)})",
+    )
     command.add_argument("--datasets", nargs="+", help="names in conf/dataset (default: all)")
     command.add_argument("--out", type=Path, default=Path("runs/matrix"), help="rows (default: runs/matrix)")
     command.add_argument(

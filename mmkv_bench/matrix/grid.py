@@ -50,20 +50,34 @@ def write(file: Path, lines: Sequence[Line]) -> None:
     file.write_text(json.dumps([asdict(line) for line in [*kept, *lines]]))
 
 
-def read(out: Path, models: Sequence[str], names: Sequence[str], grid: Path | None = None) -> list[Line]:
-    """The lines that runs left below `out`; for a dataset that a model was not run on there, those of the file `grid`
-    (as `as_csv` has it), and without any one line that says so."""
-    before: dict[tuple[str, str], list[Line]] = {}
-    for line in _from_csv(grid) if grid and grid.is_file() else []:
-        before.setdefault((line.model, line.dataset), []).append(line)
+def read(out: Path, models: Sequence[str], names: Sequence[str]) -> list[Line]:
+    """The lines that runs left below `out`, and one for every dataset that a model was not run on."""
     lines = []
     for model in models:
-        found: dict[str, list[Line]] = {}
-        for line in _kept(out / f"{model}.json"):
-            found.setdefault(line.dataset, []).append(line)
+        found = _by_dataset(_kept(out / f"{model}.json"))
         for name in names:
-            lines += found.get(name) or before.get((model, name)) or [Line(model, name, ALL, "not run", UNRUN)]
+            lines += found.get((model, name)) or [Line(model, name, ALL, "not run", UNRUN)]
     return lines
+
+
+def merged(lines: Sequence[Line], file: Path, models: Sequence[str], names: Sequence[str]) -> list[Line]:
+    """The grid in `file` (as `as_csv` has it) of these models and datasets, with `lines` in the place of its own, but
+    for those that were not run."""
+    before = _by_dataset(_from_csv(file) if file.is_file() else [])
+    now = {key: found for key, found in _by_dataset(lines).items() if found[0].reason != UNRUN}
+    grid = []
+    for model in models:
+        for name in names:
+            key = (model, name)
+            grid += now.get(key) or before.get(key) or [Line(model, name, ALL, "not run", UNRUN)]
+    return grid
+
+
+def _by_dataset(lines: Sequence[Line]) -> dict[tuple[str, str], list[Line]]:
+    found: dict[tuple[str, str], list[Line]] = {}
+    for line in lines:
+        found.setdefault((line.model, line.dataset), []).append(line)
+    return found
 
 
 def _kept(file: Path) -> list[Line]:

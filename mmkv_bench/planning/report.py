@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from mmkv_bench.planning.parts import Part
     from mmkv_bench.store.store import Store
 
+STOPPED = " stopped: "  # between a dataset and why it did not get to its end
 MEASURE_METRICS = {"ppl": "ppl", "self_rouge": "rouge_l_sampled"}
 """The metric that tells whether a dataset's measure is there."""
 
@@ -72,7 +73,7 @@ class Report:
         if failed:
             print(f"{failed} rows failed; their status says how, and retry=[oom,timeout,nan,error] runs them again")
         for label, why in (stopped or {}).items():
-            print(f"{label} stopped: {why}")
+            print(f"{label}{STOPPED}{why}")
         if self.config.json:
             bad = bool(failed or stopped)
             document = {

@@ -7,10 +7,10 @@ Frames are those of `store/schema.py`: `cells` (one row per cell), `samples` (on
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -126,13 +126,18 @@ def missing(value: object) -> bool:
 
 
 def with_limits(cells: pd.DataFrame) -> pd.DataFrame:
-    """Cells with the column `limits`, as `frames=32 max_pixels=100352`, read from their configuration."""
-    return cells.assign(limits=[_limits(config) for config in cells["config"]])
+    """Cells with the column `limits`, as `frames=32 max_pixels=100352`, read from their configuration; where images stand
+    in a prompt is among them."""
+    given = zip(cells["config"], cells["dataset"], strict=True)
+    return cells.assign(limits=[_limits(json.loads(config), dataset) for config, dataset in given])
 
 
-def _limits(config: str) -> str:
-    model = json.loads(config).get("model") or {}
-    return " ".join(f"{key}={model[key]}" for key in LIMITS if model.get(key) is not None)
+def _limits(config: Mapping[str, Any], dataset: str) -> str:
+    model, node = config.get("model") or {}, (config.get("datasets") or {}).get(dataset) or {}
+    asked = {key: model[key] for key in LIMITS if model.get(key) is not None}
+    if node.get("placeholders") not in (None, "keep"):
+        asked["placeholders"] = node["placeholders"]
+    return " ".join(f"{key}={value}" for key, value in asked.items())
 
 
 def context_key(row: pd.Series, columns: Sequence[str] = CONTEXT) -> tuple[str, ...]:

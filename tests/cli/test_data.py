@@ -102,7 +102,8 @@ def test_a_body_that_is_damaged_behind_a_whole_footer_is_found(root, capsys):
 
 
 @pytest.mark.parametrize(
-    ("text", "code"), [('[{"a": 1}]', 0), ('{"a": 1}\n{"a": 2}\n', 0), ('[{"a": 1}, {"a"', 2), ('{"a": 1}\n{"a"', 2)]
+    ("text", "code"),
+    [('[{"a": 1}]', 0), ('{"a": 1}\n{"a": "\u2028"}\n\n', 0), ('[{"a": 1}, {"a"', 2), ('{"a": 1}\n{"a"', 2)],
 )
 def test_json_files_are_read_to_their_end(root, capsys, text, code):
     (root / FILE).unlink()

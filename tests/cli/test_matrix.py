@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 from mmkv_bench.config import conf_dir, options
 from mmkv_bench.matrix.__main__ import FAMILIES, datasets, main
-from mmkv_bench.matrix.grid import ALL, UNRUN, Line, as_csv, read, render, write
+from mmkv_bench.matrix.grid import ALL, UNRUN, Line, as_csv, merged, read, render, write
 from mmkv_bench.models.families import family_of
 from mmkv_bench.models.source import Source
 from mmkv_bench.planning.compose import compose
@@ -82,8 +82,10 @@ def test_what_was_run_takes_its_place_in_the_grid_and_all_else_stays(tmp_path):
     grid_file.write_text(as_csv(LINES))
     anew = [Line("a", "docvqa", "full", "ok", git_commit="abc"), Line("a", "docvqa", "snapkv", "ok", git_commit="abc")]
     write(tmp_path / "a.json", anew)
-    assert read(tmp_path, ["a", "b"], ["docvqa"], grid_file) == anew + LINES[3:]
-    assert read(tmp_path, ["b"], ["docvqa"]) == [Line("b", "docvqa", ALL, "not run", UNRUN)]
+    run = read(tmp_path, ["a", "b"], ["docvqa"])
+    assert run == [*anew, Line("b", "docvqa", ALL, "not run", UNRUN)]
+    assert merged(run, grid_file, ["a", "b"], ["docvqa"]) == anew + LINES[3:]
+    assert merged([], grid_file, ["c"], ["docvqa"]) == [Line("c", "docvqa", ALL, "not run", UNRUN)]
 
 
 def test_a_model_run_on_more_datasets_keeps_those_it_had(tmp_path):
@@ -106,6 +108,19 @@ def test_writing_one_model_keeps_the_others_in_the_written_grid(tmp_path, capsys
     assert f"{there.model},{there.dataset},full,ok,,,abc," in lines
     assert f"{new.model},{new.dataset},full,ok,,,def," in lines
     assert len(lines) == 1 + len(FAMILIES) * len(datasets())
+    write(tmp_path / f"{FAMILIES[2]}.json", [Line(FAMILIES[2], datasets()[0], "full", "ok", git_commit="old")])
+    assert main(["--render", "--out", str(tmp_path), "--write", str(folder), *words]) == 0
+    assert (folder / "grid.csv").read_text().splitlines() == lines, "rows of models that were not asked for stay out"
+
+
+def test_a_model_whose_process_fails_and_one_that_is_not_in_the_grid_are_told(tmp_path, capsys, monkeypatch):
+    import mmkv_bench.matrix.__main__ as command
+
+    assert main(["--models", "qwen2_vl_7bb", "--out", str(tmp_path), "--write", str(tmp_path / "grid")]) == 2
+    assert "did you mean 'qwen2_vl_7b'" in capsys.readouterr().err
+    monkeypatch.setattr(command, "_start", lambda model, asked: 134)
+    words = ["--models", FAMILIES[0], "--datasets", datasets()[0]]
+    assert main([*words, "--out", str(tmp_path), "--write", str(tmp_path / "grid")]) == 1
 
 
 def test_a_dataset_that_stops_among_others_has_its_own_reason(tmp_path, monkeypatch):

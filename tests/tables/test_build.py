@@ -263,3 +263,11 @@ def test_answers_to_other_views_of_the_data_share_no_table(key: str, value: int)
     tables = build(example.rows())
     assert [[method.name for method in table.methods] for table in tables] == [["snapkv"], ["mmshift"]]
     assert f"{key}={value}" in caption(tables[1], tables) and "=" + str(value) not in caption(tables[0], tables)
+
+
+def test_where_images_stand_in_a_prompt_parts_tables_too() -> None:
+    example = Example()
+    example.add("snapkv", 64, [1.0, 0.0], config=json.dumps({"datasets": {"walk3": {"placeholders": "keep"}}}))
+    example.add("mmshift", 64, [0.0, 0.0], config=json.dumps({"datasets": {"walk3": {"placeholders": "remove"}}}))
+    tables = build(example.rows())
+    assert [table.context["limits"] for table in tables] == ["", "placeholders=remove"]
