@@ -55,7 +55,7 @@ class Report:
                 are failures; seconds: how long it took; judge: what to say of the judge; stopped: dataset -> why
                 it did not get to its end.
         """
-        if not any(generated.values()) and not scored:
+        if not any(generated.values()) and not scored and not stopped:
             print(self._idle())
         if self.config.stage != "generate" and (self.metrics or any(part.samples for part in self.parts)):
             print(self._tables())

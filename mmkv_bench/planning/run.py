@@ -63,7 +63,7 @@ def run(config: DictConfig) -> int:
     if not generating and not stale:  # nothing to follow, and a finished run writes nothing
         track = NoTracker()
     track.start({"run": plain(config), "cells": [cell.label for cell in cells]})
-    metrics, ended = [], False
+    metrics, scored, ended = [], 0, False
     stopped: dict[str, str] = {}
     try:
         if loaded is not None:
@@ -71,7 +71,7 @@ def run(config: DictConfig) -> int:
             _generate(config, loaded, store, parts, todo, track, stopped)
         if config.stage != "generate":
             stale = _stale(store, parts, judge)
-            _score(store, parts, stale, judge, stopped)
+            scored = _score(store, parts, stale, judge, stopped)
         metrics = store.metrics([cell.cell for cell in cells]).to_pylist()
         failed = failures(store, parts)
         ended = True
@@ -79,7 +79,7 @@ def run(config: DictConfig) -> int:
         track.finish(metrics, failed=not ended or failed > 0 or bool(stopped))
     report = Report(config, cells, store, parts, metrics)
     seconds, asked = time.perf_counter() - started, summary(judge, metrics)
-    report.close(todo if generating else dict.fromkeys(todo, 0), len(stale), failed, seconds, asked, stopped)
+    report.close(todo if generating else dict.fromkeys(todo, 0), scored, failed, seconds, asked, stopped)
     return 1 if failed or stopped else 0
 
 
@@ -285,15 +285,18 @@ def _stale(store: Store, parts: Sequence[Part], judge: Desk) -> list[str]:
     return [cell for part in parts for cell in unscored(store, part.cells, judge)]
 
 
-def _score(store: Store, parts: Sequence[Part], stale: Sequence[str], judge: Desk, stopped: dict[str, str]) -> None:
+def _score(store: Store, parts: Sequence[Part], stale: Sequence[str], judge: Desk, stopped: dict[str, str]) -> int:
+    """Score what is stale; `stopped` takes the datasets that could not be. Returns how many cells were scored."""
     from mmkv_bench.planning.scoring import score_dataset
 
+    done = 0
     for part in parts:
         mine = sum(cell.cell in stale for cell in part.cells)
         if mine:
             label = f"scoring {part.dataset}"
             with Progress(mine, label, unit="cells") as bar, _one_of(parts, label, stopped):
-                score_dataset(store, part.spec, part.cells, lambda cell, bar=bar: bar.advance(), judge)
+                done += score_dataset(store, part.spec, part.cells, lambda cell, bar=bar: bar.advance(), judge)
+    return done
 
 
 def _mean(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:

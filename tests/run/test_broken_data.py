@@ -67,6 +67,10 @@ def test_a_reference_that_no_scorer_can_read_leaves_the_other_dataset_its_scores
     )
     assert {row["dataset"] for row in metrics(tmp_path / "rows")} == {"ocrbench"}
     assert by_dataset(tmp_path / "rows", 3) == {"docvqa": ["ok"] * 3, "ocrbench": ["ok"] * 3}
+    assert outcome.document["scored"] == 1
+    again = go(tmp_path / "rows", *ASKED, *SHORT, f"data.root={folder}")
+    assert (again.code, again.document["scored"], list(again.document["stopped"])) == (1, 0, ["scoring docvqa"])
+    assert "Nothing to do" not in again.out
 
 
 def test_hr_bench_without_a_judge_does_not_say_what_was_read(tmp_path):
