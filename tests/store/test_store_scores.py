@@ -42,6 +42,34 @@ def test_one_hash_for_two_different_cells_is_refused_with_both_values(tmp_path, 
     store.write_cells([cell(parameters='{ "window": 32 }')])  # the same value, written otherwise
 
 
+def test_every_column_that_the_hash_covers_is_held_to_what_is_stored(tmp_path):
+    """Named here and not read from the schema, so that none of them can drop out of the identity unseen."""
+    other = {
+        "model_fingerprint": "m2",
+        "dataset": "docs",
+        "dataset_fingerprint": "d2",
+        "base": "h2o",
+        "reading": "released",
+        "protocol": "strict",
+        "budget_entries": 65,
+        "seed": 1,
+        "parameters": "{}",
+        "dtype": "bfloat16",
+        "attention": "eager",
+        "generation": "{}",
+        "numerics_version": 2,
+        "torch": "9",
+        "transformers": "9",
+    }
+    store = Store(tmp_path)
+    store.write_cells([cell()])
+    for column, value in other.items():
+        with pytest.raises(StoreError, match=f"with {column} "):
+            store.write_cells([cell(**{column: value})])
+    with pytest.raises(StoreError, match="with budget_kind 'entries'"):
+        store.write_cells([cell(budget_kind="fraction", budget_entries=None, budget_fraction="0.2")])
+
+
 def test_secrets_in_a_cells_configuration_are_never_stored(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_very_secret_value")
     config = {

@@ -172,6 +172,13 @@ def test_fewer_entries_than_the_budget_are_no_excess() -> None:
     assert (audit.over, audit.fallbacks) == (0, {"prompt_within_budget": 2})
 
 
+def test_rows_without_byte_counts_claim_full_width_entries_on_the_device() -> None:
+    example = Example()
+    example.add("snapkv", 64, [1.0, 0])
+    audit = one(example).entry("snapkv", "64").audit
+    assert (audit.packed, audit.retrievable, audit.device, audit.host, audit.reach) == (0, 0, 1.0, 0.0, 1.0)
+
+
 def test_answers_without_scores_are_told() -> None:
     example = Example()
     example.add("snapkv", 64, [1.0, 0, 1])

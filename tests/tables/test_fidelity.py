@@ -118,3 +118,12 @@ def test_the_command_prints_it_on_request_and_says_so_where_there_is_none(tmp_pa
     assert "fidelity=off" in capsys.readouterr().err
     with pytest.raises(ConfigError):
         fidelity_markdown(bare.rows())
+
+
+def test_rows_that_hold_one_of_its_metrics_are_a_table_of_one_column():
+    made = Example()
+    for method, kl in KL.items():
+        cell = made.add(method, None if method == "full" else 64, zeros_and_ones(3, 4))
+        add(made, cell, "fidelity_kl", [kl] * 4)
+    header = next(line for line in fidelity_markdown(made.rows()).splitlines() if line.startswith("|"))
+    assert [word.strip() for word in header.split("|")[1:-1]] == ["method", "budget", "KL [nats]"]

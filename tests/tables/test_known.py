@@ -148,6 +148,14 @@ def test_a_pooled_aggregate_of_another_kind_needs_its_function_alone():
 
 
 @pytest.mark.parametrize(
+    ("metric", "parts", "expected"),
+    [("autodq_f1", [0.5, 0.25, 1.0], 1 / 3), ("ppl", [0.7, 1.0], math.exp(0.7))],
+)
+def test_a_single_sample_is_pooled_to_its_own_value(metric, parts, expected):
+    assert aggregate_of(metric)(np.array([parts])) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
     ("metric", "theirs", "ours"),
     [
         ("ocrbench_accuracy", 0.003, 0.75),
