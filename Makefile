@@ -17,7 +17,7 @@ ifneq ($(PIP_INDEX_URL),)
 export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 
-.PHONY: help bench test lint docs results matrix bench-statistics bench-fork bench-methods lock
+.PHONY: help bench test lint docs results matrix bench-statistics bench-fork bench-methods check-platforms lock
 
 help:
 	@echo "make bench             install if needed, run mmshift at 64 entries and experiment=demo on the embedded model"
@@ -30,6 +30,7 @@ help:
 	@echo "make bench-fork        cost of 21 cells with one shared prefill"
 	@echo "make bench-methods     time and extra memory of every method on one layer, beside its attention"
 	@echo "make docs              write docs/methods.md, datasets.md and models.md from the files in conf/"
+	@echo "make check-platforms   does the lock install on Linux, macOS and Windows, Python 3.11 to 3.14; downloads nothing"
 	@echo "make lock              resolve requirements.lock anew from pyproject.toml"
 
 bench: $(STAMP)
@@ -74,6 +75,9 @@ docs: $(STAMP)
 	$(BIN)/python -m mmkv_bench.planning.methods_page
 	$(BIN)/python -m mmkv_bench.planning.datasets_page
 	$(BIN)/python -m mmkv_bench.planning.models_page
+
+check-platforms: $(STAMP)
+	$(BIN)/python tools/check_platforms.py --uv $(BIN)/uv
 
 lock: $(STAMP)
 	echo '# Exact versions that resolve together for Python >= 3.11; made from pyproject.toml by `make lock`, do not edit.' > $@.tmp

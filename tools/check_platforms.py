@@ -1,0 +1,52 @@
+"""`make check-platforms`: does requirements.lock install on every platform that the README names? Downloads no package.
+
+For each platform and Python version, uv looks in the package index whether every locked version has a wheel there.
+Three packages are published as source only; they are plain Python, so any platform can build them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+
+PLATFORMS = {
+    "Linux x86-64": "x86_64-manylinux_2_28",
+    "Linux aarch64": "aarch64-manylinux_2_28",
+    "macOS 14 arm64": "aarch64-apple-darwin",
+    "Windows x86-64": "x86_64-pc-windows-msvc",
+}
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+SOURCE_ONLY = ("antlr4-python3-runtime", "transformers-stream-generator", "zss")
+MACOS = {"MACOSX_DEPLOYMENT_TARGET": "14.0"}
+
+
+def missing(uv: str, lock: Path, platform: str, python: str) -> str | None:
+    """What cannot be installed there, in uv's words; None where all of the lock can."""
+    command = [uv, "pip", "compile", str(lock), "--no-deps", "--quiet", "--only-binary", ":all:"]
+    command += ["--python-platform", platform, "--python-version", python]
+    for package in SOURCE_ONLY:
+        command += ["--no-binary", package]
+    done = subprocess.run(command, env=os.environ | MACOS, capture_output=True, text=True, check=False)
+    return None if done.returncode == 0 else done.stderr.strip()
+
+
+def main() -> int:
+    """Exit code: 0, or 1 when a platform lacks something."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--uv", default="uv", help="the uv to ask")
+    options.add_argument("--lock", type=Path, default=Path("requirements.lock"))
+    chosen = options.parse_args()
+    failed = False
+    for (name, platform), python in product(PLATFORMS.items(), PYTHONS):
+        problem = missing(chosen.uv, chosen.lock, platform, python)
+        failed |= problem is not None
+        print(f"{name}, Python {python}: {'ok' if problem is None else problem}", flush=True)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
