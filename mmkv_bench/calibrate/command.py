@@ -50,6 +50,7 @@ def measured(options: argparse.Namespace) -> Artefact:
     torch.set_num_threads(options.threads)
     fingerprint, revision = source.fingerprint()
     loaded = source.load()
+    source.confirm(fingerprint)
     method = importlib.import_module(f"mmkv_bench.calibrate.{options.method}")
     settings: dict[str, Any] = {name: getattr(options, name) for name in OWN_SETTINGS[options.method]}
     found, samples, started, shown = [], [], time.monotonic(), time.monotonic()

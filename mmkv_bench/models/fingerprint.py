@@ -10,8 +10,10 @@ import re
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from mmkv_bench.errors import ConfigError
+from mmkv_bench.file_state import outlives_the_process, state_of
 
 _PATTERNS = ("*.safetensors", "*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt")
 _REPORTS = {"card.json"}  # what was measured of a model does not change what it answers
@@ -49,14 +51,17 @@ def model_files(folder: Path) -> list[Path]:
 def folder_fingerprint(folder: str | Path, cache: Path | None = None) -> str:
     """First 16 hex digits of a sha256 over names and contents of `model_files(folder)`.
 
-    The checksum of a file is remembered by its path, size and modification time, so that gigabytes of weights are read
-    once; a cache that cannot be written costs time only.
+    The checksum of a file is remembered with its state (see `file_state`), so that gigabytes of weights are read once and
+    replaced ones never taken for the old; a cache that cannot be written costs time only.
 
     Args:
         folder: model folder; cache: cache folder, `cache_dir()` by default.
+
+    Raises:
+        ConfigError: see `model_files`; a file that is written while it is read.
     """
     files = model_files(Path(folder))
-    memory = _Memory((cache or cache_dir()) / "fingerprints.json")
+    memory = _Memory((cache or cache_dir()) / "checksums.json")
     whole = hashlib.sha256()
     for file in files:
         whole.update(f"{file.name}\0{memory.digest(file)}\n".encode())
@@ -95,31 +100,45 @@ def hub_commit(path: str, revision: str | None) -> str:
 
 
 class _Memory:
-    """Checksums of files seen before, in one JSON file written by rename."""
+    """Checksums of files seen before, in one JSON file written by rename: path -> the file's state, then its sha256."""
+
+    here: dict[str, list[Any]] = {}
+    """What this process has read itself. It holds what cannot be written down too, so that a look after the weights were
+    loaded reads nothing again."""
 
     def __init__(self, file: Path):
         self.file, self.new = file, {}
+        self.known = self._read()
+
+    def _read(self) -> dict[str, Any]:
         try:
-            known = json.loads(file.read_text())
+            known = json.loads(self.file.read_text())
         except (OSError, ValueError):
-            known = {}
-        self.known: dict[str, str] = known if isinstance(known, dict) else {}
+            return {}
+        return known if isinstance(known, dict) else {}
 
     def digest(self, file: Path) -> str:
-        stat = file.stat()
-        key = f"{file.resolve()}|{stat.st_size}|{stat.st_mtime_ns}"
-        if key not in self.known:
-            self.known[key] = self.new[key] = _sha256(file)
-        return self.known[key]
+        path, state = str(file.resolve()), state_of(file)
+        for known in (self.here.get(path), self.known.get(path)):
+            if isinstance(known, list) and known[:-1] == list(state):
+                return known[-1]
+        found = _sha256(file)
+        if state_of(file) != state:
+            raise ConfigError(f"{file} changed while its checksum was made; start the run when it is written")
+        if state.settled:
+            self.here[path] = [*state, found]
+        if outlives_the_process(file, state):
+            self.new[path] = [*state, found]
+        return found
 
     def save(self) -> None:
         if not self.new:
             return
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(dir=self.file.parent, prefix=".fingerprints")
+            handle, name = tempfile.mkstemp(dir=self.file.parent, prefix=".checksums")
             with os.fdopen(handle, "w") as stream:
-                json.dump(self.known, stream)
+                json.dump(self._read() | self.new, stream)
             os.replace(name, self.file)
         except OSError:
             return

@@ -156,6 +156,19 @@ class Source:
         }
         return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16], None
 
+    def confirm(self, fingerprint: str) -> None:
+        """Look again whether the model is still the one of `fingerprint`, of which this process is to write rows; of a
+        folder only what changed since is read.
+
+        Raises:
+            ConfigError: files that changed since; which of the two contents was loaded nobody knows.
+        """
+        if self.kind == FOLDER and self.fingerprint()[0] != fingerprint:
+            raise ConfigError(
+                f"the files of model {self.settings.name} in {self.path} changed while this run was loading them, so its "
+                "answers could be of neither version; nothing was written: start the run again when they stay as they are"
+            )
+
     def stored_bytes(self) -> int:
         """Bytes of a folder's weights; 0 where they are known only after loading."""
         return sum(file.stat().st_size for file in Path(self.path).glob("*.safetensors")) if self.kind == FOLDER else 0

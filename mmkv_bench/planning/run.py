@@ -54,6 +54,7 @@ def run(config: DictConfig) -> int:
     generating = config.stage != "score" and any(todo.values())
     loaded = _load(config) if generating else None
     if loaded:
+        Source.of(config.model).confirm(cells[0].model_fingerprint)
         _check_generation(loaded, [part for part in parts if todo[part.dataset]])
     prompts = _first_prompts(config, parts, loaded) if loaded else {}
     samples = {part.dataset: len(part.samples) for part in parts}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 
 import pytest
 
+from mmkv_bench import file_state
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.models import fingerprint as module
 from mmkv_bench.models.fingerprint import cache_dir, folder_fingerprint
@@ -48,25 +50,75 @@ def test_a_model_card_does_not_change_the_fingerprint(folder, cache):
     assert folder_fingerprint(folder, cache) == before
 
 
-def test_unchanged_files_are_not_read_again(folder, cache, monkeypatch):
+@pytest.fixture
+def reads(monkeypatch) -> list[str]:
+    """Names of the files that are read for a checksum; files count as settled the moment they are written."""
+    monkeypatch.setattr(file_state, "SETTLED_NS", -1)
+    monkeypatch.setattr(module._Memory, "here", {})
+    found, plain = [], module._sha256
+    monkeypatch.setattr(module, "_sha256", lambda file: found.append(file.name) or plain(file))
+    return found
+
+
+def test_unchanged_files_are_read_once_here_and_in_later_processes(folder, cache, reads):
     before = folder_fingerprint(folder, cache)
-    monkeypatch.setattr(module, "_sha256", lambda file: pytest.fail(f"{file} was read again"))
+    assert sorted(reads) == sorted(file.name for file in module.model_files(folder))
+    assert folder_fingerprint(folder, cache / "not written yet") == before
+    module._Memory.here.clear()  # another process
     assert folder_fingerprint(folder, cache) == before
+    assert len(reads) == len(set(reads))
 
 
-def test_a_file_of_equal_size_and_another_time_is_read_again(folder, cache):
+@pytest.mark.parametrize("how", ["renamed over", "written in place", "times alone"])
+def test_equal_size_and_times_hide_no_replaced_file_and_only_it_is_read_again(folder, cache, reads, how):
     before = folder_fingerprint(folder, cache)
+    file, stat = folder / "config.json", (folder / "config.json").stat()
+    reads.clear()
+    content = file.read_text() if how == "times alone" else file.read_text().replace("llama", "llamb")
+    target = folder / "config.new" if how == "renamed over" else file
+    target.write_text(content)
+    os.utime(target, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    while target.stat().st_ctime_ns == stat.st_ctime_ns:  # the clock of times of change is coarse
+        os.utime(target, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    target.rename(file)
+    assert (file.stat().st_size, file.stat().st_mtime_ns) == (stat.st_size, stat.st_mtime_ns)
+    assert (folder_fingerprint(folder, cache) != before) == (how != "times alone")
+    assert reads == ["config.json"]
+
+
+def test_a_file_that_changed_just_now_is_not_remembered(folder, cache, reads, monkeypatch):
+    monkeypatch.setattr(file_state, "SETTLED_NS", 10**12)
+    for _ in range(2):
+        folder_fingerprint(folder, cache)
+    assert len(reads) == 2 * len(set(reads)) and not (cache / "checksums.json").exists()
+
+
+def test_states_that_show_no_time_of_change_are_remembered_in_their_process_alone(folder, monkeypatch):
     file = folder / "config.json"
-    stat = file.stat()
-    file.write_text(file.read_text().replace("llama", "llamb"))
-    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))
-    assert folder_fingerprint(folder, cache) != before
+    old = file_state.state_of(file)._replace(changed=1, modified=1)
+    assert file_state.outlives_the_process(file, old)
+    packed = SimpleNamespace(f_flag=os.ST_RDONLY)  # a squashfs image
+    monkeypatch.setattr(
+        file_state, "os", SimpleNamespace(name="posix", ST_RDONLY=os.ST_RDONLY, statvfs=lambda _: packed)
+    )
+    assert not file_state.outlives_the_process(file, old)
+    assert file_state.outlives_the_process(file, old._replace(changed=2))
+    monkeypatch.setattr(file_state, "os", SimpleNamespace(name="nt"))
+    assert not file_state.outlives_the_process(file, old._replace(changed=2))
 
 
-@pytest.mark.parametrize("content", ["", "no json", "[]", "3"])
+def test_a_file_that_is_written_while_it_is_read_is_refused(folder, cache, monkeypatch):
+    plain = module._sha256
+    monkeypatch.setattr(module, "_sha256", lambda file: (plain(file), file.touch())[0])
+    with pytest.raises(ConfigError, match="changed while its checksum was made"):
+        folder_fingerprint(folder, cache)
+
+
+@pytest.mark.parametrize("content", ["", "no json", "[]", "3", '{"config.json": 1}'])
 def test_a_damaged_cache_is_ignored(folder, cache, content):
     before = folder_fingerprint(folder, cache)
-    (cache / "fingerprints.json").write_text(content)
+    cache.mkdir(exist_ok=True)
+    (cache / "checksums.json").write_text(content.replace("config.json", str((folder / "config.json").resolve())))
     assert folder_fingerprint(folder, cache) == before
 
 

@@ -1,0 +1,52 @@
+"""What tells a file's content from any other content at its path without reading it.
+
+Size and modification time do not: archives with fixed dates, Nix and image layers give two files the same ones. A file that is
+replaced gets another inode, and one that is written in place, or whose times are set, another time of change (ctime), which
+no program can set. Where this does not hold:
+
+- Timestamps are coarse (4 ms on ext4, 2 s on FAT): a file that changed less than `SETTLED_NS` ago may change again unseen.
+- Windows has no time of change, and file systems of packed images (squashfs, erofs, iso9660) keep none: they show the
+  modification time in its place, and number their inodes alike for images built alike.
+- Network file systems answer from caches of attributes. Opening a file makes NFS ask its server, which is why a state is
+  taken of an open file. File systems on object stores that make up both numbers are as good as the times they make up.
+- Layers of a container may show other numbers for the same file after each start: then it is read again.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+SETTLED_NS = 2_000_000_000
+
+
+class State(NamedTuple):
+    """Device, inode, time of change and of modification [ns], and size [bytes] of a file."""
+
+    device: int
+    inode: int
+    changed: int
+    modified: int
+    size: int
+
+    @property
+    def settled(self) -> bool:
+        """Whether the last change is so long ago that a further one would show."""
+        return time.time_ns() - self.changed > SETTLED_NS
+
+
+def state_of(file: str | Path) -> State:
+    """The state of a file that can be opened. Raises OSError."""
+    with open(file, "rb") as stream:
+        found = os.fstat(stream.fileno())
+    return State(found.st_dev, found.st_ino, found.st_ctime_ns, found.st_mtime_ns, found.st_size)
+
+
+def outlives_the_process(file: str | Path, state: State) -> bool:
+    """Whether an equal state in another process means equal content: see the exceptions above."""
+    if os.name == "nt" or not state.settled:
+        return False
+    read_only = os.statvfs(file).f_flag & os.ST_RDONLY
+    return not (read_only and state.changed == state.modified)
