@@ -95,6 +95,13 @@ class Compressor:
         return any(part.falls_short for part in (self.allocator, self.selector) if part is not None)
 
     @property
+    def version(self) -> int:
+        """Version of the method's numbers, from 1: raised by every part whose numbers changed (`Scorer.method_version`).
+        A sum, so that a later change of one part is seen whatever the versions of the others."""
+        parts = (self.scorer, self.allocator, self.selector, self.reducer, self.decoding)
+        return 1 + sum(part.method_version(self) - 1 for part in parts if part is not None)
+
+    @property
     def scope(self) -> str:
         """`layer` when a layer can be reduced as soon as it is prefilled, `model` when all layers must be seen."""
         return "layer" if self.allocator is None else self.allocator.scope

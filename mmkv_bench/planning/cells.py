@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from mmkv_bench.compression.compressor import Compressor
 
 NUMERICS_VERSION = 1
-"""Bumped by hand whenever a change of this code changes answers: older rows are then never reused."""
+"""Bumped by hand whenever a change of this code changes answers of all methods: older rows are then never reused. A
+change of one method's numbers raises the version of its part instead (`Scorer.method_version`)."""
 
 _PROMPT_SETTINGS = ("min_pixels", "max_pixels", "max_prompt_tokens")
 _VIDEO_SETTINGS = ("frames", "video_max_pixels")  # part of the identity where they are set
@@ -94,6 +95,7 @@ class Cell:
     attention: str
     generation: str
     numerics_version: int
+    method_version: int | None
     torch: str
     transformers: str
     compressor: Compressor = field(compare=False, repr=False)
@@ -285,6 +287,9 @@ def _cell(
         "torch": facts.torch,
         "transformers": facts.transformers,
     }
+    version = None if method.is_full or method.compressor.version == 1 else method.compressor.version
+    if version is not None:  # absent in the first version: those cells are older than versions of methods
+        identity["method_version"] = version
     return Cell(
         cell=checksum(canonical_json(identity).encode()),
         model=config.model.name,
@@ -307,6 +312,7 @@ def _cell(
         attention=config.model.attention,
         generation=json.dumps(dict(data.generation), sort_keys=True),
         numerics_version=NUMERICS_VERSION,
+        method_version=version,
         torch=facts.torch,
         transformers=facts.transformers,
         compressor=method.compressor,

@@ -189,6 +189,12 @@ CELL_COLUMNS = (
     _must("attention", TEXT, "attention implementation", identity=True),
     _must("generation", TEXT, "generation settings", json=True, identity=True),
     _must("numerics_version", INT, "bumped by hand when our numbers change", identity=True),
+    Column(
+        "method_version",
+        INT,
+        "version of the method's own numbers under this reading and these parameters; null = 1, the first",
+        identity=True,
+    ),
     _must("torch", TEXT, "torch version", identity=True),
     _must("transformers", TEXT, "transformers version", identity=True),
     _must("config", TEXT, "resolved configuration, secrets redacted", json=True),

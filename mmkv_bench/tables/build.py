@@ -27,6 +27,7 @@ from mmkv_bench.tables.rows import (
     choose,
     context_key,
     gather,
+    latest,
     missing,
     with_limits,
 )
@@ -62,6 +63,7 @@ def build(
     check(rows.cells, rows.samples)
     rows = _of_trained(replace(rows, cells=with_limits(rows.cells)))
     keep = choose(rows.cells["dataset"], datasets, "dataset") & choose(rows.cells["protocol"], protocols, "protocol")
+    keep &= latest(rows.cells)
     chosen = choose(rows.cells["reading"], readings, "reading") | rows.cells["reading"].isna()
     wanted = choose(rows.samples["metric"], metrics, "metric")
     samples = rows.samples[wanted if metrics else wanted & ~rows.samples["metric"].isin(FIDELITY)]

@@ -140,6 +140,19 @@ def _limits(config: Mapping[str, Any], dataset: str) -> str:
     return " ".join(f"{key}={value}" for key, value in asked.items())
 
 
+_LINE = ("method", "base", "reading", "parameters", "budget_kind", "budget_entries", "budget_fraction", "seed")
+
+
+def latest(cells: pd.DataFrame) -> pd.Series:
+    """Mask of the cells (with the column `limits`) that no later version of the same method stands beside: its numbers
+    were mended, and a table shows a method once. Versions are no part of a table's context."""
+    if "method_version" not in cells:
+        return cells["cell"].notna()
+    version = cells["method_version"].astype("float64").fillna(1)
+    newest = version.groupby([cells[name] for name in (*CONTEXT, *_LINE)], dropna=False).transform("max")
+    return version == newest
+
+
 def context_key(row: pd.Series, columns: Sequence[str] = CONTEXT) -> tuple[str, ...]:
     """What a cell shares with every cell that it may be compared with."""
     return tuple("" if missing(row[column]) else str(row[column]) for column in columns)

@@ -40,6 +40,7 @@ def cell_row(cell: str, method: str, budget: int | str | None = None, **changed)
         "attention": "sdpa",
         "generation": "{}",
         "numerics_version": 1,
+        "method_version": None,
         "torch": "2.15",
         "transformers": "5.23",
         "config": "{}",

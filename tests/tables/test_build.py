@@ -46,6 +46,19 @@ def test_seeds_over_different_samples_are_told() -> None:
     assert any("not every sample has every seed" in note for note in notes(one(example)))
 
 
+def test_methods_of_several_versions_share_a_table_that_shows_each_method_at_its_newest() -> None:
+    example = Example()
+    example.add("full", None, [1.0, 1])
+    example.add("snapkv", 64, [1.0, 0])
+    for version, values in ((None, [0.0, 0]), (3, [1.0, 1]), (2, [0.0, 1])):
+        for seed in (0, 1):
+            example.add("mmshift", 64, values, seed=seed, method_version=version)
+    example.add("mmshift", 32, [0.0, 1], seed=0)  # no later version of it at this budget
+    table = one(example)
+    found = {(name, budget): entry.value for (name, budget), entry in table.entries.items()}
+    assert found == {("full", ""): 1, ("snapkv", "64"): 0.5, ("mmshift", "64"): 1, ("mmshift", "32"): 0.5}
+
+
 def test_budgets_in_entries_and_in_fractions_never_share_a_table() -> None:
     example = Example()
     example.add("full", None, [1.0, 1])

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from mmkv_bench.compression.compressor import Compressor
     from mmkv_bench.compression.context import Context
     from mmkv_bench.compression.observation import Observation
 
@@ -49,6 +50,10 @@ class Allocator(ABC):
     def summary(self, obs: Observation, budget: int, seed: int) -> Tensor | None:
         """A layer's own figures, small (``[k]`` or ``[Hkv, k]``), float64 on the CPU; kept until the prompt is reduced."""
         return None
+
+    def method_version(self, method: Compressor) -> int:
+        """How often this part's numbers have changed, from 1; see ``Scorer.method_version``."""
+        return 1
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
         """Names of what could not be done as the parameters ask; see ``Scorer.fallbacks``."""

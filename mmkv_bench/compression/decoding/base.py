@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mmkv_bench.compression.cache import CompressedCache, CompressedLayer
+    from mmkv_bench.compression.compressor import Compressor
     from mmkv_bench.compression.context import Context
 
 
@@ -76,6 +77,10 @@ class DecodePolicy(ABC):
     @abstractmethod
     def layer(self, start: Start) -> CompressedLayer:
         """The layer that takes the place of the full one."""
+
+    def method_version(self, method: Compressor) -> int:
+        """How often this part's numbers have changed, from 1; see ``Scorer.method_version``."""
+        return 1
 
     def fallbacks(self, entries: int) -> tuple[str, ...]:
         """Names of what could not be done as the parameters ask with so many entries per KV head; see

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from mmkv_bench.compression.compressor import Compressor
+
 
 class Reducer(ABC):
     """Builds the entries that stay from a full cache. It never writes to its inputs: other forks still read them.
@@ -17,6 +19,10 @@ class Reducer(ABC):
     """
 
     merges: bool = False
+
+    def method_version(self, method: Compressor) -> int:
+        """How often this part's numbers have changed, from 1; see ``Scorer.method_version``."""
+        return 1
 
     @abstractmethod
     def reduce(self, key: Tensor, value: Tensor, index: Tensor, types: Tensor | None = None) -> tuple[Tensor, Tensor]:

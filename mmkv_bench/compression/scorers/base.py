@@ -10,6 +10,7 @@ from mmkv_bench.compression.observation import Needs
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from mmkv_bench.compression.compressor import Compressor
     from mmkv_bench.compression.observation import Observation
 
 
@@ -46,6 +47,14 @@ class Scorer(ABC):
     @abstractmethod
     def score(self, obs: Observation, budget: int, seed: int) -> Tensor:
         """Float32 ``[Hkv, T]`` on the observation's device, finite, higher = keep. Protection is the selector's."""
+
+    def method_version(self, method: Compressor) -> int:
+        """How often this part's numbers have changed, from 1, with these parameters beside the other parts of ``method``.
+
+        A mend that changes what a part gives raises this for the parameters that it concerns, and for them alone: their
+        cells get new hashes and run again, every other cell keeps its rows.
+        """
+        return 1
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
         """Names of what could not be done as the parameters ask; stored in the row, never silent.

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from mmkv_bench.compression.compressor import Compressor
+
 
 class Selector(ABC):
     """Turns scores and caps into indices. Stateless; protection is a mask, never an infinity in a score.
@@ -21,6 +23,10 @@ class Selector(ABC):
     needs_visual: bool = False
     exceeds: bool = False
     falls_short: bool = False
+
+    def method_version(self, method: Compressor) -> int:
+        """How often this part's numbers have changed, from 1; see ``Scorer.method_version``."""
+        return 1
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
         """Names of what could not be done as the parameters ask; see ``Scorer.fallbacks``."""
