@@ -23,7 +23,7 @@ ARROWS = {
     "generation": {"models", "compression"},
     "evaluation": {"tiny", "file_state"},
     "store": set(),
-    "tables": {"store"},
+    "tables": {"config", "store"},
     "tiny": {"models", "generation", "compression"},
     "config": set(),
     "calibrate": {"config", "compression", "models", "generation", "store", "tiny"},

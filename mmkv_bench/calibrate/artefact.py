@@ -146,11 +146,16 @@ def load(method: str, spec: Any, model_name: str, model_fingerprint: str) -> Art
 
 
 class Calibrations:
-    """The artefacts of one model that the methods of a run ask for: read once, and remembered for the rows."""
+    """The artefacts of one model that the methods of a run ask for: read once, and remembered for the rows.
+
+    Attributes:
+        seen: checksum as rows show it -> what the artefact was made of: `dataset` in words, number of `samples`.
+    """
 
     def __init__(self, model_name: str, model_fingerprint: str):
         self.model_name, self.model_fingerprint = model_name, model_fingerprint
         self.used: dict[str, str] = {}
+        self.seen: dict[str, dict[str, Any]] = {}
         self._loaded: dict[tuple[str, str], Artefact] = {}
 
     def data(self, method: str, spec: Any) -> dict[str, Any]:
@@ -158,8 +163,10 @@ class Calibrations:
         key = (method, str(spec))
         if key not in self._loaded:
             self._loaded[key] = load(method, spec, self.model_name, self.model_fingerprint)
-        self.used[method] = self._loaded[key].checksum[:SHOWN]
-        return json.loads(canonical_json(self._loaded[key].data))
+        artefact = self._loaded[key]
+        self.used[method] = artefact.checksum[:SHOWN]
+        self.seen[artefact.checksum[:SHOWN]] = {"dataset": artefact.dataset, "samples": len(artefact.samples)}
+        return json.loads(canonical_json(artefact.data))
 
     def taken(self) -> dict[str, str]:
         """Method -> checksum of what was asked for since the last call."""

@@ -100,10 +100,16 @@ class Cell:
     transformers: str
     compressor: Compressor = field(compare=False, repr=False)
     budget: Budget | None = field(compare=False, repr=False)
+    calibrations: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def row(self) -> dict[str, Any]:
         """The columns of `cells` that the cell itself knows; the runner adds configuration and provenance."""
-        return {key: value for key, value in self.__dict__.items() if key not in ("compressor", "budget")}
+        apart = ("compressor", "budget", "calibrations")
+        return {key: value for key, value in self.__dict__.items() if key not in apart}
+
+    def told(self) -> dict[str, Any]:
+        """What a row's configuration says beyond the run's: which data the method's calibrations were made of."""
+        return {"calibrations": dict(self.calibrations)} if self.calibrations else {}
 
     @property
     def label(self) -> str:
@@ -116,13 +122,15 @@ class Cell:
 @dataclass(frozen=True)
 class Method:
     """One method of a run under one reading. `plain` is the effective node (see `methods.effective`), which names the
-    calibrations that it was built with by their checksums; `decoding` describes a decode policy of the user's own."""
+    calibrations that it was built with by their checksums, and `calibrations` says what those were made of; `decoding`
+    describes a decode policy of the user's own."""
 
     name: str
     plain: Mapping[str, Any]
     compressor: Compressor
     tuned: bool
     decoding: str | None = None
+    calibrations: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def is_full(self) -> bool:
@@ -215,7 +223,8 @@ def _methods(
             tuned = _identity_of(plain) != _identity_of(_untouched(name, node, default, reading, plain, compressor))
             used = {} if calibrations is None else calibrations.taken()
             own_decoding = str(compressor.decoding) if _written(node) != _written(default) else None
-            yield Method(name, with_checksums(plain, used), compressor, tuned, own_decoding)
+            seen = {checksum: calibrations.seen[checksum] for checksum in used.values()}
+            yield Method(name, with_checksums(plain, used), compressor, tuned, own_decoding, seen)
 
 
 def _written(node: DictConfig) -> Any:
@@ -317,6 +326,7 @@ def _cell(
         transformers=facts.transformers,
         compressor=method.compressor,
         budget=budget,
+        calibrations=method.calibrations,
     )
 
 

@@ -222,8 +222,10 @@ def _first_prompts(config: DictConfig, parts: Sequence[Part], loaded: LoadedMode
 def _keep_cells(store: Store, config: DictConfig, cells: Sequence[Cell], provenance: Mapping[str, Any]) -> None:
     origin = ("git_commit", "git_dirty", "versions", "device", "driver", "cpu", "weights")
     common = {key: provenance[key] for key in origin}
-    resolved = json.dumps(plain(config), sort_keys=True)
-    store.write_cells([cell.row() | common | {"config": resolved} for cell in cells])
+    resolved = plain(config)
+    store.write_cells(
+        [cell.row() | common | {"config": json.dumps(resolved | cell.told(), sort_keys=True)} for cell in cells]
+    )
 
 
 # ---------------------------------------------------------------------- stages

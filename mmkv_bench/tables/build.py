@@ -13,7 +13,9 @@ import numpy as np
 
 from mmkv_bench.errors import ConfigError, StoreError
 from mmkv_bench.tables.audit import Audit, audit
+from mmkv_bench.tables.calibrated import artefacts, seen
 from mmkv_bench.tables.compare import Pair, correct, paired
+from mmkv_bench.tables.free import share
 from mmkv_bench.tables.gates import find, gates_of, verdict
 from mmkv_bench.tables.intervals import Aggregator
 from mmkv_bench.tables.known import FIDELITY, PARSE_FAILED, Pooled, is_share, lower_is_better, upstream
@@ -108,6 +110,7 @@ class _Parts:
             if not missing(row.get("judge"))
         }
         self.aggregators = aggregators
+        self.full = rows.full
         failed = rows.samples[rows.samples["metric"] == PARSE_FAILED]
         self.unread = {cell: int(values.sum()) for cell, values in failed.groupby("cell")["value"]}
         self.scored = {cell: set(ids) for cell, ids in rows.samples.groupby("cell")["sample_id"]}
@@ -149,7 +152,26 @@ def _table(cells: pd.DataFrame, metric: str, axis: str, parts: _Parts) -> Table:
     table = Table(context, metric, axis, budgets, methods, entries, waiting)
     table.pairs = _pairs(table, aggregator)
     table.gate = _gate(cells, table)
+    table.free = _free(cells, table, parts.full)
+    table.calibrations = _calibrations(cells, methods)
     return table
+
+
+def _free(cells: pd.DataFrame, table: Table, answers: pd.DataFrame | None) -> float | None:
+    """The share of the answers that no method can change; None without answers of `full` to count it from."""
+    full = next((method.label for method in table.methods if method.base == BASELINE), None)
+    entry = table.entries.get((full, ""))
+    if entry is None or answers is None:
+        return None
+    own = answers["cell"].isin(cells["cell"][cells["base"] == BASELINE])
+    return share(answers[own & answers["sample_id"].isin(entry.scores.sample_ids)], table.context["protocol"])
+
+
+def _calibrations(cells: pd.DataFrame, methods: Sequence[Method]) -> dict[str, tuple[str, ...]]:
+    """What the artefacts of each calibrated line were made of, by label."""
+    lines = [method for method in methods if method.calibrated]
+    configs = [cells["config"][cells["parameters"] == line.parameters] for line in lines]
+    return {line.label: seen(own, artefacts(line.parameters)) for line, own in zip(lines, configs, strict=True)}
 
 
 def _gate(cells: pd.DataFrame, table: Table) -> str | None:

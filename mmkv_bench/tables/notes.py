@@ -10,6 +10,7 @@ from mmkv_bench.tables.intervals import LEVEL
 from mmkv_bench.tables.known import FIDELITY, MEASURES, PARSE_FAILED, SAME, lower_is_better, upstream
 from mmkv_bench.tables.rows import BASELINE
 from mmkv_bench.tables.table import AXES, Entry, Method, Table
+from mmkv_bench.tables.tested import mostly_free, tested
 
 OVER, PREFILL, BEFORE_CUT, PACKED, RETRIEVED = "†", "§", "¶", "‡", "◊"
 FIXTURE = "_fixture"  # how labels of datasets of our own making end
@@ -42,6 +43,8 @@ def caption(table: Table, tables: Sequence[Table], intervals: bool = True) -> st
         if len({t.context[column] for t in others}) > 1:
             value = table.context[column]
             parts.append(f"{column}={value[:12] if within else value}")
+    if mostly_free(table):
+        parts.append("answers mostly free")
     parts.append(size_text(table))
     kinds = sorted({entry.interval for entry in table.entries.values()} - {"none"})
     if intervals and kinds:
@@ -56,9 +59,10 @@ def size_text(table: Table) -> str:
 
 
 def line_label(method: Method) -> str:
-    """The method's name in the table, with `ceiling` where it cheats and `tuned` where its parameters are not the
-    defaults."""
-    words = ", ".join(word for word, true in (("ceiling", method.cheats), ("tuned", method.tuned)) if true)
+    """The method's name in the table, with `ceiling` where it cheats, `calibrated` where it was measured on data before,
+    and `tuned` where its parameters are not the defaults."""
+    said = {"ceiling": method.cheats, "calibrated": method.calibrated, "tuned": method.tuned}
+    words = ", ".join(word for word, true in said.items() if true)
     if not words:
         return method.label
     return f"{method.label[:-1]}, {words})" if method.label.endswith(")") else f"{method.label} ({words})"
@@ -94,6 +98,8 @@ def notes(table: Table) -> list[str]:
         *_best_notes(table),
         *_mark_notes(table),
         *_method_notes(table),
+        *tested(table),
+        *_calibration_notes(table),
         *_unread_notes(table),
         *_lmms_eval_notes(table),
     ]
@@ -268,6 +274,17 @@ def _method_notes(table: Table) -> list[str]:
             values = json.loads(method.parameters)
             lines.append(f"{method.label} (tuned): {', '.join(f'{k}={v}' for k, v in sorted(values.items()))}.")
     return lines
+
+
+def _calibration_notes(table: Table) -> list[str]:
+    """Which lines knew data before their first prompt, a note for all that read the same artefacts."""
+    readers: dict[tuple[str, ...], list[str]] = {}
+    for label, artefacts in table.calibrations.items():
+        readers.setdefault(artefacts, []).append(label)
+    return [
+        f"calibrated: {', '.join(labels)} by {' and '.join(artefacts)}, which methods without the mark have not seen."
+        for artefacts, labels in readers.items()
+    ]
 
 
 def _unread_notes(table: Table) -> list[str]:

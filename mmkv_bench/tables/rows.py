@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mmkv_bench.errors import ConfigError, StoreError, nearest
+from mmkv_bench.tables import free
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -62,12 +63,16 @@ RESPONSE_COLUMNS = (
 
 @dataclass
 class Rows:
-    """The frames of one store. `responses` and `metrics` may be empty; then what they would mark is not marked."""
+    """The frames of one store. `responses` and `metrics` may be empty; then what they would mark is not marked.
+
+    full: the answers of `full` alone, columns of `free.COLUMNS`; None where nobody has read them.
+    """
 
     cells: pd.DataFrame
     samples: pd.DataFrame
     responses: pd.DataFrame
     metrics: pd.DataFrame
+    full: pd.DataFrame | None = None
 
 
 def load(root: Path | str, cells: Collection[str] | None = None) -> Rows:
@@ -89,7 +94,9 @@ def load(root: Path | str, cells: Collection[str] | None = None) -> Rows:
         raise ConfigError(
             f"'{root}' holds {len(responses)} answers but no scores: run the same command again with stage=score."
         )
-    return Rows(store.cells(cells).to_pandas(), samples, responses, store.metrics(cells).to_pandas())
+    described = store.cells(cells).to_pandas()
+    full = store.responses(described["cell"][described["base"] == BASELINE], free.COLUMNS).to_pandas()
+    return Rows(described, samples, responses, store.metrics(cells).to_pandas(), full)
 
 
 def check(cells: pd.DataFrame, samples: pd.DataFrame) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from mmkv_bench.tables.audit import Audit
+from mmkv_bench.tables.calibrated import artefacts
 from mmkv_bench.tables.compare import Pair
 from mmkv_bench.tables.rows import BASELINE, Scores
 
@@ -65,6 +66,11 @@ class Method:
         return bool(json.loads(self.parameters).get("reads_answer"))
 
     @property
+    def calibrated(self) -> bool:
+        """It was built with a calibration: numbers measured on data before the first prompt."""
+        return bool(artefacts(self.parameters))
+
+    @property
     def variant(self) -> tuple[str, str, str | None, str]:
         """What tells it from every other line, whatever its label says."""
         return self.name, self.base, self.reading, self.parameters
@@ -75,7 +81,9 @@ class Table:
     """Entries by (label, budget); `budgets` are exact decimal strings in ascending order, "" stands for no budget.
 
     `waiting` counts the answers, by (label, budget), that have no score yet; `pairs` holds every two methods at every
-    budget, Holm-corrected together; `gate` says whether `full` scores what is printed for it (None: nobody expects it to).
+    budget, Holm-corrected together; `gate` says whether `full` scores what is printed for it (None: nobody expects it to);
+    `free` is the share of the answers that no method can change (see `free.share`), `calibrations` says of each calibrated
+    line what its artefacts were made of.
     """
 
     context: dict[str, str]
@@ -87,6 +95,8 @@ class Table:
     waiting: dict[tuple[str, str], int] = field(default_factory=dict)
     pairs: list[Pair] = field(default_factory=list)
     gate: str | None = None
+    free: float | None = None
+    calibrations: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def dataset(self) -> str:

@@ -11,6 +11,7 @@ from mmkv_bench.calibrate.artefact import METHODS, Artefact, Calibrations, commi
 from mmkv_bench.config import conf_dir
 from mmkv_bench.errors import CalibrationError, ConfigError
 from mmkv_bench.models.fingerprint import folder_fingerprint
+from mmkv_bench.store.store import Store
 from mmkv_bench.tiny import WEIGHTS
 from tests.calibrate import synthetic
 from tests.planning import setting
@@ -255,6 +256,28 @@ def test_two_methods_of_a_run_share_one_artefact_and_each_says_so(file):
     told = {cell.method: json.loads(cell.parameters).get("calibration") for cell in made_cells}
     used = {"sparsemm": made().checksum[:16]}
     assert told == {"sparsemm": used, "mmshift_sparsemm": used, "snapkv": None}
+    seen = {"calibrations": {used["sparsemm"]: {"dataset": made().dataset, "samples": len(made().samples)}}}
+    assert {cell.method: cell.told() for cell in made_cells} == {
+        "sparsemm": seen,
+        "mmshift_sparsemm": seen,
+        "snapkv": {},
+    }
+
+
+def test_a_row_says_what_its_calibration_was_made_of(file, tmp_path):
+    """Tables find the words of a committed artefact by its checksum; those of one's own stand in the rows alone."""
+    from mmkv_bench.planning.compose import compose
+    from mmkv_bench.planning.run import _keep_cells
+
+    words = ("method=[sparsemm,snapkv]", "baseline=none", f"methods.sparsemm.calibration={file}")
+    origin = dict.fromkeys(("git_commit", "git_dirty", "driver", "cpu", "weights")) | {
+        "versions": "{}",
+        "device": "cpu",
+    }
+    store = Store(tmp_path / "rows")
+    _keep_cells(store, compose([*setting.MODEL, *words]), setting.cells(*words), origin)
+    told = {row["method"]: json.loads(row["config"]).get("calibrations") for row in store.cells().to_pylist()}
+    assert told == {"sparsemm": {made().checksum[:16]: {"dataset": "pages", "samples": 2}}, "snapkv": None}
 
 
 def test_a_part_that_does_not_say_what_it_takes_is_refused(monkeypatch):

@@ -145,7 +145,9 @@ class Example:
         return row["cell"]
 
     def rows(self) -> Rows:
-        return Rows(*(pd.DataFrame(part) for part in (self.cells, self.samples, self.responses, self.metrics)))
+        baseline = {cell["cell"] for cell in self.cells if cell["base"] == "full"}
+        full = [row for row in self.responses if row["cell"] in baseline]
+        return Rows(*(pd.DataFrame(part) for part in (self.cells, self.samples, self.responses, self.metrics, full)))
 
     def write(self, root: Path) -> Path:
         """The same rows as a store on disk, through the store's own interface."""
