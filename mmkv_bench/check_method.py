@@ -157,8 +157,8 @@ def _at(shape: tuple[int, int, int], budget: int) -> str:
 
 
 # ---------------------------------------------------------------- promises
-def scores_are_finite_float32(made: Compressor) -> str | None:
-    """scores are finite float32, one per KV head and token"""
+def scores_are_finite(made: Compressor) -> str | None:
+    """scores are finite float32 (or float64), one per KV head and token"""
     for shape, budget in problems():
         found = scores(made, prompt(*shape, made), budget)
         if not all(bool(score.isfinite().all()) for score in found):
@@ -323,7 +323,7 @@ def _embedded() -> tuple[Any, Any, Any, Any, list[Any]]:
 
 
 CHECKS: tuple[Callable[[Any], str | None], ...] = (
-    scores_are_finite_float32,
+    scores_are_finite,
     the_budget_is_kept,
     nothing_is_remembered,
     seeds_matter_only_if_declared,

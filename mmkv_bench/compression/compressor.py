@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from mmkv_bench.compression.selectors.base import Selector
 
 
+SCORE_DTYPES = (torch.float32, torch.float64)
+
+
 class NonFiniteScoreError(MMKVError):
     """A scorer produced NaN or infinity: the cell's row gets status `nan`."""
 
@@ -132,18 +135,18 @@ class Compressor:
         return () if self.unbudgeted or context.length <= context.budget else self.allocator.outcome(context)
 
     def score(self, observation: Observation, entries: int, seed: int) -> Tensor:
-        """The scorer's float32 `[Hkv, T]` of one layer, for a budget of `entries` per KV head.
+        """The scorer's float32 or float64 `[Hkv, T]` of one layer, for a budget of `entries` per KV head.
 
         Raises:
             ScoreError: it is of another shape or dtype.
         """
         score = self.scorer.score(observation, entries, seed)
         wanted = tuple(observation.key.shape[:2])
-        if not isinstance(score, Tensor) or tuple(score.shape) != wanted or score.dtype != torch.float32:
+        if not isinstance(score, Tensor) or tuple(score.shape) != wanted or score.dtype not in SCORE_DTYPES:
             got = f"{score.dtype} {list(score.shape)}" if isinstance(score, Tensor) else type(score).__name__
             raise ScoreError(
                 f"{type(self.scorer).__name__} of {self.name} gave {got} in layer {observation.layer}; a score is "
-                f"torch.float32 {list(wanted)}, KV heads by tokens"
+                f"torch.float32 or torch.float64 {list(wanted)}, KV heads by tokens"
             )
         return score
 
@@ -165,7 +168,7 @@ class Compressor:
         """Choose what stays of a prompt longer than its budget.
 
         Args:
-            scores: per layer float32 `[Hkv, T]`.
+            scores: per layer float32 or float64 `[Hkv, T]`.
             budget: C, entries per KV head averaged over the model, `C < T`.
             token_types: int `[T]` (0 text, 1 image, 2 video) or None.
             layers: the layers that `scores` belong to; n_layers: all layers of the model.

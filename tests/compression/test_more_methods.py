@@ -196,7 +196,7 @@ def test_last_query_is_mmshift_without_votes():
     votes = mmshift.score(layer.observe(mmshift.needs), 8, 0)
     votes -= replace(mmshift, lam=0.0).score(layer.observe(mmshift.needs), 8, 0)
     last = LastQueryScorer().score(layer.observe(LastQueryScorer().needs), 8, 0)
-    assert torch.allclose(votes, last, atol=2e-6)
+    assert torch.allclose(votes.float(), last, atol=2e-6)
 
 
 # ---------------------------------------------------------------- blind

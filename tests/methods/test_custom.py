@@ -179,8 +179,8 @@ def test_an_edit_makes_new_rows_and_nothing_else_does(folder):
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ("return obs.key.float().norm(dim=-1).double()", "a score is torch.float32 [2, "),
-        ("return obs.key.float()[0, :, 0]", "a score is torch.float32 [2, "),
+        ("return obs.key.float().norm(dim=-1).half()", "a score is torch.float32 or torch.float64 [2, "),
+        ("return obs.key.float()[0, :, 0]", "a score is torch.float32 or torch.float64 [2, "),
         ("return None", "gave NoneType in layer 0"),
         ("return 1 / 0", "ZeroDivisionError"),
         ("return obs.column_sums", "its `needs` does not declare it"),

@@ -16,6 +16,7 @@ from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.scorers.last_query import LastQueryScorer
 from mmkv_bench.compression.scorers.mmshift import MMShiftScorer
 from mmkv_bench.compression.session import attach
+from mmkv_bench.compression.statistics.ties import tie_broken
 from mmkv_bench.config import conf_dir
 from mmkv_bench.errors import CalibrationError, ConfigError, UnsupportedError
 from mmkv_bench.methods import build_compressor
@@ -146,7 +147,8 @@ def test_the_mass_without_votes_equals_its_formula(
             scorer.score(obs, 8, seed)
         return
     got = scorer.score(obs, 8, seed)
-    assert got.dtype == torch.float32 and got.shape == (kv_heads, length) and torch.isfinite(got).all()
+    assert got.dtype == (torch.float64 if lam else torch.float32) and got.shape == (kv_heads, length)
+    assert torch.isfinite(got).all()
     want = oracle.summed(*expected_masses(scorer, layer, kinds, index, seed), lam)
     assert ((got.double() - want).abs() <= 5e-4 * want + 1e-5).all()
 
@@ -259,7 +261,7 @@ def test_last_attn_is_what_remains_without_proxies():
     last = LastQueryScorer()
     alone = last.score(last_obs := layer.observe(last.needs), 8, 0)
     assert last_obs.length == 50
-    assert torch.allclose(mixed / 1e6, alone, atol=1e-4)
+    assert torch.allclose(mixed / 1e6, alone.double(), atol=1e-4)
 
 
 def test_mass_follows_strength_where_votes_do_not():
@@ -275,6 +277,67 @@ def test_mass_follows_strength_where_votes_do_not():
     first, second = replace(votes, voting="none").score(obs, 1, 0)[0].tolist()
     share = 1 / (1 + torch.exp(torch.tensor(-2 * 8**-0.5)).item())  # logits 2 / sqrt(8) and 0
     assert first == pytest.approx(2 * share, rel=1e-5) and second == pytest.approx(2 - 2 * share, rel=1e-5)
+
+
+def peaked(length: int, heads: int, seed: int):
+    """A layer whose last query looks at few keys: most anchors are far below the steps of float32 at its votes."""
+    layer = oracles.make_layer(length, heads, 2, seed=seed)
+    return replace(layer, wq=layer.wq * 12, bq=layer.bq * 12)
+
+
+@pytest.mark.parametrize("lam", [1.0, 50.0, 0.0])
+def test_kept_entries_are_those_of_votes_then_anchors_then_places(lam):
+    """Neither float32 nor a float64 sum alone orders them: the anchors go down to 1e-30."""
+    swallowed = {torch.float32: 0, torch.float64: 0}
+    for seed in range(3):
+        layer = peaked(300, 2, seed)
+        voted, method = MMShiftScorer(64, 8, 3.0, lam=0.0), built("mmshift")
+        obs = observed(voted, layer, [0] * 300)
+        votes, anchor = voted.score(obs, 64, seed), obs.last_attention()
+        assert torch.equal(votes, votes.round()) and float(votes.max()) >= 4
+        scores = replace(voted, lam=lam).score(obs, 64, seed)
+        kept = replace(method, scorer=replace(voted, lam=lam)).select([scores], 64, None, [0], 1)[0].tolist()
+        for h in range(2):
+            order = oracle.ranked(votes[h].tolist(), anchor[h].tolist(), lam)
+            others = [t for t in order if t != 299]
+            assert kept[h] == sorted([*others[:63], 299])
+            assert (-scores[h]).argsort(stable=True).tolist() == order
+            for dtype in swallowed:
+                total = votes[h].to(dtype) + lam * anchor[h].to(dtype)
+                swallowed[dtype] += (-total).argsort(stable=True).tolist() != order
+    assert lam == 0 or all(swallowed.values()), "the test tells nothing: sums alone find the same order"
+
+
+def test_only_votes_whose_ties_are_broken_anew_have_a_new_version():
+    versions = {
+        name: built("mmshift", reading, changes).version
+        for name, reading, changes in (
+            ("paper", "paper", {}),
+            ("lambda 0", "paper", {"lambda": 0}),
+            ("released", "released", {}),
+        )
+    }
+    assert versions == {"paper": 2, "lambda 0": 1, "released": 1}
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(
+    pairs=st.lists(
+        st.tuples(
+            st.sampled_from([0.0, 5e-324, 1.0, 1 + 2**-52, 1 + 2**-51, 31.999, 32.0]) | st.floats(0, 1600),
+            st.sampled_from([0.0, 1e-45, 1e-30, 1e-8, 1.0]),
+        ),
+        max_size=40,
+    ),
+)
+def test_ties_are_broken_by_the_second_number_and_by_nothing_else(pairs):
+    score = torch.tensor([pair[0] for pair in pairs], dtype=torch.float64)
+    breaker = torch.tensor([pair[1] for pair in pairs], dtype=torch.float64)
+    got = tie_broken(score.view(1, -1), breaker.view(1, -1))[0].tolist()
+    for i, (a, mine) in enumerate(zip(pairs, got, strict=True)):
+        assert mine >= a[0] and mine - a[0] <= 2.0**-52 * len(pairs) * max(a[0], 5e-324 * 2.0**52)
+        for b, other in zip(pairs[:i], got[:i], strict=True):
+            assert (mine > other, mine == other) == (a > b, a == b)
 
 
 def test_separate_statistics_alternate_between_the_kinds():

@@ -124,3 +124,10 @@ def summed(mass: Tensor, anchor: Tensor, lam: float) -> Tensor:
     out = lam * anchor.clone()
     out[:, : mass.shape[-1]] += mass.sum((1, 2))
     return out
+
+
+def ranked(votes: list[float], anchor: list[float], lam: float) -> list[int]:
+    """Equation (11) as an order: votes plus lambda times anchor in double precision, then (with an anchor term at all) the
+    anchor itself, then the lower index."""
+    second = anchor if lam > 0 else [0.0] * len(votes)
+    return sorted(range(len(votes)), key=lambda t: (-(votes[t] + lam * anchor[t]), -second[t], t))

@@ -75,7 +75,7 @@ class Allocator(ABC):
         """Entries per KV head for each given layer.
 
         Args:
-            scores: per layer, float32 ``[Hkv, n]`` for n candidates (one layer for scope "layer", all for "model").
+            scores: per layer, float32 or float64 ``[Hkv, n]`` for n candidates (one layer for scope "layer", all for "model").
             budget: entries per KV head on average, sinks, window and last token included; may be 0.
             layers: indices of the layers that ``scores`` belong to.
             n_layers: layers of the model.

@@ -23,7 +23,7 @@ class Start:
         key, value: ``[Hkv, n, D]`` candidates of the full cache; only to be read, and gone afterwards unless copied.
         index: int64 ``[Hkv, m]`` kept candidates, ascending, LEFT-padded with -1.
         kept_key, kept_value: ``[Hkv, m, D]``, what the reducer made of them.
-        scores: float32 ``[Hkv, T]`` of this layer; None when nothing was scored.
+        scores: float32 or float64 ``[Hkv, T]`` of this layer; None when nothing was scored.
         context: the prompt, its budget and the allocator's summaries.
         pad: logical index of the prompt's first token (left padding). Slot positions are ``index + pad``.
         seen: tokens the layer counts as seen from now on: ``pad + T``, one fewer under ``strict``.

@@ -46,7 +46,11 @@ class Scorer(ABC):
 
     @abstractmethod
     def score(self, obs: Observation, budget: int, seed: int) -> Tensor:
-        """Float32 ``[Hkv, T]`` on the observation's device, finite, higher = keep. Protection is the selector's."""
+        """Float32 ``[Hkv, T]`` on the observation's device, finite, higher = keep. Protection is the selector's.
+
+        Equal scores go to the lower index. Where a smaller number shall break ties, float64 is allowed
+        (``statistics/ties.py``).
+        """
 
     def method_version(self, method: Compressor) -> int:
         """How often this part's numbers have changed, from 1, with these parameters beside the other parts of ``method``.

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_type_hints
 from mmkv_bench.compression.observation import Needs
 from mmkv_bench.compression.scorers.base import Scorer
 from mmkv_bench.compression.statistics.proxies import group_mass, group_votes, total_mass
+from mmkv_bench.compression.statistics.ties import tie_broken
 from mmkv_bench.errors import CalibrationError, ConfigError, UnsupportedError, nearest
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from mmkv_bench.compression.compressor import Compressor
     from mmkv_bench.compression.observation import Observation
 
 COPIES = 16
@@ -32,7 +34,9 @@ class MMShiftScorer(Scorer):
     keys (eq. 7). The proxies form G groups of n = N / G consecutive ones; the attention mass of a group is the sum over
     its proxies (eq. 8), and every key in the smallest set that covers the fraction tau of it gets one vote (eq. 9).
     With a(q_last) the attention of the prompt's last query: ``S_t = votes_t + lam * a_t(q_last)`` (eq. 11). The selector
-    keeps the last token and the C - 1 best others. Extra memory is O(T): groups are streamed.
+    keeps the last token and the C - 1 best others: by S_t in float64, equal ones by the larger anchor a_t (with lam above
+    0), then by the lower index. Scores are float64 for that: at 8 to 32 votes float32 has steps of 1e-6 and larger than most
+    anchors, float64 still larger than the smallest. Extra memory is O(T): groups are streamed.
 
     What the paper leaves open is settled so: mu and sigma are those of the query projection's input, that is AFTER the
     input norm, over all T tokens, elementwise, population std; proxies are not normalised again, which would cancel
@@ -43,9 +47,10 @@ class MMShiftScorer(Scorer):
         samples: N, proxies per layer (table 8).
         groups: G; must divide N.
         gamma: variance expansion, a factor of the standard deviation (table 6; 1 = none).
-        tau: fraction of a group's mass that its covering set reaches, in (0, 1] (table 7).
+        tau: fraction of a group's mass that its covering set reaches, above 0 and below 1 (table 7). In floating point
+            nothing tells where all of a mass is reached, so 1 is refused.
         lam: weight of the last query's attention (table 12). Votes are integers and attention is below 1, so 1 breaks
-            ties only.
+            ties only; with 0 ties go to the lower index.
         statistics: "elementwise" ``mu, sigma [E]``, or "scalar": one mean and one std of all T * E values.
         centring: mu is "sample": this prompt's; "none": 0; "global": the mean over other prompts, from ``calibration``
             (table 11).
@@ -56,7 +61,7 @@ class MMShiftScorer(Scorer):
         cover: "left": the covering set; "right": one key fewer, none when one key alone covers it.
         drop_last_key: leave the last key out of the mass after the softmax, without renormalising.
         rounding: "none": float32 throughout; "model": probabilities, head means and group masses are rounded to the
-            model's dtype, which makes many ties in bfloat16.
+            model's dtype, which makes many ties in bfloat16, and votes and anchor are added in float32.
         voting: "groups", or "none": the mass itself, summed over all N proxies, stands where the votes stand; tau and
             cover are not read (table 5: ``voting=none gamma=1`` is its row "+ Samp.", ``voting=none`` "+ Var. Exp.",
             and the method ``last_query`` LastAttn).
@@ -78,10 +83,11 @@ class MMShiftScorer(Scorer):
     Paper and code (the Qwen path of the release; ``reading=released``): scalar statistics, so that proxies are
     isotropic noise and the prompt enters through two numbers per layer; std * 10 hard-coded; tiled offsets
     (+32, ..., +512, the same 16 in every group); anchor inside the groups as well as at the end; right-sided cover;
-    last key dropped; rounding in the model's dtype. The release's LLaVA path has G = 16 groups of 32, statistics of the
-    last 512 tokens, and two layers without proxies (method ``mmshift_llava``); as released it does not run. Not
-    reproduced: the global random stream, the unbiased std (relative difference below 1 / T E), cumulative sums in
-    float32, an unstable sort, and the fall-back to gamma = 1 in layers that a table shipped for a 28-layer model lacks.
+    last key dropped; rounding in the model's dtype, votes and anchor added in float32. The release's LLaVA path has G = 16
+    groups of 32, statistics of the last 512 tokens, and two layers without proxies (method ``mmshift_llava``); as released
+    it does not run. Not reproduced: the global random stream, the unbiased std (relative difference below 1 / T E),
+    cumulative sums in float32, an unstable sort, and the fall-back to gamma = 1 in layers that a table shipped for a
+    28-layer model lacks.
     """
 
     samples: int = 512
@@ -118,8 +124,11 @@ class MMShiftScorer(Scorer):
         for name, value in (("gamma", self.gamma), *(("layer_gamma", factor) for factor in self.layer_gamma)):
             if not value >= 0:
                 raise ConfigError(f"{name} is {value}; allowed: 0 or more")
-        if not 0 < self.tau <= 1:
-            raise ConfigError(f"tau is {self.tau}; allowed: a fraction of the attention mass, 0 < tau <= 1")
+        if not 0 < self.tau < 1:
+            raise ConfigError(
+                f"tau is {self.tau}; allowed: a fraction of the attention mass, 0 < tau < 1 (sums of floating point numbers "
+                "do not tell where all of it is reached); take 0.99 for nearly all"
+            )
         if not self.lam >= 0:
             raise ConfigError(f"lambda is {self.lam}; allowed: 0 or more")
         for name in ("last_tokens", "plain_layers"):
@@ -204,7 +213,17 @@ class MMShiftScorer(Scorer):
             votes = total_mass(queries, obs.key, obs.scaling, groups, **adjust)
         else:
             votes = group_votes(queries, obs.key, obs.scaling, groups, self.tau, cover=self.cover, **adjust)
-        return votes + self.lam * anchor
+        if not self._breaks_ties:
+            return votes + self.lam * anchor
+        return tie_broken(votes.double() + self.lam * anchor.double(), anchor)
+
+    @property
+    def _breaks_ties(self) -> bool:
+        return self.lam > 0 and self.rounding == "none"
+
+    def method_version(self, method: Compressor) -> int:
+        """2: an anchor below the spacing of float32 at the votes breaks their ties too."""
+        return 2 if self._breaks_ties else 1
 
     def _states(self, obs: Observation, seed: int) -> Tensor:
         """Proxy hidden states ``[N, E]`` float32."""

@@ -58,7 +58,7 @@ class Selector(ABC):
         the lower index. Every row is treated by itself: heads of several layers may be given one below the other.
 
         Args:
-            scores: float32 ``[Hkv, n]``.
+            scores: float32 or float64 ``[Hkv, n]``.
             caps: int64 ``[Hkv]``, entries granted to each head (0 allowed).
             protected: bool ``[n]``, or ``[Hkv, n]`` when heads differ.
             order: ``self.order(scores)`` when the caller already has it, so that several budgets share one sort.
