@@ -17,12 +17,13 @@ ifneq ($(PIP_INDEX_URL),)
 export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 
-.PHONY: help bench test lint docs results matrix bench-statistics bench-fork bench-methods check-platforms lock
+.PHONY: help bench test test-dispatch lint docs results matrix bench-statistics bench-fork bench-methods check-platforms lock
 
 help:
 	@echo "make bench             install if needed, run mmshift at 64 entries and experiment=demo on the embedded model"
 	@echo "                       (LIMIT=4 runs the first samples only)"
 	@echo "make test              install if needed, lint, run the tests (PYTEST='-k name' selects)"
+	@echo "make test-dispatch     the numerical tests with the kernels of two older processors; long"
 	@echo "make lint              ruff check and ruff format --check"
 	@echo "make results           make or continue results/tiny: every method, released readings, ablations; hours"
 	@echo "make matrix            every model family x dataset x method once, random weights, own data; hours"
@@ -39,6 +40,14 @@ bench: $(STAMP)
 
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(PYTEST)
+
+# The numerical tests as on two older processors; the kernels that libraries choose there round differently.
+NUMERICAL := $(addprefix tests/,core compression methods generation calibrate tiny tables run models)
+OLDEST := ATEN_CPU_CAPABILITY=default MKL_ENABLE_INSTRUCTIONS=SSE4_2 ONEDNN_MAX_CPU_ISA=SSE41 OPENBLAS_CORETYPE=Nehalem
+OLDER := ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 OPENBLAS_CORETYPE=Haswell
+test-dispatch: $(STAMP)
+	OMP_NUM_THREADS=1 $(OLDEST) $(BIN)/python -m pytest -n 2 $(NUMERICAL) $(PYTEST)
+	OMP_NUM_THREADS=1 $(OLDER) $(BIN)/python -m pytest -n 2 $(NUMERICAL) $(PYTEST)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

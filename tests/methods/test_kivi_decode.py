@@ -33,8 +33,18 @@ def kivi(bits: int = 2, flush: str = "before", kind: str | None = None, **policy
     return Compressor(f"{kind}_kivi", base.scorer, base.allocator, base.selector, base.reducer, decoding=policy)
 
 
-def head(bits: int, flush: str) -> oracle.Head:
-    return oracle.Head(bits, GROUP, GROUP, RESIDUAL, flush == "before")
+def distance(ours: torch.Tensor, exact, flips: int = 3) -> float:
+    """How far logits are from the nearest run of an oracle `exact(ties)`, in which numbers half-way between two levels
+    may go to either one. Runs differ in at most `flips` such numbers; most cases meet none, and one run decides."""
+    runs, best = [()], float("inf")
+    for other in runs:
+        ties = oracle.Ties(other)
+        best = min(best, (ours - exact(ties)).abs().max().item())
+        if best <= 2e-6:
+            break
+        if len(other) < flips:  # what comes before a number that goes the other way stays as it was
+            runs += [(*other, place) for place in range(max(other, default=-1) + 1, ties.met)]
+    return best
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -45,21 +55,22 @@ def test_decoding_is_attention_over_the_oracles_numbers(name):
     modes = ((2, "before"), (4, "before"), (2, "after"))
     cases = [(*mode, *rest) for mode, *rest in itertools.product(modes, protocols, (None, "all_ragged"))]
     context = {"paper": prompt.length, "strict": prompt.length - 1, "query_agnostic": prompt.length - 6}
-    excused, moved = 0, 0.0
+    moved = 0.0
     for bits, flush, protocol, kind in cases:
         budget = None if kind is None else Budget.parse(prompt.length // 2)
         options = {"max_new_tokens": NEW, "context": context[protocol] if protocol == "query_agnostic" else None}
         out = generate_alone(model, prompt.inputs, kivi(bits, flush, kind), budget, protocol, **options)
         kept = [index[0] for index in out.session.kept()]
-        oracle.CLOSE.clear()
-        exact = oracle.generate(model, prompt.inputs, kept, context[protocol], NEW, lambda: head(bits, flush))  # noqa: B023
-        error = (torch.cat(out.logits) - exact).abs().max()
-        assert error <= 2e-6 or oracle.CLOSE, (bits, flush, protocol, kind)
-        excused += error > 2e-6
+        mode = (bits, GROUP, GROUP, RESIDUAL, flush == "before")
+
+        def exact(ties, kept=kept, cut=context[protocol], mode=mode):
+            return oracle.generate(model, prompt.inputs, kept, cut, NEW, lambda: oracle.Head(*mode, ties))
+
+        ours = torch.cat(out.logits)
+        assert distance(ours, exact) <= 2e-6, (bits, flush, protocol, kind)
         if kind is None:
             stock = generate_alone(model, prompt.inputs, full(), None, protocol, **options)
-            moved = max(moved, (torch.cat(stock.logits) - exact).abs().max().item())
-    assert excused <= len(cases) // 6, "numbers half-way between two levels are rare, and rarely rounded the other way"
+            moved = max(moved, (torch.cat(stock.logits) - ours).abs().max().item())
     assert moved > 0.01, "quantising must have changed something"
 
 

@@ -12,12 +12,29 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 from tests import reference
 
-CLOSE: list[float] = []
-"""Distances [levels] of quantised numbers to the middle between two levels, where they are below 1e-5: there, float32
-rounding of a model decides, and no two ways to compute a key can be expected to agree."""
+TIE = 3e-5
+"""Distance [levels] to the middle between two levels within which float32 rounding of a model decides: there, no two
+ways to compute a key can be expected to agree, and either level is right."""
 
 
-def group(numbers: list[float], bits: int, storage: torch.dtype = torch.float64) -> list[float]:
+class Ties:
+    """Which of the numbers within `TIE` of a middle, counted as they come, go to the other of their two levels."""
+
+    def __init__(self, other: tuple[int, ...] = ()):
+        self.other, self.met = other, 0
+
+    def level(self, exact: float) -> int:
+        level = round(exact)  # halves to even, as IEEE rounds
+        if abs(abs(exact - level) - 0.5) >= TIE:
+            return level
+        self.met += 1
+        return level if self.met - 1 not in self.other else level + (1 if exact > level else -1)
+
+
+NONE = Ties()
+
+
+def group(numbers: list[float], bits: int, storage: torch.dtype = torch.float64, ties: Ties = NONE) -> list[float]:
     """What one group comes back as; scale and minimum are stored in `storage`."""
     steps = 2**bits - 1
     low, high = min(numbers), max(numbers)
@@ -25,34 +42,30 @@ def group(numbers: list[float], bits: int, storage: torch.dtype = torch.float64)
     scale = torch.tensor(scale, dtype=torch.float64).to(storage).item()
     back = []
     for number in numbers:
-        exact = (number - low) / scale
-        level = round(exact)  # halves to even, as IEEE rounds
-        if abs(abs(exact - level) - 0.5) < 1e-5:
-            CLOSE.append(abs(abs(exact - level) - 0.5))
-        back.append(min(max(level, 0), steps) * scale + low)
+        back.append(min(max(ties.level((number - low) / scale), 0), steps) * scale + low)
     return back
 
 
-def keys(block: Tensor, bits: int, size: int, storage: torch.dtype = torch.float64) -> Tensor:
+def keys(block: Tensor, bits: int, size: int, storage: torch.dtype = torch.float64, ties: Ties = NONE) -> Tensor:
     """One head's keys [n, D], n a multiple of `size`: every channel of every `size` consecutive tokens is a group."""
     n, channels = block.shape
     back = torch.empty(n, channels, dtype=torch.float64)
     for start in range(0, n, size):
         for channel in range(channels):
             numbers = [block[start + i, channel].item() for i in range(size)]
-            for i, number in enumerate(group(numbers, bits, storage)):
+            for i, number in enumerate(group(numbers, bits, storage, ties)):
                 back[start + i, channel] = number
     return back
 
 
-def values(block: Tensor, bits: int, size: int, storage: torch.dtype = torch.float64) -> Tensor:
+def values(block: Tensor, bits: int, size: int, storage: torch.dtype = torch.float64, ties: Ties = NONE) -> Tensor:
     """One head's values [n, D]: every `size` consecutive channels of a token are a group."""
     n, channels = block.shape
     back = torch.empty(n, channels, dtype=torch.float64)
     for token in range(n):
         for start in range(0, channels, size):
             numbers = block[token, start : start + size].tolist()
-            for i, number in enumerate(group(numbers, bits, storage)):
+            for i, number in enumerate(group(numbers, bits, storage, ties)):
                 back[token, start + i] = number
     return back
 
@@ -64,8 +77,9 @@ class Head:
     after it (the released code). `seen()` is what that attention reads.
     """
 
-    def __init__(self, bits: int, size: int, value_size: int, residual: int, early: bool):
+    def __init__(self, bits: int, size: int, value_size: int, residual: int, early: bool, ties: Ties = NONE):
         self.bits, self.size, self.value_size, self.residual, self.early = bits, size, value_size, residual, early
+        self.ties = ties
         self.key_quantised: list[Tensor] = []
         self.key_rest: list[Tensor] = []
         self.value_quantised: list[Tensor] = []
@@ -79,10 +93,11 @@ class Head:
     def _flush(self) -> None:
         while len(self.key_rest) >= self.residual:
             block = torch.stack(self.key_rest[: self.residual])
-            self.key_quantised += list(keys(block, self.bits, self.size))
+            self.key_quantised += list(keys(block, self.bits, self.size, ties=self.ties))
             self.key_rest = self.key_rest[self.residual :]
         while len(self.value_rest) > self.residual:
-            self.value_quantised += list(values(self.value_rest[0][None], self.bits, self.value_size))
+            oldest = self.value_rest[0][None]
+            self.value_quantised += list(values(oldest, self.bits, self.value_size, ties=self.ties))
             self.value_rest = self.value_rest[1:]
 
     def append(self, key: Tensor, value: Tensor, prompt: bool = False) -> tuple[Tensor, Tensor]:

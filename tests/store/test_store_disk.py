@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from store_examples import ENVIRONMENT, response
+from store_examples import ENVIRONMENT, bind_to_permissions, response
 
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.store.store import Store
@@ -47,17 +47,12 @@ def test_a_dangling_link_is_refused(tmp_path):
 
 def test_a_folder_without_permission_is_refused_with_the_remedy(tmp_path):
     (tmp_path / "locked").mkdir(mode=0o555)
-    for path in (tmp_path, *tmp_path.parents[:2]):
-        os.chmod(path, 0o755)
     store = Store(tmp_path / "locked" / "results")
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            if os.geteuid() == 0:  # permissions do not bind root
-                os.setgroups([])
-                os.setgid(65534)
-                os.setuid(65534)
+            bind_to_permissions()
             store.check_writable()
         except ConfigError as problem:
             os.write(writing, str(problem).encode())
@@ -83,14 +78,16 @@ def test_a_store_without_write_permission_can_still_be_read(tmp_path):
         writer.commit([response(0)])
         writer.commit([response(1)])
     code = (
-        "import os, sys; from mmkv_bench.store.store import Store\n"
-        "store = Store(sys.argv[1])\n"
-        "if os.geteuid() == 0: os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
-        "print(store.responses().num_rows, store.journal_damage())"
+        "import sys; from mmkv_bench.store.store import Store; from store_examples import bind_to_permissions\n"
+        "def read(): store = Store(sys.argv[1]); return store.responses().num_rows, store.journal_damage()\n"
+        "read()  # what it imports may lie where root alone can read\n"
+        "bind_to_permissions()\n"
+        "print(*read())"
     )
-    own = [path for path in tmp_path.parents if any(part.startswith("pytest-of-") for part in path.parts)]
-    for path in (*tmp_path.rglob("*"), tmp_path, *own):
-        os.chmod(path, 0o755 if path.is_dir() else 0o444)
+    for path in (*tmp_path.rglob("*"), tmp_path):
+        os.chmod(path, 0o555 if path.is_dir() else 0o444)
     command = [sys.executable, "-c", code, str(tmp_path / "store")]
-    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT)
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, cwd=Path(__file__).parent)
+    for path in (tmp_path, *tmp_path.rglob("*")):
+        os.chmod(path, 0o755)  # so that pytest can clear up
     assert done.stdout == "2 {}\n", done.stderr
