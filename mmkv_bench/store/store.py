@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mmkv_bench.errors import ConfigError, StoreError, nearest
+from mmkv_bench.secrecy import REDACTED, without_secrets
 from mmkv_bench.store import journal, parts
 from mmkv_bench.store.files import Staged, check_folder, disk_errors, remove_stale, sync_folder, write_whole
 from mmkv_bench.store.identity import canonical_json
@@ -134,7 +135,8 @@ class Store:
     def write_cells(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Stores cells that are not stored yet; a cell that is keeps its first row.
 
-        Secrets in `config` are redacted. Raises StoreError when a stored cell of the same hash differs in a column
+        Secrets in `config`, `model`, `parameters` and `generation` are redacted; the cell's hash, which the caller made,
+        covers what they are. Raises StoreError when a stored cell of the same hash differs in a column
         that the hash covers.
         """
         self._check_version()
@@ -142,7 +144,7 @@ class Store:
         checked = [check("cells", row, stamps) for row in rows]
         known = {row["cell"]: row for row in self._load("cells", [row["cell"] for row in checked]).to_pylist()}
         for row in checked:
-            row["config"] = canonical_json(redact(json.loads(row["config"])))
+            row |= _hidden(row)
             if row["cell"] in known:
                 _refuse_other(known[row["cell"]], row, self.root)
                 continue
@@ -327,9 +329,21 @@ def _rows(path: Path, record: Mapping[str, Any]) -> list[dict[str, Any]]:
     return record["rows"]
 
 
+def _hidden(row: Mapping[str, Any]) -> dict[str, str]:
+    """The columns that hold what a user wrote, without secrets; those that have none stay as they are, to the letter."""
+    shown = {"config": canonical_json(redact(json.loads(row["config"]))), "model": without_secrets(row["model"])}
+    for name in ("parameters", "generation"):
+        value = json.loads(row[name])
+        if (hidden := without_secrets(value)) != value:
+            shown[name] = canonical_json(hidden)
+    return shown
+
+
 def _refuse_other(stored: Mapping[str, Any], row: Mapping[str, Any], root: Path) -> None:
     for column in CELL_COLUMNS:
         old, new = stored[column.name], row[column.name]
+        if REDACTED in f"{old}{new}":  # in one of them, which need not have known the same secrets
+            continue
         if column.identity and (json.loads(old) != json.loads(new) if column.json else old != new):
             raise StoreError(
                 f"cell {row['cell']} under {root} was stored with {column.name} {old!r}; now it is {new!r}. "

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from mmkv_bench.errors import StoreError
+from mmkv_bench.secrecy import without_secrets
 from mmkv_bench.store.files import disk_errors
 from mmkv_bench.store.journal import Journal
 from mmkv_bench.store.rows import check, safe_name
@@ -52,6 +53,8 @@ class Writer:
                 f"sample {checked[0]['sample_id']!r}: two rows of one cell in one commit: {sorted(cells)[:5]}"
             )
         for row in checked:
+            if row["error"]:
+                row["error"] = without_secrets(row["error"])
             row["committed_at"] = time.isoformat(timespec="microseconds")
         if self._journal is None:
             self._store.prepare()

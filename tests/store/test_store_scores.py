@@ -8,7 +8,7 @@ import signal
 
 import pytest
 from crash_points import die_before
-from store_examples import cell, complete, metric_row, plain, sample_score
+from store_examples import cell, complete, failed, metric_row, plain, sample_score
 
 from mmkv_bench.errors import StoreError
 from mmkv_bench.store.redaction import redact
@@ -84,6 +84,32 @@ def test_secrets_in_a_cells_configuration_are_never_stored(tmp_path, monkeypatch
     assert stored["generation"] == config["generation"]
     assert not any(secret in text for secret in ("sk-123", "hf_very_secret_value", "hunter2"))
     assert stored["judge"]["api_key"] == stored["list"][0]["password"] == "<redacted>"
+
+
+def test_secrets_among_a_cells_parameters_are_never_stored_and_its_rows_continue(tmp_path, monkeypatch):
+    args = {"args": {"api_key": "sk-123", "url": "https://host?k=hf_very_secret_value", "window": 32}}
+    row = cell(
+        parameters=json.dumps(args),
+        generation=json.dumps({"stop": "hf_very_secret_value"}),
+        model="org/hf_very_secret_value",
+    )
+    old, store = Store(tmp_path / "old"), Store(tmp_path / "new")
+    old.write_cells([row])  # where the variable is not known, its value is no secret
+    assert "hf_very_secret_value" in old.cells()["parameters"].to_pylist()[0]
+    monkeypatch.setenv("HF_TOKEN", "hf_very_secret_value")
+    for one in (store, store, old):  # again, and over what another environment stored
+        one.write_cells([row])
+    (stored,) = store.cells().to_pylist()
+    assert not any(secret in str(stored) for secret in ("sk-123", "hf_very_secret_value"))
+    assert json.loads(stored["parameters"])["args"]["window"] == 32 and stored["cell"] == row["cell"]
+
+
+def test_a_key_in_an_error_message_is_not_stored(tmp_path, monkeypatch):
+    monkeypatch.setenv("SERVICE_API_KEY", "sk-0123456789")
+    store = Store(tmp_path)
+    with store.writer("w") as writer:
+        writer.commit([failed(0) | {"error": "HTTPError: 401 for sk-0123456789"}])
+    assert store.responses()["error"].to_pylist() == ["HTTPError: 401 for <redacted>"]
 
 
 def test_the_stored_configuration_does_not_say_where_a_machine_has_its_folders() -> None:
