@@ -13,9 +13,13 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from mmkv_bench.errors import ConfigError, MMKVError, nearest
+from mmkv_bench.errors import ConfigError, MMKVError, nearest, out_of_memory
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_LESS_MEMORY = (
+    "free some, or ask for less at a time: fewer processes, a lower fork_batch or fork_memory, shorter prompts "
+    "(model.max_prompt_tokens), a smaller model; rows that are stored stay, and the same command continues"
+)
 _PASSED_ON = {"--cfg": 1, "-c": 1, "--info": 1, "-i": 1, "--package": 1, "-p": 1, "--resolve": 0, "--hydra-help": 0}
 """Hydra's own flags that print and stop, with the number of words that follow."""
 
@@ -41,6 +45,10 @@ def guarded(arguments: Sequence[str], work: Callable[[Sequence[str]], int]) -> i
     """The exit code of `work(arguments)`; what a user can meet becomes one sentence on stderr instead of a traceback,
     and with --json one JSON document as well."""
     as_json = "--json" in arguments or "json=true" in arguments
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - for as long as the process lives
+    if sys.stdout is None:  # and the next file that is opened would get its number, and what libraries print
+        return _refuse("standard output is closed; allowed: a terminal, a file, a pipe, or >/dev/null", 2, False)
     try:
         return work(arguments)
     except MMKVError as error:
@@ -50,13 +58,17 @@ def guarded(arguments: Sequence[str], work: Callable[[Sequence[str]], int]) -> i
     except BrokenPipeError:  # whoever read our output has seen enough, as `| head` does
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - lives until the process ends, which flushes it
         return 0
-    except OSError as error:
-        if error.errno not in _NO_ROOM:
-            raise
-        where = error.filename or "the results"
-        return _refuse(f"no space left on the device that holds {where}; free some, or write out=<folder>", 2, as_json)
     except KeyboardInterrupt:
         return _refuse("interrupted; run the same command again to continue at the first missing sample", 130, as_json)
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in _NO_ROOM:
+            where = error.filename or "the results"
+            return _refuse(
+                f"no space left on the device that holds {where}; free some, or write out=<folder>", 2, as_json
+            )
+        if not out_of_memory(error):
+            raise
+        return _refuse(f"{_no_memory(error)}; {_LESS_MEMORY}", 1, as_json)
 
 
 def read(arguments: Sequence[str]) -> Request:
@@ -140,6 +152,11 @@ def _answer(request: Request) -> int:
             "the output was closed before the run's end; run the same command again to continue, with its output to a "
             "file or a terminal"
         ) from None
+
+
+def _no_memory(error: Exception) -> str:
+    first = next(iter(str(error).strip().splitlines()), "")
+    return f"this machine's memory is too small for what was asked ({type(error).__name__}: {first[:200]})"
 
 
 def _refuse(sentence: str, code: int, as_json: bool) -> int:

@@ -88,7 +88,9 @@ class Judge:
     model: str | None = _key(None, "model id the endpoint knows")
     url: str | None = _key(None, "base url, for example http://127.0.0.1:8000/v1")
     key_env: str | None = _key(None, "environment variable that holds the key; null sends none", "a variable's name")
-    timeout_s: float = _key(60.0, "longest silence of the endpoint [s]", "a number > 0")
+    timeout_s: float = _key(
+        60.0, "time limit of one attempt, from connecting to the answer's last byte [s]", "a number > 0"
+    )
     retries: int = _key(4, "further attempts after a failure, with backoff", "a whole number >= 0")
     backoff_s: float = _key(1.0, "wait before the first of them [s]; doubled each time, with jitter", "a number >= 0")
     concurrency: int = _key(8, "questions under way at a time", "a whole number >= 1")

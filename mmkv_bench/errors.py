@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 from collections.abc import Iterable
 
 
@@ -46,6 +47,17 @@ class StoreError(MMKVError):
 
 class ScoringError(MMKVError):
     """lmms-eval's scoring code failed; the stored answers are untouched."""
+
+
+_NO_MEMORY = ("DefaultCPUAllocator", "out of memory", "not enough memory", "annot allocate memory", "_ALLOC_FAILED")
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an exception says that memory ran out. Python and numpy have a class for it, the operating system a number;
+    PyTorch has a class for devices only, its CPU allocator and its libraries say it in a RuntimeError's words."""
+    if isinstance(error, (MemoryError, OSError)):
+        return isinstance(error, MemoryError) or error.errno == errno.ENOMEM
+    return isinstance(error, (RuntimeError, ImportError)) and any(words in str(error) for words in _NO_MEMORY)
 
 
 LISTED = 40  # more names than that are counted beside a near one, not listed

@@ -11,7 +11,7 @@ from mmkv_bench.evaluation.contract import Request, SampleRef, TaskSpec
 from mmkv_bench.evaluation.documents import Documents, documents, generation_settings, task_config
 from mmkv_bench.evaluation.environment import harness, task_environment
 from mmkv_bench.evaluation.messages import Prompt, prompt_hash, stated, to_prompt, with_placeholders
-from mmkv_bench.evaluation.task_errors import BROKEN_FIELD, BROKEN_FILE, task_errors
+from mmkv_bench.evaluation.task_errors import of_one_sample, task_errors
 
 if TYPE_CHECKING:
     from lmms_eval.api.instance import Instance
@@ -87,7 +87,9 @@ def _request(spec: TaskSpec, docs: Documents, ref: SampleRef, instance: Instance
     try:
         prompt = to_prompt(doc_to_messages(docs.full[split][doc_id]), spec.name)
         prompt = with_placeholders(prompt, spec.placeholders, spec.dataset)
-    except (*BROKEN_FILE, *BROKEN_FIELD) as broken:
+    except (Exception, SystemExit) as broken:
+        if not of_one_sample(broken):
+            raise
         ours = isinstance(broken, MMKVError)
         error = str(broken) if ours else f"sample {ref.sample_id} cannot be read: {stated(broken)}"
     found = "" if error else prompt_hash(prompt)

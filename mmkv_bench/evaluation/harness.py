@@ -25,7 +25,7 @@ from lmms_eval.api.model import lmms
 from lmms_eval.api.task import ConfigurableMessagesTask, ConfigurableTask
 
 from mmkv_bench.errors import UnsupportedError
-from mmkv_bench.evaluation.task_errors import BROKEN_FIELD, BROKEN_FILE
+from mmkv_bench.evaluation.task_errors import of_one_sample
 
 AnswerInstance = Callable[[Instance], str]
 
@@ -54,19 +54,42 @@ class CountedDocs:
             yield doc
 
 
-class FetchedTask(ConfigurableMessagesTask):
-    """A task in chat form that loads its data as lmms-eval does; offline without its retries, which only cost time."""
+class _MessagesTask(ConfigurableMessagesTask):
+    """A task in chat form. The constructor looks at the first document with its media, before any sample is asked; a
+    document whose media cannot be read is shown to it without them, and meets its fault as a sample like the others."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self.unread: Mapping[str, Any] | None = None
+        super().__init__(config=dict(config), model_name=None)  # None: the prompts for models in general
+        if self.unread is not None:
+            self.dataset = self.unread
+            self.task_docs = self.test_docs() if self.has_test_docs() else self.validation_docs()
+            self.features = list(self.task_docs.features)
+
+    def download(self, dataset_kwargs: dict | None = None) -> None:
+        self.fetch(dataset_kwargs)
+        split = self.config.test_split or self.config.validation_split
+        try:
+            self.dataset[split][0]
+        except (Exception, SystemExit) as error:
+            if not of_one_sample(error):
+                raise
+            self.unread, self.dataset = self.dataset, self.dataset_no_image
+
+
+class FetchedTask(_MessagesTask):
+    """Loads its data as lmms-eval does; offline without its retries, which only cost time."""
 
     def __init__(self, config: Mapping[str, Any], offline: bool) -> None:
         self.offline = offline
-        super().__init__(config=dict(config), model_name=None)  # None: the prompts for models in general
+        super().__init__(config)
 
-    def download(self, dataset_kwargs: dict | None = None) -> None:
-        fetch = ConfigurableTask.download
-        (fetch.__wrapped__ if self.offline else fetch)(self, dataset_kwargs)
+    def fetch(self, dataset_kwargs: dict | None) -> None:
+        method = ConfigurableTask.download
+        (method.__wrapped__ if self.offline else method)(self, dataset_kwargs)
 
 
-class GivenTask(ConfigurableMessagesTask):
+class GivenTask(_MessagesTask):
     """A fresh task around data that are loaded already: `dataset` and `bare` map splits to documents, `bare` without
     media.
 
@@ -78,9 +101,9 @@ class GivenTask(ConfigurableMessagesTask):
 
     def __init__(self, config: Mapping[str, Any], dataset: Mapping[str, Any], bare: Mapping[str, Any]) -> None:
         self.given = dict(dataset), dict(bare)
-        super().__init__(config=dict(config), model_name=None)
+        super().__init__(config)
 
-    def download(self, dataset_kwargs: dict | None = None) -> None:
+    def fetch(self, dataset_kwargs: dict | None) -> None:
         self.dataset, self.dataset_no_image = self.given
 
     def build_all_requests(self, **options: Any) -> None:
@@ -93,8 +116,8 @@ class GivenTask(ConfigurableMessagesTask):
     def fewshot_context(self, *args: Any, **options: Any) -> Any:
         try:
             return super().fewshot_context(*args, **options)
-        except (*BROKEN_FILE, *BROKEN_FIELD):
-            if self.building:
+        except (Exception, SystemExit) as error:
+            if self.building and of_one_sample(error):
                 return ""
             raise
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-import struct
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from mmkv_bench.errors import DataError, MissingDataError, MMKVError, ScoringError
 from mmkv_bench.evaluation.messages import stated
 
-# Of one sample, and no reason to stop: files that are broken, and fields that are empty or of another kind than the
-# task's code takes for granted. Tasks end the process for a missing video.
-BROKEN_FILE = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error, DataError, SystemExit)
-BROKEN_FIELD = (AttributeError, TypeError, LookupError)
+
+def of_one_sample(error: BaseException) -> bool:
+    """Whether what was raised while one sample was read or asked concerns that sample and is no reason to stop.
+
+    Decoders have exceptions of their own for files that are broken or too large, tasks take fields for granted that are
+    empty, and end the process for a missing video. What stops every sample alike is a package or a name that is not
+    there, and what this project refuses for another reason than its data.
+    """
+    if isinstance(error, MMKVError):
+        return isinstance(error, DataError)
+    return isinstance(error, (Exception, SystemExit)) and not isinstance(error, (ImportError, NameError))
 
 
 @contextmanager

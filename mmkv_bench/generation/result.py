@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.compressor import Compressor, NonFiniteScoreError
-from mmkv_bench.errors import MMKVError
+from mmkv_bench.errors import MMKVError, out_of_memory
 
 PROTOCOLS = ("paper", "strict", "query_agnostic")
 
@@ -105,7 +105,7 @@ class ForkResult:
 
 def status_of(error: BaseException) -> str:
     """The row status that an exception stands for."""
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+    if isinstance(error, torch.OutOfMemoryError) or out_of_memory(error):
         return "oom"
     if isinstance(error, (NonFiniteScoreError, NonFiniteLogitsError)):
         return "nan"

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from mmkv_bench.config import LIST_GROUPS, accepts, allowed, as_list, conf_dir, groups, options, register
 from mmkv_bench.errors import ConfigError, nearest
 from mmkv_bench.models import unavailable
+from mmkv_bench.planning.interpolations import settle
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -49,8 +50,13 @@ def compose(overrides: Sequence[str] = ()) -> DictConfig:
 
 
 def completed(config: DictConfig, extra: Sequence[str] = ()) -> DictConfig:
-    """What Hydra composed, as a run takes it: `retry` as a list of words (on a command line `nan` is a number), and the
-    further config folders, whose methods have defaults too."""
+    """What Hydra composed, as a run takes it: interpolations settled, `retry` as a list of words (on a command line `nan`
+    is a number), and the further config folders, whose methods have defaults too.
+
+    Raises:
+        ConfigError: an interpolation that leads nowhere, or a key without a value.
+    """
+    settle(config)
     config.retry = [str(value) for value in as_list(config.retry)]
     config.folders = list(extra)
     return config

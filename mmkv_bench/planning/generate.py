@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.errors import DataError
 from mmkv_bench.generation.cut import fitted, prompt_limit
+from mmkv_bench.generation.deadline import time_limit
 from mmkv_bench.generation.encode import EncodedPrompt, encode
 from mmkv_bench.generation.engine import Engine, as_row
 from mmkv_bench.generation.measuring import Extras
@@ -16,6 +17,7 @@ from mmkv_bench.generation.result import CellSpec, ForkResult, describe, status_
 from mmkv_bench.generation.rules import DecodeRules
 from mmkv_bench.planning.shards import mine
 from mmkv_bench.planning.validate import bytes_of
+from mmkv_bench.secrecy import without_secrets
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -62,8 +64,31 @@ def messages_of(loaded: LoadedModel, request: Request, max_prompt_tokens: int | 
     return fitted(loaded.processor, request.messages, request.generation, limit)
 
 
+def encoded(loaded: LoadedModel, config: DictConfig, request: Request, identity: str, device: Any) -> EncodedPrompt:
+    """The request's prompt as the model reads it, made within `timeout_s`.
+
+    Raises:
+        GenerationTimeout: its chat template or processor takes longer; also what `encode` raises.
+    """
+    model = config.model
+    with time_limit(config.timeout_s, "making the prompt"):
+        return encode(
+            loaded.processor,
+            loaded.family,
+            identity,
+            messages_of(loaded, request, model.max_prompt_tokens),
+            request.images,
+            request.videos,
+            device,
+            model.max_prompt_tokens,
+            frames=model.frames,
+            video_max_pixels=model.video_max_pixels,
+        )
+
+
 class Answering:
-    """Answers requests of one dataset with the cells that have no row for them yet, and commits each sample.
+    """Answers requests of one dataset with the cells that have no row for them yet, and commits each sample,
+    or each of its cells where they share nothing.
 
     Args:
         loaded: the model; cells: this dataset's; done: cell -> sample ids that have rows; writer: where rows go.
@@ -110,39 +135,38 @@ class Answering:
         pending = [cell for cell in self.cells if request.sample_id not in self.done[cell.cell]]
         specs = [self.specs[cell.cell] for cell in pending]
         identity = f"{request.dataset}/{request.sample_id}"
-        try:
-            results = self._answer(request, identity, specs)
-        except Exception as error:  # noqa: BLE001 - one sample's fault is its rows' status; the run goes on
-            log.warning("%s: %s", identity, describe(error))
-            own = "own" if self.config.sharing == "off" else "group"
-            results = [ForkResult(spec.cell, status_of(error), describe(error), measured=own) for spec in specs]
-        rows = [self._row(request, pending[0].dataset, result) for result in results]
-        self.writer.commit(rows)
+        rows = []
+        for results in self._results(request, identity, specs):
+            ready = [self._row(request, pending[0].dataset, result) for result in results]
+            self.writer.commit(ready)
+            rows += ready
         self.after(rows)
-        return results[0].answer or ""
+        return rows[0]["answer"] or ""
 
-    def _answer(self, request: Request, identity: str, specs: Sequence[CellSpec]) -> list[ForkResult]:
+    def _results(self, request: Request, identity: str, specs: Sequence[CellSpec]) -> Iterator[list[ForkResult]]:
+        """Results as they are there to be kept: all cells of a shared prefill together, else cell by cell, so that an
+        interrupted sample keeps those that had ended. What goes wrong is the status of the cells that are left."""
+        left = list(specs)
+        try:
+            for results in self._answer(request, identity, specs):
+                left = left[len(results) :]
+                yield results
+        except Exception as error:  # noqa: BLE001 - one sample's fault is its rows' status; the run goes on
+            log.warning("%s: %s", identity, without_secrets(describe(error)))
+            own = "own" if self.config.sharing == "off" else "group"
+            yield [ForkResult(spec.cell, status_of(error), describe(error), measured=own) for spec in left]
+
+    def _answer(self, request: Request, identity: str, specs: Sequence[CellSpec]) -> Iterator[list[ForkResult]]:
         if request.error is not None:
             raise DataError(request.error)
         rules = self._rules_for(request)
-        prompt = encode(
-            self.loaded.processor,
-            self.loaded.family,
-            identity,
-            messages_of(self.loaded, request, self.config.model.max_prompt_tokens),
-            request.images,
-            request.videos,
-            self.loaded.device,
-            self.config.model.max_prompt_tokens,
-            frames=self.config.model.frames,
-            video_max_pixels=self.config.model.video_max_pixels,
-        )
+        prompt = encoded(self.loaded, self.config, request, identity, self.loaded.device)
         rules = self._within_context(rules, prompt)
-        results = self._generated(prompt, specs, rules, self._extras(request))
-        if rules is not self._rules_for(request):
-            for result in results:
-                result.fallback += [CONTEXT_END] * (result.finish_reason == "length")
-        return results
+        for results in self._generated(prompt, specs, rules, self._extras(request)):
+            if rules is not self._rules_for(request):
+                for result in results:
+                    result.fallback += [CONTEXT_END] * (result.finish_reason == "length")
+            yield results
 
     def _within_context(self, rules: DecodeRules, prompt: EncodedPrompt) -> DecodeRules:
         """The rules with as many new tokens as the model has positions for; the last one of an answer takes none."""
@@ -152,9 +176,10 @@ class Answering:
 
     def _generated(
         self, prompt: EncodedPrompt, specs: Sequence[CellSpec], rules: DecodeRules, extras: Extras
-    ) -> list[ForkResult]:
+    ) -> Iterator[list[ForkResult]]:
         if self.config.sharing == "off":
-            return [self._alone(prompt, spec, rules) for spec in specs]
+            yield from ([self._alone(prompt, spec, rules)] for spec in specs)
+            return
         if self._engine is None or self._engine.rules is not rules:
             self.close()
             self._engine = Engine(
@@ -167,16 +192,18 @@ class Answering:
                 timeout_s=self.config.timeout_s,
                 attention=self.config.model.attention,
             ).__enter__()
-        return self._engine.answer(prompt, specs, extras)
+        yield self._engine.answer(prompt, specs, extras)
 
     def _extras(self, request: Request) -> Extras:
         """What is measured of the request besides its answers; a reference that has no tokens is logged, no failure."""
         reference: tuple[int, ...] = ()
         if "ppl" in self.measures:
             try:
-                reference = reference_tokens(self.loaded.processor, request.messages, request.reference or "")
+                with time_limit(self.config.timeout_s, "making the reference answer's prompt"):
+                    reference = reference_tokens(self.loaded.processor, request.messages, request.reference or "")
             except Exception as error:  # noqa: BLE001 - templates are programs of others; the answers are as good as ever
-                log.warning("%s/%s: no ppl: %s", request.dataset, request.sample_id, describe(error))
+                said = without_secrets(describe(error))
+                log.warning("%s/%s: no ppl: %s", request.dataset, request.sample_id, said)
         return Extras(self.config.fidelity == "on", reference, "self_rouge" in self.measures)
 
     def _alone(self, prompt: EncodedPrompt, spec: CellSpec, rules: DecodeRules) -> ForkResult:

@@ -196,8 +196,8 @@ def _check_generation(loaded: LoadedModel, parts: Sequence[Part]) -> None:
 def _first_prompts(config: DictConfig, parts: Sequence[Part], loaded: LoadedModel) -> dict[str, PromptSize]:
     """Sizes of each dataset's first prompt; one that cannot be made is left out here and gets its row later."""
     from mmkv_bench.evaluation import generate
-    from mmkv_bench.generation.encode import context_cut, encode
-    from mmkv_bench.planning.generate import messages_of
+    from mmkv_bench.generation.encode import context_cut
+    from mmkv_bench.planning.generate import encoded
 
     sizes = {}
     for part in parts:
@@ -207,9 +207,7 @@ def _first_prompts(config: DictConfig, parts: Sequence[Part], loaded: LoadedMode
             continue
         request = found[0]
         try:
-            messages = messages_of(loaded, request, config.model.max_prompt_tokens)
-            media = {"frames": config.model.frames, "video_max_pixels": config.model.video_max_pixels}
-            prompt = encode(loaded.processor, loaded.family, "card", messages, request.images, request.videos, **media)
+            prompt = encoded(loaded, config, request, "card", "cpu")
             context = prompt.length
             if as_list(config.protocol) == ["query_agnostic"]:
                 context = context_cut(prompt, loaded.family)

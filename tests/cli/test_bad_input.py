@@ -161,3 +161,24 @@ def test_a_command_line_is_split_into_overrides_and_flags(tmp_path):
     assert (request.json, request.multirun, request.flags) == (True, True, ["-c", "job"])
     with pytest.raises(ConfigError):
         read(["--config-dir"])
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: 1 bytes")])
+def test_memory_that_runs_out_before_any_row_is_a_sentence(error, capsys):
+    def work(arguments):
+        raise error
+
+    assert guarded(["--json"], work) == 1
+    said = capsys.readouterr()
+    assert said.err.count("\n") == 1 and "memory is too small" in said.err and type(error).__name__ in said.err
+    assert json.loads(said.out)["status"] == "error"
+
+
+@pytest.mark.parametrize("closed", [">&-", ">&- 2>&-"])
+def test_a_standard_output_that_is_closed_from_the_start_is_refused(closed):
+    command = f"{sys.executable} -m mmkv_bench dataset=pages limit=1 {closed}"
+    ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=CHECKOUT)
+    assert ended.returncode == 2
+    assert (
+        ended.stderr.count("standard output is closed") == (">&- 2" not in closed) and "Traceback" not in ended.stderr
+    )

@@ -124,6 +124,14 @@ def drips(handler: _Handler, body: dict) -> None:
         time.sleep(0.05)
 
 
+def drips_headers(handler: _Handler, body: dict) -> None:
+    """The same with a header that does not end."""
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\nX-Patience: ")
+    for _ in range(1200):
+        handler.wfile.write(b"x")
+        time.sleep(0.05)
+
+
 def endless(handler: _Handler, body: dict) -> None:
     handler.send(200, "x" * (9 << 20))
 

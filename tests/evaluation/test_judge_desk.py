@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import json
 import threading
@@ -134,8 +135,9 @@ def test_a_silent_judge_is_asked_again_after_the_time_limit(server, settings):
     assert time.perf_counter() - started >= 0.2
 
 
-def test_a_judge_that_answers_too_slowly_is_left_in_time(server, settings):
-    server.behaviours = [judge.drips]
+@pytest.mark.parametrize("slow", [judge.drips, judge.drips_headers])
+def test_a_judge_that_answers_too_slowly_is_left_in_time(server, settings, slow):
+    server.behaviours = [slow]
     started = time.perf_counter()
     assert outcome(dataclasses.replace(settings, timeout_s=0.3)) == "0.5"
     assert time.perf_counter() - started < 30
@@ -199,6 +201,11 @@ def test_the_key_is_sent_and_stands_nowhere_else(server, settings, monkeypatch, 
     assert KEY not in reason and "<redacted>" in reason
     assert outcome(settings, "echoed") == "0.5 says <redacted>"
     assert server.keys == [f"Bearer {KEY}"] * 2
+    for number, before in enumerate(("", "k", "Bearer ")):  # base64 of one key is written in three ways
+        echo = base64.b64encode(f"{before}{KEY}".encode()).decode()
+        server.behaviours = [judge.says(f"0.5 says {echo}, {KEY.encode().hex()}")]
+        said = outcome(settings, f"encoded {number}")
+        assert said.count("<redacted>") == 2 and echo[4:-6] not in said
     assert not [file for file in tmp_path.rglob("*") if file.is_file() and KEY in file.read_text()]
     assert KEY not in repr(settings)
 

@@ -284,3 +284,20 @@ def test_the_prefilled_cache_is_bit_for_bit_what_it_was_after_all_forks(name):
             results = running.answer(prompt, cells)
             assert len(running.snapshots) == (2 if "query_agnostic" in protocols else 1)
         assert {result.status for result in results} == {"ok"}
+
+
+def test_memory_that_runs_out_is_told_apart_whoever_says_it():
+    """The allocators of PyTorch and numpy really refuse 2^60 bytes, and the operating system says ENOMEM."""
+    import errno
+
+    import numpy as np
+
+    from mmkv_bench.generation.result import status_of
+
+    refusals = [lambda: torch.empty(1 << 60, dtype=torch.uint8), lambda: np.empty(1 << 60, dtype=np.uint8)]
+    for refused in refusals:
+        with pytest.raises(Exception) as caught:
+            refused()
+        assert status_of(caught.value) == "oom", caught.value
+    assert status_of(OSError(errno.ENOMEM, "Cannot allocate memory")) == "oom"
+    assert {status_of(error) for error in (RuntimeError("shapes differ"), OSError(errno.EIO, "I/O"))} == {"error"}

@@ -6,6 +6,9 @@ from __future__ import annotations
 import importlib
 import io
 import shutil
+import struct
+import zlib
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -176,9 +179,9 @@ metric_list: [{metric: match, aggregation: mean, higher_is_better: true}]
 """
 
 
-def scans(root: Path, damaged: int, impossible: int) -> tuple[str, ...]:
-    """Overrides of a task of one's own: four small pages, one of them damaged and one of a shape that the model's
-    processor does not take."""
+def scans(root: Path, damaged: int, impossible: int, huge: int | None = None) -> tuple[str, ...]:
+    """Overrides of a task of one's own: four small pages, one of them damaged, one of a shape that the model's
+    processor does not take, and one of more pixels than Pillow reads."""
     import datasets
     from PIL import Image
 
@@ -188,6 +191,10 @@ def scans(root: Path, damaged: int, impossible: int) -> tuple[str, ...]:
     pictures = [png(sample.images[0]) for sample in samples]
     pictures[damaged] = pictures[damaged][: len(pictures[damaged]) // 2]
     pictures[impossible] = png(Image.new("RGB", (2, 600)))
+    if huge is not None:
+        chunks = (b"IHDR" + struct.pack(">IIBBBBB", 20000, 20000, 8, 2, 0, 0, 0), b"IDAT")
+        parts = [struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk)) for chunk in chunks]
+        pictures[huge] = b"\x89PNG\r\n\x1a\n" + b"".join(parts)
     columns = {
         "image": [{"bytes": picture, "path": None} for picture in pictures],
         "question": [sample.question for sample in samples],
@@ -209,21 +216,9 @@ def png(image) -> bytes:
     return buffer.getvalue()
 
 
-@pytest.mark.parametrize(
-    ("damaged", "impossible"),
-    [
-        (2, 0),  # the card's prompt cannot be made
-        pytest.param(
-            0,
-            1,
-            marks=pytest.mark.xfail(
-                strict=True, reason="lmms-eval's task constructor decodes the first document's images"
-            ),
-        ),
-    ],
-)
-def test_a_picture_that_cannot_be_read_or_used_is_that_samples_error_in_every_cell(tmp_path, damaged, impossible):
-    task, root = scans(tmp_path / "task", damaged, impossible), tmp_path / "rows"
+@pytest.mark.parametrize(("damaged", "impossible", "huge"), [(2, 0, 3), (0, 1, 3), (2, 1, 0)])
+def test_a_picture_that_cannot_be_read_or_used_is_that_samples_error_in_every_cell(tmp_path, damaged, impossible, huge):
+    task, root = scans(tmp_path / "task", damaged, impossible, huge), tmp_path / "rows"
     outcome = go(root, *task, "method=snapkv", "budget=16")
     assert outcome.code == 1
     assert outcome.document["generated"] == {"scans": 4}
@@ -232,14 +227,16 @@ def test_a_picture_that_cannot_be_read_or_used_is_that_samples_error_in_every_ce
     assert [len(cells) for cells in rows.values()] == [2] * 4
     for number, cells in rows.items():
         for row in cells:
-            assert row["status"] == ("error" if number in (damaged, impossible) else "ok")
-    assert all(row["error"].startswith("DataError: ") and row["sample_id"] in row["error"] for row in rows[damaged])
+            assert row["status"] == ("error" if number in (damaged, impossible, huge) else "ok")
+    for row in rows[damaged] + rows[huge]:
+        assert row["error"].startswith("DataError: ") and row["sample_id"] in row["error"]
+    assert all("DecompressionBomb" in row["error"] for row in rows[huge])
     assert all(row["error"].startswith("ValueError: ") for row in rows[impossible])
-    assert outcome.out.count("2/4 ok: ") == 2
+    assert outcome.out.count("1/4 ok: ") == 2
     assert [row["value"] for row in setting.metrics(root) if row["metric"] not in FIDELITY] == [None, None]
     assert go(root, *task, "method=snapkv", "budget=16").generated == 0
     again = go(root, *task, "method=snapkv", "budget=16", "retry=error")
-    assert (again.generated, again.document["failed"]) == (2, 4)
+    assert (again.generated, again.document["failed"]) == (3, 6)
 
 
 def test_without_sharing_faults_are_the_same_rows_and_the_run_continues(tmp_path, own_parts, victim):
@@ -260,6 +257,31 @@ def test_without_sharing_faults_are_the_same_rows_and_the_run_continues(tmp_path
         ends[row["doc_id"]].add(row["status"])
     assert ends == {0: {"error"}, 1: {"ok", "oom"}, 2: {"error"}, 3: {"ok"}}
     assert {row["measured"] for row in rows} == {"own"}
+
+
+def test_without_sharing_an_interrupted_sample_keeps_the_cells_that_had_ended(tmp_path, own_parts, victim, mended):
+    methods = ("method=[snapkv,failing]", "methods.failing.fault=interrupt", f"methods.failing.victim={victim}")
+    command = ("--config-dir", str(own_parts), *PLAIN[:2], "limit=2", *methods, "sharing=off", "fidelity=off")
+    root = tmp_path / "rows"
+    assert go(root, *command).code == 130
+    kept = commits(root)
+    assert [sample for _, sample in kept].count(victim) == 2  # full and snapkv, of three cells
+    mended.add("interrupt")
+    assert done(root, *command).generated == 1
+    after = commits(root)
+    assert len(after) == 6 and {key: after[key] for key in kept} == kept
+
+
+def test_a_chat_template_without_end_is_a_row_with_its_status(tmp_path):
+    model = shutil.copytree(files("mmkv_bench") / "tiny" / "weights", tmp_path / "model")
+    (model / "chat_template.jinja").write_text(
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    )
+    words = ("dataset=pages", "limit=1", "method=[]", "variants.a={base: snapkv}", "budget=16", "timeout_s=0.2")
+    outcome = go(tmp_path / "rows", f"model.path={model}", *words)
+    assert outcome.code == 1
+    ends = {(row["status"], row["error"]) for row in responses(tmp_path / "rows").values()}
+    assert ends == {("timeout", "GenerationTimeout: making the prompt ran past timeout_s")}
 
 
 def test_what_no_row_could_be_generated_with_is_refused_before_any_work(tmp_path):

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from mmkv_bench.evaluation.judging.deadline import Watch, watched_session
 from mmkv_bench.evaluation.judging.question import Question
 from mmkv_bench.evaluation.judging.settings import JudgeSettings
+from mmkv_bench.secrecy import without_secrets
 
 if TYPE_CHECKING:
     import requests
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 PASSING = {408, 409, 425, 429}  # and 5xx: the same request may succeed later
 OF_THE_QUESTION = {400, 413, 422}  # this question is refused, another one may not be
-SHORTEST_SECRET = 8  # characters; as in store/redaction.py
 LONGEST = 8 << 20  # bytes of a reply
 EXCERPT = 160  # characters of a server's message that are quoted
 
@@ -67,34 +67,40 @@ class Endpoint:
             "temperature": question.temperature,
             "max_tokens": question.max_tokens,
         }
+        session, watch = self._session()
+        slow = Failure(f"{self.shown} did not answer within {settings.timeout_s:g} s", passes=True)
         try:
-            with self._session().post(
-                self.address,
-                json=body,
-                auth=_Bearer(key),
-                timeout=settings.timeout_s,
-                allow_redirects=False,  # the key goes to the configured endpoint alone
-                stream=True,
-            ) as response:
+            with (
+                watch.limit(settings.timeout_s),
+                session.post(
+                    self.address,
+                    json=body,
+                    auth=_Bearer(key),
+                    timeout=settings.timeout_s,
+                    allow_redirects=False,  # the key goes to the configured endpoint alone
+                    stream=True,
+                ) as response,
+            ):
                 text = self._text(response)
         except (requests.exceptions.Timeout, urllib3.exceptions.TimeoutError):
-            raise Failure(f"{self.shown} did not answer within {settings.timeout_s:g} s", passes=True) from None
-        except (requests.exceptions.RequestException, urllib3.exceptions.HTTPError) as error:
+            raise slow from None
+        except (requests.exceptions.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
+            if watch.late:
+                raise slow from None
             invalid = isinstance(error, ValueError)  # of the url, which no attempt mends
             what = "cannot be asked" if invalid else "cannot be reached or breaks off"
             raise Failure(f"{self.shown} {what} ({type(error).__name__})", passes=not invalid) from None
+        if watch.late:
+            raise slow
         if response.status_code != 200:
             raise self._refusal(response.status_code, response.headers.get("Retry-After"), text)
         return self._reply(text, question)
 
     def _text(self, response: requests.Response) -> str:
-        """The body, as it arrives: neither longer nor slower than an answer may be."""
-        end = time.monotonic() + self.settings.timeout_s
+        """The body, as it arrives: not longer than an answer may be."""
         data = b""
         while chunk := response.raw.read1(1 << 16, decode_content=True):
             data += chunk
-            if time.monotonic() > end:
-                raise Failure(f"{self.shown} did not end its answer within {self.settings.timeout_s:g} s", passes=True)
             if len(data) > LONGEST:
                 raise Failure(f"{self.shown} replied with more than {LONGEST >> 20} MiB", passes=True)
         return data.decode("utf-8", errors="replace")
@@ -123,9 +129,10 @@ class Endpoint:
         return Failure(said, alone=code in OF_THE_QUESTION)
 
     def hide(self, text: str) -> str:
-        """The text without the key; placeholders such as `EMPTY` are no secrets, and may be words of an answer."""
+        """The text without the key, however it is encoded; placeholders such as `EMPTY` are no secrets, and may be words
+        of an answer."""
         key = self.settings.key()
-        return text.replace(key, "<redacted>") if key and len(key) >= SHORTEST_SECRET else text
+        return without_secrets(text, [key]) if key else text
 
     def _key(self) -> str | None:
         key, name = self.settings.key(), self.settings.key_env
@@ -135,13 +142,13 @@ class Endpoint:
             raise Failure(f"what {name} holds is no key: it has characters that no header may have")
         return key
 
-    def _session(self) -> requests.Session:
-        import requests
-
+    def _session(self) -> tuple[requests.Session, Watch]:
+        """This thread's session, and what watches its connections."""
         if not hasattr(self._local, "session"):
-            self._local.session = requests.Session()
+            self._local.watch = Watch()
+            self._local.session = watched_session(self._local.watch)
             self._local.session.trust_env = not self.loopback  # no proxy stands between a machine and itself
-        return self._local.session
+        return self._local.session, self._local.watch
 
 
 class _Bearer:

@@ -15,7 +15,7 @@ class JudgeSettings:
     model        id that the endpoint knows; part of every answer's identity and of the metric rows
     url          base url; `<url>/chat/completions` is asked; part of every answer's identity as `address`
     key_env      environment variable that holds the key; None sends none
-    timeout_s    longest silence of the endpoint [s]
+    timeout_s    of one attempt, from connecting to the last byte of the answer [s]
     retries      further attempts after a timeout, a refusal for now (408, 409, 429, 5xx) or an unreadable answer
     backoff_s    wait before the first further attempt [s]; doubled for each one after, with jitter
     concurrency  questions under way at a time

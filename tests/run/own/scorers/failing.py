@@ -15,7 +15,8 @@ MENDED: set[str] = set()
 
 @dataclass(frozen=True)
 class FailingScorer(Scorer):
-    """Recency, but at samples whose identity ends with `victim` the `fault` happens: oom, nans, error or timeout."""
+    """Recency, but at samples whose identity ends with `victim` the `fault` happens: oom, nans, error, timeout or
+    interrupt."""
 
     fault: str
     victim: str
@@ -31,6 +32,8 @@ class FailingScorer(Scorer):
             raise torch.OutOfMemoryError("out of memory, on purpose\nwith a second line")
         if self.fault == "timeout":
             raise GenerationTimeout("too slow, on purpose")
+        if self.fault == "interrupt":
+            raise KeyboardInterrupt
         if self.fault == "nans":
             return recency.masked_fill(recency == 7, float("nan"))
         raise RuntimeError("broken, on purpose")

@@ -1,0 +1,58 @@
+"""A time limit for work that looks at no clock: chat templates and processors are programs of others."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from mmkv_bench.generation.result import GenerationTimeout
+
+
+@contextmanager
+def time_limit(seconds: float | None, what: str) -> Iterator[None]:
+    """Run a block for at most `seconds` (None: no limit).
+
+    In the main thread of a POSIX process an alarm ends Python code that is too slow, a loop without end included; one
+    call into compiled code is ended when it returns. Elsewhere Python has no alarms, and the block's time is looked at
+    when it has ended. An alarm of someone else is taken up again afterwards, with what is left of its time.
+
+    Raises:
+        GenerationTimeout: `what` ran past the limit; also where the block has swallowed the alarm's exception.
+    """
+    if seconds is None:
+        yield
+        return
+    start, late = time.monotonic(), GenerationTimeout(f"{what} ran past timeout_s")
+    with _alarm(seconds, late):
+        yield
+    if time.monotonic() - start > seconds:
+        raise late
+
+
+@contextmanager
+def _alarm(seconds: float, error: Exception) -> Iterator[None]:
+    """Raise `error` in the block after `seconds`, where that can be done."""
+    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    running = True
+
+    def ring(*_: object) -> None:
+        if running:  # an alarm that was on its way when the block ended comes too late to matter
+            raise error
+
+    start, before = time.monotonic(), signal.signal(signal.SIGALRM, ring)
+    left, every = signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        try:
+            yield
+        finally:
+            running = False
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        if left:
+            signal.setitimer(signal.ITIMER_REAL, max(left - (time.monotonic() - start), 1e-6), every)
