@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -104,10 +104,7 @@ class Store:
         """Response rows, one per cell and sample (the newest), sorted by both; all cells and columns unless given."""
         self._check_version()
         cells = None if cells is None else set(cells)
-        asked = RESPONSES.names if columns is None else list(columns)
-        for name in asked:
-            if name not in RESPONSES.names:
-                raise StoreError(f"responses: unknown column {name!r}; {nearest(str(name), RESPONSES.names)}")
+        asked = RESPONSES.names if columns is None else _known("responses", columns)
         needed = list(dict.fromkeys([*asked, "cell", "sample_id", "committed_at"]))
         # Journals first: one that is published between the two reads is then seen twice, not never.
         pending = [row for rows in self._pending() for row in rows if cells is None or row["cell"] in cells]
@@ -191,13 +188,13 @@ class Store:
                 for file in staged:
                     file.drop()
 
-    def samples(self, cells: Iterable[str] | None = None) -> pa.Table:
-        """Metric values per sample, of all scored cells unless given."""
-        return self._load("samples", cells)
+    def samples(self, cells: Iterable[str] | None = None, columns: Sequence[str] | None = None) -> pa.Table:
+        """Metric values per sample, of all scored cells and all columns unless given."""
+        return self._load("samples", cells, columns)
 
-    def metrics(self, cells: Iterable[str] | None = None) -> pa.Table:
-        """Metrics per cell, of all scored cells unless given."""
-        return self._load("metrics", cells)
+    def metrics(self, cells: Iterable[str] | None = None, columns: Sequence[str] | None = None) -> pa.Table:
+        """Metrics per cell, of all scored cells and all columns unless given."""
+        return self._load("metrics", cells, columns)
 
     # For Writer
 
@@ -253,10 +250,11 @@ class Store:
     def _files(self, table: str) -> list[Path]:
         return [path for path in (self.root / table).glob("*.parquet") if not path.name.startswith(".")]
 
-    def _load(self, table: str, cells: Iterable[str] | None) -> pa.Table:
+    def _load(self, table: str, cells: Iterable[str] | None, columns: Sequence[str] | None = None) -> pa.Table:
         self._check_version()
         cells = None if cells is None else set(cells)
-        names, packed = SCHEMAS[table].names, self.root / table / PACKED
+        asked = SCHEMAS[table].names if columns is None else _known(table, columns)
+        names, packed = list(dict.fromkeys([*asked, "cell"])), self.root / table / PACKED
         while True:
             before = packed.exists()
             together = parts.load(table, lambda: [packed] if packed.exists() else [], names, cells)
@@ -264,7 +262,7 @@ class Store:
             if packed.exists() == before:  # otherwise somebody packed or unpacked between the two
                 break
         newer = pc.is_in(together["cell"], own["cell"].unique())
-        return pa.concat_tables([own, together.filter(pc.invert(newer))])
+        return pa.concat_tables([own, together.filter(pc.invert(newer))]).select(asked)
 
     def _own_files(self, table: str, cells: set[str] | None) -> list[Path]:
         if cells is None:
@@ -321,6 +319,14 @@ class Store:
                 self._warned.add(path)
                 log.warning("%s: ignored a torn last line of %d bytes (its writer was killed)", path, content.torn)
             yield from (_rows(path, record) for record in content.records)
+
+
+def _known(table: str, columns: Iterable[str]) -> list[str]:
+    names = list(columns)
+    for name in names:
+        if name not in SCHEMAS[table].names:
+            raise StoreError(f"{table}: unknown column {name!r}; {nearest(str(name), SCHEMAS[table].names)}")
+    return names
 
 
 def _rows(path: Path, record: Mapping[str, Any]) -> list[dict[str, Any]]:

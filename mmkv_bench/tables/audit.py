@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from mmkv_bench.tables.scores import Sheet, coded, is_text, numbers
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,41 +46,132 @@ class Audit:
         return not self.packed and not self.retrievable
 
 
-def audit(responses: pd.DataFrame) -> Audit:
-    """The audit of the `responses` rows of one table cell; rows that are not ok carry no audit and are left out."""
-    responses = responses[responses["status"] == "ok"]
-    if responses.empty:
-        return Audit()
-    asked, resident = (_floats(responses[name]) for name in ("entries_asked", "entries_resident"))
-    excess = resident / asked - 1
-    excess = excess[excess > 0]  # comparisons with NaN (no budget) are false
-    fallbacks = Counter(reason for reasons in responses["fallback"] if reasons is not None for reason in reasons)
-    compressed = _floats(responses["tokens_from_compressed"])
-    tested = compressed - (responses["finish_reason"] == "eos").to_numpy(np.float64)
-    return Audit(
-        n=len(responses),
-        over=len(excess),
-        excess_mean=float(np.mean(excess)) if len(excess) else 0.0,
-        excess_worst=float(np.max(excess)) if len(excess) else 0.0,
-        fallbacks=dict(sorted(fallbacks.items())),
-        from_prefill=int(np.sum((tested <= 0) & (compressed < _floats(responses["n_tokens"])))),
-        text_before_cut=int(np.sum(_floats(responses["question_text_before_cut"]) > 0)),
-        **_storage(responses),
-    )
+_NUMBERS = ("entries_asked", "entries_resident", "tokens_from_compressed", "n_tokens", "question_text_before_cut")
+_STORAGE = ("entries_reachable", "bytes_device", "bytes_host", "bytes_metadata", "bytes_full")
+_STORAGE += ("budget_entries", "context_tokens")
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The `responses` rows of a sheet's cells as arrays, sorted by cell and sample.
+
+    starts    int [cells + 1]; the rows of the i-th cell are those from starts[i] to starts[i + 1]
+    sample    int [rows], positions in the sheet's sample ids; -1 where the sample has no score in any cell
+    ok, eos   bool [rows], what ended the response
+    columns   float64 [rows] each, NaN for null; those of `_STORAGE` are there together or not at all
+    reasons   names of fallbacks; reason, reason_row: int [found], which of them and in which row, sorted by row
+    scored    bool [rows], some metric has a score of the sample
+    """
+
+    starts: np.ndarray
+    sample: np.ndarray
+    ok: np.ndarray
+    eos: np.ndarray
+    columns: Mapping[str, np.ndarray]
+    reasons: tuple[str, ...]
+    reason: np.ndarray
+    reason_row: np.ndarray
+    scored: np.ndarray
+
+    @classmethod
+    def of(cls, responses: pd.DataFrame, sheet: Sheet) -> Answers | None:
+        """The rows of the sheet's cells; None where no row is given."""
+        if responses.empty:
+            return None
+        names, of_cell = coded(responses["cell"])
+        place = {name: position for position, name in enumerate(sheet.cells)}
+        of_cell = np.array([place.get(name, -1) for name in names], dtype=np.int64)[of_cell]
+        ids, of_sample = coded(responses["sample_id"])
+        known = {name: position for position, name in enumerate(sheet.ids)}
+        of_sample = np.array([known.get(name, -1) for name in ids], dtype=np.int64)[of_sample]
+        key = of_cell * (len(known) + 1) + of_sample
+        order = np.flatnonzero(of_cell >= 0)
+        if np.any(np.diff(key[order]) < 0):
+            order = order[np.argsort(key[order], kind="stable")]
+        storage = _STORAGE if all(name in responses for name in _STORAGE) else ()
+        starts = np.searchsorted(of_cell[order], np.arange(len(sheet.cells) + 1))
+        made = cls(
+            starts=starts,
+            sample=of_sample[order].astype(np.int32),
+            ok=is_text(responses["status"], "ok")[order],
+            eos=is_text(responses["finish_reason"], "eos")[order],
+            columns={name: numbers(responses[name])[order] for name in (*_NUMBERS, *storage)},
+            **_reasons(responses, order),
+            scored=np.zeros(len(order), dtype=bool),
+        )
+        for cell, _, at in sheet.every():
+            made.scored[made.behind(cell, sheet.sample[at])] = True
+        return made
+
+    def behind(self, cell: int, samples: np.ndarray) -> slice | np.ndarray:
+        """The rows of a cell's answers to these samples, int [n] in ascending order."""
+        at = slice(int(self.starts[cell]), int(self.starts[cell + 1]))
+        if np.array_equal(self.sample[at], samples):
+            return at
+        return at.start + np.flatnonzero(np.isin(self.sample[at], samples))
+
+    def unscored(self, cell: int) -> int:
+        """Answers of a cell without any score: not every sample has every metric (those of a mix are for one kind)."""
+        at = slice(int(self.starts[cell]), int(self.starts[cell + 1]))
+        return int((~self.scored[at]).sum())
+
+    def audit(self, rows: Sequence[slice | np.ndarray]) -> Audit:
+        """The audit of these rows of a table cell; rows that are not ok carry no audit and are left out."""
+        own = [np.arange(at.start, at.stop) if isinstance(at, slice) else at for at in rows]
+        kept = np.concatenate([at[self.ok[at]] for at in own])
+        if not len(kept):
+            return Audit()
+        found = {name: column[kept] for name, column in self.columns.items()}
+        excess = found["entries_resident"] / found["entries_asked"] - 1
+        excess = excess[excess > 0]  # comparisons with NaN (no budget) are false
+        compressed = found["tokens_from_compressed"]
+        tested = compressed - self.eos[kept]
+        return Audit(
+            n=len(kept),
+            over=len(excess),
+            excess_mean=float(np.mean(excess)) if len(excess) else 0.0,
+            excess_worst=float(np.max(excess)) if len(excess) else 0.0,
+            fallbacks=self._fallbacks(kept),
+            from_prefill=int(np.sum((tested <= 0) & (compressed < found["n_tokens"]))),
+            text_before_cut=int(np.sum(found["question_text_before_cut"] > 0)),
+            **(_storage(found) if _STORAGE[0] in found else {}),
+        )
+
+    def _fallbacks(self, kept: np.ndarray) -> dict[str, int]:
+        """Reason -> how often, in these rows [n], by name."""
+        # The rows of a cell stand together, so this looks at little more than theirs.
+        low, high = np.searchsorted(self.reason_row, [kept.min(), kept.max() + 1])
+        mine = np.isin(self.reason_row[low:high], kept)
+        counts = np.bincount(self.reason[low:high][mine], minlength=len(self.reasons))
+        return {self.reasons[number]: int(counts[number]) for number in np.flatnonzero(counts)}
+
+
+def _reasons(responses: pd.DataFrame, order: np.ndarray) -> dict[str, Any]:
+    """The fallbacks of the rows in that order, without a Python object for each row."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    lists = pa.array(responses["fallback"], type=pa.list_(pa.string()), from_pandas=True)
+    lists = (lists.combine_chunks() if isinstance(lists, pa.ChunkedArray) else lists).take(pa.array(order))
+    found = lists.flatten().dictionary_encode()
+    names = np.array(found.dictionary.to_pylist(), dtype=object)
+    by_name = np.argsort(names.astype(str), kind="stable")
+    rank = np.empty(len(names), dtype=np.int64)
+    rank[by_name] = np.arange(len(names))
+    return {
+        "reasons": tuple(names[by_name]),
+        "reason": rank[found.indices.to_numpy(zero_copy_only=False)] if len(names) else np.array([], dtype=np.int64),
+        "reason_row": pc.list_parent_indices(lists).to_numpy(zero_copy_only=False),
+    }
 
 
 _PACKED = 0.9  # full-width entries take at least their share of the full cache's bytes, ragged heads' padding more
 
 
-def _storage(responses: pd.DataFrame) -> dict[str, float]:
-    """What the bytes and the reachable entries say; rows without those columns say nothing."""
-    names = ("entries_resident", "entries_reachable", "bytes_device", "bytes_host", "bytes_metadata", "bytes_full")
-    names += ("entries_asked", "budget_entries", "context_tokens")
-    if any(name not in responses for name in names):
-        return {}
-    resident, reachable, device, host, metadata, full, asked, budget, tokens = (
-        _floats(responses[name]) for name in names
-    )
+def _storage(found: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """What the bytes and the reachable entries say."""
+    resident, asked = found["entries_resident"], found["entries_asked"]
+    reachable, device, host, metadata, full, budget, tokens = (found[name] for name in _STORAGE)
     # Entries of the full cache: what was asked is the budget, or the whole prompt, of every head; without a budget
     # nothing is evicted.
     whole = np.where(np.isnan(asked), resident, asked * tokens / np.fmin(budget, tokens))
@@ -92,7 +185,3 @@ def _storage(responses: pd.DataFrame) -> dict[str, float]:
         "host": float(np.mean((np.nan_to_num(host) / full)[known])) if known.any() else 0.0,
         "reach": float(np.mean((reachable / resident)[reached])) if reached.any() else 1.0,
     }
-
-
-def _floats(column: pd.Series) -> np.ndarray:
-    return column.to_numpy(np.float64, na_value=np.nan)

@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from itertools import combinations
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mmkv_bench.errors import ConfigError, StoreError
-from mmkv_bench.tables.audit import Audit, audit
-from mmkv_bench.tables.calibrated import artefacts, seen
+from mmkv_bench.errors import ConfigError
+from mmkv_bench.tables.audit import Answers, Audit
 from mmkv_bench.tables.compare import Pair, correct, paired
 from mmkv_bench.tables.free import share
-from mmkv_bench.tables.gates import find, gates_of, verdict
+from mmkv_bench.tables.gates import find, verdict
 from mmkv_bench.tables.intervals import Aggregator
 from mmkv_bench.tables.known import FIDELITY, PARSE_FAILED, Pooled, is_share, lower_is_better, upstream
-from mmkv_bench.tables.metrics import aggregate, aggregator_of, headline
-from mmkv_bench.tables.rows import (
-    BASELINE,
-    CONTEXT,
-    Rows,
-    align,
-    check,
-    choose,
-    context_key,
-    gather,
-    latest,
-    missing,
-    with_limits,
-)
-from mmkv_bench.tables.table import Entry, Method, Table, common_ids
+from mmkv_bench.tables.metrics import aggregate, aggregator_of, headlines
+from mmkv_bench.tables.rows import BASELINE, CONTEXT, Rows, check, choose, latest, missing, with_limits
+from mmkv_bench.tables.scores import Scores, Sheet, align, common_samples
+from mmkv_bench.tables.sweep import Group, Sweep
+from mmkv_bench.tables.table import Entry, Table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -63,146 +51,126 @@ def build(
     if rows.samples.empty:
         raise ConfigError("There are no scored rows to make a table of: run the same command again with stage=score.")
     check(rows.cells, rows.samples)
-    rows = _of_trained(replace(rows, cells=with_limits(rows.cells)))
+    rows = replace(rows, cells=with_limits(_of_trained(rows.cells)))
     keep = choose(rows.cells["dataset"], datasets, "dataset") & choose(rows.cells["protocol"], protocols, "protocol")
-    keep &= latest(rows.cells)
-    chosen = choose(rows.cells["reading"], readings, "reading") | rows.cells["reading"].isna()
-    wanted = choose(rows.samples["metric"], metrics, "metric")
-    samples = rows.samples[wanted if metrics else wanted & ~rows.samples["metric"].isin(FIDELITY)]
-    parts = _Parts(rows, samples, aggregators or {})
+    keep &= choose(rows.cells["reading"], readings, "reading") | rows.cells["reading"].isna()
+    choose(rows.samples["metric"].drop_duplicates(), metrics, "metric")
+    parts = _Parts(rows, aggregators or {})
+    cells = rows.cells.assign(place=np.arange(len(rows.cells)), latest=latest(rows.cells))[keep]
     tables = []
-    for _, group in rows.cells[keep & chosen].groupby(list(CONTEXT), dropna=False, sort=True):
+    for _, group in cells.groupby(list(CONTEXT), dropna=False, sort=True):
         for axis in [kind for kind in ("entries", "fraction") if (group["budget_kind"] == kind).any()] or ["none"]:
-            cells = group[group["budget_kind"].isin([axis, "none"])]
-            for metric in sorted({metric for cell, metric in parts.samples if cell in set(cells["cell"])}):
-                tables.append(_table(cells, metric, axis, parts))
+            sweep = Sweep.of(group[group["budget_kind"].isin([axis, "none"])], axis)
+            for metric in parts.sheet.metrics_of(sweep.places):
+                if metric in metrics if metrics else metric not in FIDELITY:
+                    tables.append(_table(sweep, metric, parts))
     return tables
 
 
-def _of_trained(rows: Rows) -> Rows:
+def _of_trained(cells: pd.DataFrame) -> pd.DataFrame:
     """Without the cells of random weights, whose scores mean nothing.
 
     Raises ConfigError when no other cell is there.
     """
-    if "weights" not in rows.cells:
-        return rows
-    random = rows.cells["weights"] == "random"
+    if "weights" not in cells:
+        return cells
+    random = cells["weights"] == "random"
     if random.all():
         raise ConfigError(RANDOM)
-    cells = rows.cells[~random]
-    return replace(rows, cells=cells, samples=rows.samples[rows.samples["cell"].isin(set(cells["cell"]))])
+    return cells[~random]
 
 
 class _Parts:
-    """The frames cut by cell once, for look-up."""
+    """What tables are made of, coded once: scores, answers, and what the `metrics` rows know of a cell's metric."""
 
-    def __init__(self, rows: Rows, samples: pd.DataFrame, aggregators: Mapping[str, Aggregator]):
-        self.samples = dict(iter(samples.groupby(["cell", "metric"])))
-        self.responses = dict(iter(rows.responses.groupby("cell"))) if len(rows.responses) else {}
-        self.lmms_eval = {
-            (row["cell"], row["metric"]): float(row["lmms_eval"])
-            for _, row in rows.metrics.iterrows()
-            if not missing(row["lmms_eval"])
-        }
-        self.judges = {
-            (row["cell"], row["metric"]): _judge(row)
-            for _, row in rows.metrics.iterrows()
-            if not missing(row.get("judge"))
-        }
+    def __init__(self, rows: Rows, aggregators: Mapping[str, Aggregator]):
+        self.sheet = Sheet.of(rows.samples, list(rows.cells["cell"]))
+        self.answers = Answers.of(rows.responses, self.sheet)
         self.aggregators = aggregators
         self.full = rows.full
-        failed = rows.samples[rows.samples["metric"] == PARSE_FAILED]
-        self.unread = {cell: int(values.sum()) for cell, values in failed.groupby("cell")["value"]}
-        self.scored = {cell: set(ids) for cell, ids in rows.samples.groupby("cell")["sample_id"]}
+        self.lmms_eval: dict[tuple[str, str], float] = {}
+        self.judges: dict[tuple[str, str], str] = {}
+        for row in rows.metrics.to_dict("records"):
+            key = row["cell"], row["metric"]
+            if not missing(row["lmms_eval"]):
+                self.lmms_eval[key] = float(row["lmms_eval"])
+            if not missing(row.get("judge")):
+                self.judges[key] = _judge(row)
 
-    def unscored(self, cell: str) -> int:
-        """Answers of a cell without any score: not every sample has every metric (those of a mix are for one kind)."""
-        answers = self.responses.get(cell)
-        return 0 if answers is None else len(set(answers["sample_id"]) - self.scored.get(cell, set()))
+    def unscored(self, cell: int) -> int:
+        """Answers of a cell without any score."""
+        return 0 if self.answers is None else self.answers.unscored(cell)
 
-    def answers(self, cell: str, samples: pd.DataFrame) -> pd.DataFrame | None:
-        """The answers behind the scores of a cell."""
-        answers = self.responses.get(cell)
-        return None if answers is None else answers[answers["sample_id"].isin(samples["sample_id"])]
+    def unread(self, cell: int) -> int:
+        """Answers of a cell in which no choice can be read."""
+        return int(np.nansum(self.sheet.value[self.sheet.rows(cell, PARSE_FAILED)]))
+
+    def audit(self, cells: Sequence[int], metric: str) -> Audit:
+        """Of the answers behind the scores of these cells."""
+        if self.answers is None:
+            return Audit()
+        own = [(cell, self.sheet.sample[self.sheet.rows(cell, metric)]) for cell in cells]
+        return self.answers.audit([self.answers.behind(*each) for each in own])
 
 
-def _table(cells: pd.DataFrame, metric: str, axis: str, parts: _Parts) -> Table:
-    methods = _methods(cells)
-    aggregator = aggregator_of(metric, parts.aggregators)
-    context = dict(zip(CONTEXT, context_key(cells.iloc[0]), strict=True))
-    found: dict[tuple[str, str], Entry] = {}
+def _table(sweep: Sweep, metric: str, parts: _Parts) -> Table:
+    groups: dict[tuple[str, str], Group] = {}
     waiting: dict[tuple[str, str], int] = {}
-    for method in methods:
-        own = cells[[_variant(row) == method.variant for _, row in cells.iterrows()]]
-        for budget in sorted({_budget(row) for _, row in own.iterrows()}):
-            group = own[[_budget(row) == budget for _, row in own.iterrows()]]
-            if unscored := sum(parts.unscored(cell) for cell in group["cell"]):
-                waiting[method.label, budget] = unscored
-            scored = group[[(cell, metric) in parts.samples for cell in group["cell"]]]
-            if len(scored):
-                found[method.label, budget] = _entry(scored, metric, context["dataset"], parts)
-    common = common_ids(found.values())
-    entries = found
+    sheet = parts.sheet
+    for key, group in sweep.groups.items():
+        if unscored := sum(parts.unscored(cell) for cell in group.places):
+            waiting[key] = unscored
+        scored = [i for i, cell in enumerate(group.places) if len(sheet.sample[sheet.rows(cell, metric)])]
+        if scored:
+            groups[key] = Group(*(tuple(own[i] for i in scored) for own in (group.places, group.cells, group.seeds)))
+            groups[key].refuse_twins()
+    aggregator = aggregator_of(metric, parts.aggregators)
+    scores = {key: sheet.scores(group.places, metric) for key, group in groups.items()}
+    found = headlines(list(scores.values()), sweep.context["dataset"], aggregator, metric)
+    common = common_samples(scores.values())
+    entries = {
+        key: _entry(groups[key], own, numbers, metric, parts)
+        for (key, own), numbers in zip(scores.items(), found, strict=True)
+    }
     if len(common):
-        shared = {key: aggregate(entry.scores.among(common), aggregator) for key, entry in found.items()}
-        entries = {key: replace(entry, common=shared[key]) for key, entry in found.items()}
+        shared = {key: aggregate(own.among(common), aggregator) for key, own in scores.items()}
+        entries = {key: replace(entry, common=shared[key]) for key, entry in entries.items()}
     begun = {label for label, _ in (*entries, *waiting)}  # cells are stored before their first answer is
-    methods = tuple(method for method in methods if method.label in begun)
+    methods = tuple(method for method in sweep.methods if method.label in begun)
     budgets = tuple(sorted({budget for _, budget in entries if budget}, key=Decimal))
-    table = Table(context, metric, axis, budgets, methods, entries, waiting)
+    table = Table(sweep.context, metric, sweep.axis, budgets, methods, entries, waiting)
     table.pairs = _pairs(table, aggregator)
-    table.gate = _gate(cells, table)
-    table.free = _free(cells, table, parts.full)
-    table.calibrations = _calibrations(cells, methods)
+    table.free = _free(sweep, table, parts.full)
+    table.calibrations = {method.label: sweep.calibrations[method.label] for method in methods if method.calibrated}
+    table.gate = _gate(sweep, table)
+    table.versions = {label: own for label, own in sweep.versions.items() if label in begun}
     return table
 
 
-def _free(cells: pd.DataFrame, table: Table, answers: pd.DataFrame | None) -> float | None:
+def _free(sweep: Sweep, table: Table, answers: pd.DataFrame | None) -> float | None:
     """The share of the answers that no method can change; None without answers of `full` to count it from."""
     full = next((method.label for method in table.methods if method.base == BASELINE), None)
     entry = table.entries.get((full, ""))
     if entry is None or answers is None:
         return None
-    own = answers["cell"].isin(cells["cell"][cells["base"] == BASELINE])
+    own = answers["cell"].isin(sweep.full)
     return share(answers[own & answers["sample_id"].isin(entry.scores.sample_ids)], table.context["protocol"])
 
 
-def _calibrations(cells: pd.DataFrame, methods: Sequence[Method]) -> dict[str, tuple[str, ...]]:
-    """What the artefacts of each calibrated line were made of, by label."""
-    lines = [method for method in methods if method.calibrated]
-    configs = [cells["config"][cells["parameters"] == line.parameters] for line in lines]
-    return {line.label: seen(own, artefacts(line.parameters)) for line, own in zip(lines, configs, strict=True)}
-
-
-def _gate(cells: pd.DataFrame, table: Table) -> str | None:
+def _gate(sweep: Sweep, table: Table) -> str | None:
     """The sentence on the full-cache gate; None where neither the model's file nor the run expects anything."""
-    full = cells[cells["base"] == BASELINE]
-    known = next((config for config in (*full["config"], *cells["config"]) if gates_of(config)), None)
-    if known is None:
+    if sweep.config is None:
         return None
     entry = table.entries.get((BASELINE, ""))
-    gate = find(known, table.dataset, table.metric)
+    gate = find(sweep.config, table.dataset, table.metric)
     value, n = (entry.value, entry.scores.n) if entry else (None, 0)
     return verdict(gate, value, n, table.context["transformers"])
 
 
-def _entry(cells: pd.DataFrame, metric: str, dataset: str, parts: _Parts) -> Entry:
-    import pandas as pd
-
-    seeds = [None if missing(seed) else int(seed) for seed in cells["seed"]]
-    if len(set(seeds)) < len(seeds):
-        names = ", ".join(sorted(cells["cell"]))
-        raise StoreError(
-            f"Cells {names} are the same method, parameters, budget and seed but differ in something that no table "
-            "shows (see their `config`): keep them in rows folders of their own."
-        )
-    own = [parts.samples[cell, metric] for cell in cells["cell"]]
-    scores = gather(pd.concat(own))
-    found = [parts.answers(cell, samples) for cell, samples in zip(cells["cell"], own, strict=True)]
-    responses = [answers for answers in found if answers is not None]
-    numbers = headline(scores, dataset, aggregator_of(metric, parts.aggregators), metric)
-    aggregates = [parts.lmms_eval.get((cell, metric)) for cell in cells["cell"]]
+def _entry(group: Group, scores: Scores, numbers: Mapping[str, Any], metric: str, parts: _Parts) -> Entry:
+    aggregates = [parts.lmms_eval.get((cell, metric)) for cell in group.cells]
     own_scale = None if None in aggregates else [upstream(metric).as_ours(v, scores.n) for v in aggregates]
+    rows = sum(len(parts.sheet.sample[parts.sheet.rows(cell, metric)]) for cell in group.places)
     return Entry(
         scores=scores,
         value=numbers["value"],
@@ -211,17 +179,17 @@ def _entry(cells: pd.DataFrame, metric: str, dataset: str, parts: _Parts) -> Ent
         interval=numbers["interval"],
         zero=numbers["value_failures_zero"],
         common=None,
-        seeds=tuple(sorted(seed for seed in seeds if seed is not None)),
-        uneven_seeds=sum(map(len, own)) != scores.n * len(own),
-        audit=audit(pd.concat(responses)) if responses else Audit(),
+        seeds=tuple(sorted(seed for seed in group.seeds if seed is not None)),
+        uneven_seeds=rows != scores.n * len(group.cells),
+        audit=parts.audit(group.places, metric),
         lmms_eval=None if None in aggregates else float(np.mean(aggregates)),
         lmms_eval_ours=None if own_scale is None else float(np.mean(own_scale)),
-        unread=sum(parts.unread.get(cell, 0) for cell in cells["cell"]),
-        judges=tuple(sorted({parts.judges[cell, metric] for cell in cells["cell"] if (cell, metric) in parts.judges})),
+        unread=sum(parts.unread(cell) for cell in group.places),
+        judges=tuple(sorted({parts.judges[cell, metric] for cell in group.cells if (cell, metric) in parts.judges})),
     )
 
 
-def _judge(row: pd.Series) -> str:
+def _judge(row: Mapping[str, Any]) -> str:
     """A judge, with all that makes its scores comparable."""
     prompts = "unknown" if missing(row["judge_prompts"]) else row["judge_prompts"][:8]
     temperature = (
@@ -241,44 +209,3 @@ def _pairs(table: Table, aggregator: Aggregator | None) -> list[Pair]:
             if difference is not None:
                 compared.append((budget, a, b, difference))
     return correct(compared, falling=lower_is_better(table.metric))
-
-
-def _budget(cell: pd.Series) -> str:
-    """The budget as asked: "64" entries, "0.2" of the prompt, "" for none."""
-    kind = cell["budget_kind"]
-    if kind == "entries":
-        return str(int(cell["budget_entries"]))
-    return str(cell["budget_fraction"]) if kind == "fraction" else ""
-
-
-def _variant(cell: pd.Series) -> tuple[str, str, str | None, str]:
-    """What makes a line of a table: display name, family, reading, parameters (JSON)."""
-    return (
-        cell["method"],
-        cell["base"],
-        None if missing(cell["reading"]) else cell["reading"],
-        "{}" if missing(cell["parameters"]) else cell["parameters"],
-    )
-
-
-def _methods(cells: pd.DataFrame) -> tuple[Method, ...]:
-    """The table's lines: `full`, `random`, then the others by name.
-
-    Namesakes of one reading tell the parameters in which they differ; where the table holds both readings, the released
-    ones are told.
-    """
-    variants = {_variant(row): row for _, row in cells.iterrows()}
-    told = {variant: {"base": variant[1], **json.loads(variant[3])} for variant in variants}
-    mixed = len({reading for _, _, reading, _ in variants if reading}) > 1
-    lines = []
-    for variant, row in variants.items():
-        name, base, reading, parameters = variant
-        own = told[variant]
-        namesakes = [told[other] for other in variants if (other[0], other[2]) == (name, reading)]
-        differing = sorted({key for other in namesakes for key in other | own if other.get(key) != own.get(key)})
-        words = [f"{key}={own.get(key)}" for key in differing] + (
-            ["released"] if mixed and reading == "released" else []
-        )
-        label = name + (f" ({', '.join(words)})" if words else "")
-        lines.append(Method(label, name, base, bool(row["tuned"]), reading, parameters, row["budget_kind"] != "none"))
-    return tuple(sorted(lines, key=lambda line: (line.base != BASELINE, line.base != "random", line.label)))

@@ -27,7 +27,8 @@ from mmkv_bench.tables.known import Pooled, is_share
 from mmkv_bench.tables.metrics import aggregator_of
 from mmkv_bench.tables.notes import FIXTURE
 from mmkv_bench.tables.render import aligned, score, signed, span
-from mmkv_bench.tables.rows import BASELINE, CONTEXT, Rows, align
+from mmkv_bench.tables.rows import BASELINE, CONTEXT, Rows
+from mmkv_bench.tables.scores import align
 from mmkv_bench.tables.table import Entry, Table
 
 OF_ONE_DATASET = ("dataset", "dataset_fingerprint", "generation")  # in which the datasets of a group may differ

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +12,8 @@ from mmkv_bench.errors import StoreError
 from mmkv_bench.tables.compare import paired
 from mmkv_bench.tables.intervals import NO_INTERVAL, Aggregator, interval
 from mmkv_bench.tables.known import Pooled, aggregate_of, is_share, lower_is_better
-from mmkv_bench.tables.rows import BASELINE, Scores, align, check, context_key, gather, with_limits
+from mmkv_bench.tables.rows import BASELINE, check, context_key, with_limits
+from mmkv_bench.tables.scores import Scores, Sheet, align
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,7 +47,8 @@ def metrics_rows(
     lmms_eval, reasons, judges = (given or {} for given in (lmms_eval, reasons, judges))
     check(cells, samples)
     cells = with_limits(cells)
-    scores = {key: gather(part) for key, part in samples.groupby(["cell", "metric"], sort=True)}
+    sheet = Sheet.of(samples, list(cells["cell"]))
+    scores = {(sheet.cells[cell], metric): sheet.scores([cell], metric) for cell, metric, _ in sheet.every()}
     full_of: dict[tuple[str, ...], str] = {}
     for _, row in cells[cells["base"] == BASELINE].iterrows():
         other = full_of.setdefault(context_key(row), row["cell"])
@@ -67,6 +70,13 @@ def metrics_rows(
             row |= dict.fromkeys(JUDGE) | dict(judges.get((name, metric), {}))
             rows.append(row)
     return rows
+
+
+def headlines(
+    scores: Sequence[Scores], dataset: str, aggregator: Aggregator | None = None, metric: str = ""
+) -> list[dict[str, Any]]:
+    """`headline` of each of a table's cells."""
+    return [headline(own, dataset, aggregator, metric) for own in scores]
 
 
 def headline(scores: Scores, dataset: str, aggregator: Aggregator | None = None, metric: str = "") -> dict[str, Any]:
@@ -111,7 +121,7 @@ def aggregate(scores: Scores, aggregator: Aggregator | None = None) -> float:
 
 def _failures_zero(scores: Scores) -> Scores:
     """The same with failed samples as 0; their parts are those of an empty answer already."""
-    return Scores(scores.sample_ids, scores.clusters, np.nan_to_num(scores.values, nan=0.0), scores.parts)
+    return replace(scores, values=np.nan_to_num(scores.values, nan=0.0))
 
 
 def _require_parts(scores: Scores, dataset: str, aggregator: Aggregator | None) -> None:

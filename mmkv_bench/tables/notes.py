@@ -11,6 +11,7 @@ from mmkv_bench.tables.known import FIDELITY, MEASURES, PARSE_FAILED, SAME, lowe
 from mmkv_bench.tables.rows import BASELINE
 from mmkv_bench.tables.table import AXES, Entry, Method, Table
 from mmkv_bench.tables.tested import mostly_free, tested
+from mmkv_bench.tables.versions import version_notes
 
 OVER, PREFILL, BEFORE_CUT, PACKED, RETRIEVED = "†", "§", "¶", "‡", "◊"
 FIXTURE = "_fixture"  # how labels of datasets of our own making end
@@ -70,8 +71,7 @@ def line_label(method: Method) -> str:
 
 def fallback_letters(table: Table) -> dict[str, str]:
     """A letter for each fallback reason that occurs in the table."""
-    reasons = sorted({reason for entry in table.entries.values() for reason in entry.audit.fallbacks})
-    return {reason: chr(ord("a") + i) for i, reason in enumerate(reasons)}
+    return {reason: chr(ord("a") + i) for i, reason in enumerate(table.fallbacks)}
 
 
 def marks(table: Table, method: Method, entry: Entry) -> list[str]:
@@ -98,6 +98,7 @@ def notes(table: Table) -> list[str]:
         *_best_notes(table),
         *_mark_notes(table),
         *_method_notes(table),
+        *version_notes(table),
         *tested(table),
         *_calibration_notes(table),
         *_unread_notes(table),

@@ -1,7 +1,8 @@
-"""The rows that tables are made from: read from a store, checked, and gathered into per-sample scores.
+"""The rows that tables are made from: read from a store, and checked.
 
 Frames are those of `store/schema.py`: `cells` (one row per cell), `samples` (one per cell, sample and metric) and
-`responses` (one per cell and sample; only the columns of `RESPONSE_COLUMNS`).
+`responses` (one per cell and sample; only the columns of `RESPONSE_COLUMNS`). Texts may be categories, which is how `load`
+reads them: each name once.
 """
 
 from __future__ import annotations
@@ -12,13 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from mmkv_bench.errors import ConfigError, StoreError, nearest
 from mmkv_bench.tables import free
 
 if TYPE_CHECKING:
     import pandas as pd
+    import pyarrow as pa
 
 BASELINE = "full"
 
@@ -40,6 +40,7 @@ CONTEXT = (
 LIMITS = ("min_pixels", "max_pixels", "video_max_pixels", "frames", "max_prompt_tokens")
 """Settings of `model` that change what a model is shown; the context's `limits` are those that were set."""
 
+SAMPLE_COLUMNS = ("cell", "sample_id", "cluster", "metric", "value", "status", "parts")
 RESPONSE_COLUMNS = (
     "cell",
     "sample_id",
@@ -86,8 +87,8 @@ def load(root: Path | str, cells: Collection[str] | None = None) -> Rows:
     if not root.is_dir():
         raise ConfigError(f"There is no rows folder at '{root}': give the folder that a run printed as its rows.")
     store = Store(root)
-    samples = store.samples(cells).to_pandas()
-    responses = store.responses(cells, RESPONSE_COLUMNS).to_pandas()
+    samples = _frame(store.samples(cells, SAMPLE_COLUMNS))
+    responses = _frame(store.responses(cells, RESPONSE_COLUMNS))
     if samples.empty and responses.empty:
         raise ConfigError(f"'{root}' holds no result rows: give the folder that a run printed as its rows.")
     if samples.empty:
@@ -99,26 +100,36 @@ def load(root: Path | str, cells: Collection[str] | None = None) -> Rows:
     return Rows(described, samples, responses, store.metrics(cells).to_pandas(), full)
 
 
+def _frame(table: pa.Table) -> pd.DataFrame:
+    """Texts as categories and lists as they are in arrow: no Python object for each row."""
+    import pandas as pd
+    import pyarrow as pa
+
+    def kept(kind: pa.DataType) -> pd.ArrowDtype | None:
+        return pd.ArrowDtype(kind) if pa.types.is_list(kind) else None
+
+    for number, field in enumerate(table.schema):
+        if pa.types.is_string(field.type):
+            coded = table[field.name].dictionary_encode().unify_dictionaries()
+            table = table.set_column(number, field.name, coded)
+    return table.to_pandas(types_mapper=kept, split_blocks=True, self_destruct=True)
+
+
 def check(cells: pd.DataFrame, samples: pd.DataFrame) -> None:
-    """Raises StoreError for scores of unknown cells, cells described twice, or a sample scored twice in a cell."""
+    """Raises StoreError for scores of unknown cells and cells described twice."""
     twice = cells["cell"][cells["cell"].duplicated()].tolist()
     if twice:
         raise StoreError(f"Cell {twice[0]} is described by more than one row of `cells`: the store is damaged.")
-    unknown = sorted(set(samples["cell"]) - set(cells["cell"]))
+    unknown = sorted(set(samples["cell"].unique()) - set(cells["cell"]))
     if unknown:
         raise StoreError(f"Scores of cell {unknown[0]} have no row in `cells`: run the same command again to write it.")
-    key = ["cell", "sample_id", "metric"]
-    repeated = samples.loc[samples.duplicated(key), key]
-    if len(repeated):
-        cell, sample, metric = repeated.iloc[0]
-        raise StoreError(f"Sample {sample} has more than one {metric} score in cell {cell}: the store is damaged.")
 
 
 def choose(column: pd.Series, wanted: Sequence[str] | None, what: str) -> pd.Series:
     """Mask of the rows whose value is among `wanted` (all rows when None); unknown values are a ConfigError."""
     if not wanted:
         return column.notna() | column.isna()
-    present = {str(value) for value in column.dropna()}
+    present = {str(value) for value in column.dropna().unique()}
     for name in wanted:
         if name not in present:
             raise ConfigError(f"The rows hold no {what} '{name}': {nearest(name, present)}.")
@@ -135,8 +146,11 @@ def missing(value: object) -> bool:
 def with_limits(cells: pd.DataFrame) -> pd.DataFrame:
     """Cells with the column `limits`, as `frames=32 max_pixels=100352`, read from their configuration; where images stand
     in a prompt is among them."""
-    given = zip(cells["config"], cells["dataset"], strict=True)
-    return cells.assign(limits=[_limits(json.loads(config), dataset) for config, dataset in given])
+    given = list(zip(cells["config"], cells["dataset"], strict=True))
+    known = {
+        key: _limits(json.loads(key[0]), key[1]) for key in set(given)
+    }  # the cells of a run have one configuration
+    return cells.assign(limits=[known[key] for key in given])
 
 
 def _limits(config: Mapping[str, Any], dataset: str) -> str:
@@ -163,99 +177,3 @@ def latest(cells: pd.DataFrame) -> pd.Series:
 def context_key(row: pd.Series, columns: Sequence[str] = CONTEXT) -> tuple[str, ...]:
     """What a cell shares with every cell that it may be compared with."""
     return tuple("" if missing(row[column]) else str(row[column]) for column in columns)
-
-
-@dataclass(frozen=True)
-class Scores:
-    """Scores of one cell, or of the seeds of one cell averaged within each sample; samples in ascending id order.
-
-    sample_ids, clusters: object [n]; values: float64 [n], NaN where the sample is not ok (in any of its seeds).
-    parts: float64 [n, k], what a metric that is no mean is aggregated from; None where no sample has any. A sample that
-    is not ok has those of an empty answer, or NaN where nobody knows them (no sample of its cell was ok).
-    unjudged: how many samples are answered and have no value: a judge did not answer, or a measure was not
-    taken while answering, which are no failures of the model.
-    """
-
-    sample_ids: np.ndarray
-    clusters: np.ndarray
-    values: np.ndarray
-    parts: np.ndarray | None = None
-    unjudged: int = 0
-
-    @property
-    def n(self) -> int:
-        return len(self.values)
-
-    @property
-    def ok(self) -> np.ndarray:
-        return ~np.isnan(self.values)
-
-    @property
-    def n_ok(self) -> int:
-        return int(self.ok.sum())
-
-    @property
-    def complete(self) -> bool:
-        """Whether every sample is ok: only then is there a headline."""
-        return self.n > 0 and self.n_ok == self.n
-
-    def among(self, sample_ids: Sequence[str]) -> Scores:
-        """The same scores over the samples that are in `sample_ids`."""
-        keep = np.isin(self.sample_ids, np.asarray(sample_ids, dtype=object))
-        parts = None if self.parts is None else self.parts[keep]
-        return Scores(self.sample_ids[keep], self.clusters[keep], self.values[keep], parts)
-
-
-def gather(samples: pd.DataFrame) -> Scores:
-    """Scores from the `samples` rows of one metric and of one cell, or of several cells that differ by seed only.
-
-    A sample counts as ok when each of its rows has status ok and a value; its value is then the mean over its rows.
-    """
-    answered = samples["status"] == "ok"
-    frame = samples.assign(
-        good=answered & samples["value"].notna(),
-        answered=answered,
-        value=samples["value"].astype("float64"),  # a column of nulls alone has no type
-        cluster=samples["cluster"].where(samples["cluster"].notna(), samples["sample_id"]),
-    )
-    by_sample = frame.sort_values(["sample_id", "cell"]).groupby("sample_id", sort=True)
-    table = by_sample.agg(
-        good=("good", "all"), answered=("answered", "all"), value=("value", "mean"), cluster=("cluster", "first")
-    )
-    values = table["value"].to_numpy(np.float64, na_value=np.nan)
-    values = np.where(table["good"].to_numpy(bool), values, np.nan)
-    ids = table.index.to_numpy(object)
-    unjudged = int((table["answered"] & ~table["good"]).sum())
-    return Scores(ids, table["cluster"].to_numpy(object), values, _parts(frame, ids), unjudged)
-
-
-def _parts(frame: pd.DataFrame, sample_ids: np.ndarray) -> np.ndarray | None:
-    """The parts of the samples [n, k], averaged over seeds, NaN where a row has none; None where no row has any."""
-    if "parts" not in frame or frame["parts"].isna().all():
-        return None
-    known = frame["parts"].notna().to_numpy(bool)
-    of_known = np.stack(frame["parts"][known].to_list()).astype(np.float64)
-    stacked = np.full((len(frame), of_known.shape[1]), np.nan)
-    stacked[known] = of_known
-    where = np.searchsorted(sample_ids.astype(str), frame["sample_id"].to_numpy(str))
-    sums = np.zeros((len(sample_ids), stacked.shape[1]))
-    np.add.at(sums, where, stacked)
-    return sums / np.bincount(where, minlength=len(sample_ids))[:, None]
-
-
-def align(a: Scores, b: Scores, parts: bool = False) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(values of a, values of b, clusters) over the samples that both hold, in ascending id order.
-
-    parts: the samples' parts [m, k] instead of their values, NaN where the sample is not ok or has none.
-    """
-    _, of_a, of_b = np.intersect1d(a.sample_ids.astype(str), b.sample_ids.astype(str), return_indices=True)
-    if not parts:
-        return a.values[of_a], b.values[of_b], a.clusters[of_a]
-    width = max((scores.parts.shape[1] for scores in (a, b) if scores.parts is not None), default=1)
-    ok_only = [
-        np.full((scores.n, width), np.nan)
-        if scores.parts is None
-        else np.where(scores.ok[:, None], scores.parts, np.nan)
-        for scores in (a, b)
-    ]
-    return ok_only[0][of_a], ok_only[1][of_b], a.clusters[of_a]

@@ -8,15 +8,17 @@ is ok. Budgets in entries and in fractions make tables of their own; neither is 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
 from mmkv_bench.tables.audit import Audit
 from mmkv_bench.tables.calibrated import artefacts
 from mmkv_bench.tables.compare import Pair
-from mmkv_bench.tables.rows import BASELINE, Scores
+from mmkv_bench.tables.rows import BASELINE
+from mmkv_bench.tables.scores import Scores, common_samples
+from mmkv_bench.tables.versions import Versions
 
 AXES = {
     "entries": "entries kept per KV head",
@@ -83,7 +85,7 @@ class Table:
     `waiting` counts the answers, by (label, budget), that have no score yet; `pairs` holds every two methods at every
     budget, Holm-corrected together; `gate` says whether `full` scores what is printed for it (None: nobody expects it to);
     `free` is the share of the answers that no method can change (see `free.share`), `calibrations` says of each calibrated
-    line what its artefacts were made of.
+    line what its artefacts were made of, `versions` the versions by budget of lines that have several (see `versions`).
     """
 
     context: dict[str, str]
@@ -97,6 +99,7 @@ class Table:
     gate: str | None = None
     free: float | None = None
     calibrations: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    versions: dict[str, Versions] = field(default_factory=dict)
 
     @property
     def dataset(self) -> str:
@@ -111,21 +114,27 @@ class Table:
         """The readings of its methods, `paper` first; empty for `full` alone."""
         return tuple(sorted({method.reading for method in self.methods if method.reading}))
 
-    @property
+    @cached_property
     def common_ids(self) -> np.ndarray:
-        """Ids of the samples that are ok in every cell of the table."""
-        return common_ids(self.entries.values())
+        """Ids of the samples that are ok in every cell of the table, ascending, object [m]."""
+        every = [entry.scores for entry in self.entries.values()]
+        return every[0].ids[common_samples(every)] if every else np.array([], dtype=object)
 
-    @property
+    @cached_property
     def sizes(self) -> tuple[int, ...]:
         """The distinct numbers of samples of the table's cells."""
         return tuple(sorted({entry.scores.n for entry in self.entries.values()}))
 
-    @property
+    @cached_property
+    def fallbacks(self) -> tuple[str, ...]:
+        """Names of the fallbacks that occur in the table, in order."""
+        return tuple(sorted({reason for entry in self.entries.values() for reason in entry.audit.fallbacks}))
+
+    @cached_property
     def comparable(self) -> bool:
         """Whether all cells are ok on all of the same samples; otherwise nothing may be marked best."""
         entries = list(self.entries.values())
-        same = all(np.array_equal(entry.scores.sample_ids, entries[0].scores.sample_ids) for entry in entries)
+        same = all(np.array_equal(entry.scores.samples, entries[0].scores.samples) for entry in entries)
         return same and all(entry.scores.complete for entry in entries)
 
     def best(self, budget: str) -> tuple[str, ...]:
@@ -150,9 +159,3 @@ class Table:
         if not self.comparable or not beaten:
             return ()
         return tuple(method.label for method in self.methods if method.label in rivals - beaten)
-
-
-def common_ids(entries: Iterable[Entry]) -> np.ndarray:
-    """Ids of the samples that are ok in all entries, ascending, object [m]."""
-    sets = [set(entry.scores.sample_ids[entry.scores.ok]) for entry in entries]
-    return np.array(sorted(set.intersection(*sets)) if sets else [], dtype=object)

@@ -122,7 +122,7 @@ def test_where_less_is_better_failures_and_what_is_not_judged_leave_no_headline(
     import pandas as pd
 
     from mmkv_bench.tables.metrics import headline
-    from mmkv_bench.tables.rows import gather
+    from mmkv_bench.tables.scores import gather
 
     server.reply = lambda messages: "I cannot tell."
     found = score(spec, answered(requests, known_texts()), judge=desk(retries=0))

@@ -16,7 +16,8 @@ from mmkv_bench.tables.intervals import bootstrap_statistics, cluster_draws
 from mmkv_bench.tables.known import Pooled, aggregate_of, upstream
 from mmkv_bench.tables.metrics import headline, metrics_rows
 from mmkv_bench.tables.render import markdown
-from mmkv_bench.tables.rows import Rows, gather
+from mmkv_bench.tables.rows import Rows
+from mmkv_bench.tables.scores import gather
 from tests.tables.examples import Example
 
 BLEU = "textcaps_Bleu_2"

@@ -1,0 +1,286 @@
+"""Scores as arrays: the `samples` rows coded once, and the scores of each cell cut out of them.
+
+Names become numbers in the order of the names, so that sorted numbers are sorted names: `samples` are positions in the
+sheet's sample ids, `clusters` in its cluster labels. They may be compared among all scores of one sheet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mmkv_bench.errors import StoreError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Scores of one cell, or of the seeds of one cell averaged within each sample; samples in ascending id order.
+
+    samples, clusters: int [n], see above; values: float64 [n], NaN where the sample is not ok (in any of its seeds).
+    parts: float64 [n, k], what a metric that is no mean is aggregated from; None where no sample has any. A sample that
+    is not ok has those of an empty answer, or NaN where nobody knows them (no sample of its cell was ok).
+    unjudged: how many samples are answered and have no value: a judge did not answer, or a measure was not
+    taken while answering, which are no failures of the model.
+    ids: object [S], the ids that `samples` are positions in.
+    """
+
+    samples: np.ndarray
+    clusters: np.ndarray
+    values: np.ndarray
+    parts: np.ndarray | None = None
+    unjudged: int = 0
+    ids: np.ndarray | None = None
+
+    @property
+    def sample_ids(self) -> np.ndarray:
+        """object [n]"""
+        return self.ids[self.samples]
+
+    @property
+    def n(self) -> int:
+        return len(self.values)
+
+    @property
+    def ok(self) -> np.ndarray:
+        return ~np.isnan(self.values)
+
+    @property
+    def n_ok(self) -> int:
+        return int(self.ok.sum())
+
+    @property
+    def complete(self) -> bool:
+        """Whether every sample is ok: only then is there a headline."""
+        return self.n > 0 and self.n_ok == self.n
+
+    def among(self, samples: np.ndarray) -> Scores:
+        """The same scores over the samples that are in `samples`, int [m]."""
+        keep = np.isin(self.samples, samples)
+        parts = None if self.parts is None else self.parts[keep]
+        return Scores(self.samples[keep], self.clusters[keep], self.values[keep], parts, ids=self.ids)
+
+
+def common_samples(scores: Iterable[Scores]) -> np.ndarray:
+    """The samples that are ok in all of them, ascending, int [m]."""
+    every = [own.samples[own.ok] for own in scores]
+    if not every:
+        return np.array([], dtype=np.int64)
+    counts = np.bincount(np.concatenate(every).astype(np.int64))
+    return np.flatnonzero(counts == len(every))
+
+
+def align(a: Scores, b: Scores, parts: bool = False) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(values of a, values of b, clusters) over the samples that both hold, in ascending id order.
+
+    parts: the samples' parts [m, k] instead of their values, NaN where the sample is not ok or has none.
+    """
+    _, of_a, of_b = np.intersect1d(a.samples, b.samples, assume_unique=True, return_indices=True)
+    if not parts:
+        return a.values[of_a], b.values[of_b], a.clusters[of_a]
+    width = max((scores.parts.shape[1] for scores in (a, b) if scores.parts is not None), default=1)
+    return ok_parts(a, width)[of_a], ok_parts(b, width)[of_b], a.clusters[of_a]
+
+
+def ok_parts(scores: Scores, width: int) -> np.ndarray:
+    """The parts [n, width], NaN where the sample is not ok or has none."""
+    if scores.parts is None:
+        return np.full((scores.n, width), np.nan)
+    return np.where(scores.ok[:, None], scores.parts, np.nan)
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """The `samples` rows of some cells, sorted by metric, cell and sample.
+
+    cells, metrics    names; the rows of the i-th cell and j-th metric are those from starts[j, i] to starts[j, i + 1],
+                      int [metrics, cells + 1]
+    ids               object [S], the sample ids in ascending order
+    sample, cluster   int [rows], positions in the ids and in the cluster labels
+    value             float64 [rows], NaN for null; answered: bool [rows], the response's status is ok
+    parts             list<double> [rows], or None where no row has any
+    """
+
+    cells: tuple[str, ...]
+    metrics: tuple[str, ...]
+    starts: np.ndarray
+    ids: np.ndarray
+    sample: np.ndarray
+    cluster: np.ndarray
+    value: np.ndarray
+    answered: np.ndarray
+    parts: pa.Array | None
+
+    @classmethod
+    def of(cls, samples: pd.DataFrame, cells: Sequence[str]) -> Sheet:
+        """The rows of `cells`, in their order; rows of other cells are left out.
+
+        Raises StoreError for a sample that has two scores of a metric in a cell.
+        """
+        names, of_cell = coded(samples["cell"])
+        place = {name: position for position, name in enumerate(cells)}
+        of_cell = np.array([place.get(name, -1) for name in names], dtype=np.int64)[of_cell]
+        metrics, of_metric = coded(samples["metric"])
+        ids, of_sample = coded(samples["sample_id"])
+        of_cluster = _clusters(samples)
+        key = (of_metric.astype(np.int64) * len(cells) + of_cell) * max(len(ids), 1) + of_sample
+        order = np.flatnonzero(of_cell >= 0)
+        if np.any(np.diff(key[order]) <= 0):
+            order = order[np.argsort(key[order], kind="stable")]
+        key = key[order]
+        twice = np.flatnonzero(np.diff(key) == 0)
+        if len(twice):
+            row = order[twice[0]]
+            sample, metric, cell = ids[of_sample[row]], metrics[of_metric[row]], cells[of_cell[row]]
+            raise StoreError(f"Sample {sample} has more than one {metric} score in cell {cell}: the store is damaged.")
+        edges = np.arange(len(metrics) * len(cells) + 1) * max(len(ids), 1)
+        found = np.searchsorted(key, edges)
+        at = np.arange(len(metrics))[:, None] * len(cells) + np.arange(len(cells) + 1)
+        return cls(
+            cells=tuple(cells),
+            metrics=tuple(metrics),
+            starts=found[at],
+            ids=ids,
+            sample=of_sample[order].astype(np.int32),
+            cluster=of_cluster[order].astype(np.int32),
+            value=numbers(samples["value"])[order],
+            answered=is_text(samples["status"], "ok")[order],
+            parts=_lists(samples, order),
+        )
+
+    def metrics_of(self, cells: Sequence[int]) -> list[str]:
+        """The metrics that some of these cells have a score of, by name. cells: positions."""
+        sizes = np.diff(self.starts, axis=1)[:, list(cells)]
+        return [self.metrics[number] for number in np.flatnonzero(sizes.any(axis=1))]
+
+    def rows(self, cell: int, metric: str) -> slice:
+        """The rows of a cell (its position) and metric, sorted by sample; empty where it has none."""
+        if metric not in self._numbers:
+            return slice(0, 0)
+        number = self._numbers[metric]
+        return slice(int(self.starts[number, cell]), int(self.starts[number, cell + 1]))
+
+    @cached_property
+    def _numbers(self) -> Mapping[str, int]:
+        return {name: number for number, name in enumerate(self.metrics)}
+
+    def every(self) -> Iterator[tuple[int, str, slice]]:
+        """Every cell (its position) and metric that there are rows of, with the rows."""
+        for number, metric in enumerate(self.metrics):
+            for cell in np.flatnonzero(np.diff(self.starts[number])):
+                yield int(cell), metric, slice(int(self.starts[number, cell]), int(self.starts[number, cell + 1]))
+
+    def scores(self, cells: Sequence[int], metric: str) -> Scores:
+        """The scores of a cell, or of several that differ by seed only. cells: positions.
+
+        A sample counts as ok when each of its rows has status ok and a value; its value is then the mean over its rows.
+        """
+        own = [self.rows(cell, metric) for cell in sorted(cells, key=lambda cell: self.cells[cell])]
+        if len(own) == 1:
+            (at,) = own
+            answered, value = self.answered[at], self.value[at]
+            good = answered & ~np.isnan(value)
+            values = np.where(good, value, np.nan)
+            parts = self._parts(at)
+            unjudged = int((answered & ~good).sum())
+            return Scores(self.sample[at], self.cluster[at], values, parts, unjudged, self.ids)
+        return self._joined(own)
+
+    def _joined(self, own: Sequence[slice]) -> Scores:
+        """The mean over cells within each sample, by compensated summation in the order of the cells' names."""
+        samples = np.unique(np.concatenate([self.sample[at] for at in own]))
+        n = len(samples)
+        held, ok, answered = (np.zeros(n, dtype=np.int64) for _ in range(3))
+        total, lost, cluster = np.zeros(n), np.zeros(n), np.full(n, -1, dtype=np.int32)
+        found = [self._parts(at) for at in own]
+        width = max((parts.shape[1] for parts in found if parts is not None), default=0)
+        parts = np.zeros((n, width))
+        for at, of_cell in zip(own, found, strict=True):
+            where = np.searchsorted(samples, self.sample[at])
+            value, here = self.value[at], self.answered[at]
+            held[where] += 1
+            answered[where] += here
+            ok[where] += here & ~np.isnan(value)
+            cluster[where] = np.where(cluster[where] < 0, self.cluster[at], cluster[where])
+            step = value - lost[where]
+            sums = total[where] + step
+            lost[where] = sums - total[where] - step
+            total[where] = sums
+            parts[where] += np.nan if of_cell is None else of_cell
+        values = np.where(ok == held, total / held, np.nan)
+        unjudged = int(((answered == held) & (ok < held)).sum())
+        return Scores(samples, cluster, values, parts / held[:, None] if width else None, unjudged, self.ids)
+
+    def _parts(self, at: slice) -> np.ndarray | None:
+        """The parts [n, k] of these rows, NaN where a row has none; None where no row has any."""
+        own = None if self.parts is None else self.parts[at]
+        if own is None or own.null_count == len(own):
+            return None
+        known = own.is_valid().to_numpy(zero_copy_only=False)
+        flat = own.flatten().to_numpy(zero_copy_only=False)
+        width = len(flat) // int(known.sum())
+        if set(own.value_lengths().drop_null().unique().to_pylist()) != {width}:
+            raise StoreError("samples: the parts of one metric have different lengths: the store is damaged.")
+        parts = np.full((len(own), width), np.nan)
+        parts[known] = flat.reshape(-1, width)
+        return parts
+
+
+def gather(samples: pd.DataFrame) -> Scores:
+    """Scores from the `samples` rows of one metric and of one cell, or of several cells that differ by seed only."""
+    cells = list(dict.fromkeys(samples["cell"]))
+    return Sheet.of(samples.assign(metric="one"), cells).scores(range(len(cells)), "one")
+
+
+def coded(column: pd.Series) -> tuple[np.ndarray, np.ndarray]:
+    """(the distinct values in ascending order, object; position of each row's value among them, int [n], -1 for null)."""
+    import pandas as pd
+
+    kept = column if isinstance(column.dtype, pd.CategoricalDtype) else column.astype("category")
+    names, codes = kept.cat.categories.to_numpy(object), kept.cat.codes.to_numpy()
+    used = np.zeros(len(names) + 1, dtype=bool)
+    used[codes] = True  # the last place is that of -1
+    order = np.argsort(names.astype(str), kind="stable")
+    order = order[used[order]]
+    rank = np.full(len(names) + 1, -1, dtype=np.int64)
+    rank[order] = np.arange(len(order))
+    return names[order], rank[codes]
+
+
+def _clusters(samples: pd.DataFrame) -> np.ndarray:
+    """Positions of the clusters in the order of their labels; a sample without one is a cluster of its own."""
+    labels, of_row = coded(samples["cluster"])
+    if (of_row >= 0).all():
+        return of_row
+    return coded(
+        samples["cluster"].astype(object).where(samples["cluster"].notna(), samples["sample_id"].astype(object))
+    )[1]
+
+
+def numbers(column: pd.Series) -> np.ndarray:
+    """A column as float64 [n], NaN for null (also one of nulls alone, which has no type)."""
+    if column.dtype == np.float64:
+        return column.to_numpy()
+    return column.to_numpy(np.float64, na_value=np.nan)
+
+
+def is_text(column: pd.Series, text: str) -> np.ndarray:
+    """Which rows hold the text, bool [n]; null does not."""
+    return (column == text).to_numpy(bool, na_value=False)
+
+
+def _lists(samples: pd.DataFrame, order: np.ndarray) -> pa.Array | None:
+    import pyarrow as pa
+
+    if "parts" not in samples or samples["parts"].isna().all():
+        return None
+    found = pa.array(samples["parts"], type=pa.list_(pa.float64()), from_pandas=True)
+    found = found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
+    return found.take(pa.array(order))

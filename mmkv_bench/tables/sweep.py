@@ -1,0 +1,141 @@
+"""The cells of one context and kind of budget, and what their tables have in common: lines, budgets, seeds, versions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mmkv_bench.errors import StoreError
+from mmkv_bench.tables.calibrated import artefacts, seen
+from mmkv_bench.tables.gates import gates_of
+from mmkv_bench.tables.rows import BASELINE, CONTEXT, context_key, missing
+from mmkv_bench.tables.table import Method
+from mmkv_bench.tables.versions import Versions, several
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class Group:
+    """The cells of one table cell, which differ by seed only: their places in the sheet, names and seeds."""
+
+    places: tuple[int, ...]
+    cells: tuple[str, ...]
+    seeds: tuple[int | None, ...]
+
+    def refuse_twins(self) -> None:
+        """Raises StoreError for two cells of one seed."""
+        if len(set(self.seeds)) < len(self.seeds):
+            raise StoreError(
+                f"Cells {', '.join(sorted(self.cells))} are the same method, parameters, budget and seed but differ in "
+                "something that no table shows (see their `config`): keep them in rows folders of their own."
+            )
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What the tables of one context and kind of budget have in common, whatever the metric.
+
+    groups: (label, budget) -> cells, method by method, budgets as texts in their own order.
+    config: that of one of the cells that knows of gates, preferably full's; None where none does.
+    full: names of the cells of `full`. calibrations: what the artefacts of each calibrated line were made of, by label.
+    versions: label -> budget -> versions of the method's numbers, the shown one first; of lines with more than one.
+    """
+
+    context: dict[str, str]
+    axis: str
+    methods: tuple[Method, ...]
+    groups: dict[tuple[str, str], Group]
+    config: str | None
+    full: tuple[str, ...]
+    calibrations: dict[str, tuple[str, ...]]
+    versions: dict[str, Versions]
+
+    @classmethod
+    def of(cls, cells: pd.DataFrame, axis: str) -> Sweep:
+        every = cells.to_dict("records")
+        rows = [row for row in every if row["latest"]]
+        methods = _methods(rows)
+        found: dict[tuple[Any, str], list[dict[str, Any]]] = {}
+        for row in rows:
+            found.setdefault((_variant(row), _budget(row)), []).append(row)
+        groups = {}
+        for method in methods:
+            for budget in sorted(budget for variant, budget in found if variant == method.variant):
+                own = found[method.variant, budget]
+                seeds = tuple(None if missing(row["seed"]) else int(row["seed"]) for row in own)
+                groups[method.label, budget] = Group(
+                    tuple(row["place"] for row in own), tuple(row["cell"] for row in own), seeds
+                )
+        configs = [row["config"] for row in sorted(rows, key=lambda row: row["base"] != BASELINE)]
+        known = next((config for config in dict.fromkeys(configs) if gates_of(config)), None)
+        versions_of: dict[Any, list[tuple[str, int]]] = {}
+        for row in every:
+            version = row.get("method_version")
+            own = versions_of.setdefault(_variant(row), [])
+            own.append((_budget(row), 1 if missing(version) else int(version)))
+        configs_of: dict[str, dict[str, None]] = {}
+        for row in rows:
+            configs_of.setdefault(row["parameters"], {})[row["config"]] = None
+        return cls(
+            context=dict(zip(CONTEXT, context_key(cells.iloc[0]), strict=True)),
+            axis=axis,
+            methods=methods,
+            groups=groups,
+            config=known,
+            full=tuple(row["cell"] for row in rows if row["base"] == BASELINE),
+            calibrations={
+                line.label: seen(configs_of[line.parameters], artefacts(line.parameters))
+                for line in methods
+                if line.calibrated
+            },
+            versions=several({method.label: versions_of[method.variant] for method in methods}),
+        )
+
+    @property
+    def places(self) -> list[int]:
+        return [place for group in self.groups.values() for place in group.places]
+
+
+def _budget(cell: Mapping[str, Any]) -> str:
+    """The budget as asked: "64" entries, "0.2" of the prompt, "" for none."""
+    kind = cell["budget_kind"]
+    if kind == "entries":
+        return str(int(cell["budget_entries"]))
+    return str(cell["budget_fraction"]) if kind == "fraction" else ""
+
+
+def _variant(cell: Mapping[str, Any]) -> tuple[str, str, str | None, str]:
+    """What makes a line of a table: display name, family, reading, parameters (JSON)."""
+    return (
+        cell["method"],
+        cell["base"],
+        None if missing(cell["reading"]) else cell["reading"],
+        "{}" if missing(cell["parameters"]) else cell["parameters"],
+    )
+
+
+def _methods(cells: Sequence[Mapping[str, Any]]) -> tuple[Method, ...]:
+    """The table's lines: `full`, `random`, then the others by name.
+
+    Namesakes of one reading tell the parameters in which they differ; where the table holds both readings, the released
+    ones are told.
+    """
+    variants = {_variant(row): row for row in cells}
+    told = {variant: {"base": variant[1], **json.loads(variant[3])} for variant in variants}
+    mixed = len({reading for _, _, reading, _ in variants if reading}) > 1
+    lines = []
+    for variant, row in variants.items():
+        name, base, reading, parameters = variant
+        own = told[variant]
+        namesakes = [told[other] for other in variants if (other[0], other[2]) == (name, reading)]
+        differing = sorted({key for other in namesakes for key in other | own if other.get(key) != own.get(key)})
+        words = [f"{key}={own.get(key)}" for key in differing] + (
+            ["released"] if mixed and reading == "released" else []
+        )
+        label = name + (f" ({', '.join(words)})" if words else "")
+        lines.append(Method(label, name, base, bool(row["tuned"]), reading, parameters, row["budget_kind"] != "none"))
+    return tuple(sorted(lines, key=lambda line: (line.base != BASELINE, line.base != "random", line.label)))
