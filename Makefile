@@ -24,7 +24,7 @@ help:
 	@echo "                       (LIMIT=4 runs the first samples only)"
 	@echo "make test              install if needed, lint, run the tests (PYTEST='-k name' selects)"
 	@echo "make test-dispatch     the numerical tests with the kernels of two older processors; long"
-	@echo "make lint              ruff check and ruff format --check"
+	@echo "make lint              ruff check, ruff format --check, and no file or results too large for git"
 	@echo "make results           make or continue results/tiny: every method, released readings, ablations; hours"
 	@echo "make matrix            every model family x dataset x method once, random weights, own data; hours"
 	@echo "make bench-statistics  time and peak memory of the streaming attention statistics"
@@ -52,19 +52,23 @@ test-dispatch: $(STAMP)
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python scripts/weight.py
 
 # Every row and table below results/tiny/{methods,readings,ablations,mmshift_ablations}; continues where it was
-# interrupted, hours on two cores.
+# interrupted, hours on two cores. `make results RESULTS=runs/full PACK=` makes the full rows beside the slim ones in git.
+RESULTS ?= results/tiny
+PACK ?= --slim
 results: $(STAMP)
 	for size in small large; do for name in methods readings; do \
-		$(BIN)/python -m mmkv_bench.launch processes=2 experiment=$$name page_size=$$size fork_batch=64 || exit 1; \
+		$(BIN)/python -m mmkv_bench.launch processes=2 experiment=$$name page_size=$$size fork_batch=64 \
+			out=$(RESULTS)/$$name || exit 1; \
 	done; done
 	for name in ablations mmshift_ablations; do \
-		$(BIN)/python -m mmkv_bench.launch processes=2 experiment=$$name fork_batch=64 || exit 1; \
+		$(BIN)/python -m mmkv_bench.launch processes=2 experiment=$$name fork_batch=64 out=$(RESULTS)/$$name || exit 1; \
 	done
 	for name in methods readings ablations mmshift_ablations; do \
-		$(BIN)/python -m mmkv_bench.tables results/tiny/$$name > results/tiny/$$name/tables.md || exit 1; \
-		$(BIN)/python -m mmkv_bench.store.pack results/tiny/$$name || exit 1; \
+		$(BIN)/python -m mmkv_bench.tables $(RESULTS)/$$name > $(RESULTS)/$$name/tables.md || exit 1; \
+		$(BIN)/python -m mmkv_bench.store.pack $(PACK) $(RESULTS)/$$name || exit 1; \
 	done
 
 # Two model families side by side; what was run before is not run again.

@@ -24,7 +24,7 @@ of a second sample, as in PrefixKV. `rouge_l_greedy`: against full's greedy answ
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mmkv_bench.evaluation.contract import SampleScore
@@ -41,6 +41,7 @@ COLUMNS = (
     "forced_agree",
     "reference_nll",
     "reference_samples",
+    "slim",
 )
 """What the measures read of a response row."""
 
@@ -50,9 +51,24 @@ NAMES = frozenset(
 )
 Row = Mapping[str, Any]
 Value = tuple[float, tuple[float, ...] | None]
+Stored = Mapping[str, Mapping[str, "Value | str"]]
+"""Measure -> sample id -> what is stored of it: `stored`."""
 
 
-def measured(rows: Sequence[Row], full: Mapping[str, Row], protocol: str, is_full: bool) -> list[SampleScore]:
+def stored(samples: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Value | str]]:
+    """The measures among a cell's rows of the table samples, for `measured`."""
+    found: dict[str, dict[str, Value | str]] = {}
+    for row in samples:
+        if row["metric"] in NAMES:
+            parts = None if row["parts"] is None else tuple(row["parts"])
+            value = UNMEASURED if row["value"] is None else (row["value"], parts)
+            found.setdefault(row["metric"], {})[row["sample_id"]] = value
+    return found
+
+
+def measured(
+    rows: Sequence[Row], full: Mapping[str, Row], protocol: str, is_full: bool, before: Stored | None = None
+) -> list[SampleScore]:
     """One score per sample and measure.
 
     A measure that no row of the cell has is left out. Where some have it, a failed sample and one that could not be
@@ -61,10 +77,17 @@ def measured(rows: Sequence[Row], full: Mapping[str, Row], protocol: str, is_ful
     Args:
         rows: the cell's; full: sample id -> row of `full` of the same protocol, empty where there is none.
         is_full: the rows are full's own.
+        before: the cell's stored measures. A slim row has lost what some were made of: what it cannot make stays.
     """
     scores = []
     for name, measure in _measures(protocol, is_full).items():
         found = [(row, measure(row, full.get(row["sample_id"]))) for row in rows]
+        known = (before or {}).get(name)
+        if known is not None:
+            found = [
+                (row, known.get(row["sample_id"], MEANINGLESS) if value == UNMEASURED and row["slim"] else value)
+                for row, value in found
+            ]
         if any(isinstance(value, tuple) for row, value in found if row["status"] == "ok"):
             scores += [score for row, value in found for score in _score(name, row, value)]
     return scores

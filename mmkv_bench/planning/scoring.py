@@ -133,14 +133,18 @@ def _answers(store: Store, cell: Cell) -> dict[str, Any]:
 def _add_measures(store: Store, cells: Sequence[Cell], samples: dict[str, list[dict[str, Any]]]) -> None:
     """Put the measures of stored rows beside the task's scores, of every cell anew: they need the rows of `full`, which
     may have come later than a cell's."""
-    from mmkv_bench.evaluation.measures import COLUMNS, NAMES, measured
+    from mmkv_bench.evaluation.measures import COLUMNS, NAMES, measured, stored
 
-    stored = store.responses(list(samples), COLUMNS)  # sorted by cell
+    answered = store.responses(list(samples), COLUMNS)  # sorted by cell
     rows, start = {}, 0
-    for name, group in groupby(stored["cell"].to_pylist()):
+    for name, group in groupby(answered["cell"].to_pylist()):
         count = len(list(group))
-        rows[name] = stored.slice(start, count)
+        rows[name] = answered.slice(start, count)
         start += count
+    slim = {name for name, of_cell in rows.items() if any(of_cell["slim"].to_pylist())}
+    before: dict[str, list[dict[str, Any]]] = {name: [] for name in slim}
+    for row in store.samples(slim).to_pylist() if slim else ():
+        before[row["cell"]].append(row)
     full = {
         cell.protocol: {row["sample_id"]: row for row in rows[cell.cell].to_pylist()}
         for cell in cells
@@ -148,7 +152,8 @@ def _add_measures(store: Store, cells: Sequence[Cell], samples: dict[str, list[d
     }
     for cell in (cell for cell in cells if cell.cell in samples and cell.cell in rows):
         of_full = full.get(cell.protocol, {})
-        found = measured(rows[cell.cell].to_pylist(), of_full, cell.protocol, cell.base == "full")
+        known = stored(before.get(cell.cell, ()))
+        found = measured(rows[cell.cell].to_pylist(), of_full, cell.protocol, cell.base == "full", known)
         scored = [row for row in samples[cell.cell] if row["metric"] not in NAMES]
         samples[cell.cell] = scored + _rows(cell, found)
 

@@ -1,4 +1,4 @@
-"""`python -m mmkv_bench.store.pack <rows folder>`: one file per table, small enough to commit or send; in place."""
+"""`python -m mmkv_bench.store.pack <rows folder> [--slim]`: few files, small enough to commit or send; in place."""
 
 from __future__ import annotations
 
@@ -14,18 +14,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit code: 0, or an error's own."""
     command = argparse.ArgumentParser(
         prog="python -m mmkv_bench.store.pack",
-        description="Write the rows of a finished run as one file per table. Tables read them as before; a run that adds "
-        "rows unpacks them again.",
+        description="Write the rows of a finished run as few files, each below 10 MB, with checksums. Tables read them as "
+        "before; a run that adds rows unpacks them again.",
     )
     command.add_argument("rows", type=Path, nargs="+", help="rows folder that a run printed")
-    for folder in command.parse_args(argv).rows:
+    command.add_argument(
+        "--slim",
+        action="store_true",
+        help="leave out of the answers' rows, for good, what no table reads: times and peaks of runs that shared a machine, "
+        "nine of ten digests of kept entries, lists that measures were made of (docs/rows.md, Slim rows). For rows in git",
+    )
+    options = command.parse_args(argv)
+    for folder in options.rows:
         try:
             if not (folder / "store.json").exists():
                 raise ConfigError(f"{folder} holds no result rows; name the rows folder that a run printed")
             from mmkv_bench.store.store import Store
 
             before = _size(folder)
-            Store(folder).pack()
+            Store(folder).pack(options.slim)
             print(f"{folder}: {before / 2**20:.1f} -> {_size(folder) / 2**20:.1f} MiB")
         except MMKVError as error:
             print(f"error: {error}", file=sys.stderr)

@@ -9,45 +9,54 @@ from typing import BinaryIO
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from mmkv_bench.errors import StoreError
 from mmkv_bench.store.schema import SCHEMA_VERSION, SCHEMAS
+from mmkv_bench.store.sealed import Damaged, opened, sealed
 
 _RETRIES = 20
 
 
-def parquet(table: pa.Table, level: int | None = None) -> Callable[[BinaryIO], None]:
-    """A writer of `table` for `files.Staged`; level: of the compression, 1 to 22."""
-    return lambda stream: pq.write_table(table, stream, compression="zstd", compression_level=level)
+def parquet(table: pa.Table) -> Callable[[BinaryIO], None]:
+    """A writer of `table` for `files.Staged`."""
+    return lambda stream: stream.write(sealed(table, compression="zstd"))
 
 
 def load(
-    table: str, list_files: Callable[[], list[Path]], columns: Sequence[str], cells: Collection[str] | None = None
+    table: str,
+    list_files: Callable[[], list[Path]],
+    columns: Sequence[str],
+    cells: Collection[str] | None = None,
+    unchecked: set[Path] | None = None,
 ) -> pa.Table:
     """The rows of all files that `list_files` names, in the order of their names: `columns`, and of `cells` only if given.
 
     File by file: as quick as a pyarrow dataset, whose import alone (it brings pandas) costs more than most reads.
-    Raises StoreError for an unreadable file or one of another schema version, naming it.
+    Files that carry no digest, being older, are added to `unchecked`. Raises StoreError for a damaged or unreadable file
+    and for one of another schema version, naming it.
     """
     schema = pa.schema([SCHEMAS[table].field(name) for name in columns])
     for _ in range(_RETRIES):
         try:
-            tables = [_read(path, schema, cells) for path in sorted(list_files())]
+            tables = [_read(path, schema, cells, unchecked) for path in sorted(list_files())]
         except FileNotFoundError:
             continue  # a cell's scores were being replaced between the listing and the reading
         return pa.concat_tables([schema.empty_table(), *tables])
     raise StoreError(f"{table}: files keep vanishing while they are read; is another program removing them?")
 
 
-def _read(path: Path, schema: pa.Schema, cells: Collection[str] | None) -> pa.Table:
+def _read(path: Path, schema: pa.Schema, cells: Collection[str] | None, unchecked: set[Path] | None) -> pa.Table:
     try:
-        with pq.ParquetFile(path) as file:
-            version = file.read(columns=["schema_version"])["schema_version"]
-            if pc.any(pc.not_equal(version, SCHEMA_VERSION)).as_py():
-                refuse_version(path, next(found for found in version.to_pylist() if found != SCHEMA_VERSION))
+        with opened(path) as (file, checked):
             held = set(file.schema_arrow.names)
-            rows = file.read(columns=[name for name in dict.fromkeys([*schema.names, "cell"]) if name in held])
+            rows = file.read(
+                columns=[name for name in dict.fromkeys(["schema_version", *schema.names, "cell"]) if name in held]
+            )
+        if pc.any(pc.not_equal(rows["schema_version"], SCHEMA_VERSION)).as_py():
+            found = rows["schema_version"].to_pylist()
+            refuse_version(path, next(version for version in found if version != SCHEMA_VERSION))
+        if not checked and unchecked is not None:
+            unchecked.add(path)
         for name in schema.names:  # columns that may be null can be newer than the file
             if name not in held and schema.field(name).nullable:
                 rows = rows.append_column(schema.field(name), pa.nulls(rows.num_rows, schema.field(name).type))
@@ -56,9 +65,10 @@ def _read(path: Path, schema: pa.Schema, cells: Collection[str] | None) -> pa.Ta
         return rows.select(schema.names).cast(schema)
     except FileNotFoundError:
         raise
-    except (pa.ArrowException, OSError, KeyError, ValueError) as problem:
+    except (Damaged, pa.ArrowException, OSError, KeyError, ValueError) as problem:
         raise StoreError(
-            f"{path} is not a readable part of a result store ({problem}). Move it away: what only it holds is made again."
+            f"{path} is not a readable part of a result store ({problem}). Restore it from a copy, or move it away: what "
+            "only it holds is then made again."
         ) from problem
 
 

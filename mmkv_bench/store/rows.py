@@ -61,7 +61,8 @@ def to_table(table: str, rows: Iterable[Mapping[str, Any]], columns: Iterable[st
     times = [field.name for field in schema if field.type == TIME]
     plain = []
     for row in rows:
-        picked = {name: row[name] for name in schema.names}
+        # A column that may be null can be newer than the row, in the journal of an earlier version.
+        picked = {field.name: row.get(field.name) if field.nullable else row[field.name] for field in schema}
         for name in times:
             if isinstance(picked[name], str):
                 picked[name] = datetime.fromisoformat(picked[name])

@@ -35,6 +35,17 @@ FALLBACKS = {
 }
 """Names in the column `fallback` that built-in methods give, and what they mean. Parts of a user's may give others."""
 
+SLIM = {
+    "encode_s, vision_s, prefill_s, compress_s, decode_s, ttft_s, tpot_s, peak_device_bytes, peak_resident_bytes": "null "
+    "where `measured` is group: times of a machine that others used; rows measured on their own keep theirs",
+    "kept_digest": "null but for a tenth of each cell's samples, three at least, chosen by a hash of cell and sample",
+    "forced_kl, forced_agree, reference_nll": "null; what was made of them stands in `samples` and stays when cells are "
+    "added",
+    "fork_group": "null",
+    "committed_at": "of the cell's newest row",
+}
+"""What `pack --slim` leaves out of response rows; running the cells again makes it again."""
+
 TEXT, INT, FLOAT, BOOL = pa.string(), pa.int64(), pa.float64(), pa.bool_()
 TIME = pa.timestamp("us", tz="UTC")
 FLOATS, BOOLS = pa.list_(FLOAT), pa.list_(BOOL)
@@ -113,7 +124,9 @@ RESPONSE_COLUMNS = (
         "entries",
     ),
     _when_ok("kept", COUNTS, "entries after compression, [layer][KV head]", "entries"),
-    _when_ok("kept_digest", TEXT, "first 16 hex digits of the sha256 of the kept indices"),
+    _when_ok(
+        "kept_digest", TEXT, "first 16 hex digits of the sha256 of the kept indices; slim rows: of a seeded tenth"
+    ),
     Column("bytes_device", INT, "bytes of K and V kept where the model computes, after compression", "bytes"),
     Column("bytes_host", INT, "bytes of K and V on the host after compression, staging buffers included", "bytes"),
     Column("bytes_metadata", INT, "bytes of positions, scales, minima, mean keys of chunks", "bytes"),
@@ -156,6 +169,9 @@ RESPONSE_COLUMNS = (
     Column("fork_group", TEXT, "forks with the same value shared one prefill"),
     Column("fork_batch", INT, "rows per decode batch that were asked for", "rows"),
     Column("fork_rows", INT, "rows of the batch this fork decoded in", "rows"),
+    Column(
+        "slim", BOOL, "packed for publishing, without what is listed under Slim rows; null in rows as they were made"
+    ),
     _must("worker", TEXT, "writer that committed the row", stamped=True),
     Column("shard", TEXT, "i/n when the dataset was split"),
     _must("committed_at", TIME, "commit time; later than every row the writer had seen", stamped=True),
@@ -298,6 +314,15 @@ def markdown() -> str:
                 f"{column.doc.replace('|', chr(92) + '|')}{allowed} |"
             )
     lines += [
+        "",
+        "## Slim rows",
+        "",
+        "Rows in git are slim (`python -m mmkv_bench.store.pack <rows> --slim`): no table reads what they leave out, and "
+        "running the cells again makes it again (`make results RESULTS=runs/full PACK=`).",
+        "",
+        "| column | in a slim row |",
+        "|---|---|",
+        *(f"| {', '.join(f'`{name}`' for name in names.split(', '))} | {doc} |" for names, doc in SLIM.items()),
         "",
         "## Fallbacks",
         "",

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -26,15 +26,16 @@ from mmkv_bench.errors import ConfigError, StoreError, nearest
 from mmkv_bench.secrecy import REDACTED, without_secrets
 from mmkv_bench.store import journal, parts
 from mmkv_bench.store.files import Staged, check_folder, disk_errors, remove_stale, sync_folder, write_whole
-from mmkv_bench.store.identity import canonical_json
+from mmkv_bench.store.identity import canonical_json, checksum
+from mmkv_bench.store.packing import is_packed, ordered, packed
 from mmkv_bench.store.redaction import redact
 from mmkv_bench.store.rows import check, safe_name, to_table
 from mmkv_bench.store.schema import CELL_COLUMNS, FAILURES, RESPONSES, SCHEMA_VERSION, SCHEMAS
+from mmkv_bench.store.slim import slim as slimmed
 from mmkv_bench.store.writer import Writer
 
 log = logging.getLogger(__name__)
 
-PACKED = "packed.parquet"
 _MARK = "store.json"
 
 
@@ -47,6 +48,8 @@ class Store:
             None  # newest commit time seen; later commits of this process are stamped after it
         )
         self._warned: set[Path] = set()
+        self.unchecked: set[Path] = set()
+        """Files read so far that carry no checksum, written by older versions: damage to their values is not noticed."""
 
     # Before work
 
@@ -108,7 +111,7 @@ class Store:
         needed = list(dict.fromkeys([*asked, "cell", "sample_id", "committed_at"]))
         # Journals first: one that is published between the two reads is then seen twice, not never.
         pending = [row for rows in self._pending() for row in rows if cells is None or row["cell"] in cells]
-        published = parts.load("responses", lambda: self._files("responses"), needed, cells)
+        published = self._read("responses", lambda: self._files("responses"), needed, cells)
         rows = parts.newest(pa.concat_tables([published, to_table("responses", pending, needed)]))
         if rows.num_rows:
             newest = pc.max(rows["committed_at"]).as_py()
@@ -250,43 +253,69 @@ class Store:
     def _files(self, table: str) -> list[Path]:
         return [path for path in (self.root / table).glob("*.parquet") if not path.name.startswith(".")]
 
+    def _read(self, table: str, list_files: Callable[[], list[Path]], *which: Any) -> pa.Table:
+        warned = bool(self.unchecked)
+        rows = parts.load(table, list_files, *which, unchecked=self.unchecked)
+        if self.unchecked and not warned:
+            log.warning(
+                "%s holds files without checksums, written by an older version: damage to them would not be noticed. "
+                "`python -m mmkv_bench.store.pack %s` writes them with checksums.",
+                self.root,
+                self.root,
+            )
+        return rows
+
     def _load(self, table: str, cells: Iterable[str] | None, columns: Sequence[str] | None = None) -> pa.Table:
+        """A cell's own file counts before a packed one, and the first packed file that has the cell before later ones."""
         self._check_version()
         cells = None if cells is None else set(cells)
         asked = SCHEMAS[table].names if columns is None else _known(table, columns)
-        names, packed = list(dict.fromkeys([*asked, "cell"])), self.root / table / PACKED
+        names = list(dict.fromkeys([*asked, "cell"]))
         while True:
-            before = packed.exists()
-            together = parts.load(table, lambda: [packed] if packed.exists() else [], names, cells)
-            own = parts.load(table, lambda: self._own_files(table, cells), names)
-            if packed.exists() == before:  # otherwise somebody packed or unpacked between the two
+            packed = self._packed(table)
+            found = [self._read(table, lambda: self._own_files(table, cells), names)]
+            for path in packed:
+                found.append(self._read(table, lambda path=path: [path] if path.exists() else [], names, cells))
+            if self._packed(table) == packed:  # otherwise somebody packed or unpacked meanwhile
                 break
-        newer = pc.is_in(together["cell"], own["cell"].unique())
-        return pa.concat_tables([own, together.filter(pc.invert(newer))]).select(asked)
+        rows = found[0]
+        for others in found[1:]:
+            known = pc.is_in(others["cell"], value_set=rows["cell"].unique())
+            rows = pa.concat_tables([rows, others.filter(pc.invert(known))])
+        return rows.select(asked)
 
     def _own_files(self, table: str, cells: set[str] | None) -> list[Path]:
         if cells is None:
-            return [path for path in self._files(table) if path.name != PACKED]
+            return [path for path in self._files(table) if not is_packed(path)]
         return [path for path in (self._file(table, cell) for cell in cells) if path.exists()]
+
+    def _packed(self, table: str) -> list[Path]:
+        return sorted(path for path in self._files(table) if is_packed(path))
 
     def unpack(self) -> None:
         """One file per cell again, as writing needs it. Whatever is interrupted, no row is missing or double."""
         for table in ("cells", "samples", "metrics"):
-            packed = self.root / table / PACKED
-            if not packed.exists():
+            packed = self._packed(table)
+            if not packed:
                 continue
             with disk_errors("unpacking", self.root):
                 rows = self._load(table, None)
                 for cell in rows["cell"].unique().to_pylist():
                     if not self._file(table, cell).exists():
                         write_whole(self._file(table, cell), parts.parquet(rows.filter(pc.equal(rows["cell"], cell))))
-                packed.unlink(missing_ok=True)
-                sync_folder(packed.parent)
+                for path in packed:
+                    path.unlink(missing_ok=True)
+                sync_folder(self.root / table)
 
-    def pack(self) -> None:
-        """One file per table instead of one per cell, and one part of responses: small enough to publish.
+    def pack(self, slim: bool = False) -> None:
+        """Few large files per table instead of one per cell or part: small enough to publish. Reading is the same; the
+        next write unpacks.
 
-        Reading is the same; the next write unpacks. Raises StoreError while samples are still in journals.
+        Args:
+            slim: response rows lose for good what `schema.SLIM` lists, as rows in git do.
+
+        Raises:
+            StoreError: samples are still in journals.
         """
         self._check_version()
         if self._journals():
@@ -294,16 +323,27 @@ class Store:
                 f"{self.root} has samples in journals: a run is writing, or was interrupted; let it finish (the same "
                 "command continues it) and pack then"
             )
+        cells = self.cells()
         for table in SCHEMAS:
             with disk_errors("packing", self.root):
                 # Listed before the rows are read: a file that a run adds in between stays.
-                before = [path for path in self._files(table) if path.name != PACKED]
-                rows = self.responses() if table == "responses" else self._load(table, None).sort_by("cell")
-                if rows.num_rows and before:
-                    write_whole(self.root / table / PACKED, parts.parquet(rows, level=19))
-                    for path in before:
-                        path.unlink(missing_ok=True)
-                    sync_folder(self.root / table)
+                before = self._files(table)
+                rows = self.responses() if table == "responses" else self._load(table, None)
+                if rows.num_rows:
+                    rows = slimmed(rows) if slim and table == "responses" else rows
+                    self._replace(table, before, packed(ordered(rows, cells)))
+
+    def _replace(self, table: str, before: list[Path], files: list[bytes]) -> None:
+        """Packed files in the place of all that was there, in an order that a kill at any moment leaves readable: cells'
+        own files, which count before packed ones, are removed after older packed files."""
+        folder = self.root / table
+        placed = {folder / f"packed-{checksum(data)}.parquet": data for data in files}
+        for path, data in placed.items():
+            write_whole(path, lambda stream, data=data: stream.write(data))
+        gone = [path for path in before if path not in placed]
+        for path in sorted(gone, key=lambda path: (not is_packed(path), path.name)):
+            path.unlink(missing_ok=True)
+        sync_folder(folder)
 
     def _journals(self) -> list[Path]:
         return sorted((self.root / "journal").glob("*.jsonl"))

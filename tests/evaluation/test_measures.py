@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from mmkv_bench.evaluation.measures import COLUMNS, NAMES, POOLED, measured
+from mmkv_bench.evaluation.measures import COLUMNS, NAMES, POOLED, measured, stored
 from mmkv_bench.evaluation.rouge import rouge_l
 from mmkv_bench.store.schema import RESPONSES
 from mmkv_bench.tables import known
@@ -113,3 +113,26 @@ def test_tables_know_the_measures_by_the_same_names():
     assert set(known.FIDELITY) < NAMES and known.AMOUNTS < NAMES
     assert {name for name in NAMES if known.aggregate_of(name) is not None} == set(POOLED)
     assert {name for name in NAMES if known.lower_is_better(name)} == {n for n in NAMES if "kl" in n or "ppl" in n}
+
+
+def test_a_slim_row_keeps_the_measures_whose_lists_it_lost():
+    lists = {"forced_kl": [0.0, 0.3, 0.1], "forced_agree": [True, False, True], "reference_nll": [0.5, 0.25]}
+    short = {"forced_kl": [0.0], "forced_agree": [True], "reference_nll": [0.5]}  # its fidelity means nothing
+    of_full = {**lists, "reference_samples": ["a b", "a c"]}
+    states = [lists, short, {}]
+    for is_full in (True, False):
+        rows = [row(f"s{i}", **lists_of) for i, lists_of in enumerate(states)] + [row("s3", "oom")]
+        full = {f"s{i}": row(f"s{i}", **of_full) for i in range(4)}
+        whole = measured(rows, full, "paper", is_full)
+        table = [score._asdict() | {"parts": score.parts and list(score.parts)} for score in whole]
+        slim = [one | dict.fromkeys(lists) | {"slim": True} for one in rows]
+        assert measured(slim, full, "paper", is_full, stored(table)) == whole
+        assert measured(slim, full, "paper", is_full) != whole
+        # a row that was made again counts as it is
+        again = [slim[0], *rows[1:3], row("s3", forced_kl=[0.0, 7.0])]
+        found = {
+            (one.metric, one.sample_id): one.value for one in measured(again, full, "paper", is_full, stored(table))
+        }
+        assert found["fidelity_kl", "s3"] == 7.0 and found["fidelity_kl", "s0"] == pytest.approx(0.2)
+        again = [one | {"slim": None} for one in slim]
+        assert "fidelity_kl" not in {one.metric for one in measured(again, full, "paper", is_full, stored(table))}

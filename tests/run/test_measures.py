@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 
 import pytest
 
@@ -70,6 +71,33 @@ def test_perplexity_is_that_of_the_stored_likelihoods(on):
         if row["metric"] == "ppl":
             nll = by_cell[row["cell"]]
             assert row["value"] == pytest.approx(math.exp(sum(nll) / len(nll)))
+
+
+def test_a_slim_store_takes_a_further_method_and_keeps_what_was_measured(on, tmp_path):
+    root = tmp_path / "rows"
+    shutil.copytree(on[0], root)
+    before = scores_of(root)
+    Store(root).pack(slim=True)
+    rows = responses(root)
+    assert all(row["slim"] and row["forced_kl"] is None and row["reference_nll"] is None for row in rows.values())
+    again = done(root, *COMMAND, *BOTH)
+    assert again.generated == 0 and "answers stored without" not in again.out
+    assert scores_of(root) == before
+    more = ("method=[snapkv,h2o,kivi,streamingllm]", *(part for part in COMMAND if not part.startswith("method")))
+    done(root, *more, *BOTH)
+    after, kept = scores_of(root), setting.commits(root)
+    assert [
+        {key: row for key, row in table.items() if key in old} for table, old in zip(after, before, strict=True)
+    ] == before
+    assert {key: kept[key] for key in rows} == {key: (row["committed_at"], row["worker"]) for key, row in rows.items()}
+    new = [row for key, row in responses(root).items() if key not in rows]
+    assert len({row["cell"] for row in new}) == 4 and all(row["forced_kl"] for row in new)
+
+
+def scores_of(root) -> list[dict]:
+    """samples and metrics rows by their keys."""
+    samples = {(row["cell"], row["sample_id"], row["metric"]): row for row in setting.scores(root)}
+    return [samples, {(row["cell"], row["metric"]): row for row in setting.metrics(root)}]
 
 
 def test_a_method_that_comes_later_is_held_against_the_same_answers(on, tmp_path):

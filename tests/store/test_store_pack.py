@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from crash_points import die_before
-from store_examples import cell, metric_row, response, sample_score
+from store_examples import cell, failed, metric_row, response, sample_score
 
 from mmkv_bench.errors import StoreError
 from mmkv_bench.store.pack import main
+from mmkv_bench.store.packing import packed
+from mmkv_bench.store.schema import SLIM
+from mmkv_bench.store.slim import chosen
 from mmkv_bench.store.store import Store
 
 CELLS = ("c0", "c1", "c2")
@@ -38,18 +44,90 @@ def files(store: Store) -> list[str]:
     return sorted(str(path.relative_to(store.root)) for path in store.root.rglob("*.parquet"))
 
 
-def test_a_packed_store_has_the_same_rows_in_one_file_per_table(tmp_path, capsys):
+def test_a_packed_store_has_the_same_rows_in_few_files(tmp_path, capsys):
     store = filled(tmp_path)
     before = content(store)
     assert len(before[0]) == 3 and len(before[2]) == 9 and len(before[3]) == 6
     assert main([str(tmp_path)]) == 0
     assert "MiB" in capsys.readouterr().out
-    assert files(store) == [f"{table}/packed.parquet" for table in ("cells", "metrics", "responses", "samples")]
+    packed = files(store)
+    assert [name.split("-")[0] for name in packed] == [
+        f"{t}/packed" for t in ("cells", "metrics", "responses", "samples")
+    ]
     assert content(Store(tmp_path)) == before
     assert Store(tmp_path).cells(["c1", "c9"])["cell"].to_pylist() == ["c1"]
     assert Store(tmp_path).done(["c1"]) == {"c1": {"s0000", "s0001"}}
     Store(tmp_path).pack()
-    assert content(Store(tmp_path)) == before
+    assert content(Store(tmp_path)) == before and files(store) == packed, "nothing new: the same files"
+
+
+def test_files_stay_below_a_size_and_no_cell_is_in_two(tmp_path):
+    rows = pa.concat_tables([filled(tmp_path).responses().slice(0, 1)] * 600)
+    rows = rows.set_column(1, rows.schema.field("cell"), pa.array([f"c{i // 20:02d}" for i in range(600)]))
+    answers = [hashlib.sha256(bytes([i % 256, i // 256])).hexdigest() for i in range(600)]
+    rows = rows.set_column(rows.schema.get_field_index("answer"), "answer", pa.array(answers))
+    whole = len(packed(rows)[0])
+    files = [pq.read_table(pa.BufferReader(data)) for data in packed(rows, whole // 2)]
+    assert len(packed(rows)) == 1 and len(files) > 2
+    assert all(len(data) <= whole // 2 for data in packed(rows, whole // 2))
+    assert pa.concat_tables(files).select(rows.column_names).cast(rows.schema).equals(rows)
+    cells = [set(file["cell"].to_pylist()) for file in files]
+    assert sum(map(len, cells)) == len(set.union(*cells)) == 30
+    assert len(packed(rows, 1)) == 30, "a cell stays whole"
+
+
+def test_slim_rows_lose_what_the_schema_lists_and_nothing_else(tmp_path):
+    store = Store(tmp_path)
+    store.write_cells([cell("c0"), cell("c1")])
+    lists = {"forced_kl": [0.0], "forced_agree": [True], "reference_nll": [0.5], "reference_samples": ["a", "b"]}
+    times = {"decode_s": 0.5, "tpot_s": 0.1, "peak_resident_bytes": 7}
+    with store.writer("w") as writer:
+        for i in range(400):
+            digests = {"kept_digest": f"{i:016x}", "fork_group": "p/1", **times}
+            writer.commit([response(i, "c0", **digests, **lists), response(i, "c1", measured="own", **digests)])
+        writer.commit([failed(400, "c0"), failed(400, "c1")])
+    before = {(row["cell"], row["sample_id"]): row for row in store.responses().to_pylist()}
+    assert main([str(tmp_path), "--slim"]) == 0
+    after = {(row["cell"], row["sample_id"]): row for row in Store(tmp_path).responses().to_pylist()}
+    assert after.keys() == before.keys() and all(row["slim"] for row in after.values())
+    named = {name for names in SLIM for name in names.split(", ")}
+    for key, row in after.items():
+        own = row["measured"] == "own"
+        same = row.keys() - named - {"slim"} | (times.keys() if own else set())
+        assert {name: row[name] for name in same} == {name: before[key][name] for name in same}
+        gone = named - {"committed_at", "kept_digest"} - (times.keys() if own else set())
+        assert all(row[name] is None for name in gone)
+        assert row["kept_digest"] in (None, before[key]["kept_digest"])
+        assert row["committed_at"] == max(
+            other["committed_at"] for (name, _), other in before.items() if name == key[0]
+        )
+    for name in ("c0", "c1"):
+        digests = [row["kept_digest"] for (of, _), row in after.items() if of == name and row["kept_digest"]]
+        assert 20 <= len(digests) <= 60, "about a tenth"
+    Store(tmp_path).pack(slim=True)
+    assert {key: after[key] for key in after} == {
+        (row["cell"], row["sample_id"]): row for row in Store(tmp_path).responses().to_pylist()
+    }
+    with Store(tmp_path).writer("again") as writer:  # made again: the new row counts, whole
+        writer.commit([response(0, "c0", answer="new")])
+    row = next(row for row in Store(tmp_path).responses(["c0"]).to_pylist() if row["sample_id"] == "s0000")
+    assert row["answer"] == "new" and row["slim"] is None
+
+
+def test_the_digests_that_stay_depend_on_their_cell_and_sample_alone():
+    def kept(cells, samples):
+        rows = pa.array(cells).dictionary_encode(), pa.array(samples).dictionary_encode()
+        return {pair for pair, stays in zip(zip(cells, samples, strict=True), chosen(*rows), strict=True) if stays}
+
+    pairs = [(f"c{c}", f"s{s}") for c in range(9) for s in range(200)]
+    whole = kept(*zip(*pairs, strict=True))
+    assert kept(*zip(*pairs[::-1], strict=True)) == whole and 120 <= len(whole) <= 240
+    some = [pair for pair in pairs if pair[0] in ("c3", "c7")]
+    assert kept(*zip(*some, strict=True)) == {pair for pair in whole if pair in some}
+    few = [("c0", "s0"), ("c0", "s1"), ("c1", "s0"), ("c1", "s1"), ("c1", "s2"), ("c1", "s3")]
+    assert sorted(cell for cell, _ in kept(*zip(*few, strict=True))).count("c0") == 2
+    assert len(kept(*zip(*few, strict=True))) >= 5
+    assert kept((), ()) == set()
 
 
 def test_writing_to_a_packed_store_keeps_what_it_held(tmp_path):

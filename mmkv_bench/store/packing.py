@@ -1,0 +1,78 @@
+"""How packed tables are written: cells side by side that answer alike, as few files below a size as that takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mmkv_bench.store.sealed import sealed
+from mmkv_bench.store.slim import TIMES
+
+LARGEST = 9_500_000
+"""Bytes of a packed file: below the 10 MB that a repository of results takes (`store/weight.py`)."""
+ROW_GROUP = 1 << 19
+_ALIKE = ("model", "dataset", "dataset_fingerprint", "base", "method", "reading", "protocol", "budget_kind")
+_ALIKE += ("budget_entries", "budget_fraction", "seed", "parameters", "cell")
+_UNLIKE = ("answer", "config", *TIMES)  # rarely the same twice: shorter without a dictionary
+
+
+def is_packed(path: Path) -> bool:
+    return path.name == "packed.parquet" or path.name.startswith("packed-")
+
+
+def ordered(rows: pa.Table, cells: pa.Table) -> pa.Table:
+    """`rows` of any table with those of similar cells together: neighbours in dataset, method and budget.
+
+    Rows of one cell stay in the order they have; cells that are in no row of `cells` come last.
+    """
+    known = cells.select(_ALIKE).sort_by([(name, "ascending") for name in _ALIKE])["cell"].combine_chunks()
+    place = pc.index_in(rows["cell"], value_set=known).fill_null(len(known)).to_numpy()
+    return rows.take(np.argsort(place, kind="stable"))
+
+
+def packed(rows: pa.Table, largest: int = LARGEST) -> list[bytes]:
+    """`rows`, those of a cell together, as parquet files of at most `largest` bytes; no cell is in two of them.
+
+    A single cell that is larger stays whole.
+    """
+    data = sealed(
+        rows,
+        row_group_size=ROW_GROUP,
+        compression="zstd",
+        compression_level=22,
+        **_encodings(rows.schema),
+        dictionary_pagesize_limit=64 << 20,
+        data_page_size=64 << 20,  # one page per column and row group: zstd sees all of it
+        max_rows_per_page=ROW_GROUP,
+    )
+    names = rows["cell"].combine_chunks().dictionary_encode().indices.to_numpy()
+    ends = np.flatnonzero(np.diff(names)) + 1
+    if len(data) <= largest or not len(ends):
+        return [data]
+    pieces = -(-len(data) * 21 // (largest * 20))  # a twentieth to spare
+    wanted = np.arange(1, pieces) * rows.num_rows // pieces
+    cuts = np.unique(ends[np.minimum(np.searchsorted(ends, wanted), len(ends) - 1)])
+    cuts = [0, *cuts.tolist(), rows.num_rows]
+    return [
+        file
+        for start, end in zip(cuts, cuts[1:], strict=False)
+        for file in packed(rows.slice(start, end - start), largest)
+    ]
+
+
+def _encodings(schema: pa.Schema) -> dict[str, list[str]]:
+    """Repeated values through dictionaries; whole numbers and times byte by byte, as their upper bytes hardly differ."""
+    repeated, by_byte = [], []
+    for field in schema:
+        path, kind = field.name, field.type
+        while pa.types.is_list(kind):
+            path, kind = f"{path}.list.element", kind.value_type
+        unlike = field.name in _UNLIKE
+        if pa.types.is_integer(kind) or pa.types.is_timestamp(kind) or (pa.types.is_floating(kind) and unlike):
+            by_byte.append(path)
+        elif not unlike and not pa.types.is_boolean(kind):
+            repeated.append(path)
+    return {"use_dictionary": repeated, "use_byte_stream_split": by_byte}

@@ -1,0 +1,41 @@
+"""Promise: no checkout of this repository has a file over 10 MB, or more than 25 MB of results."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "scripts" / "weight.py"
+
+
+def weigh(folder: Path) -> tuple[int, str]:
+    done = subprocess.run([sys.executable, str(SCRIPT)], cwd=folder, capture_output=True, text=True)
+    return done.returncode, done.stderr
+
+
+def test_this_checkout_is_light():
+    assert weigh(ROOT) == (0, "")
+
+
+def test_a_large_file_and_large_results_are_refused(tmp_path):
+    if subprocess.run(["git", "init", "-q", str(tmp_path)]).returncode:
+        pytest.skip("no git here")
+    (tmp_path / "results").mkdir()
+    (tmp_path / ".gitignore").write_text("runs/\n")
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "ignored").write_bytes(bytes(10_000_001))
+    for name in ("a", "b"):
+        (tmp_path / "results" / name).write_bytes(bytes(10_000_000))
+    assert weigh(tmp_path) == (0, "")
+    (tmp_path / "results" / "c").write_bytes(bytes(5_000_001))
+    code, said = weigh(tmp_path)
+    assert code == 1 and "results/ has 25.0 MB" in said and "--slim" in said
+    (tmp_path / "results" / "c").unlink()
+    (tmp_path / "large file").write_bytes(bytes(10_000_001))
+    subprocess.run(["git", "-C", str(tmp_path), "add", "-A"], check=True)
+    code, said = weigh(tmp_path)
+    assert code == 1 and said.startswith("error: large file has 10.0 MB") and "results/ has" not in said
