@@ -35,6 +35,8 @@ KVPRESS = "kvpress"
 """`base` of the method whose scorer comes from the installed package kvpress."""
 READS_ANSWER = "reads_answer"
 """Parameter in the rows of methods that cheat: they know the answer of the full cache."""
+OVER_BUDGET = "over_budget"
+"""Parameter in the rows of methods of `reading=paper` whose own formula may keep more than the budget."""
 OUTSIDE = {CUSTOM: ("path", "name"), KVPRESS: ("press",)}
 """Methods whose code is not in this package -> the parameters that say which code it is. They cannot run without."""
 
@@ -162,13 +164,14 @@ def parameters_json(plain: Mapping[str, Any], decoding: str | None = None) -> st
 def settled(plain: Mapping[str, Any], compressor: Compressor) -> dict[str, Any]:
     """An effective node as rows and a cell's identity hold it: code that is not in this package is named by what it is
     (a file's checksum, a package's version), never by where it lies; a scorer that is given the full cache's answer is
-    marked, whoever wrote it, so that tables can tell a ceiling from a method."""
-    answer = {READS_ANSWER: True} if compressor.needs.answer else {}
+    marked, whoever wrote it, so that tables can tell a ceiling from a method; so is a formula that goes over its budget."""
+    marks = {READS_ANSWER: True} if compressor.needs.answer else {}
+    marks |= {OVER_BUDGET: True} if compressor.exceeds_as_printed and compressor.reading != "released" else {}
     if plain.get("base") == CUSTOM:
         from mmkv_bench import custom
 
-        return custom.settled(plain) | answer
-    return dict(plain) | (getattr(compressor.scorer, "origin", None) or {}) | answer
+        return custom.settled(plain) | marks
+    return dict(plain) | (getattr(compressor.scorer, "origin", None) or {}) | marks
 
 
 def with_checksums(plain: Mapping[str, Any], used: Mapping[str, str]) -> dict[str, Any]:

@@ -57,7 +57,7 @@ def budget_that_binds(c: Compressor) -> str | None:
 
 def no_hidden_excess(c: Compressor) -> str | None:
     for part in (c.allocator, c.selector):
-        if part is not None and part.exceeds and c.reading != "released":
+        if part is not None and part.exceeds and not part.printed and c.reading != "released":
             return (
                 f"{part} may keep more than the budget, as a released code does; allowed: the paper's parameters, or "
                 "reading=released"
@@ -166,26 +166,22 @@ def the_same_filter(c: Compressor) -> str | None:
 
 
 def heads_evict_alike(c: Compressor) -> str | None:
-    """LOOK-M's released filter counts evicted visual tokens by their place in a list, one list for all heads."""
+    """LOOK-M's released filter counts evicted tokens by their place in a list, one list for all heads."""
     from mmkv_bench.compression.allocators.head_pool import HeadPool
     from mmkv_bench.compression.allocators.head_scores import HeadScores
     from mmkv_bench.compression.allocators.hybrid import Hybrid
     from mmkv_bench.compression.allocators.positive import PositiveOnly
     from mmkv_bench.compression.reducers.lookm_merge import LookMMerge
-    from mmkv_bench.compression.scorers.text_prior import TextPriorScorer
-    from mmkv_bench.compression.selectors.modality_quota import ModalityQuota
 
     filtering = isinstance(c.reducer, LookMMerge) and c.reducer.sources == "misaligned"
     if c.scorer is None or not filtering or c.reducer.merge not in ("average", "weighted"):
         return None
-    own = (HeadPool, HeadScores, Hybrid, PositiveOnly)
-    text_first = isinstance(c.scorer, TextPriorScorer) and c.scorer.prior and not isinstance(c.selector, ModalityQuota)
-    if text_first and not isinstance(c.allocator, own):
+    if not isinstance(c.allocator, (HeadPool, HeadScores, Hybrid, PositiveOnly)):
         return None
     return (
-        f"LookMMerge with sources=misaligned compares evicted visual tokens over heads, which have to evict as many, and "
-        f"{_name(c.scorer)}, {_name(c.allocator)} and {_name(c.selector)} let heads differ; allowed: TextPriorScorer with "
-        "equal caps in all heads of a layer, or sources=aligned"
+        f"LookMMerge with sources=misaligned compares evicted tokens over heads, which have to evict as many, and "
+        f"{_name(c.allocator)} grants heads of a layer different numbers; allowed: an allocator with equal caps in all heads "
+        "of a layer, or sources=aligned"
     )
 
 

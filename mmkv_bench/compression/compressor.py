@@ -89,8 +89,15 @@ class Compressor:
 
     @property
     def exceeds(self) -> bool:
-        """More than the budget may be kept, as a released code does; refused outside of `reading=released`."""
+        """More than the budget may be kept: as a released code does, which is refused outside of `reading=released`, or as
+        a paper's formula says (`exceeds_as_printed`)."""
         return any(part.exceeds for part in (self.allocator, self.selector) if part is not None)
+
+    @property
+    def exceeds_as_printed(self) -> bool:
+        """More than the budget may be kept, and only where the paper's own formula says so."""
+        over = [part for part in (self.allocator, self.selector) if part is not None and part.exceeds]
+        return bool(over) and all(part.printed for part in over)
 
     @property
     def falls_short(self) -> bool:
@@ -200,7 +207,7 @@ class Compressor:
             rows[:, :candidates], torch.cat(caps), protected, order, context.candidate_types
         )
         counts = (together >= 0).sum(-1).cpu()
-        if self.reading != "released":
+        if self.reading != "released" and not self.exceeds_as_printed:
             kept = int(counts.sum())
             allowed = scores[0].shape[0] * self._allowance(granted, candidates, layers, n_layers)
             if kept > allowed:

@@ -200,14 +200,14 @@ def _best_notes(table: Table) -> list[str]:
 def _mark_notes(table: Table) -> list[str]:
     cells = _named(table)
     lines = []
-    defect = any(e.audit.over and method.reading != "released" for _, method, e in cells)
+    defect = any(e.audit.over and not method.may_exceed for _, method, e in cells)
     over = [
         (f"{words} by {e.audit.excess_mean:.1%}, at most {e.audit.excess_worst:.1%}", e.audit.over, e.audit.n)
         for words, _, e in cells
         if e.audit.over
     ]
     if over:
-        blame = ", which only reading=released may do: take it for a defect" if defect else ""
+        blame = ", which only reading=released may do, or a paper's own formula: take it for a defect" if defect else ""
         lines.append(f"{OVER} more entries resident than the budget{blame}: {_listed(over, shorten=False)}.")
     untested = [(words, e.audit.from_prefill, e.audit.n) for words, method, e in cells if _untested(method, e)]
     if untested:

@@ -73,6 +73,11 @@ class Method:
         return bool(artefacts(self.parameters))
 
     @property
+    def may_exceed(self) -> bool:
+        """More entries than the budget are no defect: a released code's, or the paper's own formula."""
+        return self.reading == "released" or bool(json.loads(self.parameters).get("over_budget"))
+
+    @property
     def variant(self) -> tuple[str, str, str | None, str]:
         """What tells it from every other line, whatever its label says."""
         return self.name, self.base, self.reading, self.parameters

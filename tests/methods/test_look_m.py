@@ -137,6 +137,39 @@ def test_the_budget_is_strict_and_text_outranks_visual_tokens(problem, share):
 
 
 @many
+@given(problem=problems(), share=st.sampled_from(["0.5", "0.29", "0", "1"]), prior=st.booleans())
+def test_equation_8_as_printed_keeps_all_text_besides_and_says_so(problem, share, prior):
+    scores, types, budget, strict = problem
+    length = scores.shape[1]
+    if budget >= length:
+        return
+    made = method(recent=share, prior=str(prior).lower(), budget_rule="union")
+    assert made.reading == "paper" and made.exceeds and made.exceeds_as_printed and not made.falls_short
+    (got,) = made.select([scores], budget, torch.tensor(types), [0], 1, strict)
+    n, granted = length - int(strict), budget - int(strict)
+    recents = max(0, oracle.share_of(share, budget) - int(strict))
+    for row, values in zip(got.tolist(), scores.tolist(), strict=True):
+        kept = [j for j in row if j >= 0]
+        mixed = any(types[:n])
+        wanted = oracle.union_set(values[:n], types[:n], granted, recents)
+        assert kept == (wanted if mixed else oracle.strict_set(values[:n], granted, recents))
+
+
+@pytest.mark.parametrize(
+    ("reading", "parameters", "version"),
+    [
+        ("paper", {}, 2),
+        ("paper", {"merge": "weighted"}, 2),
+        ("paper", {"merge": "none"}, 1),
+        ("paper", {"budget_rule": "union"}, 1),
+        ("released", {}, 1),
+    ],
+)
+def test_only_methods_that_evict_text_and_merge_have_a_new_version(reading, parameters, version):
+    assert method(reading, **parameters).version == version
+
+
+@many
 @given(problem=problems())
 def test_the_released_rule_keeps_all_text_above_the_budget(problem):
     scores, types, budget, strict = problem
@@ -215,6 +248,8 @@ def expected(model, inputs, budget: int, made: Compressor, strict: bool):
             scores = oracle.with_prior(sums, types)[:n]
             if made.reading == "released":
                 rows.append(oracle.released_set(scores, types[:n], granted // 2, granted // 2))
+            elif made.selector.rule == "union":
+                rows.append(oracle.union_set(scores, types[:n], granted, budget // 2 - int(strict)))
             else:
                 rows.append(oracle.strict_set(scores, granted, budget // 2 - int(strict)))
         merge = made.reducer.merge
@@ -258,7 +293,8 @@ def test_answers_are_those_of_the_oracles_cache(name, reading, merge, protocol):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_forks_answer_as_they_do_alone(name):
     model, prompt = zoo.model(name), common.encoded(name)
-    variants = [method(), method(merge="average"), method(prior="false"), method("released", merge="average")]
+    variants = [method(), method(merge="average", budget_rule="union"), method(prior="false")]
+    variants.append(method("released", merge="average"))
     cells = [
         common.cell(made, budget, protocol, name=f"{i}@{budget}/{protocol}")
         for i, made in enumerate(variants)

@@ -56,6 +56,11 @@ def released_set(scores: list[float], types: list[int], recents: int, important:
     return sorted(chosen)
 
 
+def union_set(scores: list[float], types: list[int], granted: int, recents: int) -> list[int]:
+    """Equation 8 as printed: the recents, the best of the others up to what is granted, and all text."""
+    return sorted(set(strict_set(scores, granted, recents)) | {j for j, kind in enumerate(types) if kind == 0})
+
+
 def cosine(a: Tensor, b: Tensor) -> float:
     return float(a @ b) / (math.sqrt(float(a @ a)) * math.sqrt(float(b @ b)))
 
@@ -93,7 +98,8 @@ def reduced(
     key: Tensor, value: Tensor, kept: list[list[int]], types: list[int], variant: str, misaligned: bool = False
 ) -> tuple[list[Tensor], list[Tensor], float]:
     """Per head the merged keys and values [m, D] (float64), and the smallest margin of any assignment."""
-    lost = [[j for j, kind in enumerate(types) if kind > 0 and j not in set(rows)] for rows in kept]
+    merging = any(kind > 0 for kind in types)  # a prompt of text alone is H2O's
+    lost = [[j for j in range(len(types)) if merging and j not in set(rows)] for rows in kept]
     found = [nearest(k, gone, rows) for k, gone, rows in zip(key, lost, kept, strict=True)]
     margin = min(f[2] for f in found)
     passed = [list(range(len(gone))) for gone in lost]

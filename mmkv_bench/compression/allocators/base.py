@@ -30,6 +30,8 @@ class Allocator(ABC):
         needs_visual: prompts without visual tokens cannot be allocated.
         exceeds: with these parameters the model may be granted more than its budget, as a released code does (may be a
             property). False in every paper reading.
+        printed: what ``exceeds`` tells is the paper's own formula and no released code's (may be a property): allowed in
+            either reading, and marked in rows and tables.
         falls_short: with these parameters it may be granted less (may be a property): controls, a granularity, releases.
     """
 
@@ -38,6 +40,7 @@ class Allocator(ABC):
     needs: Needs = Needs()
     needs_visual: bool = False
     exceeds: bool = False
+    printed: bool = False
     falls_short: bool = False
 
     def summary_key(self, budget: int, length: int) -> Hashable | None:

@@ -1,4 +1,4 @@
-"""LOOK-M's and MEDA's merging: what an evicted visual token knew goes into the kept entry that is most like it."""
+"""LOOK-M's and MEDA's merging: what an evicted token knew goes into the kept entry that is most like it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from mmkv_bench.errors import ConfigError, UnsupportedError, nearest
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from mmkv_bench.compression.compressor import Compressor
+
 MERGES = ("average", "pivot", "weighted", "none")
 SOURCES = ("aligned", "misaligned")
 
@@ -21,16 +23,18 @@ SOURCES = ("aligned", "misaligned")
 class LookMMerge(Reducer):
     """LOOK-M (arXiv 2406.18139, section 3.3) and MEDA (arXiv 2502.17599, eq. 11 and 12).
 
-    In each KV head, every evicted VISUAL candidate i goes to the kept entry c whose key has the largest cosine with its
-    key (both as stored, rotated; equal cosines: the lower slot). Values follow the same assignment. With n tokens
-    assigned to c, for keys and values alike:
+    In each KV head, every evicted candidate i, text as well as visual, goes to the kept entry c whose key has the largest
+    cosine with its key (both as stored, rotated; equal cosines: the lower slot). Values follow the same assignment. With n
+    tokens assigned to c, for keys and values alike:
 
         average   (k_c + sum k_i) / (n + 1)
         pivot     (k_c + sum (k_i + k_c) / 2) / (n + 1)
         weighted  (k_c + sum cos_i k_i) / (n + 1)        the divisor is n + 1, not the weights' sum
         none      k_c
 
-    Evicted text is gone. Entries that nothing is assigned to come back bit for bit. Cosines and sums are float32;
+    Under the text prior text is evicted only where there is more of it than a budget has room for, and at small budgets that
+    is most of a text-rich prompt: it lives on by merging alone. A prompt without visual tokens is H2O's: what it evicts is
+    gone. Entries that nothing is assigned to come back bit for bit. Cosines and sums are float32;
     evicted tokens are taken in blocks, so memory beyond the result is one tile of (evicted block) x (kept).
 
     Args:
@@ -41,11 +45,11 @@ class LookMMerge(Reducer):
     heads, is at least the mean of all cosines. For "weighted", ``sources=misaligned`` is just that. For "average" the
     release filters the destinations but not the sources: its r-th evicted token is merged into the entry nearest to the
     r-th token that PASSED, reproduced by ``sources=misaligned`` as well; "pivot" and "none" have nothing to misalign.
-    The filter compares tokens over heads, so it needs the same number of evicted visual tokens in every head. Not
-    reproduced: sums in bfloat16.
+    The filter compares tokens over heads, so it needs the same number of evicted tokens in every head. The releases keep all
+    text, so that only visual tokens are ever merged there. Not reproduced: sums in bfloat16.
 
     Raises:
-        UnsupportedError: from ``reduce``, ``misaligned`` with heads that evict different numbers of visual tokens.
+        UnsupportedError: from ``reduce``, ``misaligned`` with heads that evict different numbers of tokens.
     """
 
     merge: Literal["average", "pivot", "weighted", "none"] = "average"
@@ -61,14 +65,18 @@ class LookMMerge(Reducer):
     def merges(self) -> bool:
         return self.merge != "none"
 
+    def method_version(self, method: Compressor) -> int:
+        """2: evicted text is merged too. Where the selector keeps all text, as the releases do, none is evicted."""
+        return 2 if self.merges and not getattr(method.selector, "keeps_text", False) else 1
+
     def reduce(self, key: Tensor, value: Tensor, index: Tensor, types: Tensor | None = None) -> tuple[Tensor, Tensor]:
         import torch
 
         kept = Evict().reduce(key, value, index)
         real = index >= 0
-        if not self.merges or types is None or not bool(real.any()):
+        if not self.merges or types is None or not bool((types > 0).any()) or not bool(real.any()):
             return kept
-        rows, valid = _evicted_visual(index, real, types.to(key.device))
+        rows, valid = _evicted(index, real, len(types))
         if rows.shape[1] == 0:
             return kept
         cosine, slot = _nearest_kept(key, rows, kept[0], real)
@@ -89,8 +97,8 @@ class LookMMerge(Reducer):
         if not bool(valid.all()):
             counts = valid.sum(-1).tolist()
             raise UnsupportedError(
-                f"sources=misaligned compares evicted visual tokens over heads, and these heads evict {counts}; allowed: "
-                "the same number in every head; use prior=true with a uniform cap, or sources=aligned"
+                f"sources=misaligned compares evicted tokens over heads, and these heads evict {counts}; allowed: the same "
+                "number in every head; use an allocator with equal caps, or sources=aligned"
             )
         passed = (cosine.mean(0) >= cosine.mean()).nonzero().flatten()
         taken = passed if self.merge == "weighted" else passed.new_tensor(range(len(passed)))
@@ -117,15 +125,14 @@ class LookMMerge(Reducer):
         return torch.where(count > 0, summed / (count + 1), own).to(kept.dtype)
 
 
-def _evicted_visual(index: Tensor, real: Tensor, types: Tensor) -> tuple[Tensor, Tensor]:
+def _evicted(index: Tensor, real: Tensor, n: int) -> tuple[Tensor, Tensor]:
     """Candidates to merge, int64 ``[Hkv, e]`` ascending, and which of them are real (heads may evict fewer than e)."""
     import torch
 
-    n = len(types)
     kept = torch.zeros(len(index), n + 1, dtype=torch.bool, device=index.device)
     kept.scatter_(1, index.masked_fill(~real, n), True)  # padding marks a column of its own
     # A head that keeps nothing has nowhere to merge to.
-    lost = (types > 0) & ~kept[:, :n] & real.any(-1, keepdim=True)
+    lost = ~kept[:, :n] & real.any(-1, keepdim=True)
     counts = lost.sum(-1, keepdim=True)
     rows = lost.sort(dim=-1, descending=True, stable=True).indices[:, : int(counts.max())]
     return rows, torch.arange(rows.shape[1], device=rows.device) < counts

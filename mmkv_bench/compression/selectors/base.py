@@ -17,11 +17,14 @@ class Selector(ABC):
     Class attributes:
         needs_visual: prompts without visual tokens cannot be selected from.
         exceeds: with these parameters more than the caps may be kept, as a released code does (may be a property).
+        printed: what ``exceeds`` tells is the paper's own formula and no released code's (may be a property): allowed in
+            either reading, and marked in rows and tables.
         falls_short: with these parameters less may be kept (may be a property).
     """
 
     needs_visual: bool = False
     exceeds: bool = False
+    printed: bool = False
     falls_short: bool = False
 
     def method_version(self, method: Compressor) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from fractions import Fraction
 from typing import TYPE_CHECKING, Literal
@@ -21,17 +21,19 @@ class TextRecents(RecentShare):
 
     That text outranks visual tokens is the scorer's doing (``TextPriorScorer``). Here a budget is strict by default:
     ``M + N`` entries and no more, so text that does not fit goes (the lowest scores first) and the row says
-    ``text_over_budget``. The papers' formula keeps all text besides the N important tokens, which contradicts the size
-    that they state.
+    ``text_over_budget``. LOOK-M's equation 8 keeps all text besides the N important tokens, which contradicts the size that
+    the paper states; it is the rule "union".
 
     Args:
         sinks, recents, window: see ``TopK``.
         share: share of the entries that the M recents get, in [0, 1]; rounded down, exact decimal arithmetic.
         follow: whose share: "budget": of the prompt's C, the last token included; "cap": of what the layer was granted,
             for allocations that differ between layers. Under ``strict`` the token that is fed again is then no part.
-        rule: "strict", or "all_text": both parts are rounded down, ALL text outside of the recents is kept and counts
-            towards N, so that ``max(N, text) + M`` entries stay, more than was granted when text exceeds N. Parts of the
-            cap whatever ``follow`` says. For ``reading=released`` alone.
+        rule: "strict"; "union", LOOK-M's equation 8 as printed: the M recents, the N highest scores of the others, and ALL
+            text, more than was granted where text is not among these; or "all_text", the releases': both parts are rounded
+            down, ALL text outside of the recents is kept and counts towards N, so that ``max(N, text) + M`` entries stay,
+            more than was granted when text exceeds N. "all_text" takes parts of the cap whatever ``follow`` says, and is for
+            ``reading=released`` alone.
         margin: when the M recents are fewer than the prompt's text tokens, take as many recents as there are text
             tokens and ``margin`` [tokens] more, of any kind, above what was granted; -1 = never.
         text_first: the scorer ranks text first, so that text over the budget is worth telling.
@@ -44,13 +46,13 @@ class TextRecents(RecentShare):
 
     share: float = 0.5
     follow: Literal["budget", "cap"] = "budget"
-    rule: Literal["strict", "all_text"] = "strict"
+    rule: Literal["strict", "union", "all_text"] = "strict"
     margin: int = -1
     text_first: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, allowed in (("follow", ("budget", "cap")), ("rule", ("strict", "all_text"))):
+        for name, allowed in (("follow", ("budget", "cap")), ("rule", ("strict", "union", "all_text"))):
             value = getattr(self, name)
             if value not in allowed:
                 raise ConfigError(f"{name} is {value!r}; {nearest(str(value), allowed)}")
@@ -62,8 +64,17 @@ class TextRecents(RecentShare):
         return self.follow == "cap" or self.rule == "all_text" or self.margin >= 0
 
     @property
+    def keeps_text(self) -> bool:
+        """Whether no text is ever evicted from a prompt with visual tokens."""
+        return self.rule != "strict"
+
+    @property
     def exceeds(self) -> bool:
-        return self.rule == "all_text" or self.margin >= 0
+        return self.rule != "strict" or self.margin >= 0
+
+    @property
+    def printed(self) -> bool:
+        return self.rule == "union" and self.margin < 0
 
     @property
     def falls_short(self) -> bool:
@@ -83,10 +94,15 @@ class TextRecents(RecentShare):
     ) -> Tensor:
         import torch
 
-        if not self._by_cap:
-            return super().select(scores, caps, protected, order, types)
         n, device = scores.shape[1], scores.device
         mixed = types is not None and bool((types > 0).any())  # text by itself has no priority over anything
+        if self.rule == "union" and mixed:
+            best = replace(self, rule="strict").select(scores, caps, protected, order, types)
+            kept = torch.zeros(len(scores), n + 1, dtype=torch.bool, device=device)
+            kept = kept.scatter(1, best.masked_fill(best < 0, n), True)[:, :n] | (types.to(device) == 0)
+            return super().select(scores, kept.sum(-1), kept, order)
+        if not self._by_cap:
+            return super().select(scores, caps, protected, order, types)
         recents, important = self._parts(caps.clamp_max(n).to(device))
         if self.margin >= 0 and mixed:
             texts = (types == 0).sum().to(device)
@@ -104,7 +120,7 @@ class TextRecents(RecentShare):
         share = Fraction(Decimal(str(self.share)))
         recents = caps * share.numerator // share.denominator
         rest = 1 - share
-        return recents, caps - recents if self.rule == "strict" else caps * rest.numerator // rest.denominator
+        return recents, caps - recents if self.rule != "all_text" else caps * rest.numerator // rest.denominator
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
         """``text_over_budget``: more text outside of the recents than important entries, in a layer that is granted C."""
