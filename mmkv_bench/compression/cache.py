@@ -5,8 +5,8 @@ slot (-1 marks a padding slot), and the attention function maps the logical mask
 ragged heads are padded on the left, so that a new token lands in the same last column of every head.
 
 Storage is preallocated with slack: appending writes in place. A layer whose slack runs out grows by at least a quarter
-of its size, so appends stay amortised O(1); `growths` counts how often that happened (the fork engine reserves the
-exact number of new tokens and never grows).
+of its size, so appends stay amortised O(1); `growths` counts how often that happened. Who knows how many tokens an answer
+can have reserves as many and never grows (the fork engine, and `generate_alone`); the default is for who does not.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from mmkv_bench.errors import UnsupportedError
 
 Reduce = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-DEFAULT_RESERVE = 256  # slots of slack when the number of new tokens is not told
+DEFAULT_RESERVE = 32  # slots of slack when the number of new tokens is not told
 
 
 class CompressedLayer(CacheLayerMixin):

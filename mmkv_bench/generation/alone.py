@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from mmkv_bench.compression.answer import AnswerAttention
+from mmkv_bench.compression.cache import DEFAULT_RESERVE
 from mmkv_bench.compression.compressor import Compressor, full
 from mmkv_bench.compression.context import Context
 from mmkv_bench.compression.session import Session, attach
@@ -104,6 +105,7 @@ def generate_alone(
     # Without a mask generate() takes every pad id for padding, also those that a prompt means as text.
     inputs = {"attention_mask": torch.ones_like(ids), **inputs}
     options = {"return_dict_in_generate": True, "output_logits": True, "do_sample": False, **generation}
+    fed = {"strict": 1, "query_agnostic": ids.shape[1] - (context or 0)}.get(protocol, 0)  # of the prompt, afterwards
     with attach(
         model,
         compressor,
@@ -115,6 +117,7 @@ def generate_alone(
         token_types=token_types if context is None or token_types is None else token_types[:, :context],
         attention=attention,
         answer=answer,
+        reserve=fed + _new_tokens(model, generation) - 1,  # the last token of an answer is never fed
     ) as session:
         if compressor.is_full:
             session.answer = answer
@@ -136,6 +139,12 @@ def generate_alone(
             **options,
         )
         return Alone(output.sequences, output.logits, session)
+
+
+def _new_tokens(model: nn.Module, generation: dict) -> int:
+    """How many tokens an answer can have; where nobody says so, as many as an unknown answer gets room for."""
+    told = generation.get("max_new_tokens", model.generation_config.max_new_tokens)
+    return DEFAULT_RESERVE if told is None else int(told)
 
 
 @torch.no_grad()

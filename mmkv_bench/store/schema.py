@@ -45,6 +45,21 @@ SLIM = {
     "committed_at": "of the cell's newest row",
 }
 """What `pack --slim` leaves out of response rows; running the cells again makes it again."""
+LEFT_OUT = (
+    "Spare slots: a layer reserves slots for the tokens to come (what `max_new_tokens` needs, one where a method evicts as "
+    "it decodes). `bytes_*` count what is kept, not what is reserved.",
+    "Padding: heads of a layer that keep fewer entries than its longest are padded to it. Those slots are in `bytes_device` "
+    "and `bytes_metadata` and not told apart from entries: methods with head-wise budgets (`adakv`, `sparsemm` and what is "
+    "built on them) show more bytes than others at equal `entries_resident`.",
+    "Batches: forks that decode together are padded to the longest of the batch. Bytes are those of the fork by itself.",
+    "Buffers of decode policies: what a method carries beside its entries, such as the attention that `h2o_decode` gathers "
+    "for each of them. The scores of the prefill are gone once a cell run by itself (`sharing=off`) decodes.",
+    "The entry more: a method that evicts after the newest token has attended (`h2o_decode`, `local`, `prefixkv`, "
+    "`elastic_cache`) reads C + 1 entries per head at each step and holds as many for its length.",
+    "What comes after compression: the question of `query_agnostic` (`entries_appended`) and the answer (`entries_end`) are "
+    "in no `bytes_*`.",
+)
+"""What no column of bytes or entries shows, in words; the columns for it come with a schema of their own."""
 
 TEXT, INT, FLOAT, BOOL = pa.string(), pa.int64(), pa.float64(), pa.bool_()
 TIME = pa.timestamp("us", tz="UTC")
@@ -114,7 +129,13 @@ RESPONSE_COLUMNS = (
         "entries",
     ),
     _when_ok("entries_resident", INT, "entries counted in the stored tensors after compression", "entries"),
-    Column("entries_reachable", INT, "entries a decode step may read, those on the host included", "entries"),
+    Column(
+        "entries_reachable",
+        INT,
+        "entries a decode step may read, those on the host included; methods that evict after a token has attended read "
+        "that token's own on top",
+        "entries",
+    ),
     Column("entries_appended", INT, "entries of prompt tokens fed after compression (query_agnostic)", "entries"),
     Column(
         "entries_end",
@@ -127,7 +148,9 @@ RESPONSE_COLUMNS = (
     _when_ok(
         "kept_digest", TEXT, "first 16 hex digits of the sha256 of the kept indices; slim rows: of a seeded tenth"
     ),
-    Column("bytes_device", INT, "bytes of K and V kept where the model computes, after compression", "bytes"),
+    Column(
+        "bytes_device", INT, "bytes of K and V kept where the model computes, after compression; see Left out", "bytes"
+    ),
     Column("bytes_host", INT, "bytes of K and V on the host after compression, staging buffers included", "bytes"),
     Column("bytes_metadata", INT, "bytes of positions, scales, minima, mean keys of chunks", "bytes"),
     Column("bytes_full", INT, "bytes of the full K and V of the prompt", "bytes"),
@@ -313,6 +336,8 @@ def markdown() -> str:
                 f"| `{column.name}` | {kind} | {column.unit} | {words[column.required]} | "
                 f"{column.doc.replace('|', chr(92) + '|')}{allowed} |"
             )
+    lines += ["", "## Left out", "", "What the columns of bytes and entries do not show:", ""]
+    lines += [f"- {what}" for what in LEFT_OUT]
     lines += [
         "",
         "## Slim rows",

@@ -9,8 +9,10 @@ import torch
 from mmkv_bench.compression.compressor import OverBudgetError, full
 from mmkv_bench.compression.session import attach
 from mmkv_bench.errors import ConfigError, UnsupportedError
+from mmkv_bench.generation.alone import generate_alone
 from tests import reference, zoo
 from tests.core import parts
+from tests.generation import common
 
 
 def _prefill(model, inputs, made, budget, **options):
@@ -70,6 +72,32 @@ def test_memory_of_evicted_entries_is_released():
     for layer in session.cache.layers:
         for entries in (layer.keys, layer.values):
             assert entries.untyped_storage().nbytes() == zoo.HEADS * (10 + 3) * zoo.HEAD_DIM * 4
+
+
+def storages(value, seen: dict[int, int]) -> dict[int, int]:
+    """Address -> bytes of every tensor storage that an object of this package reaches."""
+    if isinstance(value, torch.Tensor):
+        seen[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
+    elif isinstance(value, list | tuple | dict):
+        for item in value.values() if isinstance(value, dict) else value:
+            storages(item, seen)
+    elif type(value).__module__.startswith("mmkv_bench") and hasattr(value, "__dict__"):
+        storages(vars(value), seen)
+    return seen
+
+
+def test_a_single_run_reserves_what_its_answer_can_need_and_no_block():
+    """One method per class of storage. What it holds is compared with what it keeps when the answer is over."""
+    model, prompt, methods = zoo.model("qwen2_5_vl"), common.encoded("qwen2_5_vl"), common.registry()
+    for name in ("snapkv", "adakv", "local", "prefixkv", "h2o_decode", "kivi_prefixkv", "hybridkv", "full"):
+        for protocol in common.PROTOCOLS:
+            budget = None if methods[name].unbudgeted else parts.budget(8)
+            cut = prompt.length - 6 if protocol == "query_agnostic" else None
+            run = generate_alone(model, prompt.inputs, methods[name], budget, protocol, context=cut, max_new_tokens=6)
+            layers = run.session.cache.layers
+            held = sum(sum(storages(layer, {}).values()) - layer.host_nbytes() for layer in layers)
+            assert held <= 1.5 * sum(sum(layer.nbytes()) for layer in layers), (name, protocol)
+            assert not any(layer.growths for layer in layers), (name, protocol)
 
 
 class Greedy(parts.Uniform):

@@ -107,6 +107,18 @@ def start_of(counts, length, group_scores, dim=4, seed=0) -> Start:
     return Start(0, 1, key, value, index, *kept, group_scores, context, 0, length, length, 0.5, 64)
 
 
+def test_the_scores_of_a_prompt_are_gone_once_a_layer_is_made_of_them():
+    """A view of a few of them would keep the storage of all; under strict one token is fed again and needs its own."""
+    for fed_again in (0, 1):
+        start = start_of([8, 5], 4000, torch.rand(2, 4000))
+        start.seen -= fed_again
+        layer = HeavyHitters().layer(start)
+        held = [value for value in vars(layer).values() if isinstance(value, torch.Tensor)]
+        addresses = {tensor.untyped_storage().data_ptr() for tensor in held}
+        assert start.scores.untyped_storage().data_ptr() not in addresses
+        assert sum(tensor.untyped_storage().nbytes() for tensor in held) < 4000
+
+
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(
     counts=st.lists(st.integers(0, 12), min_size=1, max_size=3),

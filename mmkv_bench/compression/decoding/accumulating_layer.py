@@ -23,11 +23,13 @@ class AccumulatingLayer(CompressedLayer):
     def of(cls, policy: HeavyHitters, start: Start) -> AccumulatingLayer:
         if start.scores is None:
             raise ConfigError("H2O's decoding starts from the scores of the prefill; give the method a scorer")
-        layer = cls.from_rows([(start.kept_key, start.kept_value, start.positions)], start.seen, start.reserve)
+        room = start.room_until_evicting(1)
+        layer = cls.from_rows([(start.kept_key, start.kept_value, start.positions)], start.seen, room)
         scores = start.scores.float()
         layer.gathered = scores.gather(1, start.index.clamp_min(0)).masked_fill(start.index < 0, 0)
         layer._counted = start.pad + start.context.length  # queries before this one are in the scores already
-        layer._refed = scores[:, start.seen - start.pad :]  # scores of prompt tokens that will be fed again
+        # scores of prompt tokens that will be fed again; a view would keep those of the whole prompt
+        layer._refed = scores[:, start.seen - start.pad :].clone()
         layer._acts_from, layer._policy = start.acts_from, policy
         layer._limit = None  # slots, and recents per head, from the first token of the answer on
         layer._recents = None

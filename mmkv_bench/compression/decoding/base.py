@@ -52,6 +52,10 @@ class Start:
         """int64 ``[Hkv, m]`` logical index of every kept slot, -1 = padding."""
         return (self.index + self.pad).masked_fill(self.index < 0, -1)
 
+    def room_until_evicting(self, over: int) -> int:
+        """Slots to reserve where every token of the answer costs an entry: `over` of them come before one goes."""
+        return min(self.reserve, self.acts_from - self.seen + over)
+
 
 class DecodePolicy(ABC):
     """Builds the layers that an answer is decoded from; they carry the policy's state (``CompressedLayer``'s hooks).

@@ -60,7 +60,8 @@ class Holding(DecodePolicy):
 
     def layer(self, start: Start) -> HeldLayer:
         rows = [(start.kept_key, start.kept_value, start.positions)]
-        layer = HeldLayer.from_rows(rows, start.seen, start.reserve)
+        room = start.reserve if self.hold == "ratio" else start.room_until_evicting(self.slack + 1)
+        layer = HeldLayer.from_rows(rows, start.seen, room)
         layer.begin(self, start)
         return layer
 
