@@ -148,9 +148,9 @@ def _outside(plain: Mapping[str, Any]) -> dict[str, Any]:
 
         return custom.parts(plain)
     if plain.get("base") == KVPRESS:
-        from mmkv_bench.compression.scorers.kvpress import PressScorer
+        from mmkv_bench.compression.scorers.kvpress import parts
 
-        return {"scorer": PressScorer(plain["press"] or "", plain["args"])}
+        return parts(plain)
     return {}
 
 

@@ -67,11 +67,12 @@ def no_hidden_excess(c: Compressor) -> str | None:
 
 def heads_that_compare(c: Compressor) -> str | None:
     from mmkv_bench.compression.allocators.head_pool import HeadPool
+    from mmkv_bench.compression.allocators.safeguard import Safeguard
 
-    if isinstance(c.allocator, HeadPool) and not c.scorer.comparable:
+    if isinstance(c.allocator, HeadPool | Safeguard) and not c.scorer.comparable:
         return (
-            f"HeadPool gives entries to the heads with the larger scores, and those of {_name(c.scorer)} do not tell heads "
-            "apart; allowed: scorers of attention, votes or keys, or the allocator Uniform"
+            f"{_name(c.allocator)} gives entries to the heads with the larger scores, and those of {_name(c.scorer)} do not "
+            "tell heads apart; allowed: scorers of attention, votes or keys, or the allocator Uniform"
         )
     return None
 
@@ -171,12 +172,13 @@ def heads_evict_alike(c: Compressor) -> str | None:
     from mmkv_bench.compression.allocators.head_scores import HeadScores
     from mmkv_bench.compression.allocators.hybrid import Hybrid
     from mmkv_bench.compression.allocators.positive import PositiveOnly
+    from mmkv_bench.compression.allocators.safeguard import Safeguard
     from mmkv_bench.compression.reducers.lookm_merge import LookMMerge
 
     filtering = isinstance(c.reducer, LookMMerge) and c.reducer.sources == "misaligned"
     if c.scorer is None or not filtering or c.reducer.merge not in ("average", "weighted"):
         return None
-    if not isinstance(c.allocator, (HeadPool, HeadScores, Hybrid, PositiveOnly)):
+    if not isinstance(c.allocator, HeadPool | HeadScores | Hybrid | PositiveOnly | Safeguard):
         return None
     return (
         f"LookMMerge with sources=misaligned compares evicted tokens over heads, which have to evict as many, and "

@@ -26,6 +26,7 @@ class Compressing:
     Attributes:
         resident: per layer int64 `[B, Hkv]` entries, counted from the tensors right after their reduction; reachable,
             nbytes, host_nbytes: the same of `CompressedLayer`'s other counts.
+        fallbacks: per row, names of what could not be done; observed: the same, of what only the layers' scores told.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Compressing:
     def _reset(self) -> None:
         self.scores: dict[int, list[Tensor | None]] = {}
         self.summaries: list[dict[int, Tensor]] = []
+        self.observed: list[list[str]] = []
         self.fallbacks = []
         self._kept: dict[int, Tensor] = {}
         self._scaling: dict[int, float] = {}
@@ -62,7 +64,7 @@ class Compressing:
     def layer_done(self, prompt: Prompt, layer: int, observations: list[Observation]) -> None:
         if layer == 0:
             self._reset()
-            self.summaries = [{} for _ in observations]
+            self.summaries, self.observed = [{} for _ in observations], [[] for _ in observations]
         scores = []
         for row, observation in enumerate(observations):
             length, entries = prompt.length(row), self._entries(prompt, row)
@@ -74,6 +76,7 @@ class Compressing:
                 scores.append(None)
                 continue
             score = self.compressor.score(observation, entries, self.seed)
+            self.observed[row] += self.compressor.scorer.observed_fallbacks(observation, entries, self.seed)
             if self.needs.answer:
                 score = self.compressor.scorer.with_answer(score, self.answer and self.answer.mass(layer))
             scores.append(score)

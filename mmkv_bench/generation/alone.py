@@ -256,7 +256,8 @@ def _fill(
         result.window_effective = compressor.scorer.window_effective(entries, length)
         context = Context(entries, length, bool(strict), prompt.types[0, :length], made.summaries[0])
         known = compressor.answer_fallbacks(made.answer_steps)
-        result.fallback = list(dict.fromkeys([*result.fallback, *compressor.outcome(context), *known]))
+        found = [*made.observed[0], *compressor.outcome(context), *known]
+        result.fallback = list(dict.fromkeys([*result.fallback, *found]))
     # Counted from the tensors right after the reduction; a token that is fed again will take one entry per head.
     kept = [index[0] for index in output.session.kept()]
     result.kept = [(made.resident[layer][0] + strict).tolist() for layer in range(len(layers))]

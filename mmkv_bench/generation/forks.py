@@ -67,7 +67,8 @@ def plan(prefilled: Prefilled, cell: CellSpec, result: ForkResult) -> Fork:
         cell.entries(length), length, strict, prefilled.prompt.types[0], prefilled.summaries.get(summary) or {}
     )
     known = cell.compressor.answer_fallbacks(prefilled.answer_steps.get(cell.protocol, 0))
-    result.fallback = list(dict.fromkeys([*result.fallback, *cell.compressor.outcome(context), *known]))
+    found = [*prefilled.fallbacks[key], *cell.compressor.outcome(context), *known]
+    result.fallback = list(dict.fromkeys([*result.fallback, *found]))
     seconds = prefilled.score_seconds[key] + prefilled.score_seconds.get(summary, 0.0)
     return Fork(cell, index, result, seconds + time.perf_counter() - start)
 

@@ -58,6 +58,7 @@ class Recording:
                     self.allocators.setdefault(summary, cell)
                 self.needs = self.needs | cell.compressor.needs
         self.scores: dict[Hashable, list[Tensor]] = {key: [] for key in self.scorers}
+        self.fallbacks: dict[Hashable, list[str]] = {key: [] for key in self.scorers}
         self.summaries: dict[Hashable, dict[int, Tensor]] = {key: {} for key in self.allocators}
         self.failures: dict[Hashable, Exception] = {}
         self.seconds: dict[Hashable, float] = dict.fromkeys([*self.scorers, *self.allocators], 0.0)
@@ -66,8 +67,9 @@ class Recording:
         observation = observations[0]
         for key, cell in self._alive(self.scorers):
             with self._own_fault(key, layer):
-                score = cell.compressor.score(observation, cell.entries(observation.length), cell.seed)
-                self.scores[key].append(score)
+                entries = cell.entries(observation.length)
+                self.scores[key].append(cell.compressor.score(observation, entries, cell.seed))
+                self.fallbacks[key] += cell.compressor.scorer.observed_fallbacks(observation, entries, cell.seed)
         for key, cell in self._alive(self.allocators):
             with self._own_fault(key, layer):
                 summary = cell.compressor.allocator.summary(observation, cell.entries(observation.length), cell.seed)
@@ -103,6 +105,7 @@ class Prefilled:
         cache: batch 1, every layer holding all T tokens, with slack for new ones.
         logits: float32 `[V]` of the last prompt token.
         scalings: per layer, the factor of the attention scores.
+        fallbacks: of each score, what scorers found that they could not do, by name.
         answer_steps: protocol -> tokens fed after the prefill by `full`'s answer, where a scorer needs it.
         last_positions: position ids of the last prompt token as the text model received them, `[3|4, 1, 1]` or
             `[1, 1]`.
@@ -115,6 +118,7 @@ class Prefilled:
     scalings: list[float]
     scores: dict[Hashable, list[Tensor]]
     summaries: dict[Hashable, dict[int, Tensor]]
+    fallbacks: dict[Hashable, list[str]]
     failures: dict[Hashable, Exception]
     score_seconds: dict[Hashable, float]
     seconds: dict[str, float] = field(default_factory=dict)
@@ -174,6 +178,7 @@ def prefill(
         scalings=[module.scaling for module in session.attentions],
         scores=recording.scores,
         summaries=recording.summaries,
+        fallbacks=recording.fallbacks,
         failures=recording.failures,
         score_seconds=recording.seconds,
         seconds=seconds,

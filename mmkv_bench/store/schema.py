@@ -30,6 +30,8 @@ FALLBACKS = {
     "text_over_budget": "there is more text than a method that puts text first has entries for",
     "chunk_reduced": "hybridkv: the budget of a dynamic head is smaller than one chunk",
     "infeasible_allocation": "hybridkv: r asks for more than the budget; dynamic heads got less",
+    "press_reduced": "kvpress: the press gives its highest score to more entries (its window, its sinks) than the budget "
+    "holds; the last token and the latest of them stay",
     "context_end": "the answer was stopped where the model's context ends, before max_new_tokens",
     "oracle_no_answer_step": "oracle: the answer has no token that is decoded from the cache, so it knows nothing",
 }

@@ -12,8 +12,14 @@ import torch
 from transformers import DynamicCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from mmkv_bench.compression import presses
+from mmkv_bench.compression.allocators.safeguard import Safeguard
+from mmkv_bench.compression.allocators.uniform import Uniform
 from mmkv_bench.compression.budget import Budget
-from mmkv_bench.compression.scorers import kvpress as adapter
+from mmkv_bench.compression.compressor import Compressor
+from mmkv_bench.compression.reducers.evict import Evict
+from mmkv_bench.compression.scorers.kvpress import parts
+from mmkv_bench.compression.selectors.topk import TopK
 from mmkv_bench.compression.session import attach
 from mmkv_bench.errors import ConfigError, UnsupportedError
 from mmkv_bench.methods import build_compressor, settled
@@ -24,6 +30,7 @@ from tests.generation import common
 
 FAKE = Path(__file__).parent / "fake_kvpress"
 BUDGET = 12
+UNIFORM = {"_target_": "mmkv_bench.compression.allocators.uniform.Uniform"}
 installed = pytest.mark.skipif(importlib.util.find_spec("kvpress") is None, reason="kvpress is not installed")
 
 
@@ -31,6 +38,13 @@ def make(press: str, args: str = "{}", *overrides: str, method: str = "kvpress")
     own = [f"methods.kvpress.press={press}", f"methods.kvpress.args={args}"] if method == "kvpress" else []
     config = compose([f"method={method}", *own, *overrides])
     return build_compressor(method, config.methods[method], "paper", method_defaults([method])[method])
+
+
+def composed(press: str, /, **args):
+    """As `make`, of the method's defaults: without Hydra, which takes a second."""
+    plain = {"base": "kvpress", "press": press, "args": args, "allocator": UNIFORM}
+    own = {"allocator": Uniform()} | parts(plain)
+    return Compressor("kvpress", selector=TopK(recents=0), reducer=Evict(), **own)
 
 
 @pytest.fixture
@@ -51,6 +65,45 @@ def kept(family: str, compressor, budget: int, inputs=None) -> list[list[set[int
 
 
 # ---------------------------------------------------------------- with a stand-in for the library
+
+
+def test_composed_is_the_method(fake):
+    assert composed("LoudPress", first=1) == make("LoudPress", "{first: 1}")
+
+
+@pytest.mark.parametrize(
+    ("args", "wanted"),
+    [
+        ({"last": 8}, [-5, -4, -3, -2, -1]),
+        ({"first": 8}, [4, 5, 6, 7, -1]),
+        ({"first": 3, "last": 3}, [1, 2, -3, -2, -1]),
+    ],
+)
+def test_of_what_a_press_keeps_in_any_case_the_last_stays_and_the_row_says_so(fake, args, wanted):
+    """More entries with the press's highest score than the budget holds, plain and with heads that share a budget."""
+    family, model = "llava_next", zoo.model("llava_next")
+    length = zoo.prompt(family)["input_ids"].shape[1]
+    plain = composed("EdgesPress", **args)
+    pooled = composed("AdaKVPress", press={"press": "EdgesPress", **args})
+    assert pooled.allocator == Safeguard(0.2) and plain.allocator != pooled.allocator
+    for made in (plain, pooled):
+        assert all(head == {i % length for i in wanted} for layer in kept(family, made, 5) for head in layer)
+    cells = [
+        common.cell(made, budget, protocol, name=f"{made.allocator}/{budget}/{protocol}")
+        for made in (plain, pooled)
+        for protocol in common.PROTOCOLS
+        for budget in (5, BUDGET)
+    ]
+    results = common.assert_forks_equal_alone(model, family, common.encoded(family), cells)
+    assert [result.fallback for result in results] == [["press_reduced"], []] * 6
+    assert all(result.entries_resident == result.entries_asked for result in results)
+
+
+def test_a_press_that_divides_the_budget_takes_no_other_allocator(fake):
+    pool = "methods.kvpress.allocator._target_=mmkv_bench.compression.allocators.head_pool.HeadPool"
+    assert type(make("LoudPress", "{}", pool).allocator).__name__ == "HeadPool"
+    with pytest.raises(ConfigError, match="HeadPool, and kvpress' AdaKVPress divides the budget itself"):
+        make("AdaKVPress", "{press: LoudPress}", pool)
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "llava_next"])
@@ -79,7 +132,7 @@ def test_forks_equal_runs_of_their_own_under_every_protocol(fake):
 
 def test_the_import_changes_no_attention_function(fake):
     before = dict(ALL_ATTENTION_FUNCTIONS.items())
-    adapter.load()
+    presses.load()
     assert dict(ALL_ATTENTION_FUNCTIONS.items()) == before
 
 
@@ -108,6 +161,14 @@ def test_the_identity_holds_the_version_and_every_argument(fake):
     }
     assert of("{first: 3}") != of("{}")
 
+    def around(inner):
+        return settled({"base": "kvpress"}, composed("AroundPress", press=inner))
+
+    one, other = {"press": "LoudPress", "power": 1}, {"press": "LoudPress", "args": {"first": 2}}
+    assert around("LoudPress") == around(one) == around(other)
+    assert around("LoudPress")["args"]["press"] == {"press": "LoudPress", "args": {"first": 2, "power": 1.0}}
+    assert around({"press": "LoudPress", "first": 3}) != around("LoudPress")
+
 
 @pytest.mark.parametrize(("args", "tuned"), [("{}", False), ("{power: 1}", False), ("{power: 2}", True)])
 def test_a_press_is_tuned_when_its_arguments_are_not_its_defaults(fake, args, tuned):
@@ -124,11 +185,15 @@ def test_a_press_is_tuned_when_its_arguments_are_not_its_defaults(fake, args, tu
         ("torch", "{}", "no press 'torch'"),
         ("os.system", "{}", "no press"),
         ("ScorerPress", "{}", "it is a base class"),
+        ("QFilterPress", "{}", "it reads filters of the hub"),
         ("TablePress", "{}", "it loads tables or weights"),
         ("HookPress", "{}", "it has a hook of its own"),
         ("DrivePress", "{}", "it drives the model itself"),
         ("MergePress", "{}", "instead of scoring entries"),
-        ("AdaKVPress", "{}", "method=adakv evicts where this press only masks"),
+        ("AdaKVPress", "{press: DivePress}", "no press 'DivePress'; did you mean 'DicePress'"),
+        ("AdaKVPress", "{press: {first: 2}}", "allowed: a press's name, {press:"),
+        ("AdaKVPress", "{press: {press: AdaKVPress}}", "has no score that AdaKVPress could read"),
+        ("AdaKVPress", "{press: LoudPress, alpha_safeguard: 2}", "alpha is 2"),
         ("LoudPress", "{frist: 1}", "no argument 'frist'; did you mean 'first'"),
         ("LoudPress", "{compression_ratio: 0.5}", "is what the budget says"),
         ("AroundPress", "{}", "cannot be built: TypeError"),
@@ -190,12 +255,8 @@ PRESSES = {
 TEXT_ONLY = {"ExpectedAttentionPress"}  # the library counts positions on one axis, which mrope's are not
 
 
-def in_yaml(args: dict) -> str:
-    return "{" + ", ".join(f"{key}: {value}" for key, value in args.items()) + "}"
-
-
 def by_the_library(family: str, press, inputs) -> list[list[set[int]]]:
-    """The tokens that kvpress' own hook leaves in a stock cache, found again by their keys."""
+    """The tokens that kvpress' own hook leaves in a stock cache, found again by their keys, short of those that it masks."""
     model, full, pruned = zoo.model(family), DynamicCache(), DynamicCache()
     text = model.get_decoder()
 
@@ -204,6 +265,7 @@ def by_the_library(family: str, press, inputs) -> list[list[set[int]]]:
         return args, dict(options, cache_position=torch.arange(seen, seen + options["hidden_states"].shape[1]))
 
     hooks = [layer.self_attn.register_forward_pre_hook(position, with_kwargs=True) for layer in text.layers]
+    masked = []
     try:
         with torch.no_grad():
             model(**inputs, past_key_values=full, use_cache=True)
@@ -214,11 +276,16 @@ def by_the_library(family: str, press, inputs) -> list[list[set[int]]]:
             hook.remove()
         for layer in text.layers:
             del layer.self_attn.rotary_emb
+            masked.append(vars(layer.self_attn).pop("masked_key_indices", None))
     found = []
-    for whole, rest in zip(full.layers, pruned.layers, strict=True):
+    for whole, rest, mask in zip(full.layers, pruned.layers, masked, strict=True):
         same = (rest.keys[0][:, :, None] == whole.keys[0][:, None]).all(-1)
         assert bool((same.sum(-1) == 1).all()), "every kept key is one of the prompt's"
-        found.append([set(row.tolist()) for row in same.int().argmax(-1)])
+        heads = [set(row.tolist()) for row in same.int().argmax(-1)]
+        gone = [] if mask is None else zip(mask[1].tolist(), mask[2].tolist(), strict=True)
+        for head, token in gone:
+            heads[head].remove(token)
+        found.append(heads)
     return found
 
 
@@ -228,10 +295,45 @@ def by_the_library(family: str, press, inputs) -> list[list[set[int]]]:
 def test_the_same_entries_stay_as_under_the_librarys_own_hook(name, family):
     if name in TEXT_ONLY and family != "llama":
         pytest.skip("the library's positions are not the model's")
-    library, inputs = adapter.load(), zoo.prompt(family)
-    length = inputs["input_ids"].shape[1]
-    press = getattr(library, name)(compression_ratio=1 - (BUDGET + 0.5) / length, **PRESSES[name])
-    assert kept(family, make(name, in_yaml(PRESSES[name])), BUDGET) == by_the_library(family, press, inputs)
+    library, inputs = presses.load(), zoo.prompt(family)
+    press = getattr(library, name)(compression_ratio=ratio(inputs), **PRESSES[name])
+    assert kept(family, composed(name, **PRESSES[name]), BUDGET) == by_the_library(family, press, inputs)
+
+
+def ratio(inputs) -> float:
+    return 1 - (BUDGET + 0.5) / inputs["input_ids"].shape[1]
+
+
+WRAPPERS = {
+    "AdaKVPress": ({}, {"alpha_safeguard": 0.0}, {"alpha_safeguard": 0.5}),
+    "CriticalKVPress": ({}, {"first_stage_ratio": 0.25}),
+    "CriticalAdaKVPress": ({}, {"alpha_safeguard": 0.5, "first_stage_ratio": 0.25}, {"first_stage_ratio": 0.0}),
+}
+
+
+@installed
+@pytest.mark.parametrize("family", ["llama", "llava_next"])  # the library reads a head_dim that Qwen2.5-VL leaves out
+@pytest.mark.parametrize("name", sorted(WRAPPERS))
+def test_wrappers_leave_what_the_librarys_masks_leave(name, family):
+    """Of a press with scores of attention and of one with negative scores, with the same total in every layer."""
+    library, inputs = presses.load(), zoo.prompt(family)
+    for inner, own in (("SnapKVPress", {"window_size": 4}), ("KnormPress", {})):
+        for args in WRAPPERS[name]:
+            press = getattr(library, name)(getattr(library, inner)(ratio(inputs), **own), **args)
+            theirs = by_the_library(family, press, inputs)
+            ours = kept(family, composed(name, press={"press": inner, **own}, **args), BUDGET)
+            assert ours == theirs, (inner, args)
+            assert {sum(map(len, layer)) for layer in ours} == {BUDGET * len(ours[0])}
+    assert name == "CriticalKVPress" or any(len(head) != BUDGET for layer in ours for head in layer), "heads differ"
+
+
+@installed
+def test_a_wrapper_in_a_wrapper_is_the_librarys():
+    family, library, inputs = "llama", presses.load(), zoo.prompt("llama")
+    theirs = library.AdaKVPress(library.CriticalKVPress(library.TOVAPress(ratio(inputs)), first_stage_ratio=0.25))
+    inner = {"press": "CriticalKVPress", "args": {"press": "TOVAPress", "first_stage_ratio": 0.25}}
+    ours = composed("AdaKVPress", press=inner)
+    assert kept(family, ours, BUDGET) == by_the_library(family, theirs, inputs)
 
 
 OURS = {
@@ -256,20 +358,46 @@ def test_our_own_methods_keep_what_their_presses_keep(press, family):
 
 
 @installed
-def test_every_press_that_only_scores_answers_under_every_protocol():
-    family = "qwen2_5_vl"
-    names = adapter.usable(adapter.load())
-    assert set(PRESSES) | {"RandomPress"} <= set(names)
-    args = {name: in_yaml(PRESSES.get(name, {})) for name in names} | {"CriticalKVPress": "{press: KnormPress}"}
-    cells = [common.cell(make(n, args[n]), BUDGET, p, name=f"{n}/{p}") for n in names for p in common.PROTOCOLS]
+def test_every_export_is_carried_under_every_protocol_or_refused_by_name_with_a_reason():
+    library, family = presses.load(), "qwen2_5_vl"
+    exported = {n: v for n, v in vars(library).items() if n in library.__all__ and isinstance(v, type)}
+    found = {name for name, cls in exported.items() if issubclass(cls, library.BasePress)}
+    assert found == set(presses.presses(library)) and len(found) >= 45
+    names = presses.usable(library)
+    assert set(PRESSES) | set(WRAPPERS) | {"RandomPress"} <= set(names)
+    args = PRESSES | dict.fromkeys(WRAPPERS, {"press": "KnormPress"})
+    made = {name: composed(name, **args.get(name, {})) for name in names}
+    cells = [common.cell(made[n], BUDGET, p, name=f"{n}/{p}") for n in names for p in common.PROTOCOLS]
     results = common.assert_forks_equal_alone(zoo.model(family), family, common.encoded(family), cells)
     assert {result.entries_resident for result in results} == {results[0].entries_asked}
+    for name in sorted(found - set(names)):
+        with pytest.raises(UnsupportedError, match=f"{name} is not a press that can be carried here: it ") as refused:
+            composed(name)
+        base = name in ("BasePress", "ScorerPress")
+        assert base or presses.REFUSED[name] in str(refused.value), "a reason of its own"
+    assert set(presses.REFUSED) <= found, "no reason is kept for what is not there"
 
 
 @installed
-@pytest.mark.parametrize(
-    "name", ["AdaKVPress", "PyramidKVPress", "ComposedPress", "ChunkKVPress", "QFilterPress", "ObservedAttentionPress"]
-)
-def test_presses_that_do_more_than_score_are_refused(name):
-    with pytest.raises(UnsupportedError, match="is not a press that only scores"):
-        make(name)
+@pytest.mark.parametrize("press", ["SnapKVPress", "StreamingLLMPress"])
+def test_a_window_over_the_budget_is_reduced_to_its_last_tokens_by_name(press):
+    """The library leaves it to `topk` which entries of the window or the sinks stay."""
+    family, budget = "llava_next", 5
+    length = zoo.prompt(family)["input_ids"].shape[1]
+    own = {"SnapKVPress": {"window_size": 8}, "StreamingLLMPress": {"n_sink": 8}}[press]
+    wanted = {
+        "SnapKVPress": set(range(length - 5, length)),
+        "StreamingLLMPress": {4, 5, 6, 7, length - 1},
+    }[press]
+    plain, pooled = composed(press, **own), [composed(name, press={"press": press, **own}) for name in WRAPPERS]
+    for made in (plain, *pooled):
+        assert all(head == wanted for layer in kept(family, made, budget) for head in layer)
+    cells = [
+        common.cell(made, c, p, name=f"{i}/{c}/{p}")
+        for i, made in enumerate((plain, *pooled))
+        for p in common.PROTOCOLS
+        for c in (budget, BUDGET)
+    ]
+    results = common.assert_forks_equal_alone(zoo.model(family), family, common.encoded(family), cells)
+    assert [result.fallback for result in results] == [["press_reduced"], []] * (len(results) // 2)
+    assert all(result.entries_resident == result.entries_asked for result in results)

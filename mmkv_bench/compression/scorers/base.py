@@ -68,6 +68,10 @@ class Scorer(ABC):
         """
         return ()
 
+    def observed_fallbacks(self, obs: Observation, budget: int, seed: int) -> tuple[str, ...]:
+        """As ``fallbacks``, of one layer of a prompt longer than the budget: what only its scores tell."""
+        return ()
+
     def check_layers(self, layers: int) -> None:  # noqa: B027 - most parameters fit every model
         """Raise ConfigError when the parameters do not fit a model of so many layers; asked before any work."""
 

@@ -2,59 +2,51 @@
 
 from __future__ import annotations
 
-import inspect
 import json
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from mmkv_bench.compression import presses
+from mmkv_bench.compression.allocators.safeguard import Safeguard
 from mmkv_bench.compression.observation import Needs
 from mmkv_bench.compression.scorers.base import Scorer
-from mmkv_bench.errors import ConfigError, UnsupportedError, nearest
+from mmkv_bench.errors import ConfigError, UnsupportedError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from mmkv_bench.compression.allocators.base import Allocator
     from mmkv_bench.compression.observation import Observation
 
-CHECKED = ("0.4.3", "0.5.3", "0.5.5")
-"""Versions whose presses were run beside the pinned torch and transformers."""
-_INSTALL = f"pip install 'mmkv-bench[kvpress]' && pip install --no-deps kvpress=={CHECKED[-1]}"
-_HINTS = {
-    "AdaKVPress": "method=adakv evicts where this press only masks",
-    "CriticalAdaKVPress": "method=adakv evicts where this press only masks",
-    "PyramidKVPress": "method=pyramidkv divides the budget among layers",
-    "ObservedAttentionPress": "it wants the whole T x T attention; method=h2o sums its columns in O(T) memory",
-}
-_OVERRIDES = {
-    "__call__": "it drives the model itself, with passes or tables of its own",
-    "forward_hook": "it has a hook of its own, which decodes, masks or composes",
-    "compress": "it changes keys and values, or divides the budget, instead of scoring entries",
-    "post_init_from_model": "it loads tables or weights for each model",
-}
-_RATIO = "compression_ratio"
+_ARGS = "methods.kvpress.args"
+_UNIFORM = {"_target_": "mmkv_bench.compression.allocators.uniform.Uniform"}
+"""The allocator of `conf/method/kvpress.yaml`."""
 
 
 @dataclass(frozen=True)
 class PressScorer(Scorer):
-    """The score of any press of kvpress that only scores: `ScorerPress` subclasses whose hook and `compress` are the
-    library's common ones.
+    """The score of a press of kvpress: any `ScorerPress` whose hook and `compress` are the library's common ones, and those
+    that mask by a score, `AdaKVPress` and `CriticalAdaKVPress`.
 
     The press is given what its hook would get in a prefill (module, hidden states, keys, values, position embeddings);
     it evicts nothing. Entries are then chosen by this package's allocator and selector and really evicted, with exact
-    totals: `compression_ratio` is set so that `int(T * (1 - ratio))` is C, for presses whose score depends on it.
+    totals: `compression_ratio` is set so that `int(T * (1 - ratio))` is C, for presses whose score depends on it. The two
+    that mask divide C * Hkv among a layer's heads (`allocator`).
 
     Args:
         press: class name in `kvpress`, such as `KnormPress`.
         args: its constructor's arguments but `compression_ratio`. A press inside a press is a class name, or
-            `{press: <name>, <argument>: <value>}`.
+            `{press: <name>, <argument>: <value>}`, or `{press: <name>, args: {<argument>: <value>}}`.
 
-    Where this is not the library's own run: scores are read as float32, ties go to the lower index (kvpress leaves them to
-    `topk`), `torch`'s random stream is seeded per sample, layer and seed, queries have the module's query norm in every family
-    (kvpress knows Qwen3 and Gemma3 only), and positions behind the prompt are the model's own, under mrope too (kvpress counts
-    1-D positions). Refused, with the reason: presses that mask, merge, decode, compose, divide the budget, or load tables.
+    Fallback `press_reduced`: presses give what they keep in any case, an observation window or sinks, their highest score;
+    where that are more entries than C, the library leaves it to `topk` which of them stay, and the prompt's last token may
+    go. Here the last token and the latest others of them stay, as with sinks and recents of this package's methods.
+
+    Where this is not the library's own run: scores are read as float32, other ties go to the lower index (kvpress leaves them
+    to `topk`), `torch`'s random stream is seeded per sample, layer and seed, queries have the module's query norm in every
+    family (kvpress knows Qwen3 and Gemma3 only), and positions behind the prompt are the model's own, under mrope too (kvpress
+    counts 1-D positions). The others are refused with the reason (`presses.py`).
     """
 
     press: str
@@ -63,14 +55,16 @@ class PressScorer(Scorer):
     needs = Needs(states=True)
 
     def __post_init__(self) -> None:
-        library = load()
+        library = presses.load()
         if not self.press:
             raise ConfigError(
-                f"method=kvpress needs a press; allowed: methods.kvpress.press=<name>, one of {', '.join(usable(library))}"
+                "method=kvpress needs a press; allowed: methods.kvpress.press=<name>, one of "
+                f"{', '.join(presses.usable(library))}"
             )
-        made = _build(library, self.press, self.args, "methods.kvpress.args")
-        object.__setattr__(self, "_text", json.dumps(_effective(type(made), self.args), sort_keys=True))
-        object.__setattr__(self, "_draws", _draws(library, made))
+        made = presses.build(library, self.press, self.args, _ARGS)
+        text = json.dumps(presses.effective(library, self.press, self.args), sort_keys=True)
+        object.__setattr__(self, "_text", text)
+        object.__setattr__(self, "_draws", presses.draws(library, made))
 
     def __hash__(self) -> int:
         return hash((self.press, self._text))
@@ -83,7 +77,12 @@ class PressScorer(Scorer):
     @property
     def origin(self) -> dict[str, Any]:
         """What a cell's identity says of the code that runs: the library's version and all arguments of the press."""
-        return {"args": json.loads(self._text), "kvpress": version()}
+        return {"args": json.loads(self._text), "kvpress": presses.version()}
+
+    @property
+    def allocator(self) -> Allocator | None:
+        """How a press that masks divides a layer's budget among its heads; None for presses that only score."""
+        return Safeguard(json.loads(self._text)["alpha_safeguard"]) if self.press in presses.POOLED else None
 
     def key(self, budget: int, length: int) -> tuple:
         return (self.press, self._text, budget)
@@ -91,8 +90,44 @@ class PressScorer(Scorer):
     def score(self, obs: Observation, budget: int, seed: int) -> Tensor:
         import torch
 
-        made = _build(load(), self.press, self.args, "methods.kvpress.args")
+        library, made = presses.load(), self._made(obs, budget)
+        scoring = made.press if self.press in presses.POOLED else made
+        wraps = len(presses.chain(library, scoring)) > 1
+        score = self._ask(obs, scoring, seed) if wraps else self._innermost(obs, budget, seed)
+        if self.press == presses.CRITICAL_ADA:
+            score = _critical_ada(library, made, score, self.allocator, obs, budget)
+        protected = self._protected(obs, budget, seed)
+        over = protected.sum(-1, keepdim=True) > budget
+        stay = _latest(protected, budget)
+        score = torch.where(over & stay, score.amax(-1, keepdim=True), score)
+        return torch.where(over & protected & ~stay, score.amin(-1, keepdim=True), score)
+
+    def observed_fallbacks(self, obs: Observation, budget: int, seed: int) -> tuple[str, ...]:
+        over = self._protected(obs, budget, seed).sum(-1) > budget
+        return ("press_reduced",) if bool(over.any()) else ()
+
+    def _made(self, obs: Observation, budget: int) -> Any:
+        made = presses.build(presses.load(), self.press, self.args, _ARGS)
         made.compression_ratio = 1 - (budget + 0.5) / obs.length
+        return made
+
+    def _protected(self, obs: Observation, budget: int, seed: int) -> Tensor:
+        """Bool ``[Hkv,T]``: the entries to which the press that scores gives one and the same highest score."""
+        scores = self._innermost(obs, budget, seed)
+        return scores == scores.amax(-1, keepdim=True)
+
+    def _innermost(self, obs: Observation, budget: int, seed: int) -> Tensor:
+        """Float32 ``[Hkv,T]``: the score of the press that all others work on."""
+
+        def ask() -> Tensor:
+            return self._ask(obs, presses.chain(presses.load(), self._made(obs, budget))[-1], seed)
+
+        return obs.memo(("kvpress", *self.key(budget, obs.length), seed), ask)
+
+    def _ask(self, obs: Observation, made: Any, seed: int) -> Tensor:
+        """Float32 ``[Hkv,T]``: what a press's own `score` says."""
+        import torch
+
         cos, sin = (part[None].to(obs.states.dtype) for part in obs.rotation)
         kwargs = {
             "hidden_states": obs.states[None],
@@ -114,6 +149,60 @@ class PressScorer(Scorer):
                 f"kvpress' {self.press} gave scores of shape {list(score.shape)}; allowed: {[1, *obs.key.shape[:2]]}"
             )
         return score[0].float()
+
+
+def parts(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """The parts that a press decides of `method=kvpress`: the scorer, and the allocator of a press that divides the budget.
+
+    Args:
+        plain: the method's effective node.
+
+    Raises:
+        ConfigError: the press cannot be carried, or it divides the budget and the configuration names another allocator.
+    """
+    scorer = PressScorer(plain["press"] or "", plain["args"] or {})
+    own, named = scorer.allocator, dict(plain["allocator"] or {})
+    if own is None:
+        return {"scorer": scorer}
+    if named != _UNIFORM:
+        raise ConfigError(
+            f"methods.kvpress.allocator={named.get('_target_')}, and kvpress' {scorer.press} divides the budget itself; "
+            "allowed: the method's own allocator, or a press that only scores"
+        )
+    return {"scorer": scorer, "allocator": own}
+
+
+def _latest(protected: Tensor, budget: int) -> Tensor:
+    """Bool like ``protected [Hkv,T]``: the last token, and the latest protected ones, ``budget`` in all where there are."""
+    wanted = protected.clone()
+    wanted[:, -1] = True
+    return wanted & (wanted.flip(-1).cumsum(-1).flip(-1) <= budget)
+
+
+def _critical_ada(
+    library: Any, made: Any, score: Tensor, allocator: Safeguard, obs: Observation, budget: int
+) -> Tensor:
+    """CriticalAdaKVPress's selection as a score ``[Hkv,T]`` in [0, 5].
+
+    Of each head's share (`allocator`) a part goes to the highest scores, the rest to the highest
+    ``(score + epsilon) * mean over g of ||W_O v||_1``. Those of the first part get 5, those of the second 2 to 3, all others
+    0 to 1, by that product: the `C * Hkv` highest are what the library leaves.
+    """
+    import torch
+
+    shares = allocator.layer(score, budget)[:, None]
+    first = (shares * made.first_stage_ratio).long().clamp_min(allocator.floor(budget))
+    norm = library.CriticalKVPress.vwl1norm(obs.value[None], _View(obs))[0].float()
+    product = (score + made.epsilon) * norm
+    chosen = _ranks(score) < first
+    rest = ~chosen & (_ranks(product.masked_fill(chosen, -torch.inf)) < shares - first)
+    span = (product.amax() - product.amin()).clamp_min(torch.finfo(product.dtype).tiny)
+    return torch.where(chosen, 5, (product - product.amin()) / span + 2 * rest)
+
+
+def _ranks(score: Tensor) -> Tensor:
+    """int64 like ``score``: the place of each entry among its head's, highest first, equal ones by rising index."""
+    return score.argsort(dim=-1, descending=True, stable=True).argsort(-1)
 
 
 class _View:
@@ -158,128 +247,3 @@ class _Config:
     def __getattr__(self, name: str) -> Any:
         config = self._module.config
         return getattr(config, name, self._module.head_dim) if name == "head_dim" else getattr(config, name)
-
-
-def load() -> ModuleType:
-    """The installed kvpress. What its import does to transformers' attention functions, for all models of the process, is
-    taken back: only its masking presses need that, and they are refused.
-
-    Raises:
-        ConfigError: it is not installed, or cannot be imported beside this package's versions.
-    """
-    if "kvpress" in sys.modules:
-        return sys.modules["kvpress"]
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-    before = dict(ALL_ATTENTION_FUNCTIONS.items())
-    try:
-        import kvpress
-    except ModuleNotFoundError as error:
-        if error.name == "kvpress":
-            raise ConfigError(
-                f"method=kvpress needs the package kvpress, which is not installed; run: {_INSTALL}"
-            ) from None
-        raise ConfigError(f"kvpress needs the package {error.name}, which is not installed; run: {_INSTALL}") from error
-    except Exception as error:  # noqa: BLE001 - another version's import may fail in any way
-        first = next(iter(str(error).splitlines()), "")
-        raise ConfigError(
-            f"kvpress cannot be imported beside this transformers ({type(error).__name__}: {first}); versions that can be: "
-            f"{', '.join(CHECKED)}; run: {_INSTALL}"
-        ) from error
-    finally:
-        for name, function in before.items():
-            if ALL_ATTENTION_FUNCTIONS[name] is not function:
-                ALL_ATTENTION_FUNCTIONS[name] = function
-    return kvpress
-
-
-def version() -> str:
-    """kvpress' version, which decides what its presses compute.
-
-    Raises:
-        ConfigError: the package has no metadata, so that rows could not say what made them.
-    """
-    from importlib.metadata import PackageNotFoundError
-    from importlib.metadata import version as installed
-
-    try:
-        return installed("kvpress")
-    except PackageNotFoundError:
-        raise ConfigError(f"kvpress has no version metadata; install it with pip: {_INSTALL}") from None
-
-
-def usable(library: ModuleType) -> list[str]:
-    """Names of the presses that only score, sorted."""
-    return sorted(name for name, cls in _presses(library).items() if _refusal(library, name, cls) is None)
-
-
-def _presses(library: ModuleType) -> dict[str, type]:
-    found = {name: value for name, value in vars(library).items() if inspect.isclass(value)}
-    return {name: cls for name, cls in found.items() if issubclass(cls, library.BasePress)}
-
-
-def _refusal(library: ModuleType, name: str, cls: type) -> str | None:
-    """Why a press cannot be used, None if it can."""
-    if cls in (library.BasePress, library.ScorerPress):
-        return "it is a base class"
-    if name in _HINTS:
-        return _HINTS[name]
-    for method, reason in _OVERRIDES.items():
-        common = getattr(library.ScorerPress, method)
-        if getattr(cls, method) is not common and not (method == "post_init_from_model" and _wraps(cls)):
-            return reason
-    return None if issubclass(cls, library.ScorerPress) else "it has no score of its own"
-
-
-def _wraps(cls: type) -> bool:
-    """Whether a press is made of another one, to which it passes the model on."""
-    return "press" in inspect.signature(cls).parameters
-
-
-def _build(library: ModuleType, name: str, args: Mapping[str, Any], where: str) -> Any:
-    known = _presses(library)
-    if name not in known:
-        raise ConfigError(f"kvpress {version()} has no press {name!r}; {nearest(str(name), usable(library))}")
-    reason = _refusal(library, name, known[name])
-    if reason is not None:
-        raise UnsupportedError(
-            f"kvpress' {name} is not a press that only scores: {reason}; allowed: {', '.join(usable(library))}"
-        )
-    accepted = inspect.signature(known[name]).parameters
-    if _RATIO in args:
-        raise ConfigError(f"{where}.{_RATIO} is what the budget says; write budget=<entries or fraction kept>")
-    for key in args:
-        if key not in accepted:
-            allowed = sorted(set(accepted) - {_RATIO})
-            raise ConfigError(
-                f"{where}: {name} has no argument {key!r}; {nearest(key, allowed) if allowed else 'it has none'}"
-            )
-    given = dict(args)
-    for key in [key for key in given if key == "press" or key.endswith("_press")]:
-        inner = {"press": given[key]} if isinstance(given[key], str) else dict(given[key])
-        given[key] = _build(library, inner.pop("press"), inner, f"{where}.{key}")
-    try:
-        return known[name](**given)
-    except Exception as error:  # noqa: BLE001 - a press asserts what it accepts
-        raise ConfigError(f"{where}: kvpress' {name} cannot be built: {type(error).__name__}: {error}") from error
-
-
-def _effective(cls: type, args: Mapping[str, Any]) -> dict[str, Any]:
-    """All plain arguments, defaults included; whole numbers given for real ones are real."""
-    found = {}
-    for key, parameter in inspect.signature(cls).parameters.items():
-        default = parameter.default
-        if key in args:
-            value = args[key]
-            real = isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool)
-            found[key] = float(value) if real else value
-        elif key != _RATIO and (default is None or isinstance(default, (bool, int, float, str))):
-            found[key] = default
-    return found
-
-
-def _draws(library: ModuleType, made: Any) -> bool:
-    classes = {type(made), *(type(value) for value in vars(made).values() if isinstance(value, library.BasePress))}
-    imported = {c for cls in classes for c in vars(inspect.getmodule(cls)).values() if inspect.isclass(c)}
-    own = {c for c in classes | imported if issubclass(c, library.BasePress)}
-    return any("torch.rand" in inspect.getsource(inspect.getmodule(c)) for c in own)

@@ -128,8 +128,40 @@ class MergePress(BasePress):
         raise AssertionError
 
 
-class AdaKVPress(BasePress):
+class _Masking(BasePress):
+    def __init__(self, press: ScorerPress, alpha_safeguard: float = 0.2):
+        assert isinstance(press, ScorerPress), "it wants a press that scores"
+        self.press, self.alpha_safeguard = press, alpha_safeguard
+
+    compression_ratio = AroundPress.compression_ratio
+
+    def post_init_from_model(self, model):
+        raise AssertionError("the adapter hands no model over")
+
+    def compress(self, module, hidden_states, keys, values, attentions, kwargs):
+        raise AssertionError("the adapter evicts by itself")
+
+
+class AdaKVPress(_Masking):
     """Named like one of the library's."""
+
+
+class QFilterPress(ScorerPress):
+    """Named like one of the library's, which reads filters of the hub."""
+
+
+@dataclass
+class EdgesPress(ScorerPress):
+    """The first and last tokens stay whatever happens, of the others those with a large first channel."""
+
+    first: int = 0
+    last: int = 0
+
+    def score(self, module, hidden_states, keys, values, attentions, kwargs):
+        score = keys[..., 0].abs()
+        score[:, :, : self.first] = score.max() + 1
+        score[:, :, keys.shape[2] - self.last :] = score.max() + (self.first == 0)
+        return score
 
 
 def _wrapped(function):

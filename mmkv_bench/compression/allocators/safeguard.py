@@ -1,0 +1,63 @@
+"""AdaKV as kvpress has it: one budget for a layer's KV heads, and a floor that every head's own best entries get."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mmkv_bench.compression.allocators.base import Allocator
+from mmkv_bench.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mmkv_bench.compression.context import Context
+
+
+@dataclass(frozen=True)
+class Safeguard(Allocator):
+    """The ``C * Hkv`` highest scores of a layer stay, whichever heads they are in, but every head keeps a floor.
+
+    With C entries per KV head, each head's ``floor`` highest scores stay first; what remains of the layer's budget goes to
+    the highest of all other scores (equal scores: lower head, then lower token, first). A layer holds exactly ``C * Hkv``
+    entries.
+
+    Args:
+        alpha: share of C that is every head's floor, in [0, 1]; rounded down, and at least one entry unless it is 0.
+
+    Source: kvpress's AdaKVPress (arXiv 2407.11550 as NVIDIA reads it). AdaKV's own algorithm mixes a floor with a credit,
+    which is ``HeadPool``: there a head's cap is ``alpha * C`` PLUS its part of the rest, here it is at least ``alpha * C``.
+    """
+
+    alpha: float = 0.2
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.alpha <= 1:
+            raise ConfigError(f"alpha is {self.alpha}; allowed: a share of the budget, 0 <= alpha <= 1")
+
+    def floor(self, budget: int) -> int:
+        """Entries that every head keeps, in kvpress's floating-point arithmetic."""
+        return max(min(budget, 1), int(budget * self.alpha)) if self.alpha > 0 else 0
+
+    def caps(
+        self,
+        scores: Sequence[Tensor],
+        budget: int,
+        layers: Sequence[int],
+        n_layers: int,
+        context: Context | None = None,
+    ) -> list[Tensor]:
+        return [self.layer(score, budget).cpu() for score in scores]
+
+    def layer(self, score: Tensor, budget: int) -> Tensor:
+        """int64 ``[Hkv]``, the caps of one layer with scores ``[Hkv, n]``, on the scores' device."""
+        import torch
+
+        heads, candidates = score.shape
+        if budget >= candidates:
+            return torch.full((heads,), candidates, dtype=torch.int64, device=score.device)
+        floor = self.floor(budget)
+        others = score.sort(dim=-1, descending=True, stable=True).values[:, floor:]
+        best = others.flatten().sort(descending=True, stable=True).indices[: heads * (budget - floor)]
+        return (best // others.shape[1]).bincount(minlength=heads) + floor

@@ -1,0 +1,239 @@
+"""The optional library kvpress: importing it, which of its presses can be carried, and building them from a configuration."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+from mmkv_bench.errors import ConfigError, UnsupportedError, nearest
+
+CHECKED = ("0.4.3", "0.5.3", "0.5.5")
+"""Versions whose presses were run beside the pinned torch and transformers."""
+_INSTALL = f"pip install 'mmkv-bench[kvpress]' && pip install --no-deps kvpress=={CHECKED[-1]}"
+RATIO = "compression_ratio"
+ADA, CRITICAL_ADA = "AdaKVPress", "CriticalAdaKVPress"
+POOLED = (ADA, CRITICAL_ADA)
+"""Presses that only mask in the library, and are carried as scores with an allocation of this package."""
+
+_HUB = "it reads {} of the hub, made for a few text models"
+_DECODING = "it evicts while the answer is decoded, from queries that a prefill does not have"
+_WITHIN = "it {}; its press can be named by itself"
+_REPLAY = (
+    "it scores with further passes over a repetition of the prompt, which placeholders of images cannot repeat (KVzip feeds "
+    "token ids alone)"
+)
+REFUSED = {
+    "BlockPress": _WITHIN.format(
+        "scores and evicts block by block, each block after the eviction of the one before it"
+    ),
+    "CAMPress": "it merges values while the answer is decoded",
+    "ChunkKVPress": _WITHIN.format("keeps whole chunks, the same in every head, instead of entries"),
+    "ChunkPress": _WITHIN.format("divides the budget evenly among pieces of the prompt and evicts in each by itself"),
+    "ComposedPress": "it evicts in steps, each after the eviction of the one before it, so that no score says what stays",
+    "CompressionRatioDecodingPress": _DECODING,
+    "DMSPress": _WITHIN.format("keeps what lies above a threshold, whatever the budget"),
+    "DecodingPress": _DECODING,
+    "DuoAttentionPress": _HUB.format("attention patterns"),
+    "EntropyGatedChunkKVPress": _WITHIN.format("keeps chunks, the same in every head, instead of entries"),
+    "ExpectedAttentionStatsPress": _HUB.format("query statistics")
+    + "; ExpectedAttentionPress measures the prompt's own",
+    "FastKVzipPress": _HUB.format("gates"),
+    "FinchPress": "it wants a delimiter token between context and question, which prompts of the benchmarks do not have",
+    "KVComposePress": "it scores with the whole attention of further passes over prompts that its caller writes",
+    "KVgradPress": _REPLAY + ", and through gradients of the model",
+    "KVzapPress": _HUB.format("surrogate models"),
+    "KVzipPress": _REPLAY,
+    "KeyRerotationPress": _WITHIN.format("rotates the kept keys to other positions"),
+    "LUKVPress": _HUB.format("budget curves"),
+    "MergingPress": _WITHIN.format("merges evicted values into kept ones"),
+    "ObservedAttentionPress": "it wants the whole T x T attention; method=h2o sums its columns in O(T) memory",
+    "PerLayerCompressionPress": _WITHIN.format("takes a list of ratios, one a layer, instead of a budget"),
+    "PrefillDecodingPress": _DECODING,
+    "PyramidKVPress": "it divides the budget among layers in the library's own way; method=pyramidkv does as its paper does",
+    "QFilterPress": _HUB.format("filters"),
+    "RestoreKVPress": _HUB.format("adapters"),
+    "SimLayerKVPress": "it keeps every entry of the layers that it does not call lazy, whatever the budget",
+    "ThinKPress": "it zeroes channels of the keys and evicts no entry",
+}
+"""Presses of the checked versions that cannot be carried, and why."""
+_OVERRIDES = {
+    "__call__": "it drives the model itself, with passes or tables of its own",
+    "forward_hook": "it has a hook of its own, which decodes, masks or composes",
+    "compress": "it changes keys and values, or divides the budget, instead of scoring entries",
+    "post_init_from_model": "it loads tables or weights for each model",
+}
+"""What gives presses away that no list names."""
+
+
+def load() -> ModuleType:
+    """The installed kvpress. What its import does to transformers' attention functions, for all models of the process, is
+    taken back: only the library's own masking needs that, and here entries are evicted.
+
+    Raises:
+        ConfigError: it is not installed, or cannot be imported beside this package's versions.
+    """
+    if "kvpress" in sys.modules:
+        return sys.modules["kvpress"]
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    before = dict(ALL_ATTENTION_FUNCTIONS.items())
+    try:
+        import kvpress
+    except ModuleNotFoundError as error:
+        if error.name == "kvpress":
+            raise ConfigError(
+                f"method=kvpress needs the package kvpress, which is not installed; run: {_INSTALL}"
+            ) from None
+        raise ConfigError(f"kvpress needs the package {error.name}, which is not installed; run: {_INSTALL}") from error
+    except Exception as error:  # noqa: BLE001 - another version's import may fail in any way
+        first = next(iter(str(error).splitlines()), "")
+        raise ConfigError(
+            f"kvpress cannot be imported beside this transformers ({type(error).__name__}: {first}); versions that can be: "
+            f"{', '.join(CHECKED)}; run: {_INSTALL}"
+        ) from error
+    finally:
+        for name, function in before.items():
+            if ALL_ATTENTION_FUNCTIONS[name] is not function:
+                ALL_ATTENTION_FUNCTIONS[name] = function
+    return kvpress
+
+
+def version() -> str:
+    """kvpress' version, which decides what its presses compute.
+
+    Raises:
+        ConfigError: the package has no metadata, so that rows could not say what made them.
+    """
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as installed
+
+    try:
+        return installed("kvpress")
+    except PackageNotFoundError:
+        raise ConfigError(f"kvpress has no version metadata; install it with pip: {_INSTALL}") from None
+
+
+def usable(library: ModuleType) -> list[str]:
+    """Names of the presses that can be carried, sorted."""
+    return sorted(name for name, cls in presses(library).items() if refusal(library, name, cls) is None)
+
+
+def presses(library: ModuleType) -> dict[str, type]:
+    """Every press that the library exports, by name."""
+    found = {name: value for name, value in vars(library).items() if inspect.isclass(value)}
+    return {name: cls for name, cls in found.items() if issubclass(cls, library.BasePress)}
+
+
+def refusal(library: ModuleType, name: str, cls: type) -> str | None:
+    """Why a press cannot be carried, None if it can."""
+    if cls in (library.BasePress, library.ScorerPress):
+        return "it is a base class"
+    if name in REFUSED or name in POOLED:
+        return REFUSED.get(name)
+    for method, reason in _OVERRIDES.items():
+        common = getattr(library.ScorerPress, method)
+        if getattr(cls, method) is not common and not (method == "post_init_from_model" and _wraps(cls)):
+            return reason
+    return None if issubclass(cls, library.ScorerPress) else "it has no score of its own"
+
+
+def _wraps(cls: type) -> bool:
+    """Whether a press is made of another one, to which it passes the model on."""
+    return "press" in inspect.signature(cls).parameters
+
+
+def build(library: ModuleType, name: str, args: Mapping[str, Any], where: str, inside: str = "") -> Any:
+    """The press of this name with these constructor arguments; a press inside it is built the same way.
+
+    Args:
+        where: what messages call the arguments; inside: the press that this one is an argument of.
+
+    Raises:
+        ConfigError: an unknown press or argument, or arguments that the press does not take; UnsupportedError: a press
+            that cannot be carried.
+    """
+    known = presses(library)
+    if name not in known:
+        raise ConfigError(f"kvpress {version()} has no press {name!r}; {nearest(str(name), usable(library))}")
+    reason = refusal(library, name, known[name])
+    if reason is not None:
+        raise UnsupportedError(
+            f"kvpress' {name} is not a press that can be carried here: {reason}; allowed: {', '.join(usable(library))}"
+        )
+    if inside and name in POOLED:
+        raise UnsupportedError(
+            f"kvpress' {name} divides the budget among heads and has no score that {inside} could read; allowed: "
+            f"{', '.join(other for other in usable(library) if other not in POOLED)}"
+        )
+    accepted = inspect.signature(known[name]).parameters
+    if RATIO in args:
+        raise ConfigError(f"{where}.{RATIO} is what the budget says; write budget=<entries or fraction kept>")
+    for key in args:
+        if key not in accepted:
+            allowed = sorted(set(accepted) - {RATIO})
+            raise ConfigError(
+                f"{where}: {name} has no argument {key!r}; {nearest(str(key), allowed) if allowed else 'it has none'}"
+            )
+    given = dict(args)
+    for key in filter(_is_press, args):
+        inner, own = _inner(args[key], f"{where}.{key}")
+        given[key] = build(library, inner, own, f"{where}.{key}", name)
+    try:
+        return known[name](**given)
+    except Exception as error:  # noqa: BLE001 - a press asserts what it accepts
+        raise ConfigError(f"{where}: kvpress' {name} cannot be built: {type(error).__name__}: {error}") from error
+
+
+def _is_press(key: str) -> bool:
+    return key == "press" or key.endswith("_press")
+
+
+def _inner(value: Any, where: str) -> tuple[str, dict[str, Any]]:
+    """Name and arguments of a press that is an argument."""
+    if isinstance(value, str):
+        return value, {}
+    if isinstance(value, Mapping) and isinstance(value.get("press"), str):
+        given = {key: item for key, item in value.items() if key != "press"}
+        return value["press"], dict(given["args"]) if isinstance(given.get("args"), Mapping) else given
+    raise ConfigError(
+        f"{where} is {value!r}; allowed: a press's name, {{press: <name>, <argument>: <value>}} or {{press: <name>, args: "
+        "{<argument>: <value>}}"
+    )
+
+
+def effective(library: ModuleType, name: str, args: Mapping[str, Any]) -> dict[str, Any]:
+    """All plain arguments, defaults included, of a press and of those that it is made of; whole numbers given for real
+    ones are real."""
+    found = {}
+    for key, parameter in inspect.signature(presses(library)[name]).parameters.items():
+        default = parameter.default
+        if key in args and _is_press(key):
+            inner, own = _inner(args[key], key)
+            found[key] = {"press": inner, "args": effective(library, inner, own)}
+        elif key in args:
+            value = args[key]
+            real = isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool)
+            found[key] = float(value) if real else value
+        elif key != RATIO and (default is None or isinstance(default, (bool, int, float, str))):
+            found[key] = default
+    return found
+
+
+def chain(library: ModuleType, made: Any) -> list[Any]:
+    """A press, the press that it works on, and so on to the one that scores by itself."""
+    found = [made]
+    while isinstance(getattr(found[-1], "press", None), library.BasePress):
+        found.append(found[-1].press)
+    return found
+
+
+def draws(library: ModuleType, made: Any) -> bool:
+    """Whether a press, or one that it is made of, draws random numbers."""
+    parts = {type(part) for press in chain(library, made) for part in (press, *vars(press).values())}
+    classes = {cls for cls in parts if issubclass(cls, library.BasePress)}
+    imported = {c for cls in classes for c in vars(inspect.getmodule(cls)).values() if inspect.isclass(c)}
+    own = {c for c in classes | imported if issubclass(c, library.BasePress)}
+    return any("torch.rand" in inspect.getsource(inspect.getmodule(c)) for c in own)
