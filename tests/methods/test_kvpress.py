@@ -317,7 +317,7 @@ WRAPPERS = {
 def test_wrappers_leave_what_the_librarys_masks_leave(name, family):
     """Of a press with scores of attention and of one with negative scores, with the same total in every layer."""
     library, inputs = presses.load(), zoo.prompt(family)
-    for inner, own in (("SnapKVPress", {"window_size": 4}), ("KnormPress", {})):
+    for inner, own in (("SnapKVPress", {"window_size": 4}), ("KeyDiffPress", {})):
         for args in WRAPPERS[name]:
             press = getattr(library, name)(getattr(library, inner)(ratio(inputs), **own), **args)
             theirs = by_the_library(family, press, inputs)
