@@ -17,7 +17,7 @@ ifneq ($(PIP_INDEX_URL),)
 export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 
-.PHONY: help bench test test-dispatch lint docs results matrix bench-statistics bench-fork bench-methods check-platforms lock
+.PHONY: help bench test test-dispatch lint docs results matrix bench-statistics bench-fork bench-methods simulate check-platforms lock
 
 help:
 	@echo "make bench             install if needed, run mmshift at 64 entries and experiment=demo on the embedded model"
@@ -30,6 +30,7 @@ help:
 	@echo "make bench-statistics  time and peak memory of the streaming attention statistics"
 	@echo "make bench-fork        cost of 21 cells with one shared prefill"
 	@echo "make bench-methods     time and extra memory of every method on one layer, beside its attention"
+	@echo "make simulate          how often bold, ranks and separated pairs are wrong, in 1,000 made-up columns of each kind"
 	@echo "make docs              write docs/methods.md, datasets.md and models.md from the files in conf/"
 	@echo "make check-platforms   does the lock install on Linux, macOS and Windows, Python 3.11 to 3.14; downloads nothing"
 	@echo "make lock              resolve requirements.lock anew from pyproject.toml"
@@ -83,6 +84,9 @@ bench-fork: $(STAMP)
 
 bench-methods: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -P benchmarks/methods.py
+
+simulate: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m mmkv_bench.tables.simulate
 
 docs: $(STAMP)
 	$(BIN)/python -m mmkv_bench.planning.methods_page

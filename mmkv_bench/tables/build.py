@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
-from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.tables.audit import Answers, Audit
-from mmkv_bench.tables.compare import Pair, correct, paired
+from mmkv_bench.tables.compare import columns
 from mmkv_bench.tables.free import share
 from mmkv_bench.tables.gates import find, verdict
 from mmkv_bench.tables.intervals import Aggregator
-from mmkv_bench.tables.known import FIDELITY, PARSE_FAILED, Pooled, is_share, lower_is_better, upstream
+from mmkv_bench.tables.known import FIDELITY, PARSE_FAILED, upstream
 from mmkv_bench.tables.metrics import aggregate, aggregator_of, headlines
 from mmkv_bench.tables.rows import BASELINE, CONTEXT, Rows, check, choose, latest, missing, with_limits
-from mmkv_bench.tables.scores import Scores, Sheet, align, common_samples
+from mmkv_bench.tables.scores import Scores, Sheet, common_samples
 from mmkv_bench.tables.sweep import Group, Sweep
 from mmkv_bench.tables.table import Entry, Table
 
@@ -138,8 +137,8 @@ def _table(sweep: Sweep, metric: str, parts: _Parts) -> Table:
     begun = {label for label, _ in (*entries, *waiting)}  # cells are stored before their first answer is
     methods = tuple(method for method in sweep.methods if method.label in begun)
     budgets = tuple(sorted({budget for _, budget in entries if budget}, key=Decimal))
-    table = Table(sweep.context, metric, sweep.axis, budgets, methods, entries, waiting)
-    table.pairs = _pairs(table, aggregator)
+    table = Table(sweep.context, metric, sweep.axis, budgets, methods, entries, waiting, aggregator=aggregator)
+    table.columns = columns(table)
     table.free = _free(sweep, table, parts.full)
     table.calibrations = {method.label: sweep.calibrations[method.label] for method in methods if method.calibrated}
     table.gate = _gate(sweep, table)
@@ -196,16 +195,3 @@ def _judge(row: Mapping[str, Any]) -> str:
         "several temperatures" if missing(row["judge_temperature"]) else f"temperature {row['judge_temperature']:g}"
     )
     return f"{row['judge']} ({temperature}, prompts {prompts})"
-
-
-def _pairs(table: Table, aggregator: Aggregator | None) -> list[Pair]:
-    compared = []
-    for budget in table.budgets or ("",):
-        present = [method.label for method in table.methods if table.entry(method.label, budget)]
-        for a, b in combinations(present, 2):
-            both = table.entry(a, budget).scores, table.entry(b, budget).scores
-            scores = align(*both, parts=isinstance(aggregator, Pooled))
-            difference = paired(*scores, table.dataset, aggregator, share=is_share(table.metric))
-            if difference is not None:
-                compared.append((budget, a, b, difference))
-    return correct(compared, falling=lower_is_better(table.metric))

@@ -144,8 +144,8 @@ def bootstrap_statistics(
 def percentile_ends(statistics: np.ndarray, alpha: float) -> tuple[float, float]:
     """Percentile interval at level 1 - alpha, by order statistics of the draws.
 
-    It excludes a number exactly when `percentile_p` of that number is at most alpha. A level finer than the draws can
-    tell (alpha < 2 / (draws + 1)) gives an unbounded interval rather than one that claims too much.
+    A level finer than the draws can tell (alpha < 2 / (draws + 1)) gives an unbounded interval rather than one that claims
+    too much.
     """
     draws = len(statistics)
     skip = int(np.floor(alpha * (draws + 1) / 2 + 1e-9)) - 1
@@ -153,12 +153,6 @@ def percentile_ends(statistics: np.ndarray, alpha: float) -> tuple[float, float]
         return -np.inf, np.inf
     ordered = np.sort(statistics)
     return float(ordered[skip]), float(ordered[draws - 1 - skip])
-
-
-def percentile_p(statistics: np.ndarray, null: float = 0.0) -> float:
-    """Two-sided bootstrap p-value of `null`: twice the smaller share of draws on either side, both counts plus one."""
-    tail = min(int(np.sum(statistics <= null)), int(np.sum(statistics >= null)))
-    return min(1.0, 2 * (tail + 1) / (len(statistics) + 1))
 
 
 def interval(

@@ -20,9 +20,11 @@ class Pooled:
     """An aggregate that is a function of sums over samples.
 
     function: totals float64 [..., k] -> aggregate [...]. Called with the parts of samples [n, k] it gives the number.
+    ratio: it is exp of the first part's total over the second's; two of them are compared by their logarithms.
     """
 
     function: Callable[[np.ndarray], np.ndarray]
+    ratio: bool = False
 
     def __call__(self, parts: np.ndarray) -> float:
         return float(self.function(parts.sum(axis=0)))
@@ -153,7 +155,7 @@ METEOR = Pooled(_meteor)
 
 
 # Over parts [2]: the negative log-likelihoods of a reference's tokens summed, and how many tokens they are.
-PERPLEXITY = Pooled(lambda totals: np.exp(totals[..., 0] / np.maximum(totals[..., 1], 1.0)))
+PERPLEXITY = Pooled(lambda totals: np.exp(totals[..., 0] / np.maximum(totals[..., 1], 1.0)), ratio=True)
 
 
 # DREAM-1K's F1 is of mean precision and mean recall. Over parts [3]: precision, recall and 1.

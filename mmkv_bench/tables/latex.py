@@ -4,8 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mmkv_bench.tables.compare import separated_pairs
 from mmkv_bench.tables.notes import BEFORE_CUT, OVER, PREFILL, caption, line_label, notes, title
-from mmkv_bench.tables.render import Text, entry_text, p_value, score, signed, span, towards_better
+from mmkv_bench.tables.render import (
+    PAIRS,
+    RANKS,
+    Text,
+    entry_text,
+    p_value,
+    rank_grid,
+    score,
+    signed,
+    span,
+    towards_better,
+)
 from mmkv_bench.tables.table import Table
 
 _SPECIAL = {
@@ -65,11 +77,24 @@ def _scores(table: Table, tables: Sequence[Table], intervals: bool) -> str:
             entries = [table.entry(method.label, budget) for budget in columns]
             cells = [score(entry.common) if entry else "" for entry in entries]
             lines.append(" & ".join([escape(line_label(method)), *cells]) + r" \\")
+    lines += _ranks(table, columns) if intervals else []
     lines += [r"\bottomrule", r"\end{tabular}"]
     remarks = notes(table)
     if remarks:
         lines.append(r"\par\smallskip\footnotesize\raggedright " + r" \\ ".join(map(escape, remarks)))
     return "\n".join([*lines, r"\end{table}", ""])
+
+
+def _ranks(table: Table, columns: Sequence[str]) -> list[str]:
+    grid = rank_grid(table)
+    if not grid:
+        return []
+    ranked = [bool(table.ranked(budget)) for budget in columns]
+    lines = [r"\midrule", rf"\multicolumn{{{len(columns) + 1}}}{{l}}{{{escape(RANKS)}}} \\"]
+    for label, *ranks in grid:
+        shown = iter(ranks)
+        lines.append(" & ".join([escape(label), *(next(shown) if known else "" for known in ranked)]) + r" \\")
+    return lines
 
 
 def _cell(text: Text) -> str:
@@ -81,17 +106,14 @@ def _cell(text: Text) -> str:
 
 def _pairs(table: Table) -> str:
     lines = [r"\begin{table}", r"\centering"]
-    about = f"{title(table)}. Paired differences whose interval, Holm-corrected within the table, excludes 0."
+    about = f"{title(table)}. {PAIRS}."
     lines += [rf"\caption{{{escape(about)}}}", r"\begin{tabular}{lllccc}", r"\toprule"]
     lines += [r"budget & better & worse & difference & $p$ (Holm) & $n$ \\", r"\midrule"]
-    for pair in table.pairs:
-        if pair.separated:
-            value, low, high = towards_better(pair)
-            difference = rf"{signed(value)} {{\scriptsize {span(low, high)}}}"
-            names = [escape(name) for name in (pair.budget or "all", pair.better, pair.worse)]
-            lines.append(
-                " & ".join([*names, difference, escape(p_value(pair.step.adjusted)), str(pair.difference.n)]) + r" \\"
-            )
+    for pair in separated_pairs(table):
+        value, low, high = towards_better(pair)
+        difference = rf"{signed(value)} {{\scriptsize {span(low, high)}}}"
+        names = [escape(name) for name in (pair.budget or "all", pair.better, pair.worse)]
+        lines.append(" & ".join([*names, difference, escape(p_value(pair.adjusted)), str(pair.n)]) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
 
 

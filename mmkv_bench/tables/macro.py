@@ -21,14 +21,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from mmkv_bench.errors import ConfigError, StoreError
-from mmkv_bench.tables.compare import paired
+from mmkv_bench.tables.compare import against
 from mmkv_bench.tables.gates import find_group, gates_of, verdict
-from mmkv_bench.tables.known import Pooled, is_share
-from mmkv_bench.tables.metrics import aggregator_of
 from mmkv_bench.tables.notes import FIXTURE
 from mmkv_bench.tables.render import aligned, score, signed, span
 from mmkv_bench.tables.rows import BASELINE, CONTEXT, Rows
-from mmkv_bench.tables.scores import align
 from mmkv_bench.tables.table import Entry, Table
 
 OF_ONE_DATASET = ("dataset", "dataset_fingerprint", "generation")  # in which the datasets of a group may differ
@@ -212,10 +209,8 @@ def _entries(tables: Mapping[str, Table], names: Sequence[str], label: str, budg
 
 
 def _difference(table: Table, a: Entry, b: Entry) -> Mean:
-    aggregator = aggregator_of(table.metric)
-    scores = align(a.scores, b.scores, parts=isinstance(aggregator, Pooled))
-    found = paired(*scores, table.dataset, aggregator, share=is_share(table.metric))
-    return Mean(found.value, *found.interval())
+    (found,) = against([a.scores], b.scores, table.metric, table.aggregator)
+    return Mean(found.value, found.low, found.high)
 
 
 def mean(parts: Sequence[Mean]) -> Mean:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mmkv_bench.errors import StoreError
-from mmkv_bench.tables.compare import paired
+from mmkv_bench.tables.compare import Difference, against
 from mmkv_bench.tables.intervals import NO_INTERVAL, Aggregator, interval
 from mmkv_bench.tables.known import Pooled, aggregate_of, is_share, lower_is_better
 from mmkv_bench.tables.rows import BASELINE, check, context_key, with_limits
-from mmkv_bench.tables.scores import Scores, Sheet, align
+from mmkv_bench.tables.scores import Scores, Sheet
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -54,15 +54,19 @@ def metrics_rows(
         other = full_of.setdefault(context_key(row), row["cell"])
         if other != row["cell"]:
             raise StoreError(f"Cells {other} and {row['cell']} are both `full` of the same context: one must go.")
+    differences = _differences(cells, scores, full_of, aggregators)
     rows = []
     for _, cell in cells.iterrows():
-        full = full_of.get(context_key(cell))
         for name, metric in sorted(key for key in scores if key[0] == cell["cell"]):
-            baseline = scores.get((full, metric)) if full not in (None, name) else None
             row = {"cell": name, "dataset": cell["dataset"], "metric": metric}
             aggregator = aggregator_of(metric, aggregators)
             row |= headline(scores[name, metric], cell["dataset"], aggregator, metric)
-            row |= _against(scores[name, metric], baseline, cell["dataset"], aggregator, metric)
+            difference = differences.get((name, metric), _NO_DIFFERENCE)
+            row |= {
+                "difference": difference.value,
+                "difference_low": difference.low,
+                "difference_high": difference.high,
+            }
             aggregate = lmms_eval.get((name, metric))
             row["lmms_eval"] = aggregate
             reason = reasons.get((name, metric), reasons.get(name))
@@ -135,16 +139,24 @@ def _require_parts(scores: Scores, dataset: str, aggregator: Aggregator | None) 
         )
 
 
-def _against(
-    scores: Scores, baseline: Scores | None, dataset: str, aggregator: Aggregator | None, metric: str
-) -> dict[str, Any]:
-    difference = None
-    if baseline is not None:
-        aligned = align(scores, baseline, parts=isinstance(aggregator, Pooled))
-        difference = paired(*aligned, dataset, aggregator, share=is_share(metric))
-    low, high = difference.interval() if difference else (None, None)
-    return {
-        "difference": difference.value if difference else None,
-        "difference_low": low,
-        "difference_high": high,
-    }
+def _differences(
+    cells: pd.DataFrame,
+    scores: Mapping[tuple[str, str], Scores],
+    full_of: Mapping[tuple[str, ...], str],
+    aggregators: Mapping[str, Aggregator] | None,
+) -> dict[tuple[str, str], Difference]:
+    """(cell, metric) -> the cell minus `full` of its context; all cells that have the same `full` at once."""
+    full = dict(zip(cells["cell"], (full_of.get(context_key(cell)) for _, cell in cells.iterrows()), strict=True))
+    groups: dict[tuple[str, str], list[str]] = {}
+    for cell, metric in scores:
+        if full[cell] not in (None, cell) and (full[cell], metric) in scores:
+            groups.setdefault((full[cell], metric), []).append(cell)
+    found = {}
+    for (baseline, metric), own in groups.items():
+        aggregator = aggregator_of(metric, aggregators)
+        values = against([scores[cell, metric] for cell in own], scores[baseline, metric], metric, aggregator)
+        found |= {(cell, metric): value for cell, value in zip(own, values, strict=True)}
+    return found
+
+
+_NO_DIFFERENCE = Difference(0, None, None, None)

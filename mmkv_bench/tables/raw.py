@@ -7,7 +7,7 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
-from mmkv_bench.tables.compare import Pair
+from mmkv_bench.tables.compare import Pair, every_pair
 from mmkv_bench.tables.table import Entry, Method, Table
 
 
@@ -25,12 +25,14 @@ def csv_cells(tables: Sequence[Table]) -> str:
 
 
 def csv_pairs(tables: Sequence[Table]) -> str:
-    """One line per two methods at a budget, separated or not; `low` and `high` are at Holm's level."""
-    return _csv([_pair(table, pair) for table in tables for pair in table.pairs])
+    """One line per two lines of a table at a budget. Of two that compete `low` and `high` are at Holm's level, of others, to
+    which `holm_level` and the columns beside it do not apply, at 95 %."""
+    return _csv([_pair(table, pair) for table in tables for pair in every_pair(table)])
 
 
 def _cell(table: Table, method: Method, budget: str, entry: Entry) -> dict[str, Any]:
     audit = entry.audit
+    rank = table.rank(method.label, budget) or (None, None)
     return {
         **table.context,
         "reading": method.reading,
@@ -52,6 +54,9 @@ def _cell(table: Table, method: Method, budget: str, entry: Entry) -> dict[str, 
         "value_common": entry.common,
         "n_common": len(table.common_ids),
         "best": budget != "" and method.label in table.best(budget),
+        "competes": budget in table.columns and method.label in table.columns[budget].names,
+        "rank_low": rank[0],
+        "rank_high": rank[1],
         "lmms_eval": entry.lmms_eval,
         "lmms_eval_ours": entry.lmms_eval_ours,
         "answers": audit.n,
@@ -73,15 +78,16 @@ def _pair(table: Table, pair: Pair) -> dict[str, Any]:
         "budget": pair.budget,
         "a": pair.a,
         "b": pair.b,
-        "n": pair.difference.n,
-        "difference": pair.difference.value,
+        "n": pair.n,
+        "difference": pair.difference,
         "low": pair.low,
         "high": pair.high,
-        "holm_level": pair.step.level,
-        "p": pair.difference.p,
-        "p_holm": pair.step.adjusted,
-        "test": pair.difference.kind,
-        "separated": pair.separated,
+        "p": pair.p,
+        "test": pair.test,
+        "compete": pair.compete,
+        "holm_level": pair.level,
+        "p_holm": pair.adjusted,
+        "separated": pair.better is not None if pair.compete else None,
         "better": pair.better,
     }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mmkv_bench.tables.compare import Pair
+from mmkv_bench.tables.compare import Pair, separated_pairs
 from mmkv_bench.tables.known import MEASURES
 from mmkv_bench.tables.notes import caption, line_label, marks, notes, pair_summary, title
 from mmkv_bench.tables.table import Entry, Method, Table
@@ -22,6 +22,8 @@ class Text:
 
 
 EMPTY = Text("")
+RANKS = "Ranks among those that compete (95%):"
+PAIRS = "Paired differences whose interval, Holm-corrected within the budget, excludes 0"
 
 
 def score(value: float | None) -> str:
@@ -77,6 +79,9 @@ def _markdown_table(table: Table, tables: Sequence[Table], intervals: bool, pair
     if not table.comparable and len(table.common_ids):
         common = [[line_label(m), *(_common(table.entry(m.label, b)) for b in columns)] for m in table.methods]
         blocks += [f"The same over the {len(table.common_ids)} samples ok in every cell:", aligned(header, common)]
+    ranks = rank_grid(table)
+    if ranks and intervals:
+        blocks += [RANKS, aligned(["method", *(budget for budget in columns if table.ranked(budget))], ranks)]
     remarks = notes(table)
     if remarks:
         blocks.append("\n".join(f"- {note}" for note in remarks))
@@ -94,6 +99,21 @@ def _common(entry: Entry | None) -> str:
     return score(entry.common) if entry else ""
 
 
+def rank_grid(table: Table) -> list[list[str]]:
+    """Name and ranks, as `2-5`, of every line that has one; a column for each budget at which there are ranks."""
+    budgets = [budget for budget in table.budgets if table.ranked(budget)]
+    grid = []
+    for method in table.methods:
+        ranks = [table.rank(method.label, budget) for budget in budgets]
+        if any(ranks):
+            grid.append([line_label(method), *(_rank(rank) for rank in ranks)])
+    return grid
+
+
+def _rank(rank: tuple[int, int] | None) -> str:
+    return "" if rank is None else "-".join(map(str, dict.fromkeys(rank)))
+
+
 def _markdown_pairs(table: Table) -> list[str]:
     header = ["budget", "better", "worse", "difference", "Holm interval", "Holm p", "n"]
     grid = [
@@ -103,22 +123,21 @@ def _markdown_pairs(table: Table) -> list[str]:
             pair.worse,
             signed(towards_better(pair)[0]),
             span(*towards_better(pair)[1:]),
-            p_value(pair.step.adjusted),
-            str(pair.difference.n),
+            p_value(pair.adjusted),
+            str(pair.n),
         ]
-        for pair in table.pairs
-        if pair.separated
+        for pair in separated_pairs(table)
     ]
     summary = "\n".join(f"- {line}" for line in pair_summary(table))
-    heading = "Paired differences whose interval, Holm-corrected within the table, excludes 0:"
+    heading = f"{PAIRS}:"
     return [heading, aligned(header, grid), summary] if grid else [heading + " none.", summary]
 
 
 def towards_better(pair: Pair) -> tuple[float, float, float]:
     """The better one's score minus the worse one's, with the ends of its interval."""
     if pair.better == pair.a:
-        return pair.difference.value, pair.low, pair.high
-    return -pair.difference.value, -pair.high, -pair.low
+        return pair.difference, pair.low, pair.high
+    return -pair.difference, -pair.high, -pair.low
 
 
 def aligned(header: Sequence[str], grid: Sequence[Sequence[str]]) -> str:

@@ -77,25 +77,6 @@ def common_samples(scores: Iterable[Scores]) -> np.ndarray:
     return np.flatnonzero(counts == len(every))
 
 
-def align(a: Scores, b: Scores, parts: bool = False) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(values of a, values of b, clusters) over the samples that both hold, in ascending id order.
-
-    parts: the samples' parts [m, k] instead of their values, NaN where the sample is not ok or has none.
-    """
-    _, of_a, of_b = np.intersect1d(a.samples, b.samples, assume_unique=True, return_indices=True)
-    if not parts:
-        return a.values[of_a], b.values[of_b], a.clusters[of_a]
-    width = max((scores.parts.shape[1] for scores in (a, b) if scores.parts is not None), default=1)
-    return ok_parts(a, width)[of_a], ok_parts(b, width)[of_b], a.clusters[of_a]
-
-
-def ok_parts(scores: Scores, width: int) -> np.ndarray:
-    """The parts [n, width], NaN where the sample is not ok or has none."""
-    if scores.parts is None:
-        return np.full((scores.n, width), np.nan)
-    return np.where(scores.ok[:, None], scores.parts, np.nan)
-
-
 @dataclass(frozen=True)
 class Sheet:
     """The `samples` rows of some cells, sorted by metric, cell and sample.

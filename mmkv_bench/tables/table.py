@@ -15,8 +15,9 @@ import numpy as np
 
 from mmkv_bench.tables.audit import Audit
 from mmkv_bench.tables.calibrated import artefacts
-from mmkv_bench.tables.compare import Pair
-from mmkv_bench.tables.rows import BASELINE
+from mmkv_bench.tables.column import Column
+from mmkv_bench.tables.family import Family, family
+from mmkv_bench.tables.intervals import Aggregator
 from mmkv_bench.tables.scores import Scores, common_samples
 from mmkv_bench.tables.versions import Versions
 
@@ -87,8 +88,9 @@ class Method:
 class Table:
     """Entries by (label, budget); `budgets` are exact decimal strings in ascending order, "" stands for no budget.
 
-    `waiting` counts the answers, by (label, budget), that have no score yet; `pairs` holds every two methods at every
-    budget, Holm-corrected together; `gate` says whether `full` scores what is printed for it (None: nobody expects it to);
+    `waiting` counts the answers, by (label, budget), that have no score yet; `columns` holds, by budget, the methods that
+    compete there (`compare.columns`); `aggregator` is the metric's, None = the mean; `gate` says whether `full` scores what
+    is printed for it (None: nobody expects it to);
     `free` is the share of the answers that no method can change (see `free.share`), `calibrations` says of each calibrated
     line what its artefacts were made of, `versions` the versions by budget of lines that have several (see `versions`).
     """
@@ -100,11 +102,13 @@ class Table:
     methods: tuple[Method, ...]
     entries: dict[tuple[str, str], Entry]
     waiting: dict[tuple[str, str], int] = field(default_factory=dict)
-    pairs: list[Pair] = field(default_factory=list)
+    columns: dict[str, Column] = field(default_factory=dict)
+    aggregator: Aggregator | None = None
     gate: str | None = None
     free: float | None = None
     calibrations: dict[str, tuple[str, ...]] = field(default_factory=dict)
     versions: dict[str, Versions] = field(default_factory=dict)
+    _comparable_at: dict[str, bool] = field(default_factory=dict, repr=False)
 
     @property
     def dataset(self) -> str:
@@ -137,30 +141,50 @@ class Table:
 
     @cached_property
     def comparable(self) -> bool:
-        """Whether all cells are ok on all of the same samples; otherwise nothing may be marked best."""
-        entries = list(self.entries.values())
-        same = all(np.array_equal(entry.scores.samples, entries[0].scores.samples) for entry in entries)
-        return same and all(entry.scores.complete for entry in entries)
+        """Whether all cells are ok on all of the same samples."""
+        return _comparable(list(self.entries.values()))
+
+    def ranked(self, budget: str) -> Column | None:
+        """The column of those that compete at a budget, where anything may be said of who is best there: all of them are
+        ok on all of the same samples, and one is better than another."""
+        column = self.columns.get(budget)
+        return column if column is not None and column.beats.any() and self._same_samples(budget) else None
+
+    def unranked(self) -> list[str]:
+        """Budgets at which nothing is said of who is best, because those that compete are not ok on the same samples."""
+        return [b for b, column in self.columns.items() if len(column.names) > 1 and not self._same_samples(b)]
+
+    def _same_samples(self, budget: str) -> bool:
+        if budget not in self._comparable_at:
+            names = self.columns[budget].names
+            self._comparable_at[budget] = _comparable([self.entries[name, budget] for name in names])
+        return self._comparable_at[budget]
+
+    def lines(self, budget: str) -> tuple[Method, ...]:
+        """The methods with a cell of that very budget."""
+        return tuple(method for method in self.methods if (method.label, budget) in self.entries)
+
+    def family(self, budget: str) -> Family:
+        """Which of them are asked to compete; those over their budget or stored otherwise do not, see `columns`."""
+        return family(self.lines(budget))
 
     def best(self, budget: str) -> tuple[str, ...]:
-        """Methods at this budget that no other one is better than by a Holm-corrected paired interval.
+        """Methods at this budget of which no rival is proven better: with 95 % confidence the truly best one is among them.
 
-        Empty when samples failed or differ between cells, and when no method of the column is worse than another.
-        `full`, ceilings that know its answer, cells over their budget, and those whose entries are packed or can be
-        retrieved, which are another axis, neither are marked nor compete.
+        Empty where no method is proven better than another, and where samples failed or differ between cells.
         """
-        rivals = {
-            method.label
-            for method in self.methods
-            if (entry := self.entries.get((method.label, budget)))
-            and method.base != BASELINE
-            and not method.cheats
-            and not entry.audit.over
-            and entry.audit.entries_only
-        }
-        beaten = {
-            pair.worse for pair in self.pairs if pair.budget == budget and pair.separated and {pair.a, pair.b} <= rivals
-        }
-        if not self.comparable or not beaten:
-            return ()
-        return tuple(method.label for method in self.methods if method.label in rivals - beaten)
+        column = self.ranked(budget)
+        return tuple(np.array(column.names)[column.best].tolist()) if column else ()
+
+    def rank(self, label: str, budget: str) -> tuple[int, int] | None:
+        """From and to of a method's rank among those that compete, 1 = best, at 95 %; None where it has none."""
+        column = self.ranked(budget)
+        if column is None or label not in column.names:
+            return None
+        low, high = column.ranks[column.names.index(label)]
+        return int(low), int(high)
+
+
+def _comparable(entries: list[Entry]) -> bool:
+    same = all(np.array_equal(entry.scores.samples, entries[0].scores.samples) for entry in entries)
+    return same and all(entry.scores.complete for entry in entries)

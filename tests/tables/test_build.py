@@ -8,6 +8,7 @@ import pytest
 
 from mmkv_bench.errors import ConfigError, StoreError
 from mmkv_bench.tables.build import build
+from mmkv_bench.tables.compare import separated_pairs
 from mmkv_bench.tables.intervals import wilson
 from mmkv_bench.tables.notes import caption, notes
 from mmkv_bench.tables.table import Table
@@ -99,7 +100,7 @@ def test_readings_of_one_method_stand_in_one_table_and_are_compared() -> None:
     table = one(example)
     labels = ["mmshift", "mmshift (window=1, released)", "mmshift (window=2, released)"]
     assert [method.label for method in table.methods] == labels
-    assert [(p.a, p.b) for p in table.pairs if p.separated] == [(labels[0], labels[1]), (labels[0], labels[2])]
+    assert [(p.a, p.b) for p in separated_pairs(table)] == [(labels[0], labels[1]), (labels[0], labels[2])]
 
 
 def test_full_alone_makes_a_table_without_budgets() -> None:
@@ -139,7 +140,7 @@ def test_a_cell_with_failures_shows_counts_and_both_scores_and_nothing_is_best()
     assert table.entry("mmshift", "64").value == 39 / 40  # complete cells keep their headline
     assert table.entry("mmshift", "64").common == 37 / 38  # s000 and s001 are out
     assert len(table.common_ids) == 38 and not table.comparable
-    separated = [(pair.better, pair.worse, pair.difference.n) for pair in table.pairs if pair.separated]
+    separated = [(pair.better, pair.worse, pair.n) for pair in separated_pairs(table)]
     assert ("mmshift", "random", 38) in separated
     assert table.best("64") == ()
 
@@ -154,7 +155,7 @@ def test_cells_over_different_samples_are_told_and_nothing_is_best() -> None:
     assert any("fewer samples than the 60 of the largest cell: random at 64 (n=50)" in note for note in notes(table))
 
 
-def test_best_are_those_that_no_paired_interval_puts_below_another() -> None:
+def test_best_are_those_of_which_no_rival_is_proven_better() -> None:
     example = Example()
     example.add("full", None, zeros_and_ones(100, 100))
     example.add("mmshift", 64, zeros_and_ones(80, 100))

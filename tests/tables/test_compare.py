@@ -1,244 +1,181 @@
-"""Paired differences and Holm's correction against independent references."""
+"""Who competes in a column, what is bold there, and every pair of a table."""
 
 from __future__ import annotations
 
-import math
+from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import optimize, stats
 
-from mmkv_bench.tables.compare import (
-    correct,
-    holm,
-    mcnemar_exact,
-    mcnemar_score,
-    paired,
-    separated_pairs,
-    tango_low,
-)
-from mmkv_bench.tables.intervals import cluster_draws
+from mmkv_bench.tables.build import build
+from mmkv_bench.tables.compare import every_pair, separated_pairs
+from mmkv_bench.tables.family import CONTROLS, PRESETS, family
+from mmkv_bench.tables.notes import notes
+from mmkv_bench.tables.render import markdown
+from mmkv_bench.tables.table import Method
+from tests.tables.examples import Example, zeros_and_ones
 
-SHORT = settings(max_examples=60, deadline=None)
-COUNTS = st.integers(1, 300).flatmap(
-    lambda n: st.integers(0, n).flatmap(lambda b: st.tuples(st.just(b), st.integers(0, n - b), st.just(n)))
-)
+CONF = Path(__file__).parents[2] / "conf" / "method"
 
 
-def slow_tango(b: int, c: int, n: int, level: float) -> tuple[float, float]:
-    """Score interval of (b - c) / n from the trinomial likelihood, maximised numerically under each hypothesis."""
-    z2 = stats.norm.isf((1 - level) / 2) ** 2
-
-    def statistic(delta: float) -> float:
-        least, most = max(0.0, -delta), (1 - delta) / 2
-
-        def minus_log_likelihood(q: float) -> float:
-            parts = ((b, q + delta), (c, q), (n - b - c, 1 - 2 * q - delta))
-            return -sum(count * math.log(max(p, 1e-300)) for count, p in parts if count)
-
-        q = optimize.minimize_scalar(minus_log_likelihood, bounds=(least, most), options={"xatol": 1e-13}).x
-        return (b - c - n * delta) ** 2 / (n * (2 * q + delta * (1 - delta)))
-
-    estimate, edges = (b - c) / n, []
-    for outside in (-1 + 1e-9, 1 - 1e-9):
-        inside = estimate
-        for _ in range(60):
-            middle = (outside + inside) / 2
-            outside, inside = (middle, inside) if statistic(middle) > z2 else (outside, middle)
-        edges.append(inside)
-    return edges[0], edges[1]
+def line(
+    name: str, base: str | None = None, tuned: bool = False, reading: str = "paper", parameters: str = "{}"
+) -> Method:
+    label = name if reading == "paper" else f"{name} (released)"
+    return Method(label, name, base or name, tuned, None if base in CONTROLS else reading, parameters, True)
 
 
-@pytest.mark.parametrize(("b", "c", "n"), [(1, 7, 21), (40, 12, 200), (3, 3, 50), (0, 5, 30), (150, 20, 500)])
-@pytest.mark.parametrize("level", [0.95, 0.999])
-def test_tangos_interval_equals_one_from_the_likelihood(b: int, c: int, n: int, level: float) -> None:
-    low, high = tango_low(b, c, n, 1 - level), -tango_low(c, b, n, 1 - level)
-    assert (low, high) == pytest.approx(slow_tango(b, c, n, level), abs=2e-6)
+def rivals(*lines: Method) -> list[str]:
+    return [method.label for method in family(lines).rivals]
 
 
-def test_tangos_interval_without_discordant_samples_has_its_closed_form() -> None:
-    z2 = stats.norm.isf(0.025) ** 2
-    assert tango_low(0, 0, 500) == pytest.approx(-z2 / (500 + z2), abs=1e-12)
+def test_controls_and_second_presets_do_not_compete():
+    found = family(
+        [
+            line("full"),
+            line("blind"),
+            line("oracle", parameters='{"reads_answer": true}'),
+            line("random"),
+            line("random_sinks", "random", tuned=True),
+            line("adakv"),
+            line("adakv_official"),
+            line("snapkv"),
+            line("snapkv_kvpress"),
+            line("snapkv", reading="released"),
+            line("h2o"),
+        ]
+    )
+    assert [method.label for method in found.rivals] == ["random", "adakv", "snapkv", "h2o"]
+    assert found.presets == {
+        "random_sinks": "random",
+        "adakv_official": "adakv",
+        "snapkv_kvpress": "snapkv",
+        "snapkv (released)": "snapkv",
+    }
+    assert found.method == ""
 
 
-@pytest.mark.parametrize(("b", "c"), [(0, 0), (1, 0), (4, 0), (5, 5), (12, 3), (100, 0), (260, 199)])
-def test_exact_mcnemar_equals_the_binomial_test(b: int, c: int) -> None:
-    expected = stats.binomtest(b, b + c, 0.5).pvalue if b + c else 1.0
-    assert mcnemar_exact(b, c) == pytest.approx(expected, rel=1e-9)
+def test_presets_compete_where_the_predeclared_one_is_not_there_and_among_themselves():
+    assert rivals(line("snapkv_kvpress"), line("h2o"), line("keydiff")) == ["snapkv_kvpress", "h2o", "keydiff"]
+    ablation = [line("mmshift"), *(line(f"t{i}", "mmshift", tuned=True) for i in range(3)), line("last_query")]
+    found = family(ablation)
+    assert found.rivals == tuple(ablation) and (found.method, found.presets) == ("mmshift", {})
+    assert rivals(*ablation[:3], line("h2o")) == ["mmshift", "h2o"]
 
 
-@SHORT
-@given(COUNTS, st.floats(0.001, 0.3))
-def test_tangos_interval_excludes_zero_exactly_when_mcnemars_score_test_rejects(
-    counts: tuple[int, int, int], alpha: float
-) -> None:
-    b, c, n = counts
-    p = mcnemar_score(b, c)
-    if abs(p - alpha) > 1e-6:
-        assert (tango_low(b, c, n, alpha) > 0 or tango_low(c, b, n, alpha) > 0) == (p < alpha)
-    assert tango_low(b, c, n, alpha) <= (b - c) / n <= -tango_low(c, b, n, alpha)
+def test_every_press_and_every_file_of_ones_own_is_a_method():
+    presses = [line(f"p{i}", "kvpress", True, parameters=f'{{"press": "P{i}"}}') for i in (1, 2)]
+    again = line("p1_sinks", "kvpress", True, parameters='{"press": "P1", "sinks": 4}')
+    own = [line(name, "custom", True, parameters=f'{{"path": "{name}.py"}}') for name in "ab"]
+    assert rivals(*presses, *own, line("snapkv")) == ["p1", "p2", "a", "b", "snapkv"]
+    assert family([*presses, again, *own]).method == ""
 
 
-def test_tangos_interval_covers_the_true_difference_as_often_as_it_says() -> None:
-    rng = np.random.default_rng(7)
-    probabilities = [0.12, 0.05, 0.83]  # only a right, only b right, both or none
-    covered = 0
-    for b, c, _ in rng.multinomial(150, probabilities, size=2000):
-        covered += tango_low(b, c, 150) <= 0.07 <= -tango_low(c, b, 150)
-    assert 0.93 < covered / 2000 < 0.975
+def test_what_counts_as_a_preset_has_the_parts_of_its_method():
+    """Another file of conf/method with the same parts and other constants than a method of the same paper."""
+
+    def parts(name: str) -> list[str]:
+        node = yaml.safe_load((CONF / f"{name}.yaml").read_text())
+        return sorted(part["_target_"] for part in node.values() if isinstance(part, dict) and "_target_" in part)
+
+    for preset, of in PRESETS.items():
+        assert parts(preset) == parts(of)
+    assert {*PRESETS, *PRESETS.values(), *CONTROLS} <= {path.stem for path in CONF.glob("*.yaml")}
 
 
-def test_zeros_and_ones_count_the_discordant_samples() -> None:
-    a = np.array([1.0, 1, 1, 1, 0, 0, 1, 0])
-    b = np.array([1.0, 0, 0, 0, 0, 1, 0, 0])
-    found = paired(a, b, np.arange(8), "any")
-    assert (found.kind, found.discordant, found.n, found.value) == ("mcnemar", (4, 1), 8, 3 / 8)
-    assert found.p == pytest.approx(stats.binomtest(4, 5, 0.5).pvalue)
+def scored(example: Example, budgets: dict[int, dict[str, int]], n: int = 100) -> None:
+    for budget, methods in budgets.items():
+        for method, right in methods.items():
+            example.add(method, budget, zeros_and_ones(right, n))
 
 
-def test_four_discordant_samples_of_one_side_separate_nothing() -> None:
-    a, b = np.zeros(500), np.zeros(500)
-    a[:4] = 1
-    for scale in (1.0, 0.5):  # as zeros and ones, and as graded scores
-        found = paired(a * scale, b, np.arange(500), "any")
-        assert found.p >= 0.125
-        assert not correct([("64", "a", "b", found)])[0].separated
-
-
-def test_amounts_that_happen_to_be_zeros_and_ones_are_no_successes() -> None:
-    a, b = np.array([1.0, 1, 1, 1, 0, 0, 1, 0]), np.array([1.0, 0, 0, 0, 0, 1, 0, 0])
-    found = paired(a, b, np.arange(8), "any", share=False)
-    assert (found.kind, found.discordant, found.value) == ("bootstrap", None, 3 / 8)
-    same = paired(a + 1, b + 1, np.arange(8), "any")
-    assert (found.p, found.interval()) == (same.p, same.interval())
-
-
-def slow_difference(a: list[float], b: list[float], clusters: list[str], dataset: str) -> list[float]:
-    names = sorted(set(clusters))
-    found = []
-    for block in cluster_draws(dataset, len(names)):
-        for counts in block.tolist():
-            total = size = 0.0
-            for name, count in zip(names, counts, strict=True):
-                own = [x - y for x, y, cluster in zip(a, b, clusters, strict=True) if cluster == name]
-                total, size = total + count * math.fsum(own), size + count * len(own)
-            found.append(total / size)
-    return found
-
-
-def test_graded_scores_are_compared_by_a_bootstrap_of_differences_over_clusters() -> None:
-    a = [0.2, 0.9, 0.4, 1.0, 0.0, 0.7, 0.33, 0.5]
-    b = [0.1, 0.9, 0.2, 0.8, 0.3, 0.1, 0.30, 0.4]
-    clusters = ["b", "a", "b", "c", "d", "a", "b", "e"]
-    found = paired(np.array(a), np.array(b), np.array(clusters), "docvqa")
-    slow = sorted(slow_difference(a, b, clusters, "docvqa"))
-    assert found.kind == "bootstrap"
-    assert found.interval(0.05) == pytest.approx((slow[249], slow[-250]), abs=1e-14)
-    tail = min(sum(d <= 0 for d in slow), sum(d >= 0 for d in slow))
-    assert found.p == pytest.approx(max(2 * (tail + 1) / 10_001, 2.0 ** (1 - 5)))
-
-
-def test_clustered_zeros_and_ones_are_not_taken_for_independent() -> None:
-    a, b = np.repeat([1.0, 1, 1, 0], 25), np.repeat([0.0, 1, 0, 0], 25)
-    clustered = paired(a, b, np.repeat(np.arange(4), 25), "any")
-    independent = paired(a, b, np.arange(100), "any")
-    assert clustered.kind == "bootstrap" and independent.kind == "mcnemar"
-    assert independent.p < 1e-6 < 0.4 < clustered.p
-
-
-def test_an_aggregate_that_is_no_mean_is_compared_on_the_same_draws() -> None:
-    rng = np.random.default_rng(0)
-    a, b = rng.random(40), rng.random(40)
-
-    def median(drawn: np.ndarray) -> float:
-        return float(np.median(drawn))
-
-    found = paired(a, b, np.arange(40), "any", median)
-    assert found.value == pytest.approx(np.median(a) - np.median(b))
-    rows = np.concatenate(list(cluster_draws("any", 40)))[:50]
-    slow = [np.median(np.repeat(a, row)) - np.median(np.repeat(b, row)) for row in rows]
-    np.testing.assert_allclose(found.draws[:50], slow)
-
-
-def test_only_samples_ok_in_both_are_compared() -> None:
-    a = np.array([1.0, np.nan, 1.0, 0.0])
-    b = np.array([0.0, 0.0, np.nan, 0.0])
-    assert paired(a, b, np.arange(4), "any").n == 2
-    assert paired(a, np.full(4, np.nan), np.arange(4), "any") is None
-    lonely = paired(np.array([0.4]), np.array([0.1]), np.array(["x"]), "any")
-    assert lonely.interval() == (None, None) and lonely.p == 1.0
-
-
-@SHORT
+@settings(max_examples=8, deadline=None)
 @given(
-    st.lists(
-        st.tuples(st.sampled_from([0.0, 1.0, 0.25, math.nan]), st.sampled_from([0.0, 1.0]), st.integers(0, 9)),
-        min_size=2,
-        max_size=30,
+    st.dictionaries(
+        st.sampled_from([16, 32, 128, 256]),
+        st.dictionaries(st.sampled_from(["a", "b", "c", "d"]), st.integers(0, 100), min_size=1),
+        min_size=1,
     ),
     st.booleans(),
 )
-def test_b_against_a_is_minus_a_against_b(samples: list[tuple[float, float, int]], own_clusters: bool) -> None:
-    a, b, clusters = (np.array(column) for column in zip(*samples, strict=True))
-    clusters = np.arange(len(a)) if own_clusters else clusters
-    forth, back = paired(a, b, clusters, "any"), paired(b, a, clusters, "any")
-    if forth is None:
-        assert back is None
-        return
-    assert back.value == -forth.value and back.p == forth.p and back.kind == forth.kind
-    low, high = forth.interval(0.01)
-    assert back.interval(0.01) == ((None, None) if low is None else (-high, -low))
+def test_what_is_said_at_one_budget_does_not_depend_on_the_others(others, failed):
+    """Neither which other budgets are in the folder, nor what fails there, changes bold, ranks or pairs at 64."""
+    own = {"a": 80, "b": 75, "c": 30, "d": 24}
+    alone, among = Example(), Example()
+    scored(alone, {64: own})
+    scored(among, {64: own} | others)
+    if failed:
+        among.add("e", 512, [None, 1.0])
+    (small,), (large,) = build(alone.rows()), build(among.rows())
+    assert small.best("64") == large.best("64") == ("a", "b")
+    assert [small.rank(name, "64") for name in "abcd"] == [large.rank(name, "64") for name in "abcd"]
+    assert every_pair(small) == [pair for pair in every_pair(large) if pair.budget == "64"]
 
 
-def test_holm_on_a_hand_worked_example() -> None:
-    # Sorted: .005 <= .05/4, .01 <= .05/3, .03 > .05/2: two are rejected, and the last two keep level .05/2.
-    steps = holm([0.01, 0.04, 0.03, 0.005], 0.05)
-    assert [step.rejected for step in steps] == [True, False, False, True]
-    assert [step.adjusted for step in steps] == pytest.approx([0.03, 0.06, 0.06, 0.02])
-    assert [step.level for step in steps] == pytest.approx([0.05 / 3, 0.025, 0.025, 0.0125])
-    assert holm([]) == []
+def test_bold_is_told_with_what_it_promises_and_who_does_not_compete():
+    example = Example()
+    example.add("full", None, zeros_and_ones(100, 100))
+    scored(example, {64: {"adakv": 80, "adakv_official": 99, "blind": 100, "h2o": 20}, 32: {"adakv": 3, "h2o": 4}})
+    (table,) = build(example.rows())
+    assert table.best("64") == ("adakv",) and table.best("32") == ()
+    told = "\n".join(notes(table))
+    assert "the truly best one is bold with 95% confidence, and not bold is no proof of being worse" in told
+    assert (
+        "of the m = 2 that compete" in told and "no bold at 32: no method is proven better than another there." in told
+    )
+    assert "shown, but no rivals: blind (control); adakv_official (a preset of adakv)." in told
+    text = markdown([table])
+    assert "| adakv  | 1   |\n| h2o    | 2   |" in text and "**0.99**" not in text
 
 
-@SHORT
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
-def test_holm_rejects_what_its_adjusted_p_values_say(p_values: list[float]) -> None:
-    for step, p in zip(holm(p_values), p_values, strict=True):
-        if abs(step.adjusted - 0.05) > 1e-12:
-            assert step.rejected == (step.adjusted <= 0.05)
-        assert p <= step.adjusted <= 1 and step.rejected == (p <= step.level)
+def test_all_lines_of_an_ablation_compete_and_the_table_says_so():
+    example = Example()
+    for name, right, tuned in (("mmshift", 90, False), ("t1", 88, True), ("t2", 20, True)):
+        example.add(name, 64, zeros_and_ones(right, 100), base="mmshift", tuned=tuned, parameters={"gamma": name})
+    (table,) = build(example.rows())
+    assert table.best("64") == ("mmshift", "t1") and table.rank("t2", "64") == (3, 3)
+    assert "all lines compete, for nearly all are presets of mmshift." in notes(table)
 
 
-def test_a_pair_needs_more_evidence_among_many() -> None:
-    a, b = np.zeros(300), np.zeros(300)
-    a[:9], b[9:10] = 1, 1
-    found = paired(a, b, np.arange(300), "any")
-    same = paired(b, b, np.arange(300), "any")
-    alone = correct([("64", "a", "b", found)])
-    among = correct([("64", "a", "b", found)] + [("64", "b", f"c{i}", same) for i in range(20)])
-    assert alone[0].separated and (alone[0].better, alone[0].worse) == ("a", "b")
-    assert not among[0].separated and among[0].better is None
-    assert among[0].low < 0 < among[0].high
+def test_a_failed_cell_leaves_its_own_budget_without_bold_only():
+    example = Example()
+    scored(example, {64: {"a": 80, "b": 10}, 128: {"a": 80}})
+    example.add("b", 128, [None, *zeros_and_ones(10, 99)])
+    (table,) = build(example.rows())
+    assert table.best("64") == ("a",) and table.best("128") == ()
+    told = "nothing is marked best at 128, because the cells that compete are not ok on the same samples."
+    assert told in notes(table)
 
 
-def test_separated_pairs_are_listed_per_budget_with_the_better_one_first() -> None:
-    ones, zeros = np.ones(100), np.zeros(100)
-    up, down, same = (paired(x, y, np.arange(100), "any") for x, y in ((ones, zeros), (zeros, ones), (ones, ones)))
-    pairs = correct([("64", "full", "b", up), ("64", "a", "b", down), ("64", "full", "a", up), ("128", "a", "b", same)])
-    assert separated_pairs(pairs) == {"64": [("full", "b"), ("b", "a"), ("full", "a")], "128": []}
-    assert separated_pairs(pairs, without=["full"]) == {"64": [("b", "a")], "128": []}
+def test_pairs_of_those_that_compete_are_corrected_together_and_others_stand_by_themselves():
+    example = Example()
+    example.add("full", None, zeros_and_ones(100, 100))
+    scored(example, {64: {"snapkv": 60, "snapkv_kvpress": 95, "keydiff": 20, "h2o": 58}})
+    (table,) = build(example.rows())
+    pairs = {(pair.a, pair.b): pair for pair in every_pair(table)}
+    assert len(pairs) == 10
+    inner = [pair for pair in pairs.values() if pair.compete]
+    assert {frozenset((pair.a, pair.b)) for pair in inner} == {
+        frozenset(names) for names in (("snapkv", "keydiff"), ("snapkv", "h2o"), ("keydiff", "h2o"))
+    }
+    assert [pair for pair in inner if pair.better] == separated_pairs(table)
+    for pair in inner:
+        assert (pair.better is not None) == (pair.p <= pair.level) == (pair.low > 0 or pair.high < 0)
+    other = pairs["full", "snapkv_kvpress"]
+    assert (other.adjusted, other.level, other.better, other.test) == (None, None, None, "paired")
+    assert (other.low > 0) == (other.p <= 0.05) and other.difference == pytest.approx(0.05)
 
 
-def test_equal_methods_are_seldom_separated() -> None:
-    rng = np.random.default_rng(11)
-    tables_with_a_claim = 0
-    for _ in range(300):
-        scores = (rng.random((5, 60)) < 0.6).astype(float)
-        compared = [
-            ("64", str(i), str(j), paired(scores[i], scores[j], np.arange(60), "any"))
-            for i in range(5)
-            for j in range(i)
-        ]
-        tables_with_a_claim += any(pair.separated for pair in correct(compared))
-    assert tables_with_a_claim / 300 <= 0.05
+def test_where_a_difference_rests_on_few_clusters_nothing_is_claimed():
+    example = Example()
+    for method, right in (("a", 90), ("b", 5)):
+        cell = example.add(method, 64, zeros_and_ones(right, 90))
+        for i, row in enumerate(row for row in example.samples if row["cell"] == cell):
+            row["cluster"] = f"page-{i // 10}"
+    (table,) = build(example.rows())
+    (pair,) = every_pair(table)
+    assert (pair.p, pair.low, pair.high, pair.test, pair.better) == (1.0, None, None, "none", None)
+    assert table.best("64") == () and np.isfinite(pair.difference)

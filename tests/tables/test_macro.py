@@ -102,7 +102,7 @@ def test_the_difference_is_paired_within_each_dataset() -> None:
     rng = np.random.default_rng(1)  # samples drawn again: what was lost, for both methods at once
     lost = [np.array([1.0] * 10 + [0.0] * 30), np.array([1.0] * 8 + [0.0] * 72)]
     draws = [-np.mean([rng.choice(part, len(part)).mean() for part in lost]) for _ in range(4000)]
-    assert (difference.low, difference.high) == pytest.approx(np.quantile(draws, (0.025, 0.975)), abs=0.02)
+    assert (difference.low, difference.high) == pytest.approx(np.quantile(draws, (0.025, 0.975)), abs=0.03)
     assert ("full", "G") not in table.against
 
 

@@ -11,9 +11,9 @@ import pytest
 from mmkv_bench.errors import StoreError
 from mmkv_bench.store.schema import METRICS
 from mmkv_bench.store.store import Store
-from mmkv_bench.tables.compare import tango_low
 from mmkv_bench.tables.intervals import wilson
 from mmkv_bench.tables.metrics import metrics_rows
+from mmkv_bench.tables.paired_test import paired_ends, paired_p
 from tests.tables.examples import Example, zeros_and_ones
 
 
@@ -49,10 +49,10 @@ def test_a_cell_of_zeros_and_ones_gets_wilson_and_its_difference_to_full() -> No
     }
     assert rows[snapkv]["value"] == 0.55
     assert rows[snapkv]["difference"] == -7 / 20
-    assert (rows[snapkv]["difference_low"], rows[snapkv]["difference_high"]) == (
-        tango_low(0, 7, 20),
-        -tango_low(7, 0, 20),
-    )
+    change = np.array([[0.0] * 11 + [-1.0] * 7 + [0.0] * 2])
+    ones = np.ones((1, 20))
+    ends = paired_ends(change, ones, 1.0, 0.05, paired_p(change, ones, 1.0))
+    assert [[rows[snapkv]["difference_low"]], [rows[snapkv]["difference_high"]]] == [end.tolist() for end in ends]
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,16 @@ MARKDOWN = """\
 | random         | 0.10 [0.03, 0.30]     | 0.20 [0.08, 0.42]       |
 | snapkv (tuned) | **0.75** [0.53, 0.89] | **0.90** [0.70, 0.97] a |
 
-- bold: no other method at this budget is better by a paired interval (Holm over 6 pairs).
+Ranks among those that compete (95%):
+
+| method         | 64  | 128 |
+|----------------|-----|-----|
+| random         | 2   | 2   |
+| snapkv (tuned) | 1   | 1   |
+
+- bold: of the m = 2 that compete at this budget none is proven better (paired tests at p <= 0.05 / (m - 1), or a pair \
+separated by Holm); the truly best one is bold with 95% confidence, and not bold is no proof of being worse. \
+Ranks: from 1 + those proven better to m - those proven worse.
 - a fallback window_reduced: snapkv at 128 (20 of 20).
 - snapkv (tuned): window=8.
 - 8% of the tokens of full's answers (mean over answers, without the ending that all of them share) come from the full \
@@ -64,23 +73,23 @@ MARKDOWN_PAIRS = """\
 | random         | 0.10     | 0.20       |
 | snapkv (tuned) | **0.75** | **0.90** a |
 
-- bold: no other method at this budget is better by a paired interval (Holm over 6 pairs).
+- bold: of the m = 2 that compete at this budget none is proven better (paired tests at p <= 0.05 / (m - 1), or a pair \
+separated by Holm); the truly best one is bold with 95% confidence, and not bold is no proof of being worse. \
+Ranks: from 1 + those proven better to m - those proven worse.
 - a fallback window_reduced: snapkv at 128 (20 of 20).
 - snapkv (tuned): window=8.
 - 8% of the tokens of full's answers (mean over answers, without the ending that all of them share) come from the full \
 prefill under protocol=paper, whatever a method keeps; the scores test the rest.
 
-Paired differences whose interval, Holm-corrected within the table, excludes 0:
+Paired differences whose interval, Holm-corrected within the budget, excludes 0:
 
 | budget | better | worse  | difference | Holm interval | Holm p | n   |
 |--------|--------|--------|------------|---------------|--------|-----|
-| 64     | full   | random | +0.85      | [0.37, 0.96]  | <0.001 | 20  |
-| 64     | snapkv | random | +0.65      | [0.28, 0.84]  | <0.001 | 20  |
-| 128    | full   | random | +0.75      | [0.31, 0.91]  | <0.001 | 20  |
-| 128    | snapkv | random | +0.70      | [0.30, 0.88]  | <0.001 | 20  |
+| 64     | snapkv | random | +0.65      | [0.33, 0.97]  | 0.002  | 20  |
+| 128    | snapkv | random | +0.70      | [0.39, 1.00]  | <0.001 | 20  |
 
-- budget 64: 2 of 3 pairs separated, 1 of 1 between compressed methods
-- budget 128: 2 of 3 pairs separated, 1 of 1 between compressed methods
+- budget 64: 1 of 1 pairs separated, of 2 that compete
+- budget 128: 1 of 1 pairs separated, of 2 that compete
 """
 
 LATEX = r"""\begin{table}
@@ -94,9 +103,13 @@ method & 64 & 128 \\
 full & \multicolumn{2}{c}{0.95 {\scriptsize [0.76, 0.99]}} \\
 random & 0.10 {\scriptsize [0.03, 0.30]} & 0.20 {\scriptsize [0.08, 0.42]} \\
 snapkv (tuned) & \textbf{0.75} {\scriptsize [0.53, 0.89]} & \textbf{0.90} {\scriptsize [0.70, 0.97]}\textsuperscript{a} \\
+\midrule
+\multicolumn{3}{l}{Ranks among those that compete (95\%):} \\
+random & 2 & 2 \\
+snapkv (tuned) & 1 & 1 \\
 \bottomrule
 \end{tabular}
-\par\smallskip\footnotesize\raggedright bold: no other method at this budget is better by a paired interval (Holm over 6 pairs). \\ a fallback window\_reduced: snapkv at 128 (20 of 20). \\ snapkv (tuned): window=8. \\ 8\% of the tokens of full's answers (mean over answers, without the ending that all of them share) come from the full prefill under protocol=paper, whatever a method keeps; the scores test the rest.
+\par\smallskip\footnotesize\raggedright bold: of the m = 2 that compete at this budget none is proven better (paired tests at p \textless{}= 0.05 / (m - 1), or a pair separated by Holm); the truly best one is bold with 95\% confidence, and not bold is no proof of being worse. Ranks: from 1 + those proven better to m - those proven worse. \\ a fallback window\_reduced: snapkv at 128 (20 of 20). \\ snapkv (tuned): window=8. \\ 8\% of the tokens of full's answers (mean over answers, without the ending that all of them share) come from the full prefill under protocol=paper, whatever a method keeps; the scores test the rest.
 \end{table}
 """  # noqa: E501
 
@@ -120,7 +133,6 @@ The same over the 3 samples ok in every cell:
 
 - not every sample is ok: such cells show samples ok / samples, the score with failures as 0 / the score over the 3 \
 samples ok in every cell.
-- nothing is marked best, because the cells are not ok on the same samples.
 - † more entries resident than the budget: mmshift at 64 by 12.5%, at most 12.5% (3 of 3).
 - § answers with no token (but the end token) decoded from the compressed cache, which cannot tell methods apart \
 (protocol=paper): streamingllm at 64 (4 of 4).
@@ -153,7 +165,7 @@ def test_latex_of_marks_failures_and_pairs() -> None:
     assert text.isascii()
     assert text.count(r"\begin{table}") == text.count(r"\end{table}") == 2
     pairs = latex(small(), pairs=True)
-    assert r"64 & snapkv & random & +0.65 {\scriptsize [0.28, 0.84]} & \textless{}0.001 & 20 \\" in pairs
+    assert r"64 & snapkv & random & +0.65 {\scriptsize [0.33, 0.97]} & 0.002 & 20 \\" in pairs
 
 
 def test_latex_special_characters_are_escaped_once() -> None:
@@ -177,6 +189,7 @@ def test_csv_holds_raw_numbers_and_leaves_nulls_empty() -> None:
     assert numbers[3] == pytest.approx([0.75, 0.531299, 0.888138], abs=1e-6)
     last = rows[-1]
     assert (last["tuned"], last["parameters"], last["fallbacks"]) == ("True", '{"window": 8}', "window_reduced=20")
+    assert (last["competes"], last["rank_low"], last["rank_high"], rows[0]["rank_low"]) == ("True", "1", "1", "")
     assert (last["dataset"], last["protocol"], last["reading"], last["lmms_eval"]) == ("walk3", "paper", "paper", "")
     broken = list(csv.DictReader(io.StringIO(csv_cells(marked()))))[1]
     assert (broken["method"], broken["value"], broken["low"], broken["n_ok"]) == ("mmshift", "", "", "3")
@@ -186,21 +199,22 @@ def test_csv_holds_raw_numbers_and_leaves_nulls_empty() -> None:
 
 def test_csv_of_pairs_has_all_of_them_with_their_tests() -> None:
     rows = list(csv.DictReader(io.StringIO(csv_pairs(small()))))
-    told = [(r["budget"], r["a"], r["b"], r["separated"], r["better"]) for r in rows]
+    told = [(r["budget"], r["a"], r["b"], r["compete"], r["separated"], r["better"]) for r in rows]
     assert told == [
-        ("64", "full", "random", "True", "full"),
-        ("64", "full", "snapkv", "False", ""),
-        ("64", "random", "snapkv", "True", "snapkv"),
-        ("128", "full", "random", "True", "full"),
-        ("128", "full", "snapkv", "False", ""),
-        ("128", "random", "snapkv", "True", "snapkv"),
+        ("64", "full", "random", "False", "", ""),
+        ("64", "full", "snapkv", "False", "", ""),
+        ("64", "random", "snapkv", "True", "True", "snapkv"),
+        ("128", "full", "random", "False", "", ""),
+        ("128", "full", "snapkv", "False", "", ""),
+        ("128", "random", "snapkv", "True", "True", "snapkv"),
     ]
-    first, second = rows[0], rows[1]
-    # 17 of 20 discordant, all for full: McNemar's chi^2 is 17, p = 3.738e-5, the smallest of six.
-    assert float(first["p"]) == pytest.approx(3.738e-5, rel=1e-3)
-    assert float(first["p_holm"]) == pytest.approx(6 * 3.738e-5, rel=1e-3)
-    assert float(first["holm_level"]) == pytest.approx(0.05 / 6)
-    assert (float(second["p"]), float(second["difference"])) == (0.125, 0.2)  # 4 discordant: 2 / 2^4
+    # 13 of 20 discordant, all for snapkv, and an adverse one: of 2^14 sign patterns 15 reach 12 of one sign, twice.
+    inner = rows[2]
+    assert float(inner["p"]) == float(inner["p_holm"]) == pytest.approx(2 * 15 / 2**14)
+    assert (float(inner["holm_level"]), float(inner["difference"])) == (0.05, -0.65)
+    # 4 of 20 discordant, and an adverse one: 6 of 2^5, twice.
+    assert (float(rows[1]["p"]), rows[1]["p_holm"], rows[1]["holm_level"]) == (0.375, "", "")
+    assert float(rows[1]["low"]) < 0 < float(rows[1]["high"])
     assert csv_pairs([]) == csv_cells([]) == ""
 
 
