@@ -286,7 +286,7 @@ METRIC_COLUMNS = (
     Column("high", FLOAT, "upper end of the interval", "metric's own"),
     _must("interval", TEXT, "how the interval was made", allowed=("wilson", "bootstrap", "none")),
     Column("difference", FLOAT, "paired difference to full of the same protocol", "metric's own"),
-    Column("difference_low", FLOAT, "lower end of its interval", "metric's own"),
+    Column("difference_low", FLOAT, "lower end of its 95 % interval (docs/statistics.md)", "metric's own"),
     Column("difference_high", FLOAT, "upper end of its interval", "metric's own"),
     Column("lmms_eval", FLOAT, "lmms-eval's own aggregate of the same answers", "metric's own"),
     Column("lmms_eval_reason", TEXT, "why that is missing; begins with `not judged` where a judge gave no answer"),
