@@ -1,7 +1,8 @@
 """Glyph cells of 28 x 28 px: one cell becomes exactly one visual token (patch 14, merge 2).
 
 A rendering is a combination (character, typeface, size, dx, dy). Each combination belongs to one split, decided by
-its hash (splits.hashed_split). The held-out typeface belongs to `test_typeface` alone.
+its hash (splits.hashed_split). The held-out typeface belongs to `test_typeface` alone. Combinations of two splits may
+look the same: hinting moves outlines to whole pixels (`seen_in_training`).
 """
 
 from __future__ import annotations
@@ -93,6 +94,12 @@ class Bank:
         draws = rng.random(codes.shape)
         index = self.start[codes, face] + (draws * self.count[codes, face]).astype(np.int64)
         return self.cells[index]
+
+
+def seen_in_training(cells: np.ndarray, training: np.ndarray) -> float:
+    """Share of the glyph cells, uint8 (n, 28, 28), that are pixel for pixel one of the training cells (m, 28, 28)."""
+    seen = {cell.tobytes() for cell in training}
+    return sum(cell.tobytes() in seen for cell in cells) / len(cells)
 
 
 @cache

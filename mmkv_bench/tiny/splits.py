@@ -1,6 +1,7 @@
 """Which split a rendering belongs to, and the random generator of a sample.
 
-Every split draws from glyph renderings, colours, handwritten digits and page seeds that no other split uses.
+Every split draws from glyph renderings, colours, handwritten digits and page seeds that no other split uses. Renderings are
+settings of the type setter, many of which draw the same pixels (`glyphs.seen_in_training`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Promises of the pages: splits share nothing, samples depend on their arguments alone, answers stand on the page."""
+"""Promises of the pages: splits share no setting, samples depend on their arguments alone, answers stand on the page."""
 
 from __future__ import annotations
 
@@ -36,6 +36,21 @@ def test_a_bank_holds_only_renderings_of_its_split():
         first, count = bank.start[ord(character), number], bank.count[ord(character), number]
         expected = [glyphs.draw(r) for r in glyphs.renderings(character, face, "dev")]
         np.testing.assert_array_equal(bank.cells[first : first + count], expected)
+
+
+def test_the_share_of_bitmaps_seen_in_training_is_what_looking_at_each_finds():
+    """Settings of one split each may draw the same pixels, and mostly do: the card says how many."""
+
+    def cells(split: str) -> np.ndarray:
+        faces = glyphs.faces_of(split)
+        return np.stack([glyphs.draw(r) for face in faces for c in ".k" for r in glyphs.renderings(c, face, split)])
+
+    train = cells("train")
+    for split, low, high in (("test", 0.5, 0.95), ("test_typeface", 0.0, 0.5), ("train", 1.0, 1.0)):
+        own = cells(split)
+        found = [bool((train == cell).all((1, 2)).any()) for cell in own]
+        assert glyphs.seen_in_training(own, train) == sum(found) / len(found)
+        assert low <= sum(found) / len(found) <= high
 
 
 def test_no_handwritten_scan_belongs_to_two_splits():
