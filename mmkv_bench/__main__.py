@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from mmkv_bench.errors import ConfigError, MMKVError, nearest, out_of_memory
+from mmkv_bench.errors import ConfigError, MMKVError, check_output, nearest, out_of_memory
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _LESS_MEMORY = (
@@ -45,11 +45,8 @@ def guarded(arguments: Sequence[str], work: Callable[[Sequence[str]], int]) -> i
     """The exit code of `work(arguments)`; what a user can meet becomes one sentence on stderr instead of a traceback,
     and with --json one JSON document as well."""
     as_json = "--json" in arguments or "json=true" in arguments
-    if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - for as long as the process lives
-    if sys.stdout is None:  # and the next file that is opened would get its number, and what libraries print
-        return _refuse("standard output is closed; allowed: a terminal, a file, a pipe, or >/dev/null", 2, False)
     try:
+        check_output()
         return work(arguments)
     except MMKVError as error:
         cause = error.__cause__

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import errno
+import os
+import sys
 from collections.abc import Iterable
 
 
@@ -49,7 +51,14 @@ class ScoringError(MMKVError):
     """lmms-eval's scoring code failed; the stored answers are untouched."""
 
 
-_NO_MEMORY = ("DefaultCPUAllocator", "out of memory", "not enough memory", "annot allocate memory", "_ALLOC_FAILED")
+_NO_MEMORY = (
+    "DefaultCPUAllocator",
+    "out of memory",
+    "not enough memory",
+    "annot allocate memory",
+    "_ALLOC_FAILED",
+    "failed to map segment",
+)
 
 
 def out_of_memory(error: BaseException) -> bool:
@@ -58,6 +67,19 @@ def out_of_memory(error: BaseException) -> bool:
     if isinstance(error, (MemoryError, OSError)):
         return isinstance(error, MemoryError) or error.errno == errno.ENOMEM
     return isinstance(error, (RuntimeError, ImportError)) and any(words in str(error) for words in _NO_MEMORY)
+
+
+def check_output() -> None:
+    """First step of every command: refuse a standard output that is closed. The next file that is opened, one of the
+    rows among them, would get its number, and with it what libraries print. A closed standard error only says less.
+
+    Raises:
+        ConfigError: standard output was closed when the process began.
+    """
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - for as long as the process lives
+    if sys.stdout is None:
+        raise ConfigError("standard output is closed; allowed: a terminal, a file or a pipe; name one, as >/dev/null")
 
 
 LISTED = 40  # more names than that are counted beside a near one, not listed

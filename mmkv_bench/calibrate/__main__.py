@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from mmkv_bench.errors import MMKVError
+from mmkv_bench.errors import MMKVError, check_output
 
 EMBEDDED = "pkg://mmkv_bench/tiny/weights"
 HELP = {
@@ -54,6 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit code: 0, or an error's own."""
     options = parser().parse_args(argv)
     try:
+        check_output()
         from mmkv_bench.calibrate.command import run
 
         path = run(options)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from mmkv_bench.errors import ConfigError, MMKVError
+from mmkv_bench.errors import ConfigError, MMKVError, check_output
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,6 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = command.parse_args(argv)
     for folder in options.rows:
         try:
+            check_output()
             if not (folder / "store.json").exists():
                 raise ConfigError(f"{folder} holds no result rows; name the rows folder that a run printed")
             from mmkv_bench.store.store import Store

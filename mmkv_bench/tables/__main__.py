@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from mmkv_bench.errors import ConfigError, MMKVError
+from mmkv_bench.errors import ConfigError, MMKVError, check_output
 
 
 def parser() -> argparse.ArgumentParser:
@@ -65,6 +65,7 @@ def render(arguments: argparse.Namespace) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code: 0, or an error's own (2 for a folder without scored rows or a filter that matches nothing)."""
     try:
+        check_output()
         sys.stdout.write(render(parser().parse_args(argv)))
     except MMKVError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -174,9 +174,12 @@ def test_memory_that_runs_out_before_any_row_is_a_sentence(error, capsys):
     assert json.loads(said.out)["status"] == "error"
 
 
-@pytest.mark.parametrize("closed", [">&-", ">&- 2>&-"])
-def test_a_standard_output_that_is_closed_from_the_start_is_refused(closed):
-    command = f"{sys.executable} -m mmkv_bench dataset=pages limit=1 {closed}"
+@pytest.mark.parametrize(
+    ("words", "closed"),
+    [("mmkv_bench dataset=pages limit=1", ">&-"), ("mmkv_bench limit=1", ">&- 2>&-"), ("mmkv_bench.tables x", ">&-")],
+)
+def test_a_standard_output_that_is_closed_from_the_start_is_refused(words, closed):
+    command = f"{sys.executable} -m {words} {closed}"
     ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=CHECKOUT)
     assert ended.returncode == 2
     assert (
