@@ -17,7 +17,8 @@ PAGE_SIZES = ("small", "large")
 STAGES = ("both", "generate", "score")
 BASELINES = ("full", "none")
 SWITCH = ("on", "off")
-RETRIES = ("oom", "timeout", "nan", "error")
+CHANGED = "changed"
+RETRIES = ("oom", "timeout", "nan", "error", CHANGED)
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 ATTENTIONS = ("sdpa", "eager")
@@ -150,7 +151,7 @@ class Config:
     stage: str = _key("both", "generate answers, score stored answers, or both", STAGES)
     shard: str = _key("0/1", "the part of each dataset this process takes, by cluster", "i/n with 0 <= i < n")
     out: str = _key("runs/default", "folder of the result rows", "a folder name")
-    retry: Any = _key([], "failed rows to run again", RETRIES)
+    retry: Any = _key([], "failed rows to run again; changed: answers to pictures or videos that were changed", RETRIES)
     timeout_s: float | None = _key(
         None, "time limit of one answer, and of each of its measures [s]; null = none", "a number > 0 or null"
     )

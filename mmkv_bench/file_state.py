@@ -31,6 +31,11 @@ class State(NamedTuple):
     modified: int
     size: int
 
+    @classmethod
+    def of(cls, found: os.stat_result) -> State:
+        """The state that a system call told."""
+        return cls(found.st_dev, found.st_ino, found.st_ctime_ns, found.st_mtime_ns, found.st_size)
+
     @property
     def settled(self) -> bool:
         """Whether the last change is so long ago that a further one would show."""
@@ -40,8 +45,7 @@ class State(NamedTuple):
 def state_of(file: str | Path) -> State:
     """The state of a file that can be opened. Raises OSError."""
     with open(file, "rb") as stream:
-        found = os.fstat(stream.fileno())
-    return State(found.st_dev, found.st_ino, found.st_ctime_ns, found.st_mtime_ns, found.st_size)
+        return State.of(os.fstat(stream.fileno()))
 
 
 def outlives_the_process(file: str | Path, state: State) -> bool:

@@ -8,7 +8,8 @@ from mmkv_bench.evaluation.content import fingerprint
 from mmkv_bench.evaluation.contract import Answer, CellScores, Request, SampleRef, SampleScore, TaskSpec
 from mmkv_bench.evaluation.documents import generation_settings, sample_refs
 from mmkv_bench.evaluation.environment import go_offline
-from mmkv_bench.evaluation.generating import generate
+from mmkv_bench.evaluation.generating import generate, prompt_hashes
+from mmkv_bench.evaluation.prompts import rows_hold_media
 from mmkv_bench.evaluation.scoring import score
 from mmkv_bench.evaluation.sources import preflight
 from mmkv_bench.evaluation.specs import spec_from_config
@@ -25,7 +26,9 @@ __all__ = [
     "generation_settings",
     "go_offline",
     "preflight",
+    "prompt_hashes",
     "release",
+    "rows_hold_media",
     "sample_refs",
     "score",
     "spec_from_config",

@@ -30,7 +30,8 @@ def fingerprint(spec: TaskSpec) -> str:
     else:
         docs = documents(spec, None)
         path = task_file(spec)
-        parts = [_rows_digest(docs.full[docs.split]), _yaml_digest(path), version("lmms-eval"), *code_digests(path)]
+        docs.digest = docs.digest or _rows_digest(docs.full[docs.split])
+        parts = [docs.digest, _yaml_digest(path), version("lmms-eval"), *code_digests(path)]
         content = " ".join(parts)
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 

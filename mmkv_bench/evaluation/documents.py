@@ -33,7 +33,8 @@ class Documents:
                     for them
     split           the evaluated one
     refs            the samples in order
-    prompt_hashes   doc_id -> hash of its prompt; complete for pages, for other tasks filled as prompts are made
+    prompt_hashes   pages: doc_id -> hash of its prompt; empty for other tasks (see prompts.py)
+    digest          of the rows of the evaluated split, once it was made
     """
 
     full: Mapping[str, datasets.Dataset]
@@ -41,6 +42,7 @@ class Documents:
     split: str
     refs: list[SampleRef]
     prompt_hashes: dict[int, str] = field(default_factory=dict)
+    digest: str | None = None
 
 
 _LOADED: dict[tuple[str, int | None], Documents] = {}
@@ -136,7 +138,7 @@ def _fetch(spec: TaskSpec, count: int | None) -> Documents:
         if read:
             full = read(Path(config["dataset_path"]), config)
             _require_split(spec, config.get("test_split") or config.get("validation_split"), full)
-            bare = {name: docs.remove_columns(_media_columns(docs)) for name, docs in full.items()}
+            bare = {name: docs.remove_columns(media_columns(docs)) for name, docs in full.items()}
             task = module.GivenTask(config, full, bare)
         else:
             task = module.FetchedTask(_with_pictures(spec, config), spec.offline)
@@ -175,7 +177,7 @@ def _refs(spec: TaskSpec, docs: datasets.Dataset, doc_ids: range) -> list[Sample
             f"datasets.{spec.dataset}.cluster_key={spec.cluster_key!r} is not a field of task {spec.name}; its fields: "
             f"{', '.join(docs.column_names)}"
         )
-    columns = [spec.cluster_key] if spec.cluster_key else _media_columns(docs)
+    columns = [spec.cluster_key] if spec.cluster_key else media_columns(docs)
     plain = docs.select_columns(columns).with_format("arrow") if columns else None
     refs = []
     for doc_id in doc_ids:
@@ -188,7 +190,8 @@ def _refs(spec: TaskSpec, docs: datasets.Dataset, doc_ids: range) -> list[Sample
     return refs
 
 
-def _media_columns(docs: datasets.Dataset) -> list[str]:
+def media_columns(docs: datasets.Dataset) -> list[str]:
+    """Names of the columns that hold pictures, sound or videos, or lists of them."""
     from datasets import Audio, Image, Video
 
     return [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.errors import DataError, MMKVError
@@ -11,6 +11,8 @@ from mmkv_bench.evaluation.contract import Request, SampleRef, TaskSpec
 from mmkv_bench.evaluation.documents import Documents, documents, generation_settings, task_config
 from mmkv_bench.evaluation.environment import harness, task_environment
 from mmkv_bench.evaluation.messages import Prompt, prompt_hash, stated, to_prompt, with_placeholders
+from mmkv_bench.evaluation.opened import opened
+from mmkv_bench.evaluation.prompts import Memory, memory_of
 from mmkv_bench.evaluation.task_errors import of_one_sample, task_errors
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ def generate(
     Raises ConfigError, UnsupportedError or DataError when the task cannot be run at all.
     """
     docs = documents(spec, limit)
+    memory = None if spec.is_pages else memory_of(spec)
     module = harness(spec.offline)
     settings = generation_settings(spec)
     config = task_config(spec)
@@ -45,7 +48,7 @@ def generate(
             if wanted is not None and not wanted(ref):
                 return ""
             with task_errors(spec.name, folder=spec.dataset_path):
-                request = _request(spec, docs, ref, instance, settings)
+                request = _request(spec, docs, ref, instance, settings, memory)
                 if "ppl" in spec.measures and request.error is None:
                     request.reference = _reference(task, docs.bare[docs.split][ref.doc_id])
             calls += 1
@@ -56,19 +59,30 @@ def generate(
         failures = task_errors(spec.name, ours=respondent.raised, folder=spec.dataset_path)
         with failures, task_environment(spec.media_root):
             task = module.AskingTask(config, docs.full, docs.bare)
-            module.run_loop(task, respondent, limit=len(docs.refs))
+            try:
+                module.run_loop(task, respondent, limit=len(docs.refs))
+            finally:
+                if memory is not None:
+                    memory.save()
     return calls
 
 
-def expected_prompts(spec: TaskSpec, docs: Documents, doc_ids: set[int]) -> dict[int, str]:
-    """Prompt hashes of documents: pages carry theirs, and prompts made in this process are known.
+def prompt_hashes(spec: TaskSpec, doc_ids: Collection[int], limit: int | None, anew: bool = False) -> dict[int, str]:
+    """The hashes of documents' prompts as the data are, "" where media or fields cannot be read.
 
-    For the others the prompts are made again, with no one to answer; that decodes each image once in a process.
+    Pages carry theirs. Of other tasks a prompt is made again, with no one to answer, where nothing says that it cannot
+    have changed (see prompts.py).
+
+    limit: the documents lie among the first so many; anew: look at files that this process has looked at already.
     """
-    missing = doc_ids - docs.prompt_hashes.keys()
+    if spec.is_pages:
+        known = documents(spec, limit).prompt_hashes
+        return {doc_id: known[doc_id] for doc_id in doc_ids}
+    memory = memory_of(spec)
+    missing = memory.look(doc_ids if anew else set(doc_ids) - memory.looked.keys())
     if missing:
-        generate(spec, lambda request: "", len(docs.refs), wanted=lambda ref: ref.doc_id in missing)
-    return {doc_id: docs.prompt_hashes[doc_id] for doc_id in doc_ids}
+        generate(spec, lambda request: "", limit, wanted=lambda ref: ref.doc_id in missing)
+    return {doc_id: memory.looked[doc_id] for doc_id in doc_ids}
 
 
 def _reference(task: Any, doc: Any) -> str | None:
@@ -81,19 +95,29 @@ def _reference(task: Any, doc: Any) -> str | None:
     return None if target is None or not str(target).strip() else str(target).strip()
 
 
-def _request(spec: TaskSpec, docs: Documents, ref: SampleRef, instance: Instance, settings: dict[str, Any]) -> Request:
+def _request(
+    spec: TaskSpec,
+    docs: Documents,
+    ref: SampleRef,
+    instance: Instance,
+    settings: dict[str, Any],
+    memory: Memory | None,
+) -> Request:
     _, doc_to_messages, _, doc_id, _, split = instance.args
     prompt, error = Prompt([], [], []), None
-    try:
-        prompt = to_prompt(doc_to_messages(docs.full[split][doc_id]), spec.name)
-        prompt = with_placeholders(prompt, spec.placeholders, spec.dataset)
-    except (Exception, SystemExit) as broken:
-        if not of_one_sample(broken):
-            raise
-        ours = isinstance(broken, MMKVError)
-        error = str(broken) if ours else f"sample {ref.sample_id} cannot be read: {stated(broken)}"
-    found = "" if error else prompt_hash(prompt)
-    if found != docs.prompt_hashes.setdefault(doc_id, found) and not error:
+    with opened() as heard:
+        try:
+            prompt = to_prompt(doc_to_messages(docs.full[split][doc_id]), spec.name)
+            prompt = with_placeholders(prompt, spec.placeholders, spec.dataset)
+        except (Exception, SystemExit) as broken:
+            if not of_one_sample(broken):
+                raise
+            ours = isinstance(broken, MMKVError)
+            error = str(broken) if ours else f"sample {ref.sample_id} cannot be read: {stated(broken)}"
+        found = "" if error else prompt_hash(prompt)
+    if memory is not None:
+        memory.note(doc_id, found, prompt, heard)
+    elif found != docs.prompt_hashes[doc_id] and not error:
         raise DataError(
             f"the prompt of sample {ref.sample_id} is not the one its data were made for; the task's prompt and its "
             "data are of different versions: install mmkv_bench again"

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mmkv_bench.errors import DataError, UnsupportedError
+from mmkv_bench.file_state import State, state_of
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -163,8 +164,9 @@ def prompt_hash(prompt: Prompt) -> str:
 
 def _video_bytes(video: Any) -> bytes:
     if isinstance(video, str | os.PathLike):
-        stat = os.stat(video)
-        return _file_digest(os.fspath(video), stat.st_size, stat.st_mtime_ns)
+        state = state_of(video)
+        digest = _file_digest if state.settled else _file_digest.__wrapped__
+        return digest(os.fspath(video), state)
     if isinstance(video, dict):
         return b"".join(key.encode() + _video_bytes(value) for key, value in sorted(video.items()))
     if isinstance(video, list | tuple):
@@ -175,7 +177,7 @@ def _video_bytes(video: Any) -> bytes:
 
 
 @functools.lru_cache(maxsize=1024)
-def _file_digest(path: str, size: int, changed: int) -> bytes:
-    """sha256 of a file's content; read once while its size and time of change stay."""
+def _file_digest(path: str, state: State) -> bytes:
+    """sha256 of a file's content; read once while its state stays."""
     with open(path, "rb") as stream:
         return hashlib.file_digest(stream, "sha256").digest()

@@ -9,7 +9,7 @@ from mmkv_bench.errors import DataError, ScoringError
 from mmkv_bench.evaluation.contract import Answer, CellScores, SampleScore, TaskSpec
 from mmkv_bench.evaluation.documents import Documents, documents, task_config
 from mmkv_bench.evaluation.due import metrics_due
-from mmkv_bench.evaluation.generating import expected_prompts
+from mmkv_bench.evaluation.generating import prompt_hashes
 from mmkv_bench.evaluation.judging.client import asking
 from mmkv_bench.evaluation.judging.desk import Desk
 from mmkv_bench.evaluation.judging.rounds import in_rounds
@@ -100,7 +100,7 @@ def _prompts(spec: TaskSpec, docs: Documents, sitting: Sitting) -> dict[str | No
 
 
 def _check_prompts(spec: TaskSpec, docs: Documents, answers: Mapping[str, Answer], texts: Mapping[int, str]) -> None:
-    expected = expected_prompts(spec, docs, set(texts))
+    expected = prompt_hashes(spec, set(texts), len(docs.refs))
     for doc_id, text in texts.items():
         sample_id = docs.refs[doc_id].sample_id
         given = answers[sample_id]
@@ -112,7 +112,7 @@ def _check_prompts(spec: TaskSpec, docs: Documents, answers: Mapping[str, Answer
             raise DataError(
                 f"the stored answer to sample {sample_id} of task {spec.name} belongs to document {given.doc_id} and prompt "
                 f"{given.prompt_hash[:12]}, the data have document {doc_id} and prompt {expected[doc_id][:12]}: the "
-                "dataset or the task's prompt changed; generate the answers again"
+                "dataset or the task's prompt changed; retry=[changed] answers such samples again"
             )
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from mmkv_bench.config import CHANGED
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -16,16 +18,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Part:
-    """One dataset's share: its task, its cells, and the ids of the samples of this limit and shard, in order."""
+    """One dataset's share: its task, its cells, and the ids of the samples of this limit and shard, in order.
+
+    `changed`: cell -> ids of samples whose rows `retry=[changed]` makes again.
+    """
 
     dataset: str
     spec: TaskSpec
     cells: Sequence[Cell]
     samples: Sequence[str]
+    changed: Mapping[str, Collection[str]] = field(default_factory=dict)
 
     def done(self, store: Store, retry: Collection[str] = ()) -> dict[str, set[str]]:
-        """Cell -> ids of samples that have a row; rows with a status in `retry` do not count."""
-        return store.done([cell.cell for cell in self.cells], retry)
+        """Cell -> ids of samples that have a row; rows that `retry` names do not count."""
+        done = store.done([cell.cell for cell in self.cells], [status for status in retry if status != CHANGED])
+        if CHANGED in retry:
+            done = {cell: samples.difference(self.changed.get(cell, ())) for cell, samples in done.items()}
+        return done
 
     def rows(self, store: Store, retry: Collection[str] = ()) -> int:
         """How many of the part's rows there are."""

@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from mmkv_bench.models.source import HUB, Source
 from mmkv_bench.planning import facts as facts_of
 from mmkv_bench.planning.card import PromptSize, render
 from mmkv_bench.planning.cells import Cell, bases, build_methods, expand
+from mmkv_bench.planning.changed import changed_answers
 from mmkv_bench.planning.compose import method_defaults
 from mmkv_bench.planning.judging import desk_of, summary
 from mmkv_bench.planning.parts import Part, failures, parts_of
@@ -50,6 +52,8 @@ def run(config: DictConfig) -> int:
     config, cells, parts, provenance, notes = _plan(config)
     store.recover()
     _refuse_other_sharing(config, store, cells)
+    changed = changed_answers(config, store, parts)
+    parts = [replace(part, changed=changed) for part in parts]
     todo = {part.dataset: part.missing(store, list(config.retry)) for part in parts}
     generating = config.stage != "score" and any(todo.values())
     loaded = _load(config) if generating else None
@@ -69,6 +73,7 @@ def run(config: DictConfig) -> int:
     try:
         if loaded is not None:
             _keep_cells(store, config, cells, provenance)
+            store.forget_scores(changed)
             _generate(config, loaded, store, parts, todo, track, stopped)
         if config.stage != "generate":
             stale = _stale(store, parts, judge)

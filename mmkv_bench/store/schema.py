@@ -109,7 +109,9 @@ RESPONSE_COLUMNS = (
     _SAMPLE,
     _must("doc_id", INT, "index of the sample in its dataset, as lmms-eval counts"),
     _CLUSTER,
-    _when_ok("prompt_hash", TEXT, "hash of the prompt (text and images) that was answered"),
+    _when_ok(
+        "prompt_hash", TEXT, "hash of the prompt that was answered: its text, pixels of images, contents of video files"
+    ),
     _must("status", TEXT, "how generation ended; only ok rows have an answer", allowed=STATUSES),
     Column("error", TEXT, "message of the failure; null exactly when ok"),
     _must("fallback", TEXTS, "reasons why less was done than asked, by the names listed under Fallbacks; may be empty"),
@@ -208,7 +210,12 @@ CELL_COLUMNS = (
     _must("model", TEXT, "model name or folder name"),
     _must("model_fingerprint", TEXT, "checksum of configuration and weights", identity=True),
     _must("dataset", TEXT, "dataset name", identity=True),
-    _must("dataset_fingerprint", TEXT, "checksum of the dataset's content", identity=True),
+    _must(
+        "dataset_fingerprint",
+        TEXT,
+        "checksum of the dataset's rows; media that they name by path are in prompt_hash",
+        identity=True,
+    ),
     _must("method", TEXT, "display name (a method may appear as several variants)"),
     _must("base", TEXT, "method family", identity=True),
     Column("reading", TEXT, "paper or released code; null for full", allowed=("paper", "released"), identity=True),

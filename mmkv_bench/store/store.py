@@ -157,6 +157,16 @@ class Store:
         """Cell rows, of all cells unless given."""
         return self._load("cells", cells)
 
+    def forget_scores(self, samples: Mapping[str, Collection[str]]) -> None:
+        """Drops the scores of samples (cell -> ids) whose answers are about to be made again, so that the new ones are
+        scored wherever a run ends before. What the cells' metrics say stands until then."""
+        for cell, ids in samples.items():
+            stored = self.samples([cell])
+            kept = stored.filter(pc.invert(pc.is_in(stored["sample_id"], pa.array(sorted(ids), pa.string()))))
+            if kept.num_rows < stored.num_rows:
+                rows = (table.drop_columns(["schema_version"]).to_pylist() for table in (kept, self.metrics([cell])))
+                self.write_scores(cell, *rows)
+
     def write_scores(
         self, cell: str, samples: Iterable[Mapping[str, Any]], metrics: Iterable[Mapping[str, Any]]
     ) -> None:

@@ -129,18 +129,19 @@ def test_an_answer_to_another_prompt_is_refused(own_task):
     for change in ({"prompt_hash": "0" * 64}, {"doc_id": 2}):
         answers = answered(requests, ANSWERS)
         answers[requests[1].sample_id] = dataclasses.replace(answers[requests[1].sample_id], **change)
-        with pytest.raises(DataError, match=f"{requests[1].sample_id}.*generate the answers again"):
+        with pytest.raises(DataError, match=f"{requests[1].sample_id}.*retry=.changed. answers such samples again"):
             score(spec, answers)
 
 
 def test_prompts_are_checked_in_a_process_that_made_none(own_task, monkeypatch):
-    from mmkv_bench.evaluation import documents
+    from mmkv_bench.evaluation import documents, prompts
 
     spec = own_task()
     requests = ask_all(spec)
     monkeypatch.setattr(documents, "_LOADED", {})
+    monkeypatch.setattr(prompts, "_MEMORIES", {})
     assert score(spec, answered(requests, ANSWERS)).aggregate == {"acc": 1.0}
-    monkeypatch.setattr(documents, "_LOADED", {})
+    monkeypatch.setattr(prompts, "_MEMORIES", {})
     foreign = answered(requests, ANSWERS)
     foreign[requests[3].sample_id] = dataclasses.replace(foreign[requests[3].sample_id], prompt_hash="1" * 64)
     with pytest.raises(DataError, match="prompt"):

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 from mmkv_bench.errors import DataError
 from mmkv_bench.evaluation.tasks.milebench.metrics import normalised
 from mmkv_bench.evaluation.tasks.milebench.subtasks import subtask
+from mmkv_bench.file_state import state_of
 
 if TYPE_CHECKING:
     import datasets
@@ -141,10 +142,10 @@ def _picture(file: Path) -> dict[str, Any]:
 
 
 def _state(content: bytes, rows: Sequence[Mapping[str, Any]], folder: Path) -> str:
-    """Digest of what the files are now: the annotations' text, sizes and times of the pictures."""
+    """Digest of what the files are now: the annotations' text, and the states of the pictures."""
     digest = hashlib.sha256(f"{VERSION} {folder}".encode() + content)
     for name in dict.fromkeys(name for row in rows for name in row["images"]):
         file = folder / name
-        state = (file.stat().st_size, file.stat().st_mtime_ns) if file.is_file() else None
+        state = tuple(state_of(file)) if file.is_file() else None
         digest.update(f"{name} {state}".encode())
     return digest.hexdigest()[:32]

@@ -1,0 +1,68 @@
+"""Which files a piece of code reads, as the interpreter itself tells (audit event `open`, PEP 578).
+
+A task's code finds its pictures in ways of its own, so nothing else names them all. Readers written in C that open files by
+themselves (video decoders) are not heard: what they read has to be named by those who call them.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from mmkv_bench.file_state import State
+
+CODE = (".py", ".pyc", ".so")  # imported on the way; the versions of packages stand for it
+_listeners: list[Opened] = []
+_hooked = False
+
+
+class Opened:
+    """Files that were opened for reading: path -> state before that, None where there was no file.
+
+    `traceable`: whether every path says where its file lies; a relative one depends on the working folder.
+    """
+
+    def __init__(self) -> None:
+        self.files: dict[str, State | None] = {}
+        self.traceable = True
+
+    def hear(self, path: object, flags: object) -> None:
+        if not isinstance(path, str | bytes | os.PathLike):
+            return  # an open descriptor, whose own opening was heard
+        name = os.fsdecode(path)
+        writes = isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR)
+        if writes or name in self.files or name.endswith(CODE):
+            return
+        self.traceable &= os.path.isabs(name)
+        try:
+            found = os.stat(name)
+        except OSError:
+            self.files[name] = None
+            return
+        if stat.S_ISREG(found.st_mode) and found.st_size:  # what the kernel makes up has no size
+            self.files[name] = State.of(found)
+
+
+@contextmanager
+def opened() -> Iterator[Opened]:
+    """Listen while the block runs, in all threads."""
+    global _hooked
+    if not _hooked:
+        sys.addaudithook(_hear)
+        _hooked = True
+    found = Opened()
+    _listeners.append(found)
+    try:
+        yield found
+    finally:
+        _listeners.remove(found)
+
+
+def _hear(event: str, arguments: tuple) -> None:
+    if event == "open" and _listeners:
+        path, _, flags = arguments
+        for listener in _listeners:
+            listener.hear(path, flags)

@@ -1,0 +1,191 @@
+"""The hashes of a dataset's prompts as its data are now, without making a prompt again that cannot have changed.
+
+A dataset's fingerprint covers its rows. Pictures and videos that rows name by their paths are covered by the prompt's hash,
+which every response row holds: so a larger `limit` or one more picture changes no other sample's identity. A prompt is made
+of the row, the task's files and the files that were opened for it; its hash is remembered with the states of these
+(`file_state`), in this process and in `prompts/` of the cache, so that looking at a million samples again opens files and
+decodes none of them. A prompt of which not all files are known is made again each time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mmkv_bench.evaluation import sources
+from mmkv_bench.evaluation.catalog import task_file
+from mmkv_bench.evaluation.chunks import cache_root
+from mmkv_bench.evaluation.content import fingerprint
+from mmkv_bench.evaluation.contract import TaskSpec
+from mmkv_bench.evaluation.documents import documents, media_columns
+from mmkv_bench.evaluation.messages import Prompt
+from mmkv_bench.evaluation.opened import Opened
+from mmkv_bench.file_state import State, outlives_the_process, state_of
+
+SCHEME = 1  # version of what `messages.prompt_hash` makes of a prompt
+SAVE_EVERY_S = 300.0
+_COLUMNS = ("doc_id", "prompt_hash", "files", "states")
+
+
+class Known(NamedTuple):
+    """A prompt's hash, and the state of each file that was opened for it: None where there was none."""
+
+    hash: str
+    files: dict[str, State | None]
+
+
+class Memory:
+    """The prompts that are known of one dataset. `looked`: doc_id -> the hash found when this process last looked.
+
+    Args:
+        file: where they are remembered; media: whether the dataset's rows may hold media.
+    """
+
+    def __init__(self, file: Path, media: bool) -> None:
+        self.file, self.media, self.looked = file, media, dict[int, str]()
+        self.new: dict[int, Known] = {}
+        self.known = _read(file)
+        self._saved = time.monotonic()
+
+    def note(self, doc_id: int, found: str, prompt: Prompt, heard: Opened) -> None:
+        """Keep the hash of a prompt that was just made, and what was heard meanwhile."""
+        self.looked[doc_id] = found
+        self.known.pop(doc_id, None)
+        frames = any(not isinstance(video, str | dict) for video in prompt.videos)
+        unheard = (prompt.images or prompt.videos) and not (heard.files or self.media)
+        if not found or frames or unheard or not heard.traceable:
+            return
+        if all(state is None or outlives_the_process(path, state) for path, state in heard.files.items()):
+            self.known[doc_id] = self.new[doc_id] = Known(found, dict(heard.files))
+        if time.monotonic() - self._saved > SAVE_EVERY_S:
+            self.save()
+
+    def look(self, doc_ids: Iterable[int]) -> set[int]:
+        """Look at the files of these prompts again; returns those of which no hash is known to hold now."""
+        states: dict[str, State | None] = {}
+        unknown = set()
+        for doc_id in doc_ids:
+            known = self.known.get(doc_id)
+            if known is None:
+                unknown.add(doc_id)
+                continue
+            for path in known.files:
+                if path not in states:
+                    states[path] = _state(path)
+            if all(states[path] == state for path, state in known.files.items()):
+                self.looked[doc_id] = known.hash
+            else:
+                unknown.add(doc_id)
+        return unknown
+
+    def save(self) -> None:
+        """Write what is new beside what others wrote meanwhile; a cache that cannot be written costs time only."""
+        self._saved = time.monotonic()
+        if not self.new:
+            return
+        try:
+            _write(self.file, _read(self.file) | self.new)
+            self.new = {}
+        except OSError:
+            return
+
+
+_MEMORIES: dict[str, Memory] = {}
+
+
+def memory_of(spec: TaskSpec) -> Memory:
+    """What is known of the dataset's prompts: of its content, task and task's code as they are now."""
+    home = str(sources.home(spec.media_root))
+    parts = [SCHEME, fingerprint(spec), spec.name, spec.split, spec.placeholders, home, version("pillow")]
+    key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
+    if key not in _MEMORIES:
+        docs = documents(spec, None)
+        _MEMORIES[key] = Memory(cache_root() / "prompts" / f"{key}.parquet", bool(media_columns(docs.full[docs.split])))
+    return _MEMORIES[key]
+
+
+def rows_hold_media(spec: TaskSpec) -> bool:
+    """Whether the dataset's rows hold all its media, so that its fingerprint says all about its prompts.
+
+    Known of pages, and of lmms-eval's and our own tasks with media columns of which none names a file in place of bytes.
+    """
+    if spec.is_pages:
+        return True
+    docs = documents(spec, None)
+    data = docs.full[docs.split]
+    columns = media_columns(data)
+    if not columns or spec.include_path or sources.videos(spec.media_root, _kwargs(spec)) is not None:
+        return False
+    return not any(_names_files(data.data.column(name)) for name in columns)
+
+
+def _kwargs(spec: TaskSpec) -> dict[str, Any]:
+    from mmkv_bench.evaluation.catalog import plain_config
+
+    return plain_config(task_file(spec)).get("dataset_kwargs") or {}
+
+
+def _names_files(column: Any) -> bool:
+    """Whether some medium of an Arrow column of {bytes, path}, or of lists of them, has a path and no bytes."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+        column = pc.list_flatten(column)
+    if not pa.types.is_struct(column.type):
+        return True
+    held, path = (pc.is_valid(pc.struct_field(column, name)) for name in ("bytes", "path"))
+    return bool(pc.any(pc.and_(path, pc.invert(held))).as_py())
+
+
+def _state(path: str) -> State | None:
+    try:
+        return state_of(path)
+    except OSError:
+        return None
+
+
+def _read(file: Path) -> dict[int, Known]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        rows = pq.read_table(file).to_pydict()
+        return {
+            doc_id: Known(found, {path: _parsed(state) for path, state in zip(paths, states, strict=True)})
+            for doc_id, found, paths, states in zip(*(rows[name] for name in _COLUMNS), strict=True)
+        }
+    except (OSError, KeyError, TypeError, ValueError, pa.ArrowException):
+        return {}
+
+
+def _written(state: State | None) -> str:
+    return "" if state is None else " ".join(map(str, state))
+
+
+def _parsed(text: str) -> State | None:
+    return State(*map(int, text.split())) if text else None
+
+
+def _write(file: Path, known: dict[int, Known]) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns = (
+        pa.array(list(known), pa.int64()),
+        pa.array([one.hash for one in known.values()], pa.string()),
+        pa.array([list(one.files) for one in known.values()], pa.list_(pa.string())),
+        pa.array([[_written(state) for state in one.files.values()] for one in known.values()], pa.list_(pa.string())),
+    )
+    file.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=file.parent, prefix=".prompts")
+    with os.fdopen(handle, "wb") as stream:
+        pq.write_table(pa.table(dict(zip(_COLUMNS, columns, strict=True))), stream, compression="zstd")
+    os.replace(name, file)
