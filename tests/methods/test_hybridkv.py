@@ -135,7 +135,7 @@ def test_classes_equal_the_definition(rows, theta, threshold, classes):
     theta=st.sampled_from([0.0, 0.6, 0.9, 1.0]),
     r=st.sampled_from(["0.1", "0.25", "0.75", "1.0", "1.25", "3"]),
     alpha=st.sampled_from(["0", "0.5", "0.29", "1"]),
-    power=st.sampled_from(["down", "down", "none", "up"]),
+    power=st.sampled_from(["nearest", "nearest", "down", "none", "up"]),
     chunk=st.sampled_from([1, 6, 8]),
 )
 def test_budgets_equal_the_equations_and_stay_within_the_total(rows, n, share, theta, r, alpha, power, chunk):
@@ -149,7 +149,8 @@ def test_budgets_equal_the_equations_and_stay_within_the_total(rows, n, share, t
     total, heads = budget * found.entries.numel(), found.entries.numel()
     n_dynamic = int(found.dynamic.sum())
     assert found.clipped == (0 < n_dynamic < heads and -(-Fraction(r) * budget * n_dynamic // 1) > total)
-    if power == "up":
+    if power == "up" and int(found.entries.sum()) > total:
+        assert not found.entries[~found.dynamic].any(), "static heads give all they have first"
         return
     assert int(found.entries.sum()) <= total
     static = found.entries[~found.dynamic]
@@ -172,11 +173,29 @@ def test_budgets_by_hand():
     assert found.entries.tolist() == [[112, 64], [115, 109]]
     # without head-level allocation, and without both levels
     assert Hybrid(alpha=1.0).divide(summaries(rows), 100, 1000).entries.tolist() == [[112, 64], [112, 112]]
-    assert Hybrid(alpha=1.0, r=1.0).divide(summaries(rows), 100, 1000).entries.tolist() == [[112, 64], [112, 112]]
+    assert Hybrid(alpha=1.0, r=1.0).divide(summaries(rows), 100, 1000).entries.tolist() == [[91, 128], [91, 90]]
+    down = Hybrid(alpha=1.0, r=1.0, power="down").divide(summaries(rows), 100, 1000)
+    assert down.entries.tolist() == [[112, 64], [112, 112]]
     plain = Hybrid(alpha=1.0, r=1.0, power="none").divide(summaries(rows), 100, 1000)
     assert plain.entries.tolist() == [[102, 96], [101, 101]]  # whole chunks of 8
     up = Hybrid(power="up").divide(summaries(rows), 100, 1000)
-    assert int(up.entries[0, 1]) == 128 and int(up.entries.sum()) == 400 - 75 + 128
+    assert int(up.entries[0, 1]) == 128 and int(up.entries.sum()) == 400  # the static heads give what padding takes
+
+
+def test_powers_of_two_are_the_nearest_ties_down_and_never_above_the_budget_unless_padded():
+    """One static head of four; C = 100 of 1000, r = 1: dynamic heads ask for 100 each of 400."""
+    rows = [[0.5, 0.5, 0.5, 1.0]]
+
+    def entries(budget: int, power: str, heads=rows, r: float = 1.0) -> list[int]:
+        return Hybrid(r=r, power=power, chunk=1).divide(summaries(heads), budget, 1000).entries[0].tolist()
+
+    assert entries(100, "nearest") == entries(100, "up") == [128, 128, 128, 16]
+    assert entries(96, "nearest") == [64, 64, 64, 192]  # as near to 64 as to 128
+    assert entries(70, "nearest") == [64, 64, 64, 88] and entries(70, "up") == [128, 128, 128, 0]  # 384 of 280
+    every = [[0.5, 0.5]]
+    assert entries(120, "nearest", every) == [64, 64]  # 128 would be above the budget, and nobody can give
+    assert entries(120, "up", every) == [128, 128] and entries(128, "nearest", every) == [128, 128]
+    assert [Hybrid(power=power).exceeds for power in ("nearest", "down", "none", "up")] == [False, False, False, True]
 
 
 def test_models_of_one_kind_of_head_get_the_whole_budget():

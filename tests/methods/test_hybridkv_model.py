@@ -324,11 +324,11 @@ def test_rows_say_what_could_not_be_done():
     assert found["whole"] == {"prompt_within_budget"}
 
 
-def test_a_budget_rounded_up_needs_the_released_reading():
-    with pytest.raises(ConfigError, match=r"power=.up.\) may keep more than the budget"):
-        method(power="up")
+def test_a_budget_padded_to_the_next_power_may_exceed_the_budget_and_says_so():
+    made = method(power="up", classes="dynamic")
+    assert made.reading == "paper" and made.exceeds_as_printed and made.version == 2
     model, prompt = zoo.model("llava_next"), common.encoded("llava_next")
-    (excess,) = common.together(model, "llava_next", prompt, [common.cell(method("released", power="up"), 40)])
+    (excess,) = common.together(model, "llava_next", prompt, [common.cell(made, 40)])
     assert excess.status == "ok" and excess.entries_resident > excess.entries_asked
 
 

@@ -31,7 +31,7 @@ def near(ours: torch.Tensor, exact: torch.Tensor, scale: torch.Tensor, group: in
 @PROPERTY
 @given(
     st.integers(1, 5),
-    st.sampled_from([2, 4]),
+    st.sampled_from([2, 4, 8]),
     st.sampled_from([4, 8, 16, 32]),
     st.integers(1, 4),
     st.integers(0, 10**6),
@@ -46,7 +46,7 @@ def test_values_are_quantised_per_token_as_the_oracle_does(tokens, bits, group, 
 
 @PROPERTY
 @given(
-    st.integers(1, 5), st.sampled_from([2, 4]), st.sampled_from([4, 8, 32]), st.integers(1, 3), st.integers(0, 10**6)
+    st.integers(1, 5), st.sampled_from([2, 4, 8]), st.sampled_from([4, 8, 32]), st.integers(1, 3), st.integers(0, 10**6)
 )
 def test_keys_are_quantised_per_channel_as_the_oracle_does(channels, bits, group, groups, seed):
     key = random(group * groups, channels, seed=seed)
@@ -65,7 +65,7 @@ def test_a_group_by_hand():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("bits", [2, 4])
+@pytest.mark.parametrize("bits", [2, 4, 8])
 def test_constant_groups_and_extremes_come_back_exactly(bits, dtype):
     constant = torch.tensor([3.3, -7.7, 0.0, 1e4, 6e-8]).to(dtype)[:, None].expand(-1, 32)
     back = dequantise(quantise(constant, bits, 32))
@@ -76,7 +76,7 @@ def test_constant_groups_and_extremes_come_back_exactly(bits, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("bits", [2, 4])
+@pytest.mark.parametrize("bits", [2, 4, 8])
 def test_half_precision_stores_16_bit_scales_and_equals_the_oracle_with_such_scales(bits, dtype):
     value = random(40, 64, seed=4).to(dtype)
     packed = quantise(value, bits, 32)
@@ -86,7 +86,7 @@ def test_half_precision_stores_16_bit_scales_and_equals_the_oracle_with_such_sca
     assert near_in_dtype.float().mean() > 0.999
 
 
-@pytest.mark.parametrize(("bits", "group"), [(2, 32), (4, 32), (2, 64), (4, 128)])
+@pytest.mark.parametrize(("bits", "group"), [(2, 32), (4, 32), (2, 64), (4, 128), (8, 32)])
 def test_bytes_are_what_the_paper_counts(bits, group):
     """b + 32 / G bits per number in half precision; twice the scale bytes in float32."""
     x = random(7, 256, seed=1)
@@ -94,6 +94,11 @@ def test_bytes_are_what_the_paper_counts(bits, group):
         packed = quantise(x.to(dtype), bits, group)
         stored = sum(part.numel() * part.element_size() for part in packed.parts)
         assert stored * 8 == x.numel() * (bits + scale_bits / group)
+
+
+def test_eight_bits_are_one_byte_a_number():
+    packed = quantise(torch.tensor([[0.0, 255.0, 7.4, 128.6]]), 8, 4)
+    assert packed.data.tolist() == [[0, 255, 7, 129]] and dequantise(packed).tolist() == [[0.0, 255.0, 7.0, 129.0]]
 
 
 def test_a_group_can_be_read_without_its_neighbours():
@@ -106,6 +111,6 @@ def test_a_group_can_be_read_without_its_neighbours():
 
 def test_what_cannot_be_packed_is_refused():
     x = random(2, 12)
-    for bits, group, words in ((3, 4, "2 or 4"), (2, 6, "multiples of 4"), (4, 0, "multiples of 2"), (2, 8, "divide")):
+    for bits, group, words in ((3, 4, "2, 4, 8"), (2, 6, "multiples of 4"), (4, 0, "multiples of 2"), (2, 8, "divide")):
         with pytest.raises(ConfigError, match=words):
             quantise(x, bits, group)

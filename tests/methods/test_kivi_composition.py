@@ -76,6 +76,9 @@ def test_one_override_or_one_variant_puts_kivi_behind_a_method():
     (cell,) = cells("method=snapkv", "baseline=none", f"methods.snapkv.decoding={line}", "budget=32")
     assert cell.compressor.decoding == KIVI(4) and cell.tuned and cell.budget.entries == 32
     shown = json.loads(cell.parameters)["decoding"]
+    online = ("methods.kivi_prefixkv.mode=online", "methods.kivi_prefixkv.bits=8")  # without an artefact
+    (eight,) = cells("method=kivi_prefixkv", "baseline=none", "budget=32", *online)
+    assert eight.compressor.decoding == KIVI(8, residual=32)
     assert shown == "KIVI(bits=4, group=32, residual=128, flush='before')", "a row says what was put behind the method"
     several = cells(
         "method=[snapkv,h2o_decode]",

@@ -105,7 +105,7 @@ def test_what_never_fills_a_residual_is_the_full_cache():
         assert data == entries * 2 * zoo.HEAD_DIM * 4 and metadata == entries * 4  # positions alone
 
 
-@pytest.mark.parametrize("bits", [2, 4])
+@pytest.mark.parametrize("bits", [2, 4, 8])
 def test_bytes_are_counted_from_the_packed_tensors(bits):
     """T = 41, R = 8, G = 4, D = 16, float32: 40 keys and 33 values are packed in every head."""
     model, inputs = zoo.model("qwen2_5_vl"), zoo.prompt("qwen2_5_vl")
@@ -161,7 +161,7 @@ def test_no_padding_slot_enters_a_group(dtype):
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [({"bits": 3}, "2 or 4"), ({"group": 6}, "multiples of 4"), ({"group": 32, "residual": 100}, "multiples of group=32"),
+    [({"bits": 3}, "2, 4, 8"), ({"group": 6}, "multiples of 4"), ({"group": 32, "residual": 100}, "multiples of group=32"),
      ({"residual": 0}, "at least one group"), ({"flush": "never"}, "before, after")],
 )  # fmt: skip
 def test_parameters_that_make_no_groups_are_refused(arguments, words):

@@ -287,6 +287,16 @@ def test_a_profile_of_the_budget_itself_is_used_as_it_is():
     ]
 
 
+def test_the_released_rounding_takes_a_profile_as_it_is():
+    """Ratios that add up to 1.2 for a budget of three times 0.3: the release keeps them, the paper's text scales them."""
+    profile, scores = {"grid": [0.3], "ratios": [[0.5, 0.4, 0.3]]}, [torch.zeros(1, 100)] * 3
+    released = Prefix(calibration=profile, rounding="nearest")
+    assert [c.tolist() for c in released.caps(scores, 30, range(3), 3)] == [[50], [40], [30]]
+    assert sum(int(c) for c in Prefix(calibration=profile).caps(scores, 30, range(3), 3)) == 90
+    assert [Compressor("", allocator=a).version for a in (released, Prefix(calibration=profile))] == [2, 1]
+    assert Compressor("", allocator=Prefix("online", rounding="nearest")).version == 1
+
+
 def test_nearest_rounding_is_by_itself_and_may_exceed_the_budget():
     """Evicted: 0.5 of 9 = 4.5 -> 4 each (halves go to the even number, as in numpy), so 5 + 5 stay where 9 are granted."""
     profile = {"grid": [0.5], "ratios": [[0.5, 0.5]]}

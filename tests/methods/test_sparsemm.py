@@ -156,6 +156,16 @@ def test_what_a_head_cannot_take_goes_to_the_others_or_nowhere():
     assert HeadScores(table, 4, surplus="drop", rounding="nearest").model_caps(20, 24, 2, 2) == [[24, 11], [11, 6]]
 
 
+def test_the_released_floor_is_a_whole_number_of_entries():
+    """C = 64, w = 32: a tenth of 32 is 3, and 29 * 8 + 3 + 32 = 267 to the one head with a score; exactly it is 266."""
+    table = artefact([[1, 0, 0, 0], [0, 0, 0, 0]], 4)
+    released = HeadScores(table, surplus="drop", rounding="nearest")
+    assert released.model_caps(64, 1000, 2, 4) == [[267, 35, 35, 35], [35, 35, 35, 35]]
+    assert HeadScores(table).model_caps(64, 1000, 2, 4)[0][0] == 266
+    made = shipped("sparsemm", "released", table)
+    assert (made.version, shipped("sparsemm", "paper", table).version) == (2, 1)
+
+
 def test_released_rounding_may_exceed_the_budget_and_is_refused_outside_of_the_released_reading():
     table = artefact([[1.0] * 5 + [1.2] * 3], 8)
     scores, total = [torch.rand(8, 90)], {}

@@ -73,19 +73,32 @@ def fill(weights: list[Fraction], total: int, cap: int) -> list[int]:
     return counts
 
 
-def round_down(share: int, n: int, chunk: int, power: str = "down") -> int:
-    """What a dynamic head reads per step."""
+def rounded(share: int, n: int, chunk: int, power: str, most: Fraction) -> int:
+    """What a dynamic head reads per step; `most` is what the whole budget leaves each of them at the utmost."""
     if share >= n:
         return n
+    if share == 0:
+        return 0
+
+    def read(entries: int) -> int:
+        whole = [m * chunk for m in range(entries // chunk + 1)][-1]
+        return min(whole if whole else entries, n)
+
+    powers = [2**i for i in range(40)]
+    if power == "none":
+        return read(share)
+    if power == "up":
+        return read(min(p for p in powers if p >= share))
+    lower = max(p for p in powers if p <= share)
     if power == "down":
-        share = max([p for p in (2**i for i in range(40)) if p <= share], default=0)
-    elif power == "up" and share > 0:
-        share = min(p for p in (2**i for i in range(40)) if p >= share)
-    whole = [m * chunk for m in range(share // chunk + 1)][-1]
-    return min(whole if whole else share, n)
+        return read(lower)
+    closest = min(powers, key=lambda p: (abs(p - share), p))
+    return read(closest if read(closest) <= most else lower)
 
 
-def budgets(scores, is_dynamic, budget: int, n: int, r: Fraction, alpha: Fraction, chunk: int = 8, power: str = "down"):
+def budgets(
+    scores, is_dynamic, budget: int, n: int, r: Fraction, alpha: Fraction, chunk: int = 8, power: str = "nearest"
+):
     """Equations 4 and 5 with exact totals: entries [L][Hkv]."""
     cells = [(i, h) for i, row in enumerate(scores) for h in range(len(row))]
     moving = [c for c in cells if is_dynamic[c[0]][c[1]]]
@@ -99,9 +112,9 @@ def budgets(scores, is_dynamic, budget: int, n: int, r: Fraction, alpha: Fractio
         while total - to_dynamic > n * len(fixed):  # static heads cannot hold what is left
             to_dynamic += 1
         for c in moving:
-            got[c] = round_down(to_dynamic // len(moving), n, chunk, power)
+            got[c] = rounded(to_dynamic // len(moving), n, chunk, power, Fraction(total, len(moving)))
     if fixed:
-        to_static = total - (to_dynamic if power == "up" else sum(got.values()))
+        to_static = max(total - sum(got.values()), 0)
         norm = sum(Fraction(scores[i][h]) for i, h in fixed)
         weights = [alpha / len(fixed) + (1 - alpha) * Fraction(scores[i][h]) / norm for i, h in fixed]
         for c, count in zip(fixed, fill(weights, min(to_static, n * len(fixed)), n), strict=True):

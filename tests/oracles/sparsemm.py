@@ -20,10 +20,12 @@ def kv_scores(table: list[list[float]], kv_heads: int) -> list[list[Fraction]]:
     return found
 
 
-def real_shares(table: list[list[float]], kv_heads: int, base: int, rho_min: Fraction) -> list[Fraction]:
-    """b_score + r of every head of the model, layer after layer; base = C - w."""
+def real_shares(
+    table: list[list[float]], kv_heads: int, base: int, rho_min: Fraction, whole_floor: bool = False
+) -> list[Fraction]:
+    """b_score + r of every head of the model, layer after layer; base = C - w. The release's r is a whole number."""
     scores = [score for row in kv_scores(table, kv_heads) for score in row]
-    r = rho_min * base
+    r = Fraction(int(rho_min * base)) if whole_floor else rho_min * base
     everything = (base - r) * len(scores)  # what the heads compete for
     total = sum(scores)
     return [(everything * score / total if total > 0 else 0) + r for score in scores]
@@ -70,7 +72,7 @@ def caps(
         flat = [n] * heads
     else:
         w = min(window, max(1, budget // 2), n, budget) if window else 0
-        shares = real_shares(table, kv_heads, budget - w, rho_min)
+        shares = real_shares(table, kv_heads, budget - w, rho_min, rounding == "nearest")
         if rounding == "nearest":
             counts = [int(torch.round(torch.tensor(float(share), dtype=torch.float64))) for share in shares]
             counts = [min(count, n - w) for count in counts]

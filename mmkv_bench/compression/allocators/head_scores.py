@@ -19,6 +19,7 @@ from mmkv_bench.errors import CalibrationError, ConfigError, nearest
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from mmkv_bench.compression.compressor import Compressor
     from mmkv_bench.compression.context import Context
 
 _WORDS = {
@@ -55,14 +56,15 @@ class HeadScores(Allocator):
         draw: seed of the random scores; no other setting reads it.
         surplus: "redistribute": see above; "drop": what a head cannot take is kept by nobody, so that short prompts
             store less than their budget.
-        rounding: "remainder": largest remainder, exact totals; "nearest": each cap by itself, halves to the even number,
-            so that the model may hold a few entries more than its budget (under ``reading=released`` alone).
+        rounding: "remainder": largest remainder, exact totals; "nearest": the floor r is rounded down first, and each cap
+            is rounded by itself, halves to the even number, so that the model may hold a few entries more than its budget
+            (under ``reading=released`` alone).
 
     Paper and code (``reading=released``): the paper's equation 14 adds r to a term that contains it already; the release
-    computes the cap above, which adds up to the budget, and so does this class. The release rounds each cap to the
-    nearest and drops what a head cannot take. It compresses nothing when ``base > T - w``; that is ``C > T``, where every
-    method here keeps everything. The paper does not mention pooling; the release pools by average over 5 tokens, as all
-    methods of the window family do here.
+    computes the cap above, which adds up to the budget, and so does this class. The release takes a whole number of entries
+    for r and divides the rest by scores, rounds each cap to the nearest and drops what a head cannot take. It compresses
+    nothing when ``base > T - w``; that is ``C > T``, where every method here keeps everything. The paper does not mention
+    pooling; the release pools by average over 5 tokens, as all methods of the window family do here.
     """
 
     calibrated_by = "sparsemm"
@@ -100,6 +102,10 @@ class HeadScores(Allocator):
         measured = isinstance(self.calibration, Mapping) and self.scores == "calibrated"
         blank = measured and not any(any(row) for row in self.calibration["scores"])
         return self.rounding == "nearest" or self.surplus == "drop" or blank
+
+    def method_version(self, method: Compressor) -> int:
+        """2: the released floor is a whole number of entries."""
+        return 2 if self.rounding == "nearest" and self.scores != "uniform" else 1
 
     @staticmethod
     def needs_calibration(parameters: Mapping[str, Any]) -> bool:
@@ -181,6 +187,8 @@ def _caps(
     """Entries beside the window for every head of the model, none above ``room``."""
     exact = [Fraction(score) for score in visual]
     floor, total = Fraction(Decimal(str(rho_min))) * base, sum(exact)
+    if rounding == "nearest":
+        floor = Fraction(math.floor(floor))
     spread = (base - floor) * len(exact) / total if total else Fraction(0)
     shares = [spread * score + floor for score in exact]
     if rounding == "nearest":

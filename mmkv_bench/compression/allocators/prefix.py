@@ -16,6 +16,7 @@ from mmkv_bench.errors import CalibrationError, ConfigError, UnsupportedError, n
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from mmkv_bench.compression.compressor import Compressor
     from mmkv_bench.compression.context import Context
 
 LEAST = 2  # entries that every layer keeps: the first and the last token
@@ -43,12 +44,14 @@ class Prefix(Allocator):
         delta: ``|sum R_l - L * rho|`` at which the online search stops [layers] (table 10); 0 = exact, or until p has no
             more digits. The paper calls it small and tries 0.0125 to 0.1; the smallest of these is the default here.
         steps: more than 0: this many halvings instead of delta (table 11).
-        rounding: "remainder": exact totals; "nearest": the evicted count ``(1 - R_l) * n`` of each layer is rounded by
-            itself, halves to the even number, as released, so that a model may hold up to L / 2 entries per KV head more
-            or fewer than its budget (more under ``reading=released`` alone).
+        rounding: "remainder": exact totals; "nearest", as released: the evicted count ``(1 - R_l) * n`` of each layer is
+            rounded by itself, halves to the even number, and under "offline" the profile is taken as it is, without the
+            common factor. A model may then hold up to L / 2 entries per KV head more or fewer than its budget, and beyond
+            that what the profile's own ratios are off (more under ``reading=released`` alone).
 
     Paper and code: the released run-time code reads evicted fractions per layer from one file for each model and budget
-    and rounds each by itself (``reading=released``). The code that averaged samples into these files is not released. Its
+    and rounds each by itself (``reading=released``); they need not add up to the budget in its name (10.11 % for "10 %" of
+    LLaVA-1.5-7B), and nothing scales them. The code that averaged samples into these files is not released. Its
     per-sample search stops within 5 tokens of the total, counts two protected entries beside each prefix, scales the
     EVICTED counts and rounds them down; here the kept ratios are scaled, as the paper's text says, and that search is
     not reproduced. Tables 7 and 9 (spread of R_l, instruction lengths) analyse profiles: they are no parameters. Prompts
@@ -76,6 +79,10 @@ class Prefix(Allocator):
             object.__setattr__(self, "_profile", _checked(self.calibration))
         elif self.mode == "offline" and self.calibration is None:
             raise CalibrationError(f"mode=offline without a calibration: {_ADVICE}")
+
+    def method_version(self, method: Compressor) -> int:
+        """2: the released rounding takes a profile as it is."""
+        return 2 if self.rounding == "nearest" and self.mode == "offline" else 1
 
     @staticmethod
     def needs_calibration(parameters: Mapping[str, Any]) -> bool:
@@ -150,16 +157,22 @@ class Prefix(Allocator):
 def _profile_counts(grid: tuple, ratios: tuple, budget: int, n: int, rounding: str) -> tuple[int, ...]:
     if budget in (0, n):
         return (budget,) * len(ratios[0])
-    return tuple(_whole(interpolated(grid, ratios, Fraction(budget, n)), budget, n, rounding))
+    weights = interpolated(grid, ratios, Fraction(budget, n))
+    if rounding == "nearest":  # the release takes its file as it is
+        return tuple(_nearest([weight * n for weight in weights], n, min(LEAST, budget)))
+    return tuple(_whole(weights, budget, n, rounding))
 
 
 def _whole(weights: list[Fraction], budget: int, n: int, rounding: str) -> list[int]:
     """Entries of every layer in proportion to the weights, ``budget`` per layer on average (0 < budget < n)."""
     least = min(LEAST, budget)
     shares = scaled(weights, Fraction(len(weights) * budget), Fraction(n), Fraction(least))
-    if rounding == "nearest":
-        return [max(n - round(n - share), least) for share in shares]
-    return largest_remainder(shares)
+    return _nearest(shares, n, least) if rounding == "nearest" else largest_remainder(shares)
+
+
+def _nearest(shares: list[Fraction], n: int, least: int) -> list[int]:
+    """Each layer's evicted count rounded by itself, halves to the even number."""
+    return [max(n - round(n - share), least) for share in shares]
 
 
 def _checked(calibration: Mapping[str, Any]) -> tuple[tuple[float, ...], tuple[tuple[float, ...], ...]]:

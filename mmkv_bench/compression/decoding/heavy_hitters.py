@@ -33,7 +33,9 @@ class HeavyHitters(DecodePolicy):
     Args:
         share: of the held entries that are recents, in [0, 1]; use the selector's.
 
-    Paper and code: the authors' release accumulates and evicts as here. ElasticCache's release, behind the H2O rows of
+    Paper and code: the authors' release has it in two files. ``h2o_hf/utils_real_drop/modify_llama.py`` accumulates and
+    evicts as here: entries are dropped and their sums with them. ``h2o_hf/utils_hh/modify_llama.py`` stores every entry and
+    masks those that it has given up, with sizes that are fractions of the prompt. ElasticCache's release, behind the H2O rows of
     PrefixKV's tables, decodes differently: one gathered score for all layers and heads, not gathered along with the
     entries when the prompt is reduced, so that its minimum points at other tokens than were scored; and a size that
     follows the ratio as the answer grows. That depends on an accident of buffer indices and is not reproduced; its

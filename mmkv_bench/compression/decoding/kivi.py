@@ -1,4 +1,4 @@
-"""KIVI: keys per channel, values per token, in 2 or 4 bits, with a full-precision residual."""
+"""KIVI: keys per channel, values per token, in 2, 4 or 8 bits, with a full-precision residual."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class KIVI(DecodePolicy):
     of the packed entries, the speed is not that of the paper's fused kernels.
 
     Args:
-        bits: of a stored number, 2 or 4. Scale and minimum of each group come on top, in the model's dtype: together
-            ``b + 32 / G`` bits per number in half precision.
+        bits: of a stored number, 2 or 4 as in the paper, or 8. Scale and minimum of each group come on top, in the model's
+            dtype: together ``b + 32 / G`` bits per number in half precision.
         group: G, numbers of one group.
         residual: R, entries per KV head that stay in full precision at most; a multiple of G.
         flush: `before` quantises ahead of the attention of the token that filled the residual (algorithm 1), `after`

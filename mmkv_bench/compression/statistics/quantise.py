@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mmkv_bench.errors import ConfigError
 
-BITS = (2, 4)
+BITS = (2, 4, 8)
 SMALLEST_SCALE = 1e-6  # a constant group has range 0, and 0 / 0 is no number
 
 
@@ -45,7 +45,7 @@ class Packed:
 def check_group(bits: int, group: int) -> None:
     """Raises ConfigError unless a group of ``group`` numbers of ``bits`` bits fills whole bytes."""
     if bits not in BITS:
-        raise ConfigError(f"bits is {bits}; allowed: {' or '.join(map(str, BITS))} bits per number; choose one")
+        raise ConfigError(f"bits is {bits}; allowed: {', '.join(map(str, BITS))} bits per number; choose one")
     least = 8 // bits
     if group < least or group % least:
         raise ConfigError(
