@@ -60,21 +60,28 @@ class _MessagesTask(ConfigurableMessagesTask):
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.unread: Mapping[str, Any] | None = None
-        super().__init__(config=dict(config), model_name=None)  # None: the prompts for models in general
-        if self.unread is not None:
+        try:
+            self._construct(config)
+        except (Exception, SystemExit) as error:
+            if not of_one_sample(error) or getattr(self, "dataset_no_image", None) is None:
+                raise
+            self.unread = self.dataset
+            try:
+                self._construct(config)
+            except (Exception, SystemExit):  # noqa: BLE001 - its text is at fault or needs the media; the first says more
+                raise error from None
             self.dataset = self.unread
             self.task_docs = self.test_docs() if self.has_test_docs() else self.validation_docs()
             self.features = list(self.task_docs.features)
 
+    def _construct(self, config: Mapping[str, Any]) -> None:
+        super().__init__(config=dict(config), model_name=None)  # None: the prompts for models in general
+
     def download(self, dataset_kwargs: dict | None = None) -> None:
-        self.fetch(dataset_kwargs)
-        split = self.config.test_split or self.config.validation_split
-        try:
-            self.dataset[split][0]
-        except (Exception, SystemExit) as error:
-            if not of_one_sample(error):
-                raise
-            self.unread, self.dataset = self.dataset, self.dataset_no_image
+        if self.unread is None:
+            self.fetch(dataset_kwargs)
+        else:
+            self.dataset = self.dataset_no_image
 
 
 class FetchedTask(_MessagesTask):

@@ -45,7 +45,7 @@ def _alarm(seconds: float, error: Exception) -> Iterator[None]:
             raise error
 
     start, before = time.monotonic(), signal.signal(signal.SIGALRM, ring)
-    left, every = signal.setitimer(signal.ITIMER_REAL, seconds)
+    left, every = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)  # again, should a destructor swallow the first
     try:
         try:
             yield
