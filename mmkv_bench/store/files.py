@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 import tempfile
@@ -15,6 +16,8 @@ from typing import BinaryIO
 
 from mmkv_bench.errors import ConfigError, StoreError
 
+NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
+"""What flock says on a file system without it: nobody can tell a dead writer from a live one there."""
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -27,6 +30,39 @@ def sync_folder(folder: Path) -> None:
         os.close(file)
 
 
+def locked(file: int) -> bool | None:
+    """Whether this process now holds the exclusive flock of an open file; None where the file system has no locks."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as problem:
+        if problem.errno in NO_LOCKS:
+            return None
+        raise
+    return True
+
+
+def new_locked(hidden: Path) -> int:
+    """A new, empty, locked file: its descriptor, open for reading and appending. Raises OSError.
+
+    The lock tells `remove_stale` that somebody lives who will name the file. It can look between creation and lock and
+    remove the file: then another is made.
+    """
+    for _ in range(100):
+        file = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        try:
+            if locked(file) is not False and os.fstat(file).st_nlink:
+                return file
+        except BaseException:
+            os.close(file)
+            raise
+        os.close(file)
+        with suppress(FileNotFoundError):
+            os.unlink(hidden)
+    raise OSError(errno.EAGAIN, f"{hidden} is taken away whenever it is made")
+
+
 class Staged:
     """A file written and synced under a hidden name; `place` gives it its name in one step, `drop` forgets it.
 
@@ -36,12 +72,13 @@ class Staged:
     def __init__(self, final: Path, write: Callable[[BinaryIO], None]) -> None:
         self.final = final
         self._hidden: Path | None = final.parent / f".{final.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}.tmp"
+        self._stream: BinaryIO | None = None
         final.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with open(self._hidden, "xb") as stream:
-                write(stream)
-                stream.flush()
-                os.fsync(stream.fileno())
+            self._stream = os.fdopen(new_locked(self._hidden), "ab")
+            write(self._stream)
+            self._stream.flush()
+            os.fsync(self._stream.fileno())
         except BaseException:
             self.drop()
             raise
@@ -49,6 +86,7 @@ class Staged:
     def place(self) -> None:
         os.replace(self._hidden, self.final)
         self._hidden = None
+        self._close()
         sync_folder(self.final.parent)
 
     def drop(self) -> None:
@@ -56,6 +94,14 @@ class Staged:
             with suppress(FileNotFoundError):
                 os.unlink(self._hidden)
             self._hidden = None
+        self._close()
+
+    def _close(self) -> None:
+        if self._stream is not None:
+            # After an error its buffer may hold bytes that the disk refuses again; they are not wanted.
+            with suppress(OSError):
+                self._stream.close()
+            self._stream = None
 
 
 def write_whole(final: Path, write: Callable[[BinaryIO], None]) -> None:
@@ -68,18 +114,33 @@ def write_whole(final: Path, write: Callable[[BinaryIO], None]) -> None:
 
 
 def remove_stale(folder: Path, older_than_s: float = 86_400.0) -> None:
-    """Removes hidden leftovers of killed writers. A day: no writer keeps one for longer than seconds."""
+    """Removes hidden leftovers of killed writers: files that nobody holds locked.
+
+    Where there are no locks only those older than `older_than_s`: no writer keeps one for longer than seconds.
+    """
     for path in folder.glob(".*.tmp"):
-        with suppress(FileNotFoundError):
-            if time.time() - path.stat().st_mtime > older_than_s:
-                path.unlink()
+        try:
+            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except (FileNotFoundError, PermissionError):
+            continue  # gone meanwhile, or another user's
+        try:
+            mine = locked(file)
+            if mine is None:
+                mine = time.time() - os.fstat(file).st_mtime > older_than_s
+            if mine:
+                with suppress(FileNotFoundError, PermissionError):
+                    path.unlink()
+        finally:
+            os.close(file)
 
 
 @contextmanager
-def disk_errors(doing: str, root: Path) -> Iterator[None]:
-    """Turns an OSError inside the block into a StoreError that says what to do."""
+def disk_errors(doing: str, root: Path, gone: type[OSError] | tuple[()] = ()) -> Iterator[None]:
+    """Turns an OSError inside the block into a StoreError that says what to do; `gone`: one that passes as it is."""
     try:
         yield
+    except gone:
+        raise
     except OSError as problem:
         reason = problem.strerror or str(problem)
         if problem.errno in _FULL:

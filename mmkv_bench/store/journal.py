@@ -20,11 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from mmkv_bench.errors import StoreError
-from mmkv_bench.store.files import sync_folder
+from mmkv_bench.store.files import NO_LOCKS, locked, new_locked, sync_folder
 from mmkv_bench.store.identity import canonical_json, checksum
-
-# File systems without flock: nobody can tell a dead writer from a live one there, so nobody publishes for another.
-_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
 
 
 @dataclass(frozen=True)
@@ -77,9 +74,8 @@ class Journal:
         """Creates `<folder>/<name>-<random>.jsonl`, locked before it is visible under that name. Raises OSError."""
         self.path = folder / f"{name}-{uuid.uuid4().hex[:12]}.jsonl"
         hidden = folder / f".{self.path.name}.tmp"
-        self._file = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        self._file = new_locked(hidden)
         try:
-            _lock(self._file)
             os.rename(hidden, self.path)
             sync_folder(folder)
         except BaseException:
@@ -90,7 +86,10 @@ class Journal:
         self.size = 0
 
     def append(self, record: dict[str, Any]) -> None:
-        """Appends one record and returns when it is on the disk. On any exception the journal is as it was before."""
+        """Appends one record and returns when it is on the disk under the journal's name.
+
+        On any exception the journal is as it was before. FileNotFoundError: it has no name any more, somebody removed it.
+        """
         text = canonical_json(record).encode()
         line = memoryview(checksum(text).encode() + b" " + text + b"\n")
         try:
@@ -98,10 +97,16 @@ class Journal:
             while written < len(line):
                 written += os.write(self._file, line[written:])
             os.fsync(self._file)
+            self.check()
         except BaseException:
             os.ftruncate(self._file, self.size)
             raise
         self.size += len(line)
+
+    def check(self) -> None:
+        """Raises FileNotFoundError when the journal, or a folder above it, was removed, renamed or replaced."""
+        if not os.path.samestat(os.fstat(self._file), os.stat(self.path)):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.path))
 
     def close(self) -> None:
         """Releases the lock; the file stays and counts as abandoned. Safe to call twice."""
@@ -121,7 +126,7 @@ def claim(path: Path) -> int | None:
         return None
     try:
         # Whoever held it before may have published and removed it: then this file has no name any more.
-        if _lock(file) and os.path.samestat(os.fstat(file), os.stat(path)):
+        if locked(file) and os.path.samestat(os.fstat(file), os.stat(path)):
             return file
     except FileNotFoundError:
         pass
@@ -143,20 +148,9 @@ def in_use(path: Path) -> bool:
     except BlockingIOError:
         return True
     except OSError as problem:
-        if problem.errno in _NO_LOCKS:
+        if problem.errno in NO_LOCKS:
             return False
         raise
     finally:
         os.close(file)
     return False
-
-
-def _lock(file: int) -> bool:
-    """Whether this process now holds the lock."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as problem:
-        if problem.errno in _NO_LOCKS or isinstance(problem, BlockingIOError):
-            return False
-        raise
-    return True

@@ -33,8 +33,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             from mmkv_bench.store.store import Store
 
             before = _size(folder)
-            Store(folder).pack(options.slim)
-            print(f"{folder}: {before / 2**20:.1f} -> {_size(folder) / 2**20:.1f} MiB")
+            dropped = Store(folder).pack(options.slim)
+            said = f"; dropped {dropped} cells that newer numbers of their methods supersede" if dropped else ""
+            print(f"{folder}: {before / 2**20:.1f} -> {_size(folder) / 2**20:.1f} MiB{said}")
         except MMKVError as error:
             print(f"error: {error}", file=sys.stderr)
             return error.exit_code

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ KEY = "mmkv_sha256"
 _ZEROS = b"0" * 64
 # As the footer spells the pair: the key, then (thrift's compact protocol) "string", "64 bytes", the value.
 _MARK = KEY.encode() + b"\x18\x40"
+_SETTLED_NS = 2_000_000_000
 _known: dict[tuple[int, ...], bool] = {}
 """Files of this process that were hashed, by all that changes with their bytes -> whether they carry a digest."""
 
@@ -54,10 +56,14 @@ def opened(path: Path) -> Iterator[tuple[pq.ParquetFile, bool]]:
         if state not in _known:
             # What is parsed is what was hashed, whatever becomes of the file meanwhile.
             data = stream.read()
-            _known[state] = _check(data)
-            source = pa.BufferReader(data)
+            source, checked = pa.BufferReader(data), _check(data)
+            # Times of files have steps of milliseconds to seconds: one that changed just now may change unseen.
+            if time.time_ns() - max(stat.st_mtime_ns, stat.st_ctime_ns) > _SETTLED_NS:
+                _known[state] = checked
+        else:
+            checked = _known[state]
         with pq.ParquetFile(source, page_checksum_verification=True) as file:
-            yield file, _known[state]
+            yield file, checked
 
 
 def _check(data: bytes) -> bool:

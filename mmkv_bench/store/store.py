@@ -24,14 +24,13 @@ import pyarrow.compute as pc
 
 from mmkv_bench.errors import ConfigError, StoreError, nearest
 from mmkv_bench.secrecy import REDACTED, without_secrets
-from mmkv_bench.store import journal, parts
+from mmkv_bench.store import journal, parts, repack
 from mmkv_bench.store.files import Staged, check_folder, disk_errors, remove_stale, sync_folder, write_whole
-from mmkv_bench.store.identity import canonical_json, checksum
-from mmkv_bench.store.packing import is_packed, ordered, packed
+from mmkv_bench.store.identity import canonical_json
+from mmkv_bench.store.packing import is_packed
 from mmkv_bench.store.redaction import redact
 from mmkv_bench.store.rows import check, safe_name, to_table
 from mmkv_bench.store.schema import CELL_COLUMNS, FAILURES, RESPONSES, SCHEMA_VERSION, SCHEMAS
-from mmkv_bench.store.slim import slim as slimmed
 from mmkv_bench.store.writer import Writer
 
 log = logging.getLogger(__name__)
@@ -67,9 +66,8 @@ class Store:
         self._check_version()
         samples = 0
         with disk_errors("recovering result rows", self.root):
-            for folder in ("journal", *SCHEMAS):
-                remove_stale(self.root / folder)
-            for path in self._journals():
+            self._remove_stale()
+            for path in self.journals():
                 lock = journal.claim(path)
                 if lock is None:
                     continue
@@ -111,7 +109,7 @@ class Store:
         needed = list(dict.fromkeys([*asked, "cell", "sample_id", "committed_at"]))
         # Journals first: one that is published between the two reads is then seen twice, not never.
         pending = [row for rows in self._pending() for row in rows if cells is None or row["cell"] in cells]
-        published = self._read("responses", lambda: self._files("responses"), needed, cells)
+        published = self._read("responses", lambda: self.files("responses"), needed, cells)
         rows = parts.newest(pa.concat_tables([published, to_table("responses", pending, needed)]))
         if rows.num_rows:
             newest = pc.max(rows["committed_at"]).as_py()
@@ -121,7 +119,7 @@ class Store:
     def journal_damage(self) -> dict[str, int]:
         """Journals of dead writers that end in a torn line: file name -> bytes dropped, of no acknowledged sample."""
         damage = {}
-        for path in self._journals():
+        for path in self.journals():
             try:
                 torn = journal.read(path).torn
             except FileNotFoundError:
@@ -142,7 +140,7 @@ class Store:
         self._check_version()
         stamps = {"schema_version": SCHEMA_VERSION, "created_at": datetime.now(UTC)}
         checked = [check("cells", row, stamps) for row in rows]
-        known = {row["cell"]: row for row in self._load("cells", [row["cell"] for row in checked]).to_pylist()}
+        known = {row["cell"]: row for row in self.load("cells", [row["cell"] for row in checked]).to_pylist()}
         for row in checked:
             row |= _hidden(row)
             if row["cell"] in known:
@@ -151,11 +149,11 @@ class Store:
             known[row["cell"]] = row
             self.prepare()
             with disk_errors("writing a cell", self.root):
-                write_whole(self._file("cells", row["cell"]), parts.parquet(to_table("cells", [row])))
+                write_whole(self.file("cells", row["cell"]), parts.parquet(to_table("cells", [row])))
 
     def cells(self, cells: Iterable[str] | None = None) -> pa.Table:
         """Cell rows, of all cells unless given."""
-        return self._load("cells", cells)
+        return self.load("cells", cells)
 
     def forget_scores(self, samples: Mapping[str, Collection[str]]) -> None:
         """Drops the scores of samples (cell -> ids) whose answers are about to be made again, so that the new ones are
@@ -192,8 +190,8 @@ class Store:
             staged: list[Staged] = []
             try:
                 for table, rows in tables.items():
-                    staged.append(Staged(self._file(table, cell), parts.parquet(rows)))
-                self._file("metrics", cell).unlink(missing_ok=True)
+                    staged.append(Staged(self.file(table, cell), parts.parquet(rows)))
+                self.file("metrics", cell).unlink(missing_ok=True)
                 sync_folder(self.root / "metrics")
                 for file in staged:
                     file.place()
@@ -203,13 +201,13 @@ class Store:
 
     def samples(self, cells: Iterable[str] | None = None, columns: Sequence[str] | None = None) -> pa.Table:
         """Metric values per sample, of all scored cells and all columns unless given."""
-        return self._load("samples", cells, columns)
+        return self.load("samples", cells, columns)
 
     def metrics(self, cells: Iterable[str] | None = None, columns: Sequence[str] | None = None) -> pa.Table:
         """Metrics per cell, of all scored cells and all columns unless given."""
-        return self._load("metrics", cells, columns)
+        return self.load("metrics", cells, columns)
 
-    # For Writer
+    # For Writer and repack
 
     def prepare(self) -> None:
         """Makes the folders and the version mark before the first write; refuses a store of another version."""
@@ -257,10 +255,10 @@ class Store:
         if found != SCHEMA_VERSION:
             parts.refuse_version(self.root, found)
 
-    def _file(self, table: str, cell: str) -> Path:
+    def file(self, table: str, cell: str) -> Path:
         return self.root / table / f"{safe_name('cell', cell)}.parquet"
 
-    def _files(self, table: str) -> list[Path]:
+    def files(self, table: str) -> list[Path]:
         return [path for path in (self.root / table).glob("*.parquet") if not path.name.startswith(".")]
 
     def _read(self, table: str, list_files: Callable[[], list[Path]], *which: Any) -> pa.Table:
@@ -275,18 +273,18 @@ class Store:
             )
         return rows
 
-    def _load(self, table: str, cells: Iterable[str] | None, columns: Sequence[str] | None = None) -> pa.Table:
+    def load(self, table: str, cells: Iterable[str] | None, columns: Sequence[str] | None = None) -> pa.Table:
         """A cell's own file counts before a packed one, and the first packed file that has the cell before later ones."""
         self._check_version()
         cells = None if cells is None else set(cells)
         asked = SCHEMAS[table].names if columns is None else _known(table, columns)
         names = list(dict.fromkeys([*asked, "cell"]))
         while True:
-            packed = self._packed(table)
+            packed = self.packed(table)
             found = [self._read(table, lambda: self._own_files(table, cells), names)]
             for path in packed:
                 found.append(self._read(table, lambda path=path: [path] if path.exists() else [], names, cells))
-            if self._packed(table) == packed:  # otherwise somebody packed or unpacked meanwhile
+            if self.packed(table) == packed:  # otherwise somebody packed or unpacked meanwhile
                 break
         rows = found[0]
         for others in found[1:]:
@@ -296,71 +294,34 @@ class Store:
 
     def _own_files(self, table: str, cells: set[str] | None) -> list[Path]:
         if cells is None:
-            return [path for path in self._files(table) if not is_packed(path)]
-        return [path for path in (self._file(table, cell) for cell in cells) if path.exists()]
+            return [path for path in self.files(table) if not is_packed(path)]
+        return [path for path in (self.file(table, cell) for cell in cells) if path.exists()]
 
-    def _packed(self, table: str) -> list[Path]:
-        return sorted(path for path in self._files(table) if is_packed(path))
+    def packed(self, table: str) -> list[Path]:
+        return sorted(path for path in self.files(table) if is_packed(path))
 
     def unpack(self) -> None:
         """One file per cell again, as writing needs it. Whatever is interrupted, no row is missing or double."""
-        for table in ("cells", "samples", "metrics"):
-            packed = self._packed(table)
-            if not packed:
-                continue
-            with disk_errors("unpacking", self.root):
-                rows = self._load(table, None)
-                for cell in rows["cell"].unique().to_pylist():
-                    if not self._file(table, cell).exists():
-                        write_whole(self._file(table, cell), parts.parquet(rows.filter(pc.equal(rows["cell"], cell))))
-                for path in packed:
-                    path.unlink(missing_ok=True)
-                sync_folder(self.root / table)
+        if any(self.packed(table) for table in ("cells", "samples", "metrics")):
+            repack.unpack(self)
 
-    def pack(self, slim: bool = False) -> None:
+    def pack(self, slim: bool = False) -> int:
         """Few large files per table instead of one per cell or part: small enough to publish. Reading is the same; the
-        next write unpacks.
-
-        Args:
-            slim: response rows lose for good what `schema.SLIM` lists, as rows in git do.
-
-        Raises:
-            StoreError: samples are still in journals.
-        """
+        next write unpacks. See `repack.pack`."""
         self._check_version()
-        if self._journals():
-            raise StoreError(
-                f"{self.root} has samples in journals: a run is writing, or was interrupted; let it finish (the same "
-                "command continues it) and pack then"
-            )
-        cells = self.cells()
-        for table in SCHEMAS:
-            with disk_errors("packing", self.root):
-                # Listed before the rows are read: a file that a run adds in between stays.
-                before = self._files(table)
-                rows = self.responses() if table == "responses" else self._load(table, None)
-                if rows.num_rows:
-                    rows = slimmed(rows) if slim and table == "responses" else rows
-                    self._replace(table, before, packed(ordered(rows, cells)))
+        self._remove_stale()
+        return repack.pack(self, slim)
 
-    def _replace(self, table: str, before: list[Path], files: list[bytes]) -> None:
-        """Packed files in the place of all that was there, in an order that a kill at any moment leaves readable: cells'
-        own files, which count before packed ones, are removed after older packed files."""
-        folder = self.root / table
-        placed = {folder / f"packed-{checksum(data)}.parquet": data for data in files}
-        for path, data in placed.items():
-            write_whole(path, lambda stream, data=data: stream.write(data))
-        gone = [path for path in before if path not in placed]
-        for path in sorted(gone, key=lambda path: (not is_packed(path), path.name)):
-            path.unlink(missing_ok=True)
-        sync_folder(folder)
+    def _remove_stale(self) -> None:
+        for folder in (".", "journal", *SCHEMAS):
+            remove_stale(self.root / folder)
 
-    def _journals(self) -> list[Path]:
+    def journals(self) -> list[Path]:
         return sorted((self.root / "journal").glob("*.jsonl"))
 
     def _pending(self) -> Iterable[list[dict[str, Any]]]:
         """The rows of every sample that is still in a journal."""
-        for path in self._journals():
+        for path in self.journals():
             try:
                 content = journal.read(path)
             except FileNotFoundError:

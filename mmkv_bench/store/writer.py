@@ -28,6 +28,7 @@ class Writer:
         self._journal: Journal | None = None
         self._samples = 0  # in the open journal
         self._process = os.getpid()
+        self._folder: os.stat_result | None = None  # the store's, as it was at the first commit
 
     def commit(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Stores ONE sample with all its cells, or nothing; when this returns, it survives kill -9 and power failure.
@@ -56,28 +57,57 @@ class Writer:
             if row["error"]:
                 row["error"] = without_secrets(row["error"])
             row["committed_at"] = time.isoformat(timespec="microseconds")
-        if self._journal is None:
-            self._store.prepare()
-        with disk_errors("committing a sample", self._store.root):
-            if self._journal is None:
-                self._journal = Journal(self._store.root / "journal", self._worker)
-                self._samples = 0
-            self._journal.append({"schema_version": SCHEMA_VERSION, "rows": checked})
-        self._samples += 1
+        try:
+            self._add(checked)
+        except FileNotFoundError as problem:
+            raise self._vanished(1) from problem
         if self._samples >= self._every:
             self.publish()
+
+    def _add(self, rows: list[dict[str, Any]]) -> None:
+        """Raises FileNotFoundError where the folder that was written to is there no more, StoreError for other faults."""
+        root = self._store.root
+        if self._folder is not None and not os.path.samestat(self._folder, os.stat(root)):
+            raise FileNotFoundError(root)
+        if self._journal is None:
+            self._store.prepare()
+            self._folder = os.stat(root)
+        with disk_errors("committing a sample", root, gone=FileNotFoundError):
+            if self._journal is None:
+                self._journal = Journal(root / "journal", self._worker)
+                self._samples = 0
+            self._journal.append({"schema_version": SCHEMA_VERSION, "rows": rows})
+        self._samples += 1
 
     def publish(self) -> None:
         """Turns the journal into a parquet part. Without unpublished samples it does nothing.
 
-        Raises StoreError when the disk refuses; the samples then stay in the journal.
+        Raises StoreError when the disk refuses; the samples then stay in the journal. Its message says so when the journal
+        itself is gone.
         """
         if self._journal is None or os.getpid() != self._process:
             return
+        try:
+            self._journal.check()
+        except FileNotFoundError as problem:
+            raise self._vanished(0) from problem
         with disk_errors("publishing result rows (they stay in the journal)", self._store.root):
             self._store.publish_journal(self._journal.path)
         self._journal.close()
         self._journal = None
+
+    def _vanished(self, more: int) -> StoreError:
+        """The error for a result folder that somebody took away; `more`: samples lost besides those in the journal."""
+        lost = more
+        if self._journal is not None:
+            lost += self._samples
+            self._journal.close()
+            self._journal = None
+        return StoreError(
+            f"{self._store.root} was removed, moved or replaced while this run wrote to it. Lost: {lost} samples that were "
+            "in no part yet, and what the folder held if it was removed. Find out what took it away and run the same command "
+            "again: it makes what is missing."
+        )
 
     def __enter__(self) -> Self:
         return self

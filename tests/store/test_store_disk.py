@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,8 @@ from pathlib import Path
 import pytest
 from store_examples import ENVIRONMENT, bind_to_permissions, response
 
-from mmkv_bench.errors import ConfigError
+from mmkv_bench.errors import ConfigError, StoreError
+from mmkv_bench.store.files import Staged, new_locked, remove_stale
 from mmkv_bench.store.store import Store
 
 
@@ -91,3 +93,47 @@ def test_a_store_without_write_permission_can_still_be_read(tmp_path):
     for path in (tmp_path, *tmp_path.rglob("*")):
         os.chmod(path, 0o755)  # so that pytest can clear up
     assert done.stdout == "2 {}\n", done.stderr
+
+
+def test_a_leftover_is_removed_when_its_writer_is_dead_and_only_then(tmp_path):
+    dead, alive = tmp_path / ".a.tmp", tmp_path / ".b.tmp"
+    dead.write_bytes(b"half")
+    file = new_locked(alive)
+    try:
+        remove_stale(tmp_path)
+        assert not dead.exists() and alive.exists()
+        staged = Staged(tmp_path / "c", lambda stream: (stream.write(b"whole"), remove_stale(tmp_path)))
+        remove_stale(tmp_path)
+        staged.place()
+        assert (tmp_path / "c").read_bytes() == b"whole"
+    finally:
+        os.close(file)
+    remove_stale(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["c"]
+
+
+@pytest.mark.parametrize("how", ("removed", "moved", "replaced", "removed between parts"))
+def test_a_result_folder_that_is_taken_away_stops_its_writer_with_what_is_lost(tmp_path, how):
+    root = tmp_path / "rows"
+    writer = Store(root).writer("w", publish_every=3)
+    for i in range(3 if how == "removed between parts" else 5):
+        writer.commit([response(i)])
+    root.rename(tmp_path / "away") if how == "moved" else shutil.rmtree(root)
+    if how == "replaced":
+        (root / "journal").mkdir(parents=True)
+    lost = 1 if how == "removed between parts" else 3
+    with pytest.raises(StoreError, match=rf"removed, moved or replaced.*Lost: {lost} samples.*run the same command"):
+        writer.commit([response(8)])
+    assert not list(root.rglob("*.parquet")) and not list(root.rglob("*.jsonl"))
+    writer.publish()
+    with Store(root).writer("w") as again:  # the same command again
+        again.commit([response(8)])
+    assert Store(root).responses().num_rows == 1
+
+
+def test_a_run_that_ends_after_its_folder_was_removed_does_not_say_that_rows_stay(tmp_path):
+    root = tmp_path / "rows"
+    with pytest.raises(StoreError, match="Lost: 2 samples"), Store(root).writer("w") as writer:
+        for i in range(2):
+            writer.commit([response(i)])
+        shutil.rmtree(root)
