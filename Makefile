@@ -17,7 +17,11 @@ ifneq ($(PIP_INDEX_URL),)
 export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 
+<<<<<<< HEAD
 .PHONY: help bench test test-dispatch fuzz-store lint docs results matrix bench-statistics bench-fork bench-methods simulate check-platforms lock
+=======
+.PHONY: help bench test test-dispatch lint docs results verify matrix bench-statistics bench-fork bench-methods simulate check-platforms lock
+>>>>>>> 3b4e28e (make verify: answers drawn from stored rows are made again and compared)
 
 help:
 	@echo "make bench             install if needed, run mmshift at 64 entries and experiment=demo on the embedded model"
@@ -32,6 +36,7 @@ help:
 	@echo "make bench-fork        cost of 21 cells with one shared prefill"
 	@echo "make bench-methods     time and extra memory of every method on one layer, beside its attention"
 	@echo "make simulate          how often bold, ranks and separated pairs are wrong, in 1,000 made-up columns of each kind"
+	@echo "make verify            make 50 answers drawn from all committed rows again and compare; minutes (SAMPLES=, SEED=)"
 	@echo "make docs              write docs/methods.md, datasets.md and models.md from the files in conf/"
 	@echo "make check-platforms   does the lock install on Linux, macOS and Windows, Python 3.11 to 3.14; downloads nothing"
 	@echo "make lock              resolve requirements.lock anew from pyproject.toml"
@@ -85,6 +90,10 @@ bench-statistics: $(STAMP)
 
 bench-fork: $(STAMP)
 	$(BIN)/python -P benchmarks/fork.py
+
+# Fifty answers drawn from all committed rows, made again: another draw with SEED=1, more with SAMPLES=200.
+verify: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m mmkv_bench.verify --samples $(or $(SAMPLES),50) --seed $(or $(SEED),0)
 
 bench-methods: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -P benchmarks/methods.py

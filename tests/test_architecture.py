@@ -43,6 +43,7 @@ ARROWS = {
     "usage": {"config"},
     "__main__": {"usage", "planning"},
     "launch": {"__main__", "planning"},
+    "verify": {"__main__", "planning"},
     "data": {"__main__", "config", "evaluation", "planning"},
     "matrix": {"config", "calibrate", "models", "planning", "evaluation", "store"},
     "check_method": {"__main__", "config", "methods", "compression", "generation", "models", "tiny"},

@@ -107,11 +107,11 @@ def _plan(config: DictConfig) -> tuple[DictConfig, list[Cell], list[Part], dict[
     from mmkv_bench.evaluation import preflight
 
     specs = _specs(config)
-    _stay_offline(config, specs)
+    stay_offline(config, specs)
     for spec in specs.values():
         preflight(spec)
     config = _with_labels(config, specs)
-    _quiet_libraries()
+    quiet_libraries()
     facts, provenance = facts_of.gather(config, specs)
     defaults = method_defaults(bases(config), tuple(config.folders))
     cells, notes = expand(config, facts, defaults)
@@ -132,7 +132,7 @@ def _specs(config: DictConfig) -> dict[str, TaskSpec]:
     return specs
 
 
-def _stay_offline(config: DictConfig, specs: Mapping[str, TaskSpec]) -> None:
+def stay_offline(config: DictConfig, specs: Mapping[str, TaskSpec]) -> None:
     """Keep the Hugging Face libraries from asking a hub where nothing of this run is there; before they are imported."""
     from mmkv_bench.evaluation import go_offline
 
@@ -310,7 +310,7 @@ def _mean(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def _quiet_libraries() -> None:
+def quiet_libraries() -> None:
     """Progress bars and advice of libraries do not belong among ours; their errors still reach us as exceptions."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     import transformers

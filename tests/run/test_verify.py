@@ -1,0 +1,86 @@
+"""Promise: stored answers can be made again from the store alone, and one that differs is found."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from mmkv_bench.planning import cells as planning
+from mmkv_bench.planning.verify import draw
+from mmkv_bench.store import provenance
+from mmkv_bench.store.store import Store
+from mmkv_bench.verify import main
+from tests.run.setting import done
+
+RUN = (
+    "dataset=pages_walk",
+    "method=[snapkv,mmshift,random]",
+    "variants.wide={base: snapkv, pool: 7}",
+    "methods.mmshift.gamma=3",
+    "budget=[16,20%]",
+    "reading=[paper,released]",
+    "seed=[0,1]",
+    "dataset.generation.max_new_tokens=3",
+    "limit=4",
+)
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    """A run of several budgets, readings and seeds, with a variant and a changed parameter, packed as rows in git are."""
+    root = tmp_path_factory.mktemp("verify") / "rows"
+    done(root, *RUN)
+    Store(root).pack(slim=True)
+    return root
+
+
+def test_answers_are_made_again_and_a_tampered_one_is_found(rows, tmp_path, capsys):
+    count = Store(rows).responses(columns=["cell"]).num_rows
+    assert main([str(rows), "--samples", "1000"]) == 0
+    out = capsys.readouterr().out
+    assert f"{rows}: {count} drawn, {count} equal" in out and f"equal: {count} of {count} drawn" in out
+    digests = count - Store(rows).responses(columns=["kept_digest"])["kept_digest"].null_count
+    assert 0 < digests < count and f"kept_digest in {digests})" in out
+
+    root = shutil.copytree(rows, tmp_path / "rows")
+    store = Store(root)
+    row = store.responses().to_pylist()[3]
+    row = {name: value for name, value in row.items() if name not in ("schema_version", "worker", "committed_at")}
+    with store.writer("forger") as writer:
+        writer.commit([row | {"token_ids": [*row["token_ids"][:-1], row["token_ids"][-1] + 1]}])
+    assert main([str(root), "--samples", "1000"]) == 1
+    out = capsys.readouterr().out
+    assert f"{count - 1} equal" in out.splitlines()[0] and "1 different" in out.splitlines()[0]
+    assert f" {row['sample_id']}: token_ids" in next(line for line in out.splitlines() if line.startswith("different:"))
+
+
+def test_rows_of_an_older_identity_and_of_other_versions_are_counted_apart(rows, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(planning, "NUMERICS_VERSION", 99)
+    assert main([str(rows), "--samples", "3"]) == 2
+    out = capsys.readouterr().out
+    assert (
+        "3 drawn, 3 identity of an older version" in out and "because of identity of an older version (numerics_" in out
+    )
+    monkeypatch.undo()
+    plain = provenance._version
+    monkeypatch.setattr(provenance, "_version", lambda name: "0.1" if name == "torch" else plain(name))
+    done(tmp_path / "old", *RUN, "limit=1")
+    monkeypatch.undo()
+    assert main([str(tmp_path / "old"), "--samples", "4"]) == 2
+    assert "4 because of other versions (torch 0.1, installed" in capsys.readouterr().out
+    assert main([str(tmp_path / "old"), "--samples", "4", "--other-versions"]) == 0
+
+
+def test_the_draw_is_even_over_stores_seeded_and_without_repetition(rows, tmp_path):
+    other = shutil.copytree(rows, tmp_path / "other")
+    drawn = draw([rows, other], 9, 5)
+    keys = [(one.root, one.row["cell"], one.row["sample_id"]) for one in drawn]
+    assert len(set(keys)) == 9 and {sum(one.root == root for one in drawn) for root in (rows, other)} == {4, 5}
+    assert keys == [(one.root, one.row["cell"], one.row["sample_id"]) for one in draw([other, rows], 9, 5)]
+    assert keys != [(one.root, one.row["cell"], one.row["sample_id"]) for one in draw([rows, other], 9, 6)]
+
+
+def test_folders_without_rows_are_refused(tmp_path, capsys):
+    assert main([str(tmp_path)]) == 2
+    assert "is no folder of result rows" in capsys.readouterr().err
