@@ -17,11 +17,7 @@ ifneq ($(PIP_INDEX_URL),)
 export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 
-<<<<<<< HEAD
-.PHONY: help bench test test-dispatch fuzz-store lint docs results matrix bench-statistics bench-fork bench-methods simulate check-platforms lock
-=======
-.PHONY: help bench test test-dispatch lint docs results verify matrix bench-statistics bench-fork bench-methods simulate check-platforms lock
->>>>>>> 3b4e28e (make verify: answers drawn from stored rows are made again and compared)
+.PHONY: help bench test test-dispatch fuzz-store lint docs results verify matrix bench-statistics bench-fork bench-methods simulate check-platforms lock
 
 help:
 	@echo "make bench             install if needed, run mmshift at 64 entries and experiment=demo on the embedded model"
