@@ -242,3 +242,15 @@ def test_positions_under_every_protocol_are_those_of_the_untouched_model(name, p
             assert torch.equal(after[:, length], before[:, length - 1])
             after = torch.cat([after[:, :length], after[:, length + 1 :]], dim=1)
         assert torch.equal(before, after)
+
+
+def test_under_strict_entries_that_stay_remember_what_was_evicted_around_them():
+    """What docs and tables say of strict, on the embedded model: pages that differ only in cells which no layer and no head
+    keeps get other answers from the same slots, and a page prefilled twice does not."""
+    from scripts.strict_absorbs import twice
+
+    pages = list(twice("walk3", "small", "streamingllm", 64, 4))
+    assert all(page.moved > 100 for page in pages)
+    assert any(page.first != page.second for page in pages)
+    again = list(twice("walk3", "small", "streamingllm", 64, 2, move=False))
+    assert all(page.first == page.second and page.moved == 0 for page in again)

@@ -1,0 +1,122 @@
+"""Recomputes numbers that docs/findings.md quotes, from the committed rows.
+
+    python scripts/findings.py            # all of them
+    python scripts/findings.py pairs      # one part: pairs, host, expansion, leads, free
+
+Each line ends with the heading of the finding that quotes it. Run it after rows were made again, and mend the text.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+RESULTS = Path(__file__).parents[1] / "results" / "tiny"
+
+
+def tables(store: str, results: Path):
+    """The tables of exact match of a store."""
+    from mmkv_bench.tables.build import build
+    from mmkv_bench.tables.rows import load
+
+    return build(load(results / store), metrics=["exact_match"])
+
+
+def pairs(results: Path) -> Iterator[str]:
+    """How many pairs of methods are separated on the large pages."""
+    for table in tables("large", results):
+        for budget, column in table.columns.items():
+            yield (
+                f"{table.dataset} at {budget}: {int(column.separated.sum())} of {len(column.p)} pairs of methods "
+                "separated | Seven methods on large pages"
+            )
+
+
+def host(results: Path) -> Iterator[str]:
+    """Bytes on the host over full's, mean over answers, of HybridKV and its variants, by budget."""
+    from mmkv_bench.store.store import Store
+
+    for store in ("ablations", "methods"):
+        rows = Store(results / store)
+        cells = rows.cells().to_pandas()
+        cells = cells[(cells["base"] == "hybridkv") & (cells["protocol"] == "paper")]
+        columns = ("cell", "status", "bytes_host", "bytes_full")
+        answers = rows.responses(cells["cell"], columns).to_pandas().merge(cells, on="cell")
+        answers = answers[answers["status"] == "ok"]
+        share = answers["bytes_host"] / answers["bytes_full"]
+        means = share.groupby([answers["method"], answers["budget_kind"], answers["dataset"], answers["cell"]]).mean()
+        for (method, kind), group in means.groupby(level=[0, 1]):
+            told = f"{store}: {method}, budgets in {kind}: {group.min():.1%} to {group.max():.1%} of full's bytes on the host"
+            yield f"{told} | All methods on six small tasks"
+
+
+def expansion(results: Path) -> Iterator[str]:
+    """MM-ShiftKV without votes, with and without expansion, minus the whole method: paired by sample, seeds averaged."""
+    from mmkv_bench.tables.compare import every_pair, samples_of
+
+    for table in tables("mmshift_ablations", results):
+        tested = {(pair.budget, pair.a, pair.b): pair for pair in every_pair(table)}
+        for budget in table.budgets:
+            for other in ("t5_samp", "t5_var_exp"):
+                both = [table.entry(label, budget).scores for label in (other, "mmshift")]
+                scores = samples_of(both, table.metric, table.aggregator).scores
+                low, high = _bootstrap(scores[0] - scores[1])
+                pair = tested[budget, "mmshift", other]
+                yield (
+                    f"{table.dataset} at {budget}: {other} minus mmshift {-pair.difference:+.3f}, bootstrap [{low:+.3f}, "
+                    f"{high:+.3f}], tables' test [{-pair.high:+.3f}, {-pair.low:+.3f}] (n = {pair.n}) | MM-ShiftKV's ablations"
+                )
+
+
+def _bootstrap(differences) -> tuple[float, float]:
+    """95 % percentile interval of their mean."""
+    import numpy as np
+
+    drawn = np.random.default_rng(0).integers(len(differences), size=(10_000, len(differences)))
+    return tuple(np.quantile(differences[drawn].mean(axis=1), (0.025, 0.975)))
+
+
+def leads(results: Path) -> Iterator[str]:
+    """In how many columns methods with SparseMM's budgets, which were calibrated, have the highest score."""
+    alone = shared = whole = 0
+    for table in tables("methods", results):
+        for budget in table.budgets:
+            lines = [method for method in table.methods if method.budgeted and not method.cheats]
+            scored = {m: e.value for m in lines if (e := table.entries.get((m.label, budget))) and e.value is not None}
+            best = [method for method, value in scored.items() if value == max(scored.values())]
+            ours = [method.base in ("sparsemm", "mmshift_sparsemm") for method in best]
+            alone += all(ours)
+            shared += any(ours) and not all(ours)
+            whole += 1
+    yield (
+        f"methods with SparseMM's budgets lead {alone} of {whole} columns and share the lead in {shared} more | All "
+        "methods on six small tasks"
+    )
+
+
+def free(results: Path) -> Iterator[str]:
+    """The share of the answers' tokens that is free under `paper`."""
+    seen = {}
+    for table in tables("methods", results):
+        if table.free is not None:
+            seen[table.dataset] = table.free
+    for dataset, share in sorted(seen.items()):
+        yield f"{dataset}: {share:.0%} of the tokens come from the full prefill | All methods on six small tasks"
+
+
+PARTS = {"pairs": pairs, "host": host, "expansion": expansion, "leads": leads, "free": free}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", nargs="*", choices=[*PARTS, []], help="which numbers; all unless given")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the stores")
+    asked = parser.parse_args()
+    for name in asked.part or PARTS:
+        for line in PARTS[name](asked.results):
+            print(line)
+
+
+if __name__ == "__main__":
+    main()
