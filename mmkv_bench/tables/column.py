@@ -56,6 +56,14 @@ class Samples:
         return known.all(axis=2) if known.ndim == 3 else known
 
     @cached_property
+    def patterns(self) -> tuple[np.ndarray, np.ndarray]:
+        """(the distinct lines of `ok`, which of them is each method's, int [m])."""
+        if self.ok.all():
+            return self.ok[:1], np.zeros(len(self.ok), dtype=int)
+        found, of = np.unique(self.ok, axis=0, return_inverse=True)
+        return found, of.reshape(-1)
+
+    @cached_property
     def span(self) -> float:
         """What no difference exceeds: 1 for means of shares."""
         known = self.scores[~np.isnan(self.scores)]
@@ -264,8 +272,7 @@ def _joined(blocks: Sequence[_Block]) -> _Block:
 
 def _pieces(samples: Samples, a: np.ndarray, b: np.ndarray, pairs: np.ndarray) -> Iterator[_Block]:
     """Blocks of pairs that have the same samples in common: all of them, where nothing failed."""
-    patterns, pattern = np.unique(samples.ok, axis=0, return_inverse=True)
-    pattern = pattern.reshape(-1)
+    patterns, pattern = samples.patterns
     lower, upper = np.minimum(pattern[a], pattern[b]), np.maximum(pattern[a], pattern[b])
     keys = (lower * len(patterns) + upper)[pairs]
     order = np.argsort(keys, kind="stable")

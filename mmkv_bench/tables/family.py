@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -40,14 +39,13 @@ def family(methods: Sequence[Method]) -> Family:
     (ablations of it), they are what the reader compares, and all lines compete.
     """
     lines = [method for method in methods if method.base not in CONTROLS and not method.cheats]
-    counted = Counter(_method(line) for line in lines)
-    if counted:
-        name, most = counted.most_common(1)[0]
-        if most > 1 and most >= _NEARLY_ALL * len(lines):
-            return Family(tuple(lines), {}, str(name[0]))
+    groups: dict[tuple[Hashable, ...], list[Method]] = {}
+    for line in lines:
+        groups.setdefault(_method(line), []).append(line)
     presets = {}
-    for name in counted:
-        own = [line for line in lines if _method(line) == name]
+    for name, own in groups.items():
+        if len(own) > 1 and len(own) >= _NEARLY_ALL * len(lines):
+            return Family(tuple(lines), {}, str(name[0]))
         declared = _declared(own)
         if declared:
             presets |= {line.label: declared[0].label for line in own if line not in declared}
@@ -57,8 +55,9 @@ def family(methods: Sequence[Method]) -> Family:
 def _method(line: Method) -> tuple[Hashable, ...]:
     """What a line is a preset of."""
     name = PRESETS.get(line.base, line.base)
-    parameters = json.loads(line.parameters)
-    return name, *(json.dumps(parameters.get(key)) for key in _LOADED.get(line.base, ()))
+    told = _LOADED.get(line.base, ())
+    parameters = json.loads(line.parameters) if told else {}
+    return name, *(json.dumps(parameters.get(key)) for key in told)
 
 
 def _declared(lines: Sequence[Method]) -> list[Method]:

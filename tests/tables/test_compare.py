@@ -92,7 +92,7 @@ def scored(example: Example, budgets: dict[int, dict[str, int]], n: int = 100) -
             example.add(method, budget, zeros_and_ones(right, n))
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(
     st.dictionaries(
         st.sampled_from([16, 32, 128, 256]),
