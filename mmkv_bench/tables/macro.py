@@ -61,6 +61,7 @@ class GroupTable:
     against    the same minus the mean of `full`; none for `full` itself
     absent     group -> (datasets with a table, datasets), for the groups that lack one
     fixture    the data are of our own making
+    calibrated labels of the lines that read a calibration
     gates      sentences on the groups for which a paper prints the full cache's mean
     """
 
@@ -74,6 +75,7 @@ class GroupTable:
     against: dict[tuple[str, str], Mean]
     absent: dict[str, tuple[int, int]]
     fixture: bool
+    calibrated: tuple[str, ...] = ()
     gates: tuple[str, ...] = ()
 
 
@@ -199,7 +201,9 @@ def _group_table(
                 )
     shown = tuple(group.name for group in groups if group.name not in absent)
     made = any(name.endswith(FIXTURE) for name in tables)
-    return GroupTable(groups[0].benchmark, context, axis, budget, shown, labels, means, against, absent, made)
+    marked = {method.label for table in tables.values() for method in table.methods if method.calibrated}
+    known = tuple(label for label in labels if label in marked)
+    return GroupTable(groups[0].benchmark, context, axis, budget, shown, labels, means, against, absent, made, known)
 
 
 def _entries(tables: Mapping[str, Table], names: Sequence[str], label: str, budget: str) -> list[Entry] | None:
@@ -246,6 +250,11 @@ def _markdown(table: GroupTable, intervals: bool) -> str:
     if table.absent:
         lacking = ", ".join(f"{name} ({here} of {size} datasets)" for name, (here, size) in table.absent.items())
         notes.append(f"not complete: {lacking}.")
+    if table.calibrated:
+        told = ", ".join(table.calibrated)
+        notes.append(
+            f"calibrated on data that the other methods have not seen (named below each dataset's table): {told}."
+        )
     notes += table.gates
     blocks += ["\n".join(f"- {note}" for note in notes)] if notes else []
     return "\n\n".join(blocks) + "\n"

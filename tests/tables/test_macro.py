@@ -154,6 +154,12 @@ def test_markdown_has_a_line_a_method_and_a_column_a_group() -> None:
     assert group_markdown(made(alone)).splitlines()[-1] == "- not complete: G (1 of 2 datasets)."
 
 
+def test_calibrated_lines_are_named() -> None:
+    text = group_markdown(made(two_datasets(parameters={"calibration": {"sparsemm": "a" * 16}})))
+    assert "dataset's table): snapkv.\n" in text
+    assert "calibrated" not in group_markdown(made(two_datasets()))
+
+
 @pytest.mark.parametrize(("expected", "word"), [(50.4, "passed"), (51.6, "failed")])
 def test_a_printed_mean_of_the_full_cache_is_held_against_the_groups(expected: float, word: str) -> None:
     gates = [
