@@ -11,6 +11,7 @@ from mmkv_bench.evaluation.environment import go_offline
 from mmkv_bench.evaluation.generating import generate, prompt_hashes
 from mmkv_bench.evaluation.prompts import rows_hold_media
 from mmkv_bench.evaluation.scoring import score
+from mmkv_bench.evaluation.shared import score_many
 from mmkv_bench.evaluation.sources import preflight
 from mmkv_bench.evaluation.specs import spec_from_config
 
@@ -31,5 +32,6 @@ __all__ = [
     "rows_hold_media",
     "sample_refs",
     "score",
+    "score_many",
     "spec_from_config",
 ]

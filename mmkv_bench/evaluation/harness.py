@@ -4,13 +4,15 @@ Get it by `environment.harness()`, inside functions: importing it takes 7 to 13 
 
 What it relies on beyond lmms-eval's documented interface is held by tests/evaluation/test_hooks.py:
 `utils.load_yaml_config`, the constructors of the task classes, the layout of `Instance.args`, `evaluator.evaluate`,
-that the retrying `download` and `process_results` carry their plain functions as `__wrapped__`, and that the loop
-iterates `eval_docs_no_media` one document at a time when `process_docs_parallel` is 1.
+that the retrying `download` and `process_results` carry their plain functions as `__wrapped__`, that the loop
+iterates `eval_docs_no_media` one document at a time when `process_docs_parallel` is 1 and hands the answers to a document
+out in the order of their instances' `idx`, and that `TaskOutput` aggregates as the loop does.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import io
 import sys
@@ -23,6 +25,7 @@ from lmms_eval import evaluator, utils
 from lmms_eval.api.instance import Instance
 from lmms_eval.api.model import lmms
 from lmms_eval.api.task import ConfigurableMessagesTask, ConfigurableTask
+from lmms_eval.evaluator_utils import TaskOutput
 
 from mmkv_bench.errors import UnsupportedError
 from mmkv_bench.evaluation.task_errors import of_one_sample
@@ -147,6 +150,9 @@ class ScoringTask(GivenTask):
     """
 
     left_out: Collection[str] = ()
+    wrapped: tuple[tuple[str, ...], dict[str, Callable]] | None = (
+        None  # what `aggregation` made, asked for at each metric
+    )
 
     def __init__(
         self,
@@ -183,15 +189,16 @@ class ScoringTask(GivenTask):
         super().apply_filters()
 
     def process_results(self, doc: Any, results: list, full_docs: Any = None) -> dict[str, Any]:
-        doc_id = self.counted.current
+        return self._score(self.counted.current, doc, results, full_docs)
 
+    def _score(self, key: Any, doc: Any, results: list, full_docs: Any) -> dict[str, Any]:
         def run() -> dict[str, Any]:
-            self.on_document(doc_id)
+            self.on_document(key)
             metrics = ConfigurableTask.process_results.__wrapped__(self, doc, results, full_docs)
-            self.on_scores(doc_id, metrics, results)
+            self.on_scores(key, metrics, results)
             return metrics
 
-        return self.guard(doc_id, run)
+        return self.guard(key, run)
 
     def scored(self, doc_id: int, results: list, changed: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """What the scorer returns for an answer to a document, which is read anew: scorers may change what they get.
@@ -204,8 +211,11 @@ class ScoringTask(GivenTask):
         )
 
     def aggregation(self) -> dict[str, Callable]:
-        functions = self.metric_functions if self.aggregates else {}
-        return {name: self._kept_error(name, fn) for name, fn in functions.items() if name not in self.left_out}
+        if self.wrapped is None or self.wrapped[0] != tuple(self.left_out):
+            functions = self.metric_functions if self.aggregates else {}
+            kept = {name: self._kept_error(name, fn) for name, fn in functions.items() if name not in self.left_out}
+            self.wrapped = tuple(self.left_out), kept
+        return self.wrapped[1]
 
     def _kept_error(self, metric: str, function: Callable) -> Callable:
         @functools.wraps(function)  # the loop reads the signature
@@ -218,6 +228,14 @@ class ScoringTask(GivenTask):
 
         return aggregate
 
+    def aggregated(self, metrics: Mapping[tuple[str, str], list]) -> dict[str, Any]:
+        """What the loop's last step makes of (metric, filter) -> what the scorer returned for each sample, by
+        "metric,filter"."""
+        output = TaskOutput(task=self, task_name=self.config.task)
+        output.sample_metrics.update(metrics)
+        output.calculate_aggregate_metric(bootstrap_iters=0)
+        return dict(output.agg_metrics)
+
     @property
     def metric_functions(self) -> dict[str, Callable]:
         """Metric -> the function that aggregates it over samples; what a scorer returns beyond them is no metric."""
@@ -227,6 +245,43 @@ class ScoringTask(GivenTask):
     def filter_names(self) -> list[str]:
         """The filters whose outputs are scored one after the other."""
         return [ensemble.name for ensemble in self._filters]
+
+
+class SharingTask(ScoringTask):
+    """For scoring several answers to each document: one request an answer, each scored as if it were the only one, on a
+    document of its own. The loop aggregates nothing. `on_document`, `on_scores` and `guard` get (doc_id, number of
+    the answer).
+
+    counts: doc_id -> how many answers it has; the i-th is asked for by the instance with `idx` i.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        docs: Mapping[str, Any],
+        counts: Mapping[int, int],
+        on_document: Callable[[tuple[int, int]], None],
+        on_scores: Callable[[tuple[int, int], dict[str, Any], list], None],
+        guard: Callable[[tuple[int, int], Callable[[], dict[str, Any]]], dict[str, Any]],
+    ) -> None:
+        self.counts = counts
+        super().__init__(config, docs, set(counts), False, on_document, on_scores, guard)
+
+    def build_all_requests(self, **options: Any) -> None:
+        super().build_all_requests(**options)
+        self._instances = [
+            dataclasses.replace(
+                instance, idx=number, resps=[], filtered_resps={}, raw_filtered_resps={}, token_counts=[]
+            )
+            for instance in self._instances
+            for number in range(self.counts[instance.doc_id])
+        ]
+
+    def process_results(self, doc: Any, results: list, full_docs: Any = None) -> dict[str, Any]:
+        doc_id = self.counted.current
+        for number, result in enumerate(results):
+            self._score((doc_id, number), self.counted[doc_id], [result], full_docs)
+        return {}
 
 
 class Respondent(lmms):

@@ -45,6 +45,13 @@ COLUMNS = (
 )
 """What the measures read of a response row."""
 
+NEEDED = {
+    "forced_kl": {"fidelity_kl", "fidelity_kl_all", "fidelity_kl_first"},
+    "forced_agree": {"fidelity_top1"},
+    "reference_nll": {"ppl", "ppl_without_first"},
+}
+"""Column -> measures that no cell has without it."""
+
 NAMES = frozenset(
     {"fidelity_kl", "fidelity_kl_all", "fidelity_kl_first", "fidelity_top1", "divergence", "same_answer"}
     | {"ppl", "ppl_without_first", "rouge_l_sampled", "rouge_l_greedy"}
@@ -80,7 +87,11 @@ def measured(
         before: the cell's stored measures. A slim row has lost what some were made of: what it cannot make stays.
     """
     scores = []
-    for name, measure in _measures(protocol, is_full).items():
+    measures = _measures(protocol, is_full)
+    for column, names in NEEDED.items():
+        if all(row[column] is None for row in rows):  # nobody measured it, as in most runs
+            measures = {name: measure for name, measure in measures.items() if name not in names}
+    for name, measure in measures.items():
         found = [(row, measure(row, full.get(row["sample_id"]))) for row in rows]
         known = (before or {}).get(name)
         if known is not None:

@@ -43,12 +43,19 @@ def seed(identity: str) -> None:
     np.random.seed(value)
 
 
-def state() -> tuple[Any, ...]:
-    """Both generators' states; equal exactly when nothing was drawn in between."""
+@functools.cache
+def untouched(identity: str) -> tuple[int, bytes]:
+    """What `drawn` gives right after `seed(identity)`."""
+    seed(identity)
+    return drawn()
+
+
+def drawn() -> tuple[int, bytes]:
+    """The next 64 bits of both generators. They are others where something was drawn since they were set (but for one
+    chance in 2^64); comparing whole states would cost more than most scorers."""
     import numpy as np
 
-    name, keys, *rest = np.random.get_state()
-    return random.getstate(), name, keys.tobytes(), *rest
+    return random.getrandbits(64), np.random.bytes(8)
 
 
 @contextmanager
@@ -104,9 +111,10 @@ def tells_right_only(metrics: Mapping[str, Any]) -> bool:
     return any(_keyed(metrics, name) for name in KEYED)
 
 
-def reads_choices(metrics: Mapping[str, Any], scorer: Any) -> bool:
-    """Whether the task's metrics tell what was read, or its scorer can draw: then every sample gets a `parse_failed`."""
-    return any(name in UNREAD for name in metrics) or may_draw(scorer)
+def reads_choices(metrics: Mapping[str, Any]) -> bool:
+    """Whether the task's metrics tell what was read: then, as where its scorer can draw, every sample gets a
+    `parse_failed`."""
+    return any(name in UNREAD for name in metrics)
 
 
 def may_draw(scorer: Any) -> bool:

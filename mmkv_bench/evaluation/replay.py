@@ -6,6 +6,8 @@ import numbers
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import chdir, contextmanager
+from functools import cached_property
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.errors import DataError
@@ -21,19 +23,23 @@ from mmkv_bench.evaluation.judging.sitting import Sitting
 from mmkv_bench.evaluation.judging.verdict import base
 from mmkv_bench.evaluation.parsing import (
     PARSE_FAILED,
+    drawn,
     guessed,
+    may_draw,
     reads_choices,
     right_under_no_key,
     seed,
-    state,
     state_kept,
     tells_right_only,
     unread,
+    untouched,
 )
 from mmkv_bench.evaluation.task_errors import scoring_errors, task_errors
 
 if TYPE_CHECKING:
     from lmms_eval.api.instance import Instance
+
+    from mmkv_bench.evaluation.harness import ScoringTask
 
 
 JAVA_FOR_EACH = (
@@ -68,7 +74,7 @@ class Replay:
 
     def run(self, with_aggregates: bool) -> dict[str, float]:
         """Returns lmms-eval's aggregates by metric."""
-        return self._aggregates(self._pass(with_aggregates, over_samples=True))
+        return self.aggregates(self._pass(with_aggregates, over_samples=True))
 
     def name_metrics(self) -> None:
         """A pass that only finds out what a sample is scored by (`names_of`): scores over several samples are left out."""
@@ -82,12 +88,8 @@ class Replay:
     def _pass(self, with_aggregates: bool, over_samples: bool) -> Mapping[str, Any]:
         module, name = harness(self.spec.offline), self.spec.name
         config = task_config(self.spec)
-        with module.quiet(), task_environment(self.spec.media_root), state_kept(), _scratch_folder():
-            with task_errors(name):
-                self.task = module.ScoringTask(
-                    config, self.docs.bare, set(self.texts), with_aggregates, self._before, self._after, self._guard
-                )
-            self.task.left_out = [name for name in self.task.metric_functions if self._costs_more_than_it_tells(name)]
+        with module.quiet(), task_environment(self.spec.media_root), state_kept(), scratch_folder():
+            self.open(module, config, with_aggregates)
             if not self.spec.is_pages:
                 proxy().listen()
                 refuse_other_judges(name, self.task, proxy().root)
@@ -99,11 +101,26 @@ class Replay:
         self._count_parsed()
         return results
 
+    def open(self, module: ModuleType, config: Mapping[str, Any], with_aggregates: bool) -> None:
+        """Make the fresh task; `pass` does."""
+        with task_errors(self.spec.name):
+            self.task = self._task(module, config, with_aggregates)
+        self.task.left_out = [name for name in self.task.metric_functions if self._costs_more_than_it_tells(name)]
+
+    def _task(self, module: ModuleType, config: Mapping[str, Any], with_aggregates: bool) -> ScoringTask:
+        given = self.docs.bare, set(self.texts), with_aggregates
+        return module.ScoringTask(config, *given, self._before, self._after, self._guard)
+
     def _respond(self, instance: Instance) -> str:
         return self.texts[instance.doc_id]
 
-    def _guard(self, doc_id: int, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    def _doc(self, key: Any) -> int:
+        """The document of a key of `values`."""
+        return key
+
+    def _guard(self, key: Any, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """One sample: its questions are its own, and what comes of a question without an answer is not aggregated."""
+        doc_id = self._doc(key)
         with self.sitting.of([doc_id]):
             try:
                 metrics = run()
@@ -114,30 +131,35 @@ class Replay:
         made_up = self.sitting.unanswered.get(doc_id, {})
         return {name: value for name, value in metrics.items() if name not in made_up and None not in made_up}
 
-    def _before(self, doc_id: int) -> None:
+    def _before(self, key: Any) -> None:
+        doc_id = self._doc(key)
         self.position = self.docs.refs[doc_id]
-        seed(self._identity(doc_id))
-        self.state = state()
+        untouched(self.identity(doc_id))  # known before, for it sets the generators
+        seed(self.identity(doc_id))
 
-    def _identity(self, doc_id: int) -> str:
+    def identity(self, doc_id: int) -> str:
+        """What the random generators are set by."""
         return f"{self.spec.name}/{doc_id}"
 
-    def _after(self, doc_id: int, metrics: Mapping[str, Any], results: list) -> None:
-        number = self.passes[doc_id] = self.passes.get(doc_id, -1) + 1
-        functions = self.task.metric_functions
-        guess = state() != self.state and guessed(
-            self._identity(doc_id), metrics, lambda: self.task.scored(doc_id, results)
-        )
-        found = self.values.setdefault(doc_id, {})
+    def _after(self, key: Any, metrics: Mapping[str, Any], results: list) -> None:
+        doc_id = self._doc(key)
+        number = self.passes[key] = self.passes.get(key, -1) + 1
+        functions = self._functions
+        identity = self.identity(doc_id)
+        moved = drawn() != untouched(identity)
+        guess = moved and guessed(identity, metrics, lambda: self.task.scored(doc_id, results))
+        if not moved:
+            seed(identity)  # as the scorer left it
+        found = self.values.setdefault(key, {})
         for metric, raw in metrics.items():
             if metric not in functions and metric not in BESIDE:
                 continue
             name = self._name(metric, number)
             if kind_of(metric) and holds_caption(raw):
-                self.captions.setdefault(name, {})[doc_id] = Captioned(raw["pred"], tuple(raw["answer"]))
+                self.captions.setdefault(name, {})[key] = Captioned(raw["pred"], tuple(raw["answer"]))
                 continue
             if metric in PAIRED:
-                self.halves.setdefault(name, {})[doc_id] = raw
+                self.halves.setdefault(name, {})[key] = raw
                 continue
             value = sample_value(metric, raw, functions.get(metric))
             if value is None:
@@ -145,15 +167,23 @@ class Replay:
             else:
                 found[name] = 0.0 if guess and self._rising(metric) else value
                 if isinstance(raw, Mapping) and "parts" in raw:  # a task of ours whose metric is no mean
-                    self.parts.setdefault(doc_id, {})[name] = tuple(map(float, raw["parts"]))
+                    self.parts.setdefault(key, {})[name] = tuple(map(float, raw["parts"]))
         if tells_right_only(metrics):
             if self.sitting.lacks(doc_id):
-                self.unheard.add(doc_id)  # what would have been read is the judge's to say
+                self.unheard.add(key)  # what would have been read is the judge's to say
             else:
                 nothing = right_under_no_key(metrics, lambda key: self.task.scored(doc_id, results, key))
                 found[self._name(PARSE_FAILED, number)] = float(nothing)
-        elif guess or reads_choices(metrics, self.task.config.process_results):
+        elif guess or reads_choices(metrics) or self._may_draw:
             found[self._name(PARSE_FAILED, number)] = float(guess or unread(metrics))
+
+    @cached_property
+    def _functions(self) -> Mapping[str, Callable]:
+        return self.task.metric_functions
+
+    @cached_property
+    def _may_draw(self) -> bool:
+        return may_draw(self.task.config.process_results)
 
     def _name(self, metric: str, number: int) -> str:
         filters = self.task.filter_names
@@ -164,11 +194,7 @@ class Replay:
         return metric in BESIDE or self.task.higher_is_better().get(metric) is not False
 
     def _count_parsed(self) -> None:
-        """One guess makes the task one whose answers can be unreadable: then every sample tells whether its was."""
-        for name in {name for found in self.values.values() for name in found if name.startswith(PARSE_FAILED)}:
-            for doc_id, found in self.values.items():
-                if doc_id not in self.unheard:
-                    found.setdefault(name, 0.0)
+        count_parsed(self.values, self.unheard)
 
     def _score_captions(self) -> None:
         """Scores of the collected captions: of each filter's own, over the references of all documents."""
@@ -217,7 +243,8 @@ class Replay:
     def _where(self) -> str:
         return f"sample {self.position.sample_id}" if self.position else "its start"
 
-    def _aggregates(self, results: Mapping[str, Any]) -> dict[str, float]:
+    def aggregates(self, results: Mapping[str, Any]) -> dict[str, float]:
+        """Of what the loop reports, the numbers by metric."""
         found = {}
         for key, value in results.items():  # "metric,filter" -> number, and more that is none
             metric, comma, _ = key.partition(",")
@@ -234,8 +261,19 @@ class Replay:
         return found
 
 
+def count_parsed(values: Mapping[int, dict[str, float]], unheard: Collection[int] = ()) -> None:
+    """One guess makes the task one whose answers can be unreadable: then every sample tells whether its was.
+
+    values: doc_id -> metric -> score, to which it adds; unheard: documents whose choice a judge would have read.
+    """
+    for name in {name for found in values.values() for name in found if name.startswith(PARSE_FAILED)}:
+        for doc_id, found in values.items():
+            if doc_id not in unheard:
+                found.setdefault(name, 0.0)
+
+
 @contextmanager
-def _scratch_folder() -> Iterator[None]:
+def scratch_folder() -> Iterator[None]:
     """Some tasks drop files into the working directory when they aggregate; nobody reads them."""
     with tempfile.TemporaryDirectory(prefix="mmkv_bench_") as folder, chdir(folder):
         yield

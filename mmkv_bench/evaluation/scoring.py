@@ -47,8 +47,8 @@ def score(
         for ref in docs.refs
         if ref.sample_id in answers and answers[ref.sample_id].status == "ok"
     }
-    _check_prompts(spec, docs, answers, texts)
-    reason = _why_incomplete(docs, answers)
+    check_prompts(spec, docs, answers, texts)
+    reason = why_incomplete(docs, answers)
     (replay, aggregate), sitting = in_rounds(
         spec.name, judge or Desk(), lambda sitting: _pass(spec, docs, texts, sitting, with_aggregates=reason is None)
     )
@@ -61,7 +61,7 @@ def score(
     not_judged = reasons(sitting, lost, len(texts), aggregate)
     named = dict.fromkeys([*aggregate, *(name for found in replay.values.values() for name in found)])
     return CellScores(
-        samples=_rows(spec, docs, answers, replay, lost, due),
+        samples=rows_of(spec, docs, answers, replay, lost, due),
         aggregate=None if reason else {name: value for name, value in aggregate.items() if name not in not_judged},
         reason=reason,
         unaggregated=replay.unaggregated,
@@ -99,7 +99,8 @@ def _prompts(spec: TaskSpec, docs: Documents, sitting: Sitting) -> dict[str | No
     return _PROMPTS[key]
 
 
-def _check_prompts(spec: TaskSpec, docs: Documents, answers: Mapping[str, Answer], texts: Mapping[int, str]) -> None:
+def check_prompts(spec: TaskSpec, docs: Documents, answers: Mapping[str, Answer], texts: Mapping[int, str]) -> None:
+    """Raises DataError for an answer of another document or prompt. texts: doc_id -> text, of the answers that are ok."""
     expected = prompt_hashes(spec, set(texts), len(docs.refs))
     for doc_id, text in texts.items():
         sample_id = docs.refs[doc_id].sample_id
@@ -116,7 +117,8 @@ def _check_prompts(spec: TaskSpec, docs: Documents, answers: Mapping[str, Answer
             )
 
 
-def _why_incomplete(docs: Documents, answers: Mapping[str, Answer]) -> str | None:
+def why_incomplete(docs: Documents, answers: Mapping[str, Answer]) -> str | None:
+    """How many samples have no answer, and how they ended; None where all have one."""
     counts: dict[str, int] = {}
     for ref in docs.refs:
         status = answers[ref.sample_id].status if ref.sample_id in answers else "missing"
@@ -128,7 +130,7 @@ def _why_incomplete(docs: Documents, answers: Mapping[str, Answer]) -> str | Non
     return f"{sum(counts.values())} of {len(docs.refs)} samples have no answer: {named}"
 
 
-def _rows(
+def rows_of(
     spec: TaskSpec,
     docs: Documents,
     answers: Mapping[str, Answer],
@@ -136,6 +138,10 @@ def _rows(
     lost: Lost,
     due: Mapping[int, list[str]],
 ) -> list[SampleScore]:
+    """The scores of all samples with an answer, failed ones among them.
+
+    replay: values and parts of a pass; lost: doc_id -> metrics whose judge did not answer; due: see `metrics_due`.
+    """
     rows = []
     headline = _headline(spec, replay.values)
     nothing = _parts_of_nothing(spec)

@@ -82,16 +82,20 @@ def refuse_version(where: Path, found: object) -> None:
 
 def newest(rows: pa.Table) -> pa.Table:
     """One row per (cell, sample_id), the one committed last, sorted by both. A tie goes to the later row."""
-    if rows.num_rows == 0:
-        return rows
-    key = np.zeros(rows.num_rows, dtype=np.int64)
-    for name in ("cell", "sample_id"):
-        codes = rows[name].combine_chunks().dictionary_encode()
-        rank = pc.rank(codes.dictionary, tiebreaker="first").to_numpy().astype(np.int64) - 1
-        key = key * len(rank) + rank[codes.indices.to_numpy()]
+    key = keys(rows, ("cell", "sample_id"))
     if np.all(key[1:] > key[:-1]):  # one packed part, or the parts of one cell
         return rows
     when = rows["committed_at"].cast(pa.int64()).to_numpy()
     order = np.lexsort((when, key))
     last = np.append(key[order][1:] != key[order][:-1], True)
     return rows.take(order[last])
+
+
+def keys(rows: pa.Table, names: Sequence[str]) -> np.ndarray:
+    """A number for each row, int64 [rows], that orders and tells rows apart as these text columns do."""
+    key = np.zeros(rows.num_rows, dtype=np.int64)
+    for name in names if rows.num_rows else ():
+        codes = rows[name].combine_chunks().dictionary_encode()
+        rank = pc.rank(codes.dictionary, tiebreaker="first").to_numpy().astype(np.int64) - 1
+        key = key * len(rank) + rank[codes.indices.to_numpy()]
+    return key

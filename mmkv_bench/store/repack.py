@@ -17,6 +17,7 @@ from mmkv_bench.store.identity import checksum
 from mmkv_bench.store.packing import is_packed, ordered, packed
 from mmkv_bench.store.slim import slim as slimmed
 from mmkv_bench.store.superseded import superseded
+from mmkv_bench.store.together import is_together
 
 if TYPE_CHECKING:
     from mmkv_bench.store.store import Store
@@ -55,13 +56,13 @@ def pack(store: Store, slim: bool = False) -> int:
 
 
 def _replace(folder: Path, before: list[Path], files: list[bytes]) -> None:
-    """Packed files in the place of all that was there, in an order that a kill at any moment leaves readable: cells'
-    own files, which count before packed ones, are removed after older packed files."""
+    """Packed files in the place of all that was there, in an order that a kill at any moment leaves readable: what counts
+    before other files is removed after them."""
     placed = {folder / f"packed-{checksum(data)}.parquet": data for data in files}
     for path, data in placed.items():
         write_whole(path, lambda stream, data=data: stream.write(data))
     gone = [path for path in before if path not in placed]
-    for path in sorted(gone, key=lambda path: (not is_packed(path), path.name)):
+    for path in sorted(gone, key=lambda path: (is_together(path), not is_packed(path), path.name)):
         path.unlink(missing_ok=True)
     sync_folder(folder)
 

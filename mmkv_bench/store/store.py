@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 
 from mmkv_bench.errors import ConfigError, StoreError, nearest
 from mmkv_bench.secrecy import REDACTED, without_secrets
-from mmkv_bench.store import journal, parts, repack
+from mmkv_bench.store import journal, parts, repack, together
 from mmkv_bench.store.files import Staged, check_folder, disk_errors, remove_stale, sync_folder, write_whole
 from mmkv_bench.store.identity import canonical_json
 from mmkv_bench.store.packing import is_packed
@@ -185,6 +185,9 @@ class Store:
                     )
                 seen.add(identity)
             tables[table] = to_table(table, checked)
+        if self._held_together(pa.array([cell])):  # which would count before the cell's own files
+            self._write_together(tables, {cell})
+            return
         self.prepare()
         with disk_errors("writing scores", self.root):
             staged: list[Staged] = []
@@ -199,6 +202,40 @@ class Store:
                 for file in staged:
                     file.drop()
 
+    def write_scores_of(self, samples: pa.Table, metrics: pa.Table) -> None:
+        """Replaces the sample and metric rows of all cells that are in `samples`; columns as in the schema, without
+        `schema_version`. Many cells are written in one file per table (see `together.py`).
+
+        Raises StoreError for rows against the schema and for metrics of other cells.
+        """
+        self._check_version()
+        tables = {"samples": together.checked("samples", samples), "metrics": together.checked("metrics", metrics)}
+        cells = tables["samples"]["cell"].unique()
+        if not pc.all(pc.is_in(tables["metrics"]["cell"], value_set=cells), min_count=0).as_py():
+            raise StoreError("metrics: rows of a cell that has no samples")
+        if len(cells) <= together.APART and not self._held_together(cells):
+            for cell in cells.to_pylist():
+                rows = (tables[name].filter(pc.equal(tables[name]["cell"], cell)) for name in ("samples", "metrics"))
+                self.write_scores(cell, *(own.drop_columns(["schema_version"]).to_pylist() for own in rows))
+            return
+        self._write_together(tables, set(cells.to_pylist()))
+
+    def _write_together(self, tables: Mapping[str, pa.Table], cells: set[str]) -> None:
+        """cells: all whose rows are replaced; where one has no row left, those of the others are written again."""
+        self.prepare(unpack=False)
+        with disk_errors("writing scores", self.root):
+            if cells - set(tables["samples"]["cell"].unique().to_pylist()):
+                others = together.files(self.root, "samples")
+                held = {
+                    cell
+                    for path in others
+                    for cell in self._read_one("samples", path, ["cell"], None)["cell"].to_pylist()
+                }
+                kept = {name: self.load(name, held - cells) for name in tables}
+                tables = {name: pa.concat_tables([kept[name], rows]) for name, rows in tables.items()}
+                cells = cells | held
+            together.write(self.root, tables, cells)
+
     def samples(self, cells: Iterable[str] | None = None, columns: Sequence[str] | None = None) -> pa.Table:
         """Metric values per sample, of all scored cells and all columns unless given."""
         return self.load("samples", cells, columns)
@@ -209,7 +246,7 @@ class Store:
 
     # For Writer and repack
 
-    def prepare(self) -> None:
+    def prepare(self, unpack: bool = True) -> None:
         """Makes the folders and the version mark before the first write; refuses a store of another version."""
         with disk_errors("preparing the result folder", self.root):
             for folder in ("journal", *SCHEMAS):
@@ -218,7 +255,8 @@ class Store:
                 text = json.dumps({"schema_version": SCHEMA_VERSION}).encode() + b"\n"
                 write_whole(self.root / _MARK, lambda stream: stream.write(text))
         self._check_version()
-        self.unpack()
+        if unpack:
+            self.unpack()
 
     def publish_journal(self, path: Path) -> int:
         """Turns a journal that this process holds into a part and removes it; returns its number of samples."""
@@ -274,27 +312,37 @@ class Store:
         return rows
 
     def load(self, table: str, cells: Iterable[str] | None, columns: Sequence[str] | None = None) -> pa.Table:
-        """A cell's own file counts before a packed one, and the first packed file that has the cell before later ones."""
+        """What is written together counts before a cell's own file, that before a packed one, and the first packed file that
+        has the cell before later ones."""
         self._check_version()
         cells = None if cells is None else set(cells)
         asked = SCHEMAS[table].names if columns is None else _known(table, columns)
         names = list(dict.fromkeys([*asked, "cell"]))
         while True:
-            packed = self.packed(table)
-            found = [self._read(table, lambda: self._own_files(table, cells), names)]
-            for path in packed:
-                found.append(self._read(table, lambda path=path: [path] if path.exists() else [], names, cells))
-            if self.packed(table) == packed:  # otherwise somebody packed or unpacked meanwhile
-                break
+            newer, packed = together.files(self.root, table), self.packed(table)
+            found = [self._read_one(table, path, names, cells) for path in newer]
+            found.append(self._read(table, lambda: self._own_files(table, cells), names))
+            found += [self._read_one(table, path, names, cells) for path in packed]
+            if (together.files(self.root, table), self.packed(table)) == (newer, packed):
+                break  # otherwise somebody packed, unpacked or wrote meanwhile
         rows = found[0]
         for others in found[1:]:
             known = pc.is_in(others["cell"], value_set=rows["cell"].unique())
             rows = pa.concat_tables([rows, others.filter(pc.invert(known))])
         return rows.select(asked)
 
+    def _read_one(self, table: str, path: Path, names: Sequence[str], cells: Collection[str] | None) -> pa.Table:
+        """The rows of a file, none where it is gone."""
+        return self._read(table, lambda: [path] if path.exists() else [], names, cells)
+
+    def _held_together(self, cells: pa.Array) -> bool:
+        """Whether a file of many cells holds one of these."""
+        found = [self._read_one("samples", path, ["cell"], None) for path in together.files(self.root, "samples")]
+        return any(pc.any(pc.is_in(rows["cell"], value_set=cells)).as_py() for rows in found)
+
     def _own_files(self, table: str, cells: set[str] | None) -> list[Path]:
         if cells is None:
-            return [path for path in self.files(table) if not is_packed(path)]
+            return [path for path in self.files(table) if not is_packed(path) and not together.is_together(path)]
         return [path for path in (self.file(table, cell) for cell in cells) if path.exists()]
 
     def packed(self, table: str) -> list[Path]:

@@ -151,7 +151,7 @@ def percentile_ends(statistics: np.ndarray, alpha: float) -> tuple[float, float]
     skip = int(np.floor(alpha * (draws + 1) / 2 + 1e-9)) - 1
     if skip < 0:
         return -np.inf, np.inf
-    ordered = np.sort(statistics)
+    ordered = np.partition(statistics, (skip, draws - 1 - skip))
     return float(ordered[skip]), float(ordered[draws - 1 - skip])
 
 

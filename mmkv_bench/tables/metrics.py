@@ -10,10 +10,11 @@ import numpy as np
 
 from mmkv_bench.errors import StoreError
 from mmkv_bench.tables.compare import Difference, against
-from mmkv_bench.tables.intervals import NO_INTERVAL, Aggregator, interval
+from mmkv_bench.tables.intervals import NO_INTERVAL, Aggregator, Interval
 from mmkv_bench.tables.known import Pooled, aggregate_of, is_share, lower_is_better
 from mmkv_bench.tables.rows import BASELINE, check, context_key, with_limits
 from mmkv_bench.tables.scores import Scores, Sheet
+from mmkv_bench.tables.shared_draws import intervals
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,38 +50,79 @@ def metrics_rows(
     cells = with_limits(cells)
     sheet = Sheet.of(samples, list(cells["cell"]))
     scores = {(sheet.cells[cell], metric): sheet.scores([cell], metric) for cell, metric, _ in sheet.every()}
-    full_of: dict[tuple[str, ...], str] = {}
-    for _, row in cells[cells["base"] == BASELINE].iterrows():
-        other = full_of.setdefault(context_key(row), row["cell"])
-        if other != row["cell"]:
-            raise StoreError(f"Cells {other} and {row['cell']} are both `full` of the same context: one must go.")
-    differences = _differences(cells, scores, full_of, aggregators)
+    described = cells.to_dict("records")
+    full_of = _full_of(described)
+    differences = _differences(described, scores, full_of, aggregators)
+    numbers = _headlines(described, scores, aggregators)
     rows = []
-    for _, cell in cells.iterrows():
-        for name, metric in sorted(key for key in scores if key[0] == cell["cell"]):
-            row = {"cell": name, "dataset": cell["dataset"], "metric": metric}
-            aggregator = aggregator_of(metric, aggregators)
-            row |= headline(scores[name, metric], cell["dataset"], aggregator, metric)
-            difference = differences.get((name, metric), _NO_DIFFERENCE)
-            row |= {
-                "difference": difference.value,
-                "difference_low": difference.low,
-                "difference_high": difference.high,
-            }
-            aggregate = lmms_eval.get((name, metric))
-            row["lmms_eval"] = aggregate
-            reason = reasons.get((name, metric), reasons.get(name))
-            row["lmms_eval_reason"] = None if aggregate is not None else reason
-            row |= dict.fromkeys(JUDGE) | dict(judges.get((name, metric), {}))
-            rows.append(row)
+    for cell, own in zip(described, _metrics_of(sheet), strict=True):
+        for key in ((cell["cell"], metric) for metric in own):
+            difference = differences.get(key, _NO_DIFFERENCE)
+            aggregate = lmms_eval.get(key)
+            reason = None if aggregate is not None else reasons.get(key, reasons.get(cell["cell"]))
+            rows.append(
+                {
+                    "cell": cell["cell"],
+                    "dataset": cell["dataset"],
+                    "metric": key[1],
+                    **numbers[key],
+                    "difference": difference.value,
+                    "difference_low": difference.low,
+                    "difference_high": difference.high,
+                    "lmms_eval": aggregate,
+                    "lmms_eval_reason": reason,
+                    **dict.fromkeys(JUDGE),
+                    **judges.get(key, {}),
+                }
+            )
     return rows
+
+
+def _full_of(cells: Sequence[Mapping[str, Any]]) -> dict[tuple[str, ...], str]:
+    """Context -> its cell of `full`."""
+    found: dict[tuple[str, ...], str] = {}
+    for row in cells:
+        if row["base"] == BASELINE and found.setdefault(context_key(row), row["cell"]) != row["cell"]:
+            other = found[context_key(row)]
+            raise StoreError(f"Cells {other} and {row['cell']} are both `full` of the same context: one must go.")
+    return found
+
+
+def _metrics_of(sheet: Sheet) -> list[list[str]]:
+    """The metrics of each cell, by name."""
+    found: list[list[str]] = [[] for _ in sheet.cells]
+    for cell, metric, _ in sheet.every():
+        found[cell].append(metric)
+    return found
+
+
+def _headlines(
+    cells: Sequence[Mapping[str, Any]],
+    scores: Mapping[tuple[str, str], Scores],
+    aggregators: Mapping[str, Aggregator] | None,
+) -> dict[tuple[str, str], dict[str, Any]]:
+    """(cell, metric) -> its headline; all cells of a dataset and metric at once."""
+    dataset_of = {row["cell"]: row["dataset"] for row in cells}
+    groups: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for cell, metric in scores:
+        groups.setdefault((dataset_of[cell], metric), []).append((cell, metric))
+    found = {}
+    for (dataset, metric), keys in groups.items():
+        aggregator = aggregator_of(metric, aggregators)
+        found |= zip(keys, headlines([scores[key] for key in keys], dataset, aggregator, metric), strict=True)
+    return found
 
 
 def headlines(
     scores: Sequence[Scores], dataset: str, aggregator: Aggregator | None = None, metric: str = ""
 ) -> list[dict[str, Any]]:
     """`headline` of each of a table's cells."""
-    return [headline(own, dataset, aggregator, metric) for own in scores]
+    for own in scores:
+        _require_parts(own, dataset, aggregator)
+    pooled = isinstance(aggregator, Pooled)
+    whole = [(own.parts if pooled else own.values, own.clusters) for own in scores if own.complete]
+    found = iter(intervals(whole, dataset, aggregator, is_share(metric)))
+    return [_headline(own, aggregator, metric, next(found) if own.complete else NO_INTERVAL) for own in scores]
 
 
 def headline(scores: Scores, dataset: str, aggregator: Aggregator | None = None, metric: str = "") -> dict[str, Any]:
@@ -89,13 +131,13 @@ def headline(scores: Scores, dataset: str, aggregator: Aggregator | None = None,
     Where less is better, 0 would flatter a failure, and nothing is counted in its place; nor is an answer 0 that no judge
     has judged, nor a failure of which the metric's parts are not known.
     """
-    _require_parts(scores, dataset, aggregator)
+    (found,) = headlines([scores], dataset, aggregator, metric)
+    return found
+
+
+def _headline(scores: Scores, aggregator: Aggregator | None, metric: str, found: Interval) -> dict[str, Any]:
     pooled = isinstance(aggregator, Pooled)
-    measured = scores.parts if pooled else scores.values
     countable = not pooled or (scores.parts is not None and not np.isnan(scores.parts).any())
-    found = NO_INTERVAL
-    if scores.complete:
-        found = interval(measured, scores.clusters, dataset, aggregator=aggregator, share=is_share(metric))
     return {
         "n": scores.n,
         "n_ok": scores.n_ok,
@@ -140,13 +182,13 @@ def _require_parts(scores: Scores, dataset: str, aggregator: Aggregator | None) 
 
 
 def _differences(
-    cells: pd.DataFrame,
+    cells: Sequence[Mapping[str, Any]],
     scores: Mapping[tuple[str, str], Scores],
     full_of: Mapping[tuple[str, ...], str],
     aggregators: Mapping[str, Aggregator] | None,
 ) -> dict[tuple[str, str], Difference]:
     """(cell, metric) -> the cell minus `full` of its context; all cells that have the same `full` at once."""
-    full = dict(zip(cells["cell"], (full_of.get(context_key(cell)) for _, cell in cells.iterrows()), strict=True))
+    full = {cell["cell"]: full_of.get(context_key(cell)) for cell in cells}
     groups: dict[tuple[str, str], list[str]] = {}
     for cell, metric in scores:
         if full[cell] not in (None, cell) and (full[cell], metric) in scores:

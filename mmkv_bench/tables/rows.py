@@ -87,8 +87,8 @@ def load(root: Path | str, cells: Collection[str] | None = None) -> Rows:
     if not root.is_dir():
         raise ConfigError(f"There is no rows folder at '{root}': give the folder that a run printed as its rows.")
     store = Store(root)
-    samples = _frame(store.samples(cells, SAMPLE_COLUMNS))
-    responses = _frame(store.responses(cells, RESPONSE_COLUMNS))
+    samples = frame(store.samples(cells, SAMPLE_COLUMNS))
+    responses = frame(store.responses(cells, RESPONSE_COLUMNS))
     if samples.empty and responses.empty:
         raise ConfigError(f"'{root}' holds no result rows: give the folder that a run printed as its rows.")
     if samples.empty:
@@ -100,7 +100,7 @@ def load(root: Path | str, cells: Collection[str] | None = None) -> Rows:
     return Rows(described, samples, responses, store.metrics(cells).to_pandas(), full)
 
 
-def _frame(table: pa.Table) -> pd.DataFrame:
+def frame(table: pa.Table) -> pd.DataFrame:
     """Texts as categories and lists as they are in arrow: no Python object for each row."""
     import pandas as pd
     import pyarrow as pa
@@ -174,6 +174,6 @@ def latest(cells: pd.DataFrame) -> pd.Series:
     return version == newest
 
 
-def context_key(row: pd.Series, columns: Sequence[str] = CONTEXT) -> tuple[str, ...]:
+def context_key(row: Mapping[str, Any] | pd.Series, columns: Sequence[str] = CONTEXT) -> tuple[str, ...]:
     """What a cell shares with every cell that it may be compared with."""
     return tuple("" if missing(row[column]) else str(row[column]) for column in columns)

@@ -1,0 +1,243 @@
+"""Scores of many cells of a dataset: what the scorer makes of an answer is asked once, however many cells gave it.
+
+A score is made of a document and a text by a fresh task, from random generators that are set by task and document alone
+(`replay.py`). So cells that answer alike score alike, unless the scorer remembers what else it saw in a cell. Whether it
+does is not taken on trust: the first and the last cell are scored by themselves as well, by lmms-eval's whole loop around
+a task of their own, and where one number differs all cells are. So are those of tasks that ask a judge or score
+captions and pairs, which are made of several samples.
+
+lmms-eval's aggregates are made for each cell, of what its scorer returned for the cell's answers, by its own function.
+"""
+
+from __future__ import annotations
+
+import copy
+import numbers
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby, islice
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from mmkv_bench.errors import ScoringError
+from mmkv_bench.evaluation.contract import Answer, CellScores, TaskSpec
+from mmkv_bench.evaluation.documents import Documents, documents, task_config
+from mmkv_bench.evaluation.due import metrics_due
+from mmkv_bench.evaluation.environment import harness, task_environment
+from mmkv_bench.evaluation.judging.client import asking
+from mmkv_bench.evaluation.judging.desk import Desk
+from mmkv_bench.evaluation.judging.known import JUDGED
+from mmkv_bench.evaluation.judging.sitting import Sitting
+from mmkv_bench.evaluation.parsing import seed, state_kept
+from mmkv_bench.evaluation.replay import Replay, count_parsed, scratch_folder
+from mmkv_bench.evaluation.scoring import check_prompts, rows_of, score, why_incomplete
+
+if TYPE_CHECKING:
+    from lmms_eval.api.instance import Instance
+
+    from mmkv_bench.evaluation.harness import ScoringTask
+
+LEAST = 4  # cells; below it nothing is saved, two being scored twice
+AT_ONCE = 20_000  # answers to a pass, whose requests lmms-eval holds in memory
+CELLS = 256  # whose answers and scores are held at a time
+
+Answers = Callable[[str], Mapping[str, Answer]]
+
+
+def score_many(
+    spec: TaskSpec, cells: Sequence[str], answers: Answers, judge: Desk | None = None
+) -> Iterator[tuple[str, CellScores]]:
+    """The scores of each cell, in their order, as `score` gives them for the cell alone and as far as its answers reach.
+
+    answers: gives a cell's, sample id -> answer; called more than once for each. Raises what `score` raises.
+    """
+    reach: dict[str, int] = {}
+    texts: dict[int, dict[int, dict[str, None]]] = {}
+    for cell in cells if len(cells) >= LEAST and spec.name not in JUDGED else ():
+        given = answers(cell).values()
+        reach[cell] = 1 + max(answer.doc_id for answer in given)
+        of_docs = texts.setdefault(reach[cell], {})
+        for answer in given:
+            if answer.status == "ok":
+                of_docs.setdefault(answer.doc_id, {})[answer.text] = None
+    shared = {limit: _shared(spec, limit, found, answers, _of(reach, limit)) for limit, found in texts.items()}
+    for limit, own in groupby(cells, reach.get):
+        together = shared.get(limit)
+        while some := list(islice(own, CELLS)):
+            if together is not None:
+                yield from zip(some, together.scores([answers(cell) for cell in some]), strict=True)
+                continue
+            for cell in some:
+                given = answers(cell)
+                yield cell, score(spec, given, 1 + max(answer.doc_id for answer in given.values()), judge)
+
+
+def _of(reach: Mapping[str, int], limit: int) -> list[str]:
+    return [cell for cell, own in reach.items() if own == limit]
+
+
+def _shared(
+    spec: TaskSpec, limit: int, texts: Mapping[int, Iterable[str]], answers: Answers, cells: Sequence[str]
+) -> Together | None:
+    """None where cells are to be scored by themselves, also where the scorer fails: it then fails in some cell."""
+    if len(cells) < LEAST:
+        return None
+    together = Together(spec, documents(spec, limit))
+    try:
+        if not together.ask(texts):
+            return None
+    except ScoringError:
+        return None
+    for cell in (cells[0], cells[-1]):
+        given = answers(cell)
+        if [score(spec, given, limit)] != together.scores([given]):
+            return None
+    return together
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one answer: metric -> score, metric -> parts, and what the scorer returned for each filter."""
+
+    values: dict[str, float]
+    parts: dict[str, tuple[float, ...]]
+    returned: list[dict[str, Any]]
+
+
+@dataclass
+class _Scored:
+    """What `rows_of` reads of a pass."""
+
+    values: dict[int, dict[str, float]]
+    parts: dict[int, dict[str, tuple[float, ...]]] = field(default_factory=dict)
+
+
+class SharedReplay(Replay):
+    """A pass over several answers to each document; keys are (doc_id, number of the answer). Nothing is aggregated.
+
+    texts: doc_id -> its answers.
+    """
+
+    def __init__(self, spec: TaskSpec, docs: Documents, texts: Mapping[int, Sequence[str]]) -> None:
+        super().__init__(spec, docs, texts, Sitting(Desk(), ()))
+        self.returned: dict[tuple[int, int], list[dict[str, Any]]] = {}
+
+    @property
+    def alone(self) -> bool:
+        """Whether each score is of one sample, and no judge was asked."""
+        return not (self.captions or self.halves or self.sitting.asked or self.sitting.unanswered)
+
+    def _task(self, module: ModuleType, config: Mapping[str, Any], with_aggregates: bool) -> ScoringTask:
+        counts = {doc_id: len(own) for doc_id, own in self.texts.items()}
+        return module.SharingTask(config, self.docs.bare, counts, self._before, self._after, self._guard)
+
+    def _respond(self, instance: Instance) -> str:
+        return self.texts[instance.doc_id][instance.idx]
+
+    def _doc(self, key: tuple[int, int]) -> int:
+        return key[0]
+
+    def _after(self, key: tuple[int, int], metrics: Mapping[str, Any], results: list) -> None:
+        super()._after(key, metrics, results)
+        self.returned.setdefault(key, []).append(dict(metrics))
+
+    def _count_parsed(self) -> None:
+        """Not over all answers, but over those of a cell."""
+
+
+class Together:
+    """The outcomes of a dataset's answers, and the cells' scores out of them."""
+
+    def __init__(self, spec: TaskSpec, docs: Documents) -> None:
+        self.spec, self.docs = spec, docs
+        self.outcomes: dict[int, dict[str, Outcome]] = {ref.doc_id: {} for ref in docs.refs}
+        self.unscored: dict[str, None] = {}
+        self.due: dict[int, list[str]] = {}
+        self.aggregating = Replay(spec, docs, {}, Sitting(Desk(), ()))
+
+    def ask(self, texts: Mapping[int, Iterable[str]]) -> bool:
+        """Score all answers, doc_id -> its texts; False where that is not a matter of single samples."""
+        waiting = [(doc_id, text) for doc_id, own in texts.items() for text in own]
+        if any(doc_id not in self.outcomes or not isinstance(text, str) for doc_id, text in waiting):
+            return False  # foreign or broken answers, which `score` refuses with the reason
+        for start in range(0, len(waiting), AT_ONCE):
+            own: dict[int, list[str]] = {}
+            for doc_id, text in waiting[start : start + AT_ONCE]:
+                own.setdefault(doc_id, []).append(text)
+            replay = SharedReplay(self.spec, self.docs, own)
+            with asking(replay.sitting):
+                replay.name_metrics()
+            if not replay.alone:
+                return False
+            for doc_id, number in replay.returned:
+                key = doc_id, number
+                outcome = Outcome(replay.values[key], replay.parts.get(key, {}), replay.returned[key])
+                self.outcomes[doc_id][own[doc_id][number]] = outcome
+            self.unscored |= replay.unscored
+        module = harness(self.spec.offline)
+        with module.quiet(), task_environment(self.spec.media_root):
+            self.aggregating.open(module, task_config(self.spec), True)
+        return True
+
+    def scores(self, cells: Sequence[Mapping[str, Answer]]) -> list[CellScores]:
+        """What `score` gives for the answers of each cell."""
+        module = harness(self.spec.offline)
+        found = [self._outcomes(answers) for answers in cells]
+        with module.quiet(), task_environment(self.spec.media_root), state_kept(), scratch_folder():
+            aggregates = [None if reason else self._aggregates(own) for own, reason in found]
+        return [
+            self._scores(answers, own, reason, aggregate)
+            for answers, (own, reason), aggregate in zip(cells, found, aggregates, strict=True)
+        ]
+
+    def _outcomes(self, answers: Mapping[str, Answer]) -> tuple[dict[int, Outcome], str | None]:
+        """(doc_id -> outcome of its answer, why the cell has no aggregate)."""
+        docs = self.docs
+        texts = {
+            ref.doc_id: answers[ref.sample_id].text
+            for ref in docs.refs
+            if ref.sample_id in answers and answers[ref.sample_id].status == "ok"
+        }
+        check_prompts(self.spec, docs, answers, texts)
+        reason = why_incomplete(docs, answers)
+        return {doc_id: self.outcomes[doc_id][text] for doc_id, text in texts.items()}, reason
+
+    def _scores(
+        self,
+        answers: Mapping[str, Answer],
+        own: Mapping[int, Outcome],
+        reason: str | None,
+        aggregates: tuple[dict[str, float], dict[str, str]] | None,
+    ) -> CellScores:
+        found = _Scored(
+            {doc_id: dict(outcome.values) for doc_id, outcome in own.items()},
+            {doc_id: outcome.parts for doc_id, outcome in own.items() if outcome.parts},
+        )
+        count_parsed(found.values)
+        failed = [ref.doc_id for ref in self.docs.refs if ref.sample_id in answers and ref.doc_id not in own]
+        if new := [doc_id for doc_id in failed if doc_id not in self.due]:
+            self.due |= metrics_due(self.spec, self.docs, new, ())
+        aggregate, unaggregated = aggregates or (None, {})
+        return CellScores(
+            samples=rows_of(self.spec, self.docs, answers, found, {}, self.due),
+            aggregate=aggregate,
+            reason=reason,
+            unaggregated=unaggregated,
+            unscored=tuple(self.unscored),
+            judged={},
+            not_judged={},
+        )
+
+    def _aggregates(self, own: Mapping[int, Outcome]) -> tuple[dict[str, float], dict[str, str]]:
+        """lmms-eval's aggregates of a cell, and why it has none of some metrics."""
+        replay = self.aggregating
+        returned: dict[tuple[str, str], list] = {}
+        for number, name in enumerate(replay.task.filter_names):
+            for doc_id in sorted(own):
+                for metric, value in own[doc_id].returned[number].items():
+                    plain = isinstance(value, numbers.Number)
+                    returned.setdefault((metric, name), []).append(value if plain else copy.deepcopy(value))
+        replay.unaggregated, replay.task.aggregation_errors = {}, {}
+        seed(replay.identity(max(own)))
+        found = replay.aggregates(replay.task.aggregated(returned))
+        return found, replay.unaggregated
