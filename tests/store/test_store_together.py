@@ -1,0 +1,92 @@
+"""Promise: scores of many cells written together are read like those written cell by cell, and a kill mixes nothing."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from mmkv_bench.errors import StoreError
+from mmkv_bench.store import files, together
+from mmkv_bench.store.schema import METRICS, SAMPLES
+from mmkv_bench.store.store import Store
+from tests.tables.examples import cell_row, sample_rows
+
+MANY = [f"cell{number:03d}" for number in range(together.APART + 6)]
+
+
+def tables(cells: list[str], value: float) -> tuple[pa.Table, pa.Table]:
+    samples = [row for cell in cells for row in sample_rows(cell, [value, value])]
+    metrics = [
+        {"cell": cell, "dataset": "walk3", "metric": "exact_match", "n": 2, "n_ok": 2, "value": value, "interval": "none"}
+        for cell in cells
+    ]
+    made = []
+    for rows, schema in ((samples, SAMPLES), (metrics, METRICS)):
+        fields = [field for field in schema if field.name in rows[0]]
+        made.append(pa.Table.from_pylist(rows, pa.schema(fields)))
+    return made[0], made[1]
+
+
+def values(store: Store) -> dict[str, tuple[set, set]]:
+    found: dict[str, tuple[set, set]] = {}
+    for place, table in enumerate((store.samples(), store.metrics())):
+        for row in table.to_pylist():
+            found.setdefault(row["cell"], (set(), set()))[place].add(row["value"])
+    return found
+
+
+def of(value: float, cells: list[str]) -> dict[str, tuple[set, set]]:
+    return {cell: ({value}, {value}) for cell in cells}
+
+
+def test_the_newest_scores_of_a_cell_count_however_they_were_written(tmp_path):
+    store = Store(tmp_path)
+    store.write_cells([{k: v for k, v in cell_row(cell, "snapkv", 64).items() if v is not None} for cell in MANY])
+    store.write_scores_of(*tables(MANY[:3], 0.1))
+    assert values(store) == of(0.1, MANY[:3])
+    assert not list(tmp_path.glob("*/together-*"))  # few cells have files of their own
+    store.write_scores_of(*tables(MANY, 0.2))
+    assert values(store) == of(0.2, MANY)
+    assert [len(list((tmp_path / name).glob("*.parquet"))) for name in ("samples", "metrics")] == [1, 1]
+    store.write_scores_of(*tables(MANY[:1], 0.3))
+    assert values(store) == of(0.2, MANY[1:]) | of(0.3, MANY[:1])
+    store.write_scores(MANY[1], [], [])
+    assert values(store) == of(0.2, MANY[2:]) | of(0.3, MANY[:1])
+    store.pack()
+    assert values(store) == of(0.2, MANY[2:]) | of(0.3, MANY[:1]) and not list(tmp_path.glob("*/together-*"))
+    store.write_scores_of(*tables(MANY, 0.4))
+    assert values(store) == of(0.4, MANY)
+    store.unpack()
+    assert values(store) == of(0.4, MANY)
+
+
+def test_a_kill_between_the_two_files_leaves_the_old_scores_of_both(tmp_path, monkeypatch):
+    store = Store(tmp_path)
+    store.write_scores_of(*tables(MANY, 0.1))
+    place, placed = files.Staged.place, []
+
+    def killed(self):
+        if placed:
+            raise KeyboardInterrupt
+        placed.append(place(self))
+
+    monkeypatch.setattr(files.Staged, "place", killed)
+    with pytest.raises(KeyboardInterrupt):
+        store.write_scores_of(*tables(MANY, 0.2))
+    assert len(list((tmp_path / "metrics").glob("*.parquet"))) == 2
+    assert values(store) == of(0.1, MANY)
+    monkeypatch.undo()
+    store.write_scores_of(*tables(MANY, 0.2))
+    assert values(store) == of(0.2, MANY)
+
+
+@pytest.mark.parametrize(
+    ("column", "value"), [("status", "fine"), ("value", float("nan")), ("cell", None), ("sample_id", "s000")]
+)
+def test_rows_against_the_schema_are_refused_together(tmp_path, column, value):
+    samples, metrics = tables(MANY, 0.1)
+    rows = samples.to_pylist()
+    rows[1][column] = value
+    with pytest.raises(StoreError, match="samples"):
+        Store(tmp_path).write_scores_of(pa.Table.from_pylist(rows, samples.schema), metrics)
+    assert not list(tmp_path.glob("*/*.parquet"))
