@@ -17,7 +17,15 @@ MANY = [f"cell{number:03d}" for number in range(together.APART + 6)]
 def tables(cells: list[str], value: float) -> tuple[pa.Table, pa.Table]:
     samples = [row for cell in cells for row in sample_rows(cell, [value, value])]
     metrics = [
-        {"cell": cell, "dataset": "walk3", "metric": "exact_match", "n": 2, "n_ok": 2, "value": value, "interval": "none"}
+        {
+            "cell": cell,
+            "dataset": "walk3",
+            "metric": "exact_match",
+            "n": 2,
+            "n_ok": 2,
+            "value": value,
+            "interval": "none",
+        }
         for cell in cells
     ]
     made = []
