@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from mmkv_bench.compression.allocators.uniform import Uniform
@@ -76,6 +78,17 @@ def test_a_new_version_of_a_part_makes_new_cells_of_its_method_alone(monkeypatch
         "snapkv": 2,
         "keydiff": None,
     }
+
+
+def test_formulas_over_the_budget_are_named_in_their_rows_and_no_other_is():
+    runs = {
+        "look_m": "methods.look_m.budget_rule=union",
+        "meda": "methods.meda.budget_rule=union",
+        "hybridkv": "methods.hybridkv.power=up",
+    }
+    for method, option in runs.items():
+        plain, over = (cells(f"method={method}", "baseline=none", *more)[0] for more in ((), (option,)))
+        assert [json.loads(cell.parameters).get("over_budget") for cell in (plain, over)] == [None, True], method
 
 
 def test_every_later_change_of_any_part_is_another_version(monkeypatch):

@@ -218,6 +218,13 @@ def test_csv_of_pairs_has_all_of_them_with_their_tests() -> None:
     assert csv_pairs([]) == csv_cells([]) == ""
 
 
+def test_more_entries_than_asked_by_a_papers_own_formula_are_marked_and_no_defect() -> None:
+    example = Example()
+    example.add("look_m", 64, [1.0, 0], answer={"entries_resident": 520}, parameters={"over_budget": True})
+    text = markdown(build(example.rows()))
+    assert "† more entries resident than the budget: look_m at 64 by 1.6%" in text and "defect" not in text
+
+
 def test_more_entries_than_asked_under_reading_paper_are_called_a_defect() -> None:
     example = Example()
     example.add("snapkv", 64, [1.0, 0], answer={"entries_resident": 520})
