@@ -22,7 +22,7 @@ ARROWS = {
     "models": {"config", "file_state"},
     "generation": {"models", "compression"},
     "evaluation": {"tiny", "file_state"},
-    "store": set(),
+    "store": {"file_state"},
     "tables": {"config", "store"},
     "tiny": {"models", "generation", "compression"},
     "config": set(),

@@ -58,7 +58,8 @@ class Memory:
         """Keep the hash of a prompt that was just made, and what was heard meanwhile."""
         self.looked[doc_id] = found
         self.known.pop(doc_id, None)
-        frames = any(not isinstance(video, str | dict) for video in prompt.videos)
+        paths = [video["video"] if isinstance(video, dict) else video for video in prompt.videos]
+        frames = any(not isinstance(path, str | os.PathLike) for path in paths)
         unheard = (prompt.images or prompt.videos) and not (heard.files or self.media)
         if not found or frames or unheard or not heard.traceable:
             return

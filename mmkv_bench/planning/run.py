@@ -52,7 +52,7 @@ def run(config: DictConfig) -> int:
     config, cells, parts, provenance, notes = _plan(config)
     store.recover()
     _refuse_other_sharing(config, store, cells)
-    changed = changed_answers(config, store, parts)
+    changed, beside = changed_answers(config, store, parts)
     parts = [replace(part, changed=changed) for part in parts]
     todo = {part.dataset: part.missing(store, list(config.retry)) for part in parts}
     generating = config.stage != "score" and any(todo.values())
@@ -63,7 +63,10 @@ def run(config: DictConfig) -> int:
     prompts = _first_prompts(config, parts, loaded) if loaded else {}
     samples = {part.dataset: len(part.samples) for part in parts}
     done = {part.dataset: part.rows(store, list(config.retry)) for part in parts}
-    print(render(card_facts(config, cells, samples, done, prompts, loaded, str(store.root), notes)), flush=True)
+    print(
+        render(card_facts(config, cells, samples, done, prompts, loaded, str(store.root), [*notes, *beside])),
+        flush=True,
+    )
     stale = [] if config.stage == "generate" else _stale(store, parts, judge)
     if not generating and not stale:  # nothing to follow, and a finished run writes nothing
         track = NoTracker()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,12 +17,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from mmkv_bench.file_state import State
+
 KEY = "mmkv_sha256"
 _ZEROS = b"0" * 64
 # As the footer spells the pair: the key, then (thrift's compact protocol) "string", "64 bytes", the value.
 _MARK = KEY.encode() + b"\x18\x40"
-_SETTLED_NS = 2_000_000_000
-_known: dict[tuple[int, ...], bool] = {}
+_known: dict[State, bool] = {}
 """Files of this process that were hashed, by all that changes with their bytes -> whether they carry a digest."""
 
 
@@ -50,15 +50,13 @@ def opened(path: Path) -> Iterator[tuple[pq.ParquetFile, bool]]:
     Raises Damaged, OSError, pa.ArrowException.
     """
     with open(path, "rb") as stream:
-        stat = os.fstat(stream.fileno())
-        state = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+        state = State.of(os.fstat(stream.fileno()))
         source: Any = stream
         if state not in _known:
             # What is parsed is what was hashed, whatever becomes of the file meanwhile.
             data = stream.read()
             source, checked = pa.BufferReader(data), _check(data)
-            # Times of files have steps of milliseconds to seconds: one that changed just now may change unseen.
-            if time.time_ns() - max(stat.st_mtime_ns, stat.st_ctime_ns) > _SETTLED_NS:
+            if state.settled:
                 _known[state] = checked
         else:
             checked = _known[state]

@@ -78,10 +78,13 @@ def test_a_prompt_of_which_not_all_files_are_known_is_not_remembered(tmp_path):
     relative.traceable = False
     memory = prompts.Memory(tmp_path / "known.parquet", media=False)
     notes = [(Prompt([], [picture], []), unheard), (Prompt([], [], [[picture]]), heard(file))]
+    notes.append((Prompt([], [], [{"video": [picture], "start_time": 1.0}]), heard(file)))
     for doc_id, (prompt, found) in enumerate([*notes, (Prompt([], [picture], []), relative)]):
         memory.note(doc_id, "hash", prompt, found)
-    memory.note(3, "", Prompt([], [], []), heard(file))
-    assert memory.look(range(4)) == {0, 1, 2, 3} and set(memory.looked) == {0, 1, 2, 3}
+    memory.note(4, "", Prompt([], [], []), heard(file))
+    assert memory.look(range(5)) == {0, 1, 2, 3, 4} == set(memory.looked)
+    memory.note(5, "hash", Prompt([], [], [{"video": str(file), "start_time": 1.0}]), heard(file))
+    assert memory.look([5]) == set()
 
 
 def test_what_other_processes_remember_stays_and_a_damaged_file_is_ignored(tmp_path):

@@ -129,8 +129,10 @@ def test_an_interrupted_retry_continues_with_the_cells_that_are_left(task, tmp_p
     done(root, *command(task, "retry=[changed]", "method=[full]", "baseline=none"))
     before = commits(root)
     assert go(root, *command(task)).code == 2
+    beside = "1 stored answers to 1 samples (pictures-000002) of pictures in cells that are not of this run"
+    assert beside in done(root, *command(task, "method=[full]", "baseline=none")).out
     again = done(root, *command(task, "retry=[changed]"))
-    assert again.generated == 1
+    assert again.generated == 1 and "not of this run" not in again.out
     assert sum(before[key] != commit for key, commit in commits(root).items()) == 1
 
 
