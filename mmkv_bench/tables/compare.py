@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mmkv_bench.tables.column import Column, Samples, compare_column, compare_pairs
+from mmkv_bench.tables.blocks import Samples
+from mmkv_bench.tables.column import Column, compare_column, compare_pairs
 from mmkv_bench.tables.intervals import ALPHA, Aggregator
 from mmkv_bench.tables.known import Pooled, is_share, lower_is_better
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from mmkv_bench.tables.family import CONTROLS
-from mmkv_bench.tables.intervals import ALPHA, LEVEL
+from mmkv_bench.tables.best import best_notes
+from mmkv_bench.tables.intervals import LEVEL
 from mmkv_bench.tables.known import FIDELITY, MEASURES, PARSE_FAILED, SAME, lower_is_better, upstream
 from mmkv_bench.tables.rows import BASELINE
 from mmkv_bench.tables.table import AXES, Entry, Method, Table
@@ -95,7 +95,7 @@ def notes(table: Table) -> list[str]:
         *_source_notes(table),
         *_judge_notes(table),
         *_failure_notes(table),
-        *_best_notes(table),
+        *best_notes(table, _apart(table)),
         *_mark_notes(table),
         *_method_notes(table),
         *version_notes(table),
@@ -103,15 +103,6 @@ def notes(table: Table) -> list[str]:
         *_calibration_notes(table),
         *_unread_notes(table),
         *_lmms_eval_notes(table),
-    ]
-
-
-def pair_summary(table: Table) -> list[str]:
-    """Per budget: how many pairs of those that compete are separated."""
-    return [
-        f"{f'budget {budget}: ' if budget else ''}{int(column.separated.sum())} of {len(column.p)} pairs separated, of "
-        f"{len(column.names)} that compete"
-        for budget, column in table.columns.items()
     ]
 
 
@@ -181,42 +172,15 @@ def _failure_notes(table: Table) -> list[str]:
     return lines
 
 
-def _best_notes(table: Table) -> list[str]:
-    """What bold means, where there is none, and who does not compete for it."""
-    ranked = {budget: column for budget in table.budgets if (column := table.ranked(budget))}
-    if not ranked:
-        return []
-    sizes = sorted({len(column.names) for column in ranked.values()})
-    m = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
-    lines = [
-        f"bold: of the m = {m} that compete at this budget none is proven better (paired tests at p <= {ALPHA:g} / (m - 1), or "
-        f"a pair separated by Holm); the truly best one is bold with {LEVEL:.0%} confidence, and not bold is no proof of "
-        "being worse. Ranks: from 1 + those proven better to m - those proven worse."
-    ]
-    undecided = [b for b, column in table.columns.items() if len(column.names) > 1 and not column.beats.any()]
-    if undecided:
-        lines.append(f"no bold at {', '.join(undecided)}: no method is proven better than another there.")
-    return lines + _rival_notes(table, list(ranked))
-
-
-def _rival_notes(table: Table, budgets: Sequence[str]) -> list[str]:
-    """Who does not compete, of all lines that a reader might take for rivals."""
-    families = [table.family(budget) for budget in budgets]
-    presets = {label: of for family in families for label, of in family.presets.items()}
-    controls = [method.label for method in table.methods if method.base in CONTROLS and method.base != BASELINE]
-    words = [f"{', '.join(controls)} (control{'s' * (len(controls) > 1)})"] if controls else []
-    words += [f"{label} (a preset of {of})" for label, of in presets.items()]
-    cells = [entry.audit for _, method, entry in _named(table) if method.base != BASELINE]
-    kinds = (
-        (OVER, [a.over for a in cells]),
-        (PACKED, [a.packed for a in cells]),
-        (RETRIEVED, [a.retrievable for a in cells]),
-    )
-    marked = [mark for mark, found in kinds if any(found)]
-    words += [f"cells marked {' '.join(marked)}"] if marked else []
-    lines = [f"shown, but no rivals: {'; '.join(words)}."] if words else []
-    whole = dict.fromkeys(family.method for family in families if family.method)
-    return lines + [f"all lines compete, for nearly all are presets of {method}." for method in whole]
+def _apart(table: Table) -> list[str]:
+    """The marks, of those that occur, whose cells do not compete."""
+    audits = [entry.audit for _, method, entry in _named(table) if method.base != BASELINE]
+    kinds = {
+        OVER: any(audit.over for audit in audits),
+        PACKED: any(audit.packed for audit in audits),
+        RETRIEVED: any(audit.retrievable for audit in audits),
+    }
+    return [mark for mark, found in kinds.items() if found]
 
 
 def _mark_notes(table: Table) -> list[str]:

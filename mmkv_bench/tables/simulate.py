@@ -20,7 +20,8 @@ from functools import partial
 
 import numpy as np
 
-from mmkv_bench.tables.column import Column, Samples, compare_column, holm
+from mmkv_bench.tables.blocks import Samples
+from mmkv_bench.tables.column import Column, compare_column, holm
 from mmkv_bench.tables.known import F1_OF_MEANS, PERPLEXITY, bleu
 
 METHODS = 30

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from mmkv_bench.tables.column import Samples, compare_column, compare_pairs, holm, mcnemar_p
+from mmkv_bench.tables.blocks import Samples
+from mmkv_bench.tables.column import compare_column, compare_pairs, holm, mcnemar_p
 from mmkv_bench.tables.influence import cluster_sums
 from mmkv_bench.tables.known import METEOR, PERPLEXITY
 from mmkv_bench.tables.simulate import APART, CASES, corpus_bleu, f1, nll, power, rates

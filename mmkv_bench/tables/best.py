@@ -1,0 +1,50 @@
+"""What stands below a table about bold, ranks and separated pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mmkv_bench.tables.family import CONTROLS
+from mmkv_bench.tables.intervals import ALPHA, LEVEL
+from mmkv_bench.tables.rows import BASELINE
+from mmkv_bench.tables.table import Table
+
+
+def best_notes(table: Table, apart: Sequence[str]) -> list[str]:
+    """What bold means, where there is none, and who does not compete for it. apart: marks of cells that do not."""
+    ranked = {budget: column for budget in table.budgets if (column := table.ranked(budget))}
+    if not ranked:
+        return []
+    sizes = sorted({len(column.names) for column in ranked.values()})
+    m = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+    lines = [
+        f"bold: of the m = {m} that compete at this budget none is proven better (paired tests at p <= {ALPHA:g} / (m - 1), or "
+        f"a pair separated by Holm); the truly best one is bold with {LEVEL:.0%} confidence, and not bold is no proof of "
+        "being worse. Ranks: from 1 + those proven better to m - those proven worse."
+    ]
+    undecided = [b for b, column in table.columns.items() if len(column.names) > 1 and not column.beats.any()]
+    if undecided:
+        lines.append(f"no bold at {', '.join(undecided)}: no method is proven better than another there.")
+    return lines + _rival_notes(table, list(ranked), apart)
+
+
+def _rival_notes(table: Table, budgets: Sequence[str], apart: Sequence[str]) -> list[str]:
+    """Who does not compete, of all lines that a reader might take for rivals."""
+    families = [table.family(budget) for budget in budgets]
+    presets = {label: of for family in families for label, of in family.presets.items()}
+    controls = [method.label for method in table.methods if method.base in CONTROLS and method.base != BASELINE]
+    words = [f"{', '.join(controls)} (control{'s' * (len(controls) > 1)})"] if controls else []
+    words += [f"{label} (a preset of {of})" for label, of in presets.items()]
+    words += [f"cells marked {' '.join(apart)}"] if apart else []
+    lines = [f"shown, but no rivals: {'; '.join(words)}."] if words else []
+    whole = dict.fromkeys(family.method for family in families if family.method)
+    return lines + [f"all lines compete, for nearly all are presets of {method}." for method in whole]
+
+
+def pair_summary(table: Table) -> list[str]:
+    """Per budget: how many pairs of those that compete are separated."""
+    return [
+        f"{f'budget {budget}: ' if budget else ''}{int(column.separated.sum())} of {len(column.p)} pairs separated, of "
+        f"{len(column.names)} that compete"
+        for budget, column in table.columns.items()
+    ]
