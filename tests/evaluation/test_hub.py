@@ -57,7 +57,7 @@ def asked(endpoint: str, home, code: str) -> str:
         env=kept | {"HF_ENDPOINT": endpoint, "HF_HOME": str(home)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=3600,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -98,7 +98,7 @@ def test_processes_may_make_the_same_pages_side_by_side(fresh_cache):
         for _ in range(3)
     ]
     for child in children:
-        out, err = child.communicate(timeout=300)
+        out, err = child.communicate(timeout=3600)
         assert (child.returncode, out.strip()) == (0, "30"), err
     names = sorted(path.name for path in next(fresh_cache.rglob("pages_walk_small-test")).iterdir())
     assert names == ["00000", "00001"]  # and nothing unfinished

@@ -96,7 +96,7 @@ def test_a_field_that_is_no_literal_is_that_samples_row_too(tmp_path, value):
 def test_a_run_whose_reader_has_gone_says_so_and_fails(tmp_path):
     words = ["dataset=pages_walk", "method=[full]", "limit=1", f"out={tmp_path / 'rows'}"]
     run = f"{sys.executable} -m mmkv_bench {' '.join(words)} | true; exit ${{PIPESTATUS[0]}}"
-    ended = subprocess.run(["bash", "-c", run], capture_output=True, text=True, timeout=300, env=CHECKOUT)
+    ended = subprocess.run(["bash", "-c", run], capture_output=True, text=True, timeout=3600, env=CHECKOUT)
     assert ended.returncode == 1 and "the output was closed before the run's end" in ended.stderr
     assert "Traceback" not in ended.stderr
 
@@ -134,6 +134,6 @@ def test_a_dataset_that_stops_in_a_split_run_is_told_and_the_other_is_scored(fol
         )
     words = [*ASKED, *SHORT, f"data.root={folder}", f"out={tmp_path / 'rows'}"]
     command = [sys.executable, "-m", "mmkv_bench.launch", "processes=2", *words]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, env=CHECKOUT)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=3600, env=CHECKOUT)
     assert ended.returncode == 1 and "docvqa stopped: " in ended.stdout + ended.stderr
     assert {row["dataset"] for row in metrics(tmp_path / "rows")} == {"ocrbench"}

@@ -210,7 +210,7 @@ def test_the_command_line_keeps_the_key_out_of_rows_logs_and_cache(root, server)
         f"out={root}",
         *asking(server, "judge.key_env=MY_JUDGE_KEY"),
     ]
-    run = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
+    run = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=3600, check=False)
     assert run.returncode == 0, run.stderr
     assert scores(root) == [0.5] * 2 * SAMPLES
     assert set(server.keys) == {f"Bearer {KEY}"}
