@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mmkv_bench.errors import ConfigError, MMKVError
+from mmkv_bench.planning.progress import Progress
 from mmkv_bench.planning.run import quiet_libraries
 from mmkv_bench.planning.stored import VERSIONS, Planned, Row, plan_again
 from mmkv_bench.store.store import Store
@@ -68,8 +69,12 @@ def verify(roots: Sequence[Path], k: int, seed: int, other_versions: bool = Fals
         one.outcome = f"{OTHER_VERSIONS} ({'; '.join(other)})" if other and not other_versions else ""
         wanted += [] if one.outcome else [one]
     model: dict[str, LoadedModel] = {}
-    for _, group in groupby(sorted(wanted, key=_run_of), key=_run_of):
-        _repeat(list(group), model)
+    with Progress(len(wanted), "made again", unit="answers") as bar:
+        for _, together in groupby(sorted(wanted, key=_run_of), key=_run_of):
+            group = list(together)
+            bar.relabel(f"{group[0].root.name} {group[0].row['dataset']}")
+            _repeat(group, model)
+            bar.advance(len(group))
     return drawn
 
 
