@@ -117,9 +117,9 @@ class Answers:
 
     def audit(self, rows: Sequence[slice | np.ndarray]) -> Audit:
         """The audit of these rows of a table cell; rows that are not ok carry no audit and are left out."""
-        own = [np.arange(at.start, at.stop) if isinstance(at, slice) else at for at in rows]
-        kept = np.concatenate([at[self.ok[at]] for at in own])
-        if not len(kept):
+        kept = self._ok(rows)
+        n = self.ok[kept].size
+        if not n:
             return Audit()
         found = {name: column[kept] for name, column in self.columns.items()}
         excess = found["entries_resident"] / found["entries_asked"] - 1
@@ -127,7 +127,7 @@ class Answers:
         compressed = found["tokens_from_compressed"]
         tested = compressed - self.eos[kept]
         return Audit(
-            n=len(kept),
+            n=n,
             over=len(excess),
             excess_mean=float(np.mean(excess)) if len(excess) else 0.0,
             excess_worst=float(np.max(excess)) if len(excess) else 0.0,
@@ -137,12 +137,23 @@ class Answers:
             **(_storage(found) if _STORAGE[0] in found else {}),
         )
 
-    def _fallbacks(self, kept: np.ndarray) -> dict[str, int]:
-        """Reason -> how often, in these rows [n], by name."""
+    def _ok(self, rows: Sequence[slice | np.ndarray]) -> slice | np.ndarray:
+        """Those that are ok; a slice where that is all of one, which costs no copies."""
+        if len(rows) == 1 and isinstance(rows[0], slice) and self.ok[rows[0]].all():
+            return rows[0]
+        own = [np.arange(at.start, at.stop) if isinstance(at, slice) else at for at in rows]
+        return np.concatenate([at[self.ok[at]] for at in own])
+
+    def _fallbacks(self, kept: slice | np.ndarray) -> dict[str, int]:
+        """Reason -> how often, in these rows, by name."""
         # The rows of a cell stand together, so this looks at little more than theirs.
-        low, high = np.searchsorted(self.reason_row, [kept.min(), kept.max() + 1])
-        mine = np.isin(self.reason_row[low:high], kept)
-        counts = np.bincount(self.reason[low:high][mine], minlength=len(self.reasons))
+        whole = isinstance(kept, slice)
+        ends = (kept.start, kept.stop) if whole else (kept.min(), kept.max() + 1)
+        low, high = np.searchsorted(self.reason_row, ends)
+        reason = self.reason[low:high]
+        counts = np.bincount(
+            reason if whole else reason[np.isin(self.reason_row[low:high], kept)], minlength=len(self.reasons)
+        )
         return {self.reasons[number]: int(counts[number]) for number in np.flatnonzero(counts)}
 
 

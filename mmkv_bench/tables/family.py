@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def family(methods: Sequence[Method]) -> Family:
     return Family(tuple(line for line in lines if line.label not in presets), presets)
 
 
+@cache
 def _method(line: Method) -> tuple[Hashable, ...]:
     """What a line is a preset of."""
     name = PRESETS.get(line.base, line.base)

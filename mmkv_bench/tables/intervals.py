@@ -45,7 +45,7 @@ def normal_quantile(level: float) -> float:
 
 def is_binary(values: np.ndarray) -> bool:
     """Whether every score is exactly 0 or 1."""
-    return bool(np.isin(values, (0.0, 1.0)).all())
+    return bool(((values == 0) | (values == 1)).all())
 
 
 def wilson(mean: float, n: float, level: float = LEVEL) -> tuple[float, float]:
@@ -59,7 +59,17 @@ def wilson(mean: float, n: float, level: float = LEVEL) -> tuple[float, float]:
 
 def cluster_index(clusters: np.ndarray) -> tuple[np.ndarray, int]:
     """(index [n] into the sorted distinct clusters, how many there are)."""
-    distinct, index = np.unique(np.asarray(clusters), return_inverse=True)
+    clusters = np.asarray(clusters)
+    if clusters.dtype.kind == "i":  # positions of labels, the same for most cells of a dataset
+        return _index_of(clusters.tobytes(), clusters.dtype.str)
+    distinct, index = np.unique(clusters, return_inverse=True)
+    return index.reshape(-1), len(distinct)
+
+
+@lru_cache(maxsize=64)
+def _index_of(positions: bytes, kind: str) -> tuple[np.ndarray, int]:
+    distinct, index = np.unique(np.frombuffer(positions, kind), return_inverse=True)
+    index.setflags(write=False)
     return index.reshape(-1), len(distinct)
 
 
