@@ -17,7 +17,7 @@ ifneq ($(PIP_INDEX_URL),)
 export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 
-.PHONY: help bench test test-dispatch fuzz-store lint docs results verify matrix bench-statistics bench-fork bench-methods simulate check-platforms lock
+.PHONY: help bench test test-dispatch fuzz-store lint docs results verify matrix bench-statistics bench-fork bench-tables bench-methods simulate check-platforms lock
 
 help:
 	@echo "make bench             install if needed, run mmshift at 64 entries and experiment=demo on the embedded model"
@@ -30,6 +30,7 @@ help:
 	@echo "make matrix            every model family x dataset x method once, random weights, own data; hours"
 	@echo "make bench-statistics  time and peak memory of the streaming attention statistics"
 	@echo "make bench-fork        cost of 21 cells with one shared prefill"
+	@echo "make bench-tables      time and memory of tables and scoring: committed rows, 100 methods, 10,000 cells"
 	@echo "make bench-methods     time and extra memory of every method on one layer, beside its attention"
 	@echo "make simulate          how often bold, ranks and separated pairs are wrong, in 1,000 made-up columns of each kind"
 	@echo "make verify            make 50 answers drawn from all committed rows again and compare; minutes (SAMPLES=, SEED=)"
@@ -90,6 +91,9 @@ bench-fork: $(STAMP)
 # Fifty answers drawn from all committed rows, made again: another draw with SEED=1, more with SAMPLES=200.
 verify: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m mmkv_bench.verify --samples $(or $(SAMPLES),50) --seed $(or $(SEED),0)
+
+bench-tables: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -P benchmarks/tables.py --write results/bench/tables.md
 
 bench-methods: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -P benchmarks/methods.py
