@@ -83,7 +83,7 @@ def refuse_version(where: Path, found: object) -> None:
 def newest(rows: pa.Table) -> pa.Table:
     """One row per (cell, sample_id), the one committed last, sorted by both. A tie goes to the later row."""
     key = keys(rows, ("cell", "sample_id"))
-    if np.all(key[1:] > key[:-1]):  # one packed part, or the parts of one cell
+    if np.all(key[1:] > key[:-1]):  # the parts of one cell
         return rows
     when = rows["committed_at"].cast(pa.int64()).to_numpy()
     order = np.lexsort((when, key))
