@@ -17,13 +17,14 @@ ifneq ($(PIP_INDEX_URL),)
 export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 
-.PHONY: help bench test test-dispatch fuzz-store lint docs results verify matrix bench-statistics bench-fork bench-tables bench-methods simulate check-platforms lock
+.PHONY: help bench test test-dispatch fuzz fuzz-store lint docs results verify matrix bench-statistics bench-fork bench-tables bench-methods simulate check-platforms lock
 
 help:
 	@echo "make bench             install if needed, run mmshift at 64 entries and experiment=demo on the embedded model"
 	@echo "                       (LIMIT=4 runs the first samples only)"
 	@echo "make test              install if needed, lint, run the tests (PYTEST='-k name' selects)"
 	@echo "make test-dispatch     the numerical tests with the kernels of two older processors; long"
+	@echo "make fuzz              300 drawn configurations, right and wrong, through the command line (FUZZ='--seed 5 --runs 50')"
 	@echo "make fuzz-store        flip 400 single bits in copies of stores in git: 0 may change a value silently; a minute"
 	@echo "make lint              ruff check, ruff format --check, and no file or results too large for git"
 	@echo "make results           make or continue results/tiny: every method, released readings, ablations; hours"
@@ -52,6 +53,10 @@ OLDER := ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_IS
 test-dispatch: $(STAMP)
 	OMP_NUM_THREADS=1 $(OLDEST) $(BIN)/python -m pytest -n 2 $(NUMERICAL) $(PYTEST)
 	OMP_NUM_THREADS=1 $(OLDER) $(BIN)/python -m pytest -n 2 $(NUMERICAL) $(PYTEST)
+
+# Every right one gives all its rows, every wrong one a sentence; minutes. A case alone: FUZZ='--seed 0 --only 17'.
+fuzz: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz $(FUZZ)
 
 fuzz-store: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/store/bit_flips.py --flips 400 results/tiny/large results/tiny/ablations

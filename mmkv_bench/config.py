@@ -11,6 +11,8 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
+from mmkv_bench.errors import ConfigError
+
 READINGS = ("paper", "released")
 PROTOCOLS = ("paper", "strict", "query_agnostic")
 PAGE_SIZES = ("small", "large")
@@ -215,12 +217,22 @@ def groups() -> tuple[str, ...]:
 
 
 def resolve_path(path: str) -> str:
-    """A model path as the loader takes it: `pkg://mmkv_bench/tiny/weights` becomes that folder, `~` the home folder."""
+    """A model path as the loader takes it: `pkg://mmkv_bench/tiny/weights` becomes that folder, `~` the home folder.
+
+    Raises:
+        ConfigError: a package that is not installed.
+    """
     if path.startswith(PACKAGE_SCHEME):
         from importlib.resources import files
 
         package, _, inside = path.removeprefix(PACKAGE_SCHEME).partition("/")
-        return str(files(package).joinpath(inside))
+        try:
+            return str(files(package).joinpath(inside))
+        except (ImportError, ValueError, TypeError):
+            raise ConfigError(
+                f"{path} names no installed package {package!r}; allowed: {PACKAGE_SCHEME}<package>/<folder>, a folder, or a "
+                "hub id (org/name); correct the path"
+            ) from None
     return str(Path(path).expanduser()) if path.startswith("~") else path
 
 

@@ -246,6 +246,11 @@ def _check_value(override: Override, reference: Mapping[str, Any]) -> str:
             f"{text}: {'.'.join(path)} exists already and is changed without a plus; write {text.lstrip('+')}"
         )
     value = override.value()
+    if value == {} and isinstance(old, Mapping) and old:
+        raise ConfigError(
+            f"{text} changes nothing, because keys are only changed and none is removed; allowed: {'.'.join(path)}.<key>="
+            f"<value>, with a key of {', '.join(map(str, old))}"
+        )
     _check_kind(".".join(path), value, old, strict=path[0] in ("methods", "datasets"))
     return text
 
@@ -370,9 +375,11 @@ def _composed(choices: tuple[str, ...]) -> DictConfig:
 
 
 def _reference(choices: tuple[str, ...]) -> dict[str, Any]:
+    """The keys and defaults that overrides may change; `folders` is not one of them, `completed` fills it."""
     from omegaconf import OmegaConf
 
-    return OmegaConf.to_container(_composed(choices), resolve=False)
+    found = OmegaConf.to_container(_composed(choices), resolve=False)
+    return {key: value for key, value in found.items() if key != "folders"}
 
 
 def _one_sentence(error: Exception) -> str:
