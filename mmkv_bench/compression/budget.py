@@ -13,6 +13,8 @@ _ALLOWED = (
     "a whole number of entries per KV head >= 1 (budget=64), or a fraction kept in (0, 1] "
     "written with a point or a percent sign (budget=0.2, budget=1.0, budget=20%)"
 )
+LARGEST = 2**63 - 1
+"""What a column of whole numbers can hold."""
 # What int() and Decimal() read beyond this (other scripts' digits, underscores) is a typo in a budget.
 _WHOLE = re.compile(r"[+-]?[0-9]+")
 _DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
@@ -45,6 +47,8 @@ class Budget:
             entries = int(text)
             if entries < 1:
                 raise ConfigError(f"budget={text} keeps nothing; allowed: {_ALLOWED}")
+            if entries > LARGEST:
+                raise ConfigError(f"budget={text} is more than rows can hold ({LARGEST}); allowed: {_ALLOWED}")
             return cls("entries", entries=entries)
         percent = text.endswith("%")
         number = text.removesuffix("%").strip()

@@ -147,14 +147,23 @@ def _words(config: DictConfig) -> None:
 
 
 def _numbers(config: DictConfig) -> None:
+    from mmkv_bench.compression.budget import LARGEST
+
     for seed in _values("seed", config.seed):
-        if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-            raise ConfigError(f"seed={seed} is not a seed; allowed: {allowed('seed')}; give one (seed=0) or a list")
+        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= LARGEST:
+            most = f", at most {LARGEST}" if isinstance(seed, int) and seed > LARGEST else ""
+            raise ConfigError(
+                f"seed={seed} is not a seed; allowed: {allowed('seed')}{most}; give one (seed=0) or a list"
+            )
     whole = ("min_pixels", "max_pixels", "max_prompt_tokens", "layers", "frames", "video_max_pixels")
     for key in ("limit", "fork_batch", *(f"model.{name}" for name in whole)):
         value = _at(config, key)
         if value is not None and value < 1:
             raise ConfigError(f"{key}={value} is too small; allowed: {allowed(key)}; give such a number")
+        if value is not None and value > LARGEST:
+            raise ConfigError(
+                f"{key}={value} is too large; allowed: {allowed(key)}, at most {LARGEST}; give such a number"
+            )
     if config.timeout_s is not None and not config.timeout_s > 0:
         raise ConfigError(
             f"timeout_s={config.timeout_s} is not a time limit; allowed: {allowed('timeout_s')}; give one"
@@ -179,6 +188,11 @@ def _methods(config: DictConfig) -> None:
 
 def _gate(config: DictConfig) -> None:
     """gate.expected is one number: it needs one dataset, real data, and a metric that it is of."""
+    tolerance = config.gate.tolerance
+    if tolerance is not None and not tolerance >= 0:
+        raise ConfigError(
+            f"gate.tolerance={tolerance} is no distance; allowed: {allowed('gate.tolerance')}; give such a value"
+        )
     if config.gate.expected is None:
         return
     given = f"gate.expected={config.gate.expected}"

@@ -51,6 +51,8 @@ def draw(seed: int, number: int) -> Case:
     if kind < 0.75:
         kept = [text for text in base if not text.startswith("dataset")]
         return Case((*kept, *_elsewhere(dice)), "open", planned=True)
+    if kind < 0.85:
+        return Case((*base, dice.choice(_ODD)), "open")
     return Case((*base, _parameter(dice, methods)), "open")
 
 
@@ -98,6 +100,26 @@ def _elsewhere(dice: random.Random) -> list[str]:
         "data=fixture",
         f"dataset={dice.choice(FIXTURES)}",
     ]
+
+
+_ODD = (
+    "stage=score", "timeout_s=1e-9", "model.max_prompt_tokens=5", "model.dtype=bfloat16", "model.attention=eager",
+    "model.min_pixels=1", "model.max_pixels=1", "fork_memory=1", "fork_memory=1e9",
+    "dataset.count=1", "dataset.split=dev", "dataset.size=large", "dataset.metrics=[]", "dataset.measures=[ppl,self_rouge]",
+    "dataset.generation.temperature=0.5", "dataset.generation.do_sample=true", "dataset.generation.num_beams=4",
+    "dataset.generation.max_new_tokens=1", "dataset.generation.max_new_tokens=100000", "dataset.generation.until=['a']",
+    "dataset.generation={max_new_tokens: 2}", "dataset.generation.stop_strings=[e]", "dataset.generation.nosuch=1",
+    "shard=1/2", "judge=local", "judge=openai", "gate.expected=0.5", "logger=wandb",
+    "model=hf", "model.weights=random", "model.layers=1", "model.name=x y", "model.name=null", "model.device_map=auto",
+    "data=fixture", "data.root=/no/such/folder", "data.root=.", "dataset.offline=false", "dataset.generation=null",
+    "variants.a={base: kvpress, press: KnormPress}", "variants.a={base: custom, path: nosuch.py}",
+    "variants.a={base: mmshift, samples: 7}", "variants.a={base: sparsemm, calibration: /no/such/file.json}",
+    "variants.a={base: hybridkv, chunk: 1000}", "variants.a={base: prefixkv, mode: online}", "variants.x-y.z={base: snapkv}",
+    "variants.a={base: random, reading: [paper, released]}", "variants.a={base: oracle, recents: 3}",
+    "launcher=slurm", "variants={}", "budget=[1,2,3,4,5,6,7,8]",
+    "budget=0.000001", "budget=1e3", "budget=64.0", "judge.cache=x", "judge.key_env=NO_SUCH_VARIABLE", "out=a/b/c", "out=ü",
+    "methods.${seed}.x=1", "seed=1_0", "json=true", "retry=[error,error]", "retry=nan", "protocol='[strict]'",
+)  # fmt: skip
 
 
 _VALUES = (0, 1, -1, 2, 0.5, 1.5, 1000000, 1e-9, "null", "auto", "true", "''", "none", "[]", "[1,2]", "${seed}")

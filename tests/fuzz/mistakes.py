@@ -38,11 +38,12 @@ _GROUPS = (
 )  # fmt: skip
 
 _VALUES = {
-    "budget": "0 -1 1.5 abc nan inf -inf 120% 0% null true [] [64,0] {a:1} 1e-400 '' [[1]] 0x10 1e400 [null] ' ' % 1/2",
-    "seed": "-1 1.5 a null true [] [0,a] {} [[0]] inf",
+    "budget": "0 -1 1.5 abc nan inf -inf 120% 0% null true [] [64,0] {a:1} 1e-400 '' [[1]] 0x10 1e400 [null] ' ' % 1/2 "
+    "99999999999999999999",
+    "seed": "-1 1.5 a null true [] [0,a] {} [[0]] inf 99999999999999999999",
     "protocol": "strct null [] 7 [paper,x] {}",
     "reading": "relesed null [] 1",
-    "limit": "0 -3 a 1.5 true [1] inf",
+    "limit": "0 -3 a 1.5 true [1] inf 99999999999999999999",
     "shard": "2/2 1/0 -1/2 a 1 null",
     "fork_batch": "0 a null -1 1.5",
     "fork_memory": "0 3XB -1 abc [] {} nan",
@@ -61,7 +62,7 @@ _VALUES = {
     "judge.timeout_s": "-1 a null",
     "judge.retries": "-1 1.5",
     "gate.expected": "a [] true",
-    "gate.tolerance": "a",
+    "gate.tolerance": "a -1 nan",
     "model.dtype": "int8 null",
     "model.device": "tpu null",
     "model.attention": "flash_attention_2 x null",

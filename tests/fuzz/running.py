@@ -28,7 +28,7 @@ class Outcome:
 
 def run(case: Case) -> Outcome:
     """The case in an empty folder, its rows in `rows` there unless it names a folder itself."""
-    own = any(word.startswith("out=") for word in case.arguments)
+    own = [word for word in case.arguments if word.startswith("out=")]
     arguments = ["model.device=cpu", *([] if own else ["out=rows"]), *case.arguments]
     out, err, before = io.StringIO(), io.StringIO(), Path.cwd()
     with tempfile.TemporaryDirectory() as folder:
@@ -44,7 +44,7 @@ def run(case: Case) -> Outcome:
         found = [*_of_code(case, code), *_of_output(code, out.getvalue(), err.getvalue())]
         if code == 2 or case.planned:
             return Outcome(code, (*found, *([f"it left {', '.join(left[:5])}"] if left else [])))
-        return _of_rows(code, found, Store(Path(folder) / "rows"))
+        return _of_rows(code, found, Store(Path(folder) / (own or ["out=rows"])[0][4:]))
 
 
 def _plan(arguments: list[str]) -> int:
