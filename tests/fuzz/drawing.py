@@ -109,7 +109,7 @@ _ODD = (
     "dataset.generation.temperature=0.5", "dataset.generation.do_sample=true", "dataset.generation.num_beams=4",
     "dataset.generation.max_new_tokens=1", "dataset.generation.max_new_tokens=100000", "dataset.generation.until=['a']",
     "dataset.generation={max_new_tokens: 2}", "dataset.generation.stop_strings=[e]", "dataset.generation.nosuch=1",
-    "shard=1/2", "judge=local", "judge=openai", "gate.expected=0.5", "logger=wandb",
+    "judge=local", "judge=openai", "gate.expected=0.5", "logger=wandb",
     "model=hf", "model.weights=random", "model.layers=1", "model.name=x y", "model.name=null", "model.device_map=auto",
     "data=fixture", "data.root=/no/such/folder", "data.root=.", "dataset.offline=false", "dataset.generation=null",
     "variants.a={base: kvpress, press: KnormPress}", "variants.a={base: custom, path: nosuch.py}",
