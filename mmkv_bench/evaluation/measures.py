@@ -50,7 +50,7 @@ NEEDED = {
     "forced_agree": {"fidelity_top1"},
     "reference_nll": {"ppl", "ppl_without_first"},
 }
-"""Column -> measures that no cell has without it."""
+"""Column -> measures that are not made without it."""
 
 NAMES = frozenset(
     {"fidelity_kl", "fidelity_kl_all", "fidelity_kl_first", "fidelity_top1", "divergence", "same_answer"}
@@ -90,7 +90,8 @@ def measured(
     measures = _measures(protocol, is_full)
     for column, names in NEEDED.items():
         if all(row[column] is None for row in rows):  # nobody measured it, as in most runs
-            measures = {name: measure for name, measure in measures.items() if name not in names}
+            gone = names - set(before or {})  # slim rows have measures without it
+            measures = {name: measure for name, measure in measures.items() if name not in gone}
     for name, measure in measures.items():
         found = [(row, measure(row, full.get(row["sample_id"]))) for row in rows]
         known = (before or {}).get(name)

@@ -203,19 +203,23 @@ class _Answers:
 
 def _add_measures(store: Store, cells: Sequence[Cell], rows: SampleRows) -> None:
     """Put the measures of stored rows beside the task's scores, of every cell anew: they need the rows of `full`, which
-    may have come later than a cell's."""
-    from mmkv_bench.evaluation.measures import COLUMNS, measured
+    may have come later than a cell's. What slim rows have lost stays as it is stored."""
+    import pyarrow.compute as pc
 
-    stored = _Cells(store.responses(rows.cells, COLUMNS))
-    found = set(stored)
+    from mmkv_bench.evaluation.measures import COLUMNS, measured, stored
+
+    answers = store.responses(rows.cells, COLUMNS)
+    slim = set(answers.filter(pc.fill_null(answers["slim"], False))["cell"].unique().to_pylist())
+    answered, before = _Cells(answers), _Cells(store.samples(slim))
+    found = set(answered)
     full = {
-        cell.protocol: {row["sample_id"]: row for row in stored.of(cell.cell).to_pylist()}
+        cell.protocol: {row["sample_id"]: row for row in answered.of(cell.cell).to_pylist()}
         for cell in cells
         if cell.base == "full" and cell.cell in found
     }
     for cell in (cell for cell in cells if cell.cell in found):
-        own = stored.of(cell.cell).to_pylist()
-        scores = measured(own, full.get(cell.protocol, {}), cell.protocol, cell.base == "full")
+        own, known = answered.of(cell.cell).to_pylist(), stored(before.of(cell.cell).to_pylist())
+        scores = measured(own, full.get(cell.protocol, {}), cell.protocol, cell.base == "full", known)
         rows.add(cell.cell, cell.dataset, scores)
 
 

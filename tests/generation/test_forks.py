@@ -19,7 +19,7 @@ from tests.generation import common, faulty
 
 PROPERTY = settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 
-OVER_AS_RELEASED = {"keydiff", "pyramidkv", "adakv", "sparsemm", "look_m", "meda"}
+OVER_AS_RELEASED = {"keydiff", "pyramidkv", "adakv", "sparsemm", "look_m", "meda", "prefixkv", "kivi_prefixkv"}
 
 
 def protocols_of(name: str) -> tuple[str, ...]:
