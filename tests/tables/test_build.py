@@ -58,6 +58,10 @@ def test_methods_of_several_versions_share_a_table_that_shows_each_method_at_its
     table = one(example)
     found = {(name, budget): entry.value for (name, budget), entry in table.entries.items()}
     assert found == {("full", ""): 1, ("snapkv", "64"): 0.5, ("mmshift", "64"): 1, ("mmshift", "32"): 0.5}
+    assert [note for note in notes(table) if "version" in note] == [
+        "mmshift: older versions of its numbers are left out at 64 (version 2, 1, shown: 3).",
+        "mmshift: its budgets show different versions of its numbers: 1 at 32 and 3 at 64.",
+    ]
 
 
 def test_budgets_in_entries_and_in_fractions_never_share_a_table() -> None:
