@@ -43,6 +43,24 @@ def locked(file: int) -> bool | None:
     return True
 
 
+@contextmanager
+def lock_held(path: Path) -> Iterator[None]:
+    """Waits for the exclusive flock of a file and holds it; where the file system has no locks, nobody waits."""
+    file = os.open(path, (os.O_RDWR if os.access(path, os.W_OK) else os.O_RDONLY) | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as problem:
+            if problem.errno not in NO_LOCKS:
+                raise
+        yield
+    finally:
+        # Not by closing alone: a process that was forked meanwhile has the file open too.
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_UN)
+        os.close(file)
+
+
 def new_locked(hidden: Path) -> int:
     """A new, empty, locked file: its descriptor, open for reading and appending. Raises OSError.
 

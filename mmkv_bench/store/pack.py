@@ -15,7 +15,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = argparse.ArgumentParser(
         prog="python -m mmkv_bench.store.pack",
         description="Write the rows of a finished run as few files, each below 10 MB, with checksums. Tables read them as "
-        "before; a run that adds rows unpacks them again.",
+        "before; a run that adds rows writes files of its own beside them.",
     )
     command.add_argument("rows", type=Path, nargs="+", help="rows folder that a run printed")
     command.add_argument(

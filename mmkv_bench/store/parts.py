@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -46,7 +47,7 @@ def load(
 
 
 def _read(path: Path, schema: pa.Schema, cells: Collection[str] | None, unchecked: set[Path] | None) -> pa.Table:
-    try:
+    with readable(path):
         with opened(path) as (file, checked):
             held = set(file.schema_arrow.names)
             rows = file.read(
@@ -63,6 +64,13 @@ def _read(path: Path, schema: pa.Schema, cells: Collection[str] | None, unchecke
         if cells is not None:
             rows = rows.filter(pc.is_in(rows["cell"], pa.array(list(cells), pa.string())))
         return rows.select(schema.names).cast(schema)
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Turns what reading a damaged file raises into a StoreError that names it; FileNotFoundError passes."""
+    try:
+        yield
     except FileNotFoundError:
         raise
     except (Damaged, pa.ArrowException, OSError, KeyError, ValueError) as problem:

@@ -1,17 +1,14 @@
-"""Between one file per cell, which writing needs, and few large files, which publishing needs."""
+"""From many files, as runs write them, to the few large ones that publishing needs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from mmkv_bench.errors import StoreError
-from mmkv_bench.store import parts
 from mmkv_bench.store.files import disk_errors, sync_folder, write_whole
 from mmkv_bench.store.identity import checksum
 from mmkv_bench.store.packing import is_packed, ordered, packed
@@ -35,6 +32,11 @@ def pack(store: Store, slim: bool = False) -> int:
     Raises:
         StoreError: samples are still in journals.
     """
+    with disk_errors("packing", store.root), store.locked():
+        return _pack(store, slim)
+
+
+def _pack(store: Store, slim: bool) -> int:
     if store.journals():
         raise StoreError(
             f"{store.root} has samples in journals: a run is writing, or was interrupted; let it finish (the same "
@@ -42,16 +44,15 @@ def pack(store: Store, slim: bool = False) -> int:
         )
     cells, dropped = store.cells(), superseded(store)
     for table in ("metrics", "samples", "responses", "cells"):  # cells last: no row is ever without its cell
-        with disk_errors("packing", store.root):
-            # Listed before the rows are read: a file that a run adds in between stays.
-            before = store.files(table)
-            rows = store.responses() if table == "responses" else store.load(table, None)
-            if not rows.num_rows:
-                continue
-            if dropped:
-                rows = rows.filter(pc.invert(pc.is_in(rows["cell"], value_set=pa.array(sorted(dropped)))))
-            rows = slimmed(rows) if slim and table == "responses" else rows
-            _replace(store.root / table, before, packed(ordered(rows, cells)))
+        # Listed before the rows are read: a file that a run adds in between stays.
+        before = store.files(table)
+        rows = store.responses() if table == "responses" else store.load(table, None)
+        if not rows.num_rows:
+            continue
+        if dropped:
+            rows = rows.filter(pc.invert(pc.is_in(rows["cell"], value_set=pa.array(sorted(dropped)))))
+        rows = slimmed(rows) if slim and table == "responses" else rows
+        _replace(store.root / table, before, packed(ordered(rows, cells)))
     return len(dropped)
 
 
@@ -65,27 +66,3 @@ def _replace(folder: Path, before: list[Path], files: list[bytes]) -> None:
     for path in sorted(gone, key=lambda path: (is_together(path), not is_packed(path), path.name)):
         path.unlink(missing_ok=True)
     sync_folder(folder)
-
-
-def unpack(store: Store) -> None:
-    """One file per cell of `store` again. Whatever is interrupted, no row is missing or double."""
-    for table in ("cells", "samples", "metrics"):
-        large = store.packed(table)
-        if not large:
-            continue
-        with disk_errors("unpacking", store.root):
-            for cell, rows in _by_cell(store.load(table, None)):
-                if not store.file(table, cell).exists():
-                    write_whole(store.file(table, cell), parts.parquet(rows))
-            for path in large:
-                path.unlink(missing_ok=True)
-            sync_folder(store.root / table)
-
-
-def _by_cell(rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
-    names = rows["cell"].combine_chunks().dictionary_encode()
-    order = np.argsort(names.indices.to_numpy(), kind="stable")
-    rows = rows.take(order)
-    ends = np.cumsum(np.bincount(names.indices.to_numpy(), minlength=len(names.dictionary)))
-    for name, start, end in zip(names.dictionary.to_pylist(), [0, *ends], ends, strict=False):
-        yield name, rows.slice(start, end - start)

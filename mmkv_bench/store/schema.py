@@ -326,7 +326,11 @@ RESPONSES, CELLS, SAMPLES, METRICS = (SCHEMAS[table] for table in ("responses", 
 
 def markdown() -> str:
     """All columns as markdown tables, one section per table."""
-    lines = [f"Row schema, version {SCHEMA_VERSION}. Every table is a folder of parquet files of the result store."]
+    lines = [
+        f"Row schema, version {SCHEMA_VERSION}. Every table is a folder of parquet files of the result store. Where a cell's "
+        "scores stand in several, `together-…` (many cells scored at once; the newest first) counts before `<cell>`, and "
+        "that before `packed-…`; answers are told apart by `committed_at`."
+    ]
     words = {"always": "no", "ok": "only when not ok", "no": "yes"}
     for table, columns in COLUMNS.items():
         lines += [

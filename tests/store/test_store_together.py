@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pyarrow as pa
 import pytest
 
@@ -62,10 +64,40 @@ def test_the_newest_scores_of_a_cell_count_however_they_were_written(tmp_path):
     assert values(store) == of(0.2, MANY[2:]) | of(0.3, MANY[:1])
     store.pack()
     assert values(store) == of(0.2, MANY[2:]) | of(0.3, MANY[:1]) and not list(tmp_path.glob("*/together-*"))
+    store.write_scores(MANY[0], [], [])  # of a packed cell
+    assert values(store) == of(0.2, MANY[2:])
     store.write_scores_of(*tables(MANY, 0.4))
     assert values(store) == of(0.4, MANY)
-    store.unpack()
-    assert values(store) == of(0.4, MANY)
+
+
+def test_scores_without_metrics_show_no_older_metrics(tmp_path):
+    store = Store(tmp_path)
+    for fill in (lambda: None, store.pack):  # beside a file of many cells, and beside a packed one
+        store.write_scores_of(*tables(MANY, 0.1))
+        fill()
+        store.write_scores(MANY[0], tables(MANY[:1], 0.2)[0].to_pylist(), [])
+        assert values(store) == of(0.1, MANY[1:]) | {MANY[0]: ({0.2}, set())}
+
+
+def test_samples_that_are_forgotten_are_scored_no_more_wherever_their_scores_stand(tmp_path):
+    store = Store(tmp_path)
+    store.write_scores_of(*tables(MANY, 0.1))
+    for cells in (MANY[:3], MANY[2:5]):
+        store.forget_scores({cell: {"s000"} for cell in cells} | {MANY[9]: {"other"}})
+        assert store.samples(cells)["sample_id"].to_pylist() == ["s001"] * 3
+        assert store.metrics().num_rows == len(MANY)
+        store.pack()
+    store.forget_scores({MANY[0]: {"s000", "s001"}})
+    assert store.samples().num_rows == 2 * len(MANY) - 6 and store.samples(MANY[:1]).num_rows == 0
+    assert store.metrics(MANY[:1])["value"].to_pylist() == [0.1]
+
+
+def test_later_scores_count_also_where_clocks_disagree(tmp_path, monkeypatch):
+    now, store = time.time_ns(), Store(tmp_path)
+    for late, value in ((10**12, 0.1), (0, 0.2)):  # the second machine's clock is a quarter of an hour behind
+        monkeypatch.setattr(time, "time_ns", lambda late=late: now + late)
+        store.write_scores_of(*tables(MANY, value))
+    assert values(store) == of(0.2, MANY)
 
 
 def test_a_kill_between_the_two_files_leaves_the_old_scores_of_both(tmp_path, monkeypatch):

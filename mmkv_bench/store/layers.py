@@ -1,0 +1,87 @@
+"""Which files of `cells`, `samples` and `metrics` count: rows of a cell stand in several while newer ones replace older ones.
+
+Files written for many cells together come first, the newest before the others (`together.py`), then a cell's own, then packed
+ones. What is in one hides all rows of its cells in those that come after it. So writing never touches what is packed, and
+packing again folds everything into one layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mmkv_bench.store import together
+from mmkv_bench.store.packing import is_packed
+from mmkv_bench.store.rows import safe_name
+
+Read = Callable[[str, Callable[[], list[Path]], Sequence[str], Collection[str] | None], pa.Table]
+"""Reads columns of all files that a function lists: `parts.load`, with what a store adds to it."""
+
+
+def files(root: Path, table: str) -> list[Path]:
+    return [path for path in (root / table).glob("*.parquet") if not path.name.startswith(".")]
+
+
+def own_file(root: Path, table: str, cell: str) -> Path:
+    return root / table / f"{safe_name('cell', cell)}.parquet"
+
+
+def packed_files(root: Path, table: str) -> list[Path]:
+    return sorted(path for path in files(root, table) if is_packed(path))
+
+
+def load(root: Path, table: str, columns: Sequence[str], cells: set[str] | None, read: Read) -> pa.Table:
+    """The rows that count, `cell` among `columns`; of all cells unless given."""
+    while True:
+        newer, packed = together.files(root, table), packed_files(root, table)
+        try:
+            found = [(_one(read, table, path, columns, cells), together.held(root, path.name)) for path in newer]
+        except FileNotFoundError:
+            continue
+        own = read(table, lambda: _own_files(root, table, cells), columns, None)
+        found.append((own, _names(own)))
+        for path in packed:
+            rows = _one(read, table, path, columns, cells)
+            found.append((rows, _names(rows) if path != packed[-1] else set()))
+        if (together.files(root, table), packed_files(root, table)) == (newer, packed):
+            break  # otherwise somebody packed or wrote meanwhile
+    hidden: set[str] = set()
+    counting = []
+    for rows, held in found:
+        counting.append(rows.filter(pc.invert(_is_of(rows, hidden))) if hidden else rows)
+        hidden |= held
+    return pa.concat_tables(counting)
+
+
+def among_others(root: Path, cells: Collection[str], read: Read) -> bool:
+    """Whether a file of many cells holds scores of one of these: a file of its own would not replace them in one step."""
+    if any(not together.held(root, path.name).isdisjoint(cells) for path in together.files(root, "samples")):
+        return True
+    held = (
+        _one(read, table, path, ["cell"], None)
+        for table in ("samples", "metrics")
+        for path in packed_files(root, table)
+    )
+    return any(pc.any(_is_of(rows, cells), min_count=0).as_py() for rows in held)
+
+
+def _one(read: Read, table: str, path: Path, columns: Sequence[str], cells: set[str] | None) -> pa.Table:
+    """The rows of a file, none where it is gone."""
+    return read(table, lambda: [path] if path.exists() else [], columns, cells)
+
+
+def _own_files(root: Path, table: str, cells: set[str] | None) -> list[Path]:
+    if cells is None:
+        return [path for path in files(root, table) if not is_packed(path) and not together.is_together(path)]
+    return [path for path in (own_file(root, table, cell) for cell in cells) if path.exists()]
+
+
+def _names(rows: pa.Table) -> set[str]:
+    return set(rows["cell"].unique().to_pylist())
+
+
+def _is_of(rows: pa.Table, cells: Collection[str]) -> pa.ChunkedArray:
+    return pc.is_in(rows["cell"], value_set=pa.array(sorted(cells), pa.string()))

@@ -1,0 +1,130 @@
+"""Writing scores: the rows of `samples` and `metrics` of some cells are replaced, in their own files or one for all of them.
+
+Writers wait for each other, and for packing: each of the two looks at what is there and removes what no longer counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mmkv_bench.errors import StoreError
+from mmkv_bench.store import layers, parts, together
+from mmkv_bench.store.files import Staged, disk_errors, sync_folder
+from mmkv_bench.store.rows import check, to_table
+from mmkv_bench.store.schema import COLUMNS, SCHEMA_VERSION, SCHEMAS
+
+if TYPE_CHECKING:
+    from mmkv_bench.store.store import Store
+
+Tables = Mapping[str, pa.Table]
+"""`samples` and `metrics`, checked."""
+_KEYS = {"samples": ("cell", "sample_id", "metric"), "metrics": ("cell", "metric")}
+_PAIR = ["cell", "sample_id"]
+
+
+def replace(store: Store, tables: Tables, cells: Collection[str]) -> None:
+    """`cells` have the scores of `tables` from now on, those that are in neither have none."""
+    store.prepare()
+    with disk_errors("writing scores", store.root), store.locked():
+        if len(cells) > together.APART or layers.among_others(store.root, cells, store.read):
+            together.write(store.root, tables, set(cells))
+            return
+        for cell in cells:
+            _write_own(store, cell, {name: rows.filter(pc.equal(rows["cell"], cell)) for name, rows in tables.items()})
+
+
+def forget(store: Store, samples: Mapping[str, Collection[str]]) -> None:
+    """Drops the rows of these samples (cell -> ids) in `samples`; the cells' metrics stay."""
+    stored = store.samples(samples)
+    asked = [(cell, sample) for cell, ids in samples.items() for sample in ids]
+    answers = stored.select(_PAIR)
+    pairs = pa.Table.from_pylist([dict(zip(_PAIR, pair, strict=True)) for pair in asked], answers.schema)
+    key = parts.keys(pa.concat_tables([answers, pairs]), _PAIR)
+    dropped = np.isin(key[: stored.num_rows], key[stored.num_rows :])
+    cells = stored["cell"].filter(pa.array(dropped)).unique().to_pylist()
+    if not cells:
+        return
+    kept = stored.filter(pa.array(~dropped))
+    kept = kept.filter(pc.is_in(kept["cell"], pa.array(cells, pa.string())))
+    replace(store, {"samples": kept, "metrics": store.metrics(cells)}, cells)
+
+
+def _write_own(store: Store, cell: str, tables: Tables) -> None:
+    """After a crash in between the cell has no metrics, not old ones."""
+    staged: list[Staged] = []
+    try:
+        for table, rows in tables.items():
+            staged.append(Staged(store.file(table, cell), parts.parquet(rows)))
+        store.file("metrics", cell).unlink(missing_ok=True)
+        sync_folder(store.root / "metrics")
+        for file in staged:
+            file.place()
+    finally:
+        for file in staged:
+            file.drop()
+
+
+def checked(table: str, rows: pa.Table) -> pa.Table:
+    """The rows with all columns of `table`, as `rows.check` would have them; columns that may be null can be left out.
+
+    Raises StoreError naming the column, or the rows that are twice.
+    """
+    schema = SCHEMAS[table]
+    arrays = []
+    for column in COLUMNS[table]:
+        if column.stamped:
+            found = pa.chunked_array([pa.repeat(pa.scalar(SCHEMA_VERSION, column.type), rows.num_rows)])
+        elif column.name in rows.column_names:
+            found = rows[column.name].cast(column.type)
+        else:
+            found = pa.chunked_array([pa.nulls(rows.num_rows, column.type)])
+        if column.required == "always" and found.null_count:
+            raise StoreError(f"{table}: column {column.name!r} is missing or null; it is required ({column.doc})")
+        if column.allowed and not set(found.drop_null().unique().to_pylist()) <= set(column.allowed):
+            raise StoreError(f"{table}: column {column.name!r} holds other values than {', '.join(column.allowed)}")
+        if pa.types.is_floating(column.type) and pc.any(pc.invert(pc.is_finite(found))).as_py():
+            raise StoreError(f"{table}: column {column.name!r} holds numbers that are not finite ({column.doc})")
+        arrays.append(found)
+    made = pa.Table.from_arrays(arrays, schema=schema)
+    _check_rules(table, made)
+    if len(np.unique(parts.keys(made, _KEYS[table]))) < made.num_rows:
+        raise StoreError(f"{table}: two rows with the same {' and '.join(_KEYS[table])}")
+    return made
+
+
+def _check_rules(table: str, rows: pa.Table) -> None:
+    """The rules between columns, see `rows.py`."""
+    if table == "samples":
+        broken = pc.and_(pc.not_equal(rows["status"], "ok"), pc.is_valid(rows["value"]))
+        rule = "column 'value' must be null when status is not 'ok'"
+    else:
+        short = pc.less(rows["n_ok"], rows["n"])
+        wrong = pc.or_(pc.less(rows["n_ok"], 0), pc.greater(rows["n_ok"], rows["n"]))
+        broken = pc.or_(wrong, pc.and_(short, pc.is_valid(rows["value"])))
+        rule = "column 'n_ok' must be between 0 and n, and 'value' null unless every sample is ok"
+    if pc.any(broken).as_py():
+        raise StoreError(f"{table}: {rule}")
+
+
+def checked_rows(cell: str, samples: Iterable[Mapping[str, Any]], metrics: Iterable[Mapping[str, Any]]) -> Tables:
+    """The same of one cell's rows as dicts, each checked by itself. Raises StoreError."""
+    tables = {}
+    for table, rows in (("samples", samples), ("metrics", metrics)):
+        found = [check(table, row, {"schema_version": SCHEMA_VERSION}) for row in rows]
+        seen: set[tuple[str, ...]] = set()
+        for row in found:
+            if row["cell"] != cell:
+                raise StoreError(f"{table}: column 'cell' is {row['cell']!r} in the scores of cell {cell!r}")
+            identity = tuple(row[name] for name in _KEYS[table][1:])
+            if identity in seen:
+                raise StoreError(
+                    f"{table}: two rows of cell {cell!r} with the same {' and '.join(_KEYS[table][1:])}: {identity}"
+                )
+            seen.add(identity)
+        tables[table] = to_table(table, found)
+    return tables
