@@ -42,7 +42,8 @@ from mmkv_bench.errors import MMKVError
 from mmkv_bench.tiny import WEIGHTS
 
 if TYPE_CHECKING:
-    from mmkv_bench.evaluation.contract import Request, TaskSpec
+    from mmkv_bench.datasets.task_spec import TaskSpec
+    from mmkv_bench.evaluation.contract import Request
     from mmkv_bench.generation.result import CellSpec, ForkResult
     from mmkv_bench.models.load import LoadedModel
 
@@ -164,7 +165,8 @@ class Bench:
 
 def collect(count: int) -> tuple[TaskSpec, list[Request]]:
     """The first `count` questions of `pages` large (development split, all kinds in turn), as lmms-eval asks them."""
-    from mmkv_bench.evaluation import generate, spec_from_config
+    from mmkv_bench.datasets.specs import spec_from_config
+    from mmkv_bench.evaluation import generate
 
     node = {"task": "pages", "size": "large", "split": "dev", "generation": {"max_new_tokens": 24}}
     spec, requests = spec_from_config("pages", node | {"metrics": ["exact_match"]}), []

@@ -117,7 +117,7 @@ def made_store(folder: Path, count: int) -> tuple[Any, Any, list[Any]]:
     """A store with `count` answered cells, the task and the cells."""
     import pyarrow as pa
 
-    from mmkv_bench.evaluation import spec_from_config
+    from mmkv_bench.datasets.specs import spec_from_config
     from mmkv_bench.evaluation.documents import documents
     from mmkv_bench.store import parts
     from mmkv_bench.store.files import write_whole

@@ -62,7 +62,7 @@ def _main(arguments: Sequence[str]) -> int:
 def _list(words: Sequence[str], as_json: bool) -> int:
     if words:
         raise ConfigError(f"list takes no {words[0]!r}; to look at one dataset: python -m mmkv_bench.data check <name>")
-    from mmkv_bench.evaluation import fixtures
+    from mmkv_bench.datasets import fixtures
 
     made = fixtures.names()
     rows = []
@@ -100,7 +100,8 @@ def _check(words: Sequence[str], as_json: bool, online: bool) -> int:
         raise ConfigError(f"check needs the name of a dataset; allowed: {', '.join(known)}")
     from omegaconf import OmegaConf
 
-    from mmkv_bench.evaluation import go_offline, spec_from_config
+    from mmkv_bench.datasets.specs import spec_from_config
+    from mmkv_bench.evaluation import go_offline
     from mmkv_bench.evaluation.data_check import check, has_fixture, repository_of
     from mmkv_bench.planning.compose import compose
 
@@ -128,7 +129,7 @@ def _check(words: Sequence[str], as_json: bool, online: bool) -> int:
             **vars(found),
         }
         if online and (repository := repository_of(spec)) is not None:
-            from mmkv_bench.evaluation.hub import ask
+            from mmkv_bench.datasets.hub import ask
 
             document["hub"] = ask(repository) | {"repository": repository}
         documents.append(document)

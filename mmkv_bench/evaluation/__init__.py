@@ -5,15 +5,13 @@ Only `harness.py` imports lmms-eval, and only when a function needs it: importin
 
 from mmkv_bench.evaluation.captions import release
 from mmkv_bench.evaluation.content import fingerprint
-from mmkv_bench.evaluation.contract import Answer, CellScores, Request, SampleRef, SampleScore, TaskSpec
+from mmkv_bench.evaluation.contract import Answer, CellScores, Request, SampleRef, SampleScore
 from mmkv_bench.evaluation.documents import generation_settings, sample_refs
 from mmkv_bench.evaluation.environment import go_offline
 from mmkv_bench.evaluation.generating import generate, prompt_hashes
 from mmkv_bench.evaluation.prompts import rows_hold_media
 from mmkv_bench.evaluation.scoring import score
 from mmkv_bench.evaluation.shared import score_many
-from mmkv_bench.evaluation.sources import preflight
-from mmkv_bench.evaluation.specs import spec_from_config
 
 __all__ = [
     "Answer",
@@ -21,17 +19,14 @@ __all__ = [
     "Request",
     "SampleRef",
     "SampleScore",
-    "TaskSpec",
     "fingerprint",
     "generate",
     "generation_settings",
     "go_offline",
-    "preflight",
     "prompt_hashes",
     "release",
     "rows_hold_media",
     "sample_refs",
     "score",
     "score_many",
-    "spec_from_config",
 ]

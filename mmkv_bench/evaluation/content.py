@@ -7,9 +7,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mmkv_bench.evaluation import page_data
-from mmkv_bench.evaluation.catalog import includes, lmms_eval_folder, task_file
-from mmkv_bench.evaluation.contract import TaskSpec
+from mmkv_bench.datasets import page_data
+from mmkv_bench.datasets.catalog import includes, lmms_eval_folder, task_file
+from mmkv_bench.datasets.task_spec import TaskSpec
 from mmkv_bench.evaluation.documents import documents
 
 if TYPE_CHECKING:

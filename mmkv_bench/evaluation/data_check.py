@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mmkv_bench.datasets import fixtures, local_data, sources
+from mmkv_bench.datasets.catalog import plain_config, task_file
+from mmkv_bench.datasets.hub import snapshot
+from mmkv_bench.datasets.page_tasks import DEFAULT_COUNT
+from mmkv_bench.datasets.task_spec import TaskSpec
 from mmkv_bench.errors import MissingDataError, MMKVError
-from mmkv_bench.evaluation import fixtures, local_data, sources
-from mmkv_bench.evaluation.catalog import plain_config, task_file
-from mmkv_bench.evaluation.contract import TaskSpec
-from mmkv_bench.evaluation.hub import snapshot
-from mmkv_bench.evaluation.page_tasks import DEFAULT_COUNT
 
 MEDIA_TEMPLATE = re.compile(r"^(?P<before>[^\s<]*)<(?P<column>\w+)>(?P<ending>\.\w+)?(?P<others>.*)$")
 SHOWN = 3  # names of missing videos
@@ -96,7 +96,7 @@ def repository_of(spec: TaskSpec) -> str | None:
 
 
 def _pages(spec: TaskSpec) -> Found:
-    from mmkv_bench.evaluation import page_data
+    from mmkv_bench.datasets import page_data
 
     folder = page_data.folder(spec.name, spec.split or "test")
     files = list(folder.rglob("table.arrow")) if folder.is_dir() else []

@@ -8,15 +8,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mmkv_bench.datasets import local_data, page_data, sources
+from mmkv_bench.datasets.catalog import task_file
+from mmkv_bench.datasets.page_tasks import DEFAULT_COUNT
+from mmkv_bench.datasets.specs import GENERATION_DEFAULTS, limited
+from mmkv_bench.datasets.task_spec import TaskSpec
 from mmkv_bench.errors import ConfigError, MissingDataError, UnsupportedError, nearest
-from mmkv_bench.evaluation import local_data, page_data, sources
-from mmkv_bench.evaluation.catalog import task_file
-from mmkv_bench.evaluation.contract import SampleRef, TaskSpec
+from mmkv_bench.evaluation.contract import SampleRef
 from mmkv_bench.evaluation.environment import go_offline, harness, task_environment
 from mmkv_bench.evaluation.extract import BESIDE
 from mmkv_bench.evaluation.measures import NAMES as MEASURES
-from mmkv_bench.evaluation.page_tasks import DEFAULT_COUNT
-from mmkv_bench.evaluation.specs import GENERATION_DEFAULTS, limited
 from mmkv_bench.evaluation.task_errors import task_errors
 
 if TYPE_CHECKING:

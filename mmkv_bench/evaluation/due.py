@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import suppress
 
+from mmkv_bench.datasets.task_spec import TaskSpec
 from mmkv_bench.errors import ScoringError
-from mmkv_bench.evaluation.contract import TaskSpec
 from mmkv_bench.evaluation.documents import Documents
-from mmkv_bench.evaluation.judging.client import asking
-from mmkv_bench.evaluation.judging.known import JudgedMetric
-from mmkv_bench.evaluation.judging.sitting import Probe
 from mmkv_bench.evaluation.replay import Replay
+from mmkv_bench.judging.client import asking
+from mmkv_bench.judging.known import JudgedMetric
+from mmkv_bench.judging.sitting import Probe
 
 
 def metrics_due(

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 from mmkv_bench.errors import ConfigError, UnsupportedError
-from mmkv_bench.evaluation.judging.proxy import task_variables
+from mmkv_bench.judging.proxy import task_variables
 
 OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")  # read once, when huggingface_hub and datasets are imported
 

@@ -6,11 +6,12 @@ import copy
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
+from mmkv_bench.datasets.messages import Prompt, prompt_hash, stated, to_prompt, with_placeholders
+from mmkv_bench.datasets.task_spec import TaskSpec
 from mmkv_bench.errors import DataError, MMKVError
-from mmkv_bench.evaluation.contract import Request, SampleRef, TaskSpec
+from mmkv_bench.evaluation.contract import Request, SampleRef
 from mmkv_bench.evaluation.documents import Documents, documents, generation_settings, task_config
 from mmkv_bench.evaluation.environment import harness, task_environment
-from mmkv_bench.evaluation.messages import Prompt, prompt_hash, stated, to_prompt, with_placeholders
 from mmkv_bench.evaluation.opened import opened
 from mmkv_bench.evaluation.prompts import Memory, memory_of
 from mmkv_bench.evaluation.task_errors import of_one_sample, task_errors

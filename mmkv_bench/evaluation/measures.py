@@ -27,8 +27,8 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from mmkv_bench.datasets.rouge import rouge_l
 from mmkv_bench.evaluation.contract import SampleScore
-from mmkv_bench.evaluation.rouge import rouge_l
 
 COLUMNS = (
     "cell",

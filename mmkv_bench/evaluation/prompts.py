@@ -19,13 +19,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mmkv_bench.evaluation import sources
-from mmkv_bench.evaluation.catalog import task_file
-from mmkv_bench.evaluation.chunks import cache_root
+from mmkv_bench.datasets import sources
+from mmkv_bench.datasets.catalog import task_file
+from mmkv_bench.datasets.chunks import cache_root
+from mmkv_bench.datasets.messages import Prompt
+from mmkv_bench.datasets.task_spec import TaskSpec
 from mmkv_bench.evaluation.content import fingerprint
-from mmkv_bench.evaluation.contract import TaskSpec
 from mmkv_bench.evaluation.documents import documents, media_columns
-from mmkv_bench.evaluation.messages import Prompt
 from mmkv_bench.evaluation.opened import Opened
 from mmkv_bench.file_state import State, outlives_the_process, state_of
 
@@ -128,7 +128,7 @@ def rows_hold_media(spec: TaskSpec) -> bool:
 
 
 def _kwargs(spec: TaskSpec) -> dict[str, Any]:
-    from mmkv_bench.evaluation.catalog import plain_config
+    from mmkv_bench.datasets.catalog import plain_config
 
     return plain_config(task_file(spec)).get("dataset_kwargs") or {}
 

@@ -10,17 +10,14 @@ from functools import cached_property
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from mmkv_bench.datasets.task_spec import TaskSpec
 from mmkv_bench.errors import DataError
 from mmkv_bench.evaluation.captions import Captioned, caption_scores, holds_caption, kind_of
-from mmkv_bench.evaluation.contract import SampleRef, TaskSpec
+from mmkv_bench.evaluation.contract import SampleRef
 from mmkv_bench.evaluation.documents import Documents, documents, task_config
 from mmkv_bench.evaluation.environment import harness, task_environment
 from mmkv_bench.evaluation.extract import BESIDE, sample_value
 from mmkv_bench.evaluation.judges import refuse_other_judges
-from mmkv_bench.evaluation.judging.pairs import PAIRED, pair_score, pairs
-from mmkv_bench.evaluation.judging.proxy import proxy
-from mmkv_bench.evaluation.judging.sitting import Sitting
-from mmkv_bench.evaluation.judging.verdict import base
 from mmkv_bench.evaluation.parsing import (
     PARSE_FAILED,
     drawn,
@@ -35,6 +32,10 @@ from mmkv_bench.evaluation.parsing import (
     untouched,
 )
 from mmkv_bench.evaluation.task_errors import scoring_errors, task_errors
+from mmkv_bench.evaluation.verdict import base
+from mmkv_bench.judging.pairs import PAIRED, pair_score, pairs
+from mmkv_bench.judging.proxy import proxy
+from mmkv_bench.judging.sitting import Sitting
 
 if TYPE_CHECKING:
     from lmms_eval.api.instance import Instance

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 
+from mmkv_bench.datasets.task_spec import TaskSpec
 from mmkv_bench.errors import DataError, ScoringError
-from mmkv_bench.evaluation.contract import Answer, CellScores, SampleScore, TaskSpec
+from mmkv_bench.evaluation.contract import Answer, CellScores, SampleScore
 from mmkv_bench.evaluation.documents import Documents, documents, task_config
 from mmkv_bench.evaluation.due import metrics_due
 from mmkv_bench.evaluation.generating import prompt_hashes
-from mmkv_bench.evaluation.judging.client import asking
-from mmkv_bench.evaluation.judging.desk import Desk
-from mmkv_bench.evaluation.judging.rounds import in_rounds
-from mmkv_bench.evaluation.judging.sitting import Probe, Sitting
-from mmkv_bench.evaluation.judging.verdict import Lost, base, judged_by, prompts_of, reasons, take_back, unheard
 from mmkv_bench.evaluation.parsing import PARSE_FAILED
 from mmkv_bench.evaluation.replay import Replay
+from mmkv_bench.evaluation.verdict import Lost, base, judged_by, prompts_of, reasons, take_back, unheard
+from mmkv_bench.judging.client import asking
+from mmkv_bench.judging.desk import Desk
+from mmkv_bench.judging.rounds import in_rounds
+from mmkv_bench.judging.sitting import Probe, Sitting
 
 
 def score(

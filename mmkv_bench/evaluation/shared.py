@@ -19,18 +19,19 @@ from itertools import groupby, islice
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from mmkv_bench.datasets.task_spec import TaskSpec
 from mmkv_bench.errors import ScoringError
-from mmkv_bench.evaluation.contract import Answer, CellScores, TaskSpec
+from mmkv_bench.evaluation.contract import Answer, CellScores
 from mmkv_bench.evaluation.documents import Documents, documents, task_config
 from mmkv_bench.evaluation.due import metrics_due
 from mmkv_bench.evaluation.environment import harness, task_environment
-from mmkv_bench.evaluation.judging.client import asking
-from mmkv_bench.evaluation.judging.desk import Desk
-from mmkv_bench.evaluation.judging.known import JUDGED
-from mmkv_bench.evaluation.judging.sitting import Sitting
 from mmkv_bench.evaluation.parsing import seed, state_kept
 from mmkv_bench.evaluation.replay import Replay, count_parsed, scratch_folder
 from mmkv_bench.evaluation.scoring import check_prompts, rows_of, score, why_incomplete
+from mmkv_bench.judging.client import asking
+from mmkv_bench.judging.desk import Desk
+from mmkv_bench.judging.known import JUDGED
+from mmkv_bench.judging.sitting import Sitting
 
 if TYPE_CHECKING:
     from lmms_eval.api.instance import Instance

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from mmkv_bench.datasets.messages import stated
 from mmkv_bench.errors import DataError, MissingDataError, MMKVError, ScoringError
-from mmkv_bench.evaluation.messages import stated
 
 
 def of_one_sample(error: BaseException) -> bool:

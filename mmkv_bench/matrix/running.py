@@ -50,7 +50,7 @@ def _calibrations(model: str, folder: Path, dtype: str) -> tuple[list[str], dict
     method -> why its measurement was refused."""
     from mmkv_bench.calibrate.__main__ import parser
     from mmkv_bench.calibrate.command import run as calibrate
-    from mmkv_bench.evaluation import fixtures
+    from mmkv_bench.datasets import fixtures
     from mmkv_bench.models.families import family_of
     from mmkv_bench.models.source import Source
     from mmkv_bench.planning.compose import compose

@@ -208,7 +208,7 @@ def _words(value: Any) -> str:
 
 
 def _exercised(name: str, needs: str | None) -> str:
-    from mmkv_bench.evaluation.page_tasks import PAGE_TASKS
+    from mmkv_bench.datasets.page_tasks import PAGE_TASKS
 
     if name in PAGE_TASKS:
         return "the data themselves, with the embedded model"
@@ -218,20 +218,20 @@ def _exercised(name: str, needs: str | None) -> str:
 
 
 def _made(name: str) -> bool:
-    from mmkv_bench.evaluation import fixtures
+    from mmkv_bench.datasets import fixtures
 
     return name in fixtures.names()
 
 
 def _task(name: str, node: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     """The task's YAML as data, and where it comes from."""
-    from mmkv_bench.evaluation import spec_from_config
-    from mmkv_bench.evaluation.catalog import OWN_FOLDER, plain_config, task_file
+    from mmkv_bench.datasets.catalog import OWN_FOLDER, plain_config, task_file
+    from mmkv_bench.datasets.specs import spec_from_config
 
     plain = {key: value for key, value in node.items() if key != "size"}
     path = task_file(spec_from_config(name, plain))
     own = path.is_relative_to(OWN_FOLDER)
-    shipped = f"of this project (`mmkv_bench/evaluation/tasks/{path.parent.name}`)" if own else "of lmms-eval"
+    shipped = f"of this project (`mmkv_bench/datasets/tasks/{path.parent.name}`)" if own else "of lmms-eval"
     return plain_config(path), shipped
 
 

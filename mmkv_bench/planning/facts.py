@@ -12,7 +12,7 @@ from mmkv_bench.planning.cells import DatasetFacts, Facts
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from mmkv_bench.evaluation.contract import TaskSpec
+    from mmkv_bench.datasets.task_spec import TaskSpec
 
 _SAFETENSORS_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}
 
@@ -67,10 +67,11 @@ def dataset_costs(config: DictConfig) -> dict[str, float]:
     from omegaconf import OmegaConf
 
     from mmkv_bench import evaluation
+    from mmkv_bench.datasets.specs import spec_from_config
 
     costs = {}
     for name, node in config.datasets.items():
-        spec = evaluation.spec_from_config(str(name), OmegaConf.to_container(node, resolve=True), config.data)
+        spec = spec_from_config(str(name), OmegaConf.to_container(node, resolve=True), config.data)
         longest = evaluation.generation_settings(spec).get("max_new_tokens") or 1
         costs[str(name)] = float(len(evaluation.sample_refs(spec, config.limit)) * longest)
     return costs

@@ -11,7 +11,7 @@ from mmkv_bench.config import CHANGED
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from mmkv_bench.evaluation.contract import TaskSpec
+    from mmkv_bench.datasets.task_spec import TaskSpec
     from mmkv_bench.planning.cells import Cell
     from mmkv_bench.store.store import Store
 

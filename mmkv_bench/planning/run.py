@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.config import as_list
 from mmkv_bench.errors import ConfigError, DataError, ScoringError, UnsupportedError
+from mmkv_bench.judging.configured import desk_of, summary
 from mmkv_bench.models.source import HUB, Source
 from mmkv_bench.planning import facts as facts_of
 from mmkv_bench.planning.card import PromptSize, render
 from mmkv_bench.planning.cells import Cell, bases, build_methods, expand
 from mmkv_bench.planning.changed import changed_answers
 from mmkv_bench.planning.compose import method_defaults
-from mmkv_bench.planning.judging import desk_of, summary
 from mmkv_bench.planning.parts import Part, failures, parts_of
 from mmkv_bench.planning.preview import card_facts
 from mmkv_bench.planning.progress import Progress
@@ -32,8 +32,8 @@ from mmkv_bench.store.tracking import NoTracker, RunningMeans, Tracker, tracker
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from mmkv_bench.evaluation.contract import TaskSpec
-    from mmkv_bench.evaluation.judging.desk import Desk
+    from mmkv_bench.datasets.task_spec import TaskSpec
+    from mmkv_bench.judging.desk import Desk
     from mmkv_bench.models.load import LoadedModel
 
 
@@ -107,7 +107,7 @@ def planned(config: DictConfig) -> list[Part]:
 def _plan(config: DictConfig) -> tuple[DictConfig, list[Cell], list[Part], dict[str, Any], list[str]]:
     """The configuration with datasets under their labels, all cells, their datasets' parts of this shard, the
     provenance of the cells' rows, and notes for the card."""
-    from mmkv_bench.evaluation import preflight
+    from mmkv_bench.datasets.sources import preflight
 
     specs = _specs(config)
     stay_offline(config, specs)
@@ -124,7 +124,7 @@ def _plan(config: DictConfig) -> tuple[DictConfig, list[Cell], list[Part], dict[
 
 def _specs(config: DictConfig) -> dict[str, TaskSpec]:
     """Dataset label -> task. The label tells page size and split, so that two of them never share a table."""
-    from mmkv_bench.evaluation import spec_from_config
+    from mmkv_bench.datasets.specs import spec_from_config
 
     specs: dict[str, TaskSpec] = {}
     for name, node in config.datasets.items():

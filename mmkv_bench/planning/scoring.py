@@ -8,14 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mmkv_bench.planning.judging import not_judged
+from mmkv_bench.judging.configured import not_judged
 from mmkv_bench.planning.sample_rows import SampleRows
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from mmkv_bench.evaluation.contract import CellScores, TaskSpec
-    from mmkv_bench.evaluation.judging.desk import Desk
+    from mmkv_bench.datasets.task_spec import TaskSpec
+    from mmkv_bench.evaluation.contract import CellScores
+    from mmkv_bench.judging.desk import Desk
     from mmkv_bench.planning.cells import Cell
     from mmkv_bench.store.store import Store
 

@@ -17,7 +17,7 @@ from mmkv_bench.store.schema import CELL_COLUMNS
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from mmkv_bench.evaluation.contract import TaskSpec
+    from mmkv_bench.datasets.task_spec import TaskSpec
 
 Row = Mapping[str, Any]
 
@@ -52,7 +52,8 @@ def plan_again(rows: Sequence[Row]) -> Planned:
     Raises:
         MMKVError: a model or dataset that cannot be had.
     """
-    from mmkv_bench.evaluation import preflight, spec_from_config
+    from mmkv_bench.datasets.sources import preflight
+    from mmkv_bench.datasets.specs import spec_from_config
     from mmkv_bench.planning import facts as facts_of
     from mmkv_bench.planning.report import plain
     from mmkv_bench.planning.run import stay_offline

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from mmkv_bench import config as schema
 from mmkv_bench.config import allowed, as_list
 from mmkv_bench.errors import ConfigError, UnsupportedError, nearest
+from mmkv_bench.judging.configured import check_judge
 from mmkv_bench.methods import FULL, flat_parameters
 from mmkv_bench.planning.compose import same_kind
-from mmkv_bench.planning.judging import check_judge
 from mmkv_bench.planning.shards import parse_shard
 
 if TYPE_CHECKING:

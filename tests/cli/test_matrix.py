@@ -124,7 +124,7 @@ def test_a_model_whose_process_fails_and_one_that_is_not_in_the_grid_are_told(tm
 
 
 def test_a_dataset_that_stops_among_others_has_its_own_reason(tmp_path, monkeypatch):
-    from mmkv_bench.evaluation import fixtures
+    from mmkv_bench.datasets import fixtures
     from mmkv_bench.matrix import running
     from tests.run.test_broken_data import emptied
 

@@ -66,7 +66,7 @@ def wheel(tmp_path_factory) -> zipfile.ZipFile:
     return zipfile.ZipFile(next(out.glob("*.whl")))
 
 
-@pytest.mark.parametrize("folder", ["conf", "mmkv_bench/tiny/weights", "mmkv_bench/evaluation/tasks"])
+@pytest.mark.parametrize("folder", ["conf", "mmkv_bench/tiny/weights", "mmkv_bench/datasets/tasks"])
 def test_the_wheel_carries_data(wheel, folder):
     inside = "mmkv_bench/conf" if folder == "conf" else folder
     files = [f for f in (ROOT / folder).rglob("*") if f.is_file() and "__pycache__" not in f.parts]

@@ -6,7 +6,9 @@ import json
 
 import pytest
 
-from mmkv_bench.evaluation import Answer, TaskSpec, generate, score, spec_from_config
+from mmkv_bench.datasets.specs import spec_from_config
+from mmkv_bench.datasets.task_spec import TaskSpec
+from mmkv_bench.evaluation import Answer, generate, score
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -141,7 +143,7 @@ def judged(doc, results):
 
 
 def asking(doc, results):
-    from mmkv_bench.evaluation.judging.client import ask
+    from mmkv_bench.judging.client import ask
 
     first = ask(f"Is {results[0]!r} right?", readable=lambda text: text in ("yes", "no"), example="yes")
     sure = ask(f"Are you sure that it is {first}?")
@@ -149,7 +151,7 @@ def asking(doc, results):
 
 
 def asking_beside(doc, results):
-    from mmkv_bench.evaluation.judging.client import JudgeError
+    from mmkv_bench.judging.client import JudgeError
 
     try:
         return asking(doc, results) | {"length": float(len(results[0]))}
@@ -158,7 +160,7 @@ def asking_beside(doc, results):
 
 
 def insatiable(doc, results):
-    from mmkv_bench.evaluation.judging.client import ask
+    from mmkv_bench.judging.client import ask
 
     text = "more"
     while True:

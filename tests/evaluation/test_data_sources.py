@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from mmkv_bench.datasets import fixtures, local_data
+from mmkv_bench.datasets.catalog import own_tasks, task_file
+from mmkv_bench.datasets.specs import spec_from_config
 from mmkv_bench.errors import ConfigError, MissingDataError
-from mmkv_bench.evaluation import fixtures, local_data, sample_refs, spec_from_config
-from mmkv_bench.evaluation.catalog import own_tasks, task_file
+from mmkv_bench.evaluation import sample_refs
 from mmkv_bench.evaluation.documents import documents
 from mmkv_bench.evaluation.environment import task_environment
 from tests.evaluation.conftest import ask_all

@@ -14,11 +14,13 @@ import numpy as np
 import pytest
 import yaml
 
+from mmkv_bench.datasets import fixtures
+from mmkv_bench.datasets.fixtures import Known
+from mmkv_bench.datasets.specs import spec_from_config
+from mmkv_bench.datasets.task_spec import TaskSpec
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.evaluation import fixtures, score, spec_from_config
-from mmkv_bench.evaluation.contract import TaskSpec
+from mmkv_bench.evaluation import score
 from mmkv_bench.evaluation.documents import documents
-from mmkv_bench.evaluation.fixtures import Known
 from tests.evaluation.conftest import answered, ask_all, values
 
 CONF = Path(__file__).parents[2] / "conf" / "dataset"

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from mmkv_bench.evaluation import fixtures, spec_from_config
+from mmkv_bench.datasets import fixtures
+from mmkv_bench.datasets.specs import spec_from_config
 from mmkv_bench.evaluation.data_check import check
 
 CONF = Path(__file__).parents[2] / "conf" / "dataset"

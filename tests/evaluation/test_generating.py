@@ -8,9 +8,10 @@ import sys
 
 import pytest
 
+from mmkv_bench.datasets.messages import Prompt, prompt_hash, stated
+from mmkv_bench.datasets.specs import spec_from_config
 from mmkv_bench.errors import ConfigError, DataError, UnsupportedError
-from mmkv_bench.evaluation import generate, generation_settings, sample_refs, spec_from_config
-from mmkv_bench.evaluation.messages import Prompt, prompt_hash, stated
+from mmkv_bench.evaluation import generate, generation_settings, sample_refs
 from mmkv_bench.tiny.pages import make_sample
 from tests.evaluation.conftest import ask_all, pages
 

@@ -8,12 +8,13 @@ import json
 import pytest
 import yaml
 
-from mmkv_bench.evaluation import catalog, generation_settings, score
+from mmkv_bench.datasets import catalog
+from mmkv_bench.datasets.page_tasks import PAGE_TASKS
+from mmkv_bench.evaluation import generation_settings, score
 from mmkv_bench.evaluation.documents import documents, task_config
 from mmkv_bench.evaluation.environment import harness as get_harness
 from mmkv_bench.evaluation.extract import sample_value
 from mmkv_bench.evaluation.judges import addresses
-from mmkv_bench.evaluation.page_tasks import PAGE_TASKS
 from tests.evaluation.conftest import answered, ask_all, pages
 
 

@@ -11,8 +11,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from mmkv_bench.datasets import hub
+from mmkv_bench.datasets.specs import spec_from_config
 from mmkv_bench.errors import MissingDataError
-from mmkv_bench.evaluation import hub, sample_refs, spec_from_config
+from mmkv_bench.evaluation import sample_refs
 from tests.cli.setting import CHECKOUT
 
 ANSWERS = {

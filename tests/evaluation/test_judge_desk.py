@@ -11,20 +11,14 @@ import time
 import pytest
 
 from mmkv_bench.errors import StoreError
-from mmkv_bench.evaluation.judging import client
-from mmkv_bench.evaluation.judging.asking import Asker
-from mmkv_bench.evaluation.judging.client import JudgeError, ask, ask_all
-from mmkv_bench.evaluation.judging.desk import Desk
-from mmkv_bench.evaluation.judging.known import (
-    criterion_score,
-    mark_of_one,
-    one_letter_among_words,
-    option_letter,
-    points,
-)
-from mmkv_bench.evaluation.judging.question import Question
-from mmkv_bench.evaluation.judging.settings import JudgeSettings
-from mmkv_bench.evaluation.judging.sitting import Sitting
+from mmkv_bench.judging import client
+from mmkv_bench.judging.asking import Asker
+from mmkv_bench.judging.client import JudgeError, ask, ask_all
+from mmkv_bench.judging.desk import Desk
+from mmkv_bench.judging.known import criterion_score, mark_of_one, one_letter_among_words, option_letter, points
+from mmkv_bench.judging.question import Question
+from mmkv_bench.judging.settings import JudgeSettings
+from mmkv_bench.judging.sitting import Sitting
 from tests.evaluation import judge_server as judge
 
 KEY = "sk-test-0123456789abcdef"

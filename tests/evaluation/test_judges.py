@@ -8,12 +8,14 @@ import time
 
 import pytest
 
+from mmkv_bench.datasets import fixtures
+from mmkv_bench.datasets.fixtures import _scripted_judge as scripted
+from mmkv_bench.datasets.specs import spec_from_config
 from mmkv_bench.errors import ScoringError
-from mmkv_bench.evaluation import Answer, fixtures, score, spec_from_config
-from mmkv_bench.evaluation.fixtures import _scripted_judge as scripted
+from mmkv_bench.evaluation import Answer, score
 from mmkv_bench.evaluation.judges import addresses
-from mmkv_bench.evaluation.judging.desk import Desk
-from mmkv_bench.evaluation.judging.settings import JudgeSettings
+from mmkv_bench.judging.desk import Desk
+from mmkv_bench.judging.settings import JudgeSettings
 from tests.evaluation import judge_server as judge
 from tests.evaluation.conftest import ANSWERS, answered, answered_scores, ask_all, values
 
@@ -200,7 +202,7 @@ def test_the_environment_of_a_scorer_holds_no_key_and_is_put_back(answers, serve
 def test_the_proxy_answers_nobody_else(answers, desk):
     import requests
 
-    from mmkv_bench.evaluation.judging.proxy import proxy
+    from mmkv_bench.judging.proxy import proxy
 
     score(fixture_spec("mmvet"), answers("mmvet"), judge=desk())
     address = proxy().root + "/v1/chat/completions"
@@ -221,7 +223,7 @@ def choice_spec(tmp_path, task: str, rows: list[dict], split: str = "test"):
 
 @pytest.fixture
 def worldqa_mc(tmp_path):
-    from mmkv_bench.evaluation.fixtures._clips import Scene, write_clip
+    from mmkv_bench.datasets.fixtures._clips import Scene, write_clip
 
     write_clip(tmp_path / "media" / "multi-hop-reasoning" / "videos" / "001.mp4", [Scene("red")])
     options = ["A. a boat", "B. a house", "C. a tree", "D. a bird"]
@@ -290,7 +292,7 @@ def test_the_scorers_parse_what_counts_as_readable_and_read_0_elsewhere():
         from lmms_eval.tasks.videochatgpt.utils import parse_score
         from lmms_eval.tasks.worldqa.utils import worldq_gen_gpt_eval
 
-    from mmkv_bench.evaluation.judging.known import criterion_score, one_letter_among_words, points
+    from mmkv_bench.judging.known import criterion_score, one_letter_among_words, points
 
     texts = ["{'score': 4}", "{'score': 4.8}", "{'score': '3'}", "score: 4", "```{'score': 4}```", "4", "", "{'a': 4}"]
     assert [bool(parse_score(text)) for text in texts] == [criterion_score(text) for text in texts]
@@ -349,7 +351,7 @@ def test_a_scorer_that_asks_without_end_is_left(own_task, server, desk):
 
 def test_addresses_of_shipped_scorers_are_the_proxys(answers, desk):
     from mmkv_bench.evaluation.documents import task_config
-    from mmkv_bench.evaluation.judging.proxy import proxy
+    from mmkv_bench.judging.proxy import proxy
 
     for name in METRICS:
         config = task_config(fixture_spec(name))

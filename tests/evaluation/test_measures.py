@@ -6,8 +6,8 @@ import math
 
 import pytest
 
+from mmkv_bench.datasets.rouge import rouge_l
 from mmkv_bench.evaluation.measures import COLUMNS, NAMES, POOLED, measured, stored
-from mmkv_bench.evaluation.rouge import rouge_l
 from mmkv_bench.store.schema import RESPONSES
 from mmkv_bench.tables import known
 

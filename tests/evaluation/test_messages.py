@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from mmkv_bench.datasets.messages import prompt_hash, to_prompt, with_placeholders
 from mmkv_bench.errors import DataError, UnsupportedError
-from mmkv_bench.evaluation.messages import prompt_hash, to_prompt, with_placeholders
 from tests.clips import write_clip
 
 

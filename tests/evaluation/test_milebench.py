@@ -12,13 +12,15 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mmkv_bench.datasets import fixtures
+from mmkv_bench.datasets.catalog import own_tasks
+from mmkv_bench.datasets.specs import spec_from_config
+from mmkv_bench.datasets.tasks.milebench import metrics, prompt
+from mmkv_bench.datasets.tasks.milebench.reading import read
+from mmkv_bench.datasets.tasks.milebench.subtasks import HYBRIDKV, PREFIX, SUBTASKS, TITLES, groups
 from mmkv_bench.errors import ConfigError, DataError
-from mmkv_bench.evaluation import Answer, fingerprint, fixtures, generate, score, spec_from_config
-from mmkv_bench.evaluation.catalog import own_tasks
+from mmkv_bench.evaluation import Answer, fingerprint, generate, score
 from mmkv_bench.evaluation.data_check import check
-from mmkv_bench.evaluation.tasks.milebench import metrics, prompt
-from mmkv_bench.evaluation.tasks.milebench.reading import read
-from mmkv_bench.evaluation.tasks.milebench.subtasks import HYBRIDKV, PREFIX, SUBTASKS, TITLES, groups
 from tests.oracles import milebench as oracle
 
 CONF = Path(__file__).parents[2] / "conf"

@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from mmkv_bench.datasets import fixtures
+from mmkv_bench.datasets.catalog import own_tasks
+from mmkv_bench.datasets.fixtures import conversations, longbench
+from mmkv_bench.datasets.specs import spec_from_config
+from mmkv_bench.datasets.tasks.longbench.subtasks import own_name, subtask
 from mmkv_bench.errors import DataError
-from mmkv_bench.evaluation import Answer, fingerprint, fixtures, generate, generation_settings, score, spec_from_config
-from mmkv_bench.evaluation.catalog import own_tasks
-from mmkv_bench.evaluation.fixtures import conversations, longbench
-from mmkv_bench.evaluation.tasks.longbench.subtasks import own_name, subtask
+from mmkv_bench.evaluation import Answer, fingerprint, generate, generation_settings, score
 from tests.evaluation.conftest import ask_all
 
 CONF = Path(__file__).parents[2] / "conf" / "dataset"
@@ -138,7 +140,7 @@ def test_a_picture_that_is_not_there_is_its_sample_s_error(tmp_path):
 
 
 def test_a_clip_that_is_not_there_is_its_sample_s_error(tmp_path):
-    from mmkv_bench.evaluation.fixtures import favor_bench
+    from mmkv_bench.datasets.fixtures import favor_bench
 
     folder = tmp_path / "favor_bench"
     folder.mkdir()
@@ -182,7 +184,7 @@ def test_longbench_prompts_hold_their_context_and_input(asked):
 
 
 def test_the_needle_is_in_every_prompt_at_its_depth(asked):
-    from mmkv_bench.evaluation.fixtures.needle import NEEDLE
+    from mmkv_bench.datasets.fixtures.needle import NEEDLE
 
     _, requests = asked("needle")
     places = [text_of(request).index(NEEDLE) / len(text_of(request)) for request in requests]

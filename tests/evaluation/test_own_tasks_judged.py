@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from mmkv_bench.evaluation import fixtures, score, spec_from_config
-from mmkv_bench.evaluation.fixtures import _scripted_autodq as scripted
-from mmkv_bench.evaluation.judging.desk import Desk
-from mmkv_bench.evaluation.judging.settings import JudgeSettings
+from mmkv_bench.datasets import fixtures
+from mmkv_bench.datasets.fixtures import _scripted_autodq as scripted
+from mmkv_bench.datasets.specs import spec_from_config
+from mmkv_bench.evaluation import score
+from mmkv_bench.judging.desk import Desk
+from mmkv_bench.judging.settings import JudgeSettings
 from mmkv_bench.tables.known import aggregate_of, lower_is_better
 from tests.evaluation import judge_server as judge
 from tests.evaluation.conftest import answered, ask_all, values

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmkv_bench.evaluation.tasks.dream1k import autodq
-from mmkv_bench.evaluation.tasks.favor_bench.choice import chosen, released
-from mmkv_bench.evaluation.tasks.longbench import metrics as longbench
-from mmkv_bench.evaluation.tasks.needle import metrics as needle
+from mmkv_bench.datasets.tasks.dream1k import autodq
+from mmkv_bench.datasets.tasks.favor_bench.choice import chosen, released
+from mmkv_bench.datasets.tasks.longbench import metrics as longbench
+from mmkv_bench.datasets.tasks.needle import metrics as needle
 
 WORDS = st.lists(st.sampled_from(["red", "a", "the", "Boat", "boat,", "lamp.", "is"]), max_size=8).map(" ".join)
 LETTERS = st.text("abc ", max_size=7)

@@ -6,14 +6,14 @@ import json
 
 import pytest
 
+from mmkv_bench.datasets.fixtures import conversations as shapes
+from mmkv_bench.datasets.tasks.conversations import reading as conversations
+from mmkv_bench.datasets.tasks.dream1k.reading import read_videos
+from mmkv_bench.datasets.tasks.favor_bench.reading import read_questions
+from mmkv_bench.datasets.tasks.longbench.reading import read_task
+from mmkv_bench.datasets.tasks.longbench.subtasks import SUBTASKS, subtask
+from mmkv_bench.datasets.tasks.needle.haystack import Settings, hidden, read_grid
 from mmkv_bench.errors import DataError
-from mmkv_bench.evaluation.fixtures import conversations as shapes
-from mmkv_bench.evaluation.tasks.conversations import reading as conversations
-from mmkv_bench.evaluation.tasks.dream1k.reading import read_videos
-from mmkv_bench.evaluation.tasks.favor_bench.reading import read_questions
-from mmkv_bench.evaluation.tasks.longbench.reading import read_task
-from mmkv_bench.evaluation.tasks.longbench.subtasks import SUBTASKS, subtask
-from mmkv_bench.evaluation.tasks.needle.haystack import Settings, hidden, read_grid
 
 QUESTION = {"question": "q?", "options": ["a", "b"], "correct_answer": "b", "task_type": "CM"}
 
@@ -201,7 +201,7 @@ def test_longbench_samples_without_answers_are_refused(tmp_path):
 
 
 def test_context_and_input_are_put_in_as_they_are(tmp_path):
-    from mmkv_bench.evaluation.tasks.longbench.utils import doc_to_text
+    from mmkv_bench.datasets.tasks.longbench.utils import doc_to_text
 
     doc = {"template": "T {context} | {input} {other}", "context": "{input} {x}", "input": "a {y}"}
     assert doc_to_text(doc) == "T {input} {x} | a {y} {other}"

@@ -10,8 +10,9 @@ import pytest
 from PIL import Image
 
 from mmkv_bench import file_state
-from mmkv_bench.evaluation import generating, prompt_hashes, prompts, rows_hold_media, spec_from_config
-from mmkv_bench.evaluation.messages import Prompt
+from mmkv_bench.datasets.messages import Prompt
+from mmkv_bench.datasets.specs import spec_from_config
+from mmkv_bench.evaluation import generating, prompt_hashes, prompts, rows_hold_media
 from mmkv_bench.evaluation.opened import Opened, opened
 from mmkv_bench.file_state import State, state_of
 from tests.evaluation.conftest import pages

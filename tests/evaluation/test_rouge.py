@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmkv_bench.evaluation.rouge import rouge_l
+from mmkv_bench.datasets.rouge import rouge_l
 
 # rouge 1.0.1, Rouge().get_scores(answer, reference)[0]["rouge-l"]["f"]
 OF_THE_PACKAGE = [

@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from mmkv_bench.evaluation import score, score_many, shared, spec_from_config
+from mmkv_bench.datasets.specs import spec_from_config
+from mmkv_bench.evaluation import score, score_many, shared
 from tests.evaluation.conftest import answered, ask_all, pages
 
 CELLS = [f"c{number}" for number in range(6)]

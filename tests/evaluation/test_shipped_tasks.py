@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from mmkv_bench.evaluation import fingerprint, generation_settings, spec_from_config
+from mmkv_bench.datasets.specs import spec_from_config
+from mmkv_bench.evaluation import fingerprint, generation_settings
 from tests.evaluation.conftest import answered_scores, ask_all, values
 
 

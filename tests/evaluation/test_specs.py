@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from mmkv_bench.datasets.catalog import OWN_FOLDER, lmms_eval_tasks, own_tasks, plain_config, task_file
+from mmkv_bench.datasets.page_tasks import PAGE_TASKS, SIZES, lmms_eval_name, page_task, place
+from mmkv_bench.datasets.specs import KEYS, spec_from_config
 from mmkv_bench.errors import ConfigError, DataError, UnsupportedError
-from mmkv_bench.evaluation import content, fingerprint, sample_refs, spec_from_config
-from mmkv_bench.evaluation.catalog import OWN_FOLDER, lmms_eval_tasks, own_tasks, plain_config, task_file
-from mmkv_bench.evaluation.page_tasks import PAGE_TASKS, SIZES, lmms_eval_name, page_task, place
-from mmkv_bench.evaluation.specs import KEYS
+from mmkv_bench.evaluation import content, fingerprint, sample_refs
 from tests.evaluation.conftest import pages
 
 CONF = Path(__file__).parents[2] / "conf" / "dataset"

@@ -12,8 +12,9 @@ import transformers as tf
 import yaml
 from PIL import Image
 
+from mmkv_bench.datasets.specs import spec_from_config
 from mmkv_bench.errors import DataError, UnsupportedError
-from mmkv_bench.evaluation import generate, spec_from_config
+from mmkv_bench.evaluation import generate
 from mmkv_bench.evaluation.contract import Request
 from mmkv_bench.generation.encode import EncodedPrompt, encode
 from mmkv_bench.models.families import family_of

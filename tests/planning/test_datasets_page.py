@@ -6,10 +6,10 @@ import pytest
 import yaml
 
 from mmkv_bench.config import conf_dir, options
+from mmkv_bench.datasets.catalog import plain_config, task_file
+from mmkv_bench.datasets.page_tasks import PAGE_TASKS
+from mmkv_bench.datasets.specs import spec_from_config
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.evaluation import spec_from_config
-from mmkv_bench.evaluation.catalog import plain_config, task_file
-from mmkv_bench.evaluation.page_tasks import PAGE_TASKS
 from mmkv_bench.planning import datasets_page
 
 NAMES = [name for name in options("dataset") if name != datasets_page.ANY]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import yaml
 
-from mmkv_bench.evaluation import spec_from_config
+from mmkv_bench.datasets.specs import spec_from_config
 from mmkv_bench.planning.facts import dataset_facts
 
 MUIRBENCH = Path(__file__).parents[2] / "conf" / "dataset" / "muirbench.yaml"

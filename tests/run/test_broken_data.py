@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mmkv_bench.evaluation import fixtures
+from mmkv_bench.datasets import fixtures
 from tests.cli.setting import CHECKOUT
 from tests.run.setting import done, go, metrics, responses, scores
 

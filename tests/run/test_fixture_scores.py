@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mmkv_bench.evaluation import fixtures
+from mmkv_bench.datasets import fixtures
 from mmkv_bench.store.schema import COLUMNS
 from mmkv_bench.store.store import Store
 from tests.run import setting

@@ -1,0 +1,119 @@
+"""Finds an lmms-eval task's YAML file by its name, without importing lmms-eval and without its 5 s index."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from mmkv_bench.datasets.task_spec import TaskSpec
+from mmkv_bench.errors import ConfigError, UnsupportedError
+
+OWN_FOLDER = Path(__file__).parent / "tasks"  # for lmms-eval's --include_path
+TASK_LINE = re.compile(r"^[\"']?task[\"']?\s*:[ \t]*[\"']?([^\s\"'#,\[\]]+)", re.MULTILINE)
+INCLUDE_LINE = re.compile(r"^include\s*:[ \t]*[\"']?([^\s\"'#,\[\]]+)", re.MULTILINE)
+GROUP_LINE = re.compile(r"^[\"']?(?:group|tag)[\"']?\s*:[ \t]*[\"']?([^\s\"'#,\[\]]+)", re.MULTILINE)
+
+
+def task_file(spec: TaskSpec) -> Path:
+    """The YAML file that defines `spec.name`: in `spec.include_path`, of our own tasks, or of lmms-eval.
+
+    Raises ConfigError with the nearest names when there is none, UnsupportedError for a group of tasks.
+    """
+    if spec.is_pages:
+        return OWN_FOLDER / "pages" / f"{spec.name}.yaml"
+    own = own_tasks() | (_index(_include_folder(spec))[0] if spec.include_path else {})
+    if spec.name in own:
+        return own[spec.name]
+    tasks, groups = lmms_eval_tasks()
+    if spec.name in tasks:
+        return tasks[spec.name]
+    if spec.name in groups:
+        raise UnsupportedError(f"{spec.name!r} is a group of lmms-eval tasks; name one or several of its tasks instead")
+    close = difflib.get_close_matches(spec.name, [*own, *tasks], n=5, cutoff=0.4)
+    hint = f"did you mean {', '.join(map(repr, close))}?" if close else "list them with: lmms-eval tasks list"
+    raise ConfigError(f"lmms-eval has no task {spec.name!r} (it has {len(tasks)}); {hint}")
+
+
+def includes(path: Path) -> list[Path]:
+    """The files that a task's YAML file includes."""
+    named = [Path(path.parent, name) for name in INCLUDE_LINE.findall(_text(path))]
+    return [file for file in named if file.is_file()]
+
+
+def _include_folder(spec: TaskSpec) -> Path:
+    folder = Path(spec.include_path).expanduser()
+    if not folder.is_dir():
+        raise ConfigError(
+            f"datasets.{spec.dataset}.include_path={spec.include_path} is not a folder; give the folder with the YAML "
+            "files of your tasks"
+        )
+    return folder.resolve()
+
+
+@cache
+def own_tasks() -> dict[str, Path]:
+    """Tasks of this project besides the pages, with their YAML files: what lmms-eval lacks, in its format."""
+    return {name: path for name, path in _index(OWN_FOLDER)[0].items() if path.parent.name != "pages"}
+
+
+@cache
+def lmms_eval_tasks() -> tuple[dict[str, Path], set[str]]:
+    """Tasks of the installed lmms-eval with their YAML files, and names of its groups and tags."""
+    return _index(lmms_eval_folder() / "tasks")
+
+
+def lmms_eval_folder() -> Path:
+    """Where lmms-eval is installed. Raises ConfigError when it is not."""
+    package = importlib.util.find_spec("lmms_eval")
+    if package is None or not package.submodule_search_locations:
+        raise ConfigError("lmms-eval is not installed; install this project with its dependencies (make bench does)")
+    return Path(package.submodule_search_locations[0])
+
+
+def _index(folder: Path) -> tuple[dict[str, Path], set[str]]:
+    """Tasks below a folder with their files, and names of groups and tags, from the text of the YAML files."""
+    tasks: dict[str, Path] = {}
+    groups: set[str] = set()
+    for path in sorted(folder.rglob("*.yaml")):
+        text = _text(path)
+        groups.update(GROUP_LINE.findall(text))
+        names = TASK_LINE.findall(text)
+        for included in [] if names else includes(path):  # the name may stand in what the file includes
+            names += TASK_LINE.findall(_text(included))
+        for name in names:
+            tasks.setdefault(name, path)
+    return tasks, groups
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8-sig", errors="replace") if path.is_file() else ""
+
+
+def plain_config(path: Path) -> dict[str, Any]:
+    """A task's YAML with what it includes, as data; functions are text, so that none of its code is executed."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        pass
+
+    Loader.add_multi_constructor("!function", lambda loader, suffix, node: f"!function {node.value}")
+    try:
+        config = Loader(_text(path)).get_single_data() or {}
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f", line {mark.line + 1}" if mark else ""
+        raise ConfigError(
+            f"{path.name}{place} of the folder {path.parent.name} is no YAML: {getattr(error, 'problem', None) or error}; "
+            "mend the task's file"
+        ) from None
+    if not isinstance(config, dict):
+        raise ConfigError(f"{path.name} of the folder {path.parent.name} holds no keys of a task; mend the task's file")
+    included = config.pop("include", None) or []
+    base: dict[str, Any] = {}
+    for name in reversed([included] if isinstance(included, str) else included):  # as lmms-eval: the first one wins
+        base |= plain_config(path.parent / name)
+    return base | config

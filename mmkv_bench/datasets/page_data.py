@@ -1,0 +1,141 @@
+"""The pages tasks as local datasets: rendered at first use, cached, the same on every machine.
+
+Which samples a task has, how a chunk of them becomes a table, and the digests that say what the pages show.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import io
+import json
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import mmkv_bench.tiny
+from mmkv_bench.datasets.chunks import Chunk, cache_root
+from mmkv_bench.datasets.messages import Prompt, prompt_hash
+from mmkv_bench.datasets.page_tasks import page_task, place
+from mmkv_bench.errors import DataError
+
+if TYPE_CHECKING:
+    import datasets
+    import pyarrow as pa
+    from PIL import Image
+
+    from mmkv_bench.tiny.pages import Sample
+
+LAYOUT = 1  # version of the cached files
+CHUNK = 25  # samples a file; small enough that a run with a small limit starts at once
+FROZEN = Path(__file__).with_name("frozen_pages.json")  # see freeze.py
+GENERATOR_MODULES = ("pages", "layout", "glyphs", "handwriting", "splits", "vocabulary")
+GENERATOR_LIBRARIES = ("numpy", "pillow", "matplotlib", "scikit-learn")
+TEXT_COLUMNS = ("sample_id", "cluster", "kind", "question", "answer", "prompt_hash")
+
+
+def load(name: str, split: str, count: int) -> datasets.Dataset:
+    """The first `count` samples of a pages task, for example `pages_walk_small`; split is `test` or `dev`.
+
+    Columns: TEXT_COLUMNS and `images`. Chunks that are missing are rendered (about 25 ms a small and 60 ms a large
+    sample). Raises DataError when a cached file is not what its checksum says, when a test page is not the frozen one
+    and when nothing can be written.
+    """
+    import datasets
+    from tqdm import tqdm
+
+    chunks = [Chunk(folder(name, split), number) for number in range(-(-count // CHUNK))]
+    missing = [chunk for chunk in chunks if not chunk.exists()]
+    for chunk in tqdm(missing, f"rendering {name} ({split})", unit="chunk", disable=len(missing) < 2, leave=False):
+        chunk.publish(_table(chunk_samples(name, split, chunk.number)), manifest=generator())
+    parts = [datasets.Dataset.from_file(str(chunk.verified())) for chunk in chunks]
+    for chunk, part in zip(chunks, parts, strict=True):
+        _check_frozen(name, split, chunk, part)
+    return datasets.concatenate_datasets(parts).select(range(count))
+
+
+def fingerprint(name: str, split: str) -> str:
+    """Digest (hex) of the content of the first chunk: another generator gives another one, a larger limit does not."""
+    return content_digest(load(name, split, CHUNK).remove_columns("images").to_list())
+
+
+def folder(name: str, split: str) -> Path:
+    """Where the chunks lie: other code or other libraries that draw the pages have a folder of their own."""
+    identity = hashlib.sha256(json.dumps([LAYOUT, CHUNK, generator()]).encode()).hexdigest()[:12]
+    return cache_root() / "pages" / identity / f"{name}-{split}"
+
+
+@cache
+def generator() -> dict[str, str]:
+    """What draws the pages: a digest of the generator's source and the versions of the libraries it draws with."""
+    source = hashlib.sha256()
+    for module in GENERATOR_MODULES:
+        source.update((Path(mmkv_bench.tiny.__file__).parent / f"{module}.py").read_bytes())
+    return {"source": source.hexdigest()[:16]} | {
+        name: importlib.metadata.version(name) for name in GENERATOR_LIBRARIES
+    }
+
+
+def chunk_samples(name: str, split: str, number: int) -> list[Sample]:
+    """The samples of one chunk, drawn anew."""
+    from mmkv_bench.tiny.pages import make_sample
+
+    task, size = page_task(name)
+    places = [place(task, position) for position in range(number * CHUNK, (number + 1) * CHUNK)]
+    return [make_sample(kind, size, split, index) for kind, index in places]
+
+
+def to_row(sample: Sample) -> dict[str, Any]:
+    """A sample's columns, with PIL images, and the hash of the prompt that lmms-eval will make of it."""
+    content = [{"type": "image"} for _ in sample.images] + [{"type": "text", "text": sample.question}]
+    prompt = Prompt([{"role": "user", "content": content}], sample.images, [])
+    return {
+        "sample_id": sample.sample_id,
+        "cluster": sample.cluster,
+        "kind": sample.task,
+        "question": sample.question,
+        "answer": sample.answer,
+        "prompt_hash": prompt_hash(prompt),
+        "images": sample.images,
+    }
+
+
+def content_digest(rows: list[dict[str, Any]]) -> str:
+    """Digest (hex) of questions, answers and pixels (by prompt_hash); the encoding of the images has no part in it."""
+    return hashlib.sha256(json.dumps([[row[column] for column in TEXT_COLUMNS] for row in rows]).encode()).hexdigest()
+
+
+@cache
+def frozen_digests() -> dict[str, list[str]]:
+    """Content digests of the frozen test pages: task name -> one digest per chunk."""
+    return json.loads(FROZEN.read_text())
+
+
+def _table(samples: list[Sample]) -> pa.Table:
+    import datasets
+    import pyarrow as pa
+
+    texts = {column: datasets.Value("string") for column in TEXT_COLUMNS}
+    schema = datasets.Features({**texts, "images": datasets.List(datasets.Image())}).arrow_schema
+    rows = [to_row(sample) for sample in samples]
+    return pa.Table.from_pylist([row | {"images": [_png(image) for image in row["images"]]} for row in rows], schema)
+
+
+def _png(image: Image.Image) -> dict[str, Any]:
+    file = io.BytesIO()
+    image.save(file, "PNG", compress_level=1)  # noise hardly compresses: higher levels cost time and save a tenth
+    return {"bytes": file.getvalue(), "path": None}
+
+
+def _check_frozen(name: str, split: str, chunk: Chunk, part: datasets.Dataset) -> None:
+    frozen = frozen_digests().get(name, []) if split == "test" else []
+    if chunk.number >= len(frozen):
+        return
+    if content_digest(part.remove_columns("images").to_list()) != frozen[chunk.number]:
+        versions = ", ".join(f"{library} {version}" for library, version in generator().items() if library != "source")
+        first = chunk.number * CHUNK
+        raise DataError(
+            f"test pages {first} to {first + CHUNK - 1} of {name} are not the frozen ones ({versions} drew them); "
+            "install the versions of the lock file or, if the pages were changed on purpose, freeze them again: "
+            "python -m mmkv_bench.datasets.freeze"
+        )

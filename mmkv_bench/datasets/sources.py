@@ -1,0 +1,119 @@
+"""Where a run takes a task's data from, found out and checked without lmms-eval, so that a refusal costs no import of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mmkv_bench.datasets import fixtures, hub, local_data
+from mmkv_bench.datasets.catalog import plain_config, task_file
+from mmkv_bench.datasets.task_spec import TaskSpec
+from mmkv_bench.errors import MissingDataError
+
+LOCAL_BUILDERS = {"arrow", "csv", "imagefolder", "json", "parquet", "text", "videofolder"}  # of files named in the YAML
+
+
+def reads_itself(config: Mapping[str, Any]) -> Any:
+    """What a task of ours loads its data with, where `datasets` cannot: `metadata.read` of its YAML; None for others."""
+    metadata = config.get("metadata")
+    return metadata.get("read") if isinstance(metadata, Mapping) else None
+
+
+def of_hub(dataset_path: str) -> bool:
+    """Whether a YAML's `dataset_path` is a repository of the hub."""
+    return dataset_path not in LOCAL_BUILDERS and not Path(dataset_path).expanduser().exists()
+
+
+def preflight(spec: TaskSpec) -> None:
+    """Refuse data that cannot be had as they are, before lmms-eval or a model is imported.
+
+    Raises:
+        MissingDataError: see `source` and `require_upstream`. ConfigError: a task that does not exist.
+    """
+    if not spec.is_pages:
+        path = task_file(spec)
+        source(spec, path)
+        require_upstream(spec, path)
+
+
+def source(spec: TaskSpec, path: Path) -> dict[str, Any]:
+    """The keys that make a task's YAML read the data that `spec` names; none where it reads its own.
+
+    Args:
+        path: the YAML file.
+
+    Raises:
+        MissingDataError: data that are not there, of another split, truncated, without a column, rows or without videos.
+    """
+    if spec.is_pages or not spec.dataset_path:
+        return {}
+    config = plain_config(path)
+    folder = Path(spec.dataset_path).expanduser()
+    if not folder.is_dir():
+        raise MissingDataError(
+            f"datasets.{spec.dataset}.dataset_path={spec.dataset_path} is not a folder; give the folder with the parquet "
+            "files, or one made by datasets' save_to_disk"
+        )
+    if reads_itself(config):
+        return {"dataset_path": str(folder)}
+    split = str(spec.split or config.get("test_split") or config.get("validation_split"))
+    files = local_data.find(folder, config.get("dataset_name"), split)
+    if files.files:
+        local_data.require_columns(spec.dataset, spec.columns, local_data.columns(files.files))
+        local_data.require_rows(files, local_data.count_rows(files.files))
+    _require_videos(spec, config.get("dataset_kwargs") or {})
+    return files.source()
+
+
+def require_upstream(spec: TaskSpec, path: Path) -> bool:
+    """Refuse a task without local data whose own cannot be had; return whether it takes them from the hub.
+
+    Raises:
+        MissingDataError: a repository that the hub does not give and no cache has, or files that only people can get.
+    """
+    config = plain_config(path)
+    repository = str(config.get("dataset_path"))
+    if spec.dataset_path:
+        return False
+    if reads_itself(config):
+        obtain = str(config["metadata"].get("obtain", "get its files")).strip()
+        raise MissingDataError(
+            f"task {spec.name} reads its data from local folders only: {obtain}, or "
+            f"datasets.{spec.dataset}.dataset_path=<folder>"
+        )
+    if not of_hub(repository):
+        return False
+    why = hub.refusal(repository, spec.offline)
+    if why is not None:
+        trial = ", or take data=fixture for a trial" if spec.dataset in fixtures.names() else ""
+        raise MissingDataError(
+            f"the data of {spec.dataset} cannot be had: {why}; or give them with data.root=<folder>{trial}"
+        )
+    return True
+
+
+def videos(media_root: str | None, kwargs: Mapping[str, Any]) -> Path | None:
+    """The folder in which a task looks for its videos, by the `dataset_kwargs` of its YAML; None for tasks without."""
+    if not kwargs.get("video") or not kwargs.get("cache_dir"):
+        return None
+    return home(media_root) / str(kwargs["cache_dir"]).strip()
+
+
+def home(media_root: str | None) -> Path:
+    """What HF_HOME is while a task runs."""
+    from huggingface_hub import constants
+
+    return Path(media_root or os.environ.get("HF_HOME") or constants.HF_HOME).expanduser()
+
+
+def _require_videos(spec: TaskSpec, kwargs: Mapping[str, Any]) -> None:
+    """Refuse local data of a video task without its folder of videos; one video that is missing is its sample's."""
+    folder = videos(spec.media_root, kwargs)
+    if folder is not None and not folder.is_dir():
+        wanted = Path(str(spec.dataset_path)) / local_data.MEDIA / folder.name
+        raise MissingDataError(
+            f"the videos of {spec.dataset} are expected in {folder}, which is not there; put them into {wanted}, or set "
+            "HF_HOME to the folder that holds them"
+        )

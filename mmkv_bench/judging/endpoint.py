@@ -1,0 +1,177 @@
+"""One attempt to have one question answered over HTTP, and what its failure means."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from mmkv_bench.judging.deadline import Watch, watched_session
+from mmkv_bench.judging.question import Question
+from mmkv_bench.judging.settings import JudgeSettings
+from mmkv_bench.secrecy import without_secrets
+
+if TYPE_CHECKING:
+    import requests
+
+LOOPBACK = {"127.0.0.1", "localhost", "::1"}
+PASSING = {408, 409, 425, 429}  # and 5xx: the same request may succeed later
+OF_THE_QUESTION = {400, 413, 422}  # this question is refused, another one may not be
+LONGEST = 8 << 20  # bytes of a reply
+EXCERPT = 160  # characters of a server's message that are quoted
+
+
+class Failure(Exception):
+    """Why an attempt gave no answer.
+
+    passes: another attempt may succeed; wait_s: how long the endpoint asks to wait before it [s].
+    alone: it concerns this question and says nothing about others.
+    """
+
+    def __init__(self, reason: str, passes: bool = False, wait_s: float = 0.0, alone: bool = False) -> None:
+        super().__init__(reason)
+        self.reason, self.passes, self.wait_s, self.alone = reason, passes, wait_s, alone
+
+
+@dataclass(frozen=True)
+class Reply:
+    """text: the answer; served: the model's name as the endpoint gives it."""
+
+    text: str
+    served: str | None
+
+
+class Endpoint:
+    """`<url>/chat/completions`. May be used by several threads. The key stands in no message and no reply."""
+
+    def __init__(self, settings: JudgeSettings) -> None:
+        self.settings = settings
+        self.address = settings.url.rstrip("/").removesuffix("/chat/completions") + "/chat/completions"
+        self.loopback = urlsplit(self.address).hostname in LOOPBACK
+        self.shown = settings.address
+        self._local = threading.local()
+
+    def ask(self, question: Question) -> Reply:
+        """One attempt. Raises Failure."""
+        import requests
+        import urllib3
+
+        settings, key = self.settings, self._key()
+        body = {
+            "model": settings.model,
+            "messages": list(question.messages),
+            "temperature": question.temperature,
+            "max_tokens": question.max_tokens,
+        }
+        session, watch = self._session()
+        slow = Failure(f"{self.shown} did not answer within {settings.timeout_s:g} s", passes=True)
+        try:
+            with (
+                watch.limit(settings.timeout_s),
+                session.post(
+                    self.address,
+                    json=body,
+                    auth=_Bearer(key),
+                    timeout=settings.timeout_s,
+                    allow_redirects=False,  # the key goes to the configured endpoint alone
+                    stream=True,
+                ) as response,
+            ):
+                text = self._text(response)
+        except (requests.exceptions.Timeout, urllib3.exceptions.TimeoutError):
+            raise slow from None
+        except (requests.exceptions.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
+            if watch.late:
+                raise slow from None
+            invalid = isinstance(error, ValueError)  # of the url, which no attempt mends
+            what = "cannot be asked" if invalid else "cannot be reached or breaks off"
+            raise Failure(f"{self.shown} {what} ({type(error).__name__})", passes=not invalid) from None
+        if watch.late:
+            raise slow
+        if response.status_code != 200:
+            raise self._refusal(response.status_code, response.headers.get("Retry-After"), text)
+        return self._reply(text, question)
+
+    def _text(self, response: requests.Response) -> str:
+        """The body, as it arrives: not longer than an answer may be."""
+        data = b""
+        while chunk := response.raw.read1(1 << 16, decode_content=True):
+            data += chunk
+            if len(data) > LONGEST:
+                raise Failure(f"{self.shown} replied with more than {LONGEST >> 20} MiB", passes=True)
+        return data.decode("utf-8", errors="replace")
+
+    def _reply(self, data: str, question: Question) -> Reply:
+        try:
+            body = json.loads(data)
+            text, served = body["choices"][0]["message"]["content"], body.get("model")
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            got = self.hide(data)[:EXCERPT]
+            raise Failure(f"{self.shown} replied with what is no chat completion: {got!r}", passes=True) from None
+        text = self.hide(text) if isinstance(text, str) else ""
+        if not question.readable(text):
+            reason = f"its answer is not of the form that the scorer reads: {text[:EXCERPT]!r}"
+            raise Failure(reason, passes=True, alone=True)
+        return Reply(text, self.hide(served) if isinstance(served, str) else None)
+
+    def _refusal(self, code: int, retry_after: str | None, text: str) -> Failure:
+        if code in (401, 403):
+            name = self.settings.key_env
+            key = f"the key in {name}" if name and self._key() else "a request without a key (judge.key_env)"
+            return Failure(f"{self.shown} refuses {key} ({code})")
+        said = f"{self.shown} answers {code}: {self.hide(text)[:EXCERPT]!r}"
+        if code in PASSING or code >= 500:
+            return Failure(said, passes=True, wait_s=_retry_after(retry_after))
+        return Failure(said, alone=code in OF_THE_QUESTION)
+
+    def hide(self, text: str) -> str:
+        """The text without the key, however it is encoded; placeholders such as `EMPTY` are no secrets, and may be words
+        of an answer."""
+        key = self.settings.key()
+        return without_secrets(text, [key]) if key else text
+
+    def _key(self) -> str | None:
+        key, name = self.settings.key(), self.settings.key_env
+        if name and name == "OPENAI_API_KEY" and key is None:
+            raise Failure(f"{name} is not set; it holds the judge's key")
+        if key and not (key.isascii() and key.isprintable()):
+            raise Failure(f"what {name} holds is no key: it has characters that no header may have")
+        return key
+
+    def _session(self) -> tuple[requests.Session, Watch]:
+        """This thread's session, and what watches its connections."""
+        if not hasattr(self._local, "session"):
+            self._local.watch = Watch()
+            self._local.session = watched_session(self._local.watch)
+            self._local.session.trust_env = not self.loopback  # no proxy stands between a machine and itself
+        return self._local.session, self._local.watch
+
+
+class _Bearer:
+    """Sets the key per request; given as `auth` so that no .netrc puts another secret in its place."""
+
+    def __init__(self, key: str | None) -> None:
+        self.key = key
+
+    def __call__(self, request: Any) -> Any:
+        if self.key:
+            request.headers["Authorization"] = f"Bearer {self.key}"
+        return request
+
+
+def _retry_after(value: str | None) -> float:
+    """Seconds that a Retry-After header asks for: a number of seconds or a date; 0 for none or nonsense."""
+    if not value:
+        return 0.0
+    try:
+        return max(0.0, float(value))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, (parsedate_to_datetime(value) - datetime.now(UTC)).total_seconds())
+    except (ValueError, TypeError):
+        return 0.0

@@ -1,0 +1,92 @@
+"""lmms-eval's judged metrics that are known by name: which questions are theirs, and which answers they can read.
+
+A scorer reads what it cannot read as 0. So an answer has to have the form that its metric's own code reads; another is
+asked for again, and if that does not help, the sample is not judged. Of tasks that are not named here, each question
+counts for all metrics and each answer that is not blank counts as readable.
+
+Read in lmms-eval 0.7.3: tasks/mmvet/utils.py, tasks/videochatgpt/utils.py, tasks/worldqa/utils.py and
+worldqa_mc_evaluator.py, tasks/hrbench/hrbench_evals.py.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass
+
+from mmkv_bench.judging.question import Question, Readable
+
+HIGHEST = 5  # of Video-ChatGPT's criteria
+
+
+@dataclass(frozen=True)
+class JudgedMetric:
+    """metric: its name; None: all that the sample has.
+
+    mark: a text in the first message of this metric's questions and of no other's; "" for all questions of the task.
+    readable: whether the metric's code can read an answer.
+    """
+
+    metric: str | None
+    mark: str
+    readable: Readable
+
+
+def metric_of(judged: tuple[JudgedMetric, ...], question: Question) -> JudgedMetric | None:
+    """The metric whose question this is; the first message, which holds no model's words where there are several."""
+    instructions = question.text(of=1)
+    return next((known for known in judged if known.mark in instructions), None)
+
+
+def mark_of_one(text: str) -> bool:
+    """MM-Vet: the first word is a number from 0 to 1."""
+    return _number_within(text.split(" ")[0], 1.0)
+
+
+def criterion_score(text: str) -> bool:
+    """Video-ChatGPT: a Python dictionary whose `score` is a number from 0 to 5, or a whole number as text."""
+    try:
+        score = ast.literal_eval(text)["score"]
+        return not isinstance(score, bool) and 0 <= (int(score) if isinstance(score, str) else score) <= HIGHEST
+    except (ValueError, SyntaxError, LookupError, TypeError, MemoryError, RecursionError):
+        return False
+
+
+def points(text: str) -> bool:
+    """WorldQA: the last line is a number from 0 to 1."""
+    return _number_within(text.strip().split("\n")[-1], 1.0)
+
+
+def option_letter(text: str) -> bool:
+    """WorldQA with choices: one letter alone, E for none of them."""
+    return re.fullmatch(r"[A-E]", text.strip(), re.IGNORECASE) is not None
+
+
+def one_letter_among_words(text: str) -> bool:
+    """HR-Bench: exactly one of the letters A to D stands by itself, or none of them and Z."""
+    words = re.sub(r"[.()\[\],:;!*#{}]", " ", text).split()
+    letters = {letter for letter in "ABCD" if letter in words}
+    return len(letters) == 1 or (not letters and "Z" in words)
+
+
+JUDGED: dict[str, tuple[JudgedMetric, ...]] = {
+    "mmvet": (JudgedMetric("gpt_eval_score", "", mark_of_one),),
+    "videochatgpt_gen": (
+        JudgedMetric("gpt_eval_score_correctness", "evaluating the factual accuracy of", criterion_score),
+        JudgedMetric("gpt_eval_score_detailed_orientation", "evaluating the detail orientation of", criterion_score),
+        JudgedMetric("gpt_eval_score_context", "evaluating the contextual understanding of", criterion_score),
+    ),
+    "videochatgpt_temporal": (JudgedMetric("gpt_eval_score_temporal", "", criterion_score),),
+    "videochatgpt_consistency": (JudgedMetric("gpt_eval_score_consistency", "", criterion_score),),
+    "worldqa_gen": (JudgedMetric("gpt_eval", "", points),),
+    "worldqa_mc": (JudgedMetric("gpt_eval", "", option_letter),),
+    "hrbench4k": (JudgedMetric(None, "", one_letter_among_words),),
+    "hrbench8k": (JudgedMetric(None, "", one_letter_among_words),),
+}
+
+
+def _number_within(word: str, highest: float) -> bool:
+    try:
+        return 0.0 <= float(word) <= highest
+    except ValueError:
+        return False
