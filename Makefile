@@ -47,7 +47,7 @@ test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(PYTEST)
 
 # The numerical tests as on two older processors; the kernels that libraries choose there round differently.
-NUMERICAL := $(addprefix tests/,core compression methods generation calibrate tiny tables run models)
+NUMERICAL := $(addprefix tests/,core compression methods generation calibrate tiny statistics tables run models)
 OLDEST := ATEN_CPU_CAPABILITY=default MKL_ENABLE_INSTRUCTIONS=SSE4_2 ONEDNN_MAX_CPU_ISA=SSE41 OPENBLAS_CORETYPE=Nehalem
 OLDER := ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 OPENBLAS_CORETYPE=Haswell
 test-dispatch: $(STAMP)
@@ -85,7 +85,7 @@ results: $(STAMP)
 
 # Two model families side by side; what was run before is not run again.
 matrix: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m mmkv_bench.matrix --processes 2 --write results/matrix
+	OMP_NUM_THREADS=1 $(BIN)/python -m tools.matrix --processes 2 --write results/matrix
 
 bench-statistics: $(STAMP)
 	$(BIN)/python -P benchmarks/statistics.py
@@ -104,12 +104,12 @@ bench-methods: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -P benchmarks/methods.py
 
 simulate: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m mmkv_bench.tables.simulate
+	OMP_NUM_THREADS=1 $(BIN)/python -m mmkv_bench.statistics.simulate
 
 docs: $(STAMP)
-	$(BIN)/python -m mmkv_bench.planning.methods_page
-	$(BIN)/python -m mmkv_bench.planning.datasets_page
-	$(BIN)/python -m mmkv_bench.planning.models_page
+	$(BIN)/python -m tools.methods_page
+	$(BIN)/python -m tools.datasets_page
+	$(BIN)/python -m tools.models_page
 
 check-platforms: $(STAMP)
 	$(BIN)/python tools/check_platforms.py --uv $(BIN)/uv

@@ -83,7 +83,7 @@ def make_cells() -> list[CellSpec]:
 
     from mmkv_bench.compression.budget import Budget
     from mmkv_bench.generation.result import CellSpec
-    from mmkv_bench.methods import build_compressor
+    from mmkv_bench.methods.build import build_compressor
 
     made = {name: build_compressor(name, OmegaConf.load(CONF / f"{name}.yaml"), "paper") for name in ("full", *METHODS)}
     cells = [CellSpec("full", made["full"], None)]

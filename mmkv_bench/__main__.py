@@ -122,15 +122,15 @@ def _answer(request: Request) -> int:
         print(f"mmkv_bench {__version__}")
         return 0
     if request.flags:
-        from mmkv_bench.planning.multirun import show
+        from mmkv_bench.run.multirun import show
 
         return show(request.overrides, request.flags)
     if request.multirun:
-        from mmkv_bench.planning.multirun import multirun
+        from mmkv_bench.run.multirun import multirun
 
         return multirun(request.overrides)
-    from mmkv_bench.planning.compose import compose
-    from mmkv_bench.planning.validate import validate
+    from mmkv_bench.config.compose import compose
+    from mmkv_bench.plan.validate import validate
 
     hydra_only = [
         text for text in request.overrides if text.lstrip("+~").startswith("hydra.") and "searchpath" not in text
@@ -139,7 +139,7 @@ def _answer(request: Request) -> int:
         raise ConfigError(f"{hydra_only[0]} only matters to the jobs of a multirun; add -m, or leave it out")
     config = compose(request.overrides)
     validate(config)
-    from mmkv_bench.planning.run import run
+    from mmkv_bench.run.run import run
 
     try:
         return run(config)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.__main__ import guarded
-from mmkv_bench.config import options
+from mmkv_bench.config.schema import options
 from mmkv_bench.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -100,10 +100,10 @@ def _check(words: Sequence[str], as_json: bool, online: bool) -> int:
         raise ConfigError(f"check needs the name of a dataset; allowed: {', '.join(known)}")
     from omegaconf import OmegaConf
 
+    from mmkv_bench.config.compose import compose
     from mmkv_bench.datasets.specs import spec_from_config
     from mmkv_bench.evaluation import go_offline
     from mmkv_bench.evaluation.data_check import check, has_fixture, repository_of
-    from mmkv_bench.planning.compose import compose
 
     config = compose([f"dataset=[{','.join(dict.fromkeys(names))}]", *overrides])
     data = OmegaConf.to_container(config.data, resolve=True)
@@ -198,7 +198,7 @@ def _node(name: str) -> dict[str, Any]:
     """A dataset's file as it is, without composing."""
     import yaml
 
-    from mmkv_bench.config import conf_dir
+    from mmkv_bench.config.schema import conf_dir
 
     return yaml.safe_load((conf_dir() / "dataset" / f"{name}.yaml").read_text()) or {}
 

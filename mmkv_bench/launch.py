@@ -72,8 +72,8 @@ def launch(overrides: Sequence[str], processes: str | int | None = None, run: Se
         ConfigError: a configuration that cannot run, a shard or `stage=score` among the overrides, no count of
             processes on a machine without devices.
     """
-    from mmkv_bench.planning.compose import compose
-    from mmkv_bench.planning.validate import validate
+    from mmkv_bench.config.compose import compose
+    from mmkv_bench.plan.validate import validate
 
     for text in overrides:
         if text.partition("=")[0].lstrip("+") == "shard":
@@ -102,7 +102,7 @@ def launch(overrides: Sequence[str], processes: str | int | None = None, run: Se
         return max(abs(end.code) if end.code < 128 else 1 for end in failed)
     if config.stage == "generate":
         return 1 if failed else 0
-    from mmkv_bench.planning.run import run as score
+    from mmkv_bench.run.run import run as score
 
     scored = score(compose([*overrides, "stage=score"]))
     return max(scored, int(bool(stopped)))
@@ -110,7 +110,7 @@ def launch(overrides: Sequence[str], processes: str | int | None = None, run: Se
 
 def _stopped(failed: Sequence[Ended]) -> list[str]:
     """What processes say of datasets that stopped, where that alone is why they failed; the others' answers are scored."""
-    from mmkv_bench.planning.report import STOPPED
+    from mmkv_bench.run.report import STOPPED
 
     if any(end.code != 1 for end in failed):
         return []
@@ -204,7 +204,7 @@ def _all_answered(failed: Sequence[Ended], config) -> bool:
     """Whether processes that ended with 1 did all their work, with failed rows among the answers."""
     if any(end.code != 1 for end in failed):
         return False
-    from mmkv_bench.planning.run import unanswered
+    from mmkv_bench.run.run import unanswered
 
     return unanswered(config) == 0
 
@@ -213,8 +213,8 @@ def _longest_first(config) -> list[str]:
     """An override that puts the datasets with the most work first; making their data here spares the processes it."""
     if len(config.datasets) < 2:
         return []
-    from mmkv_bench.planning.facts import dataset_costs
-    from mmkv_bench.planning.shards import longest_first
+    from mmkv_bench.plan.facts import dataset_costs
+    from mmkv_bench.plan.shards import longest_first
 
     return [f"dataset=[{','.join(longest_first(dataset_costs(config)))}]"]
 

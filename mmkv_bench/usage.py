@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mmkv_bench import __version__
-from mmkv_bench.config import Data, Gate, Judge, Logger, Model, groups, keys, options
+from mmkv_bench.config.schema import Data, Gate, Judge, Logger, Model, groups, keys, options
 
 _GROUP_HELP = {
     "model": "what is benchmarked; model=hf model.path=<folder or hub id> for any supported one",

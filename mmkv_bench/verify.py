@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(arguments: Sequence[str]) -> int:
-    from mmkv_bench.planning.verify import exit_code, lines, verify
+    from mmkv_bench.diagnostics.verify import exit_code, lines, verify
 
     options = parser().parse_args(arguments)
     roots = options.rows or sorted(file.parent for file in RESULTS.glob(f"*/{MARK}"))

@@ -49,15 +49,15 @@ def measure(samples: int, budgets: list[int], size: str) -> list[dict]:
 
     from mmkv_bench.compression.budget import Budget
     from mmkv_bench.compression.session import Session
-    from mmkv_bench.config import resolve_path
+    from mmkv_bench.config.compose import method_defaults
+    from mmkv_bench.config.schema import resolve_path
     from mmkv_bench.generation.encode import encode
     from mmkv_bench.generation.forks import plan
     from mmkv_bench.generation.measure import Meter
     from mmkv_bench.generation.prefill import prefill
     from mmkv_bench.generation.result import CellSpec, ForkResult
-    from mmkv_bench.methods import build_compressor
+    from mmkv_bench.methods.build import build_compressor
     from mmkv_bench.models.load import load_model
-    from mmkv_bench.planning.compose import method_defaults
     from mmkv_bench.tiny.pages import make_page
 
     loaded = load_model("tiny", resolve_path("pkg://mmkv_bench/tiny/weights"), dtype="float32", device="cpu")

@@ -32,7 +32,8 @@ def twice(task: str, size: str, method: str, budget: int, samples: int, move: bo
 
     from mmkv_bench.compression.budget import Budget
     from mmkv_bench.compression.session import Session
-    from mmkv_bench.config import resolve_path
+    from mmkv_bench.config.compose import method_defaults
+    from mmkv_bench.config.schema import resolve_path
     from mmkv_bench.generation.decode import decode
     from mmkv_bench.generation.encode import encode
     from mmkv_bench.generation.forks import gather, plan
@@ -40,9 +41,8 @@ def twice(task: str, size: str, method: str, budget: int, samples: int, move: bo
     from mmkv_bench.generation.prefill import prefill
     from mmkv_bench.generation.result import CellSpec, ForkResult
     from mmkv_bench.generation.rules import DecodeRules
-    from mmkv_bench.methods import build_compressor
+    from mmkv_bench.methods.build import build_compressor
     from mmkv_bench.models.load import load_model
-    from mmkv_bench.planning.compose import method_defaults
     from mmkv_bench.tiny.pages import make_page
     from mmkv_bench.tiny.splits import generator
 

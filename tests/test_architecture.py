@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from graphlib import TopologicalSorter
@@ -18,23 +19,23 @@ ROOT = Path(mmkv_bench.__file__).parent
 # room -> rooms and top-level modules it may import. `errors` and `secrecy` are everybody's. What is not listed imports nothing.
 ARROWS = {
     "compression": set(),
-    "file_state": set(),
-    "models": {"config", "file_state"},
-    "generation": {"models", "compression"},
-    "judging": {"config"},
-    "datasets": {"tiny", "file_state", "judging"},
-    "evaluation": {"datasets", "judging", "file_state"},
-    "store": {"file_state"},
-    "tables": {"config", "store"},
-    "tiny": {"models", "generation", "compression"},
     "config": set(),
+    "file_state": set(),
+    "statistics": set(),
+    "tiny": set(),
+    "judging": {"config"},
+    "models": {"config", "file_state"},
+    "store": {"file_state"},
+    "datasets": {"file_state", "judging", "tiny"},
+    "generation": {"models", "compression"},
+    "tables": {"config", "statistics", "store"},
     "calibrate": {"config", "compression", "models", "generation", "store", "tiny"},
-    "custom": {"compression"},
-    "methods": {"config", "compression", "calibrate", "custom"},
-    "planning": {
+    "evaluation": {"datasets", "judging", "file_state"},
+    "methods": {"config", "compression", "calibrate", "generation", "models", "tiny"},
+    "plan": {"config", "methods", "calibrate", "compression", "models", "datasets", "evaluation", "judging", "store"},
+    "run": {
         "config",
-        "methods",
-        "calibrate",
+        "plan",
         "compression",
         "models",
         "generation",
@@ -44,46 +45,55 @@ ARROWS = {
         "store",
         "tables",
     },
+    "diagnostics": {"config", "methods", "plan", "run", "models", "datasets", "evaluation", "store"},
     "usage": {"config"},
-    "__main__": {"usage", "planning"},
-    "launch": {"__main__", "planning"},
-    "verify": {"__main__", "planning"},
-    "data": {"__main__", "config", "datasets", "evaluation", "planning"},
-    "matrix": {"config", "calibrate", "models", "planning", "datasets", "store"},
-    "check_method": {"__main__", "config", "methods", "compression", "generation", "models", "tiny"},
+    "__main__": {"usage", "config", "plan", "run"},
+    "launch": {"__main__", "config", "plan", "run"},
+    "verify": {"__main__", "diagnostics"},
+    "data": {"__main__", "config", "datasets", "evaluation"},
+    "check_method": {"__main__", "methods"},
     "errors": set(),
     "secrecy": set(),
     "__init__": set(),
 }
+FLOORS = 10
+"""At most so many rooms stand on each other, `errors` and `secrecy` not counted."""
+
 FOREIGN = {
-    "hydra": {"config", "planning"},
+    "hydra": {"config", "run"},
     "lmms_eval": {"evaluation"},
     "wandb": {"store"},
-    "pandas": {"tables", "planning"},
+    "pandas": {"tables", "run"},
     "torch": {
         "compression",
         "models",
         "generation",
+        "methods",
         "tiny",
-        "planning",
+        "plan",
+        "run",
         "calibrate",
-        "check_method",
-        "store",
-        "launch",
-    },  # the last two: device names
+        "store",  # device names
+        "launch",  # device names
+    },
     "kvpress": {"compression"},
-    "transformers": {"compression", "models", "generation", "tiny", "planning", "calibrate", "check_method"},
+    "transformers": {"compression", "models", "generation", "methods", "tiny", "run", "calibrate"},
 }
 """Packages that only some rooms know."""
 
 LIGHT = (
     "mmkv_bench",
-    "mmkv_bench.config",
+    "mmkv_bench.config.schema",
     "mmkv_bench.errors",
     "mmkv_bench.usage",
     "mmkv_bench.__main__",
     "mmkv_bench.launch",
 )
+
+
+def file_of(module: str) -> Path:
+    inside = ROOT.joinpath(*module.split(".")[1:])
+    return inside / "__init__.py" if inside.is_dir() else inside.with_suffix(".py")
 
 
 def room(file: Path) -> str:
@@ -137,12 +147,25 @@ def test_a_room_imports_only_rooms_below_it(name):
     assert wrong == {}
 
 
-def test_there_are_no_circles():
+def test_no_arrow_between_rooms_runs_back_up_and_few_rooms_stand_on_each_other():
     assert list(TopologicalSorter(ARROWS).static_order())
     real: dict[str, set[str]] = {}
     for file in FILES:
         real.setdefault(room(file), set()).update(own(file))
-    assert list(TopologicalSorter(real).static_order())
+    floors: dict[str, int] = {}
+    for name in TopologicalSorter(real).static_order():
+        floors[name] = 1 + max((floors[below] for below in real[name]), default=0)
+    assert max(floors.values()) <= FLOORS, floors
+
+
+def test_every_room_says_in_readme_what_it_says_of_itself():
+    table = dict(
+        re.findall(r"^\| `mmkv_bench/(\w+)` \| (.+) \|$", (ROOT.parent / "README.md").read_text(), re.MULTILINE)
+    )
+    folders = {file.parent.name: file for file in ROOT.glob("*/__init__.py")}
+    assert table == {
+        name: ast.get_docstring(ast.parse(file.read_text())).split("\n")[0] for name, file in folders.items()
+    }
 
 
 @pytest.mark.parametrize("package", FOREIGN)
@@ -151,7 +174,7 @@ def test_a_package_is_known_to_its_rooms_only(package):
     assert knowing <= FOREIGN[package]
 
 
-@pytest.mark.parametrize("name", ["tables", "store"])
+@pytest.mark.parametrize("name", ["statistics", "tables", "store"])
 def test_rows_need_neither_models_nor_the_engine(name):
     code = f"import sys, pkgutil, importlib, mmkv_bench.{name} as room\n" + (
         "for found in pkgutil.walk_packages(room.__path__, room.__name__ + '.'):\n"
@@ -164,7 +187,7 @@ def test_rows_need_neither_models_nor_the_engine(name):
 
 @pytest.mark.parametrize("name", LIGHT)
 def test_light_modules_import_only_the_standard_library(name):
-    file = ROOT / "__init__.py" if name == "mmkv_bench" else ROOT / f"{name.removeprefix('mmkv_bench.')}.py"
+    file = file_of(name)
     foreign = {module.split(".")[0] for module in imports(file, top_level_only=True)}
     assert foreign <= set(sys.stdlib_module_names) | {"mmkv_bench"}
 
@@ -191,10 +214,10 @@ def test_nothing_of_a_library_is_replaced():
     assert wrong == []
 
 
-def test_only_custom_runs_code_by_path():
+def test_only_own_files_are_run_by_path():
     words = ("spec_from_file_location", "SourceFileLoader", "exec_module", "run_path", "source_to_code", "__import__")
-    found = {room(file) for file in FILES for word in words if word in file.read_text()}
-    assert found == {"custom"}
+    found = {str(file.relative_to(ROOT)) for file in FILES for word in words if word in file.read_text()}
+    assert found == {"methods/own_file.py"}
 
 
 def test_unsafe_loading_is_nowhere():

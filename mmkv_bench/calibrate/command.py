@@ -13,10 +13,10 @@ import mmkv_bench
 from mmkv_bench.calibrate.artefact import Artefact, committed, save
 from mmkv_bench.calibrate.passages import described, passages
 from mmkv_bench.calibrate.samples import Page, page, pages
-from mmkv_bench.config import Model, conf_dir
-from mmkv_bench.config import options as config_options
+from mmkv_bench.config import unavailable
+from mmkv_bench.config.schema import Model, conf_dir
+from mmkv_bench.config.schema import options as config_options
 from mmkv_bench.errors import CalibrationError, nearest
-from mmkv_bench.models import unavailable
 
 if TYPE_CHECKING:
     import argparse

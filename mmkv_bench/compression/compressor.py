@@ -116,16 +116,6 @@ class Compressor:
         """`layer` when a layer can be reduced as soon as it is prefilled, `model` when all layers must be seen."""
         return "layer" if self.allocator is None else self.allocator.scope
 
-    def check(self) -> None:
-        """Refuse parts that make no sense together.
-
-        Raises:
-            CompatibilityError: says which parts, why, and what is allowed (`compatibility.py`).
-        """
-        from mmkv_bench.compression.compatibility import refuse
-
-        refuse(self)
-
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
         """What could not be done as asked for this prompt, as enumerated names for the row."""
         decoding = () if self.decoding is None else self.decoding.fallbacks(min(budget, length))

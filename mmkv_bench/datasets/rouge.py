@@ -8,7 +8,7 @@ It is not the ROUGE-L of Lin (2004) on token sequences. What it does instead, al
 - Of several longest common subsequences, the one is taken that is found going backwards and leaving out a word of the
   answer where either text's word may be left out; it decides which words are counted where a word stands twice.
 
-tests/evaluation/test_rouge.py holds it to numbers of the package and to a slower reference.
+tests/datasets/test_rouge.py holds it to numbers of the package and to a slower reference.
 """
 
 from __future__ import annotations

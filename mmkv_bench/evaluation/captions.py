@@ -5,7 +5,7 @@ All scorers are pycocoevalcap's, over its tokeniser (both are Java programs). Pe
 - CIDEr (Vedantam et al. 2015) with the inverse document frequencies of the references of all documents of the
   dataset, whether they were asked and answered or not; ROUGE-L. The corpus value is the mean of both.
 - BLEU and METEOR (1.5) are no means: a sample has its own score, and `parts` that corpus scores are made of again
-  (tables/known.py): words, words of the closest reference, right n-grams, n-grams; and METEOR's 23 counts.
+  (statistics/metric_kinds.py): words, words of the closest reference, right n-grams, n-grams; and METEOR's 23 counts.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class Answer:
 class SampleScore(NamedTuple):
     """One metric of one sample. value is None when the sample's status is not `ok`.
 
-    parts: what a metric that is no mean over samples is aggregated from (see tables/known.py), of an empty answer when
+    parts: what a metric that is no mean over samples is aggregated from (see statistics/metric_kinds.py), of an empty answer when
     the status is not `ok`; None for means.
     """
 

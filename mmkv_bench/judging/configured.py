@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from mmkv_bench.config import allowed
+from mmkv_bench.config.schema import allowed
 from mmkv_bench.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mmkv_bench.config import conf_dir
+from mmkv_bench.config import unavailable
+from mmkv_bench.config.schema import conf_dir
 from mmkv_bench.errors import ConfigError, MMKVError, nearest
-from mmkv_bench.models import unavailable
 from mmkv_bench.models.visual_tokens import Limits, area, image_tokens, video_tokens
 
 _USAGE = """\

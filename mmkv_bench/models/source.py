@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmkv_bench.config import options, resolve_path
+from mmkv_bench.config.schema import options, resolve_path
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.models.fingerprint import folder_fingerprint, hub_commit, hub_fingerprint
 from mmkv_bench.models.limits import apply_limits
@@ -229,7 +229,7 @@ def shaped() -> tuple[str, ...]:
     """Names in conf/model whose files hold a shape and processor settings."""
     from omegaconf import OmegaConf
 
-    from mmkv_bench.config import conf_dir
+    from mmkv_bench.config.schema import conf_dir
 
     names = options("model")
     return tuple(n for n in names if OmegaConf.load(conf_dir() / "model" / f"{n}.yaml").get("shape"))

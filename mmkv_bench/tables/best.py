@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mmkv_bench.statistics.intervals import ALPHA, LEVEL
 from mmkv_bench.tables.family import CONTROLS
-from mmkv_bench.tables.intervals import ALPHA, LEVEL
 from mmkv_bench.tables.rows import BASELINE
 from mmkv_bench.tables.table import Table
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mmkv_bench.errors import ConfigError
+from mmkv_bench.statistics.intervals import Aggregator
+from mmkv_bench.statistics.metric_kinds import FIDELITY, PARSE_FAILED, upstream
 from mmkv_bench.tables.audit import Answers, Audit
 from mmkv_bench.tables.compare import columns
 from mmkv_bench.tables.free import share
 from mmkv_bench.tables.gates import find, verdict
-from mmkv_bench.tables.intervals import Aggregator
-from mmkv_bench.tables.known import FIDELITY, PARSE_FAILED, upstream
 from mmkv_bench.tables.metrics import aggregate, aggregator_of, headlines
 from mmkv_bench.tables.rows import BASELINE, CONTEXT, Rows, check, choose, latest, missing, with_limits
 from mmkv_bench.tables.scores import Scores, Sheet, common_samples

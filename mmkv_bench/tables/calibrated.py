@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from mmkv_bench.config import conf_dir
+from mmkv_bench.config.schema import conf_dir
 
 
 def artefacts(parameters: str) -> dict[str, str]:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mmkv_bench.tables.blocks import Samples
-from mmkv_bench.tables.column import Column, compare_column, compare_pairs
-from mmkv_bench.tables.intervals import ALPHA, Aggregator
-from mmkv_bench.tables.known import Pooled, is_share, lower_is_better
+from mmkv_bench.statistics.blocks import Samples
+from mmkv_bench.statistics.column import Column, compare_column, compare_pairs
+from mmkv_bench.statistics.intervals import ALPHA, Aggregator
+from mmkv_bench.statistics.metric_kinds import Pooled, is_share, lower_is_better
 
 if TYPE_CHECKING:
     from mmkv_bench.tables.scores import Scores

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from mmkv_bench.errors import ConfigError
+from mmkv_bench.statistics.metric_kinds import FIDELITY
 from mmkv_bench.tables.build import build
-from mmkv_bench.tables.known import FIDELITY
 from mmkv_bench.tables.notes import caption, line_label
 from mmkv_bench.tables.render import aligned
 from mmkv_bench.tables.rows import BASELINE, Rows

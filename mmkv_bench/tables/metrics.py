@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mmkv_bench.errors import StoreError
+from mmkv_bench.statistics.intervals import NO_INTERVAL, Aggregator, Interval
+from mmkv_bench.statistics.metric_kinds import Pooled, aggregate_of, is_share, lower_is_better
+from mmkv_bench.statistics.shared_draws import intervals
 from mmkv_bench.tables.compare import Difference, against
-from mmkv_bench.tables.intervals import NO_INTERVAL, Aggregator, Interval
-from mmkv_bench.tables.known import Pooled, aggregate_of, is_share, lower_is_better
 from mmkv_bench.tables.rows import BASELINE, check, context_key, with_limits
 from mmkv_bench.tables.scores import Scores, Sheet
-from mmkv_bench.tables.shared_draws import intervals
 
 if TYPE_CHECKING:
     import pandas as pd

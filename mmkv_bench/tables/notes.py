@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from mmkv_bench.statistics.intervals import LEVEL
+from mmkv_bench.statistics.metric_kinds import FIDELITY, MEASURES, PARSE_FAILED, SAME, lower_is_better, upstream
 from mmkv_bench.tables.best import best_notes
-from mmkv_bench.tables.intervals import LEVEL
-from mmkv_bench.tables.known import FIDELITY, MEASURES, PARSE_FAILED, SAME, lower_is_better, upstream
 from mmkv_bench.tables.rows import BASELINE
 from mmkv_bench.tables.table import AXES, Entry, Method, Table
 from mmkv_bench.tables.tested import mostly_free, tested

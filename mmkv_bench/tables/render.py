@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mmkv_bench.statistics.metric_kinds import MEASURES
 from mmkv_bench.tables.best import pair_summary
 from mmkv_bench.tables.compare import Pair, separated_pairs
-from mmkv_bench.tables.known import MEASURES
 from mmkv_bench.tables.notes import caption, line_label, marks, notes, title
 from mmkv_bench.tables.table import Entry, Method, Table
 

@@ -13,11 +13,11 @@ from functools import cached_property
 
 import numpy as np
 
+from mmkv_bench.statistics.column import Column
+from mmkv_bench.statistics.intervals import Aggregator
 from mmkv_bench.tables.audit import Audit
 from mmkv_bench.tables.calibrated import artefacts
-from mmkv_bench.tables.column import Column
 from mmkv_bench.tables.family import Family, family
-from mmkv_bench.tables.intervals import Aggregator
 from mmkv_bench.tables.scores import Scores, common_samples
 from mmkv_bench.tables.versions import Versions
 

@@ -8,13 +8,13 @@ import pytest
 
 from mmkv_bench.calibrate import artefact as module
 from mmkv_bench.calibrate.artefact import METHODS, Artefact, Calibrations, committed, load, save
-from mmkv_bench.config import conf_dir
+from mmkv_bench.config.schema import conf_dir
 from mmkv_bench.errors import CalibrationError, ConfigError
 from mmkv_bench.models.fingerprint import folder_fingerprint
 from mmkv_bench.store.store import Store
 from mmkv_bench.tiny import WEIGHTS
 from tests.calibrate import synthetic
-from tests.planning import setting
+from tests.plan import setting
 
 SCORES = synthetic.data("sparsemm", 3, 2)
 
@@ -266,8 +266,8 @@ def test_two_methods_of_a_run_share_one_artefact_and_each_says_so(file):
 
 def test_a_row_says_what_its_calibration_was_made_of(file, tmp_path):
     """Tables find the words of a committed artefact by its checksum; those of one's own stand in the rows alone."""
-    from mmkv_bench.planning.compose import compose
-    from mmkv_bench.planning.run import _keep_cells
+    from mmkv_bench.config.compose import compose
+    from mmkv_bench.run.run import _keep_cells
 
     words = ("method=[sparsemm,snapkv]", "baseline=none", f"methods.sparsemm.calibration={file}")
     origin = dict.fromkeys(("git_commit", "git_dirty", "driver", "cpu", "weights")) | {

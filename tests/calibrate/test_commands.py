@@ -212,7 +212,7 @@ def test_the_documented_commands_are_commands():
 def test_a_configured_model_is_measured_as_a_run_of_it_finds_it(tmp_path, capsys):
     from omegaconf import OmegaConf
 
-    from mmkv_bench.config import Model, conf_dir
+    from mmkv_bench.config.schema import Model, conf_dir
     from mmkv_bench.models.source import Source
 
     words = ["prefixkv", "--model", "internvl3_2b", "--weights", "random", "--layers", "1", "--samples", "1"]

@@ -12,7 +12,7 @@ import pytest
 from mmkv_bench.__main__ import guarded, main, read
 from mmkv_bench.errors import ConfigError, StoreError
 from tests.cli.setting import CHECKOUT
-from tests.planning.setting import model_folder
+from tests.plan.setting import model_folder
 
 HUB = ["model=hf", "model.path=org/name"]
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from mmkv_bench.config import options
+from mmkv_bench.config.schema import options
 from mmkv_bench.data import main
 from tests.cli.setting import CHECKOUT
-from tests.evaluation.test_data_sources import CLIP, PAGE, write
+from tests.datasets.test_data_sources import CLIP, PAGE, write
 from tests.run.setting import go
 
 FILE = "docvqa/data/validation-00000-of-00001.parquet"

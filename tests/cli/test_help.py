@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from mmkv_bench.config import groups, keys, options
+from mmkv_bench.config.schema import groups, keys, options
 from tests.cli.setting import CHECKOUT
 
 HEAVY = ("torch", "transformers", "lmms_eval", "hydra", "omegaconf", "pandas", "pyarrow", "numpy", "wandb")
@@ -51,7 +51,7 @@ def test_the_version_is_the_packages():
 def test_the_examples_of_the_help_compose():
     import shlex
 
-    from mmkv_bench.planning.compose import compose
+    from mmkv_bench.config.compose import compose
     from mmkv_bench.usage import usage
 
     lines = [line for line in usage().splitlines() if line.startswith("  python -m mmkv_bench ")]

@@ -38,7 +38,7 @@ def child(tmp_path, monkeypatch):
 
 @pytest.fixture
 def scored(monkeypatch):
-    import mmkv_bench.planning.run as runner
+    import mmkv_bench.run.run as runner
 
     seen = []
     monkeypatch.setattr(runner, "run", lambda config: seen.append(config) or 0)

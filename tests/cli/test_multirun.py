@@ -15,7 +15,7 @@ HUB = ("model=hf", "model.path=org/name")
 @pytest.fixture
 def ran(monkeypatch, tmp_path):
     """The configurations that were handed to the runner, in an otherwise empty folder."""
-    import mmkv_bench.planning.run as runner
+    import mmkv_bench.run.run as runner
 
     monkeypatch.chdir(tmp_path)
     seen = []

@@ -84,7 +84,7 @@ def test_the_wheel_has_the_command_and_no_tests(wheel):
 def test_an_unpacked_wheel_finds_its_configuration(wheel, tmp_path):
     wheel.extractall(tmp_path)
     code = (
-        "from mmkv_bench.config import conf_dir, options, resolve_path\n"
+        "from mmkv_bench.config.schema import conf_dir, options, resolve_path\n"
         "from pathlib import Path\n"
         "print(conf_dir(), 'mmshift' in options('method'), Path(resolve_path('pkg://mmkv_bench/tiny/weights')).is_dir())"
     )

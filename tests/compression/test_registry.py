@@ -15,9 +15,9 @@ from mmkv_bench.compression.decoding.late import Late
 from mmkv_bench.compression.observation import Needs
 from mmkv_bench.compression.selectors.modality_quota import ModalityQuota
 from mmkv_bench.compression.session import attach
-from mmkv_bench.config import options
-from mmkv_bench.methods import OUTSIDE, build_compressor
-from mmkv_bench.planning.compose import method_defaults
+from mmkv_bench.config.compose import method_defaults
+from mmkv_bench.config.schema import options
+from mmkv_bench.methods.build import OUTSIDE, build_compressor
 from tests import reference, zoo
 from tests.calibrate import synthetic
 from tests.compression import oracles

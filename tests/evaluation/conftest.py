@@ -14,8 +14,9 @@ from mmkv_bench.evaluation import Answer, generate, score
 @pytest.fixture(scope="session", autouse=True)
 def _cache(tmp_path_factory):
     patch = pytest.MonkeyPatch()
-    patch.setenv("MMKV_BENCH_CACHE", str(tmp_path_factory.mktemp("cache")))
-    patch.setenv("HF_DATASETS_CACHE", str(tmp_path_factory.mktemp("datasets")))
+    base = tmp_path_factory.getbasetemp()  # the same for tests/datasets, which shares this fixture
+    patch.setenv("MMKV_BENCH_CACHE", str(base / "cache"))
+    patch.setenv("HF_DATASETS_CACHE", str(base / "datasets"))
     yield
     patch.undo()
 

@@ -136,7 +136,7 @@ def test_a_sample_that_failed_is_missed_in_the_scores_of_its_subset_too(name):
 
 @NEEDS_JAVA
 def test_known_captions_score_what_is_known_and_corpus_scores_are_lmms_evals():
-    from mmkv_bench.tables.known import aggregate_of
+    from mmkv_bench.statistics.metric_kinds import aggregate_of
 
     kinds = ("Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4", "METEOR", "ROUGE_L", "CIDEr")
     headline = tuple(f"textcaps_{kind}" for kind in ("Bleu_4", "METEOR", "CIDEr"))  # each takes lmms-eval some seconds
@@ -202,7 +202,7 @@ def test_captions_are_scored_where_one_has_no_answer_over_the_references_of_all_
 
 def check(name: str, **changed):
     """Score the known answers; returns the scores of the first round. changed: fields of the task's spec."""
-    from mmkv_bench.tables.known import aggregate_of, upstream
+    from mmkv_bench.statistics.metric_kinds import aggregate_of, upstream
 
     spec, known = dataclasses.replace(spec_of(name), **changed), fixtures.known(name)
     requests = ask_all(spec)

@@ -16,8 +16,8 @@ from mmkv_bench.evaluation import Answer, score
 from mmkv_bench.evaluation.judges import addresses
 from mmkv_bench.judging.desk import Desk
 from mmkv_bench.judging.settings import JudgeSettings
-from tests.evaluation import judge_server as judge
 from tests.evaluation.conftest import ANSWERS, answered, answered_scores, ask_all, values
+from tests.judging import judge_server as judge
 
 CRITERIA = {
     "videochatgpt_gen": ("correctness", "detailed_orientation", "context"),

@@ -8,8 +8,8 @@ import pytest
 
 from mmkv_bench.datasets.rouge import rouge_l
 from mmkv_bench.evaluation.measures import COLUMNS, NAMES, POOLED, measured, stored
+from mmkv_bench.statistics import metric_kinds as known
 from mmkv_bench.store.schema import RESPONSES
-from mmkv_bench.tables import known
 
 
 def row(sample: str = "s0", status: str = "ok", **changed) -> dict:

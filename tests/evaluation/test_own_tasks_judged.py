@@ -13,9 +13,9 @@ from mmkv_bench.datasets.specs import spec_from_config
 from mmkv_bench.evaluation import score
 from mmkv_bench.judging.desk import Desk
 from mmkv_bench.judging.settings import JudgeSettings
-from mmkv_bench.tables.known import aggregate_of, lower_is_better
-from tests.evaluation import judge_server as judge
+from mmkv_bench.statistics.metric_kinds import aggregate_of, lower_is_better
 from tests.evaluation.conftest import answered, ask_all, values
+from tests.judging import judge_server as judge
 
 CONF = Path(__file__).parents[2] / "conf" / "dataset" / "dream1k.yaml"
 

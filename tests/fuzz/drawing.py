@@ -10,9 +10,9 @@ import random
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mmkv_bench.config import options
-from mmkv_bench.methods import flat_parameters
-from mmkv_bench.planning.compose import method_defaults
+from mmkv_bench.config.compose import method_defaults
+from mmkv_bench.config.schema import options
+from mmkv_bench.methods.build import flat_parameters
 from tests.fuzz.mistakes import MISTAKES
 
 OUTSIDE = ("custom", "kvpress")  # they run code from elsewhere

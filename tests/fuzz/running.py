@@ -48,9 +48,9 @@ def run(case: Case) -> Outcome:
 
 
 def _plan(arguments: list[str]) -> int:
-    from mmkv_bench.planning.compose import compose
-    from mmkv_bench.planning.run import planned
-    from mmkv_bench.planning.validate import validate
+    from mmkv_bench.config.compose import compose
+    from mmkv_bench.plan.validate import validate
+    from mmkv_bench.run.run import planned
 
     config = compose(read(arguments).overrides)
     validate(config)

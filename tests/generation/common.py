@@ -76,7 +76,7 @@ def registry(reading: str = "paper", model: str = "qwen2_5_vl") -> dict[str, Com
     """Every method of conf/method, built as a run builds it; calibrated ones with made-up data of the model's shape."""
     from omegaconf import OmegaConf
 
-    from mmkv_bench.methods import build_compressor
+    from mmkv_bench.methods.build import build_compressor
 
     config = zoo.build(model).config.get_text_config()
     files = [file for file in sorted(METHODS.glob("*.yaml")) if file.stem not in OUTSIDE]

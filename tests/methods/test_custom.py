@@ -9,15 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from mmkv_bench import check_method, custom
+from mmkv_bench import check_method
 from mmkv_bench.__main__ import main
 from mmkv_bench.compression.allocators.uniform import Uniform
 from mmkv_bench.compression.reducers.evict import Evict
 from mmkv_bench.compression.selectors.topk import TopK
+from mmkv_bench.config.compose import compose, method_defaults
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.methods import build_compressor
-from mmkv_bench.planning.cells import build_methods
-from mmkv_bench.planning.compose import compose, method_defaults
+from mmkv_bench.methods import own_file as custom
+from mmkv_bench.methods import promises
+from mmkv_bench.methods.build import build_compressor
+from mmkv_bench.plan.cells import build_methods
 from tests import zoo
 from tests.generation import common
 from tests.run.setting import cells, commits, done
@@ -276,8 +278,8 @@ def test_other_requests_that_make_no_sense_are_refused(overrides, words, folder)
 
 def broken(folder: Path, text: str) -> list[str]:
     (folder / "mine.py").write_text(text)
-    made = check_method.method("mine.py")
-    return [check.__name__ for check in check_method.CHECKS[:6] if said(check, made) is not None]
+    made = promises.method("mine.py")
+    return [check.__name__ for check in promises.CHECKS[:6] if said(check, made) is not None]
 
 
 def said(check, made) -> str | None:
@@ -318,4 +320,4 @@ def test_the_check_refuses_what_is_no_method(capsys, folder):
     assert check_method.main([str(EXAMPLE), "power"]) == 2
     assert "does not exist" in (err := capsys.readouterr().err) and "'power' is no setting" in err
     assert custom.ROLES.keys() == {"scorer", "allocator", "selector", "reducer", "decoding"}
-    assert torch.is_tensor(check_method.prompt(3, 1, 1, check_method.method(str(EXAMPLE)))[0].key)
+    assert torch.is_tensor(promises.prompt(3, 1, 1, promises.method(str(EXAMPLE)))[0].key)

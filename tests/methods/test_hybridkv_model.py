@@ -15,11 +15,11 @@ from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.compressor import Compressor
 from mmkv_bench.compression.decoding.retrieval import RetrievalLayer
 from mmkv_bench.compression.session import attach
+from mmkv_bench.config.compose import compose
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.generation.alone import generate_alone
 from mmkv_bench.generation.encode import context_cut
-from mmkv_bench.methods import build_compressor
-from mmkv_bench.planning.compose import compose
+from mmkv_bench.methods.build import build_compressor
 from tests import reference, zoo
 from tests.generation import common
 from tests.oracles import hybridkv as oracle

@@ -9,13 +9,13 @@ from omegaconf import OmegaConf
 
 from mmkv_bench.compression.decoding.heavy_hitters import HeavyHitters
 from mmkv_bench.compression.decoding.kivi import KIVI
-from mmkv_bench.config import options
+from mmkv_bench.config.compose import method_defaults
+from mmkv_bench.config.schema import options
 from mmkv_bench.errors import ConfigError, MMKVError
-from mmkv_bench.methods import build_compressor
-from mmkv_bench.planning.compose import method_defaults
+from mmkv_bench.methods.build import build_compressor
 from tests import zoo
 from tests.generation import common
-from tests.planning.setting import cells
+from tests.plan.setting import cells
 
 TARGET = "mmkv_bench.compression.decoding.kivi.KIVI"
 POLICY = {"_target_": TARGET, "bits": 4, "group": 4, "residual": 8}

@@ -21,10 +21,10 @@ from mmkv_bench.compression.reducers.evict import Evict
 from mmkv_bench.compression.scorers.kvpress import parts
 from mmkv_bench.compression.selectors.topk import TopK
 from mmkv_bench.compression.session import attach
+from mmkv_bench.config.compose import compose, method_defaults
 from mmkv_bench.errors import ConfigError, UnsupportedError
-from mmkv_bench.methods import build_compressor, settled
-from mmkv_bench.planning.cells import build_methods
-from mmkv_bench.planning.compose import compose, method_defaults
+from mmkv_bench.methods.build import build_compressor, settled
+from mmkv_bench.plan.cells import build_methods
 from tests import reference, zoo
 from tests.generation import common
 

@@ -17,9 +17,9 @@ from mmkv_bench.compression.reducers.lookm_merge import LookMMerge
 from mmkv_bench.compression.scorers.text_prior import TextPriorScorer
 from mmkv_bench.compression.selectors.text_recents import TextRecents
 from mmkv_bench.compression.session import attach
+from mmkv_bench.config.compose import compose, method_defaults
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.methods import build_compressor
-from mmkv_bench.planning.compose import compose, method_defaults
+from mmkv_bench.methods.build import build_compressor
 from tests import reference, zoo
 from tests.compression import oracles
 from tests.generation import common

@@ -18,9 +18,9 @@ from mmkv_bench.compression.scorers.tail_mass import TailMassScorer
 from mmkv_bench.compression.selectors.modality_quota import ModalityQuota
 from mmkv_bench.compression.selectors.topk import TopK
 from mmkv_bench.compression.session import attach
+from mmkv_bench.config.compose import compose, method_defaults
 from mmkv_bench.errors import ConfigError, UnsupportedError
-from mmkv_bench.methods import build_compressor
-from mmkv_bench.planning.compose import compose, method_defaults
+from mmkv_bench.methods.build import build_compressor
 from tests import reference, zoo
 from tests.compression import oracles
 from tests.core import parts

@@ -24,9 +24,9 @@ from mmkv_bench.compression.reducers.lookm_merge import LookMMerge
 from mmkv_bench.compression.scorers.text_prior import with_text_prior, without_text_prior
 from mmkv_bench.compression.selectors.text_recents import TextRecents
 from mmkv_bench.compression.session import attach
+from mmkv_bench.config.compose import compose, method_defaults
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.methods import build_compressor
-from mmkv_bench.planning.compose import compose, method_defaults
+from mmkv_bench.methods.build import build_compressor
 from tests import reference, zoo
 from tests.generation import common
 from tests.methods import stock

@@ -18,10 +18,10 @@ from mmkv_bench.compression.scorers.last_query import LastQueryScorer
 from mmkv_bench.compression.scorers.mmshift import MMShiftScorer
 from mmkv_bench.compression.session import attach
 from mmkv_bench.compression.statistics.ties import tie_broken
-from mmkv_bench.config import conf_dir
+from mmkv_bench.config.compose import compose, method_defaults
+from mmkv_bench.config.schema import conf_dir
 from mmkv_bench.errors import CalibrationError, ConfigError, UnsupportedError
-from mmkv_bench.methods import build_compressor
-from mmkv_bench.planning.compose import compose, method_defaults
+from mmkv_bench.methods.build import build_compressor
 from tests import reference, zoo
 from tests.compression import oracles
 from tests.oracles import mmshift as oracle

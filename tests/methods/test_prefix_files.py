@@ -18,9 +18,9 @@ from mmkv_bench.compression.reducers.position_merge import PositionMerge
 from mmkv_bench.compression.scorers.layer_mean import LayerMeanScorer
 from mmkv_bench.compression.scorers.recency import RecencyScorer
 from mmkv_bench.compression.selectors.topk import TopK
+from mmkv_bench.config.compose import method_defaults
 from mmkv_bench.errors import CalibrationError, ConfigError
-from mmkv_bench.methods import build_compressor
-from mmkv_bench.planning.compose import method_defaults
+from mmkv_bench.methods.build import build_compressor
 
 NAMES = ("prefixkv", "prefixkv_uniform", "prefixkv_pyramid", "elastic_cache", "local")
 

@@ -9,8 +9,8 @@ from mmkv_bench.compression.compressor import Compressor
 from mmkv_bench.compression.decoding.fixed_distance import FixedDistance
 from mmkv_bench.compression.reducers.feature_merge import FeatureMerge
 from mmkv_bench.compression.reducers.position_merge import PositionMerge
-from mmkv_bench.methods import build_compressor
-from mmkv_bench.planning.compose import method_defaults
+from mmkv_bench.config.compose import method_defaults
+from mmkv_bench.methods.build import build_compressor
 from tests import reference, zoo
 from tests.generation import common
 from tests.methods.test_prefix_decoding import FAMILIES, PROFILE, TOKENS, prefixkv, run

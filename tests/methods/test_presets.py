@@ -11,8 +11,8 @@ from mmkv_bench.compression.scorers.expected_attention import ExpectedAttentionS
 from mmkv_bench.compression.scorers.mmshift import MMShiftScorer
 from mmkv_bench.compression.scorers.window import WindowScorer
 from mmkv_bench.compression.selectors.topk import TopK
-from mmkv_bench.methods import build_compressor
-from mmkv_bench.planning.compose import compose, method_defaults
+from mmkv_bench.config.compose import compose, method_defaults
+from mmkv_bench.methods.build import build_compressor
 from tests.compression import oracles
 
 layers = st.builds(

@@ -18,9 +18,9 @@ from mmkv_bench.compression.compressor import Compressor, OverBudgetError
 from mmkv_bench.compression.scorers.mmshift import MMShiftScorer
 from mmkv_bench.compression.scorers.window import WindowScorer
 from mmkv_bench.compression.session import attach
+from mmkv_bench.config.compose import method_defaults
 from mmkv_bench.errors import CalibrationError, ConfigError
-from mmkv_bench.methods import build_compressor
-from mmkv_bench.planning.compose import method_defaults
+from mmkv_bench.methods.build import build_compressor
 from tests import reference, zoo
 from tests.compression import oracles
 from tests.core import parts

@@ -6,7 +6,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from mmkv_bench.config import Model, conf_dir
+from mmkv_bench.config.schema import Model, conf_dir
 from mmkv_bench.models.source import shaped
 
 NAMES = shaped()

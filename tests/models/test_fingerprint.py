@@ -11,7 +11,7 @@ from mmkv_bench import file_state
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.models import fingerprint as module
 from mmkv_bench.models.fingerprint import cache_dir, folder_fingerprint
-from tests.planning.setting import model_folder
+from tests.plan.setting import model_folder
 
 
 @pytest.fixture

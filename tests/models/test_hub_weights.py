@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from mmkv_bench.config import resolve_path
+from mmkv_bench.config.schema import resolve_path
 from mmkv_bench.store.store import Store
 from tests.cli.setting import CHECKOUT
 from tests.run.setting import done

@@ -7,14 +7,14 @@ import json
 import pytest
 import torch
 
+from mmkv_bench.config.compose import compose
+from mmkv_bench.config.unavailable import UNAVAILABLE, find
 from mmkv_bench.errors import ConfigError, UnsupportedError
 from mmkv_bench.models import llava_video, random_weights, tokenizer
 from mmkv_bench.models.load import load_config, load_model
 from mmkv_bench.models.shapes import config_of
 from mmkv_bench.models.source import Source
-from mmkv_bench.models.unavailable import UNAVAILABLE, find
-from mmkv_bench.planning.compose import compose
-from mmkv_bench.planning.validate import validate
+from mmkv_bench.plan.validate import validate
 from tests.models.shapes import NAMES, node, small
 
 TINY = "pkg://mmkv_bench/tiny/weights"

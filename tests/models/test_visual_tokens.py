@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from mmkv_bench.config import conf_dir
+from mmkv_bench.config.schema import conf_dir
 from mmkv_bench.errors import UnsupportedError
 from mmkv_bench.generation.video_inputs import video_arguments
 from mmkv_bench.models import prompt_size

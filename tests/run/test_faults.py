@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from mmkv_bench.tables.known import FIDELITY
+from mmkv_bench.statistics.metric_kinds import FIDELITY
 from tests.run import setting
 from tests.run.setting import answers, cell_of, commits, done, go, responses
 

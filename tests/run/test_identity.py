@@ -14,7 +14,7 @@ from PIL import Image
 
 from mmkv_bench import file_state
 from mmkv_bench.evaluation import generating, prompts
-from mmkv_bench.planning import run as stages
+from mmkv_bench.run import run as stages
 from mmkv_bench.store.store import Store
 from tests.run.setting import commits, done, everything, go, responses, scores
 

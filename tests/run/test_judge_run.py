@@ -14,7 +14,7 @@ import pytest
 from mmkv_bench.__main__ import main
 from mmkv_bench.store.store import Store
 from tests.cli.setting import CHECKOUT
-from tests.evaluation import judge_server
+from tests.judging import judge_server
 from tests.run.setting import done
 
 SAMPLES = 3

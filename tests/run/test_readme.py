@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from mmkv_bench import check_method, launch
+from mmkv_bench import launch
 from mmkv_bench.__main__ import read
-from mmkv_bench.planning.compose import compose
-from mmkv_bench.planning.validate import validate
+from mmkv_bench.config.compose import compose
+from mmkv_bench.methods import promises
+from mmkv_bench.plan.validate import validate
 from tests.run import setting
 from tests.run.setting import cell_of, done, responses
 
@@ -92,7 +93,7 @@ def test_every_run_that_readme_shows_composes_and_is_valid(command, monkeypatch,
 @pytest.mark.parametrize("command", arguments("mmkv_bench.check_method"), ids=" ".join)
 def test_every_check_of_readme_names_a_method_that_can_be_built(command, monkeypatch):
     monkeypatch.chdir(ROOT)
-    assert check_method.method(command[0], command[1:]).scorer.power == 2.0
+    assert promises.method(command[0], command[1:]).scorer.power == 2.0
 
 
 @pytest.mark.parametrize("command", arguments("mmkv_bench.launch"), ids=" ".join)

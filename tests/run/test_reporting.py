@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mmkv_bench.config import resolve_path
+from mmkv_bench.config.schema import resolve_path
 from mmkv_bench.store.store import Store
 from tests.run import setting
 from tests.run.setting import done, forked, go, responses

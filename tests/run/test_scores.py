@@ -9,10 +9,10 @@ import pytest
 
 from mmkv_bench.datasets import page_data
 from mmkv_bench.datasets.page_tasks import PAGE_TASKS
+from mmkv_bench.statistics.metric_kinds import FIDELITY
 from mmkv_bench.store.schema import COLUMNS
 from mmkv_bench.store.store import Store
 from mmkv_bench.tables.build import build
-from mmkv_bench.tables.known import FIDELITY
 from mmkv_bench.tables.render import markdown
 from mmkv_bench.tables.rows import load
 from tests.run import setting

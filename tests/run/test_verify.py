@@ -6,8 +6,8 @@ import shutil
 
 import pytest
 
-from mmkv_bench.planning import cells as planning
-from mmkv_bench.planning.verify import draw
+from mmkv_bench.diagnostics.verify import draw
+from mmkv_bench.plan import cells as planning
 from mmkv_bench.store import provenance
 from mmkv_bench.store.store import Store
 from mmkv_bench.verify import main

@@ -172,7 +172,7 @@ def test_every_column_is_documented():
 def test_every_fallback_of_a_built_in_part_is_documented():
     """Names are the string constants, docstrings aside, of the methods that give them."""
     import mmkv_bench.compression
-    from mmkv_bench.planning.generate import CONTEXT_END
+    from mmkv_bench.run.generate import CONTEXT_END
 
     givers, found = ("fallbacks", "outcome", "answer_fallbacks", "observed_fallbacks"), set()
     for file in Path(mmkv_bench.compression.__file__).parent.rglob("*.py"):

@@ -7,9 +7,9 @@ import json
 import pytest
 
 from mmkv_bench.errors import ConfigError, StoreError
+from mmkv_bench.statistics.intervals import wilson
 from mmkv_bench.tables.build import build
 from mmkv_bench.tables.compare import separated_pairs
-from mmkv_bench.tables.intervals import wilson
 from mmkv_bench.tables.notes import caption, notes
 from mmkv_bench.tables.table import Table
 from tests.tables.examples import Example, zeros_and_ones

@@ -10,11 +10,11 @@ import pandas as pd
 import pytest
 
 from mmkv_bench.errors import ConfigError
+from mmkv_bench.statistics.intervals import cluster_draws, percentile_ends
+from mmkv_bench.statistics.metric_kinds import FIDELITY
 from mmkv_bench.tables.__main__ import main
 from mmkv_bench.tables.build import build
 from mmkv_bench.tables.fidelity import fidelity_markdown
-from mmkv_bench.tables.intervals import cluster_draws, percentile_ends
-from mmkv_bench.tables.known import FIDELITY
 from mmkv_bench.tables.metrics import metrics_rows
 from mmkv_bench.tables.render import markdown
 from tests.tables.examples import Example, sample_rows, zeros_and_ones

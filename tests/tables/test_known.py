@@ -10,10 +10,10 @@ import pandas as pd
 import pytest
 
 from mmkv_bench.errors import StoreError
+from mmkv_bench.statistics.intervals import bootstrap_statistics, cluster_draws
+from mmkv_bench.statistics.metric_kinds import Pooled, aggregate_of, upstream
 from mmkv_bench.tables.build import build
 from mmkv_bench.tables.compare import every_pair
-from mmkv_bench.tables.intervals import bootstrap_statistics, cluster_draws
-from mmkv_bench.tables.known import Pooled, aggregate_of, upstream
 from mmkv_bench.tables.metrics import headline, metrics_rows
 from mmkv_bench.tables.render import markdown
 from mmkv_bench.tables.rows import Rows

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from mmkv_bench.errors import ConfigError, StoreError
+from mmkv_bench.statistics.intervals import wilson
 from mmkv_bench.tables.__main__ import main
 from mmkv_bench.tables.build import build
-from mmkv_bench.tables.intervals import wilson
 from mmkv_bench.tables.macro import Group, GroupTable, Mean, gate_configs, group_markdown, group_tables, groups_of, mean
 from tests.tables.examples import Example, zeros_and_ones
 

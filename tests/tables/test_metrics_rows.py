@@ -9,11 +9,11 @@ import pandas as pd
 import pytest
 
 from mmkv_bench.errors import StoreError
+from mmkv_bench.statistics.intervals import wilson
+from mmkv_bench.statistics.paired_test import paired_ends, paired_p
 from mmkv_bench.store.schema import METRICS
 from mmkv_bench.store.store import Store
-from mmkv_bench.tables.intervals import wilson
 from mmkv_bench.tables.metrics import metrics_rows
-from mmkv_bench.tables.paired_test import paired_ends, paired_p
 from tests.tables.examples import Example, zeros_and_ones
 
 

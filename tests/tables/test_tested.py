@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from mmkv_bench.config import conf_dir
+from mmkv_bench.config.schema import conf_dir
 from mmkv_bench.tables.build import build
 from mmkv_bench.tables.render import markdown
 from mmkv_bench.tables.rows import load

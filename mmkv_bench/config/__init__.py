@@ -1,0 +1,1 @@
+"""Configuration: keys and their help, composed by Hydra from `conf/` and a command line."""

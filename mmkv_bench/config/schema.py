@@ -1,0 +1,250 @@
+"""The configuration schema: every key a run understands, what it means and what it may hold.
+
+Values live in `conf/` (YAML); types, defaults, help and the allowed values live here. The help text, the checks of
+`plan/validate.py` and Hydra's own type checks all read these dataclasses, so a key is described once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from types import NoneType
+from typing import Any, get_args, get_type_hints
+
+from mmkv_bench.errors import ConfigError
+
+READINGS = ("paper", "released")
+PROTOCOLS = ("paper", "strict", "query_agnostic")
+PAGE_SIZES = ("small", "large")
+STAGES = ("both", "generate", "score")
+BASELINES = ("full", "none")
+SWITCH = ("on", "off")
+CHANGED = "changed"
+RETRIES = ("oom", "timeout", "nan", "error", CHANGED)
+DEVICES = ("auto", "cpu", "cuda")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+ATTENTIONS = ("sdpa", "eager")
+LOGGERS = ("none", "wandb")
+LOGGER_MODES = ("offline", "online")
+DATA_SOURCES = ("upstream", "fixture")
+JUDGES = ("none", "openai", "local")
+
+LIST_GROUPS = ("method", "dataset")
+"""Config groups of which a run may choose several; their files live under `methods.<name>`, `datasets.<name>`."""
+
+PACKAGE_SCHEME = "pkg://"
+
+
+def _key(default: Any, help: str, allowed: str | tuple[str, ...] = "") -> Any:
+    """A documented field. `allowed` is the tuple of allowed words, or a phrase."""
+    metadata = {"help": help, "allowed": allowed}
+    if isinstance(default, (dict, list)):
+        return field(default_factory=lambda: type(default)(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass
+class Model:
+    """A Hugging Face folder or hub id and how to load it."""
+
+    name: str = _key("tiny", "name shown in tables")
+    path: str | None = _key(None, "local folder, hub id, or pkg://package/folder", "a folder or hub id")
+    revision: str | None = _key(None, "hub revision (branch, tag or commit)")
+    dtype: str = _key("auto", "weights and cache dtype; auto = the checkpoint's", DTYPES)
+    attention: str = _key("sdpa", "attention implementation that is wrapped", ATTENTIONS)
+    device: str = _key("auto", "where it runs; auto = cuda when there is one", DEVICES)
+    device_map: Any = _key(None, "accelerate device map for models larger than one device")
+    min_pixels: int | None = _key(None, "image pixels the processor scales up to", "a whole number >= 1")
+    max_pixels: int | None = _key(None, "image pixels the processor scales down to", "a whole number >= 1")
+    max_prompt_tokens: int | None = _key(None, "longer prompts become rows with an error", "a whole number >= 1")
+    weights: str = _key(
+        "hub", "hub: those of model.path; a folder: its own; random: the shape alone", "hub, random, or a folder"
+    )
+    layers: int | None = _key(
+        None, "random weights: layers of the text model and of the vision tower", "a whole number >= 1"
+    )
+    frames: int | None = _key(None, "frames taken from a video, evenly spaced; null = 32", "a whole number >= 1")
+    video_max_pixels: int | None = _key(
+        None, "pixels of one video frame the processor scales down to", "a whole number >= 1"
+    )
+    shape: Any = _key(None, "configuration of the checkpoint, as data (conf/model/*.yaml), for random weights")
+    processor: Any = _key(None, "settings of the checkpoint's processor, as data, for random weights")
+    gates: Any = _key(None, "full-cache scores that papers print for this model, as data")
+    about: Any = _key(None, "what docs/models.md says about it")
+
+
+@dataclass
+class Data:
+    """Where datasets come from. A dataset's own `dataset_path` goes before it."""
+
+    source: str = _key("upstream", "the task's own data, or small data of our making", DATA_SOURCES)
+    root: str | None = _key(
+        None, "folder with <root>/<dataset name>/ in the upstream schema instead of the hub", "a folder"
+    )
+
+
+@dataclass
+class Judge:
+    """The model that scorers ask, in the score stage only."""
+
+    kind: str = _key("none", "none, or an endpoint that speaks OpenAI's chat completions", JUDGES)
+    model: str | None = _key(None, "model id the endpoint knows")
+    url: str | None = _key(None, "base url, for example http://127.0.0.1:8000/v1")
+    key_env: str | None = _key(None, "environment variable that holds the key; null sends none", "a variable's name")
+    timeout_s: float = _key(
+        60.0, "time limit of one attempt, from connecting to the answer's last byte [s]", "a number > 0"
+    )
+    retries: int = _key(4, "further attempts after a failure, with backoff", "a whole number >= 0")
+    backoff_s: float = _key(1.0, "wait before the first of them [s]; doubled each time, with jitter", "a number >= 0")
+    concurrency: int = _key(8, "questions under way at a time", "a whole number >= 1")
+    temperature: float | None = _key(
+        None, "of the judge's sampling; null = what each scorer asks for (0, WorldQA 0.2)", "a number >= 0 or null"
+    )
+    cache: str | None = _key(None, "folder of the judge's answers; null = <out>/judge", "a folder")
+
+
+@dataclass
+class Gate:
+    """The score of `full` that says a model and its prompts are set up as a paper's; tables report it."""
+
+    expected: float | None = _key(
+        None,
+        "expected headline of full in the run's one dataset (its first metric); null = of the model's file",
+        "a number or null",
+    )
+    tolerance: float | None = _key(
+        None,
+        "largest difference that passes, in the run's own scale (0.01 of accuracy in 0..1); null = of the model's file",
+        "a number >= 0 or null",
+    )
+
+
+@dataclass
+class Logger:
+    """Where running means and the final table are tracked besides the rows."""
+
+    kind: str = _key("none", "none or wandb", LOGGERS)
+    mode: str = _key("offline", "wandb mode; online checks first that the server answers", LOGGER_MODES)
+    project: str = _key("mmkv-bench", "wandb project")
+    entity: str | None = _key(None, "wandb entity")
+    name: str | None = _key(None, "wandb run name")
+
+
+@dataclass
+class Config:
+    """One run. `Any` marks keys that take a value or a list; `plan/validate.py` checks what they hold."""
+
+    model: Model = field(default_factory=Model)
+    logger: Logger = field(default_factory=Logger)
+    data: Data = field(default_factory=Data)
+    judge: Judge = field(default_factory=Judge)
+    gate: Gate = field(default_factory=Gate)
+    methods: dict[str, Any] = _key({}, "chosen methods and their parameters (filled by method=...)")
+    datasets: dict[str, Any] = _key({}, "chosen datasets and their parameters (filled by dataset=...)")
+    variants: dict[str, Any] = _key({}, "methods under names of their own: variants.g3={base: mmshift, gamma: 3}")
+    budget: Any = _key(64, "entries per KV head (64) or fraction kept (0.2, 20%); a value or a list")
+    seed: Any = _key(0, "seed of stochastic methods; a value or a list", "whole numbers >= 0")
+    protocol: Any = _key("paper", "which tokens the compressed cache answers for; a value or a list", PROTOCOLS)
+    reading: Any = _key("paper", "a paper's text or its released code; a value or a list", READINGS)
+    page_size: str = _key("small", "pages of 16x16 (small) or 24x24 (large) cells", PAGE_SIZES)
+    limit: int | None = _key(None, "first N samples of each dataset; null = all", "a whole number >= 1 or null")
+    baseline: str = _key("full", "add the full cache to every run, for paired differences", BASELINES)
+    sharing: str = _key("on", "share one prefill among all cells; off runs every cell by itself", SWITCH)
+    stage: str = _key("both", "generate answers, score stored answers, or both", STAGES)
+    shard: str = _key("0/1", "the part of each dataset this process takes, by cluster", "i/n with 0 <= i < n")
+    out: str = _key("runs/default", "folder of the result rows", "a folder name")
+    retry: Any = _key([], "failed rows to run again; changed: answers to pictures or videos that were changed", RETRIES)
+    timeout_s: float | None = _key(
+        None, "time limit of one answer, and of each of its measures [s]; null = none", "a number > 0 or null"
+    )
+    fidelity: str = _key("on", "compare every answer's distributions with full's, token by token", SWITCH)
+    fork_batch: int = _key(16, "answers decoded together at most; 1 = no shared decoding", "a whole number >= 1")
+    fork_memory: Any = _key(None, "memory cap of the forks' caches; null = none", "bytes, 512MiB, 2GiB, or null")
+    json: bool = _key(False, "end stdout with one JSON document (same as --json)", ("true", "false"))
+    folders: list[str] = field(default_factory=list)  # further config folders (--config-dir); filled by compose
+
+
+_SCHEMAS = {"": Config, "model": Model, "logger": Logger, "data": Data, "judge": Judge, "gate": Gate}
+
+
+def keys(schema: type = Config) -> dict[str, tuple[str, str | tuple[str, ...]]]:
+    """Key -> (help, allowed) of one dataclass, in order; keys that are groups of keys themselves are left out."""
+    return {f.name: (f.metadata["help"], f.metadata["allowed"]) for f in fields(schema) if "help" in f.metadata}
+
+
+def allowed(key: str) -> str:
+    """What a key may hold, as words of a message: `allowed("model.dtype")`."""
+    group, _, name = key.rpartition(".")
+    what = keys(_SCHEMAS[group])[name][1]
+    return what if isinstance(what, str) else ", ".join(what)
+
+
+def accepts(key: str, value: Any) -> bool:
+    """Whether a value is of the type its field declares; keys outside the schema and `Any` accept everything."""
+    group, _, name = key.rpartition(".")
+    declared = get_type_hints(_SCHEMAS[group]).get(name, Any) if group in _SCHEMAS else Any
+    kinds = get_args(declared) or (declared,)
+    if declared is Any or str in kinds:
+        return (
+            declared is Any
+            or value is None
+            or isinstance(value, (str, int, float))
+            or type(value).__name__ == "QuotedString"
+        )
+    if value is None or isinstance(value, bool):
+        return (NoneType if value is None else bool) in kinds
+    return isinstance(value, int) and bool({int, float} & {*kinds}) or isinstance(value, float) and float in kinds
+
+
+def conf_dir() -> Path:
+    """The folder of YAML values: `conf/` of the checkout, or the copy inside an installed wheel."""
+    package = Path(__file__).resolve().parents[1]
+    checkout = package.parent
+    if (checkout / "pyproject.toml").is_file() and (checkout / "conf").is_dir():
+        return checkout / "conf"
+    return package / "conf"
+
+
+def options(group: str, extra: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Names that a config group offers, sorted; `extra` are further config folders."""
+    found = {file.stem for root in (conf_dir(), *map(Path, extra)) for file in (root / group).glob("*.yaml")}
+    return tuple(sorted(found))
+
+
+def groups() -> tuple[str, ...]:
+    """The config groups of `conf/`, sorted."""
+    return tuple(sorted(d.name for d in conf_dir().iterdir() if d.is_dir() and next(d.glob("*.yaml"), None)))
+
+
+def resolve_path(path: str) -> str:
+    """A model path as the loader takes it: `pkg://mmkv_bench/tiny/weights` becomes that folder, `~` the home folder.
+
+    Raises:
+        ConfigError: a package that is not installed.
+    """
+    if path.startswith(PACKAGE_SCHEME):
+        from importlib.resources import files
+
+        package, _, inside = path.removeprefix(PACKAGE_SCHEME).partition("/")
+        try:
+            return str(files(package).joinpath(inside))
+        except (ImportError, ValueError, TypeError):
+            raise ConfigError(
+                f"{path} names no installed package {package!r}; allowed: {PACKAGE_SCHEME}<package>/<folder>, a folder, or a "
+                "hub id (org/name); correct the path"
+            ) from None
+    return str(Path(path).expanduser()) if path.startswith("~") else path
+
+
+def as_list(value: Any) -> list[Any]:
+    """A value or list of values as a list."""
+    from omegaconf import ListConfig
+
+    return list(value) if isinstance(value, (list, tuple, ListConfig)) else [value]
+
+
+def register() -> None:
+    """Store the schema under `schema`, which `conf/config.yaml` extends."""
+    from hydra.core.config_store import ConfigStore
+
+    ConfigStore.instance().store("schema", Config, provider="mmkv_bench")

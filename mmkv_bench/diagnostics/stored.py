@@ -1,0 +1,153 @@
+"""Cells of stored rows, planned again from the configuration that stands in the store."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from mmkv_bench.config.compose import method_defaults
+from mmkv_bench.config.schema import Config
+from mmkv_bench.errors import ConfigError
+from mmkv_bench.methods.build import DECODING, flat_parameters
+from mmkv_bench.plan.cells import Cell, bases, expand
+from mmkv_bench.store.schema import CELL_COLUMNS
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from mmkv_bench.datasets.task_spec import TaskSpec
+
+Row = Mapping[str, Any]
+
+VERSIONS = ("torch", "transformers")
+_LABEL = ("method", "budget_kind", "budget_entries", "budget_fraction", "protocol", "reading", "seed")
+_IDENTITY = tuple(column.name for column in CELL_COLUMNS if column.identity and column.name not in _LABEL)
+_FIXTURE = "_fixture"
+
+
+@dataclass(frozen=True)
+class Planned:
+    """Stored cells of one dataset as they are planned now.
+
+    Attributes:
+        config, spec: of the run that makes them; cells: hash -> cell, of those whose hash is still the stored one.
+        refused: hash -> why a cell cannot be made again.
+    """
+
+    config: DictConfig
+    spec: TaskSpec
+    cells: Mapping[str, Cell]
+    refused: Mapping[str, str]
+
+
+def plan_again(rows: Sequence[Row]) -> Planned:
+    """Plan stored cells of one dataset that were made by one run.
+
+    Args:
+        rows: of the `cells` table, with one `config`, `dataset`, `torch` and `transformers`. The versions are taken as
+            stored: whether the installed ones will do is for the caller to say.
+
+    Raises:
+        MMKVError: a model or dataset that cannot be had.
+    """
+    from mmkv_bench.datasets.sources import preflight
+    from mmkv_bench.datasets.specs import spec_from_config
+    from mmkv_bench.plan import facts as facts_of
+    from mmkv_bench.run.report import plain
+    from mmkv_bench.run.run import stay_offline
+
+    stored = json.loads(rows[0]["config"])
+    config = _config(stored, rows[0]["dataset"], {row["method"] for row in rows})
+    ((name, node),) = config.datasets.items()
+    spec = spec_from_config(str(name), plain(node), plain(config.data))
+    config.datasets = {spec.dataset: node}
+    stay_offline(config, {spec.dataset: spec})
+    preflight(spec)
+    facts, _ = facts_of.gather(config, {spec.dataset: spec})
+    facts = replace(facts, **{name: rows[0][name] for name in VERSIONS})
+    found, refused = {}, {}
+    for method in dict.fromkeys(row["method"] for row in rows):
+        mine = [row for row in rows if row["method"] == method]
+        try:
+            cells = _expanded(config, method, facts)
+        except ConfigError as error:
+            refused |= {row["cell"]: f"identity of an older version ({error})" for row in mine}
+            continue
+        known = {cell.cell: cell for cell in cells}
+        found |= {row["cell"]: known[row["cell"]] for row in mine if row["cell"] in known}
+        refused |= {row["cell"]: _why(row, cells) for row in mine if row["cell"] not in known}
+    return Planned(config, spec, found, refused)
+
+
+def _config(stored: Mapping[str, Any], dataset: str, methods: Iterable[str]) -> DictConfig:
+    """A stored configuration with keys that came later at their defaults, one dataset, and the methods asked for."""
+    from omegaconf import OmegaConf
+
+    methods = set(methods)
+    variants = {name: node for name, node in stored["variants"].items() if name in methods}
+    kept = methods | {str(node["base"]) for node in variants.values()}
+    node = stored["datasets"][dataset]
+    fixture = (stored.get("data") or {}).get("source") == "fixture"
+    one = {
+        "datasets": {dataset.removesuffix(_FIXTURE) if fixture else dataset: node},
+        "methods": {name: node for name, node in stored["methods"].items() if name in kept},
+        "variants": variants,
+        "shard": "0/1",
+        "stage": "generate",
+        "fidelity": "off",
+        "retry": [],
+        "logger": {"kind": "none"},
+    }
+    config = OmegaConf.merge(OmegaConf.structured(Config), {key: stored[key] for key in stored if key not in one})
+    OmegaConf.set_struct(config, False)
+    return OmegaConf.merge(config, one)
+
+
+def _expanded(config: DictConfig, method: str, facts: Any) -> list[Cell]:
+    """The cells of one method. Its parts are those of its file now, with the stored values of its parameters: a stored
+    configuration has no interpolations left, and a reading changes parameters that parts refer to."""
+    config = config.copy()
+    base = str(config.variants[method].base) if method in config.variants else method
+    config.variants = {name: node for name, node in config.variants.items() if name == method}
+    stored = {name: node for name, node in config.methods.items() if name in (base, method)}
+    config.methods = stored
+    defaults = method_defaults(bases(config), tuple(config.folders))
+    config.methods = {name: _node(name, node, defaults[name]) for name, node in stored.items()}
+    cells, _ = expand(config, facts, defaults)
+    return [cell for cell in cells if cell.method == method]
+
+
+def _node(name: str, stored: DictConfig, default: DictConfig) -> DictConfig:
+    from omegaconf import OmegaConf
+
+    now = OmegaConf.to_container(default, resolve=True)
+    node = OmegaConf.create(OmegaConf.to_container(default, resolve=False))
+    values = flat_parameters(OmegaConf.to_container(stored))
+    unknown = sorted(set(values) - set(now))
+    if unknown:
+        raise ConfigError(f"{name} has no parameter {unknown[0]!r} now")
+    kept = {key: stored.get(key) for key in ("reading", "released", DECODING) if key in stored}
+    for key, value in (values | kept).items():
+        if now.get(key) != value:
+            node[key] = value
+    return node
+
+
+def _why(row: Row, cells: Sequence[Cell]) -> str:
+    """What of a stored cell's identity is another one now."""
+    named = [cell.row() for cell in cells if all(getattr(cell, name) == row[name] for name in _LABEL)]
+    if not named:
+        return "identity of an older version (its configuration plans no such cell now)"
+    differs = [name for name in _IDENTITY if not _same(row.get(name), named[0].get(name))]
+    for name, what in (("model_fingerprint", "model"), ("dataset_fingerprint", "dataset")):
+        if name in differs:
+            return f"another {what} now ({name} {named[0][name]}, stored {row[name]})"
+    return f"identity of an older version ({', '.join(differs) or 'in what no column says'})"
+
+
+def _same(stored: Any, now: Any) -> bool:
+    if isinstance(stored, str) and isinstance(now, str) and stored != now and stored[:1] == "{":
+        return json.loads(stored) == json.loads(now)
+    return stored == now

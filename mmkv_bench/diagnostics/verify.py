@@ -1,0 +1,194 @@
+"""Stored rows made again: a random draw of answers, compared with what the same cells answer now."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mmkv_bench.diagnostics.stored import VERSIONS, Planned, Row, plan_again
+from mmkv_bench.errors import ConfigError, MMKVError
+from mmkv_bench.run.progress import Progress
+from mmkv_bench.run.run import quiet_libraries
+from mmkv_bench.store.store import Store
+
+if TYPE_CHECKING:
+    from mmkv_bench.models.load import LoadedModel
+
+COMPARED = ("status", "prompt_hash", "answer", "token_ids", "kept", "kept_digest")
+"""Columns that must agree; those that a stored row does not have (null) are not compared."""
+
+EQUAL, DIFFERENT, OTHER_VERSIONS = "equal", "different", "other versions"
+
+
+@dataclass
+class Drawn:
+    """One drawn answer: its store, its `responses` row and the row of its cell; then what became of it.
+
+    `outcome` is `equal`, `different`, or why the answer was not made again; `differing`: columns that are not equal.
+    """
+
+    root: Path
+    row: Row
+    cell: Row
+    outcome: str = ""
+    differing: list[str] = field(default_factory=list)
+
+    @property
+    def label(self) -> str:
+        budget = self.cell["budget_entries"] or self.cell["budget_fraction"]
+        words = [
+            self.cell["method"] + (f"@{budget}" if budget else ""),
+            self.cell["protocol"],
+            self.cell["reading"] or "",
+        ]
+        return f"{self.root} {' '.join(filter(None, words))} {self.row['dataset']} {self.row['sample_id']}"
+
+
+def verify(roots: Sequence[Path], k: int, seed: int, other_versions: bool = False) -> list[Drawn]:
+    """Draw k answers of these stores and make them again with the committed configuration of their cells.
+
+    Args:
+        k: how many, divided evenly among the stores; seed: of the draw; other_versions: make also rows again that other
+            versions of torch and transformers made than those installed.
+
+    Raises:
+        ConfigError: folders without rows.
+    """
+    drawn = draw(roots, k, seed)
+    quiet_libraries()
+    wanted = []
+    for one in drawn:
+        differing = [name for name in VERSIONS if one.cell[name] != version(name)]
+        other = [f"{name} {one.cell[name]}, installed {version(name)}" for name in differing]
+        one.outcome = f"{OTHER_VERSIONS} ({'; '.join(other)})" if other and not other_versions else ""
+        wanted += [] if one.outcome else [one]
+    model: dict[str, LoadedModel] = {}
+    with Progress(len(wanted), "made again", unit="answers") as bar:
+        for _, together in groupby(sorted(wanted, key=_run_of), key=_run_of):
+            group = list(together)
+            bar.relabel(f"{group[0].root.name} {group[0].row['dataset']}")
+            _repeat(group, model)
+            bar.advance(len(group))
+    return drawn
+
+
+def draw(roots: Sequence[Path], k: int, seed: int) -> list[Drawn]:
+    """k `ok` answers, evenly from each store and uniformly within it; all of a store that has fewer."""
+    import numpy as np
+    import pyarrow.compute as pc
+
+    if not roots:
+        raise ConfigError("no folder of rows is given; name some, or run it where results/tiny lies")
+    generator = np.random.default_rng(seed)
+    found = []
+    for position, root in enumerate(sorted(roots)):
+        store = Store(root)
+        rows = store.responses(columns=("cell", "sample_id", "status"))
+        places = np.flatnonzero(pc.equal(rows["status"], "ok").to_numpy())
+        if not len(places):
+            raise ConfigError(f"{root} holds no answers; give folders of rows, as runs print them")
+        share = k // len(roots) + (position < k % len(roots))
+        chosen = rows.take(np.sort(generator.choice(places, min(share, len(places)), replace=False))).to_pylist()
+        cells = {row["cell"]: row for row in store.cells({row["cell"] for row in chosen}).to_pylist()}
+        columns = ("cell", "dataset", "sample_id", "doc_id", *COMPARED)
+        whole = store.responses(cells, columns)
+        asked = {(row["cell"], row["sample_id"]) for row in chosen}
+        keys = zip(whole["cell"].to_pylist(), whole["sample_id"].to_pylist(), strict=True)
+        rows = whole.take([place for place, key in enumerate(keys) if key in asked]).to_pylist()
+        found += [Drawn(root, row, cells[row["cell"]]) for row in rows]
+    return found
+
+
+def lines(drawn: Sequence[Drawn]) -> Iterator[str]:
+    """The report: a line per store, each difference, each reason, and the sum."""
+    for root in dict.fromkeys(one.root for one in drawn):
+        of = Counter(_kind(one) for one in drawn if one.root == root)
+        yield f"{root}: {sum(of.values())} drawn, {', '.join(f'{count} {kind}' for kind, count in sorted(of.items()))}"
+    for one in drawn:
+        if one.outcome == DIFFERENT:
+            yield f"different: {one.label}: {', '.join(one.differing)}{_elsewhere(one)}"
+    for reason, count in Counter(one.outcome for one in drawn if one.outcome not in (EQUAL, DIFFERENT)).items():
+        first = next(one for one in drawn if one.outcome == reason)
+        yield f"not made again: {count} because of {reason}; first {first.label}"
+    equal = [one for one in drawn if one.outcome == EQUAL]
+    held = {
+        name: sum(one.row[name] is not None for one in equal) for name in ("answer", "token_ids", "kept", "kept_digest")
+    }
+    yield f"equal: {len(equal)} of {len(drawn)} drawn ({', '.join(f'{name} in {n}' for name, n in held.items())})"
+
+
+def exit_code(drawn: Sequence[Drawn]) -> int:
+    """0: all that were made again are equal; 1: some differ; 2: none could be made again."""
+    outcomes = {one.outcome for one in drawn}
+    return 1 if DIFFERENT in outcomes else 0 if EQUAL in outcomes else 2
+
+
+def _repeat(group: Sequence[Drawn], model: dict[str, LoadedModel]) -> None:
+    """Make the answers of one run's dataset again; `model` holds the one loaded last."""
+    try:
+        planned = plan_again([one.cell for one in group])
+        for one in group:
+            one.outcome = planned.refused.get(one.row["cell"], "")
+        asked = [one for one in group if not one.outcome]
+        if not asked:
+            return
+        rows = _answers(planned, asked, model)
+    except MMKVError as error:
+        for one in group:
+            one.outcome = one.outcome or f"its run being refused now: {error}"
+        return
+    for one in asked:
+        now = rows[one.row["cell"], one.row["sample_id"]]
+        one.differing = [name for name in COMPARED if one.row[name] is not None and one.row[name] != now[name]]
+        one.outcome = DIFFERENT if one.differing else EQUAL
+
+
+def _answers(planned: Planned, asked: Sequence[Drawn], model: dict[str, LoadedModel]) -> Mapping[tuple[str, str], Row]:
+    """(cell, sample) -> the row that is made now."""
+    from mmkv_bench.evaluation import generate, sample_refs
+    from mmkv_bench.models.source import Source
+    from mmkv_bench.run.generate import Answering
+
+    settings = str(planned.config.model)
+    if settings not in model:
+        model.clear()
+        model[settings] = Source.of(planned.config.model).load()
+    limit = 1 + max(one.row["doc_id"] for one in asked)
+    samples = {ref.sample_id for ref in sample_refs(planned.spec, limit)}
+    wanted: dict[str, set[str]] = {}
+    for one in asked:
+        wanted.setdefault(one.row["cell"], set()).add(one.row["sample_id"])
+    cells = [planned.cells[name] for name in wanted]
+    done = {name: samples - ids for name, ids in wanted.items()}
+    with tempfile.TemporaryDirectory() as folder:
+        store = Store(Path(folder) / "rows")
+        with store.writer("verify") as writer:
+            answering = Answering(model[settings], planned.config, cells, done, writer, lambda rows: None)
+            try:
+                generate(planned.spec, answering, limit, answering.wants)
+            finally:
+                answering.close()
+        rows = store.responses(wanted, ("cell", "sample_id", *COMPARED)).to_pylist()
+    return {(row["cell"], row["sample_id"]): row for row in rows}
+
+
+def _run_of(one: Drawn) -> tuple[str, ...]:
+    """Rows with the same are made again together."""
+    return one.cell["config"], one.row["dataset"], *(one.cell[name] for name in VERSIONS)
+
+
+def _kind(one: Drawn) -> str:
+    return one.outcome.partition(" (")[0].partition(":")[0]
+
+
+def _elsewhere(one: Drawn) -> str:
+    from mmkv_bench.store.provenance import collect
+
+    here, there = collect()["cpu"], one.cell["cpu"]
+    return "" if here == there or there is None else f" (made on {there}, here {here})"

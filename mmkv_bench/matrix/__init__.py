@@ -1,1 +1,0 @@
-"""Which model family runs which dataset with which method, found out by running them: `python -m mmkv_bench.matrix`."""

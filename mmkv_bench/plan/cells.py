@@ -1,0 +1,348 @@
+"""Configuration -> cells. A cell is one (model, dataset, method, budget, protocol, reading, seed); its hash names what
+its answers depend on and nothing else, so that a larger `limit`, another shard or one more method reuses its rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from mmkv_bench.calibrate.artefact import Calibrations
+from mmkv_bench.compression.budget import Budget
+from mmkv_bench.config.schema import as_list
+from mmkv_bench.errors import ConfigError
+from mmkv_bench.methods.build import (
+    DECODING,
+    FULL,
+    OUTSIDE,
+    build_compressor,
+    effective,
+    parameters_json,
+    settled,
+    with_checksums,
+)
+from mmkv_bench.plan.validate import validate_variants
+from mmkv_bench.store.identity import canonical_json, checksum
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from mmkv_bench.compression.compressor import Compressor
+
+NUMERICS_VERSION = 1
+"""Bumped by hand whenever a change of this code changes answers of all methods: older rows are then never reused. A
+change of one method's numbers raises the version of its part instead (`Scorer.method_version`)."""
+
+_PROMPT_SETTINGS = ("min_pixels", "max_pixels", "max_prompt_tokens")
+_VIDEO_SETTINGS = ("frames", "video_max_pixels")  # part of the identity where they are set
+
+
+@dataclass(frozen=True)
+class DatasetFacts:
+    """What a dataset adds to a cell's identity.
+
+    Attributes:
+        fingerprint: checksum of its content; prompt: what shapes a prompt (lmms-eval task, prompt texts, version);
+        generation: generation settings.
+    """
+
+    fingerprint: str
+    prompt: Mapping[str, Any] = field(default_factory=dict)
+    generation: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What planning must know of the world besides the configuration: nothing here is guessed or defaulted.
+
+    Attributes:
+        model_fingerprint: checksum of weights, configuration and processor files; model_revision: commit on the hub,
+            None for local folders; dtype: resolved, as `float32`; datasets: name -> facts, for every chosen dataset.
+    """
+
+    model_fingerprint: str
+    model_revision: str | None
+    dtype: str
+    torch: str
+    transformers: str
+    datasets: Mapping[str, DatasetFacts]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell: the identity columns of its row in `cells`, and the pieces that run it."""
+
+    cell: str
+    model: str
+    model_fingerprint: str
+    model_revision: str | None
+    dataset: str
+    dataset_fingerprint: str
+    method: str
+    base: str
+    reading: str | None
+    protocol: str
+    budget_kind: str
+    budget_entries: int | None
+    budget_fraction: str | None
+    seed: int | None
+    parameters: str
+    tuned: bool
+    allocation_scope: str | None
+    dtype: str
+    attention: str
+    generation: str
+    numerics_version: int
+    method_version: int | None
+    torch: str
+    transformers: str
+    compressor: Compressor = field(compare=False, repr=False)
+    budget: Budget | None = field(compare=False, repr=False)
+    calibrations: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    def row(self) -> dict[str, Any]:
+        """The columns of `cells` that the cell itself knows; the runner adds configuration and provenance."""
+        apart = ("compressor", "budget", "calibrations")
+        return {key: value for key, value in self.__dict__.items() if key not in apart}
+
+    def told(self) -> dict[str, Any]:
+        """What a row's configuration says beyond the run's: which data the method's calibrations were made of."""
+        return {"calibrations": dict(self.calibrations)} if self.calibrations else {}
+
+    @property
+    def label(self) -> str:
+        """The cell among those of one dataset, as messages and the card name it: `snapkv@64 strict seed=1`."""
+        parts = [self.method if self.budget is None else f"{self.method}@{self.budget}"]
+        parts += [word for word in (self.protocol, self.reading) if word not in (None, "paper")]
+        return " ".join(parts + ([f"seed={self.seed}"] if self.seed is not None else []))
+
+
+@dataclass(frozen=True)
+class Method:
+    """One method of a run under one reading. `plain` is the effective node (see `methods.effective`), which names the
+    calibrations that it was built with by their checksums, and `calibrations` says what those were made of; `decoding`
+    describes a decode policy of the user's own."""
+
+    name: str
+    plain: Mapping[str, Any]
+    compressor: Compressor
+    tuned: bool
+    decoding: str | None = None
+    calibrations: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_full(self) -> bool:
+        return self.plain.get("base") == FULL
+
+    @property
+    def stochastic(self) -> bool:
+        return bool(self.compressor.stochastic)
+
+
+def expand(config: DictConfig, facts: Facts, defaults: Mapping[str, DictConfig]) -> tuple[list[Cell], list[str]]:
+    """All cells of a run and notes about what was merged.
+
+    Args:
+        config: composed and validated configuration.
+        facts: what the hash covers besides the configuration.
+        defaults: name -> node without overrides, for every chosen method, every variant's base and `full`.
+
+    Returns:
+        Cells by dataset, protocol and, `full` first, method, reading, budget, seed, without duplicates; and one
+        sentence per pair of spellings or names that turned out to be the same cell, and per method that
+        reading=released does not change.
+
+    Raises:
+        ConfigError: two cells with one name, a method that cannot be built.
+        CalibrationError: a calibrated method without an artefact of this model.
+    """
+    validate_variants(config, defaults)
+    methods = list(_methods(config, defaults, Calibrations(config.model.name, facts.model_fingerprint)))
+    budgets = list(dict.fromkeys(Budget.parse(value) for value in as_list(config.budget)))
+    seeds = list(dict.fromkeys(as_list(config.seed)))
+    cells: dict[str, Cell] = {}
+    notes = {note: None for method in methods if (note := _without_release(method))}
+    for dataset, protocol in product(config.datasets, dict.fromkeys(as_list(config.protocol))):
+        for method in methods:
+            for budget, seed in product(
+                [None] if method.compressor.unbudgeted else budgets, seeds if method.stochastic else [None]
+            ):
+                cell = _cell(config, facts, dataset, protocol, method, budget, seed)
+                first = cells.setdefault(cell.cell, cell)
+                if first.method != cell.method:
+                    notes[f"{cell.label} is the same cell as {first.label}: it runs once, as {first.method}"] = None
+    _refuse_shared_names(cells.values())
+    return list(cells.values()), list(notes)
+
+
+def _without_release(method: Method) -> str | None:
+    """What a user who asked for the released reading is told of a method whose file has none."""
+    if method.is_full or method.compressor.reading != "released" or method.plain.get("released"):
+        return None
+    return (
+        f"reading=released changes no parameter of {method.name}, whose file has no released ones (see docs/methods.md)"
+    )
+
+
+def build_methods(
+    config: DictConfig, defaults: Mapping[str, DictConfig], calibrations: Calibrations | None = None
+) -> list[Method]:
+    """Every method of a run under each of its readings, `full` first; see `expand` for arguments and errors. Without
+    `calibrations` the methods can be checked, and those that read one refuse to work."""
+    return list(_methods(config, defaults, calibrations))
+
+
+def bases(config: DictConfig) -> list[str]:
+    """Names of the method files whose defaults a run needs: chosen methods, variants' bases, and `full`."""
+    variants = [str(node.base) for node in config.variants.values()]
+    return list(dict.fromkeys([*map(str, config.methods), *variants, FULL]))
+
+
+def _methods(
+    config: DictConfig, defaults: Mapping[str, DictConfig], calibrations: Calibrations | None = None
+) -> Iterator[Method]:
+    nodes = {name: (node, defaults[name]) for name, node in config.methods.items()}
+    for name, changes in config.variants.items():
+        if name in nodes:
+            raise ConfigError(
+                f"variants.{name} has the name of a method of this run; give the variant a name of its own"
+            )
+        nodes[name] = (_variant(name, changes, config, defaults), defaults[changes.base])
+    chosen_full = [name for name, (node, _) in nodes.items() if node.base == FULL]
+    if chosen_full:
+        nodes = {name: nodes[name] for name in (*chosen_full, *(n for n in nodes if n not in chosen_full))}
+    elif config.baseline == FULL:
+        nodes = {FULL: (defaults[FULL], defaults[FULL]), **nodes}
+    for name, (node, default) in nodes.items():
+        own = node.get("reading")
+        for reading in dict.fromkeys(as_list(config.reading if own is None else own)):
+            compressor = build_compressor(name, node, reading, default, calibrations)
+            plain = settled(effective(name, node, reading, default), compressor)
+            tuned = _identity_of(plain) != _identity_of(_untouched(name, node, default, reading, plain, compressor))
+            used = {} if calibrations is None else calibrations.taken()
+            own_decoding = str(compressor.decoding) if _written(node) != _written(default) else None
+            seen = {checksum: calibrations.seen[checksum] for checksum in used.values()}
+            yield Method(name, with_checksums(plain, used), compressor, tuned, own_decoding, seen)
+
+
+def _written(node: DictConfig) -> Any:
+    """A node's decode policy as it is written: a flat parameter that it refers to makes no other policy of it."""
+    from omegaconf import OmegaConf
+
+    return OmegaConf.to_container(node, resolve=False).get(DECODING)
+
+
+def _untouched(
+    name: str,
+    node: DictConfig,
+    default: DictConfig,
+    reading: str,
+    plain: Mapping[str, Any],
+    compressor: Compressor,
+) -> Mapping[str, Any]:
+    """The method's effective node with no parameter changed. Which file or press an outside method is, is no tuning of
+    it, and neither is anything of one that cannot be built without arguments: `plain`, as it runs, is returned."""
+    which = OUTSIDE.get(str(default.base))
+    if which is None:
+        return settled(effective(name, default, reading), compressor)
+    bare = default.copy()
+    for key in which:
+        bare[key] = node[key]
+    try:
+        return settled(effective(name, bare, reading), build_compressor(name, bare, reading))
+    except ConfigError:
+        return plain
+
+
+def _variant(name: str, changes: DictConfig, config: DictConfig, defaults: Mapping[str, DictConfig]) -> DictConfig:
+    """A variant starts from its base as this run has it (with the run's overrides), else from the base's file."""
+    from omegaconf import OmegaConf
+
+    base = str(changes.base)
+    start = config.methods[base] if base in config.methods else defaults[base]
+    node = OmegaConf.create(OmegaConf.to_container(start, resolve=False))
+    if "decoding" in changes:
+        node.decoding = None  # replaced whole: two policies have different parameters
+    return OmegaConf.merge(node, {key: value for key, value in changes.items() if key != "base"})
+
+
+def _cell(
+    config: DictConfig,
+    facts: Facts,
+    dataset: str,
+    protocol: str,
+    method: Method,
+    budget: Budget | None,
+    seed: int | None,
+) -> Cell:
+    data = facts.datasets[dataset]
+    reading = None if method.is_full else method.compressor.reading
+    identity = {
+        "model": facts.model_fingerprint,
+        "processor": {key: config.model[key] for key in _PROMPT_SETTINGS}
+        | {key: config.model[key] for key in _VIDEO_SETTINGS if config.model[key] is not None},
+        "dataset": {"name": dataset, "content": data.fingerprint, "prompt": data.prompt},
+        "generation": data.generation,
+        "method": _identity_of(method.plain),
+        "budget": None if budget is None else [budget.kind, budget.entries, budget.fraction_text],
+        "protocol": protocol,
+        "reading": reading,
+        "seed": seed,
+        "dtype": facts.dtype,
+        "attention": config.model.attention,
+        "numerics_version": NUMERICS_VERSION,
+        "torch": facts.torch,
+        "transformers": facts.transformers,
+    }
+    version = None if method.is_full or method.compressor.version == 1 else method.compressor.version
+    if version is not None:  # absent in the first version: those cells are older than versions of methods
+        identity["method_version"] = version
+    return Cell(
+        cell=checksum(canonical_json(identity).encode()),
+        model=config.model.name,
+        model_fingerprint=facts.model_fingerprint,
+        model_revision=facts.model_revision,
+        dataset=dataset,
+        dataset_fingerprint=data.fingerprint,
+        method=method.name,
+        base=str(method.plain["base"]),
+        reading=reading,
+        protocol=protocol,
+        budget_kind="none" if budget is None else budget.kind,
+        budget_entries=None if budget is None else budget.entries,
+        budget_fraction=None if budget is None else budget.fraction_text,
+        seed=seed,
+        parameters="{}" if method.is_full else parameters_json(method.plain, method.decoding),
+        tuned=method.tuned,
+        allocation_scope=None if method.is_full else method.compressor.scope,
+        dtype=facts.dtype,
+        attention=config.model.attention,
+        generation=json.dumps(dict(data.generation), sort_keys=True),
+        numerics_version=NUMERICS_VERSION,
+        method_version=version,
+        torch=facts.torch,
+        transformers=facts.transformers,
+        compressor=method.compressor,
+        budget=budget,
+        calibrations=method.calibrations,
+    )
+
+
+def _identity_of(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """What of an effective node changes answers: everything but the reading's own bookkeeping."""
+    if plain.get("base") == FULL:
+        return {"base": FULL}
+    return {key: value for key, value in plain.items() if key not in ("reading", "released", "about")}
+
+
+def _refuse_shared_names(cells: Any) -> None:
+    seen: dict[tuple[str, str], Cell] = {}
+    for cell in cells:
+        other = seen.setdefault((cell.dataset, f"{cell.label} {cell.reading} {cell.protocol}"), cell)
+        if other.cell != cell.cell:
+            raise ConfigError(
+                f"two different cells are both named {cell.label!r} on {cell.dataset}; give one of them a name of its "
+                "own with variants.<name>={base: <method>, ...}"
+            )

@@ -1,0 +1,120 @@
+"""Stored answers to prompts that are no longer those of the data: a picture or video that rows name by its path was changed.
+
+A dataset's fingerprint, and so a cell's hash, covers the rows; what they name by path is covered by the `prompt_hash` of each
+response. Answers to two versions of a picture must not stand in one cell: `retry=[changed]` makes exactly these again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mmkv_bench.config.schema import CHANGED
+from mmkv_bench.errors import ConfigError
+from mmkv_bench.evaluation import prompt_hashes, rows_hold_media, sample_refs
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from mmkv_bench.plan.parts import Part
+    from mmkv_bench.store.store import Store
+
+Samples = dict[str, set[str]]
+"""Cell -> ids of samples."""
+
+_NAMED = 3
+
+
+def changed_answers(config: DictConfig, store: Store, parts: Sequence[Part]) -> tuple[Samples, list[str]]:
+    """The stored answers that this run is to make again, whichever shard's they are, and notes about those of other cells,
+    which it leaves.
+
+    Raises:
+        ConfigError: answers to other prompts that this run was not asked to make again or cannot.
+    """
+    found: Samples = {}
+    notes = []
+    for part in parts:
+        if rows_hold_media(part.spec):
+            continue
+        own = [cell.cell for cell in part.cells]
+        changed, unreadable = _differing(store, part, [*own, *_beside(store, part)], config.limit)
+        mine, others = (changed.filter(_of(changed, own)), changed.filter(pc.invert(_of(changed, own))))
+        unreadable = unreadable.filter(_of(unreadable, own))
+        if unreadable.num_rows:
+            raise ConfigError(
+                f"{_counted(unreadable)} of {part.dataset} cannot be checked: what their prompts are made of cannot be read "
+                f"now; restore the files, or read the rows as they are: python -m mmkv_bench.tables {store.root}"
+            )
+        if mine.num_rows:
+            _require_retry(config, part, mine)
+        if others.num_rows:
+            notes.append(
+                f"{_counted(others)} of {part.dataset} in cells that are not of this run are to files as they were before; "
+                f"tables of the folder hold both until these cells are run with retry=[{CHANGED}] too"
+            )
+        for cell, sample in zip(mine["cell"].to_pylist(), mine["sample_id"].to_pylist(), strict=True):
+            found.setdefault(cell, set()).add(sample)
+    return found, notes
+
+
+def _beside(store: Store, part: Part) -> list[str]:
+    """Cells of the store that are asked the same prompts as the part's."""
+    own = {cell.cell for cell in part.cells}
+    columns = ("cell", "dataset", "dataset_fingerprint", "config")
+    found = []
+    for cell, dataset, content, config in zip(*map(store.cells().select(columns).column, columns), strict=True):
+        if cell.as_py() in own or (dataset.as_py(), content.as_py()) != (
+            part.dataset,
+            part.cells[0].dataset_fingerprint,
+        ):
+            continue
+        node = json.loads(config.as_py())["datasets"].get(part.dataset) or {}
+        if (node.get("placeholders") or "keep") == (part.spec.placeholders or "keep"):
+            found.append(cell.as_py())
+    return found
+
+
+def _of(rows: pa.Table, cells: Sequence[str]) -> pa.ChunkedArray:
+    return pc.is_in(rows["cell"], pa.array(cells, pa.string()))
+
+
+def _require_retry(config: DictConfig, part: Part, changed: pa.Table) -> None:
+    again = CHANGED in config.retry and config.stage != "score"
+    limit = config.limit
+    if again and (limit is None or pc.max(changed["doc_id"]).as_py() < limit):
+        return
+    beyond = f" (limit={limit} leaves some of them out: leave it out too)" if again else ""
+    raise ConfigError(
+        f"{_counted(changed)} of {part.dataset} are to other prompts than its data make now: pictures, videos or other files "
+        f"that its rows name were changed; retry=[{CHANGED}] answers these samples again in the cells of this run{beyond}, or "
+        "restore the files, or give another folder (out=<folder>)"
+    )
+
+
+def _differing(store: Store, part: Part, cells: Sequence[str], limit: int | None) -> tuple[pa.Table, pa.Table]:
+    """Cell, sample and document of stored answers to other prompts, and of those whose prompts cannot be made."""
+    rows = store.responses(cells, ("cell", "sample_id", "doc_id", "prompt_hash")).combine_chunks()
+    rows = rows.filter(pc.not_equal(pc.coalesce(rows["prompt_hash"], ""), ""))
+    if not rows.num_rows:
+        return rows, rows
+    reach = pc.max(rows["doc_id"]).as_py() + 1
+    limit = limit if limit is None or reach <= limit else reach
+    rows = rows.filter(pc.less(rows["doc_id"], len(sample_refs(part.spec, limit))))
+    doc_ids = pc.unique(rows["doc_id"])
+    now = prompt_hashes(part.spec, doc_ids.to_pylist(), limit, anew=True)
+    hashes = pa.array([now[doc_id] for doc_id in doc_ids.to_pylist()], pa.string())
+    expected = hashes.take(pc.index_in(rows["doc_id"], doc_ids).combine_chunks())
+    gone = pc.equal(expected, "")
+    other = pc.and_(pc.invert(gone), pc.not_equal(rows["prompt_hash"], expected))
+    return rows.filter(other), rows.filter(gone)
+
+
+def _counted(rows: pa.Table) -> str:
+    names = sorted(set(rows["sample_id"].to_pylist()))
+    shown = ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
+    return f"{rows.num_rows} stored answers to {len(names)} samples ({shown})"

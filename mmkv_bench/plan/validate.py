@@ -1,0 +1,287 @@
+"""Refuses, before any work, what a run cannot do. Every refusal is one sentence: what was got, what is allowed, what to
+do. Nothing is written and no model is loaded."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mmkv_bench.config import schema
+from mmkv_bench.config.compose import same_kind
+from mmkv_bench.config.schema import allowed, as_list
+from mmkv_bench.errors import ConfigError, UnsupportedError, nearest
+from mmkv_bench.judging.configured import check_judge
+from mmkv_bench.methods.build import FULL, flat_parameters
+from mmkv_bench.plan.shards import parse_shard
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+_UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_NAME = re.compile(r"[A-Za-z0-9_][\w.+-]*")
+
+
+def validate(config: DictConfig) -> None:
+    """Check a composed configuration as far as that needs neither torch nor the model's weights.
+
+    Raises:
+        ConfigError: the first thing that is wrong, exit code 2.
+    """
+    from mmkv_bench.compression.budget import Budget
+
+    _words(config)
+    _numbers(config)
+    parse_shard(config.shard)
+    for value in _values("budget", config.budget):
+        Budget.parse(value)
+    bytes_of(config.fork_memory)
+    if not config.datasets:
+        raise ConfigError(
+            f"no dataset is chosen; allowed: {', '.join(schema.options('dataset'))}; write dataset=<name>"
+        )
+    _methods(config)
+    _variants(config)
+    _model(config)
+    check_judge(config)
+    _gate(config)
+    _out(config.out)
+
+
+def validate_variants(config: DictConfig, defaults: Mapping[str, DictConfig]) -> None:
+    """Check every variant's parameters against its base's file: known names, values of the default's kind.
+
+    Args:
+        config: composed configuration; defaults: name -> method node without overrides.
+    """
+    for name, changes in config.variants.items():
+        base = str(changes.base)
+        known = {**flat_parameters(defaults[base]), "reading": None, "decoding": None}
+        for key, value in changes.items():
+            if key == "base":
+                continue
+            if key not in known:
+                raise ConfigError(f"variants.{name}: {base} has no parameter {key!r}; {nearest(key, known)}")
+            if not same_kind(value, known[key]):
+                raise ConfigError(
+                    f"variants.{name}.{key}={value} is not of the kind of its default {known[key]!r}; give such a value"
+                )
+
+
+def validate_combinations(config: DictConfig, family: Any, methods: Iterable[Any]) -> None:
+    """Refuse methods and protocols that this model family cannot run.
+
+    Args:
+        family: `models.families.Family` of the model; methods: `cells.Method`s of the run.
+
+    Raises:
+        UnsupportedError: visual tokens are needed and the model has none.
+    """
+    from mmkv_bench.methods.compatibility import visual_parts
+
+    methods = list(methods)
+    for method in methods:
+        if (scorer := method.compressor.scorer) is not None:
+            scorer.check_layers(family.num_layers)
+    if family.multimodal:
+        return
+    if "query_agnostic" in as_list(config.protocol):
+        raise UnsupportedError(
+            f"protocol=query_agnostic needs visual tokens and {family.name} has none; allowed for it: paper, strict; "
+            "choose one of these or a multimodal model"
+        )
+    blind = [m.name for m in methods if m.compressor.needs_visual or visual_parts(m.compressor)]
+    if blind:
+        raise UnsupportedError(
+            f"method {', '.join(dict.fromkeys(blind))} needs visual tokens and {family.name} has none; choose another "
+            "method or a multimodal model"
+        )
+
+
+def bytes_of(value: Any) -> int | None:
+    """`fork_memory` as bytes: a whole number, text with a unit (`512MiB`, `2GB`), or None for no cap."""
+    if value is None:
+        return None
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", str(value))
+    unit = _UNITS.get(match[2].lower()) if match else None
+    size = int(float(match[1]) * unit) if unit else 0
+    if size < 1:
+        raise ConfigError(
+            f"fork_memory={value} is not an amount of memory; allowed: {allowed('fork_memory')}; give one"
+        )
+    return size
+
+
+def _words(config: DictConfig) -> None:
+    single = {
+        "page_size": schema.PAGE_SIZES,
+        "stage": schema.STAGES,
+        "baseline": schema.BASELINES,
+        "sharing": schema.SWITCH,
+        "fidelity": schema.SWITCH,
+        "data.source": schema.DATA_SOURCES,
+        "judge.kind": schema.JUDGES,
+        "model.dtype": schema.DTYPES,
+        "model.device": schema.DEVICES,
+        "model.attention": schema.ATTENTIONS,
+        "logger.kind": schema.LOGGERS,
+        "logger.mode": schema.LOGGER_MODES,
+    }
+    several = {"protocol": schema.PROTOCOLS, "reading": schema.READINGS}
+    if str(config.model.attention).startswith("flash_attention"):
+        raise UnsupportedError(
+            f"model.attention={config.model.attention} cannot carry a compressed cache, because transformers looks its "
+            f"kernel up by that name; allowed: {', '.join(schema.ATTENTIONS)}; choose sdpa, whose prefill runs PyTorch's "
+            "own flash kernel on a GPU"
+        )
+    for key, words in single.items():
+        _one_of(key, _at(config, key), words)
+    for key, words in several.items():
+        for value in _values(key, config[key]):
+            _one_of(key, value, words)
+    for value in as_list(config.retry):
+        _one_of("retry", value, schema.RETRIES)
+
+
+def _numbers(config: DictConfig) -> None:
+    from mmkv_bench.compression.budget import LARGEST
+
+    for seed in _values("seed", config.seed):
+        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= LARGEST:
+            most = f", at most {LARGEST}" if isinstance(seed, int) and seed > LARGEST else ""
+            raise ConfigError(
+                f"seed={seed} is not a seed; allowed: {allowed('seed')}{most}; give one (seed=0) or a list"
+            )
+    whole = ("min_pixels", "max_pixels", "max_prompt_tokens", "layers", "frames", "video_max_pixels")
+    for key in ("limit", "fork_batch", *(f"model.{name}" for name in whole)):
+        value = _at(config, key)
+        if value is not None and value < 1:
+            raise ConfigError(f"{key}={value} is too small; allowed: {allowed(key)}; give such a number")
+        if value is not None and value > LARGEST:
+            raise ConfigError(
+                f"{key}={value} is too large; allowed: {allowed(key)}, at most {LARGEST}; give such a number"
+            )
+    if config.timeout_s is not None and not config.timeout_s > 0:
+        raise ConfigError(
+            f"timeout_s={config.timeout_s} is not a time limit; allowed: {allowed('timeout_s')}; give one"
+        )
+    low, high = config.model.min_pixels, config.model.max_pixels
+    if low is not None and high is not None and low > high:
+        raise ConfigError(f"model.min_pixels={low} is above model.max_pixels={high}; give min_pixels <= max_pixels")
+
+
+def _methods(config: DictConfig) -> None:
+    if not config.methods and not config.variants:
+        raise ConfigError(f"no method is chosen; allowed: {', '.join(schema.options('method'))}; write method=<name>")
+    for name, node in config.methods.items():
+        reading = node.get("reading")
+        for value in [] if reading is None else _values(f"methods.{name}.reading", reading):
+            _one_of(f"methods.{name}.reading", value, schema.READINGS)
+        if reading is not None and node.base == FULL:
+            raise ConfigError(
+                f"methods.{name}.reading={reading} has no effect, {FULL} compresses nothing; allowed: no reading of its own"
+            )
+
+
+def _gate(config: DictConfig) -> None:
+    """gate.expected is one number: it needs one dataset, real data, and a metric that it is of."""
+    tolerance = config.gate.tolerance
+    if tolerance is not None and not tolerance >= 0:
+        raise ConfigError(
+            f"gate.tolerance={tolerance} is no distance; allowed: {allowed('gate.tolerance')}; give such a value"
+        )
+    if config.gate.expected is None:
+        return
+    given = f"gate.expected={config.gate.expected}"
+    if len(config.datasets) > 1:
+        raise ConfigError(
+            f"{given} is one score and the run has {len(config.datasets)} datasets; allowed: one dataset, whose first metric "
+            "it is held against; run them one by one, or drop gate.expected"
+        )
+    if config.data.source == "fixture":
+        raise ConfigError(
+            f"{given} holds full against a paper's score and data=fixture is made up; allowed: real data; drop gate.expected"
+        )
+    ((name, node),) = config.datasets.items()
+    if not node.get("metrics"):
+        raise ConfigError(
+            f"{given} is of no metric, since datasets.{name}.metrics is empty; allowed: a metric of the task; give "
+            "dataset.metrics=[<metric>]"
+        )
+
+
+def _variants(config: DictConfig) -> None:
+    from omegaconf import OmegaConf
+
+    known = schema.options("method", tuple(config.folders))
+    for name, changes in config.variants.items():
+        if not OmegaConf.is_dict(changes) or "base" not in changes:
+            raise ConfigError(
+                f"variants.{name}={changes} names no base; allowed: variants.{name}={{base: <method>, <parameter>: "
+                f"<value>}}; give a base ({', '.join(known)})"
+            )
+        if not _NAME.fullmatch(str(name)):
+            raise ConfigError(
+                f"variants.{name} is not a name; allowed: letters, digits and _ . + -; rename the variant"
+            )
+        if str(changes.base) not in known:
+            raise ConfigError(f"variants.{name}.base={changes.base!r} is unknown; {nearest(str(changes.base), known)}")
+        if changes.base == FULL:
+            raise ConfigError(f"variants.{name}.base=full has no parameters to vary; allowed: {', '.join(known)}")
+        if name in config.methods:
+            raise ConfigError(
+                f"variants.{name} has the name of a method of this run; give the variant a name of its own"
+            )
+        for value in _values(f"variants.{name}.reading", changes.get("reading", "paper")):
+            _one_of(f"variants.{name}.reading", value, schema.READINGS)
+
+
+def _model(config: DictConfig) -> None:
+    from mmkv_bench.models.source import RANDOM, Source
+
+    path, source = config.model.path, Source.of(config.model)
+    if source.kind == RANDOM:
+        return
+    if Path(source.path).is_dir():
+        from mmkv_bench.models.fingerprint import model_files
+
+        model_files(Path(source.path))
+    elif Path(source.path).exists():
+        raise ConfigError(f"model.path={path} is a file; allowed: the folder that holds config.json; give that folder")
+    elif path.startswith((".", "/", "~", schema.PACKAGE_SCHEME)) or not _HUB_ID.fullmatch(path):
+        raise ConfigError(
+            f"model folder {path} does not exist; allowed: an existing folder of a Hugging Face checkpoint or a hub id "
+            "(org/name); check the path"
+        )
+
+
+def _out(out: str) -> None:
+    path = Path(out).expanduser()
+    if not out.strip():
+        raise ConfigError("out is empty; allowed: a folder name; write out=runs/<name>")
+    if path.exists() and not path.is_dir():
+        raise ConfigError(f"out={out} is a file; allowed: a folder that exists or can be made; name another one")
+    parent = next(p for p in (path, *path.absolute().parents) if p.exists())
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise ConfigError(f"out={out} cannot be written ({parent} is read-only); name a folder below a writable one")
+
+
+def _values(key: str, value: Any) -> list[Any]:
+    values = as_list(value)
+    if not values:
+        raise ConfigError(f"{key}=[] is an empty list; allowed: at least one value; give one")
+    return values
+
+
+def _one_of(key: str, value: Any, words: tuple[str, ...]) -> None:
+    if value not in words:
+        raise ConfigError(f"{key}={value} is unknown; {nearest(str(value), words)}; choose one of these")
+
+
+def _at(config: DictConfig, key: str) -> Any:
+    from omegaconf import OmegaConf
+
+    return OmegaConf.select(config, key)

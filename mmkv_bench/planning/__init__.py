@@ -1,1 +1,0 @@
-"""Configuration -> cells -> jobs."""

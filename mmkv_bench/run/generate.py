@@ -1,0 +1,244 @@
+"""The generate stage: lmms-eval's loop asks, the engine answers with all cells at once, the store commits."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mmkv_bench.errors import DataError
+from mmkv_bench.generation.cut import fitted, prompt_limit
+from mmkv_bench.generation.deadline import time_limit
+from mmkv_bench.generation.encode import EncodedPrompt, encode
+from mmkv_bench.generation.engine import Engine, as_row
+from mmkv_bench.generation.measuring import Extras
+from mmkv_bench.generation.reference import reference_tokens
+from mmkv_bench.generation.result import CellSpec, ForkResult, describe, status_of
+from mmkv_bench.generation.rules import DecodeRules
+from mmkv_bench.plan.shards import mine
+from mmkv_bench.plan.validate import bytes_of
+from mmkv_bench.secrecy import without_secrets
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from mmkv_bench.evaluation.contract import Request, SampleRef
+    from mmkv_bench.models.load import LoadedModel
+    from mmkv_bench.plan.cells import Cell
+    from mmkv_bench.store.writer import Writer
+
+CONTEXT_END = "context_end"  # the fallback that is given here and not by a method's part
+COUNTED = (
+    "prompt_tokens",
+    "context_tokens",
+    "visual_tokens",
+    "question_text_before_cut",
+    "tokens_from_compressed",
+    "entries_planned",
+    "entries_resident",
+    "entries_reachable",
+    "entries_appended",
+    "entries_end",
+    "bytes_device",
+    "bytes_host",
+    "bytes_metadata",
+    "bytes_full",
+)
+
+log = logging.getLogger(__name__)
+
+
+def decode_rules(loaded: LoadedModel, settings: Mapping[str, Any]) -> DecodeRules:
+    """How answers to a dataset with these generation settings are decoded.
+
+    Raises:
+        UnsupportedError: sampling, beams, or a setting that cannot be honoured.
+    """
+    return DecodeRules.read(loaded.model.generation_config, dict(settings), loaded.tokenizer)
+
+
+def messages_of(loaded: LoadedModel, request: Request, max_prompt_tokens: int | None) -> list[dict[str, Any]]:
+    """The request's messages as the model gets them: cut where its dataset asks for it and the model reads no more."""
+    length = request.generation.get("max_new_tokens") or 0
+    limit = prompt_limit(max_prompt_tokens, loaded.family.max_context, int(length))
+    return fitted(loaded.processor, request.messages, request.generation, limit)
+
+
+def encoded(loaded: LoadedModel, config: DictConfig, request: Request, identity: str, device: Any) -> EncodedPrompt:
+    """The request's prompt as the model reads it, made within `timeout_s`.
+
+    Raises:
+        GenerationTimeout: its chat template or processor takes longer; also what `encode` raises.
+    """
+    model = config.model
+    with time_limit(config.timeout_s, "making the prompt"):
+        return encode(
+            loaded.processor,
+            loaded.family,
+            identity,
+            messages_of(loaded, request, model.max_prompt_tokens),
+            request.images,
+            request.videos,
+            device,
+            model.max_prompt_tokens,
+            frames=model.frames,
+            video_max_pixels=model.video_max_pixels,
+        )
+
+
+class Answering:
+    """Answers requests of one dataset with the cells that have no row for them yet, and commits each sample,
+    or each of its cells where they share nothing.
+
+    Args:
+        loaded: the model; cells: this dataset's; done: cell -> sample ids that have rows; writer: where rows go.
+        after: told about each committed sample's rows (progress, tracking).
+        measures: what the dataset is measured by besides its metrics (`ppl`, `self_rouge`). They and fidelity need the
+            fork engine: `sharing=off` leaves them null.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        config: DictConfig,
+        cells: Sequence[Cell],
+        done: Mapping[str, set[str]],
+        writer: Writer,
+        after: Callable[[list[dict[str, Any]]], None],
+        measures: Sequence[str] = (),
+    ):
+        self.loaded, self.config, self.cells, self.done = loaded, config, cells, done
+        self.writer, self.after, self.measures = writer, after, tuple(measures)
+        if self.measures and config.sharing == "off":
+            log.warning("sharing=off measures no %s; run these with sharing=on", " and no ".join(self.measures))
+        self.specs = {
+            cell.cell: CellSpec(cell.cell, cell.compressor, cell.budget, cell.protocol, cell.seed or 0)
+            for cell in cells
+        }
+        self._engine: Engine | None = None
+        self._rules: tuple[str, DecodeRules] | None = None
+
+    def wants(self, sample: SampleRef) -> bool:
+        """Whether a sample is this shard's and some cell has no row for it."""
+        return mine(sample.cluster, self.config.shard) and any(
+            sample.sample_id not in self.done[cell.cell] for cell in self.cells
+        )
+
+    def close(self) -> None:
+        if self._engine is not None:
+            self._engine.__exit__(None, None, None)
+            self._engine = None
+
+    def __call__(self, request: Request) -> str:
+        """Answer one request with every cell that has no row for it; the text goes back to lmms-eval's loop, which
+        scores nothing from it: scoring replays rows."""
+        pending = [cell for cell in self.cells if request.sample_id not in self.done[cell.cell]]
+        specs = [self.specs[cell.cell] for cell in pending]
+        identity = f"{request.dataset}/{request.sample_id}"
+        rows = []
+        for results in self._results(request, identity, specs):
+            ready = [self._row(request, pending[0].dataset, result) for result in results]
+            self.writer.commit(ready)
+            rows += ready
+        self.after(rows)
+        return rows[0]["answer"] or ""
+
+    def _results(self, request: Request, identity: str, specs: Sequence[CellSpec]) -> Iterator[list[ForkResult]]:
+        """Results as they are there to be kept: all cells of a shared prefill together, else cell by cell, so that an
+        interrupted sample keeps those that had ended. What goes wrong is the status of the cells that are left."""
+        left = list(specs)
+        try:
+            for results in self._answer(request, identity, specs):
+                left = left[len(results) :]
+                yield results
+        except Exception as error:  # noqa: BLE001 - one sample's fault is its rows' status; the run goes on
+            log.warning("%s: %s", identity, without_secrets(describe(error)))
+            own = "own" if self.config.sharing == "off" else "group"
+            yield [ForkResult(spec.cell, status_of(error), describe(error), measured=own) for spec in left]
+
+    def _answer(self, request: Request, identity: str, specs: Sequence[CellSpec]) -> Iterator[list[ForkResult]]:
+        if request.error is not None:
+            raise DataError(request.error)
+        rules = self._rules_for(request)
+        prompt = encoded(self.loaded, self.config, request, identity, self.loaded.device)
+        rules = self._within_context(rules, prompt)
+        for results in self._generated(prompt, specs, rules, self._extras(request)):
+            if rules is not self._rules_for(request):
+                for result in results:
+                    result.fallback += [CONTEXT_END] * (result.finish_reason == "length")
+            yield results
+
+    def _within_context(self, rules: DecodeRules, prompt: EncodedPrompt) -> DecodeRules:
+        """The rules with as many new tokens as the model has positions for; the last one of an answer takes none."""
+        most = self.loaded.family.max_context
+        room = rules.max_new_tokens if most is None else most - prompt.length + 1
+        return rules if room >= rules.max_new_tokens else rules.shortened(room)
+
+    def _generated(
+        self, prompt: EncodedPrompt, specs: Sequence[CellSpec], rules: DecodeRules, extras: Extras
+    ) -> Iterator[list[ForkResult]]:
+        if self.config.sharing == "off":
+            yield from ([self._alone(prompt, spec, rules)] for spec in specs)
+            return
+        if self._engine is None or self._engine.rules is not rules:
+            self.close()
+            self._engine = Engine(
+                self.loaded.model,
+                self.loaded.family,
+                rules,
+                self.loaded.tokenizer,
+                fork_batch=self.config.fork_batch,
+                fork_memory=bytes_of(self.config.fork_memory),
+                timeout_s=self.config.timeout_s,
+                attention=self.config.model.attention,
+            ).__enter__()
+        yield self._engine.answer(prompt, specs, extras)
+
+    def _extras(self, request: Request) -> Extras:
+        """What is measured of the request besides its answers; a reference that has no tokens is logged, no failure."""
+        reference: tuple[int, ...] = ()
+        if "ppl" in self.measures:
+            try:
+                with time_limit(self.config.timeout_s, "making the reference answer's prompt"):
+                    reference = reference_tokens(self.loaded.processor, request.messages, request.reference or "")
+            except Exception as error:  # noqa: BLE001 - templates are programs of others; the answers are as good as ever
+                said = without_secrets(describe(error))
+                log.warning("%s/%s: no ppl: %s", request.dataset, request.sample_id, said)
+        return Extras(self.config.fidelity == "on", reference, "self_rouge" in self.measures)
+
+    def _alone(self, prompt: EncodedPrompt, spec: CellSpec, rules: DecodeRules) -> ForkResult:
+        from mmkv_bench.generation.alone import run_alone
+
+        loaded, config = self.loaded, self.config
+        return run_alone(
+            loaded.model,
+            loaded.family,
+            rules,
+            loaded.tokenizer,
+            prompt,
+            spec,
+            timeout_s=config.timeout_s,
+            attention=config.model.attention,
+        )
+
+    def _rules_for(self, request: Request) -> DecodeRules:
+        """The request's decode rules; samples of a task share them, so they are read once."""
+        key = repr(sorted(request.generation.items(), key=lambda item: item[0]))
+        if self._rules is None or self._rules[0] != key:
+            self._rules = (key, decode_rules(self.loaded, request.generation))
+        return self._rules[1]
+
+    def _row(self, request: Request, dataset: str, result: ForkResult) -> dict[str, Any]:
+        row = as_row(result) | {
+            "dataset": dataset,
+            "sample_id": request.sample_id,
+            "doc_id": request.doc_id,
+            "cluster": request.cluster,
+            "prompt_hash": request.prompt_hash,
+            "shard": str(self.config.shard),
+        }
+        if row["status"] != "ok":  # a failed row carries no answer that anything could score
+            row |= {"answer": None, "token_ids": [], "n_tokens": 0, "finish_reason": None}
+            row |= dict.fromkeys(("forced_kl", "forced_agree", "reference_nll", "reference_samples"))
+            row |= {name: row[name] or None for name in COUNTED}  # 0 where it was never counted
+        return row

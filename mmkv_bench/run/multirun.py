@@ -1,0 +1,116 @@
+"""`-m`: one run per job of a sweep, by Hydra's launchers (this process, or Slurm); and Hydra's own printing flags.
+
+Every job is composed and checked before the first one starts. Single runs do not come here: they need no launcher.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from mmkv_bench.config.compose import completed, compose, expand_sweep, folders, for_hydra
+from mmkv_bench.config.schema import conf_dir, register
+from mmkv_bench.errors import ConfigError, MMKVError
+from mmkv_bench.plan.validate import validate
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+_FAILURES: list[tuple[str, int, str]] = []
+"""(job, exit code, sentence) of the jobs of this process that failed."""
+
+_SWEEPING: set[int] = set()
+"""Process ids that are inside `multirun`: a job that finds another one was started by a launcher elsewhere."""
+
+
+def multirun(overrides: Sequence[str]) -> int:
+    """Check every job of a sweep, then run them all; a job that fails does not stop the others.
+
+    Returns:
+        0, or the highest exit code of any job.
+
+    Raises:
+        ConfigError: a job that cannot run; nothing has been started then.
+    """
+    jobs = expand_sweep(overrides)
+    for job in jobs:
+        try:
+            validate(compose(job))
+        except ConfigError as error:
+            raise ConfigError(f"job {' '.join(job) or '(defaults)'} of {len(jobs)}: {error}") from error
+    print(f"mmkv_bench: {len(jobs)} jobs; what jobs print elsewhere is kept below <out>/sweep", file=sys.stderr)
+    _FAILURES.clear()
+    _SWEEPING.add(os.getpid())
+    code = _hydra(["--multirun", *for_hydra(overrides)])
+    for job, failed, sentence in _FAILURES:
+        print(f"mmkv_bench: job {job} failed with exit code {failed}: {sentence}", file=sys.stderr)
+    return max([code, *(failed for _, failed, _ in _FAILURES)])
+
+
+def show(overrides: Sequence[str], flags: Sequence[str]) -> int:
+    """Hydra's printing flags (`--cfg job`, `--info`), after checking that the configuration composes."""
+    compose(overrides)
+    return _hydra([*flags, *for_hydra(overrides)])
+
+
+def job(config: DictConfig) -> int:
+    """One job, in whichever process the launcher started. Failures in this process are kept for the report at the end;
+    elsewhere the exception travels back through the launcher."""
+    from hydra.core.hydra_config import HydraConfig
+
+    from mmkv_bench.run.run import run
+
+    overrides = " ".join(HydraConfig.get().overrides.task) or "(defaults)"
+    try:
+        code = run(completed(config, folders(HydraConfig.get().overrides.hydra)))
+        sentence = "see its messages above"
+    except MMKVError as error:
+        code, sentence = error.exit_code, str(error)
+    if code and os.getpid() not in _SWEEPING:
+        raise MMKVError(f"job {overrides} failed with exit code {code}: {sentence}")
+    if code:
+        _FAILURES.append((overrides, code, sentence))
+    return code
+
+
+def _hydra(arguments: Sequence[str]) -> int:
+    """Hand a command line to Hydra's entry point, whose errors come back as exceptions rather than as printed pages."""
+    import hydra
+    from hydra.errors import HydraException
+
+    register()
+    entry = hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")(job)
+    with _arguments(arguments), _environment("HYDRA_FULL_ERROR", "1"):
+        try:
+            entry()
+        except SystemExit as stop:
+            return int(stop.code or 0)
+        except HydraException as error:
+            raise ConfigError(f"Hydra refuses this multirun: {str(error).strip().splitlines()[0]}") from error
+    return 0
+
+
+@contextmanager
+def _arguments(arguments: Sequence[str]) -> Iterator[None]:
+    before = sys.argv
+    sys.argv = ["mmkv-bench", *arguments]
+    try:
+        yield
+    finally:
+        sys.argv = before
+
+
+@contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before

@@ -1,0 +1,172 @@
+"""What a run prints at its end: what was left to do, tables, where the rows are, what failed, and one JSON document."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from mmkv_bench.plan.cells import Cell
+    from mmkv_bench.plan.parts import Part
+    from mmkv_bench.store.store import Store
+
+STOPPED = " stopped: "  # between a dataset and why it did not get to its end
+MEASURE_METRICS = {"ppl": "ppl", "self_rouge": "rouge_l_sampled"}
+"""The metric that tells whether a dataset's measure is there."""
+
+FIDELITY_METRICS = {"fidelity_kl_all", "fidelity_kl_first"}
+"""One of them, by the protocol, tells whether fidelity is there."""
+
+
+class Report:
+    """The end of one run.
+
+    Args:
+        metrics: the `metrics` rows of the run's cells.
+    """
+
+    def __init__(
+        self,
+        config: DictConfig,
+        cells: Sequence[Cell],
+        store: Store,
+        parts: Sequence[Part],
+        metrics: Sequence[Mapping[str, Any]],
+    ):
+        self.config, self.cells, self.store, self.parts, self.metrics = config, cells, store, parts, metrics
+
+    def close(
+        self,
+        generated: Mapping[str, int],
+        scored: int,
+        failed: int,
+        seconds: float,
+        judge: str | None = None,
+        stopped: Mapping[str, str] | None = None,
+    ) -> None:
+        """Print it.
+
+        Args:
+            generated: dataset -> samples answered by this run; scored: cells scored by it; failed: rows of the run that
+                are failures; seconds: how long it took; judge: what to say of the judge; stopped: dataset -> why
+                it did not get to its end.
+        """
+        if not any(generated.values()) and not scored and not stopped:
+            print(self._idle())
+        if self.config.stage != "generate" and (self.metrics or any(part.samples for part in self.parts)):
+            print(self._tables())
+            for note in (self._more(), self._unmeasured()):
+                if note is not None:
+                    print(note)
+        measured = any(row["metric"] == "fidelity_kl" for row in self.metrics)
+        if measured and self.config.model.weights != "random":
+            print(f"fidelity to full's answers: python -m mmkv_bench.tables {self.store.root} --metric fidelity")
+        if self.metrics and any((node.get("about") or {}).get("groups") for node in self.config.datasets.values()):
+            print(f"means over the groups of these datasets: python -m mmkv_bench.tables {self.store.root} --groups")
+        print(f"rows: {self.store.root}   (python -m mmkv_bench.tables {self.store.root} prints the tables again)")
+        if judge:
+            print(judge)
+        if failed:
+            print(f"{failed} rows failed; their status says how, and retry=[oom,timeout,nan,error] runs them again")
+        for label, why in (stopped or {}).items():
+            print(f"{label}{STOPPED}{why}")
+        if self.config.json:
+            bad = bool(failed or stopped)
+            document = {
+                "status": "failed" if bad else "ok",
+                "exit_code": int(bad),
+                "stopped": dict(stopped or {}),
+                "rows": str(self.store.root),
+                "cells": len(self.cells),
+                "generated": dict(generated),
+                "scored": scored,
+                "failed": failed,
+                "seconds": round(seconds, 3),
+                "metrics": list(self.metrics),
+            }
+            sys.stdout.flush()
+            print(json.dumps(document, default=str))
+
+    def _idle(self) -> str:
+        if not any(part.samples for part in self.parts):
+            return f"Nothing to do: no sample of this run belongs to shard {self.config.shard}."
+        if self.config.stage == "generate":
+            return "Nothing to do: every cell has every sample."
+        if any(part.missing(self.store) for part in self.parts):
+            return "Nothing to score: all stored answers are scored; there are samples without an answer."
+        return "Nothing to do: every cell has every sample, and all of them are scored."
+
+    def _more(self) -> str | None:
+        """A sentence when the tables cover samples that this run did not ask for (a smaller limit, one shard)."""
+        asked = {part.dataset: len(part.samples) for part in self.parts}
+        larger = {row["dataset"]: row["n"] for row in self.metrics if row["n"] > asked[row["dataset"]]}
+        parts = [f"{name} {n} samples, this run asked for {asked[name]}" for name, n in sorted(larger.items())]
+        return f"note: the tables cover all stored samples: {'; '.join(parts)}" if parts else None
+
+    def _unmeasured(self) -> str | None:
+        """A sentence when stored answers lack what this run asks to measure: measuring happens while answering."""
+        if self.config.sharing == "off":
+            return None
+        wanted: dict[str, dict[str, set[str]]] = {}
+        for part in self.parts:
+            asked = {"fidelity": FIDELITY_METRICS} if self.config.fidelity == "on" else {}
+            asked |= {measure: {MEASURE_METRICS[measure]} for measure in part.spec.measures}
+            for measure, metrics in asked.items():
+                wanted.setdefault(measure, {}).update((cell.cell, metrics) for cell in part.cells)
+        suspects = {cell for metrics_of in wanted.values() for cell in self._short(metrics_of)}
+        if not suspects:
+            return None
+        answered: dict[str, set[str]] = {}
+        valued: dict[tuple[str, str], set[str]] = {}
+        for row in self.store.samples(suspects).to_pylist():
+            if row["status"] == "ok":
+                answered.setdefault(row["cell"], set()).add(row["sample_id"])
+                if row["value"] is not None:
+                    valued.setdefault((row["cell"], row["metric"]), set()).add(row["sample_id"])
+        found = []
+        for measure, metrics_of in wanted.items():
+            cells = [cell for cell in self._short(metrics_of) if cell in answered]
+            lacking = sum(
+                len(answered[cell].difference(*(valued.get((cell, metric), ()) for metric in metrics_of[cell])))
+                for cell in cells
+            )
+            if lacking:
+                found.append(f"{measure} ({lacking} of {sum(len(answered[cell]) for cell in cells)} answers)")
+        return f"note: answers stored without {', '.join(found)}; out=<another folder> measures them" if found else None
+
+    def _short(self, metrics_of: Mapping[str, set[str]]) -> list[str]:
+        """The cells in which no metric of a measure has a value for every sample.
+
+        metrics_of: cell -> the metrics of which one tells that a sample is measured.
+        """
+        whole = {
+            row["cell"]
+            for row in self.metrics
+            if row["metric"] in metrics_of.get(row["cell"], ()) and row["n_ok"] == row["n"]
+        }
+        return [cell for cell in metrics_of if cell not in whole]
+
+    def _tables(self) -> str:
+        """Of this run's cells; a mix's kinds stay in the rows."""
+        from mmkv_bench.tables.build import RANDOM, build
+        from mmkv_bench.tables.render import markdown
+        from mmkv_bench.tables.rows import load
+
+        if self.config.model.weights == "random":
+            return RANDOM
+        rows = load(self.store.root, [cell.cell for cell in self.cells])
+        specs = [part.spec for part in self.parts]
+        headlines = {metric for spec in specs for metric in spec.metrics}
+        shown = sorted(headlines & set(rows.samples["metric"])) if all(spec.metrics for spec in specs) else None
+        return markdown(build(rows, metrics=shown))
+
+
+def plain(node: Any) -> dict[str, Any]:
+    """A configuration node as plain Python values, interpolations resolved."""
+    from omegaconf import OmegaConf
+
+    return OmegaConf.to_container(node, resolve=True)

@@ -1,0 +1,273 @@
+"""Overrides -> configuration: every shipped file, every spelling the documentation shows, every typo refused."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+import yaml
+from omegaconf import OmegaConf
+
+from mmkv_bench.config.compose import compose, expand_sweep, for_hydra, method_defaults
+from mmkv_bench.config.schema import as_list, conf_dir, groups, options
+from mmkv_bench.errors import ConfigError
+from mmkv_bench.methods.build import OUTSIDE, PARTS, build_compressor
+from mmkv_bench.plan.validate import validate
+from tests.plan.setting import MODEL
+
+METHODS = ("expected_attention", "full", "keydiff", "mmshift", "random", "snapkv", "streamingllm")
+SHIPPED = [(group, name) for group in groups() for name in options(group)]
+
+
+def chosen(*overrides: str):
+    config = compose(overrides)
+    return list(config.methods), list(config.datasets)
+
+
+@pytest.mark.parametrize(("group", "name"), SHIPPED)
+def test_every_shipped_file_composes_resolves_and_validates(group, name):
+    model = ["model.path=org/name"] if group == "model" else MODEL
+    if "weights: random" in (conf_dir() / group / f"{name}.yaml").read_text():
+        model = ["model=qwen2_5_vl_7b"]  # random weights need a model with a shape
+    config = compose([f"{group}={name}", *model])
+    OmegaConf.to_container(config, resolve=True)
+    validate(config)
+
+
+@pytest.mark.parametrize("reading", ["paper", "released"])
+@pytest.mark.parametrize("name", sorted(set(options("method")) - set(OUTSIDE)))
+def test_every_shipped_method_is_built(name, reading):
+    compressor = build_compressor(name, method_defaults([name])[name], reading)
+    assert compressor.is_full == (name == "full")
+    if not compressor.is_full:
+        assert compressor.reading == reading
+        needed = [part for part in PARTS if part != "scorer" or not compressor.unbudgeted]
+        assert all(getattr(compressor, part) is not None for part in needed)
+
+
+def test_the_methods_of_the_first_release_are_all_there():
+    assert set(METHODS) <= set(options("method"))
+
+
+def test_the_demo_runs_all_seven_methods_at_three_budgets_on_two_tasks():
+    config = compose(["experiment=demo"])
+    assert sorted(config.methods) == sorted(METHODS)
+    assert len(as_list(config.budget)) == 3
+    assert sorted(config.datasets) == ["pages_lookup", "pages_walk"]
+
+
+def test_every_method_and_dataset_file_names_its_own_package():
+    for group in ("method", "dataset"):
+        for file in (conf_dir() / group).glob("*.yaml"):
+            assert file.read_text().splitlines()[0] == f"# @package {group}s.{file.stem}", file
+
+
+def test_every_released_value_belongs_to_a_parameter_of_its_method():
+    for file in (conf_dir() / "method").glob("*.yaml"):
+        node = OmegaConf.create(yaml.safe_load(file.read_text()))
+        for key in node.get("released") or {}:
+            parent, _, leaf = key.rpartition(".")
+            holder = OmegaConf.select(node, parent) if parent else node
+            assert leaf in holder, (file, key)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "methods", "datasets"),
+    [
+        ((), ["mmshift"], ["pages"]),
+        (("method=snapkv",), ["snapkv"], ["pages"]),
+        (("method=[full,snapkv,mmshift]",), ["full", "snapkv", "mmshift"], ["pages"]),
+        (("+method=snapkv",), ["mmshift", "snapkv"], ["pages"]),
+        (("dataset=pages_walk",), ["mmshift"], ["pages_walk"]),
+        (("dataset=[pages_walk,pages_lookup]",), ["mmshift"], ["pages_walk", "pages_lookup"]),
+        (("experiment=demo", "method=full"), ["full"], ["pages_walk", "pages_lookup"]),
+    ],
+)
+def test_methods_and_datasets_are_chosen_singly_or_as_a_list(overrides, methods, datasets):
+    assert chosen(*overrides) == (methods, datasets)
+
+
+def test_variants_given_all_at_once_are_refused_with_the_way_that_works():
+    for plus in ("", "+"):
+        with pytest.raises(ConfigError, match=r"variants are given one by one; allowed: 'variants\.<name>="):
+            compose([f"{plus}variants={{x: {{base: snapkv, window: 8}}}}"])
+
+
+@pytest.mark.parametrize("page", sorted((conf_dir().parent / "docs").glob("*.md")), ids=lambda page: page.stem)
+def test_the_command_lines_of_the_docs_compose(page):
+    start = "    python -m mmkv_bench "
+    for line in page.read_text().splitlines():
+        if line.startswith(start):
+            compose(shlex.split(line.removeprefix(start), comments=True))
+
+
+def test_method_parameters_are_overridden_in_place():
+    config = compose(["method=snapkv", "methods.snapkv.window=16"])
+    assert config.methods.snapkv.scorer.window == 16
+    assert config.methods.snapkv.selector.window == 16
+
+
+@pytest.mark.parametrize("plus", ["", "+", "++"])
+def test_keys_that_are_the_users_own_need_no_plus_and_bear_one(plus):
+    config = compose([f"{plus}variants.g3={{base: mmshift, gamma: 3}}", f"{plus}methods.mmshift.reading=released"])
+    assert OmegaConf.to_container(config.variants) == {"g3": {"base": "mmshift", "gamma": 3}}
+    assert config.methods.mmshift.reading == "released"
+
+
+@pytest.mark.parametrize("plus", ["", "++"])
+def test_generation_settings_of_a_dataset_are_the_users_own(plus):
+    """A dataset's file cannot list what every task of lmms-eval understands."""
+    one = compose(["dataset=lmms_eval", f"{plus}datasets.lmms_eval.generation.max_new_tokens=5"])
+    several = compose(["dataset=lmms_eval", f"{plus}datasets.lmms_eval.generation={{max_new_tokens: 5, until: [x]}}"])
+    assert dict(one.datasets.lmms_eval.generation) == {"max_new_tokens": 5}
+    assert dict(several.datasets.lmms_eval.generation) == {"max_new_tokens": 5, "until": ["x"]}
+    added = compose([f"{plus}datasets.pages.generation.repetition_penalty=1.2"])
+    assert dict(added.datasets.pages.generation) == {"max_new_tokens": 24, "repetition_penalty": 1.2}
+
+
+def test_an_experiment_changes_values_and_the_command_line_wins():
+    assert compose(["experiment=demo"]).out == "runs/demo"
+    assert compose(["experiment=demo", "out=elsewhere", "budget=7"]).budget == 7
+
+
+def test_force_adding_a_key_that_exists_changes_it():
+    assert compose(["++budget=3"]).budget == 3
+
+
+def test_statuses_to_retry_are_words_even_where_they_could_be_numbers():
+    assert list(compose(["retry=nan"]).retry) == ["nan"]
+    assert list(compose(["retry=[oom,nan]"]).retry) == ["oom", "nan"]
+
+
+def test_datasets_follow_the_page_size():
+    config = compose(["page_size=large", "dataset=pages_walk"])
+    assert config.datasets.pages_walk.size == "large"
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("sede=1", "unknown key 'sede'; did you mean 'seed'"),
+        ("+sede=1", "unknown key 'sede'; did you mean 'seed'"),
+        ("++sede=1", "unknown key 'sede'; did you mean 'seed'"),
+        ("methods.mmshift.gama=1", "unknown key 'gama' in methods.mmshift; did you mean 'gamma'"),
+        ("+methods.mmshift.gama=1", "did you mean 'gamma'"),
+        ("++methods.mmshift.gama=1", "did you mean 'gamma'"),
+        ("++methods.mmshift.scorer.gama=1", "unknown key 'gama' in methods.mmshift.scorer"),
+        ("methods.mmshift={gama: 1}", "did you mean 'gamma'"),
+        ("++datasets.pages.splt=dev", "did you mean 'split'"),
+        ("model.pth=x", "unknown key 'pth' in model; did you mean 'path'"),
+        ("+logger.knd=none", "did you mean 'kind'"),
+        ("modle=tiny", "did you mean 'model'"),
+        ("methd=snapkv", "did you mean 'method'"),
+        ("method=snapvk", "unknown method 'snapvk'; did you mean 'snapkv'"),
+        ("dataset=pages_wlk", "did you mean 'pages_walk'"),
+        ("model=tinny", "did you mean 'tiny'"),
+        ("experiment=dmo", "did you mean 'demo'"),
+        ("methods.snapkv.window=3", "choose it with 'method=[mmshift,snapkv]'"),
+        ("methods.snapvk.window=3", "did you mean 'snapkv'"),
+        ("+budget=3", "exists already and is changed without a plus; write budget=3"),
+        ("+experiment=demo", "write experiment=demo"),
+        ("++method=snapkv", "write method=snapkv"),
+        ("~budget", "keys cannot be removed"),
+        ("~method", "cannot be removed"),
+        ("budget=32,64", "'budget=[32,64]'"),
+        ("method=full,snapkv", "'method=[full,snapkv]'"),
+        ("method=[snapkv,snapkv]", "more than once"),
+        ("model=[tiny,hf]", "takes one name"),
+        ("budget", "cannot read the override 'budget'"),
+        ("budget=[1,", "cannot read the override"),
+        ("=3", "cannot read the override"),
+        ("method@x=snapkv", "cannot read the override"),
+        ("budget.x=3", "budget is a value and has no keys below it"),
+        ("datasets.pages.generation.max_new_tokens=abc", "is text; allowed: a whole number"),
+        ("datasets.pages.generation={max_new_tokens: abc}", "is text; allowed: a whole number"),
+        ("datasets.pages.generation=3", "where keys are needed"),
+        ("datasets.pages_walk.generation.max_new_tokens=3", "choose it with 'dataset=[pages,pages_walk]'"),
+        ("datasets.pages.genration.max_new_tokens=3", "did you mean 'generation'"),
+        ("methods=3", "where keys are needed"),
+        ("methods.mmshift.gamma=abc", "is text; allowed: a number"),
+        ("methods.mmshift.samples=1.5", "allowed: a whole number"),
+        ("methods.mmshift.drop_last_key=1", "allowed: true or false"),
+        ("limit=abc", "allowed: a whole number >= 1 or null"),
+        ("fork_batch=null", "allowed: a whole number >= 1"),
+        ("json=maybe", "allowed: true, false"),
+        ("hydra.foo=1", "'foo' not in 'HydraConf'"),
+    ],
+)
+def test_an_override_that_means_nothing_is_refused_in_one_sentence(override, words):
+    with pytest.raises(ConfigError) as refused:
+        compose([override])
+    assert words in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_sweep_is_the_product_of_its_lists():
+    assert expand_sweep(["budget=16,32", "seed=range(0,2)", "method=full"]) == [
+        ["budget=16", "seed=0", "method=full"],
+        ["budget=16", "seed=1", "method=full"],
+        ["budget=32", "seed=0", "method=full"],
+        ["budget=32", "seed=1", "method=full"],
+    ]
+
+
+def test_own_keys_are_marked_for_hydra_and_nothing_else_is():
+    own = ["variants.a={base: snapkv}", "methods.snapkv.reading=released", "datasets.pages.generation.until=[x]"]
+    assert for_hydra([*own, "budget=3"]) == [
+        "++variants.a={base: snapkv}",
+        "++methods.snapkv.reading=released",
+        "++datasets.pages.generation.until=[x]",
+        "budget=3",
+    ]
+
+
+def test_a_further_config_folder_adds_choices(tmp_path):
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text("# @package _global_\nbudget: 5\n")
+    with pytest.raises(ConfigError, match="unknown experiment 'mine'"):
+        compose(["experiment=mine"])
+    assert compose([f"hydra.searchpath=[file://{tmp_path}]", "experiment=mine"]).budget == 5
+
+
+def test_a_broken_file_is_named_in_one_sentence(tmp_path):
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "broken.yaml").write_text("# @package _global_\nsede: 5\n")
+    with pytest.raises(ConfigError) as refused:
+        compose([f"hydra.searchpath=[file://{tmp_path}]", "experiment=broken"])
+    assert "sede" in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_slurm_settings_are_those_of_its_launcher():
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    compose(["launcher=slurm", "hydra.launcher.partition=low", "hydra.launcher.timeout_min=5"])
+    with pytest.raises(ConfigError, match="partitoin"):
+        compose(["launcher=slurm", "hydra.launcher.partitoin=low"])
+
+
+def test_the_keys_of_the_only_dataset_need_no_name():
+    config = compose(["dataset=lmms_eval", "dataset.task=docvqa_val", "dataset.generation.max_new_tokens=5"])
+    assert (config.datasets.lmms_eval.task, config.datasets.lmms_eval.generation) == (
+        "docvqa_val",
+        {"max_new_tokens": 5},
+    )
+    assert compose(["dataset.count=3"]).datasets.pages.count == 3
+    assert for_hydra(["dataset=lmms_eval", "dataset.task=x,y"]) == ["dataset=lmms_eval", "datasets.lmms_eval.task=x,y"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["dataset=[pages,pages_walk]", "dataset.count=3"], "2 datasets .pages, pages_walk.*datasets.<name>.count="),
+        (["dataset.cuont=3"], "did you mean 'count'"),
+        (["dataset=pgaes", "dataset.count=3"], "unknown dataset 'pgaes'"),
+    ],
+)
+def test_keys_of_a_dataset_that_is_not_alone_or_has_none_such_are_refused(overrides, words):
+    with pytest.raises(ConfigError, match=words):
+        compose(overrides)
+
+
+def test_a_sweep_over_datasets_names_the_one_it_means():
+    with pytest.raises(ConfigError, match="sweep.*datasets.<name>.count"):
+        for_hydra(["dataset=pages,pages_walk", "dataset.count=3"])

@@ -1,0 +1,102 @@
+"""A method whose numbers changed runs again, and no other does."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from mmkv_bench.compression.allocators.uniform import Uniform
+from mmkv_bench.compression.scorers.window import WindowScorer
+from mmkv_bench.config.compose import compose, method_defaults
+from mmkv_bench.plan.cells import Cell, DatasetFacts, bases, expand
+from tests.plan.setting import cells, facts
+
+PAGES = {"small": "73fea638b266e689", "large": "2a9c0b454bb39abf"}
+GENERATION = {"do_sample": False, "max_new_tokens": 24, "until": []}
+
+UNCHANGED = {
+    ("readings", "large"): {
+        ("full", None): "bf826f1915f2d0dd",
+        ("local", "paper"): "58e834f6946dc2d7",
+        ("snapkv", "released"): "c002808216f2c531",
+        ("pyramidkv", "paper"): "648d65a9ea05c6e1",
+        ("adakv", "paper"): "05d1d58855e6e09a",
+        ("adakv", "released"): "f993c8f4b9939c36",
+        ("sparsemm", "paper"): "58733b46a7ddc028",
+        ("keydiff", "released"): "239e7456ae89c82e",
+        ("h2o", "paper"): "9dc7c4651bf4fb6d",
+        ("look_m", "released"): "5be5b65e62788ed8",
+        ("meda", "released"): "1be4f3bd522eeb46",
+        ("mmshift", "released"): "b2e3bedbc5fea1ff",
+        ("prefixkv", "paper"): "3c1a19a836e39c72",
+        ("kivi", "paper"): "0d0be1f174880932",
+    },
+    ("ablations", "small"): {
+        ("look_m_no_merge", "paper"): "68fb0650235e1e68",
+        ("meda_neither", "paper"): "508d2eb03d7da4ae",
+        ("prefixkv_feature", "paper"): "70cfb914a1e1fb64",
+        ("flashcache_uniform", "paper"): "a2beb7393d26c57f",
+        ("madakv", "paper"): "fd2e07c69153ae7e",
+        ("kivi4", "paper"): "84bfd68ca393a393",
+    },
+    ("mmshift_ablations", "large"): {
+        ("last_query", "paper"): "cd793578500e2cc1",
+        ("t12_lambda_0", "paper"): "60c8f07b8fed65e1",
+    },
+}
+"""Hashes of committed cells (`results/tiny`): pages_walk, 64 entries, protocol paper, seed 0."""
+
+
+def committed(experiment: str, size: str) -> list[Cell]:
+    """The cells of an experiment's walk over pages, as the committed run made them."""
+    from omegaconf import open_dict
+
+    config = compose(["model=tiny", f"experiment={experiment}", f"page_size={size}", "budget=64", "seed=0"])
+    label = f"pages_walk_{size}"
+    with open_dict(config):
+        config.datasets = {label: config.datasets.pages_walk}
+    known = DatasetFacts(PAGES[size], {"task": label, "size": size, "split": "test"}, GENERATION)
+    world = facts(label, model_fingerprint="6d8af26e5ffd7704", dataset_facts=known)
+    return expand(config, world, method_defaults(bases(config)))[0]
+
+
+@pytest.mark.parametrize("run", UNCHANGED, ids="_".join)
+def test_cells_of_methods_that_did_not_change_keep_their_committed_hashes(run):
+    made = {(cell.method, cell.reading): cell for cell in committed(*run)}
+    for name, wanted in UNCHANGED[run].items():
+        assert (made[name].cell, made[name].method_version) == (wanted, None), name
+
+
+def test_a_new_version_of_a_part_makes_new_cells_of_its_method_alone(monkeypatch):
+    before = {cell.method: cell for cell in cells("method=[full,snapkv,keydiff]")}
+    monkeypatch.setattr(WindowScorer, "method_version", lambda part, method: 2)
+    after = {cell.method: cell for cell in cells("method=[full,snapkv,keydiff]")}
+    assert [name for name in before if before[name].cell != after[name].cell] == ["snapkv"]
+    assert {name: cell.row()["method_version"] for name, cell in after.items()} == {
+        "full": None,
+        "snapkv": 2,
+        "keydiff": None,
+    }
+
+
+def test_formulas_over_the_budget_are_named_in_their_rows_and_no_other_is():
+    runs = {
+        "look_m": "methods.look_m.budget_rule=union",
+        "meda": "methods.meda.budget_rule=union",
+        "hybridkv": "methods.hybridkv.power=up",
+    }
+    for method, option in runs.items():
+        plain, over = (cells(f"method={method}", "baseline=none", *more)[0] for more in ((), (option,)))
+        assert [json.loads(cell.parameters).get("over_budget") for cell in (plain, over)] == [None, True], method
+
+
+def test_every_later_change_of_any_part_is_another_version(monkeypatch):
+    """The maximum of the parts' versions would not tell scorer 3, allocator 1 from scorer 3, allocator 2."""
+    found = []
+    for scorer, allocator in ((1, 1), (2, 1), (3, 1), (3, 2), (3, 3)):
+        monkeypatch.setattr(WindowScorer, "method_version", lambda part, method, v=scorer: v)
+        monkeypatch.setattr(Uniform, "method_version", lambda part, method, v=allocator: v)
+        found.append(cells("method=snapkv", "baseline=none")[0])
+    assert [cell.method_version for cell in found] == [None, 2, 3, 4, 5]
+    assert len({cell.cell for cell in found}) == 5

@@ -1,0 +1,181 @@
+"""What a run cannot do is refused before any work."""
+
+from __future__ import annotations
+
+import os
+import re
+from types import SimpleNamespace
+
+import pytest
+
+from mmkv_bench.config.compose import compose, method_defaults
+from mmkv_bench.errors import ConfigError, UnsupportedError
+from mmkv_bench.plan.cells import bases, build_methods
+from mmkv_bench.plan.validate import bytes_of, validate, validate_combinations
+from tests.plan.setting import MODEL, model_folder
+
+TEXT_ONLY = SimpleNamespace(name="Llama (text)", multimodal=False, num_layers=4)
+MULTIMODAL = SimpleNamespace(name="Qwen2.5-VL", multimodal=True, num_layers=4)
+
+
+def check(*overrides: str) -> None:
+    validate(compose([*MODEL, *overrides]))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["budget=0"], "budget=0 keeps nothing"),
+        (["budget=-1"], "budget=-1 keeps nothing"),
+        (["budget=1.5"], "budget=1.5 is neither whole entries nor a fraction"),
+        (["budget=abc"], "'abc' is not a budget"),
+        (["budget=[16,abc]"], "'abc' is not a budget"),
+        (["budget=true"], "is not a budget"),
+        (["budget=null"], "is not a budget"),
+        (["budget=120%"], "is neither whole entries nor a fraction"),
+        (["budget=[]"], "budget=[] is an empty list"),
+        (
+            ["gate.expected=0.5", "dataset=[pages_walk,docvqa]"],
+            "gate.expected=0.5 is one score and the run has 2 datasets",
+        ),
+        (["gate.expected=0.5", "dataset=docvqa", "data=fixture"], "data=fixture is made up"),
+        (["gate.expected=0.5", "dataset=docvqa", "dataset.metrics=[]"], "datasets.docvqa.metrics is empty"),
+        (["seed=-1"], "seed=-1 is not a seed"),
+        (["seed=1.5"], "seed=1.5 is not a seed"),
+        (["seed=[0,x]"], "seed=x is not a seed"),
+        (["protocol=strct"], "did you mean 'strict'"),
+        (["protocol=[paper,agnostic]"], "did you mean 'query_agnostic'"),
+        (["reading=relesed"], "did you mean 'released'"),
+        (["methods.mmshift.reading=code"], "methods.mmshift.reading=code is unknown"),
+        (["method=full", "methods.full.reading=released"], "full compresses nothing"),
+        (["page_size=huge"], "allowed: large, small"),
+        (["sharing=of"], "did you mean 'off'"),
+        (["stage=generat"], "did you mean 'generate'"),
+        (["baseline=nul"], "did you mean 'full'"),
+        (["retry=[oom,tmeout]"], "did you mean 'timeout'"),
+        (["logger=wandb", "logger.mode=onlin"], "did you mean 'online'"),
+        (["model.dtype=fp16"], "model.dtype=fp16 is unknown"),
+        (["model.attention=flash"], "model.attention=flash is unknown; allowed: eager, sdpa"),
+        (["model.device=gpu"], "model.device=gpu is unknown"),
+        (["shard=4/4"], "shard=4/4 is not a part of a run"),
+        (["limit=0"], "limit=0 is too small"),
+        (["fork_batch=0"], "fork_batch=0 is too small"),
+        (["timeout_s=0"], "timeout_s=0.0 is not a time limit"),
+        (["fork_memory=lots"], "fork_memory=lots is not an amount of memory"),
+        (["model.min_pixels=9", "model.max_pixels=3"], "min_pixels <= max_pixels"),
+        (["method=[]"], "no method is chosen"),
+        (["dataset=[]"], "no dataset is chosen"),
+        (["model.path=null"], "needs model.path"),
+        (["model.path=/no/such/folder"], "model folder /no/such/folder does not exist"),
+        (["model.path=nofolder"], "model folder nofolder does not exist"),
+        (["model.path=./a/b"], "model folder ./a/b does not exist"),
+        (["out=''"], "out is empty"),
+    ],
+)
+def test_a_mistake_is_refused_in_one_sentence_with_what_is_allowed(overrides, words):
+    with pytest.raises(ConfigError) as refused:
+        check(*overrides)
+    sentence = str(refused.value)
+    assert words in sentence
+    assert "\n" not in sentence
+    assert re.search("allowed|did you mean|give|write|name", sentence)
+    assert refused.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["budget=[1,64,0.2,20%,1.0]"],
+        ["seed=[0,1]", "method=random"],
+        ["protocol=[paper,strict,query_agnostic]", "reading=[paper,released]"],
+        ["retry=oom"],
+        ["retry=[oom,timeout,nan,error]"],
+        ["fork_memory=2GiB"],
+        ["fork_memory=1000000"],
+        ["timeout_s=3"],
+        ["shard=3/4", "limit=1", "fork_batch=1"],
+        ["model.path=org/name-7b.v1"],
+        ["method=[]", "variants.a={base: snapkv, window: 8}"],
+    ],
+)
+def test_what_is_allowed_passes(overrides):
+    check(*overrides)
+
+
+def test_a_folder_is_checked_for_config_and_safe_weights(tmp_path):
+    folder = model_folder(tmp_path / "model")
+    check(f"model.path={folder}")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match=r"no \*\.safetensors"):
+        check(f"model.path={folder}")
+
+
+def test_a_file_is_no_model_folder(tmp_path):
+    file = tmp_path / "weights.bin"
+    file.write_text("")
+    with pytest.raises(ConfigError, match="is a file; allowed: the folder"):
+        check(f"model.path={file}")
+
+
+def test_a_result_folder_that_cannot_be_is_refused(tmp_path):
+    file = tmp_path / "taken"
+    file.write_text("")
+    with pytest.raises(ConfigError, match="is a file; allowed: a folder"):
+        check(f"out={file}")
+    with pytest.raises(ConfigError, match="taken"):
+        check(f"out={file}/below")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_read_only_place_is_refused(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(ConfigError, match="read-only"):
+        check(f"out={tmp_path}/rows")
+
+
+def test_checking_writes_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    check("out=rows/deep/down")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "size"),
+    [(None, None), (5, 5), ("5", 5), ("1KiB", 1024), ("1.5 MiB", 3 * 2**19), ("2GB", 2 * 10**9), ("2gib", 2**31)],
+)
+def test_amounts_of_memory_are_read(value, size):
+    assert bytes_of(value) == size
+
+
+@pytest.mark.parametrize("value", ["", "GiB", "2 elephants", -1, "0", 0])
+def test_what_is_no_amount_of_memory_is_refused(value):
+    with pytest.raises(ConfigError, match="fork_memory"):
+        bytes_of(value)
+
+
+def combinations(family, *overrides: str) -> None:
+    config = compose([*MODEL, *overrides])
+    validate_combinations(config, family, build_methods(config, method_defaults(bases(config))))
+
+
+def test_text_models_are_refused_what_needs_visual_tokens():
+    with pytest.raises(UnsupportedError, match="needs visual tokens and Llama"):
+        combinations(TEXT_ONLY, "protocol=[paper,query_agnostic]")
+    combinations(TEXT_ONLY, "protocol=[paper,strict]", "method=[snapkv,mmshift]")
+    combinations(MULTIMODAL, "protocol=query_agnostic")
+
+
+def test_methods_that_need_visual_tokens_are_refused_for_text_models():
+    sighted = SimpleNamespace(name="sighted", is_full=False, compressor=SimpleNamespace(needs_visual=True, scorer=None))
+    config = compose(MODEL)
+    with pytest.raises(UnsupportedError, match="method sighted needs visual tokens"):
+        validate_combinations(config, TEXT_ONLY, [sighted])
+    validate_combinations(config, MULTIMODAL, [sighted])
+
+
+def test_factors_for_another_number_of_layers_are_refused_before_any_work() -> None:
+    words = ["methods.mmshift.expansion=layer", "methods.mmshift.layer_gamma=[2.0,3.0]"]
+    config = compose(["method=mmshift", *words])
+    methods = build_methods(config, method_defaults(bases(config)))
+    with pytest.raises(ConfigError, match="2 factors and the model has 4 layers"):
+        validate_combinations(config, MULTIMODAL, methods)

@@ -1,0 +1,226 @@
+"""Columns: influences of aggregates, Holm's correction, the best and the ranks, failures, and how often all that is wrong."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from mmkv_bench.statistics.blocks import Samples
+from mmkv_bench.statistics.column import compare_column, compare_pairs, holm, mcnemar_p
+from mmkv_bench.statistics.influence import cluster_sums
+from mmkv_bench.statistics.metric_kinds import METEOR, PERPLEXITY
+from mmkv_bench.statistics.simulate import APART, CASES, corpus_bleu, f1, nll, power, rates
+
+SHORT = settings(max_examples=60, deadline=None)
+
+
+def named(m: int) -> list[str]:
+    return [f"m{i}" for i in range(m)]
+
+
+def test_a_mean_is_its_clusters_sums_over_its_samples():
+    values = np.array([[1.0, 0, 1, 0.5, 0.25], [0, 0, 0, 1, 1]])
+    found = cluster_sums(values, np.array([0, 1, 0, 2, 1]), 3)
+    assert found.sums.tolist() == [[2, 0.25, 0.5], [0, 1, 1]] and found.sizes.tolist() == [2, 2, 1]
+    assert found.values == pytest.approx(values.mean(axis=1))
+
+
+def test_left_out_clusters_give_a_mean_the_same_sums_as_counting():
+    rng = np.random.default_rng(0)
+    values, index = rng.random((3, 40)), np.sort(rng.integers(0, 12, 40))
+    index = np.unique(index, return_inverse=True)[1]
+    plain, left_out = (cluster_sums(values, index, index.max() + 1, kind) for kind in (None, lambda x: float(x.mean())))
+    np.testing.assert_allclose(left_out.sums, plain.sums, atol=1e-10)
+
+
+@pytest.mark.parametrize("make", [f1, corpus_bleu])
+def test_influences_of_an_aggregate_are_its_derivative_along_each_cluster(make):
+    """Against the gradient at the totals by differences: what a cluster's parts add to the aggregate."""
+    samples = make(np.random.default_rng(1), np.zeros(2), clusters=400, per=4)
+    parts, aggregator = samples.scores, samples.aggregator
+    found = cluster_sums(parts, samples.index, samples.count, aggregator)
+    assert found.values == pytest.approx([aggregator(own) for own in parts])
+    n, total = len(samples.index), parts[0].sum(axis=0)
+    step = 1e-6 * total
+    gradient = [
+        (aggregator.function(total + e) - aggregator.function(total - e)) / (2 * e.sum())
+        for e in np.diag(step)
+        if e.sum()
+    ]
+    by_cluster = np.stack([np.bincount(samples.index, own) for own in parts[0].T], axis=1)
+    expected = found.values[0] * found.sizes + n * by_cluster @ np.array(gradient)
+    np.testing.assert_allclose(found.sums[0], expected, atol=0.03 * np.ptp(expected))
+    assert found.sums[0].sum() / n == pytest.approx(found.values[0])
+
+
+def test_perplexities_are_compared_by_sums_of_log_likelihoods_on_the_log_scale():
+    samples = nll(np.random.default_rng(2), np.array([0.0, 0.3]), clusters=80)
+    parts = samples.scores
+    found = compare_column(named(2), samples, falling=True)
+    ppl = [math.exp(own[:, 0].sum() / own[:, 1].sum()) for own in parts]
+    assert found.difference[0] == pytest.approx(ppl[0] - ppl[1])
+    (low, high), logs = found.intervals()[0], np.log(ppl)
+    assert low < ppl[0] - ppl[1] < high and found.best.tolist() == [False, True]
+    # The same as the mean over tokens of a score per token: what the test sees is a ratio of sums.
+    sums = cluster_sums(parts, samples.index, samples.count, PERPLEXITY)
+    np.testing.assert_allclose(sums.sums, parts[..., 0])
+    np.testing.assert_allclose(sums.sizes, parts[0, :, 1])
+    assert sums.sums.sum(axis=1) / sums.sizes.sum() == pytest.approx(logs)
+
+
+def test_meteor_and_a_function_of_ones_own_are_compared_too():
+    rng = np.random.default_rng(3)
+    parts = rng.integers(1, 9, (2, 50, 23)).astype(float)
+    found = compare_column(named(2), Samples(parts, np.arange(50), METEOR))
+    assert found.difference[0] == pytest.approx(METEOR(parts[0]) - METEOR(parts[1])) and 0 < found.p[0] <= 1
+    scores = np.stack([rng.random(50), rng.random(50) + 2])
+    found = compare_column(named(2), Samples(scores, np.arange(50), lambda x: float(np.mean(np.sqrt(x)))))
+    assert found.difference[0] == pytest.approx(np.mean(np.sqrt(scores[0])) - np.mean(np.sqrt(scores[1])))
+    assert found.separated[0] and found.best.tolist() == [False, True]
+
+
+def test_exact_mcnemar_equals_the_binomial_test():
+    cases = np.array([(0, 0), (1, 0), (4, 0), (5, 5), (12, 3), (100, 0), (260, 199)])
+    expected = [stats.binomtest(int(b), int(b + c), 0.5).pvalue if b + c else 1.0 for b, c in cases]
+    assert mcnemar_p(*cases.T) == pytest.approx(expected, rel=1e-9)
+
+
+def test_unclustered_zeros_and_ones_claim_no_more_than_exact_mcnemar():
+    rng = np.random.default_rng(4)
+    for share in (0.03, 0.3):
+        scores = (rng.random((6, 200)) < np.linspace(0.5, 0.5 + share, 6)[:, None]).astype(float)
+        found = compare_column(named(6), Samples(scores, np.arange(200)))
+        only = [(scores[i] > scores[j]).sum() for i, j in zip(found.a, found.b, strict=True)]
+        other = [(scores[i] < scores[j]).sum() for i, j in zip(found.a, found.b, strict=True)]
+        assert (found.p >= mcnemar_p(np.array(only), np.array(other))).all()
+
+
+def test_four_discordant_samples_of_one_side_separate_nothing():
+    for scale in (1.0, 0.5):
+        scores = np.zeros((2, 500))
+        scores[0, :4] = scale
+        assert compare_column(named(2), Samples(scores, np.arange(500))).p[0] >= 0.125
+
+
+def test_clustered_zeros_and_ones_are_not_taken_for_independent():
+    scores = np.stack([np.tile([1.0, 1, 0], 8).repeat(25), np.tile([0.0, 1, 0], 8).repeat(25)])
+    alone = compare_column(named(2), Samples(scores, np.arange(600)))
+    pages = compare_column(named(2), Samples(scores, np.arange(24).repeat(25)))
+    assert alone.p[0] < 1e-6 < 1e-3 < pages.p[0]
+
+
+def test_seeds_that_are_averaged_before_count_once():
+    rng = np.random.default_rng(5)
+    seeds = (rng.random((2, 3, 120)) < np.array([0.4, 0.6])[:, None, None]).astype(float)
+    averaged = compare_column(named(2), Samples(seeds.mean(axis=1), np.arange(120)))
+    told_apart = compare_column(named(2), Samples(seeds.reshape(2, -1), np.arange(360)))
+    assert averaged.n[0] == 120 and averaged.p[0] > told_apart.p[0]
+    assert not Samples(seeds.mean(axis=1), np.arange(120)).binary.any()
+
+
+def test_only_samples_ok_in_both_are_compared_and_a_pair_is_the_same_as_alone():
+    rng = np.random.default_rng(6)
+    scores = rng.random((6, 90)) + np.linspace(0, 0.5, 6)[:, None]
+    scores[rng.random(scores.shape) < 0.1] = np.nan
+    scores[5] = np.nan
+    pages = rng.integers(0, 30, 90)
+    a, b = np.triu_indices(6, 1)
+    found = compare_pairs(named(6), Samples(scores, pages), a, b)
+    ends = found.intervals(alpha=0.05)
+    for at, (i, j) in enumerate(zip(a, b, strict=True)):
+        both = ~np.isnan(scores[i] + scores[j])
+        assert found.n[at] == both.sum()
+        if not both.any():
+            assert found.p[at] == 1 and np.isnan(ends[at]).all()
+            continue
+        alone = compare_column(named(2), Samples(scores[[i, j]][:, both], pages[both]))
+        assert found.difference[at] == pytest.approx(np.mean(scores[i, both] - scores[j, both]))
+        assert found.p[at] == pytest.approx(alone.p[0], rel=1e-9)
+        assert ends[at] == pytest.approx(alone.intervals(alpha=0.05)[0], rel=1e-6)
+
+
+def test_the_adverse_cluster_is_as_large_as_the_columns_largest_difference():
+    rng = np.random.default_rng(7)
+    base = rng.random(100)
+    close = np.stack([base, base + 0.05 + rng.normal(0, 0.05, 100)])
+    alone = compare_column(named(2), Samples(close, np.arange(100)))
+    far = np.concatenate([close, base[None] + np.where(np.arange(100) == 3, 6.0, 0.0)])
+    among = compare_column(named(3), Samples(far, np.arange(100)))
+    assert among.largest.tolist() == [pytest.approx(np.abs(far[:, None] - far[None]).max())] * 3
+    assert alone.p[0] < 1e-6 and among.p[0] == 1.0
+
+
+def test_holm_on_a_hand_worked_example():
+    # Sorted: .005 <= .05/4, .01 <= .05/3, .03 > .05/2: two are rejected, and the last two keep level .05/2.
+    adjusted, level = holm(np.array([0.01, 0.04, 0.03, 0.005]))
+    assert adjusted == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert level == pytest.approx([0.05 / 3, 0.025, 0.025, 0.0125])
+    assert [len(each) for each in holm(np.array([]))] == [0, 0]
+
+
+@SHORT
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
+def test_holm_rejects_what_its_adjusted_p_values_say(p_values):
+    p = np.array(p_values)
+    adjusted, level = holm(p)
+    clear = np.abs(adjusted - 0.05) > 1e-12
+    assert ((p <= level) == (adjusted <= 0.05))[clear].all()
+    assert ((p <= adjusted) & (adjusted <= 1)).all()
+
+
+def test_bold_is_lost_to_one_rival_at_a_level_of_all_rivals_and_to_any_holm_separated_pair():
+    rng = np.random.default_rng(8)
+    seen = set()
+    for gap in np.linspace(0, 0.12, 12):
+        found = compare_column(
+            named(6), Samples(rng.random((6, 100)) * 0.4 + gap * np.arange(6)[:, None], np.arange(100))
+        )
+        for i in range(6):
+            rivals = [
+                (found.p[at], found.separated[at])
+                for at, pair in enumerate(zip(found.a, found.b, strict=True))
+                if i in pair and found.a_better[at] == (pair[1] == i)
+            ]
+            beaten = any(p <= 0.05 / 5 or apart for p, apart in rivals)
+            assert found.best[i] == (not beaten)
+            assert found.ranks[i][0] == 1 + sum(p <= 0.05 / 5 or apart for p, apart in rivals)
+            seen.add(bool(found.best[i]))
+        low, high = found.ranks.T
+        assert (low <= high).all() and (low == 1).tolist() == found.best.tolist()
+    assert seen == {True, False}
+
+
+def test_nobody_beats_without_a_rival():
+    one = compare_column(["a"], Samples(np.ones((1, 30)), np.arange(30)))
+    assert one.best.tolist() == [True] and one.ranks.tolist() == [[1, 1]] and one.intervals().shape == (0, 2)
+
+
+COLUMNS = 25
+
+
+def test_simulated_columns_of_equal_methods_are_seldom_told_apart():
+    """Few columns of each kind; `make simulate` does 1,000. At a true rate of 5 % more than 5 of 25 have a chance of .003;
+    t tests or sign flips without the adverse cluster separate most columns of the skewed kind."""
+    kinds = ["binary n=100", "graded 100 clusters of about 4", "three seeds 100 clusters of about 4"]
+    for i, name in enumerate([*kinds, "NLL 100 clusters of about 4", "skew n=100"]):
+        found = rates(CASES[name], COLUMNS, seed=100 + i)
+        assert found.false * COLUMNS <= 5, name
+        assert found.unbold <= 0.05, name
+
+
+def test_in_simulated_columns_the_truly_best_method_is_bold_and_ranks_hold_the_true_ones():
+    for i, name in enumerate(["graded 100 clusters of about 4", "NLL n=100"]):
+        make, spread = APART[name]
+        found = rates(make, COLUMNS, seed=200 + i, spread=spread, methods=12)
+        assert found.unbold * COLUMNS <= 5 and found.rank <= 0.05, name
+
+
+def test_large_gaps_are_separated_in_every_pair_and_small_ones_in_most():
+    assert power(1.6, seed=0) == (275, 275)
+    by_budget, together = power(0.16, seed=0)
+    assert by_budget >= 260 and together >= 240

@@ -1,0 +1,119 @@
+"""docs/datasets.md is what the configs give, and every dataset file says enough for it and says it truly."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from mmkv_bench.config.schema import conf_dir, options
+from mmkv_bench.datasets.catalog import plain_config, task_file
+from mmkv_bench.datasets.page_tasks import PAGE_TASKS
+from mmkv_bench.datasets.specs import spec_from_config
+from mmkv_bench.errors import ConfigError
+from tools import datasets_page
+
+NAMES = [name for name in options("dataset") if name != datasets_page.ANY]
+SHIPPED = (
+    "chartqa",
+    "docvqa",
+    "hrbench4k",
+    "hrbench8k",
+    "mmmu",
+    "mmvet",
+    "muirbench",
+    "nextqa",
+    "ocrbench",
+    "synthdog",
+)
+SHIPPED += ("textcaps", "textvqa", "vatex", "vstar", "worldqa")
+SHIPPED += ("videochatgpt_gen", "videochatgpt_temporal", "videochatgpt_consistency")
+
+
+def node(name: str) -> dict:
+    return yaml.safe_load((conf_dir() / "dataset" / f"{name}.yaml").read_text())
+
+
+def task_yaml(name: str) -> dict:
+    return plain_config(task_file(spec_from_config(name, {k: v for k, v in node(name).items() if k != "size"})))
+
+
+def test_the_datasets_of_the_papers_are_all_there():
+    assert set(SHIPPED) <= set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_dataset_says_what_it_is(name):
+    made = datasets_page.read(name)
+    assert all(made.facts[key] for key in ("title", "hub", "licence", "size", "samples", "scale", "metrics", "traps"))
+    assert made.judge in ("none", "needed", "fallback")
+    about = node(name)["about"]
+    assert isinstance(about["traps"], list) and isinstance(about["papers"], list)
+    if name not in PAGE_TASKS:
+        assert about["columns"], "a run tells a schema that lacks a column by these"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_length_that_is_said_to_be_lmms_evals_is_that_of_its_task(name):
+    said = str(node(name)["about"]["generation"].get("lmms-eval", "")).split(" ")[0]
+    length = (task_yaml(name).get("generation_kwargs") or {}).get("max_new_tokens")
+    if said:
+        assert said == ("none" if length is None else str(length))
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in PAGE_TASKS])
+def test_every_dataset_decodes_greedily_to_a_length_of_its_own(name):
+    generation = node(name)["generation"]
+    assert generation["max_new_tokens"] >= 1 and not generation.get("do_sample", False)
+    assert not {"temperature", "top_p", "top_k"} & set(generation)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_videos_are_said_to_be_where_the_task_looks_for_them(name):
+    kwargs = task_yaml(name).get("dataset_kwargs") or {}
+    if kwargs.get("video"):
+        assert str(node(name)["about"]["media"]).startswith(f"{kwargs['cache_dir'].strip()}/")
+
+
+def test_the_committed_page_is_what_the_command_writes(tmp_path, capsys):
+    assert datasets_page.main([str(tmp_path / "datasets.md")]) == 0
+    committed = conf_dir().parent / "docs" / "datasets.md"
+    assert committed.read_text() == (tmp_path / "datasets.md").read_text(), "run `make docs`"
+    assert datasets_page.main(["--check"]) == 0
+    (tmp_path / "datasets.md").write_text("old")
+    assert datasets_page.main(["--check", str(tmp_path / "datasets.md")]) == 1
+    assert "run `make docs`" in capsys.readouterr().out
+
+
+def test_a_family_of_many_shares_a_section_and_loses_nothing():
+    text = datasets_page.page()
+    assert all(f"| [{name}](#" in text for name in NAMES)
+    section = text.partition("\n## milebench\n")[2].partition("\n## ")[0]
+    family = [name for name in NAMES if name.startswith("milebench_")]
+    assert len(family) == 29 and all(f"| `{name}` |" in section for name in family)
+    for name in family:
+        about = node(name)["about"]
+        assert all(str(about[key]) in section for key in ("hub", "licence", "size", "scale"))
+        assert all(trap in section for trap in about["traps"])
+
+
+def test_the_page_tells_papers_lengths_and_judges():
+    section = datasets_page.page().partition("\n## videochatgpt_gen\n")[2].partition("\n## ")[0]
+    for words in ("HybridKV: 128 (table 3", "lmms-eval: 1024", "needed: without one", "gpt-4o-mini"):
+        assert words in section
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (("  licence: ", "  license: "), "says nothing under about.licence"),
+        (("here: 32", "here: 64"), "generates 32 tokens and says 64"),
+    ],
+)
+def test_a_dataset_that_does_not_explain_itself_is_refused(tmp_path, monkeypatch, change, words):
+    source = (conf_dir() / "dataset" / "docvqa.yaml").read_text()
+    assert change[0] in source
+    (tmp_path / "dataset").mkdir()
+    (tmp_path / "dataset" / "docvqa.yaml").write_text(source.replace(*change))
+    monkeypatch.setattr(datasets_page, "conf_dir", lambda: tmp_path)
+    with pytest.raises(ConfigError, match=words):
+        datasets_page.read("docvqa")

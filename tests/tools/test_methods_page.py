@@ -1,0 +1,72 @@
+"""docs/methods.md is what the registry gives, and every method file says enough for it."""
+
+from __future__ import annotations
+
+import pytest
+from omegaconf import OmegaConf
+
+from mmkv_bench.config.compose import method_defaults
+from mmkv_bench.config.schema import conf_dir, options
+from mmkv_bench.errors import ConfigError
+from mmkv_bench.methods.build import build_compressor, effective, flat_parameters
+from tools import methods_page
+
+NAMES = options("method")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_method_says_what_it_is_about_and_explains_its_parameters(name):
+    made = methods_page.read(name)
+    assert all(made.about[key].strip() for key in methods_page.ABOUT)
+    assert {p.name for p in made.parameters} == set(flat_parameters(method_defaults([name])[name]))
+    assert all(len(p.meaning) > 3 and p.default for p in made.parameters)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_about_is_no_parameter_and_changes_no_compressor(name):
+    node = method_defaults([name])[name]
+    assert "about" not in flat_parameters(effective(name, node, "paper"))
+    if methods_page.is_open(node):
+        assert name in ("custom", "kvpress"), "only these are built from what the user names"
+        return
+    bare = OmegaConf.create(OmegaConf.to_container(node, resolve=False))
+    del bare["about"]
+    assert build_compressor(name, bare, "paper") == build_compressor(name, node, "paper")
+
+
+def test_the_committed_page_is_what_the_command_writes(tmp_path, capsys):
+    assert methods_page.main([str(tmp_path / "methods.md")]) == 0
+    committed = conf_dir().parent / "docs" / "methods.md"
+    assert committed.read_text() == (tmp_path / "methods.md").read_text(), "run `make docs`"
+    assert methods_page.main(["--check"]) == 0
+    (tmp_path / "methods.md").write_text("old")
+    assert methods_page.main(["--check", str(tmp_path / "methods.md")]) == 1
+    assert "run `make docs`" in capsys.readouterr().out
+
+
+def test_the_page_shows_defaults_and_what_released_sets():
+    text = methods_page.page()
+    section = text.partition("\n## snapkv\n")[2].partition("\n## ")[0]
+    assert "| `window` | `32` | `1` |" in section and "`layer`" in section and "arXiv 2404.14469" in section
+    assert "seeds" in text and "| [mmshift](#mmshift) |" in text
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (("  cost: ", "  price: "), "says nothing under about.cost"),
+        (("idea: attention of the last row", "idea:"), "says nothing under about.idea"),
+        (("   # last tokens kept", ""), "parameter recents has no comment"),
+    ],
+)
+def test_a_method_that_does_not_explain_itself_is_refused(tmp_path, monkeypatch, change, words):
+    source = (conf_dir() / "method" / "last_query.yaml").read_text()
+    source = source.replace(source.partition("  idea: ")[2].splitlines()[0], "attention of the last row", 1)
+    assert change[0] in source
+    (tmp_path / "method").mkdir()
+    (tmp_path / "method" / "last_query.yaml").write_text(source.replace(*change))
+    monkeypatch.setattr(methods_page, "conf_dir", lambda: tmp_path)
+    node = OmegaConf.create({"methods": OmegaConf.load(tmp_path / "method" / "last_query.yaml")})
+    monkeypatch.setattr("mmkv_bench.config.compose.method_defaults", lambda names: {names[0]: node.methods})
+    with pytest.raises(ConfigError, match=words):
+        methods_page.read("last_query")

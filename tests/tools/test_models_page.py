@@ -1,0 +1,57 @@
+"""docs/models.md is what conf/model gives, and every model's file says enough for it."""
+
+from __future__ import annotations
+
+import pytest
+
+from mmkv_bench.config.schema import conf_dir, options
+from mmkv_bench.config.unavailable import UNAVAILABLE
+from mmkv_bench.errors import ConfigError
+from tools import models_page
+
+
+def test_the_committed_page_is_what_the_command_writes(tmp_path, capsys):
+    assert models_page.main([str(tmp_path / "models.md")]) == 0
+    committed = conf_dir().parent / "docs" / "models.md"
+    made = (tmp_path / "models.md").read_text()
+    assert committed.read_text() == made, "run `make docs`"
+    (tmp_path / "models.md").write_text("old")
+    assert models_page.main(["--check", str(tmp_path / "models.md")]) == 1
+    assert "run `make docs`" in capsys.readouterr().out
+    for name in (*models_page.names(), *UNAVAILABLE):
+        assert f"# {name}\n" in made, f"{name} has no section"
+    row = next(line for line in made.splitlines() if line.startswith("| [qwen2_5_vl_7b]"))
+    assert "| 8.29 B | 28 | 28/4 x 128 | 57344 | 128000 | 1536 |" in row
+
+
+def test_every_model_of_the_issue_runs_or_says_why_not():
+    assert set(models_page.names()) | {"hf", "tiny"} == set(options("model"))
+    assert not set(UNAVAILABLE) & set(options("model"))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (("  licence: ", "  license: "), "says nothing under about.licence"),
+        (("dataset: needle", "dataset: neelde"), "has a gate of neelde, which is not in conf/dataset"),
+        (
+            ("metric: needle_recall", "metric: needle_recal"),
+            "needle_recal, which no run of it gives; did you mean",
+        ),
+        (("metric: needle_recall, ", ""), "a gate has the keys dataset, metric, expected"),
+        (
+            ("group: LongBench all", "group: LongBench most"),
+            "has a gate of LongBench most, which is not in conf/dataset",
+        ),
+        (("group: LongBench all, ", "group: LongBench all, metric: x, "), "a gate has the keys group, expected"),
+    ],
+)
+def test_a_file_that_does_not_say_enough_is_refused(tmp_path, monkeypatch, change, words):
+    source = (conf_dir() / "model" / "llama_3_8b.yaml").read_text()
+    assert change[0] in source
+    (tmp_path / "model").mkdir()
+    (tmp_path / "dataset").symlink_to(conf_dir() / "dataset")
+    (tmp_path / "model" / "llama_3_8b.yaml").write_text(source.replace(*change))
+    monkeypatch.setattr(models_page, "conf_dir", lambda: tmp_path)
+    with pytest.raises(ConfigError, match=words):
+        models_page.read("llama_3_8b")

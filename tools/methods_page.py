@@ -1,0 +1,229 @@
+"""`docs/methods.md` from the registry: `python -m tools.methods_page` writes it, `--check` compares it.
+
+Everything on the page is read from `conf/method/*.yaml` (what a method is about, its parameters with the comments behind
+them, what `released` changes) and from the compressor that such a file builds (scope, parts, what is gathered).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mmkv_bench.config.schema import conf_dir, options
+from mmkv_bench.errors import ConfigError
+from mmkv_bench.methods.build import DECODING, FULL, PARTS, build_compressor, flat_parameters
+
+if TYPE_CHECKING:
+    from mmkv_bench.compression.compressor import Compressor
+
+ABOUT = ("idea", "source", "cost", "readings")
+"""Keys of a method file's `about`."""
+SCOPES = {
+    "layer": "`layer`: a layer is reduced as soon as it is prefilled, so memory falls during the prefill",
+    "model": "`model`: decided after the last layer, so the peak is the full cache's",
+}
+OWN = "that of the parts that you name"
+GATHERED = {
+    "tail_queries": "the last queries",
+    "query_moments": "mean and covariance of the queries",
+    "hidden_moments": "mean and deviation of the hidden states",
+    "hidden_scalars": "one mean and deviation of all hidden values",
+    "column_sums": "attention column sums",
+    "queries": "all queries of a layer, until it is done",
+    "answer": "after it, the attention of the full cache's own answer",
+    "states": "all hidden states of a layer, until it is done",
+}
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One line of a method file: a flat parameter, its default as YAML text and the comment behind it."""
+
+    name: str
+    default: str
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Method:
+    """One method file, as the page shows it."""
+
+    name: str
+    about: Mapping[str, str]
+    parameters: Sequence[Parameter]
+    released: Mapping[str, Any]
+    scope: str
+    budget: str
+    parts: Sequence[str]
+    gathered: Sequence[str]
+    stochastic: bool
+
+
+def page() -> str:
+    """The page as Markdown."""
+    methods = [read(name) for name in sorted(options("method"), key=lambda name: (name != FULL, name))]
+    lines = [
+        "# Methods",
+        "",
+        "Made by `make docs` from the files in `conf/method` and the classes they name; do not edit. A budget C is counted",
+        "in entries per KV head, T are the prompt's tokens. `reading=paper` is the default; `reading=released` sets what",
+        "the released code does differently. The classes' docstrings say what of it is not reproduced, and why.",
+        "",
+        "| method | idea | scope | seeds | released changes |",
+        "|---|---|---|---|---|",
+    ]
+    for m in methods:
+        changes = ", ".join(f"`{key}`" for key in m.released) or "nothing"
+        seeds = "yes" if m.stochastic else "no"
+        lines.append(f"| [{m.name}](#{m.name}) | {m.about['idea']} | {_short(m.scope)} | {seeds} | {changes} |")
+    for m in methods:
+        lines += ["", *_section(m)]
+    return "\n".join(lines) + "\n"
+
+
+def read(name: str) -> Method:
+    """A method file and the compressor that it builds.
+
+    Raises:
+        ConfigError: no `about`, an empty entry of it, or a parameter without a comment.
+    """
+    from mmkv_bench.config.compose import method_defaults
+
+    path = conf_dir() / "method" / f"{name}.yaml"
+    node = method_defaults([name])[name]
+    about = {key: str(value or "") for key, value in (node.get("about") or {}).items()}
+    lacking = [key for key in ABOUT if not about.get(key, "").strip()]
+    if lacking:
+        raise ConfigError(f"conf/method/{name}.yaml says nothing under about.{lacking[0]}; add one sentence")
+    parameters = _parameters(path, set(flat_parameters(node)))
+    compressor = None if is_open(node) else build_compressor(name, node, "paper")
+    return Method(
+        name=name,
+        about=about,
+        parameters=parameters,
+        released=dict(node.get("released") or {}),
+        scope=OWN if compressor is None else _scope(compressor),
+        budget=OWN if compressor is None else _budget(compressor, build_compressor(name, node, "released")),
+        parts=[] if compressor is None else _parts(compressor),
+        gathered=[] if compressor is None else _gathered(compressor),
+        stochastic=compressor is not None and compressor.stochastic,
+    )
+
+
+def is_open(node: Mapping[str, Any]) -> bool:
+    """Whether a method has no scorer until its user names one, so that there is nothing to build yet."""
+    return node.get("base") != FULL and node.get("scorer") is None and node.get(DECODING) is None
+
+
+def _parameters(path: Path, names: set[str]) -> list[Parameter]:
+    import yaml
+
+    text = path.read_text()
+    lines, found = text.splitlines(), []
+    for key, value in yaml.compose(text, Loader=yaml.SafeLoader).value:
+        if key.value not in names:
+            continue
+        last = value.end_mark if value.end_mark.column else value.start_mark
+        comment = lines[last.line][last.column :].partition("#")[2].strip()
+        if not comment:
+            raise ConfigError(f"conf/method/{path.name}: parameter {key.value} has no comment; say what it means")
+        default = text[value.start_mark.index : value.end_mark.index].strip()
+        found.append(Parameter(key.value, default, comment))
+    return found
+
+
+def _scope(compressor: Compressor) -> str:
+    return "nothing is evicted" if compressor.unbudgeted else SCOPES[compressor.scope]
+
+
+def _budget(paper: Compressor, released: Compressor) -> str:
+    if paper.unbudgeted:
+        return "none"
+    words = (
+        "at most C entries per KV head, on average"
+        if paper.falls_short
+        else "exactly C entries per KV head, on average"
+    )
+    if released.exceeds:
+        return f"{words}; `released` may keep more"
+    return words if released.falls_short == paper.falls_short else f"{words}; `released` may keep fewer"
+
+
+def _parts(compressor: Compressor) -> list[str]:
+    parts = {part: getattr(compressor, part) for part in (*PARTS, DECODING)}
+    return [f"{name} `{type(part).__name__}`" for name, part in parts.items() if part is not None]
+
+
+def _gathered(compressor: Compressor) -> list[str]:
+    needs = vars(compressor.needs)
+    return [words for name, words in GATHERED.items() if needs[name]]
+
+
+def _short(scope: str) -> str:
+    return scope.partition(":")[0].strip("`") if scope in SCOPES.values() else scope
+
+
+def _section(m: Method) -> list[str]:
+    lines = [
+        f"## {m.name}",
+        "",
+        f"{_sentence(m.about['idea'])}",
+        "",
+        f"- source: {m.about['source']}",
+        f"- cost: {m.about['cost']}",
+        f"- scope: {m.scope}",
+        f"- keeps: {m.budget}",
+        f"- readings: {m.about['readings']}",
+    ]
+    if m.parts:
+        lines.append(f"- parts: {', '.join(m.parts)}")
+    if m.gathered:
+        lines.append(f"- gathered during the prefill: {', '.join(m.gathered)}")
+    if not m.parameters:
+        return [*lines, "- parameters: none"]
+    changed = {key: value for key, value in m.released.items() if "." not in key}
+    lines += ["", "| parameter | default | released | meaning |", "|---|---|---|---|"]
+    for p in m.parameters:
+        released = f"`{_yaml(changed[p.name])}`" if p.name in changed else ""
+        lines.append(f"| `{p.name}` | `{p.default}` | {released} | {_cell(p.meaning)} |")
+    inside = [f"`{key}={_yaml(value)}`" for key, value in m.released.items() if "." in key]
+    return lines + (["", f"`released` also sets {', '.join(inside)}."] if inside else [])
+
+
+def _sentence(text: str) -> str:
+    text = text[:1].upper() + text[1:]
+    return text if text.endswith(".") else text + "."
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _yaml(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) or value is None else str(value)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the page, or with `--check` say whether it is what would be written (exit code 1 if not)."""
+    parser = argparse.ArgumentParser(prog="python -m tools.methods_page", description=__doc__)
+    parser.add_argument("path", nargs="?", type=Path, default=conf_dir().parent / "docs" / "methods.md")
+    parser.add_argument("--check", action="store_true", help="write nothing; compare")
+    options_ = parser.parse_args(arguments)
+    made = page()
+    if not options_.check:
+        options_.path.write_text(made)
+        print(f"wrote {options_.path}")
+        return 0
+    same = options_.path.is_file() and options_.path.read_text() == made
+    print(
+        f"{options_.path} is {'what' if same else 'not what'} the registry gives{'' if same else '; run `make docs`'}"
+    )
+    return 0 if same else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
