@@ -17,7 +17,7 @@ ifneq ($(PIP_INDEX_URL),)
 export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 
-.PHONY: help bench test test-dispatch fuzz fuzz-store lint docs results verify matrix bench-statistics bench-fork bench-tables bench-methods simulate check-platforms lock
+.PHONY: help bench test test-dispatch fuzz fuzz-store lint docs results verify matrix bench-statistics bench-fork bench-tables bench-methods simulate site check-platforms lock
 
 help:
 	@echo "make bench             install if needed, run mmshift at 64 entries and experiment=demo on the embedded model"
@@ -36,6 +36,7 @@ help:
 	@echo "make simulate          how often bold, ranks and separated pairs are wrong, in 1,000 made-up columns of each kind"
 	@echo "make verify            make 50 answers drawn from all committed rows again and compare; minutes (SAMPLES=, SEED=)"
 	@echo "make docs              write docs/methods.md, datasets.md and models.md from the files in conf/"
+	@echo "make site              docs, README and the API from docstrings as pages in site/, built offline"
 	@echo "make check-platforms   does the lock install on Linux, macOS and Windows, Python 3.11 to 3.14; downloads nothing"
 	@echo "make lock              resolve requirements.lock anew from pyproject.toml"
 
@@ -110,6 +111,10 @@ docs: $(STAMP)
 	$(BIN)/python -m tools.methods_page
 	$(BIN)/python -m tools.datasets_page
 	$(BIN)/python -m tools.models_page
+
+# Links that lead nowhere fail it. Open site/index.html, from the folder or from any server.
+site: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --clean -f tools/site/mkdocs.yml -d $(CURDIR)/site
 
 check-platforms: $(STAMP)
 	$(BIN)/python tools/check_platforms.py --uv $(BIN)/uv
