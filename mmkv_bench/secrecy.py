@@ -1,7 +1,7 @@
 """Keeps keys and passwords out of rows, logs and trackers.
 
-A secret is known by where it stands (under a name such as `api_key`) or by its value (an environment variable of such a
-name, wherever an interpolation or an error message put it); a value is found in the encodings in which servers and
+A secret is known by where it stands (under a name such as `api_key`, in an address) or by its value (an environment variable
+of such a name, wherever an interpolation or an error message put it); a value is found in the encodings in which servers and
 libraries echo it, too.
 """
 
@@ -12,20 +12,29 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
+from html import escape
 from typing import Any
 from urllib.parse import quote, quote_plus
 
 REDACTED = "<redacted>"
 SHORTEST = 8  # characters; shorter values are words that may stand anywhere
 _NAME = re.compile(
-    r"(^|_)(api_?key|access_?key|secret(_?key)?|(auth|access|hf|api)?_?token|pass(word|wd)?|credentials?)$",
+    r"(^|[_-])(api[_-]?keys?|(access|private|subscription)[_-]?key|secrets?([_-]?key)?|(auth|access|hf|api)?[_-]?token|"
+    r"authorization|pass(word|wd|phrase)?|credentials?)$",
+    re.IGNORECASE,
+)
+# Variables are named more freely (JUDGE_KEY, PGPASSWORD, OPENAI_API_KEY_2); PWD alone is a folder.
+_VARIABLE = re.compile(r"(key|token|secret|pass(word|wd|phrase)?|.pwd|credentials?)(_?\d+)?$", re.IGNORECASE)
+# In an address: user:password@ before its host, and parameters such as ?api-key=...
+_IN_ADDRESS = re.compile(
+    r"(?<=://)[^/\s:@]*:[^/\s@]+(?=@)|(?<=[?&])((?:[\w-]*[_-])?(?:key|token|secret|password|sig|signature)=)[^&#\s\"']+",
     re.IGNORECASE,
 )
 
 
 def known_secrets() -> list[str]:
     """Values of the environment variables that have a secret's name."""
-    return [value for name, value in os.environ.items() if _NAME.search(name)]
+    return [value for name, value in os.environ.items() if _VARIABLE.search(name) and name.upper() != "OLDPWD"]
 
 
 def without_secrets(value: Any, secrets: Iterable[str] | None = None, also: Callable[[str], str] = str) -> Any:
@@ -39,15 +48,18 @@ def without_secrets(value: Any, secrets: Iterable[str] | None = None, also: Call
 
     def hide(inner: Any) -> Any:
         if isinstance(inner, Mapping):
-            return {
-                key: REDACTED if isinstance(item, str) and item and _NAME.search(str(key)) else hide(item)
-                for key, item in inner.items()
-            }
+            return {key: covered(item) if _NAME.search(str(key)) else hide(item) for key, item in inner.items()}
         if isinstance(inner, list | tuple):
             return [hide(item) for item in inner]
         if isinstance(inner, str):
-            return also(pattern.sub(REDACTED, inner) if pattern else inner)
+            shown = pattern.sub(REDACTED, inner) if pattern else inner
+            return also(_IN_ADDRESS.sub(lambda found: f"{found[1] or ''}{REDACTED}", shown))
         return inner
+
+    def covered(item: Any) -> Any:
+        if isinstance(item, list | tuple):
+            return [covered(one) for one in item]
+        return REDACTED if isinstance(item, str) and item else hide(item)
 
     return hide(value)
 
@@ -59,11 +71,15 @@ def _pattern(secrets: Iterable[str]) -> re.Pattern[str] | None:
 
 
 def _forms(secret: str) -> set[str]:
-    """The secret as it is, as JSON, in a URL, in hexadecimal digits, and in both alphabets of base64."""
+    """The secret as it is, as JSON (twice, too) and Python write it, in a URL, in HTML, in hexadecimal digits, and in both
+    alphabets of base64."""
     raw = secret.encode("utf-8", errors="surrogateescape")
-    forms = {secret, json.dumps(secret)[1:-1], raw.hex(), raw.hex().upper()}
+    written = json.dumps(secret)[1:-1]
+    forms = {secret, written, json.dumps(written)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1], escape(secret)}
+    forms |= {repr(secret)[1:-1], repr(raw)[2:-1], raw.hex(), raw.hex().upper()}
     if raw.decode("utf-8", errors="ignore") == secret:
-        forms |= {quote(secret, safe=""), quote_plus(secret), quote(secret, safe="").lower()}
+        for form in (quote(secret, safe=""), quote(secret), quote_plus(secret)):
+            forms |= {form, re.sub("%..", lambda found: found[0].lower(), form)}
     for before in range(3):  # base64 digits depend on what stands before; those that share a byte with it are left out
         first, last = -(-8 * before // 6), 8 * (before + len(raw)) // 6
         for encode in (base64.b64encode, base64.urlsafe_b64encode):
