@@ -77,12 +77,17 @@ class Column:
         found[self.b, self.a] = proven & ~self.a_better
         return found
 
-    @property
+    @cached_property
     def best(self) -> np.ndarray:
         """Methods of which no rival is proven better, bool [m]."""
         return ~self.beats.any(axis=0)
 
-    @property
+    @cached_property
+    def winners(self) -> tuple[str, ...]:
+        """The names of `best`."""
+        return tuple(name for name, best in zip(self.names, self.best.tolist(), strict=True) if best)
+
+    @cached_property
     def ranks(self) -> np.ndarray:
         """From and to, int [m, 2]."""
         return np.stack([1 + self.beats.sum(axis=0), len(self.names) - self.beats.sum(axis=1)], axis=1)

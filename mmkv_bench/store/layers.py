@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mmkv_bench.store import together
+from mmkv_bench.store import parts, together
 from mmkv_bench.store.packing import is_packed
 from mmkv_bench.store.rows import safe_name
 
@@ -80,8 +80,8 @@ def _own_files(root: Path, table: str, cells: set[str] | None) -> list[Path]:
 
 
 def _names(rows: pa.Table) -> set[str]:
-    return set(rows["cell"].unique().to_pylist())
+    return set(rows["cell"].cast(pa.string()).unique().to_pylist())
 
 
 def _is_of(rows: pa.Table, cells: Collection[str]) -> pa.ChunkedArray:
-    return pc.is_in(rows["cell"], value_set=pa.array(sorted(cells), pa.string()))
+    return parts.is_in(rows["cell"], pa.array(sorted(cells), pa.string()))

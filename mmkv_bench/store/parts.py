@@ -16,6 +16,7 @@ from mmkv_bench.store.schema import SCHEMA_VERSION, SCHEMAS
 from mmkv_bench.store.sealed import Damaged, opened, sealed
 
 _RETRIES = 20
+CODED = pa.dictionary(pa.int32(), pa.string())
 
 
 def parquet(table: pa.Table) -> Callable[[BinaryIO], None]:
@@ -29,14 +30,16 @@ def load(
     columns: Sequence[str],
     cells: Collection[str] | None = None,
     unchecked: set[Path] | None = None,
+    coded: bool = False,
 ) -> pa.Table:
     """The rows of all files that `list_files` names, in the order of their names: `columns`, and of `cells` only if given.
 
     File by file: as quick as a pyarrow dataset, whose import alone (it brings pandas) costs more than most reads.
+    coded: texts as dictionaries, as they stand in the files: each once, and not once per row.
     Files that carry no digest, being older, are added to `unchecked`. Raises StoreError for a damaged or unreadable file
     and for one of another schema version, naming it.
     """
-    schema = pa.schema([SCHEMAS[table].field(name) for name in columns])
+    schema = of_columns(table, columns, coded)
     for _ in range(_RETRIES):
         try:
             tables = [_read(path, schema, cells, unchecked) for path in sorted(list_files())]
@@ -46,9 +49,25 @@ def load(
     raise StoreError(f"{table}: files keep vanishing while they are read; is another program removing them?")
 
 
+def of_columns(table: str, columns: Sequence[str], coded: bool = False) -> pa.Schema:
+    """The schema of some columns; coded: texts are dictionaries."""
+    fields = [SCHEMAS[table].field(name) for name in columns]
+    return pa.schema(
+        [field.with_type(CODED) if coded and pa.types.is_string(field.type) else field for field in fields]
+    )
+
+
+def is_in(column: pa.ChunkedArray, texts: pa.Array) -> pa.ChunkedArray:
+    """Which rows of a column of texts, coded or not, are among `texts`."""
+    if not pa.types.is_dictionary(column.type):
+        return pc.is_in(column, value_set=texts)
+    found = [pc.is_in(chunk.dictionary, value_set=texts).take(chunk.indices) for chunk in column.chunks]
+    return pa.chunked_array(found, pa.bool_())
+
+
 def _read(path: Path, schema: pa.Schema, cells: Collection[str] | None, unchecked: set[Path] | None) -> pa.Table:
     with readable(path):
-        with opened(path) as (file, checked):
+        with opened(path, [field.name for field in schema if field.type == CODED]) as (file, checked):
             held = set(file.schema_arrow.names)
             rows = file.read(
                 columns=[name for name in dict.fromkeys(["schema_version", *schema.names, "cell"]) if name in held]
@@ -62,7 +81,7 @@ def _read(path: Path, schema: pa.Schema, cells: Collection[str] | None, unchecke
             if name not in held and schema.field(name).nullable:
                 rows = rows.append_column(schema.field(name), pa.nulls(rows.num_rows, schema.field(name).type))
         if cells is not None:
-            rows = rows.filter(pc.is_in(rows["cell"], pa.array(list(cells), pa.string())))
+            rows = rows.filter(is_in(rows["cell"], pa.array(list(cells), pa.string())))
         return rows.select(schema.names).cast(schema)
 
 
@@ -93,6 +112,9 @@ def newest(rows: pa.Table) -> pa.Table:
     key = keys(rows, ("cell", "sample_id"))
     if np.all(key[1:] > key[:-1]):  # the parts of one cell
         return rows
+    order = np.argsort(key, kind="stable")
+    if np.all(np.diff(key[order]) > 0):
+        return rows.take(order)
     when = rows["committed_at"].cast(pa.int64()).to_numpy()
     order = np.lexsort((when, key))
     last = np.append(key[order][1:] != key[order][:-1], True)

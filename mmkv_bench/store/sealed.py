@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -44,10 +44,10 @@ def sealed(table: pa.Table, row_group_size: int | None = None, **options: Any) -
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[tuple[pq.ParquetFile, bool]]:
+def opened(path: Path, coded: Sequence[str] = ()) -> Iterator[tuple[pq.ParquetFile, bool]]:
     """The file, checked, and whether it carries a digest to check; each state of a file is hashed once in a process.
 
-    Raises Damaged, OSError, pa.ArrowException.
+    coded: columns of texts that are read as dictionaries. Raises Damaged, OSError, pa.ArrowException.
     """
     with open(path, "rb") as stream:
         state = State.of(os.fstat(stream.fileno()))
@@ -60,7 +60,7 @@ def opened(path: Path) -> Iterator[tuple[pq.ParquetFile, bool]]:
                 _known[state] = checked
         else:
             checked = _known[state]
-        with pq.ParquetFile(source, page_checksum_verification=True) as file:
+        with pq.ParquetFile(source, read_dictionary=list(coded), page_checksum_verification=True) as file:
             yield file, checked
 
 

@@ -17,6 +17,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -99,16 +100,20 @@ class Store:
                 done[cell].add(sample)
         return done
 
-    def responses(self, cells: Iterable[str] | None = None, columns: Iterable[str] | None = None) -> pa.Table:
-        """Response rows, one per cell and sample (the newest), sorted by both; all cells and columns unless given."""
+    def responses(
+        self, cells: Iterable[str] | None = None, columns: Iterable[str] | None = None, coded: bool = False
+    ) -> pa.Table:
+        """Response rows, one per cell and sample (the newest), sorted by both; all cells and columns unless given. coded:
+        texts as dictionaries."""
         self._check_version()
         cells = None if cells is None else set(cells)
         asked = RESPONSES.names if columns is None else _known("responses", columns)
         needed = list(dict.fromkeys([*asked, "cell", "sample_id", "committed_at"]))
         # Journals first: one that is published between the two reads is then seen twice, not never.
         pending = [row for rows in self._pending() for row in rows if cells is None or row["cell"] in cells]
-        published = self.read("responses", lambda: self.files("responses"), needed, cells)
-        rows = parts.newest(pa.concat_tables([published, to_table("responses", pending, needed)]))
+        published = self.read("responses", lambda: self.files("responses"), needed, cells, coded)
+        unpublished = to_table("responses", pending, needed).cast(published.schema)
+        rows = parts.newest(pa.concat_tables([published, unpublished]))
         if rows.num_rows:
             newest = pc.max(rows["committed_at"]).as_py()
             self._latest = max(self._latest or newest, newest)
@@ -178,9 +183,11 @@ class Store:
             raise StoreError("metrics: rows of a cell that has no samples")
         scores.replace(self, tables, cells.to_pylist())
 
-    def samples(self, cells: Iterable[str] | None = None, columns: Sequence[str] | None = None) -> pa.Table:
-        """Metric values per sample, of all scored cells and all columns unless given."""
-        return self.load("samples", cells, columns)
+    def samples(
+        self, cells: Iterable[str] | None = None, columns: Sequence[str] | None = None, coded: bool = False
+    ) -> pa.Table:
+        """Metric values per sample, of all scored cells and all columns unless given. coded: texts as dictionaries."""
+        return self.load("samples", cells, columns, coded)
 
     def metrics(self, cells: Iterable[str] | None = None, columns: Sequence[str] | None = None) -> pa.Table:
         """Metrics per cell, of all scored cells and all columns unless given."""
@@ -243,10 +250,17 @@ class Store:
     def files(self, table: str) -> list[Path]:
         return layers.files(self.root, table)
 
-    def read(self, table: str, list_files: Callable[[], list[Path]], *which: Any) -> pa.Table:
+    def read(
+        self,
+        table: str,
+        list_files: Callable[[], list[Path]],
+        columns: Sequence[str],
+        cells: Collection[str] | None,
+        coded: bool = False,
+    ) -> pa.Table:
         """`parts.load`, with a warning about files that carry no checksums."""
         warned = bool(self.unchecked)
-        rows = parts.load(table, list_files, *which, unchecked=self.unchecked)
+        rows = parts.load(table, list_files, columns, cells, self.unchecked, coded)
         if self.unchecked and not warned:
             log.warning(
                 "%s holds files without checksums, written by an older version: damage to them would not be noticed. "
@@ -256,13 +270,16 @@ class Store:
             )
         return rows
 
-    def load(self, table: str, cells: Iterable[str] | None, columns: Sequence[str] | None = None) -> pa.Table:
-        """Rows of `cells`, `samples` or `metrics` that count (see `layers.py`), of all cells and all columns unless given."""
+    def load(
+        self, table: str, cells: Iterable[str] | None, columns: Sequence[str] | None = None, coded: bool = False
+    ) -> pa.Table:
+        """Rows of `cells`, `samples` or `metrics` that count (see `layers.py`), of all cells and all columns unless given.
+        coded: texts as dictionaries."""
         self._check_version()
         asked = SCHEMAS[table].names if columns is None else _known(table, columns)
         names = list(dict.fromkeys([*asked, "cell"]))
         wanted = None if cells is None else set(cells)
-        return layers.load(self.root, table, names, wanted, self.read).select(asked)
+        return layers.load(self.root, table, names, wanted, partial(self.read, coded=coded)).select(asked)
 
     def pack(self, slim: bool = False) -> int:
         """Few large files per table instead of one per cell or part: small enough to publish. Reading is the same, and what

@@ -46,7 +46,8 @@ class Audit:
         return not self.packed and not self.retrievable
 
 
-_NUMBERS = ("entries_asked", "entries_resident", "tokens_from_compressed", "n_tokens", "question_text_before_cut")
+_EXCESS = ("entries_asked", "entries_resident")
+_NUMBERS = (*_EXCESS, "tokens_from_compressed", "n_tokens", "question_text_before_cut")
 _STORAGE = ("entries_reachable", "bytes_device", "bytes_host", "bytes_metadata", "bytes_full")
 _STORAGE += ("budget_entries", "context_tokens")
 
@@ -57,8 +58,9 @@ class Answers:
 
     starts    int [cells + 1]; the rows of the i-th cell are those from starts[i] to starts[i + 1]
     sample    int [rows], positions in the sheet's sample ids; -1 where the sample has no score in any cell
-    ok, eos   bool [rows], what ended the response
-    columns   float64 [rows] each, NaN for null; those of `_STORAGE` are there together or not at all
+    ok        bool [rows], the response's status
+    columns   float64 [rows] each, NaN for null: `_EXCESS` and, where the responses tell it, the first five of `_STORAGE`
+    flags     what an audit counts, by the names of its fields, bool [rows] each
     reasons   names of fallbacks; reason, reason_row: int [found], which of them and in which row, sorted by row
     scored    bool [rows], some metric has a score of the sample
     """
@@ -66,8 +68,8 @@ class Answers:
     starts: np.ndarray
     sample: np.ndarray
     ok: np.ndarray
-    eos: np.ndarray
     columns: Mapping[str, np.ndarray]
+    flags: Mapping[str, np.ndarray]
     reasons: tuple[str, ...]
     reason: np.ndarray
     reason_row: np.ndarray
@@ -90,12 +92,14 @@ class Answers:
             order = order[np.argsort(key[order], kind="stable")]
         storage = _STORAGE if all(name in responses for name in _STORAGE) else ()
         starts = np.searchsorted(of_cell[order], np.arange(len(sheet.cells) + 1))
+        columns = {name: numbers(responses[name])[order] for name in (*_NUMBERS, *storage)}
+        flags = _flags(columns, is_text(responses["finish_reason"], "eos")[order])
         made = cls(
             starts=starts,
             sample=of_sample[order].astype(np.int32),
             ok=is_text(responses["status"], "ok")[order],
-            eos=is_text(responses["finish_reason"], "eos")[order],
-            columns={name: numbers(responses[name])[order] for name in (*_NUMBERS, *storage)},
+            columns={name: columns[name] for name in (*_EXCESS, *storage[:5])},
+            flags=flags,
             **_reasons(responses, order),
             scored=np.zeros(len(order), dtype=bool),
         )
@@ -104,11 +108,15 @@ class Answers:
         return made
 
     def behind(self, cell: int, samples: np.ndarray) -> slice | np.ndarray:
-        """The rows of a cell's answers to these samples, int [n] in ascending order."""
+        """The rows of a cell's answers to these samples, int [n]; both ascending."""
         at = slice(int(self.starts[cell]), int(self.starts[cell + 1]))
-        if np.array_equal(self.sample[at], samples):
+        own = self.sample[at]
+        if np.array_equal(own, samples):
             return at
-        return at.start + np.flatnonzero(np.isin(self.sample[at], samples))
+        if not len(own):
+            return np.array([], dtype=np.int64)
+        found = np.minimum(np.searchsorted(own, samples), len(own) - 1)
+        return at.start + found[own[found] == samples]
 
     def unscored(self, cell: int) -> int:
         """Answers of a cell without any score: not every sample has every metric (those of a mix are for one kind)."""
@@ -121,20 +129,15 @@ class Answers:
         n = self.ok[kept].size
         if not n:
             return Audit()
-        found = {name: column[kept] for name, column in self.columns.items()}
-        excess = found["entries_resident"] / found["entries_asked"] - 1
-        excess = excess[excess > 0]  # comparisons with NaN (no budget) are false
-        compressed = found["tokens_from_compressed"]
-        tested = compressed - self.eos[kept]
+        found = dict(zip(self.flags, (np.count_nonzero(flag[kept]) for flag in self.flags.values()), strict=True))
+        excess = self._excess(kept) if found["over"] else np.zeros(1)
         return Audit(
             n=n,
-            over=len(excess),
-            excess_mean=float(np.mean(excess)) if len(excess) else 0.0,
-            excess_worst=float(np.max(excess)) if len(excess) else 0.0,
+            excess_mean=float(np.mean(excess)),
+            excess_worst=float(np.max(excess)),
             fallbacks=self._fallbacks(kept),
-            from_prefill=int(np.sum((tested <= 0) & (compressed < found["n_tokens"]))),
-            text_before_cut=int(np.sum(found["question_text_before_cut"] > 0)),
-            **(_storage(found) if _STORAGE[0] in found else {}),
+            **found,
+            **(self._storage(kept) if found.get("packed") or found.get("retrievable") else {}),
         )
 
     def _ok(self, rows: Sequence[slice | np.ndarray]) -> slice | np.ndarray:
@@ -144,12 +147,31 @@ class Answers:
         own = [np.arange(at.start, at.stop) if isinstance(at, slice) else at for at in rows]
         return np.concatenate([at[self.ok[at]] for at in own])
 
+    def _excess(self, kept: slice | np.ndarray) -> np.ndarray:
+        """resident / asked - 1 of those of these rows that are over."""
+        excess = self.columns["entries_resident"][kept] / self.columns["entries_asked"][kept] - 1
+        return excess[self.flags["over"][kept]]
+
+    def _storage(self, kept: slice | np.ndarray) -> dict[str, float]:
+        """What the bytes and the reachable entries of rows say that are not told by entries alone."""
+        resident, reachable, device, host, metadata, full = (
+            self.columns[name][kept] for name in ("entries_resident", *_STORAGE[:5])
+        )
+        known, reached = full > 0, self.flags["retrievable"][kept]
+        return {
+            "device": float(np.mean(((device + metadata) / full)[known])) if known.any() else 1.0,
+            "host": float(np.mean((np.nan_to_num(host) / full)[known])) if known.any() else 0.0,
+            "reach": float(np.mean((reachable / resident)[reached])) if reached.any() else 1.0,
+        }
+
     def _fallbacks(self, kept: slice | np.ndarray) -> dict[str, int]:
         """Reason -> how often, in these rows, by name."""
         # The rows of a cell stand together, so this looks at little more than theirs.
         whole = isinstance(kept, slice)
         ends = (kept.start, kept.stop) if whole else (kept.min(), kept.max() + 1)
         low, high = np.searchsorted(self.reason_row, ends)
+        if low == high:
+            return {}
         reason = self.reason[low:high]
         counts = np.bincount(
             reason if whole else reason[np.isin(self.reason_row[low:high], kept)], minlength=len(self.reasons)
@@ -179,20 +201,22 @@ def _reasons(responses: pd.DataFrame, order: np.ndarray) -> dict[str, Any]:
 _PACKED = 0.9  # full-width entries take at least their share of the full cache's bytes, ragged heads' padding more
 
 
-def _storage(found: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """What the bytes and the reachable entries say."""
-    resident, asked = found["entries_resident"], found["entries_asked"]
-    reachable, device, host, metadata, full, budget, tokens = (found[name] for name in _STORAGE)
-    # Entries of the full cache: what was asked is the budget, or the whole prompt, of every head; without a budget
-    # nothing is evicted.
-    whole = np.where(np.isnan(asked), resident, asked * tokens / np.fmin(budget, tokens))
-    known = full > 0
-    packed = known & (device < _PACKED * full * resident / whole)
-    reached = reachable > resident
-    return {
-        "packed": int(packed.sum()),
-        "retrievable": int(reached.sum()),
-        "device": float(np.mean(((device + metadata) / full)[known])) if known.any() else 1.0,
-        "host": float(np.mean((np.nan_to_num(host) / full)[known])) if known.any() else 0.0,
-        "reach": float(np.mean((reachable / resident)[reached])) if reached.any() else 1.0,
-    }
+def _flags(columns: Mapping[str, np.ndarray], eos: np.ndarray) -> dict[str, np.ndarray]:
+    """What an audit counts, bool [rows] each, by the names of its fields; comparisons with NaN (null, no budget) are
+    false."""
+    resident, asked = columns["entries_resident"], columns["entries_asked"]
+    compressed = columns["tokens_from_compressed"]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found = {
+            "over": resident / asked - 1 > 0,
+            "from_prefill": (compressed - eos <= 0) & (compressed < columns["n_tokens"]),
+            "text_before_cut": columns["question_text_before_cut"] > 0,
+        }
+        if _STORAGE[0] not in columns:
+            return found
+        reachable, device, _, _, full, budget, tokens = (columns[name] for name in _STORAGE)
+        # Entries of the full cache: what was asked is the budget, or the whole prompt, of every head; without a budget
+        # nothing is evicted.
+        whole = np.where(np.isnan(asked), resident, asked * tokens / np.fmin(budget, tokens))
+        packed = (full > 0) & (device < _PACKED * full * resident / whole)
+    return found | {"packed": packed, "retrievable": reachable > resident}

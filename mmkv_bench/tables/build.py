@@ -79,6 +79,9 @@ def _of_trained(cells: pd.DataFrame) -> pd.DataFrame:
     return cells[~random]
 
 
+_METRICS = ("cell", "metric", "lmms_eval", "judge", "judge_prompts", "judge_temperature")
+
+
 class _Parts:
     """What tables are made of, coded once: scores, answers, and what the `metrics` rows know of a cell's metric."""
 
@@ -89,7 +92,8 @@ class _Parts:
         self.full = rows.full
         self.lmms_eval: dict[tuple[str, str], float] = {}
         self.judges: dict[tuple[str, str], str] = {}
-        for row in rows.metrics.to_dict("records"):
+        read = [name for name in _METRICS if name in rows.metrics]
+        for row in rows.metrics[read].to_dict("records"):
             key = row["cell"], row["metric"]
             if not missing(row["lmms_eval"]):
                 self.lmms_eval[key] = float(row["lmms_eval"])
@@ -132,8 +136,10 @@ def _table(sweep: Sweep, metric: str, parts: _Parts) -> Table:
         for (key, own), numbers in zip(scores.items(), found, strict=True)
     }
     if len(common):
-        shared = {key: aggregate(own.among(common), aggregator) for key, own in scores.items()}
-        entries = {key: replace(entry, common=shared[key]) for key, entry in entries.items()}
+        for key, own in scores.items():
+            whole = own.n_ok == own.n == len(common)  # then the headline is of no other samples
+            shared = entries[key].value if whole else aggregate(own.among(common), aggregator)
+            entries[key] = replace(entries[key], common=shared)
     begun = {label for label, _ in (*entries, *waiting)}  # cells are stored before their first answer is
     methods = tuple(method for method in sweep.methods if method.label in begun)
     budgets = tuple(sorted({budget for _, budget in entries if budget}, key=Decimal))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mmkv_bench.config.schema import conf_dir
+from mmkv_bench.tables.rows import config_of
 
 
 def artefacts(parameters: str) -> dict[str, str]:
@@ -31,7 +32,7 @@ def seen(configs: Iterable[str], found: Mapping[str, str]) -> tuple[str, ...]:
     """
     told: dict[str, Any] = {}
     for config in configs:
-        told |= json.loads(config).get("calibrations") or {}
+        told |= config_of(config).get("calibrations") or {}
     committed = {} if set(found.values()) <= set(told) else _committed(conf_dir())
     phrases = []
     for name, checksum in sorted(found.items()):

@@ -63,8 +63,11 @@ class Pair:
 
 def samples_of(scores: Sequence[Scores], metric: str, aggregator: Aggregator | None) -> Samples:
     """The scores of several cells of one sheet as one array over all samples that any of them has."""
-    every, first = np.unique(np.concatenate([own.samples for own in scores]), return_index=True)
-    clusters = np.concatenate([own.clusters for own in scores])[first]
+    every, clusters = scores[0].samples, scores[0].clusters
+    same = all(np.array_equal(own.samples, every) for own in scores)
+    if not same:
+        every, first = np.unique(np.concatenate([own.samples for own in scores]), return_index=True)
+        clusters = np.concatenate([own.clusters for own in scores])[first]
     shape = (len(scores), len(every))
     if isinstance(aggregator, Pooled):
         shape += (max((own.parts.shape[1] for own in scores if own.parts is not None), default=1),)
@@ -72,7 +75,7 @@ def samples_of(scores: Sequence[Scores], metric: str, aggregator: Aggregator | N
     for i, own in enumerate(scores):
         found = own.parts if isinstance(aggregator, Pooled) else own.values
         if found is not None:
-            values[i, np.searchsorted(every, own.samples[own.ok])] = found[own.ok]
+            values[i, own.ok if same else np.searchsorted(every, own.samples[own.ok])] = found[own.ok]
     return Samples(values, clusters, aggregator, is_share(metric))
 
 

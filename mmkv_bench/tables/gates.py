@@ -3,12 +3,12 @@ data are set up differently, and differences between methods say less about the 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from mmkv_bench.tables.notes import FIXTURE
+from mmkv_bench.tables.rows import config_of
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Gate:
 
 def gates_of(config: str) -> bool:
     """Whether a cell's configuration (JSON) knows of gates: the model's file has a list, or gate.expected is given."""
-    values = json.loads(config)
+    values = config_of(config)
     return (values.get("model") or {}).get("gates") is not None or _asked(values).get("expected") is not None
 
 
@@ -39,7 +39,7 @@ def find(config: str, dataset: str, metric: str) -> Gate | None:
     """
     if dataset.endswith(FIXTURE):
         return None
-    values = json.loads(config)
+    values = config_of(config)
     asked = _asked(values)
     printed = next(
         (
@@ -59,7 +59,7 @@ def find(config: str, dataset: str, metric: str) -> Gate | None:
 
 def find_group(config: str, group: str) -> Gate | None:
     """The gate of a group of datasets (`MileBench T-1`): the mean that the model's file has for it, else None."""
-    values = json.loads(config)
+    values = config_of(config)
     gates = (values.get("model") or {}).get("gates") or []
     printed = next((entry for entry in gates if entry.get("group") == group), None)
     return None if printed is None else _printed(printed, _asked(values))

@@ -14,7 +14,6 @@ papers print for the full cache is in `gates` of conf/model/<name>.yaml; below a
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -25,7 +24,7 @@ from mmkv_bench.tables.compare import against
 from mmkv_bench.tables.gates import find_group, gates_of, verdict
 from mmkv_bench.tables.notes import FIXTURE
 from mmkv_bench.tables.render import aligned, score, signed, span
-from mmkv_bench.tables.rows import BASELINE, CONTEXT, Rows
+from mmkv_bench.tables.rows import BASELINE, CONTEXT, Rows, config_of
 from mmkv_bench.tables.table import Entry, Table
 
 OF_ONE_DATASET = ("dataset", "dataset_fingerprint", "generation")  # in which the datasets of a group may differ
@@ -87,7 +86,7 @@ def groups_of(rows: Rows) -> list[Group]:
     """
     nodes = {}
     for dataset, config in rows.cells[["dataset", "config"]].drop_duplicates().itertuples(index=False):
-        node = (json.loads(config).get("datasets") or {}).get(dataset) or {}
+        node = (config_of(config).get("datasets") or {}).get(dataset) or {}
         nodes[dataset] = ((node.get("about") or {}).get("groups") or {}, node.get("metrics") or [])
     found: dict[tuple[str, str], tuple[dict[str, str], int]] = {}
     for dataset, (benchmarks, metrics) in sorted(nodes.items()):

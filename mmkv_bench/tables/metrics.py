@@ -136,17 +136,12 @@ def headline(scores: Scores, dataset: str, aggregator: Aggregator | None = None,
 
 
 def _headline(scores: Scores, aggregator: Aggregator | None, metric: str, found: Interval) -> dict[str, Any]:
-    pooled = isinstance(aggregator, Pooled)
-    countable = not pooled or (scores.parts is not None and not np.isnan(scores.parts).any())
+    value = aggregate(scores, aggregator) if scores.complete else None
     return {
         "n": scores.n,
         "n_ok": scores.n_ok,
-        "value": aggregate(scores, aggregator) if scores.complete else None,
-        "value_failures_zero": (
-            aggregate(_failures_zero(scores), aggregator)
-            if scores.complete or (scores.n and countable and not scores.unjudged and not lower_is_better(metric))
-            else None
-        ),
+        "value": value,
+        "value_failures_zero": value if scores.complete else _with_failures(scores, aggregator, metric),
         "low": found.low,
         "high": found.high,
         "interval": found.kind,
@@ -165,9 +160,13 @@ def aggregate(scores: Scores, aggregator: Aggregator | None = None) -> float:
     return float(aggregator(scores.parts if isinstance(aggregator, Pooled) else scores.values))
 
 
-def _failures_zero(scores: Scores) -> Scores:
-    """The same with failed samples as 0; their parts are those of an empty answer already."""
-    return replace(scores, values=np.nan_to_num(scores.values, nan=0.0))
+def _with_failures(scores: Scores, aggregator: Aggregator | None, metric: str) -> float | None:
+    """The aggregate with failed samples as 0, whose parts are those of an empty answer already; None where that says
+    nothing."""
+    known = not isinstance(aggregator, Pooled) or (scores.parts is not None and not np.isnan(scores.parts).any())
+    if not scores.n or not known or scores.unjudged or lower_is_better(metric):
+        return None
+    return aggregate(replace(scores, values=np.nan_to_num(scores.values, nan=0.0)), aggregator)
 
 
 def _require_parts(scores: Scores, dataset: str, aggregator: Aggregator | None) -> None:

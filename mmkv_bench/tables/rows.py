@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,8 @@ from mmkv_bench.tables import free
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
+
+    from mmkv_bench.store.store import Store
 
 BASELINE = "full"
 
@@ -87,17 +90,36 @@ def load(root: Path | str, cells: Collection[str] | None = None) -> Rows:
     if not root.is_dir():
         raise ConfigError(f"There is no rows folder at '{root}': give the folder that a run printed as its rows.")
     store = Store(root)
-    samples = frame(store.samples(cells, SAMPLE_COLUMNS))
-    responses = frame(store.responses(cells, RESPONSE_COLUMNS))
+    samples = frame(store.samples(cells, SAMPLE_COLUMNS, coded=True))
+    described = store.cells(cells).to_pandas()
+    responses, full = _answers(store, cells, described)
     if samples.empty and responses.empty:
         raise ConfigError(f"'{root}' holds no result rows: give the folder that a run printed as its rows.")
     if samples.empty:
         raise ConfigError(
             f"'{root}' holds {len(responses)} answers but no scores: run the same command again with stage=score."
         )
-    described = store.cells(cells).to_pandas()
-    full = store.responses(described["cell"][described["base"] == BASELINE], free.COLUMNS).to_pandas()
     return Rows(described, samples, responses, store.metrics(cells).to_pandas(), full)
+
+
+def _answers(store: Store, cells: Collection[str] | None, described: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """(the responses, those of `full` with what it said); all are read at once."""
+    import pyarrow as pa
+
+    from mmkv_bench.store.parts import is_in
+
+    names = list(dict.fromkeys([*RESPONSE_COLUMNS, *free.COLUMNS]))
+    answers = store.responses(cells, names, coded=True)
+    of_full = pa.array(described["cell"][described["base"] == BASELINE], pa.string())
+    full = answers.filter(is_in(answers["cell"], of_full)).select(free.COLUMNS)
+    full = full.cast(pa.schema([field.with_type(_plain(field.type)) for field in full.schema])).to_pandas()
+    return frame(answers.select(RESPONSE_COLUMNS)), full
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    import pyarrow as pa
+
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
 def frame(table: pa.Table) -> pd.DataFrame:
@@ -109,7 +131,7 @@ def frame(table: pa.Table) -> pd.DataFrame:
         return pd.ArrowDtype(kind) if pa.types.is_list(kind) else None
 
     for number, field in enumerate(table.schema):
-        if pa.types.is_string(field.type):
+        if pa.types.is_string(field.type) or pa.types.is_dictionary(field.type):
             coded = table[field.name].dictionary_encode().unify_dictionaries()
             table = table.set_column(number, field.name, coded)
     return table.to_pandas(types_mapper=kept, split_blocks=True, self_destruct=True)
@@ -147,10 +169,14 @@ def with_limits(cells: pd.DataFrame) -> pd.DataFrame:
     """Cells with the column `limits`, as `frames=32 max_pixels=100352`, read from their configuration; where images stand
     in a prompt is among them."""
     given = list(zip(cells["config"], cells["dataset"], strict=True))
-    known = {
-        key: _limits(json.loads(key[0]), key[1]) for key in set(given)
-    }  # the cells of a run have one configuration
+    known = {key: _limits(config_of(key[0]), key[1]) for key in set(given)}  # the cells of a run have one configuration
     return cells.assign(limits=[known[key] for key in given])
+
+
+@lru_cache(maxsize=256)
+def config_of(text: str) -> Mapping[str, Any]:
+    """A cell's configuration, read once for all cells that have it: nobody changes it."""
+    return json.loads(text)
 
 
 def _limits(config: Mapping[str, Any], dataset: str) -> str:

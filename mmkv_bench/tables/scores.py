@@ -48,11 +48,11 @@ class Scores:
     def n(self) -> int:
         return len(self.values)
 
-    @property
+    @cached_property
     def ok(self) -> np.ndarray:
         return ~np.isnan(self.values)
 
-    @property
+    @cached_property
     def n_ok(self) -> int:
         return int(self.ok.sum())
 

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+_READ = ("place", "cell", "latest", "method", "base", "reading", "parameters", "tuned", "seed", "config")
+_READ += ("budget_kind", "budget_entries", "budget_fraction", "method_version")
+
+
 @dataclass(frozen=True)
 class Group:
     """The cells of one table cell, which differ by seed only: their places in the sheet, names and seeds."""
@@ -56,7 +60,7 @@ class Sweep:
 
     @classmethod
     def of(cls, cells: pd.DataFrame, axis: str) -> Sweep:
-        every = cells.to_dict("records")
+        every = cells[[name for name in _READ if name in cells]].to_dict("records")
         rows = [row for row in every if row["latest"]]
         methods = _methods(rows)
         found: dict[tuple[Any, str], list[dict[str, Any]]] = {}

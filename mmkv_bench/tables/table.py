@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -66,9 +67,9 @@ class Method:
     @property
     def cheats(self) -> bool:
         """It was given the full cache's own answer: a ceiling, which neither is marked best nor competes."""
-        return bool(json.loads(self.parameters).get("reads_answer"))
+        return bool(self._told.get("reads_answer"))
 
-    @property
+    @cached_property
     def calibrated(self) -> bool:
         """It was built with a calibration: numbers measured on data before the first prompt."""
         return bool(artefacts(self.parameters))
@@ -76,7 +77,11 @@ class Method:
     @property
     def may_exceed(self) -> bool:
         """More entries than the budget are no defect: a released code's, or the paper's own formula."""
-        return self.reading == "released" or bool(json.loads(self.parameters).get("over_budget"))
+        return self.reading == "released" or bool(self._told.get("over_budget"))
+
+    @cached_property
+    def _told(self) -> dict[str, Any]:
+        return json.loads(self.parameters)
 
     @property
     def variant(self) -> tuple[str, str, str | None, str]:
@@ -174,7 +179,7 @@ class Table:
         Empty where no method is proven better than another, and where samples failed or differ between cells.
         """
         column = self.ranked(budget)
-        return tuple(np.array(column.names)[column.best].tolist()) if column else ()
+        return column.winners if column else ()
 
     def rank(self, label: str, budget: str) -> tuple[int, int] | None:
         """From and to of a method's rank among those that compete, 1 = best, at 95 %; None where it has none."""
