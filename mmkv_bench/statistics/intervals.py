@@ -81,14 +81,18 @@ def effective_n(values: np.ndarray, clusters: np.ndarray) -> float:
     likeness within clusters cannot be seen then, so the worst is taken).
     """
     index, count = cluster_index(clusters)
-    n, mean = len(values), float(np.mean(values))
+    mean = float(np.mean(values))
+    residuals = np.bincount(index, weights=values - mean, minlength=count)
+    return clustered_n(len(values), count, mean, float(np.sum(residuals**2)))
+
+
+def clustered_n(n: int, count: int, mean: float, squares: float) -> float:
+    """`effective_n` of n zeros and ones in `count` clusters; squares: those of the clusters' residual sums, added up."""
     if count == n:
         return float(n)
     if mean in (0.0, 1.0):
         return float(count)
-    residuals = np.bincount(index, weights=values - mean, minlength=count)
-    design_effect = float(np.sum(residuals**2)) / (n * mean * (1 - mean))
-    return n / max(design_effect, 1.0)
+    return n / max(squares / (n * mean * (1 - mean)), 1.0)
 
 
 def _seed(dataset: str) -> int:

@@ -17,9 +17,11 @@ from mmkv_bench.statistics.intervals import (
     Interval,
     cluster_draws,
     cluster_index,
+    clustered_n,
     interval,
     is_binary,
     percentile_ends,
+    wilson,
 )
 from mmkv_bench.statistics.metric_kinds import Pooled
 
@@ -33,26 +35,39 @@ def intervals(
 ) -> list[Interval]:
     """`intervals.interval` of each of the cells."""
     found: list[Interval | None] = [None] * len(cells)
-    waiting: dict[tuple[int, bytes], list[int]] = {}
-    index_of: dict[tuple[int, bytes], np.ndarray] = {}
+    waiting: dict[tuple[bool, int, bytes], list[int]] = {}
+    index_of: dict[tuple[bool, int, bytes], np.ndarray] = {}
     for i, (values, clusters) in enumerate(cells):
         plain = aggregator is None or isinstance(aggregator, Pooled)
-        if not plain or len(values) == 0 or (share and aggregator is None and is_binary(values)):
+        if not plain or len(values) == 0:
             found[i] = interval(values, clusters, dataset, aggregator=aggregator, share=share)
             continue
         index, count = cluster_index(clusters)
-        key = count, index.tobytes()
+        key = share and aggregator is None and is_binary(values), count, index.tobytes()
         index_of[key] = index
         waiting.setdefault(key, []).append(i)
-    for (count, bytes_), own in waiting.items():
-        if count < 2:
+    for key, own in waiting.items():
+        binary, count, _ = key
+        values = [cells[i][0] for i in own]
+        if binary:
+            ends = _wilson(np.array(values, dtype=np.float64), index_of[key], count)
+        elif count < 2:
             ends = [NO_INTERVAL] * len(own)
         else:
-            index = index_of[count, bytes_]
-            ends = _bootstrap([cells[i][0] for i in own], index, count, dataset, aggregator)
+            ends = _bootstrap(values, index_of[key], count, dataset, aggregator)
         for i, each in zip(own, ends, strict=True):
             found[i] = each
     return found
+
+
+def _wilson(values: np.ndarray, index: np.ndarray, count: int) -> Iterator[Interval]:
+    """`intervals.wilson` of cells with the same clusters, values [m, n] of zeros and ones, by their `effective_n`."""
+    m, n = values.shape
+    means = values.mean(axis=1)
+    places = (index + np.arange(m)[:, None] * count).ravel()
+    residuals = np.bincount(places, weights=(values - means[:, None]).ravel(), minlength=m * count).reshape(m, count)
+    for mean, squares in zip(means.tolist(), (residuals**2).sum(axis=1).tolist(), strict=True):
+        yield Interval(*wilson(mean, clustered_n(n, count, mean, squares)), "wilson")
 
 
 def _bootstrap(

@@ -47,8 +47,8 @@ def _enumerated(sizes: np.ndarray, totals: np.ndarray) -> np.ndarray:
         # Not by a matrix product: a pair's sums must not depend on how many pairs are taken at once.
         ordered = np.sort(np.einsum("ph,hk->pk", largest[own, half:], second), axis=1)
         wanted = reached[:, None] - np.einsum("ph,hk->pk", largest[own, :half], first)
-        below = [row.searchsorted(needed).sum() for row, needed in zip(ordered, wanted, strict=True)]
-        p[own] = 2 * (1 - np.array(below) / 2.0**width)
+        below = np.concatenate([row.searchsorted(needed) for row, needed in zip(ordered, wanted, strict=True)])
+        p[own] = 2 * (1 - below.reshape(wanted.shape).sum(axis=1) / 2.0**width)
     return np.where(totals > 0, np.minimum(p, 1.0), 1.0)
 
 
