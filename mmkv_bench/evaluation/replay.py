@@ -267,7 +267,7 @@ def count_parsed(values: Mapping[int, dict[str, float]], unheard: Collection[int
 
     values: doc_id -> metric -> score, to which it adds; unheard: documents whose choice a judge would have read.
     """
-    for name in {name for found in values.values() for name in found if name.startswith(PARSE_FAILED)}:
+    for name in [name for name in set().union(*values.values()) if name.startswith(PARSE_FAILED)]:
         for doc_id, found in values.items():
             if doc_id not in unheard:
                 found.setdefault(name, 0.0)

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from mmkv_bench.datasets.task_spec import TaskSpec
 from mmkv_bench.errors import DataError, ScoringError
-from mmkv_bench.evaluation.contract import Answer, CellScores, SampleScore
+from mmkv_bench.evaluation.contract import Answer, CellScores, SampleRef, SampleScore
 from mmkv_bench.evaluation.documents import Documents, documents, task_config
 from mmkv_bench.evaluation.due import metrics_due
 from mmkv_bench.evaluation.generating import prompt_hashes
@@ -145,24 +145,38 @@ def rows_of(
     """
     rows = []
     headline = _headline(spec, replay.values)
-    nothing = _parts_of_nothing(spec)
+    nothing = parts_of_nothing(spec)
     for ref in docs.refs:
         answer = answers.get(ref.sample_id)
         if answer is None:
             continue
         if answer.status == "ok":
-            scores = replay.values.get(ref.doc_id, {}) | dict.fromkeys(lost.get(ref.doc_id, {}))
+            scores = replay.values.get(ref.doc_id, {})
+            if ref.doc_id in lost:
+                scores = scores | dict.fromkeys(lost[ref.doc_id])
         else:
             of_kind = (f"{metric}_{ref.kind}" for metric in headline if spec.is_mix)
             scores = dict.fromkeys([*headline, *of_kind, *due[ref.doc_id]])
-        own = replay.parts.get(ref.doc_id, {})
-        for metric, value in scores.items():
-            parts = own.get(metric, nothing.get(base(metric)))
-            rows.append(SampleScore(*ref[1:3], metric, value, answer.status, parts))
+        rows += rows_of_sample(ref, answer.status, scores, replay.parts.get(ref.doc_id, {}), nothing)
     return rows
 
 
-def _parts_of_nothing(spec: TaskSpec) -> dict[str, tuple[float, ...]]:
+def rows_of_sample(
+    ref: SampleRef,
+    status: str,
+    scores: Mapping[str, float | None],
+    parts: Mapping[str, tuple[float, ...]],
+    nothing: Mapping[str, tuple[float, ...]],
+) -> list[SampleScore]:
+    """A row per metric of `scores`; nothing: `parts_of_nothing`, of metrics that are not in `parts`."""
+    of = {metric: parts.get(metric, nothing.get(base(metric))) for metric in scores} if parts or nothing else {}
+    return [
+        SampleScore(ref.sample_id, ref.cluster, metric, value, status, of.get(metric))
+        for metric, value in scores.items()
+    ]
+
+
+def parts_of_nothing(spec: TaskSpec) -> dict[str, tuple[float, ...]]:
     """Metric -> parts of a sample without a score, of a task whose YAML gives them as `metadata.parts_of_nothing`."""
     metadata = {} if spec.is_pages else task_config(spec).get("metadata")
     given = metadata.get("parts_of_nothing") if isinstance(metadata, Mapping) else None

@@ -21,13 +21,20 @@ from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.datasets.task_spec import TaskSpec
 from mmkv_bench.errors import ScoringError
-from mmkv_bench.evaluation.contract import Answer, CellScores
+from mmkv_bench.evaluation.contract import Answer, CellScores, SampleScore
 from mmkv_bench.evaluation.documents import Documents, documents, task_config
 from mmkv_bench.evaluation.due import metrics_due
 from mmkv_bench.evaluation.environment import harness, task_environment
-from mmkv_bench.evaluation.parsing import seed, state_kept
+from mmkv_bench.evaluation.parsing import PARSE_FAILED, seed, state_kept
 from mmkv_bench.evaluation.replay import Replay, count_parsed, scratch_folder
-from mmkv_bench.evaluation.scoring import check_prompts, rows_of, score, why_incomplete
+from mmkv_bench.evaluation.scoring import (
+    check_prompts,
+    parts_of_nothing,
+    rows_of,
+    rows_of_sample,
+    score,
+    why_incomplete,
+)
 from mmkv_bench.judging.client import asking
 from mmkv_bench.judging.desk import Desk
 from mmkv_bench.judging.known import JUDGED
@@ -98,11 +105,13 @@ def _shared(
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one answer: metric -> score, metric -> parts, and what the scorer returned for each filter."""
+    """What became of one answer: metric -> score, metric -> parts, what the scorer returned for each filter, and the rows
+    that it has in a cell that counts no unreadable answers."""
 
     values: dict[str, float]
     parts: dict[str, tuple[float, ...]]
     returned: list[dict[str, Any]]
+    rows: list[SampleScore]
 
 
 @dataclass
@@ -158,6 +167,7 @@ class Together:
 
     def ask(self, texts: Mapping[int, Iterable[str]]) -> bool:
         """Score all answers, doc_id -> its texts; False where that is not a matter of single samples."""
+        nothing = parts_of_nothing(self.spec)
         waiting = [(doc_id, text) for doc_id, own in texts.items() for text in own]
         if any(doc_id not in self.outcomes or not isinstance(text, str) for doc_id, text in waiting):
             return False  # foreign or broken answers, which `score` refuses with the reason
@@ -172,8 +182,9 @@ class Together:
                 return False
             for doc_id, number in replay.returned:
                 key = doc_id, number
-                outcome = Outcome(replay.values[key], replay.parts.get(key, {}), replay.returned[key])
-                self.outcomes[doc_id][own[doc_id][number]] = outcome
+                scores, parts = replay.values[key], replay.parts.get(key, {})
+                rows = rows_of_sample(self.docs.refs[doc_id], "ok", scores, parts, nothing)
+                self.outcomes[doc_id][own[doc_id][number]] = Outcome(scores, parts, replay.returned[key], rows)
             self.unscored |= replay.unscored
         module = harness(self.spec.offline)
         with module.quiet(), task_environment(self.spec.media_root):
@@ -210,17 +221,9 @@ class Together:
         reason: str | None,
         aggregates: tuple[dict[str, float], dict[str, str]] | None,
     ) -> CellScores:
-        found = _Scored(
-            {doc_id: dict(outcome.values) for doc_id, outcome in own.items()},
-            {doc_id: outcome.parts for doc_id, outcome in own.items() if outcome.parts},
-        )
-        count_parsed(found.values)
-        failed = [ref.doc_id for ref in self.docs.refs if ref.sample_id in answers and ref.doc_id not in own]
-        if new := [doc_id for doc_id in failed if doc_id not in self.due]:
-            self.due |= metrics_due(self.spec, self.docs, new, ())
         aggregate, unaggregated = aggregates or (None, {})
         return CellScores(
-            samples=rows_of(self.spec, self.docs, answers, found, {}, self.due),
+            samples=self._rows(answers, own),
             aggregate=aggregate,
             reason=reason,
             unaggregated=unaggregated,
@@ -229,6 +232,21 @@ class Together:
             not_judged={},
         )
 
+    def _rows(self, answers: Mapping[str, Answer], own: Mapping[int, Outcome]) -> list[SampleScore]:
+        """Of a cell: those of its answers one by one, unless an answer failed or could not be read."""
+        parsed = any(name.startswith(PARSE_FAILED) for name in set().union(*(each.values for each in own.values())))
+        if len(own) == len(answers) and not parsed:
+            return [row for ref in self.docs.refs if ref.doc_id in own for row in own[ref.doc_id].rows]
+        found = _Scored(
+            {doc_id: dict(outcome.values) for doc_id, outcome in own.items()},
+            {doc_id: outcome.parts for doc_id, outcome in own.items() if outcome.parts},
+        )
+        count_parsed(found.values)
+        failed = [ref.doc_id for ref in self.docs.refs if ref.sample_id in answers and ref.doc_id not in own]
+        if new := [doc_id for doc_id in failed if doc_id not in self.due]:
+            self.due |= metrics_due(self.spec, self.docs, new, ())
+        return rows_of(self.spec, self.docs, answers, found, {}, self.due)
+
     def _aggregates(self, own: Mapping[int, Outcome]) -> tuple[dict[str, float], dict[str, str]]:
         """lmms-eval's aggregates of a cell, and why it has none of some metrics."""
         replay = self.aggregating
@@ -236,7 +254,7 @@ class Together:
         for number, name in enumerate(replay.task.filter_names):
             for doc_id in sorted(own):
                 for metric, value in own[doc_id].returned[number].items():
-                    plain = isinstance(value, numbers.Number)
+                    plain = type(value) in (float, int, bool) or isinstance(value, numbers.Number)
                     returned.setdefault((metric, name), []).append(value if plain else copy.deepcopy(value))
         replay.unaggregated, replay.task.aggregation_errors = {}, {}
         seed(replay.identity(max(own)))

@@ -27,9 +27,13 @@ class SampleRows:
 
     def add(self, cell: str, dataset: str, scores: Iterable[SampleScore]) -> None:
         """The scores of a cell; samples not generated yet (another shard, an interrupted run) have no row."""
-        self.add_rows(
-            {"cell": cell, "dataset": dataset, **score._asdict()} for score in scores if score.status != "missing"
-        )
+        own = [score for score in scores if score.status != "missing"]
+        if own:
+            given = dict(zip(own[0]._fields, zip(*own, strict=True), strict=True))
+            given |= {"cell": [cell] * len(own), "dataset": [dataset] * len(own)}
+            for name, values in self._columns.items():
+                values.extend(given[name])
+            self._added(cell)
 
     def add_rows(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Rows as dicts with all columns but the schema's version."""
@@ -37,15 +41,22 @@ class SampleRows:
         for row in rows:
             for name, values in self._columns.items():
                 values.append(row[name])
-        self.cells |= dict.fromkeys(cells[-1:])
-        if len(cells) >= _HELD:
+        for cell in cells[-1:]:
+            self._added(cell)
+
+    def _added(self, cell: str) -> None:
+        self.cells[cell] = None
+        if len(self._columns["cell"]) >= _HELD:
             self._flush()
 
     def add_table(self, rows: pa.Table, without: Collection[str] = ()) -> None:
-        """Stored rows, but for those of the metrics in `without`."""
+        """Rows as a table, but for those of the metrics in `without`; `parts` may be left out."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
+        self._flush()
+        if "parts" not in rows.column_names:
+            rows = rows.append_column("parts", pa.nulls(rows.num_rows, _schema().field("parts").type))
         kept = rows.select(_COLUMNS).cast(_schema())
         if without:
             kept = kept.filter(pc.invert(pc.is_in(kept["metric"], value_set=pa.array(sorted(without)))))

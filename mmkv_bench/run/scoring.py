@@ -5,7 +5,7 @@ Every part of the store is read once for all cells of a dataset, and their score
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.judging.configured import not_judged
@@ -180,9 +180,6 @@ class _Cells:
     def of(self, cell: str) -> pa.Table:
         return self._rows.slice(*self._places.get(cell, (0, 0)))
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
-
 
 class _Answers:
     """The stored answers of cells."""
@@ -204,23 +201,48 @@ class _Answers:
 
 def _add_measures(store: Store, cells: Sequence[Cell], rows: SampleRows) -> None:
     """Put the measures of stored rows beside the task's scores, of every cell anew: they need the rows of `full`, which
-    may have come later than a cell's. What slim rows have lost stays as it is stored."""
+    may have come later than a cell's. What slim rows have lost stays as it is stored.
+
+    Beyond the stored columns memory holds some numbers per answer, and the rows of one cell or of
+    `agreement.AT_ONCE` answers.
+    """
+    import pyarrow as pa
     import pyarrow.compute as pc
 
-    from mmkv_bench.evaluation.measures import COLUMNS, measured, stored
+    from mmkv_bench.evaluation.agreement import agreement, bare
+    from mmkv_bench.evaluation.measures import COLUMNS
 
     answers = store.responses(rows.cells, COLUMNS)
-    slim = set(answers.filter(pc.fill_null(answers["slim"], False))["cell"].unique().to_pylist())
+    found = set(answers["cell"].unique().to_pylist())
+    cells = [cell for cell in cells if cell.cell in found]
+    protocols = {cell.cell: cell.protocol for cell in cells}
+    full = {cell.protocol: cell.cell for cell in cells if cell.base == "full"}
+    answers = answers.filter(pc.is_in(answers["cell"], value_set=pa.array(list(protocols), pa.string())))
+    quick = bare(answers, full, protocols)
+    if cells:
+        for table in agreement(answers, quick, full, protocols):
+            rows.add_table(table.append_column("dataset", pa.repeat(pa.scalar(cells[0].dataset), table.num_rows)))
+    _add_others(store, [cell for cell in cells if cell.cell not in quick], full, answers, rows)
+
+
+def _add_others(
+    store: Store, cells: Sequence[Cell], full: Mapping[str, str], answers: pa.Table, rows: SampleRows
+) -> None:
+    """The measures of cells of which more is known than answers, cell by cell."""
+    import pyarrow.compute as pc
+
+    from mmkv_bench.evaluation.measures import measured, stored
+
+    if not cells:
+        return
+    slim = set(answers["cell"].filter(pc.fill_null(answers["slim"], False)).unique().to_pylist())
     answered, before = _Cells(answers), _Cells(store.samples(slim))
-    found = set(answered)
-    full = {
-        cell.protocol: {row["sample_id"]: row for row in answered.of(cell.cell).to_pylist()}
-        for cell in cells
-        if cell.base == "full" and cell.cell in found
+    of_full = {
+        protocol: {row["sample_id"]: row for row in answered.of(cell).to_pylist()} for protocol, cell in full.items()
     }
-    for cell in (cell for cell in cells if cell.cell in found):
+    for cell in cells:
         own, known = answered.of(cell.cell).to_pylist(), stored(before.of(cell.cell).to_pylist())
-        scores = measured(own, full.get(cell.protocol, {}), cell.protocol, cell.base == "full", known)
+        scores = measured(own, of_full.get(cell.protocol, {}), cell.protocol, cell.base == "full", known)
         rows.add(cell.cell, cell.dataset, scores)
 
 

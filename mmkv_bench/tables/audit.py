@@ -129,7 +129,7 @@ class Answers:
         n = self.ok[kept].size
         if not n:
             return Audit()
-        found = dict(zip(self.flags, (np.count_nonzero(flag[kept]) for flag in self.flags.values()), strict=True))
+        found = {name: int(np.count_nonzero(flag[kept])) for name, flag in self.flags.items()}
         excess = self._excess(kept) if found["over"] else np.zeros(1)
         return Audit(
             n=n,

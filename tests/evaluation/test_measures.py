@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import math
+from unittest import mock
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from mmkv_bench.datasets.rouge import rouge_l
+from mmkv_bench.evaluation import agreement as agreement_module
+from mmkv_bench.evaluation.agreement import agreement, bare
 from mmkv_bench.evaluation.measures import COLUMNS, NAMES, POOLED, measured, stored
 from mmkv_bench.statistics import metric_kinds as known
 from mmkv_bench.store.schema import RESPONSES
@@ -136,3 +141,39 @@ def test_a_slim_row_keeps_the_measures_whose_lists_it_lost():
         assert found["fidelity_kl", "s3"] == 7.0 and found["fidelity_kl", "s0"] == pytest.approx(0.2)
         again = [one | {"slim": None} for one in slim]
         assert "fidelity_kl" not in {one.metric for one in measured(again, full, "paper", is_full, stored(table))}
+
+
+def test_agreement_of_many_cells_is_what_measured_gives_each():
+    """Seeded answers with missing and failed samples, with and without `full`, and longer than what is compared at once."""
+    rng = np.random.default_rng(0)
+    for number in range(12):
+        protocols = {f"{p}{i}": p for p in ("paper", "strict") for i in range(4)}
+        full = {p: f"{p}0" for p in ("paper", "strict")[: 1 + number % 2]}
+        rows = []
+        for cell in protocols:
+            for sample in np.flatnonzero(rng.random(9) < 0.8):
+                status = str(rng.choice(["ok", "ok", "ok", "oom"] if number % 4 else ["oom", "nan"]))
+                tokens = rng.integers(0, 3, size=rng.integers(0, 4)).tolist() if status == "ok" else None
+                rows.append(row(f"s{sample}", status, cell=cell, token_ids=tokens, cluster=f"k{sample // 2}"))
+        answers = pa.Table.from_pylist(rows, schema=pa.schema([RESPONSES.field(name) for name in COLUMNS]))
+        cells = bare(answers, full, protocols)
+        with mock.patch.object(agreement_module, "AT_ONCE", 7):
+            tables = list(agreement(answers, cells, full, protocols))
+        assert [set(table["metric"].to_pylist()) for table in tables] <= [{"divergence"}, {"same_answer"}]
+        found = [one for table in tables for one in table.to_pylist()]
+        for cell, protocol in protocols.items():
+            own = [one for one in rows if one["cell"] == cell]
+            others = {one["sample_id"]: one for one in rows if one["cell"] == full.get(protocol)}
+            wanted = measured(own, others, protocol, cell == full.get(protocol))
+            given = [one for one in found if one["cell"] == cell]
+            names = ("sample_id", "cluster", "metric", "value", "status")
+            assert [tuple(one[name] for name in names) for one in given] == [score[:5] for score in wanted]
+
+
+@pytest.mark.parametrize("column, value", [("slim", True), ("forced_kl", [0.1]), ("reference_samples", ["a", "b"])])
+def test_a_cell_of_which_more_is_known_than_its_answers_is_not_bare(column, value):
+    full, protocols = {"paper": "f"}, {"f": "paper", "c": "paper", "d": "strict"}
+    for told, left in (("c", {"f", "d"}), ("f", {"d"}), ("d", {"f", "c"})):
+        rows = [row(cell=cell, **({column: value} if cell == told else {})) for cell in protocols]
+        answers = pa.Table.from_pylist(rows, schema=pa.schema([RESPONSES.field(name) for name in COLUMNS]))
+        assert bare(answers, full, protocols) == left

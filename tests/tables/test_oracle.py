@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from mmkv_bench.tables.intervals import cluster_draws
 from scipy import stats
 
 from mmkv_bench.tables.build import build
-from mmkv_bench.tables.intervals import cluster_draws
 from mmkv_bench.tables.render import markdown
 from mmkv_bench.tables.rows import load
 from tests.tables.examples import HEADS, PROMPT, Example, cell_row, response_rows
