@@ -13,9 +13,10 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from mmkv_bench.config.schema import READINGS
+from mmkv_bench.config.interpolations import settle
 from mmkv_bench.errors import ConfigError, MMKVError, nearest
 from mmkv_bench.methods.compatibility import refuse
+from mmkv_bench.methods.plain import DECODING, PARTS, flat_parameters, under_reading
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
     from mmkv_bench.calibrate.artefact import Calibrations
     from mmkv_bench.compression.compressor import Compressor
 
-PARTS = ("scorer", "allocator", "selector", "reducer")
-DECODING = "decoding"
-"""The optional fifth part: what happens to the kept entries while the answer is decoded."""
 CALIBRATION = "calibration"
 """Parameter of parts that are built with what was measured of a model beforehand."""
 FULL = "full"
@@ -42,12 +40,6 @@ OUTSIDE = {CUSTOM: ("path", "name"), KVPRESS: ("press",)}
 """Methods whose code is not in this package -> the parameters that say which code it is. They cannot run without."""
 
 _PACKAGE = "mmkv_bench."
-_NOT_PARAMETERS = ("base", "reading", "released", "about", DECODING, *PARTS)
-
-
-def flat_parameters(node: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters that users override, without parts and bookkeeping; interpolations are left as they are."""
-    return {key: value for key, value in node.items() if key not in _NOT_PARAMETERS}
 
 
 def effective(name: str, node: DictConfig, reading: str, defaults: DictConfig | None = None) -> dict[str, Any]:
@@ -63,33 +55,16 @@ def effective(name: str, node: DictConfig, reading: str, defaults: DictConfig | 
     Raises:
         ConfigError: unknown reading, a `released` key that the node does not have, an interpolation that leads nowhere.
     """
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
+    return under_reading(name, _raw(node), reading, None if defaults is None else _raw(defaults))
 
-    if reading not in READINGS:
-        raise ConfigError(f"reading={reading!r} of method {name} is unknown; {nearest(str(reading), READINGS)}")
-    before = OmegaConf.create(OmegaConf.to_container(node, resolve=False))
-    if defaults is not None:
-        _follow_types(before, defaults)
-    for key, value in (before.get("released") or {}).items() if reading == "released" else ():
-        parent, _, leaf = key.rpartition(".")
-        holder = OmegaConf.select(before, parent) if parent else before
-        if not OmegaConf.is_dict(holder) or leaf not in holder:
-            raise ConfigError(
-                f"method {name}: `released` sets {key!r}, which the method does not have; "
-                f"allowed: {', '.join(flat_parameters(before))}; correct its file in conf/method"
-            )
-        own = defaults is not None and key in defaults and before[key] != defaults[key]
-        if own and before[key] != value:
-            raise ConfigError(
-                f"methods.{name}.{key}={before[key]} has no effect under reading=released, whose code sets {key}={value}; "
-                f"override methods.{name}.released.{key} instead, or use reading=paper"
-            )
-        OmegaConf.update(before, key, value)
-    try:
-        return OmegaConf.to_container(before, resolve=True)
-    except OmegaConfBaseException as error:
-        raise ConfigError(f"method {name}: {str(error).splitlines()[0]}; correct its file in conf/method") from error
+
+def _raw(node: DictConfig) -> dict[str, Any]:
+    """A node as plain values; of its interpolations only the relative ones are left, which its reading still changes."""
+    from omegaconf import OmegaConf
+
+    copy = OmegaConf.create(OmegaConf.to_container(node, resolve=False))
+    settle(copy)
+    return OmegaConf.to_container(copy, resolve=False)
 
 
 def build_compressor(
@@ -109,13 +84,23 @@ def build_compressor(
     Raises:
         ConfigError: a part that is missing, is not this package's or refuses its parameters; also CalibrationError.
     """
+    return composed(name, effective(name, node, reading, defaults), reading, calibrations)
+
+
+def composed(
+    name: str,
+    plain: Mapping[str, Any],
+    reading: str,
+    calibrations: Calibrations | None = None,
+    own: Mapping[str, Any] | None = None,
+) -> Compressor:
+    """The `Compressor` of an effective node; own: built parts, for those that its file would name. Errors as above."""
     from mmkv_bench.compression.compressor import Compressor
 
-    plain = effective(name, node, reading, defaults)
     if plain.get("base") == FULL:
         return Compressor(name=name)
     parts = {part: plain.get(part) for part in (*PARTS, DECODING)}
-    own = _outside(plain)
+    own = _outside(plain) if own is None else dict(own)
     parts |= own
     optional = (
         (DECODING,) if parts[DECODING] is None else ("scorer",)
@@ -243,9 +228,3 @@ def _home(part: str) -> str:
 def _base_class(part: str) -> type:
     name = "DecodePolicy" if part == DECODING else part.capitalize()
     return getattr(importlib.import_module(f"{_home(part)}.base"), name)
-
-
-def _follow_types(node: DictConfig, defaults: DictConfig) -> None:
-    for key, default in flat_parameters(defaults).items():
-        if isinstance(default, float) and isinstance(node.get(key), int) and not isinstance(node[key], bool):
-            node[key] = float(node[key])
