@@ -58,6 +58,7 @@ def measure(samples: int, budgets: list[int], size: str) -> list[dict]:
     from mmkv_bench.generation.result import CellSpec, ForkResult
     from mmkv_bench.methods.build import build_compressor
     from mmkv_bench.models.load import load_model
+    from mmkv_bench.protocols import DEFAULT, protocol
     from mmkv_bench.tiny.pages import make_page
 
     loaded = load_model("tiny", resolve_path("pkg://mmkv_bench/tiny/weights"), dtype="float32", device="cpu")
@@ -83,7 +84,14 @@ def measure(samples: int, budgets: list[int], size: str) -> list[dict]:
                 [{"role": "user", "content": content}],
                 [Image.fromarray(image) for image in images],
             )
-            prefilled = prefill(session, prompt, cells, Meter(torch.device("cpu")), 1)
+            prefilled = prefill(
+                session,
+                prompt,
+                cells,
+                {DEFAULT: protocol(DEFAULT).lengths(prompt.length)},
+                Meter(torch.device("cpu")),
+                1,
+            )
             first = int((prompt.types[0] > 0).nonzero()[0])
             for cell in cells:
                 fork = plan(prefilled, cell, ForkResult(cell.cell))

@@ -37,12 +37,14 @@ def twice(task: str, size: str, method: str, budget: int, samples: int, move: bo
     from mmkv_bench.generation.decode import decode
     from mmkv_bench.generation.encode import encode
     from mmkv_bench.generation.forks import gather, plan
+    from mmkv_bench.generation.group import Group
     from mmkv_bench.generation.measure import Meter
     from mmkv_bench.generation.prefill import prefill
     from mmkv_bench.generation.result import CellSpec, ForkResult
     from mmkv_bench.generation.rules import DecodeRules
     from mmkv_bench.methods.build import build_compressor
     from mmkv_bench.models.load import load_model
+    from mmkv_bench.protocols import protocol
     from mmkv_bench.tiny.pages import make_page
     from mmkv_bench.tiny.splits import generator
 
@@ -56,17 +58,19 @@ def twice(task: str, size: str, method: str, budget: int, samples: int, move: bo
         content = [{"type": "image"}, {"type": "text", "text": question}]
         messages = [{"role": "user", "content": content}]
         prompt = encode(loaded.processor, loaded.family, name, messages, [Image.fromarray(image)])
-        return prefill(session, prompt, [cell], Meter(torch.device("cpu")), new + 1)
+        lengths, meter = {"strict": protocol("strict").lengths(prompt.length)}, Meter(torch.device("cpu"))
+        made = prefill(session, prompt, [cell], lengths, meter, new + 1)
+        return Group(loaded.model, prompt, made, rules, loaded.processor.tokenizer, meter, new)
 
-    def answer(made, fork) -> list[int]:
-        cache = gather(made, [fork], new + 1, made.length)
-        return list(decode(loaded.model, cache, 1, made, rules, "strict", made.prompt.input_ids, None, False)[0].tokens)
+    def answer(group, fork) -> list[int]:
+        cache = gather(group.prefilled, [fork], group.reserve("strict"))
+        return list(decode(group, cache, 1, "strict")[0].tokens)
 
     for index in range(samples):
         _, turn, (image,) = make_page(task, size, "dev", index)
         with Session(loaded.model) as session:
             made = prefilled(session, f"{task}-{index}", turn.question, image)
-            fork = plan(made, cell, ForkResult(cell.cell))
+            fork = plan(made.prefilled, cell, ForkResult(cell.cell))
             kept = torch.cat([layer[layer >= 0] for layer in fork.index]).unique()
             visual = made.prompt.types[0].nonzero().flatten()
             free = (~torch.isin(visual, kept)).nonzero().flatten().numpy()

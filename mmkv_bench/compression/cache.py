@@ -165,10 +165,10 @@ class CompressedLayer(CacheLayerMixin):
         self.seen -= forget
         self.ragged = bool((self.positions < 0).any())
 
-    def forget_last(self) -> None:
-        """Drop the newest token's slot in every head; everything else stays (strict protocol of a keep-all cell)."""
-        self.stored -= 1
-        self.seen -= 1
+    def forget(self, count: int) -> None:
+        """Drop the slots of the newest tokens in every head; everything else stays (they will be fed again)."""
+        self.stored -= count
+        self.seen -= count
 
     def visible(self, query: Tensor, mask: Tensor | None) -> Tensor | None:
         """Map the logical mask onto the stored slots.

@@ -15,6 +15,7 @@ from mmkv_bench.compression.context import Context
 from mmkv_bench.compression.decoding.base import Start
 from mmkv_bench.compression.observation import Observation
 from mmkv_bench.errors import UnsupportedError
+from mmkv_bench.protocols import Lengths, Protocol
 
 if TYPE_CHECKING:
     from mmkv_bench.compression.session import Prompt
@@ -33,13 +34,14 @@ class Compressing:
         self,
         compressor: Compressor,
         budget: Budget | None,
-        strict: bool,
+        protocol: Protocol,
         seed: int,
         prompt_tokens: int | None,
+        context: int | None,
         answer: AnswerAttention | None,
     ):
-        self.compressor, self.budget, self.strict, self.seed = compressor, budget, strict, seed
-        self.prompt_tokens, self.answer = prompt_tokens, answer
+        self.compressor, self.budget, self.protocol, self.seed = compressor, budget, protocol, seed
+        self.prompt_tokens, self.context, self.answer = prompt_tokens, context, answer
         self.answer_steps = 0 if answer is None else answer.steps
         self.needs = compressor.needs
         self.fallbacks: list[tuple[str, ...]] = []
@@ -57,8 +59,12 @@ class Compressing:
         self.nbytes: dict[int, tuple[int, int]] = {}
         self.host_nbytes: dict[int, int] = {}
 
-    def _entries(self, prompt: Prompt, row: int) -> int:
-        length = prompt.length(row)
+    def _lengths(self, prompt: Prompt, row: int) -> Lengths:
+        """Of what the model was given: all of it is prefilled."""
+        given = prompt.length(row)
+        return self.protocol.lengths(given, given if self.context is None else self.context)
+
+    def _entries(self, length: int) -> int:
         return length if self.compressor.unbudgeted else min(length, self.budget.entries_for(length))
 
     def layer_done(self, prompt: Prompt, layer: int, observations: list[Observation]) -> None:
@@ -67,11 +73,12 @@ class Compressing:
             self.summaries, self.observed = [{} for _ in observations], [[] for _ in observations]
         scores = []
         for row, observation in enumerate(observations):
-            length, entries = prompt.length(row), self._entries(prompt, row)
+            length = self._lengths(prompt, row).reduced
+            entries = self._entries(length)
             if layer == 0:
                 asked = length if self.budget is None else self.budget.entries_for(length)
                 known = () if entries >= length else self.compressor.answer_fallbacks(self.answer_steps)
-                self.fallbacks.append(self.compressor.fallbacks(asked, length, observation.token_types) + known)
+                self.fallbacks.append(self.compressor.fallbacks(asked, length, self._types(prompt, row)) + known)
             if entries >= length:
                 scores.append(None)
                 continue
@@ -80,7 +87,7 @@ class Compressing:
             if self.needs.answer:
                 score = self.compressor.scorer.with_answer(score, self.answer and self.answer.mass(layer))
             scores.append(score)
-            if self.compressor.allocator.summary_key(entries, length) is not None:
+            if self.compressor.allocator.summary_key(entries, observation.length) is not None:
                 self.summaries[row][layer] = self.compressor.allocator.summary(observation, entries, self.seed)
         self.scores[layer] = scores
         self._scaling[layer] = observations[0].scaling
@@ -95,11 +102,12 @@ class Compressing:
         chosen: dict[int, list[Tensor]] = {layer: [] for layer in layers}
         whole = []
         for row, pad in enumerate(prompt.pads):
-            length, entries = prompt.length(row), self._entries(prompt, row)
-            whole.append(entries >= length)
+            lengths = self._lengths(prompt, row)
+            entries = self._entries(lengths.reduced)
+            whole.append(entries >= lengths.reduced)
             if whole[-1]:
                 heads = prompt.cache.layers[layers[0]].keys.shape[1]
-                every = torch.arange(length - 1 if self.strict else length).expand(heads, -1)
+                every = torch.arange(lengths.candidates).expand(heads, -1)
                 index = [every] * len(layers)
             else:
                 scores = [self.scores[layer][row] for layer in layers]
@@ -109,8 +117,9 @@ class Compressing:
                     self._types(prompt, row),
                     layers,
                     prompt.n_layers,
-                    self.strict,
+                    lengths.refed,
                     summaries=self.summaries[row],
+                    length=lengths.reduced,
                 )
             for layer, kept in zip(layers, index, strict=True):
                 chosen[layer].append(kept.cpu().masked_fill(kept.cpu() < 0, -1 - pad) + pad)
@@ -123,26 +132,30 @@ class Compressing:
 
     def _store(self, prompt: Prompt, layer: int, index: Tensor, whole: bool) -> None:
         target = prompt.cache.layers[layer]
-        index = index.to(target.device)
+        index, forgotten = index.to(target.device), self._lengths(prompt, 0).forgotten
         if self.compressor.decoding is not None and (not whole or self.compressor.quantises):
             prompt.cache.layers[layer] = self._decoding_layer(prompt, layer, target, index)
             if self.compressor.decoding.moves_queries:
                 prompt.cache.query_positions = self.compressor.decoding.query_positions
         elif not whole:
             rows = [self._reduce_row(prompt, row) for row in range(len(prompt.pads))]
-            target.retain(index, rows, forget=int(self.strict))
-        elif self.strict:
-            target.forget_last()
+            target.retain(index, rows, forget=forgotten)
+        else:
+            target.forget(forgotten)
         target = prompt.cache.layers[layer]
         self.resident[layer], self.reachable[layer] = target.entries(), target.reachable()
         self.nbytes[layer], self.host_nbytes[layer] = target.nbytes(), target.host_nbytes()
 
     def _types(self, prompt: Prompt, row: int) -> Tensor | None:
-        return None if prompt.token_types is None else prompt.token_types[row, prompt.pads[row] :]
+        """Int `[T]` of what C counts."""
+        if prompt.token_types is None:
+            return None
+        return prompt.token_types[row, prompt.pads[row] :][: self._lengths(prompt, row).reduced]
 
     def _context(self, prompt: Prompt, row: int) -> Context:
-        summaries = self.summaries[row] if self.summaries else {}
-        return Context(self._entries(prompt, row), prompt.length(row), self.strict, self._types(prompt, row), summaries)
+        lengths, summaries = self._lengths(prompt, row), self.summaries[row] if self.summaries else {}
+        entries = self._entries(lengths.reduced)
+        return Context(entries, lengths.reduced, lengths.refed, self._types(prompt, row), summaries)
 
     def _reduce_row(self, prompt: Prompt, row: int) -> Reduce:
         """The reducer over one row's candidates: without padding, and without a token that will be fed again."""
@@ -178,7 +191,7 @@ class Compressing:
                 context=context,
                 pad=pad,
                 seen=end,
-                acts_from=max(pad + context.length, self.prompt_tokens or 0),
+                acts_from=max(pad + prompt.length(0), self.prompt_tokens or 0),
                 scaling=self._scaling[layer],
                 reserve=target.reserve,
             )

@@ -158,21 +158,23 @@ class Compressor:
         token_types: Tensor | None,
         layers: Sequence[int],
         n_layers: int,
-        strict: bool = False,
+        refed: int = 0,
         order: Tensor | None = None,
         summaries: Mapping[int, Tensor] | None = None,
+        length: int | None = None,
     ) -> list[Tensor]:
         """Choose what stays of a prompt longer than its budget.
 
         Args:
-            scores: per layer float32 or float64 `[Hkv, T]`.
+            scores: per layer float32 or float64 `[Hkv, prefilled]`, at least T columns.
             budget: C, entries per KV head averaged over the model, `C < T`.
             token_types: int `[T]` (0 text, 1 image, 2 video) or None.
+            length: T, the tokens that C counts; as many as were scored when None.
             layers: the layers that `scores` belong to; n_layers: all layers of the model.
-            strict: the last prompt token will be fed again. Its column is dropped from the candidates and one entry
-                per head is reserved for it, so C - 1 entries per head are chosen from T - 1.
+            refed: so many of the last tokens will be fed again (1 under `strict`). Their columns are dropped from the
+                candidates and their entries reserved: C - 1 entries per head are chosen from T - 1.
             order: `selector.order` of the candidates of all given layers, one below the other, when the caller already
-                has it: int64 `[len(scores) * Hkv, T or T - 1]`.
+                has it: int64 `[len(scores) * Hkv, T - refed]`.
             summaries: layer -> what the allocator's `summary` made of it (see `Context`).
 
         Returns:
@@ -181,10 +183,10 @@ class Compressor:
         Raises:
             NonFiniteScoreError, OverBudgetError.
         """
-        length = scores[0].shape[-1]
-        context = Context(budget, length, strict, token_types, summaries or {})
+        length = scores[0].shape[-1] if length is None else length
+        context = Context(budget, length, refed, token_types, summaries or {})
         candidates = context.candidates
-        granted = budget - 1 if strict else budget
+        granted = budget - refed
         # Selectors treat every head by itself, so the heads of all layers go through in one call.
         rows = stacked(scores)
         finite = torch.isfinite(rows).all(-1)

@@ -15,8 +15,8 @@ class Context:
     """One prompt (or, under ``query_agnostic``, its context) that is about to be reduced.
 
     Attributes:
-        budget: C, entries per KV head; under ``strict`` the re-fed token's entry is part of it.
-        length: T, tokens of the prompt. strict: the last one will be fed again and is no candidate.
+        budget: C, entries per KV head; the entries of tokens that are fed again are part of it.
+        length: T, tokens of the prompt. refed: so many of the last ones will be fed again and are no candidates.
         types: int ``[T]``, 0 text, 1 image, 2 video; None when unknown.
         summaries: layer -> what ``Allocator.summary`` made of it. Scope "model": all layers; scope "layer": those up to
             the layers at hand, so that an allocator can replay what it carried from layer to layer.
@@ -24,14 +24,14 @@ class Context:
 
     budget: int
     length: int
-    strict: bool = False
+    refed: int = 0
     types: Tensor | None = None
     summaries: Mapping[int, Tensor] = field(default_factory=dict)
 
     @property
     def candidates(self) -> int:
         """n: tokens that can be kept."""
-        return self.length - int(self.strict)
+        return self.length - self.refed
 
     @property
     def candidate_types(self) -> Tensor | None:

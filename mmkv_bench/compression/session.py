@@ -22,6 +22,8 @@ from mmkv_bench.compression.compressing import Compressing
 from mmkv_bench.compression.compressor import Compressor
 from mmkv_bench.compression.observation import Chunk, Needs, Observation
 from mmkv_bench.errors import ConfigError, UnsupportedError
+from mmkv_bench.protocols import DEFAULT
+from mmkv_bench.protocols import protocol as protocol_named
 
 
 @dataclass
@@ -309,10 +311,11 @@ def attach(
     model: nn.Module,
     compressor: Compressor,
     budget: Budget | None = None,
-    protocol: str = "paper",
+    protocol: str = DEFAULT,
     seed: int = 0,
     prompt_tokens: int | None = None,
     answer: AnswerAttention | None = None,
+    context: int | None = None,
     **options,
 ) -> Session:
     """Compress every prompt that `model` prefills inside the returned context, layer by layer where possible.
@@ -320,18 +323,19 @@ def attach(
     Args:
         model: a supported model in eval mode; it is not changed.
         compressor: what to keep; budget: how much, None only for `full`.
-        protocol: `paper`, `strict` (the last prompt token's slot is dropped after scoring and C - 1 of the other
-            T - 1 stay; feed that token again) or `query_agnostic` (give the model the context alone).
+        protocol: a name of `mmkv_bench.protocols`. Where tokens are fed again (`Lengths.fed`; under `strict` the last one,
+            whose slot is dropped after scoring), that is the caller's part, as is giving the model the context alone
+            under `query_agnostic`.
         seed: of stochastic scorers; options: those of `Session`.
         prompt_tokens: padded tokens of the whole prompt when the model is given a part of it first
             (`query_agnostic`): decode policies act on what comes after them.
         answer: of the full cache to this very prompt, for scorers that need it; None leaves them without one.
+        context: tokens that C counts, of one prompt of which the model is given more than them.
 
     Raises:
         ConfigError: a compressor without a budget, an unknown protocol.
     """
     if budget is None and not compressor.unbudgeted:
         raise ConfigError(f"method {compressor.name} needs a budget; allowed: entries >= 1 or a fraction in (0, 1]")
-    if protocol not in ("paper", "strict", "query_agnostic"):
-        raise ConfigError(f"protocol={protocol!r} is unknown; allowed: paper, strict, query_agnostic")
-    return Session(model, Compressing(compressor, budget, protocol == "strict", seed, prompt_tokens, answer), **options)
+    rule = protocol_named(protocol)
+    return Session(model, Compressing(compressor, budget, rule, seed, prompt_tokens, context, answer), **options)

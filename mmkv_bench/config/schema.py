@@ -12,9 +12,10 @@ from types import NoneType
 from typing import Any, get_args, get_type_hints
 
 from mmkv_bench.errors import ConfigError
+from mmkv_bench.protocols import DEFAULT as PROTOCOL
+from mmkv_bench.protocols import NAMES as PROTOCOLS
 
 READINGS = ("paper", "released")
-PROTOCOLS = ("paper", "strict", "query_agnostic")
 PAGE_SIZES = ("small", "large")
 STAGES = ("both", "generate", "score")
 BASELINES = ("full", "none")
@@ -144,7 +145,7 @@ class Config:
     variants: dict[str, Any] = _key({}, "methods under names of their own: variants.g3={base: mmshift, gamma: 3}")
     budget: Any = _key(64, "entries per KV head (64) or fraction kept (0.2, 20%); a value or a list")
     seed: Any = _key(0, "seed of stochastic methods; a value or a list", "whole numbers >= 0")
-    protocol: Any = _key("paper", "which tokens the compressed cache answers for; a value or a list", PROTOCOLS)
+    protocol: Any = _key(PROTOCOL, "which tokens the compressed cache answers for; a value or a list", PROTOCOLS)
     reading: Any = _key("paper", "a paper's text or its released code; a value or a list", READINGS)
     page_size: str = _key("small", "pages of 16x16 (small) or 24x24 (large) cells", PAGE_SIZES)
     limit: int | None = _key(None, "first N samples of each dataset; null = all", "a whole number >= 1 or null")

@@ -29,6 +29,7 @@ from typing import Any
 
 from mmkv_bench.datasets.rouge import rouge_l
 from mmkv_bench.evaluation.contract import SampleScore
+from mmkv_bench.protocols import protocol as protocol_named
 
 COLUMNS = (
     "cell",
@@ -120,12 +121,12 @@ Measure = Callable[[Row, Row | None], Value | str]
 
 
 def _measures(protocol: str, is_full: bool) -> dict[str, Measure]:
-    paper = protocol == "paper"
+    free = protocol_named(protocol).from_prefill
     made: dict[str, Measure] = {
-        "fidelity_kl": lambda row, _: _mean(row["forced_kl"], skip=int(paper)),
-        "fidelity_top1": lambda row, _: _mean(row["forced_agree"], skip=int(paper)),
-        ("fidelity_kl_all" if paper else "fidelity_kl_first"): lambda row, _: _mean(
-            row["forced_kl"] if paper else (row["forced_kl"] or [])[:1] or None
+        "fidelity_kl": lambda row, _: _mean(row["forced_kl"], skip=free),
+        "fidelity_top1": lambda row, _: _mean(row["forced_agree"], skip=free),
+        ("fidelity_kl_all" if free else "fidelity_kl_first"): lambda row, _: _mean(
+            row["forced_kl"] if free else (row["forced_kl"] or [])[:1] or None
         ),
         "divergence": _divergence_of_full if is_full else _divergence,
         "same_answer": _same_of_full if is_full else _same,

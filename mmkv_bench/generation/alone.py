@@ -19,7 +19,7 @@ from mmkv_bench.compression.compressor import Compressor, full
 from mmkv_bench.compression.context import Context
 from mmkv_bench.compression.session import Session, attach
 from mmkv_bench.errors import ConfigError, UnsupportedError
-from mmkv_bench.generation.encode import EncodedPrompt, check_refeed, context_cut
+from mmkv_bench.generation.encode import EncodedPrompt, lengths_of
 from mmkv_bench.generation.forks import POSITION_BYTES
 from mmkv_bench.generation.measure import Meter, vision_clock
 from mmkv_bench.generation.result import (
@@ -33,6 +33,8 @@ from mmkv_bench.generation.result import (
 )
 from mmkv_bench.generation.rules import DecodeRules
 from mmkv_bench.models.families import Family
+from mmkv_bench.protocols import DEFAULT, Lengths
+from mmkv_bench.protocols import protocol as protocol_named
 
 
 class _Watch(LogitsProcessor):
@@ -63,7 +65,7 @@ def generate_alone(
     inputs: dict[str, Tensor],
     compressor: Compressor,
     budget=None,
-    protocol: str = "paper",
+    protocol: str = DEFAULT,
     *,
     context: int | None = None,
     seed: int = 0,
@@ -77,15 +79,21 @@ def generate_alone(
 
     Args:
         inputs: what `generate()` takes, `input_ids` `[B, T]` and media included.
-        context: tokens before the cut, needed for `protocol=query_agnostic`.
+        context: tokens before the cut, needed by protocols that cut the prompt.
         answer: what `answer_of_full` gives for the same arguments; made here when the compressor needs it.
         generation: further arguments of `generate()`, greedy ones.
 
     Raises:
-        ConfigError: `query_agnostic` without a cut inside the prompt: the question would be compressed with it.
+        ConfigError: such a protocol without a cut inside the prompt: the question would be compressed with it.
     """
-    prompt = context if protocol == "query_agnostic" and context else inputs["input_ids"].shape[1]
-    if compressor.needs.answer and answer is None and budget.entries_for(prompt) < prompt:
+    ids, rule = inputs["input_ids"], protocol_named(protocol)
+    if rule.cuts and not (context is not None and 0 < context < ids.shape[1]):
+        raise ConfigError(
+            f"protocol={protocol} got context={context}; allowed: 1 to {ids.shape[1] - 1} tokens of this prompt, "
+            "counted up to the last visual token's closing marker"
+        )
+    lengths = rule.lengths(ids.shape[1], context)
+    if compressor.needs.answer and answer is None and budget.entries_for(lengths.reduced) < lengths.reduced:
         answer = answer_of_full(
             model,
             inputs,
@@ -96,16 +104,9 @@ def generate_alone(
             attention=attention,
             **generation,
         )
-    ids = inputs["input_ids"]
-    if protocol == "query_agnostic" and not (context is not None and 0 < context < ids.shape[1]):
-        raise ConfigError(
-            f"protocol=query_agnostic got context={context}; allowed: 1 to {ids.shape[1] - 1} tokens of this prompt, "
-            "counted up to the last visual token's closing marker"
-        )
     # Without a mask generate() takes every pad id for padding, also those that a prompt means as text.
     inputs = {"attention_mask": torch.ones_like(ids), **inputs}
     options = {"return_dict_in_generate": True, "output_logits": True, "do_sample": False, **generation}
-    fed = {"strict": 1, "query_agnostic": ids.shape[1] - (context or 0)}.get(protocol, 0)  # of the prompt, afterwards
     with attach(
         model,
         compressor,
@@ -114,22 +115,21 @@ def generate_alone(
         seed,
         prompt_tokens=ids.shape[1],
         identity=identity,
-        token_types=token_types if context is None or token_types is None else token_types[:, :context],
+        token_types=None if token_types is None else token_types[:, : lengths.prefilled],
         attention=attention,
         answer=answer,
-        reserve=fed + _new_tokens(model, generation) - 1,  # the last token of an answer is never fed
+        context=context if rule.cuts else None,
+        reserve=lengths.fed + _new_tokens(model, generation) - 1,  # the last token of an answer is never fed
     ) as session:
         if compressor.is_full:
             session.answer = answer
-        if protocol == "paper":
+        if not lengths.fed:
             output = model.generate(**inputs, **options)
             return Alone(output.sequences, output.logits, session)
-        prefix = inputs
-        if protocol == "query_agnostic":
-            prefix = {
-                name: value[:, :context] if value.ndim == 2 and value.shape == ids.shape else value
-                for name, value in inputs.items()
-            }
+        prefix = {
+            name: value[:, : lengths.prefilled] if value.ndim == 2 and value.shape == ids.shape else value
+            for name, value in inputs.items()
+        }
         model(**prefix, use_cache=True, logits_to_keep=1)
         # The prompt again, whole: generate() feeds what the cache has not seen (the last token, or the question).
         output = model.generate(
@@ -149,7 +149,7 @@ def _new_tokens(model: nn.Module, generation: dict) -> int:
 
 @torch.no_grad()
 def answer_of_full(
-    model: nn.Module, inputs: dict[str, Tensor], protocol: str = "paper", *, context: int | None = None, **options
+    model: nn.Module, inputs: dict[str, Tensor], protocol: str = DEFAULT, *, context: int | None = None, **options
 ) -> AnswerAttention:
     """What the full cache's own answer attends to, through stock `generate()`; arguments as for `generate_alone`.
 
@@ -161,7 +161,7 @@ def answer_of_full(
         raise UnsupportedError(
             "the answer of the full cache is collected for one prompt without padding; give such a one"
         )
-    answer = AnswerAttention(context if protocol == "query_agnostic" and context else ids.shape[1])
+    answer = AnswerAttention(protocol_named(protocol).lengths(ids.shape[1], context).prefilled)
     generate_alone(model, inputs, full(), None, protocol, context=context, answer=answer, **options)
     return answer
 
@@ -193,22 +193,21 @@ def run_alone(
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     watch = _Watch(meter, deadline)
     try:
-        context = None
-        if cell.protocol == "query_agnostic":
-            context = result.context_tokens = context_cut(prompt, family)
+        rule = protocol_named(cell.protocol)
+        lengths = lengths_of(rule, prompt, family)
+        result.context_tokens = lengths.reduced
+        if rule.cuts:
             result.question_text_before_cut = prompt.question_text_before_cut
-        if cell.protocol == "strict":
-            check_refeed(prompt)
         start, answer = meter.now(), None
         common = {
-            "context": context,
+            "context": lengths.reduced if rule.cuts else None,
             "identity": prompt.identity,
             "token_types": prompt.types,
             "attention": attention,
             **rules.options,
         }
         with vision_clock(model, meter), meter.phase("all"):
-            if cell.evicts(context or prompt.length) and cell.compressor.needs.answer:
+            if cell.evicts(lengths.reduced) and cell.compressor.needs.answer:
                 before = LogitsProcessorList([_Watch(meter, deadline)])
                 answer = answer_of_full(model, prompt.inputs, cell.protocol, logits_processor=before, **common)
                 result.compress_s = meter.now() - start
@@ -226,7 +225,7 @@ def run_alone(
         for step, logits in enumerate(output.logits, 1):
             if bool(logits.isnan().any()):
                 raise NonFiniteLogitsError(f"NaN logits at new token {step}")
-        _fill(result, cell, prompt, output, context or prompt.length, rules, tokenizer)
+        _fill(result, cell, prompt, output, lengths, rules, tokenizer)
         result.vision_s = meter.seconds.get("vision")
         result.ttft_s = watch.times[0] - start
         steps = len(watch.times) - 1
@@ -241,36 +240,42 @@ def run_alone(
 
 
 def _fill(
-    result: ForkResult, cell: CellSpec, prompt: EncodedPrompt, output: Alone, length: int, rules: DecodeRules, tokenizer
+    result: ForkResult,
+    cell: CellSpec,
+    prompt: EncodedPrompt,
+    output: Alone,
+    lengths: Lengths,
+    rules: DecodeRules,
+    tokenizer,
 ) -> None:
-    strict = int(cell.protocol == "strict")
+    length, refed = lengths.reduced, lengths.refed
     compressor, entries = cell.compressor, cell.entries(length)
     tokens = output.sequences[0, prompt.length :].tolist()
     layers, made = output.session.cache.layers, output.session.listener
     heads, slot = layers[0].keys.shape[1], 2 * layers[0].keys.shape[3] * layers[0].keys.element_size()
-    question, every = prompt.length - length, heads * len(layers)
+    every = heads * len(layers)
     result.budget_entries = None if compressor.unbudgeted else entries
     result.entries_asked = None if compressor.unbudgeted else min(entries, length) * every
     result.fallback = list(compressor.fallbacks(entries, length, prompt.types[0, :length]))
     if cell.evicts(length):
         result.window_effective = compressor.scorer.window_effective(entries, length)
-        context = Context(entries, length, bool(strict), prompt.types[0, :length], made.summaries[0])
+        context = Context(entries, length, refed, prompt.types[0, :length], made.summaries[0])
         known = compressor.answer_fallbacks(made.answer_steps)
         found = [*made.observed[0], *compressor.outcome(context), *known]
         result.fallback = list(dict.fromkeys([*result.fallback, *found]))
     # Counted from the tensors right after the reduction; a token that is fed again will take one entry per head.
     kept = [index[0] for index in output.session.kept()]
-    result.kept = [(made.resident[layer][0] + strict).tolist() for layer in range(len(layers))]
+    result.kept = [(made.resident[layer][0] + refed).tolist() for layer in range(len(layers))]
     result.kept_digest = digest(kept)
-    result.entries_planned = sum(int((index >= 0).sum()) for index in kept) + strict * every
+    result.entries_planned = sum(int((index >= 0).sum()) for index in kept) + refed * every
     result.entries_resident = sum(map(sum, result.kept))
-    result.entries_reachable = sum(int((count[0] + strict).sum()) for count in made.reachable.values())
+    result.entries_reachable = sum(int((count[0] + refed).sum()) for count in made.reachable.values())
     data, metadata = (sum(parts) for parts in zip(*made.nbytes.values(), strict=True))
-    result.bytes_device = data + strict * every * slot
-    result.bytes_metadata = 0 if cell.keeps_all(length) else metadata + strict * every * POSITION_BYTES
+    result.bytes_device = data + refed * every * slot
+    result.bytes_metadata = 0 if cell.keeps_all(length) else metadata + refed * every * POSITION_BYTES
     result.bytes_host = sum(made.host_nbytes.values())
     result.bytes_full = length * every * slot
-    result.entries_appended = question * every
+    result.entries_appended = lengths.appended * every
     result.entries_end = sum(int(layer.entries()[0].sum()) for layer in layers)
     result.token_ids, result.n_tokens = tokens, len(tokens)
     result.finish_reason = rules.finish(output.sequences, len(tokens))

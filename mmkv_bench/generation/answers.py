@@ -15,35 +15,26 @@ import torch
 from mmkv_bench.compression.answer import AnswerAttention
 from mmkv_bench.compression.session import Session
 from mmkv_bench.generation.decode import decode
-from mmkv_bench.generation.encode import EncodedPrompt
 from mmkv_bench.generation.forks import borrow
-from mmkv_bench.generation.measure import Meter
+from mmkv_bench.generation.group import Group
 from mmkv_bench.generation.prefill import Prefilled, score_key
 from mmkv_bench.generation.result import CellSpec
-from mmkv_bench.generation.rules import DecodeRules
 
 
 @torch.no_grad()
-def read_answers(
-    session: Session,
-    prefilled: Prefilled,
-    prompt: EncodedPrompt,
-    cells: Sequence[CellSpec],
-    rules: DecodeRules,
-    meter: Meter,
-    timeout_s: float | None,
-) -> None:
+def read_answers(session: Session, group: Group, cells: Sequence[CellSpec]) -> None:
     """Replace the scores of cells with `needs.answer` by those that know the answer; one decode per protocol.
 
     What goes wrong becomes the failure of these scores alone. `prefilled.answer_steps` and `score_seconds` are filled.
     """
+    prefilled = group.prefilled
     for protocol, members in _waiting(cells, prefilled).items():
-        start, answer, failure = meter.now(), AnswerAttention(prefilled.length), None
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        start, answer, failure = group.meter.now(), AnswerAttention(prefilled.length), None
+        deadline = None if group.timeout_s is None else time.monotonic() + group.timeout_s
         session.answer = answer
         try:
-            with borrow(prefilled, protocol == "strict") as cache:
-                decoded = decode(session.model, cache, 1, prefilled, rules, protocol, prompt.input_ids, deadline)[0]
+            with borrow(prefilled, protocol) as cache:
+                decoded = decode(group, cache, 1, protocol, deadline)[0]
             if decoded.error is not None:
                 raise decoded.error
         except Exception as error:  # noqa: BLE001 - the status of the cells that wanted the answer, not of the others
@@ -51,7 +42,7 @@ def read_answers(
         finally:
             session.answer = None
         prefilled.answer_steps[protocol] = answer.steps
-        seconds = meter.now() - start
+        seconds = group.meter.now() - start
         for key, cell in members.items():
             prefilled.score_seconds[key] += seconds
             if failure is not None:
@@ -65,9 +56,10 @@ def _waiting(cells: Sequence[CellSpec], prefilled: Prefilled) -> dict[str, dict[
     found: dict[str, dict[Hashable, CellSpec]] = {}
     for cell in cells:
         with contextlib.suppress(Exception):  # a faulty part comes again when its cell is planned
-            if not cell.evicts(prefilled.length) or not cell.compressor.needs.answer:
+            lengths = prefilled.lengths[cell.protocol]
+            if not cell.evicts(lengths.reduced) or not cell.compressor.needs.answer:
                 continue
-            key = score_key(cell, prefilled.length)
+            key = score_key(cell, lengths)
             if key in prefilled.scores and key not in prefilled.failures:
                 found.setdefault(cell.protocol, {}).setdefault(key, cell)
     return found

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mmkv_bench.compression.cache import CompressedCache
-from mmkv_bench.generation.prefill import Prefilled
+from mmkv_bench.generation.group import Group
 from mmkv_bench.generation.result import GenerationTimeout, NonFiniteLogitsError
 from mmkv_bench.generation.rules import DecodeRules
 
@@ -73,13 +73,10 @@ class _Chooser:
 
 @torch.no_grad()
 def decode(
-    model: nn.Module,
+    group: Group,
     cache: CompressedCache,
     rows: int,
-    prefilled: Prefilled,
-    rules: DecodeRules,
     protocol: str,
-    prompt_ids: Tensor,
     deadline: float | None = None,
     acting: bool = False,
     pick: Callable[[Tensor], Tensor] = lambda logits: logits.argmax(-1),
@@ -87,9 +84,8 @@ def decode(
     """Decode `rows` forks whose reduced entries stand in `cache`.
 
     Args:
-        prefilled: what was prefilled (the context under `query_agnostic`); gives positions and, under `paper`, the
-            logits of the first token.
-        prompt_ids: int64 `[1, T]` the whole prompt, which processors and stop strings read.
+        group: gives positions, the prompt that processors and stop strings read, what of it is fed again, and the logits of
+            the first token where nothing is.
         deadline: `time.monotonic()` after which `GenerationTimeout` is raised.
         acting: the rows have decode policies: what each holds is counted when its answer is done.
         pick: processed logits `[R, V]` -> the next tokens, int64 `[R]`; greedy unless the full cache is sampled from.
@@ -97,13 +93,10 @@ def decode(
     Returns:
         One `Decoded` per row; NaN logits end their own row only.
     """
-    chooser = _Chooser(rules, prompt_ids, rows, pick)
-    if protocol == "paper":
-        feed, offset = chooser.choose(prefilled.logits.expand(rows, -1)), 1
-    elif protocol == "strict":
-        feed, offset = prompt_ids[:, -1:].expand(rows, -1), 0
-    else:
-        feed, offset = prompt_ids[:, prefilled.length :].expand(rows, -1), 1
+    model, prefilled = group.model, group.prefilled
+    chooser = _Chooser(group.rules, group.prompt.input_ids, rows, pick)
+    lead, offset = group.lead(protocol)
+    feed = lead.expand(rows, -1) if lead.shape[1] else chooser.choose(prefilled.logits.expand(rows, -1))
     # Rows with policies cost time of their own, so those that have ended leave the batch; in low precision every shape
     # stays what it was, because a change of shape alone can flip a token.
     alive, shrinks = list(range(rows)), acting and model.dtype == torch.float32

@@ -14,6 +14,7 @@ from mmkv_bench.errors import DataError, UnsupportedError
 from mmkv_bench.generation.video_inputs import frames_of, video_arguments
 from mmkv_bench.models.families import Family, context_length, token_types
 from mmkv_bench.models.video import DEFAULT_FRAMES
+from mmkv_bench.protocols import Lengths, Protocol
 
 
 @dataclass
@@ -201,28 +202,22 @@ def _text_before_media(messages: Sequence[dict], tokenizer) -> int:
     return sum(len(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts)
 
 
-def context_cut(prompt: EncodedPrompt, family: Family) -> int:
-    """Context tokens under `query_agnostic`: up to and including the last visual token's closing marker.
+def lengths_of(protocol: Protocol, prompt: EncodedPrompt, family: Family) -> Lengths:
+    """What the protocol makes of the prompt.
 
     Raises:
-        UnsupportedError: a prompt without visual tokens, or with nothing after the cut.
+        UnsupportedError: the protocol cuts the prompt, which has no visual tokens or nothing after them; or visual tokens
+            would be fed again, whose embeddings only the vision tower knows.
     """
-    cut = context_length(prompt.input_ids[0], family)
-    if cut >= prompt.length:
+    cut = context_length(prompt.input_ids[0], family) if protocol.cuts else None
+    if cut is not None and cut >= prompt.length:
         raise UnsupportedError(
-            f"{prompt.identity} ends with its visual tokens; protocol=query_agnostic needs a question after them"
+            f"{prompt.identity} ends with its visual tokens; protocol={protocol.name} needs a question after them"
         )
-    return cut
-
-
-def check_refeed(prompt: EncodedPrompt) -> None:
-    """Whether the last prompt token can be fed again, as `strict` does.
-
-    Raises:
-        UnsupportedError: it is a visual token, whose embedding only the vision tower knows.
-    """
-    if int(prompt.types[0, -1]) > 0:
+    lengths = protocol.lengths(prompt.length, cut)
+    if bool((prompt.types[0, lengths.candidates :] > 0).any()):
         raise UnsupportedError(
-            f"{prompt.identity} ends with a visual token, which protocol=strict cannot feed again; put text after it, "
-            "or use protocol=paper"
+            f"{prompt.identity} ends with a visual token, which protocol={protocol.name} cannot feed again; put text after "
+            "it, or use protocol=paper"
         )
+    return lengths

@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Self
 
 import torch
@@ -22,14 +22,16 @@ from mmkv_bench.compression.session import Session
 from mmkv_bench.errors import UnsupportedError
 from mmkv_bench.generation.answers import read_answers
 from mmkv_bench.generation.decode import Decoded, decode
-from mmkv_bench.generation.encode import EncodedPrompt, check_refeed, context_cut
+from mmkv_bench.generation.encode import EncodedPrompt, lengths_of
 from mmkv_bench.generation.forks import Fork, audit, batches, borrow, gather, plan
+from mmkv_bench.generation.group import Group, slack
 from mmkv_bench.generation.measure import Meter
 from mmkv_bench.generation.measuring import NOTHING, Extras, Measuring
-from mmkv_bench.generation.prefill import Prefilled, prefill
+from mmkv_bench.generation.prefill import prefill
 from mmkv_bench.generation.result import CellSpec, ForkResult, GenerationTimeout, describe, status_of
 from mmkv_bench.generation.rules import DecodeRules
 from mmkv_bench.models.families import Family
+from mmkv_bench.protocols import Lengths, protocol
 
 log = logging.getLogger(__name__)
 
@@ -74,27 +76,21 @@ class Engine:
         extras: what to measure besides the answers, which are the same whatever it is.
         """
         results = {cell.cell: self._blank(cell, prompt) for cell in cells}
-        shared = [cell for cell in cells if cell.protocol != "query_agnostic"]
-        strict = [cell for cell in shared if cell.protocol == "strict"]
-        if strict:
+        lengths: dict[str, Lengths] = {}
+        for name in dict.fromkeys(cell.protocol for cell in cells):
+            rule, same = protocol(name), [cell for cell in cells if cell.protocol == name]
             try:
-                check_refeed(prompt)
+                lengths[name] = lengths_of(rule, prompt, self.family)
             except UnsupportedError as error:
-                self._fail(strict, results, error)
-                shared = [cell for cell in shared if cell.protocol != "strict"]
-        context = [cell for cell in cells if cell.protocol == "query_agnostic"]
-        if shared:
-            self._group(prompt, prompt, shared, results, extras)
-        if context:
-            try:
-                cut = context_cut(prompt, self.family)
-            except UnsupportedError as error:
-                self._fail(context, results, error)
-            else:
-                for cell in context:
-                    results[cell.cell].context_tokens = cut
+                self._fail(same, results, error)
+                continue
+            for cell in same:
+                results[cell.cell].context_tokens = lengths[name].reduced
+                if rule.cuts:
                     results[cell.cell].question_text_before_cut = prompt.question_text_before_cut
-                self._group(prompt, prompt.context(cut), context, results, extras)
+        for prefilled in sorted({one.prefilled for one in lengths.values()}, reverse=True):
+            shared = {name: one for name, one in lengths.items() if one.prefilled == prefilled}
+            self._group(prompt, shared, [cell for cell in cells if cell.protocol in shared], results, extras)
         return [results[cell.cell] for cell in cells]
 
     # ------------------------------------------------------------------ one prefill
@@ -116,30 +112,48 @@ class Engine:
     def _group(
         self,
         prompt: EncodedPrompt,
-        prefix: EncodedPrompt,
+        lengths: Mapping[str, Lengths],
         cells: Sequence[CellSpec],
         results: dict[str, ForkResult],
         extras: Extras,
     ) -> None:
-        """All cells that share the prefill of `prefix` (the whole prompt, or its context)."""
-        meter = Meter(self.device)
-        question = prompt.length - prefix.length
-        reserve = max(self.rules.max_new_tokens, len(extras.reference)) + question + 1
+        """All cells that share one prefill, of the whole prompt or of its context."""
+        meter, end = Meter(self.device), next(iter(lengths.values())).prefilled
+        prefix = prompt if end == prompt.length else prompt.context(end)
+        longest = max(self.rules.max_new_tokens, len(extras.reference))
         prefilled = None
         try:
-            prefilled = prefill(self.session, prefix, cells, meter, reserve)
+            prefilled = prefill(self.session, prefix, cells, lengths, meter, slack(longest, prompt.length - end))
         except Exception as error:  # noqa: BLE001 - whatever stopped the prefill is every cell's status
             self._fail(cells, results, error)
         if prefilled is None:
             self._release()
             return
-        read_answers(self.session, prefilled, prompt, cells, self.rules, meter, self.timeout_s)
-        forks, whole = [], []
-        heads, layers = prefilled.cache.layers[0].keys.shape[1], len(prefilled.cache.layers)
+        group = Group(self.model, prompt, prefilled, self.rules, self.tokenizer, meter, longest, self.timeout_s)
+        read_answers(self.session, group, cells)
+        forks, whole = self._planned(group, cells, results)
+        measuring = Measuring(group, extras)
+        for name in sorted({fork.cell.protocol for fork in [*whole, *forks]}):
+            same = [fork for fork in whole if fork.cell.protocol == name]
+            if same:
+                self._decode(group, same, measuring)
+            measuring.full(name, same, any(fork.cell.protocol == name for fork in forks))
+        for batch in batches(forks, group, self.fork_batch, self.fork_memory):
+            self._decode(group, batch, measuring)
+        for cell in cells:
+            results[cell.cell].peak_device_bytes = meter.peak_device()
+            results[cell.cell].peak_resident_bytes = meter.peak_resident()
+            results[cell.cell].fork_group = f"{prefix.identity}/{prefix.length}"
+
+    def _planned(
+        self, group: Group, cells: Sequence[CellSpec], results: dict[str, ForkResult]
+    ) -> tuple[list[Fork], list[Fork]]:
+        """Forks of cells that keep a part, and of those that keep everything."""
+        forks, whole, prefilled = [], [], group.prefilled
         for cell in cells:
             result = results[cell.cell]
             try:
-                self._describe(result, cell, prefilled, heads * layers, question)
+                self._describe(result, cell, group)
                 fork = plan(prefilled, cell, result)
                 if self.timeout_s is not None and fork.compress_s > self.timeout_s:
                     raise GenerationTimeout(f"scoring took {fork.compress_s:.1f} s, more than timeout_s")
@@ -151,46 +165,26 @@ class Engine:
             done_with.clear()
         if not any(fork.cell.compressor.decoding for fork in forks):  # policies may start from the scores
             prefilled.scores.clear()
-        measuring = Measuring(
-            self.model, prefilled, prompt, self.rules, self.tokenizer, extras, reserve, meter, self.timeout_s
-        )
-        for protocol in sorted({fork.cell.protocol for fork in [*whole, *forks]}):
-            same = [fork for fork in whole if fork.cell.protocol == protocol]
-            if same:
-                self._decode(same, prefilled, prompt, reserve, meter, measuring)
-            measuring.full(protocol, same, any(fork.cell.protocol == protocol for fork in forks))
-        for batch in batches(forks, prefilled, reserve, self.fork_batch, self.fork_memory):
-            self._decode(batch, prefilled, prompt, reserve, meter, measuring)
-        for cell in cells:
-            results[cell.cell].peak_device_bytes = meter.peak_device()
-            results[cell.cell].peak_resident_bytes = meter.peak_resident()
-            results[cell.cell].fork_group = f"{prefix.identity}/{prefix.length}"
+        return forks, whole
 
-    def _describe(self, result: ForkResult, cell: CellSpec, prefilled: Prefilled, heads: int, question: int) -> None:
-        entries = cell.entries(prefilled.length)
-        compressor = cell.compressor
+    def _describe(self, result: ForkResult, cell: CellSpec, group: Group) -> None:
+        prefilled, lengths, compressor = group.prefilled, group.prefilled.lengths[cell.protocol], cell.compressor
+        entries, length = cell.entries(lengths.reduced), lengths.reduced
         result.budget_entries = None if compressor.unbudgeted else entries
-        result.entries_asked = None if compressor.unbudgeted else min(entries, prefilled.length) * heads
-        result.entries_appended = question * heads
+        result.entries_asked = None if compressor.unbudgeted else min(entries, length) * group.heads
+        result.entries_appended = lengths.appended * group.heads
         result.vision_s, result.prefill_s = prefilled.seconds.get("vision"), prefilled.seconds["prefill"]
-        result.fallback = list(compressor.fallbacks(entries, prefilled.length, prefilled.prompt.types[0]))
-        if cell.evicts(prefilled.length):
-            result.window_effective = compressor.scorer.window_effective(entries, prefilled.length)
+        result.fallback = list(compressor.fallbacks(entries, length, prefilled.prompt.types[0][:length]))
+        if cell.evicts(length):
+            result.window_effective = compressor.scorer.window_effective(entries, length)
 
     # ------------------------------------------------------------------ decoding
-    def _decode(
-        self,
-        forks: list[Fork],
-        prefilled: Prefilled,
-        prompt: EncodedPrompt,
-        reserve: int,
-        meter: Meter,
-        measuring: Measuring,
-    ) -> None:
+    def _decode(self, group: Group, forks: list[Fork], measuring: Measuring) -> None:
         """Decode a batch; on any fault halve it until what fails stands alone."""
+        meter = group.meter
         start, aside, failure = meter.now(), meter.aside_s, None
         try:
-            decoded = self._attempt(forks, prefilled, prompt, reserve, measuring)
+            decoded = self._attempt(group, forks, measuring)
         except Exception as error:  # noqa: BLE001 - becomes the status of the fork that causes it
             failure = status_of(error), describe(error)
         if failure is not None:  # not in the handler, whose traceback keeps the failed batch's cache alive
@@ -201,44 +195,39 @@ class Engine:
                 return
             log.info("a batch of %d forks failed (%s); halving it", len(forks), failure[1])
             middle = len(forks) // 2
-            self._decode(forks[:middle], prefilled, prompt, reserve, meter, measuring)
-            self._decode(forks[middle:], prefilled, prompt, reserve, meter, measuring)
+            self._decode(group, forks[:middle], measuring)
+            self._decode(group, forks[middle:], measuring)
             return
         seconds = meter.now() - start - (meter.aside_s - aside)
         for fork, answer in zip(forks, decoded, strict=True):
-            self._finish(fork, answer, prefilled, seconds, 1 if fork.index is None else len(forks))
+            self._finish(group, fork, answer, seconds, 1 if fork.index is None else len(forks))
 
-    def _attempt(
-        self, forks: list[Fork], prefilled: Prefilled, prompt: EncodedPrompt, reserve: int, measuring: Measuring
-    ) -> list[Decoded]:
-        protocol, whole = forks[0].cell.protocol, forks[0].index is None
+    def _attempt(self, group: Group, forks: list[Fork], measuring: Measuring) -> list[Decoded]:
+        name, whole = forks[0].cell.protocol, forks[0].index is None
         acting = not whole and forks[0].cell.compressor.decoding is not None
 
         def gathered() -> CompressedCache:
-            return gather(prefilled, forks, reserve, prompt.length)
+            return gather(group.prefilled, forks, group.reserve(name))
 
         if acting:  # its policies change what they are given: measured on entries of its own
             measuring.forks(forks, None, gathered)
         deadline = None if self.timeout_s is None else time.monotonic() + self.timeout_s
         # cells that keep everything are one and the same fork
-        held = borrow(prefilled, protocol == "strict") if whole else contextlib.nullcontext(gathered())
+        held = borrow(group.prefilled, name) if whole else contextlib.nullcontext(gathered())
         with held as cache:
             if deadline is not None and time.monotonic() > deadline:
                 raise GenerationTimeout("gathering the kept entries ran past timeout_s")
-            audit(forks, cache.layers, prefilled)
+            audit(forks, cache.layers, group.prefilled)
             if not whole and not acting:
                 start = time.monotonic()
                 measuring.forks(forks, cache, gathered)
                 deadline = None if deadline is None else deadline + time.monotonic() - start
             rows = 1 if whole else len(forks)
-            decoded = decode(
-                self.model, cache, rows, prefilled, self.rules, protocol, prompt.input_ids, deadline, acting
-            )
+            decoded = decode(group, cache, rows, name, deadline, acting)
         return decoded * len(forks) if whole else decoded
 
-    def _finish(self, fork: Fork, answer: Decoded, prefilled: Prefilled, seconds: float, rows: int) -> None:
+    def _finish(self, group: Group, fork: Fork, answer: Decoded, seconds: float, rows: int) -> None:
         result = fork.result
-        heads = prefilled.cache.layers[0].keys.shape[1] * len(prefilled.cache.layers)
         result.fork_rows, result.compress_s, result.decode_s = rows, fork.compress_s, seconds
         if answer.error is not None:
             result.status, result.error = status_of(answer.error), describe(answer.error)
@@ -246,13 +235,12 @@ class Engine:
         result.token_ids, result.n_tokens = list(answer.tokens), len(answer.tokens)
         result.finish_reason = answer.finish
         result.answer = self.rules.text(answer.tokens, answer.finish, self.tokenizer)
-        first = 1 if fork.cell.protocol == "paper" else 0
         from_full = result.n_tokens if fork.index is None else fork.cell.tokens_from_full
         result.tokens_from_compressed = max(result.n_tokens - from_full, 0)
         result.entries_end = answer.entries
         if answer.entries is None:
-            result.entries_end = result.entries_resident + result.entries_appended + (result.n_tokens - 1) * heads
-        steps = max(result.n_tokens - first, 0)
+            result.entries_end = result.entries_resident + result.entries_appended + (result.n_tokens - 1) * group.heads
+        steps = max(result.n_tokens - protocol(fork.cell.protocol).from_prefill, 0)
         result.tpot_s = seconds / steps if steps else None
 
     def _release(self) -> None:

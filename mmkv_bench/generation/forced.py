@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mmkv_bench.compression.cache import CompressedCache
-from mmkv_bench.generation.prefill import Prefilled
+from mmkv_bench.generation.group import Group
 from mmkv_bench.generation.result import GenerationTimeout
 
 BLOCK_BYTES = 1 << 28  # of float32 logits in one forward pass
@@ -23,12 +23,10 @@ BLOCK_LOGITS = 1 << 22  # compared at a time: 32 MiB as float64, of which `diver
 
 @torch.no_grad()
 def forced(
-    model: nn.Module,
+    group: Group,
     cache: CompressedCache,
     rows: int,
-    prefilled: Prefilled,
     protocol: str,
-    prompt_ids: Tensor,
     tokens: Sequence[int],
     *,
     stepwise: bool = False,
@@ -39,8 +37,7 @@ def forced(
 
     Args:
         cache: the forks' reduced entries, `rows` of them; what is fed stays in it (see `returned`).
-        prefilled: what was prefilled: positions and, under `paper`, the logits of the first token.
-        prompt_ids: int64 `[1, T]` of the whole prompt. `strict` feeds its last token first, `query_agnostic` the question.
+        group: gives positions, what of the prompt is fed first, and the logits of the first token where nothing is.
         stepwise: one token per forward pass. block: tokens per forward pass; as many as `BLOCK_BYTES` allow when None.
         deadline: `time.monotonic()` after which no further pass begins.
 
@@ -50,11 +47,10 @@ def forced(
     Raises:
         GenerationTimeout: past the deadline.
     """
-    given = torch.tensor([list(tokens)], device=prompt_ids.device)
-    lead = {"paper": given[:, :0], "strict": prompt_ids[:, -1:]}.get(protocol, prompt_ids[:, prefilled.length :])
-    offset = 0 if protocol == "strict" else 1
+    prefilled, (lead, offset) = group.prefilled, group.lead(protocol)
+    given = torch.tensor([list(tokens)], device=lead.device)
     fed = torch.cat([lead, given[:, :-1]], 1)
-    if protocol == "paper":
+    if not lead.shape[1]:
         yield prefilled.logits.expand(rows, 1, -1)
     if block is None:
         block = 1 if stepwise else max(1, BLOCK_BYTES // (4 * rows * prefilled.logits.shape[-1]))
@@ -63,7 +59,7 @@ def forced(
         if deadline is not None and time.monotonic() > deadline:
             raise GenerationTimeout("measuring ran past timeout_s")
         stop = min(max(start, unread) + block, fed.shape[1])
-        output = model(
+        output = group.model(
             input_ids=fed[:, start:stop].expand(rows, -1),
             position_ids=prefilled.positions(offset + start, stop - start, rows),
             past_key_values=cache,

@@ -14,6 +14,7 @@ from mmkv_bench.compression.cache import CompressedCache, CompressedLayer
 from mmkv_bench.compression.context import Context
 from mmkv_bench.compression.decoding.base import Start
 from mmkv_bench.compression.decoding.rows import RowsLayer
+from mmkv_bench.generation.group import Group
 from mmkv_bench.generation.prefill import Prefilled, score_key, summary_key
 from mmkv_bench.generation.result import CellSpec, ForkResult, digest
 
@@ -40,31 +41,29 @@ class Fork:
 
 def plan(prefilled: Prefilled, cell: CellSpec, result: ForkResult) -> Fork:
     """Choose what the cell keeps of this prompt; raises what the method raises."""
-    length, strict = prefilled.length, cell.protocol == "strict"
-    if cell.keeps_all(length):
+    lengths = prefilled.lengths[cell.protocol]
+    if cell.keeps_all(lengths.reduced):
         return Fork(cell, None, result)
-    if not cell.evicts(length):
+    if not cell.evicts(lengths.reduced):
         heads = prefilled.cache.layers[0].keys.shape[1]
-        every = torch.arange(length - int(strict), device=prefilled.cache.layers[0].keys.device).expand(heads, -1)
+        every = torch.arange(lengths.candidates, device=prefilled.cache.layers[0].keys.device).expand(heads, -1)
         return Fork(cell, [every] * len(prefilled.cache.layers), result)
-    key, summary = score_key(cell, length), summary_key(cell, length)
+    key, summary = score_key(cell, lengths), summary_key(cell, lengths)
     for name in (key, summary):
         if name in prefilled.failures:
             raise prefilled.failures[name]
     start = time.perf_counter()
-    scores = prefilled.scores[key]
+    scores, context = prefilled.scores[key], _context(prefilled, cell)
     index = cell.compressor.select(
         scores,
-        cell.entries(length),
-        prefilled.prompt.types[0],
+        context.budget,
+        context.types,
         range(len(scores)),
         len(scores),
-        strict,
-        prefilled.order(key, cell.compressor.selector, length - 1 if strict else length),
-        prefilled.summaries.get(summary),
-    )
-    context = Context(
-        cell.entries(length), length, strict, prefilled.prompt.types[0], prefilled.summaries.get(summary) or {}
+        context.refed,
+        prefilled.order(key, cell.compressor.selector, context.candidates),
+        context.summaries,
+        context.length,
     )
     known = cell.compressor.answer_fallbacks(prefilled.answer_steps.get(cell.protocol, 0))
     found = [*prefilled.fallbacks[key], *cell.compressor.outcome(context), *known]
@@ -73,9 +72,7 @@ def plan(prefilled: Prefilled, cell: CellSpec, result: ForkResult) -> Fork:
     return Fork(cell, index, result, seconds + time.perf_counter() - start)
 
 
-def batches(
-    forks: Sequence[Fork], prefilled: Prefilled, reserve: int, rows: int, limit_bytes: int | None
-) -> Iterator[list[Fork]]:
+def batches(forks: Sequence[Fork], group: Group, rows: int, limit_bytes: int | None) -> Iterator[list[Fork]]:
     """Split forks into decode batches: one protocol and length bucket each, at most `rows` rows and `limit_bytes`.
 
     Bytes are those that `gather` allocates: every row as long as the longest, slack and positions included. A fork
@@ -88,10 +85,11 @@ def batches(
             yield [fork]
             continue
         groups.setdefault((fork.cell.protocol, fork.bucket(), policy is not None), []).append(fork)
-    key = prefilled.cache.layers[0].keys
+    layers = group.prefilled.cache.layers
+    key = layers[0].keys
     slot = key.shape[1] * (2 * key.shape[3] * key.element_size() + POSITION_BYTES)
     for members in groups.values():
-        batch, widest = [], [0] * len(prefilled.cache.layers)
+        batch, widest, reserve = [], [0] * len(layers), group.reserve(members[0].cell.protocol)
         for fork in members:
             wider = [max(width, index.shape[1]) for width, index in zip(widest, fork.index, strict=True)]
             size = (len(batch) + 1) * sum(width + reserve for width in wider) * slot
@@ -103,14 +101,19 @@ def batches(
         yield batch
 
 
-def gather(prefilled: Prefilled, forks: Sequence[Fork], reserve: int, prompt_tokens: int) -> CompressedCache:
-    """The forks' reduced entries as one cache with a row each. The prefill is only read.
+def _context(prefilled: Prefilled, cell: CellSpec) -> Context:
+    """What the parts of a cell that evicts may know of the prompt."""
+    lengths = prefilled.lengths[cell.protocol]
+    summaries = prefilled.summaries.get(summary_key(cell, lengths)) if cell.evicts(lengths.reduced) else None
+    budget = min(cell.entries(lengths.reduced), lengths.reduced)
+    types = prefilled.prompt.types[0][: lengths.reduced]
+    return Context(budget, lengths.reduced, lengths.refed, types, summaries or {})
 
-    Args:
-        reserve: slots for new tokens; prompt_tokens: tokens of the whole prompt, which under `query_agnostic` is longer
-            than what was prefilled.
-    """
-    seen = prefilled.length - (forks[0].cell.protocol == "strict")
+
+def gather(prefilled: Prefilled, forks: Sequence[Fork], reserve: int) -> CompressedCache:
+    """The forks' reduced entries as one cache with a row each, and `reserve` slots for new tokens. The prefill is only
+    read."""
+    seen = prefilled.lengths[forks[0].cell.protocol].candidates
     types = prefilled.prompt.types[0][:seen]
     acting = forks[0].cell.compressor.decoding is not None  # a batch has policies throughout, or none
     layers = []
@@ -124,9 +127,7 @@ def gather(prefilled: Prefilled, forks: Sequence[Fork], reserve: int, prompt_tok
             layers.append(CompressedLayer.from_rows(rows, seen, reserve))
             continue
         started = [
-            fork.cell.compressor.decoding.layer(
-                _start(prefilled, fork, number, key, value, row, reserve, prompt_tokens)
-            )
+            fork.cell.compressor.decoding.layer(_start(prefilled, fork, number, key, value, row, reserve))
             for fork, row in zip(forks, rows, strict=True)
         ]
         layers.append(started[0] if len(started) == 1 else RowsLayer(started))
@@ -144,15 +145,10 @@ def _start(
     value: Tensor,
     row: tuple[Tensor, Tensor, Tensor],
     reserve: int,
-    prompt_tokens: int,
 ) -> Start:
     """What the fork's decode policy starts from in one layer."""
-    cell, length = fork.cell, prefilled.length
-    scores = summaries = None
-    if cell.evicts(length):
-        scores = prefilled.scores[score_key(cell, length)][layer]
-        summaries = prefilled.summaries.get(summary_key(cell, length))
-    strict = cell.protocol == "strict"
+    cell, lengths = fork.cell, prefilled.lengths[fork.cell.protocol]
+    scores = prefilled.scores[score_key(cell, lengths)][layer] if cell.evicts(lengths.reduced) else None
     return Start(
         layer=layer,
         n_layers=len(prefilled.cache.layers),
@@ -162,18 +158,18 @@ def _start(
         kept_key=row[0],
         kept_value=row[1],
         scores=scores,
-        context=Context(min(cell.entries(length), length), length, strict, prefilled.prompt.types[0], summaries or {}),
+        context=_context(prefilled, cell),
         pad=0,
         seen=key.shape[1],
-        acts_from=prompt_tokens,
+        acts_from=lengths.prompt,
         scaling=prefilled.scalings[layer],
         reserve=reserve,
     )
 
 
-def copied(prefilled: Prefilled, strict: bool, reserve: int) -> CompressedCache:
+def copied(prefilled: Prefilled, protocol: str, reserve: int) -> CompressedCache:
     """The full cache as a fork that evicts nothing: its entries copied, its slots under explicit positions."""
-    seen, layers = prefilled.length - strict, []
+    seen, layers = prefilled.lengths[protocol].candidates, []
     for source in prefilled.cache.layers:
         key, value = source.keys[0, :, :seen], source.values[0, :, :seen]
         every = torch.arange(seen, device=key.device).expand(key.shape[0], -1)
@@ -182,21 +178,22 @@ def copied(prefilled: Prefilled, strict: bool, reserve: int) -> CompressedCache:
 
 
 @contextmanager
-def borrow(prefilled: Prefilled, strict: bool) -> Iterator[CompressedCache]:
-    """The full cache itself, to be decoded from: new tokens go to its slack, and afterwards it is what it was."""
-    layers = prefilled.cache.layers
+def borrow(prefilled: Prefilled, protocol: str) -> Iterator[CompressedCache]:
+    """The full cache itself, to be decoded from: new tokens go to its slack, and afterwards it is what it was. What will be
+    fed again stands in it no longer."""
+    layers, lengths = prefilled.cache.layers, prefilled.lengths[protocol]
     saved = [(layer.stored, layer.seen) for layer in layers]
-    last = [(layer.keys[:, :, -1].clone(), layer.values[:, :, -1].clone()) for layer in layers] if strict else []
+    again = slice(lengths.candidates, lengths.prefilled)
+    last = [(layer.keys[:, :, again].clone(), layer.values[:, :, again].clone()) for layer in layers]
     try:
-        if strict:
-            for layer in layers:
-                layer.forget_last()
+        for layer in layers:
+            layer.forget(lengths.forgotten)
         yield prefilled.cache
     finally:
         for layer, (stored, seen) in zip(layers, saved, strict=True):
             layer.stored, layer.seen = stored, seen
-        for layer, (key, value) in zip(layers, last, strict=False):
-            layer.keys[:, :, -1], layer.values[:, :, -1] = key, value
+        for layer, (key, value) in zip(layers, last, strict=True):
+            layer.keys[:, :, again], layer.values[:, :, again] = key, value
 
 
 def audit(forks: Sequence[Fork], layers: Sequence[CompressedLayer], prefilled: Prefilled) -> None:
@@ -205,7 +202,7 @@ def audit(forks: Sequence[Fork], layers: Sequence[CompressedLayer], prefilled: P
     Args:
         forks: one row of the cache each, or all of them its only row when everything stays.
 
-    Under `strict` the re-fed last prompt token, one entry per head, is counted: it is part of C.
+    Tokens that are fed again and are part of C (the last one under `strict`), one entry each per head, are counted.
     """
     entries, reachable = [layer.entries() for layer in layers], [layer.reachable() for layer in layers]
     for number, fork in enumerate(forks):
@@ -221,24 +218,24 @@ def _audit_one(
     reachable: Sequence[Tensor],
     prefilled: Prefilled,
 ) -> None:
-    result, strict = fork.result, int(fork.cell.protocol == "strict")
-    key = prefilled.cache.layers[0].keys
+    result, lengths = fork.result, prefilled.lengths[fork.cell.protocol]
+    key, refed = prefilled.cache.layers[0].keys, lengths.refed
     heads, slot = key.shape[1], 2 * key.shape[3] * key.element_size()
     index = fork.index
     if index is None:
-        index = [torch.arange(prefilled.length - strict).expand(heads, -1)] * len(layers)
-    kept = [(count + strict).tolist() for count in entries]
+        index = [torch.arange(lengths.candidates).expand(heads, -1)] * len(layers)
+    kept = [(count + refed).tolist() for count in entries]
     result.kept, result.kept_digest = kept, digest(index)
     result.entries_resident = sum(map(sum, kept))
-    result.entries_reachable = sum(int((count + strict).sum()) for count in reachable)
-    result.entries_planned = sum(int((i >= 0).sum()) for i in index) + strict * heads * len(layers)
-    result.bytes_full = prefilled.length * heads * len(layers) * slot
+    result.entries_reachable = sum(int((count + refed).sum()) for count in reachable)
+    result.entries_planned = sum(int((i >= 0).sum()) for i in index) + refed * heads * len(layers)
+    result.bytes_full = lengths.reduced * heads * len(layers) * slot
     if fork.cell.compressor.decoding is not None and fork.index is not None:  # counted by its own layers
         data, metadata = (sum(parts) for parts in zip(*(layer.nbytes() for layer in layers), strict=True))
-        result.bytes_device = data + strict * heads * len(layers) * slot
-        result.bytes_metadata = metadata + strict * heads * len(layers) * POSITION_BYTES
+        result.bytes_device = data + refed * heads * len(layers) * slot
+        result.bytes_metadata = metadata + refed * heads * len(layers) * POSITION_BYTES
         result.bytes_host = sum(layer.host_nbytes() for layer in layers)
         return
-    stored = sum(i.shape[1] + strict for i in index)
+    stored = sum(i.shape[1] + refed for i in index)
     result.bytes_device = stored * heads * slot
     result.bytes_metadata = 0 if fork.index is None else stored * heads * POSITION_BYTES

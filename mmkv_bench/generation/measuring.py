@@ -20,17 +20,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mmkv_bench.compression.cache import CompressedCache
 from mmkv_bench.generation.decode import decode
-from mmkv_bench.generation.encode import EncodedPrompt
 from mmkv_bench.generation.forced import divergence, forced, negative_log_likelihood, returned
 from mmkv_bench.generation.forks import Fork, borrow, copied
-from mmkv_bench.generation.measure import Meter
-from mmkv_bench.generation.prefill import Prefilled
+from mmkv_bench.generation.group import Group
 from mmkv_bench.generation.result import ForkResult, describe
-from mmkv_bench.generation.rules import DecodeRules
 from mmkv_bench.generation.sampling import SEEDS, Sampler
 
 log = logging.getLogger(__name__)
@@ -56,20 +53,8 @@ NOTHING = Extras()
 class Measuring:
     """The measures of all cells that share one prefill."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        prefilled: Prefilled,
-        prompt: EncodedPrompt,
-        rules: DecodeRules,
-        tokenizer,
-        extras: Extras,
-        reserve: int,
-        meter: Meter,
-        timeout_s: float | None = None,
-    ):
-        self.model, self.prefilled, self.prompt, self.rules, self.tokenizer = model, prefilled, prompt, rules, tokenizer
-        self.extras, self.reserve, self.meter, self.timeout_s = extras, reserve, meter, timeout_s
+    def __init__(self, group: Group, extras: Extras):
+        self.group, self.prefilled, self.extras = group, group.prefilled, extras
         self.deadline: float | None = None  # of what is being measured
         # protocol -> full's answer and what it predicted: [n, V] in the model's dtype, in host memory
         self.answers: dict[str, tuple[list[int], Tensor]] = {}
@@ -82,18 +67,17 @@ class Measuring:
             wanted: whether any fork of this protocol will be held against it.
         """
         ok = [fork for fork in whole if fork.result.status == "ok"]
-        strict = protocol == "strict"
         if self.extras.fidelity and (ok or (wanted and not whole)):
             with self._aside(f"the full cache's answer under {protocol}"):
                 tokens = ok[0].result.token_ids if ok else self._decoded(protocol)
-                with borrow(self.prefilled, strict) as cache:
+                with borrow(self.prefilled, protocol) as cache:
                     blocks = [block[0].cpu() for block in self._forced(cache, 1, protocol, tokens)]
                 self.answers[protocol] = tokens, torch.cat([block.to(blocks[-1].dtype) for block in blocks])
         if ok and protocol in self.answers:
             with self._aside(f"full against full under {protocol}"):
                 self._floor(protocol, [fork.result for fork in ok])
         if ok and self.extras.reference:
-            with self._aside("the reference answer"), borrow(self.prefilled, strict) as cache:
+            with self._aside("the reference answer"), borrow(self.prefilled, protocol) as cache:
                 self._fill_reference([fork.result for fork in ok], cache, 1, protocol, False)
         if self.extras.samples:
             for fork in ok:
@@ -139,24 +123,14 @@ class Measuring:
 
     def _floor(self, protocol: str, results: Sequence[ForkResult]) -> None:
         # In half precision the shape of a batch moves numbers; stepping is as far from one pass as shapes go.
-        stepwise = self.model.dtype != torch.float32
-        copy = copied(self.prefilled, protocol == "strict", self.reserve)
+        stepwise = self.group.model.dtype != torch.float32
+        copy = copied(self.prefilled, protocol, self.group.reserve(protocol))
         self._fill_fidelity(results, copy, 1, protocol, stepwise)
 
     def _forced(
         self, cache: CompressedCache, rows: int, protocol: str, tokens: Sequence[int], stepwise: bool = False
     ) -> Iterator[Tensor]:
-        return forced(
-            self.model,
-            cache,
-            rows,
-            self.prefilled,
-            protocol,
-            self.prompt.input_ids,
-            tokens,
-            stepwise=stepwise,
-            deadline=self.deadline,
-        )
+        return forced(self.group, cache, rows, protocol, tokens, stepwise=stepwise, deadline=self.deadline)
 
     def _fill_fidelity(
         self, results: Sequence[ForkResult], cache: CompressedCache, rows: int, protocol: str, stepwise: bool
@@ -178,7 +152,7 @@ class Measuring:
     def _fill_reference(
         self, results: Sequence[ForkResult], cache: CompressedCache, rows: int, protocol: str, stepwise: bool
     ) -> None:
-        tokens = torch.tensor(self.extras.reference, device=self.prompt.input_ids.device)
+        tokens = torch.tensor(self.extras.reference, device=self.group.prompt.input_ids.device)
         found, start = [], 0
         for block in self._forced(cache, rows, protocol, self.extras.reference, stepwise):
             found.append(negative_log_likelihood(block, tokens[start : start + block.shape[1]]).cpu())
@@ -191,50 +165,39 @@ class Measuring:
 
     def _decoded(self, protocol: str) -> list[int]:
         """The full cache's greedy answer, where no cell of this run has it."""
-        with borrow(self.prefilled, protocol == "strict") as cache:
-            (answer,) = decode(
-                self.model, cache, 1, self.prefilled, self.rules, protocol, self.prompt.input_ids, self.deadline
-            )
+        with borrow(self.prefilled, protocol) as cache:
+            (answer,) = decode(self.group, cache, 1, protocol, self.deadline)
         if answer.error is not None:
             raise answer.error
         return answer.tokens
 
     def _sampled(self, protocol: str, seed: int) -> str:
-        pick = Sampler(seed, self.prompt.identity)
-        with borrow(self.prefilled, protocol == "strict") as cache:
-            (answer,) = decode(
-                self.model,
-                cache,
-                1,
-                self.prefilled,
-                self.rules,
-                protocol,
-                self.prompt.input_ids,
-                self.deadline,
-                pick=pick,
-            )
+        pick = Sampler(seed, self.group.prompt.identity)
+        with borrow(self.prefilled, protocol) as cache:
+            (answer,) = decode(self.group, cache, 1, protocol, self.deadline, pick=pick)
         if answer.error is not None:
             raise answer.error
-        return self.rules.text(answer.tokens, answer.finish, self.tokenizer)
+        return self.group.rules.text(answer.tokens, answer.finish, self.group.tokenizer)
 
     def _finite(self, what: str, values: Iterable[float], result: ForkResult) -> bool:
         if all(map(math.isfinite, values)):
             return True
-        log.warning("%s: %s of cell %s is not finite and is left out", self.prompt.identity, what, result.cell)
+        log.warning("%s: %s of cell %s is not finite and is left out", self.group.prompt.identity, what, result.cell)
         return False
 
     @contextmanager
     def _aside(self, what: str) -> Iterator[None]:
         """Keeps time and peaks of the run apart from what is measured inside; a fault there is logged and forgotten."""
-        with self.meter.aside():
+        with self.group.meter.aside():
             failed = False
-            self.deadline = None if self.timeout_s is None else time.monotonic() + self.timeout_s
+            limit = self.group.timeout_s
+            self.deadline = None if limit is None else time.monotonic() + limit
             try:
                 yield
             except Exception as error:  # noqa: BLE001 - a measure that is missing is no reason to lose an answer
                 failed = True
-                log.warning("%s: %s could not be measured: %s", self.prompt.identity, what, describe(error))
-            if failed and self.meter.device.type == "cuda":  # not in the handler, whose traceback holds tensors
+                log.warning("%s: %s could not be measured: %s", self.group.prompt.identity, what, describe(error))
+            if failed and self.group.meter.device.type == "cuda":  # not in the handler, whose traceback holds tensors
                 torch.cuda.empty_cache()
 
 

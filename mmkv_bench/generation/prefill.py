@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -18,41 +18,44 @@ from mmkv_bench.compression.session import Prompt, Session
 from mmkv_bench.generation.encode import EncodedPrompt
 from mmkv_bench.generation.measure import Meter, vision_clock
 from mmkv_bench.generation.result import CellSpec, NonFiniteLogitsError
+from mmkv_bench.protocols import Lengths
 
 log = logging.getLogger(__name__)
 
 
-def score_key(cell: CellSpec, length: int) -> Hashable:
+def score_key(cell: CellSpec, lengths: Lengths) -> Hashable:
     """Cells with equal keys share one score per layer."""
     scorer = cell.compressor.scorer
     seed = cell.seed if scorer.stochastic else None
-    key = (type(scorer), scorer.key(cell.entries(length), length), seed)
+    key = (type(scorer), scorer.key(cell.entries(lengths.reduced), lengths.prefilled), seed)
     return (*key, cell.protocol) if scorer.needs.answer else key  # what is fed, and so the answer, differs
 
 
-def summary_key(cell: CellSpec, length: int) -> Hashable | None:
+def summary_key(cell: CellSpec, lengths: Lengths) -> Hashable | None:
     """Cells with equal keys share one allocator's summary per layer; None when the allocator makes none."""
     allocator = cell.compressor.allocator
-    key = allocator.summary_key(cell.entries(length), length)
+    key = allocator.summary_key(cell.entries(lengths.reduced), lengths.prefilled)
     return None if key is None else (type(allocator), key)
 
 
 class Recording:
-    """The listener of a shared prefill: of each layer it keeps the `[Hkv, T]` scores of every distinct scorer and the
+    """The listener of a shared prefill: of each layer it keeps the `[Hkv, prefilled]` scores of every distinct scorer and the
     small summaries of allocators that ask for one, and nothing else.
 
     A scorer or allocator that fails ends its own cells only: its exception is kept under its key.
     """
 
-    def __init__(self, cells: Sequence[CellSpec], length: int):
+    def __init__(self, cells: Sequence[CellSpec], lengths: Mapping[str, Lengths]):
+        self.lengths = lengths
         self.scorers: dict[Hashable, CellSpec] = {}
         self.allocators: dict[Hashable, CellSpec] = {}
         self.needs = Needs()
         for cell in cells:
-            if not cell.evicts(length):
+            own = lengths[cell.protocol]
+            if not cell.evicts(own.reduced):
                 continue
             with contextlib.suppress(Exception):  # comes again when the cell is planned, and is its status then
-                score, summary = score_key(cell, length), summary_key(cell, length)
+                score, summary = score_key(cell, own), summary_key(cell, own)
                 self.scorers.setdefault(score, cell)
                 if summary is not None:
                     self.allocators.setdefault(summary, cell)
@@ -67,13 +70,13 @@ class Recording:
         observation = observations[0]
         for key, cell in self._alive(self.scorers):
             with self._own_fault(key, layer):
-                entries = cell.entries(observation.length)
+                entries = cell.entries(self.lengths[cell.protocol].reduced)
                 self.scores[key].append(cell.compressor.score(observation, entries, cell.seed))
                 self.fallbacks[key] += cell.compressor.scorer.observed_fallbacks(observation, entries, cell.seed)
         for key, cell in self._alive(self.allocators):
             with self._own_fault(key, layer):
-                summary = cell.compressor.allocator.summary(observation, cell.entries(observation.length), cell.seed)
-                self.summaries[key][layer] = summary
+                entries = cell.entries(self.lengths[cell.protocol].reduced)
+                self.summaries[key][layer] = cell.compressor.allocator.summary(observation, entries, cell.seed)
 
     def _alive(self, cells: dict[Hashable, CellSpec]) -> list[tuple[Hashable, CellSpec]]:
         return [(key, cell) for key, cell in cells.items() if key not in self.failures]
@@ -102,16 +105,19 @@ class Prefilled:
     """A prompt's full cache, read-only until a fork borrows it, with what the cells need to know.
 
     Attributes:
-        cache: batch 1, every layer holding all T tokens, with slack for new ones.
-        logits: float32 `[V]` of the last prompt token.
+        prompt: as much of the prompt as was prefilled, all of it or its context.
+        lengths: protocol -> what it makes of the whole prompt, for all protocols that share this prefill.
+        cache: batch 1, every layer holding all tokens of `prompt`, with slack for new ones.
+        logits: float32 `[V]` of the last of these tokens.
         scalings: per layer, the factor of the attention scores.
         fallbacks: of each score, what scorers found that they could not do, by name.
         answer_steps: protocol -> tokens fed after the prefill by `full`'s answer, where a scorer needs it.
-        last_positions: position ids of the last prompt token as the text model received them, `[3|4, 1, 1]` or
+        last_positions: position ids of the last of these tokens as the text model received them, `[3|4, 1, 1]` or
             `[1, 1]`.
     """
 
     prompt: EncodedPrompt
+    lengths: Mapping[str, Lengths]
     cache: CompressedCache
     logits: Tensor
     last_positions: Tensor
@@ -137,7 +143,8 @@ class Prefilled:
         return self.orders[name]
 
     def positions(self, offset: int, count: int, rows: int) -> Tensor:
-        """Position ids of `count` tokens that start `offset` tokens after the last prompt token, for `rows` forks."""
+        """Position ids of `count` text tokens for `rows` forks, the first of them `offset` places after the last prefilled
+        token (0 or less: it is one of those that are fed again)."""
         steps = torch.arange(offset, offset + count, device=self.last_positions.device)
         positions = self.last_positions + steps
         return positions.expand(*positions.shape[:-2], rows, count)
@@ -145,18 +152,24 @@ class Prefilled:
 
 @torch.no_grad()
 def prefill(
-    session: Session, prompt: EncodedPrompt, cells: Sequence[CellSpec], meter: Meter, reserve: int
+    session: Session,
+    prompt: EncodedPrompt,
+    cells: Sequence[CellSpec],
+    lengths: Mapping[str, Lengths],
+    meter: Meter,
+    reserve: int,
 ) -> Prefilled:
     """Run the model over the prompt once, scoring each layer for all cells as it passes.
 
     Args:
         session: open on the model; afterwards it observes nothing.
+        prompt: as much of the prompt as is to be prefilled. lengths: of the whole prompt under each cell's protocol.
         reserve: slots of slack for the tokens that `full` will append.
 
     Raises:
         NonFiniteLogitsError: NaN in the logits of the last prompt token.
     """
-    recording = Recording(cells, prompt.length)
+    recording = Recording(cells, lengths)
     model, cache = session.model, CompressedCache(len(session.attentions), reserve)
     session.expect(recording, prompt.types, prompt.identity)
     try:
@@ -172,6 +185,7 @@ def prefill(
     seconds["prefill"] = max(seconds["prefill"] - sum(recording.seconds.values()), 0.0)  # vision is part of it
     return Prefilled(
         prompt=prompt,
+        lengths=lengths,
         cache=cache,
         logits=logits,
         last_positions=_last(positions, prompt.length, logits.device),

@@ -12,8 +12,7 @@ from torch import Tensor
 from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.compressor import Compressor, NonFiniteScoreError
 from mmkv_bench.errors import MMKVError, out_of_memory
-
-PROTOCOLS = ("paper", "strict", "query_agnostic")
+from mmkv_bench.protocols import DEFAULT, protocol
 
 
 class GenerationTimeout(MMKVError):
@@ -31,7 +30,7 @@ class CellSpec:
     cell: str
     compressor: Compressor
     budget: Budget | None
-    protocol: str = "paper"
+    protocol: str = DEFAULT
     seed: int = 0
 
     def entries(self, length: int) -> int:
@@ -48,9 +47,9 @@ class CellSpec:
 
     @property
     def tokens_from_full(self) -> int:
-        """How many of an answer's tokens are the full cache's: the first one under `paper`, more of a policy that waits."""
+        """How many of an answer's tokens are the full cache's: the protocol's, or more of a policy that waits."""
         policy = self.compressor.decoding
-        return max(int(self.protocol == "paper"), 0 if policy is None else policy.tokens_from_full)
+        return max(protocol(self.protocol).from_prefill, 0 if policy is None else policy.tokens_from_full)
 
 
 @dataclass

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.errors import UnsupportedError
+from mmkv_bench.protocols import CUTTING, WHOLE
 
 if TYPE_CHECKING:
     import torch
@@ -167,7 +168,7 @@ def token_types(input_ids: Tensor, family: Family) -> Tensor:
 
 
 def context_length(input_ids: Tensor, family: Family, tokenizer: Any = None) -> int:
-    """Tokens of the prompt's context under `protocol=query_agnostic`.
+    """Tokens of the prompt's context, where a protocol cuts it.
 
     That is the prompt up to and including the last visual token and, where one follows directly, its closing marker.
     InternVL's marker is known only with a tokenizer (here or in `family_of`); without one its context ends at the
@@ -186,8 +187,8 @@ def context_length(input_ids: Tensor, family: Family, tokenizer: Any = None) -> 
     visual = (token_types(ids, family) != TEXT).nonzero()
     if not len(visual):
         raise UnsupportedError(
-            "protocol=query_agnostic needs a prompt with visual tokens, and this one is text only; "
-            "use protocol=paper or protocol=strict for it"
+            f"protocol={' and '.join(CUTTING)} cut a prompt behind its visual tokens, and this one is text only; "
+            f"use {' or '.join(f'protocol={name}' for name in WHOLE)} for it"
         )
     end = int(visual[-1]) + 1
     closing = family.closing_token_ids or _marker_ids(family.closing_marker, tokenizer)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
+from mmkv_bench import protocols
 from mmkv_bench.calibrate.artefact import Calibrations
 from mmkv_bench.compression.budget import Budget
 from mmkv_bench.config.schema import as_list
@@ -115,7 +116,8 @@ class Cell:
     def label(self) -> str:
         """The cell among those of one dataset, as messages and the card name it: `snapkv@64 strict seed=1`."""
         parts = [self.method if self.budget is None else f"{self.method}@{self.budget}"]
-        parts += [word for word in (self.protocol, self.reading) if word not in (None, "paper")]
+        parts += [self.protocol] * (self.protocol != protocols.DEFAULT)
+        parts += [self.reading] * (self.reading not in (None, "paper"))
         return " ".join(parts + ([f"seed={self.seed}"] if self.seed is not None else []))
 
 

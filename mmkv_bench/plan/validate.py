@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mmkv_bench import protocols
 from mmkv_bench.config import schema
 from mmkv_bench.config.compose import same_kind
 from mmkv_bench.config.schema import allowed, as_list
@@ -88,10 +89,11 @@ def validate_combinations(config: DictConfig, family: Any, methods: Iterable[Any
             scorer.check_layers(family.num_layers)
     if family.multimodal:
         return
-    if "query_agnostic" in as_list(config.protocol):
+    cutting = [str(name) for name in as_list(config.protocol) if name in protocols.CUTTING]
+    if cutting:
         raise UnsupportedError(
-            f"protocol=query_agnostic needs visual tokens and {family.name} has none; allowed for it: paper, strict; "
-            "choose one of these or a multimodal model"
+            f"protocol={cutting[0]} needs visual tokens and {family.name} has none; allowed for it: "
+            f"{', '.join(protocols.WHOLE)}; choose one of these or a multimodal model"
         )
     blind = [m.name for m in methods if m.compressor.needs_visual or visual_parts(m.compressor)]
     if blind:

@@ -22,6 +22,7 @@ from mmkv_bench.plan.cells import Cell, bases, build_methods, expand
 from mmkv_bench.plan.changed import changed_answers
 from mmkv_bench.plan.parts import Part, failures, parts_of
 from mmkv_bench.plan.validate import validate_combinations
+from mmkv_bench.protocols import WHOLE, protocol
 from mmkv_bench.run.card import PromptSize, render
 from mmkv_bench.run.preview import card_facts
 from mmkv_bench.run.progress import Progress
@@ -204,7 +205,7 @@ def _check_generation(loaded: LoadedModel, parts: Sequence[Part]) -> None:
 def _first_prompts(config: DictConfig, parts: Sequence[Part], loaded: LoadedModel) -> dict[str, PromptSize]:
     """Sizes of each dataset's first prompt; one that cannot be made is left out here and gets its row later."""
     from mmkv_bench.evaluation import generate
-    from mmkv_bench.generation.encode import context_cut
+    from mmkv_bench.generation.encode import lengths_of
     from mmkv_bench.run.generate import encoded
 
     sizes = {}
@@ -216,9 +217,8 @@ def _first_prompts(config: DictConfig, parts: Sequence[Part], loaded: LoadedMode
         request = found[0]
         try:
             prompt = encoded(loaded, config, request, "card", "cpu")
-            context = prompt.length
-            if as_list(config.protocol) == ["query_agnostic"]:
-                context = context_cut(prompt, loaded.family)
+            asked = [name for name in as_list(config.protocol) if name in WHOLE] or as_list(config.protocol)
+            context = lengths_of(protocol(asked[0]), prompt, loaded.family).reduced
         except Exception:  # noqa: BLE001 - whatever a processor makes of it will be that sample's status
             continue
         sizes[part.dataset] = PromptSize(prompt.length, prompt.visual_tokens, context)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from mmkv_bench.errors import ConfigError
+from mmkv_bench.protocols import protocol
 from mmkv_bench.statistics.metric_kinds import FIDELITY
 from mmkv_bench.tables.build import build
 from mmkv_bench.tables.notes import caption, line_label
@@ -86,7 +87,7 @@ def _cell(table: Table, label: str, budget: str) -> str:
 def _notes(table: Table, group: Mapping[str, Table]) -> list[str]:
     first = (
         "without token 1, which the full prefill gives to all"
-        if table.context["protocol"] == "paper"
+        if protocol(table.context["protocol"]).from_prefill
         else "token 1 among them"
     )
     lines = [

@@ -7,20 +7,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mmkv_bench.protocols import protocol
+
 if TYPE_CHECKING:
     import pandas as pd
 
 COLUMNS = ("cell", "sample_id", "status", "token_ids", "finish_reason")
 """Of the responses of `full`, what a share is counted from."""
 
-FREE_TOKENS = {"paper": 1}
-"""Protocol -> first tokens of an answer that come from the full prefill (README, Protocols); the others have none."""
-
 MOSTLY = 0.5
 """From this share on a task is mostly free."""
 
 
-def share(answers: pd.DataFrame, protocol: str) -> float | None:
+def share(answers: pd.DataFrame, name: str) -> float | None:
     """Mean over the answers of the share of their tokens that come from the full prefill; None where there are none.
 
     The end token is left out, and so is the closing mark that all answers end with, where they differ at all: what
@@ -28,9 +27,9 @@ def share(answers: pd.DataFrame, protocol: str) -> float | None:
 
     Args:
         answers: `responses` rows of one cell of `full`, with `COLUMNS`: what is right, or nearest to it, and the same
-            whichever methods a table holds.
+            whichever methods a table holds. name: the protocol's.
     """
-    free = FREE_TOKENS.get(protocol, 0)
+    free = protocol(name).from_prefill
     answers = answers[answers["status"] == "ok"]
     if not free or answers.empty:
         return None

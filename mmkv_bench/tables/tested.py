@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mmkv_bench.protocols import protocol
 from mmkv_bench.tables.free import MOSTLY
 from mmkv_bench.tables.rows import BASELINE
 
@@ -17,21 +18,19 @@ def mostly_free(table: Table) -> bool:
 
 
 def tested(table: Table) -> list[str]:
-    """At most one line: the share of the answers that is free, or what `strict` leaves free; none for `full` alone."""
+    """At most one line: the protocol's own caveat, or the share of the answers that is free; none for `full` alone."""
     if not _compressed(table):
         return []
-    protocol = table.context["protocol"]
-    if protocol == "strict":
-        return [
-            "protocol=strict: every answer token is decoded from the compressed cache, whose entries were computed by the "
-            "full prefill: what they took up from evicted entries stays."
-        ]
+    name = table.context["protocol"]
+    caveat = protocol(name).caveat
+    if caveat is not None:
+        return [f"protocol={name}: {caveat}"]
     if table.free is None:
         return []
     mark = "mostly free: " if mostly_free(table) else ""
     return [
         f"{mark}{table.free:.0%} of the tokens of full's answers (mean over answers, without the ending that all of them "
-        f"share) come from the full prefill under protocol={protocol}, whatever a method keeps; the scores test the rest."
+        f"share) come from the full prefill under protocol={name}, whatever a method keeps; the scores test the rest."
     ]
 
 

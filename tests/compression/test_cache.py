@@ -197,11 +197,11 @@ def test_retain_and_append_equal_the_naive_version(seed, prompt, appended, stric
 
 @PROPERTY
 @given(seeds, st.integers(1, 9), st.integers(1, 4))
-def test_forget_last_equals_the_naive_version_and_the_slot_is_written_again(seed, prompt, tokens):
+def test_forgetting_the_last_equals_the_naive_version_and_the_slot_is_written_again(seed, prompt, tokens):
     key, value = entries(prompt, seed)
     layer, naive = CompressedLayer(8), Naive(key, value)
     layer.update(key, value)
-    layer.forget_last()
+    layer.forget(1)
     naive.retain(torch.arange(prompt - 1).expand(B, H, -1), forget=1)
     assert_holds(layer, naive)
     fresh = entries(tokens, seed + 1)

@@ -182,8 +182,8 @@ def test_full_against_full_is_measured_and_is_nothing_in_float32(name, monkeypat
     for result in common.together(model, name, prompt, common.full_cells(), extras=EVERYTHING):
         assert max(result.forced_kl) < 1e-9 and all(result.forced_agree)
 
-    def damaged(prefilled, strict, reserve):
-        cache = forks.copied(prefilled, strict, reserve)
+    def damaged(prefilled, protocol, reserve):
+        cache = forks.copied(prefilled, protocol, reserve)
         cache.layers[1].keys[:, :, :-3] *= 1.2
         return cache
 

@@ -247,7 +247,7 @@ def run(compressor: Compressor, budget: int, strict: bool) -> None:
     if allocator.summary_key(budget, length) is not None:
         summaries = {layer: allocator.summary(one, budget, 0) for layer, one in enumerate(seen)}
     index = compressor.select(
-        scores, budget, types_of(length), range(LAYERS), LAYERS, strict=strict, summaries=summaries
+        scores, budget, types_of(length), range(LAYERS), LAYERS, refed=int(strict), summaries=summaries
     )
     candidates = length - int(strict)
     for one, kept in zip(seen, index, strict=True):

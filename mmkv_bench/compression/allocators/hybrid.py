@@ -212,11 +212,11 @@ class Hybrid(Allocator):
     def outcome(self, context: Context) -> tuple[str, ...]:
         """``text_over_budget``: some static head cannot hold window and text; ``chunk_reduced``: dynamic heads cannot read
         a whole chunk; ``infeasible_allocation``: r was cut."""
-        found = self.divide(context.summaries, context.budget - int(context.strict), context.candidates)
+        found = self.divide(context.summaries, context.budget - context.refed, context.candidates)
         window = effective_window(self.window, context.budget, context.length) if self.window else 0
         types = context.candidate_types
         text = context.candidates if types is None else int((types[: context.length - window] == 0).sum())
-        wanted = min(text + window - int(context.strict and window > 0), context.candidates)
+        wanted = min(text + window - min(context.refed, window), context.candidates)
         whole = min(self.chunk, context.candidates)
         names = {
             "text_over_budget": bool((found.entries[~found.dynamic] < wanted).any()),

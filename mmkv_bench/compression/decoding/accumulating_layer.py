@@ -27,7 +27,7 @@ class AccumulatingLayer(CompressedLayer):
         layer = cls.from_rows([(start.kept_key, start.kept_value, start.positions)], start.seen, room)
         scores = start.scores.float()
         layer.gathered = scores.gather(1, start.index.clamp_min(0)).masked_fill(start.index < 0, 0)
-        layer._counted = start.pad + start.context.length  # queries before this one are in the scores already
+        layer._counted = start.pad + scores.shape[1]  # queries before this one are in the scores already
         # scores of prompt tokens that will be fed again; a view would keep those of the whole prompt
         layer._refed = scores[:, start.seen - start.pad :].clone()
         layer._acts_from, layer._policy = start.acts_from, policy

@@ -23,12 +23,13 @@ class Start:
         key, value: ``[Hkv, n, D]`` candidates of the full cache; only to be read, and gone afterwards unless copied.
         index: int64 ``[Hkv, m]`` kept candidates, ascending, LEFT-padded with -1.
         kept_key, kept_value: ``[Hkv, m, D]``, what the reducer made of them.
-        scores: float32 or float64 ``[Hkv, T]`` of this layer; None when nothing was scored.
+        scores: float32 or float64 ``[Hkv, prefilled]`` of this layer, T columns and those of a question that was scored with
+            them; None when nothing was scored.
         context: the prompt, its budget and the allocator's summaries.
         pad: logical index of the prompt's first token (left padding). Slot positions are ``index + pad``.
-        seen: tokens the layer counts as seen from now on: ``pad + T``, one fewer under ``strict``.
+        seen: tokens the layer counts as seen from now on: ``pad + n``, n the candidates.
         acts_from: logical index of the answer's first token. Tokens before it that are fed later (the last prompt token
-            under ``strict``, the question under ``query_agnostic``) are stored like any other and trigger nothing.
+            under ``strict``, the question where only the context is reduced) are stored like any other and trigger nothing.
         scaling: factor of the attention scores. reserve: slots of slack for new tokens.
     """
 

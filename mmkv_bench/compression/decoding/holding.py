@@ -91,10 +91,9 @@ class HeldLayer(CompressedLayer):
         self.policy, self.acts_from = policy, start.acts_from
         kept = (start.index >= 0).sum(-1).tolist()
         appended = start.acts_from - start.seen  # the question, or the token that is fed again
-        again = int(start.context.strict)
         self._before = [count + appended for count in kept]
         self._start = [count + policy.slack for count in self._before]
-        self._ratio = [Fraction(count + again + policy.slack, start.context.length) for count in kept]
+        self._ratio = [Fraction(count + start.context.refed + policy.slack, start.context.length) for count in kept]
         self._evicted = [0] * len(kept)
 
     def held(self) -> list[int]:

@@ -102,11 +102,11 @@ class WaitingLayer(CompressedLayer):
         before, types = start.scores, start.context.types
         known = before.shape[1]
         if types is not None:
-            types = torch.nn.functional.pad(types.to(scores.device), (0, total - known))
+            types = torch.nn.functional.pad(types.to(scores.device), (0, total - len(types)))
         prior = policy.prior and types is not None and bool((types > 0).any())
         scores[:, :known] += without_text_prior(before, types[:known]) if prior else before
         scores = with_text_prior(scores, types) if prior else scores
-        context = Context(start.context.budget, total, False, types, start.context.summaries)
+        context = Context(start.context.budget, total, 0, types, start.context.summaries)
         (caps,) = policy.allocator.caps([scores], context.budget, [start.layer], start.n_layers, context)
         protected = policy.selector.protected(total, context.budget, types).to(scores.device)
         index = policy.selector.select(scores, caps, protected, types=types)

@@ -168,7 +168,7 @@ class QuantisedLayer(CompressedLayer):
     def _refuse(self, *args, **kwargs) -> None:
         raise UnsupportedError("a quantised layer holds one finished prompt of one sequence; its entries only grow")
 
-    retain = drop = forget_last = reorder_cache = batch_repeat_interleave = batch_select_indices = reset = _refuse
+    retain = drop = forget = reorder_cache = batch_repeat_interleave = batch_select_indices = reset = _refuse
 
 
 def _alike(keys: list) -> list[tuple[list[int], object]]:

@@ -1,0 +1,66 @@
+"""What every protocol promises."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """One prompt under one protocol, in tokens from its beginning: `candidates <= reduced <= prefilled <= prompt`.
+
+    Attributes:
+        prompt: all of it.
+        prefilled: pass the model, and are scored, before anything is evicted.
+        reduced: T, what C counts and ratios mean.
+        candidates: n, what can be kept. All that follows is fed again on the reduced cache, whole, at its true position.
+    """
+
+    prompt: int
+    prefilled: int
+    reduced: int
+    candidates: int
+
+    @property
+    def fed(self) -> int:
+        """Prompt tokens that are fed on the reduced cache, before the answer's."""
+        return self.prompt - self.candidates
+
+    @property
+    def refed(self) -> int:
+        """Those of them whose entries are part of C."""
+        return self.reduced - self.candidates
+
+    @property
+    def appended(self) -> int:
+        """Those of them whose entries are counted apart."""
+        return self.prompt - self.reduced
+
+    @property
+    def forgotten(self) -> int:
+        """Prefilled tokens whose entries go before anything is fed."""
+        return self.prefilled - self.candidates
+
+
+class Protocol(ABC):
+    """Says what of a prompt is prefilled, reduced and fed again, and where the first token comes from.
+
+    Class attributes:
+        name: as `protocol=` takes it. about: one line for help and tables of protocols.
+        cuts: the prompt is cut behind its visual tokens; without such, or without text after them, it is refused.
+        from_prefill: so many first tokens of an answer come from the full prefill, whatever a method keeps.
+        caveat: what a table says of every score of compressed cells; None: nothing beyond the share of free tokens.
+        diagnostic: says something about the other protocols; no score of a method's own.
+    """
+
+    name: str
+    about: str
+    cuts: bool = False
+    from_prefill: int = 0
+    caveat: str | None = None
+    diagnostic: bool = False
+
+    @abstractmethod
+    def lengths(self, prompt: int, context: int | None = None) -> Lengths:
+        """A prompt of `prompt` tokens, of which the first `context` are cut off where the protocol cuts."""
