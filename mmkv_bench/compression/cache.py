@@ -251,6 +251,41 @@ class CompressedLayer(CacheLayerMixin):
         data = self.keys.numel() * self.keys.element_size() + self.values.numel() * self.values.element_size()
         return data, 0 if self.positions is None else self.positions.numel() * self.positions.element_size()
 
+    def buffers(self) -> list[Tensor]:
+        """Every tensor that the layer holds of its own, slack included, each once."""
+        held = (self._key_storage, self._value_storage, self._position_storage)
+        return [tensor for tensor in held if tensor is not None]
+
+    def padding_nbytes(self) -> int:
+        """Bytes of stored slots that stand for no entry, their positions included."""
+        if self.positions is None:
+            return 0
+        empty = self.positions.numel() - int(self.entries().sum())
+        return empty * (self.slot_nbytes + self.positions.element_size())
+
+    def read_nbytes(self, fed: int) -> int:
+        """Bytes of K and V that attention reads when, `fed` tokens from now, one more is decoded: its own among them, and
+        scales, minima and mean keys; padding is read like entries."""
+        batch, heads = self._key_storage.shape[:2]
+        return batch * heads * (self.stored + fed + 1) * self.slot_nbytes
+
+    @property
+    def slot_nbytes(self) -> int:
+        """Bytes of one slot's key and value."""
+        return sum(storage.shape[-1] * storage.element_size() for storage in (self._key_storage, self._value_storage))
+
+    def view(self, row: int, slots: slice, stored: int) -> CompressedLayer:
+        """Some slots of one row, the first `stored` of them filled, on the same storage."""
+        layer = CompressedLayer(self.reserve)
+        layer._key_storage, layer._value_storage = (
+            storage[row : row + 1, :, slots] for storage in (self._key_storage, self._value_storage)
+        )
+        if self._position_storage is not None:
+            layer._position_storage = self._position_storage[row : row + 1, :, slots]
+        layer.dtype, layer.device, layer.is_initialized = self.dtype, self.device, True
+        layer.stored, layer.seen = stored, self.seen
+        return layer
+
     def reachable(self) -> Tensor:
         """int64 `[B, Hkv]` entries that a later step may read, wherever they are."""
         return self.entries()

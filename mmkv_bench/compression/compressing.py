@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from mmkv_bench.compression.account import LayerAccount, account, by_itself
 from mmkv_bench.compression.answer import AnswerAttention
 from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.cache import CompressedLayer, Reduce
@@ -25,8 +26,8 @@ class Compressing:
     """The listener of `attach`: reduces each layer during the prefill, or all layers at its end (scope `model`).
 
     Attributes:
-        resident: per layer int64 `[B, Hkv]` entries, counted from the tensors right after their reduction; reachable,
-            nbytes, host_nbytes: the same of `CompressedLayer`'s other counts.
+        accounts: layer -> what is stored of each row, counted from the tensors right after their reduction; slot_nbytes: of one
+            head's key and value in the full cache.
         fallbacks: per row, names of what could not be done; observed: the same, of what only the layers' scores told.
     """
 
@@ -54,10 +55,8 @@ class Compressing:
         self.fallbacks = []
         self._kept: dict[int, Tensor] = {}
         self._scaling: dict[int, float] = {}
-        self.resident: dict[int, Tensor] = {}
-        self.reachable: dict[int, Tensor] = {}
-        self.nbytes: dict[int, tuple[int, int]] = {}
-        self.host_nbytes: dict[int, int] = {}
+        self.accounts: dict[int, list[LayerAccount]] = {}
+        self.slot_nbytes = 0
 
     def _lengths(self, prompt: Prompt, row: int) -> Lengths:
         """Of what the model was given: all of it is prefilled."""
@@ -133,18 +132,29 @@ class Compressing:
     def _store(self, prompt: Prompt, layer: int, index: Tensor, whole: bool) -> None:
         target = prompt.cache.layers[layer]
         index, forgotten = index.to(target.device), self._lengths(prompt, 0).forgotten
+        self.slot_nbytes = target.slot_nbytes
         if self.compressor.decoding is not None and (not whole or self.compressor.quantises):
             prompt.cache.layers[layer] = self._decoding_layer(prompt, layer, target, index)
             if self.compressor.decoding.moves_queries:
                 prompt.cache.query_positions = self.compressor.decoding.query_positions
         elif not whole:
             rows = [self._reduce_row(prompt, row) for row in range(len(prompt.pads))]
-            target.retain(index, rows, forget=forgotten)
+            target.retain(index, rows, target.reserve + forgotten, forgotten)
         else:
             target.forget(forgotten)
-        target = prompt.cache.layers[layer]
-        self.resident[layer], self.reachable[layer] = target.entries(), target.reachable()
-        self.nbytes[layer], self.host_nbytes[layer] = target.nbytes(), target.host_nbytes()
+        self.accounts[layer] = self._accounts(prompt, prompt.cache.layers[layer])
+
+    def _accounts(self, prompt: Prompt, layer: CompressedLayer) -> list[LayerAccount]:
+        """Of each row by itself; padding of the batch is no part of it."""
+        rows = len(prompt.pads)
+        fed = [
+            max(self.prompt_tokens or 0, prompt.total) - pad - self._lengths(prompt, row).candidates
+            for row, pad in enumerate(prompt.pads)
+        ]
+        if rows == 1:
+            return [account(layer, fed[0])]
+        widths, slack = layer.entries().amax(-1).tolist(), layer.capacity - layer.stored
+        return [account(by_itself(layer, row, widths[row], slack), fed[row]) for row in range(rows)]
 
     def _types(self, prompt: Prompt, row: int) -> Tensor | None:
         """Int `[T]` of what C counts."""
@@ -193,7 +203,7 @@ class Compressing:
                 seen=end,
                 acts_from=max(pad + prompt.length(0), self.prompt_tokens or 0),
                 scaling=self._scaling[layer],
-                reserve=target.reserve,
+                reserve=target.reserve + self._lengths(prompt, 0).forgotten,
             )
         )
 

@@ -19,8 +19,8 @@ from mmkv_bench.compression.compressor import Compressor, full
 from mmkv_bench.compression.context import Context
 from mmkv_bench.compression.session import Session, attach
 from mmkv_bench.errors import ConfigError, UnsupportedError
+from mmkv_bench.generation.account import fill_answer, fill_asked, fill_stored
 from mmkv_bench.generation.encode import EncodedPrompt, lengths_of
-from mmkv_bench.generation.forks import POSITION_BYTES
 from mmkv_bench.generation.measure import Meter, vision_clock
 from mmkv_bench.generation.result import (
     CellSpec,
@@ -28,7 +28,6 @@ from mmkv_bench.generation.result import (
     GenerationTimeout,
     NonFiniteLogitsError,
     describe,
-    digest,
     status_of,
 )
 from mmkv_bench.generation.rules import DecodeRules
@@ -119,7 +118,8 @@ def generate_alone(
         attention=attention,
         answer=answer,
         context=context if rule.cuts else None,
-        reserve=lengths.fed + _new_tokens(model, generation) - 1,  # the last token of an answer is never fed
+        # What is prefilled and fed again keeps its slots; the last token of an answer is never fed.
+        reserve=lengths.prompt - lengths.prefilled + _new_tokens(model, generation) - 1,
     ) as session:
         if compressor.is_full:
             session.answer = answer
@@ -248,37 +248,19 @@ def _fill(
     rules: DecodeRules,
     tokenizer,
 ) -> None:
-    length, refed = lengths.reduced, lengths.refed
-    compressor, entries = cell.compressor, cell.entries(length)
-    tokens = output.sequences[0, prompt.length :].tolist()
     layers, made = output.session.cache.layers, output.session.listener
-    heads, slot = layers[0].keys.shape[1], 2 * layers[0].keys.shape[3] * layers[0].keys.element_size()
-    every = heads * len(layers)
-    result.budget_entries = None if compressor.unbudgeted else entries
-    result.entries_asked = None if compressor.unbudgeted else min(entries, length) * every
-    result.fallback = list(compressor.fallbacks(entries, length, prompt.types[0, :length]))
-    if cell.evicts(length):
-        result.window_effective = compressor.scorer.window_effective(entries, length)
-        context = Context(entries, length, refed, prompt.types[0, :length], made.summaries[0])
+    kept = [index[0] for index in output.session.kept()]
+    types, compressor = prompt.types[0, : lengths.reduced], cell.compressor
+    fill_asked(result, cell, lengths, kept[0].shape[0] * len(kept), types)
+    if cell.evicts(lengths.reduced):
+        context = Context(cell.entries(lengths.reduced), lengths.reduced, lengths.refed, types, made.summaries[0])
         known = compressor.answer_fallbacks(made.answer_steps)
         found = [*made.observed[0], *compressor.outcome(context), *known]
         result.fallback = list(dict.fromkeys([*result.fallback, *found]))
     # Counted from the tensors right after the reduction; a token that is fed again will take one entry per head.
-    kept = [index[0] for index in output.session.kept()]
-    result.kept = [(made.resident[layer][0] + refed).tolist() for layer in range(len(layers))]
-    result.kept_digest = digest(kept)
-    result.entries_planned = sum(int((index >= 0).sum()) for index in kept) + refed * every
-    result.entries_resident = sum(map(sum, result.kept))
-    result.entries_reachable = sum(int((count[0] + refed).sum()) for count in made.reachable.values())
-    data, metadata = (sum(parts) for parts in zip(*made.nbytes.values(), strict=True))
-    result.bytes_device = data + refed * every * slot
-    result.bytes_metadata = 0 if cell.keeps_all(length) else metadata + refed * every * POSITION_BYTES
-    result.bytes_host = sum(made.host_nbytes.values())
-    result.bytes_full = length * every * slot
-    result.entries_appended = lengths.appended * every
+    counted = [made.accounts[layer][0] for layer in range(len(layers))]
+    fill_stored(result, cell, lengths, kept, counted, made.slot_nbytes)
+    tokens = output.sequences[0, prompt.length :].tolist()
+    finish = rules.finish(output.sequences, len(tokens))
+    fill_answer(result, cell, lengths, tokens, finish, rules.text(tokens, finish, tokenizer))
     result.entries_end = sum(int(layer.entries()[0].sum()) for layer in layers)
-    result.token_ids, result.n_tokens = tokens, len(tokens)
-    result.finish_reason = rules.finish(output.sequences, len(tokens))
-    result.answer = rules.text(tokens, result.finish_reason, tokenizer)
-    from_full = len(tokens) if cell.keeps_all(length) else cell.tokens_from_full
-    result.tokens_from_compressed = max(len(tokens) - from_full, 0)

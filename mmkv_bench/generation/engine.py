@@ -20,6 +20,7 @@ from torch import nn
 from mmkv_bench.compression.cache import CompressedCache
 from mmkv_bench.compression.session import Session
 from mmkv_bench.errors import UnsupportedError
+from mmkv_bench.generation.account import fill_answer, fill_asked
 from mmkv_bench.generation.answers import read_answers
 from mmkv_bench.generation.decode import Decoded, decode
 from mmkv_bench.generation.encode import EncodedPrompt, lengths_of
@@ -153,7 +154,8 @@ class Engine:
         for cell in cells:
             result = results[cell.cell]
             try:
-                self._describe(result, cell, group)
+                result.vision_s, result.prefill_s = prefilled.seconds.get("vision"), prefilled.seconds["prefill"]
+                fill_asked(result, cell, prefilled.lengths[cell.protocol], group.heads, prefilled.prompt.types[0])
                 fork = plan(prefilled, cell, result)
                 if self.timeout_s is not None and fork.compress_s > self.timeout_s:
                     raise GenerationTimeout(f"scoring took {fork.compress_s:.1f} s, more than timeout_s")
@@ -166,17 +168,6 @@ class Engine:
         if not any(fork.cell.compressor.decoding for fork in forks):  # policies may start from the scores
             prefilled.scores.clear()
         return forks, whole
-
-    def _describe(self, result: ForkResult, cell: CellSpec, group: Group) -> None:
-        prefilled, lengths, compressor = group.prefilled, group.prefilled.lengths[cell.protocol], cell.compressor
-        entries, length = cell.entries(lengths.reduced), lengths.reduced
-        result.budget_entries = None if compressor.unbudgeted else entries
-        result.entries_asked = None if compressor.unbudgeted else min(entries, length) * group.heads
-        result.entries_appended = lengths.appended * group.heads
-        result.vision_s, result.prefill_s = prefilled.seconds.get("vision"), prefilled.seconds["prefill"]
-        result.fallback = list(compressor.fallbacks(entries, length, prefilled.prompt.types[0][:length]))
-        if cell.evicts(length):
-            result.window_effective = compressor.scorer.window_effective(entries, length)
 
     # ------------------------------------------------------------------ decoding
     def _decode(self, group: Group, forks: list[Fork], measuring: Measuring) -> None:
@@ -207,7 +198,7 @@ class Engine:
         acting = not whole and forks[0].cell.compressor.decoding is not None
 
         def gathered() -> CompressedCache:
-            return gather(group.prefilled, forks, group.reserve(name))
+            return gather(group.prefilled, forks, group.room(name) if acting else group.reserve(name))
 
         if acting:  # its policies change what they are given: measured on entries of its own
             measuring.forks(forks, None, gathered)
@@ -217,7 +208,7 @@ class Engine:
         with held as cache:
             if deadline is not None and time.monotonic() > deadline:
                 raise GenerationTimeout("gathering the kept entries ran past timeout_s")
-            audit(forks, cache.layers, group.prefilled)
+            audit(forks, cache.layers, group)
             if not whole and not acting:
                 start = time.monotonic()
                 measuring.forks(forks, cache, gathered)
@@ -232,11 +223,9 @@ class Engine:
         if answer.error is not None:
             result.status, result.error = status_of(answer.error), describe(answer.error)
             return
-        result.token_ids, result.n_tokens = list(answer.tokens), len(answer.tokens)
-        result.finish_reason = answer.finish
-        result.answer = self.rules.text(answer.tokens, answer.finish, self.tokenizer)
-        from_full = result.n_tokens if fork.index is None else fork.cell.tokens_from_full
-        result.tokens_from_compressed = max(result.n_tokens - from_full, 0)
+        lengths = group.prefilled.lengths[fork.cell.protocol]
+        text = self.rules.text(answer.tokens, answer.finish, self.tokenizer)
+        fill_answer(result, fork.cell, lengths, answer.tokens, answer.finish, text)
         result.entries_end = answer.entries
         if answer.entries is None:
             result.entries_end = result.entries_resident + result.entries_appended + (result.n_tokens - 1) * group.heads

@@ -10,15 +10,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mmkv_bench.compression.account import account, by_itself
 from mmkv_bench.compression.cache import CompressedCache, CompressedLayer
 from mmkv_bench.compression.context import Context
 from mmkv_bench.compression.decoding.base import Start
 from mmkv_bench.compression.decoding.rows import RowsLayer
+from mmkv_bench.generation.account import POSITION_BYTES, fill_stored
 from mmkv_bench.generation.group import Group
 from mmkv_bench.generation.prefill import Prefilled, score_key, summary_key
-from mmkv_bench.generation.result import CellSpec, ForkResult, digest
+from mmkv_bench.generation.result import CellSpec, ForkResult
 
-POSITION_BYTES = 4  # int32 per slot and KV head
 SMALL = 512  # slots: forks up to this length decode in one batch, longer ones with forks of like length
 
 
@@ -196,46 +197,25 @@ def borrow(prefilled: Prefilled, protocol: str) -> Iterator[CompressedCache]:
             layer.keys[:, :, again], layer.values[:, :, again] = key, value
 
 
-def audit(forks: Sequence[Fork], layers: Sequence[CompressedLayer], prefilled: Prefilled) -> None:
-    """Fill each fork's result with what its stored tensors hold before anything is appended.
+def audit(forks: Sequence[Fork], layers: Sequence[CompressedLayer], group: Group) -> None:
+    """Fill each fork's result with what its stored tensors hold before anything is appended, of the fork by itself.
 
     Args:
         forks: one row of the cache each, or all of them its only row when everything stays.
-
-    Tokens that are fed again and are part of C (the last one under `strict`), one entry each per head, are counted.
     """
-    entries, reachable = [layer.entries() for layer in layers], [layer.reachable() for layer in layers]
+    lengths = group.prefilled.lengths[forks[0].cell.protocol]
+    entries = [layer.entries() for layer in layers]
     for number, fork in enumerate(forks):
-        row = 0 if fork.index is None else number
-        own = [layer.rows[row] if isinstance(layer, RowsLayer) else layer for layer in layers]
-        _audit_one(fork, own, [count[row] for count in entries], [count[row] for count in reachable], prefilled)
-
-
-def _audit_one(
-    fork: Fork,
-    layers: Sequence[CompressedLayer],
-    entries: Sequence[Tensor],
-    reachable: Sequence[Tensor],
-    prefilled: Prefilled,
-) -> None:
-    result, lengths = fork.result, prefilled.lengths[fork.cell.protocol]
-    key, refed = prefilled.cache.layers[0].keys, lengths.refed
-    heads, slot = key.shape[1], 2 * key.shape[3] * key.element_size()
-    index = fork.index
-    if index is None:
-        index = [torch.arange(lengths.candidates).expand(heads, -1)] * len(layers)
-    kept = [(count + refed).tolist() for count in entries]
-    result.kept, result.kept_digest = kept, digest(index)
-    result.entries_resident = sum(map(sum, kept))
-    result.entries_reachable = sum(int((count + refed).sum()) for count in reachable)
-    result.entries_planned = sum(int((i >= 0).sum()) for i in index) + refed * heads * len(layers)
-    result.bytes_full = lengths.reduced * heads * len(layers) * slot
-    if fork.cell.compressor.decoding is not None and fork.index is not None:  # counted by its own layers
-        data, metadata = (sum(parts) for parts in zip(*(layer.nbytes() for layer in layers), strict=True))
-        result.bytes_device = data + refed * heads * len(layers) * slot
-        result.bytes_metadata = metadata + refed * heads * len(layers) * POSITION_BYTES
-        result.bytes_host = sum(layer.host_nbytes() for layer in layers)
-        return
-    stored = sum(i.shape[1] + refed for i in index)
-    result.bytes_device = stored * heads * slot
-    result.bytes_metadata = 0 if fork.index is None else stored * heads * POSITION_BYTES
+        row, index = (0 if fork.index is None else number), fork.index
+        if index is None:
+            index = [torch.arange(lengths.candidates).expand(entries[0].shape[1], -1)] * len(layers)
+        if fork.index is not None and fork.cell.compressor.decoding is not None:
+            own = [layer.rows[row] if isinstance(layer, RowsLayer) else layer for layer in layers]
+        else:
+            widths = [int(count[row].max()) for count in entries]
+            own = [
+                by_itself(layer, row, width, group.room(fork.cell.protocol))
+                for layer, width in zip(layers, widths, strict=True)
+            ]
+        counted = [account(layer, lengths.fed) for layer in own]
+        fill_stored(fork.result, fork.cell, lengths, index, counted, group.prefilled.cache.layers[0].slot_nbytes)

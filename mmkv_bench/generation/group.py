@@ -38,8 +38,12 @@ class Group:
         return layers[0].keys.shape[1] * len(layers)
 
     def reserve(self, protocol: str) -> int:
-        """Slots of a reduced cache for the question and the answer."""
-        return slack(self.longest, self.prefilled.lengths[protocol].appended)
+        """Slots of a reduced cache that is decoded from, or measured with a reference answer."""
+        return slack(self.longest, self.prefilled.lengths[protocol].fed)
+
+    def room(self, protocol: str) -> int:
+        """Slots that the question and the answer take beyond what is kept, in a cell of this protocol by itself."""
+        return self.prefilled.lengths[protocol].fed + self.rules.max_new_tokens - 1  # the answer's last is never fed
 
     def lead(self, protocol: str) -> tuple[Tensor, int]:
         """Prompt tokens that are fed before the answer, int64 `[1, fed]`, and how far behind the last prefilled token the
@@ -48,6 +52,6 @@ class Group:
         return self.prompt.input_ids[:, lengths.candidates :], 1 - lengths.forgotten
 
 
-def slack(longest: int, appended: int) -> int:
-    """Slots to reserve for `appended` tokens of the prompt and an answer of at most `longest`."""
-    return longest + appended + 1
+def slack(longest: int, fed: int) -> int:
+    """Slots to reserve for `fed` tokens of the prompt and an answer of at most `longest`."""
+    return longest + fed + 1

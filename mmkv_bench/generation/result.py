@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.compressor import Compressor, NonFiniteScoreError
 from mmkv_bench.errors import MMKVError, out_of_memory
 from mmkv_bench.protocols import DEFAULT, protocol
+from mmkv_bench.store.response import Response
 
 
 class GenerationTimeout(MMKVError):
@@ -52,54 +53,8 @@ class CellSpec:
         return max(protocol(self.protocol).from_prefill, 0 if policy is None else policy.tokens_from_full)
 
 
-@dataclass
-class ForkResult:
-    """One cell's answer to one prompt; the fields are columns of a response row (store/schema.py documents them)."""
-
-    cell: str
-    status: str = "ok"
-    error: str | None = None
-    fallback: list[str] = field(default_factory=list)
-    answer: str | None = None
-    token_ids: list[int] = field(default_factory=list)
-    n_tokens: int = 0
-    tokens_from_compressed: int = 0
-    finish_reason: str | None = None
-    prompt_tokens: int = 0
-    context_tokens: int = 0
-    visual_tokens: int = 0
-    question_text_before_cut: int = 0
-    budget_entries: int | None = None
-    entries_asked: int | None = None
-    entries_planned: int = 0
-    entries_resident: int = 0
-    entries_reachable: int = 0
-    entries_appended: int = 0
-    entries_end: int = 0
-    kept: list[list[int]] = field(default_factory=list)
-    kept_digest: str | None = None
-    bytes_device: int = 0
-    bytes_host: int = 0
-    bytes_metadata: int = 0
-    bytes_full: int = 0
-    window_effective: int | None = None
-    encode_s: float | None = None
-    vision_s: float | None = None
-    prefill_s: float | None = None
-    compress_s: float | None = None
-    decode_s: float | None = None
-    ttft_s: float | None = None
-    tpot_s: float | None = None
-    peak_device_bytes: int | None = None
-    peak_resident_bytes: int | None = None
-    measured: str = "group"
-    forced_kl: list[float] | None = None
-    forced_agree: list[bool] | None = None
-    reference_nll: list[float] | None = None
-    reference_samples: list[str] | None = None
-    fork_group: str | None = None
-    fork_batch: int | None = None
-    fork_rows: int | None = None
+class ForkResult(Response):
+    """One cell's answer to one prompt: what generation fills of its row."""
 
 
 def status_of(error: BaseException) -> str:

@@ -246,11 +246,13 @@ def _through_the_model(made: Compressor, budgets: Sequence[int]) -> str | None:
     from mmkv_bench.compression.compressor import full
     from mmkv_bench.generation.alone import run_alone
     from mmkv_bench.generation.engine import Engine
-    from mmkv_bench.generation.result import PROTOCOLS, CellSpec
+    from mmkv_bench.generation.result import CellSpec
+    from mmkv_bench.protocols import NAMES, protocol
 
     model, family, rules, tokenizer, pages = _embedded()
-    cells = [CellSpec(f"{p}@{b}", made, Budget.parse(b), p) for p in PROTOCOLS for b in budgets]
-    baseline = [CellSpec(f"full/{p}", full(), None, p) for p in PROTOCOLS]
+    names = [name for name in NAMES if not protocol(name).diagnostic]
+    cells = [CellSpec(f"{p}@{b}", made, Budget.parse(b), p) for p in names for b in budgets]
+    baseline = [CellSpec(f"full/{p}", full(), None, p) for p in names]
     with Engine(model, family, rules, tokenizer) as engine:
         together = [engine.answer(page, [*cells, *baseline]) for page in pages]
     for page, results in zip(pages, together, strict=True):

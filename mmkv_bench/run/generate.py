@@ -18,6 +18,7 @@ from mmkv_bench.generation.rules import DecodeRules
 from mmkv_bench.plan.shards import mine
 from mmkv_bench.plan.validate import bytes_of
 from mmkv_bench.secrecy import without_secrets
+from mmkv_bench.store.response import COUNTED
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -28,22 +29,6 @@ if TYPE_CHECKING:
     from mmkv_bench.store.writer import Writer
 
 CONTEXT_END = "context_end"  # the fallback that is given here and not by a method's part
-COUNTED = (
-    "prompt_tokens",
-    "context_tokens",
-    "visual_tokens",
-    "question_text_before_cut",
-    "tokens_from_compressed",
-    "entries_planned",
-    "entries_resident",
-    "entries_reachable",
-    "entries_appended",
-    "entries_end",
-    "bytes_device",
-    "bytes_host",
-    "bytes_metadata",
-    "bytes_full",
-)
 
 log = logging.getLogger(__name__)
 

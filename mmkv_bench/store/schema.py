@@ -7,14 +7,16 @@ meanings bumps `SCHEMA_VERSION`; a store of another version is refused, never co
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields
+from types import NoneType
+from typing import Any, Literal, get_args, get_type_hints
 
 import pyarrow as pa
 
+from mmkv_bench.store.response import STATUSES, Response
+
 SCHEMA_VERSION = 1
 
-STATUSES = ("ok", "oom", "timeout", "nan", "error")
 FAILURES = STATUSES[1:]
 
 FALLBACKS = {
@@ -48,18 +50,14 @@ SLIM = {
 }
 """What `pack --slim` leaves out of response rows; running the cells again makes it again."""
 LEFT_OUT = (
-    "Spare slots: a layer reserves slots for the tokens to come (what `max_new_tokens` needs, one where a method evicts as "
-    "it decodes). `bytes_*` count what is kept, not what is reserved.",
-    "Padding: heads of a layer that keep fewer entries than its longest are padded to it. Those slots are in `bytes_device` "
-    "and `bytes_metadata` and not told apart from entries: methods with head-wise budgets (`adakv`, `sparsemm` and what is "
-    "built on them) show more bytes than others at equal `entries_resident`.",
-    "Batches: forks that decode together are padded to the longest of the batch. Bytes are those of the fork by itself.",
-    "Buffers of decode policies: what a method carries beside its entries, such as the attention that `h2o_decode` gathers "
-    "for each of them. The scores of the prefill are gone once a cell run by itself (`sharing=off`) decodes.",
-    "The entry more: a method that evicts after the newest token has attended (`h2o_decode`, `local`, `prefixkv`, "
-    "`elastic_cache`) reads C + 1 entries per head at each step and holds as many for its length.",
-    "What comes after compression: the question of `query_agnostic` (`entries_appended`) and the answer (`entries_end`) are "
-    "in no `bytes_*`.",
+    "Batches: forks that decode together are padded to the longest of the batch and share one reserve. Bytes are those of the "
+    "fork by itself, as `sharing=off` holds them.",
+    "Scores: what the prefill's scores take while the prompt is reduced; they are gone when the answer begins, but for those "
+    "that a decode policy goes on with (`h2o_decode`, MEDA's release), which are in `bytes_held`.",
+    "Growth: what decoding adds. `bytes_held` has the slots for it, `entries_end` counts it; a policy's buffers that grow "
+    "entry by entry (`h2o_decode`) are counted as they are when the answer begins.",
+    "Copies of a step: keys and values that KIVI unpacks for the attention kernel, rows that are padded to decode together.",
+    "Positions: `bytes_read_step` is K and V; int32 positions, which make the mask, are in `bytes_metadata`.",
 )
 """What no column of bytes or entries shows, in words; the columns for it come with a schema of their own."""
 
@@ -102,6 +100,29 @@ _DATASET = _must("dataset", TEXT, "dataset name")
 _SAMPLE = _must("sample_id", TEXT, "sample, unique within its dataset")
 _CLUSTER = _must("cluster", TEXT, "what samples share (page, image, document, video): the unit of resampling")
 
+_TYPES: dict[Any, pa.DataType] = {
+    str: TEXT,
+    int: INT,
+    float: FLOAT,
+    list[str]: TEXTS,
+    list[int]: INTS,
+    list[float]: FLOATS,
+    list[bool]: BOOLS,
+    list[list[int]]: COUNTS,
+}
+
+
+def _generated() -> list[Column]:
+    """The columns that generation fills, in the order of `Response`'s fields, without the cell's name."""
+    hints, made = get_type_hints(Response), []
+    for one in fields(Response)[1:]:
+        told = {key: value for key, value in one.metadata.items() if key != "counted"}
+        kinds = set(get_args(hints[one.name]))
+        kind = next(iter(kinds - {NoneType})) if NoneType in kinds else hints[one.name]
+        made.append(Column(one.name, _TYPES[kind], **told))
+    return made
+
+
 RESPONSE_COLUMNS = (
     _VERSION,
     _CELL,
@@ -112,90 +133,7 @@ RESPONSE_COLUMNS = (
     _when_ok(
         "prompt_hash", TEXT, "hash of the prompt that was answered: its text, pixels of images, contents of video files"
     ),
-    _must("status", TEXT, "how generation ended; only ok rows have an answer", allowed=STATUSES),
-    Column("error", TEXT, "message of the failure; null exactly when ok"),
-    _must("fallback", TEXTS, "reasons why less was done than asked, by the names listed under Fallbacks; may be empty"),
-    _when_ok("answer", TEXT, "decoded answer; null unless ok"),
-    _when_ok("token_ids", INTS, "generated token ids, with the end token when it was generated", "token ids"),
-    _when_ok("n_tokens", INT, "generated tokens", "tokens"),
-    _when_ok("tokens_from_compressed", INT, "generated tokens that were decoded from the compressed cache", "tokens"),
-    _when_ok("finish_reason", TEXT, "why decoding stopped", allowed=("eos", "stop", "length")),
-    _when_ok("prompt_tokens", INT, "tokens of the whole prompt", "tokens"),
-    _when_ok("context_tokens", INT, "tokens that were prefilled before compression (T)", "tokens"),
-    _when_ok("visual_tokens", INT, "image and video tokens of the prompt", "tokens"),
-    Column("question_text_before_cut", INT, "query_agnostic: non-template text tokens before the cut", "tokens"),
-    Column("budget_entries", INT, "C, planned entries per KV head (average); null for full", "entries"),
-    Column("entries_asked", INT, "C x layers x KV heads; null for full", "entries"),
-    Column(
-        "entries_planned",
-        INT,
-        "entries selected to stay, the re-fed token of strict included, summed over layers and KV heads",
-        "entries",
-    ),
-    _when_ok("entries_resident", INT, "entries counted in the stored tensors after compression", "entries"),
-    Column(
-        "entries_reachable",
-        INT,
-        "entries a decode step may read, those on the host included; methods that evict after a token has attended read "
-        "that token's own on top",
-        "entries",
-    ),
-    Column("entries_appended", INT, "entries of prompt tokens fed after compression (query_agnostic)", "entries"),
-    Column(
-        "entries_end",
-        INT,
-        "entries after the last token: counted in the stored tensors (own, and methods that act while decoding), or "
-        "resident plus appended plus decoded (group)",
-        "entries",
-    ),
-    _when_ok("kept", COUNTS, "entries after compression, [layer][KV head]", "entries"),
-    _when_ok(
-        "kept_digest", TEXT, "first 16 hex digits of the sha256 of the kept indices; slim rows: of a seeded tenth"
-    ),
-    Column(
-        "bytes_device", INT, "bytes of K and V kept where the model computes, after compression; see Left out", "bytes"
-    ),
-    Column("bytes_host", INT, "bytes of K and V on the host after compression, staging buffers included", "bytes"),
-    Column("bytes_metadata", INT, "bytes of positions, scales, minima, mean keys of chunks", "bytes"),
-    Column("bytes_full", INT, "bytes of the full K and V of the prompt", "bytes"),
-    Column("window_effective", INT, "observation window used, where the budget shortened it", "tokens"),
-    Column("encode_s", FLOAT, "time of the processor (images and text to tensors)", "seconds"),
-    Column("vision_s", FLOAT, "time of the vision tower; contained in prefill_s", "seconds"),
-    Column("prefill_s", FLOAT, "time of the prompt's forward pass", "seconds"),
-    Column("compress_s", FLOAT, "time of scoring, allocation, selection and reduction", "seconds"),
-    Column("decode_s", FLOAT, "time of all decode steps", "seconds"),
-    Column("ttft_s", FLOAT, "time to first token; null when not measured", "seconds"),
-    Column("tpot_s", FLOAT, "time per output token after the first; null when not measured", "seconds"),
-    Column("peak_device_bytes", INT, "peak device memory (CUDA); null on CPU", "bytes"),
-    Column("peak_resident_bytes", INT, "peak resident set of the process (CPU); null on CUDA", "bytes"),
-    _must(
-        "measured",
-        TEXT,
-        "whose times and peaks these are: the fork group's or the cell's own",
-        allowed=("group", "own"),
-    ),
-    Column(
-        "forced_kl",
-        FLOATS,
-        "fidelity: KL(full || this cell) at each token of full's greedy answer (same protocol), teacher-forced; under paper "
-        "the first is 0, being the full prefill's; full's own: a second pass; null: unmeasured",
-        "nats",
-    ),
-    Column("forced_agree", BOOLS, "fidelity: whether both rank the same token first, at each of these tokens"),
-    Column(
-        "reference_nll",
-        FLOATS,
-        "-log probability of each token of the dataset's reference answer, teacher-forced; the end token is left out",
-        "nats",
-    ),
-    Column(
-        "reference_samples",
-        TEXTS,
-        "(full) answers sampled at temperature 0.2 with stored seeds: the reference of rouge_l_sampled, and a second one",
-    ),
-    Column("fork_group", TEXT, "forks with the same value shared one prefill"),
-    Column("fork_batch", INT, "rows per decode batch that were asked for", "rows"),
-    Column("fork_rows", INT, "rows of the batch this fork decoded in", "rows"),
+    *_generated(),
     Column(
         "slim", BOOL, "packed for publishing, without what is listed under Slim rows; null in rows as they were made"
     ),

@@ -24,7 +24,8 @@ class Audit:
     text_before_cut: responses whose compressed context held question text (protocol query_agnostic).
     packed: responses whose entries are stored in fewer bits than the model's; retrievable: responses that can read more
     entries than are resident. Their cells are not told by entries alone: device and host are the mean bytes there, with
-    metadata, over those of the full cache, and reach is the mean of reachable over resident entries.
+    metadata, over those of the full cache, and reach is the mean of reachable over resident entries. held: the mean of all
+    bytes that are held, reserved slots and buffers included, over the same; None where a row is older than that column.
     """
 
     n: int = 0
@@ -39,6 +40,7 @@ class Audit:
     device: float = 1.0
     host: float = 0.0
     reach: float = 1.0
+    held: float | None = None
 
     @property
     def entries_only(self) -> bool:
@@ -50,6 +52,9 @@ _EXCESS = ("entries_asked", "entries_resident")
 _NUMBERS = (*_EXCESS, "tokens_from_compressed", "n_tokens", "question_text_before_cut")
 _STORAGE = ("entries_reachable", "bytes_device", "bytes_host", "bytes_metadata", "bytes_full")
 _STORAGE += ("budget_entries", "context_tokens")
+_HELD = "bytes_held"
+COLUMNS = (*_NUMBERS, *_STORAGE, _HELD)
+"""Of the responses, what an audit is counted from beside status, fallbacks and ends."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +64,8 @@ class Answers:
     starts    int [cells + 1]; the rows of the i-th cell are those from starts[i] to starts[i + 1]
     sample    int [rows], positions in the sheet's sample ids; -1 where the sample has no score in any cell
     ok        bool [rows], the response's status
-    columns   float64 [rows] each, NaN for null: `_EXCESS` and, where the responses tell it, the first five of `_STORAGE`
+    columns   float64 [rows] each, NaN for null: `_EXCESS` and, where the responses tell it, the first five of `_STORAGE`, then
+              `_HELD` where they have it
     flags     what an audit counts, by the names of its fields, bool [rows] each
     reasons   names of fallbacks; reason, reason_row: int [found], which of them and in which row, sorted by row
     scored    bool [rows], some metric has a score of the sample
@@ -91,14 +97,15 @@ class Answers:
         if np.any(np.diff(key[order]) < 0):
             order = order[np.argsort(key[order], kind="stable")]
         storage = _STORAGE if all(name in responses for name in _STORAGE) else ()
+        held = (_HELD,) if storage and _HELD in responses else ()
         starts = np.searchsorted(of_cell[order], np.arange(len(sheet.cells) + 1))
-        columns = {name: numbers(responses[name])[order] for name in (*_NUMBERS, *storage)}
+        columns = {name: numbers(responses[name])[order] for name in (*_NUMBERS, *storage, *held)}
         flags = _flags(columns, is_text(responses["finish_reason"], "eos")[order])
         made = cls(
             starts=starts,
             sample=of_sample[order].astype(np.int32),
             ok=is_text(responses["status"], "ok")[order],
-            columns={name: columns[name] for name in (*_EXCESS, *storage[:5])},
+            columns={name: columns[name] for name in (*_EXCESS, *storage[:5], *held)},
             flags=flags,
             **_reasons(responses, order),
             scored=np.zeros(len(order), dtype=bool),
@@ -162,7 +169,15 @@ class Answers:
             "device": float(np.mean(((device + metadata) / full)[known])) if known.any() else 1.0,
             "host": float(np.mean((np.nan_to_num(host) / full)[known])) if known.any() else 0.0,
             "reach": float(np.mean((reachable / resident)[reached])) if reached.any() else 1.0,
+            "held": self._held(kept, known),
         }
+
+    def _held(self, kept: slice | np.ndarray, known: np.ndarray) -> float | None:
+        """Mean bytes held over those of the full cache; rows that are older than the column say nothing of them."""
+        if _HELD not in self.columns or not known.any():
+            return None
+        share = (self.columns[_HELD][kept] / self.columns["bytes_full"][kept])[known]
+        return None if np.isnan(share).any() else float(np.mean(share))
 
     def _fallbacks(self, kept: slice | np.ndarray) -> dict[str, int]:
         """Reason -> how often, in these rows, by name."""

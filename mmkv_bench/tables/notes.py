@@ -216,6 +216,11 @@ def _mark_notes(table: Table) -> list[str]:
         lines.append(
             f"{RETRIEVED} the budget bounds the entries read per step; evicted ones stay within reach: {_some(retrieved)}."
         )
+    if any(e.audit.held is None for _, _, e in cells if not e.audit.entries_only):
+        lines.append(
+            "bytes of rows older than the column bytes_held are bytes_device and bytes_metadata: slots reserved for tokens to "
+            "come and buffers of decode policies are not among them."
+        )
     for reason, letter in fallback_letters(table).items():
         found = [(words, e.audit.fallbacks.get(reason, 0), e.audit.n) for words, _, e in cells]
         lines.append(f"{letter} fallback {reason}: {_listed([cell for cell in found if cell[1]])}.")
@@ -231,7 +236,10 @@ def _listed(cells: Sequence[tuple[str, int, int]], shorten: bool = True) -> str:
 
 
 def _bytes(entry: Entry) -> str:
-    """Bytes against the full cache's, metadata included."""
+    """Bytes against the full cache's: all that are held, or, of older rows, those of entries and metadata."""
+    if entry.audit.held is not None:
+        host = f", {entry.audit.host:.0%} on the host" if entry.audit.host else ""
+        return f"holds {entry.audit.held:.0%} of full's bytes{host}"
     host = f" and {entry.audit.host:.0%} on the host" if entry.audit.host else ""
     return f"{entry.audit.device:.0%} of full's bytes on the device{host}"
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.errors import ConfigError, StoreError, nearest
-from mmkv_bench.tables import free
+from mmkv_bench.tables import audit, free
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,25 +44,7 @@ LIMITS = ("min_pixels", "max_pixels", "video_max_pixels", "frames", "max_prompt_
 """Settings of `model` that change what a model is shown; the context's `limits` are those that were set."""
 
 SAMPLE_COLUMNS = ("cell", "sample_id", "cluster", "metric", "value", "status", "parts")
-RESPONSE_COLUMNS = (
-    "cell",
-    "sample_id",
-    "status",
-    "fallback",
-    "entries_asked",
-    "entries_resident",
-    "entries_reachable",
-    "budget_entries",
-    "context_tokens",
-    "bytes_device",
-    "bytes_host",
-    "bytes_metadata",
-    "bytes_full",
-    "n_tokens",
-    "tokens_from_compressed",
-    "finish_reason",
-    "question_text_before_cut",
-)
+RESPONSE_COLUMNS = ("cell", "sample_id", "status", "fallback", "finish_reason", *audit.COLUMNS)
 
 
 @dataclass

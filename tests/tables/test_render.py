@@ -327,3 +327,17 @@ def test_quantised_and_retrieval_methods_are_marked_in_a_column_of_entries_and_w
     assert all(("◊" in line[name]) == (name == "hybridkv") for name in line)
     assert "kivi (24% of full's bytes on the device)" in text  # 20% and 4 of 100 bytes per entry of metadata
     assert "hybridkv at 64 (reaches 3.0 times as many; 22% of full's bytes on the device and 40% on the host)" in text
+    assert "bytes of rows older than the column bytes_held" in text
+
+
+def test_bytes_are_those_that_are_held_where_the_rows_tell_them() -> None:
+    whole = PROMPT * HEADS * 100
+    example = Example()
+    example.add("full", None, zeros_and_ones(100, 100), answer=stored(PROMPT) | {"bytes_held": int(1.1 * whole)})
+    example.add("kivi", None, zeros_and_ones(100, 100), answer=stored(PROMPT, 0.2) | {"bytes_held": int(0.31 * whole)})
+    hybrid = stored(64, host=0.4, reachable=192) | {"bytes_held": int(0.75 * whole)}
+    example.add("hybridkv", 64, zeros_and_ones(99, 100), answer=hybrid)
+    text = markdown(build(example.rows()))
+    assert "kivi (holds 31% of full's bytes)" in text
+    assert "hybridkv at 64 (reaches 3.0 times as many; holds 75% of full's bytes, 40% on the host)" in text
+    assert "older than the column" not in text

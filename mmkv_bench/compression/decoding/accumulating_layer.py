@@ -35,6 +35,9 @@ class AccumulatingLayer(CompressedLayer):
         layer._recents = None
         return layer
 
+    def buffers(self) -> list[Tensor]:
+        return [*super().buffers(), self.gathered, self._refed]
+
     def attended(self, query: Tensor, scaling: float) -> None:
         """Add the attention of the n newest tokens, `query [1, Hq, n, D]`, then evict what the answer's are too many."""
         n = query.shape[2]

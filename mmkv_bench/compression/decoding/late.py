@@ -88,6 +88,11 @@ class WaitingLayer(CompressedLayer):
         start.key = start.value = start.kept_key = start.kept_value = None
         return layer
 
+    def buffers(self) -> list[Tensor]:
+        """The method's index and scores among them; token types and summaries are the prompt's, not a layer's."""
+        waiting = [] if self._start is None else [self._start.index, self._start.scores]
+        return [*super().buffers(), *waiting]
+
     def attended(self, query: Tensor, scaling: float) -> None:
         if self._start is not None and self.seen > self._start.acts_from:
             start, self._start = self._start, None

@@ -105,6 +105,29 @@ class _Store:
             out[row, slots - left :] = rest[row, :left]
         return out
 
+    def buffers(self) -> list[Tensor]:
+        return [self.rest, *(() if self.packed is None else self.packed.parts)]
+
+    @property
+    def unit_nbytes(self) -> int:
+        """Bytes of one head's unit: packed numbers, scales and minima."""
+        numbers = self.unit * self.rest.shape[-1]
+        return numbers * self.bits // 8 + 2 * numbers // self.group * self.rest.element_size()
+
+    @property
+    def token_nbytes(self) -> int:
+        """Bytes of one head's token in full precision."""
+        return self.rest.shape[-1] * self.rest.element_size()
+
+    def padding_nbytes(self) -> int:
+        """Bytes of units and slots that shorter heads have not filled."""
+        units, left = (max(counts) * len(counts) - sum(counts) for counts in (self.units, self.left))
+        return units * self.unit_nbytes + left * self.token_nbytes
+
+    def read_nbytes(self, units: list[int], left: list[int]) -> int:
+        """Bytes that are read once heads have so many units and tokens in full precision."""
+        return len(units) * (max(units) * self.unit_nbytes + max(left) * self.token_nbytes)
+
     def nbytes(self) -> tuple[int, int]:
         """(bytes of packed numbers and rest, bytes of scales and minima); units and slots of the longest head count for
         every head, slack does not."""
@@ -156,9 +179,38 @@ class QuantisedLayer(CompressedLayer):
         self._flush()
 
     def _flush(self) -> None:
+        for store in (self._keys, self._values):
+            store.flush(self._excess(store, store.left))
+
+    def _excess(self, store: _Store, left: list[int]) -> list[int]:
+        """Tokens of each head that are to be quantised where so many stand in full precision: keys in whole residuals."""
         residual = self.policy.residual
-        self._keys.flush([left // residual * residual for left in self._keys.left])
-        self._values.flush([max(0, left - residual) for left in self._values.left])
+        return [count // residual * residual if store is self._keys else max(0, count - residual) for count in left]
+
+    # ---- audit
+
+    def buffers(self) -> list[Tensor]:
+        return [*super().buffers(), *self._keys.buffers(), *self._values.buffers()]
+
+    def padding_nbytes(self) -> int:
+        empty = self.positions.numel() - int(self.entries().sum())
+        positions = empty * self.positions.element_size()
+        return positions + self._keys.padding_nbytes() + self._values.padding_nbytes()
+
+    def read_nbytes(self, fed: int) -> int:
+        """The packed entries, not their unpacked copies."""
+        return sum(self._read(store, fed) for store in (self._keys, self._values))
+
+    def _read(self, store: _Store, fed: int) -> int:
+        """Prompt tokens are quantised once they have been attended to, the answer's as `flush` says."""
+        units, left = store.units, [count + fed for count in store.left]
+        for new in ((0,) if fed else ()) + ((1,) if self.policy.flush == "before" else ()):
+            left = [count + new for count in left]
+            excess = self._excess(store, left)
+            units = [count + gone // store.unit for count, gone in zip(units, excess, strict=True)]
+            left = [count - gone for count, gone in zip(left, excess, strict=True)]
+        after = int(self.policy.flush != "before")
+        return store.read_nbytes(units, [count + after for count in left])
 
     def nbytes(self) -> tuple[int, int]:
         """(bytes of packed entries and residuals, bytes of scales, minima and positions)."""

@@ -91,9 +91,23 @@ class Pages:
             found.append(entries.gather(1, order.unsqueeze(-1).expand(-1, -1, entries.shape[-1])))
         return *found, token.gather(1, order)
 
+    @property
+    def held(self) -> tuple[Tensor, ...]:
+        """What is in host memory: the pages and the staging buffers."""
+        return (self.keys, self.values, *self.staging)
+
     def host_nbytes(self) -> int:
         """Bytes of the pages and of the staging buffers."""
-        return sum(held.nbytes for held in (self.keys, self.values, *self.staging))
+        return sum(held.nbytes for held in self.held)
+
+    def padding_nbytes(self) -> int:
+        """Bytes of the last chunks' missing tokens."""
+        missing = self.count * self.chunk - self.length
+        return self.heads * missing * (self.keys.nbytes + self.values.nbytes) // (self.heads * self.count * self.chunk)
+
+    def read_nbytes(self) -> int:
+        """Bytes that a step reads: all mean keys, and the chunks that it fetches."""
+        return self.means.nbytes + sum(buffer.nbytes for buffer in self.staging)
 
 
 class RetrievalLayer(CompressedLayer):
@@ -142,6 +156,17 @@ class RetrievalLayer(CompressedLayer):
         if self.pages is not None:
             entries[0, self.heads.cpu()] = self.pages.length + self.stored - self.prefix
         return entries
+
+    def buffers(self) -> list[Tensor]:
+        return super().buffers() + ([] if self.pages is None else [self.heads, self.pages.means, *self.pages.held])
+
+    def padding_nbytes(self) -> int:
+        """Of the last chunks too."""
+        return super().padding_nbytes() + (0 if self.pages is None else self.pages.padding_nbytes())
+
+    def read_nbytes(self, fed: int) -> int:
+        """The mean keys of all chunks, and those that are fetched from the host."""
+        return super().read_nbytes(fed) + (0 if self.pages is None else self.pages.read_nbytes())
 
     def nbytes(self) -> tuple[int, int]:
         data, metadata = super().nbytes()

@@ -1,0 +1,157 @@
+"""What generation says of one answer: the columns of a `responses` row that it fills, each declared here and nowhere else.
+
+A further column is a field with its default, its meaning and its unit; the schema, `docs/rows.md`, rows and their checks
+take it from here. A column that comes later may be null (`None`), as it is in older rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+STATUSES = ("ok", "oom", "timeout", "nan", "error")
+
+
+def _column(default: Any, doc: str, unit: str = "", required: str = "no", counted: bool = False, **more: Any) -> Any:
+    """A field with what `schema.Column` says of it. `counted`: of what is stored or fed, null where nothing was."""
+    metadata = {"doc": doc, "unit": unit, "required": required, "counted": counted, **more}
+    if isinstance(default, list):
+        return field(default_factory=list, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def _when_ok(default: Any, doc: str, unit: str = "", **more: Any) -> Any:
+    return _column(default, doc, unit, required="ok", **more)
+
+
+def _must(default: Any, doc: str, unit: str = "", **more: Any) -> Any:
+    return _column(default, doc, unit, required="always", **more)
+
+
+@dataclass
+class Response:
+    """One cell's answer to one sample. Types of columns are those of the fields."""
+
+    cell: str = _must("", "hash of the cell: model, data, prompt, method, budget, protocol, seed, numerics")
+    status: str = _must("ok", "how generation ended; only ok rows have an answer", allowed=STATUSES)
+    error: str | None = _column(None, "message of the failure; null exactly when ok")
+    fallback: list[str] = _must(
+        [], "reasons why less was done than asked, by the names listed under Fallbacks; may be empty"
+    )
+    answer: str | None = _when_ok(None, "decoded answer; null unless ok")
+    token_ids: list[int] = _when_ok([], "generated token ids, with the end token when it was generated", "token ids")
+    n_tokens: int = _when_ok(0, "generated tokens", "tokens")
+    tokens_from_compressed: int = _when_ok(
+        0, "generated tokens that were decoded from the compressed cache", "tokens", counted=True
+    )
+    finish_reason: str | None = _when_ok(None, "why decoding stopped", allowed=("eos", "stop", "length"))
+    prompt_tokens: int = _when_ok(0, "tokens of the whole prompt", "tokens", counted=True)
+    context_tokens: int = _when_ok(0, "tokens that C counts (T): the prompt, or its context", "tokens", counted=True)
+    visual_tokens: int = _when_ok(0, "image and video tokens of the prompt", "tokens", counted=True)
+    question_text_before_cut: int = _column(
+        0, "protocols that cut the prompt: non-template text tokens before the cut", "tokens", counted=True
+    )
+    budget_entries: int | None = _column(None, "C, planned entries per KV head (average); null for full", "entries")
+    entries_asked: int | None = _column(None, "C x layers x KV heads; null for full", "entries")
+    entries_planned: int = _column(
+        0,
+        "entries selected to stay, the re-fed token of strict included, summed over layers and KV heads",
+        "entries",
+        counted=True,
+    )
+    entries_resident: int = _when_ok(
+        0, "entries counted in the stored tensors after compression", "entries", counted=True
+    )
+    entries_reachable: int = _column(
+        0,
+        "entries a decode step may read, those on the host included; methods that evict after a token has attended read "
+        "that token's own on top",
+        "entries",
+        counted=True,
+    )
+    entries_appended: int = _column(
+        0, "entries of prompt tokens fed after compression and counted apart (the question)", "entries", counted=True
+    )
+    entries_end: int = _column(
+        0,
+        "entries after the last token: counted in the stored tensors (own, and methods that act while decoding), or "
+        "resident plus appended plus decoded (group)",
+        "entries",
+        counted=True,
+    )
+    kept: list[list[int]] = _when_ok([], "entries after compression, [layer][KV head]", "entries")
+    kept_digest: str | None = _when_ok(
+        None, "first 16 hex digits of the sha256 of the kept indices; slim rows: of a seeded tenth"
+    )
+    bytes_device: int = _column(
+        0,
+        "bytes of K and V kept where the model computes, after compression: padding to a layer's longest head is "
+        "included, slots for tokens to come are not",
+        "bytes",
+        counted=True,
+    )
+    bytes_host: int = _column(
+        0, "bytes of K and V on the host after compression, staging buffers included", "bytes", counted=True
+    )
+    bytes_metadata: int = _column(0, "bytes of positions, scales, minima, mean keys of chunks", "bytes", counted=True)
+    bytes_full: int = _column(0, "bytes of the full K and V of what C counts", "bytes", counted=True)
+    bytes_held: int | None = _column(
+        None,
+        "bytes of all tensors that the cell's cache holds on device and host when the answer begins to be decoded, as if "
+        "it were decoded by itself: entries, metadata, padding, slots reserved for what is still fed, and the buffers of "
+        "decode policies; null in older rows",
+        "bytes",
+        counted=True,
+    )
+    bytes_padding: int | None = _column(
+        None,
+        "those of bytes_held that stand for no entry because heads of a layer are padded to its longest, or chunks to "
+        "their size; null in older rows",
+        "bytes",
+        counted=True,
+    )
+    bytes_read_step: int | None = _column(
+        None,
+        "bytes of stored K and V, padding, scales, minima and mean keys included, that attention reads when the answer's "
+        "first fed token is decoded, that token's own included: C + 1 entries per head and the question; null in older rows",
+        "bytes",
+        counted=True,
+    )
+    window_effective: int | None = _column(None, "observation window used, where the budget shortened it", "tokens")
+    encode_s: float | None = _column(None, "time of the processor (images and text to tensors)", "seconds")
+    vision_s: float | None = _column(None, "time of the vision tower; contained in prefill_s", "seconds")
+    prefill_s: float | None = _column(None, "time of the prompt's forward pass", "seconds")
+    compress_s: float | None = _column(None, "time of scoring, allocation, selection and reduction", "seconds")
+    decode_s: float | None = _column(None, "time of all decode steps", "seconds")
+    ttft_s: float | None = _column(None, "time to first token; null when not measured", "seconds")
+    tpot_s: float | None = _column(None, "time per output token after the first; null when not measured", "seconds")
+    peak_device_bytes: int | None = _column(None, "peak device memory (CUDA); null on CPU", "bytes")
+    peak_resident_bytes: int | None = _column(None, "peak resident set of the process (CPU); null on CUDA", "bytes")
+    measured: str = _must(
+        "group", "whose times and peaks these are: the fork group's or the cell's own", allowed=("group", "own")
+    )
+    forced_kl: list[float] | None = _column(
+        None,
+        "fidelity: KL(full || this cell) at each token of full's greedy answer (same protocol), teacher-forced; under paper "
+        "the first is 0, being the full prefill's; full's own: a second pass; null: unmeasured",
+        "nats",
+    )
+    forced_agree: list[bool] | None = _column(
+        None, "fidelity: whether both rank the same token first, at each of these tokens"
+    )
+    reference_nll: list[float] | None = _column(
+        None,
+        "-log probability of each token of the dataset's reference answer, teacher-forced; the end token is left out",
+        "nats",
+    )
+    reference_samples: list[str] | None = _column(
+        None,
+        "(full) answers sampled at temperature 0.2 with stored seeds: the reference of rouge_l_sampled, and a second one",
+    )
+    fork_group: str | None = _column(None, "forks with the same value shared one prefill")
+    fork_batch: int | None = _column(None, "rows per decode batch that were asked for", "rows")
+    fork_rows: int | None = _column(None, "rows of the batch this fork decoded in", "rows")
+
+
+COUNTED = tuple(one.name for one in fields(Response) if one.metadata["counted"])
+"""Columns of what was fed and stored: null in a row that failed before they were counted."""
