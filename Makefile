@@ -73,15 +73,15 @@ RESULTS ?= results/tiny
 PACK ?= --slim
 results: $(STAMP)
 	for size in small large; do for name in methods readings; do \
-		$(BIN)/python -m mmkv_bench.launch processes=2 experiment=$$name page_size=$$size fork_batch=64 \
+		$(BIN)/python -m mmkv_bench launch --processes 2 experiment=$$name page_size=$$size fork_batch=64 \
 			out=$(RESULTS)/$$name || exit 1; \
 	done; done
 	for name in ablations mmshift_ablations; do \
-		$(BIN)/python -m mmkv_bench.launch processes=2 experiment=$$name fork_batch=64 out=$(RESULTS)/$$name || exit 1; \
+		$(BIN)/python -m mmkv_bench launch --processes 2 experiment=$$name fork_batch=64 out=$(RESULTS)/$$name || exit 1; \
 	done
 	for name in methods readings ablations mmshift_ablations; do \
-		$(BIN)/python -m mmkv_bench.tables $(RESULTS)/$$name > $(RESULTS)/$$name/tables.md || exit 1; \
-		$(BIN)/python -m mmkv_bench.store.pack $(PACK) $(RESULTS)/$$name || exit 1; \
+		$(BIN)/python -m mmkv_bench tables $(RESULTS)/$$name > $(RESULTS)/$$name/tables.md || exit 1; \
+		$(BIN)/python -m mmkv_bench pack $(PACK) $(RESULTS)/$$name || exit 1; \
 	done
 
 # Two model families side by side; what was run before is not run again.
@@ -96,7 +96,7 @@ bench-fork: $(STAMP)
 
 # Fifty answers drawn from all committed rows, made again: another draw with SEED=1, more with SAMPLES=200.
 verify: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m mmkv_bench.verify --samples $(or $(SAMPLES),50) --seed $(or $(SEED),0)
+	OMP_NUM_THREADS=1 $(BIN)/python -m mmkv_bench verify --samples $(or $(SAMPLES),50) --seed $(or $(SEED),0)
 
 bench-tables: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -P benchmarks/tables.py --write results/bench/tables.md

@@ -3,7 +3,7 @@
     python benchmarks/tables.py                       # prints Markdown; 10,000 cells x 100 samples, minutes
     python benchmarks/tables.py --cells 500 --write results/bench/tables.md
 
-- tables: `python -m mmkv_bench.tables` on a committed store, a process of its own.
+- tables: `python -m mmkv_bench tables` on a committed store, a process of its own.
 - methods compared: the tables of one budget out of made-up graded scores of 500 samples in clusters of about 4.
 - scoring: a made-up store of `pages` answers (half of them right, the others one of 150 texts, about as many as a sample of
   results/tiny/methods has), without a judge; its rows are made in a temporary folder. Beside it what lmms-eval's own code
@@ -230,7 +230,7 @@ def report(folders: Sequence[Path], count: int, methods: int) -> str:
         f"{name} {importlib.metadata.version(name)}" for name in ("mmkv-bench", "lmms-eval", "pyarrow")
     )
     lines += [f"{datetime.date.today()}, {versions}, Python {platform.python_version()}, {platform.machine()}.", ""]
-    lines += ["| `python -m mmkv_bench.tables` | CPU s | wall s | peak MiB | goal |", "| --- | --- | --- | --- | --- |"]
+    lines += ["| `python -m mmkv_bench tables` | CPU s | wall s | peak MiB | goal |", "| --- | --- | --- | --- | --- |"]
     for folder in folders:
         used = printed(folder)
         goal = f"{GOALS['tables']:.0f} s, {GOALS['memory']:.0f} MiB" if folder.name == "methods" else ""

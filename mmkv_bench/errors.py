@@ -93,3 +93,10 @@ def nearest(name: str, allowed: Iterable[str]) -> str:
         return f"allowed: {', '.join(allowed)}"
     others = f"allowed: {', '.join(allowed)}" if len(allowed) <= LISTED else f"one of {len(allowed)} names"
     return f"did you mean {' or '.join(repr(c) for c in close)}? ({others})"
+
+
+def moved(old: str, verb: str) -> int:
+    """What a command of earlier versions, `python -m mmkv_bench.<old>`, says: its new spelling. Exit code 2."""
+    new = f"`mmkv-bench {verb}` (or python -m mmkv_bench {verb})"
+    print(f"mmkv_bench: python -m mmkv_bench.{old} is now {new}", file=sys.stderr)
+    return 2

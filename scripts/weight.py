@@ -41,7 +41,7 @@ def main() -> int:
         print("weight: no git checkout here, nothing to check")
         return 0
     for line in found:
-        print(f"error: {line}. Rows: `python -m mmkv_bench.store.pack <rows> --slim`.", file=sys.stderr)
+        print(f"error: {line}. Rows: `python -m mmkv_bench pack <rows> --slim`.", file=sys.stderr)
     return int(bool(found))
 
 

@@ -85,7 +85,7 @@ def page() -> str:
         "# Datasets",
         "",
         "Made by `make docs` from the files in `conf/dataset` and the tasks they name; do not edit. Sizes, licences and",
-        "numbers of samples are as of our knowledge: no hub was reached from here. `python -m mmkv_bench.data check <name>`",
+        "numbers of samples are as of our knowledge: no hub was reached from here. `python -m mmkv_bench data check <name>`",
         "says what is there on your machine, and with `--online` what the hub says.",
         "",
         "- `dataset=<name>` takes the data from the hub, `data.root=<folder>` from `<folder>/<name>/` (or the folder below",

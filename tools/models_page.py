@@ -70,7 +70,7 @@ def page() -> str:
         "",
         "KV bytes are of one token in bfloat16, all layers and KV heads. Visual tokens are those of one image of "
         f"{wide}x{high} pixels and of a video of {FRAMES} frames of {VIDEO[0]}x{VIDEO[1]}; "
-        "`python -m mmkv_bench.models.visual_tokens` tells them for other sizes.",
+        "`python -m mmkv_bench tokens` tells them for other sizes.",
         "",
         "| model | family | parameters | layers | heads (query/KV x dim) | KV bytes | context | image | video | gates |",
         "|---|---|---|---|---|---|---|---|---|---|",

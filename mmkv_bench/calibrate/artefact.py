@@ -120,7 +120,7 @@ def load(method: str, spec: Any, model_name: str, model_fingerprint: str) -> Art
     if not isinstance(spec, str) or not spec.strip():
         raise CalibrationError(f"calibration={spec!r} is neither auto nor a path; give one of these")
     path = committed(method, model_name) if spec == AUTO else Path(spec).expanduser()
-    make = f"make it with python -m mmkv_bench.calibrate {method}"
+    make = f"make it with python -m mmkv_bench calibrate {method}"
     if model_name != EMBEDDED_NAME:  # without these the command measures the embedded model
         make += f" --path <model.path> --name {model_name}"
     try:

@@ -98,7 +98,7 @@ def _source(name: str, data: Mapping[str, Any], below: str) -> dict[str, Any]:
         if not folder.is_dir():
             raise MissingDataError(
                 f"data.root={data['root']} has no folder {below}; put that dataset's files into {folder}, or remove "
-                f"data.root for its own source (python -m mmkv_bench.data check {name} names it)"
+                f"data.root for its own source (python -m mmkv_bench data check {name} names it)"
             )
     else:
         return {}

@@ -1,4 +1,4 @@
-"""What of a dataset is there and what is missing, without loading it: for `python -m mmkv_bench.data`.
+"""What of a dataset is there and what is missing, without loading it: for `python -m mmkv_bench data`.
 
 Nothing is downloaded and no task code runs, except for tasks that bring a reader of their own (`metadata.read`), which
 alone knows their files.

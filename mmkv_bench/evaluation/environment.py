@@ -55,7 +55,7 @@ def _require_single_rank() -> None:
     if ranks != "1":
         raise UnsupportedError(
             f"WORLD_SIZE={ranks}: lmms-eval would split each dataset among {ranks} ranks by itself; start one process "
-            "per device with python -m mmkv_bench.launch, or give each process a shard=i/n, and unset WORLD_SIZE"
+            "per device with python -m mmkv_bench launch, or give each process a shard=i/n, and unset WORLD_SIZE"
         )
 
 

@@ -1,4 +1,4 @@
-"""What every method promises, as checks of one composed method; `python -m mmkv_bench.check_method` runs them on a file.
+"""What every method promises, as checks of one composed method; `python -m mmkv_bench check` runs them on a file.
 
 Six look at its parts on made-up layers, two at whole answers of the embedded model. Each returns what is broken, or None.
 """

@@ -1,62 +1,47 @@
-"""The command of models/visual_tokens.py: tokens and cache bytes of images and videos, without a model."""
+"""What `mmkv-bench tokens` prints: tokens and cache bytes of images and videos, without a model."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mmkv_bench.config import unavailable
 from mmkv_bench.config.schema import conf_dir
-from mmkv_bench.errors import ConfigError, MMKVError, nearest
+from mmkv_bench.errors import ConfigError, nearest
 from mmkv_bench.models.visual_tokens import Limits, area, image_tokens, video_tokens
 
-_USAGE = """\
-usage: python -m mmkv_bench.models.visual_tokens model=<name> WIDTHxHEIGHT [WIDTHxHEIGHT ...] [key=number ...]
-
-Visual tokens of one prompt with these images, and the bytes that their keys and values take in an uncompressed cache.
-
-frames=N            the sizes are those of videos, of which N frames are taken
-min_pixels=N, max_pixels=N, video_max_pixels=N
-                    the limits of model.* of a run, for Qwen-VL models"""
-
-_NUMBERS = ("frames", *(field.name for field in dataclasses.fields(Limits)))
+_NUMBERS = ("model.frames", *(f"model.{field.name}" for field in dataclasses.fields(Limits)))
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Read a command line, print the table, return the exit code: 2 for a request that cannot be met."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    if not words or {"-h", "--help"} & set(words):
-        print(_USAGE)
-        return 0
-    try:
-        print("\n".join(_lines(words)))
-    except MMKVError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    return 0
+def lines(words: Sequence[str]) -> list[str]:
+    """What the command prints.
 
+    Args:
+        words: sizes such as `1344x896`, and settings as of a run: `model=<name>`, `model.frames=<n>` (the sizes are then those
+            of videos), `model.min_pixels`, `model.max_pixels`, `model.video_max_pixels`.
 
-def _lines(words: Sequence[str]) -> list[str]:
+    Raises:
+        ConfigError: words that are neither, no size, a model without a processor, limits without effect.
+    """
     name, sizes, numbers = _read(words)
     node = _model(name)
     frames = numbers.pop("frames", None)
     limits, kind, settings = Limits(**numbers), node["shape"]["model_type"], node["processor"]
     _check_limits(name, kind, settings, limits, frames)
     bytes_per_token = _bytes_per_token(node)
-    lines, total = [f"{name}: {bytes_per_token / 1024:g} KiB of keys and values per token in {node['dtype']}"], 0
+    told, total = [f"{name}: {bytes_per_token / 1024:g} KiB of keys and values per token in {node['dtype']}"], 0
     for width, height in sizes:
         if frames is None:
             tokens, what = image_tokens(kind, settings, width, height, len(sizes), limits), "image"
         else:
             tokens, what = video_tokens(kind, settings, frames, width, height, limits), f"{frames} frames of"
         total += tokens
-        lines.append(f"  {what} {width}x{height}: {tokens:,} visual tokens, {_size(tokens * bytes_per_token)}")
+        told.append(f"  {what} {width}x{height}: {tokens:,} visual tokens, {_size(tokens * bytes_per_token)}")
     if len(sizes) > 1:
-        lines.append(f"  together: {total:,} visual tokens, {_size(total * bytes_per_token)}")
-    return lines
+        told.append(f"  together: {total:,} visual tokens, {_size(total * bytes_per_token)}")
+    return told
 
 
 def _read(words: Sequence[str]) -> tuple[str, list[tuple[int, int]], dict[str, int]]:
@@ -70,7 +55,7 @@ def _read(words: Sequence[str]) -> tuple[str, list[tuple[int, int]], dict[str, i
         elif key == "model":
             name = value
         elif key in _NUMBERS and value.isdecimal() and int(value) > 0:
-            numbers[key] = int(value)
+            numbers[key.removeprefix("model.")] = int(value)
         elif key in _NUMBERS:
             raise ConfigError(f"{word}: a whole number >= 1 belongs there")
         else:

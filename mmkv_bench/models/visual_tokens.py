@@ -2,8 +2,8 @@
 
 No processor, model or picture is needed, so prompt sizes and cache bytes can be known before anything is downloaded:
 
-    python -m mmkv_bench.models.visual_tokens model=qwen2_5_vl_7b 1344x896
-    python -m mmkv_bench.models.visual_tokens model=llava_onevision_7b 640x480 frames=32
+    python -m mmkv_bench tokens model=qwen2_5_vl_7b 1344x896
+    python -m mmkv_bench tokens model=llava_onevision_7b 640x480 model.frames=32
 
 Counted are tokens that are replaced by features, the same as `EncodedPrompt.visual_tokens`; markers around them and the
 timestamps of Qwen3-VL are text. Sizes are width x height in pixels. The rules:
@@ -264,6 +264,6 @@ _VIDEO: dict[str, Callable[[Settings, int, int, int, Limits], int]] = {
 
 
 if __name__ == "__main__":
-    from mmkv_bench.models.prompt_size import main
+    from mmkv_bench.errors import moved
 
-    raise SystemExit(main())
+    raise SystemExit(moved("models.visual_tokens", "tokens"))

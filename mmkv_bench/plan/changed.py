@@ -48,7 +48,7 @@ def changed_answers(config: DictConfig, store: Store, parts: Sequence[Part]) -> 
         if unreadable.num_rows:
             raise ConfigError(
                 f"{_counted(unreadable)} of {part.dataset} cannot be checked: what their prompts are made of cannot be read "
-                f"now; restore the files, or read the rows as they are: python -m mmkv_bench.tables {store.root}"
+                f"now; restore the files, or read the rows as they are: python -m mmkv_bench tables {store.root}"
             )
         if mine.num_rows:
             _require_retry(config, part, mine)

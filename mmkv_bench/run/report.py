@@ -64,10 +64,10 @@ class Report:
                     print(note)
         measured = any(row["metric"] == "fidelity_kl" for row in self.metrics)
         if measured and self.config.model.weights != "random":
-            print(f"fidelity to full's answers: python -m mmkv_bench.tables {self.store.root} --metric fidelity")
+            print(f"fidelity to full's answers: python -m mmkv_bench tables {self.store.root} --metric fidelity")
         if self.metrics and any((node.get("about") or {}).get("groups") for node in self.config.datasets.values()):
-            print(f"means over the groups of these datasets: python -m mmkv_bench.tables {self.store.root} --groups")
-        print(f"rows: {self.store.root}   (python -m mmkv_bench.tables {self.store.root} prints the tables again)")
+            print(f"means over the groups of these datasets: python -m mmkv_bench tables {self.store.root} --groups")
+        print(f"rows: {self.store.root}   (python -m mmkv_bench tables {self.store.root} prints the tables again)")
         if judge:
             print(judge)
         if failed:

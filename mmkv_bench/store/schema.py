@@ -293,7 +293,7 @@ def markdown() -> str:
         "",
         "## Slim rows",
         "",
-        "Rows in git are slim (`python -m mmkv_bench.store.pack <rows> --slim`): no table reads what they leave out, and "
+        "Rows in git are slim (`python -m mmkv_bench pack <rows> --slim`): no table reads what they leave out, and "
         "running the cells again makes it again (`make results RESULTS=runs/full PACK=`).",
         "",
         "| column | in a slim row |",

@@ -264,7 +264,7 @@ class Store:
         if self.unchecked and not warned:
             log.warning(
                 "%s holds files without checksums, written by an older version: damage to them would not be noticed. "
-                "`python -m mmkv_bench.store.pack %s` writes them with checksums.",
+                "`python -m mmkv_bench pack %s` writes them with checksums.",
                 self.root,
                 self.root,
             )

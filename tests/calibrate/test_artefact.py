@@ -154,7 +154,7 @@ def test_the_calibration_of_another_method_is_refused(file):
 
 def test_a_missing_file_is_refused(tmp_path):
     with pytest.raises(
-        CalibrationError, match=r"calibration=.*gone\.json is not there .* python -m mmkv_bench.calibrate"
+        CalibrationError, match=r"calibration=.*gone\.json is not there .* python -m mmkv_bench calibrate"
     ):
         read(tmp_path / "gone.json")
     message = (
@@ -168,7 +168,7 @@ def test_the_command_that_a_refusal_names_measures_the_model_of_the_run(tmp_path
     for name, words in (("tiny", "sparsemm"), ("mine", "sparsemm --path <model.path> --name mine")):
         with pytest.raises(CalibrationError) as refusal:
             load("sparsemm", str(tmp_path / "gone.json"), name, "m0")
-        assert str(refusal.value).endswith(f"python -m mmkv_bench.calibrate {words}")
+        assert str(refusal.value).endswith(f"python -m mmkv_bench calibrate {words}")
 
 
 @pytest.mark.parametrize("name", ["../tiny", "a/b", "", "/tmp", ".hidden"])
@@ -298,7 +298,7 @@ def test_artefacts_are_read_once_and_handed_out_as_copies(file, monkeypatch):
 
 
 def test_the_command_line_says_it_in_one_sentence(capsys, tmp_path):
-    from mmkv_bench.__main__ import main
+    from mmkv_bench.cli.main import main
 
     code = main(["method=sparsemm", "model.name=nobody", "limit=1", f"out={tmp_path / 'rows'}"])
     told = capsys.readouterr()

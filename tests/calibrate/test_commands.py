@@ -1,12 +1,10 @@
-"""`python -m mmkv_bench.calibrate`: the same command writes the same bytes; what it measures is what the papers define."""
+"""`python -m mmkv_bench calibrate`: the same command writes the same bytes; what it measures is what the papers define."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import shlex
-import subprocess
-import sys
 from fractions import Fraction
 from pathlib import Path
 from statistics import fmean, pstdev
@@ -15,36 +13,38 @@ import pytest
 import torch
 
 from mmkv_bench.calibrate import hybridkv, mmshift, prefixkv
-from mmkv_bench.calibrate.__main__ import HELP, main, parser
 from mmkv_bench.calibrate.artefact import METHODS, load
 from mmkv_bench.calibrate.command import OWN_SETTINGS, measured
+from mmkv_bench.cli.main import reader
+from mmkv_bench.cli.verbs.calibrate import MEASURED, complete
 from mmkv_bench.models.fingerprint import folder_fingerprint
 from mmkv_bench.tiny import WEIGHTS
-from tests.cli.setting import CHECKOUT
+from tests.cli.setting import verb
+
+main = verb("calibrate")
 
 
 def options(*words: str):
-    return parser().parse_args([*words])
+    return complete(reader("calibrate")[1].read(words))
 
 
-def test_help_is_fast_and_names_every_method(capsys):
-    assert set(HELP) == set(METHODS)
-    for words in (["prefixkv", "--help"], ["--help"]):
-        with pytest.raises(SystemExit) as ended:
-            main(words)
-        assert ended.value.code == 0
-        told = capsys.readouterr().out
-    assert all(name in told and text in told for name, text in HELP.items() if len(text) < 50)
-    code = "import sys, mmkv_bench.calibrate.__main__ as m; m.parser(); print({'torch', 'numpy', 'hydra'} & set(sys.modules))"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=CHECKOUT)
-    assert ended.stdout.strip() == "set()", ended.stderr
+def test_the_help_names_every_method_and_what_is_measured(capsys):
+    assert set(MEASURED) == set(METHODS)
+    assert main(["--help"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert all(f"{name}: {text}" in told for name, text in MEASURED.items())
+
+
+def test_a_flag_of_another_method_is_refused(capsys):
+    assert main(["sparsemm", "--delta", "0.1"]) == 2
+    assert "--delta is prefixkv's; sparsemm takes none of its own" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_same_command_writes_the_same_bytes(method, tmp_path, capsys):
     files = [tmp_path / name for name in ("first.json", "second.json")]
     for file in files:
-        assert main([method, "--samples", "2", "--kinds", "lookup", "chain3", "--out", str(file)]) == 0
+        assert main([method, "--samples", "2", "--kinds", "lookup,chain3", "--out", str(file)]) == 0
         torch.rand(5)
     assert files[0].read_bytes() == files[1].read_bytes()
     assert f"wrote {files[0]}" in capsys.readouterr().out
@@ -198,8 +198,8 @@ def test_artefacts_are_plain_json_with_sorted_keys(tmp_path):
 def test_the_documented_commands_are_commands():
     """Each names options that exist; the plain ones made the committed files."""
     text = (Path(__file__).parents[2] / "docs" / "calibration.md").read_text()
-    lines = [line.strip() for line in text.splitlines() if line.strip().startswith("python -m mmkv_bench.calibrate ")]
-    made = [parser().parse_args(shlex.split(line)[3:]) for line in lines]
+    lines = [line.strip() for line in text.splitlines() if line.strip().startswith("python -m mmkv_bench calibrate ")]
+    made = [options(*shlex.split(line)[4:]) for line in lines]
     assert len(made) >= 7
     for method in METHODS:
         (plain,) = [one for one, line in zip(made, lines, strict=True) if line.endswith(f"calibrate {method}")]

@@ -8,13 +8,15 @@ from statistics import fmean
 import pytest
 import torch
 
-from mmkv_bench.calibrate.__main__ import main
 from mmkv_bench.calibrate.artefact import load
 from mmkv_bench.generation.encode import encode
 from mmkv_bench.models.fingerprint import folder_fingerprint
 from mmkv_bench.models.source import Source
 from tests.calibrate.test_commands import naive_shares
+from tests.cli.setting import verb
 from tests.models.shapes import small
+
+main = verb("calibrate")
 
 TEXT = " ".join(f"On day {number} nobody came." for number in range(40))  # the tokenizer has a token per byte
 

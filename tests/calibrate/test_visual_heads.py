@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from mmkv_bench.calibrate.__main__ import main
 from mmkv_bench.calibrate.artefact import load
 from mmkv_bench.calibrate.samples import Page, page, pages, visual_tokens
 from mmkv_bench.calibrate.sparsemm import Measured, answer_cells, head_hits, layer_hits, measure, summarise
@@ -23,9 +22,12 @@ from mmkv_bench.models.token_boxes import token_boxes
 from mmkv_bench.tiny import WEIGHTS
 from mmkv_bench.tiny.pages import TASKS, make_page
 from tests import zoo
+from tests.cli.setting import verb
 from tests.generation import common
 from tests.models.shapes import small
 from tests.oracles import sparsemm as oracle
+
+main = verb("calibrate")
 
 FAMILIES = ("qwen2_5_vl", "llava_next", "internvl")
 many = settings(max_examples=100, deadline=None, derandomize=True)

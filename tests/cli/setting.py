@@ -8,3 +8,19 @@ from pathlib import Path
 import mmkv_bench
 
 CHECKOUT = {**os.environ, "PYTHONPATH": str(Path(mmkv_bench.__file__).parents[1])}
+
+
+def verb(name: str):
+    """A verb as a function of its words, which returns the exit code."""
+    from mmkv_bench.cli.main import main
+
+    return lambda words: main([name, *words])
+
+
+def overrides(words: list[str]) -> list[str]:
+    """The overrides of a run's command line; a flag that does not exist is refused."""
+    from mmkv_bench.cli.grammar import overrides_of
+    from mmkv_bench.cli.main import reader, split
+
+    name, rest = split(words)
+    return overrides_of(reader(name)[1].read(rest))

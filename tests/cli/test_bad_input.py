@@ -9,9 +9,10 @@ import sys
 
 import pytest
 
-from mmkv_bench.__main__ import guarded, main, read
+from mmkv_bench.cli.guard import guarded
+from mmkv_bench.cli.main import main
 from mmkv_bench.errors import ConfigError, StoreError
-from tests.cli.setting import CHECKOUT
+from tests.cli.setting import CHECKOUT, overrides
 from tests.plan.setting import model_folder
 
 HUB = ["model=hf", "model.path=org/name"]
@@ -50,15 +51,23 @@ def nowhere(tmp_path, monkeypatch):
         (["model=hf", "model.path=/no/such/folder"], "model folder /no/such/folder does not exist"),
         ([*HUB, "shard=2/2"], "shard=2/2"),
         ([*HUB, "hydra.run.dir=x"], "only matters to the jobs of a multirun"),
-        (["--jsn"], "unknown flag '--jsn'; did you mean '--json'"),
+        (["--jsn"], "unknown flag '--jsn' of `mmkv-bench run`; did you mean '--json'"),
         (["--config-dir", "/no/such/folder"], "--config-dir /no/such/folder is not a folder"),
-        (["--cfg"], "--cfg needs a value"),
+        (["--cfg"], "--cfg/-c: expected one argument"),
         (
             ["-m", *HUB, "budget=16,abc"],
             "job model=hf model.path=org/name budget=abc of 2: budget='abc' is not a budget",
         ),
         (["-m", *HUB, "sede=1,2"], "did you mean 'seed'"),
-        (["budget"], "cannot read the override 'budget'"),
+        (["budget"], "'budget' is no verb; allowed: "),
+        (["tabels"], "did you mean 'tables'"),
+        (["status"], "is kept for a later version"),
+        (["run", "budget"], "cannot read the override 'budget'"),
+        (["tables"], "the following arguments are required: rows"),
+        (["tables", "x", "--format", "pdf"], "--format: invalid choice: 'pdf'"),
+        (["score", "stage=generate"], "`score` generates nothing"),
+        (["data", "list", "docvqa"], "list takes no 'docvqa'"),
+        (["launch", "processes=2"], "write --processes 2"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_exit_code_2(arguments, words, capsys):
@@ -156,11 +165,10 @@ def test_defects_of_our_own_keep_their_traceback():
 
 
 def test_a_command_line_is_split_into_overrides_and_flags(tmp_path):
-    request = read(["method=full", "--json", "-m", "-c", "job", "--config-dir", str(tmp_path)])
-    assert request.overrides == ["method=full", "json=true", f"hydra.searchpath=['file://{tmp_path}']"]
-    assert (request.json, request.multirun, request.flags) == (True, True, ["-c", "job"])
+    words = ["method=full", "--json", "-m", "seed=1", "-c", "job", "--config-dir", str(tmp_path)]
+    assert overrides(words) == ["method=full", "seed=1", f"hydra.searchpath=['file://{tmp_path}']", "json=true"]
     with pytest.raises(ConfigError):
-        read(["--config-dir"])
+        overrides(["--config-dir"])
 
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: 1 bytes")])
@@ -176,7 +184,7 @@ def test_memory_that_runs_out_before_any_row_is_a_sentence(error, capsys):
 
 @pytest.mark.parametrize(
     ("words", "closed"),
-    [("mmkv_bench dataset=pages limit=1", ">&-"), ("mmkv_bench limit=1", ">&- 2>&-"), ("mmkv_bench.tables x", ">&-")],
+    [("mmkv_bench dataset=pages limit=1", ">&-"), ("mmkv_bench limit=1", ">&- 2>&-"), ("mmkv_bench tables x", ">&-")],
 )
 def test_a_standard_output_that_is_closed_from_the_start_is_refused(words, closed):
     command = f"{sys.executable} -m {words} {closed}"

@@ -1,4 +1,4 @@
-"""`python -m mmkv_bench.data`, and what a run says of data that are not as they should be."""
+"""`python -m mmkv_bench data`, and what a run says of data that are not as they should be."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from mmkv_bench.config.schema import options
-from mmkv_bench.data import main
-from tests.cli.setting import CHECKOUT
+from tests.cli.setting import CHECKOUT, verb
 from tests.datasets.test_data_sources import CLIP, PAGE, write
 from tests.run.setting import go
 
+main = verb("data")
 FILE = "docvqa/data/validation-00000-of-00001.parquet"
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from importlib.util import find_spec
 
 import pytest
 
+from mmkv_bench.cli.main import COMING, VERBS, reader
 from mmkv_bench.config.schema import groups, keys, options
 from tests.cli.setting import CHECKOUT
 
@@ -18,10 +18,9 @@ def fresh(*arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False, env=CHECKOUT)
 
 
-@pytest.mark.parametrize("module", ["mmkv_bench", "mmkv_bench.launch"])
-@pytest.mark.parametrize("flag", ["--help", "-h"])
-def test_help_imports_nothing_heavy(module, flag):
-    ended = fresh("-X", "importtime", "-m", module, flag)
+@pytest.mark.parametrize("words", [["--help"], ["-h"], *([verb, "--help"] for verb in VERBS)], ids=" ".join)
+def test_help_imports_nothing_heavy(words):
+    ended = fresh("-X", "importtime", "-m", "mmkv_bench", *words)
     assert ended.returncode == 0, ended.stderr
     imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in ended.stderr.splitlines()}
     assert "mmkv_bench" in imported
@@ -29,7 +28,7 @@ def test_help_imports_nothing_heavy(module, flag):
 
 
 def test_help_shows_groups_choices_keys_flags_and_examples():
-    text = fresh("-m", "mmkv_bench", "--help").stdout
+    text = fresh("-m", "mmkv_bench", "run", "--help").stdout
     for group in groups():
         assert f"  {group}" in text
         assert all(name in text for name in options(group))
@@ -37,9 +36,35 @@ def test_help_shows_groups_choices_keys_flags_and_examples():
         assert f"\n  {key} " in text
     for part in ("--json", "--multirun", "examples", "methods.snapkv.window=16"):
         assert part in text
-    for module in ("launch", "tables", "calibrate", "check_method", "store.pack"):
-        assert f"python -m mmkv_bench.{module} " in text
-        assert find_spec(f"mmkv_bench.{module}")
+
+
+def test_the_overview_names_every_verb_with_its_sentence():
+    text = fresh("-m", "mmkv_bench", "--help").stdout
+    for verb in VERBS:
+        assert f"\n  {verb} " in text and reader(verb)[0].SUMMARY in text
+    assert not {*VERBS} & {*COMING}
+
+
+@pytest.mark.parametrize(
+    ("old", "verb"),
+    [
+        ("tables", "tables"),
+        ("check_method", "check"),
+        ("store.pack", "pack"),
+        ("models.visual_tokens", "tokens"),
+        ("launch", "launch"),
+        ("data", "data"),
+        ("verify", "verify"),
+        ("calibrate", "calibrate"),
+    ],
+)
+def test_an_earlier_spelling_tells_the_verb(old, verb):
+    ended = fresh("-m", f"mmkv_bench.{old}", "results")
+    assert ended.returncode == 2 and ended.stdout == ""
+    assert (
+        ended.stderr
+        == f"mmkv_bench: python -m mmkv_bench.{old} is now `mmkv-bench {verb}` (or python -m mmkv_bench {verb})\n"
+    )
 
 
 def test_the_version_is_the_packages():
@@ -51,8 +76,8 @@ def test_the_version_is_the_packages():
 def test_the_examples_of_the_help_compose():
     import shlex
 
+    from mmkv_bench.cli.settings import usage
     from mmkv_bench.config.compose import compose
-    from mmkv_bench.usage import usage
 
     lines = [line for line in usage().splitlines() if line.startswith("  python -m mmkv_bench ")]
     assert len(lines) > 4

@@ -8,9 +8,12 @@ import sys
 
 import pytest
 
-from mmkv_bench import launch as module
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.launch import Worker, launch, main, run_all, visible_devices, workers
+from mmkv_bench.run import launch as module
+from mmkv_bench.run.launch import Worker, launch, run_all, visible_devices, workers
+from tests.cli.setting import verb
+
+main = verb("launch")
 
 HUB = ("model=hf", "model.path=org/name", "model.device=cpu")
 
@@ -103,9 +106,7 @@ def test_visible_devices_are_those_of_the_environment(monkeypatch, value, device
 @pytest.mark.parametrize(
     ("overrides", "processes", "words"),
     [
-        ((), None, "write processes=N"),
-        ((), "0", "processes=0 is not a count"),
-        ((), "two", "processes=two is not a count"),
+        ((), None, "write --processes N"),
         (("shard=0/2",), 2, "launch makes the shards itself"),
         (("stage=score",), 2, "stage=score is one process's work"),
         (("budget=0",), 2, "budget=0 keeps nothing"),
@@ -119,10 +120,14 @@ def test_what_cannot_be_split_is_refused(overrides, processes, words, tmp_path):
 
 def test_the_command_line_refuses_with_exit_code_2(capsys):
     assert main(["-m", *HUB, "budget=1,2"]) == 2
-    assert main([*HUB, "processes=0"]) == 2
-    err = capsys.readouterr().err
-    assert err.count("\n") == 2
-    assert "launch splits one run" in err
+    assert main([*HUB, "--processes", "0"]) == 2
+    assert main([*HUB, "--processes", "two"]) == 2
+    assert main([*HUB, "processes=2"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 4
+    assert "unknown flag '-m'" in lines[0]
+    assert "'0' is no whole number >= 1" in lines[1] and "'two'" in lines[2]
+    assert "write --processes 2" in lines[3]
 
 
 def test_processes_run_side_by_side(tmp_path):

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from mmkv_bench.__main__ import main
+from mmkv_bench.cli.main import main
 from mmkv_bench.errors import DataError
 
 HUB = ("model=hf", "model.path=org/name")

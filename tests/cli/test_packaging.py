@@ -77,7 +77,7 @@ def test_the_wheel_carries_data(wheel, folder):
 
 def test_the_wheel_has_the_command_and_no_tests(wheel):
     (entry,) = [name for name in wheel.namelist() if name.endswith("entry_points.txt")]
-    assert "mmkv-bench = mmkv_bench.__main__:main" in wheel.read(entry).decode()
+    assert "mmkv-bench = mmkv_bench.cli.main:main" in wheel.read(entry).decode()
     assert not [name for name in wheel.namelist() if name.startswith("tests/") or "__pycache__" in name]
 
 

@@ -10,9 +10,11 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
-from mmkv_bench.__main__ import guarded, main, read
+from mmkv_bench.cli.guard import guarded
+from mmkv_bench.cli.main import main
 from mmkv_bench.store.schema import FALLBACKS, STATUSES
 from mmkv_bench.store.store import Store
+from tests.cli.setting import overrides
 from tests.fuzz.drawing import Case
 
 
@@ -52,7 +54,7 @@ def _plan(arguments: list[str]) -> int:
     from mmkv_bench.plan.validate import validate
     from mmkv_bench.run.run import planned
 
-    config = compose(read(arguments).overrides)
+    config = compose(overrides(arguments))
     validate(config)
     assert all(part.cells and part.samples for part in planned(config)), "a run without anything to do"
     return 0

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mmkv_bench import check_method
-from mmkv_bench.__main__ import main
+from mmkv_bench.cli.main import main
 from mmkv_bench.compression.allocators.uniform import Uniform
 from mmkv_bench.compression.reducers.evict import Evict
 from mmkv_bench.compression.selectors.topk import TopK
@@ -310,14 +309,14 @@ class All(TopK):
 
 
 def test_the_check_runs_the_example_through_the_embedded_model(capsys):
-    assert check_method.main([str(EXAMPLE), "power=2"]) == 0
+    assert main(["check", str(EXAMPLE), "power=2"]) == 0
     text = capsys.readouterr().out
     assert "8 of 8 promises are kept" in text and "BROKEN" not in text and "ValueNormScorer(power=2.0)" in text
 
 
 def test_the_check_refuses_what_is_no_method(capsys, folder):
-    assert check_method.main(["nothing.py"]) == 2
-    assert check_method.main([str(EXAMPLE), "power"]) == 2
+    assert main(["check", "nothing.py"]) == 2
+    assert main(["check", str(EXAMPLE), "power"]) == 2
     assert "does not exist" in (err := capsys.readouterr().err) and "'power' is no setting" in err
     assert custom.ROLES.keys() == {"scorer", "allocator", "selector", "reducer", "decoding"}
     assert torch.is_tensor(promises.prompt(3, 1, 1, promises.method(str(EXAMPLE)))[0].key)

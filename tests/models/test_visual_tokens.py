@@ -14,12 +14,12 @@ from omegaconf import OmegaConf
 from mmkv_bench.config.schema import conf_dir
 from mmkv_bench.errors import UnsupportedError
 from mmkv_bench.generation.video_inputs import video_arguments
-from mmkv_bench.models import prompt_size
 from mmkv_bench.models.limits import apply_limits
 from mmkv_bench.models.processors import build_processor
 from mmkv_bench.models.shapes import config_of
 from mmkv_bench.models.video import Frames
 from mmkv_bench.models.visual_tokens import Limits, image_tokens, video_tokens
+from tests.cli.setting import verb
 from tests.models.checkpoints import SETTINGS, small_config
 
 MULTIMODAL = tuple(name for name in SETTINGS if name != "llama")
@@ -227,7 +227,7 @@ def test_every_models_configuration_has_the_settings_that_the_rules_need(name):
 
 
 def test_the_command_prints_tokens_and_bytes(capsys):
-    assert prompt_size.main(["model=qwen2_5_vl_7b", "1344x896", "28x560"]) == 0
+    assert verb("tokens")(["model=qwen2_5_vl_7b", "1344x896", "28x560"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert (
         lines[0] == "qwen2_5_vl_7b: 56 KiB of keys and values per token in bfloat16"
@@ -237,7 +237,7 @@ def test_the_command_prints_tokens_and_bytes(capsys):
         "  image 28x560: 20 visual tokens, 1.1 MiB",
         "  together: 1,556 visual tokens, 85.1 MiB",
     ]
-    assert prompt_size.main(["model=llava_onevision_7b", "640x480", "frames=32"]) == 0
+    assert verb("tokens")(["model=llava_onevision_7b", "640x480", "model.frames=32"]) == 0
     assert "32 frames of 640x480: 6,273 visual tokens" in capsys.readouterr().out
 
 
@@ -248,19 +248,22 @@ def test_the_command_prints_tokens_and_bytes(capsys):
         (["model=qwen2_5_vl_7b"], "a model and a size are needed"),
         (["10x10"], "a model and a size are needed"),
         (["model=qwen2_5_vl_7b", "10x"], "is no size"),
-        (["model=qwen2_5_vl_7b", "10x10", "frames=0"], "whole number >= 1"),
-        (["model=qwen2_5_vl_7b", "10x10", "frame=3"], "did you mean"),
-        (["model=llava_v1_5_7b", "10x10", "frames=3"], "takes no videos"),
-        (["model=llava_v1_5_7b", "10x10", "max_pixels=1000"], "scales to fixed sizes; leave it out"),
-        (["model=qwen2_5_vl_7b", "10x10", "min_pixels=5000", "max_pixels=1000"], "exclude each other"),
+        (["model=qwen2_5_vl_7b", "10x10", "model.frames=0"], "whole number >= 1"),
+        (["model=qwen2_5_vl_7b", "10x10", "model.frame=3"], "did you mean"),
+        (["model=llava_v1_5_7b", "10x10", "model.frames=3"], "takes no videos"),
+        (["model=llava_v1_5_7b", "10x10", "model.max_pixels=1000"], "scales to fixed sizes; leave it out"),
+        (["model=qwen2_5_vl_7b", "10x10", "model.min_pixels=5000", "model.max_pixels=1000"], "exclude each other"),
         (
-            ["model=qwen2_5_vl_7b", "10x10", "max_pixels=1000"],
+            ["model=qwen2_5_vl_7b", "10x10", "model.max_pixels=1000"],
             "at least 3136 and at most 1000 pixels exclude each other",
         ),
-        (["model=qwen3_vl_8b", "64x48", "frames=4", "min_pixels=999"], "min_pixels has no effect on videos"),
-        (["model=qwen2_5_vl_7b", "10x10", "video_max_pixels=9999"], "video_max_pixels has no effect on images"),
+        (
+            ["model=qwen3_vl_8b", "64x48", "model.frames=4", "model.min_pixels=999"],
+            "min_pixels has no effect on videos",
+        ),
+        (["model=qwen2_5_vl_7b", "10x10", "model.video_max_pixels=9999"], "video_max_pixels has no effect on images"),
     ],
 )
 def test_a_wrong_command_is_one_sentence(capsys, words, why):
-    assert prompt_size.main(words) == 2
+    assert verb("tokens")(words) == 2
     assert why in capsys.readouterr().err

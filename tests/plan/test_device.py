@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mmkv_bench.__main__ import main
+from mmkv_bench.cli.main import main
 from mmkv_bench.plan.facts import resolve_device
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from mmkv_bench.__main__ import main
+from mmkv_bench.cli.main import main
 from mmkv_bench.store.schema import RESPONSES
 from mmkv_bench.store.store import Store
 

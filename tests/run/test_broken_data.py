@@ -133,7 +133,7 @@ def test_a_dataset_that_stops_in_a_split_run_is_told_and_the_other_is_scored(fol
             file,
         )
     words = [*ASKED, *SHORT, f"data.root={folder}", f"out={tmp_path / 'rows'}"]
-    command = [sys.executable, "-m", "mmkv_bench.launch", "processes=2", *words]
+    command = [sys.executable, "-m", "mmkv_bench", "launch", "--processes", "2", *words]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=3600, env=CHECKOUT)
     assert ended.returncode == 1 and "docvqa stopped: " in ended.stdout + ended.stderr
     assert {row["dataset"] for row in metrics(tmp_path / "rows")} == {"ocrbench"}

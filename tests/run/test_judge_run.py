@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mmkv_bench.__main__ import main
+from mmkv_bench.cli.main import main
 from mmkv_bench.store.store import Store
 from tests.cli.setting import CHECKOUT
 from tests.judging import judge_server

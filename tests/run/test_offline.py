@@ -11,7 +11,7 @@ import pytest
 
 CODE = """
 import sys
-from mmkv_bench.__main__ import main
+from mmkv_bench.cli.main import main
 assert "huggingface_hub" not in sys.modules
 code = main(sys.argv[1:])
 from huggingface_hub import constants

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from mmkv_bench import launch
-from mmkv_bench.__main__ import read
+from mmkv_bench.cli.main import VERBS, main, split
 from mmkv_bench.config.compose import compose
 from mmkv_bench.methods import promises
 from mmkv_bench.plan.validate import validate
+from tests.cli.setting import overrides
 from tests.run import setting
 from tests.run.setting import cell_of, done, responses
 
@@ -30,15 +30,15 @@ COMMANDS = [
 ]
 
 
-def arguments(module: str) -> list[list[str]]:
-    return [words[3:] for words in COMMANDS if words[1:3] == ["-m", module]]
+def arguments(verb: str) -> list[list[str]]:
+    """What follows the verb in each of its commands."""
+    found = [split(words[3:]) for words in COMMANDS if words[1:3] == ["-m", "mmkv_bench"]]
+    return [rest for name, rest in found if name == verb]
 
 
 def of_own() -> list[str]:
     """README's command that runs its own method beside another."""
-    (command,) = (
-        words for words in arguments("mmkv_bench") if any(word.startswith("methods.custom.path") for word in words)
-    )
+    (command,) = (words for words in arguments("run") if any(word.startswith("methods.custom.path") for word in words))
     return command
 
 
@@ -67,59 +67,53 @@ def test_the_method_of_ones_own_runs_beside_the_others(tmp_path, monkeypatch):
     assert {row["kept_digest"] for row in own}.isdisjoint(row["kept_digest"] for row in other)
     assert '"power": 2.0' in setting.cells(tmp_path)[cell_of(tmp_path, "custom")]["parameters"]
     assert done(tmp_path, *of_own(), *few).generated == 0
-    (named,) = (words for words in arguments("mmkv_bench") if any(word.startswith("variants.") for word in words))
+    (named,) = (words for words in arguments("run") if any(word.startswith("variants.") for word in words))
     default = done(tmp_path, *named, *few)
     assert default.generated == 2  # another power is another cell
     assert re.search(r"^\| long_values +\|", default.out, re.MULTILINE)
 
 
 def test_there_are_commands_to_check():
-    assert len(arguments("mmkv_bench")) >= 6
-    assert len(arguments("mmkv_bench.tables")) >= 1 and len(arguments("mmkv_bench.launch")) >= 1
-    known = {"mmkv_bench", *(f"mmkv_bench.{name}" for name in ("tables", "launch", "check_method"))}
-    known |= {"mmkv_bench.data", "mmkv_bench.models.visual_tokens"}
-    assert {words[2] for words in COMMANDS if words[1] == "-m"} <= known
+    assert len(arguments("run")) >= 6
+    assert {name for name in VERBS if arguments(name)} >= {"tables", "launch", "check", "data", "tokens"}
+    assert {words[2] for words in COMMANDS if words[1] == "-m"} == {"mmkv_bench"}
 
 
-@pytest.mark.parametrize("command", [*arguments("mmkv_bench"), *arguments("mmkv_bench.launch")], ids=" ".join)
+@pytest.mark.parametrize("command", arguments("run"), ids=" ".join)
 def test_every_run_that_readme_shows_composes_and_is_valid(command, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    request = read([word for word in command if not word.startswith("processes=")])
-    assert request.help == ("--help" in command) and not request.flags
-    validate(compose(request.overrides))
+    validate(compose(overrides([word for word in command if word != "--help"])))
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("command", arguments("mmkv_bench.check_method"), ids=" ".join)
+@pytest.mark.parametrize("command", arguments("check"), ids=" ".join)
 def test_every_check_of_readme_names_a_method_that_can_be_built(command, monkeypatch):
     monkeypatch.chdir(ROOT)
     assert promises.method(command[0], command[1:]).scorer.power == 2.0
 
 
-@pytest.mark.parametrize("command", arguments("mmkv_bench.launch"), ids=" ".join)
-def test_the_number_of_processes_is_read(command, monkeypatch):
+def test_the_number_of_processes_is_read(monkeypatch):
+    from mmkv_bench.run import launch
+
     seen = []
     monkeypatch.setattr(launch, "launch", lambda overrides, processes: seen.append((overrides, processes)) or 0)
-    assert launch.main(command) == 0
-    assert seen == [([word for word in command if not word.startswith("processes=")], "4")]
+    (command,) = arguments("launch")
+    assert main(["launch", *command]) == 0
+    assert seen == [([word for word in command if "=" in word], 4)]
+    validate(compose(seen[0][0]))
 
 
-@pytest.mark.parametrize("command", arguments("mmkv_bench.tables"), ids=" ".join)
-def test_every_table_command_of_readme_is_read(command):
-    from mmkv_bench.tables.__main__ import parser
+def test_every_table_command_of_readme_is_read():
+    from mmkv_bench.cli.main import reader
 
-    assert parser().parse_args(command).rows == Path("runs/demo")
+    for command in arguments("tables"):
+        assert reader("tables")[1].read(command).rows == Path("runs/demo")
 
 
-@pytest.mark.parametrize(
-    ("module", "words"), [("mmkv_bench.data", "docvqa"), ("mmkv_bench.models.visual_tokens", "1,536 visual tokens")]
-)
-def test_the_commands_that_only_tell_something_tell_it(module, words, capsys):
-    from mmkv_bench import data
-    from mmkv_bench.models import prompt_size
-
-    (command,) = arguments(module)
-    {"mmkv_bench.data": data, "mmkv_bench.models.visual_tokens": prompt_size}[module].main(command)
+@pytest.mark.parametrize(("verb", "words"), [("data", "docvqa"), ("tokens", "1,536 visual tokens")])
+def test_the_commands_that_only_tell_something_tell_it(verb, words, capsys):
+    (command,) = arguments(verb)
+    main([verb, *command])
     assert words in capsys.readouterr().out
 
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from mmkv_bench import launch
+from mmkv_bench.cli.main import main
 from mmkv_bench.generation.result import PROTOCOLS
+from mmkv_bench.run import launch
 from tests.run import setting
 from tests.run.setting import answers, done, go, responses
 
@@ -53,8 +54,8 @@ def test_a_shard_without_samples_says_so_and_ends_well(tmp_path):
 
 @pytest.mark.slowest
 def test_two_real_processes_of_launch_are_one_process_row_for_row(whole, tmp_path, capfd):
-    command = [*COMMAND, "model.device=cpu", f"out={tmp_path}/rows", "processes=2"]
-    assert launch.main(command) == 0
+    command = ["launch", "--processes", "2", *COMMAND, "model.device=cpu", f"out={tmp_path}/rows"]
+    assert main(command) == 0
     captured = capfd.readouterr()
     root = tmp_path / "rows"
     assert setting.everything(root) == setting.everything(whole)

@@ -10,8 +10,10 @@ from mmkv_bench.diagnostics.verify import draw
 from mmkv_bench.plan import cells as planning
 from mmkv_bench.store import provenance
 from mmkv_bench.store.store import Store
-from mmkv_bench.verify import main
+from tests.cli.setting import verb
 from tests.run.setting import done
+
+main = verb("verify")
 
 RUN = (
     "dataset=pages_walk",

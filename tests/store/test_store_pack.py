@@ -16,11 +16,13 @@ from crash_points import die_before
 from store_examples import cell, failed, metric_row, response, sample_score
 
 from mmkv_bench.errors import StoreError
-from mmkv_bench.store.pack import main
 from mmkv_bench.store.packing import packed
 from mmkv_bench.store.schema import SLIM
 from mmkv_bench.store.slim import chosen
 from mmkv_bench.store.store import Store
+from tests.cli.setting import verb
+
+main = verb("pack")
 
 CELLS = ("c0", "c1", "c2")
 

@@ -12,12 +12,14 @@ import pytest
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.statistics.intervals import cluster_draws, percentile_ends
 from mmkv_bench.statistics.metric_kinds import FIDELITY
-from mmkv_bench.tables.__main__ import main
 from mmkv_bench.tables.build import build
 from mmkv_bench.tables.fidelity import fidelity_markdown
 from mmkv_bench.tables.metrics import metrics_rows
 from mmkv_bench.tables.render import markdown
+from tests.cli.setting import verb
 from tests.tables.examples import Example, sample_rows, zeros_and_ones
+
+main = verb("tables")
 
 SAMPLES = 40
 KL = {"full": 0.0, "snapkv": 0.2, "random": 1.7}

@@ -10,10 +10,12 @@ import pytest
 
 from mmkv_bench.errors import ConfigError, StoreError
 from mmkv_bench.statistics.intervals import wilson
-from mmkv_bench.tables.__main__ import main
 from mmkv_bench.tables.build import build
 from mmkv_bench.tables.macro import Group, GroupTable, Mean, gate_configs, group_markdown, group_tables, groups_of, mean
+from tests.cli.setting import verb
 from tests.tables.examples import Example, zeros_and_ones
+
+main = verb("tables")
 
 CONFIG = json.dumps(
     {

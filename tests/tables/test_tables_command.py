@@ -1,4 +1,4 @@
-"""`python -m mmkv_bench.tables` on stores written through the store's own interface."""
+"""`python -m mmkv_bench tables` on stores written through the store's own interface."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from pathlib import Path
 import pytest
 
 from mmkv_bench.store.store import Store
-from mmkv_bench.tables.__main__ import main
 from mmkv_bench.tables.build import build
 from mmkv_bench.tables.latex import latex
 from mmkv_bench.tables.metrics import metrics_rows
 from mmkv_bench.tables.raw import csv_cells, csv_pairs
 from mmkv_bench.tables.render import markdown
 from mmkv_bench.tables.rows import load
+from tests.cli.setting import verb
 from tests.tables.examples import Example, zeros_and_ones
+
+main = verb("tables")
 
 
 def example() -> Example:
@@ -57,7 +59,7 @@ def test_a_store_prints_the_same_tables_as_the_rows_it_was_written_from(root: Pa
 def test_filters_keep_what_they_name(root: Path, capsys) -> None:
     text = printed(capsys, root, "--dataset", "walk3", "--protocol", "paper", "--metric", "exact_match")
     assert "walk3" in text and "lookup" not in text
-    assert printed(capsys, root, "--dataset", "walk3", "lookup") == printed(capsys, root)
+    assert printed(capsys, root, "--dataset", "walk3,lookup") == printed(capsys, root)
 
 
 def test_a_run_can_load_its_own_cells_only(root: Path) -> None:
@@ -70,7 +72,7 @@ def test_a_run_can_load_its_own_cells_only(root: Path) -> None:
 def refusal(capsys: pytest.CaptureFixture, *argv: object) -> str:
     assert main([str(argument) for argument in argv]) == 2
     out, err = capsys.readouterr()
-    assert out == "" and err.count("\n") == 1 and err.startswith("error: ")
+    assert out == "" and err.count("\n") == 1 and err.startswith("mmkv_bench: ")
     return err
 
 
@@ -105,14 +107,14 @@ def test_journaled_answers_count_before_they_are_published(tmp_path: Path, capsy
 
 def test_the_module_runs_and_needs_neither_a_model_library_nor_an_evaluation_library(root: Path) -> None:
     check = (
-        "import sys, mmkv_bench.tables.__main__ as command; light = set(sys.modules); "
-        "code = command.main(sys.argv[1:]); "
+        "import sys; from mmkv_bench.cli.main import main, reader; reader('tables'); light = set(sys.modules); "
+        "code = main(['tables', *sys.argv[1:]]); "
         "assert not {'torch', 'transformers', 'lmms_eval', 'matplotlib'} & set(sys.modules); "
         "assert not {'numpy', 'pandas', 'pyarrow'} & light; sys.exit(code)"
     )
     run = subprocess.run([sys.executable, "-c", check, str(root)], capture_output=True, text=True, timeout=300)
     assert (run.returncode, run.stderr) == (0, "")
     module = subprocess.run(
-        [sys.executable, "-m", "mmkv_bench.tables", str(root)], capture_output=True, text=True, timeout=300
+        [sys.executable, "-m", "mmkv_bench", "tables", str(root)], capture_output=True, text=True, timeout=300
     )
     assert module.returncode == 0 and module.stdout == run.stdout

@@ -149,7 +149,7 @@ class HeadScores(Allocator):
             raise CalibrationError(
                 f"SparseMM's calibration has {len(visual)} layers of {len(visual[0])} KV heads, and this model has "
                 f"{n_layers} of {len(visual[0]) if kv_heads is None else kv_heads}; calibrate this model with "
-                "python -m mmkv_bench.calibrate sparsemm"
+                "python -m mmkv_bench calibrate sparsemm"
             )
         if budget >= candidates:
             return [[candidates] * len(row) for row in visual]
@@ -170,7 +170,7 @@ class HeadScores(Allocator):
         if not isinstance(self.calibration, Mapping):
             raise CalibrationError(
                 f"SparseMM has no head scores (calibration={self.calibration!r}); give it a model's artefact, made with "
-                "python -m mmkv_bench.calibrate sparsemm"
+                "python -m mmkv_bench calibrate sparsemm"
             )
         table, heads = self.calibration["scores"], self.calibration["kv_heads"]
         if self.scores == "random":
@@ -207,10 +207,10 @@ def _check(calibration: Mapping[str, Any]) -> None:
     if not even or len(table[0]) % heads:
         raise CalibrationError(
             "SparseMM's calibration is no table of head scores; allowed: scores, one row of query heads per layer, and "
-            "kv_heads, which divides them; make it with python -m mmkv_bench.calibrate sparsemm"
+            "kv_heads, which divides them; make it with python -m mmkv_bench calibrate sparsemm"
         )
     if not all(isinstance(s, int | float) and math.isfinite(s) and s >= 0 for row in table for s in row):
         raise CalibrationError(
             "SparseMM's calibration has a score that is no number of 0 or more; make it again with "
-            "python -m mmkv_bench.calibrate sparsemm"
+            "python -m mmkv_bench calibrate sparsemm"
         )

@@ -88,7 +88,7 @@ class HeadClasses:
         if self._unloaded or "theta" not in self.calibration:
             raise ConfigError(
                 f"calibration is {self.calibration!r}, which gives no theta; make one for this model with "
-                "python -m mmkv_bench.calibrate hybridkv, or leave calibration empty"
+                "python -m mmkv_bench calibrate hybridkv, or leave calibration empty"
             )
         return float(self.calibration["theta"])
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mmkv_bench.compression.context import Context
 
 LEAST = 2  # entries that every layer keeps: the first and the last token
-_ADVICE = "make a profile of this model with python -m mmkv_bench.calibrate prefixkv, or use mode=online"
+_ADVICE = "make a profile of this model with python -m mmkv_bench calibrate prefixkv, or use mode=online"
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Prefix(Allocator):
             "online": the prompt's own scores are searched after the last layer (scope "model"); needs scores >= 0.
         calibration: the profile, ``{"grid": [rho, ...], "ratios": [[R_l of every layer], ...]}``: mean ``R_l`` of sample
             prompts for each budget of a rising grid in (0, 1]. Between budgets ``R_l`` is linear in rho; the ends are
-            ``R_l = 0`` at 0 and ``R_l = 1`` at 1. Made by ``python -m mmkv_bench.calibrate prefixkv``. Under "offline"
+            ``R_l = 0`` at 0 and ``R_l = 1`` at 1. Made by ``python -m mmkv_bench calibrate prefixkv``. Under "offline"
             only. The string of a configuration (``auto`` or a path) while no model is known: such an allocator cannot
             divide anything.
         delta: ``|sum R_l - L * rho|`` at which the online search stops [layers] (table 10); 0 = exact, or until p has no

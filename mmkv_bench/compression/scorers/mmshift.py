@@ -74,7 +74,7 @@ class MMShiftScorer(Scorer):
         last_tokens: mu and sigma over the last so many tokens, 0 = all T.
         plain_layers: so many first layers draw no proxies: 16 copies of the prompt's last hidden state, at positions
             1 to 16 behind it, form one group.
-        calibration: the data of an artefact made by ``python -m mmkv_bench.calibrate mmshift``: ``mean`` (per layer E
+        calibration: the data of an artefact made by ``python -m mmkv_bench calibrate mmshift``: ``mean`` (per layer E
             floats) and ``gamma`` (a float per layer: std of decoded tokens over that of the prompt's).
 
     Open in the paper: what takes the place of votes in table 5; whether table 13 also splits the keys; which ratio
@@ -311,7 +311,7 @@ class MMShiftScorer(Scorer):
         if not isinstance(self.calibration, Mapping):
             raise CalibrationError(
                 f"calibration={self.calibration} was not looked up, because no model is known; make statistics of this "
-                "model with python -m mmkv_bench.calibrate mmshift"
+                "model with python -m mmkv_bench calibrate mmshift"
             )
         return self.calibration[name]
 

@@ -2,7 +2,7 @@
 
 Membership is what the paper's taxonomy table says (T-1 to T-4, S-1 to S-5, N-1, N-2, I-1); MEDA (Table 1) prints these
 groups with both needle tasks as NH and GPR1200 as IR, FlashCache (Tables 1 and 9) prints T, S, NH and IR. A group's
-score is the mean of its sub-tasks' scores, each sub-task counting once: `python -m mmkv_bench.tables <rows> --groups`,
+score is the mean of its sub-tasks' scores, each sub-task counting once: `python -m mmkv_bench tables <rows> --groups`,
 which reads the groups of conf/dataset/milebench_*.yaml (the same ones, as a test sees to).
 
 This module imports nothing, so that tables and documentation can read it.

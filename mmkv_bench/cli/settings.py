@@ -1,4 +1,4 @@
-"""The text of `python -m mmkv_bench --help`. Imports nothing heavy: it must answer at once."""
+"""The text of `mmkv-bench run --help`. Imports nothing heavy: it must answer at once."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ _GROUP_HELP = {
 }
 
 _FLAGS = {
-    "-h, --help": "this text",
-    "--version": "version of mmkv_bench",
+    "-h, --help": "this text; mmkv-bench --help lists the other verbs",
     "--json": "end stdout with one JSON document",
     "-m, --multirun": "one run per element of comma lists: -m model=tiny,hf seed=0,1",
     "--config-dir DIR": "a further folder of config groups (model/, experiment/, ...)",
@@ -33,12 +32,7 @@ _EXAMPLES = """\
   python -m mmkv_bench 'method=[h2o,keydiff]' methods.keydiff.reading=released
   python -m mmkv_bench method=mmshift 'variants.g3={base: mmshift, gamma: 3}'
   python -m mmkv_bench model=hf model.path=/models/my-vlm 'protocol=[paper,strict]' limit=100
-  python -m mmkv_bench experiment=demo --json
-  python -m mmkv_bench.launch processes=4 experiment=demo          split over processes or devices
-  python -m mmkv_bench.tables runs/default --format latex          print the table again
-  python -m mmkv_bench.calibrate sparsemm --help                   what a method must know of a model beforehand
-  python -m mmkv_bench.check_method my_method.py                   what built-in methods promise, tested on your file
-  python -m mmkv_bench.store.pack runs/default                     rows of a finished run as one file per table"""
+  python -m mmkv_bench experiment=demo --json"""
 
 
 def usage() -> str:
@@ -47,7 +41,7 @@ def usage() -> str:
     lines = [
         f"mmkv_bench {__version__}: what KV-cache compression costs multimodal models, in counted budgets.",
         "",
-        "usage: python -m mmkv_bench [group=choice ...] [key=value ...] [flags]",
+        "usage: mmkv-bench [run] [group=choice ...] [key=value ...] [flags]     (or: python -m mmkv_bench ...)",
         "",
         "groups (group=choice, 'group=[a,b]' where several are taken)",
     ]

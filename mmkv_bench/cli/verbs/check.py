@@ -1,0 +1,40 @@
+"""`mmkv-bench check my_method.py`: what every built-in method promises, tested on a file of yours.
+
+First its parts on made-up layers (with and without grouped query heads, prompts of 1 to 130 tokens, every kind of
+budget), then whole answers of the embedded model: shared forks against runs of their own through stock `generate()`.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+SUMMARY = "test a method file of yours: what every built-in method promises, on made-up layers and whole answers"
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """The file, and what its class is built with."""
+    parser.add_argument("file", help="Python file with the method")
+    parser.add_argument(
+        "settings", nargs="*", metavar="key=value", help="name=<class> and arguments of its constructor"
+    )
+    parser.examples("mmkv-bench check examples/value_norm.py", "mmkv-bench check my_method.py name=Mine window=16")
+
+
+def answer(given: argparse.Namespace) -> int:
+    """0 when all promises are kept, 1 when one is broken; a file that cannot be used at all is refused."""
+    from mmkv_bench.methods import promises
+
+    made = promises.method(given.file, given.settings)
+    parts = (made.scorer, made.allocator, made.selector, made.reducer, made.decoding or "no decode policy")
+    print(f"{given.file}: {', '.join(map(str, parts))}")
+    broken = 0
+    for check in promises.CHECKS:
+        try:
+            said = check(made)
+        except Exception as error:  # noqa: BLE001 - whatever the user's code raises is the finding
+            said = f"{type(error).__name__}: {error}"
+        broken += said is not None
+        promise = check.__doc__.splitlines()[0]
+        print(f"ok      {promise}" if said is None else f"BROKEN  {promise}: {said}")
+    print(f"{len(promises.CHECKS) - broken} of {len(promises.CHECKS)} promises are kept")
+    return 1 if broken else 0

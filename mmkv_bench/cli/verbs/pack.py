@@ -1,0 +1,38 @@
+"""`mmkv-bench pack`: the rows of a finished run as few files."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from mmkv_bench.cli.grammar import rows_folder
+
+SUMMARY = "write the rows of a finished run as few files, each below 10 MB, with checksums; in place"
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """Which rows, and whether for git."""
+    parser.add_argument("rows", type=Path, nargs="+", help="rows folder that a run printed")
+    parser.add_argument(
+        "--slim",
+        action="store_true",
+        help="leave out of the answers' rows, for good, what no table reads: times and peaks of runs that shared a machine, "
+        "nine of ten digests of kept entries, lists that measures were made of (docs/rows.md, Slim rows). For rows in git",
+    )
+    parser.examples("mmkv-bench pack runs/demo")
+
+
+def answer(given: argparse.Namespace) -> int:
+    """Pack each folder and say what became of its size."""
+    from mmkv_bench.store.store import Store
+
+    for folder in map(rows_folder, given.rows):
+        before = _size(folder)
+        dropped = Store(folder).pack(given.slim)
+        said = f"; dropped {dropped} cells that newer numbers of their methods supersede" if dropped else ""
+        print(f"{folder}: {before / 2**20:.1f} -> {_size(folder) / 2**20:.1f} MiB{said}")
+    return 0
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

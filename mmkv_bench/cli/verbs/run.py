@@ -1,0 +1,81 @@
+"""`mmkv-bench run`: compose a configuration, generate what is missing, score it, print the tables."""
+
+from __future__ import annotations
+
+import argparse
+
+from mmkv_bench.cli.grammar import configuration, overrides_of
+from mmkv_bench.cli.guard import closed_output
+from mmkv_bench.errors import ConfigError, MMKVError
+
+SUMMARY = "answer, score and print tables: what `mmkv-bench method=mmshift budget=64` does"
+
+_HYDRA = {"--cfg": "-c", "--info": "-i", "--package": "-p"}
+"""Hydra's own flags that print and stop, and take a word."""
+_CHOICES = {
+    "--cfg": ("job", "hydra", "all"),
+    "--info": ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
+}
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """Settings of a run, and Hydra's flags that print it instead."""
+    configuration(parser)
+    parser.add_argument(
+        "-m", "--multirun", action="store_true", help="one run per element of comma lists: as `mmkv-bench sweep`"
+    )
+    for flag, short in _HYDRA.items():
+        parser.add_argument(
+            flag, short, choices=_CHOICES.get(flag), help="Hydra's: print and stop (--cfg job: the configuration)"
+        )
+    for flag in ("--resolve", "--hydra-help"):
+        parser.add_argument(flag, action="store_true", help="Hydra's")
+
+
+def help_text() -> str:
+    """Groups, keys, flags and examples."""
+    from mmkv_bench.cli.settings import usage
+
+    return usage()
+
+
+def answer(given: argparse.Namespace) -> int:
+    """Run it; 1 where some row is a failure."""
+    overrides = overrides_of(given)
+    flags = [word for flag in _HYDRA if getattr(given, flag[2:]) for word in (flag, getattr(given, flag[2:]))]
+    flags += [flag for flag in ("--resolve", "--hydra-help") if getattr(given, flag[2:].replace("-", "_"))]
+    if flags:
+        from mmkv_bench.run.multirun import show
+
+        return show(overrides, flags)
+    if given.multirun:
+        from mmkv_bench.run.multirun import multirun
+
+        return multirun(overrides)
+    return once(overrides)
+
+
+def once(overrides: list[str]) -> int:
+    """One run of one configuration.
+
+    Raises:
+        ConfigError: a configuration that cannot run; MMKVError: also an output that was closed before the end.
+    """
+    from mmkv_bench.config.compose import compose
+    from mmkv_bench.plan.validate import validate
+
+    for text in overrides:
+        if text.lstrip("+~").startswith("hydra.") and "searchpath" not in text:
+            raise ConfigError(f"{text} only matters to the jobs of a multirun; add -m, or leave it out")
+    config = compose(overrides)
+    validate(config)
+    from mmkv_bench.run.run import run
+
+    try:
+        return run(config)
+    except BrokenPipeError:
+        closed_output()
+        raise MMKVError(
+            "the output was closed before the run's end; run the same command again to continue, with its output to a "
+            "file or a terminal"
+        ) from None

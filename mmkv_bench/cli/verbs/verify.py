@@ -1,0 +1,35 @@
+"""`mmkv-bench verify`: make a random draw of stored answers again and compare."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from mmkv_bench.cli.grammar import count, not_negative, rows_folder
+
+SUMMARY = "make a random draw of stored answers again and compare text, token ids and what was kept"
+
+RESULTS = Path("results/tiny")
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """Which rows, how many of them, which draw."""
+    parser.add_argument("rows", type=Path, nargs="*", help=f"folders of rows; all below {RESULTS} by default")
+    parser.add_argument(
+        "--samples", type=count, default=50, metavar="K", help="answers to draw, evenly from the folders (default: 50)"
+    )
+    parser.add_argument("--seed", type=not_negative, default=0, metavar="S", help="of the draw (default: 0)")
+    parser.add_argument(
+        "--other-versions", action="store_true", help="also rows of other torch or transformers than the installed ones"
+    )
+    parser.examples("mmkv-bench verify results/tiny/large --samples 20 --seed 3")
+
+
+def answer(given: argparse.Namespace) -> int:
+    """0 all equal, 1 some answer differs, 2 nothing could be made again."""
+    from mmkv_bench.diagnostics.verify import exit_code, lines, verify
+
+    roots = given.rows or sorted(file.parent for file in RESULTS.glob("*/store.json"))
+    drawn = verify([rows_folder(root) for root in roots], given.samples, given.seed, given.other_versions)
+    print("\n".join(lines(drawn)))
+    return exit_code(drawn)

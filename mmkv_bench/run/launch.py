@@ -1,0 +1,201 @@
+"""One run split over N processes of this machine: what `mmkv-bench launch` does.
+
+Every process generates its part of each dataset (`shard=i/N`) into the same result folder, on a device of its own where
+there are devices; this process then scores all rows once. No scheduler is needed, and a shard that dies loses only the
+sample it was at: the same command continues.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mmkv_bench.errors import ConfigError
+
+RUN = (sys.executable, "-m", "mmkv_bench")
+
+
+@dataclass(frozen=True)
+class Worker:
+    """One process to start: its command line, what its environment adds, and where its output is kept."""
+
+    name: str
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    log: Path
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A process that has ended; `code` is its exit code, negative for a signal."""
+
+    worker: Worker
+    code: int
+
+
+def launch(overrides: Sequence[str], processes: int | None = None, run: Sequence[str] = RUN) -> int:
+    """Split the run that these overrides ask for.
+
+    Args:
+        overrides: as for a run; processes: how many, None for one per visible device.
+        run: the command that every process is started with.
+
+    Raises:
+        ConfigError: a configuration that cannot run, a shard or `stage=score` among the overrides, no count of
+            processes on a machine without devices.
+    """
+    from mmkv_bench.config.compose import compose
+    from mmkv_bench.plan.validate import validate
+
+    for text in overrides:
+        if text.partition("=")[0].lstrip("+") == "shard":
+            raise ConfigError(f"{text}: launch makes the shards itself; drop it, or run that one with mmkv-bench run")
+    config = compose(overrides)
+    validate(config)
+    if config.stage == "score":
+        raise ConfigError("stage=score is one process's work; allowed here: both, generate; use mmkv-bench run")
+    devices = visible_devices(config.model.device)
+    count = _count(processes, devices)
+    ordered = [*overrides, *_longest_first(config)]
+    ended = run_all(workers(ordered, count, devices, Path(config.out), run, spread=config.model.device_map is not None))
+    failed = [end for end in ended if end.code]
+    for end in failed:
+        print(
+            f"mmkv_bench: shard {end.worker.name} ended with exit code {end.code}; see {end.worker.log}",
+            file=sys.stderr,
+        )
+    stopped = _stopped(failed)
+    for line in stopped:
+        print(f"mmkv_bench: {line}", file=sys.stderr)
+    if failed and not stopped and not _all_answered(failed, config):
+        print("mmkv_bench: run the same command again to continue at the first missing sample", file=sys.stderr)
+        return max(abs(end.code) if end.code < 128 else 1 for end in failed)
+    if config.stage == "generate":
+        return 1 if failed else 0
+    from mmkv_bench.run.run import run as score
+
+    scored = score(compose([*overrides, "stage=score"]))
+    return max(scored, int(bool(stopped)))
+
+
+def _stopped(failed: Sequence[Ended]) -> list[str]:
+    """What processes say of datasets that stopped, where that alone is why they failed; the others' answers are scored."""
+    from mmkv_bench.run.report import STOPPED
+
+    if any(end.code != 1 for end in failed):
+        return []
+    lines = [line for end in failed for line in end.worker.log.read_text(errors="replace").splitlines()]
+    return list(dict.fromkeys(line for line in lines if STOPPED in line))
+
+
+def workers(
+    overrides: Sequence[str],
+    count: int,
+    devices: Sequence[str],
+    out: Path,
+    run: Sequence[str] = RUN,
+    spread: bool = False,
+) -> list[Worker]:
+    """The processes of a split run.
+
+    Args:
+        devices: visible devices, dealt out in turn; empty on CPU, where the cores are divided instead.
+        out: result folder, whose `logs` keep what the processes print; spread: a process takes several devices
+            (`model.device_map`).
+    """
+    made = []
+    for index in range(count):
+        name = f"{index}/{count}"
+        if devices:
+            mine = devices[index::count] if spread and count <= len(devices) else [devices[index % len(devices)]]
+            environment = {"CUDA_VISIBLE_DEVICES": ",".join(mine)}
+        else:
+            threads = max(1, (os.cpu_count() or 1) // count)
+            environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}
+        quiet = [text for text in overrides if text.lstrip("+") != "json=true"]
+        command = (*run, *quiet, f"shard={name}", "stage=generate")
+        made.append(Worker(name, command, environment, out / "logs" / f"shard-{index}-of-{count}.log"))
+    return made
+
+
+def run_all(started: Sequence[Worker]) -> list[Ended]:
+    """Run processes side by side until all have ended; what they print on stderr is shown with their name in front.
+
+    Ctrl-C ends them all and is raised again.
+    """
+    running = []
+    for worker in started:
+        worker.log.parent.mkdir(parents=True, exist_ok=True)
+        log = worker.log.open("w")
+        process = subprocess.Popen(
+            worker.command, stdout=log, stderr=subprocess.PIPE, env={**os.environ, **worker.environment}, text=True
+        )
+        thread = threading.Thread(target=_forward, args=(worker.name, process.stderr, log), daemon=True)
+        thread.start()
+        running.append((worker, process, thread, log))
+    try:
+        for _, process, _, _ in running:
+            process.wait()
+    except BaseException:
+        for _, process, _, _ in running:
+            process.terminate()
+        raise
+    finally:
+        for _, process, thread, log in running:
+            process.wait()
+            thread.join()
+            log.close()
+    return [Ended(worker, process.returncode) for worker, process, _, _ in running]
+
+
+def visible_devices(setting: str) -> list[str]:
+    """Device names as CUDA_VISIBLE_DEVICES writes them; empty for `model.device=cpu` and on machines without any."""
+    if setting == "cpu":
+        return []
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return [device for device in (part.strip() for part in named.split(",")) if device and device != "-1"]
+    import torch
+
+    return [str(index) for index in range(torch.cuda.device_count())]
+
+
+def _count(processes: int | None, devices: Sequence[str]) -> int:
+    if processes is None and devices:
+        return len(devices)
+    if processes is None:
+        raise ConfigError(
+            "this machine shows no device, so the number of processes is yours to say; write --processes N"
+        )
+    return processes
+
+
+def _all_answered(failed: Sequence[Ended], config) -> bool:
+    """Whether processes that ended with 1 did all their work, with failed rows among the answers."""
+    if any(end.code != 1 for end in failed):
+        return False
+    from mmkv_bench.run.run import unanswered
+
+    return unanswered(config) == 0
+
+
+def _longest_first(config) -> list[str]:
+    """An override that puts the datasets with the most work first; making their data here spares the processes it."""
+    if len(config.datasets) < 2:
+        return []
+    from mmkv_bench.plan.facts import dataset_costs
+    from mmkv_bench.plan.shards import longest_first
+
+    return [f"dataset=[{','.join(longest_first(dataset_costs(config)))}]"]
+
+
+def _forward(name: str, lines, log) -> None:
+    for line in lines:
+        log.write(line)
+        log.flush()
+        print(f"[{name}] {line}", end="", file=sys.stderr, flush=True)
