@@ -7,8 +7,11 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 from mmkv_bench.generation.result import GenerationTimeout
+
+_ENTERING = ("contextlib", __name__)
 
 
 @contextmanager
@@ -38,20 +41,24 @@ def _alarm(seconds: float, error: Exception) -> Iterator[None]:
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         yield
         return
-    running = True
+    running = False
 
-    def ring(*_: object) -> None:
-        if running:  # an alarm that was on its way when the block ended comes too late to matter
-            raise error
+    def ring(_: int, frame: FrameType | None) -> None:
+        if not running:  # too early, or too late to matter: `time_limit` looks at the time when the block has ended
+            return
+        if frame is not None and frame.f_globals.get("__name__") in _ENTERING:
+            # Raised between here and the block it would leave the alarm on, to ring in whatever comes after.
+            signal.setitimer(signal.ITIMER_REAL, 0.001, 1.0)
+            return
+        raise error
 
-    start, before = time.monotonic(), signal.signal(signal.SIGALRM, ring)
-    left, every = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)  # again, should a destructor swallow the first
+    start, before, left, every = time.monotonic(), signal.signal(signal.SIGALRM, ring), 0.0, 0.0
     try:
-        try:
-            yield
-        finally:
-            running = False
+        left, every = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)  # again, should a destructor swallow the first
+        running = True
+        yield
     finally:
+        running = False
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
         if left:

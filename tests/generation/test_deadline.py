@@ -33,6 +33,21 @@ def test_python_code_without_end_is_ended(work):
         pass
 
 
+def test_an_alarm_that_rings_as_the_block_is_entered_or_left_is_switched_off():
+    before = signal.getsignal(signal.SIGALRM)
+    try:
+        for step in range(600):
+            with contextlib.suppress(GenerationTimeout), time_limit(1e-9 + step % 60 * 1e-6, "the prompt"):
+                pass
+            assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+            assert signal.getsignal(signal.SIGALRM) is before
+        with pytest.raises(GenerationTimeout), time_limit(1e-9, "the prompt"):
+            forever()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def test_an_alarm_of_someone_else_still_rings():
     rung: list[int] = []
     before = signal.signal(signal.SIGALRM, lambda *_: rung.append(1))
