@@ -8,6 +8,7 @@ get no mask at all and padding would be attended to.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -49,7 +50,7 @@ def _around(base: str) -> Callable:
         layer = session.layer_of_call(module)
         if layer is None:
             return stock(module, query, key, value, attention_mask, **kwargs)
-        output = stock(module, query, *layer.attend(query, key, value, attention_mask), **kwargs)
+        output = layer.attention(partial(stock, module, **kwargs), query, key, value, attention_mask)
         with torch.no_grad():  # scores and evictions are no part of any gradient
             layer.attended(query, module.scaling)
             session.after_attention(module, query, layer)

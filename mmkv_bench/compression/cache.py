@@ -204,6 +204,21 @@ class CompressedLayer(CacheLayerMixin):
         groups = query.shape[1] // heads
         return mask if groups == 1 else mask.repeat_interleave(groups, dim=1)
 
+    def replace(self, keys: Tensor, values: Tensor) -> None:
+        """Other numbers `[B, Hkv, stored, D]` for the entries that are stored."""
+        self._key_storage[:, :, : self.stored], self._value_storage[:, :, : self.stored] = keys, values
+
+    def attention(
+        self,
+        kernel: Callable[..., tuple[Tensor, Tensor | None]],
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """The kernel's output `[B, n, Hq, D]` (and weights, if it gives them) over what `attend` lets it see."""
+        return kernel(query, *self.attend(query, key, value, mask))
+
     # ------------------------------------------------------------------ what decode policies override
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None

@@ -325,7 +325,8 @@ def attach(
         compressor: what to keep; budget: how much, None only for `full`.
         protocol: a name of `mmkv_bench.protocols`. Where tokens are fed again (`Lengths.fed`; under `strict` the last one,
             whose slot is dropped after scoring), that is the caller's part, as is giving the model the context alone
-            under `query_agnostic`.
+            under `query_agnostic` and putting entries of a second prefill into the cache under `masked`
+            (`compression/masked.py`).
         seed: of stochastic scorers; options: those of `Session`.
         prompt_tokens: padded tokens of the whole prompt when the model is given a part of it first
             (`query_agnostic`): decode policies act on what comes after them.

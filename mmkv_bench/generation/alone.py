@@ -17,6 +17,7 @@ from mmkv_bench.compression.answer import AnswerAttention
 from mmkv_bench.compression.cache import DEFAULT_RESERVE
 from mmkv_bench.compression.compressor import Compressor, full
 from mmkv_bench.compression.context import Context
+from mmkv_bench.compression.masked import check_only_evicts, prefilled_again
 from mmkv_bench.compression.session import Session, attach
 from mmkv_bench.errors import ConfigError, UnsupportedError
 from mmkv_bench.generation.account import fill_answer, fill_asked, fill_stored
@@ -91,6 +92,8 @@ def generate_alone(
             f"protocol={protocol} got context={context}; allowed: 1 to {ids.shape[1] - 1} tokens of this prompt, "
             "counted up to the last visual token's closing marker"
         )
+    if rule.prefills_again:
+        check_only_evicts(compressor, protocol)
     lengths = rule.lengths(ids.shape[1], context)
     if compressor.needs.answer and answer is None and budget.entries_for(lengths.reduced) < lengths.reduced:
         answer = answer_of_full(
@@ -131,6 +134,10 @@ def generate_alone(
             for name, value in inputs.items()
         }
         model(**prefix, use_cache=True, logits_to_keep=1)
+        if rule.prefills_again and not compressor.unbudgeted and budget.entries_for(lengths.reduced) < lengths.reduced:
+            made = prefilled_again(session, prefix, session.kept())
+            for layer, (key, value) in zip(session.cache.layers, made, strict=True):
+                layer.replace(key, value)
         # The prompt again, whole: generate() feeds what the cache has not seen (the last token, or the question).
         output = model.generate(
             input_ids=ids,

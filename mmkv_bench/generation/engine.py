@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from mmkv_bench.compression.cache import CompressedCache
+from mmkv_bench.compression.masked import check_only_evicts, prefilled_again
 from mmkv_bench.compression.session import Session
 from mmkv_bench.errors import UnsupportedError
 from mmkv_bench.generation.account import fill_answer, fill_asked
@@ -157,6 +158,8 @@ class Engine:
                 result.vision_s, result.prefill_s = prefilled.seconds.get("vision"), prefilled.seconds["prefill"]
                 fill_asked(result, cell, prefilled.lengths[cell.protocol], group.heads, prefilled.prompt.types[0])
                 fork = plan(prefilled, cell, result)
+                if protocol(cell.protocol).prefills_again:
+                    self._prefill_again(group, fork)
                 if self.timeout_s is not None and fork.compress_s > self.timeout_s:
                     raise GenerationTimeout(f"scoring took {fork.compress_s:.1f} s, more than timeout_s")
             except Exception as error:  # noqa: BLE001 - a method's fault ends its own cell only
@@ -168,6 +171,15 @@ class Engine:
         if not any(fork.cell.compressor.decoding for fork in forks):  # policies may start from the scores
             prefilled.scores.clear()
         return forks, whole
+
+    def _prefill_again(self, group: Group, fork: Fork) -> None:
+        """Where anything is evicted, the fork's entries become those of a prefill that sees them alone."""
+        check_only_evicts(fork.cell.compressor, fork.cell.protocol)
+        if fork.index is not None:
+            start, kept = group.meter.now(), [index[None] for index in fork.index]
+            made = prefilled_again(self.session, group.prefilled.prompt.inputs, kept)
+            fork.again = [(key[0], value[0]) for key, value in made]
+            fork.compress_s += group.meter.now() - start
 
     # ------------------------------------------------------------------ decoding
     def _decode(self, group: Group, forks: list[Fork], measuring: Measuring) -> None:

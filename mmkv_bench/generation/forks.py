@@ -25,12 +25,14 @@ SMALL = 512  # slots: forks up to this length decode in one batch, longer ones w
 
 @dataclass
 class Fork:
-    """One cell's share of a prefill. `index` is None when everything stays (the full cache is borrowed then)."""
+    """One cell's share of a prefill. `index` is None when everything stays (the full cache is borrowed then). `again`: per
+    layer the kept keys and values `[Hkv, m, D]` of a second prefill, where the protocol has one."""
 
     cell: CellSpec
     index: list[Tensor] | None
     result: ForkResult
     compress_s: float = 0.0
+    again: list[tuple[Tensor, Tensor]] | None = None
 
     @property
     def length(self) -> int:
@@ -123,7 +125,10 @@ def gather(prefilled: Prefilled, forks: Sequence[Fork], reserve: int) -> Compres
         rows = []
         for fork in forks:
             index = fork.index[number]
-            rows.append((*fork.cell.compressor.reducer.reduce(key, value, index, types), index))
+            if fork.again is None:
+                rows.append((*fork.cell.compressor.reducer.reduce(key, value, index, types), index))
+            else:
+                rows.append((*fork.again[number], index))
         if not acting:
             layers.append(CompressedLayer.from_rows(rows, seen, reserve))
             continue

@@ -84,6 +84,12 @@ def validate_combinations(config: DictConfig, family: Any, methods: Iterable[Any
     from mmkv_bench.methods.compatibility import visual_parts
 
     methods = list(methods)
+    for name in as_list(config.protocol):
+        if protocols.protocol(str(name)).prefills_again:
+            from mmkv_bench.compression.masked import check_only_evicts
+
+            for method in methods:
+                check_only_evicts(method.compressor, str(name))
     for method in methods:
         if (scorer := method.compressor.scorer) is not None:
             scorer.check_layers(family.num_layers)

@@ -51,6 +51,7 @@ class Protocol(ABC):
         cuts: the prompt is cut behind its visual tokens; without such, or without text after them, it is refused.
         from_prefill: so many first tokens of an answer come from the full prefill, whatever a method keeps.
         caveat: what a table says of every score of compressed cells; None: nothing beyond the share of free tokens.
+        prefills_again: kept entries come from a second prefill that sees nothing else; for methods that only evict.
         diagnostic: says something about the other protocols; no score of a method's own.
     """
 
@@ -59,6 +60,7 @@ class Protocol(ABC):
     cuts: bool = False
     from_prefill: int = 0
     caveat: str | None = None
+    prefills_again: bool = False
     diagnostic: bool = False
 
     @abstractmethod

@@ -14,7 +14,7 @@ class Strict(Protocol):
     about = "the last prompt token is fed again on the compressed cache: every answer token is decoded from C entries"
     caveat = (
         "every answer token is decoded from the compressed cache, whose entries were computed by the full prefill: what "
-        "they took up from evicted entries stays."
+        "they took up from evicted entries stays (protocol=masked leaves it out)."
     )
 
     def lengths(self, prompt: int, context: int | None = None) -> Lengths:

@@ -165,6 +165,13 @@ def test_text_models_are_refused_what_needs_visual_tokens():
     combinations(MULTIMODAL, "protocol=query_agnostic")
 
 
+def test_methods_that_do_more_than_evict_are_refused_where_kept_entries_are_made_anew():
+    for method, why in (("look_m", "merges"), ("kivi", "fewer bits"), ("hybridkv", "off the device")):
+        with pytest.raises(UnsupportedError, match=f"protocol=masked.*{method} .*{why}"):
+            combinations(MULTIMODAL, "protocol=[strict,masked]", f"method=[snapkv,{method}]")
+    combinations(MULTIMODAL, "protocol=[strict,masked]", "method=[snapkv,adakv,local]")
+
+
 def test_methods_that_need_visual_tokens_are_refused_for_text_models():
     sighted = SimpleNamespace(name="sighted", is_full=False, compressor=SimpleNamespace(needs_visual=True, scorer=None))
     config = compose(MODEL)

@@ -1,0 +1,109 @@
+"""A second prefill in which every layer sees kept entries only: what `protocol=masked` decodes from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from mmkv_bench.compression.cache import CompressedCache, CompressedLayer
+from mmkv_bench.compression.compressor import Compressor
+from mmkv_bench.compression.session import Session
+from mmkv_bench.errors import UnsupportedError
+
+MASK_BYTES = 1 << 26  # of one block of rows' mask
+
+
+def check_only_evicts(compressor: Compressor, protocol: str) -> None:
+    """Refuse methods whose entries are more than those of the tokens that they keep, under a protocol of that name.
+
+    Raises:
+        UnsupportedError: says what the method does besides evicting.
+    """
+    decoding = compressor.decoding
+    why = None
+    if compressor.reducer is not None and compressor.reducer.merges:
+        why = "merges evicted entries into kept ones"
+    elif decoding is not None and decoding.quantises:
+        why = "stores entries in fewer bits"
+    elif decoding is not None and decoding.retrieves:
+        why = "reads entries again that it took off the device"
+    elif decoding is not None and decoding.tokens_from_full:
+        why = "decodes from the full cache first"
+    if why is not None:
+        raise UnsupportedError(
+            f"protocol={protocol} prefills a second time with kept entries alone, and {compressor.name} {why}; allowed: methods "
+            "that only evict; leave it out, or use protocol=strict"
+        )
+
+
+class MaskedLayer(CompressedLayer):
+    """The full cache of a prefill in which a token sees kept entries before it, and itself.
+
+    Args:
+        kept: bool `[B, Hkv, T]`.
+    """
+
+    def __init__(self, kept: Tensor):
+        super().__init__(reserve=0)
+        self.kept = kept
+
+    def attention(
+        self, kernel: Callable[..., tuple[Tensor, Tensor | None]], query: Tensor, key: Tensor, value: Tensor, mask
+    ) -> tuple[Tensor, None]:
+        """In blocks of rows: the mask of a whole prompt differs between heads and is quadratic."""
+        step = max(1, MASK_BYTES // (query.shape[0] * query.shape[1] * key.shape[2]))
+        parts = []
+        for start in range(0, query.shape[2], step):
+            stop = min(start + step, query.shape[2])
+            rows = None if mask is None else mask[..., start:stop, :stop]
+            seen = self._seen(start, stop, rows).repeat_interleave(query.shape[1] // key.shape[1], 1)
+            parts.append(kernel(query[:, :, start:stop], key[:, :, :stop], value[:, :, :stop], seen)[0])
+        return torch.cat(parts, 1), None
+
+    def _seen(self, start: int, stop: int, mask: Tensor | None) -> Tensor:
+        """`[B, Hkv, stop - start, stop]` of the kind of `mask`, bool where there is none."""
+        column = torch.arange(stop, device=self.device)
+        row = column[start:, None]
+        kept = self.kept[:, :, None, :stop].to(self.device)
+        seen = (kept & (column < row)) | (column == row)
+        if mask is None or mask.dtype == torch.bool:
+            return seen if mask is None else seen & mask
+        return mask.expand(seen.shape).masked_fill(~seen, torch.finfo(mask.dtype).min)
+
+
+@torch.no_grad()
+def prefilled_again(
+    session: Session, inputs: Mapping[str, Tensor], kept: Sequence[Tensor]
+) -> list[tuple[Tensor, Tensor]]:
+    """Keys and values of kept tokens from a second prefill.
+
+    Args:
+        session: open on the model; what it has prefilled stays what it is. inputs: the whole prompt.
+        kept: per layer int64 `[B, Hkv, m]`, ascending, padded on the left with -1.
+
+    Returns:
+        Per layer two `[B, Hkv, m, D]`, zeros at padding.
+    """
+    total, layers = inputs["input_ids"].shape[1], []
+    for index in kept:
+        shown = torch.zeros(*index.shape[:2], total + 1, dtype=torch.bool, device=index.device)
+        layers.append(MaskedLayer(shown.scatter_(2, index.masked_fill(index < 0, total), True)[..., :total]))
+    cache, listener = CompressedCache.of(layers), session.listener
+    session.listener = None
+    try:
+        session.model(**inputs, past_key_values=cache, use_cache=True, logits_to_keep=1)
+    finally:
+        session.listener = listener
+    found = []
+    for layer, index in zip(layers, kept, strict=True):
+        index = index.to(layer.device)
+        wide = index.clamp_min(0).unsqueeze(-1)
+        found.append(
+            tuple(
+                stored.gather(2, wide.expand(-1, -1, -1, stored.shape[-1])).masked_fill(index[..., None] < 0, 0)
+                for stored in (layer.keys, layer.values)
+            )
+        )
+    return found
