@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from importlib.resources import files
@@ -16,37 +15,10 @@ from mmkv_bench import file_state
 from mmkv_bench.evaluation import generating, prompts
 from mmkv_bench.run import run as stages
 from mmkv_bench.store.store import Store
+from tests.run.own_media import PICTURE, write_task
 from tests.run.setting import commits, done, everything, go, responses, scores
 
 WALK = ("dataset=pages_walk", "method=[full]", "limit=1", "fidelity=off", "dataset.generation.max_new_tokens=2")
-UTILS = """
-from pathlib import Path
-
-from PIL import Image
-
-def visual(doc):
-    return [Image.open(Path(__file__).parent / doc["picture"]).convert("RGB")]
-
-def text(doc):
-    return "What is shown?"
-
-def scored(doc, results):
-    return {"exact": float(results[0] == doc["answer"])}
-"""
-TASK = """
-task: pictures
-dataset_path: json
-dataset_kwargs: {{data_files: {{test: {folder}/pictures.jsonl}}}}
-test_split: test
-output_type: generate_until
-doc_to_visual: !function utils.visual
-doc_to_text: !function utils.text
-doc_to_target: answer
-process_results: !function utils.scored
-generation_kwargs: {{max_new_tokens: 2}}
-metric_list:
-  - {{metric: exact, aggregation: mean, higher_is_better: true}}
-"""
 PICTURES = [f"{number}.bmp" for number in range(3)]
 
 
@@ -67,11 +39,7 @@ def task(tmp_path, monkeypatch) -> Path:
     folder.mkdir()
     for number, name in enumerate(PICTURES):
         draw(folder / name, number)
-    documents = [{"picture": name, "answer": "yes"} for name in PICTURES]
-    (folder / "pictures.jsonl").write_text("".join(json.dumps(document) + "\n" for document in documents))
-    (folder / "pictures.yaml").write_text(TASK.format(folder=folder))
-    (folder / "utils.py").write_text(UTILS)
-    return folder
+    return write_task(folder, "pictures", PICTURES, PICTURE, tokens=2)
 
 
 def command(task: Path, *more: str) -> tuple[str, ...]:

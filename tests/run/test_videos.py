@@ -12,34 +12,9 @@ import transformers as tf
 from mmkv_bench.models.processors import build_processor
 from tests.clips import cut, write_clip
 from tests.models.checkpoints import SETTINGS, small_config
+from tests.run.own_media import VIDEO, write_task
 from tests.run.setting import go, responses
 
-UTILS = """
-from pathlib import Path
-
-def visual(doc):
-    return [str(Path(__file__).parent / "videos" / doc["video"])]
-
-def text(doc):
-    return "What happens?"
-
-def scored(doc, results):
-    return {"exact": float(results[0] == doc["answer"])}
-"""
-TASK = """
-task: clips
-dataset_path: json
-dataset_kwargs: {{data_files: {{test: {folder}/clips.jsonl}}}}
-test_split: test
-output_type: generate_until
-doc_to_visual: !function utils.visual
-doc_to_text: !function utils.text
-doc_to_target: answer
-process_results: !function utils.scored
-generation_kwargs: {{max_new_tokens: 4}}
-metric_list:
-  - {{metric: exact, aggregation: mean, higher_is_better: true}}
-"""
 VIDEOS = {0: "whole.mp4", 1: "cut.mp4", 2: "gone.mp4", 3: "few.webm", 4: "text.avi"}
 
 
@@ -52,11 +27,7 @@ def task(tmp_path_factory) -> Path:
     cut(whole, 0.6, "cut.mp4")
     write_clip(folder / "videos" / "few.webm", frames=5)
     (folder / "videos" / "text.avi").write_text("hello")
-    documents = [{"video": name, "answer": "yes"} for name in VIDEOS.values()]
-    (folder / "clips.jsonl").write_text("".join(json.dumps(document) + "\n" for document in documents))
-    (folder / "clips.yaml").write_text(TASK.format(folder=folder))
-    (folder / "utils.py").write_text(UTILS)
-    return folder
+    return write_task(folder, "clips", [f"videos/{name}" for name in VIDEOS.values()], VIDEO, tokens=4)
 
 
 @pytest.fixture(scope="module")
