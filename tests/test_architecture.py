@@ -6,7 +6,7 @@ import ast
 import re
 import subprocess
 import sys
-from graphlib import TopologicalSorter
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -153,10 +153,28 @@ FILES = sorted(file for file in ROOT.rglob("*.py") if "tasks" not in file.parts)
 ROOMS = sorted({room(file) for file in FILES})
 
 
+MODULES = {
+    ".".join(("mmkv_bench", *file.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__"): file
+    for file in ROOT.rglob("*.py")
+}
+
+
+def imported(file: Path) -> set[str]:
+    """The modules of this package that a file imports anywhere, also inside functions and for types alone."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            whole = {f"{node.module}.{alias.name}" for alias in node.names}
+            found.update(name if name in MODULES else str(node.module) for name in whole)
+    return found & set(MODULES)
+
+
 def own(file: Path) -> set[str]:
     """Rooms and top-level modules that a file imports, its own and `errors` left out."""
-    names = {name.split(".")[1] for name in imports(file) if name.startswith("mmkv_bench.")}
-    return {name for name in names if name in ROOMS} - {room(file), "errors", "secrecy"}
+    names = {name.split(".")[1] for name in imported(file) if name != "mmkv_bench"}
+    return names - {room(file), "errors", "secrecy"}
 
 
 def test_every_room_has_its_arrows_written_down():
@@ -182,6 +200,14 @@ def test_no_arrow_between_rooms_runs_back_up_and_few_rooms_stand_on_each_other()
     for name in TopologicalSorter(real).static_order():
         floors[name] = 1 + max((floors[below] for below in real[name]), default=0)
     assert max(floors.values()) <= FLOORS, floors
+
+
+def test_no_file_imports_one_that_imports_it():
+    """Imports inside functions and for types alone count too."""
+    try:
+        TopologicalSorter({module: imported(file) - {module} for module, file in MODULES.items()}).prepare()
+    except CycleError as error:
+        raise AssertionError(f"a circle of imports: {' <- '.join(error.args[1])}") from None
 
 
 def test_every_room_says_in_readme_what_it_says_of_itself():

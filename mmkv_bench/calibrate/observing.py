@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from mmkv_bench.compression.session import Prompt
+    from mmkv_bench.compression.prompt import Prompt
 
 
 class Reading:

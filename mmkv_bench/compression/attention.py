@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 from weakref import WeakKeyDictionary
 
 import torch
@@ -18,15 +18,22 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from mmkv_bench.compression.cache import CompressedLayer
 from mmkv_bench.errors import UnsupportedError
-
-if TYPE_CHECKING:
-    from mmkv_bench.compression.session import Session
 
 SUPPORTED_BASES = ("sdpa", "eager")
 
+
+class Serving(Protocol):
+    """What the attention function asks of the session that serves a module."""
+
+    def layer_of_call(self, module: nn.Module) -> CompressedLayer | None: ...
+
+    def after_attention(self, module: nn.Module, query: Tensor, layer: CompressedLayer) -> None: ...
+
+
 # Which session serves an attention module; attention functions receive the module and nothing of ours.
-SESSIONS: WeakKeyDictionary[nn.Module, Session] = WeakKeyDictionary()
+SESSIONS: WeakKeyDictionary[nn.Module, Serving] = WeakKeyDictionary()
 
 
 def _eager(module, query, key, value, mask, scaling=None, dropout=0.0, **_) -> tuple[Tensor, Tensor]:

@@ -19,7 +19,7 @@ from mmkv_bench.errors import UnsupportedError
 from mmkv_bench.protocols import Lengths, Protocol
 
 if TYPE_CHECKING:
-    from mmkv_bench.compression.session import Prompt
+    from mmkv_bench.compression.prompt import Prompt
 
 
 class Compressing:

@@ -7,7 +7,6 @@ layers of our own, and module hooks. After the context the model is exactly what
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Protocol, Self
 
 import torch
@@ -21,30 +20,10 @@ from mmkv_bench.compression.cache import DEFAULT_RESERVE, CompressedCache, Compr
 from mmkv_bench.compression.compressing import Compressing
 from mmkv_bench.compression.compressor import Compressor
 from mmkv_bench.compression.observation import Chunk, Needs, Observation
+from mmkv_bench.compression.prompt import Prompt
 from mmkv_bench.errors import ConfigError, UnsupportedError
 from mmkv_bench.protocols import DEFAULT
 from mmkv_bench.protocols import protocol as protocol_named
-
-
-@dataclass
-class Prompt:
-    """One batch of prompts while it is being prefilled.
-
-    Attributes:
-        total: padded prompt length; pads: left padding of each row; cache: where the entries go.
-        observations: layer -> one `Observation` per row, dropped as soon as the layer is done with.
-    """
-
-    total: int
-    pads: list[int]
-    cache: CompressedCache
-    n_layers: int
-    token_types: Tensor | None = None
-    observations: dict[int, list[Observation]] = field(default_factory=dict)
-    complete: bool = False
-
-    def length(self, row: int) -> int:
-        return self.total - self.pads[row]
 
 
 class Listener(Protocol):

@@ -14,7 +14,8 @@ from torch import Tensor
 from mmkv_bench.compression.cache import CompressedCache
 from mmkv_bench.compression.compressor import stacked
 from mmkv_bench.compression.observation import Needs, Observation
-from mmkv_bench.compression.session import Prompt, Session
+from mmkv_bench.compression.prompt import Prompt
+from mmkv_bench.compression.session import Session
 from mmkv_bench.generation.encode import EncodedPrompt
 from mmkv_bench.generation.measure import Meter, vision_clock
 from mmkv_bench.generation.result import CellSpec, NonFiniteLogitsError

@@ -17,15 +17,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from mmkv_bench.errors import MMKVError
-from mmkv_bench.judging.question import Question, Readable, not_blank
+from mmkv_bench.judging.question import JudgeError, Question, Readable, not_blank
 
 if TYPE_CHECKING:
     from mmkv_bench.judging.sitting import Sitting
-
-
-class JudgeError(MMKVError):
-    """A question has no answer: no judge, one that fails or cannot be read, or one not asked yet. Never a score."""
 
 
 _OPEN: list[Sitting] = []  # scoring is one at a time in a process: it also changes the working folder and stdout

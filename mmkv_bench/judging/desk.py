@@ -14,9 +14,8 @@ from collections import Counter
 
 from mmkv_bench.judging.asking import Asker
 from mmkv_bench.judging.cache import AnswerCache
-from mmkv_bench.judging.client import JudgeError
 from mmkv_bench.judging.endpoint import Reply
-from mmkv_bench.judging.question import Question
+from mmkv_bench.judging.question import JudgeError, Question
 from mmkv_bench.judging.settings import JudgeSettings
 
 NO_JUDGE = "no judge was asked (judge=none)"

@@ -8,7 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from mmkv_bench.errors import MMKVError
+
 Readable = Callable[[str], bool]
+
+
+class JudgeError(MMKVError):
+    """A question has no answer: no judge, one that fails or cannot be read, or one not asked yet. Never a score."""
 
 
 def not_blank(text: str) -> bool:

@@ -7,10 +7,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from mmkv_bench.judging.client import JudgeError
 from mmkv_bench.judging.desk import Desk
 from mmkv_bench.judging.known import JudgedMetric, metric_of
-from mmkv_bench.judging.question import Question
+from mmkv_bench.judging.question import JudgeError, Question
 
 FILLER = "0 Z"
 """What a scorer of lmms-eval reads while a question has no answer. It ends every shipped scorer's waiting at once: a

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -11,16 +10,14 @@ import pyarrow.compute as pc
 from mmkv_bench.errors import StoreError
 from mmkv_bench.store.files import disk_errors, sync_folder, write_whole
 from mmkv_bench.store.identity import checksum
+from mmkv_bench.store.opened import Opened
 from mmkv_bench.store.packing import is_packed, ordered, packed
 from mmkv_bench.store.slim import slim as slimmed
 from mmkv_bench.store.superseded import superseded
 from mmkv_bench.store.together import is_together
 
-if TYPE_CHECKING:
-    from mmkv_bench.store.store import Store
 
-
-def pack(store: Store, slim: bool = False) -> int:
+def pack(store: Opened, slim: bool = False) -> int:
     """Writes the tables of `store` as few files, each below 10 MB, in the place of what was there.
 
     Args:
@@ -36,7 +33,7 @@ def pack(store: Store, slim: bool = False) -> int:
         return _pack(store, slim)
 
 
-def _pack(store: Store, slim: bool) -> int:
+def _pack(store: Opened, slim: bool) -> int:
     if store.journals():
         raise StoreError(
             f"{store.root} has samples in journals: a run is writing, or was interrupted; let it finish (the same "

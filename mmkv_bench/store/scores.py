@@ -6,7 +6,7 @@ Writers wait for each other, and for packing: each of the two looks at what is t
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,11 +15,9 @@ import pyarrow.compute as pc
 from mmkv_bench.errors import StoreError
 from mmkv_bench.store import layers, parts, together
 from mmkv_bench.store.files import Staged, disk_errors, sync_folder
+from mmkv_bench.store.opened import Opened
 from mmkv_bench.store.rows import check, to_table
 from mmkv_bench.store.schema import COLUMNS, SCHEMA_VERSION, SCHEMAS
-
-if TYPE_CHECKING:
-    from mmkv_bench.store.store import Store
 
 Tables = Mapping[str, pa.Table]
 """`samples` and `metrics`, checked."""
@@ -27,7 +25,7 @@ _KEYS = {"samples": ("cell", "sample_id", "metric"), "metrics": ("cell", "metric
 _PAIR = ["cell", "sample_id"]
 
 
-def replace(store: Store, tables: Tables, cells: Collection[str]) -> None:
+def replace(store: Opened, tables: Tables, cells: Collection[str]) -> None:
     """`cells` have the scores of `tables` from now on, those that are in neither have none."""
     store.prepare()
     with disk_errors("writing scores", store.root), store.locked():
@@ -38,7 +36,7 @@ def replace(store: Store, tables: Tables, cells: Collection[str]) -> None:
             _write_own(store, cell, {name: rows.filter(pc.equal(rows["cell"], cell)) for name, rows in tables.items()})
 
 
-def forget(store: Store, samples: Mapping[str, Collection[str]]) -> None:
+def forget(store: Opened, samples: Mapping[str, Collection[str]]) -> None:
     """Drops the rows of these samples (cell -> ids) in `samples`; the cells' metrics stay."""
     stored = store.samples(samples)
     asked = [(cell, sample) for cell, ids in samples.items() for sample in ids]
@@ -54,7 +52,7 @@ def forget(store: Store, samples: Mapping[str, Collection[str]]) -> None:
     replace(store, {"samples": kept, "metrics": store.metrics(cells)}, cells)
 
 
-def _write_own(store: Store, cell: str, tables: Tables) -> None:
+def _write_own(store: Opened, cell: str, tables: Tables) -> None:
     """After a crash in between the cell has no metrics, not old ones."""
     staged: list[Staged] = []
     try:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mmkv_bench.secrecy import REDACTED
+from mmkv_bench.store.opened import Opened
 from mmkv_bench.store.schema import CELL_COLUMNS
-
-if TYPE_CHECKING:
-    from mmkv_bench.store.store import Store
 
 _REST = [column.name for column in CELL_COLUMNS if column.identity and column.name != "method_version"]
 
 
-def superseded(store: Store) -> set[str]:
+def superseded(store: Opened) -> set[str]:
     """Cells of which `store` holds the same cell in a newer `method_version`, scored, with all samples of the older.
 
     Cells that hide a secret are left alone: two of them may look the same and differ in it.

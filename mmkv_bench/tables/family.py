@@ -6,10 +6,8 @@ import json
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from mmkv_bench.tables.table import Method
+from mmkv_bench.tables.method import Method
 
 CONTROLS = ("full", "oracle", "blind")
 """Families (`base`) that are no methods: what the uncompressed cache, the answer's own attention and no image give."""

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mmkv_bench.errors import ConfigError
+from mmkv_bench.tables.method import Method
 from mmkv_bench.tables.notes import OVER, caption, line_label, size_text
 from mmkv_bench.tables.rows import BASELINE
-from mmkv_bench.tables.table import Entry, Method, Table
+from mmkv_bench.tables.table import Entry, Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

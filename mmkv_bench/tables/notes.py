@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from mmkv_bench.statistics.intervals import LEVEL
 from mmkv_bench.statistics.metric_kinds import FIDELITY, MEASURES, PARSE_FAILED, SAME, lower_is_better, upstream
 from mmkv_bench.tables.best import best_notes
+from mmkv_bench.tables.method import Method
 from mmkv_bench.tables.rows import BASELINE
-from mmkv_bench.tables.table import AXES, Entry, Method, Table
+from mmkv_bench.tables.table import AXES, Entry, Table
 from mmkv_bench.tables.tested import mostly_free, tested
 from mmkv_bench.tables.versions import version_notes
 
@@ -98,7 +99,7 @@ def notes(table: Table) -> list[str]:
         *best_notes(table, _apart(table)),
         *_mark_notes(table),
         *_method_notes(table),
-        *version_notes(table),
+        *version_notes(table.versions),
         *tested(table),
         *_calibration_notes(table),
         *_unread_notes(table),

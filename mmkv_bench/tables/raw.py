@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from mmkv_bench.tables.compare import Pair, every_pair
-from mmkv_bench.tables.table import Entry, Method, Table
+from mmkv_bench.tables.method import Method
+from mmkv_bench.tables.table import Entry, Table
 
 
 def csv_cells(tables: Sequence[Table]) -> str:

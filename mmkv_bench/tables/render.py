@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from mmkv_bench.statistics.metric_kinds import MEASURES
 from mmkv_bench.tables.best import pair_summary
 from mmkv_bench.tables.compare import Pair, separated_pairs
+from mmkv_bench.tables.method import Method
 from mmkv_bench.tables.notes import caption, line_label, marks, notes, title
-from mmkv_bench.tables.table import Entry, Method, Table
+from mmkv_bench.tables.table import Entry, Table
 
 
 @dataclass(frozen=True)

@@ -7,18 +7,16 @@ is ok. Budgets in entries and in fractions make tables of their own; neither is 
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
 from mmkv_bench.statistics.column import Column
 from mmkv_bench.statistics.intervals import Aggregator
 from mmkv_bench.tables.audit import Audit
-from mmkv_bench.tables.calibrated import artefacts
 from mmkv_bench.tables.family import Family, family
+from mmkv_bench.tables.method import Method
 from mmkv_bench.tables.scores import Scores, common_samples
 from mmkv_bench.tables.versions import Versions
 
@@ -50,43 +48,6 @@ class Entry:
     lmms_eval_ours: float | None = None
     unread: int = 0
     judges: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Method:
-    """One line of a table. `budgeted` is False for `full` and whatever else takes no budget."""
-
-    label: str
-    name: str
-    base: str
-    tuned: bool
-    reading: str | None
-    parameters: str
-    budgeted: bool
-
-    @property
-    def cheats(self) -> bool:
-        """It was given the full cache's own answer: a ceiling, which neither is marked best nor competes."""
-        return bool(self._told.get("reads_answer"))
-
-    @cached_property
-    def calibrated(self) -> bool:
-        """It was built with a calibration: numbers measured on data before the first prompt."""
-        return bool(artefacts(self.parameters))
-
-    @property
-    def may_exceed(self) -> bool:
-        """More entries than the budget are no defect: a released code's, or the paper's own formula."""
-        return self.reading == "released" or bool(self._told.get("over_budget"))
-
-    @cached_property
-    def _told(self) -> dict[str, Any]:
-        return json.loads(self.parameters)
-
-    @property
-    def variant(self) -> tuple[str, str, str | None, str]:
-        """What tells it from every other line, whatever its label says."""
-        return self.name, self.base, self.reading, self.parameters
 
 
 @dataclass

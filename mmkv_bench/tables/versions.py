@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from mmkv_bench.tables.table import Table
 
 Versions = dict[str, tuple[int, ...]]  # budget -> versions, the newest first
 
@@ -26,10 +22,10 @@ def several(found: Mapping[str, Iterable[tuple[str, int]]]) -> dict[str, Version
     return kept
 
 
-def version_notes(table: Table) -> list[str]:
-    """What is left out because its numbers were mended, and lines whose budgets show different versions."""
+def version_notes(versions: Mapping[str, Versions]) -> list[str]:
+    """What a table leaves out because its numbers were mended, and lines whose budgets show different versions."""
     lines = []
-    for label, budgets in table.versions.items():
+    for label, budgets in versions.items():
         older = [
             f"{budget or 'all budgets'} (version {', '.join(map(str, own[1:]))}, shown: {own[0]})"
             for budget, own in budgets.items()

@@ -13,10 +13,10 @@ import pytest
 from mmkv_bench.errors import StoreError
 from mmkv_bench.judging import client
 from mmkv_bench.judging.asking import Asker
-from mmkv_bench.judging.client import JudgeError, ask, ask_all
+from mmkv_bench.judging.client import ask, ask_all
 from mmkv_bench.judging.desk import Desk
 from mmkv_bench.judging.known import criterion_score, mark_of_one, one_letter_among_words, option_letter, points
-from mmkv_bench.judging.question import Question
+from mmkv_bench.judging.question import JudgeError, Question
 from mmkv_bench.judging.settings import JudgeSettings
 from mmkv_bench.judging.sitting import Sitting
 from tests.judging import judge_server as judge

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from mmkv_bench.tables.build import build
 from mmkv_bench.tables.compare import every_pair, separated_pairs
 from mmkv_bench.tables.family import CONTROLS, PRESETS, family
+from mmkv_bench.tables.method import Method
 from mmkv_bench.tables.notes import notes
 from mmkv_bench.tables.render import markdown
-from mmkv_bench.tables.table import Method
 from tests.tables.examples import Example, zeros_and_ones
 
 CONF = Path(__file__).parents[2] / "conf" / "method"

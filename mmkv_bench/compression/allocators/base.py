@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from mmkv_bench.compression.compressor import Compressor
+    from mmkv_bench.compression.composed import Composed
     from mmkv_bench.compression.context import Context
     from mmkv_bench.compression.observation import Observation
 
@@ -54,7 +54,7 @@ class Allocator(ABC):
         """A layer's own figures, small (``[k]`` or ``[Hkv, k]``), float64 on the CPU; kept until the prompt is reduced."""
         return None
 
-    def method_version(self, method: Compressor) -> int:
+    def method_version(self, method: Composed) -> int:
         """How often this part's numbers have changed, from 1; see ``Scorer.method_version``."""
         return 1
 

@@ -19,7 +19,7 @@ from mmkv_bench.errors import CalibrationError, ConfigError, nearest
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mmkv_bench.compression.compressor import Compressor
+    from mmkv_bench.compression.composed import Composed
     from mmkv_bench.compression.context import Context
 
 _WORDS = {
@@ -103,7 +103,7 @@ class HeadScores(Allocator):
         blank = measured and not any(any(row) for row in self.calibration["scores"])
         return self.rounding == "nearest" or self.surplus == "drop" or blank
 
-    def method_version(self, method: Compressor) -> int:
+    def method_version(self, method: Composed) -> int:
         """2: the released floor is a whole number of entries."""
         return 2 if self.rounding == "nearest" and self.scores != "uniform" else 1
 

@@ -17,7 +17,7 @@ from mmkv_bench.errors import ConfigError, nearest
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mmkv_bench.compression.compressor import Compressor
+    from mmkv_bench.compression.composed import Composed
     from mmkv_bench.compression.context import Context
     from mmkv_bench.compression.observation import Observation
 
@@ -184,7 +184,7 @@ class Hybrid(Allocator):
 
     printed = True  # padding to the next power of two is a reading of the paper's own sentence
 
-    def method_version(self, method: Compressor) -> int:
+    def method_version(self, method: Composed) -> int:
         """2: static heads give what rounding up takes, so that the total is exceeded only where they have too little."""
         return 2 if self.power == "up" else 1
 

@@ -16,7 +16,7 @@ from mmkv_bench.errors import CalibrationError, ConfigError, UnsupportedError, n
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mmkv_bench.compression.compressor import Compressor
+    from mmkv_bench.compression.composed import Composed
     from mmkv_bench.compression.context import Context
 
 LEAST = 2  # entries that every layer keeps: the first and the last token
@@ -80,7 +80,7 @@ class Prefix(Allocator):
         elif self.mode == "offline" and self.calibration is None:
             raise CalibrationError(f"mode=offline without a calibration: {_ADVICE}")
 
-    def method_version(self, method: Compressor) -> int:
+    def method_version(self, method: Composed) -> int:
         """2: the released rounding takes a profile as it is."""
         return 2 if self.rounding == "nearest" and self.mode == "offline" else 1
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -13,14 +13,19 @@ from mmkv_bench.errors import ConfigError
 
 if TYPE_CHECKING:
     from mmkv_bench.compression.decoding.base import Start
-    from mmkv_bench.compression.decoding.heavy_hitters import HeavyHitters
+
+
+class Policy(Protocol):
+    """What a layer asks of the decode policy that made it (`HeavyHitters`)."""
+
+    def recents(self, held: int) -> int: ...
 
 
 class AccumulatingLayer(CompressedLayer):
     """One sequence's entries with `gathered`, float32 `[Hkv, stored]`, 0 at padding."""
 
     @classmethod
-    def of(cls, policy: HeavyHitters, start: Start) -> AccumulatingLayer:
+    def of(cls, policy: Policy, start: Start) -> AccumulatingLayer:
         if start.scores is None:
             raise ConfigError("H2O's decoding starts from the scores of the prefill; give the method a scorer")
         room = start.room_until_evicting(1)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mmkv_bench.compression.cache import CompressedCache, CompressedLayer
-    from mmkv_bench.compression.compressor import Compressor
+    from mmkv_bench.compression.composed import Composed
     from mmkv_bench.compression.context import Context
 
 
@@ -83,7 +83,7 @@ class DecodePolicy(ABC):
     def layer(self, start: Start) -> CompressedLayer:
         """The layer that takes the place of the full one."""
 
-    def method_version(self, method: Compressor) -> int:
+    def method_version(self, method: Composed) -> int:
         """How often this part's numbers have changed, from 1; see ``Scorer.method_version``."""
         return 1
 

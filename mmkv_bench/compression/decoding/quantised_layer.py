@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -13,7 +13,24 @@ from mmkv_bench.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from mmkv_bench.compression.decoding.base import Start
-    from mmkv_bench.compression.decoding.kivi import KIVI
+
+
+class Policy(Protocol):
+    """What a layer asks of the decode policy that made it (`KIVI`)."""
+
+    @property
+    def bits(self) -> int: ...
+
+    @property
+    def group(self) -> int: ...
+
+    @property
+    def residual(self) -> int: ...
+
+    @property
+    def flush(self) -> str: ...
+
+    def value_group(self, dim: int) -> int: ...
 
 
 class _Store:
@@ -144,7 +161,7 @@ class QuantisedLayer(CompressedLayer):
     no channels, because the entries live in two `_Store`s. `keys` and `values` read them out anew each time."""
 
     @classmethod
-    def of(cls, policy: KIVI, start: Start) -> QuantisedLayer:
+    def of(cls, policy: Policy, start: Start) -> QuantisedLayer:
         none = start.kept_key[..., :0]
         layer = cls.from_rows([(none, none, start.positions)], start.seen, start.reserve)
         layer.policy, layer.acts_from = policy, start.acts_from

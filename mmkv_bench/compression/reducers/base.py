@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mmkv_bench.compression.compressor import Compressor
+    from mmkv_bench.compression.composed import Composed
 
 
 class Reducer(ABC):
@@ -20,7 +20,7 @@ class Reducer(ABC):
 
     merges: bool = False
 
-    def method_version(self, method: Compressor) -> int:
+    def method_version(self, method: Composed) -> int:
         """How often this part's numbers have changed, from 1; see ``Scorer.method_version``."""
         return 1
 

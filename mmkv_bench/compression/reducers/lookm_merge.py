@@ -13,7 +13,7 @@ from mmkv_bench.errors import ConfigError, UnsupportedError, nearest
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mmkv_bench.compression.compressor import Compressor
+    from mmkv_bench.compression.composed import Composed
 
 MERGES = ("average", "pivot", "weighted", "none")
 SOURCES = ("aligned", "misaligned")
@@ -65,7 +65,7 @@ class LookMMerge(Reducer):
     def merges(self) -> bool:
         return self.merge != "none"
 
-    def method_version(self, method: Compressor) -> int:
+    def method_version(self, method: Composed) -> int:
         """2: evicted text is merged too. Where the selector keeps all text, as the releases do, none is evicted."""
         return 2 if self.merges and not getattr(method.selector, "keeps_text", False) else 1
 

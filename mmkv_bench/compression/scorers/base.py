@@ -10,7 +10,7 @@ from mmkv_bench.compression.observation import Needs
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mmkv_bench.compression.compressor import Compressor
+    from mmkv_bench.compression.composed import Composed
     from mmkv_bench.compression.observation import Observation
 
 
@@ -52,7 +52,7 @@ class Scorer(ABC):
         (``statistics/ties.py``).
         """
 
-    def method_version(self, method: Compressor) -> int:
+    def method_version(self, method: Composed) -> int:
         """How often this part's numbers have changed, from 1, with these parameters beside the other parts of ``method``.
 
         A mend that changes what a part gives raises this for the parameters that it concerns, and for them alone: their

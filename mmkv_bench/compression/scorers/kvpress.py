@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mmkv_bench.compression.allocators.base import Allocator
-    from mmkv_bench.compression.compressor import Compressor
+    from mmkv_bench.compression.composed import Composed
     from mmkv_bench.compression.observation import Observation
 
 _ARGS = "methods.kvpress.args"
@@ -75,7 +75,7 @@ class PressScorer(Scorer):
         """Whether the press's module, or one that it is made of, draws random numbers."""
         return self._draws
 
-    def method_version(self, method: Compressor) -> int:
+    def method_version(self, method: Composed) -> int:
         """2: of more protected entries than the budget the last stay, and a press inside a press is named with its
         defaults."""
         return 2

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from mmkv_bench.compression.compressor import Compressor
+    from mmkv_bench.compression.composed import Composed
     from mmkv_bench.compression.observation import Observation
 
 COPIES = 16
@@ -221,7 +221,7 @@ class MMShiftScorer(Scorer):
     def _breaks_ties(self) -> bool:
         return self.lam > 0 and self.rounding == "none"
 
-    def method_version(self, method: Compressor) -> int:
+    def method_version(self, method: Composed) -> int:
         """2: an anchor below the spacing of float32 at the votes breaks their ties too."""
         return 2 if self._breaks_ties else 1
 

@@ -1,0 +1,31 @@
+"""Prompts while they are prefilled: what hooks, listeners and forks hand to each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from mmkv_bench.compression.cache import CompressedCache
+from mmkv_bench.compression.observation import Observation
+
+
+@dataclass
+class Prompt:
+    """One batch of prompts while it is being prefilled.
+
+    Attributes:
+        total: padded prompt length; pads: left padding of each row; cache: where the entries go.
+        observations: layer -> one `Observation` per row, dropped as soon as the layer is done with.
+    """
+
+    total: int
+    pads: list[int]
+    cache: CompressedCache
+    n_layers: int
+    token_types: Tensor | None = None
+    observations: dict[int, list[Observation]] = field(default_factory=dict)
+    complete: bool = False
+
+    def length(self, row: int) -> int:
+        return self.total - self.pads[row]
