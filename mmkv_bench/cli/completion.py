@@ -75,7 +75,7 @@ def candidates(words: Sequence[str]) -> list[str]:
 
 def _offered(before: list[str], last: str) -> list[str]:
     """Words that begin with `last`, after the words `before`."""
-    from mmkv_bench.cli.main import VERBS, reader
+    from mmkv_bench.cli.tree import VERBS, reader
 
     if not before and "=" not in last and not last.startswith("-"):
         verbs = [f"{verb} " for verb in VERBS if verb.startswith(last)]

@@ -8,30 +8,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from importlib import import_module
-from types import ModuleType
 
-from mmkv_bench.cli.grammar import PROGRAM, Parser
+from mmkv_bench.cli.grammar import PROGRAM
 from mmkv_bench.cli.guard import guarded
-from mmkv_bench.errors import ConfigError, nearest
-
-VERBS = (
-    "run",
-    "sweep",
-    "launch",
-    "score",
-    "tables",
-    "verify",
-    "data",
-    "calibrate",
-    "check",
-    "pack",
-    "tokens",
-)
-"""The verbs, in the order of the help; `verbs/<name>.py` answers each."""
-
-COMING = ("status", "plot", "papers", "report", "show", "export", "diagnose", "new", "fetch")
-"""Words that are kept for verbs of later versions, so that no configuration takes them."""
+from mmkv_bench.cli.tree import VERBS, reader, split
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -65,34 +45,6 @@ def _main(arguments: Sequence[str]) -> int:
         print(verb.help_text() if hasattr(verb, "help_text") else parser.format_help().rstrip())
         return 0
     return verb.answer(parser.read(rest))
-
-
-def split(arguments: Sequence[str]) -> tuple[str, list[str]]:
-    """The verb of a command line and the words after it; `run` where the first word is a setting or a flag.
-
-    Raises:
-        ConfigError: the first word is neither a verb nor a setting nor a flag.
-    """
-    if not arguments:
-        return "run", []
-    first, *rest = arguments
-    if first in VERBS:
-        return first, rest
-    if first in COMING:
-        raise ConfigError(
-            f"{first} is kept for a later version, this one has nothing to do for it; verbs: {', '.join(VERBS)}"
-        )
-    if "=" in first or first.startswith(("-", "~", "+")):
-        return "run", list(arguments)
-    raise ConfigError(f"{first!r} is no verb; {nearest(first, VERBS)}; settings of a run are written key=value")
-
-
-def reader(name: str) -> tuple[ModuleType, Parser]:
-    """A verb's module and the parser of its words."""
-    verb = import_module(f"mmkv_bench.cli.verbs.{name}")
-    parser = Parser(name, verb.SUMMARY)
-    verb.options(parser)
-    return verb, parser
 
 
 def overview() -> str:

@@ -15,7 +15,7 @@ import torch
 from mmkv_bench.calibrate import hybridkv, mmshift, prefixkv
 from mmkv_bench.calibrate.artefact import METHODS, load
 from mmkv_bench.calibrate.command import OWN_SETTINGS, measured
-from mmkv_bench.cli.main import reader
+from mmkv_bench.cli.tree import reader
 from mmkv_bench.cli.verbs.calibrate import MEASURED, complete
 from mmkv_bench.models.fingerprint import folder_fingerprint
 from mmkv_bench.tiny import WEIGHTS

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from mmkv_bench.cli.main import COMING, VERBS, reader
+from mmkv_bench.cli.tree import COMING, VERBS, reader
 from mmkv_bench.config.schema import groups, keys, options
 from tests.cli.setting import CHECKOUT
 

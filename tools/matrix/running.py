@@ -49,7 +49,7 @@ def _calibrations(model: str, folder: Path, dtype: str) -> tuple[list[str], dict
     """Overrides that give calibrated methods an artefact of this random model, measured on one page or piece of text; and
     method -> why its measurement was refused."""
     from mmkv_bench.calibrate.command import run as calibrate
-    from mmkv_bench.cli.main import reader
+    from mmkv_bench.cli.tree import reader
     from mmkv_bench.cli.verbs.calibrate import complete
     from mmkv_bench.config.compose import compose
     from mmkv_bench.datasets import fixtures
