@@ -107,7 +107,8 @@ def test_journaled_answers_count_before_they_are_published(tmp_path: Path, capsy
 
 def test_the_module_runs_and_needs_neither_a_model_library_nor_an_evaluation_library(root: Path) -> None:
     check = (
-        "import sys; from mmkv_bench.cli.main import main; from mmkv_bench.cli.tree import reader; reader('tables'); light = set(sys.modules); "
+        "import sys; from mmkv_bench.cli.main import main; from mmkv_bench.cli.tree import reader; "
+        "reader('tables'); light = set(sys.modules); "
         "code = main(['tables', *sys.argv[1:]]); "
         "assert not {'torch', 'transformers', 'lmms_eval', 'matplotlib'} & set(sys.modules); "
         "assert not {'numpy', 'pandas', 'pyarrow'} & light; sys.exit(code)"
