@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.config.compose import method_defaults
 from mmkv_bench.config.schema import Config
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.methods.build import DECODING, flat_parameters
-from mmkv_bench.plan.cells import Cell, bases, expand
+from mmkv_bench.plan.cells import Cell, Facts, bases, expand
 from mmkv_bench.store.schema import CELL_COLUMNS
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def plan_again(rows: Sequence[Row]) -> Planned:
     from mmkv_bench.run.run import stay_offline
 
     stored = json.loads(rows[0]["config"])
-    config = _config(stored, rows[0]["dataset"], {row["method"] for row in rows})
+    config = run_config(stored, {rows[0]["dataset"]}, {row["method"] for row in rows})
     ((name, node),) = config.datasets.items()
     spec = spec_from_config(str(name), plain(node), plain(config.data))
     config.datasets = {spec.dataset: node}
@@ -81,18 +81,19 @@ def plan_again(rows: Sequence[Row]) -> Planned:
     return Planned(config, spec, found, refused)
 
 
-def _config(stored: Mapping[str, Any], dataset: str, methods: Iterable[str]) -> DictConfig:
-    """A stored configuration with keys that came later at their defaults, one dataset, and the methods asked for."""
+def run_config(stored: Mapping[str, Any], datasets: Iterable[str], methods: Iterable[str]) -> DictConfig:
+    """A stored configuration with keys that came later at their defaults, and the datasets and methods asked for."""
     from omegaconf import OmegaConf
 
     methods = set(methods)
     variants = {name: node for name, node in stored["variants"].items() if name in methods}
-    kept = methods | {str(node["base"]) for node in variants.values()}
-    node = stored["datasets"][dataset]
+    named = methods | {str(node["base"]) for node in variants.values()}
     fixture = (stored.get("data") or {}).get("source") == "fixture"
     one = {
-        "datasets": {dataset.removesuffix(_FIXTURE) if fixture else dataset: node},
-        "methods": {name: node for name, node in stored["methods"].items() if name in kept},
+        "datasets": {
+            name.removesuffix(_FIXTURE) if fixture else name: stored["datasets"][name] for name in sorted(datasets)
+        },
+        "methods": {name: node for name, node in stored["methods"].items() if name in named},
         "variants": variants,
         "shard": "0/1",
         "stage": "generate",
@@ -100,23 +101,33 @@ def _config(stored: Mapping[str, Any], dataset: str, methods: Iterable[str]) -> 
         "retry": [],
         "logger": {"kind": "none"},
     }
-    config = OmegaConf.merge(OmegaConf.structured(Config), {key: stored[key] for key in stored if key not in one})
+    kept = {field.name for field in fields(Config)} - set(one)  # what a cell was told of its calibrations is no setting
+    config = OmegaConf.merge(OmegaConf.structured(Config), {key: stored[key] for key in stored if key in kept})
     OmegaConf.set_struct(config, False)
     return OmegaConf.merge(config, one)
 
 
-def _expanded(config: DictConfig, method: str, facts: Any) -> list[Cell]:
-    """The cells of one method. Its parts are those of its file now, with the stored values of its parameters: a stored
-    configuration has no interpolations left, and a reading changes parameters that parts refer to."""
+def _expanded(config: DictConfig, method: str, facts: Facts) -> list[Cell]:
+    """The cells of one method."""
     config = config.copy()
     base = str(config.variants[method].base) if method in config.variants else method
     config.variants = {name: node for name, node in config.variants.items() if name == method}
-    stored = {name: node for name, node in config.methods.items() if name in (base, method)}
-    config.methods = stored
+    config.methods = {name: node for name, node in config.methods.items() if name in (base, method)}
     defaults = method_defaults(bases(config), tuple(config.folders))
-    config.methods = {name: _node(name, node, defaults[name]) for name, node in stored.items()}
+    return [cell for cell in cells_again(config, facts, defaults) if cell.method == method]
+
+
+def cells_again(config: DictConfig, facts: Facts, defaults: Mapping[str, DictConfig]) -> list[Cell]:
+    """The cells of a `run_config`. A method's parts are those of its file now (`defaults`), with the stored values of its
+    parameters: a stored configuration has no interpolations left, and a reading changes parameters that parts refer to.
+
+    Raises:
+        ConfigError: a method with a parameter that it does not have now.
+    """
+    config = config.copy()
+    config.methods = {name: _node(name, node, defaults[name]) for name, node in config.methods.items()}
     cells, _ = expand(config, facts, defaults)
-    return [cell for cell in cells if cell.method == method]
+    return cells
 
 
 def _node(name: str, stored: DictConfig, default: DictConfig) -> DictConfig:
