@@ -38,6 +38,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from mmkv_bench.config.files import content
 from mmkv_bench.errors import MMKVError
 from mmkv_bench.tiny import WEIGHTS
 
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
 
 METHODS = ("snapkv", "streamingllm", "keydiff", "expected_attention", "mmshift")
 BUDGETS = (32, 64, 128, 256)
-CONF = ROOT / "conf" / "method"
 PROMISE = 3.0  # shared / one full run, at most
 
 # Phases of a shared run as functions whose cumulative time is disjoint: label -> (file, function), minus others.
@@ -85,7 +85,9 @@ def make_cells() -> list[CellSpec]:
     from mmkv_bench.generation.result import CellSpec
     from mmkv_bench.methods.build import build_compressor
 
-    made = {name: build_compressor(name, OmegaConf.load(CONF / f"{name}.yaml"), "paper") for name in ("full", *METHODS)}
+    made = {
+        name: build_compressor(name, OmegaConf.create(content("method", name)), "paper") for name in ("full", *METHODS)
+    }
     cells = [CellSpec("full", made["full"], None)]
     return cells + [CellSpec(f"{m}@{b}", made[m], Budget.parse(b)) for m in METHODS for b in BUDGETS]
 

@@ -1,6 +1,6 @@
 """`docs/datasets.md` from the configs: `python -m tools.datasets_page` writes it, `--check` compares it.
 
-Everything on the page is read from `conf/dataset/*.yaml` and from the YAML files of the tasks that they name. Datasets
+Everything on the page is read from `conf/dataset` (files and tables) and from the YAML files of the tasks named there. Datasets
 whose names begin alike share a section when there are many of them: what they have in common once, the rest as a table.
 """
 
@@ -14,6 +14,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from mmkv_bench.config.files import content
 from mmkv_bench.config.schema import conf_dir, options
 from mmkv_bench.errors import ConfigError
 
@@ -116,15 +117,15 @@ def read(name: str) -> Dataset:
     Raises:
         ConfigError: no `about`, an entry of it that is missing, or a length that is not the one it runs with.
     """
-    node = _node(name)
+    node = content("dataset", name)
     about = dict(node.get("about") or {})
     lacking = [key for key in ABOUT if about.get(key) in (None, "")]
     if lacking:
-        raise ConfigError(f"conf/dataset/{name}.yaml says nothing under about.{lacking[0]}; add it")
+        raise ConfigError(f"dataset {name} (conf/dataset) says nothing under about.{lacking[0]}; add it")
     here, length = about["generation"].get("here"), (node.get("generation") or {}).get("max_new_tokens")
     if str(here).partition(",")[0] != str(length):
         raise ConfigError(
-            f"conf/dataset/{name}.yaml generates {length} tokens and says {here} under about.generation.here; make it one"
+            f"dataset {name} (conf/dataset) generates {length} tokens and says {here} under about.generation.here; make it one"
         )
     config, shipped = _task(name, node)
     facts = {key: _words(value) for key, value in about.items() if key != "columns"}
@@ -233,12 +234,6 @@ def _task(name: str, node: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     own = path.is_relative_to(OWN_FOLDER)
     shipped = f"of this project (`mmkv_bench/datasets/tasks/{path.parent.name}`)" if own else "of lmms-eval"
     return plain_config(path), shipped
-
-
-def _node(name: str) -> dict[str, Any]:
-    import yaml
-
-    return yaml.safe_load((conf_dir() / "dataset" / f"{name}.yaml").read_text())
 
 
 def _cell(text: str) -> str:

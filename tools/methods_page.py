@@ -1,18 +1,22 @@
 """`docs/methods.md` from the registry: `python -m tools.methods_page` writes it, `--check` compares it.
 
-Everything on the page is read from `conf/method/*.yaml` (what a method is about, its parameters with the comments behind
-them, what `released` changes) and from the compressor that such a file builds (scope, parts, what is gathered).
+Everything on the page is read from `conf/method/*.yaml` (what a method is about, what `released` changes), from the classes
+that such a file names (parameters, defaults, their docstrings) and from the compressor that it builds (scope, parts, what
+is gathered).
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mmkv_bench.config import classes
+from mmkv_bench.config.parts import taken_by
 from mmkv_bench.config.schema import conf_dir, options
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.methods.build import DECODING, FULL, PARTS, build_compressor, flat_parameters
@@ -41,7 +45,8 @@ GATHERED = {
 
 @dataclass(frozen=True)
 class Parameter:
-    """One line of a method file: a flat parameter, its default as YAML text and the comment behind it."""
+    """One parameter of a method: its default as YAML text, and what it means: the comment where the method's file gives it a
+    value, else what the docstring of the class that takes it says."""
 
     name: str
     default: str
@@ -71,7 +76,8 @@ def page() -> str:
         "",
         "Made by `make docs` from the files in `conf/method` and the classes they name; do not edit. A budget C is counted",
         "in entries per KV head, T are the prompt's tokens. `reading=paper` is the default; `reading=released` sets what",
-        "the released code does differently. The classes' docstrings say what of it is not reproduced, and why.",
+        "the released code does differently. What a parameter means is said by the class that takes it; its docstring also",
+        'says what is meant by "above" and "below", and what of a release is not reproduced, and why.',
         "",
         "| method | idea | scope | seeds | released changes |",
         "|---|---|---|---|---|",
@@ -89,7 +95,7 @@ def read(name: str) -> Method:
     """A method file and the compressor that it builds.
 
     Raises:
-        ConfigError: no `about`, an empty entry of it, or a parameter without a comment.
+        ConfigError: no `about`, an empty entry of it, or a parameter of which nobody says what it means.
     """
     from mmkv_bench.config.compose import method_defaults
 
@@ -99,7 +105,7 @@ def read(name: str) -> Method:
     lacking = [key for key in ABOUT if not about.get(key, "").strip()]
     if lacking:
         raise ConfigError(f"conf/method/{name}.yaml says nothing under about.{lacking[0]}; add one sentence")
-    parameters = _parameters(path, set(flat_parameters(node)))
+    parameters = _parameters(path, node)
     compressor = None if is_open(node) else build_compressor(name, node, "paper")
     return Method(
         name=name,
@@ -119,21 +125,27 @@ def is_open(node: Mapping[str, Any]) -> bool:
     return node.get("base") != FULL and node.get("scorer") is None and node.get(DECODING) is None
 
 
-def _parameters(path: Path, names: set[str]) -> list[Parameter]:
-    import yaml
+def _parameters(path: Path, node: Mapping[str, Any]) -> list[Parameter]:
+    from omegaconf import OmegaConf
 
-    text = path.read_text()
-    lines, found = text.splitlines(), []
-    for key, value in yaml.compose(text, Loader=yaml.SafeLoader).value:
-        if key.value not in names:
-            continue
-        last = value.end_mark if value.end_mark.column else value.start_mark
-        comment = lines[last.line][last.column :].partition("#")[2].strip()
-        if not comment:
-            raise ConfigError(f"conf/method/{path.name}: parameter {key.value} has no comment; say what it means")
-        default = text[value.start_mark.index : value.end_mark.index].strip()
-        found.append(Parameter(key.value, default, comment))
+    plain = OmegaConf.to_container(node, resolve=False)
+    comments, classes_of = _comments(path), taken_by(plain)
+    found = []
+    for name, default in flat_parameters(plain).items():
+        said = comments.get(name) or (classes.meaning(*classes_of[name]) if name in classes_of else None)
+        if not said:
+            raise ConfigError(
+                f"conf/method/{path.name}: nobody says what the parameter {name} means; write a comment behind its value, or "
+                "the docstring of the class that takes it"
+            )
+        found.append(Parameter(name, _yaml(default), said.replace("``", "`")))
     return found
+
+
+def _comments(path: Path) -> dict[str, str]:
+    """Parameter -> the comment behind its value in a method's file."""
+    lines = (re.match(r"(\w+):.*?\s#\s*(.+)$", line) for line in path.read_text().splitlines())
+    return {line[1]: line[2] for line in lines if line}
 
 
 def _scope(compressor: Compressor) -> str:
@@ -204,7 +216,9 @@ def _cell(text: str) -> str:
 
 
 def _yaml(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) or value is None else str(value)
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

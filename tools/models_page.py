@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from mmkv_bench.config.files import content
 from mmkv_bench.config.schema import conf_dir, options
 from mmkv_bench.config.unavailable import UNAVAILABLE
 from mmkv_bench.errors import ConfigError, nearest
@@ -130,10 +131,10 @@ def read(name: str) -> Described:
     )
 
 
-def _load(name: str, kind: str = "model") -> dict[str, Any]:
+def _load(name: str) -> dict[str, Any]:
     from omegaconf import OmegaConf
 
-    return OmegaConf.to_container(OmegaConf.load(conf_dir() / kind / f"{name}.yaml"), resolve=kind == "model")
+    return OmegaConf.to_container(OmegaConf.load(conf_dir() / "model" / f"{name}.yaml"), resolve=True)
 
 
 def _check_gate(name: str, gate: Mapping[str, Any]) -> None:
@@ -152,13 +153,13 @@ def _check_gate(name: str, gate: Mapping[str, Any]) -> None:
 
 def _metrics(dataset: str) -> set[str]:
     """What a dataset is scored by: its headline metrics, and measures that a run may take besides."""
-    return {*(_load(dataset, "dataset").get("metrics") or []), *MEASURED}
+    return {*(content("dataset", dataset).get("metrics") or []), *MEASURED}
 
 
 def _besides(gate: Mapping[str, Any]) -> str | None:
     """The measure that a run has to ask for, where the gate is of one that the dataset's file does not take."""
     measure = MEASURED.get(gate.get("metric", ""))
-    return None if measure is None or measure in _load(gate["dataset"], "dataset")["measures"] else measure
+    return None if measure is None or measure in content("dataset", gate["dataset"])["measures"] else measure
 
 
 @cache
@@ -166,7 +167,7 @@ def _groups() -> frozenset[str]:
     """The groups that datasets belong to, as `MileBench T-1`."""
     return frozenset(
         f"{benchmark} {group}"
-        for about in (_load(name, "dataset").get("about") or {} for name in options("dataset"))
+        for about in (content("dataset", name).get("about") or {} for name in options("dataset"))
         for benchmark, groups in (about.get("groups") or {}).items()
         for group in groups
     )

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.config import unavailable
 from mmkv_bench.config.interpolations import settle
-from mmkv_bench.config.schema import LIST_GROUPS, accepts, allowed, as_list, conf_dir, groups, options, register
+from mmkv_bench.config.schema import LIST_GROUPS, accepts, allowed, as_list, conf_dir, groups, options
 from mmkv_bench.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def method_defaults(names: Sequence[str], extra: Sequence[str] = ()) -> dict[str
     names = list(dict.fromkeys(names))
     for name in names:
         _check_option("method", name, tuple(extra))
-    folders = [f"{SEARCHPATH}=[{','.join(map(_quoted, extra))}]"] if extra else []
+    folders = [_searched(extra)] if extra else []
     return dict(_composed((f"method=[{','.join(names)}]", *folders)).methods) if names else {}
 
 
@@ -148,6 +148,8 @@ def _hydra_compose(overrides: Sequence[str]) -> DictConfig:
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
+    from mmkv_bench.config.source import register
+
     register()
     try:
         with _initialised():
@@ -169,6 +171,8 @@ def _parse(text: str) -> Override:
         ) from None
     if not override.key_or_group or override.package:
         raise ConfigError(f"cannot read the override {text!r}; allowed: key=value; name a key before '='")
+    if override.key_or_group == SEARCHPATH and isinstance(override.value(), list):
+        return OverridesParser.create().parse_override(_searched(override.value()))
     return override
 
 
@@ -352,12 +356,17 @@ def _kind(value: Any) -> str:
 
 
 def _searchpath(parsed: Sequence[Override]) -> tuple[str, ...]:
+    from mmkv_bench.config.source import SCHEME
+
     found = [o.value() for o in parsed if o.key_or_group == SEARCHPATH]
-    return tuple(str(folder).removeprefix("file://") for value in found for folder in value)
+    return tuple(str(folder).removeprefix(f"{SCHEME}://") for value in found for folder in value)
 
 
-def _quoted(folder: str) -> str:
-    return f"'{folder}'" if "://" in folder else f"'file://{folder}'"
+def _searched(folders: Sequence[str]) -> str:
+    """The override that has further config folders read as `conf/` is."""
+    from mmkv_bench.config.source import located
+
+    return f"{SEARCHPATH}=[{','.join(repr(located(str(folder))) for folder in folders)}]"
 
 
 def _sweep_sentence(override: Override) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
+from mmkv_bench.config import tables
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.protocols import DEFAULT as PROTOCOL
 from mmkv_bench.protocols import NAMES as PROTOCOLS
@@ -207,9 +208,10 @@ def conf_dir() -> Path:
 
 
 def options(group: str, extra: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """Names that a config group offers, sorted; `extra` are further config folders."""
-    found = {file.stem for root in (conf_dir(), *map(Path, extra)) for file in (root / group).glob("*.yaml")}
-    return tuple(sorted(found))
+    """Names that a config group offers, in files of their own and in tables, sorted; `extra` are further config folders."""
+    folders = [root / group for root in (conf_dir(), *map(Path, extra))]
+    found = {name for folder in folders for name in tables.names(folder)}
+    return tuple(sorted(found | {file.stem for folder in folders for file in folder.glob("*.yaml")}))
 
 
 def groups() -> tuple[str, ...]:
@@ -242,10 +244,3 @@ def as_list(value: Any) -> list[Any]:
     from omegaconf import ListConfig
 
     return list(value) if isinstance(value, (list, tuple, ListConfig)) else [value]
-
-
-def register() -> None:
-    """Store the schema under `schema`, which `conf/config.yaml` extends."""
-    from hydra.core.config_store import ConfigStore
-
-    ConfigStore.instance().store("schema", Config, provider="mmkv_bench")

@@ -10,7 +10,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from mmkv_bench.config.schema import READINGS, conf_dir, options
+from mmkv_bench.config.files import content
+from mmkv_bench.config.schema import READINGS, options
 from mmkv_bench.errors import ConfigError, nearest
 
 PARTS = ("scorer", "allocator", "selector", "reducer")
@@ -27,16 +28,14 @@ def flat_parameters(node: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read(name: str) -> dict[str, Any]:
-    """A method's file as it is, interpolations unresolved.
+    """A method's file with its parts and parameters, interpolations unresolved.
 
     Raises:
         ConfigError: there is no such method.
     """
-    import yaml
-
     if name not in options("method"):
         raise ConfigError(f"unknown method {name!r}; {nearest(name, options('method'))}")
-    return yaml.safe_load((conf_dir() / "method" / f"{name}.yaml").read_text())
+    return content("method", name)
 
 
 def under_reading(

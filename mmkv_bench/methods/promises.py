@@ -35,7 +35,7 @@ def method(path: str, settings: Sequence[str] = ()) -> Compressor:
     """
     from omegaconf import OmegaConf
 
-    from mmkv_bench.config.schema import conf_dir
+    from mmkv_bench.config.files import content
     from mmkv_bench.methods.build import CUSTOM, build_compressor
 
     for word in settings:
@@ -44,7 +44,7 @@ def method(path: str, settings: Sequence[str] = ()) -> Compressor:
                 f"{word!r} is no setting; allowed: name=<class> and <argument>=<value> of the constructor"
             )
     given = OmegaConf.from_dotlist(list(settings))
-    node = OmegaConf.load(conf_dir() / "method" / f"{CUSTOM}.yaml")
+    node = OmegaConf.create(content("method", CUSTOM))
     node.path, node.name = path, given.pop("name", None)
     node.args = given
     return build_compressor(CUSTOM, node, "paper")

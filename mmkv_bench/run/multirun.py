@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from mmkv_bench.config.compose import completed, compose, expand_sweep, folders, for_hydra
-from mmkv_bench.config.schema import conf_dir, register
+from mmkv_bench.config.schema import conf_dir
 from mmkv_bench.errors import ConfigError, MMKVError
 from mmkv_bench.plan.validate import validate
 
@@ -80,6 +80,8 @@ def _hydra(arguments: Sequence[str]) -> int:
     """Hand a command line to Hydra's entry point, whose errors come back as exceptions rather than as printed pages."""
     import hydra
     from hydra.errors import HydraException
+
+    from mmkv_bench.config.source import register
 
     register()
     entry = hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")(job)

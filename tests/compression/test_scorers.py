@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,6 +19,7 @@ from mmkv_bench.compression.scorers.random import RandomScorer
 from mmkv_bench.compression.scorers.recency import RecencyScorer
 from mmkv_bench.compression.scorers.window import WindowScorer
 from mmkv_bench.compression.selectors.topk import TopK
+from mmkv_bench.config.files import content
 from mmkv_bench.errors import ConfigError
 from tests.compression import oracles
 
@@ -382,7 +382,7 @@ def parts(name, reading="paper"):
 
     from omegaconf import OmegaConf
 
-    node = OmegaConf.load(Path(__file__).parents[2] / "conf" / "method" / f"{name}.yaml")
+    node = OmegaConf.create(content("method", name))
     if reading == "released":
         assert set(node.released) <= set(node), "a released value must override a flat parameter"
         node = OmegaConf.merge(node, node.released)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import shlex
 
 import pytest
-import yaml
 from omegaconf import OmegaConf
 
 from mmkv_bench.config.compose import compose, expand_sweep, for_hydra, method_defaults
-from mmkv_bench.config.schema import as_list, conf_dir, groups, options
+from mmkv_bench.config.files import content
+from mmkv_bench.config.schema import LIST_GROUPS, as_list, conf_dir, groups, options
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.methods.build import OUTSIDE, PARTS, build_compressor
 from mmkv_bench.plan.validate import validate
@@ -27,7 +27,7 @@ def chosen(*overrides: str):
 @pytest.mark.parametrize(("group", "name"), SHIPPED)
 def test_every_shipped_file_composes_resolves_and_validates(group, name):
     model = ["model.path=org/name"] if group == "model" else MODEL
-    if "weights: random" in (conf_dir() / group / f"{name}.yaml").read_text():
+    if "weights: random" in str(OmegaConf.to_yaml(OmegaConf.create(content(group, name)))):
         model = ["model=qwen2_5_vl_7b"]  # random weights need a model with a shape
     config = compose([f"{group}={name}", *model])
     OmegaConf.to_container(config, resolve=True)
@@ -56,19 +56,19 @@ def test_the_demo_runs_all_seven_methods_at_three_budgets_on_two_tasks():
     assert sorted(config.datasets) == ["pages_lookup", "pages_walk"]
 
 
-def test_every_method_and_dataset_file_names_its_own_package():
-    for group in ("method", "dataset"):
-        for file in (conf_dir() / group).glob("*.yaml"):
-            assert file.read_text().splitlines()[0] == f"# @package {group}s.{file.stem}", file
+def test_every_method_and_dataset_lies_under_its_own_name():
+    for group in LIST_GROUPS:
+        names = options(group)
+        assert list(compose([f"{group}=[{','.join(names)}]"])[f"{group}s"]) == list(names)
 
 
 def test_every_released_value_belongs_to_a_parameter_of_its_method():
-    for file in (conf_dir() / "method").glob("*.yaml"):
-        node = OmegaConf.create(yaml.safe_load(file.read_text()))
-        for key in node.get("released") or {}:
+    for name in options("method"):
+        node = OmegaConf.create(content("method", name))
+        for key in node.released:
             parent, _, leaf = key.rpartition(".")
             holder = OmegaConf.select(node, parent) if parent else node
-            assert leaf in holder, (file, key)
+            assert leaf in holder, (name, key)
 
 
 @pytest.mark.parametrize(

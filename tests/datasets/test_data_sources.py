@@ -7,8 +7,9 @@ import os
 from pathlib import Path
 
 import pytest
-import yaml
 
+from mmkv_bench.config.files import content
+from mmkv_bench.config.schema import options
 from mmkv_bench.datasets import fixtures, local_data
 from mmkv_bench.datasets.catalog import own_tasks, task_file
 from mmkv_bench.datasets.specs import spec_from_config
@@ -18,12 +19,11 @@ from mmkv_bench.evaluation.documents import documents
 from mmkv_bench.evaluation.environment import task_environment
 from tests.evaluation.conftest import ask_all
 
-CONF = Path(__file__).parents[2] / "conf" / "dataset"
 PAGE = {"question": "what?", "answers": ["a", "b"], "ucsf_document_id": "d1"}
 
 
 def node(name: str, **change) -> dict:
-    return yaml.safe_load((CONF / f"{name}.yaml").read_text()) | change
+    return content("dataset", name) | change
 
 
 def write(file: Path, rows: list[dict], picture: str | None = "image") -> Path:
@@ -334,8 +334,7 @@ def test_the_home_of_a_task_is_set_for_as_long_as_it_runs_and_caches_stay_where_
 
 # ---------------------------------------------------------------------- fixtures
 def test_every_fixture_is_of_a_dataset_and_made_once(monkeypatch, tmp_path):
-    configured = {file.stem for file in CONF.glob("*.yaml")}
-    assert set(fixtures.names()) <= configured
+    assert set(fixtures.names()) <= set(options("dataset"))
     monkeypatch.setenv("MMKV_BENCH_CACHE", str(tmp_path))
     made = fixtures.folder("ocrbench")
     stamp = made.stat().st_mtime_ns

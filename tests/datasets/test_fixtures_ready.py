@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-import yaml
 
+from mmkv_bench.config.files import content
 from mmkv_bench.datasets import fixtures
 from mmkv_bench.datasets.specs import spec_from_config
 from mmkv_bench.evaluation.data_check import check
 
-CONF = Path(__file__).parents[2] / "conf" / "dataset"
-
 
 @pytest.mark.parametrize("name", fixtures.names())
 def test_the_fixture_of_a_dataset_is_complete(name):
-    node = yaml.safe_load((CONF / f"{name}.yaml").read_text())
+    node = content("dataset", name)
     found = check(spec_from_config(name, node, {"source": "fixture"}), node["about"])
     assert (found.missing, found.notes) == ([], []) and found.rows >= 2

@@ -12,6 +12,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mmkv_bench.config.files import content
 from mmkv_bench.datasets import fixtures
 from mmkv_bench.datasets.catalog import own_tasks
 from mmkv_bench.datasets.specs import spec_from_config
@@ -34,7 +35,7 @@ SEMANTIC = (
 
 
 def conf(name: str) -> dict:
-    return yaml.safe_load((CONF / "dataset" / f"{name}.yaml").read_text())
+    return content("dataset", name)
 
 
 def spec_of(name: str, **node):
@@ -86,7 +87,6 @@ def test_only_visual_relations_and_alfred_are_scored_by_rouge():
 def test_task_configuration_and_sub_task_say_the_same(name):
     task, node = SUBTASKS[name.removeprefix(PREFIX)], conf(name)
     assert own_tasks()[name].name == f"{name}.yaml"
-    assert (CONF / "dataset" / f"{name}.yaml").read_text().startswith(f"# @package datasets.{name}\n")
     assert (node["task"], node["folder"]) == (name, f"MileBench/{task.folder}")
     assert (node["metrics"], node["about"]["samples"]) == ([task.metric], task.count)
     own = {code: len(members) for code, members in groups().items() if name in members}

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import yaml
 
+from mmkv_bench.config.files import content
 from mmkv_bench.datasets import fixtures
 from mmkv_bench.datasets.catalog import own_tasks
 from mmkv_bench.datasets.fixtures import conversations, longbench
@@ -16,7 +15,6 @@ from mmkv_bench.errors import DataError
 from mmkv_bench.evaluation import Answer, fingerprint, generate, generation_settings, score
 from tests.evaluation.conftest import ask_all
 
-CONF = Path(__file__).parents[2] / "conf" / "dataset"
 TEXT = ("needle", *longbench.NAMES)
 PICTURES = conversations.NAMES
 VIDEOS = ("favor_bench", "dream1k")
@@ -24,7 +22,7 @@ UNJUDGED = (*TEXT, *PICTURES, "favor_bench")
 
 
 def spec_of(name: str, **data):
-    node = yaml.safe_load((CONF / f"{name}.yaml").read_text())
+    node = content("dataset", name)
     return spec_from_config(name, node, data or {"source": "fixture"})
 
 
@@ -91,7 +89,7 @@ def test_prompts_carry_what_the_task_shows(name, asked):
 
 @pytest.mark.parametrize("name", (*UNJUDGED, "dream1k"))
 def test_configurations_agree_with_their_tasks(name):
-    node = yaml.safe_load((CONF / f"{name}.yaml").read_text())
+    node = content("dataset", name)
     task = yaml.safe_load(own_tasks()[node["task"]].read_text().replace("!function", ""))
     common = own_tasks()[node["task"]].parent / "_common_yaml"
     if "include" in task:
@@ -170,7 +168,7 @@ def test_all_longbench_tasks_share_a_folder(tmp_path):
 
 @pytest.mark.parametrize("name", ("favor_bench", "needle", "longbench_trec"))
 def test_without_local_files_a_task_says_what_to_get(name):
-    node = yaml.safe_load((CONF / f"{name}.yaml").read_text())
+    node = content("dataset", name)
     with pytest.raises(DataError, match="set data.root=<folder>"):
         generate(spec_from_config(name, node), lambda request: "")
 
@@ -199,7 +197,7 @@ def test_questions_about_one_text_are_drawn_together(asked):
 
 
 def test_a_category_of_dream_1k_alone():
-    node = yaml.safe_load((CONF / "dream1k.yaml").read_text()) | {"split": "youtube"}
+    node = content("dataset", "dream1k") | {"split": "youtube"}
     (request,) = ask_all(spec_from_config("dream1k", node, {"source": "fixture"}))
     assert request.videos[0].endswith("/4.mp4")
     with pytest.raises(

@@ -5,11 +5,10 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-import yaml
 
+from mmkv_bench.config import files
 from mmkv_bench.datasets.catalog import OWN_FOLDER, lmms_eval_tasks, own_tasks, plain_config, task_file
 from mmkv_bench.datasets.page_tasks import PAGE_TASKS, SIZES, lmms_eval_name, page_task, place
 from mmkv_bench.datasets.specs import KEYS, spec_from_config
@@ -17,11 +16,9 @@ from mmkv_bench.errors import ConfigError, DataError, UnsupportedError
 from mmkv_bench.evaluation import content, fingerprint, sample_refs
 from tests.evaluation.conftest import pages
 
-CONF = Path(__file__).parents[2] / "conf" / "dataset"
-
 
 def conf(name: str) -> dict:
-    node = yaml.safe_load((CONF / f"{name}.yaml").read_text())
+    node = files.content("dataset", name)
     return node | ({"size": "large"} if "size" in node else {})
 
 
@@ -37,7 +34,6 @@ def test_the_package_imports_nothing_heavy():
 def test_every_pages_dataset_is_configured(name):
     spec = spec_from_config(name, conf(name))
     assert (spec.name, spec.split, spec.count, spec.metrics) == (f"{name}_large", "test", 500, ("exact_match",))
-    assert (CONF / f"{name}.yaml").read_text().startswith(f"# @package datasets.{name}\n")
 
 
 def test_the_node_of_other_tasks_has_every_key_but_size():

@@ -8,12 +8,11 @@ import math
 import shutil
 from collections.abc import Iterator
 from importlib.util import find_spec
-from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 
+from mmkv_bench.config.files import content
 from mmkv_bench.datasets import fixtures
 from mmkv_bench.datasets.fixtures import Known
 from mmkv_bench.datasets.specs import spec_from_config
@@ -23,7 +22,6 @@ from mmkv_bench.evaluation import score
 from mmkv_bench.evaluation.documents import documents
 from tests.evaluation.conftest import answered, ask_all, values
 
-CONF = Path(__file__).parents[2] / "conf" / "dataset"
 SLOW = {"textcaps", "vatex"}  # scored by Java programs, half a minute each
 GRADED = {
     "docvqa",
@@ -37,7 +35,7 @@ GRADED = {
 
 def node_of(name: str) -> dict:
     """The file of conf/dataset."""
-    return yaml.safe_load((CONF / f"{name}.yaml").read_text())
+    return content("dataset", name)
 
 
 def scored(name: str):

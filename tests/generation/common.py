@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from pathlib import Path
 
 from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.compressor import Compressor, full
@@ -18,7 +17,6 @@ from mmkv_bench.models.families import Family, family_of
 from tests import zoo
 from tests.calibrate import synthetic
 
-METHODS = Path(__file__).parents[2] / "conf" / "method"
 PROTOCOLS = ("paper", "strict", "query_agnostic")
 
 # Fields of a result that tell how it came about, not what it is; everything else must agree between paths and runs.
@@ -76,12 +74,14 @@ def registry(reading: str = "paper", model: str = "qwen2_5_vl") -> dict[str, Com
     """Every method of conf/method, built as a run builds it; calibrated ones with made-up data of the model's shape."""
     from omegaconf import OmegaConf
 
+    from mmkv_bench.config.files import content
+    from mmkv_bench.config.schema import options
     from mmkv_bench.methods.build import build_compressor
 
     config = zoo.build(model).config.get_text_config()
-    files = [file for file in sorted(METHODS.glob("*.yaml")) if file.stem not in OUTSIDE]
-    assert len(files) >= 7, "the registry has lost methods"
-    methods = {file.stem: build_compressor(file.stem, OmegaConf.load(file), reading) for file in files}
+    names = [name for name in options("method") if name not in OUTSIDE]
+    assert len(names) >= 7, "the registry has lost methods"
+    methods = {name: build_compressor(name, OmegaConf.create(content("method", name)), reading) for name in names}
     layers, heads = config.num_hidden_layers, config.num_key_value_heads
     return {name: synthetic.calibrated(made, layers, heads) for name, made in methods.items()}
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mmkv_bench.config.files import content
+from mmkv_bench.config.schema import options
 from mmkv_bench.tables.build import build
 from mmkv_bench.tables.compare import every_pair, separated_pairs
 from mmkv_bench.tables.family import CONTROLS, PRESETS, family
@@ -17,8 +16,6 @@ from mmkv_bench.tables.method import Method
 from mmkv_bench.tables.notes import notes
 from mmkv_bench.tables.render import markdown
 from tests.tables.examples import Example, zeros_and_ones
-
-CONF = Path(__file__).parents[2] / "conf" / "method"
 
 
 def line(
@@ -78,12 +75,12 @@ def test_what_counts_as_a_preset_has_the_parts_of_its_method():
     """Another file of conf/method with the same parts and other constants than a method of the same paper."""
 
     def parts(name: str) -> list[str]:
-        node = yaml.safe_load((CONF / f"{name}.yaml").read_text())
+        node = content("method", name)
         return sorted(part["_target_"] for part in node.values() if isinstance(part, dict) and "_target_" in part)
 
     for preset, of in PRESETS.items():
         assert parts(preset) == parts(of)
-    assert {*PRESETS, *PRESETS.values(), *CONTROLS} <= {path.stem for path in CONF.glob("*.yaml")}
+    assert {*PRESETS, *PRESETS.values(), *CONTROLS} <= set(options("method"))
 
 
 def scored(example: Example, budgets: dict[int, dict[str, int]], n: int = 100) -> None:

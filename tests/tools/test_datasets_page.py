@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-import yaml
 
+from mmkv_bench.config.files import content
 from mmkv_bench.config.schema import conf_dir, options
 from mmkv_bench.datasets.catalog import plain_config, task_file
 from mmkv_bench.datasets.page_tasks import PAGE_TASKS
@@ -30,7 +30,7 @@ SHIPPED += ("videochatgpt_gen", "videochatgpt_temporal", "videochatgpt_consisten
 
 
 def node(name: str) -> dict:
-    return yaml.safe_load((conf_dir() / "dataset" / f"{name}.yaml").read_text())
+    return content("dataset", name)
 
 
 def task_yaml(name: str) -> dict:
@@ -114,6 +114,6 @@ def test_a_dataset_that_does_not_explain_itself_is_refused(tmp_path, monkeypatch
     assert change[0] in source
     (tmp_path / "dataset").mkdir()
     (tmp_path / "dataset" / "docvqa.yaml").write_text(source.replace(*change))
-    monkeypatch.setattr(datasets_page, "conf_dir", lambda: tmp_path)
+    monkeypatch.setattr("mmkv_bench.config.files.conf_dir", lambda: tmp_path)
     with pytest.raises(ConfigError, match=words):
         datasets_page.read("docvqa")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import yaml
 from omegaconf import OmegaConf
 
 from mmkv_bench.config.compose import method_defaults
+from mmkv_bench.config.parts import expanded
 from mmkv_bench.config.schema import conf_dir, options
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.methods.build import build_compressor, effective, flat_parameters
@@ -56,7 +58,7 @@ def test_the_page_shows_defaults_and_what_released_sets():
     [
         (("  cost: ", "  price: "), "says nothing under about.cost"),
         (("idea: attention of the last row", "idea:"), "says nothing under about.idea"),
-        (("   # last tokens kept", ""), "parameter recents has no comment"),
+        (("selector: ", "width: 3\nselector: "), "nobody says what the parameter width means"),
     ],
 )
 def test_a_method_that_does_not_explain_itself_is_refused(tmp_path, monkeypatch, change, words):
@@ -66,7 +68,9 @@ def test_a_method_that_does_not_explain_itself_is_refused(tmp_path, monkeypatch,
     (tmp_path / "method").mkdir()
     (tmp_path / "method" / "last_query.yaml").write_text(source.replace(*change))
     monkeypatch.setattr(methods_page, "conf_dir", lambda: tmp_path)
-    node = OmegaConf.create({"methods": OmegaConf.load(tmp_path / "method" / "last_query.yaml")})
-    monkeypatch.setattr("mmkv_bench.config.compose.method_defaults", lambda names: {names[0]: node.methods})
+    node = OmegaConf.create(
+        expanded("last_query", yaml.safe_load((tmp_path / "method" / "last_query.yaml").read_text()))
+    )
+    monkeypatch.setattr("mmkv_bench.config.compose.method_defaults", lambda names: {names[0]: node})
     with pytest.raises(ConfigError, match=words):
         methods_page.read("last_query")

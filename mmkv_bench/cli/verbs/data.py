@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from mmkv_bench.config.files import content
 from mmkv_bench.config.schema import options as config_options
 from mmkv_bench.errors import ConfigError, nearest
 
@@ -58,7 +59,7 @@ def _list(as_json: bool) -> int:
     made = fixtures.names()
     rows = []
     for name in config_options("dataset"):
-        about = _node(name).get("about") or {}
+        about = content("dataset", name).get("about") or {}
         rows.append(
             {
                 "dataset": name,
@@ -183,12 +184,3 @@ def _bytes(count: int) -> str:
         if count >= size:
             return f"{count / size:.1f} {unit}"
     return f"{count} bytes"
-
-
-def _node(name: str) -> dict[str, Any]:
-    """A dataset's file as it is, without composing."""
-    import yaml
-
-    from mmkv_bench.config.schema import conf_dir
-
-    return yaml.safe_load((conf_dir() / "dataset" / f"{name}.yaml").read_text()) or {}

@@ -32,10 +32,11 @@ class HeadPool(Allocator):
     Args:
         window: w [tokens], ``min(w, max(1, C // 2), n)`` of them, given to every head first; the selector's window.
             Its columns are not credited.
-        alpha: share of base that every head gets, in [0, 1].
+        alpha: share of base, the budget without its window, that every head gets, in [0, 1].
         normalize: for the credit, multiply each head's scores by the fraction of their sum that its own ``base``
             largest hold. Needs scores of 0 or more.
-        rounding: "remainder": largest remainder, exact totals; "nearest": see below.
+        rounding: "remainder": largest remainder, exact totals; "nearest", as released: every cap is rounded by itself, see
+            below.
 
     Paper and code (``reading=released``, AdaKV's release as MM-ShiftKV's fork of it sets it): normalised credit, the
     floor ``alpha * base`` rounded down and each cap rounded to the nearest by itself, so that a layer may hold a few

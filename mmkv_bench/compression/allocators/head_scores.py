@@ -49,13 +49,13 @@ class HeadScores(Allocator):
         calibration: ``{"scores": [[one per query head] per layer], "kv_heads": Hkv}``, finite, 0 or more. The string of
             a configuration (``auto`` or a path) while no model is known: such an allocator cannot divide anything.
         window: w [tokens], ``min(w, max(1, C // 2), n)`` of them, given to every head first; the selector's window.
-        rho_min: share of base that every head gets, in [0, 1].
+        rho_min: share of base, the budget without its window, that every head gets, in [0, 1].
         scores: "calibrated"; "random": a control of the paper, scores of the same shape drawn evenly from [0, 1) with
             ``draw`` as seed; "uniform": every head the same, which is what MM-ShiftKV's release calls SparseMM (it
             computes the caps and then overwrites them with a constant): SnapKV at the uniform budget.
         draw: seed of the random scores; no other setting reads it.
-        surplus: "redistribute": see above; "drop": what a head cannot take is kept by nobody, so that short prompts
-            store less than their budget.
+        surplus: "redistribute": what a head of a short prompt cannot take goes to the others, see above;
+            "drop": it is kept by nobody, so that short prompts store less than their budget.
         rounding: "remainder": largest remainder, exact totals; "nearest": the floor r is rounded down first, and each cap
             is rounded by itself, halves to the even number, so that the model may hold a few entries more than its budget
             (under ``reading=released`` alone).

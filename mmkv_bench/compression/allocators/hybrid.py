@@ -46,12 +46,13 @@ class HeadClasses:
     """Which KV heads are dynamic (section 3.1): a head whose text looks at few tokens, ``S* >= theta``, is static.
 
     Args:
-        theta: cutoff of the sparsity score, in [0, 1].
+        theta: cutoff of the sparsity score, in [0, 1]; a head is static from it on (table 6).
         threshold: "absolute": theta itself; "quantile": the theta-quantile (linear interpolation) of the scores of all
             KV heads of the model, so that about the fraction theta of them is dynamic.
         classes: "hybrid"; "static" or "dynamic" makes all heads one kind (table 4).
-        calibration: ``{"theta": value}`` measured on the model, in the place of theta; absolute only. The name of an
-            artefact that was not loaded refuses to work.
+        calibration: ``{"theta": value}`` measured on the model, in the place of theta (null = theta); absolute only. A
+            configuration names the artefact: ``auto``, the model's committed one, or a path; a name that was not loaded
+            refuses to work.
 
     Paper: the text calls theta "quantile-based, tuned on a validation set"; its appendix sweeps 0.75 to 0.95 on scores
     that cluster at the upper end, which only an absolute cutoff explains. That is the default.
@@ -138,9 +139,11 @@ class Hybrid(Allocator):
 
     Args:
         heads: which heads are dynamic.
-        r: share coefficient of the dynamic heads; above ``N / N_dyn`` it is cut to that (``infeasible_allocation``).
-        alpha: part of the static budget that all static heads share equally, in [0, 1].
-        top: k as a fraction of the prompt's tokens, in (0, 1].
+        r: budget of a dynamic head over the mean budget (table 7); above ``N / N_dyn`` it is cut to that
+            (``infeasible_allocation``).
+        alpha: part of the static budget that all static heads share equally, in [0, 1]; 1 is the paper's "w/o H" (table
+            5), with r=1 its "w/o H & HT".
+        top: k, the keys per text row whose attention is the sparsity score, as a fraction of the prompt's tokens, in (0, 1].
         chunk: tokens per chunk; the decode policy's. window: the selector's observation window [tokens].
         power: a dynamic head's share becomes "nearest": the nearest power of two, the lower of two equally near ones, and
             the next lower one where the static heads have less than rounding up takes; "up": the next power of two, above

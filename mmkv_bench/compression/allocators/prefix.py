@@ -43,7 +43,7 @@ class Prefix(Allocator):
             divide anything.
         delta: ``|sum R_l - L * rho|`` at which the online search stops [layers] (table 10); 0 = exact, or until p has no
             more digits. The paper calls it small and tries 0.0125 to 0.1; the smallest of these is the default here.
-        steps: more than 0: this many halvings instead of delta (table 11).
+        steps: more than 0: this many halvings of the online search instead of delta (table 11); 0 = as many as delta asks for.
         rounding: "remainder": exact totals; "nearest", as released: the evicted count ``(1 - R_l) * n`` of each layer is
             rounded by itself, halves to the even number, and under "offline" the profile is taken as it is, without the
             common factor. A model may then hold up to L / 2 entries per KV head more or fewer than its budget, and beyond

@@ -30,8 +30,9 @@ class Pyramid(Allocator):
 
     Args:
         window: w [tokens], ``min(w, max(1, C // 2), n)`` of them, given to every layer first; the selector's window.
-        beta: base over the last layer's share, 1 or more. 1 is the uniform budget.
-        step: "real": exact shares, rounded by largest remainder; "floored": see below.
+        beta: base, the average share, over the last layer's share, 1 or more. 1 is the uniform budget.
+        step: "real": exact shares, rounded by largest remainder; "floored", as released: rounded down from layer to layer,
+            so that the total is above the budget, see below.
         frozen: prompt length [tokens] whose caps are used for all prompts, 0 = each prompt's own. With
             ``step=floored`` only, because shares of another prompt do not add up to the budget.
 

@@ -15,7 +15,8 @@ class FixedDistance(Holding):
 
     Args:
         hold, positions, slack: see ``Holding``.
-        distance: d [entries], 0 evicts the newest one itself.
+        distance: d, how far the entry that goes stands before the newest one, or before the prompt's end (``anchor``)
+            [entries]; 0 evicts the newest one itself.
         anchor: "newest": the entry d places before the newest one goes, PrefixKV's text ("a fixed distance to the latest
             generated token"). "prefill": the entry at the fixed place ``m - d`` goes, m being what the head held when the
             answer began, ElasticCache's "fixed truncation location" near the end of the instruction; both releases.

@@ -28,7 +28,8 @@ class Holding(DecodePolicy):
     step waits for the device.
 
     Args:
-        hold: "ratio" or "size", see above.
+        hold: "ratio": a head keeps the same share of the answer as of the prompt, and so grows with it; "size": it stays as
+            large as it was. See above.
         positions: "own": a new token is rotated at its own position in prompt and answer. "cached": at the number of
             entries that layer 0 holds, as the releases of PrefixKV and ElasticCache do by handing the model no positions
             beside a shortened cache: kept keys keep their rotation, so queries sit among or before them.

@@ -41,8 +41,8 @@ class KIVI(DecodePolicy):
     Args:
         bits: of a stored number, 2 or 4 as in the paper, or 8. Scale and minimum of each group come on top, in the model's
             dtype: together ``b + 32 / G`` bits per number in half precision.
-        group: G, numbers of one group.
-        residual: R, entries per KV head that stay in full precision at most; a multiple of G.
+        group: G, numbers of one group: kept tokens of a key channel, channels of a value [tokens, channels].
+        residual: R, newest entries that stay in full precision at most [entries per KV head]; a multiple of G.
         flush: `before` quantises ahead of the attention of the token that filled the residual (algorithm 1), `after`
             behind it (released code).
 

@@ -14,7 +14,8 @@ class Sliding(Holding):
     """ "Local" of PrefixKV's tables, StreamingLLM (arXiv 2309.17453) with a window that moves on while decoding.
 
     Args:
-        hold: "size" by default: a window of constant size. See ``Holding`` for this, ``positions`` and ``slack``.
+        hold: "size" by default: a window of constant size, which slides; "ratio": it grows with the answer. For this,
+            ``positions`` and ``slack`` see ``Holding``.
         sinks: first entries that stay, at most all but the newest; the selector's sinks.
 
     Paper and code: the release (ElasticCache's, which PrefixKV's tables use) lets the window grow with the answer

@@ -38,8 +38,9 @@ class LookMMerge(Reducer):
     evicted tokens are taken in blocks, so memory beyond the result is one tile of (evicted block) x (kept).
 
     Args:
-        merge: average (MEDA, LOOK-M's A-merge), pivot (LOOK-M's best), weighted, or none.
-        sources: "aligned", or "misaligned" for what the releases do.
+        merge: how evicted tokens join the kept entry nearest to them: average (MEDA, LOOK-M's A-merge), pivot (LOOK-M's
+            best), weighted, or none (ablation without merging).
+        sources: "aligned": every token joins its own nearest entry; "misaligned": filtered as the releases do, see below.
 
     Paper and code: the released pivot class does the above. The other two merge only tokens whose cosine, averaged over
     heads, is at least the mean of all cosines. For "weighted", ``sources=misaligned`` is just that. For "average" the

@@ -67,7 +67,8 @@ class DeviationScorer(Scorer):
     part of the signal.
 
     Args:
-        gamma: cut-off as a share of the bins: ``omega = max(1, int(gamma * T))``, so bin 0 (the mean) is always base.
+        gamma: cut-off as a share of the T bins, in [0, 1): ``omega = max(1, int(gamma * T))``, so that bin 0 (the
+            mean) is always base.
         heads: "joint": the means run over the channels of all KV heads, so that all heads of a layer keep the same
             tokens; "per_head": over a head's own channels.
         keys: "cached": the keys as they are stored, rotated; "unrotated": with the rotation of their position undone

@@ -32,7 +32,7 @@ class LayerMeanScorer(Scorer):
             importance of the tokens that are not protected ascending and keeps position i of this subsequence if the i-th
             entry of the sorting PERMUTATION is above a threshold, as if that entry were the rank of token i. The scores
             are then these entries, so that the highest scores are the released set: at chance level as to importance.
-        sinks: first tokens that the permutation leaves out [tokens], the selector's sinks.
+        sinks: the selector's, first tokens that stay, at most C - 1 of them; the permutation leaves them out [tokens].
 
     Paper and code: PrefixKV's release ranks truly, in the attention's own half precision; its scores here are float32.
     Equal scores: lower index first (torch's unstable sort decides in the releases). Releases crash beyond 2048 tokens

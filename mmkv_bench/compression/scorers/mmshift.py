@@ -44,8 +44,8 @@ class MMShiftScorer(Scorer):
     mrope axes advanced together; eps is drawn once per (seed, sample, layer) and shared by heads and budgets.
 
     Args:
-        samples: N, proxies per layer (table 8).
-        groups: G; must divide N.
+        samples: N, proxy queries per layer (table 8).
+        groups: G, voting groups; must divide N.
         gamma: variance expansion, a factor of the standard deviation (table 6; 1 = none).
         tau: fraction of a group's mass that its covering set reaches, above 0 and below 1 (table 7). In floating point
             nothing tells where all of a mass is reached, so 1 is refused.
@@ -74,8 +74,9 @@ class MMShiftScorer(Scorer):
         last_tokens: mu and sigma over the last so many tokens, 0 = all T.
         plain_layers: so many first layers draw no proxies: 16 copies of the prompt's last hidden state, at positions
             1 to 16 behind it, form one group.
-        calibration: the data of an artefact made by ``python -m mmkv_bench calibrate mmshift``: ``mean`` (per layer E
-            floats) and ``gamma`` (a float per layer: std of decoded tokens over that of the prompt's).
+        calibration: what ``centring=global`` and ``expansion=layer`` read (a configuration says ``auto``, for the model's
+            committed one, or a path): the data of an artefact made by ``python -m mmkv_bench calibrate mmshift``: ``mean``
+            (per layer E floats) and ``gamma`` (a float per layer: std of decoded tokens over that of the prompt's).
 
     Open in the paper: what takes the place of votes in table 5; whether table 13 also splits the keys; which ratio
     table 10 takes for a layer. The readings above are ours.

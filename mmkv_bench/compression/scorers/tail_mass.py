@@ -30,7 +30,8 @@ class TailMassScorer(Scorer):
     others.
 
     Args:
-        proxies: P [tokens], ``min(P, T)`` of them; below P the row says ``window_reduced``.
+        proxies: P, last prompt queries whose attention is measured [tokens], ``min(P, T)`` of them; below P the row says
+            ``window_reduced``.
 
     What the paper leaves open (as far as its third-party notes tell), and the choice here: P (32), query heads that share
     a KV head (mean). No code was found, so there is no released reading.

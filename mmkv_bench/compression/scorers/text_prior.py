@@ -30,7 +30,8 @@ class TextPriorScorer(Scorer):
     ``no_visual_tokens``.
 
     Args:
-        prior: false leaves the sums as they are (H2O's scores, and LOOK-M's ablation "without text prior").
+        prior: text scores get the head's largest score on top, so that text ranks before visual tokens; false leaves the
+            sums as they are (H2O's scores, and LOOK-M's ablation "without text prior").
 
     Paper and code: the releases of LOOK-M and MEDA subtract 65516 from image tokens and recents, which keeps all text
     whatever the budget (``TextRecents(rule="all_text")``) and orders everything else as here. They take each query head

@@ -26,7 +26,7 @@ class WindowScorer(Scorer):
     is kept by the selector (``TopK(window=w)``); its columns hold their unpooled mass here.
 
     Args:
-        window: w [tokens]. The window really used is ``min(w, max(1, C // 2), T)``; below w the row says
+        window: w, the observation window [tokens]. The window really used is ``min(w, max(1, C // 2), T)``; below w the row says
             ``window_reduced``.
         pool: odd kernel size k [tokens], 1 = none.
         pooling: "average": zero padding counts in the divisor, as ``avg_pool1d`` does by default in every released

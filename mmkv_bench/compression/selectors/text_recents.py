@@ -26,7 +26,8 @@ class TextRecents(RecentShare):
 
     Args:
         sinks, recents, window: see ``TopK``.
-        share: share of the entries that the M recents get, in [0, 1]; rounded down, exact decimal arithmetic.
+        share: share of the entries that the M recents get, in [0, 1], the rest for the highest scores; rounded down, exact
+            decimal arithmetic. LOOK-M's alpha1 = alpha2 is 0.5, MEDA's 3:1 is 0.75.
         follow: whose share: "budget": of the prompt's C, the last token included; "cap": of what the layer was granted,
             for allocations that differ between layers. Under ``strict`` the token that is fed again is then no part.
         rule: "strict"; "union", LOOK-M's equation 8 as printed: the M recents, the N highest scores of the others, and ALL
