@@ -1,3 +1,44 @@
-"""mmkv_bench: a reproducible benchmark harness for KV-cache compression in multimodal LLMs."""
+"""mmkv_bench: a reproducible benchmark harness for KV-cache compression in multimodal LLMs.
+
+The public door, each imported when it is first used:
+
+- `attach(model, "snapkv", 64)`: compress what a transformers model keeps of its prompts, inside a `with`.
+- `method("snapkv", window=16)`: a method as the compressor that a run would build.
+- `evaluate(method="snapkv", budget=64)`: run a configuration, as the command does; the rows of its answers and scores.
+- `load_rows("runs/default")`: the rows of a store.
+- `make_table(rows)`: their tables, which print as the command prints them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mmkv_bench.door.attaching import attach
+    from mmkv_bench.door.evaluating import evaluate
+    from mmkv_bench.door.stored import load_rows, make_table
+    from mmkv_bench.methods.named import method
 
 __version__ = "0.2.0"
+__all__ = ["attach", "evaluate", "load_rows", "make_table", "method"]
+
+_HOMES = {
+    "attach": "mmkv_bench.door.attaching",
+    "evaluate": "mmkv_bench.door.evaluating",
+    "load_rows": "mmkv_bench.door.stored",
+    "make_table": "mmkv_bench.door.stored",
+    "method": "mmkv_bench.methods.named",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    globals()[name] = found = getattr(import_module(_HOMES[name]), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

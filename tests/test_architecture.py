@@ -59,6 +59,19 @@ ARROWS = {
         "tables",
     },
     "diagnostics": {"config", "methods", "plan", "run", "models", "datasets", "evaluation", "store"},
+    "door": {
+        "calibrate",
+        "compression",
+        "config",
+        "generation",
+        "methods",
+        "models",
+        "plan",
+        "protocols",
+        "run",
+        "store",
+        "tables",
+    },
     "cli": {
         "calibrate",
         "config",
@@ -79,7 +92,7 @@ ARROWS = {
     "check_method": set(),
     "errors": set(),
     "secrecy": set(),
-    "__init__": set(),
+    "__init__": {"door", "methods"},
 }
 FLOORS = 10
 """At most so many rooms stand on each other, `errors` and `secrecy` not counted."""
@@ -99,9 +112,10 @@ FOREIGN = {
         "run",
         "calibrate",
         "store",  # device names
+        "door",
     },
     "kvpress": {"compression"},
-    "transformers": {"compression", "models", "generation", "methods", "tiny", "run", "calibrate"},
+    "transformers": {"compression", "models", "generation", "methods", "tiny", "run", "calibrate", "door"},
 }
 """Packages that only some rooms know."""
 

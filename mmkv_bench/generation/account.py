@@ -16,18 +16,18 @@ from mmkv_bench.protocols import Lengths
 POSITION_BYTES = 4  # int32 per slot and KV head
 
 
-def fill_asked(result: ForkResult, cell: CellSpec, lengths: Lengths, heads: int, types: Tensor) -> None:
+def fill_asked(result: ForkResult, cell: CellSpec, lengths: Lengths, heads: int, types: Tensor | None) -> None:
     """What the cell asks of the prompt, and what it cannot do there.
 
     Args:
-        heads: KV heads of all layers; types: int `[>= T]` token types.
+        heads: KV heads of all layers; types: int `[>= T]` token types, None when unknown.
     """
     length, compressor = lengths.reduced, cell.compressor
     entries = cell.entries(length)
     result.budget_entries = None if compressor.unbudgeted else entries
     result.entries_asked = None if compressor.unbudgeted else min(entries, length) * heads
     result.entries_appended = lengths.appended * heads
-    result.fallback = list(compressor.fallbacks(entries, length, types[:length]))
+    result.fallback = list(compressor.fallbacks(entries, length, None if types is None else types[:length]))
     if cell.evicts(length):
         result.window_effective = compressor.scorer.window_effective(entries, length)
 

@@ -246,6 +246,25 @@ def run_alone(
     return result
 
 
+def fill_account(result: ForkResult, cell: CellSpec, lengths: Lengths, session: Session, types: Tensor | None) -> None:
+    """What the cell asks of the prompt that a session has reduced, what it could not do, and what is stored.
+
+    Args:
+        types: int `[T]` token types of what C counts, None when unknown.
+    """
+    made, compressor = session.listener, cell.compressor
+    kept = [index[0] for index in session.kept()]
+    fill_asked(result, cell, lengths, kept[0].shape[0] * len(kept), types)
+    if cell.evicts(lengths.reduced):
+        context = Context(cell.entries(lengths.reduced), lengths.reduced, lengths.refed, types, made.summaries[0])
+        known = compressor.answer_fallbacks(made.answer_steps)
+        found = [*made.observed[0], *compressor.outcome(context), *known]
+        result.fallback = list(dict.fromkeys([*result.fallback, *found]))
+    # Counted from the tensors right after the reduction; a token that is fed again will take one entry per head.
+    counted = [made.accounts[layer][0] for layer in range(len(kept))]
+    fill_stored(result, cell, lengths, kept, counted, made.slot_nbytes)
+
+
 def _fill(
     result: ForkResult,
     cell: CellSpec,
@@ -255,19 +274,8 @@ def _fill(
     rules: DecodeRules,
     tokenizer,
 ) -> None:
-    layers, made = output.session.cache.layers, output.session.listener
-    kept = [index[0] for index in output.session.kept()]
-    types, compressor = prompt.types[0, : lengths.reduced], cell.compressor
-    fill_asked(result, cell, lengths, kept[0].shape[0] * len(kept), types)
-    if cell.evicts(lengths.reduced):
-        context = Context(cell.entries(lengths.reduced), lengths.reduced, lengths.refed, types, made.summaries[0])
-        known = compressor.answer_fallbacks(made.answer_steps)
-        found = [*made.observed[0], *compressor.outcome(context), *known]
-        result.fallback = list(dict.fromkeys([*result.fallback, *found]))
-    # Counted from the tensors right after the reduction; a token that is fed again will take one entry per head.
-    counted = [made.accounts[layer][0] for layer in range(len(layers))]
-    fill_stored(result, cell, lengths, kept, counted, made.slot_nbytes)
+    fill_account(result, cell, lengths, output.session, prompt.types[0, : lengths.reduced])
     tokens = output.sequences[0, prompt.length :].tolist()
     finish = rules.finish(output.sequences, len(tokens))
     fill_answer(result, cell, lengths, tokens, finish, rules.text(tokens, finish, tokenizer))
-    result.entries_end = sum(int(layer.entries()[0].sum()) for layer in layers)
+    result.entries_end = sum(int(layer.entries()[0].sum()) for layer in output.session.cache.layers)

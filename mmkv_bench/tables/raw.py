@@ -5,30 +5,42 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.tables.compare import Pair, every_pair
 from mmkv_bench.tables.method import Method
 from mmkv_bench.tables.table import Entry, Table
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 
 def csv_cells(tables: Sequence[Table]) -> str:
     """One line per table cell; `full` has one line per table, without a budget."""
-    return _csv(
-        [
-            _cell(table, method, budget, table.entries[method.label, budget])
-            for table in tables
-            for method in table.methods
-            for budget in ("", *table.budgets)
-            if (method.label, budget) in table.entries
-        ]
-    )
+    return _csv(_cells(tables))
+
+
+def frame(tables: Sequence[Table]) -> pd.DataFrame:
+    """The lines of `csv_cells` as a frame: one row per table cell."""
+    import pandas as pd
+
+    return pd.DataFrame(_cells(tables))
 
 
 def csv_pairs(tables: Sequence[Table]) -> str:
     """One line per two lines of a table at a budget. Of two that compete `low` and `high` are at Holm's level, of others, to
     which `holm_level` and the columns beside it do not apply, at 95 %."""
     return _csv([_pair(table, pair) for table in tables for pair in every_pair(table)])
+
+
+def _cells(tables: Sequence[Table]) -> list[dict[str, Any]]:
+    return [
+        _cell(table, method, budget, table.entries[method.label, budget])
+        for table in tables
+        for method in table.methods
+        for budget in ("", *table.budgets)
+        if (method.label, budget) in table.entries
+    ]
 
 
 def _cell(table: Table, method: Method, budget: str, entry: Entry) -> dict[str, Any]:

@@ -1,0 +1,215 @@
+"""`attach`: a compressor on an unmodified transformers model, for as long as a `with` lasts.
+
+The hooks are those of `compression/session.py`, which runs use too. What is added here: names instead of objects, a report,
+and a refusal of every way of generating that would not be what it seems.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from transformers import DynamicCache
+
+from mmkv_bench.compression import session as sessions
+from mmkv_bench.compression.budget import Budget
+from mmkv_bench.compression.cache import CompressedCache
+from mmkv_bench.compression.compressor import Compressor
+from mmkv_bench.door.report import SessionReport, counted
+from mmkv_bench.errors import CalibrationError, ConfigError, UnsupportedError
+from mmkv_bench.methods.compatibility import refuse, visual_parts
+from mmkv_bench.methods.named import method as method_named
+from mmkv_bench.models.families import family_of
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from mmkv_bench.compression.scorers.base import Scorer
+
+PROTOCOLS = ("paper", "query_agnostic")
+
+
+def attach(
+    model: nn.Module,
+    method: str | Compressor | Scorer | type[Scorer],
+    budget: int | float | str | None = None,
+    *,
+    protocol: str = "paper",
+    reading: str = "paper",
+    seed: int = 0,
+    **parameters: Any,
+) -> Attached:
+    """Compress the KV cache of every prompt that `model` prefills inside the returned context.
+
+    Nothing of the model or of transformers is replaced: afterwards, also after an exception, the model is what it was.
+
+    Args:
+        model: a transformers model of a supported family (docs/models.md), in eval mode, attention `sdpa` or `eager`.
+        method: a method's name (docs/methods.md), a scorer of your own (an object, or its class), or a `Compressor`.
+        budget: entries kept per KV head (64), or the fraction of them (0.2, "20%"); None for methods without one.
+        protocol: `paper`: a prompt, then its answer token by token. `query_agnostic`: give the model the context alone
+            (`model(**context)`), then the whole prompt with `past_key_values=session.cache`; what follows the context
+            is kept whole.
+        reading: `paper`, or `released` for what the paper's released code does.
+        seed: of stochastic methods; the same seed draws the same for prompts of the same length.
+        parameters: those of the method (`window=16`), as `method` takes them.
+
+    Returns:
+        A context manager; `report()` says what was kept of the latest prompt.
+
+    Raises:
+        ConfigError: an unknown method or parameter, a budget that is none, or one that is missing; on entering, a model
+            that another session is attached to.
+        UnsupportedError: a model of another family, a method that it cannot run; while generating, a batch, beams,
+            assisted decoding, chunked prefill, `use_cache=False` or a cache of the caller's own.
+
+    Example:
+        >>> with attach(model, "snapkv", 64) as session:  # doctest: +SKIP
+        ...     output = model.generate(**inputs, max_new_tokens=32)
+        >>> print(session.report())  # doctest: +SKIP
+    """
+    if protocol not in PROTOCOLS:
+        raise UnsupportedError(
+            f"protocol={protocol!r} is not one of attach; allowed: {', '.join(PROTOCOLS)}; other protocols feed a prompt in "
+            f"steps of their own, as evaluate(protocol={protocol!r}) does"
+        )
+    if not hasattr(model, "config") or not hasattr(model, "generate"):
+        raise UnsupportedError(f"{type(model).__name__} is no transformers model; give what from_pretrained returns")
+    family = family_of(model.config)
+    compressor = _compressor(model, method, reading, parameters)
+    asked = None if budget is None else Budget.parse(budget)
+    if compressor.unbudgeted and asked is not None:
+        raise ConfigError(f"method {compressor.name} evicts nothing and takes no budget, got {asked}; leave it out")
+    _check(compressor, family)
+    return Attached(model, compressor, asked, protocol, seed)
+
+
+class Attached:
+    """A compressor on a model; made by `attach`, one `with` at a time."""
+
+    def __init__(self, model: nn.Module, compressor: Compressor, budget: Budget | None, protocol: str, seed: int):
+        if model.training:
+            raise UnsupportedError("the model is in training mode, whose dropout changes answers; call model.eval()")
+        self.model, self.compressor, self.budget, self.protocol = model, compressor, budget, protocol
+        self._session = sessions.attach(model, compressor, budget, protocol, seed)
+        self._report: SessionReport | None = None
+        self._prompt: object | None = None
+        self._hooks: list[Any] = []
+
+    def __enter__(self) -> Self:
+        self._session.__enter__()
+        text = self._session.text
+        self._hooks = [
+            text.register_forward_pre_hook(self._refuse, with_kwargs=True, prepend=True),
+            text.register_forward_hook(self._count),
+        ]
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._session.__exit__(*exception)
+        self._prompt = self._session.cache = None  # a cache is not kept alive by its report
+
+    @property
+    def cache(self) -> CompressedCache | None:
+        """The latest prompt's cache, inside the `with`: to feed more with `past_key_values=session.cache`."""
+        return self._session.cache
+
+    def report(self) -> SessionReport:
+        """What was kept of the latest prompt.
+
+        Raises:
+            ConfigError: no prompt has been prefilled yet.
+        """
+        if self._report is None:
+            raise ConfigError("there is nothing to report yet; call model.generate(...) inside the with, then report()")
+        return self._report
+
+    # ------------------------------------------------------------------ hooks
+    def _refuse(self, text: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Before every forward of the text model: what would be compressed wrongly, or silently not at all."""
+        given = kwargs.get("inputs_embeds")
+        if given is None:
+            given = args[0] if args else kwargs["input_ids"]
+        rows, new = given.shape[:2]
+        if rows != 1:
+            raise UnsupportedError(
+                f"attach compresses one prompt at a time and got {rows} rows; give one prompt, without beams and with one "
+                "answer (num_beams=1, num_return_sequences=1)"
+            )
+        if kwargs.get("use_cache") is False:
+            raise UnsupportedError("use_cache=False keeps no cache that could be compressed; leave it out")
+        cache = kwargs.get("past_key_values")
+        if not isinstance(cache, CompressedCache):
+            stock = cache is None or (type(cache) is DynamicCache and not getattr(cache, "offloading", False))
+            if not stock or (cache is not None and cache.get_seq_length() > 0):
+                raise UnsupportedError(
+                    f"past_key_values is a {type(cache).__name__} of {cache.get_seq_length()} tokens, which attach cannot "
+                    "compress; allowed: none (and no cache_implementation), or session.cache to feed more to it"
+                )
+        elif cache.get_seq_length() > 0 and new > 1 and self.protocol == "paper":
+            raise UnsupportedError(
+                f"{new} tokens at once follow a prompt that is compressed already; allowed: one by one, as generate() "
+                "decodes without an assistant (no assistant_model, prompt_lookup_num_tokens or prefill_chunk_size); a "
+                "question to a compressed context is attach(..., protocol='query_agnostic')"
+            )
+
+    def _count(self, text: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """After every forward of the text model: the stored tensors, right after a prompt's reduction."""
+        prompt = self._session.prompt
+        if prompt is not None and prompt.complete and prompt is not self._prompt:
+            self._prompt = prompt
+            self._report = counted(self._session, self.compressor, self.budget, self.protocol)
+
+
+def _compressor(model: nn.Module, method: Any, reading: str, parameters: dict[str, Any]) -> Compressor:
+    if not isinstance(method, Compressor):
+        calibrations = _OfFolder(model.config) if isinstance(method, str) else None
+        return method_named(method, reading=reading, calibrations=calibrations, **parameters)
+    given = [*parameters, *(["reading"] if reading not in ("paper", method.reading) else [])]
+    if given:
+        raise ConfigError(
+            f"{method.name} is a Compressor, whose parameters are set already, and got {given[0]}; give it to method(...) or "
+            "dataclasses.replace(...)"
+        )
+    refuse(method)
+    return method
+
+
+def _check(compressor: Compressor, family: Any) -> None:
+    """Refuse what this family cannot run, and what needs more than one prompt's prefill."""
+    if compressor.needs.answer:
+        raise UnsupportedError(
+            f"method {compressor.name} reads the full cache's own answer, which is not there while a prompt is prefilled; "
+            f"allowed: evaluate(method={compressor.name!r}), or another method"
+        )
+    if compressor.scorer is not None:
+        compressor.scorer.check_layers(family.num_layers)
+    if not family.multimodal and (compressor.needs_visual or visual_parts(compressor)):
+        raise UnsupportedError(
+            f"method {compressor.name} needs visual tokens and {family.name} has none; choose another method or a "
+            "multimodal model"
+        )
+
+
+class _OfFolder:
+    """`Calibrations` of the model that lies in the folder that a config was read from; opened when a part asks for one."""
+
+    def __init__(self, config: Any):
+        self.path = str(getattr(config, "name_or_path", "") or "")
+
+    def data(self, method: str, spec: Any) -> dict[str, Any]:
+        from mmkv_bench.calibrate.artefact import EMBEDDED_NAME, Calibrations
+        from mmkv_bench.config.schema import resolve_path
+        from mmkv_bench.models.fingerprint import folder_fingerprint
+
+        folder = Path(self.path)
+        if not self.path or not folder.is_dir():
+            raise CalibrationError(
+                f"{method} reads a calibration, which belongs to the very weights of a folder, and this model is of "
+                f"{self.path or 'none'}; load it from a folder, or choose another method"
+            )
+        embedded = folder.resolve() == Path(resolve_path("pkg://mmkv_bench/tiny/weights")).resolve()
+        name = EMBEDDED_NAME if embedded else folder.resolve().name
+        return Calibrations(name, folder_fingerprint(folder)).data(method, spec)

@@ -1,0 +1,96 @@
+"""`evaluate`: a configuration from Python, as the command runs it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mmkv_bench.door.stored import StoredRows
+
+_PLAIN = re.compile(r"(?!(?:null|true|false|nan|inf)$)[A-Za-z0-9_./%+-]+", re.IGNORECASE)
+
+
+def evaluate(
+    *,
+    model: str | None = None,
+    method: str | list[str] | None = None,
+    budget: Any = None,
+    dataset: str | list[str] | None = None,
+    verbose: bool = False,
+    **overrides: Any,
+) -> StoredRows:
+    """Run what `mmkv-bench run` runs with the same settings, and return the rows.
+
+    Only what is missing in `out` is generated; a finished run just returns its rows.
+
+    Args:
+        model, method, budget, dataset: as on the command line, one or a list; None: the configuration's own (the embedded
+            model, mmshift, 64 entries, pages).
+        verbose: print what the command prints.
+        overrides: any key of the configuration: `limit=20`, `out="runs/mine"`, `protocol=["paper", "strict"]`; keys with
+            dots as mappings: `methods={"snapkv": {"window": 16}}`.
+
+    Returns:
+        The rows of this run's cells, `full` among them: see `load_rows`.
+
+    Raises:
+        MMKVError: what would stop the command, with its sentence. Answers that failed stop nothing: their rows have a
+            status, and a warning counts them.
+
+    Example:
+        >>> rows = evaluate(method=["snapkv", "mmshift"], budget=[16, 64], limit=20)  # doctest: +SKIP
+        >>> print(make_table(rows))  # doctest: +SKIP
+    """
+    from mmkv_bench.config.compose import compose
+    from mmkv_bench.door.stored import of_cells
+    from mmkv_bench.plan.validate import validate
+    from mmkv_bench.run.run import planned, run
+
+    named = {"model": model, "method": method, "budget": budget, "dataset": dataset}
+    config = compose(words({key: value for key, value in named.items() if value is not None} | overrides))
+    validate(config)
+    with contextlib.nullcontext() if verbose else contextlib.redirect_stdout(io.StringIO()):
+        code = run(config)
+    rows = of_cells(Path(config.out).expanduser(), [cell.cell for part in planned(config) for cell in part.cells])
+    if code:
+        failed = int((rows.responses["status"] != "ok").sum())
+        warnings.warn(
+            f"{failed} of {len(rows.responses)} answers failed or a dataset was stopped; rows.responses has each one's "
+            "status and error",
+            stacklevel=2,
+        )
+    return rows
+
+
+def words(settings: Mapping[str, Any]) -> list[str]:
+    """Settings as words of a command line: `{"methods": {"snapkv": {"window": 16}}}` -> `methods.snapkv.window=16`."""
+    return [f"{key}={_word(value)}" for key, value in _leaves(settings)]
+
+
+def _leaves(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _word(value: Any) -> str:
+    """A value in the grammar of overrides, which reads back as the same value."""
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {_word(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(map(_word, value)) + "]"
+    text = str(value)
+    if _PLAIN.fullmatch(text):
+        return text
+    doubled = re.sub(r"(\\*)'", r"\1\1\\'", text)  # a quotation mark, and backslashes before one, are escaped
+    return "'" + re.sub(r"(\\+)$", r"\1\1", doubled) + "'"

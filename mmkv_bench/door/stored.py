@@ -1,0 +1,195 @@
+"""`load_rows` and `make_table`: stored rows as frames, and the tables that are made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mmkv_bench.errors import ConfigError
+from mmkv_bench.tables.build import build
+from mmkv_bench.tables.fidelity import names
+from mmkv_bench.tables.latex import latex
+from mmkv_bench.tables.raw import frame
+from mmkv_bench.tables.render import markdown
+from mmkv_bench.tables.rows import choose, load
+from mmkv_bench.tables.table import Table
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from mmkv_bench.store.store import Store
+
+Names = str | Sequence[str] | None
+"""One name, several, or None for all."""
+
+
+class StoredRows:
+    """Rows of some cells of a store, each frame read when it is first asked for.
+
+    Attributes:
+        folder: where they lie; cells: one row per cell, the columns of docs/rows.md, as all frames here.
+    """
+
+    def __init__(self, folder: Path, store: Store, cells: pd.DataFrame):
+        self.folder, self.cells, self._store = folder, cells, store
+
+    @cached_property
+    def responses(self) -> pd.DataFrame:
+        """One row per cell and sample: the answer, its status, what was asked, kept and counted."""
+        return self._store.responses(self.names).to_pandas()
+
+    @cached_property
+    def samples(self) -> pd.DataFrame:
+        """One row per cell, sample and metric; empty while nothing is scored."""
+        return self._store.samples(self.names).to_pandas()
+
+    @cached_property
+    def metrics(self) -> pd.DataFrame:
+        """One row per cell and metric: score, interval, difference to `full`."""
+        return self._store.metrics(self.names).to_pandas()
+
+    @property
+    def names(self) -> list[str]:
+        """The cells' hashes."""
+        return self.cells["cell"].tolist()
+
+    def __repr__(self) -> str:
+        methods = ", ".join(dict.fromkeys(self.cells["method"]))
+        return f"StoredRows({str(self.folder)!r}: {len(self.cells)} cells of {methods})"
+
+
+def load_rows(
+    folder: Path | str,
+    *,
+    dataset: Names = None,
+    method: Names = None,
+    budget: Any = None,
+    protocol: Names = None,
+    reading: Names = None,
+) -> StoredRows:
+    """The rows of a store, or of some of its cells.
+
+    Args:
+        folder: what a run printed as its rows (`out`), packed or not.
+        dataset, method, protocol, reading: only cells of these; a name or several.
+        budget: only cells of these budgets (64, 0.2, "20%", or a list). Cells that have no budget or reading, as those of
+            `full`, pass both filters, since every comparison needs them.
+
+    Returns:
+        Four pandas frames, `cells`, `responses`, `samples` and `metrics`, with the columns of docs/rows.md.
+
+    Raises:
+        ConfigError: there is no such folder, it holds no rows, or none of what a filter names. StoreError: rows that
+            are damaged or of another version.
+
+    Example:
+        >>> rows = load_rows("results/tiny/large", method="snapkv", budget=64)  # doctest: +SKIP
+        >>> rows.responses[["sample_id", "answer", "entries_resident"]]  # doctest: +SKIP
+    """
+    root = Path(folder).expanduser()
+    cells = _cells(root)
+    keep = cells["cell"].notna()
+    for column, wanted in (("dataset", dataset), ("method", method), ("protocol", protocol)):
+        keep &= choose(cells[column], _listed(wanted), column)
+    keep &= choose(cells["reading"], _listed(reading), "reading") | cells["reading"].isna()
+    if budget is not None:
+        keep &= _at(cells, budget if isinstance(budget, list | tuple) else [budget])
+    return _of(root, cells[keep].reset_index(drop=True))
+
+
+def of_cells(folder: Path, names: Collection[str]) -> StoredRows:
+    """The rows of the cells of these hashes."""
+    cells = _cells(folder)
+    return _of(folder, cells[cells["cell"].isin(names)].reset_index(drop=True))
+
+
+class Tables(list[Table]):
+    """Tables that print as `mmkv-bench tables` prints them."""
+
+    def __str__(self) -> str:
+        return markdown(self, intervals=True, pairs=False)
+
+    def _repr_markdown_(self) -> str:
+        return str(self)
+
+    def latex(self) -> str:
+        """The tables in LaTeX."""
+        return latex(self, intervals=True, pairs=False)
+
+    def frame(self) -> pd.DataFrame:
+        """One row per table cell: context, method, budget, score, interval, rank, audit; unrounded."""
+        return frame(self)
+
+
+def make_table(
+    rows: StoredRows | Path | str,
+    *,
+    dataset: Names = None,
+    metric: Names = None,
+    protocol: Names = None,
+    reading: Names = None,
+) -> Tables:
+    """The tables of rows: one per model, dataset, protocol, metric and kind of budget.
+
+    Args:
+        rows: what `load_rows` or `evaluate` gave, or a store's folder.
+        dataset, metric, protocol, reading: only these; a name or several.
+
+    Returns:
+        A list of tables: `print` it, show it in a notebook, or take its `frame()`.
+
+    Raises:
+        ConfigError: rows without scores, or a filter that names what they do not hold. StoreError: damaged rows.
+
+    Example:
+        >>> print(make_table("results/tiny/large", dataset="pages_walk_large"))  # doctest: +SKIP
+    """
+    chosen = isinstance(rows, StoredRows)
+    found = load(rows.folder if chosen else Path(rows).expanduser(), rows.names if chosen else None)
+    return Tables(
+        build(
+            found,
+            datasets=_listed(dataset),
+            protocols=_listed(protocol),
+            readings=_listed(reading),
+            metrics=names(_listed(metric), found),
+        )
+    )
+
+
+def _cells(root: Path) -> pd.DataFrame:
+    from mmkv_bench.store.store import Store
+
+    if not root.is_dir():
+        raise ConfigError(f"There is no rows folder at '{root}': give the folder that a run printed as its rows.")
+    cells = Store(root).cells().to_pandas()
+    if cells.empty:
+        raise ConfigError(f"'{root}' holds no result rows: give the folder that a run printed as its rows.")
+    return cells
+
+
+def _of(root: Path, cells: pd.DataFrame) -> StoredRows:
+    from mmkv_bench.store.store import Store
+
+    return StoredRows(root, Store(root), cells)
+
+
+def _at(cells: pd.DataFrame, budgets: Sequence[Any]) -> pd.Series:
+    """Mask of the cells of these budgets, and of those without one."""
+    from mmkv_bench.compression.budget import Budget
+
+    keep = cells["budget_kind"] == "none"
+    for budget in map(Budget.parse, budgets):
+        entries = budget.kind == "entries"
+        column, value = ("budget_entries", budget.entries) if entries else ("budget_fraction", budget.fraction_text)
+        own = (cells["budget_kind"] == budget.kind) & (cells[column] == value)
+        if not own.any():
+            raise ConfigError(f"The rows hold no budget {budget}: give one that was run, or leave the filter out.")
+        keep |= own
+    return keep
+
+
+def _listed(wanted: Names) -> list[str] | None:
+    return [wanted] if isinstance(wanted, str) else None if wanted is None else list(wanted)
