@@ -8,12 +8,13 @@ import functools
 from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.compressor import Compressor, full
 from mmkv_bench.generation.alone import run_alone
-from mmkv_bench.generation.encode import EncodedPrompt, from_tensors
+from mmkv_bench.generation.encode import EncodedPrompt, from_tensors, lengths_of
 from mmkv_bench.generation.engine import Engine
 from mmkv_bench.generation.measuring import NOTHING, Extras
 from mmkv_bench.generation.result import CellSpec, ForkResult
 from mmkv_bench.generation.rules import DecodeRules
 from mmkv_bench.models.families import Family, family_of
+from mmkv_bench.protocols import protocol
 from tests import zoo
 from tests.calibrate import synthetic
 
@@ -60,6 +61,11 @@ def cell(
 ) -> CellSpec:
     budget = None if budget is None else Budget.parse(budget)
     return CellSpec(name or f"{compressor.name}@{budget}/{protocol}/{seed}", compressor, budget, protocol, seed)
+
+
+def context_cut(prompt: EncodedPrompt, of: Family) -> int:
+    """Tokens of the prompt's context, where a protocol cuts it."""
+    return lengths_of(protocol("query_agnostic"), prompt, of).reduced
 
 
 def full_cells(protocols=PROTOCOLS) -> list[CellSpec]:

@@ -14,7 +14,6 @@ import torch
 from mmkv_bench.compression.compressor import full
 from mmkv_bench.generation import decode, engine, forced, forks, measure, measuring, prefill
 from mmkv_bench.generation.alone import generate_alone
-from mmkv_bench.generation.encode import context_cut
 from mmkv_bench.generation.measuring import Extras
 from tests import reference, zoo
 from tests.core import parts
@@ -36,7 +35,7 @@ def answers(result) -> dict:
 
 
 def context_of(name: str, prompt, protocol: str) -> int | None:
-    return context_cut(prompt, common.family(name)) if protocol == "query_agnostic" else None
+    return common.context_cut(prompt, common.family(name)) if protocol == "query_agnostic" else None
 
 
 def attached(model, name: str, prompt, cell, tokens, **options):

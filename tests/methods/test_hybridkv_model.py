@@ -18,7 +18,6 @@ from mmkv_bench.compression.session import attach
 from mmkv_bench.config.compose import compose
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.generation.alone import generate_alone
-from mmkv_bench.generation.encode import context_cut
 from mmkv_bench.methods.build import build_compressor
 from tests import reference, zoo
 from tests.generation import common
@@ -174,7 +173,7 @@ def check(model, inputs, entries, protocol="paper", context=None, tokens=6, read
 def test_decoding_is_masked_full_attention_with_the_oracles_chunks(family, protocol):
     model, inputs = zoo.model(family), zoo.prompt(family, before=30)
     prompt = common.encoded(family, inputs)
-    context = context_cut(prompt, common.family(family)) if protocol == "query_agnostic" else None
+    context = common.context_cut(prompt, common.family(family)) if protocol == "query_agnostic" else None
     moved, got, plan = check(model, inputs, 14, protocol, context)
     assert moved > 1e-3
     kinds = {h for row in plan.dynamic for h in row}
@@ -266,7 +265,7 @@ def test_retrieval_of_all_chunks_is_the_full_cache(family, protocol):
     every, untouched = common.together(model, family, prompt, cells)
     assert every.status == untouched.status == "ok", every.error
     assert every.token_ids == untouched.token_ids and every.bytes_host > every.bytes_full
-    context = context_cut(prompt, common.family(family)) if protocol == "query_agnostic" else None
+    context = common.context_cut(prompt, common.family(family)) if protocol == "query_agnostic" else None
     got = generate_alone(
         model, inputs, made, Budget.parse(5), protocol, context=context, token_types=prompt.types, max_new_tokens=5
     )

@@ -18,7 +18,6 @@ from mmkv_bench.config.compose import compose, method_defaults
 from mmkv_bench.errors import UnsupportedError
 from mmkv_bench.generation import answers
 from mmkv_bench.generation.alone import answer_of_full
-from mmkv_bench.generation.encode import context_cut
 from mmkv_bench.generation.result import digest
 from mmkv_bench.methods.build import READS_ANSWER, build_compressor
 from mmkv_bench.plan.cells import build_methods
@@ -95,7 +94,7 @@ def test_one_prompt_without_padding_is_asked_for():
 def test_what_stays_is_what_stock_attention_rows_of_the_answer_say(family, protocol):
     model, prompt = zoo.model(family), common.encoded(family)
     length = prompt.length
-    cut = context_cut(prompt, common.family(family)) if protocol == "query_agnostic" else length
+    cut = common.context_cut(prompt, common.family(family)) if protocol == "query_agnostic" else length
     first = {"paper": length, "strict": length - 1, "query_agnostic": cut}[protocol]
     rules = common.rules(model, TOKENS, min_new_tokens=TOKENS)
     cells = [common.cell(made(), budget, protocol) for budget in (2, 7, cut // 2)]
