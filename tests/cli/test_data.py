@@ -166,10 +166,10 @@ def test_a_fixture_is_ready(capsys):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["chekc", "docvqa"], "'chekc' is no command; allowed: list, check"),
+        (["chekc", "docvqa"], "what: invalid choice: 'chekc' (choose from 'list', 'check')"),
         (["check"], "needs the name of a dataset"),
         (["check", "docvq"], "no dataset 'docvq'; did you mean 'docvqa'"),
-        (["check", "docvqa", "--onlin"], "--onlin is no flag of this command; did you mean '--online'"),
+        (["check", "docvqa", "--onlin"], "unknown flag '--onlin' of `mmkv-bench data`; did you mean '--online'"),
         (["check", "docvqa", "data.root=/none"], "data.root=/none has no folder docvqa"),
         (["check", "docvqa", "dataset.splt=x"], "did you mean 'split'"),
         (["check", "lmms_eval"], "datasets.lmms_eval.task is empty"),

@@ -7,6 +7,8 @@ import shlex
 import pytest
 from omegaconf import OmegaConf
 
+from mmkv_bench.cli.grammar import overrides_of
+from mmkv_bench.cli.tree import reader, split
 from mmkv_bench.config.compose import compose, expand_sweep, for_hydra, method_defaults
 from mmkv_bench.config.files import content
 from mmkv_bench.config.schema import LIST_GROUPS, as_list, conf_dir, groups, options
@@ -98,7 +100,10 @@ def test_the_command_lines_of_the_docs_compose(page):
     start = "    python -m mmkv_bench "
     for line in page.read_text().splitlines():
         if line.startswith(start):
-            compose(shlex.split(line.removeprefix(start), comments=True))
+            verb, words = split(shlex.split(line.removeprefix(start), comments=True))
+            given = reader(verb)[1].read(words)
+            if verb == "run":
+                compose(overrides_of(given))
 
 
 def test_method_parameters_are_overridden_in_place():
