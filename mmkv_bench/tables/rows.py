@@ -66,6 +66,8 @@ def load(root: Path | str, cells: Collection[str] | None = None) -> Rows:
 
     Raises ConfigError when there is no such folder, when it holds no rows, or when none of its answers is scored.
     """
+    import pyarrow as pa
+
     from mmkv_bench.store.store import Store
 
     root = Path(root)
@@ -75,6 +77,7 @@ def load(root: Path | str, cells: Collection[str] | None = None) -> Rows:
     samples = frame(store.samples(cells, SAMPLE_COLUMNS, coded=True))
     described = store.cells(cells).to_pandas()
     responses, full = _answers(store, cells, described)
+    pa.default_memory_pool().release_unused()  # what reading took and these frames do not hold
     if samples.empty and responses.empty:
         raise ConfigError(f"'{root}' holds no result rows: give the folder that a run printed as its rows.")
     if samples.empty:
