@@ -52,7 +52,7 @@ def printed(folder: Path) -> dict[str, float]:
     """One run of the tables command."""
     wall = time.perf_counter()
     process = subprocess.Popen(
-        [sys.executable, "-m", "mmkv_bench.tables", str(folder)], stdout=subprocess.DEVNULL, cwd=ROOT
+        [sys.executable, "-m", "mmkv_bench", "tables", str(folder)], stdout=subprocess.DEVNULL, cwd=ROOT
     )
     _, status, used = os.wait4(process.pid, 0)
     if status:
