@@ -266,7 +266,7 @@ def test_the_command_measures_every_family_and_the_method_takes_what_it_writes(n
     made.processor.save_pretrained(saved)
     kinds = ["lookup"] if name == "llava_v1_6_vicuna_7b" else ["lookup", "mi_lookup"]  # four pages exceed its context
     words = ["sparsemm", "--path", str(saved), "--name", "mine", "--dtype", "float32", "--samples", "2"]
-    assert main([*words, "--kinds", *kinds, "--out", str(file)]) == 0, capsys.readouterr().err
+    assert main([*words, "--kinds", ",".join(kinds), "--out", str(file)]) == 0, capsys.readouterr().err
     data = load("sparsemm", str(file), "mine", folder_fingerprint(saved)).data
     assert data["kv_heads"] == made.family.num_kv_heads
     assert [len(row) for row in data["scores"]] == [made.family.num_query_heads] * 2

@@ -55,7 +55,7 @@ def asked(endpoint: str, home, code: str) -> str:
     drop = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "HF_HUB_CACHE", "HF_DATASETS_CACHE")
     kept = {name: value for name, value in CHECKOUT.items() if name not in drop}
     done = subprocess.run(
-        [sys.executable, "-c", f"from mmkv_bench.evaluation import hub; import json\n{code}"],
+        [sys.executable, "-c", f"from mmkv_bench.datasets import hub; import json\n{code}"],
         env=kept | {"HF_ENDPOINT": endpoint, "HF_HOME": str(home)},
         capture_output=True,
         text=True,

@@ -93,7 +93,7 @@ def test_a_table_that_went_missing_is_detected(fresh_cache):
 
 
 def test_processes_may_make_the_same_pages_side_by_side(fresh_cache):
-    code = "from mmkv_bench.evaluation import page_data as p; print(len(p.load('pages_walk_small', 'test', 30)))"
+    code = "from mmkv_bench.datasets import page_data as p; print(len(p.load('pages_walk_small', 'test', 30)))"
     children = [
         subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for _ in range(3)

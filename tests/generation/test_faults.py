@@ -262,11 +262,11 @@ class Watching(Engine):
         self.snapshots = {}
         return super().__enter__()
 
-    def _decode(self, batch, prefilled, *rest):
-        layers = prefilled.cache.layers
+    def _decode(self, group, *rest):
+        prefilled, layers = group.prefilled, group.prefilled.cache.layers
         state = [(own.stored, own.seen, own.growths, own.keys.clone(), own.values.clone()) for own in layers]
         before = self.snapshots.setdefault(prefilled.length, state)
-        super()._decode(batch, prefilled, *rest)
+        super()._decode(group, *rest)
         for layer, (stored, seen, growths, key, value) in zip(layers, before, strict=True):
             assert (layer.stored, layer.seen, layer.growths) == (stored, seen, growths)
             assert layer.positions is None

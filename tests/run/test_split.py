@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mmkv_bench.cli.main import main
-from mmkv_bench.generation.result import PROTOCOLS
+from mmkv_bench.protocols import NAMES
 from mmkv_bench.run import launch
 from tests.run import setting
 from tests.run.setting import answers, done, go, responses
@@ -84,13 +84,15 @@ def test_launch_scores_when_failed_rows_are_all_that_went_wrong(tmp_path, own_pa
 
 # ---------------------------------------------------------------------- prefills
 def test_sharing_on_equals_sharing_off_for_every_method_and_protocol(tmp_path):
-    grid = (METHODS, f"protocol=[{','.join(PROTOCOLS)}]", "budget=[12,'20%']", "dataset=pages", "limit=2")
+    grid = (METHODS, f"protocol=[{','.join(NAMES)}]", "budget=[12,'20%']", "dataset=pages", "limit=2")
     shared, alone = tmp_path / "on", tmp_path / "off"
     done(shared, *grid, "stage=generate", "seed=[0,1]")
     done(alone, *grid, "stage=generate", "seed=[0,1]", "sharing=off")
     how = ("measured", "fork_group", "fork_batch", "forced_agree")  # alone nothing is measured besides the answer
     found = answers(shared, how)
-    assert len(found) == 3 * (1 + (4 + 2 * 2) * 2) * 2  # full, four methods, and random and mmshift with two seeds
+    assert (
+        len(found) == len(NAMES) * (1 + (4 + 2 * 2) * 2) * 2
+    )  # full, four methods, and random and mmshift with two seeds
     assert found == answers(alone, how)
     assert {row["measured"] for row in responses(shared).values()} == {"group"}
     assert {row["measured"] for row in responses(alone).values()} == {"own"}

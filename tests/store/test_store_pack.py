@@ -209,7 +209,7 @@ def test_a_store_that_is_being_written_is_not_packed(tmp_path, capsys):
         assert main([str(tmp_path)]) != 0
     assert "let it finish" in capsys.readouterr().err
     assert main([str(tmp_path / "nothing")]) == 2
-    assert "holds no result rows" in capsys.readouterr().err
+    assert "is no folder of result rows" in capsys.readouterr().err
 
 
 class _Racing(Store):

@@ -73,6 +73,8 @@ def complete(given: argparse.Namespace) -> argparse.Namespace:
                 setattr(given, flag, default if getattr(given, flag) is None else getattr(given, flag))
             elif flag not in own and getattr(given, flag) is not None:
                 raise ConfigError(f"--{flag} is {method}'s; {given.method} takes {_flags(own)}; drop it")
+            elif flag not in own:
+                delattr(given, flag)
     given.samples = given.samples or SAMPLES[given.method]
     return given
 

@@ -21,6 +21,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--reading", action=Listed, metavar="NAMES", help="only these readings (paper, released)")
     parser.add_argument(
         "--metric",
+        "--metrics",
         action=Listed,
         metavar="NAMES",
         help="only these metrics; fidelity: KL, agreement and divergence from full in one table",
