@@ -17,8 +17,8 @@ from mmkv_bench.errors import ConfigError, nearest
 
 _BASH = """\
 _mmkv_bench() {
-    local word="${COMP_WORDS[COMP_CWORD]}" line="${COMP_LINE:0:COMP_POINT}"
-    word="${line##*[[:space:]]}"
+    local line="${COMP_LINE:0:COMP_POINT}"
+    local word="${line##*[[:space:]]}"
     COMPREPLY=()
     while IFS= read -r found; do
         [ -n "$found" ] && COMPREPLY+=("$found")
@@ -107,7 +107,7 @@ def _settings(before: Sequence[str], last: str) -> list[str]:
 
 def _hydra_offers(before: Sequence[str], last: str) -> list[str]:
     """Hydra's answer for a run's settings."""
-    from mmkv_bench.run.multirun import _hydra
+    from mmkv_bench.run.multirun import hydra_main
 
     line = " ".join([PROGRAM, *before, last])
     printed = io.StringIO()
@@ -115,7 +115,7 @@ def _hydra_offers(before: Sequence[str], last: str) -> list[str]:
     os.environ["COMP_LINE"] = line
     try:
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(io.StringIO()):
-            _hydra(["--shell-completion", "query=bash"])
+            hydra_main(["--shell-completion", "query=bash"])
     except Exception:  # noqa: BLE001 - half a line is often no configuration; nothing is offered then
         return []
     finally:

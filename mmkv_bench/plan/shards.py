@@ -20,9 +20,6 @@ class Shard(NamedTuple):
         return f"{self.index}/{self.count}"
 
 
-WHOLE = Shard(0, 1)
-
-
 def parse_shard(text: str | Shard) -> Shard:
     """Read `i/n`.
 

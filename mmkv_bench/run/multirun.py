@@ -44,7 +44,7 @@ def multirun(overrides: Sequence[str]) -> int:
     print(f"mmkv_bench: {len(jobs)} jobs; what jobs print elsewhere is kept below <out>/sweep", file=sys.stderr)
     _FAILURES.clear()
     _SWEEPING.add(os.getpid())
-    code = _hydra(["--multirun", *for_hydra(overrides)])
+    code = hydra_main(["--multirun", *for_hydra(overrides)])
     for job, failed, sentence in _FAILURES:
         print(f"mmkv_bench: job {job} failed with exit code {failed}: {sentence}", file=sys.stderr)
     return max([code, *(failed for _, failed, _ in _FAILURES)])
@@ -53,7 +53,7 @@ def multirun(overrides: Sequence[str]) -> int:
 def show(overrides: Sequence[str], flags: Sequence[str]) -> int:
     """Hydra's printing flags (`--cfg job`, `--info`), after checking that the configuration composes."""
     compose(overrides)
-    return _hydra([*flags, *for_hydra(overrides)])
+    return hydra_main([*flags, *for_hydra(overrides)])
 
 
 def job(config: DictConfig) -> int:
@@ -76,7 +76,7 @@ def job(config: DictConfig) -> int:
     return code
 
 
-def _hydra(arguments: Sequence[str]) -> int:
+def hydra_main(arguments: Sequence[str]) -> int:
     """Hand a command line to Hydra's entry point, whose errors come back as exceptions rather than as printed pages."""
     import hydra
     from hydra.errors import HydraException
