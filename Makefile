@@ -17,12 +17,13 @@ ifneq ($(PIP_INDEX_URL),)
 export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 
-.PHONY: help bench test test-dispatch fuzz fuzz-store lint docs results verify matrix bench-statistics bench-fork bench-tables bench-methods simulate site check-platforms lock
+.PHONY: help bench test test-full test-dispatch fuzz fuzz-store lint docs results verify matrix bench-statistics bench-fork bench-tables bench-methods simulate site check-platforms lock
 
 help:
 	@echo "make bench             install if needed, run mmshift at 64 entries and experiment=demo on the embedded model"
 	@echo "                       (LIMIT=4 runs the first samples only)"
 	@echo "make test              install if needed, lint, run the tests (PYTEST='-k name' selects)"
+	@echo "make test-full         the tests marked full as well; before a release"
 	@echo "make test-dispatch     the numerical tests with the kernels of two older processors; long"
 	@echo "make fuzz              300 drawn configurations, right and wrong, through the command line (FUZZ='--seed 5 --runs 50')"
 	@echo "make fuzz-store        flip 400 single bits in copies of stores in git: 0 may change a value silently; a minute"
@@ -44,8 +45,13 @@ bench: $(STAMP)
 	$(RUN) method=mmshift budget=64 $(if $(LIMIT),limit=$(LIMIT))
 	$(RUN) experiment=demo $(if $(LIMIT),limit=$(LIMIT))
 
+# Idle workers take tests from busy ones, so no worker ends long after the other.
+TESTS := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(PYTEST)
+	$(TESTS) $(PYTEST)
+
+test-full: lint
+	$(TESTS) -m "" $(PYTEST)
 
 # The numerical tests as on two older processors; the kernels that libraries choose there round differently.
 NUMERICAL := $(addprefix tests/,core compression methods generation calibrate tiny statistics tables run models)
