@@ -138,7 +138,7 @@ class Bench:
 
     def separate(self, requests: Sequence[Request]) -> list[list[ForkResult]]:
         """The last two ways; returns the 21 results of each request."""
-        from mmkv_bench.generation.alone import run_alone
+        from mmkv_bench.generation.single import run_alone
 
         loaded, rules, results = self.loaded, self.rules, []
 

@@ -47,10 +47,10 @@ from benchmarks.statistics import allocator_peak, memory, seconds, size
 from mmkv_bench.compression.compressor import Compressor
 from mmkv_bench.compression.context import Context
 from mmkv_bench.compression.decoding.base import Start
+from mmkv_bench.compression.numerics.tiles import row_blocks
 from mmkv_bench.compression.observation import QUERY_MOMENTS_SKIP, Chunk, Observation
 from mmkv_bench.compression.scorers.expected_attention import ExpectedAttentionScorer
 from mmkv_bench.compression.scorers.mmshift import MMShiftScorer
-from mmkv_bench.compression.statistics.tiles import row_blocks
 from mmkv_bench.errors import ConfigError
 
 DIM, SHARE = 128, 5  # head dimension; one entry of five stays

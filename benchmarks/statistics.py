@@ -31,8 +31,8 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from mmkv_bench.compression.statistics.attention import column_sums, window_mass
-from mmkv_bench.compression.statistics.proxies import group_mass, group_votes
+from mmkv_bench.compression.numerics.attention import column_sums, window_mass
+from mmkv_bench.compression.numerics.proxies import group_mass, group_votes
 
 HEADS, DIM = 7, 128
 WINDOW, SAMPLES, GROUPS, TAU = 32, 512, 32, 0.95

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.calibrate.observing import read_layers
 from mmkv_bench.calibrate.samples import Page
+from mmkv_bench.compression.numerics.prefix import prefix_curves, prefix_ratios, scaled
 from mmkv_bench.compression.observation import Needs, Observation
-from mmkv_bench.compression.statistics.prefix import prefix_curves, prefix_ratios, scaled
 from mmkv_bench.generation.encode import encode
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mmkv_bench.compression.statistics.attention import column_sums
+from mmkv_bench.compression.numerics.attention import column_sums
 from mmkv_bench.errors import UnsupportedError
 
 

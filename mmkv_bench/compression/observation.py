@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from mmkv_bench.compression.statistics.attention import column_sums, window_mass
-from mmkv_bench.compression.statistics.moments import ROWS, ElementMoments, JointMoments
-from mmkv_bench.compression.statistics.rotary import rotate, unrotate
+from mmkv_bench.compression.numerics.attention import column_sums, window_mass
+from mmkv_bench.compression.numerics.moments import ROWS, ElementMoments, JointMoments
+from mmkv_bench.compression.numerics.rotary import rotate, unrotate
 
 QUERY_MOMENTS_SKIP = 4  # tokens left out of the query moments: attention sinks, as Expected Attention's reference does
 

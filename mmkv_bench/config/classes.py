@@ -26,7 +26,7 @@ _ELSEWHERE = re.compile(r"see ``(\w+)``")
 
 
 @dataclass(frozen=True)
-class Source:
+class ClassFields:
     """A class: dotted name, and field -> default (`REQUIRED` where there is none), those of its parents first."""
 
     target: str
@@ -34,16 +34,16 @@ class Source:
 
 
 @cache
-def find(target: str) -> Source | None:
+def find(target: str) -> ClassFields | None:
     """The class of this dotted name; None where this package has none such."""
     module, _, name = target.rpartition(".")
     if not module.startswith(f"{PACKAGE}.") or not _file(module).is_file() or name not in _module(module)[0]:
         return None
-    return Source(target, _fields(module, _module(module)[0][name]))
+    return ClassFields(target, _fields(module, _module(module)[0][name]))
 
 
 @cache
-def parts(folder: str) -> dict[str, Source]:
+def parts(folder: str) -> dict[str, ClassFields]:
     """Module -> its part, for a folder below `compression`: the last class that descends from the folder's base class."""
     found = {}
     for file in sorted((_ROOT / "compression" / folder).glob("*.py")):

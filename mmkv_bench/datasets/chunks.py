@@ -28,8 +28,8 @@ def cache_root() -> Path:
 
 
 @dataclass(frozen=True)
-class Chunk:
-    """Chunk `number` (from 0) below `parent`. Several processes may publish the same chunk side by side."""
+class DataChunk:
+    """DataChunk `number` (from 0) below `parent`. Several processes may publish the same chunk side by side."""
 
     parent: Path
     number: int

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 WORD = "<image>"  # what datasets write where an image stands
 
 
-class Prompt(NamedTuple):
+class Conversation(NamedTuple):
     """Messages with placeholders, and the media that take the places in reading order."""
 
     messages: list[dict[str, Any]]
@@ -28,8 +28,8 @@ class Prompt(NamedTuple):
     videos: list[Any]
 
 
-def to_prompt(messages: Sequence[dict[str, Any]], task: str) -> Prompt:
-    """What a task's `doc_to_messages` returned ({"role", "content": text or parts}) as a `Prompt`.
+def to_prompt(messages: Sequence[dict[str, Any]], task: str) -> Conversation:
+    """What a task's `doc_to_messages` returned ({"role", "content": text or parts}) as a `Conversation`.
 
     Images become RGB; an image or video given by its path must be a local file.
     Raises DataError for media that are missing or broken, UnsupportedError for audio and unknown parts.
@@ -41,7 +41,7 @@ def to_prompt(messages: Sequence[dict[str, Any]], task: str) -> Prompt:
         content = message["content"]
         parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
         turns.append({"role": message["role"], "content": [_part(part, images, videos, task) for part in parts]})
-    return Prompt(turns, images, videos)
+    return Conversation(turns, images, videos)
 
 
 def _part(part: dict[str, Any], images: list, videos: list, task: str) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def _video(medium: Any, part: dict[str, Any], task: str) -> Any:
     return {"video": medium, **span} if span else medium
 
 
-def with_placeholders(prompt: Prompt, use: str | None, dataset: str) -> Prompt:
+def with_placeholders(prompt: Conversation, use: str | None, dataset: str) -> Conversation:
     """A prompt whose text says `<image>`, with that word taken for what the dataset means by it.
 
     Args:
@@ -148,7 +148,7 @@ def _interleaved(parts: Sequence[dict[str, Any]], dataset: str) -> list[dict[str
     return found
 
 
-def prompt_hash(prompt: Prompt) -> str:
+def prompt_hash(prompt: Conversation) -> str:
     """sha256 (hex) over the messages' text and placeholders and the size and pixels of every image.
 
     A video given as a path counts by the content of its file, whatever its name and place; decoded frames by their values.

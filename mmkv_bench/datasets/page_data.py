@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import mmkv_bench.tiny
-from mmkv_bench.datasets.chunks import Chunk, cache_root
-from mmkv_bench.datasets.messages import Prompt, prompt_hash
+from mmkv_bench.datasets.chunks import DataChunk, cache_root
+from mmkv_bench.datasets.messages import Conversation, prompt_hash
 from mmkv_bench.datasets.page_tasks import page_task, place
 from mmkv_bench.errors import DataError
 
@@ -44,7 +44,7 @@ def load(name: str, split: str, count: int) -> datasets.Dataset:
     import datasets
     from tqdm import tqdm
 
-    chunks = [Chunk(folder(name, split), number) for number in range(-(-count // CHUNK))]
+    chunks = [DataChunk(folder(name, split), number) for number in range(-(-count // CHUNK))]
     missing = [chunk for chunk in chunks if not chunk.exists()]
     for chunk in tqdm(missing, f"rendering {name} ({split})", unit="chunk", disable=len(missing) < 2, leave=False):
         chunk.publish(_table(chunk_samples(name, split, chunk.number)), manifest=generator())
@@ -88,7 +88,7 @@ def chunk_samples(name: str, split: str, number: int) -> list[Sample]:
 def to_row(sample: Sample) -> dict[str, Any]:
     """A sample's columns, with PIL images, and the hash of the prompt that lmms-eval will make of it."""
     content = [{"type": "image"} for _ in sample.images] + [{"type": "text", "text": sample.question}]
-    prompt = Prompt([{"role": "user", "content": content}], sample.images, [])
+    prompt = Conversation([{"role": "user", "content": content}], sample.images, [])
     return {
         "sample_id": sample.sample_id,
         "cluster": sample.cluster,
@@ -127,7 +127,7 @@ def _png(image: Image.Image) -> dict[str, Any]:
     return {"bytes": file.getvalue(), "path": None}
 
 
-def _check_frozen(name: str, split: str, chunk: Chunk, part: datasets.Dataset) -> None:
+def _check_frozen(name: str, split: str, chunk: DataChunk, part: datasets.Dataset) -> None:
     frozen = frozen_digests().get(name, []) if split == "test" else []
     if chunk.number >= len(frozen):
         return

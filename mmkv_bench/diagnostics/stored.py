@@ -11,7 +11,7 @@ from mmkv_bench.config.compose import method_defaults
 from mmkv_bench.config.schema import Config
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.methods.build import DECODING, flat_parameters
-from mmkv_bench.plan.cells import Cell, Facts, bases, expand
+from mmkv_bench.plan.cells import Cell, Identity, bases, expand
 from mmkv_bench.store.schema import CELL_COLUMNS
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def plan_again(rows: Sequence[Row]) -> Planned:
     """
     from mmkv_bench.datasets.sources import preflight
     from mmkv_bench.datasets.specs import spec_from_config
-    from mmkv_bench.plan import facts as facts_of
+    from mmkv_bench.plan import identity
     from mmkv_bench.run.report import plain
     from mmkv_bench.run.run import stay_offline
 
@@ -65,7 +65,7 @@ def plan_again(rows: Sequence[Row]) -> Planned:
     config.datasets = {spec.dataset: node}
     stay_offline(config, {spec.dataset: spec})
     preflight(spec)
-    facts, _ = facts_of.gather(config, {spec.dataset: spec})
+    facts, _ = identity.gather(config, {spec.dataset: spec})
     facts = replace(facts, **{name: rows[0][name] for name in VERSIONS})
     found, refused = {}, {}
     for method in dict.fromkeys(row["method"] for row in rows):
@@ -107,7 +107,7 @@ def run_config(stored: Mapping[str, Any], datasets: Iterable[str], methods: Iter
     return OmegaConf.merge(config, one)
 
 
-def _expanded(config: DictConfig, method: str, facts: Facts) -> list[Cell]:
+def _expanded(config: DictConfig, method: str, facts: Identity) -> list[Cell]:
     """The cells of one method."""
     config = config.copy()
     base = str(config.variants[method].base) if method in config.variants else method
@@ -117,7 +117,7 @@ def _expanded(config: DictConfig, method: str, facts: Facts) -> list[Cell]:
     return [cell for cell in cells_again(config, facts, defaults) if cell.method == method]
 
 
-def cells_again(config: DictConfig, facts: Facts, defaults: Mapping[str, DictConfig]) -> list[Cell]:
+def cells_again(config: DictConfig, facts: Identity, defaults: Mapping[str, DictConfig]) -> list[Cell]:
     """The cells of a `run_config`. A method's parts are those of its file now (`defaults`), with the stored values of its
     parameters: a stored configuration has no interpolations left, and a reading changes parameters that parts refer to.
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
-from mmkv_bench.generation.alone import fill_account
 from mmkv_bench.generation.result import CellSpec, ForkResult
+from mmkv_bench.generation.single import fill_account
 from mmkv_bench.protocols import protocol as protocol_named
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from mmkv_bench.evaluation.documents import Documents
 from mmkv_bench.evaluation.replay import Replay
 from mmkv_bench.judging.client import asking
 from mmkv_bench.judging.known import JudgedMetric
-from mmkv_bench.judging.sitting import Probe
+from mmkv_bench.judging.scoring_pass import Probe
 
 
 def metrics_due(

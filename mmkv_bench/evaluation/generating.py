@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
-from mmkv_bench.datasets.messages import Prompt, prompt_hash, stated, to_prompt, with_placeholders
+from mmkv_bench.datasets.messages import Conversation, prompt_hash, stated, to_prompt, with_placeholders
 from mmkv_bench.datasets.task_spec import TaskSpec
 from mmkv_bench.errors import DataError, MMKVError
 from mmkv_bench.evaluation.contract import Request, SampleRef
@@ -105,7 +105,7 @@ def _request(
     memory: Memory | None,
 ) -> Request:
     _, doc_to_messages, _, doc_id, _, split = instance.args
-    prompt, error = Prompt([], [], []), None
+    prompt, error = Conversation([], [], []), None
     with opened() as heard:
         try:
             prompt = to_prompt(doc_to_messages(docs.full[split][doc_id]), spec.name)

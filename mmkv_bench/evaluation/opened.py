@@ -15,11 +15,11 @@ from contextlib import contextmanager
 from mmkv_bench.file_state import State
 
 CODE = (".py", ".pyc", ".so")  # imported on the way; the versions of packages stand for it
-_listeners: list[Opened] = []
+_listeners: list[OpenedFiles] = []
 _hooked = False
 
 
-class Opened:
+class OpenedFiles:
     """Files that were opened for reading: path -> state before that, None where there was no file.
 
     `traceable`: whether every path says where its file lies; a relative one depends on the working folder.
@@ -47,13 +47,13 @@ class Opened:
 
 
 @contextmanager
-def opened() -> Iterator[Opened]:
+def opened() -> Iterator[OpenedFiles]:
     """Listen while the block runs, in all threads."""
     global _hooked
     if not _hooked:
         sys.addaudithook(_hear)
         _hooked = True
-    found = Opened()
+    found = OpenedFiles()
     _listeners.append(found)
     try:
         yield found

@@ -22,11 +22,11 @@ from typing import Any, NamedTuple
 from mmkv_bench.datasets import sources
 from mmkv_bench.datasets.catalog import task_file
 from mmkv_bench.datasets.chunks import cache_root
-from mmkv_bench.datasets.messages import Prompt
+from mmkv_bench.datasets.messages import Conversation
 from mmkv_bench.datasets.task_spec import TaskSpec
 from mmkv_bench.evaluation.content import fingerprint
 from mmkv_bench.evaluation.documents import documents, media_columns
-from mmkv_bench.evaluation.opened import Opened
+from mmkv_bench.evaluation.opened import OpenedFiles
 from mmkv_bench.file_state import State, outlives_the_process, state_of
 
 SCHEME = 1  # version of what `messages.prompt_hash` makes of a prompt
@@ -34,7 +34,7 @@ SAVE_EVERY_S = 300.0
 _COLUMNS = ("doc_id", "prompt_hash", "files", "states")
 
 
-class Known(NamedTuple):
+class KnownPrompt(NamedTuple):
     """A prompt's hash, and the state of each file that was opened for it: None where there was none."""
 
     hash: str
@@ -50,11 +50,11 @@ class Memory:
 
     def __init__(self, file: Path, media: bool) -> None:
         self.file, self.media, self.looked = file, media, dict[int, str]()
-        self.new: dict[int, Known] = {}
+        self.new: dict[int, KnownPrompt] = {}
         self.known = _read(file)
         self._saved = time.monotonic()
 
-    def note(self, doc_id: int, found: str, prompt: Prompt, heard: Opened) -> None:
+    def note(self, doc_id: int, found: str, prompt: Conversation, heard: OpenedFiles) -> None:
         """Keep the hash of a prompt that was just made, and what was heard meanwhile."""
         self.looked[doc_id] = found
         self.known.pop(doc_id, None)
@@ -64,7 +64,7 @@ class Memory:
         if not found or frames or unheard or not heard.traceable:
             return
         if all(state is None or outlives_the_process(path, state) for path, state in heard.files.items()):
-            self.known[doc_id] = self.new[doc_id] = Known(found, dict(heard.files))
+            self.known[doc_id] = self.new[doc_id] = KnownPrompt(found, dict(heard.files))
         if time.monotonic() - self._saved > SAVE_EVERY_S:
             self.save()
 
@@ -115,7 +115,7 @@ def memory_of(spec: TaskSpec) -> Memory:
 def rows_hold_media(spec: TaskSpec) -> bool:
     """Whether the dataset's rows hold all its media, so that its fingerprint says all about its prompts.
 
-    Known of pages, and of lmms-eval's and our own tasks with media columns of which none names a file in place of bytes.
+    KnownPrompt of pages, and of lmms-eval's and our own tasks with media columns of which none names a file in place of bytes.
     """
     if spec.is_pages:
         return True
@@ -153,14 +153,14 @@ def _state(path: str) -> State | None:
         return None
 
 
-def _read(file: Path) -> dict[int, Known]:
+def _read(file: Path) -> dict[int, KnownPrompt]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         rows = pq.read_table(file).to_pydict()
         return {
-            doc_id: Known(found, {path: _parsed(state) for path, state in zip(paths, states, strict=True)})
+            doc_id: KnownPrompt(found, {path: _parsed(state) for path, state in zip(paths, states, strict=True)})
             for doc_id, found, paths, states in zip(*(rows[name] for name in _COLUMNS), strict=True)
         }
     except (OSError, KeyError, TypeError, ValueError, pa.ArrowException):
@@ -175,7 +175,7 @@ def _parsed(text: str) -> State | None:
     return State(*map(int, text.split())) if text else None
 
 
-def _write(file: Path, known: dict[int, Known]) -> None:
+def _write(file: Path, known: dict[int, KnownPrompt]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -35,7 +35,7 @@ from mmkv_bench.evaluation.task_errors import scoring_errors, task_errors
 from mmkv_bench.evaluation.verdict import base
 from mmkv_bench.judging.pairs import PAIRED, pair_score, pairs
 from mmkv_bench.judging.proxy import proxy
-from mmkv_bench.judging.sitting import Sitting
+from mmkv_bench.judging.scoring_pass import ScoringPass
 
 if TYPE_CHECKING:
     from lmms_eval.api.instance import Instance
@@ -61,8 +61,8 @@ class Replay:
     With several filters, metrics are named "metric,filter".
     """
 
-    def __init__(self, spec: TaskSpec, docs: Documents, texts: Mapping[int, str], sitting: Sitting) -> None:
-        self.spec, self.docs, self.texts, self.sitting = spec, docs, texts, sitting
+    def __init__(self, spec: TaskSpec, docs: Documents, texts: Mapping[int, str], scoring_pass: ScoringPass) -> None:
+        self.spec, self.docs, self.texts, self.scoring_pass = spec, docs, texts, scoring_pass
         self.values: dict[int, dict[str, float]] = {}
         self.parts: dict[int, dict[str, tuple[float, ...]]] = {}
         self.unscored: dict[str, None] = {}
@@ -122,14 +122,14 @@ class Replay:
     def _guard(self, key: Any, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """One sample: its questions are its own, and what comes of a question without an answer is not aggregated."""
         doc_id = self._doc(key)
-        with self.sitting.of([doc_id]):
+        with self.scoring_pass.of([doc_id]):
             try:
                 metrics = run()
             except (Exception, SystemExit):
-                if self.sitting.lacks(doc_id):
+                if self.scoring_pass.lacks(doc_id):
                     return {}
                 raise
-        made_up = self.sitting.unanswered.get(doc_id, {})
+        made_up = self.scoring_pass.unanswered.get(doc_id, {})
         return {name: value for name, value in metrics.items() if name not in made_up and None not in made_up}
 
     def _before(self, key: Any) -> None:
@@ -170,7 +170,7 @@ class Replay:
                 if isinstance(raw, Mapping) and "parts" in raw:  # a task of ours whose metric is no mean
                     self.parts.setdefault(key, {})[name] = tuple(map(float, raw["parts"]))
         if tells_right_only(metrics):
-            if self.sitting.lacks(doc_id):
+            if self.scoring_pass.lacks(doc_id):
                 self.unheard.add(key)  # what would have been read is the judge's to say
             else:
                 nothing = right_under_no_key(metrics, lambda key: self.task.scored(doc_id, results, key))
@@ -225,7 +225,7 @@ class Replay:
             for pair in pairs([docs[ref.doc_id][PAIRED[metric]] for ref in self.docs.refs]):
                 if not halves.keys() >= set(pair):
                     continue
-                with self.sitting.of(pair):
+                with self.scoring_pass.of(pair):
                     value = pair_score(*(halves[doc_id] for doc_id in pair), self.task.metric_functions[metric])
                 for doc_id in pair:
                     self.values[doc_id][name] = value

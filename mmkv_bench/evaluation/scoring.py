@@ -15,13 +15,13 @@ from mmkv_bench.evaluation.parsing import PARSE_FAILED
 from mmkv_bench.evaluation.replay import Replay
 from mmkv_bench.evaluation.verdict import Lost, base, judged_by, prompts_of, reasons, take_back, unheard
 from mmkv_bench.judging.client import asking
-from mmkv_bench.judging.desk import Desk
+from mmkv_bench.judging.ledger import Ledger
 from mmkv_bench.judging.rounds import in_rounds
-from mmkv_bench.judging.sitting import Probe, Sitting
+from mmkv_bench.judging.scoring_pass import Probe, ScoringPass
 
 
 def score(
-    spec: TaskSpec, answers: Mapping[str, Answer], limit: int | None = None, judge: Desk | None = None
+    spec: TaskSpec, answers: Mapping[str, Answer], limit: int | None = None, judge: Ledger | None = None
 ) -> CellScores:
     """Scores of one cell on one dataset, from its stored answers.
 
@@ -50,16 +50,18 @@ def score(
     }
     check_prompts(spec, docs, answers, texts)
     reason = why_incomplete(docs, answers)
-    (replay, aggregate), sitting = in_rounds(
-        spec.name, judge or Desk(), lambda sitting: _pass(spec, docs, texts, sitting, with_aggregates=reason is None)
+    (replay, aggregate), scoring_pass = in_rounds(
+        spec.name,
+        judge or Ledger(),
+        lambda scoring_pass: _pass(spec, docs, texts, scoring_pass, with_aggregates=reason is None),
     )
     failed = [ref.doc_id for ref in docs.refs if ref.sample_id in answers and ref.doc_id not in texts]
-    due = metrics_due(spec, docs, [*failed, *unheard(sitting)], sitting.judged)
+    due = metrics_due(spec, docs, [*failed, *unheard(scoring_pass)], scoring_pass.judged)
     listed = _all_metrics(spec, replay.values)
     lost = take_back(
-        sitting, replay.values, lambda doc_id: list(dict.fromkeys([*listed, *due[doc_id]])), kept=PARSE_FAILED
+        scoring_pass, replay.values, lambda doc_id: list(dict.fromkeys([*listed, *due[doc_id]])), kept=PARSE_FAILED
     )
-    not_judged = reasons(sitting, lost, len(texts), aggregate)
+    not_judged = reasons(scoring_pass, lost, len(texts), aggregate)
     named = dict.fromkeys([*aggregate, *(name for found in replay.values.values() for name in found)])
     return CellScores(
         samples=rows_of(spec, docs, answers, replay, lost, due),
@@ -68,16 +70,16 @@ def score(
         unaggregated=replay.unaggregated,
         unscored=tuple(replay.unscored),
         judged=judged_by(
-            sitting, [name for name in named if base(name) != PARSE_FAILED], _prompts(spec, docs, sitting)
+            scoring_pass, [name for name in named if base(name) != PARSE_FAILED], _prompts(spec, docs, scoring_pass)
         ),
         not_judged=not_judged,
     )
 
 
 def _pass(
-    spec: TaskSpec, docs: Documents, texts: Mapping[int, str], sitting: Sitting, with_aggregates: bool
+    spec: TaskSpec, docs: Documents, texts: Mapping[int, str], scoring_pass: ScoringPass, with_aggregates: bool
 ) -> tuple[Replay, dict[str, float]]:
-    replay = Replay(spec, docs, texts, sitting)
+    replay = Replay(spec, docs, texts, scoring_pass)
     return replay, replay.run(with_aggregates) if texts else {}
 
 
@@ -85,15 +87,15 @@ UNDER_TEST = "‹…›"
 _PROMPTS: dict[tuple[str, int], dict[str | None, str]] = {}
 
 
-def _prompts(spec: TaskSpec, docs: Documents, sitting: Sitting) -> dict[str | None, str]:
+def _prompts(spec: TaskSpec, docs: Documents, scoring_pass: ScoringPass) -> dict[str | None, str]:
     """Digests of the judge's prompts by metric: of the questions about the dataset's first two documents with one text
     in the place of the answers, so that they tell prompts and not answers apart. Empty where nobody was asked."""
-    if not any(asked.answered for asked in sitting.asked):
+    if not any(asked.answered for asked in scoring_pass.asked):
         return {}
     first = {ref.doc_id: UNDER_TEST for ref in docs.refs[:2]}
     key = spec.key(), len(first)
     if key not in _PROMPTS:
-        probe = Probe(sitting.judged)
+        probe = Probe(scoring_pass.judged)
         with asking(probe), suppress(ScoringError):
             Replay(spec, docs, first, probe).run(with_aggregates=True)
         _PROMPTS[key] = prompts_of(probe.asked)

@@ -36,9 +36,9 @@ from mmkv_bench.evaluation.scoring import (
     why_incomplete,
 )
 from mmkv_bench.judging.client import asking
-from mmkv_bench.judging.desk import Desk
 from mmkv_bench.judging.known import JUDGED
-from mmkv_bench.judging.sitting import Sitting
+from mmkv_bench.judging.ledger import Ledger
+from mmkv_bench.judging.scoring_pass import ScoringPass
 
 if TYPE_CHECKING:
     from lmms_eval.api.instance import Instance
@@ -53,7 +53,7 @@ Answers = Callable[[str], Mapping[str, Answer]]
 
 
 def score_many(
-    spec: TaskSpec, cells: Sequence[str], answers: Answers, judge: Desk | None = None
+    spec: TaskSpec, cells: Sequence[str], answers: Answers, judge: Ledger | None = None
 ) -> Iterator[tuple[str, CellScores]]:
     """The scores of each cell, in their order, as `score` gives them for the cell alone and as far as its answers reach.
 
@@ -129,13 +129,13 @@ class SharedReplay(Replay):
     """
 
     def __init__(self, spec: TaskSpec, docs: Documents, texts: Mapping[int, Sequence[str]]) -> None:
-        super().__init__(spec, docs, texts, Sitting(Desk(), ()))
+        super().__init__(spec, docs, texts, ScoringPass(Ledger(), ()))
         self.returned: dict[tuple[int, int], list[dict[str, Any]]] = {}
 
     @property
     def alone(self) -> bool:
         """Whether each score is of one sample, and no judge was asked."""
-        return not (self.captions or self.halves or self.sitting.asked or self.sitting.unanswered)
+        return not (self.captions or self.halves or self.scoring_pass.asked or self.scoring_pass.unanswered)
 
     def _task(self, module: ModuleType, config: Mapping[str, Any], with_aggregates: bool) -> ScoringTask:
         counts = {doc_id: len(own) for doc_id, own in self.texts.items()}
@@ -163,7 +163,7 @@ class Together:
         self.outcomes: dict[int, dict[str, Outcome]] = {ref.doc_id: {} for ref in docs.refs}
         self.unscored: dict[str, None] = {}
         self.due: dict[int, list[str]] = {}
-        self.aggregating = Replay(spec, docs, {}, Sitting(Desk(), ()))
+        self.aggregating = Replay(spec, docs, {}, ScoringPass(Ledger(), ()))
 
     def ask(self, texts: Mapping[int, Iterable[str]]) -> bool:
         """Score all answers, doc_id -> its texts; False where that is not a matter of single samples."""
@@ -176,7 +176,7 @@ class Together:
             for doc_id, text in waiting[start : start + AT_ONCE]:
                 own.setdefault(doc_id, []).append(text)
             replay = SharedReplay(self.spec, self.docs, own)
-            with asking(replay.sitting):
+            with asking(replay.scoring_pass):
                 replay.name_metrics()
             if not replay.alone:
                 return False

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from mmkv_bench.evaluation.contract import JudgedBy
 from mmkv_bench.judging.question import prompts_digest
-from mmkv_bench.judging.sitting import Asked, Sitting
+from mmkv_bench.judging.scoring_pass import Asked, ScoringPass
 
 NOT_JUDGED = "not judged"
 """Begins the reason of every metric that lacks a judge's answer."""
@@ -16,7 +16,7 @@ Lost = dict[int, dict[str, str]]
 
 
 def take_back(
-    sitting: Sitting,
+    scoring_pass: ScoringPass,
     values: dict[int, dict[str, float]],
     metrics: Callable[[int], Sequence[str]],
     kept: str = "",
@@ -27,47 +27,49 @@ def take_back(
     decides.
     """
     lost: Lost = {}
-    for owner in unheard(sitting):
+    for owner in unheard(scoring_pass):
         wanted = metrics(owner)
         found, gone = values.setdefault(owner, {}), lost.setdefault(owner, {})
-        for metric, why in sitting.unanswered.get(owner, {}).items():
+        for metric, why in scoring_pass.unanswered.get(owner, {}).items():
             names = [name for name in found if metric in (None, base(name)) and base(name) != kept]
             for name in names or ([metric] if metric else [name for name in wanted if name not in gone]):
                 gone[name] = why
                 found.pop(name, None)
-        if owner in sitting.refused:
-            gone |= {name: sitting.refused[owner] for name in wanted if name not in found and name not in gone}
+        if owner in scoring_pass.refused:
+            gone |= {name: scoring_pass.refused[owner] for name in wanted if name not in found and name not in gone}
     return lost
 
 
-def unheard(sitting: Sitting) -> list[int]:
+def unheard(scoring_pass: ScoringPass) -> list[int]:
     """The doc_ids of samples of which a question had no answer."""
-    return sorted(owner for owner in {*sitting.unanswered, *sitting.refused} if owner is not None)
+    return sorted(owner for owner in {*scoring_pass.unanswered, *scoring_pass.refused} if owner is not None)
 
 
-def reasons(sitting: Sitting, lost: Lost, samples: int, aggregated: Iterable[str]) -> dict[str, str]:
+def reasons(scoring_pass: ScoringPass, lost: Lost, samples: int, aggregated: Iterable[str]) -> dict[str, str]:
     """Metric -> `not judged: ...`, for each metric that misses an answer in a sample or in lmms-eval's aggregation."""
     found: dict[str, str] = {}
     for name in dict.fromkeys(name for gone in lost.values() for name in gone):
         whys = [gone[name] for gone in lost.values() if name in gone]
         found[name] = f"{NOT_JUDGED}: {len(whys)} of {samples} samples: {whys[0]}"
-    for metric, why in sitting.unanswered.get(None, {}).items():
+    for metric, why in scoring_pass.unanswered.get(None, {}).items():
         for name in aggregated:
             if metric in (None, base(name)):
                 found.setdefault(name, f"{NOT_JUDGED}: lmms-eval's aggregation: {why}")
     return found
 
 
-def judged_by(sitting: Sitting, names: Iterable[str], prompts: Mapping[str | None, str]) -> dict[str, JudgedBy]:
+def judged_by(
+    scoring_pass: ScoringPass, names: Iterable[str], prompts: Mapping[str | None, str]
+) -> dict[str, JudgedBy]:
     """Metric -> who judged it, for each metric of `names` with an answer of the judge."""
     found = {}
     for name in names:
-        answered = [asked for asked in sitting.asked if asked.answered and asked.metric in (None, base(name))]
+        answered = [asked for asked in scoring_pass.asked if asked.answered and asked.metric in (None, base(name))]
         if not answered:
             continue
         temperatures = {asked.question.temperature for asked in answered}
         found[name] = JudgedBy(
-            model=str(sitting.desk.model),
+            model=str(scoring_pass.ledger.model),
             prompts=prompts.get(base(name)) or prompts.get(None),
             temperature=temperatures.pop() if len(temperatures) == 1 else None,
         )

@@ -7,7 +7,7 @@
         ...
 
 Let JudgeError pass: the sample is then `not judged` and not 0. It is also raised while questions are only being
-collected (desk.py explains the rounds), so metric code may run several times for a sample and must have no effects.
+collected (ledger.py explains the rounds), so metric code may run several times for a sample and must have no effects.
 A scorer with further metrics that need no judge catches it and returns those alone.
 """
 
@@ -20,24 +20,24 @@ from typing import TYPE_CHECKING, Any
 from mmkv_bench.judging.question import JudgeError, Question, Readable, not_blank
 
 if TYPE_CHECKING:
-    from mmkv_bench.judging.sitting import Sitting
+    from mmkv_bench.judging.scoring_pass import ScoringPass
 
 
-_OPEN: list[Sitting] = []  # scoring is one at a time in a process: it also changes the working folder and stdout
+_OPEN: list[ScoringPass] = []  # scoring is one at a time in a process: it also changes the working folder and stdout
 
 
 @contextmanager
-def asking(sitting: Sitting) -> Iterator[None]:
-    """Within it, `ask`, `ask_all` and the proxy bring their questions to this sitting."""
-    _OPEN.append(sitting)
+def asking(scoring_pass: ScoringPass) -> Iterator[None]:
+    """Within it, `ask`, `ask_all` and the proxy bring their questions to this scoring_pass."""
+    _OPEN.append(scoring_pass)
     try:
         yield
     finally:
-        _OPEN.remove(sitting)
+        _OPEN.remove(scoring_pass)
 
 
-def sitting_now() -> Sitting | None:
-    """The sitting that questions go to; None outside of scoring."""
+def open_pass() -> ScoringPass | None:
+    """The scoring_pass that questions go to; None outside of scoring."""
     return _OPEN[-1] if _OPEN else None
 
 
@@ -73,14 +73,14 @@ def ask_all(
 
     Raises JudgeError when one of them has no answer (yet).
     """
-    sitting = sitting_now()
-    if sitting is None:
+    scoring_pass = open_pass()
+    if scoring_pass is None:
         raise JudgeError("a judge is asked while answers are scored; outside the score stage there is none")
     questions = [Question.of(prompt, temperature, max_tokens, readable) for prompt in prompts]
     answers, errors = [], []
     for question in questions:  # all of them, so that one round collects all
         try:
-            answers.append(sitting.answer(question, example))
+            answers.append(scoring_pass.answer(question, example))
         except JudgeError as error:
             errors.append(error)
     if errors:

@@ -1,4 +1,4 @@
-"""The judge of a run: its settings checked before any work, its desk for the score stage, and what to say of it."""
+"""The judge of a run: its settings checked before any work, its ledger for the score stage, and what to say of it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mmkv_bench.errors import ConfigError
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from mmkv_bench.judging.desk import Desk
+    from mmkv_bench.judging.ledger import Ledger
 
 NOT_JUDGED = "not judged"  # begins the reason of a metric that lacks answers of a judge (evaluation/verdict.py)
 _WHOLE = {"retries": 0, "concurrency": 1}
@@ -44,17 +44,17 @@ def check_judge(config: DictConfig) -> None:
         )
 
 
-def desk_of(config: DictConfig, root: Path) -> Desk:
-    """The desk of a run whose rows are in `root`. Nothing is asked and no file is made yet.
+def ledger_of(config: DictConfig, root: Path) -> Ledger:
+    """The ledger of a run whose rows are in `root`. Nothing is asked and no file is made yet.
 
     Raises ConfigError when a judge is wanted whose model or address is not given.
     """
-    from mmkv_bench.judging.desk import Desk
+    from mmkv_bench.judging.ledger import Ledger
     from mmkv_bench.judging.settings import JudgeSettings
 
     judge = config.judge
     if judge.kind == "none":
-        return Desk()
+        return Ledger()
     if not judge.model:
         raise ConfigError(
             f"judge={judge.kind} has no model; allowed: an id that the endpoint knows; give judge.model=<id>"
@@ -63,7 +63,7 @@ def desk_of(config: DictConfig, root: Path) -> Desk:
         raise ConfigError(
             f"judge.url={judge.url} is no address; allowed: a base url such as http://127.0.0.1:8000/v1; give judge.url"
         )
-    return Desk(
+    return Ledger(
         JudgeSettings(
             model=str(judge.model),
             url=str(judge.url),
@@ -78,21 +78,21 @@ def desk_of(config: DictConfig, root: Path) -> Desk:
     )
 
 
-def summary(desk: Desk, metrics: Sequence[Mapping[str, Any]]) -> str | None:
+def summary(ledger: Ledger, metrics: Sequence[Mapping[str, Any]]) -> str | None:
     """What became of a run's questions, and which of its metrics are not judged; None when nobody is asked anything.
 
     metrics: the `metrics` rows of the run's cells.
     """
     lines = []
-    counts, open_rows = desk.counts, [row for row in metrics if not_judged(row)]
-    if desk.settings is not None and counts:
-        kept = f"{counts['cached']} answers found in {desk.settings.cache}"
-        lost = f", {counts['failed']} questions without an answer ({desk.gone or desk.first_failure})"
-        lines.append(f"judge {desk.model}: {counts['asked']} answers, {kept}{lost * bool(counts['failed'])}")
-    earlier = sorted({row["judge"] for row in metrics if row["judge"] not in (None, desk.model)})
-    if desk.settings is not None and earlier:
+    counts, open_rows = ledger.counts, [row for row in metrics if not_judged(row)]
+    if ledger.settings is not None and counts:
+        kept = f"{counts['cached']} answers found in {ledger.settings.cache}"
+        lost = f", {counts['failed']} questions without an answer ({ledger.gone or ledger.first_failure})"
+        lines.append(f"judge {ledger.model}: {counts['asked']} answers, {kept}{lost * bool(counts['failed'])}")
+    earlier = sorted({row["judge"] for row in metrics if row["judge"] not in (None, ledger.model)})
+    if ledger.settings is not None and earlier:
         lines.append(
-            f"scores of {', '.join(earlier)} stand where {desk.model} has not answered for all that they judged"
+            f"scores of {', '.join(earlier)} stand where {ledger.model} has not answered for all that they judged"
         )
     if open_rows:
         names = ", ".join(sorted({f"{row['dataset']} {row['metric']}" for row in open_rows}))

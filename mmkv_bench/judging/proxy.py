@@ -1,8 +1,8 @@
-"""What lmms-eval's scorers take for OpenAI: a server on the loopback of this process that hands out the desk's answers.
+"""What lmms-eval's scorers take for OpenAI: a server on the loopback of this process that hands out the ledger's answers.
 
 Scorers read the judge's address when their module is loaded, some once for the whole process, and know two conventions
 for it: the base url (clients of the package `openai`) and the full one (posted to as it is). The proxy answers both.
-It never waits for a judge and reaches no network: what has no answer gets a filler, and the sitting remembers that.
+It never waits for a judge and reaches no network: what has no answer gets a filler, and the scoring_pass remembers that.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from functools import cache
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
-from mmkv_bench.judging.client import sitting_now
+from mmkv_bench.judging.client import open_pass
 from mmkv_bench.judging.question import Question
 
 PATH = "/v1/chat/completions"
@@ -69,7 +69,7 @@ def task_variables(environment: dict[str, str]) -> dict[str, str]:
         "OPENAI_API_KEY": judge.token,
         "OPENAI_API_URL": judge.root + PATH,  # taken as base or as full url: both paths are answered
         "OPENAI_BASE_URL": f"{judge.root}/v1",  # of the package `openai`
-        "MODEL_VERSION": "judge",  # the desk asks for the configured model, whatever the scorer names
+        "MODEL_VERSION": "judge",  # the ledger asks for the configured model, whatever the scorer names
         "NO_PROXY": direct,
         "no_proxy": direct,
     }
@@ -86,8 +86,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(401, {"error": {"message": "this address answers the scorers of its own process"}})
         if not self.path.endswith("/chat/completions"):
             return self._send(404, {"error": {"message": "only /chat/completions is answered"}})
-        sitting = sitting_now()
-        if sitting is None:
+        scoring_pass = open_pass()
+        if scoring_pass is None:
             return self._send(503, {"error": {"message": "nothing is being scored"}})
         try:
             asked = json.loads(body)
@@ -95,7 +95,7 @@ class _Handler(BaseHTTPRequestHandler):
             question = Question.of(asked["messages"], asked.get("temperature", 0.0), limit)
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             return self._send(400, {"error": {"message": f"no chat completion request: {error!r}"}})
-        return self._send(200, _completion(sitting.fill(question)))
+        return self._send(200, _completion(scoring_pass.fill(question)))
 
     def _send(self, status: int, body: dict[str, Any]) -> None:
         data = json.dumps(body).encode()

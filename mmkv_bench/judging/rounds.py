@@ -6,24 +6,24 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from mmkv_bench.judging.client import asking
-from mmkv_bench.judging.desk import Desk
 from mmkv_bench.judging.known import JUDGED
-from mmkv_bench.judging.sitting import Sitting
+from mmkv_bench.judging.ledger import Ledger
+from mmkv_bench.judging.scoring_pass import ScoringPass
 
 Result = TypeVar("Result")
 ROUNDS = 12  # a scorer whose every question follows from the answer before needs one more than it has questions
 
 
-def in_rounds(task: str, desk: Desk, one_pass: Callable[[Sitting], Result]) -> tuple[Result, Sitting]:
-    """What the last pass gave, with its sitting. A task that asks no judge has one pass.
+def in_rounds(task: str, ledger: Ledger, one_pass: Callable[[ScoringPass], Result]) -> tuple[Result, ScoringPass]:
+    """What the last pass gave, with its scoring_pass. A task that asks no judge has one pass.
 
     A scorer that asks new questions without end is left after `ROUNDS` passes; its samples are not judged.
     """
     for _ in range(ROUNDS):
-        sitting = Sitting(desk, JUDGED.get(task, ()))
-        with asking(sitting):
-            result = one_pass(sitting)
-        if not desk.waiting:
+        scoring_pass = ScoringPass(ledger, JUDGED.get(task, ()))
+        with asking(scoring_pass):
+            result = one_pass(scoring_pass)
+        if not ledger.waiting:
             break
-        desk.fetch()
-    return result, sitting
+        ledger.fetch()
+    return result, scoring_pass

@@ -147,7 +147,7 @@ def parameters_json(plain: Mapping[str, Any], decoding: str | None = None) -> st
     return json.dumps(flat_parameters(plain) | own, sort_keys=True)
 
 
-def settled(plain: Mapping[str, Any], compressor: Compressor) -> dict[str, Any]:
+def identity_form(plain: Mapping[str, Any], compressor: Compressor) -> dict[str, Any]:
     """An effective node as rows and a cell's identity hold it: code that is not in this package is named by what it is
     (a file's checksum, a package's version), never by where it lies; a scorer that is given the full cache's answer is
     marked, whoever wrote it, so that tables can tell a ceiling from a method; so is a formula that goes over its budget."""
@@ -156,7 +156,7 @@ def settled(plain: Mapping[str, Any], compressor: Compressor) -> dict[str, Any]:
     if plain.get("base") == CUSTOM:
         from mmkv_bench.methods import own_file
 
-        return own_file.settled(plain) | marks
+        return own_file.identity_form(plain) | marks
     return dict(plain) | (getattr(compressor.scorer, "origin", None) or {}) | marks
 
 

@@ -44,7 +44,7 @@ _README = "see README, 'A method of your own'"
 
 
 @dataclass(frozen=True)
-class Source:
+class OwnFile:
     """A loaded file: `classes` maps each part that it provides to its class."""
 
     path: str
@@ -52,7 +52,7 @@ class Source:
     classes: Mapping[str, type]
 
 
-def load(path: str | None, name: str | Sequence[str] | None = None) -> Source:
+def load(path: str | None, name: str | Sequence[str] | None = None) -> OwnFile:
     """Load a user's file and choose its classes.
 
     Args:
@@ -80,10 +80,10 @@ def load(path: str | None, name: str | Sequence[str] | None = None) -> Source:
     digest = hashlib.sha256(data).hexdigest()
     module = _module(str(file.resolve()), digest, text, path)
     names = (name,) if isinstance(name, str) else tuple(name or ())
-    return Source(path, digest, _choose(path, module, names))
+    return OwnFile(path, digest, _choose(path, module, names))
 
 
-def effective(source: Source, given: Mapping[str, Any]) -> dict[str, Any]:
+def effective(source: OwnFile, given: Mapping[str, Any]) -> dict[str, Any]:
     """Every constructor argument of the file's classes: those given, and the others' defaults as far as they are plain
     values. A whole number given for a real one is real, so that 3 and 3.0 are one cell.
 
@@ -110,7 +110,7 @@ def effective(source: Source, given: Mapping[str, Any]) -> dict[str, Any]:
     return settled
 
 
-def build(source: Source, given: Mapping[str, Any]) -> dict[str, Any]:
+def build(source: OwnFile, given: Mapping[str, Any]) -> dict[str, Any]:
     """The file's parts; each is built with those of the arguments that its constructor has.
 
     Raises:
@@ -148,7 +148,7 @@ def parts(plain: Mapping[str, Any]) -> dict[str, Any]:
     return build(source, plain["args"])
 
 
-def settled(plain: Mapping[str, Any]) -> dict[str, Any]:
+def identity_form(plain: Mapping[str, Any]) -> dict[str, Any]:
     """An effective node with what its answers depend on in place of a path: the file's checksum, its classes' names and
     all their arguments."""
     source = load(plain["path"], plain["name"])

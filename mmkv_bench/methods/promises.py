@@ -58,8 +58,8 @@ def prompt(
     import torch
     from torch import nn
 
+    from mmkv_bench.compression.numerics.rotary import rotate
     from mmkv_bench.compression.observation import Chunk, Observation
-    from mmkv_bench.compression.statistics.rotary import rotate
 
     def rope(positions: Tensor) -> tuple[Tensor, Tensor]:
         angle = positions.double()[:, None] * 100.0 ** (-torch.arange(_DIM // 2, dtype=torch.float64) / (_DIM // 2))
@@ -244,9 +244,9 @@ def a_budget_of_everything_is_full(made: Compressor) -> str | None:
 def _through_the_model(made: Compressor, budgets: Sequence[int]) -> str | None:
     from mmkv_bench.compression.budget import Budget
     from mmkv_bench.compression.compressor import full
-    from mmkv_bench.generation.alone import run_alone
     from mmkv_bench.generation.engine import Engine
     from mmkv_bench.generation.result import CellSpec
+    from mmkv_bench.generation.single import run_alone
     from mmkv_bench.protocols import NAMES, protocol
 
     model, family, rules, tokenizer, pages = _embedded()

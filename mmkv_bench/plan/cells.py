@@ -20,8 +20,8 @@ from mmkv_bench.methods.build import (
     OUTSIDE,
     build_compressor,
     effective,
+    identity_form,
     parameters_json,
-    settled,
     with_checksums,
 )
 from mmkv_bench.plan.validate import validate_variants
@@ -41,7 +41,7 @@ _VIDEO_SETTINGS = ("frames", "video_max_pixels")  # part of the identity where t
 
 
 @dataclass(frozen=True)
-class DatasetFacts:
+class DatasetIdentity:
     """What a dataset adds to a cell's identity.
 
     Attributes:
@@ -55,12 +55,12 @@ class DatasetFacts:
 
 
 @dataclass(frozen=True)
-class Facts:
+class Identity:
     """What planning must know of the world besides the configuration: nothing here is guessed or defaulted.
 
     Attributes:
         model_fingerprint: checksum of weights, configuration and processor files; model_revision: commit on the hub,
-            None for local folders; dtype: resolved, as `float32`; datasets: name -> facts, for every chosen dataset.
+            None for local folders; dtype: resolved, as `float32`; datasets: name -> identity, for every chosen dataset.
     """
 
     model_fingerprint: str
@@ -68,7 +68,7 @@ class Facts:
     dtype: str
     torch: str
     transformers: str
-    datasets: Mapping[str, DatasetFacts]
+    datasets: Mapping[str, DatasetIdentity]
 
 
 @dataclass(frozen=True)
@@ -143,12 +143,12 @@ class Method:
         return bool(self.compressor.stochastic)
 
 
-def expand(config: DictConfig, facts: Facts, defaults: Mapping[str, DictConfig]) -> tuple[list[Cell], list[str]]:
+def expand(config: DictConfig, identity: Identity, defaults: Mapping[str, DictConfig]) -> tuple[list[Cell], list[str]]:
     """All cells of a run and notes about what was merged.
 
     Args:
         config: composed and validated configuration.
-        facts: what the hash covers besides the configuration.
+        identity: what the hash covers besides the configuration.
         defaults: name -> node without overrides, for every chosen method, every variant's base and `full`.
 
     Returns:
@@ -161,7 +161,7 @@ def expand(config: DictConfig, facts: Facts, defaults: Mapping[str, DictConfig])
         CalibrationError: a calibrated method without an artefact of this model.
     """
     validate_variants(config, defaults)
-    methods = list(_methods(config, defaults, Calibrations(config.model.name, facts.model_fingerprint)))
+    methods = list(_methods(config, defaults, Calibrations(config.model.name, identity.model_fingerprint)))
     budgets = list(dict.fromkeys(Budget.parse(value) for value in as_list(config.budget)))
     seeds = list(dict.fromkeys(as_list(config.seed)))
     cells: dict[str, Cell] = {}
@@ -171,7 +171,7 @@ def expand(config: DictConfig, facts: Facts, defaults: Mapping[str, DictConfig])
             for budget, seed in product(
                 [None] if method.compressor.unbudgeted else budgets, seeds if method.stochastic else [None]
             ):
-                cell = _cell(config, facts, dataset, protocol, method, budget, seed)
+                cell = _cell(config, identity, dataset, protocol, method, budget, seed)
                 first = cells.setdefault(cell.cell, cell)
                 if first.method != cell.method:
                     notes[f"{cell.label} is the same cell as {first.label}: it runs once, as {first.method}"] = None
@@ -221,7 +221,7 @@ def _methods(
         own = node.get("reading")
         for reading in dict.fromkeys(as_list(config.reading if own is None else own)):
             compressor = build_compressor(name, node, reading, default, calibrations)
-            plain = settled(effective(name, node, reading, default), compressor)
+            plain = identity_form(effective(name, node, reading, default), compressor)
             tuned = _identity_of(plain) != _identity_of(_untouched(name, node, default, reading, plain, compressor))
             used = {} if calibrations is None else calibrations.taken()
             own_decoding = str(compressor.decoding) if _written(node) != _written(default) else None
@@ -248,12 +248,12 @@ def _untouched(
     it, and neither is anything of one that cannot be built without arguments: `plain`, as it runs, is returned."""
     which = OUTSIDE.get(str(default.base))
     if which is None:
-        return settled(effective(name, default, reading), compressor)
+        return identity_form(effective(name, default, reading), compressor)
     bare = default.copy()
     for key in which:
         bare[key] = node[key]
     try:
-        return settled(effective(name, bare, reading), build_compressor(name, bare, reading))
+        return identity_form(effective(name, bare, reading), build_compressor(name, bare, reading))
     except ConfigError:
         return plain
 
@@ -272,17 +272,17 @@ def _variant(name: str, changes: DictConfig, config: DictConfig, defaults: Mappi
 
 def _cell(
     config: DictConfig,
-    facts: Facts,
+    identity: Identity,
     dataset: str,
     protocol: str,
     method: Method,
     budget: Budget | None,
     seed: int | None,
 ) -> Cell:
-    data = facts.datasets[dataset]
+    data = identity.datasets[dataset]
     reading = None if method.is_full else method.compressor.reading
-    identity = {
-        "model": facts.model_fingerprint,
+    hashed = {
+        "model": identity.model_fingerprint,
         "processor": {key: config.model[key] for key in _PROMPT_SETTINGS}
         | {key: config.model[key] for key in _VIDEO_SETTINGS if config.model[key] is not None},
         "dataset": {"name": dataset, "content": data.fingerprint, "prompt": data.prompt},
@@ -292,20 +292,20 @@ def _cell(
         "protocol": protocol,
         "reading": reading,
         "seed": seed,
-        "dtype": facts.dtype,
+        "dtype": identity.dtype,
         "attention": config.model.attention,
         "numerics_version": NUMERICS_VERSION,
-        "torch": facts.torch,
-        "transformers": facts.transformers,
+        "torch": identity.torch,
+        "transformers": identity.transformers,
     }
     version = None if method.is_full or method.compressor.version == 1 else method.compressor.version
     if version is not None:  # absent in the first version: those cells are older than versions of methods
-        identity["method_version"] = version
+        hashed["method_version"] = version
     return Cell(
-        cell=checksum(canonical_json(identity).encode()),
+        cell=checksum(canonical_json(hashed).encode()),
         model=config.model.name,
-        model_fingerprint=facts.model_fingerprint,
-        model_revision=facts.model_revision,
+        model_fingerprint=identity.model_fingerprint,
+        model_revision=identity.model_revision,
         dataset=dataset,
         dataset_fingerprint=data.fingerprint,
         method=method.name,
@@ -319,13 +319,13 @@ def _cell(
         parameters="{}" if method.is_full else parameters_json(method.plain, method.decoding),
         tuned=method.tuned,
         allocation_scope=None if method.is_full else method.compressor.scope,
-        dtype=facts.dtype,
+        dtype=identity.dtype,
         attention=config.model.attention,
         generation=json.dumps(dict(data.generation), sort_keys=True),
         numerics_version=NUMERICS_VERSION,
         method_version=version,
-        torch=facts.torch,
-        transformers=facts.transformers,
+        torch=identity.torch,
+        transformers=identity.transformers,
         compressor=method.compressor,
         budget=budget,
         calibrations=method.calibrations,

@@ -54,14 +54,14 @@ def parts_of(config: DictConfig, specs: Mapping[str, TaskSpec], cells: Sequence[
         specs: dataset label -> task; cells: of all datasets.
     """
     from mmkv_bench.evaluation import sample_refs
-    from mmkv_bench.plan.shards import mine
+    from mmkv_bench.plan.shards import in_shard
 
     return [
         Part(
             label,
             spec,
             [cell for cell in cells if cell.dataset == label],
-            [ref.sample_id for ref in sample_refs(spec, config.limit) if mine(ref.cluster, config.shard)],
+            [ref.sample_id for ref in sample_refs(spec, config.limit) if in_shard(ref.cluster, config.shard)],
         )
         for label, spec in specs.items()
     ]

@@ -37,7 +37,7 @@ def parse_shard(text: str | Shard) -> Shard:
     return shard
 
 
-def mine(cluster: str, shard: str | Shard) -> bool:
+def in_shard(cluster: str, shard: str | Shard) -> bool:
     """Whether a sample of this cluster (image, document, video or page) belongs to this part. Every cluster belongs to
     exactly one part of any count, whichever samples a `limit` selects and whatever the order."""
     index, count = parse_shard(shard)

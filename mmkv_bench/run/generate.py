@@ -15,7 +15,7 @@ from mmkv_bench.generation.measuring import Extras
 from mmkv_bench.generation.reference import reference_tokens
 from mmkv_bench.generation.result import CellSpec, ForkResult, describe, status_of
 from mmkv_bench.generation.rules import DecodeRules
-from mmkv_bench.plan.shards import mine
+from mmkv_bench.plan.shards import in_shard
 from mmkv_bench.plan.validate import bytes_of
 from mmkv_bench.secrecy import without_secrets
 from mmkv_bench.store.response import COUNTED
@@ -105,7 +105,7 @@ class Answering:
 
     def wants(self, sample: SampleRef) -> bool:
         """Whether a sample is this shard's and some cell has no row for it."""
-        return mine(sample.cluster, self.config.shard) and any(
+        return in_shard(sample.cluster, self.config.shard) and any(
             sample.sample_id not in self.done[cell.cell] for cell in self.cells
         )
 
@@ -192,7 +192,7 @@ class Answering:
         return Extras(self.config.fidelity == "on", reference, "self_rouge" in self.measures)
 
     def _alone(self, prompt: EncodedPrompt, spec: CellSpec, rules: DecodeRules) -> ForkResult:
-        from mmkv_bench.generation.alone import run_alone
+        from mmkv_bench.generation.single import run_alone
 
         loaded, config = self.loaded, self.config
         return run_alone(

@@ -188,7 +188,7 @@ def _longest_first(config) -> list[str]:
     """An override that puts the datasets with the most work first; making their data here spares the processes it."""
     if len(config.datasets) < 2:
         return []
-    from mmkv_bench.plan.facts import dataset_costs
+    from mmkv_bench.plan.identity import dataset_costs
     from mmkv_bench.plan.shards import longest_first
 
     return [f"dataset=[{','.join(longest_first(dataset_costs(config)))}]"]

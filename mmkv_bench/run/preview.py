@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from mmkv_bench.compression.budget import Budget
 from mmkv_bench.config.schema import as_list
-from mmkv_bench.plan.facts import resolve_device
+from mmkv_bench.plan.identity import resolve_device
 from mmkv_bench.run.card import BudgetLine, CardFacts, DatasetLine, PromptSize
 
 if TYPE_CHECKING:

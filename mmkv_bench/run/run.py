@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from mmkv_bench.config.compose import method_defaults
 from mmkv_bench.config.schema import as_list
 from mmkv_bench.errors import ConfigError, DataError, ScoringError, UnsupportedError
-from mmkv_bench.judging.configured import desk_of, summary
+from mmkv_bench.judging.configured import ledger_of, summary
 from mmkv_bench.models.source import HUB, Source
-from mmkv_bench.plan import facts as facts_of
+from mmkv_bench.plan import identity
 from mmkv_bench.plan.cells import Cell, bases, build_methods, expand
 from mmkv_bench.plan.changed import changed_answers
 from mmkv_bench.plan.parts import Part, failures, parts_of
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from mmkv_bench.datasets.task_spec import TaskSpec
-    from mmkv_bench.judging.desk import Desk
+    from mmkv_bench.judging.ledger import Ledger
     from mmkv_bench.models.load import LoadedModel
 
 
@@ -49,7 +49,7 @@ def run(config: DictConfig) -> int:
     store = Store(Path(config.out).expanduser())
     store.check_writable()
     track = tracker(_logger(config), store.root)
-    judge = desk_of(config, store.root)
+    judge = ledger_of(config, store.root)
     config, cells, parts, provenance, notes = _plan(config)
     store.recover()
     _refuse_other_sharing(config, store, cells)
@@ -116,7 +116,7 @@ def _plan(config: DictConfig) -> tuple[DictConfig, list[Cell], list[Part], dict[
         preflight(spec)
     config = _with_labels(config, specs)
     quiet_libraries()
-    facts, provenance = facts_of.gather(config, specs)
+    facts, provenance = identity.gather(config, specs)
     defaults = method_defaults(bases(config), tuple(config.folders))
     cells, notes = expand(config, facts, defaults)
     _check_family(config, defaults)
@@ -287,14 +287,14 @@ def _load(config: DictConfig) -> LoadedModel:
     return Source.of(config.model).load()
 
 
-def _stale(store: Store, parts: Sequence[Part], judge: Desk) -> list[str]:
+def _stale(store: Store, parts: Sequence[Part], judge: Ledger) -> list[str]:
     """Cells with answers that are not scored yet, or not by this judge."""
     from mmkv_bench.run.scoring import unscored
 
     return [cell for part in parts for cell in unscored(store, part.cells, judge)]
 
 
-def _score(store: Store, parts: Sequence[Part], stale: Sequence[str], judge: Desk, stopped: dict[str, str]) -> int:
+def _score(store: Store, parts: Sequence[Part], stale: Sequence[str], judge: Ledger, stopped: dict[str, str]) -> int:
     """Score what is stale; `stopped` takes the datasets that could not be. Returns how many cells were scored."""
     from mmkv_bench.run.scoring import score_dataset
 

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
     from mmkv_bench.datasets.task_spec import TaskSpec
     from mmkv_bench.evaluation.contract import CellScores
-    from mmkv_bench.judging.desk import Desk
+    from mmkv_bench.judging.ledger import Ledger
     from mmkv_bench.plan.cells import Cell
     from mmkv_bench.store.store import Store
 
 _ANSWER_COLUMNS = ("cell", "sample_id", "answer", "status", "doc_id", "prompt_hash")
 
 
-def unscored(store: Store, cells: Sequence[Cell], judge: Desk | None = None) -> list[str]:
+def unscored(store: Store, cells: Sequence[Cell], judge: Ledger | None = None) -> list[str]:
     """Cells whose stored answers are not the ones that were scored: new samples, never scored, or for the judge to do."""
     names = [cell.cell for cell in cells]
     answered = store.responses(names, ("cell", "sample_id", "status"))
@@ -50,7 +50,7 @@ def _changed(answered: pa.Table, scored: pa.Table) -> set[str]:
     return set(both["cell"].filter(pa.array(np.isin(key, differing))).unique().to_pylist())
 
 
-def _to_judge(row: Mapping[str, Any], judge: Desk) -> bool:
+def _to_judge(row: Mapping[str, Any], judge: Ledger) -> bool:
     """Whether a stored metric lacks an answer of this judge: it was not judged, or by another one."""
     if judge.settings is None:
         return False
@@ -66,7 +66,7 @@ def score_dataset(
     spec: TaskSpec,
     cells: Sequence[Cell],
     after: Callable[[Cell], None] = lambda cell: None,
-    judge: Desk | None = None,
+    judge: Ledger | None = None,
 ) -> int:
     """Score what is not scored yet, then the metrics of all cells of the dataset (differences need `full`).
 

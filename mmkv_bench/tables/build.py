@@ -19,7 +19,7 @@ from mmkv_bench.tables.gates import find, verdict
 from mmkv_bench.tables.metrics import aggregate, aggregator_of, headlines
 from mmkv_bench.tables.rows import BASELINE, CONTEXT, Rows, check, choose, latest, missing, with_limits
 from mmkv_bench.tables.scores import Scores, Sheet, common_samples
-from mmkv_bench.tables.sweep import Group, Sweep
+from mmkv_bench.tables.sweep import SeedGroup, Sweep
 from mmkv_bench.tables.table import Entry, Table
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class _Parts:
 
 
 def _table(sweep: Sweep, metric: str, parts: _Parts) -> Table:
-    groups: dict[tuple[str, str], Group] = {}
+    groups: dict[tuple[str, str], SeedGroup] = {}
     waiting: dict[tuple[str, str], int] = {}
     sheet = parts.sheet
     for key, group in sweep.groups.items():
@@ -125,7 +125,9 @@ def _table(sweep: Sweep, metric: str, parts: _Parts) -> Table:
             waiting[key] = unscored
         scored = [i for i, cell in enumerate(group.places) if len(sheet.sample[sheet.rows(cell, metric)])]
         if scored:
-            groups[key] = Group(*(tuple(own[i] for i in scored) for own in (group.places, group.cells, group.seeds)))
+            groups[key] = SeedGroup(
+                *(tuple(own[i] for i in scored) for own in (group.places, group.cells, group.seeds))
+            )
             groups[key].refuse_twins()
     aggregator = aggregator_of(metric, parts.aggregators)
     scores = {key: sheet.scores(group.places, metric) for key, group in groups.items()}
@@ -172,7 +174,7 @@ def _gate(sweep: Sweep, table: Table) -> str | None:
     return verdict(gate, value, n, table.context["transformers"])
 
 
-def _entry(group: Group, scores: Scores, numbers: Mapping[str, Any], metric: str, parts: _Parts) -> Entry:
+def _entry(group: SeedGroup, scores: Scores, numbers: Mapping[str, Any], metric: str, parts: _Parts) -> Entry:
     aggregates = [parts.lmms_eval.get((cell, metric)) for cell in group.cells]
     own_scale = None if None in aggregates else [upstream(metric).as_ours(v, scores.n) for v in aggregates]
     rows = sum(len(parts.sheet.sample[parts.sheet.rows(cell, metric)]) for cell in group.places)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.tables.method import Method
+from mmkv_bench.tables.line import Line
 from mmkv_bench.tables.notes import OVER, caption, line_label, size_text
 from mmkv_bench.tables.rows import BASELINE
 from mmkv_bench.tables.table import Entry, Table
@@ -84,7 +84,7 @@ def _styles(tables: Sequence[Table]) -> dict[str, tuple[str, str]]:
     return styles | {m.label: _RANDOM for table in tables for m in table.methods if m.base == "random"}
 
 
-def _legend(method: Method, tables: Sequence[Table]) -> str:
+def _legend(method: Line, tables: Sequence[Table]) -> str:
     """The method's label, with a dagger when any of its cells in the figure is over its budget."""
     entries = [entry for table in tables for (label, _), entry in table.entries.items() if label == method.label]
     return line_label(method) + (f" {OVER}" if any(entry.audit.over for entry in entries) else "")
@@ -131,7 +131,7 @@ def _band(axes: Axes, x: Sequence[float], entries: Sequence[Entry], colour: str)
         axes.fill_between(at, low, high, color=colour, alpha=0.15, linewidth=0)
 
 
-def _draw_level(axes: Axes, method: Method, entry: Entry) -> None:
+def _draw_level(axes: Axes, method: Line, entry: Entry) -> None:
     colour = "black" if method.base == BASELINE else "#999999"
     axes.axhline(entry.value, color=colour, linestyle="--", linewidth=1.4, label=f"{line_label(method)} (no budget)")
     if entry.low is not None:

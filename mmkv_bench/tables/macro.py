@@ -31,7 +31,7 @@ OF_ONE_DATASET = ("dataset", "dataset_fingerprint", "generation")  # in which th
 
 
 @dataclass(frozen=True)
-class Group:
+class MacroColumn:
     """A column. metrics: dataset with rows -> the metric that counts. size: datasets the group has in all."""
 
     benchmark: str
@@ -78,7 +78,7 @@ class GroupTable:
     gates: tuple[str, ...] = ()
 
 
-def groups_of(rows: Rows) -> list[Group]:
+def groups_of(rows: Rows) -> list[MacroColumn]:
     """The groups of which the rows hold a dataset, by benchmark and name.
 
     Raises:
@@ -99,7 +99,7 @@ def groups_of(rows: Rows) -> list[Group]:
             "None of these datasets belongs to a group (about.groups of conf/dataset/<name>.yaml), so there is no mean over "
             "datasets; leave out --groups"
         )
-    return [Group(*key, *value) for key, value in sorted(found.items())]
+    return [MacroColumn(*key, *value) for key, value in sorted(found.items())]
 
 
 def gate_configs(rows: Rows) -> dict[str, str]:
@@ -109,7 +109,7 @@ def gate_configs(rows: Rows) -> dict[str, str]:
 
 
 def group_tables(
-    tables: Sequence[Table], groups: Sequence[Group], configs: Mapping[str, str] | None = None
+    tables: Sequence[Table], groups: Sequence[MacroColumn], configs: Mapping[str, str] | None = None
 ) -> list[GroupTable]:
     """Tables by benchmark, context, kind of budget and budget, out of the datasets' tables (see `build`).
 
@@ -135,7 +135,9 @@ def group_tables(
     return made
 
 
-def _gates(config: str, table: GroupTable, tables: Mapping[str, Table], groups: Sequence[Group]) -> tuple[str, ...]:
+def _gates(
+    config: str, table: GroupTable, tables: Mapping[str, Table], groups: Sequence[MacroColumn]
+) -> tuple[str, ...]:
     """A sentence for each group for which a paper prints what `full` scores."""
     if table.fixture:
         return ()
@@ -177,7 +179,7 @@ def _budgets(tables: Iterable[Table]) -> list[str]:
 
 
 def _group_table(
-    context: dict[str, str], axis: str, budget: str, tables: Mapping[str, Table], groups: Sequence[Group]
+    context: dict[str, str], axis: str, budget: str, tables: Mapping[str, Table], groups: Sequence[MacroColumn]
 ) -> GroupTable:
     labels = tuple(dict.fromkeys(method.label for table in tables.values() for method in table.methods))
     means: dict[tuple[str, str], Mean] = {}

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from mmkv_bench.statistics.intervals import LEVEL
 from mmkv_bench.statistics.metric_kinds import FIDELITY, MEASURES, PARSE_FAILED, SAME, lower_is_better, upstream
 from mmkv_bench.tables.best import best_notes
-from mmkv_bench.tables.method import Method
+from mmkv_bench.tables.line import Line
 from mmkv_bench.tables.rows import BASELINE
 from mmkv_bench.tables.table import AXES, Entry, Table
 from mmkv_bench.tables.tested import mostly_free, tested
@@ -60,7 +60,7 @@ def size_text(table: Table) -> str:
     return f"n={low}" if low == high else f"n={low} to {high}"
 
 
-def line_label(method: Method) -> str:
+def line_label(method: Line) -> str:
     """The method's name in the table, with `ceiling` where it cheats, `calibrated` where it was measured on data before,
     and `tuned` where its parameters are not the defaults."""
     said = {"ceiling": method.cheats, "calibrated": method.calibrated, "tuned": method.tuned}
@@ -75,7 +75,7 @@ def fallback_letters(table: Table) -> dict[str, str]:
     return {reason: chr(ord("a") + i) for i, reason in enumerate(table.fallbacks)}
 
 
-def marks(table: Table, method: Method, entry: Entry) -> list[str]:
+def marks(table: Table, method: Line, entry: Entry) -> list[str]:
     """The marks behind a cell's number, in a fixed order."""
     found = [OVER] if entry.audit.over else []
     if _untested(method, entry):
@@ -113,7 +113,7 @@ def where(key: tuple[str, str]) -> str:
     return f"{label} at {budget}" if budget else label
 
 
-def _named(table: Table) -> list[tuple[str, Method, Entry]]:
+def _named(table: Table) -> list[tuple[str, Line, Entry]]:
     """Every cell of the table once, as (words, method, entry), line by line."""
     found = []
     for method in table.methods:
@@ -123,7 +123,7 @@ def _named(table: Table) -> list[tuple[str, Method, Entry]]:
     return found
 
 
-def _untested(method: Method, entry: Entry) -> bool:
+def _untested(method: Line, entry: Entry) -> bool:
     """Whether most answers could not be changed by compression, so that the cell cannot tell methods apart."""
     return method.base != BASELINE and 2 * entry.audit.from_prefill > entry.audit.n
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.tables.compare import Pair, every_pair
-from mmkv_bench.tables.method import Method
+from mmkv_bench.tables.line import Line
 from mmkv_bench.tables.table import Entry, Table
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def _cells(tables: Sequence[Table]) -> list[dict[str, Any]]:
     ]
 
 
-def _cell(table: Table, method: Method, budget: str, entry: Entry) -> dict[str, Any]:
+def _cell(table: Table, method: Line, budget: str, entry: Entry) -> dict[str, Any]:
     audit = entry.audit
     rank = table.rank(method.label, budget) or (None, None)
     return {

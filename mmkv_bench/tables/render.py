@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from mmkv_bench.statistics.metric_kinds import MEASURES
 from mmkv_bench.tables.best import pair_summary
 from mmkv_bench.tables.compare import Pair, separated_pairs
-from mmkv_bench.tables.method import Method
+from mmkv_bench.tables.line import Line
 from mmkv_bench.tables.notes import caption, line_label, marks, notes, title
 from mmkv_bench.tables.table import Entry, Table
 
@@ -50,7 +50,7 @@ def p_value(p: float) -> str:
     return "<0.001" if p < 0.001 else f"{p:.3f}"
 
 
-def entry_text(table: Table, method: Method, budget: str, intervals: bool) -> Text:
+def entry_text(table: Table, method: Line, budget: str, intervals: bool) -> Text:
     """What is printed for a method at a budget ("" = no budget)."""
     entry = table.entry(method.label, budget)
     if entry is None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mmkv_bench.errors import StoreError
 from mmkv_bench.tables.calibrated import artefacts, seen
 from mmkv_bench.tables.gates import gates_of
-from mmkv_bench.tables.method import Method
+from mmkv_bench.tables.line import Line
 from mmkv_bench.tables.rows import BASELINE, CONTEXT, context_key, missing
 from mmkv_bench.tables.versions import Versions, several
 
@@ -23,7 +23,7 @@ _READ += ("budget_kind", "budget_entries", "budget_fraction", "method_version")
 
 
 @dataclass(frozen=True)
-class Group:
+class SeedGroup:
     """The cells of one table cell, which differ by seed only: their places in the sheet, names and seeds."""
 
     places: tuple[int, ...]
@@ -51,8 +51,8 @@ class Sweep:
 
     context: dict[str, str]
     axis: str
-    methods: tuple[Method, ...]
-    groups: dict[tuple[str, str], Group]
+    methods: tuple[Line, ...]
+    groups: dict[tuple[str, str], SeedGroup]
     config: str | None
     full: tuple[str, ...]
     calibrations: dict[str, tuple[str, ...]]
@@ -71,7 +71,7 @@ class Sweep:
             for budget in sorted(budget for variant, budget in found if variant == method.variant):
                 own = found[method.variant, budget]
                 seeds = tuple(None if missing(row["seed"]) else int(row["seed"]) for row in own)
-                groups[method.label, budget] = Group(
+                groups[method.label, budget] = SeedGroup(
                     tuple(row["place"] for row in own), tuple(row["cell"] for row in own), seeds
                 )
         configs = [row["config"] for row in sorted(rows, key=lambda row: row["base"] != BASELINE)]
@@ -122,7 +122,7 @@ def _variant(cell: Mapping[str, Any]) -> tuple[str, str, str | None, str]:
     )
 
 
-def _methods(cells: Sequence[Mapping[str, Any]]) -> tuple[Method, ...]:
+def _methods(cells: Sequence[Mapping[str, Any]]) -> tuple[Line, ...]:
     """The table's lines: `full`, `random`, then the others by name.
 
     Namesakes of one reading tell the parameters in which they differ; where the table holds both readings, the released
@@ -141,5 +141,5 @@ def _methods(cells: Sequence[Mapping[str, Any]]) -> tuple[Method, ...]:
             ["released"] if mixed and reading == "released" else []
         )
         label = name + (f" ({', '.join(words)})" if words else "")
-        lines.append(Method(label, name, base, bool(row["tuned"]), reading, parameters, row["budget_kind"] != "none"))
+        lines.append(Line(label, name, base, bool(row["tuned"]), reading, parameters, row["budget_kind"] != "none"))
     return tuple(sorted(lines, key=lambda line: (line.base != BASELINE, line.base != "random", line.label)))

@@ -15,8 +15,8 @@ import numpy as np
 from mmkv_bench.statistics.column import Column
 from mmkv_bench.statistics.intervals import Aggregator
 from mmkv_bench.tables.audit import Audit
-from mmkv_bench.tables.family import Family, family
-from mmkv_bench.tables.method import Method
+from mmkv_bench.tables.family import ComparisonFamily, family
+from mmkv_bench.tables.line import Line
 from mmkv_bench.tables.scores import Scores, common_samples
 from mmkv_bench.tables.versions import Versions
 
@@ -65,7 +65,7 @@ class Table:
     metric: str
     axis: str
     budgets: tuple[str, ...]
-    methods: tuple[Method, ...]
+    methods: tuple[Line, ...]
     entries: dict[tuple[str, str], Entry]
     waiting: dict[tuple[str, str], int] = field(default_factory=dict)
     columns: dict[str, Column] = field(default_factory=dict)
@@ -126,11 +126,11 @@ class Table:
             self._comparable_at[budget] = _comparable([self.entries[name, budget] for name in names])
         return self._comparable_at[budget]
 
-    def lines(self, budget: str) -> tuple[Method, ...]:
+    def lines(self, budget: str) -> tuple[Line, ...]:
         """The methods with a cell of that very budget."""
         return tuple(method for method in self.methods if (method.label, budget) in self.entries)
 
-    def family(self, budget: str) -> Family:
+    def family(self, budget: str) -> ComparisonFamily:
         """Which of them are asked to compete; those over their budget or stored otherwise do not, see `columns`."""
         return family(self.lines(budget))
 

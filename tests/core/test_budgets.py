@@ -9,7 +9,7 @@ import torch
 from mmkv_bench.compression.compressor import OverBudgetError, full
 from mmkv_bench.compression.session import attach
 from mmkv_bench.errors import ConfigError, UnsupportedError
-from mmkv_bench.generation.alone import generate_alone
+from mmkv_bench.generation.single import generate_alone
 from tests import reference, zoo
 from tests.core import parts
 from tests.generation import common

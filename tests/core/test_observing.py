@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import DynamicCache
 
+from mmkv_bench.compression.numerics.rotary import rotate
 from mmkv_bench.compression.observation import Needs
 from mmkv_bench.compression.session import attach
-from mmkv_bench.compression.statistics.rotary import rotate
 from tests import reference, zoo
 from tests.core import parts
 

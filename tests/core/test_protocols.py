@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mmkv_bench.compression.compressor import full
 from mmkv_bench.errors import MMKVError
-from mmkv_bench.generation.alone import generate_alone
+from mmkv_bench.generation.single import generate_alone
 from mmkv_bench.models.families import context_length, family_of
 from tests import reference, zoo
 from tests.core import parts

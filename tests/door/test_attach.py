@@ -8,7 +8,7 @@ from transformers import DynamicCache
 
 from mmkv_bench import attach, method
 from mmkv_bench.errors import ConfigError, UnsupportedError
-from mmkv_bench.generation.alone import generate_alone, run_alone
+from mmkv_bench.generation.single import generate_alone, run_alone
 from tests import zoo
 from tests.door.test_method import value_norm
 from tests.generation import common

@@ -12,7 +12,7 @@ from mmkv_bench.compression.selectors.topk import TopK
 from mmkv_bench.config.compose import compose, method_defaults
 from mmkv_bench.config.schema import READINGS, options
 from mmkv_bench.errors import CompatibilityError, ConfigError
-from mmkv_bench.methods.build import build_compressor, effective, parameters_json, settled
+from mmkv_bench.methods.build import build_compressor, effective, identity_form, parameters_json
 from mmkv_bench.methods.named import method, settings
 from mmkv_bench.methods.own_file import load
 
@@ -58,7 +58,7 @@ def test_parameters_are_those_of_an_override(name, given):
     assert method(name, **given) == of_run != method(name)
     plain = effective(name, node, "paper", default)
     assert parameters_json(settings(name, "paper", given)) == parameters_json(plain)
-    assert settled(settings(name, "paper", given), of_run) == settled(plain, of_run)
+    assert identity_form(settings(name, "paper", given), of_run) == identity_form(plain, of_run)
 
 
 def test_a_file_of_ones_own_is_the_method_that_a_run_makes_of_it():

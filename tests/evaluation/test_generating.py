@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from mmkv_bench.datasets.messages import Prompt, prompt_hash, stated
+from mmkv_bench.datasets.messages import Conversation, prompt_hash, stated
 from mmkv_bench.datasets.specs import spec_from_config
 from mmkv_bench.errors import ConfigError, DataError, UnsupportedError
 from mmkv_bench.evaluation import generate, generation_settings, sample_refs
@@ -27,7 +27,7 @@ def test_a_request_is_the_sample_in_the_form_the_embedded_model_was_trained_on()
     assert {image.mode for image in request.images} == {"RGB"}
     assert (request.sample_id, request.cluster, request.kind) == (sample.sample_id, sample.cluster, "mi_walk3")
     assert (request.dataset, request.videos, request.error) == ("pages_small", [], None)
-    assert request.prompt_hash == prompt_hash(Prompt(request.messages, request.images, []))
+    assert request.prompt_hash == prompt_hash(Conversation(request.messages, request.images, []))
     assert request.generation == {"max_new_tokens": 24, "until": [], "do_sample": False}
     assert len({request.prompt_hash for request in requests}) == 10
 

@@ -10,10 +10,10 @@ import pytest
 from PIL import Image
 
 from mmkv_bench import file_state
-from mmkv_bench.datasets.messages import Prompt
+from mmkv_bench.datasets.messages import Conversation
 from mmkv_bench.datasets.specs import spec_from_config
 from mmkv_bench.evaluation import generating, prompt_hashes, prompts, rows_hold_media
-from mmkv_bench.evaluation.opened import Opened, opened
+from mmkv_bench.evaluation.opened import OpenedFiles, opened
 from mmkv_bench.file_state import State, state_of
 from tests.evaluation.conftest import pages
 
@@ -24,8 +24,8 @@ def _settled(monkeypatch):
     monkeypatch.setattr(file_state, "SETTLED_NS", -1)
 
 
-def heard(*files) -> Opened:
-    found = Opened()
+def heard(*files) -> OpenedFiles:
+    found = OpenedFiles()
     found.files = {str(file): state_of(file) if file.exists() else None for file in files}
     return found
 
@@ -59,7 +59,7 @@ def test_a_prompt_is_known_until_one_of_its_files_is_another_or_comes_to_be(tmp_
     remembered = tmp_path / "cache" / "known.parquet"
     memory = prompts.Memory(remembered, media=False)
     for doc_id, of in enumerate(([files[0]], [files[0], files[1]], [files[1], files[2]], [])):
-        memory.note(doc_id, f"hash{doc_id}", Prompt([], [], []), heard(*of))
+        memory.note(doc_id, f"hash{doc_id}", Conversation([], [], []), heard(*of))
     memory.save()
     later = prompts.Memory(remembered, media=False)
     assert later.look(range(5)) == {4} and later.looked == {number: f"hash{number}" for number in range(4)}
@@ -78,13 +78,13 @@ def test_a_prompt_of_which_not_all_files_are_known_is_not_remembered(tmp_path):
     unheard, relative = heard(), heard(file)
     relative.traceable = False
     memory = prompts.Memory(tmp_path / "known.parquet", media=False)
-    notes = [(Prompt([], [picture], []), unheard), (Prompt([], [], [[picture]]), heard(file))]
-    notes.append((Prompt([], [], [{"video": [picture], "start_time": 1.0}]), heard(file)))
-    for doc_id, (prompt, found) in enumerate([*notes, (Prompt([], [picture], []), relative)]):
+    notes = [(Conversation([], [picture], []), unheard), (Conversation([], [], [[picture]]), heard(file))]
+    notes.append((Conversation([], [], [{"video": [picture], "start_time": 1.0}]), heard(file)))
+    for doc_id, (prompt, found) in enumerate([*notes, (Conversation([], [picture], []), relative)]):
         memory.note(doc_id, "hash", prompt, found)
-    memory.note(4, "", Prompt([], [], []), heard(file))
+    memory.note(4, "", Conversation([], [], []), heard(file))
     assert memory.look(range(5)) == {0, 1, 2, 3, 4} == set(memory.looked)
-    memory.note(5, "hash", Prompt([], [], [{"video": str(file), "start_time": 1.0}]), heard(file))
+    memory.note(5, "hash", Conversation([], [], [{"video": str(file), "start_time": 1.0}]), heard(file))
     assert memory.look([5]) == set()
 
 
@@ -92,7 +92,7 @@ def test_what_other_processes_remember_stays_and_a_damaged_file_is_ignored(tmp_p
     file = tmp_path / "known.parquet"
     memories = [prompts.Memory(file, media=True) for _ in range(2)]
     for doc_id, memory in enumerate(memories):
-        memory.note(doc_id, "hash", Prompt([], [], []), heard())
+        memory.note(doc_id, "hash", Conversation([], [], []), heard())
         memory.known[doc_id].files["/big"] = State(2**64 - 1, 2**64 - 2, -3, 10**19, 0)
         memory.save()
     assert prompts.Memory(file, media=True).known == memories[0].known | memories[1].known

@@ -13,8 +13,8 @@ import torch
 
 from mmkv_bench.compression.compressor import full
 from mmkv_bench.generation import decode, engine, forced, forks, measure, measuring, prefill
-from mmkv_bench.generation.alone import generate_alone
 from mmkv_bench.generation.measuring import Extras
+from mmkv_bench.generation.single import generate_alone
 from tests import reference, zoo
 from tests.core import parts
 from tests.generation import common, faulty

@@ -14,11 +14,11 @@ from mmkv_bench.compression.allocators.spectral import Spectral
 from mmkv_bench.compression.allocators.uniform import Uniform
 from mmkv_bench.compression.compressor import Compressor
 from mmkv_bench.compression.context import Context
+from mmkv_bench.compression.numerics.dct import dct, high_pass, idct
+from mmkv_bench.compression.numerics.tiles import CPU_TILE
 from mmkv_bench.compression.scorers.deviation import DeviationScorer, cutoff
 from mmkv_bench.compression.selectors.topk import TopK
 from mmkv_bench.compression.session import attach
-from mmkv_bench.compression.statistics.dct import dct, high_pass, idct
-from mmkv_bench.compression.statistics.tiles import CPU_TILE
 from mmkv_bench.config.compose import compose, method_defaults
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.methods.build import build_compressor

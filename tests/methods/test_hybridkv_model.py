@@ -17,7 +17,7 @@ from mmkv_bench.compression.decoding.retrieval import RetrievalLayer
 from mmkv_bench.compression.session import attach
 from mmkv_bench.config.compose import compose
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.generation.alone import generate_alone
+from mmkv_bench.generation.single import generate_alone
 from mmkv_bench.methods.build import build_compressor
 from tests import reference, zoo
 from tests.generation import common

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmkv_bench.compression.statistics.quantise import Packed, dequantise, quantise
+from mmkv_bench.compression.numerics.quantise import Packed, dequantise, quantise
 from mmkv_bench.errors import ConfigError
 from tests.oracles import kivi as oracle
 

@@ -23,7 +23,7 @@ from mmkv_bench.compression.selectors.topk import TopK
 from mmkv_bench.compression.session import attach
 from mmkv_bench.config.compose import compose, method_defaults
 from mmkv_bench.errors import ConfigError, UnsupportedError
-from mmkv_bench.methods.build import build_compressor, settled
+from mmkv_bench.methods.build import build_compressor, identity_form
 from mmkv_bench.plan.cells import build_methods
 from tests import reference, zoo
 from tests.generation import common
@@ -150,7 +150,7 @@ def test_a_wrapper_takes_another_press_by_name(fake):
 def test_the_identity_holds_the_version_and_every_argument(fake):
     def of(args):
         made = make("LoudPress", args)
-        return settled({"base": "kvpress", "press": "LoudPress", "args": {}}, made)
+        return identity_form({"base": "kvpress", "press": "LoudPress", "args": {}}, made)
 
     assert of("{}") == of("{first: 2}") == of("{power: 1}")
     assert of("{}") == {
@@ -162,7 +162,7 @@ def test_the_identity_holds_the_version_and_every_argument(fake):
     assert of("{first: 3}") != of("{}")
 
     def around(inner):
-        return settled({"base": "kvpress"}, composed("AroundPress", press=inner))
+        return identity_form({"base": "kvpress"}, composed("AroundPress", press=inner))
 
     one, other = {"press": "LoudPress", "power": 1}, {"press": "LoudPress", "args": {"first": 2}}
     assert around("LoudPress") == around(one) == around(other)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mmkv_bench.compression.allocators.entropy import Entropy
 from mmkv_bench.compression.context import Context
-from mmkv_bench.compression.statistics.entropy import causal_entropy, cross_modal_entropy, map_entropy
+from mmkv_bench.compression.numerics.entropy import causal_entropy, cross_modal_entropy, map_entropy
 from tests.compression import oracles
 from tests.oracles import meda
 
@@ -44,7 +44,7 @@ def test_summaries_are_the_papers_entropies(shape, length, seed, cut):
 
 
 def test_entropies_of_300_tokens_in_several_blocks(monkeypatch):
-    from mmkv_bench.compression.statistics import tiles
+    from mmkv_bench.compression.numerics import tiles
 
     layer = oracles.make_layer(300, 2, 2, seed=4)
     query, key, types = layer.query.float(), layer.key.float(), torch.tensor(mixed(300))

@@ -14,10 +14,10 @@ from omegaconf import OmegaConf
 
 from mmkv_bench.calibrate.artefact import Calibrations
 from mmkv_bench.compression.budget import Budget
+from mmkv_bench.compression.numerics.ties import tie_broken
 from mmkv_bench.compression.scorers.last_query import LastQueryScorer
 from mmkv_bench.compression.scorers.mmshift import MMShiftScorer
 from mmkv_bench.compression.session import attach
-from mmkv_bench.compression.statistics.ties import tie_broken
 from mmkv_bench.config.compose import compose, method_defaults
 from mmkv_bench.config.schema import conf_dir
 from mmkv_bench.errors import CalibrationError, ConfigError, UnsupportedError

@@ -17,8 +17,8 @@ from mmkv_bench.compression.session import attach
 from mmkv_bench.config.compose import compose, method_defaults
 from mmkv_bench.errors import UnsupportedError
 from mmkv_bench.generation import answers
-from mmkv_bench.generation.alone import answer_of_full
 from mmkv_bench.generation.result import digest
+from mmkv_bench.generation.single import answer_of_full
 from mmkv_bench.methods.build import READS_ANSWER, build_compressor
 from mmkv_bench.plan.cells import build_methods
 from mmkv_bench.tables.build import build

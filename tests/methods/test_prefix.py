@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from mmkv_bench.compression.allocators.prefix import Prefix
 from mmkv_bench.compression.allocators.uniform import Uniform
 from mmkv_bench.compression.compressor import Compressor, OverBudgetError
+from mmkv_bench.compression.numerics.prefix import interpolated, prefix_curves, prefix_ratios, scaled, search
 from mmkv_bench.compression.reducers.evict import Evict
 from mmkv_bench.compression.reducers.merging import Merging
 from mmkv_bench.compression.reducers.position_merge import PositionMerge
 from mmkv_bench.compression.scorers.layer_mean import LayerMeanScorer, permutation_scores
 from mmkv_bench.compression.selectors.topk import TopK
-from mmkv_bench.compression.statistics.prefix import interpolated, prefix_curves, prefix_ratios, scaled, search
 from mmkv_bench.errors import CalibrationError, ConfigError, UnsupportedError
 from tests.compression.oracles import make_layer
 from tests.oracles import prefix as oracle

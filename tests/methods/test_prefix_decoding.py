@@ -23,7 +23,7 @@ from mmkv_bench.compression.scorers.layer_mean import LayerMeanScorer
 from mmkv_bench.compression.scorers.recency import RecencyScorer
 from mmkv_bench.compression.selectors.topk import TopK
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.generation.alone import generate_alone
+from mmkv_bench.generation.single import generate_alone
 from mmkv_bench.models.families import context_length, family_of
 from tests import reference, zoo
 from tests.core import parts

@@ -9,7 +9,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from mmkv_bench.config.compose import compose, method_defaults
-from mmkv_bench.plan.cells import Cell, DatasetFacts, Facts, bases, expand
+from mmkv_bench.plan.cells import Cell, DatasetIdentity, Identity, bases, expand
 from mmkv_bench.plan.validate import validate
 
 MODEL = ("model=hf", "model.path=org/name")
@@ -26,11 +26,11 @@ def model_folder(root: Path, weight: float = 1.0) -> Path:
     return root
 
 
-def facts(*datasets: str, **changes) -> Facts:
-    """Facts of a run over these datasets; `changes` replaces fields, `dataset_facts` those of every dataset."""
+def facts(*datasets: str, **changes) -> Identity:
+    """Identity of a run over these datasets; `changes` replaces fields, `dataset_identity` those of every dataset."""
     of_dataset = changes.pop(
-        "dataset_facts",
-        DatasetFacts("d0", {"task": "pages_small"}, {"max_new_tokens": 16, "until": [], "do_sample": False}),
+        "dataset_identity",
+        DatasetIdentity("d0", {"task": "pages_small"}, {"max_new_tokens": 16, "until": [], "do_sample": False}),
     )
     values = {
         "model_fingerprint": "m0",
@@ -40,10 +40,10 @@ def facts(*datasets: str, **changes) -> Facts:
         "transformers": "5.23.0",
         "datasets": dict.fromkeys(datasets or ("pages",), of_dataset),
     }
-    return Facts(**(values | changes))
+    return Identity(**(values | changes))
 
 
-def plan(*overrides: str, facts_: Facts | None = None) -> tuple[list[Cell], list[str]]:
+def plan(*overrides: str, facts_: Identity | None = None) -> tuple[list[Cell], list[str]]:
     """Cells and notes of the run that these overrides ask for, checked as the command line checks it."""
     config = compose([*MODEL, *overrides])
     validate(config)
@@ -51,9 +51,9 @@ def plan(*overrides: str, facts_: Facts | None = None) -> tuple[list[Cell], list
     return expand(config, facts_ or facts(*map(str, config.datasets)), defaults)
 
 
-def cells(*overrides: str, facts_: Facts | None = None) -> list[Cell]:
+def cells(*overrides: str, facts_: Identity | None = None) -> list[Cell]:
     return plan(*overrides, facts_=facts_)[0]
 
 
-def hashes(*overrides: str, facts_: Facts | None = None) -> set[str]:
+def hashes(*overrides: str, facts_: Identity | None = None) -> set[str]:
     return {cell.cell for cell in cells(*overrides, facts_=facts_)}

@@ -8,7 +8,7 @@ import pytest
 
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.plan import cells as cells_module
-from mmkv_bench.plan.cells import DatasetFacts
+from mmkv_bench.plan.cells import DatasetIdentity
 from mmkv_bench.store.schema import CELL_COLUMNS
 from tests.plan.setting import cells, facts, hashes, plan
 
@@ -134,9 +134,9 @@ def test_the_hash_covers_what_changes_answers(change):
         {"dtype": "bfloat16"},
         {"torch": "2.16.0"},
         {"transformers": "5.24.0"},
-        {"dataset_facts": DatasetFacts("d1", {"task": "pages_small"}, {"max_new_tokens": 16})},
-        {"dataset_facts": DatasetFacts("d0", {"task": "pages_large"}, {"max_new_tokens": 16})},
-        {"dataset_facts": DatasetFacts("d0", {"task": "pages_small"}, {"max_new_tokens": 17})},
+        {"dataset_identity": DatasetIdentity("d1", {"task": "pages_small"}, {"max_new_tokens": 16})},
+        {"dataset_identity": DatasetIdentity("d0", {"task": "pages_large"}, {"max_new_tokens": 16})},
+        {"dataset_identity": DatasetIdentity("d0", {"task": "pages_small"}, {"max_new_tokens": 17})},
     ],
 )
 def test_the_hash_covers_model_data_generation_and_versions(change):

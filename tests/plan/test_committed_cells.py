@@ -16,7 +16,7 @@ from mmkv_bench.config.compose import method_defaults
 from mmkv_bench.config.schema import conf_dir, options
 from mmkv_bench.datasets.specs import spec_from_config
 from mmkv_bench.diagnostics.stored import cells_again, run_config
-from mmkv_bench.plan.cells import DatasetFacts, Facts
+from mmkv_bench.plan.cells import DatasetIdentity, Identity
 from mmkv_bench.store.store import Store
 
 RESULTS = conf_dir().parent / "results" / "tiny"
@@ -65,15 +65,15 @@ def defaults():
     return method_defaults(options("method"))
 
 
-def facts_of(row, specs, rows) -> Facts:
+def facts_of(row, specs, rows) -> Identity:
     """What the stored rows say of model, data and versions, so that neither is opened."""
     found = {}
     for one in rows:
         spec = specs[one["dataset"]]
         prompt = {"task": spec.name, "size": spec.size, "split": spec.split}
-        found[one["dataset"]] = DatasetFacts(one["dataset_fingerprint"], prompt, json.loads(one["generation"]))
+        found[one["dataset"]] = DatasetIdentity(one["dataset_fingerprint"], prompt, json.loads(one["generation"]))
     names = ("model_fingerprint", "model_revision", "dtype", "torch", "transformers")
-    return Facts(**{name: row[name] for name in names}, datasets=found)
+    return Identity(**{name: row[name] for name in names}, datasets=found)
 
 
 def planned(stored: Mapping[str, Any], rows) -> set[str]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mmkv_bench.cli.main import main
-from mmkv_bench.plan.facts import resolve_device
+from mmkv_bench.plan.identity import resolve_device
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
 

@@ -9,7 +9,7 @@ import pytest
 from mmkv_bench.compression.allocators.uniform import Uniform
 from mmkv_bench.compression.scorers.window import WindowScorer
 from mmkv_bench.config.compose import compose, method_defaults
-from mmkv_bench.plan.cells import Cell, DatasetFacts, bases, expand
+from mmkv_bench.plan.cells import Cell, DatasetIdentity, bases, expand
 from tests.plan.setting import cells, facts
 
 PAGES = {"small": "73fea638b266e689", "large": "2a9c0b454bb39abf"}
@@ -56,8 +56,8 @@ def committed(experiment: str, size: str) -> list[Cell]:
     label = f"pages_walk_{size}"
     with open_dict(config):
         config.datasets = {label: config.datasets.pages_walk}
-    known = DatasetFacts(PAGES[size], {"task": label, "size": size, "split": "test"}, GENERATION)
-    world = facts(label, model_fingerprint="6d8af26e5ffd7704", dataset_facts=known)
+    known = DatasetIdentity(PAGES[size], {"task": label, "size": size, "split": "test"}, GENERATION)
+    world = facts(label, model_fingerprint="6d8af26e5ffd7704", dataset_identity=known)
     return expand(config, world, method_defaults(bases(config)))[0]
 
 

@@ -12,7 +12,7 @@ from mmkv_bench.config.schema import options
 from mmkv_bench.tables.build import build
 from mmkv_bench.tables.compare import every_pair, separated_pairs
 from mmkv_bench.tables.family import CONTROLS, PRESETS, family
-from mmkv_bench.tables.method import Method
+from mmkv_bench.tables.line import Line
 from mmkv_bench.tables.notes import notes
 from mmkv_bench.tables.render import markdown
 from tests.tables.examples import Example, zeros_and_ones
@@ -20,12 +20,12 @@ from tests.tables.examples import Example, zeros_and_ones
 
 def line(
     name: str, base: str | None = None, tuned: bool = False, reading: str = "paper", parameters: str = "{}"
-) -> Method:
+) -> Line:
     label = name if reading == "paper" else f"{name} (released)"
-    return Method(label, name, base or name, tuned, None if base in CONTROLS else reading, parameters, True)
+    return Line(label, name, base or name, tuned, None if base in CONTROLS else reading, parameters, True)
 
 
-def rivals(*lines: Method) -> list[str]:
+def rivals(*lines: Line) -> list[str]:
     return [method.label for method in family(lines).rivals]
 
 

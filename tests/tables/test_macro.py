@@ -11,7 +11,16 @@ import pytest
 from mmkv_bench.errors import ConfigError, StoreError
 from mmkv_bench.statistics.intervals import wilson
 from mmkv_bench.tables.build import build
-from mmkv_bench.tables.macro import Group, GroupTable, Mean, gate_configs, group_markdown, group_tables, groups_of, mean
+from mmkv_bench.tables.macro import (
+    GroupTable,
+    MacroColumn,
+    Mean,
+    gate_configs,
+    group_markdown,
+    group_tables,
+    groups_of,
+    mean,
+)
 from tests.cli.setting import verb
 from tests.tables.examples import Example, zeros_and_ones
 
@@ -51,8 +60,8 @@ def test_groups_are_read_from_the_configuration_in_the_rows() -> None:
     example.add("full", None, [1.0], dataset="free")
     made(example)
     assert groups_of(example.rows()) == [
-        Group("Bench", "G", {"look": "exact_match", "walk": "exact_match"}, 2),
-        Group("Bench", "H", {"look": "exact_match"}, 1),
+        MacroColumn("Bench", "G", {"look": "exact_match", "walk": "exact_match"}, 2),
+        MacroColumn("Bench", "H", {"look": "exact_match"}, 1),
     ]
     alone = Example()
     alone.add("full", None, [1.0], dataset="free")

@@ -27,7 +27,7 @@ UNDEFINED = 0.0  # the entropy of a prompt of one modality: equal in all layers,
 class Entropy(Allocator):
     """MEDA (arXiv 2502.17599, eq. 4 to 7): layer l gets ``softmax(E)_l * L * C`` entries per KV head.
 
-    ``E_l`` is the cross-modal attention entropy of the layer (``statistics/entropy.py``). Without a temperature 2 nats
+    ``E_l`` is the cross-modal attention entropy of the layer (``numerics/entropy.py``). Without a temperature 2 nats
     are a factor of 7.4, so shares above the prompt's own length are common: they are clipped and what they cannot take
     is divided among the other layers in proportion (water-filling; the paper is silent), whole entries by largest
     remainder. The model holds exactly ``C * L`` entries per KV head. All layers' entropies must be known first: the
@@ -86,7 +86,7 @@ class Entropy(Allocator):
         """``[1]``: the layer's entropy [nats]."""
         import torch
 
-        from mmkv_bench.compression.statistics.entropy import causal_entropy, cross_modal_entropy
+        from mmkv_bench.compression.numerics.entropy import causal_entropy, cross_modal_entropy
 
         if not self.dynamic:
             return None

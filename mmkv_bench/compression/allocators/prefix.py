@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from mmkv_bench.compression.allocators.base import Allocator
 from mmkv_bench.compression.allocators.rounding import largest_remainder
-from mmkv_bench.compression.statistics.prefix import interpolated, prefix_curves, scaled, search
+from mmkv_bench.compression.numerics.prefix import interpolated, prefix_curves, scaled, search
 from mmkv_bench.errors import CalibrationError, ConfigError, UnsupportedError, nearest
 
 if TYPE_CHECKING:

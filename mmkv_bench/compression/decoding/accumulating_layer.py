@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mmkv_bench.compression.cache import CompressedLayer
-from mmkv_bench.compression.statistics.attention import column_sums
+from mmkv_bench.compression.numerics.attention import column_sums
 from mmkv_bench.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mmkv_bench.compression.decoding.base import DecodePolicy
-from mmkv_bench.compression.statistics.quantise import check_group
+from mmkv_bench.compression.numerics.quantise import check_group
 from mmkv_bench.errors import ConfigError, UnsupportedError
 
 if TYPE_CHECKING:

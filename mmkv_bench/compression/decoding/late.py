@@ -9,8 +9,8 @@ from mmkv_bench.compression.allocators.entropy import Entropy
 from mmkv_bench.compression.cache import CompressedLayer
 from mmkv_bench.compression.context import Context
 from mmkv_bench.compression.decoding.base import DecodePolicy, Start
+from mmkv_bench.compression.numerics.attention import column_sums
 from mmkv_bench.compression.scorers.text_prior import with_text_prior, without_text_prior
-from mmkv_bench.compression.statistics.attention import column_sums
 from mmkv_bench.errors import ConfigError, nearest
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mmkv_bench.compression.cache import CompressedLayer
-from mmkv_bench.compression.statistics.quantise import Packed, dequantise, quantise
+from mmkv_bench.compression.numerics.quantise import Packed, dequantise, quantise
 from mmkv_bench.errors import UnsupportedError
 
 if TYPE_CHECKING:

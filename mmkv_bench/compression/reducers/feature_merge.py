@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from mmkv_bench.compression.numerics.tiles import row_blocks
 from mmkv_bench.compression.reducers.base import Reducer
 from mmkv_bench.compression.reducers.cluster_mean import cluster_means, pruned_places
-from mmkv_bench.compression.statistics.tiles import row_blocks
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from mmkv_bench.compression.numerics.tiles import head_blocks, row_blocks
 from mmkv_bench.compression.reducers.base import Reducer
 from mmkv_bench.compression.reducers.evict import Evict
-from mmkv_bench.compression.statistics.tiles import head_blocks, row_blocks
 from mmkv_bench.errors import ConfigError, UnsupportedError, nearest
 
 if TYPE_CHECKING:

@@ -49,7 +49,7 @@ class Scorer(ABC):
         """Float32 ``[Hkv, T]`` on the observation's device, finite, higher = keep. Protection is the selector's.
 
         Equal scores go to the lower index. Where a smaller number shall break ties, float64 is allowed
-        (``statistics/ties.py``).
+        (``numerics/ties.py``).
         """
 
     def method_version(self, method: Composed) -> int:

@@ -13,8 +13,8 @@ from mmkv_bench.errors import ConfigError, nearest
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from mmkv_bench.compression.numerics.dct import HighPass
     from mmkv_bench.compression.observation import Observation
-    from mmkv_bench.compression.statistics.dct import HighPass
 
 KEYS = ("cached", "unrotated")
 HEADS = ("joint", "per_head")
@@ -42,8 +42,8 @@ def filter_needs(keys: str) -> Needs:
 
 def filtered(obs: Observation, gamma: float, keys: str) -> tuple[HighPass, HighPass]:
     """What the low-pass filter leaves out of a layer's keys and values; transformed once for scorer and allocator."""
-    from mmkv_bench.compression.statistics.dct import high_pass
-    from mmkv_bench.compression.statistics.rotary import unrotate
+    from mmkv_bench.compression.numerics.dct import high_pass
+    from mmkv_bench.compression.numerics.rotary import unrotate
 
     omega = cutoff(gamma, obs.length)
 

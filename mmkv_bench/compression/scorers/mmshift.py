@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_type_hints
 
+from mmkv_bench.compression.numerics.proxies import group_mass, group_votes, total_mass
+from mmkv_bench.compression.numerics.ties import tie_broken
 from mmkv_bench.compression.observation import Needs
 from mmkv_bench.compression.scorers.base import Scorer
-from mmkv_bench.compression.statistics.proxies import group_mass, group_votes, total_mass
-from mmkv_bench.compression.statistics.ties import tie_broken
 from mmkv_bench.errors import CalibrationError, ConfigError, UnsupportedError, nearest
 
 if TYPE_CHECKING:
@@ -266,7 +266,7 @@ class MMShiftScorer(Scorer):
 
     def _moments_of(self, obs: Observation, chosen: Tensor | None) -> tuple[Tensor, Tensor]:
         """Moments of the chosen ones (bool ``[T]``, None: all) of the last tokens; of all these where none is chosen."""
-        from mmkv_bench.compression.statistics.moments import ROWS, ElementMoments
+        from mmkv_bench.compression.numerics.moments import ROWS, ElementMoments
 
         first = obs.length - min(self.last_tokens or obs.length, obs.length)
         states = obs.states[first:]

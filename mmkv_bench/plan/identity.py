@@ -1,4 +1,4 @@
-"""The facts that cells are made of, read from the model folder, the datasets and the installed packages."""
+"""What a cell's hash covers besides the configuration, read from the model folder, the datasets and the installed packages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.plan.cells import DatasetFacts, Facts
+from mmkv_bench.plan.cells import DatasetIdentity, Identity
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 _SAFETENSORS_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}
 
 
-def gather(config: DictConfig, specs: Mapping[str, TaskSpec]) -> tuple[Facts, dict[str, Any]]:
+def gather(config: DictConfig, specs: Mapping[str, TaskSpec]) -> tuple[Identity, dict[str, Any]]:
     """Everything planning must know besides the configuration.
 
     Args:
         specs: dataset name, as `config.datasets` has it -> task. Their data are made or opened for the checksums.
 
     Returns:
-        The facts, and the provenance columns of the `cells` rows.
+        The identity, and the provenance columns of the `cells` rows.
 
     Raises:
         ConfigError: a model that is not there or of an unsupported family, a hub id whose commit cannot be found.
@@ -37,25 +37,25 @@ def gather(config: DictConfig, specs: Mapping[str, TaskSpec]) -> tuple[Facts, di
     dtype = resolve_dtype(config.model.dtype, source.hf_config(), source.path)
     device = resolve_device(config.model.device) if config.stage == "score" else _usable_device(config.model, dtype)
     origin = provenance.collect(device) | {"weights": source.kind}
-    facts = Facts(
+    identity = Identity(
         model_fingerprint=fingerprint,
         model_revision=commit,
         dtype=dtype,
         torch=origin["torch"],
         transformers=origin["transformers"],
-        datasets={name: dataset_facts(spec) for name, spec in specs.items()},
+        datasets={name: dataset_identity(spec) for name, spec in specs.items()},
     )
-    return facts, origin
+    return identity, origin
 
 
-def dataset_facts(spec: TaskSpec) -> DatasetFacts:
+def dataset_identity(spec: TaskSpec) -> DatasetIdentity:
     """What a dataset adds to its cells' identity. `count` and `limit` are not part of it: more samples reuse rows."""
     from mmkv_bench import evaluation
 
     prompt: dict[str, Any] = {"task": spec.name, "size": spec.size, "split": spec.split}
     if spec.placeholders:
         prompt["placeholders"] = spec.placeholders
-    return DatasetFacts(
+    return DatasetIdentity(
         fingerprint=evaluation.fingerprint(spec),
         prompt=prompt,
         generation=evaluation.generation_settings(spec),

@@ -1,8 +1,8 @@
-"""The desk between scorers and a judge: questions are collected, asked side by side, and answered in the next pass.
+"""The ledger between scorers and a judge: questions are collected, asked side by side, and answered in the next pass.
 
 Scorers ask one question after the other, some wait only 30 s for an answer, and when they get none they sleep, ask again
-and then score 0. So none of them ever waits for the judge. A pass through the scorer (`Sitting`) collects the questions
-that have no answer yet; between two passes the desk asks them; questions that follow from answers come in later passes.
+and then score 0. So none of them ever waits for the judge. A pass through the scorer (`ScoringPass`) collects the questions
+that have no answer yet; between two passes the ledger asks them; questions that follow from answers come in later passes.
 What has no answer in the last pass is `not judged`.
 """
 
@@ -22,7 +22,7 @@ NO_JUDGE = "no judge was asked (judge=none)"
 NOT_YET = "not asked yet"
 
 
-class Desk:
+class Ledger:
     """All questions of a run's score stage and what became of them. Without settings there is no judge.
 
     counts: questions `asked` of the endpoint with an answer, `cached`, and `failed`; each question counts once.

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mmkv_bench.compression.statistics.attention import exponentials
-from mmkv_bench.compression.statistics.tiles import row_blocks
+from mmkv_bench.compression.numerics.attention import exponentials
+from mmkv_bench.compression.numerics.tiles import row_blocks
 
 
 def top_mass(query: Tensor, key: Tensor, scaling: float, rows: Sequence[int], top: int) -> Tensor:

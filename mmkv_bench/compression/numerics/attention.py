@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mmkv_bench.compression.statistics.tiles import head_blocks, row_blocks
+from mmkv_bench.compression.numerics.tiles import head_blocks, row_blocks
 
 LOWEST = -87.0  # exp of less is subnormal in float32
 

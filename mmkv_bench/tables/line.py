@@ -11,7 +11,7 @@ from mmkv_bench.tables.calibrated import artefacts
 
 
 @dataclass(frozen=True)
-class Method:
+class Line:
     """One line of a table. `budgeted` is False for `full` and whatever else takes no budget."""
 
     label: str

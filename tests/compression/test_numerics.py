@@ -9,13 +9,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmkv_bench.compression.statistics import tiles
-from mmkv_bench.compression.statistics.attention import column_sums, window_mass
-from mmkv_bench.compression.statistics.gaussian import average_rotation, expected_logits
-from mmkv_bench.compression.statistics.moments import ElementMoments, JointMoments
-from mmkv_bench.compression.statistics.nucleus import nucleus
-from mmkv_bench.compression.statistics.proxies import group_mass, group_votes
-from mmkv_bench.compression.statistics.rotary import rotate, unrotate
+from mmkv_bench.compression.numerics import tiles
+from mmkv_bench.compression.numerics.attention import column_sums, window_mass
+from mmkv_bench.compression.numerics.gaussian import average_rotation, expected_logits
+from mmkv_bench.compression.numerics.moments import ElementMoments, JointMoments
+from mmkv_bench.compression.numerics.nucleus import nucleus
+from mmkv_bench.compression.numerics.proxies import group_mass, group_votes
+from mmkv_bench.compression.numerics.rotary import rotate, unrotate
 from mmkv_bench.errors import UnsupportedError
 from tests.compression import oracles
 

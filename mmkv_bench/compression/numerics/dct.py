@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmkv_bench.compression.statistics.tiles import row_blocks
+from mmkv_bench.compression.numerics.tiles import row_blocks
 
 HELD = 4  # tensors of a block's size that exist at once
 

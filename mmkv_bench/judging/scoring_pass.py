@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from mmkv_bench.judging.desk import Desk
 from mmkv_bench.judging.known import JudgedMetric, metric_of
+from mmkv_bench.judging.ledger import Ledger
 from mmkv_bench.judging.question import JudgeError, Question
 
 FILLER = "0 Z"
@@ -28,7 +28,7 @@ class Asked:
     answered: bool
 
 
-class Sitting:
+class ScoringPass:
     """A pass over one task.
 
     asked       questions in their order
@@ -37,8 +37,8 @@ class Sitting:
     refused     owner -> why, where JudgeError was raised: what the scorer returned nevertheless needed no answer
     """
 
-    def __init__(self, desk: Desk, judged: tuple[JudgedMetric, ...]) -> None:
-        self.desk = desk
+    def __init__(self, ledger: Ledger, judged: tuple[JudgedMetric, ...]) -> None:
+        self.ledger = ledger
         self.judged = judged
         self.asked: list[Asked] = []
         self.unanswered: dict[Owner, dict[str | None, str]] = {}
@@ -60,9 +60,9 @@ class Sitting:
 
     def answer(self, question: Question, example: str | None = None) -> str:
         """For code that knows of JudgeError, and raises it when there is no answer."""
-        question = self.desk.as_asked(question)
+        question = self.ledger.as_asked(question)
         try:
-            text = self.desk.look_up(question)
+            text = self.ledger.look_up(question)
         except JudgeError as error:
             self.asked.append(Asked(None, question, False))
             for owner in self._owners:
@@ -74,9 +74,9 @@ class Sitting:
     def fill(self, question: Question) -> str:
         """For lmms-eval's scorers: always a text, a filler where there is no answer."""
         metric, question = self._recognised(question)
-        question = self.desk.as_asked(question)
+        question = self.ledger.as_asked(question)
         try:
-            text = self.desk.look_up(question)
+            text = self.ledger.look_up(question)
         except JudgeError as error:
             self.asked.append(Asked(metric, question, False))
             for owner in self._owners:
@@ -92,11 +92,11 @@ class Sitting:
         return known.metric, dataclasses.replace(question, readable=known.readable)
 
 
-class Probe(Sitting):
+class Probe(ScoringPass):
     """A pass that asks nobody: it only notes which questions a scorer asks, as far as it gets."""
 
     def __init__(self, judged: tuple[JudgedMetric, ...]) -> None:
-        super().__init__(Desk(), judged)
+        super().__init__(Ledger(), judged)
 
     def lacks(self, owner: Owner) -> bool:
         return True

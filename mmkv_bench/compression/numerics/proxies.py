@@ -8,9 +8,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from mmkv_bench.compression.statistics.attention import exponentials
-from mmkv_bench.compression.statistics.nucleus import nucleus
-from mmkv_bench.compression.statistics.tiles import head_blocks, row_blocks
+from mmkv_bench.compression.numerics.attention import exponentials
+from mmkv_bench.compression.numerics.nucleus import nucleus
+from mmkv_bench.compression.numerics.tiles import head_blocks, row_blocks
 
 
 def group_mass(

@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mmkv_bench.compression.statistics.attention import exponentials
-from mmkv_bench.compression.statistics.tiles import head_blocks, row_blocks
+from mmkv_bench.compression.numerics.attention import exponentials
+from mmkv_bench.compression.numerics.tiles import head_blocks, row_blocks
 
 
 def map_entropy(query: Tensor, key: Tensor, scaling: float) -> float:

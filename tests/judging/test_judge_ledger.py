@@ -14,11 +14,11 @@ from mmkv_bench.errors import StoreError
 from mmkv_bench.judging import client
 from mmkv_bench.judging.asking import Asker
 from mmkv_bench.judging.client import ask, ask_all
-from mmkv_bench.judging.desk import Desk
 from mmkv_bench.judging.known import criterion_score, mark_of_one, one_letter_among_words, option_letter, points
+from mmkv_bench.judging.ledger import Ledger
 from mmkv_bench.judging.question import JudgeError, Question
+from mmkv_bench.judging.scoring_pass import ScoringPass
 from mmkv_bench.judging.settings import JudgeSettings
-from mmkv_bench.judging.sitting import Sitting
 from tests.judging import judge_server as judge
 
 KEY = "sk-test-0123456789abcdef"
@@ -35,16 +35,16 @@ def settings(server, tmp_path):
     return JudgeSettings("judge-7b", server.url, timeout_s=5.0, backoff_s=0.001, cache=tmp_path / "judge")
 
 
-def outcome(settings: JudgeSettings, question: Question | str = "how good?", desk: Desk | None = None) -> str:
+def outcome(settings: JudgeSettings, question: Question | str = "how good?", ledger: Ledger | None = None) -> str:
     """The answer that two passes get, or why there is none."""
-    desk = desk or Desk(settings)
+    ledger = ledger or Ledger(settings)
     question = question if isinstance(question, Question) else Question.of(question)
     for _ in range(2):
         try:
-            return desk.look_up(desk.as_asked(question))
+            return ledger.look_up(ledger.as_asked(question))
         except JudgeError as error:
             reason = str(error)
-            desk.fetch()
+            ledger.fetch()
     return f"not judged: {reason}"
 
 
@@ -65,9 +65,9 @@ def test_a_question_is_sent_once_as_asked_and_its_answer_kept_for_every_later_ru
     assert json.loads(file.read_text())["served_model"] == "served-model"
     server.behaviours = [judge.hangs_up]
     later = dataclasses.replace(settings, url=f"{server.url}/chat/completions/", retries=0)
-    desk = Desk(later)
-    assert outcome(later, question, desk) == "0.5"
-    assert (desk.counts["cached"], len(server.requests)) == (1, 1)
+    ledger = Ledger(later)
+    assert outcome(later, question, ledger) == "0.5"
+    assert (ledger.counts["cached"], len(server.requests)) == (1, 1)
 
 
 def test_two_endpoints_of_one_model_id_share_no_answers(server, settings):
@@ -179,12 +179,12 @@ def test_attempts_are_bounded_and_waits_grow(server, settings):
 def test_a_wrong_key_is_one_sentence_and_no_second_attempt(server, settings, monkeypatch):
     server.wanted_key = "right"
     monkeypatch.setenv("MY_JUDGE_KEY", KEY)
-    desk = Desk(dataclasses.replace(settings, key_env="MY_JUDGE_KEY"))
+    ledger = Ledger(dataclasses.replace(settings, key_env="MY_JUDGE_KEY"))
     for name in "abc":
-        reason = outcome(settings, name, desk)
+        reason = outcome(settings, name, ledger)
         assert reason == f"not judged: {server.url}/chat/completions refuses the key in MY_JUDGE_KEY (401)"
     assert len(server.requests) == 1
-    assert desk.gone is not None
+    assert ledger.gone is not None
 
 
 def test_the_key_is_sent_and_stands_nowhere_else(server, settings, monkeypatch, tmp_path):
@@ -230,41 +230,41 @@ def test_a_redirect_takes_the_key_nowhere(server, settings, monkeypatch):
 
 def test_a_dead_judge_costs_one_questions_attempts_and_names_itself(settings):
     address = judge.dead_address()
-    desk = Desk(dataclasses.replace(settings, url=address, retries=1))
+    ledger = Ledger(dataclasses.replace(settings, url=address, retries=1))
     questions = [Question.of(f"question {i}") for i in range(50)]
     for question in questions:
         with pytest.raises(JudgeError, match="not asked yet"):
-            desk.look_up(question)
-    assert not desk.fetch()
-    assert f"{address}/chat/completions cannot be reached" in desk.gone
+            ledger.look_up(question)
+    assert not ledger.fetch()
+    assert f"{address}/chat/completions cannot be reached" in ledger.gone
     for question in questions:
         with pytest.raises(JudgeError, match="cannot be reached"):
-            desk.look_up(question)
-    assert desk.counts["failed"] == 50
+            ledger.look_up(question)
+    assert ledger.counts["failed"] == 50
 
 
 def test_a_judge_that_dies_on_the_way_keeps_what_it_answered(server, settings):
     settings = dataclasses.replace(settings, concurrency=1, retries=0)
     server.behaviours = [judge.answer] * 3 + [judge.hangs_up] * 100
-    desk = Desk(settings)
+    ledger = Ledger(settings)
     for i in range(30):
         with pytest.raises(JudgeError):
-            desk.look_up(Question.of(f"question {i}"))
-    assert desk.fetch()
-    assert (desk.counts["asked"], desk.counts["failed"]) == (3, 27)
+            ledger.look_up(Question.of(f"question {i}"))
+    assert ledger.fetch()
+    assert (ledger.counts["asked"], ledger.counts["failed"]) == (3, 27)
     assert len(server.requests) == 6  # three in a row without an answer are enough
 
 
 def test_a_question_that_is_refused_does_not_end_the_others(server, settings):
     server.behaviours = [judge.fails(400, "too long")]
-    desk = Desk(settings)
+    ledger = Ledger(settings)
     for name in ("long", "short", "brief"):
         with pytest.raises(JudgeError):
-            desk.look_up(Question.of(name))
-    desk.fetch()
+            ledger.look_up(Question.of(name))
+    ledger.fetch()
     with pytest.raises(JudgeError, match="answers 400.*too long"):
-        desk.look_up(Question.of("long"))
-    assert [desk.look_up(Question.of(name)) for name in ("short", "brief")] == ["0.5", "0.5"]
+        ledger.look_up(Question.of("long"))
+    assert [ledger.look_up(Question.of(name)) for name in ("short", "brief")] == ["0.5", "0.5"]
     assert len(server.requests) == 3
 
 
@@ -301,12 +301,12 @@ def test_a_cache_that_cannot_be_written_stops_the_run_with_a_sentence(server, se
 
 def test_no_more_questions_are_under_way_than_allowed_and_more_than_one_is(server, settings):
     server.pause_s = 0.05
-    desk = Desk(dataclasses.replace(settings, concurrency=4))
+    ledger = Ledger(dataclasses.replace(settings, concurrency=4))
     for i in range(17):
         with pytest.raises(JudgeError):
-            desk.look_up(Question.of(f"question {i}"))
-    assert desk.fetch()
-    assert desk.counts["asked"] == 17
+            ledger.look_up(Question.of(f"question {i}"))
+    assert ledger.fetch()
+    assert ledger.counts["asked"] == 17
     assert 2 <= server.most <= 4
 
 
@@ -323,20 +323,20 @@ def test_without_a_judge_nothing_is_asked():
 
 # ---------------------------------------------------------------- the client of our own tasks
 def test_ask_collects_then_answers_and_asks_side_by_side(server, settings):
-    desk = Desk(settings)
+    ledger = Ledger(settings)
     server.reply = lambda messages: messages[0]["content"].upper()
     for passes in range(2):
-        sitting = Sitting(desk, ())
-        with client.asking(sitting), sitting.of([3]):
+        scoring_pass = ScoringPass(ledger, ())
+        with client.asking(scoring_pass), scoring_pass.of([3]):
             if passes:
                 assert ask_all(["one", "two"]) == ["ONE", "TWO"]
                 assert ask("one") == "ONE"
-                assert sitting.refused == {}
+                assert scoring_pass.refused == {}
             else:
                 with pytest.raises(JudgeError, match="not asked yet"):
                     ask_all(["one", "two"])
-                assert sitting.refused == {3: "not asked yet"}
-        assert desk.fetch() == (passes == 0)
+                assert scoring_pass.refused == {3: "not asked yet"}
+        assert ledger.fetch() == (passes == 0)
     assert sorted(request["messages"][0]["content"] for request in server.requests) == ["one", "two"]
 
 
@@ -345,17 +345,17 @@ def test_ask_outside_of_scoring_is_refused():
         ask("anyone there?")
 
 
-def test_many_threads_may_ask_one_desk(server, settings):
-    desk, sitting = Desk(settings), None
-    sitting = Sitting(desk, ())
-    with client.asking(sitting):
-        threads = [threading.Thread(target=lambda i=i: sitting.fill(Question.of(f"q{i % 10}"))) for i in range(40)]
+def test_many_threads_may_ask_one_ledger(server, settings):
+    ledger, scoring_pass = Ledger(settings), None
+    scoring_pass = ScoringPass(ledger, ())
+    with client.asking(scoring_pass):
+        threads = [threading.Thread(target=lambda i=i: scoring_pass.fill(Question.of(f"q{i % 10}"))) for i in range(40)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-    assert desk.fetch()
-    assert len(server.requests) == desk.counts["asked"] == 10
+    assert ledger.fetch()
+    assert len(server.requests) == ledger.counts["asked"] == 10
 
 
 # ---------------------------------------------------------------- which answers scorers can read

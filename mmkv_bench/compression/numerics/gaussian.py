@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mmkv_bench.compression.statistics.rotary import rotate
-from mmkv_bench.compression.statistics.tiles import row_blocks
+from mmkv_bench.compression.numerics.rotary import rotate
+from mmkv_bench.compression.numerics.tiles import row_blocks
 
 
 def average_rotation(mean: Tensor, covariance: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
