@@ -1,0 +1,121 @@
+"""Run the tests that cover each mutation, in copies of the checkout, until one of them fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tools.mutations.covering import Covering
+from tools.mutations.kinds import Mutation, applied, row_of
+
+HEAVY = ("torch", "torchvision", "transformers", "pandas", "pyarrow.dataset", "scipy.stats", "hydra")
+FIRST_SECONDS = 60.0
+"""Tests are run cheapest first in rounds that took 1, 2, 4 ... times as long when they were measured."""
+AT_MOST_SECONDS = 480.0
+"""A mutation that survives tests worth this many seconds counts as one that survives."""
+
+
+@contextmanager
+def copies(root: Path, count: int) -> Iterator[list[Path]]:
+    """Clones of what is committed in a checkout; they go when the work is done."""
+    with tempfile.TemporaryDirectory(prefix="mutations-") as folder:
+        found = [Path(folder) / str(n) for n in range(count)]
+        for copy in found:
+            subprocess.run(["git", "clone", "--quiet", "--shared", str(root), str(copy)], check=True)
+        yield found
+
+
+def judged(mutation: Mutation, covering: Covering, copy: Path) -> dict:
+    """What the tests say of one mutation: the first test that fails, or how many did not notice."""
+    path = copy / mutation.file
+    source = path.read_text()
+    tests = covering.tests(mutation.file, row_of(mutation, source))
+    path.write_text(applied(mutation, source))
+    said, done, limit = {"killed": False, "by": None}, 0, FIRST_SECONDS
+    try:
+        while done < len(tests) and not said["killed"] and covering.seconds(tests[:done]) < AT_MOST_SECONDS:
+            if "error" in said:
+                raise SystemExit(f"{mutation}: {said['error']}")
+            batch = _affordable(tests[done:], covering, limit)
+            said = _run(batch, copy, 120 + 4 * covering.seconds(batch))
+            done, limit = done + len(batch), 2 * limit
+    finally:
+        path.write_text(source)
+    return {**said, "covering": len(tests), "run": done}
+
+
+def _affordable(tests: list[str], covering: Covering, limit: float) -> list[str]:
+    """The first tests up to a limit in seconds, at least one."""
+    chosen, spent = [], 0.0
+    for test in tests:
+        spent += covering.seconds([test])
+        if chosen and spent > limit:
+            break
+        chosen.append(test)
+    return chosen
+
+
+def warm() -> None:
+    """Import what every test needs and no mutation touches, once for all forks."""
+    os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
+    for name in HEAVY:
+        __import__(name)
+
+
+def _run(tests: list[str], copy: Path, limit: float) -> dict:
+    """Run tests in a fork, stopping at the first that fails; what does not end is killed, and so is the mutation."""
+    answer = copy.parent / f"{copy.name}.json"
+    answer.unlink(missing_ok=True)
+    child = os.fork()
+    if not child:
+        os.setsid()
+        try:
+            _in_fork(tests, copy, answer)
+        finally:
+            os._exit(70)
+    end = time.monotonic() + limit
+    while time.monotonic() < end:
+        if os.waitpid(child, os.WNOHANG)[0]:
+            if not answer.exists():
+                return {"killed": True, "by": "the process of the tests died"}
+            return json.loads(answer.read_text())
+        time.sleep(0.1)
+    os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return {"killed": True, "by": "time"}
+
+
+def _in_fork(tests: list[str], copy: Path, answer: Path) -> None:
+    import pytest
+
+    log = os.open(copy.parent / f"{copy.name}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.chdir(copy)
+    for name in [n for n in sys.modules if n.split(".")[0] in ("tools", "tests", "mmkv_bench")]:
+        del sys.modules[name]
+    sys.path.insert(0, str(copy))
+    os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(copy.parent / f"{copy.name}.hypothesis")
+    failed: list[str] = []
+
+    class Listener:
+        def pytest_runtest_logreport(self, report):
+            failed.extend([report.nodeid] if report.failed else [])
+
+        def pytest_collectreport(self, report):
+            failed.extend([report.nodeid] if report.failed else [])
+
+    code = int(pytest.main(["-x", "-q", "-m", "", "-p", "no:cacheprovider", *tests], plugins=[Listener()]))
+    said = {"killed": bool(failed), "by": failed[0] if failed else None}
+    if not failed and code:
+        said["error"] = f"pytest ended with {code}: {copy.parent / copy.name}.log"
+    answer.write_text(json.dumps(said))
+    os._exit(0)
