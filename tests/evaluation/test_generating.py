@@ -95,6 +95,7 @@ def test_the_environment_is_left_as_it_was_and_a_judges_key_is_hidden_meanwhile(
     monkeypatch.delenv("HF_HOME", raising=False)
     monkeypatch.setenv("OPENAI_API_KEY", "a real one")
     spec = own_task()
+    ask_all(spec)  # libraries set variables of their own when they are first imported
     before = dict(os.environ)
     seen = []
     generate(spec, lambda request: seen.append(os.environ.get("OPENAI_API_KEY")) or "")
