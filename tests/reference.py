@@ -13,6 +13,7 @@ the kept part of the prefix and everything from `cut` on. `cut` tells the protoc
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -46,6 +47,12 @@ def generate(model: nn.Module, inputs: dict[str, Tensor], tokens: int, **options
     """Stock greedy `model.generate`."""
     options = {"do_sample": False, "return_dict_in_generate": True, "output_logits": True} | options
     return run_of(model.generate(**inputs, max_new_tokens=tokens, **options), inputs)
+
+
+@functools.cache
+def stock(name: str, attention: str = "sdpa", tokens: int = 6) -> Run:
+    """The untouched model of the zoo on its first prompt, run once per session: to compare with, never to write to."""
+    return generate(zoo.model(name, attention), zoo.prompt(name), tokens)
 
 
 def visible(keep: Keep, cut: int) -> Callable[[int, Tensor, int], Tensor]:

@@ -1,27 +1,26 @@
-"""What every method promises, as checks of one composed method; `python -m mmkv_bench check` runs them on a file.
+"""What every method promises, as checks of one composed method: `mmkv-bench check` runs them on a user's file with the
+problems made up here, the registry's tests on every shipped method with problems of their own.
 
 Six look at its parts on made-up layers, two at whole answers of the embedded model. Each returns what is broken, or None.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.errors import ConfigError
+from mmkv_bench.methods import made_up
+from mmkv_bench.methods.made_up import Problem
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from mmkv_bench.compression.compressor import Compressor
-    from mmkv_bench.compression.observation import Observation
+    from mmkv_bench.compression.observation import Needs, Observation
 
-LAYERS = 3
-SHAPES = ((1, 2, 1), (2, 1, 2), (3, 2, 2), (17, 2, 1), (40, 2, 3), (130, 1, 4))
-"""(prompt tokens, KV heads, query heads per KV head) of the made-up prompts."""
 PAGES = 2
-_DIM, _WIDTH = 8, 12
 
 
 def method(path: str, settings: Sequence[str] = ()) -> Compressor:
@@ -50,67 +49,32 @@ def method(path: str, settings: Sequence[str] = ()) -> Compressor:
     return build_compressor(CUSTOM, node, "paper")
 
 
-# ---------------------------------------------------------------- made-up layers
-def prompt(
-    length: int, heads: int, group: int, made: Compressor, seed: int = 0, identity: str = "x"
-) -> list[Observation]:
-    """Observations of `LAYERS` layers with random weights, as a prefill would give them: an image inside text."""
-    import torch
-    from torch import nn
-
-    from mmkv_bench.compression.numerics.rotary import rotate
-    from mmkv_bench.compression.observation import Chunk, Observation
-
-    def rope(positions: Tensor) -> tuple[Tensor, Tensor]:
-        angle = positions.double()[:, None] * 100.0 ** (-torch.arange(_DIM // 2, dtype=torch.float64) / (_DIM // 2))
-        angle = torch.cat([angle, angle], -1)
-        return angle.cos().float(), angle.sin().float()
-
-    layers = []
-    for layer in range(LAYERS):
-        stream = torch.Generator().manual_seed(1000 * seed + layer)
-        hidden = torch.randn(length, _WIDTH, generator=stream)
-        weights = [torch.randn(n * _DIM, _WIDTH, generator=stream) * 0.4 for n in (heads * group, heads, heads)]
-        query, key, value = ((hidden @ weight.T).unflatten(-1, (-1, _DIM)).transpose(0, 1) for weight in weights)
-        cos, sin = rope(torch.arange(length))
-        types = torch.zeros(length, dtype=torch.int64)
-        types[length // 4 : length // 4 + max(1, length // 2)] = 1
-        layers.append(
-            Observation(
-                layer,
-                LAYERS,
-                made.needs,
-                scaling=_DIM**-0.5,
-                length=length,
-                token_types=types,
-                project_query=lambda h, weight=weights[0]: (h @ weight.T).unflatten(-1, (-1, _DIM)).transpose(0, 1),
-                future_rope=lambda offsets: rope(offsets + length - 1),
-                identity=identity,
-                module=nn.Identity(),
-            )
-        )
-        layers[-1].observe(Chunk(rotate(query, cos, sin), rotate(key, cos, sin), value, hidden, cos, sin))
-    return layers
-
-
-def problems() -> list[tuple[tuple[int, int, int], int]]:
-    """Shapes with a budget each: one entry, two, a third, all but one."""
-    found = [(shape, budget) for shape in SHAPES for budget in {1, 2, shape[0] // 3, shape[0] - 1}]
-    return sorted((shape, budget) for shape, budget in found if 0 < budget < shape[0])
-
-
 def scores(made: Compressor, seen: Sequence[Observation], budget: int, seed: int = 0) -> list[Tensor]:
     return [made.score(one, budget, seed) for one in seen]
 
 
-def select(
-    made: Compressor, seen: Sequence[Observation], budget: int, strict: bool = False, seed: int = 0
+def summaries(made: Compressor, seen: Sequence[Observation], budget: int, seed: int = 0) -> dict[int, Tensor]:
+    if made.allocator.summary_key(budget, seen[0].length) is None:
+        return {}
+    return {one.layer: made.allocator.summary(one, budget, seed) for one in seen}
+
+
+def select(made: Compressor, problem: Problem, seen: Sequence[Observation] | None = None) -> list[Tensor]:
+    """What stays of an observed prompt: scored, summed up, divided and selected as a run does it."""
+    seen, budget = problem.observe(made.needs) if seen is None else seen, problem.budget
+    return divide(made, problem, seen, scores(made, seen, budget), summaries(made, seen, budget))
+
+
+def divide(
+    made: Compressor,
+    problem: Problem,
+    seen: Sequence[Observation],
+    given: Sequence[Tensor],
+    summed: Mapping[int, Tensor],
+    strict: bool = False,
 ) -> list[Tensor]:
-    length = seen[0].length
-    key = made.allocator.summary_key(budget, length)
-    summaries = {} if key is None else {one.layer: made.allocator.summary(one, budget, seed) for one in seen}
-    made_scores = scores(made, seen, budget, seed)
-    return made.select(made_scores, budget, seen[0].token_types, range(LAYERS), LAYERS, strict, summaries=summaries)
+    layers, types = range(problem.layers), seen[0].token_types
+    return made.select(given, problem.budget, types, layers, problem.layers, strict, summaries=summed)
 
 
 def _same(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
@@ -119,76 +83,96 @@ def _same(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
     return all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-def _at(shape: tuple[int, int, int], budget: int) -> str:
-    length, heads, group = shape
-    return f"{length} tokens, {heads} KV heads, {heads * group} query heads, budget {budget}"
-
-
 # ---------------------------------------------------------------- promises
-def scores_are_finite(made: Compressor) -> str | None:
+def scores_are_finite(made: Compressor, problems: Sequence[Problem] = ()) -> str | None:
     """scores are finite float32 (or float64), one per KV head and token"""
-    for shape, budget in problems():
-        found = scores(made, prompt(*shape, made), budget)
+    for problem in problems or made_up.problems():
+        seen = problem.observe(made.needs)
+        found = scores(made, seen, problem.budget)  # which refuses other shapes and dtypes
+        found += summaries(made, seen, problem.budget).values()
         if not all(bool(score.isfinite().all()) for score in found):
-            return f"{_at(shape, budget)}: NaN or infinity"
+            return f"{problem}: NaN or infinity"
     return None
 
 
-def the_budget_is_kept(made: Compressor) -> str | None:
-    """exactly the budget is kept, or less where the method says so, also under strict"""
-    for shape, budget in problems():
+def the_budget_is_kept(made: Compressor, problems: Sequence[Problem] = ()) -> str | None:
+    """exactly the budget is kept, or more or less where the method says so, also under strict"""
+    for problem in problems or made_up.problems():
+        seen, budget = problem.observe(made.needs), problem.budget
+        given, summed = scores(made, seen, budget), summaries(made, seen, budget)
+        heads, length = seen[0].key.shape[:2]
         for strict in (False, True):
-            found = select(made, prompt(*shape, made), budget, strict)
-            kept = sum(int((index >= 0).sum()) for index in found)
-            asked = (budget - strict) * shape[1] * LAYERS
-            if kept > asked or (kept < asked and not made.falls_short):
-                return f"{_at(shape, budget)}{' strict' if strict else ''}: {kept} entries where {asked} are asked for"
+            where = f"{problem}{' strict' * strict}"
+            found = divide(made, problem, seen, given, summed, strict)
+            if said := _miscounted(made, found, (budget - strict) * heads * problem.layers):
+                return f"{where}: {said}"
+            if {(len(found), index.shape[0], str(index.dtype)) for index in found} != {_rows(problem, heads)}:
+                return f"{where}: indices of {[(tuple(index.shape), index.dtype) for index in found]}"
             for row in (row for index in found for row in index.tolist()):
                 real = [j for j in row if j >= 0]
-                if (
-                    real != sorted(set(real))
-                    or any(j >= shape[0] - strict for j in real)
-                    or row[len(row) - len(real) :] != real
-                ):
-                    return f"{_at(shape, budget)}: indices {row} do not ascend, repeat, or lie outside of the prompt"
+                ascending = real == sorted(set(real)) and row[len(row) - len(real) :] == real
+                if not ascending or any(j >= length - strict for j in real):
+                    return f"{where}: indices {row} do not ascend, repeat, or lie outside of the prompt"
     return None
 
 
-def nothing_is_remembered(made: Compressor) -> str | None:
+def _rows(problem: Problem, heads: int) -> tuple[int, int, str]:
+    return problem.layers, heads, "torch.int64"
+
+
+def _miscounted(made: Compressor, found: Sequence[Tensor], asked: int) -> str | None:
+    kept = sum(int((index >= 0).sum()) for index in found)
+    wrong = (kept > asked and not made.exceeds) or (kept < asked and not made.falls_short)
+    return f"{kept} entries where {asked} are asked for" if wrong else None
+
+
+def nothing_is_remembered(
+    made: Compressor,
+    problems: Sequence[Problem] = (),
+    disturb: Callable[[], object] | None = None,
+    needs: Needs | None = None,
+) -> str | None:
     """the same prompt keeps the same entries, whatever ran before and whatever torch drew"""
+    disturb = disturb or partial(_another_prompt, made)
+    for problem in problems or made_up.problems():
+        first = select(made, problem)
+        disturb()
+        seen = problem.observe(needs or made.needs)
+        if not all(_same(first, select(made, problem, seen)) for _ in range(2)):
+            return f"{problem}: another selection the second time; draw from obs.generator, keep no state"
+    return None
+
+
+def _another_prompt(made: Compressor) -> None:
     import torch
 
-    for shape, budget in problems():
-        first = select(made, prompt(*shape, made), budget)
-        torch.rand(5)
-        select(made, prompt(40, 2, 3, made, seed=9, identity="other"), 7)
-        if not _same(first, select(made, prompt(*shape, made), budget)):
-            return f"{_at(shape, budget)}: another selection the second time; draw from obs.generator, keep no state"
-    return None
+    torch.rand(5)
+    select(made, Problem(partial(made_up.prompt, 40, 2, 3, seed=9, identity="other"), 7, "another"))
 
 
-def seeds_matter_only_if_declared(made: Compressor) -> str | None:
-    """another seed changes the scores only of a scorer that says stochastic=True"""
-    if made.stochastic:
-        return None
-    for shape, budget in problems():
-        if not _same(scores(made, prompt(*shape, made), budget, 0), scores(made, prompt(*shape, made), budget, 1)):
-            return f"{_at(shape, budget)}: set stochastic=True"
-    return None
+def seeds_matter_only_if_declared(made: Compressor, problems: Sequence[Problem] = ()) -> str | None:
+    """another seed changes the scores of a scorer that says stochastic=True, and of no other"""
+    moved = []
+    for problem in problems or made_up.problems():
+        seen = problem.observe(made.needs)
+        moved.append(not _same(*(scores(made, seen, problem.budget, seed) for seed in (0, 1))))
+        if moved[-1] and not made.stochastic:
+            return f"{problem}: set stochastic=True"
+    return "it says stochastic=True, and no seed changes anything" if made.stochastic and not any(moved) else None
 
 
-def equal_keys_give_equal_scores(made: Compressor) -> str | None:
+def equal_keys_give_equal_scores(made: Compressor, problems: Sequence[Problem] = ()) -> str | None:
     """scorers with equal keys give equal scores: all parameters, and the budget if it matters, are in the key"""
-    for length, heads, group in SHAPES[3:]:
+    for problem in problems or [made_up.problem(shape, 12) for shape in made_up.SHAPES[3:]]:
+        seen, budget = problem.observe(made.needs), problem.budget
+        length, mine = seen[0].length, _scored(made.scorer, seen, budget)
         for one in _neighbours(made.scorer):
-            for budget in (3, 12):
-                if one.key(budget, length) == made.scorer.key(12, length):
-                    seen = prompt(length, heads, group, made)
-                    mine, other = (_scored(scorer, seen, b) for scorer, b in ((made.scorer, 12), (one, budget)))
-                    if mine is not None and other is not None and not _same(mine, other):
-                        return (
-                            f"{made.scorer} at budget 12 and {one} at budget {budget} share {one.key(budget, length)}"
-                        )
+            for other in (3, budget):
+                if one.key(other, length) == made.scorer.key(budget, length):
+                    theirs = _scored(one, seen, other)
+                    if mine is not None and theirs is not None and not _same(mine, theirs):
+                        key = one.key(other, length)
+                        return f"{made.scorer} at budget {budget} and {one} at budget {other} share {key}"
     return None
 
 
@@ -218,16 +202,16 @@ def _scored(scorer: Any, seen: Sequence[Observation], budget: int) -> list[Tenso
         return None
 
 
-def nothing_is_written_to(made: Compressor) -> str | None:
+def nothing_is_written_to(made: Compressor, problems: Sequence[Problem] = ()) -> str | None:
     """keys, values and scores are only read: other methods share them"""
-    for shape, budget in problems():
-        seen = prompt(*shape, made)
+    for problem in problems or made_up.problems():
+        seen = problem.observe(made.needs)
         before = [(one.key.clone(), one.value.clone()) for one in seen]
-        found = select(made, seen, budget)
+        found = select(made, problem, seen)
         for one, index in zip(seen, found, strict=True):
             made.reducer.reduce(one.key, one.value, index, one.token_types)
         if not all(_same(pair, (one.key, one.value)) for pair, one in zip(before, seen, strict=True)):
-            return f"{_at(shape, budget)}: obs.key or obs.value has changed"
+            return f"{problem}: obs.key or obs.value has changed"
     return None
 
 

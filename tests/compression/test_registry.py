@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,15 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmkv_bench.compression.budget import Budget
-from mmkv_bench.compression.compressor import SCORE_DTYPES, Compressor
+from mmkv_bench.compression.compressor import Compressor
 from mmkv_bench.compression.decoding.late import Late
-from mmkv_bench.compression.observation import Needs
+from mmkv_bench.compression.observation import Needs, Observation
 from mmkv_bench.compression.selectors.modality_quota import ModalityQuota
 from mmkv_bench.compression.session import attach
 from mmkv_bench.config.compose import method_defaults
 from mmkv_bench.config.schema import options
+from mmkv_bench.methods import promises
 from mmkv_bench.methods.build import OUTSIDE, build_compressor
-from tests import reference, zoo
+from mmkv_bench.methods.made_up import Problem
+from tests import cover, reference, zoo
 from tests.calibrate import synthetic
 from tests.compression import oracles
 from tests.generation import common
@@ -28,8 +31,6 @@ OPEN = set(OUTSIDE)  # custom and kvpress are built from what the user names: te
 NAMES = sorted(set(options("method")) - {"full"} - OPEN)
 READINGS = ("paper", "released")
 DEFAULTS = method_defaults(NAMES)  # composed once, because that is slow
-
-every_reading = pytest.mark.parametrize("reading", READINGS)
 
 
 @functools.cache
@@ -55,7 +56,7 @@ def types_of(length: int) -> torch.Tensor:
     return types
 
 
-def prompt(length: int, heads: int, group: int, seed: int, needs: Needs, dtype=torch.float32, identity="sample"):
+def observations(length: int, heads: int, group: int, seed: int, needs: Needs, dtype=torch.float32, identity="sample"):
     """A model's observations of one prompt: other weights and hidden states in every layer."""
     seen = []
     for i in range(LAYERS):
@@ -65,168 +66,163 @@ def prompt(length: int, heads: int, group: int, seed: int, needs: Needs, dtype=t
     return seen
 
 
-def scores_of(made: Compressor, seen, budget: int, seed: int = 0) -> list[torch.Tensor]:
-    return [made.scorer.score(one, budget, seed) for one in seen]
+prompt = functools.cache(observations)
+"""The same for all tests, which read only (`test_what_methods_share_is_written_to_by_none`)."""
 
 
-def summaries_of(made: Compressor, seen, budget: int, seed: int = 0) -> dict[int, torch.Tensor]:
-    if made.allocator.summary_key(budget, seen[0].length) is None:
-        return {}
-    return {layer: made.allocator.summary(one, budget, seed) for layer, one in enumerate(seen)}
+def problem(length: int, heads: int, group: int, seed: int, budget: int, **options) -> Problem:
+    """The oracles' layers as a problem for the promises; most methods need the same, and share it."""
+    name = f"{length} tokens, {heads} KV heads, {heads * group} query heads, seed {seed}, budget {budget}, {options}"
+    return Problem(lambda needs: prompt(length, heads, group, seed, needs, **options), budget, name, LAYERS)
 
 
-def keep(made: Compressor, seen, budget: int, strict: bool, seed: int = 0) -> list[torch.Tensor]:
-    """What stays of an observed prompt: scored, summed up, divided and selected as a run does it."""
-    scores, summaries = scores_of(made, seen, budget, seed), summaries_of(made, seen, budget, seed)
-    types = types_of(seen[0].length)
-    return made.select(scores, budget, types, range(LAYERS), LAYERS, strict, summaries=summaries)
+def kept(promise, name: str, problems, readings=READINGS, heads: int = 2, **options) -> None:
+    """The promise of `mmkv-bench check` is kept by both readings of a shipped method."""
+    for reading in readings:
+        said = promise(method(name, reading, heads), problems, **options)
+        assert said is None, f"{name}, {reading}: {said}"
+
+
+SHAPES = ((2, 1, 1, 1), (2, 2, 3, 1), (3, 2, 1, 2), (7, 4, 1, 6), (23, 2, 3, 1), (40, 1, 3, 13), (70, 2, 3, 24),
+          (96, 4, 1, 95), (150, 1, 1, 60))  # fmt: skip
+"""(prompt tokens, KV heads, query heads per KV head, budget)"""
+
+
+@every_method
+def test_exactly_the_budget_is_kept(name):
+    for seed, (length, heads, group, budget) in enumerate(SHAPES):
+        kept(promises.the_budget_is_kept, name, [problem(length, heads, group, seed, budget)], heads=heads)
+
+
+drawn = given(
+    length=st.integers(2, 150),
+    heads=st.sampled_from([1, 2, 4]),
+    group=st.sampled_from([1, 3]),
+    share=st.floats(0, 1),
+    seed=st.integers(0, 10**6),
+)
+
+
+@pytest.mark.full
+@every_method
+@settings(max_examples=20, deadline=None, derandomize=True)
+@drawn
+def test_exactly_the_budget_is_kept_of_any_prompt(name, length, heads, group, share, seed):
+    budget = 1 + int(share * (length - 2))  # 1 .. T - 1
+    asked = replace(
+        problem(length, heads, group, seed, budget), observe=functools.partial(observations, length, heads, group, seed)
+    )
+    kept(promises.the_budget_is_kept, name, [asked], heads=heads)
+
+
+def test_no_paper_reading_exceeds_its_budget_and_only_released_ones_may():
+    for name in NAMES:
+        assert not method(name).exceeds, name
+        made = method(name, "released")
+        assert made.exceeds >= (made.allocator.excess > 0), f"{name}: an excess in entries is declared as one"
+
+
+@every_method
+def test_a_layer_decided_alone_is_decided_as_among_the_others(name):
+    for seed, (length, heads, group, budget) in enumerate(SHAPES):
+        made = method(name, "paper", heads)
+        if made.scope == "model":
+            return  # such a method sees all layers before it decides
+        seen = prompt(length, heads, group, seed, made.needs)
+        given_, summed = promises.scores(made, seen, budget), promises.summaries(made, seen, budget)
+        for strict in (False, True):
+            together = made.select(given_, budget, types_of(length), range(LAYERS), LAYERS, strict, summaries=summed)
+            alone = []
+            for i in range(LAYERS):
+                so_far = {layer: summary for layer, summary in summed.items() if layer <= i}
+                alone += made.select([given_[i]], budget, types_of(length), [i], LAYERS, strict, summaries=so_far)
+            assert same(alone, together), (length, heads, group, budget, strict)
 
 
 def same(first, second) -> bool:
     return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-problems = {
-    "length": st.integers(2, 150),
-    "heads": st.sampled_from([1, 2, 4]),
-    "group": st.sampled_from([1, 3]),
-    "share": st.floats(0, 1),
-    "strict": st.booleans(),
-    "seed": st.integers(0, 10**6),
-}
-
-
-def check_count(made: Compressor, kept: int, budget: int) -> None:
-    """``kept`` entries against a budget of as many, both summed over layers and heads: equal unless the method itself
-    declares that it may exceed or fall short."""
-    assert made.exceeds or kept <= budget, f"{kept} entries are kept where the budget is {budget}"
-    assert made.falls_short or kept >= budget, f"{kept} entries are kept of a budget of {budget}"
-
-
 @every_method
-@every_reading
-@settings(max_examples=8, deadline=None, derandomize=True)
-@given(**problems)
-def test_exactly_the_budget_is_kept(name, reading, length, heads, group, share, strict, seed):
-    made = method(name, reading, heads)
-    budget = 1 + int(share * (length - 2))  # 1 .. T - 1
-    index = keep(made, prompt(length, heads, group, seed, made.needs), budget, strict)
-    candidates, granted = length - int(strict), budget - int(strict)
-    assert len(index) == LAYERS
-    for rows in index:
-        assert rows.dtype == torch.int64 and rows.shape[0] == heads
-        for row in rows.tolist():
-            real = [j for j in row if j >= 0]
-            assert row == [-1] * (len(row) - len(real)) + sorted(set(real))  # ascending, once each, padded on the left
-            assert all(j < candidates for j in real)
-    check_count(made, sum(int((rows >= 0).sum()) for rows in index), granted * heads * LAYERS)
-
-
-@every_method
-def test_no_paper_reading_exceeds_its_budget_and_only_released_ones_may(name):
-    assert not method(name).exceeds
-    made = method(name, "released")
-    excess = made.allocator.excess
-    assert made.exceeds >= (excess > 0), "an excess that is declared in entries is declared as one"
-
-
-@every_method
-@settings(max_examples=4, deadline=None, derandomize=True)
-@given(**problems)
-def test_a_layer_decided_alone_is_decided_as_among_the_others(name, length, heads, group, share, strict, seed):
-    made = method(name, "paper", heads)
-    if made.scope == "model":
-        return  # such a method sees all layers before it decides
-    budget = 1 + int(share * (length - 2))
-    seen = prompt(length, heads, group, seed, made.needs)
-    scores, summaries, types = scores_of(made, seen, budget), summaries_of(made, seen, budget), types_of(length)
-    together = made.select(scores, budget, types, range(LAYERS), LAYERS, strict, summaries=summaries)
-    alone = []
-    for i in range(LAYERS):
-        so_far = {layer: summary for layer, summary in summaries.items() if layer <= i}
-        alone += made.select([scores[i]], budget, types, [i], LAYERS, strict, summaries=so_far)
-    assert same(alone, together)
-
-
-@every_method
-@every_reading
-@pytest.mark.parametrize("strict", [False, True])
-def test_the_same_prompt_keeps_the_same_entries_whatever_ran_before(name, reading, strict):
-    """Neither other methods, in any order, nor other samples, seeds or the state of torch change anything."""
-    made = method(name, reading)
+def test_the_same_prompt_keeps_the_same_entries_whatever_ran_before(name):
+    """Neither other methods, in any order, nor other samples, seeds or the state of torch change anything, nor what else
+    is gathered."""
     shape = (70, 2, 3, 5)
-    alone = keep(made, prompt(*shape, made.needs), 24, strict)
-    crowd = prompt(*shape, union())
-    for other in reversed(NAMES[NAMES.index(name) % 5 :: 5]):  # other methods on the way, the stream of torch moved
-        keep(method(other), crowd, 30, strict, seed=3)
-        torch.rand(3)
-    keep(made, prompt(40, 2, 3, 11, union(), identity="other"), 9, strict)
-    again = [keep(made, crowd, 24, strict) for _ in range(2)]
-    assert same(again[0], alone) and same(again[1], alone)
+    crowd = observations(*shape, union())
+
+    def others():
+        for other in reversed(NAMES[NAMES.index(name) % 9 :: 9]):  # other methods on the way
+            promises.scores(method(other), crowd, 30, seed=3)
+            torch.rand(3)
+        promises.select(method(name), problem(40, 2, 3, 11, 9, identity="other"))
+
+    asked = Problem(lambda needs: crowd if needs == union() else prompt(*shape, needs), 24, str(shape), LAYERS)
+    kept(promises.nothing_is_remembered, name, [asked], disturb=others, needs=union())
 
 
-@every_method
-def test_the_seed_decides_stochastic_methods_alone(name):
-    made, shape = method(name), (70, 2, 3, 5)
-    seen = prompt(*shape, made.needs)
-    first, same_seed, other_seed = (scores_of(made, seen, 24, seed) for seed in (0, 0, 1))
-    assert same(first, same_seed)
-    assert same(first, other_seed) == (not made.stochastic)
+def test_the_seed_decides_stochastic_methods_alone():
+    for name in NAMES:
+        kept(promises.seeds_matter_only_if_declared, name, [problem(70, 2, 3, 5, 24)])
 
 
-@every_method
-def test_equal_scores_keep_the_lower_tokens(name):
+def test_what_methods_share_is_written_to_by_none():
+    for name in NAMES:
+        kept(promises.nothing_is_written_to, name, [problem(70, 2, 3, 5, 24)])
+
+
+def test_equal_scores_keep_the_lower_tokens():
     """Deterministic ties: with equal scores and nothing protected the first candidates stay."""
-    made = method(name)
-    if made.allocator.summary_key(9, 30) is not None or made.allocator.falls_short:
-        return  # allocations that do not come from the scores are tested with their methods
-    flat = [torch.ones(2, 30) for _ in range(LAYERS)]
-    index = made.select(flat, 9, types_of(30), range(LAYERS), LAYERS)
-    protected = made.selector.protected(30, 9, types_of(30)).expand(2, -1)
-    for rows in index:
-        for row, always in zip(rows.tolist(), protected.tolist(), strict=True):
-            free = [j for j in row if j >= 0 and not always[j]]
-            types = types_of(30).tolist()
-            kinds = (0, 1) if isinstance(made.selector, ModalityQuota) else (None,)  # a quota per kind of token
-            for kind in kinds:
-                of_kind = [j for j in range(30) if not always[j] and kind in (None, types[j])]
-                kept = [j for j in free if kind in (None, types[j])]
-                assert kept == of_kind[: len(kept)]
+    types = types_of(30)
+    for name in NAMES:
+        made = method(name)
+        if made.allocator.summary_key(9, 30) is not None or made.allocator.falls_short:
+            continue  # allocations that do not come from the scores are tested with their methods
+        flat = [torch.ones(2, 30) for _ in range(LAYERS)]
+        index = made.select(flat, 9, types, range(LAYERS), LAYERS)
+        protected = made.selector.protected(30, 9, types).expand(2, -1)
+        for rows in index:
+            for row, always in zip(rows.tolist(), protected.tolist(), strict=True):
+                free = [j for j in row if j >= 0 and not always[j]]
+                kinds = (0, 1) if isinstance(made.selector, ModalityQuota) else (None,)  # a quota per kind of token
+                for kind in kinds:
+                    of_kind = [j for j in range(30) if not always[j] and kind in (None, int(types[j]))]
+                    chosen = [j for j in free if kind in (None, int(types[j]))]
+                    assert chosen == of_kind[: len(chosen)], name
 
 
 @every_method
-@every_reading
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize(("length", "budget"), [(1, 1), (2, 1), (6, 3), (80, 33)])
-def test_half_precision_gives_finite_scores_and_the_budget(name, reading, dtype, length, budget):
-    made = method(name, reading)
-    seen = prompt(length, 2, 2, 3, made.needs, dtype)
-    for score in scores_of(made, seen, budget):
-        assert score.shape == (2, length) and score.dtype in SCORE_DTYPES and torch.isfinite(score).all()
-    for summary in summaries_of(made, seen, budget).values():
-        assert torch.isfinite(summary).all()
-    if budget < length:
-        kept = sum(int((rows >= 0).sum()) for rows in keep(made, seen, budget, False))
-        check_count(made, kept, budget * 2 * LAYERS)
+def test_half_precision_gives_finite_scores_and_the_budget(name):
+    for dtype in (torch.float16, torch.bfloat16):
+        asked = [
+            problem(*shape, dtype=dtype)
+            for shape in ((1, 2, 2, 3, 1), (2, 2, 2, 3, 1), (6, 2, 2, 3, 3), (80, 2, 2, 3, 33))
+        ]
+        kept(promises.scores_are_finite, name, asked)
+        kept(promises.the_budget_is_kept, name, asked[1:])
 
 
-@every_method
-def test_half_precision_keeps_the_float32_selection_up_to_near_ties(name):
-    """Inputs are rounded to half precision first, so that both sides start from the same numbers."""
-    made = method(name)
-    if made.stochastic and name != "random":
-        pytest.skip("proxies are projected in the model's dtype, which moves votes")
-    seen = {}
-    for dtype in (torch.float32, torch.bfloat16):
-        layer = oracles.make_layer(90, 2, 2, seed=8)
-        layer.key, layer.value = layer.key.bfloat16().double(), layer.value.bfloat16().double()
-        obs = layer.observe(made.needs, dtype=dtype)
-        obs.token_types, obs.layers = types_of(90), LAYERS
-        seen[dtype] = [obs] * LAYERS
-    exact, half = (keep(made, obs, 30, False) for obs in seen.values())
-    for a, b in zip(exact, half, strict=True):
-        ours, theirs = ({(h, j) for h, row in enumerate(x.tolist()) for j in row if j >= 0} for x in (a, b))
-        assert len(ours - theirs) <= 4, "more than rounding of the queries to 8 bits can move"
+def test_half_precision_keeps_the_float32_selection_up_to_near_ties():
+    """Inputs are rounded to half precision first, so that both sides start from the same numbers. Proxies of other
+    stochastic methods are projected in the model's dtype, which moves votes."""
+    layer = oracles.make_layer(90, 2, 2, seed=8)
+    layer.key, layer.value = layer.key.bfloat16().double(), layer.value.bfloat16().double()
+
+    def rounded(dtype: torch.dtype, needs: Needs) -> list[Observation]:
+        seen = [layer.observe(needs, layer=i, dtype=dtype) for i in range(LAYERS)]
+        for obs in seen:
+            obs.token_types, obs.layers = types_of(90), LAYERS
+        return seen
+
+    for name in NAMES:
+        if method(name).stochastic and name != "random":
+            continue
+        found = []
+        for dtype in (torch.float32, torch.bfloat16):
+            asked = Problem(functools.partial(rounded, dtype), 30, str(dtype), LAYERS)
+            found.append(promises.select(method(name), asked))
+        for a, b in zip(*found, strict=True):
+            ours, theirs = ({(h, j) for h, row in enumerate(x.tolist()) for j in row if j >= 0} for x in (a, b))
+            assert len(ours - theirs) <= 4, f"{name}: more than rounding of the queries to 8 bits can move"
 
 
 # ---------------------------------------------------------------- through a model
@@ -235,48 +231,48 @@ def test_half_precision_keeps_the_float32_selection_up_to_near_ties(name):
 FAMILIES = ("qwen2_5_vl", "llava_next")
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
-def family(request):
-    return request.param
-
-
 def of_model(name: str, model, reading: str = "paper") -> Compressor:
     config = model.config.get_text_config(decoder=True)
     assert config.num_hidden_layers == LAYERS
     return method(name, reading, config.num_key_value_heads)
 
 
-@pytest.mark.parametrize("name", [*NAMES, *UNBUDGETED])
-def test_a_budget_of_the_whole_prompt_is_the_full_cache(name, family):
-    model, inputs = zoo.model(family), zoo.prompt(family)
-    made, length = of_model(name, model), inputs["input_ids"].shape[1]
-    if made.quantises:
-        return  # fewer bits are not the full cache: tests/methods/test_kivi*
-    untouched = reference.generate(model, inputs, 4)
-    for budget in (length, length + 5, 1.0):
-        with attach(model, made, budget=Budget.parse(budget)) as session:
-            run, kept = reference.generate(model, inputs, 4), session.kept()
-        assert torch.equal(run.logits, untouched.logits)
-        for index in kept:
-            assert torch.equal(index, torch.arange(length).expand_as(index))
+@cover.cases([name for name in (*NAMES, *UNBUDGETED) if not method(name).quantises], FAMILIES, (0, 5, 1.0))
+def test_a_budget_of_the_whole_prompt_is_the_full_cache(name, combinations):
+    """Methods that keep fewer bits are not the full cache: tests/methods/test_kivi*."""
+    for family, more in combinations:
+        untouched, model, inputs = reference.stock(family, tokens=4), zoo.model(family), zoo.prompt(family)
+        made, length = of_model(name, model), inputs["input_ids"].shape[1]
+        budget = Budget.parse(more if more == 1.0 else length + more)
+        with cover.case(family, budget):
+            with attach(model, made, budget=budget) as session:
+                run, entries = reference.generate(model, inputs, 4), session.kept()
+            assert torch.equal(run.logits, untouched.logits)
+            for index in entries:
+                assert torch.equal(index, torch.arange(length).expand_as(index))
 
 
-@every_method
-@every_reading
-def test_the_stored_tensors_hold_what_was_planned(name, reading, family):
+@cover.cases(NAMES, READINGS, FAMILIES)
+def test_the_stored_tensors_hold_what_was_planned(name, combinations):
     """Counted from the cache right after the prefill."""
+    for reading, family in combinations:
+        with cover.case(reading, family):
+            _stored_as_planned(name, reading, family)
+
+
+def _stored_as_planned(name: str, reading: str, family: str) -> None:
     model, inputs = zoo.model(family), zoo.prompt(family)
     length, made = inputs["input_ids"].shape[1], of_model(name, model, reading)
     budget = length // 3
     with attach(model, made, budget=Budget.parse(budget)) as session:
         reference.generate(model, inputs, 1)
-        kept, layers = session.kept(), session.cache.layers
-    heads = kept[0].shape[1]
-    total = sum(int((index >= 0).sum()) for index in kept)
+        planned, layers = session.kept(), session.cache.layers
+    heads = planned[0].shape[1]
+    total = sum(int((index >= 0).sum()) for index in planned)
     if isinstance(made.decoding, Late):  # MEDA's release reduces in the first decode step
         assert all(int(layer.entries().min()) == length for layer in layers)
         return
-    for index, layer in zip(kept, layers, strict=True):
+    for index, layer in zip(planned, layers, strict=True):
         assert torch.equal(layer.entries().cpu(), (index >= 0).sum(-1))
         if made.decoding is None:
             stored = layer.slot_positions()[..., : index.shape[-1]]
@@ -284,8 +280,10 @@ def test_the_stored_tensors_hold_what_was_planned(name, reading, family):
     if name == "blind":
         types = inputs["input_ids"][0] == model.config.image_token_id
         assert total == min(budget, int((~types).sum())) * heads * LAYERS
-        assert not types[torch.cat([index[index >= 0] for index in kept])].any()
-    check_count(made, total, budget * heads * LAYERS)
+        assert not types[torch.cat([index[index >= 0] for index in planned])].any()
+    asked = budget * heads * LAYERS
+    assert made.exceeds or total <= asked, f"{total} entries are kept where the budget is {asked}"
+    assert made.falls_short or total >= asked, f"{total} entries are kept of a budget of {asked}"
 
 
 class Watching:
@@ -316,10 +314,16 @@ def stored_bytes(cache) -> list[int]:
     return found
 
 
-@every_method
-def test_layer_scope_frees_each_layer_during_the_prefill_and_model_scope_does_not(name, family):
+@cover.cases(NAMES, FAMILIES, each=1)
+def test_layer_scope_frees_each_layer_during_the_prefill_and_model_scope_does_not(name, combinations):
     """Measured after every layer: with scope "layer" all layers so far are small, with "model" all are full until the
     last one; afterwards both are small."""
+    for (family,) in combinations:
+        with cover.case(family):
+            _frees_in_its_scope(name, family)
+
+
+def _frees_in_its_scope(name: str, family: str) -> None:
     model, inputs = zoo.model(family), zoo.prompt(family)
     made = of_model(name, model)
     length = inputs["input_ids"].shape[1]
@@ -341,19 +345,20 @@ def test_layer_scope_frees_each_layer_during_the_prefill_and_model_scope_does_no
             assert sum(held[:done]) < full * done
 
 
-@every_method
-def test_methods_that_need_visual_tokens_refuse_text_and_the_others_do_not(name):
+def test_methods_that_need_visual_tokens_refuse_text_and_the_others_do_not():
+    """All at once, each on its own for one of the protocols."""
     family = "qwen2_5_vl"
     model = zoo.model(family)
-    made = of_model(name, model)
     text = common.encoded(family, zoo.without_visual(family, 20))
-    cells = [common.cell(made, 8, protocol) for protocol in common.PROTOCOLS[:2]]
-    for results in (common.together(model, family, text, cells), common.alone(model, family, text, cells)):
-        for result in results:
-            if made.needs_visual:
-                assert result.status == "error" and "prompts with images or videos" in result.error
-            else:
-                assert result.status == "ok", result.error
+    methods = {name: of_model(name, model) for name in NAMES}
+    cells = [common.cell(made, 8, protocol) for protocol in common.PROTOCOLS[:2] for made in methods.values()]
+    own = [cells[i + len(NAMES) * (i % 2)] for i in range(len(NAMES))]
+    results = [*common.together(model, family, text, cells), *common.alone(model, family, text, own)]
+    for cell, result in zip([*cells, *own], results, strict=True):
+        if cell.compressor.needs_visual:
+            assert result.status == "error" and "prompts with images or videos" in result.error, cell.cell
+        else:
+            assert result.status == "ok", f"{cell.cell}: {result.error}"
 
 
 def test_the_order_of_methods_and_samples_changes_no_answer():

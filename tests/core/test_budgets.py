@@ -10,7 +10,7 @@ from mmkv_bench.compression.compressor import OverBudgetError, full
 from mmkv_bench.compression.session import attach
 from mmkv_bench.errors import ConfigError, UnsupportedError
 from mmkv_bench.generation.single import generate_alone
-from tests import reference, zoo
+from tests import cover, reference, zoo
 from tests.core import parts
 from tests.generation import common
 
@@ -23,26 +23,22 @@ def _prefill(model, inputs, made, budget, **options):
     return session
 
 
-@pytest.mark.parametrize("kind", parts.BUDGETS)
-@pytest.mark.parametrize("name", zoo.ALL)
-def test_counted_entries_equal_the_budget_when_the_prompt_is_longer(name, kind):
+@cover.cases(zoo.ALL, (1, 7, "50%", 0.1, "all but one"), parts.BUDGETS, each=5)
+def test_counted_entries_equal_the_budget_when_the_prompt_is_longer(name, combinations):
     model, inputs = zoo.model(name), zoo.prompt(name)
     length = inputs["input_ids"].shape[1]
     heads = model.config.get_text_config(decoder=True).num_key_value_heads
-    for budget, entries in (
-        (1, 1),
-        (7, 7),
-        ("50%", length // 2),
-        (0.1, max(1, length // 10)),
-        (length - 1, length - 1),
-    ):
-        session = _prefill(model, inputs, parts.compressor(kind), budget)
-        counts = parts.stored(session)
-        assert sum(int(count.sum()) for count in counts) == entries * heads * zoo.LAYERS
-        if parts.BUDGETS[kind].scope == "layer":
-            assert all(int(count.sum()) == entries * heads for count in counts)
-        for count, kept in zip(counts, session.kept(), strict=True):
-            assert torch.equal(count, (kept >= 0).sum(-1)), "what is reported is what is stored"
+    asked = {1: 1, 7: 7, "50%": length // 2, 0.1: max(1, length // 10), "all but one": length - 1}
+    for budget, kind in combinations:
+        with cover.case(budget, kind):
+            entries = asked[budget]
+            session = _prefill(model, inputs, parts.compressor(kind), entries if budget == "all but one" else budget)
+            counts = parts.stored(session)
+            assert sum(int(count.sum()) for count in counts) == entries * heads * zoo.LAYERS
+            if parts.BUDGETS[kind].scope == "layer":
+                assert all(int(count.sum()) == entries * heads for count in counts)
+            for count, kept in zip(counts, session.kept(), strict=True):
+                assert torch.equal(count, (kept >= 0).sum(-1)), "what is reported is what is stored"
 
 
 @pytest.mark.parametrize("name", zoo.FEW)
@@ -118,26 +114,27 @@ def test_exceeding_the_budget_is_an_error_outside_of_the_released_reading():
     assert all((count == 9).all() for count in parts.stored(session))
 
 
-@pytest.mark.parametrize("attention", ("sdpa", "eager"))
-@pytest.mark.parametrize("name", zoo.ALL)
-def test_one_entry_per_head_equals_masked_full_attention(name, attention):
-    model, inputs = zoo.model(name, attention), zoo.prompt(name)
+@cover.cases(zoo.ALL, ("uniform", "all_ragged"), ("sdpa", "eager"))
+def test_one_entry_per_head_equals_masked_full_attention(name, combinations):
+    inputs = zoo.prompt(name)
     length = inputs["input_ids"].shape[1]
-    for kind in ("uniform", "all_ragged"):  # ragged: most heads keep nothing of the prompt at all
-        with attach(model, parts.compressor(kind), budget=parts.budget(1)) as session:
-            run, kept = reference.generate(model, inputs, 4), session.kept()
-        if kind == "uniform":
-            assert all(torch.equal(index, torch.full_like(index, length - 1)) for index in kept)
-        masked = reference.masked_generate(model, inputs, reference.keep_of(kept, length), length, 4)
-        assert (run.logits - masked.logits).abs().max() <= 2e-6
+    for kind, attention in combinations:  # ragged: most heads keep nothing of the prompt at all
+        with cover.case(kind, attention):
+            model = zoo.model(name, attention)
+            with attach(model, parts.compressor(kind), budget=parts.budget(1)) as session:
+                run, kept = reference.generate(model, inputs, 4), session.kept()
+            if kind == "uniform":
+                assert all(torch.equal(index, torch.full_like(index, length - 1)) for index in kept)
+            masked = reference.masked_generate(model, inputs, reference.keep_of(kept, length), length, 4)
+            assert (run.logits - masked.logits).abs().max() <= 2e-6
 
 
-@pytest.mark.parametrize("name", zoo.ALL)
-def test_prompt_of_one_token_is_answered_as_by_the_untouched_model(name):
+@cover.cases(zoo.ALL, (1, 5, "10%", 1.0), (parts.compressor("all_ragged"), parts.window(4)))
+def test_prompt_of_one_token_is_answered_as_by_the_untouched_model(name, combinations):
     model, inputs = zoo.model(name), zoo.without_visual(name, 1)
     stock = reference.generate(model, inputs, 4)
-    for budget in (1, 5, "10%", 1.0):
-        for made in (parts.compressor("all_ragged"), parts.window(4)):
+    for budget, made in combinations:
+        with cover.case(budget, made.name):
             with attach(model, made, budget=parts.budget(budget)):
                 run = reference.generate(model, inputs, 4)
             assert torch.equal(run.logits, stock.logits)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mmkv_bench.compression.session import attach
-from tests import reference, zoo
+from tests import cover, reference, zoo
 from tests.core import parts
 
 TOLERANCE = 2e-6
@@ -23,26 +23,27 @@ def _padded(name: str) -> tuple[list[dict[str, Tensor]], dict[str, Tensor], list
     return prompts, inputs, pads
 
 
-@pytest.mark.parametrize("attention", ATTENTION)
-@pytest.mark.parametrize("kind", parts.BUDGETS)
-@pytest.mark.parametrize("name", zoo.FEW)
-def test_left_padded_batch_equals_masked_full_attention(name, kind, attention):
-    model, (_, inputs, _) = zoo.model(name, attention), _padded(name)
+@cover.cases(zoo.FEW, parts.BUDGETS, ATTENTION, each=3)
+def test_left_padded_batch_equals_masked_full_attention(name, combinations):
+    _, inputs, _ = _padded(name)
     length = inputs["input_ids"].shape[1]
-    with attach(model, parts.compressor(kind), budget=parts.budget(9)) as session:
-        run = reference.generate(model, inputs, 5)
-        kept = session.kept()
-    masked = reference.masked_generate(model, inputs, reference.keep_of(kept, length), length, 5)
-    assert (run.logits - masked.logits).abs().max() <= TOLERANCE
-    assert torch.equal(run.tokens, masked.tokens)
+    for kind, attention in combinations:
+        with cover.case(kind, attention):
+            model = zoo.model(name, attention)
+            with attach(model, parts.compressor(kind), budget=parts.budget(9)) as session:
+                run = reference.generate(model, inputs, 5)
+                kept = session.kept()
+            masked = reference.masked_generate(model, inputs, reference.keep_of(kept, length), length, 5)
+            assert (run.logits - masked.logits).abs().max() <= TOLERANCE
+            assert torch.equal(run.tokens, masked.tokens)
 
 
-@pytest.mark.parametrize("name", zoo.ALL)
-def test_padding_is_never_kept_and_never_scored(name):
+@cover.cases(zoo.ALL, (parts.compressor("all_ragged"), parts.window(4)), each=1)
+def test_padding_is_never_kept_and_never_scored(name, combinations):
     """Every row of a padded batch keeps what it keeps alone, shifted by its padding, and answers as it does alone."""
     model, (prompts, inputs, pads) = zoo.model(name), _padded(name)
     names = [f"sample-{row}" for row in range(len(prompts))]
-    for made in (parts.compressor("all_ragged"), parts.window(4)):
+    for (made,) in combinations:
         with attach(model, made, budget=parts.budget("30%"), identity=names) as session:
             together, kept = reference.generate(model, inputs, 4), session.kept()
         for row, (prompt, pad) in enumerate(zip(prompts, pads, strict=True)):
@@ -69,23 +70,25 @@ def test_batch_with_rows_within_and_above_the_budget_keeps_the_short_rows_whole(
     assert (run.logits - masked.logits).abs().max() <= TOLERANCE
 
 
-@pytest.mark.parametrize("chunk", (1, 7, 16))
-@pytest.mark.parametrize("name", zoo.FEW)
-def test_chunked_prefill_keeps_the_same_entries_and_gives_the_same_answer(name, chunk):
+@cover.cases(
+    zoo.FEW, (1, 7, 16), (parts.compressor("all_ragged"), parts.window(12), parts.window(5, "head_ragged")), each=3
+)
+def test_chunked_prefill_keeps_the_same_entries_and_gives_the_same_answer(name, combinations):
     model, inputs = zoo.model(name), zoo.prompt(name)
     length = inputs["input_ids"].shape[1]
-    for made in (parts.compressor("all_ragged"), parts.window(12), parts.window(5, "head_ragged")):
-        with attach(model, made, budget=parts.budget("40%")) as session:
-            whole, kept = reference.generate(model, inputs, 5), session.kept()
-        with attach(model, made, budget=parts.budget("40%"), prompt_length=length) as session:
-            run = reference.generate(model, inputs, 5, prefill_chunk_size=chunk)
-            assert all(torch.equal(a, b) for a, b in zip(session.kept(), kept, strict=True))
-            assert [int(count.sum()) for count in parts.stored(session)] == [
-                int((index >= 0).sum()) + 4 * index.shape[1] for index in kept
-            ]
-        assert torch.equal(run.tokens, whole.tokens)
-        masked = reference.masked_generate(model, inputs, reference.keep_of(kept, length), length, 5)
-        assert (run.logits - masked.logits).abs().max() <= TOLERANCE
+    for chunk, made in combinations:
+        with cover.case(chunk, made.name):
+            with attach(model, made, budget=parts.budget("40%")) as session:
+                whole, kept = reference.generate(model, inputs, 5), session.kept()
+            with attach(model, made, budget=parts.budget("40%"), prompt_length=length) as session:
+                run = reference.generate(model, inputs, 5, prefill_chunk_size=chunk)
+                assert all(torch.equal(a, b) for a, b in zip(session.kept(), kept, strict=True))
+                assert [int(count.sum()) for count in parts.stored(session)] == [
+                    int((index >= 0).sum()) + 4 * index.shape[1] for index in kept
+                ]
+            assert torch.equal(run.tokens, whole.tokens)
+            masked = reference.masked_generate(model, inputs, reference.keep_of(kept, length), length, 5)
+            assert (run.logits - masked.logits).abs().max() <= TOLERANCE
 
 
 def test_chunked_prefill_of_a_left_padded_batch_equals_one_shot():
@@ -126,11 +129,7 @@ def _starts(mask: Tensor, length: int) -> tuple[int, int]:
     return mask.shape[1], mask.shape[1] + length
 
 
-@pytest.mark.parametrize("attention", ATTENTION)
-@pytest.mark.parametrize("kind", parts.BUDGETS)
-@pytest.mark.parametrize("name", zoo.FEW)
-def test_multi_token_question_after_compression_equals_masked_full_attention(name, kind, attention):
-    model, inputs = zoo.model(name, attention), zoo.prompt(name)
+def _asked_after_compression(model, inputs: dict[str, Tensor], kind: str) -> None:
     length = inputs["input_ids"].shape[1]
     with attach(model, parts.compressor(kind), budget=parts.budget(10)) as session:
         rows = _question(model, inputs, None)
@@ -140,17 +139,19 @@ def test_multi_token_question_after_compression_equals_masked_full_attention(nam
     assert (rows - masked).abs().max() <= TOLERANCE
 
 
-@pytest.mark.parametrize("kind", parts.BUDGETS)
-@pytest.mark.parametrize("name", ("llama", "llava_next", "internvl"))
-def test_multi_token_question_on_a_padded_batch_equals_masked_full_attention(name, kind):
-    model, (_, inputs, _) = zoo.model(name), _padded(name)
-    length = inputs["input_ids"].shape[1]
-    with attach(model, parts.compressor(kind), budget=parts.budget(10)) as session:
-        rows = _question(model, inputs, None)
-        keep = reference.keep_of(session.kept(), length)
-    with reference.masked(model, reference.visible(keep, length)) as cache:
-        masked = _question(model, inputs, cache)
-    assert (rows - masked).abs().max() <= TOLERANCE
+@cover.cases(zoo.FEW, parts.BUDGETS, ATTENTION, each=3)
+def test_multi_token_question_after_compression_equals_masked_full_attention(name, combinations):
+    for kind, attention in combinations:
+        with cover.case(kind, attention):
+            _asked_after_compression(zoo.model(name, attention), zoo.prompt(name), kind)
+
+
+@cover.cases(("llama", "llava_next", "internvl"), parts.BUDGETS)
+def test_multi_token_question_on_a_padded_batch_equals_masked_full_attention(name, combinations):
+    _, inputs, _ = _padded(name)
+    for (kind,) in combinations:
+        with cover.case(kind):
+            _asked_after_compression(zoo.model(name), inputs, kind)
 
 
 def _two_turns(name: str, model, inputs: dict[str, Tensor], cache) -> tuple[Tensor, Tensor]:
@@ -163,19 +164,20 @@ def _two_turns(name: str, model, inputs: dict[str, Tensor], cache) -> tuple[Tens
     return second.tokens, torch.cat([first.logits, second.logits])
 
 
-@pytest.mark.parametrize("kind", parts.BUDGETS)
-@pytest.mark.parametrize("name", zoo.FEW)
-def test_second_turn_on_the_same_cache_equals_masked_full_attention(name, kind):
+@cover.cases(zoo.FEW, parts.BUDGETS)
+def test_second_turn_on_the_same_cache_equals_masked_full_attention(name, combinations):
     model, inputs = zoo.model(name), zoo.prompt(name)
     length = inputs["input_ids"].shape[1]
-    with attach(model, parts.compressor(kind), budget=parts.budget(10)) as session:
-        tokens, logits = _two_turns(name, model, inputs, None)
-        keep = reference.keep_of(session.kept(), length)
-        assert session.cache.get_seq_length() == length + 3 + 4 + 3
-    with reference.masked(model, reference.visible(keep, length)) as cache:
-        masked_tokens, masked_logits = _two_turns(name, model, inputs, cache)
-    assert (logits - masked_logits).abs().max() <= TOLERANCE
-    assert torch.equal(tokens, masked_tokens)
+    for (kind,) in combinations:
+        with cover.case(kind):
+            with attach(model, parts.compressor(kind), budget=parts.budget(10)) as session:
+                tokens, logits = _two_turns(name, model, inputs, None)
+                keep = reference.keep_of(session.kept(), length)
+                assert session.cache.get_seq_length() == length + 3 + 4 + 3
+            with reference.masked(model, reference.visible(keep, length)) as cache:
+                masked_tokens, masked_logits = _two_turns(name, model, inputs, cache)
+            assert (logits - masked_logits).abs().max() <= TOLERANCE
+            assert torch.equal(tokens, masked_tokens)
 
 
 def _rotations(model, run) -> list[tuple[Tensor, Tensor]]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mmkv_bench.compression.session import attach
-from tests import reference, zoo
+from tests import cover, reference, zoo
 from tests.core import parts
 
 TOLERANCE = 2e-6
@@ -17,33 +17,33 @@ def _compare(run, masked):
     assert torch.equal(run.tokens, masked.tokens)
 
 
-@pytest.mark.parametrize("attention", ("sdpa", "eager"))
-@pytest.mark.parametrize("kind", parts.BUDGETS)
-@pytest.mark.parametrize("name", zoo.ALL)
-def test_eviction_equals_masked_full_attention(name, kind, attention):
-    model, inputs = zoo.model(name, attention), zoo.prompt(name)
-    length = inputs["input_ids"].shape[1]
-    stock = reference.generate(model, inputs, 6)
-    with attach(model, parts.compressor(kind), budget=parts.budget(length // 4)) as session:
-        run = reference.generate(model, inputs, 6)
-        kept = session.kept()
-    masked = reference.masked_generate(model, inputs, reference.keep_of(kept, length), length, 6)
-    _compare(run, masked)
-    assert torch.equal(run.logits[0], stock.logits[0]), "the first token comes from the full prefill"
-    assert (run.logits[1] - stock.logits[1]).abs().max() > 0.02, "nothing of weight was evicted"
-    counts = torch.stack([(index >= 0).sum(-1) for index in kept])
-    assert (counts.unique().numel() == 1) == (kind == "uniform"), "the budget is not as ragged as the test means it"
+@cover.cases(zoo.ALL, parts.BUDGETS, ("sdpa", "eager"))
+def test_eviction_equals_masked_full_attention(name, combinations):
+    for kind, attention in combinations:
+        with cover.case(kind, attention):
+            stock, model, inputs = reference.stock(name, attention), zoo.model(name, attention), zoo.prompt(name)
+            length = inputs["input_ids"].shape[1]
+            with attach(model, parts.compressor(kind), budget=parts.budget(length // 4)) as session:
+                run = reference.generate(model, inputs, 6)
+                kept = session.kept()
+            masked = reference.masked_generate(model, inputs, reference.keep_of(kept, length), length, 6)
+            _compare(run, masked)
+            assert torch.equal(run.logits[0], stock.logits[0]), "the first token comes from the full prefill"
+            assert (run.logits[1] - stock.logits[1]).abs().max() > 0.02, "nothing of weight was evicted"
+            counts = torch.stack([(index >= 0).sum(-1) for index in kept])
+            assert (counts.unique().numel() == 1) == (kind == "uniform"), "not as ragged as the test means it"
 
 
-@pytest.mark.parametrize("kind", parts.BUDGETS)
-@pytest.mark.parametrize("name", zoo.FEW)
-def test_eviction_by_attention_scores_equals_masked_full_attention(name, kind):
+@cover.cases(zoo.FEW, parts.BUDGETS)
+def test_eviction_by_attention_scores_equals_masked_full_attention(name, combinations):
     model, inputs = zoo.model(name), zoo.prompt(name)
     length = inputs["input_ids"].shape[1]
-    with attach(model, parts.window(4, kind), budget=parts.budget("30%")) as session:
-        run = reference.generate(model, inputs, 6)
-        kept = session.kept()
-    _compare(run, reference.masked_generate(model, inputs, reference.keep_of(kept, length), length, 6))
+    for (kind,) in combinations:
+        with cover.case(kind):
+            with attach(model, parts.window(4, kind), budget=parts.budget("30%")) as session:
+                run = reference.generate(model, inputs, 6)
+                kept = session.kept()
+            _compare(run, reference.masked_generate(model, inputs, reference.keep_of(kept, length), length, 6))
 
 
 @pytest.mark.parametrize("name", zoo.ALL)

@@ -13,7 +13,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from mmkv_bench.compression.attention import SESSIONS
 from mmkv_bench.compression.compressor import full
 from mmkv_bench.compression.session import attach
-from tests import reference, zoo
+from tests import cover, reference, zoo
 from tests.core import parts
 
 METHODS = (parts.compressor("all_ragged"), parts.window(4), full())
@@ -105,20 +105,20 @@ def _state(model):
     return hooks, attributes, forwards, implementations, stock, masks, config, len(SESSIONS)
 
 
-@pytest.mark.parametrize("attention", ("sdpa", "eager"))
-@pytest.mark.parametrize("name", zoo.ALL)
-def test_after_attach_the_model_is_exactly_what_it_was(name, attention):
-    model, inputs = zoo.model(name, attention), zoo.prompt(name)
-    stock = reference.generate(model, inputs, 4)
-    weights = {key: value.clone() for key, value in model.state_dict().items()}
-    before = _state(model)
-    for made in METHODS:
-        _outcome(model, inputs, made, "x")
-    assert _state(model) == before
-    after = model.state_dict()
-    assert weights.keys() == after.keys() and all(torch.equal(weights[key], after[key]) for key in weights)
-    again = reference.generate(model, inputs, 4)
-    assert torch.equal(again.logits, stock.logits) and torch.equal(again.tokens, stock.tokens)
+@cover.cases(zoo.ALL, ("sdpa", "eager"), each=1)
+def test_after_attach_the_model_is_exactly_what_it_was(name, combinations):
+    for (attention,) in combinations:
+        with cover.case(attention):
+            stock, model, inputs = reference.stock(name, attention), zoo.model(name, attention), zoo.prompt(name)
+            weights = {key: value.clone() for key, value in model.state_dict().items()}
+            before = _state(model)
+            for made in METHODS:
+                _outcome(model, inputs, made, "x")
+            assert _state(model) == before
+            after = model.state_dict()
+            assert weights.keys() == after.keys() and all(torch.equal(weights[key], after[key]) for key in weights)
+            again = reference.generate(model, inputs, 6)
+            assert torch.equal(again.logits, stock.logits) and torch.equal(again.tokens, stock.tokens)
 
 
 @pytest.mark.parametrize("name", zoo.FEW)
@@ -133,19 +133,17 @@ def test_importing_and_attaching_leave_other_models_alone(name):
     assert torch.equal(during.logits, stock.logits)
 
 
-@pytest.mark.parametrize("attention", ("sdpa", "eager"))
-@pytest.mark.parametrize("kind", parts.BUDGETS)
-@pytest.mark.parametrize("name", zoo.FEW)
-def test_nan_in_evicted_entries_changes_nothing(name, kind, attention):
-    model, inputs = zoo.model(name, attention), zoo.prompt(name)
-    inputs = zoo.batch([inputs, zoo.prompt(name, 1, before=3)])
-    clean, poisoned = (parts.compressor(kind, reducer=reducer) for reducer in (None, parts.PoisonEvicted()))
-    runs = []
-    for made in (clean, poisoned):
-        with attach(model, made, budget=parts.budget(8)):
-            runs.append(reference.generate(model, inputs, 5))
-    assert torch.isfinite(runs[1].logits).all()
-    assert torch.equal(runs[0].logits, runs[1].logits) and torch.equal(runs[0].tokens, runs[1].tokens)
+@cover.cases(zoo.FEW, parts.BUDGETS, ("sdpa", "eager"), each=3)
+def test_nan_in_evicted_entries_changes_nothing(name, combinations):
+    inputs = zoo.batch([zoo.prompt(name), zoo.prompt(name, 1, before=3)])
+    for kind, attention in combinations:
+        with cover.case(kind, attention):
+            model, runs = zoo.model(name, attention), []
+            for reducer in (None, parts.PoisonEvicted()):
+                with attach(model, parts.compressor(kind, reducer=reducer), budget=parts.budget(8)):
+                    runs.append(reference.generate(model, inputs, 5))
+            assert torch.isfinite(runs[1].logits).all()
+            assert torch.equal(runs[0].logits, runs[1].logits) and torch.equal(runs[0].tokens, runs[1].tokens)
 
 
 def test_poison_is_visible_to_whoever_reads_evicted_entries():

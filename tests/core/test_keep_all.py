@@ -7,7 +7,7 @@ import torch
 
 from mmkv_bench.compression.compressor import full
 from mmkv_bench.compression.session import attach
-from tests import reference, zoo
+from tests import cover, reference, zoo
 from tests.core import parts
 
 ATTENTION = ("sdpa", "eager")
@@ -18,49 +18,47 @@ def _same(run, stock):
     assert torch.equal(run.tokens, stock.tokens)
 
 
-@pytest.mark.parametrize("attention", ATTENTION)
-@pytest.mark.parametrize("name", zoo.ALL)
-def test_keep_all_is_bit_identical_to_the_untouched_model(name, attention):
-    model, inputs = zoo.model(name, attention), zoo.prompt(name)
-    stock = reference.generate(model, inputs, 6)
-    with attach(model, full()):
-        _same(reference.generate(model, inputs, 6), stock)
-    with attach(model, parts.compressor(), budget=parts.budget("100%")):
-        _same(reference.generate(model, inputs, 6), stock)
-
-
-@pytest.mark.parametrize("attention", ATTENTION)
-@pytest.mark.parametrize("name", zoo.ALL)
-def test_keep_all_forced_through_the_gather_path_is_bit_identical(name, attention):
-    model, inputs = zoo.model(name, attention), zoo.prompt(name)
-    stock = reference.generate(model, inputs, 6)
-    with attach(model, parts.keep_all(), budget=parts.budget(1)) as session:
-        _same(reference.generate(model, inputs, 6), stock)
-        assert all(layer.positions is not None for layer in session.cache.layers), "the gather path was not taken"
-
-
-@pytest.mark.parametrize("attention", ATTENTION)
-@pytest.mark.parametrize("name", zoo.FEW)
-def test_keep_all_of_a_left_padded_batch_is_bit_identical(name, attention):
-    model = zoo.model(name, attention)
-    inputs = zoo.batch([zoo.prompt(name, 0), zoo.prompt(name, 1, before=2)])
-    stock = reference.generate(model, inputs, 5)
-    for session in (attach(model, full()), attach(model, parts.keep_all(), budget=parts.budget(1))):
-        with session:
-            _same(reference.generate(model, inputs, 5), stock)
-
-
-@pytest.mark.parametrize("name", zoo.FEW)
-def test_prompt_within_budget_is_bit_identical_to_full_and_says_so(name):
-    model, inputs = zoo.model(name), zoo.prompt(name)
-    length = inputs["input_ids"].shape[1]
-    stock = reference.generate(model, inputs, 6)
-    for entries in (length, length + 1, 100_000):
-        for kind in parts.BUDGETS:
-            with attach(model, parts.compressor(kind), budget=parts.budget(entries)) as session:
+@cover.cases(zoo.ALL, ("full", "100%"), ATTENTION)
+def test_keep_all_is_bit_identical_to_the_untouched_model(name, combinations):
+    for kept, attention in combinations:
+        with cover.case(kept, attention):
+            stock, model, inputs = reference.stock(name, attention), zoo.model(name, attention), zoo.prompt(name)
+            made, budget = (full(), None) if kept == "full" else (parts.compressor(), parts.budget(kept))
+            with attach(model, made, budget=budget):
                 _same(reference.generate(model, inputs, 6), stock)
-                assert session.listener.fallbacks == [("prompt_within_budget",)]
-                assert all(torch.equal(k, torch.arange(length).expand_as(k)) for k in session.kept())
+
+
+@cover.cases(zoo.ALL, ATTENTION, each=1)
+def test_keep_all_forced_through_the_gather_path_is_bit_identical(name, combinations):
+    for (attention,) in combinations:
+        with cover.case(attention):
+            stock, model, inputs = reference.stock(name, attention), zoo.model(name, attention), zoo.prompt(name)
+            with attach(model, parts.keep_all(), budget=parts.budget(1)) as session:
+                _same(reference.generate(model, inputs, 6), stock)
+                assert all(layer.positions is not None for layer in session.cache.layers), "the gather path"
+
+
+@cover.cases(zoo.FEW, ATTENTION, each=1)
+def test_keep_all_of_a_left_padded_batch_is_bit_identical(name, combinations):
+    for (attention,) in combinations:
+        model = zoo.model(name, attention)
+        inputs = zoo.batch([zoo.prompt(name, 0), zoo.prompt(name, 1, before=2)])
+        stock = reference.generate(model, inputs, 5)
+        for session in (attach(model, full()), attach(model, parts.keep_all(), budget=parts.budget(1))):
+            with cover.case(attention, session), session:
+                _same(reference.generate(model, inputs, 5), stock)
+
+
+@cover.cases(zoo.FEW, (0, 1, 100_000), parts.BUDGETS, each=4)
+def test_prompt_within_budget_is_bit_identical_to_full_and_says_so(name, combinations):
+    stock, model, inputs = reference.stock(name), zoo.model(name), zoo.prompt(name)
+    length = inputs["input_ids"].shape[1]
+    for more, kind in combinations:
+        made = parts.compressor(kind)
+        with cover.case(more, kind), attach(model, made, budget=parts.budget(length + more)) as session:
+            _same(reference.generate(model, inputs, 6), stock)
+            assert session.listener.fallbacks == [("prompt_within_budget",)]
+            assert all(torch.equal(k, torch.arange(length).expand_as(k)) for k in session.kept())
     with attach(model, parts.compressor(), budget=parts.budget(length - 1)) as session:
         assert not torch.equal(reference.generate(model, inputs, 6).logits, stock.logits), "one entry less is evicted"
         assert session.listener.fallbacks == [()]

@@ -10,11 +10,12 @@ from mmkv_bench.compression.compressor import full
 from mmkv_bench.errors import MMKVError
 from mmkv_bench.generation.single import generate_alone
 from mmkv_bench.models.families import context_length, family_of
-from tests import reference, zoo
+from tests import cover, reference, zoo
 from tests.core import parts
 
 TOLERANCE = 2e-6
 ATTENTION = ("sdpa", "eager")
+PROTOCOLS = ("paper", "strict", "query_agnostic")
 FEW_MULTIMODAL = tuple(name for name in zoo.FEW if name in zoo.MULTIMODAL)
 
 
@@ -38,55 +39,60 @@ def _cut(name: str, inputs: dict[str, Tensor]) -> int:
 # ---------------------------------------------------------------------------------------------------------- strict
 
 
-@pytest.mark.parametrize("attention", ATTENTION)
-@pytest.mark.parametrize("kind", parts.BUDGETS)
-@pytest.mark.parametrize("name", zoo.ALL)
-def test_strict_first_token_sees_only_kept_entries(name, kind, attention):
+@cover.cases(zoo.ALL, parts.BUDGETS, ATTENTION)
+def test_strict_first_token_sees_only_kept_entries(name, combinations):
     """First-token logits, and all later ones, equal full attention whose last prompt row sees the kept slots and
     itself."""
-    model, inputs = zoo.model(name, attention), zoo.prompt(name)
+    inputs = zoo.prompt(name)
     length = inputs["input_ids"].shape[1]
-    run, session = _run(model, inputs, parts.compressor(kind), length // 4, "strict")
-    masked = reference.masked_generate(model, inputs, reference.keep_of(session.kept(), length - 1), length - 1, 5)
-    _close(run, masked)
-    stock = reference.generate(model, inputs, 1)
-    assert (run.logits[0] - stock.logits[0]).abs().max() > 0.02, (
-        "the first token did not come from the compressed cache"
-    )
+    for kind, attention in combinations:
+        with cover.case(kind, attention):
+            stock, model = reference.stock(name, attention), zoo.model(name, attention)
+            run, session = _run(model, inputs, parts.compressor(kind), length // 4, "strict")
+            keep = reference.keep_of(session.kept(), length - 1)
+            _close(run, reference.masked_generate(model, inputs, keep, length - 1, 5))
+            assert (run.logits[0] - stock.logits[0]).abs().max() > 0.02, "the first token is not the compressed cache's"
 
 
-@pytest.mark.parametrize("kind", parts.BUDGETS)
-@pytest.mark.parametrize("budget", (1, 2, 8, "30%"))
-@pytest.mark.parametrize("name", zoo.FEW)
-def test_strict_cache_holds_exactly_the_budget_after_the_last_prompt_token(name, budget, kind):
+@cover.cases(zoo.FEW, (1, 2, 8, "30%"), parts.BUDGETS, each=6)
+def test_strict_cache_holds_exactly_the_budget_after_the_last_prompt_token(name, combinations):
     """Counted from the tensors once the re-fed token has written its own K and V; every head holds that token once."""
     model, inputs = zoo.model(name), zoo.prompt(name)
     length = inputs["input_ids"].shape[1]
-    entries = budget if isinstance(budget, int) else int(0.3 * length)
-    run, session = _run(model, inputs, parts.compressor(kind), budget, "strict", tokens=1)
-    counts = parts.stored(session)
-    heads = counts[0].shape[1]
-    assert sum(int(count.sum()) for count in counts) == entries * heads * zoo.LAYERS
-    for layer in session.cache.layers:
-        positions = layer.slot_positions()
-        assert ((positions == length - 1).sum(-1) == 1).all(), "the last prompt token stands in every head once"
-        assert int(positions.max()) == length - 1
-        assert layer.get_seq_length() == length
-    masked = reference.masked_generate(model, inputs, reference.keep_of(session.kept(), length - 1), length - 1, 1)
-    _close(run, masked)
+    for budget, kind in combinations:
+        with cover.case(budget, kind):
+            entries = budget if isinstance(budget, int) else int(0.3 * length)
+            run, session = _run(model, inputs, parts.compressor(kind), budget, "strict", tokens=1)
+            counts = parts.stored(session)
+            heads = counts[0].shape[1]
+            assert sum(int(count.sum()) for count in counts) == entries * heads * zoo.LAYERS
+            for layer in session.cache.layers:
+                positions = layer.slot_positions()
+                assert ((positions == length - 1).sum(-1) == 1).all(), "the last prompt token, in every head once"
+                assert int(positions.max()) == length - 1
+                assert layer.get_seq_length() == length
+            keep = reference.keep_of(session.kept(), length - 1)
+            _close(run, reference.masked_generate(model, inputs, keep, length - 1, 1))
 
 
-@pytest.mark.parametrize("attention", ATTENTION)
-@pytest.mark.parametrize("name", zoo.ALL)
-def test_strict_keep_all_equals_full_of_the_same_protocol(name, attention):
-    model, inputs = zoo.model(name, attention), zoo.prompt(name)
-    length = inputs["input_ids"].shape[1]
-    whole, session = _run(model, inputs, full(), None, "strict")
-    assert [int(count.sum()) for count in parts.stored(session)] == [(length + 4) * session.kept()[0].shape[1]] * 3
-    for made, budget in ((parts.keep_all(), 1), (parts.compressor("all_ragged"), "100%"), (parts.window(), length)):
-        run, _ = _run(model, inputs, made, budget, "strict")
-        assert torch.equal(run.logits, whole.logits) and torch.equal(run.tokens, whole.tokens)
-    _close(whole, reference.generate(model, inputs, 5))
+@cover.cases(zoo.ALL, ATTENTION, each=1)
+def test_strict_keep_all_equals_full_of_the_same_protocol(name, combinations):
+    for (attention,) in combinations:
+        with cover.case(attention):
+            stock, model, inputs = reference.stock(name, attention, 5), zoo.model(name, attention), zoo.prompt(name)
+            length = inputs["input_ids"].shape[1]
+            whole, session = _run(model, inputs, full(), None, "strict")
+            stored = [int(count.sum()) for count in parts.stored(session)]
+            assert stored == [(length + 4) * session.kept()[0].shape[1]] * 3
+            for made, budget in _keeping_all(length):
+                run, _ = _run(model, inputs, made, budget, "strict")
+                assert torch.equal(run.logits, whole.logits) and torch.equal(run.tokens, whole.tokens), made.name
+            _close(whole, stock)
+
+
+def _keeping_all(length: int):
+    """Three ways to keep everything of so many candidates."""
+    return (parts.keep_all(), 1), (parts.compressor("all_ragged"), "100%"), (parts.window(), length)
 
 
 @pytest.mark.parametrize("name", zoo.FEW)
@@ -111,35 +117,39 @@ def test_strict_prompt_of_one_token_is_answered_from_that_token():
 # --------------------------------------------------------------------------------------------------- query_agnostic
 
 
-@pytest.mark.parametrize("attention", ATTENTION)
-@pytest.mark.parametrize("kind", parts.BUDGETS)
-@pytest.mark.parametrize("name", zoo.MULTIMODAL)
-def test_query_agnostic_question_rows_see_kept_context_and_the_question(name, kind, attention):
-    """Logits of every question row and of every decoded token equal the masked reference."""
-    model, inputs = zoo.model(name, attention), zoo.prompt(name)
-    length, cut = inputs["input_ids"].shape[1], _cut(name, inputs)
-    made = parts.compressor(kind)
+def _with_hidden(model, inputs, made, cut: int):
+    """Last hidden states of all rows under `query_agnostic`, and what `_run` returns."""
     box = []
     hidden = reference.recorded_hidden(
         model, lambda: box.append(_run(model, inputs, made, cut // 4, "query_agnostic", context=cut))
     )
-    run, session = box[0]
-    keep = reference.keep_of(session.kept(), cut)
-    _close(run, reference.masked_generate(model, inputs, keep, cut, 5))
-    with torch.no_grad():
-        question = model.get_output_embeddings()(hidden[:, cut:length])
-    assert question.shape[1] == 9
-    assert (question - reference.masked_rows(model, inputs, keep, cut)[:, cut:]).abs().max() <= TOLERANCE
-    stock = reference.generate(model, inputs, 1)
-    assert (run.logits[0] - stock.logits[0]).abs().max() > 0.01, "the question was answered from the full context"
+    return hidden, *box[0]
 
 
-@pytest.mark.parametrize("name", zoo.MULTIMODAL)
-def test_query_agnostic_kept_context_does_not_depend_on_the_question(name):
+@cover.cases(zoo.MULTIMODAL, parts.BUDGETS, ATTENTION)
+def test_query_agnostic_question_rows_see_kept_context_and_the_question(name, combinations):
+    """Logits of every question row and of every decoded token equal the masked reference."""
+    inputs = zoo.prompt(name)
+    length, cut = inputs["input_ids"].shape[1], _cut(name, inputs)
+    for kind, attention in combinations:
+        with cover.case(kind, attention):
+            stock, model = reference.stock(name, attention), zoo.model(name, attention)
+            hidden, run, session = _with_hidden(model, inputs, parts.compressor(kind), cut)
+            keep = reference.keep_of(session.kept(), cut)
+            _close(run, reference.masked_generate(model, inputs, keep, cut, 5))
+            with torch.no_grad():
+                question = model.get_output_embeddings()(hidden[:, cut:length])
+            assert question.shape[1] == 9
+            assert (question - reference.masked_rows(model, inputs, keep, cut)[:, cut:]).abs().max() <= TOLERANCE
+            assert (run.logits[0] - stock.logits[0]).abs().max() > 0.01, "answered from the full context"
+
+
+@cover.cases(zoo.MULTIMODAL, (parts.compressor("all_ragged"), parts.window(4), parts.window(3, "layer_ragged")), each=1)
+def test_query_agnostic_kept_context_does_not_depend_on_the_question(name, combinations):
     model, inputs = zoo.model(name), zoo.prompt(name)
     cut = _cut(name, inputs)
     questions = [inputs["input_ids"][0, cut:].tolist(), zoo.text(9, 81), zoo.text(1, 82), zoo.text(17, 83)]
-    for made in (parts.compressor("all_ragged"), parts.window(4), parts.window(3, "layer_ragged")):
+    for (made,) in combinations:
         kept, answers = [], []
         for question in questions:
             ids = torch.tensor([inputs["input_ids"][0, :cut].tolist() + question])
@@ -147,34 +157,37 @@ def test_query_agnostic_kept_context_does_not_depend_on_the_question(name):
             run, session = _run(model, asked, made, "30%", "query_agnostic", tokens=2, context=cut)
             kept.append(session.kept())
             answers.append(run.logits[0])
-        assert all(torch.equal(a, b) for other in kept[1:] for a, b in zip(kept[0], other, strict=True))
-        assert not torch.equal(answers[0], answers[1]), "the questions were not read"
+        with cover.case(made.name):
+            assert all(torch.equal(a, b) for other in kept[1:] for a, b in zip(kept[0], other, strict=True))
+            assert not torch.equal(answers[0], answers[1]), "the questions were not read"
 
 
-@pytest.mark.parametrize("kind", parts.BUDGETS)
-@pytest.mark.parametrize("name", FEW_MULTIMODAL)
-def test_query_agnostic_budget_counts_the_context_alone(name, kind):
+@cover.cases(FEW_MULTIMODAL, (1, 6, "50%", 0.1), parts.BUDGETS, each=6)
+def test_query_agnostic_budget_counts_the_context_alone(name, combinations):
     model, inputs = zoo.model(name), zoo.prompt(name)
     length, cut = inputs["input_ids"].shape[1], _cut(name, inputs)
-    for budget, entries in ((1, 1), (6, 6), ("50%", cut // 2), (0.1, max(1, cut // 10))):
-        _, session = _run(model, inputs, parts.compressor(kind), budget, "query_agnostic", tokens=3, context=cut)
-        kept, counts = session.kept(), parts.stored(session)
-        heads = kept[0].shape[1]
-        assert sum(int((index >= 0).sum()) for index in kept) == entries * heads * zoo.LAYERS
-        for index, count in zip(kept, counts, strict=True):  # the question and 2 of 3 answer tokens are kept whole
-            assert torch.equal(count, (index >= 0).sum(-1) + (length - cut) + 2)
+    entries = {1: 1, 6: 6, "50%": cut // 2, 0.1: max(1, cut // 10)}
+    for budget, kind in combinations:
+        with cover.case(budget, kind):
+            _, session = _run(model, inputs, parts.compressor(kind), budget, "query_agnostic", tokens=3, context=cut)
+            kept, counts = session.kept(), parts.stored(session)
+            heads = kept[0].shape[1]
+            assert sum(int((index >= 0).sum()) for index in kept) == entries[budget] * heads * zoo.LAYERS
+            for index, count in zip(kept, counts, strict=True):  # the question and 2 of 3 answer tokens are kept whole
+                assert torch.equal(count, (index >= 0).sum(-1) + (length - cut) + 2)
 
 
-@pytest.mark.parametrize("attention", ATTENTION)
-@pytest.mark.parametrize("name", zoo.MULTIMODAL)
-def test_query_agnostic_keep_all_equals_full_of_the_same_protocol(name, attention):
-    model, inputs = zoo.model(name, attention), zoo.prompt(name)
-    cut = _cut(name, inputs)
-    whole, _ = _run(model, inputs, full(), None, "query_agnostic", context=cut)
-    for made, budget in ((parts.keep_all(), 1), (parts.compressor("all_ragged"), "100%"), (parts.window(), cut)):
-        run, _ = _run(model, inputs, made, budget, "query_agnostic", context=cut)
-        assert torch.equal(run.logits, whole.logits) and torch.equal(run.tokens, whole.tokens)
-    _close(whole, reference.generate(model, inputs, 5))
+@cover.cases(zoo.MULTIMODAL, ATTENTION, each=1)
+def test_query_agnostic_keep_all_equals_full_of_the_same_protocol(name, combinations):
+    for (attention,) in combinations:
+        with cover.case(attention):
+            stock, model, inputs = reference.stock(name, attention, 5), zoo.model(name, attention), zoo.prompt(name)
+            cut = _cut(name, inputs)
+            whole, _ = _run(model, inputs, full(), None, "query_agnostic", context=cut)
+            for made, budget in _keeping_all(cut):
+                run, _ = _run(model, inputs, made, budget, "query_agnostic", context=cut)
+                assert torch.equal(run.logits, whole.logits) and torch.equal(run.tokens, whole.tokens), made.name
+            _close(whole, stock)
 
 
 def test_query_agnostic_without_a_cut_is_refused():
@@ -187,39 +200,38 @@ def test_query_agnostic_without_a_cut_is_refused():
 # -------------------------------------------------------------------------------------------------- all protocols
 
 
-@pytest.mark.parametrize("protocol", ("paper", "strict", "query_agnostic"))
-@pytest.mark.parametrize("kind", parts.BUDGETS)
-@pytest.mark.parametrize("name", FEW_MULTIMODAL)
-def test_nan_in_evicted_entries_changes_no_token_of_any_protocol(name, kind, protocol):
+@cover.cases(FEW_MULTIMODAL, parts.BUDGETS, PROTOCOLS, each=4)
+def test_nan_in_evicted_entries_changes_no_token_of_any_protocol(name, combinations):
     model, inputs = zoo.model(name), zoo.prompt(name)
-    context = _cut(name, inputs) if protocol == "query_agnostic" else None
-    clean, poisoned = (
-        _run(model, inputs, parts.compressor(kind, reducer=reducer), 7, protocol, context=context)[0]
-        for reducer in (None, parts.PoisonEvicted())
-    )
-    assert torch.isfinite(poisoned.logits).all()
-    assert torch.equal(clean.tokens, poisoned.tokens) and torch.equal(clean.logits, poisoned.logits)
+    for kind, protocol in combinations:
+        with cover.case(kind, protocol):
+            context = _cut(name, inputs) if protocol == "query_agnostic" else None
+            clean, poisoned = (
+                _run(model, inputs, parts.compressor(kind, reducer=reducer), 7, protocol, context=context)[0]
+                for reducer in (None, parts.PoisonEvicted())
+            )
+            assert torch.isfinite(poisoned.logits).all()
+            assert torch.equal(clean.tokens, poisoned.tokens) and torch.equal(clean.logits, poisoned.logits)
 
 
-@pytest.mark.parametrize("protocol", ("paper", "strict", "query_agnostic"))
 @pytest.mark.parametrize("name", FEW_MULTIMODAL)
-def test_full_of_every_protocol_answers_like_the_untouched_model_to_an_early_eos(name, protocol):
-    inputs = zoo.prompt(name)
-    eos = int(reference.generate(zoo.model(name), inputs, 6).tokens[0, 2])
-    model = zoo.model(name, eos=eos)
+def test_full_of_every_protocol_answers_like_the_untouched_model_to_an_early_eos(name):
+    inputs, cut = zoo.prompt(name), _cut(name, zoo.prompt(name))
+    model = zoo.model(name, eos=int(reference.stock(name).tokens[0, 2]))
     stock = reference.generate(model, inputs, 6)
-    context = _cut(name, inputs) if protocol == "query_agnostic" else None
-    run, _ = _run(model, inputs, full(), None, protocol, tokens=6, context=context)
     assert stock.tokens.shape[1] <= 3
-    _close(run, stock)
+    for protocol in PROTOCOLS:
+        context = cut if protocol == "query_agnostic" else None
+        run, _ = _run(model, inputs, full(), None, protocol, tokens=6, context=context)
+        with cover.case(protocol):
+            _close(run, stock)
 
 
-@pytest.mark.parametrize("protocol", ("strict", "query_agnostic"))
 @pytest.mark.parametrize("name", zoo.MULTIMODAL)
-def test_positions_under_every_protocol_are_those_of_the_untouched_model(name, protocol):
+def test_positions_under_every_protocol_are_those_of_the_untouched_model(name):
     """The re-fed last token, the question and the answer sit at their true positions (same mrope triple)."""
     model, inputs = zoo.model(name), zoo.prompt(name)
-    context = _cut(name, inputs) if protocol == "query_agnostic" else None
+    cut, length = _cut(name, inputs), inputs["input_ids"].shape[1]
 
     def rotations(run) -> list[tuple[Tensor, Tensor]]:
         seen = []
@@ -235,12 +247,12 @@ def test_positions_under_every_protocol_are_those_of_the_untouched_model(name, p
         return [torch.cat(axis, dim=1) for axis in zip(*seen, strict=True)]
 
     stock = rotations(lambda: reference.generate(model, inputs, 5))
-    ours = rotations(lambda: _run(model, inputs, parts.compressor(), 6, protocol, context=context))
-    length = inputs["input_ids"].shape[1]
-    for before, after in zip(stock, ours, strict=True):
-        if protocol == "strict":  # the last prompt token comes twice
-            assert torch.equal(after[:, length], before[:, length - 1])
-            after = torch.cat([after[:, :length], after[:, length + 1 :]], dim=1)
+    strict = rotations(lambda: _run(model, inputs, parts.compressor(), 6, "strict"))
+    for before, after in zip(stock, strict, strict=True):  # the last prompt token comes twice
+        assert torch.equal(after[:, length], before[:, length - 1])
+        assert torch.equal(before, torch.cat([after[:, :length], after[:, length + 1 :]], dim=1))
+    agnostic = rotations(lambda: _run(model, inputs, parts.compressor(), 6, "query_agnostic", context=cut))
+    for before, after in zip(stock, agnostic, strict=True):
         assert torch.equal(before, after)
 
 

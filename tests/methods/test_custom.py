@@ -16,7 +16,7 @@ from mmkv_bench.compression.selectors.topk import TopK
 from mmkv_bench.config.compose import compose, method_defaults
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.methods import own_file as custom
-from mmkv_bench.methods import promises
+from mmkv_bench.methods import made_up, promises
 from mmkv_bench.methods.build import build_compressor
 from mmkv_bench.plan.cells import build_methods
 from tests import zoo
@@ -299,6 +299,7 @@ def test_the_check_finds_each_broken_promise(folder):
     draw = "import torch; return torch.rand(obs.key.shape[:2], generator=obs.generator(seed))"
     assert broken(folder, scorer(draw)) == ["seeds_matter_only_if_declared"]
     assert broken(folder, scorer(draw, fields="stochastic = True")) == []
+    assert broken(folder, scorer(fields="stochastic = True")) == ["seeds_matter_only_if_declared"]
     greedy = """
 from mmkv_bench.compression.selectors.topk import TopK
 class All(TopK):
@@ -319,4 +320,4 @@ def test_the_check_refuses_what_is_no_method(capsys, folder):
     assert main(["check", str(EXAMPLE), "power"]) == 2
     assert "does not exist" in (err := capsys.readouterr().err) and "'power' is no setting" in err
     assert custom.ROLES.keys() == {"scorer", "allocator", "selector", "reducer", "decoding"}
-    assert torch.is_tensor(promises.prompt(3, 1, 1, promises.method(str(EXAMPLE)))[0].key)
+    assert torch.is_tensor(made_up.prompt(3, 1, 1, promises.method(str(EXAMPLE)).needs)[0].key)

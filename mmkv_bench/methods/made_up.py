@@ -1,0 +1,91 @@
+"""Made-up layers of a model: problems on which a method's parts are tested without any model.
+
+`mmkv-bench check` uses those of `problems`; the registry's tests bring their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mmkv_bench.compression.observation import Needs, Observation
+
+LAYERS = 3
+SHAPES = ((1, 2, 1), (2, 1, 2), (3, 2, 2), (17, 2, 1), (40, 2, 3), (130, 1, 4))
+"""(prompt tokens, KV heads, query heads per KV head) of the made-up prompts."""
+_DIM, _WIDTH = 8, 12
+
+
+def prompt(length: int, heads: int, group: int, needs: Needs, seed: int = 0, identity: str = "x") -> list[Observation]:
+    """Observations of `LAYERS` layers with random weights, as a prefill would give them: an image inside text."""
+    import torch
+    from torch import nn
+
+    from mmkv_bench.compression.numerics.rotary import rotate
+    from mmkv_bench.compression.observation import Chunk, Observation
+
+    def rope(positions: Tensor) -> tuple[Tensor, Tensor]:
+        angle = positions.double()[:, None] * 100.0 ** (-torch.arange(_DIM // 2, dtype=torch.float64) / (_DIM // 2))
+        angle = torch.cat([angle, angle], -1)
+        return angle.cos().float(), angle.sin().float()
+
+    layers = []
+    for layer in range(LAYERS):
+        stream = torch.Generator().manual_seed(1000 * seed + layer)
+        hidden = torch.randn(length, _WIDTH, generator=stream)
+        weights = [torch.randn(n * _DIM, _WIDTH, generator=stream) * 0.4 for n in (heads * group, heads, heads)]
+        query, key, value = ((hidden @ weight.T).unflatten(-1, (-1, _DIM)).transpose(0, 1) for weight in weights)
+        cos, sin = rope(torch.arange(length))
+        types = torch.zeros(length, dtype=torch.int64)
+        types[length // 4 : length // 4 + max(1, length // 2)] = 1
+        layers.append(
+            Observation(
+                layer,
+                LAYERS,
+                needs,
+                scaling=_DIM**-0.5,
+                length=length,
+                token_types=types,
+                project_query=lambda h, weight=weights[0]: (h @ weight.T).unflatten(-1, (-1, _DIM)).transpose(0, 1),
+                future_rope=lambda offsets: rope(offsets + length - 1),
+                identity=identity,
+                module=nn.Identity(),
+            )
+        )
+        layers[-1].observe(Chunk(rotate(query, cos, sin), rotate(key, cos, sin), value, hidden, cos, sin))
+    return layers
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One prompt of made-up layers and a budget of fewer entries per KV head than it has tokens.
+
+    Attributes:
+        observe: what is needed -> an observation per layer; the same numbers whenever it is called.
+        layers: layers of the model that the observations are of.
+    """
+
+    observe: Callable[[Needs], list[Observation]]
+    budget: int
+    name: str
+    layers: int = LAYERS
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def problems() -> list[Problem]:
+    """The problems of a file's check: shapes with a budget each, of one entry, two, a third, all but one."""
+    found = {(shape, budget) for shape in SHAPES for budget in (1, 2, shape[0] // 3, shape[0] - 1)}
+    return [problem(shape, budget) for shape, budget in sorted(found) if 0 < budget < shape[0]]
+
+
+def problem(shape: tuple[int, int, int], budget: int) -> Problem:
+    length, heads, group = shape
+    name = f"{length} tokens, {heads} KV heads, {heads * group} query heads, budget {budget}"
+    return Problem(partial(prompt, *shape), budget, name)

@@ -1,0 +1,48 @@
+"""How much of a product of axes a test runs: a few combinations per case in `make test`, all in `make test-full`."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+
+def spread(names: Iterable[Any], *axes: Iterable[Any], each: int = 2) -> dict[Any, list[tuple]]:
+    """`each` combinations of the axes for every name: as different as can be for one name, and over the names every
+    combination as often as every other. Always the same for the same arguments."""
+    product, used, found = list(itertools.product(*axes)), Counter(), {}
+    for name in names:
+        chosen: list[int] = []
+        for _ in range(min(each, len(product))):
+            chosen.append(min(set(range(len(product))) - set(chosen), key=lambda i: _cost(product, chosen, used, i)))
+            used[chosen[-1]] += 1
+        found[name] = [product[i] for i in chosen]
+    return found
+
+
+def _cost(product: Sequence[tuple], chosen: Sequence[int], used: Counter, i: int) -> tuple[int, int, int]:
+    shared = sum(a == b for other in chosen for a, b in zip(product[i], product[other], strict=True))
+    return shared, used[i], i
+
+
+def cases(names: Iterable[Any], *axes: Iterable[Any], each: int = 2) -> pytest.MarkDecorator:
+    """Parametrises `name` and `combinations`: those of `spread`, and the whole product in a case marked full."""
+    names, axes = list(names), [list(axis) for axis in axes]
+    whole = list(itertools.product(*axes))
+    some = [pytest.param(name, few, id=str(name)) for name, few in spread(names, *axes, each=each).items()]
+    full = [pytest.param(name, whole, id=f"{name}-whole", marks=pytest.mark.full) for name in names]
+    return pytest.mark.parametrize(("name", "combinations"), some + full)
+
+
+@contextlib.contextmanager
+def case(*what: Any) -> Iterator[None]:
+    """A failure inside names its combination."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"in the case {', '.join(map(str, what))}")
+        raise
