@@ -15,8 +15,8 @@ from mmkv_bench.compression.reducers.evict import Evict
 from mmkv_bench.compression.selectors.topk import TopK
 from mmkv_bench.config.compose import compose, method_defaults
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.methods import own_file as custom
 from mmkv_bench.methods import made_up, promises
+from mmkv_bench.methods import own_file as custom
 from mmkv_bench.methods.build import build_compressor
 from mmkv_bench.plan.cells import build_methods
 from tests import zoo
