@@ -119,7 +119,7 @@ class Bench:
     def shared(self, requests: Sequence[Request]) -> list[list[ForkResult]]:
         """The first three ways, in alternating order; returns the 21 results of each request, not measured."""
         from mmkv_bench.generation.engine import Engine
-        from mmkv_bench.generation.measuring import NOTHING, Extras
+        from mmkv_bench.generation.fidelity import NOTHING, Extras
 
         loaded, results = self.loaded, []
         with Engine(loaded.model, loaded.family, self.rules, loaded.tokenizer) as engine:

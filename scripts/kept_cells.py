@@ -53,7 +53,7 @@ def measure(samples: int, budgets: list[int], size: str) -> list[dict]:
     from mmkv_bench.config.schema import resolve_path
     from mmkv_bench.generation.encode import encode
     from mmkv_bench.generation.forks import plan
-    from mmkv_bench.generation.measure import Meter
+    from mmkv_bench.generation.meter import Meter
     from mmkv_bench.generation.prefill import prefill
     from mmkv_bench.generation.result import CellSpec, ForkResult
     from mmkv_bench.methods.build import build_compressor

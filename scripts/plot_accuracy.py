@@ -1,6 +1,6 @@
 """Draws accuracy against budget, one panel per dataset, from a rows folder: <out>.png and <out>.svg.
 
-python scripts/plot_accuracy.py results/demo --out docs/accuracy
+python scripts/plot_accuracy.py results/tiny/large --dataset pages_walk_large pages_lookup_large --out docs/images/accuracy
 """
 
 from __future__ import annotations

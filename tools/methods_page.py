@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.config import classes
-from mmkv_bench.config.parts import taken_by
+from mmkv_bench.config.method_parts import taken_by
 from mmkv_bench.config.schema import conf_dir, options
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.methods.build import DECODING, FULL, PARTS, build_compressor, flat_parameters

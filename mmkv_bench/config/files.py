@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mmkv_bench.config import tables
-from mmkv_bench.config.parts import expanded
+from mmkv_bench.config.method_parts import expanded
 from mmkv_bench.config.schema import conf_dir
 from mmkv_bench.errors import ConfigError
 

@@ -12,7 +12,7 @@ from mmkv_bench.errors import DataError, MMKVError
 from mmkv_bench.evaluation.contract import Request, SampleRef
 from mmkv_bench.evaluation.documents import Documents, documents, generation_settings, task_config
 from mmkv_bench.evaluation.environment import harness, task_environment
-from mmkv_bench.evaluation.opened import opened
+from mmkv_bench.evaluation.files_read import opened
 from mmkv_bench.evaluation.prompts import Memory, memory_of
 from mmkv_bench.evaluation.task_errors import of_one_sample, task_errors
 

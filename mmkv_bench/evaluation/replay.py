@@ -17,7 +17,8 @@ from mmkv_bench.evaluation.contract import SampleRef
 from mmkv_bench.evaluation.documents import Documents, documents, task_config
 from mmkv_bench.evaluation.environment import harness, task_environment
 from mmkv_bench.evaluation.extract import BESIDE, sample_value
-from mmkv_bench.evaluation.judges import refuse_other_judges
+from mmkv_bench.evaluation.foreign_judges import refuse_other_judges
+from mmkv_bench.evaluation.not_judged import base
 from mmkv_bench.evaluation.parsing import (
     PARSE_FAILED,
     drawn,
@@ -32,7 +33,6 @@ from mmkv_bench.evaluation.parsing import (
     untouched,
 )
 from mmkv_bench.evaluation.task_errors import scoring_errors, task_errors
-from mmkv_bench.evaluation.verdict import base
 from mmkv_bench.judging.pairs import PAIRED, pair_score, pairs
 from mmkv_bench.judging.proxy import proxy
 from mmkv_bench.judging.scoring_pass import ScoringPass

@@ -11,9 +11,9 @@ from mmkv_bench.evaluation.contract import Answer, CellScores, SampleRef, Sample
 from mmkv_bench.evaluation.documents import Documents, documents, task_config
 from mmkv_bench.evaluation.due import metrics_due
 from mmkv_bench.evaluation.generating import prompt_hashes
+from mmkv_bench.evaluation.not_judged import Lost, base, judged_by, prompts_of, reasons, take_back, unheard
 from mmkv_bench.evaluation.parsing import PARSE_FAILED
 from mmkv_bench.evaluation.replay import Replay
-from mmkv_bench.evaluation.verdict import Lost, base, judged_by, prompts_of, reasons, take_back, unheard
 from mmkv_bench.judging.client import asking
 from mmkv_bench.judging.ledger import Ledger
 from mmkv_bench.judging.rounds import in_rounds

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from mmkv_bench.compression.cache import CompressedCache
 from mmkv_bench.generation.group import Group
-from mmkv_bench.generation.result import GenerationTimeout, NonFiniteLogitsError
 from mmkv_bench.generation.rules import DecodeRules
+from mmkv_bench.generation.status import GenerationTimeout, NonFiniteLogitsError
 
 
 @dataclass

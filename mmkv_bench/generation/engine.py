@@ -25,13 +25,14 @@ from mmkv_bench.generation.account import fill_answer, fill_asked
 from mmkv_bench.generation.answers import read_answers
 from mmkv_bench.generation.decode import Decoded, decode
 from mmkv_bench.generation.encode import EncodedPrompt, lengths_of
+from mmkv_bench.generation.fidelity import NOTHING, Extras, Measuring
 from mmkv_bench.generation.forks import Fork, audit, batches, borrow, gather, plan
 from mmkv_bench.generation.group import Group, slack
-from mmkv_bench.generation.measure import Meter
-from mmkv_bench.generation.measuring import NOTHING, Extras, Measuring
+from mmkv_bench.generation.meter import Meter
 from mmkv_bench.generation.prefill import prefill
-from mmkv_bench.generation.result import CellSpec, ForkResult, GenerationTimeout, describe, status_of
+from mmkv_bench.generation.result import CellSpec, ForkResult
 from mmkv_bench.generation.rules import DecodeRules
+from mmkv_bench.generation.status import GenerationTimeout, describe, status_of
 from mmkv_bench.models.families import Family
 from mmkv_bench.protocols import Lengths, protocol
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mmkv_bench.compression.cache import CompressedCache
 from mmkv_bench.generation.group import Group
-from mmkv_bench.generation.result import GenerationTimeout
+from mmkv_bench.generation.status import GenerationTimeout
 
 BLOCK_BYTES = 1 << 28  # of float32 logits in one forward pass
 BLOCK_LOGITS = 1 << 22  # compared at a time: 32 MiB as float64, of which `divergence` holds at most six at once

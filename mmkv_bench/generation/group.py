@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from mmkv_bench.generation.encode import EncodedPrompt
-from mmkv_bench.generation.measure import Meter
+from mmkv_bench.generation.meter import Meter
 from mmkv_bench.generation.prefill import Prefilled
 from mmkv_bench.generation.rules import DecodeRules
 

@@ -17,8 +17,9 @@ from mmkv_bench.compression.observation import Needs, Observation
 from mmkv_bench.compression.prompt import Prompt
 from mmkv_bench.compression.session import Session
 from mmkv_bench.generation.encode import EncodedPrompt
-from mmkv_bench.generation.measure import Meter, vision_clock
-from mmkv_bench.generation.result import CellSpec, NonFiniteLogitsError
+from mmkv_bench.generation.meter import Meter, vision_clock
+from mmkv_bench.generation.result import CellSpec
+from mmkv_bench.generation.status import NonFiniteLogitsError
 from mmkv_bench.protocols import Lengths
 
 log = logging.getLogger(__name__)

@@ -10,18 +10,9 @@ import torch
 from torch import Tensor
 
 from mmkv_bench.compression.budget import Budget
-from mmkv_bench.compression.compressor import Compressor, NonFiniteScoreError
-from mmkv_bench.errors import MMKVError, out_of_memory
+from mmkv_bench.compression.compressor import Compressor
 from mmkv_bench.protocols import DEFAULT, protocol
 from mmkv_bench.store.response import Response
-
-
-class GenerationTimeout(MMKVError):
-    """A fork ran past its time limit: its row gets status `timeout`."""
-
-
-class NonFiniteLogitsError(MMKVError):
-    """The model produced NaN logits: the row gets status `nan`."""
 
 
 @dataclass(frozen=True)
@@ -55,21 +46,6 @@ class CellSpec:
 
 class ForkResult(Response):
     """One cell's answer to one prompt: what generation fills of its row."""
-
-
-def status_of(error: BaseException) -> str:
-    """The row status that an exception stands for."""
-    if isinstance(error, torch.OutOfMemoryError) or out_of_memory(error):
-        return "oom"
-    if isinstance(error, (NonFiniteScoreError, NonFiniteLogitsError)):
-        return "nan"
-    return "timeout" if isinstance(error, GenerationTimeout) else "error"
-
-
-def describe(error: BaseException) -> str:
-    """One line for the row's `error` column: class and the first line of the message."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:500]}" if lines else type(error).__name__
 
 
 def digest(kept: Sequence[Tensor]) -> str:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from mmkv_bench.judging.ledger import Ledger
 
-NOT_JUDGED = "not judged"  # begins the reason of a metric that lacks answers of a judge (evaluation/verdict.py)
+NOT_JUDGED = "not judged"  # begins the reason of a metric that lacks answers of a judge (evaluation/not_judged.py)
 _WHOLE = {"retries": 0, "concurrency": 1}
 
 

@@ -25,7 +25,7 @@ from mmkv_bench.methods.build import (
     with_checksums,
 )
 from mmkv_bench.plan.validate import validate_variants
-from mmkv_bench.store.identity import canonical_json, checksum
+from mmkv_bench.store.digests import canonical_json, checksum
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

@@ -11,10 +11,11 @@ from mmkv_bench.generation.cut import fitted, prompt_limit
 from mmkv_bench.generation.deadline import time_limit
 from mmkv_bench.generation.encode import EncodedPrompt, encode
 from mmkv_bench.generation.engine import Engine, as_row
-from mmkv_bench.generation.measuring import Extras
+from mmkv_bench.generation.fidelity import Extras
 from mmkv_bench.generation.reference import reference_tokens
-from mmkv_bench.generation.result import CellSpec, ForkResult, describe, status_of
+from mmkv_bench.generation.result import CellSpec, ForkResult
 from mmkv_bench.generation.rules import DecodeRules
+from mmkv_bench.generation.status import describe, status_of
 from mmkv_bench.plan.shards import in_shard
 from mmkv_bench.plan.validate import bytes_of
 from mmkv_bench.secrecy import without_secrets

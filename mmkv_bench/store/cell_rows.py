@@ -9,7 +9,7 @@ from typing import Any
 
 from mmkv_bench.errors import StoreError
 from mmkv_bench.secrecy import REDACTED, without_secrets
-from mmkv_bench.store.identity import canonical_json
+from mmkv_bench.store.digests import canonical_json
 from mmkv_bench.store.redaction import redact
 from mmkv_bench.store.schema import CELL_COLUMNS
 

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from mmkv_bench.errors import StoreError
+from mmkv_bench.store.digests import canonical_json, checksum
 from mmkv_bench.store.files import NO_LOCKS, locked, new_locked, sync_folder
-from mmkv_bench.store.identity import canonical_json, checksum
 
 
 @dataclass(frozen=True)

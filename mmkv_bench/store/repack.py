@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mmkv_bench.errors import StoreError
+from mmkv_bench.store.digests import checksum
 from mmkv_bench.store.files import disk_errors, sync_folder, write_whole
-from mmkv_bench.store.identity import checksum
-from mmkv_bench.store.opened import Opened
+from mmkv_bench.store.interface import Opened
 from mmkv_bench.store.packing import is_packed, ordered, packed
 from mmkv_bench.store.slim import slim as slimmed
 from mmkv_bench.store.superseded import superseded

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from mmkv_bench.errors import StoreError
 from mmkv_bench.store import layers, parts, together
 from mmkv_bench.store.files import Staged, disk_errors, sync_folder
-from mmkv_bench.store.opened import Opened
+from mmkv_bench.store.interface import Opened
 from mmkv_bench.store.rows import check, to_table
 from mmkv_bench.store.schema import COLUMNS, SCHEMA_VERSION, SCHEMAS
 

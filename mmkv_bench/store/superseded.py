@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mmkv_bench.secrecy import REDACTED
-from mmkv_bench.store.opened import Opened
+from mmkv_bench.store.interface import Opened
 from mmkv_bench.store.schema import CELL_COLUMNS
 
 _REST = [column.name for column in CELL_COLUMNS if column.identity and column.name != "method_version"]

@@ -10,8 +10,8 @@ from typing import Any, Self
 from mmkv_bench.errors import StoreError
 from mmkv_bench.secrecy import without_secrets
 from mmkv_bench.store.files import disk_errors
+from mmkv_bench.store.interface import Opened
 from mmkv_bench.store.journal import Journal
-from mmkv_bench.store.opened import Opened
 from mmkv_bench.store.rows import check, safe_name
 from mmkv_bench.store.schema import SCHEMA_VERSION
 

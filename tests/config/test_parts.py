@@ -13,7 +13,7 @@ import yaml
 from mmkv_bench.config import classes
 from mmkv_bench.config.compose import compose
 from mmkv_bench.config.files import content
-from mmkv_bench.config.parts import FOLDERS, expanded, taken_by
+from mmkv_bench.config.method_parts import FOLDERS, expanded, taken_by
 from mmkv_bench.config.schema import conf_dir, options
 from mmkv_bench.errors import ConfigError
 

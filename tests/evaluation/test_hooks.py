@@ -14,7 +14,7 @@ from mmkv_bench.evaluation import generation_settings, score
 from mmkv_bench.evaluation.documents import documents, task_config
 from mmkv_bench.evaluation.environment import harness as get_harness
 from mmkv_bench.evaluation.extract import sample_value
-from mmkv_bench.evaluation.judges import addresses
+from mmkv_bench.evaluation.foreign_judges import addresses
 from tests.evaluation.conftest import answered, ask_all, pages
 
 

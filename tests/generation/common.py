@@ -9,7 +9,7 @@ from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.compressor import Compressor, full
 from mmkv_bench.generation.encode import EncodedPrompt, from_tensors, lengths_of
 from mmkv_bench.generation.engine import Engine
-from mmkv_bench.generation.measuring import NOTHING, Extras
+from mmkv_bench.generation.fidelity import NOTHING, Extras
 from mmkv_bench.generation.result import CellSpec, ForkResult
 from mmkv_bench.generation.rules import DecodeRules
 from mmkv_bench.generation.single import run_alone

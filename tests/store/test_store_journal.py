@@ -12,7 +12,7 @@ from store_examples import response
 
 from mmkv_bench.errors import StoreError
 from mmkv_bench.store import journal
-from mmkv_bench.store.identity import checksum
+from mmkv_bench.store.digests import checksum
 from mmkv_bench.store.journal import Journal
 from mmkv_bench.store.store import Store
 

@@ -12,7 +12,7 @@ import pytest
 from store_examples import cell, failed, metric_row, plain, response, sample_score
 
 from mmkv_bench.errors import ConfigError, StoreError
-from mmkv_bench.store.identity import checksum
+from mmkv_bench.store.digests import checksum
 from mmkv_bench.store.rows import check, to_table
 from mmkv_bench.store.schema import SCHEMA_VERSION, STATUSES
 from mmkv_bench.store.store import Store

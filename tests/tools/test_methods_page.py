@@ -7,7 +7,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from mmkv_bench.config.compose import method_defaults
-from mmkv_bench.config.parts import expanded
+from mmkv_bench.config.method_parts import expanded
 from mmkv_bench.config.schema import conf_dir, options
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.methods.build import build_compressor, effective, flat_parameters

@@ -56,7 +56,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     )
     parser.examples(
         "mmkv-bench calibrate prefixkv",
-        "mmkv-bench calibrate sparsemm --model qwen2.5-vl-7b --device cuda --out qwen.json",
+        "mmkv-bench calibrate sparsemm --model qwen2_5_vl_7b --device cuda --out qwen.json",
     )
 
 

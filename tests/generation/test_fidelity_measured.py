@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from mmkv_bench.compression.compressor import full
-from mmkv_bench.generation import decode, engine, forced, forks, measure, measuring, prefill
-from mmkv_bench.generation.measuring import Extras
+from mmkv_bench.generation import decode, engine, fidelity, forced, forks, meter, prefill
+from mmkv_bench.generation.fidelity import Extras
 from mmkv_bench.generation.single import generate_alone
 from tests import reference, zoo
 from tests.core import parts
@@ -186,7 +186,7 @@ def test_full_against_full_is_measured_and_is_nothing_in_float32(name, monkeypat
         cache.layers[1].keys[:, :, :-3] *= 1.2
         return cache
 
-    monkeypatch.setattr(measuring, "copied", damaged)
+    monkeypatch.setattr(fidelity, "copied", damaged)
     for result in common.together(model, name, prompt, common.full_cells(), extras=EVERYTHING):
         assert max(result.forced_kl[1:]) > 1e-6, "the floor is a constant"
 
@@ -241,7 +241,7 @@ def test_a_fork_that_fails_fails_alone_and_the_others_are_measured():
 def test_times_and_limits_do_not_see_the_measuring(monkeypatch):
     name = "qwen2_5_vl"
     model, prompt = zoo.model(name), common.encoded(name)
-    for module in (engine, decode, forks, prefill, measure):
+    for module in (engine, decode, forks, prefill, meter):
         monkeypatch.setattr(module, "time", faulty.CLOCK)
     slow = []
 
@@ -262,7 +262,7 @@ def test_times_and_limits_do_not_see_the_measuring(monkeypatch):
 def test_a_measure_that_runs_past_the_time_limit_is_missing_and_the_answers_stay(monkeypatch, caplog):
     name = "qwen2_5_vl"
     model, prompt = zoo.model(name), common.encoded(name)
-    for module in (engine, decode, forced, forks, prefill, measure, measuring):
+    for module in (engine, decode, forced, forks, prefill, meter, fidelity):
         monkeypatch.setattr(module, "time", faulty.CLOCK)
     monkeypatch.setattr(forced, "BLOCK_BYTES", 4 * zoo.VOCABULARY * 2)  # two tokens of one row: three passes a measure
     cells = common.full_cells(("paper",)) + [common.cell(common.registry()["snapkv"], b) for b in (5, 9)]

@@ -27,8 +27,9 @@ from mmkv_bench.generation.decode import decode
 from mmkv_bench.generation.forced import divergence, forced, negative_log_likelihood, returned
 from mmkv_bench.generation.forks import Fork, borrow, copied
 from mmkv_bench.generation.group import Group
-from mmkv_bench.generation.result import ForkResult, describe
+from mmkv_bench.generation.result import ForkResult
 from mmkv_bench.generation.sampling import SEEDS, Sampler
+from mmkv_bench.generation.status import describe
 
 log = logging.getLogger(__name__)
 
