@@ -182,7 +182,10 @@ def test_a_batch_and_wrong_requests_are_refused_in_a_sentence():
         (("snapkv", 1.5), {}, "neither whole entries nor a fraction"),
         (("full", 64), {}, "takes no budget, got 64"),
         (("snapkv", 64), {"windw": 3}, "did you mean 'window'"),
-        *((("snapkv", 64), {"protocol": name}, rf"evaluate\(protocol='{name}'\)") for name in sorted({*NAMES} - {*FED_ONCE})),
+        *(
+            (("snapkv", 64), {"protocol": name}, rf"evaluate\(protocol='{name}'\)")
+            for name in sorted({*NAMES} - {*FED_ONCE})
+        ),
         (("snapkv", 64), {"protocol": "papre"}, "did you mean 'paper'"),
         (("oracle", 64), {}, "reads the full cache's own answer"),
         (("meda", 64), {}, "needs visual tokens and Llama"),
