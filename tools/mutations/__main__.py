@@ -1,8 +1,8 @@
 """Draw mutations, run the tests that cover them, compare two lists of what was killed.
 
-python -m tools.mutations draw --coverage cov.data --junit junit.xml --write tools/mutations/drawn.json
-python -m tools.mutations run  --coverage cov.data --junit junit.xml --write tools/mutations/after.json
-python -m tools.mutations compare tools/mutations/before.json tools/mutations/after.json
+python -m tools.mutations draw --coverage cov.data --write tools/mutations/drawn.jsonl
+python -m tools.mutations run  --coverage cov.data --write tools/mutations/after.jsonl
+python -m tools.mutations compare tools/mutations/before.jsonl tools/mutations/after.jsonl
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import random
 from pathlib import Path
 
-from tools.mutations.covering import Covering
+from tools.mutations.covering import Covering, present
 from tools.mutations.kinds import Mutation, candidates, row_of
 from tools.mutations.running import copies, judged, warm
 
@@ -23,9 +23,9 @@ ROOMS = ("compression", "generation", "store", "statistics", "tables")
 
 def drawn(root: Path, covering: Covering, count: int, seed: int) -> list[Mutation]:
     """As many of each room: first a line, each as likely as every other, then what is wrong with it."""
-    chance, found = random.Random(seed), []
+    found: list[Mutation] = []
     for number, room in enumerate(ROOMS):
-        lines = []
+        chance, lines = random.Random(f"{seed} {room}"), []
         for path in sorted((root / "mmkv_bench" / room).rglob("*.py")):
             file = str(path.relative_to(root))
             covered = covering.lines(file)
@@ -46,40 +46,51 @@ def write(path: Path, entries: dict[str, dict]) -> None:
     path.write_text("".join(line + "\n" for line in lines))
 
 
-def mutations(path: Path, moved: Path) -> dict[str, Mutation]:
-    """The drawn mutations, as they read today: lines that were renamed since are in `moved`, under the same number."""
+def mutations(path: Path, moved: Path | None) -> dict[str, Mutation]:
+    """The drawn mutations; what of them reads differently since is in `moved`, under the same number."""
     entries = read(path)
-    if moved.exists():
+    if moved and moved.exists():
         entries = {n: {**entry, **read(moved).get(n, {})} for n, entry in entries.items()}
     return {n: Mutation(**entry) for n, entry in entries.items()}
 
 
-def run(root: Path, wanted: dict[str, Mutation], covering: Covering, path: Path, processes: int) -> None:
-    """Judge all mutations that the list at `path` does not have yet, each process in a copy of its own."""
-    known = read(path) if path.exists() else {}
-    missing = [n for n in wanted if n not in known]
-    for n in missing:
-        row_of(wanted[n], (root / wanted[n].file).read_text())  # a line that moved is told before an hour's work
+def run(asked: argparse.Namespace) -> None:
+    """Judge all mutations that the list does not have yet, each process in a clone of its own."""
+    covering, known = Covering(asked.coverage, asked.covered), read(asked.write) if asked.write.exists() else {}
+    plain, today = mutations(asked.drawn, None), mutations(asked.drawn, asked.moved)
+    work = {}
+    for n, mutation in today.items():
+        row_of(mutation, (asked.root / mutation.file).read_text())  # a line that moved is told before an hour's work
+        if n not in known:
+            row = row_of(plain[n], (asked.covered / plain[n].file).read_text())
+            tests = covering.tests(plain[n].file, row)
+            work[n] = tests if asked.covered == asked.root else present(tests, asked.root)
     warm()
-    with copies(root, processes) as places:
+    with copies(asked.root, asked.processes) as places:
         children = []
         for share, copy in enumerate(places):
             children.append(os.fork())
             if not children[-1]:
-                _share({n: wanted[n] for n in missing[share::processes]}, covering, copy, path)
+                for n in list(work)[share :: asked.processes]:
+                    _append(asked.write, n, judged(today[n], work[n], copy), today[n])
                 os._exit(0)
         ended = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
     if any(ended):
-        raise SystemExit(f"a process ended with {ended}; what it judged is in {path}")
-    write(path, read(path))
+        raise SystemExit(f"processes ended with {ended}; what they judged is in {asked.write}")
+    write(asked.write, read(asked.write))
 
 
-def _share(wanted: dict[str, Mutation], covering: Covering, copy: Path, path: Path) -> None:
-    for n, mutation in wanted.items():
-        said = {"n": n, **judged(mutation, covering, copy)}
-        with path.open("a") as stream:
-            stream.write(json.dumps(said) + "\n")
-        print(json.dumps(said), mutation.file, mutation.instead.strip(), flush=True)
+def _append(path: Path, n: str, said: dict, mutation: Mutation) -> None:
+    with path.open("a") as stream:
+        stream.write(json.dumps({"n": n, **said}) + "\n")
+    print(
+        n,
+        "killed by" if said["killed"] else "SURVIVES",
+        said["by"],
+        mutation.file,
+        mutation.instead.strip(),
+        flush=True,
+    )
 
 
 def compare(before: Path, after: Path) -> int:
@@ -97,10 +108,10 @@ def main() -> int:
     options.add_argument("command", choices=("draw", "run", "compare"))
     options.add_argument("lists", nargs="*", type=Path, help="for compare: before and after")
     options.add_argument("--root", type=Path, default=Path.cwd(), help="the checkout, all changes committed")
-    options.add_argument("--coverage", type=Path, help="made in the checkout with --cov-context=test")
-    options.add_argument("--junit", type=Path, help="of the same run")
-    options.add_argument("--drawn", type=Path, default=HERE / "drawn.json")
-    options.add_argument("--moved", type=Path, default=HERE / "moved.json")
+    options.add_argument("--covered", type=Path, help="the checkout that the coverage is of, where it is another one")
+    options.add_argument("--coverage", type=Path, help="a database made with --cov-context=test")
+    options.add_argument("--drawn", type=Path, default=HERE / "drawn.jsonl")
+    options.add_argument("--moved", type=Path, default=HERE / "moved.jsonl")
     options.add_argument("--write", type=Path)
     options.add_argument("--count", type=int, default=60)
     options.add_argument("--seed", type=int, default=0)
@@ -108,12 +119,12 @@ def main() -> int:
     asked = options.parse_args()
     if asked.command == "compare":
         return compare(*asked.lists)
-    covering = Covering(asked.coverage, asked.junit, asked.root)
+    asked.covered = asked.covered or asked.root
     if asked.command == "draw":
-        found = drawn(asked.root, covering, asked.count, asked.seed)
+        found = drawn(asked.root, Covering(asked.coverage, asked.root), asked.count, asked.seed)
         write(asked.write, {str(n): vars(mutation) for n, mutation in enumerate(found, 1)})
     else:
-        run(asked.root, mutations(asked.drawn, asked.moved), covering, asked.write, asked.processes)
+        run(asked)
     return 0
 
 

@@ -1,70 +1,94 @@
-"""Which tests run a line, the cheapest first: from a coverage database with one context per test, and junit's times.
+"""Which tests run a line, those that run the least besides first: from a coverage database with one context per test.
 
-python -m pytest -n 2 --cov=mmkv_bench --cov-context=test --cov-report= --junitxml=junit.xml
+python -m pytest -n 2 --cov=mmkv_bench --cov-context=test --cov-report=
 """
 
 from __future__ import annotations
 
-import xml.etree.ElementTree as ET
+import ast
+import sqlite3
 from collections import defaultdict
-from functools import cache
+from functools import cached_property
 from pathlib import Path
 
-from coverage import CoverageData
+from coverage.numbits import numbits_to_nums
+
+Test = str
+"""A node id as pytest writes it; without its parameters, a test function."""
 
 
 class Covering:
     """The tests of a coverage database; `root` is the checkout in which it was made."""
 
-    def __init__(self, database: Path, junit: Path, root: Path):
-        self._data = CoverageData(basename=str(database))
-        self._data.read()
+    def __init__(self, database: Path, root: Path):
+        self._data = sqlite3.connect(f"file:{database}?mode=ro", uri=True)
         self._root = root
-        self._seconds = _times(junit)
-        self._of_file = defaultdict(list)
-        for test in self._seconds:
-            self._of_file[test.split("::")[0]].append(test)
 
-    @cache  # noqa: B019 - one object per process
-    def _contexts(self, file: str) -> dict[int, list[str]]:
-        return self._data.contexts_by_lineno(str(self._root / file))
+    @cached_property
+    def _width(self) -> dict[Test, int]:
+        """Test -> bytes of the bitmaps of the lines that it runs: a measure of how much it does."""
+        found: dict[Test, int] = defaultdict(int)
+        query = "select context, sum(length(numbits)) from line_bits join context on context.id = context_id group by 1"
+        for context, width in self._data.execute(query):
+            found[context.rpartition("|")[0]] += width
+        return found
+
+    @cached_property
+    def _of_file(self) -> dict[str, list[Test]]:
+        found: dict[str, list[Test]] = defaultdict(list)
+        for test in self._width:
+            found[test.split("::")[0]].append(test)
+        return found
 
     def lines(self, file: str) -> set[int]:
         """The lines of a file that some test runs."""
-        return {row for row, names in self._contexts(file).items() if any(names)}
+        return {row for context, rows in self._rows(file) if context for row in rows}
 
-    def tests(self, file: str, row: int) -> list[str]:
-        """One case of each test function that runs the line, cheapest first, then all further cases.
+    def _rows(self, file: str) -> list[tuple[str, list[int]]]:
+        query = (
+            "select context, numbits from line_bits join context on context.id = context_id "
+            "join file on file.id = file_id where path = ?"
+        )
+        found = self._data.execute(query, (str(self._root / file),))
+        return [(context, numbits_to_nums(numbits)) for context, numbits in found]
+
+    def tests(self, file: str, row: int) -> list[Test]:
+        """One case of each test function that runs the line, then all further cases, the narrowest first.
 
         What a fixture ran for the first test of a file stands for all tests of that file: they use it too.
         """
         direct, shared = set(), set()
-        for context in self._contexts(file).get(row, []):
-            test, _, phase = context.rpartition("|")
-            direct.add(test)
-            if phase == "setup":
-                shared.update(self._of_file[test.split("::")[0]])
-        direct &= self._seconds.keys()
+        for context, rows in self._rows(file):
+            if context and row in rows:
+                test, _, phase = context.rpartition("|")
+                direct.add(test)
+                if phase == "setup":
+                    shared.update(self._of_file[test.split("::")[0]])
         return self._ordered(direct) + self._ordered(shared - direct)
 
-    def _ordered(self, tests: set[str]) -> list[str]:
-        by_cost = sorted(tests, key=lambda test: (self._seconds[test], test))
-        first: dict[str, str] = {}
-        for test in by_cost:
-            first.setdefault(test.split("[")[0], test)
+    def _ordered(self, tests: set[Test]) -> list[Test]:
+        narrow = sorted(tests, key=lambda test: (self._width[test], test))
+        first: dict[Test, Test] = {}
+        for test in narrow:
+            first.setdefault(function_of(test), test)
         chosen = set(first.values())
-        return list(first.values()) + [test for test in by_cost if test not in chosen]
-
-    def seconds(self, tests: list[str]) -> float:
-        """What these tests took in the run that was measured."""
-        return sum(self._seconds[test] for test in tests)
+        return list(first.values()) + [test for test in narrow if test not in chosen]
 
 
-def _times(junit: Path) -> dict[str, float]:
-    """Node id -> seconds of every test that passed."""
-    found: dict[str, float] = {}
-    for case in ET.parse(junit).iter("testcase"):
-        if case.find("skipped") is None:
-            path = case.get("classname").replace(".", "/") + ".py"
-            found[f"{path}::{case.get('name')}"] = float(case.get("time"))
-    return found
+def present(tests: list[Test], checkout: Path) -> list[Test]:
+    """The functions of these tests, each once, as a checkout has them; one that moved to another file is found by its name."""
+    places: dict[str, list[Test]] = defaultdict(list)
+    for file in sorted((checkout / "tests").rglob("test_*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test"):
+                places[node.name].append(f"{file.relative_to(checkout)}::{node.name}")
+    found: dict[Test, None] = {}
+    for function in map(function_of, tests):
+        here = places[function.rpartition("::")[2]]
+        found.update(dict.fromkeys([function] if function in here else here))
+    return list(found)
+
+
+def function_of(test: Test) -> Test:
+    """A node id without its parameters."""
+    return test.split("[")[0]

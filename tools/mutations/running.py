@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -13,14 +14,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tools.mutations.covering import Covering
-from tools.mutations.kinds import Mutation, applied, row_of
+from tools.mutations.covering import Test
+from tools.mutations.kinds import Mutation, applied
 
 HEAVY = ("torch", "torchvision", "transformers", "pandas", "pyarrow.dataset", "scipy.stats", "hydra")
-FIRST_SECONDS = 60.0
-"""Tests are run cheapest first in rounds that took 1, 2, 4 ... times as long when they were measured."""
-AT_MOST_SECONDS = 480.0
-"""A mutation that survives tests worth this many seconds counts as one that survives."""
+ROUNDS = (6, 12, 24, 48)
+"""A mutation that survives so many tests after each other, the narrowest first, counts as one that survives."""
+CPU_SECONDS, WALL_SECONDS = 300, 1800
+"""Of one round; tests that need more hang."""
 
 
 @contextmanager
@@ -33,34 +34,23 @@ def copies(root: Path, count: int) -> Iterator[list[Path]]:
         yield found
 
 
-def judged(mutation: Mutation, covering: Covering, copy: Path) -> dict:
-    """What the tests say of one mutation: the first test that fails, or how many did not notice."""
+def judged(mutation: Mutation, tests: list[Test], copy: Path) -> dict:
+    """What tests say of one mutation of a clone: the first that fails, or how many did not notice."""
     path = copy / mutation.file
     source = path.read_text()
-    tests = covering.tests(mutation.file, row_of(mutation, source))
     path.write_text(applied(mutation, source))
-    said, done, limit = {"killed": False, "by": None}, 0, FIRST_SECONDS
+    said, done = {"killed": False, "by": None}, 0
     try:
-        while done < len(tests) and not said["killed"] and covering.seconds(tests[:done]) < AT_MOST_SECONDS:
+        for size in ROUNDS:
+            batch = tests[done : done + size]
+            if said["killed"] or not batch:
+                break
+            said, done = _run(batch, copy), done + len(batch)
             if "error" in said:
                 raise SystemExit(f"{mutation}: {said['error']}")
-            batch = _affordable(tests[done:], covering, limit)
-            said = _run(batch, copy, 120 + 4 * covering.seconds(batch))
-            done, limit = done + len(batch), 2 * limit
     finally:
         path.write_text(source)
     return {**said, "covering": len(tests), "run": done}
-
-
-def _affordable(tests: list[str], covering: Covering, limit: float) -> list[str]:
-    """The first tests up to a limit in seconds, at least one."""
-    chosen, spent = [], 0.0
-    for test in tests:
-        spent += covering.seconds([test])
-        if chosen and spent > limit:
-            break
-        chosen.append(test)
-    return chosen
 
 
 def warm() -> None:
@@ -70,7 +60,7 @@ def warm() -> None:
         __import__(name)
 
 
-def _run(tests: list[str], copy: Path, limit: float) -> dict:
+def _run(tests: list[str], copy: Path) -> dict:
     """Run tests in a fork, stopping at the first that fails; what does not end is killed, and so is the mutation."""
     answer = copy.parent / f"{copy.name}.json"
     answer.unlink(missing_ok=True)
@@ -81,11 +71,13 @@ def _run(tests: list[str], copy: Path, limit: float) -> dict:
             _in_fork(tests, copy, answer)
         finally:
             os._exit(70)
-    end = time.monotonic() + limit
+    end = time.monotonic() + WALL_SECONDS
     while time.monotonic() < end:
-        if os.waitpid(child, os.WNOHANG)[0]:
-            if not answer.exists():
-                return {"killed": True, "by": "the process of the tests died"}
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended and not answer.exists():
+            hung = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU
+            return {"killed": True, "by": "time" if hung else "the process of the tests died"}
+        if ended:
             return json.loads(answer.read_text())
         time.sleep(0.1)
     os.killpg(child, signal.SIGKILL)
@@ -96,6 +88,7 @@ def _run(tests: list[str], copy: Path, limit: float) -> dict:
 def _in_fork(tests: list[str], copy: Path, answer: Path) -> None:
     import pytest
 
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, resource.RLIM_INFINITY))
     log = os.open(copy.parent / f"{copy.name}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -113,7 +106,7 @@ def _in_fork(tests: list[str], copy: Path, answer: Path) -> None:
         def pytest_collectreport(self, report):
             failed.extend([report.nodeid] if report.failed else [])
 
-    code = int(pytest.main(["-x", "-q", "-m", "", "-p", "no:cacheprovider", *tests], plugins=[Listener()]))
+    code = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests], plugins=[Listener()]))
     said = {"killed": bool(failed), "by": failed[0] if failed else None}
     if not failed and code:
         said["error"] = f"pytest ended with {code}: {copy.parent / copy.name}.log"
