@@ -17,12 +17,13 @@ ifneq ($(PIP_INDEX_URL),)
 export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 
-.PHONY: help bench test test-full test-dispatch fuzz fuzz-store lint docs results verify matrix bench-statistics bench-fork bench-tables bench-methods simulate site check-platforms lock
+.PHONY: help bench test test-quick test-full test-dispatch fuzz fuzz-store lint docs results verify matrix bench-statistics bench-fork bench-tables bench-methods simulate site check-platforms lock
 
 help:
 	@echo "make bench             install if needed, run mmshift at 64 entries and experiment=demo on the embedded model"
 	@echo "                       (LIMIT=4 runs the first samples only)"
 	@echo "make test              install if needed, lint, run the tests (PYTEST='-k name' selects)"
+	@echo "make test-quick        the inner loop, a minute: rooms that load no model, and what compresses (PYTEST='-k name' selects)"
 	@echo "make test-full         the tests marked full as well; before a release"
 	@echo "make test-dispatch     the numerical tests with the kernels of two older processors; long"
 	@echo "make fuzz              300 drawn configurations, right and wrong, through the command line (FUZZ='--seed 5 --runs 50')"
@@ -49,6 +50,10 @@ bench: $(STAMP)
 TESTS := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 test: lint
 	$(TESTS) $(PYTEST)
+
+QUICK := tests/test_architecture.py $(addprefix tests/,compression config statistics tables judging)
+test-quick: $(STAMP)
+	$(TESTS) $(QUICK) $(PYTEST)
 
 test-full: lint
 	$(TESTS) -m "" $(PYTEST)
@@ -123,30 +128,21 @@ site: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --clean -f tools/site/mkdocs.yml -d $(CURDIR)/site
 
 check-platforms: $(STAMP)
-	$(BIN)/python tools/check_platforms.py --uv $(BIN)/uv $(CHECK)
+	$(BIN)/python tools/check_platforms.py --uv $(BIN)/uv
 
-# Versions that are locked stay where pyproject.toml still allows them; `make lock UPGRADE=1` takes the newest.
 lock: $(STAMP)
-	$(if $(UPGRADE),: > $@.tmp,cp requirements.lock $@.tmp)
+	echo '# Exact versions that resolve together for Python >= 3.11; made from pyproject.toml by `make lock`, do not edit.' > $@.tmp
 	$(BIN)/uv pip compile pyproject.toml --extra dev --extra slurm --extra notebooks --universal --python-version 3.11 \
-		--no-annotate --no-header --quiet --output-file $@.tmp
-	{ echo '# Exact versions that resolve together for Python >= 3.11; made from pyproject.toml by `make lock`, do not edit.'; \
-		cat $@.tmp; } > requirements.lock
-	rm $@.tmp
+		--no-annotate --no-header >> $@.tmp
+	mv $@.tmp requirements.lock
 
-# An interrupted install leaves no stamp and is continued. The package itself is installed editable. TORCH_BACKEND=cpu takes
-# torch from PyTorch's own CPU wheels, which uv knows by that name; the lock's CUDA packages are then not installed.
-ifdef TORCH_BACKEND
-LOCKED := --torch-backend $(TORCH_BACKEND) -c requirements.lock -r pyproject.toml --extra dev --extra slurm --extra notebooks
-else
-LOCKED := -r requirements.lock
-endif
+# An interrupted install leaves no stamp and is continued. The package itself is installed editable.
 $(STAMP): pyproject.toml requirements.lock
 	@if [ -z "$(PYTHON)" ] || ! $(PYTHON) -c '$(NEW_ENOUGH)'; then \
 		echo "mmkv_bench needs Python >= 3.11; found: $$($(or $(PYTHON),python3) --version 2>&1 || true). Install one, or name it:" \
 			"make PYTHON=/path/to/python3.11" >&2; exit 1; fi
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
-	$(BIN)/uv pip install --python $(BIN)/python $(LOCKED)
+	$(BIN)/uv pip install --python $(BIN)/python -r requirements.lock
 	$(BIN)/uv pip install --python $(BIN)/python --no-deps --no-build-isolation -e .
 	@touch $@

@@ -9,10 +9,9 @@ import sys
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
-import pytest
-
 import mmkv_bench
 from tests.cli.setting import CHECKOUT
+from tests.each import each
 
 ROOT = Path(mmkv_bench.__file__).parent
 
@@ -195,7 +194,7 @@ def test_every_room_has_its_arrows_written_down():
     assert set(ROOMS) <= set(ARROWS)
 
 
-@pytest.mark.parametrize("name", ROOMS)
+@each("name", ROOMS)
 def test_a_room_imports_only_rooms_below_it(name):
     wrong = {
         str(file.relative_to(ROOT)): sorted(own(file) - ARROWS[name])
@@ -235,13 +234,13 @@ def test_every_room_says_in_readme_what_it_says_of_itself():
     }
 
 
-@pytest.mark.parametrize("package", FOREIGN)
+@each("package", FOREIGN)
 def test_a_package_is_known_to_its_rooms_only(package):
     knowing = {room(file) for file in FILES for name in imports(file) if name.split(".")[0] == package}
     assert knowing <= FOREIGN[package]
 
 
-@pytest.mark.parametrize("name", ["statistics", "tables", "store"])
+@each("name", ["statistics", "tables", "store"])
 def test_rows_need_neither_models_nor_the_engine(name):
     code = f"import sys, pkgutil, importlib, mmkv_bench.{name} as room\n" + (
         "for found in pkgutil.walk_packages(room.__path__, room.__name__ + '.'):\n"
@@ -252,7 +251,7 @@ def test_rows_need_neither_models_nor_the_engine(name):
     assert ended.stdout.strip() == "[]", ended.stderr
 
 
-@pytest.mark.parametrize("name", LIGHT)
+@each("name", LIGHT)
 def test_light_modules_import_only_the_standard_library(name):
     file = file_of(name)
     foreign = {module.split(".")[0] for module in imports(file, top_level_only=True)}

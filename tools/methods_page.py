@@ -70,7 +70,10 @@ class Method:
 
 def page() -> str:
     """The page as Markdown."""
-    methods = [read(name) for name in sorted(options("method"), key=lambda name: (name != FULL, name))]
+    from mmkv_bench.config.compose import method_defaults
+
+    nodes = method_defaults(sorted(options("method"), key=lambda name: (name != FULL, name)))
+    methods = [read(name, node) for name, node in nodes.items()]
     lines = [
         "# Methods",
         "",
@@ -91,8 +94,11 @@ def page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def read(name: str) -> Method:
+def read(name: str, node: Mapping[str, Any] | None = None) -> Method:
     """A method file and the compressor that it builds.
+
+    Args:
+        node: the file as `method_defaults` composes it; asked for where it is not given.
 
     Raises:
         ConfigError: no `about`, an empty entry of it, or a parameter of which nobody says what it means.
@@ -100,7 +106,7 @@ def read(name: str) -> Method:
     from mmkv_bench.config.compose import method_defaults
 
     path = conf_dir() / "method" / f"{name}.yaml"
-    node = method_defaults([name])[name]
+    node = method_defaults([name])[name] if node is None else node
     about = {key: str(value or "") for key, value in (node.get("about") or {}).items()}
     lacking = [key for key in ABOUT if not about.get(key, "").strip()]
     if lacking:

@@ -20,12 +20,11 @@ VERBS = (
     "calibrate",
     "check",
     "pack",
-    "fetch",
     "tokens",
 )
 """The verbs, in the order of the help; `verbs/<name>.py` answers each."""
 
-COMING = ("status", "plot", "papers", "report", "show", "export", "diagnose", "new")
+COMING = ("status", "plot", "papers", "report", "show", "export", "diagnose", "new", "fetch")
 """Words that are kept for verbs of later versions, so that no configuration takes them."""
 
 

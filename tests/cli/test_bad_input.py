@@ -13,6 +13,7 @@ from mmkv_bench.cli.guard import guarded
 from mmkv_bench.cli.main import main
 from mmkv_bench.errors import ConfigError, StoreError
 from tests.cli.setting import CHECKOUT, overrides
+from tests.each import each
 from tests.plan.setting import model_folder
 
 HUB = ["model=hf", "model.path=org/name"]
@@ -26,7 +27,7 @@ def nowhere(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
+@each(
     ("arguments", "words"),
     [
         (["method=snapvk"], "unknown method 'snapvk'; did you mean 'snapkv'"),
@@ -79,7 +80,7 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(arguments, words, capsys):
     assert words in err
 
 
-@pytest.mark.parametrize(
+@each(
     ("config", "words"),
     [
         ({"model_type": "bert"}, "'bert' is not supported"),
@@ -108,7 +109,7 @@ def test_with_json_the_last_line_of_stdout_says_what_was_wrong(capsys):
     assert document["error"] in err
 
 
-@pytest.mark.parametrize("arguments", [["method=snapvk"], ["++sede=1"], ["--nonsense"]])
+@each("arguments", [["method=snapvk"], ["++sede=1"], ["--nonsense"]])
 def test_a_real_process_ends_with_2_and_without_a_traceback(arguments):
     ended = subprocess.run(
         [sys.executable, "-m", "mmkv_bench", *arguments], capture_output=True, text=True, check=False, env=CHECKOUT
@@ -171,7 +172,7 @@ def test_a_command_line_is_split_into_overrides_and_flags(tmp_path):
         overrides(["--config-dir"])
 
 
-@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: 1 bytes")])
+@each("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: 1 bytes")])
 def test_memory_that_runs_out_before_any_row_is_a_sentence(error, capsys):
     def work(arguments):
         raise error
@@ -182,7 +183,7 @@ def test_memory_that_runs_out_before_any_row_is_a_sentence(error, capsys):
     assert json.loads(said.out)["status"] == "error"
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "closed"),
     [("mmkv_bench dataset=pages limit=1", ">&-"), ("mmkv_bench limit=1", ">&- 2>&-"), ("mmkv_bench tables x", ">&-")],
 )

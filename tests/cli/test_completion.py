@@ -16,6 +16,7 @@ from mmkv_bench.cli.completion import candidates, script
 from mmkv_bench.cli.tree import VERBS
 from mmkv_bench.errors import ConfigError
 from tests.cli.setting import CHECKOUT
+from tests.each import each
 
 TYPED = {
     "mmkv-bench tab": "mmkv-bench tables ",
@@ -48,7 +49,7 @@ def test_what_may_follow():
         script("tcsh")
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh"])
+@each("shell", ["bash", "zsh"])
 def test_a_tabulator_completes_the_line(shell, environment, tmp_path):
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed")

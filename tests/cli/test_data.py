@@ -13,6 +13,7 @@ import pytest
 from mmkv_bench.config.schema import options
 from tests.cli.setting import CHECKOUT, verb
 from tests.datasets.test_data_sources import CLIP, PAGE, write
+from tests.each import each
 from tests.run.setting import go
 
 main = verb("data")
@@ -50,7 +51,7 @@ def test_the_list_names_every_dataset(capsys):
     assert rows["ocrbench"]["fixture"] and not rows["lmms_eval"]["fixture"]
 
 
-@pytest.mark.parametrize("name", [name for name in options("dataset") if name != "lmms_eval"])
+@each("name", [name for name in options("dataset") if name != "lmms_eval"])
 def test_every_dataset_can_be_checked_where_nothing_is(name, capsys):
     code, found = report(capsys, name)
     assert (code == 0) == found["ready"] == name.startswith("pages")
@@ -163,7 +164,7 @@ def test_a_fixture_is_ready(capsys):
     assert (code, found["dataset"], found["missing"]) == (0, "ocrbench_fixture", []) and found["rows"] >= 4
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "sentence"),
     [
         (["chekc", "docvqa"], "what: invalid choice: 'chekc' (choose from 'list', 'check')"),

@@ -5,11 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import pytest
-
 from mmkv_bench.cli.tree import COMING, VERBS, reader
 from mmkv_bench.config.schema import groups, keys, options
 from tests.cli.setting import CHECKOUT
+from tests.each import each
 
 HEAVY = ("torch", "transformers", "lmms_eval", "hydra", "omegaconf", "pandas", "pyarrow", "numpy", "wandb")
 
@@ -18,7 +17,7 @@ def fresh(*arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False, env=CHECKOUT)
 
 
-@pytest.mark.parametrize("words", [["--help"], ["-h"], *([verb, "--help"] for verb in VERBS)], ids=" ".join)
+@each("words", [["--help"], ["-h"], *([verb, "--help"] for verb in VERBS)])
 def test_help_imports_nothing_heavy(words):
     ended = fresh("-X", "importtime", "-m", "mmkv_bench", *words)
     assert ended.returncode == 0, ended.stderr
@@ -45,7 +44,7 @@ def test_the_overview_names_every_verb_with_its_sentence():
     assert not {*VERBS} & {*COMING}
 
 
-@pytest.mark.parametrize(
+@each(
     ("old", "verb"),
     [
         ("tables", "tables"),

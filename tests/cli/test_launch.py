@@ -12,6 +12,7 @@ from mmkv_bench.errors import ConfigError
 from mmkv_bench.run import launch as module
 from mmkv_bench.run.launch import Worker, launch, run_all, visible_devices, workers
 from tests.cli.setting import verb
+from tests.each import each
 
 main = verb("launch")
 
@@ -93,7 +94,7 @@ def test_cores_are_divided_and_devices_dealt_out(tmp_path, monkeypatch):
     assert [worker.environment["CUDA_VISIBLE_DEVICES"] for worker in spread] == ["0,2", "1,3"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("value", "devices"),
     [("", []), ("-1", []), ("0", ["0"]), ("2, 3", ["2", "3"]), ("GPU-ab,GPU-cd", ["GPU-ab", "GPU-cd"])],
 )
@@ -103,7 +104,7 @@ def test_visible_devices_are_those_of_the_environment(monkeypatch, value, device
     assert visible_devices("cpu") == []
 
 
-@pytest.mark.parametrize(
+@each(
     ("overrides", "processes", "words"),
     [
         ((), None, "write --processes N"),

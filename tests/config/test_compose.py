@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from itertools import product
 
 import pytest
 from omegaconf import OmegaConf
@@ -15,10 +16,10 @@ from mmkv_bench.config.schema import LIST_GROUPS, as_list, conf_dir, groups, opt
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.methods.build import OUTSIDE, PARTS, build_compressor
 from mmkv_bench.plan.validate import validate
+from tests.each import each
 from tests.plan.setting import MODEL
 
 METHODS = ("expected_attention", "full", "keydiff", "mmshift", "random", "snapkv", "streamingllm")
-SHIPPED = [(group, name) for group in groups() for name in options(group)]
 
 
 def chosen(*overrides: str):
@@ -26,7 +27,7 @@ def chosen(*overrides: str):
     return list(config.methods), list(config.datasets)
 
 
-@pytest.mark.parametrize(("group", "name"), SHIPPED)
+@each(("group", "name"), [(group, name) for group in groups() if group not in LIST_GROUPS for name in options(group)])
 def test_every_shipped_file_composes_resolves_and_validates(group, name):
     model = ["model.path=org/name"] if group == "model" else MODEL
     if "weights: random" in str(OmegaConf.to_yaml(OmegaConf.create(content(group, name)))):
@@ -36,15 +37,24 @@ def test_every_shipped_file_composes_resolves_and_validates(group, name):
     validate(config)
 
 
-@pytest.mark.parametrize("reading", ["paper", "released"])
-@pytest.mark.parametrize("name", sorted(set(options("method")) - set(OUTSIDE)))
-def test_every_shipped_method_is_built(name, reading):
-    compressor = build_compressor(name, method_defaults([name])[name], reading)
-    assert compressor.is_full == (name == "full")
-    if not compressor.is_full:
-        assert compressor.reading == reading
-        needed = [part for part in PARTS if part != "scorer" or not compressor.unbudgeted]
-        assert all(getattr(compressor, part) is not None for part in needed)
+@each("group", LIST_GROUPS)
+def test_every_shipped_method_and_dataset_composes_resolves_and_validates_under_its_own_name(group):
+    names = options(group)
+    config = compose([f"{group}=[{','.join(names)}]", *MODEL])
+    assert list(config[f"{group}s"]) == list(names)
+    OmegaConf.to_container(config, resolve=True)
+    validate(config)
+
+
+def test_every_shipped_method_is_built():
+    nodes = method_defaults(sorted(set(options("method")) - set(OUTSIDE)))
+    for name, reading in product(nodes, ("paper", "released")):
+        compressor = build_compressor(name, nodes[name], reading)
+        assert compressor.is_full == (name == "full"), (name, reading)
+        if not compressor.is_full:
+            assert compressor.reading == reading
+            needed = [part for part in PARTS if part != "scorer" or not compressor.unbudgeted]
+            assert all(getattr(compressor, part) is not None for part in needed), (name, reading)
 
 
 def test_the_methods_of_the_first_release_are_all_there():
@@ -58,12 +68,6 @@ def test_the_demo_runs_all_seven_methods_at_three_budgets_on_two_tasks():
     assert sorted(config.datasets) == ["pages_lookup", "pages_walk"]
 
 
-def test_every_method_and_dataset_lies_under_its_own_name():
-    for group in LIST_GROUPS:
-        names = options(group)
-        assert list(compose([f"{group}=[{','.join(names)}]"])[f"{group}s"]) == list(names)
-
-
 def test_every_released_value_belongs_to_a_parameter_of_its_method():
     for name in options("method"):
         node = OmegaConf.create(content("method", name))
@@ -73,7 +77,7 @@ def test_every_released_value_belongs_to_a_parameter_of_its_method():
             assert leaf in holder, (name, key)
 
 
-@pytest.mark.parametrize(
+@each(
     ("overrides", "methods", "datasets"),
     [
         ((), ["mmshift"], ["pages"]),
@@ -95,7 +99,7 @@ def test_variants_given_all_at_once_are_refused_with_the_way_that_works():
             compose([f"{plus}variants={{x: {{base: snapkv, window: 8}}}}"])
 
 
-@pytest.mark.parametrize("page", sorted((conf_dir().parent / "docs").glob("*.md")), ids=lambda page: page.stem)
+@each("page", sorted((conf_dir().parent / "docs").glob("*.md")))
 def test_the_command_lines_of_the_docs_compose(page):
     start = "    python -m mmkv_bench "
     for line in page.read_text().splitlines():
@@ -112,14 +116,14 @@ def test_method_parameters_are_overridden_in_place():
     assert config.methods.snapkv.selector.window == 16
 
 
-@pytest.mark.parametrize("plus", ["", "+", "++"])
+@each("plus", ["", "+", "++"])
 def test_keys_that_are_the_users_own_need_no_plus_and_bear_one(plus):
     config = compose([f"{plus}variants.g3={{base: mmshift, gamma: 3}}", f"{plus}methods.mmshift.reading=released"])
     assert OmegaConf.to_container(config.variants) == {"g3": {"base": "mmshift", "gamma": 3}}
     assert config.methods.mmshift.reading == "released"
 
 
-@pytest.mark.parametrize("plus", ["", "++"])
+@each("plus", ["", "++"])
 def test_generation_settings_of_a_dataset_are_the_users_own(plus):
     """A dataset's file cannot list what every task of lmms-eval understands."""
     one = compose(["dataset=lmms_eval", f"{plus}datasets.lmms_eval.generation.max_new_tokens=5"])
@@ -149,7 +153,7 @@ def test_datasets_follow_the_page_size():
     assert config.datasets.pages_walk.size == "large"
 
 
-@pytest.mark.parametrize(
+@each(
     ("override", "words"),
     [
         ("sede=1", "unknown key 'sede'; did you mean 'seed'"),
@@ -260,7 +264,7 @@ def test_the_keys_of_the_only_dataset_need_no_name():
     assert for_hydra(["dataset=lmms_eval", "dataset.task=x,y"]) == ["dataset=lmms_eval", "datasets.lmms_eval.task=x,y"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("overrides", "words"),
     [
         (["dataset=[pages,pages_walk]", "dataset.count=3"], "2 datasets .pages, pages_walk.*datasets.<name>.count="),

@@ -6,6 +6,7 @@ import pytest
 
 from mmkv_bench.config.compose import compose
 from mmkv_bench.errors import ConfigError
+from tests.each import each
 
 NOWHERE = (
     "out=runs/${oc.env:MMKV_NOT_SET}", "budget=${x}", "budget=[16,${x}]", "budget=${budget}", "budget=${nope:1}",
@@ -17,7 +18,7 @@ NOWHERE = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("override", NOWHERE)
+@each("override", NOWHERE)
 def test_an_interpolation_that_leads_nowhere_is_one_sentence(override, monkeypatch):
     monkeypatch.delenv("MMKV_NOT_SET", raising=False)
     with pytest.raises(ConfigError, match=f"^{override.split('=')[0].split('{')[0]}.* has no value") as refused:

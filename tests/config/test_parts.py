@@ -16,6 +16,7 @@ from mmkv_bench.config.files import content
 from mmkv_bench.config.method_parts import FOLDERS, expanded, taken_by
 from mmkv_bench.config.schema import conf_dir, options
 from mmkv_bench.errors import ConfigError
+from tests.each import each
 
 SHORT = """
 pool: 7
@@ -66,7 +67,7 @@ def test_both_forms_compose_from_a_folder_of_the_users_own(tmp_path):
     assert methods.mine == methods.old and methods.mine.selector.window == 8 and methods.mine.allocator.excess == 3
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "words"),
     [
         (("{window: all}", "windw"), "method mine: there is no scorer 'windw'; did you mean 'window'"),

@@ -17,6 +17,7 @@ from mmkv_bench.errors import ConfigError, MissingDataError
 from mmkv_bench.evaluation import sample_refs
 from mmkv_bench.evaluation.documents import documents
 from mmkv_bench.evaluation.environment import task_environment
+from tests.each import each
 from tests.evaluation.conftest import ask_all
 
 PAGE = {"question": "what?", "answers": ["a", "b"], "ucsf_document_id": "d1"}
@@ -114,7 +115,7 @@ configs:
 """
 
 
-@pytest.mark.parametrize(
+@each(
     ("names", "config", "split", "expected"),
     [
         (["data/val-00000-of-00002.parquet", "data/val-00001-of-00002.parquet", "data/test-0.parquet"], None, "val", 2),

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
-
 from mmkv_bench.config.files import content
 from mmkv_bench.datasets import fixtures
 from mmkv_bench.datasets.specs import spec_from_config
 from mmkv_bench.evaluation.data_check import check
+from tests.each import each
 
 
-@pytest.mark.parametrize("name", fixtures.names())
+@each("name", fixtures.names())
 def test_the_fixture_of_a_dataset_is_complete(name):
     node = content("dataset", name)
     found = check(spec_from_config(name, node, {"source": "fixture"}), node["about"])

@@ -11,6 +11,7 @@ from PIL import Image
 from mmkv_bench.datasets.messages import prompt_hash, to_prompt, with_placeholders
 from mmkv_bench.errors import DataError, UnsupportedError
 from tests.clips import write_clip
+from tests.each import each
 
 
 def asked(**part):
@@ -39,7 +40,7 @@ def test_a_span_of_a_video_is_another_prompt(tmp_path):
     assert len(hashes) == 3
 
 
-@pytest.mark.parametrize(
+@each(
     "part",
     [
         {"start_time": 1.0, "end_time": 2.0},
@@ -71,7 +72,7 @@ def test_ready_frames_count_by_their_pixels():
     assert prompt_hash(asked(type="video", video=np.zeros((3, 8, 8, 3), np.uint8))) != one
 
 
-@pytest.mark.parametrize("content", [None, b"no picture", "cut"])
+@each("content", [None, b"no picture", "cut"])
 def test_an_image_file_that_does_not_decode_is_named_without_its_folder(tmp_path, content):
     path = tmp_path / "page.png"
     if content == "cut":
@@ -120,7 +121,7 @@ def test_a_text_without_the_word_keeps_its_images_before_it():
     assert with_placeholders(prompt, "interleave", "data") == prompt
 
 
-@pytest.mark.parametrize("text", ["<image>?", "<image> <image> <image>"])
+@each("text", ["<image>?", "<image> <image> <image>"])
 def test_interleaving_another_number_of_images_is_an_error_that_names_the_other_way(text):
     with pytest.raises(DataError, match=r"comes with 2 images.*datasets\.data\.placeholders=remove"):
         with_placeholders(pictured(text), "interleave", "data")

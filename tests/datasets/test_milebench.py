@@ -22,6 +22,7 @@ from mmkv_bench.datasets.tasks.milebench.subtasks import HYBRIDKV, PREFIX, SUBTA
 from mmkv_bench.errors import ConfigError, DataError
 from mmkv_bench.evaluation import Answer, fingerprint, generate, score
 from mmkv_bench.evaluation.data_check import check
+from tests.each import each
 from tests.oracles import milebench as oracle
 
 CONF = Path(__file__).parents[2] / "conf"
@@ -83,7 +84,7 @@ def test_only_visual_relations_and_alfred_are_scored_by_rouge():
     }
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_task_configuration_and_sub_task_say_the_same(name):
     task, node = SUBTASKS[name.removeprefix(PREFIX)], conf(name)
     assert own_tasks()[name].name == f"{name}.yaml"
@@ -109,7 +110,7 @@ def test_experiments_choose_the_members_of_the_groups():
 CHOICES = ["a dog", "Two dogs", "no dog at all", "$1,000"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("answer", "expected"),
     [
         ("B", 1),
@@ -160,7 +161,7 @@ def test_an_answer_that_names_nothing_scores_zero_and_is_counted():
         assert metrics.choice_scores("unseen", ["x", "y", "z"], "x") == nothing
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "expected"),
     [
         ("  It's RED.\n", "it's red"),
@@ -241,7 +242,7 @@ def test_retrieval_has_choices_without_letters():
     assert text.endswith("\nChoice list: \nImage 1\nImage 2\nYour answer is: ")
 
 
-@pytest.mark.parametrize("context", ["{image#1}", "{image#1}{image#2}{image#3}", "{image#1}{image#1}", "none"])
+@each("context", ["{image#1}", "{image#1}{image#2}{image#3}", "{image#1}{image#1}", "none"])
 def test_a_prompt_with_other_images_than_the_sample_s_is_refused(context):
     with pytest.raises(DataError, match="sample 7 of milebench_docvqa has 2 images"):
         prompt.messages(doc(context))
@@ -344,7 +345,7 @@ def test_instructions_may_be_a_table_by_id(release):
 # -- through the engine -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_a_fixture_s_prompts_and_known_scores(name):
     spec = spec_of(name)
     assert (spec.dataset, spec.fixture) == (f"{name}_fixture", True)

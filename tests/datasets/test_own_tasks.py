@@ -13,6 +13,7 @@ from mmkv_bench.datasets.specs import spec_from_config
 from mmkv_bench.datasets.tasks.longbench.subtasks import own_name, subtask
 from mmkv_bench.errors import DataError
 from mmkv_bench.evaluation import Answer, fingerprint, generate, generation_settings, score
+from tests.each import each
 from tests.evaluation.conftest import ask_all
 
 TEXT = ("needle", *longbench.NAMES)
@@ -44,7 +45,7 @@ def asked():
     return of
 
 
-@pytest.mark.parametrize("name", UNJUDGED)
+@each("name", UNJUDGED)
 def test_scores_are_those_known_beforehand(name, asked):
     spec, requests = asked(name)
     known = fixtures.known(name)
@@ -65,7 +66,7 @@ def test_scores_are_those_known_beforehand(name, asked):
     assert 0.0 in values and 1.0 in values
 
 
-@pytest.mark.parametrize("name", UNJUDGED)
+@each("name", UNJUDGED)
 def test_an_empty_answer_scores_nothing(name, asked):
     spec, requests = asked(name)
     answers = {r.sample_id: Answer("", "ok", r.doc_id, r.prompt_hash) for r in requests}
@@ -74,7 +75,7 @@ def test_an_empty_answer_scores_nothing(name, asked):
     assert all(found.aggregate[metric] == 0.0 for metric in spec.metrics)
 
 
-@pytest.mark.parametrize("name", (*UNJUDGED, "dream1k"))
+@each("name", (*UNJUDGED, "dream1k"))
 def test_prompts_carry_what_the_task_shows(name, asked):
     spec, requests = asked(name)
     assert not any(request.error for request in requests)
@@ -87,7 +88,7 @@ def test_prompts_carry_what_the_task_shows(name, asked):
     assert len({r.prompt_hash for r in requests}) >= len(requests) / 2
 
 
-@pytest.mark.parametrize("name", (*UNJUDGED, "dream1k"))
+@each("name", (*UNJUDGED, "dream1k"))
 def test_configurations_agree_with_their_tasks(name):
     node = content("dataset", name)
     task = yaml.safe_load(own_tasks()[node["task"]].read_text().replace("!function", ""))
@@ -166,7 +167,7 @@ def test_all_longbench_tasks_share_a_folder(tmp_path):
         ask_all(spec_of("longbench_qasper", root=str(tmp_path)))
 
 
-@pytest.mark.parametrize("name", ("favor_bench", "needle", "longbench_trec"))
+@each("name", ("favor_bench", "needle", "longbench_trec"))
 def test_without_local_files_a_task_says_what_to_get(name):
     node = content("dataset", name)
     with pytest.raises(DataError, match="set data.root=<folder>"):

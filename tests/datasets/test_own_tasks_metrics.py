@@ -14,6 +14,7 @@ from mmkv_bench.datasets.tasks.dream1k import autodq
 from mmkv_bench.datasets.tasks.favor_bench.choice import chosen, released
 from mmkv_bench.datasets.tasks.longbench import metrics as longbench
 from mmkv_bench.datasets.tasks.needle import metrics as needle
+from tests.each import each
 
 WORDS = st.lists(st.sampled_from(["red", "a", "the", "Boat", "boat,", "lamp.", "is"]), max_size=8).map(" ".join)
 LETTERS = st.text("abc ", max_size=7)
@@ -22,7 +23,7 @@ LETTERS = st.text("abc ", max_size=7)
 # LongBench
 
 
-@pytest.mark.parametrize(
+@each(
     ("answer", "reference", "value"),
     [
         ("The Eiffel Tower!", "eiffel tower", 1.0),
@@ -54,7 +55,7 @@ def test_qa_f1_against_matching_words_one_by_one(answer, reference):
     assert longbench.qa_f1(answer, reference) == pytest.approx(value)
 
 
-@pytest.mark.parametrize(
+@each(
     ("answer", "value"),
     [
         ("Other location", 1.0),
@@ -79,7 +80,7 @@ def test_count_and_retrieval_by_hand():
     assert longbench.retrieval("Paragraph seven", "Paragraph 7") == 0.0
 
 
-@pytest.mark.parametrize(
+@each(
     ("answer", "reference", "value"),
     [
         ("    return x", "    return x", 1.0),
@@ -149,7 +150,7 @@ def test_needle_rouge1_by_hand():
 OPTIONS = ["He jumps", "He jumps and runs", "He runs.", "Cat", "They sit"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("answer", "option"),
     [
         ("He jumps", "He jumps"),

@@ -14,6 +14,7 @@ from mmkv_bench.datasets.tasks.longbench.reading import read_task
 from mmkv_bench.datasets.tasks.longbench.subtasks import SUBTASKS, subtask
 from mmkv_bench.datasets.tasks.needle.haystack import Settings, hidden, read_grid
 from mmkv_bench.errors import DataError
+from tests.each import each
 
 QUESTION = {"question": "q?", "options": ["a", "b"], "correct_answer": "b", "task_type": "CM"}
 
@@ -42,7 +43,7 @@ def test_both_annotations_of_favor_bench_give_the_same_questions(tmp_path):
     assert {row["video"] for row in first} == {"videos/v.mp4"}
 
 
-@pytest.mark.parametrize(
+@each(
     ("content", "message"),
     [
         ("[{", "is no JSON"),
@@ -88,14 +89,14 @@ def test_dream_1k_of_the_hub_and_of_the_repository(tmp_path):
     assert row["category"] == "live_action" and row["video"] == "DREAM-1K_videos/7.mp4"
 
 
-@pytest.mark.parametrize("source", ["movie_animation", "Animation", "stock", "youtube", "shorts", "TikTok-style"])
+@each("source", ["movie_animation", "Animation", "stock", "youtube", "shorts", "TikTok-style"])
 def test_the_five_categories(tmp_path, source):
     write(tmp_path, "metadata.json", [{"idx": 1, "video_file": "1.mp4", "description": "d", "source": source}])
     (row,) = read_videos(tmp_path)["test"]
     assert row["category"] in ("animation", "stock", "youtube", "tiktok") and row["events"] == []
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "message"),
     [
         ({"source": "radio"}, "'radio' is none of its five sources"),
@@ -150,7 +151,7 @@ def test_a_thousand_of_more_are_the_same_thousand_in_the_file_s_order(tmp_path):
     assert list(conversations.description(tmp_path)["test"]["sample_id"]) == ["0000", "0001", "0002"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("turns", "message"),
     [
         ([{"from": "human", "value": "q"}], "no alternation of human and gpt"),
@@ -262,7 +263,7 @@ def test_lengths_in_tokens_of_a_tokenizer(tmp_path):
     assert abs(len(counted) - 50) <= 2 and "ffgg" in row["context"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("asked", "message"),
     [
         ({"length": [5]}, "length in .* is no setting; .*lengths"),

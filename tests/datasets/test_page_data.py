@@ -14,6 +14,7 @@ from mmkv_bench.datasets.page_tasks import DEFAULT_COUNT, PAGE_TASKS, SIZES, lmm
 from mmkv_bench.errors import DataError
 from mmkv_bench.evaluation import fingerprint
 from mmkv_bench.tiny.pages import make_sample
+from tests.each import each
 from tests.evaluation.conftest import pages
 
 CHUNK = page_data.CHUNK
@@ -136,7 +137,7 @@ def test_every_test_page_is_frozen():
     assert {len(digests) for digests in frozen.values()} == {DEFAULT_COUNT // CHUNK}
 
 
-@pytest.mark.parametrize("task", PAGE_TASKS)
+@each("task", PAGE_TASKS)
 def test_drawn_test_pages_are_the_frozen_ones(task):
     name = lmms_eval_name(task, "small")
     rows = [page_data.to_row(sample) for sample in page_data.chunk_samples(name, "test", 0)]

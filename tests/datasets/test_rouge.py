@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmkv_bench.datasets.rouge import rouge_l
+from tests.each import each
 
 # rouge 1.0.1, Rouge().get_scores(answer, reference)[0]["rouge-l"]["f"]
 OF_THE_PACKAGE = [
@@ -24,7 +25,7 @@ OF_THE_PACKAGE = [
 ]
 
 
-@pytest.mark.parametrize(("answer", "reference", "expected"), OF_THE_PACKAGE)
+@each(("answer", "reference", "expected"), OF_THE_PACKAGE)
 def test_numbers_of_the_package(answer, reference, expected):
     assert rouge_l(answer, reference) == pytest.approx(expected, abs=1e-12)
 
@@ -34,7 +35,7 @@ def test_by_hand():
     assert rouge_l("the disc moved", "the disc moved to the left side") == pytest.approx(2 * 0.5 / 1.5)
 
 
-@pytest.mark.parametrize("text", ["", ".", "...."])
+@each("text", ["", ".", "...."])
 def test_a_text_without_a_word_scores_zero(text):
     assert rouge_l(text, "a b") == 0.0
     assert rouge_l("a b", text) == 0.0

@@ -14,6 +14,7 @@ from mmkv_bench.datasets.page_tasks import PAGE_TASKS, SIZES, lmms_eval_name, pa
 from mmkv_bench.datasets.specs import KEYS, spec_from_config
 from mmkv_bench.errors import ConfigError, DataError, UnsupportedError
 from mmkv_bench.evaluation import content, fingerprint, sample_refs
+from tests.each import each
 from tests.evaluation.conftest import pages
 
 
@@ -30,7 +31,7 @@ def test_the_package_imports_nothing_heavy():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("name", PAGE_TASKS)
+@each("name", PAGE_TASKS)
 def test_every_pages_dataset_is_configured(name):
     spec = spec_from_config(name, conf(name))
     assert (spec.name, spec.split, spec.count, spec.metrics) == (f"{name}_large", "test", 500, ("exact_match",))
@@ -40,7 +41,7 @@ def test_the_node_of_other_tasks_has_every_key_but_size():
     assert set(conf("lmms_eval")) == set(KEYS) - {"size"}
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "message"),
     [
         ({"tsk": 1}, "did you mean 'task'"),
@@ -58,7 +59,7 @@ def test_bad_settings_are_refused_with_what_is_allowed(change, message):
         spec_from_config("pages_walk", conf("pages_walk") | change)
 
 
-@pytest.mark.parametrize("limit", [0, -1, 1.5, True, "5"])
+@each("limit", [0, -1, 1.5, True, "5"])
 def test_a_limit_that_is_no_number_of_samples_is_refused(limit):
     with pytest.raises(ConfigError, match="at least 1"):
         sample_refs(pages(), limit)
@@ -137,7 +138,7 @@ def test_a_headline_metric_that_the_task_does_not_give_is_refused():
         sample_refs(spec_from_config("docvqa", node, {"source": "fixture"}), 1)
 
 
-@pytest.mark.parametrize("text", ["task: own_syntax\n  bad: [\n", "task: own_syntax\n<<<<\n"])
+@each("text", ["task: own_syntax\n  bad: [\n", "task: own_syntax\n<<<<\n"])
 def test_a_task_file_that_is_no_yaml_is_one_sentence_with_its_line(tmp_path, text):
     (tmp_path / "own_syntax.yaml").write_text(text)
     spec = spec_from_config("lmms_eval", {"task": "own_syntax", "include_path": str(tmp_path)})

@@ -20,6 +20,7 @@ from mmkv_bench.datasets.task_spec import TaskSpec
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.evaluation import score
 from mmkv_bench.evaluation.documents import documents
+from tests.each import each
 from tests.evaluation.conftest import answered, ask_all, values
 
 SLOW = {"textcaps", "vatex"}  # scored by Java programs, half a minute each
@@ -64,7 +65,7 @@ def cells(known: list[Known], count: int) -> Iterator[list[str]]:
         yield [(waiting.get(doc, [""]) * (number + 1))[number] for doc in range(count)]
 
 
-@pytest.mark.parametrize("name", fixtures.names())
+@each("name", fixtures.names())
 def test_the_task_reads_it_and_its_media_can_be_decoded(name):
     spec = spec_of(name)
     assert spec.fixture
@@ -90,7 +91,7 @@ def frames_of(path: str) -> int:
         return sum(1 for _ in container.decode(video=0))
 
 
-@pytest.mark.parametrize("name", fixtures.names())
+@each("name", fixtures.names())
 def test_it_is_the_same_on_every_call(name, tmp_path):
     module, argument = fixtures._module(name), fixtures._argument(fixtures._module(name), name)
     module.make(tmp_path, *argument)
@@ -105,7 +106,7 @@ NEEDS_JAVA = pytest.mark.skipif(
 )
 
 
-@pytest.mark.parametrize("name", SCORED)
+@each("name", SCORED)
 def test_known_answers_score_what_is_known(name):
     check(name)
 
@@ -118,7 +119,7 @@ def names_by_sample(scores) -> dict[str, set[str]]:
     return found
 
 
-@pytest.mark.parametrize("name", ["favor_bench", "chartqa", "vstar", "videomme"])
+@each("name", ["favor_bench", "chartqa", "vstar", "videomme"])
 def test_a_sample_that_failed_is_missed_in_the_scores_of_its_subset_too(name):
     spec = spec_of(name)
     requests = ask_all(spec)
@@ -222,7 +223,7 @@ def check(name: str, **changed):
     return first
 
 
-@pytest.mark.parametrize("name", fixtures.names())
+@each("name", fixtures.names())
 def test_its_known_answers_cover_full_marks_nothing_and_what_lies_between(name):
     by_metric: dict[str, set[float]] = {}
     for entry in fixtures.known(name):

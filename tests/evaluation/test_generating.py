@@ -13,6 +13,7 @@ from mmkv_bench.datasets.specs import spec_from_config
 from mmkv_bench.errors import ConfigError, DataError, UnsupportedError
 from mmkv_bench.evaluation import generate, generation_settings, sample_refs
 from mmkv_bench.tiny.pages import make_sample
+from tests.each import each
 from tests.evaluation.conftest import ask_all, pages
 
 
@@ -64,7 +65,7 @@ class Odd(Exception):
     """An exception that nobody else raises."""
 
 
-@pytest.mark.parametrize("error", [Odd("x"), KeyboardInterrupt(), SystemExit(3), ImportError("y"), DataError("z")])
+@each("error", [Odd("x"), KeyboardInterrupt(), SystemExit(3), ImportError("y"), DataError("z")])
 def test_what_the_answer_raises_arrives_unchanged_and_ends_the_loop(error):
     error.__cause__ = cause = ValueError("its cause")
     calls = []

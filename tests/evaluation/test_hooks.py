@@ -15,6 +15,7 @@ from mmkv_bench.evaluation.documents import documents, task_config
 from mmkv_bench.evaluation.environment import harness as get_harness
 from mmkv_bench.evaluation.extract import sample_value
 from mmkv_bench.evaluation.foreign_judges import addresses
+from tests.each import each
 from tests.evaluation.conftest import answered, ask_all, pages
 
 
@@ -75,7 +76,7 @@ def test_lmms_eval_import_leaves_damaged_images_an_error(harness):
     assert ImageFile.LOAD_TRUNCATED_IMAGES is False
 
 
-@pytest.mark.parametrize("task", PAGE_TASKS)
+@each("task", PAGE_TASKS)
 def test_the_yaml_of_a_pages_task_generates_as_its_configuration_does(task):
     spec = pages(task, "large")
     assert task_config(spec)["generation_kwargs"] == generation_settings(spec)

@@ -15,6 +15,7 @@ from mmkv_bench.evaluation.agreement import agreement, bare
 from mmkv_bench.evaluation.measures import COLUMNS, NAMES, POOLED, measured, stored
 from mmkv_bench.statistics import metric_kinds as known
 from mmkv_bench.store.schema import RESPONSES
+from tests.each import each
 
 
 def row(sample: str = "s0", status: str = "ok", **changed) -> dict:
@@ -38,7 +39,7 @@ def test_under_paper_the_first_token_stands_apart():
     assert ("fidelity_kl_first", "s0") not in found
 
 
-@pytest.mark.parametrize("protocol", ("strict", "query_agnostic"))
+@each("protocol", ("strict", "query_agnostic"))
 def test_elsewhere_the_first_token_is_one_of_them_and_has_a_measure_of_its_own(protocol):
     found = values([row(forced_kl=[0.9, 0.3, 0.0], forced_agree=[False, False, True])], protocol=protocol)
     assert found["fidelity_kl", "s0"].value == pytest.approx(0.4)
@@ -170,7 +171,7 @@ def test_agreement_of_many_cells_is_what_measured_gives_each():
             assert [tuple(one[name] for name in names) for one in given] == [score[:5] for score in wanted]
 
 
-@pytest.mark.parametrize("column, value", [("slim", True), ("forced_kl", [0.1]), ("reference_samples", ["a", "b"])])
+@each("column, value", [("slim", True), ("forced_kl", [0.1]), ("reference_samples", ["a", "b"])])
 def test_a_cell_of_which_more_is_known_than_its_answers_is_not_bare(column, value):
     full, protocols = {"paper": "f"}, {"f": "paper", "c": "paper", "d": "strict"}
     for told, left in (("c", {"f", "d"}), ("f", {"d"}), ("d", {"f", "c"})):

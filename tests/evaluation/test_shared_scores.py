@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import random
 
-import pytest
-
 from mmkv_bench.datasets.specs import spec_from_config
 from mmkv_bench.evaluation import score, score_many, shared
+from tests.each import each
 from tests.evaluation.conftest import answered, ask_all, pages
 
 CELLS = [f"c{number}" for number in range(6)]
@@ -56,7 +55,7 @@ STATELESS = "def scored(doc, results):\n    doc['seen'] = True\n    return {'hit
 TOTAL = "\n\ndef total(values):\n    return sum(values)\n"
 
 
-@pytest.mark.parametrize(
+@each(
     ("code", "metrics"),
     [
         (STATELESS + "}\n", ("hit",)),

@@ -19,6 +19,7 @@ from mmkv_bench.judging.ledger import Ledger
 from mmkv_bench.judging.question import JudgeError, Question
 from mmkv_bench.judging.scoring_pass import ScoringPass
 from mmkv_bench.judging.settings import JudgeSettings
+from tests.each import each
 from tests.judging import judge_server as judge
 
 KEY = "sk-test-0123456789abcdef"
@@ -359,7 +360,7 @@ def test_many_threads_may_ask_one_ledger(server, settings):
 
 
 # ---------------------------------------------------------------- which answers scorers can read
-@pytest.mark.parametrize(
+@each(
     ("readable", "good", "bad"),
     [
         (mark_of_one, ["0", "1.0", "0.3 because", "1"], ["1.1", "-0.1", "nan", "inf", "good", "", "\n0.5x", "5"]),

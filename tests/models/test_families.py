@@ -9,6 +9,7 @@ import transformers as tf
 from mmkv_bench.errors import UnsupportedError
 from mmkv_bench.models import families
 from tests import zoo
+from tests.each import each
 
 
 class OneMarkerTokenizer:
@@ -20,7 +21,7 @@ class OneMarkerTokenizer:
         return {"</img>": 289}.get(token, self.unk_token_id)
 
 
-@pytest.mark.parametrize("name", zoo.ALL)
+@each("name", zoo.ALL)
 def test_facts_match_the_loaded_model_and_its_cache(name):
     model, inputs = zoo.model(name), zoo.prompt(name)
     family = families.family_of(model.config)
@@ -36,7 +37,7 @@ def test_facts_match_the_loaded_model_and_its_cache(name):
     assert family.multimodal == (name in zoo.MULTIMODAL)
 
 
-@pytest.mark.parametrize("name", zoo.ALL)
+@each("name", zoo.ALL)
 def test_text_model_and_attention_modules_are_found(name):
     model = zoo.model(name)
     text, modules = families.text_model(model), families.attention_modules(model)
@@ -46,7 +47,7 @@ def test_text_model_and_attention_modules_are_found(name):
     assert hasattr(text, "rotary_emb") and hasattr(text, "embed_tokens")
 
 
-@pytest.mark.parametrize("name", zoo.ALL)
+@each("name", zoo.ALL)
 def test_token_types_mark_visual_tokens(name):
     inputs, family = zoo.prompt(name), families.family_of(zoo.model(name).config)
     types = families.token_types(inputs["input_ids"], family)
@@ -58,7 +59,7 @@ def test_token_types_mark_visual_tokens(name):
         assert torch.equal(types, inputs["mm_token_type_ids"].long())
 
 
-@pytest.mark.parametrize("name", zoo.MULTIMODAL)
+@each("name", zoo.MULTIMODAL)
 def test_context_ends_with_the_last_visual_tokens_closing_marker(name):
     family = families.family_of(zoo.model(name).config)
     for after in (0, 1, 9):
@@ -89,7 +90,7 @@ def test_truncated_prompt_without_closing_marker_ends_at_the_last_visual_token()
     assert families.context_length(torch.tensor([5, zoo.VISION_START, zoo.IMAGE, 7, zoo.VISION_END]), family) == 3
 
 
-@pytest.mark.parametrize("name", zoo.ALL)
+@each("name", zoo.ALL)
 def test_context_of_a_text_only_prompt_is_refused(name):
     family = families.family_of(zoo.model(name).config)
     with pytest.raises(UnsupportedError, match="text only.*protocol=paper"):
@@ -124,7 +125,7 @@ def test_untested_text_backbone_is_refused():
         families.family_of(config)
 
 
-@pytest.mark.parametrize(
+@each(
     "config",
     [
         tf.MistralConfig(sliding_window=4096),

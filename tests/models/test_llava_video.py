@@ -15,6 +15,7 @@ from mmkv_bench.models.llava_video_weights import main, new_name, rewrite
 from mmkv_bench.models.processors import build_processor
 from mmkv_bench.models.shapes import config_of, plain
 from mmkv_bench.models.source import Source
+from tests.each import each
 from tests.models.shapes import node, small
 
 NAME = "llava_video_7b"
@@ -42,8 +43,8 @@ def frames_of_the_paper(features, newline, pooling):
     return torch.stack(rows_out)
 
 
-@pytest.mark.parametrize("pooling", ["average", "bilinear"])
-@pytest.mark.parametrize("side", [2, 4, 5, 27])
+@each("pooling", ["average", "bilinear"])
+@each("side", [2, 4, 5, 27])
 def test_every_row_of_every_frame_is_pooled_and_ends_with_a_newline(pooling, side):
     generator = torch.Generator().manual_seed(side)
     features, newline = torch.randn(3, side * side, 8, generator=generator), torch.randn(8, generator=generator)
@@ -184,7 +185,7 @@ def test_names_of_other_weights_have_no_place():
     assert all(new_name(their_name(name)) == name for name in ("lm_head.weight", "model.language_model.norm.weight"))
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "words"),
     [
         ({"architectures": ["Qwen2ForCausalLM"]}, "not LlavaQwenForCausalLM"),

@@ -13,6 +13,7 @@ from PIL import Image
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.models.processors import CLASSES, build_processor, chat_template
 from mmkv_bench.models.tokenizer import build_tokenizer, word
+from tests.each import each
 from tests.models.checkpoints import SETTINGS, small_config
 
 
@@ -25,7 +26,7 @@ def tokenizer_of(name: str):
     return getattr(built(name), "tokenizer", built(name))
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@each("name", SETTINGS)
 def test_the_classes_are_the_familys_own(name):
     classes = CLASSES.get(small_config(name).model_type)
     if classes is None:
@@ -36,7 +37,7 @@ def test_the_classes_are_the_familys_own(name):
     assert type(getattr(built(name), "video_processor", None)).__name__ == (classes.video or "NoneType")
 
 
-@pytest.mark.parametrize("model_type", sorted({small_config(name).model_type for name in SETTINGS} - {"llama"}))
+@each("model_type", sorted({small_config(name).model_type for name in SETTINGS} - {"llama"}))
 def test_the_classes_are_those_that_transformers_would_choose(model_type):
     """For a checkpoint of this type; a class that the library renames or replaces shows here."""
     from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
@@ -50,7 +51,7 @@ def test_the_classes_are_those_that_transformers_would_choose(model_type):
         assert IMAGE_PROCESSOR_MAPPING_NAMES[model_type]["torchvision"] == classes.image
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@each("name", SETTINGS)
 def test_special_tokens_have_the_checkpoints_ids(name):
     tokenizer = tokenizer_of(name)
     for text, index in SETTINGS[name]["special_tokens"].items():
@@ -60,7 +61,7 @@ def test_special_tokens_have_the_checkpoints_ids(name):
     assert vocabulary <= len(tokenizer) <= vocabulary + 1  # InternVL's <video> lies beyond its embedding
 
 
-@pytest.mark.parametrize("name", ["qwen2_5_vl", "llava", "llama"])
+@each("name", ["qwen2_5_vl", "llava", "llama"])
 def test_text_survives_byte_by_byte(name):
     tokenizer = tokenizer_of(name)
 
@@ -89,15 +90,13 @@ def test_words_are_all_different():
     assert min(len(word(i)) for i in range(100)) >= 4
 
 
-@pytest.mark.parametrize(
-    ("name", "bos"), [("llava", 1), ("llava_next_mistral", 1), ("qwen2_5_vl", None), ("llama", None)]
-)
+@each(("name", "bos"), [("llava", 1), ("llava_next_mistral", 1), ("qwen2_5_vl", None), ("llama", None)])
 def test_the_first_token_is_bos_where_the_checkpoint_adds_it(name, bos):
     ids = tokenizer_of(name)("a")["input_ids"]
     assert (ids[0] == bos and len(ids) == 2) if bos is not None else len(ids) == 1
 
 
-@pytest.mark.parametrize("name", ["qwen2_5_vl", "llava_next", "llava_onevision", "internvl", "llama"])
+@each("name", ["qwen2_5_vl", "llava_next", "llava_onevision", "internvl", "llama"])
 def test_a_saved_processor_is_loaded_as_a_checkpoints(name, tmp_path):
     small_config(name).save_pretrained(tmp_path)
     built(name).save_pretrained(tmp_path)
@@ -123,7 +122,7 @@ PROMPTS = {
 }
 
 
-@pytest.mark.parametrize("name", PROMPTS)
+@each("name", PROMPTS)
 def test_prompts_have_the_documented_form(name):
     messages = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Why?"}]}]
     assert built(name).apply_chat_template(messages, tokenize=False, add_generation_prompt=True) == PROMPTS[name]
@@ -141,7 +140,7 @@ def changed(name: str, **parts):
     return {key: value for key, value in (SETTINGS[name] | parts).items() if value is not ...}
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "parts", "why"),
     [
         ("llava", {"templates": "vicuna"}, "did you mean 'template'"),

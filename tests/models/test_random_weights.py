@@ -12,6 +12,7 @@ from mmkv_bench.models import random_weights
 from mmkv_bench.models.random_weights import QUERY_KEY_GAIN, values
 from mmkv_bench.models.shapes import config_of
 from mmkv_bench.models.source import Source
+from tests.each import each
 from tests.models.shapes import FAMILIES, small
 
 CPU = torch.device("cpu")
@@ -54,7 +55,7 @@ def test_entries_do_not_depend_on_the_chunks_they_are_made_in(monkeypatch):
     assert all(torch.equal(whole[key], value) for key, value in weights("llama_3_8b").state_dict().items())
 
 
-@pytest.mark.parametrize("name", ["qwen2_5_vl_7b", "internvl3_8b"])
+@each("name", ["qwen2_5_vl_7b", "internvl3_8b"])
 def test_weights_are_the_same_whatever_ran_before_and_leave_the_generators_alone(name):
     torch.manual_seed(1)
     first = weights(name).state_dict()
@@ -72,7 +73,7 @@ def test_a_lower_precision_holds_the_rounded_values():
     assert all(torch.equal(full[key].bfloat16(), half[key]) for key in full)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@each("name", FAMILIES)
 def test_every_parameter_is_made_and_buffers_are_computed(name):
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
@@ -96,22 +97,20 @@ def test_tied_embeddings_stay_one_parameter():
     assert model.lm_head.weight is model.get_input_embeddings().weight
 
 
-@pytest.mark.parametrize("place", [{"": "cpu"}, "auto", {"model": "cpu", "lm_head": "cpu"}])
+@each("place", [{"": "cpu"}, "auto", {"model": "cpu", "lm_head": "cpu"}])
 def test_a_device_map_gives_the_same_weights(place):
     here, spread = weights("qwen2_5_vl_7b"), weights("qwen2_5_vl_7b", device_map=place)
     other = dict(spread.named_parameters())
     assert all(torch.equal(p, other[key]) for key, p in here.named_parameters())
 
 
-@pytest.mark.parametrize(
-    ("place", "words"), [({"": "disk"}, "on disk"), ({"model.visual": "cpu"}, "no place for some weights")]
-)
+@each(("place", "words"), [({"": "disk"}, "on disk"), ({"model.visual": "cpu"}, "no place for some weights")])
 def test_a_device_map_that_cannot_be_is_refused(place, words):
     with pytest.raises(ConfigError, match=words):
         weights("qwen2_5_vl_7b", device_map=place)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@each("name", FAMILIES)
 def test_logits_are_finite_differ_between_prompts_and_move_when_the_cache_is_cut(name):
     loaded = Source.of(small(name)).load()
     model, tokenizer = loaded.model, loaded.tokenizer

@@ -12,6 +12,7 @@ from mmkv_bench.errors import ConfigError, UnsupportedError
 from mmkv_bench.models.families import family_of, text_config
 from mmkv_bench.models.processors import build_processor
 from mmkv_bench.models.shapes import config_of, generation_of
+from tests.each import each
 from tests.models.shapes import FAMILIES, NAMES, node
 
 
@@ -23,13 +24,13 @@ def on_meta(name: str, layers: int | None = None):
         return loader.from_config(config, dtype=torch.bfloat16)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_the_shape_has_as_many_parameters_as_the_checkpoint(name):
     counted, printed = on_meta(name).num_parameters(), node(name).about.parameters
     assert counted == pytest.approx(printed, rel=0.001)
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "billions"),
     [
         ("qwen2_5_vl_3b", 3.75),
@@ -52,7 +53,7 @@ def test_counts_are_those_on_the_repositories_pages(name, billions):
     assert on_meta(name).num_parameters() / 1e9 == pytest.approx(billions, rel=0.01)
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "layers", "heads", "kv", "dim", "kib"),
     [  # KiB of keys and values per token in 16 bits, from the papers' model cards: 2 * layers * kv * dim * 2 / 1024
         ("qwen2_5_vl_3b", 36, 16, 2, 128, 36),
@@ -75,7 +76,7 @@ def test_the_cache_has_the_checkpoints_dimensions(name, layers, heads, kv, dim, 
     assert kv_bytes_per_token(config, "bfloat16") == kib * 1024
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_processor_settings_and_generation_fit_the_shape(name):
     model = node(name)
     config = config_of(model.shape)
@@ -87,8 +88,8 @@ def test_processor_settings_and_generation_fit_the_shape(name):
     assert tokenizer.model_max_length == family_of(config).max_context
 
 
-@pytest.mark.parametrize("layers", [1, 2, 5])
-@pytest.mark.parametrize("name", FAMILIES)
+@each("layers", [1, 2, 5])
+@each("name", FAMILIES)
 def test_fewer_layers_change_depths_and_nothing_else(name, layers):
     whole, cut = on_meta(name), on_meta(name, layers)
     assert text_config(cut.config).num_hidden_layers == layers == family_of(cut.config).num_layers
@@ -105,7 +106,7 @@ def test_fewer_layers_change_depths_and_nothing_else(name, layers):
         assert layers - 1 in vision.fullatt_block_indexes, "the last block has full attention"
 
 
-@pytest.mark.parametrize("layers", [0, -1, 29, 1000])
+@each("layers", [0, -1, 29, 1000])
 def test_layers_that_the_checkpoint_does_not_have_are_refused(layers):
     with pytest.raises(ConfigError, match=f"model.layers={layers}: this model has 28 layers"):
         config_of(node("qwen2_5_vl_7b").shape, layers)

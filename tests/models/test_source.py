@@ -15,6 +15,7 @@ from mmkv_bench.models.load import load_config, load_model
 from mmkv_bench.models.shapes import config_of
 from mmkv_bench.models.source import Source
 from mmkv_bench.plan.validate import validate
+from tests.each import each
 from tests.models.shapes import NAMES, node, small
 
 TINY = "pkg://mmkv_bench/tiny/weights"
@@ -53,10 +54,9 @@ def test_the_fingerprint_of_random_weights_says_what_they_are():
     assert len({first, *(source.fingerprint() for source in others)}) == 1 + len(others)
 
 
-@pytest.mark.parametrize(
+@each(
     ("module", "of_all"),
     [(random_weights, True), (tokenizer, True), (llava_video, False)],
-    ids=["weights", "tokens", "own"],
 )
 def test_another_rule_for_weights_tokens_or_our_own_architecture_is_another_fingerprint(monkeypatch, module, of_all):
     names = ("qwen2_5_vl_7b", "llava_video_7b")
@@ -81,7 +81,7 @@ def test_a_saved_random_model_loads_again_as_what_it_was(folder):
     assert loaded.family.max_context == 4096 and loaded.family.image_token_ids == (32000,)
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "changes", "words"),
     [
         ("hf", {"weights": "random"}, "model=hf has no shape, so its weights cannot be random; allowed: internvl3_2b"),
@@ -152,8 +152,8 @@ def test_a_limit_on_a_video_as_a_whole_grows_with_its_frames():
     assert processor.video_processor.size["longest_edge"] == 8 * 65536
 
 
-@pytest.mark.parametrize("name", ["llava_v1_5_7b", "llava_onevision_7b", "internvl3_8b", "llama_3_8b"])
-@pytest.mark.parametrize("key", ["max_pixels", "min_pixels", "video_max_pixels"])
+@each("name", ["llava_v1_5_7b", "llava_onevision_7b", "internvl3_8b", "llama_3_8b"])
+@each("key", ["max_pixels", "min_pixels", "video_max_pixels"])
 def test_pixel_limits_of_models_without_them_are_refused(name, key):
     with pytest.raises(ConfigError, match=f"model.{key} has no effect on"):
         Source.of(small(name, **{key: 50176})).load()
@@ -175,9 +175,7 @@ def test_the_path_of_the_embedded_model_is_its_own():
     assert compose([]).model.path == TINY and Source.of(compose([]).model).path.endswith("weights")
 
 
-@pytest.mark.parametrize(
-    "name", [*UNAVAILABLE, "longva", "LongVILA", "qwen-vl", "InternVL-v1.5-7B", "llava_onevision_1_5"]
-)
+@each("name", [*UNAVAILABLE, "longva", "LongVILA", "qwen-vl", "InternVL-v1.5-7B", "llava_onevision_1_5"])
 def test_asking_for_a_model_that_cannot_run_says_why_and_what_it_needs(name):
     with pytest.raises(ConfigError) as refused:
         compose([f"model={name}"])
@@ -193,7 +191,7 @@ def test_other_names_are_unknown():
         compose(["model=qwen2_5_vl_8b"])
 
 
-@pytest.mark.parametrize("word", ["flash_attention_2", "flash_attention_3"])
+@each("word", ["flash_attention_2", "flash_attention_3"])
 def test_flash_attention_is_refused_with_the_reason(word):
     with pytest.raises(UnsupportedError, match=f"model.attention={word} cannot carry a compressed cache"):
         validate(compose([f"model.attention={word}"]))

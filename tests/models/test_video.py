@@ -15,6 +15,7 @@ from mmkv_bench.errors import DataError
 from mmkv_bench.models import video
 from mmkv_bench.models.video import evenly_spaced, sample_frames
 from tests.clips import STEP, cut, write_clip, write_sound
+from tests.each import each
 
 
 def shown(frames: np.ndarray) -> list[int]:
@@ -22,7 +23,7 @@ def shown(frames: np.ndarray) -> list[int]:
     return [round(float(frame.mean()) / STEP) for frame in frames]
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "codec"),
     [
         ("a.mp4", "libx264"),
@@ -53,7 +54,7 @@ def test_positions_are_those_of_numpys_linspace():
     assert evenly_spaced(1, 5) == [0] and evenly_spaced(5, 1) == [0]
 
 
-@pytest.mark.parametrize("name", ["few.mp4", "few.webm"])
+@each("name", ["few.mp4", "few.webm"])
 def test_a_video_with_fewer_frames_than_asked_gives_each_of_them_once(tmp_path, name):
     found = sample_frames(write_clip(tmp_path / name, frames=5), 32)
     assert found.indices == (0, 1, 2, 3, 4) and len(found) == 5
@@ -64,7 +65,7 @@ def test_one_frame_is_a_video(tmp_path):
     assert (found.indices, found.timestamps, found.total) == ((0,), (0.0,), 1) and found.fps > 0
 
 
-@pytest.mark.parametrize("name", ["vfr.mkv", "vfr.mp4"])
+@each("name", ["vfr.mkv", "vfr.mp4"])
 def test_a_variable_frame_rate_keeps_every_frames_own_time(tmp_path, name):
     times = [100 * i + (1000 if i >= 20 else 0) for i in range(40)]
     found = sample_frames(write_clip(tmp_path / name, times=times), 5)
@@ -84,7 +85,7 @@ def test_a_header_that_counts_wrong_is_not_believed(tmp_path):
     assert sample_frames(clip, 8).indices == (0, 5, 11, 16, 22, 27, 33, 39)
 
 
-@pytest.mark.parametrize("name", ["a.mp4", "a.mkv", "a.webm", "a.gif", "a.ts"])
+@each("name", ["a.mp4", "a.mkv", "a.webm", "a.gif", "a.ts"])
 def test_a_file_is_decoded_once_where_the_number_of_frames_can_be_known_before(tmp_path, monkeypatch, name):
     decodings = []
     decode = video._decode
@@ -123,8 +124,8 @@ def test_frames_that_no_memory_holds_are_refused(tmp_path, monkeypatch):
         sample_frames(clip, 9)
 
 
-@pytest.mark.parametrize("name", ["a.mp4", "front.mp4", "a.mkv", "a.webm", "a.avi"])
-@pytest.mark.parametrize("part", [0.3, 0.6, 0.85])
+@each("name", ["a.mp4", "front.mp4", "a.mkv", "a.webm", "a.avi"])
+@each("part", [0.3, 0.6, 0.85])
 def test_a_truncated_file_is_refused_by_its_name(tmp_path, name, part):
     options = {"movflags": "faststart"} if name == "front.mp4" else None  # header first: all but the frames is there
     short = cut(write_clip(tmp_path / name, options=options), part)
@@ -133,8 +134,8 @@ def test_a_truncated_file_is_refused_by_its_name(tmp_path, name, part):
     assert str(tmp_path) not in str(refused.value) and "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("name", ["a.mp4", "a.mkv", "a.webm", "a.avi", "a.ts", "a.gif"])
-@pytest.mark.parametrize("seed", range(3))
+@each("name", ["a.mp4", "a.mkv", "a.webm", "a.avi", "a.ts", "a.gif"])
+@each("seed", range(3))
 def test_a_corrupt_file_is_read_or_refused_but_never_worse(tmp_path, name, seed):
     clip, draw = write_clip(tmp_path / name), random.Random(seed)
     content = bytearray(clip.read_bytes())
@@ -158,7 +159,7 @@ def test_a_codec_that_nobody_knows_is_one_sentence_and_no_crash(tmp_path):
     assert ended.returncode == 1 and "DataError: video a.mp4 has a codec that PyAV does not know" in ended.stderr
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "content", "why"),
     [
         ("text.mp4", b"hello " * 999, "cannot be decoded"),

@@ -20,6 +20,7 @@ from mmkv_bench.models.shapes import config_of
 from mmkv_bench.models.video import Frames
 from mmkv_bench.models.visual_tokens import Limits, image_tokens, video_tokens
 from tests.cli.setting import verb
+from tests.each import each
 from tests.models.checkpoints import SETTINGS, small_config
 
 MULTIMODAL = tuple(name for name in SETTINGS if name != "llama")
@@ -69,7 +70,7 @@ def video_seen(processor, frames: int, width: int, height: int, video_max_pixels
     return int((inputs["input_ids"] == token).sum())
 
 
-@pytest.mark.parametrize("name", MULTIMODAL)
+@each("name", MULTIMODAL)
 def test_images_have_the_tokens_that_the_processor_writes(name):
     @few
     @given(width=sides, height=sides)
@@ -79,7 +80,7 @@ def test_images_have_the_tokens_that_the_processor_writes(name):
     check()
 
 
-@pytest.mark.parametrize("name", MULTIMODAL)
+@each("name", MULTIMODAL)
 def test_images_of_any_size_have_the_tokens_that_the_processor_counts(name):
     processor = built(name)
     markers = 2 if name == "internvl" else 0  # it counts <img> and </img>, too
@@ -94,14 +95,14 @@ def test_images_of_any_size_have_the_tokens_that_the_processor_counts(name):
     check()
 
 
-@pytest.mark.parametrize("name", MULTIMODAL)
+@each("name", MULTIMODAL)
 def test_several_images_of_one_prompt_have_each_its_own(name):
     sizes = [(300, 200), (100, 350)]
     alone = [image_tokens(kind(name), SETTINGS[name], *size, images=2) for size in sizes]
     assert images_seen(built(name), *sizes) == sum(alone)
 
 
-@pytest.mark.parametrize("name", ["llava_next", "llava_onevision"])
+@each("name", ["llava_next", "llava_onevision"])
 def test_the_model_itself_cuts_padding_to_the_same_number(name):
     """Model and processor count apart from each other, and a difference would be a refused prompt."""
     from transformers.models.llava_next.modeling_llava_next import image_size_to_num_patches as tiles_of
@@ -124,7 +125,7 @@ def test_the_model_itself_cuts_padding_to_the_same_number(name):
     check()
 
 
-@pytest.mark.parametrize("name", QWEN)
+@each("name", QWEN)
 def test_pixel_limits_bind_images(name):
     low, high = 100 * 32 * 32, 250 * 32 * 32
     processor, limits = built(name, low, high), Limits(min_pixels=low, max_pixels=high)
@@ -139,7 +140,7 @@ def test_pixel_limits_bind_images(name):
     check()
 
 
-@pytest.mark.parametrize("name", VIDEO)
+@each("name", VIDEO)
 def test_videos_have_the_tokens_that_the_processor_writes(name):
     @few
     @given(frames=st.integers(1, 7), width=st.integers(20, 200), height=st.integers(20, 200))
@@ -151,7 +152,7 @@ def test_videos_have_the_tokens_that_the_processor_writes(name):
     check()
 
 
-@pytest.mark.parametrize("name", QWEN)
+@each("name", QWEN)
 def test_pixel_limits_bind_frames(name):
     limit = 20 * 32 * 32
     processor, limits = built(name, video_max_pixels=limit), Limits(video_max_pixels=limit)
@@ -166,7 +167,7 @@ def test_pixel_limits_bind_frames(name):
     check()
 
 
-@pytest.mark.parametrize("name", QWEN)
+@each("name", QWEN)
 def test_the_share_of_a_context_binds_frames_where_settings_ask_for_it(name):
     changed = SETTINGS[name] | {
         "video": SETTINGS[name]["video"] | {"cap_pixels_per_frame": True, "max_video_tokens": 40 if "3" in name else 60}
@@ -178,7 +179,7 @@ def test_the_share_of_a_context_binds_frames_where_settings_ask_for_it(name):
         assert capped < video_tokens(kind(name), SETTINGS[name], frames, width, height)
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "size", "tokens"),
     [
         ("llava", (1000, 30), 576),
@@ -214,7 +215,7 @@ def test_what_a_family_does_not_take_is_refused():
         image_tokens("qwen2_vl", SETTINGS["qwen2_vl"], 2010, 10)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@each("name", CONFIGS)
 def test_every_models_configuration_has_the_settings_that_the_rules_need(name):
     node = OmegaConf.to_container(OmegaConf.load(conf_dir() / "model" / f"{name}.yaml"))
     processor = build_processor(config_of(node["shape"]), node["processor"])
@@ -241,7 +242,7 @@ def test_the_command_prints_tokens_and_bytes(capsys):
     assert "32 frames of 640x480: 6,273 visual tokens" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "why"),
     [
         (["model=qwen2_5_vl_7", "10x10"], "did you mean"),

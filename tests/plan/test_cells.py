@@ -10,6 +10,7 @@ from mmkv_bench.errors import ConfigError
 from mmkv_bench.plan import cells as cells_module
 from mmkv_bench.plan.cells import DatasetIdentity
 from mmkv_bench.store.schema import CELL_COLUMNS
+from tests.each import each
 from tests.plan.setting import cells, facts, hashes, plan
 
 
@@ -62,7 +63,7 @@ def test_a_reading_that_changes_nothing_of_a_method_is_said():
     assert plan("method=[full,blind,snapkv]", "reading=paper")[1] == []
 
 
-@pytest.mark.parametrize(
+@each(
     ("first", "second"),
     [
         ("budget=64", "budget='64'"),
@@ -88,7 +89,7 @@ def test_one_entry_and_everything_are_different_budgets():
     assert one("method=snapkv", "budget=1").cell != one("method=snapkv", "budget=1.0").cell
 
 
-@pytest.mark.parametrize(
+@each(
     "change",
     [
         "limit=7",
@@ -110,7 +111,7 @@ def test_the_hash_does_not_cover_how_a_run_is_carried_out(change):
     assert hashes("method=snapkv") == hashes("method=snapkv", change)
 
 
-@pytest.mark.parametrize(
+@each(
     "change",
     [
         "budget=63",
@@ -127,7 +128,7 @@ def test_the_hash_covers_what_changes_answers(change):
     assert one("method=snapkv").cell != one("method=snapkv", change).cell
 
 
-@pytest.mark.parametrize(
+@each(
     "change",
     [
         {"model_fingerprint": "m1"},
@@ -202,7 +203,7 @@ def test_a_variant_with_the_name_of_a_method_is_refused():
         plan("method=mmshift", "variants.mmshift={base: mmshift, gamma: 3}")
 
 
-@pytest.mark.parametrize(
+@each(
     ("variant", "words"),
     [
         ("variants.a={base: mmshift, gama: 3}", "no parameter 'gama'; did you mean 'gamma'"),

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from mmkv_bench.compression.allocators.uniform import Uniform
 from mmkv_bench.compression.scorers.window import WindowScorer
 from mmkv_bench.config.compose import compose, method_defaults
 from mmkv_bench.plan.cells import Cell, DatasetIdentity, bases, expand
+from tests.each import each
 from tests.plan.setting import cells, facts
 
 PAGES = {"small": "73fea638b266e689", "large": "2a9c0b454bb39abf"}
@@ -61,7 +60,7 @@ def committed(experiment: str, size: str) -> list[Cell]:
     return expand(config, world, method_defaults(bases(config)))[0]
 
 
-@pytest.mark.parametrize("run", UNCHANGED, ids="_".join)
+@each("run", UNCHANGED)
 def test_cells_of_methods_that_did_not_change_keep_their_committed_hashes(run):
     made = {(cell.method, cell.reading): cell for cell in committed(*run)}
     for name, wanted in UNCHANGED[run].items():

@@ -12,6 +12,7 @@ from mmkv_bench.config.compose import compose, method_defaults
 from mmkv_bench.errors import ConfigError, UnsupportedError
 from mmkv_bench.plan.cells import bases, build_methods
 from mmkv_bench.plan.validate import bytes_of, validate, validate_combinations
+from tests.each import each
 from tests.plan.setting import MODEL, model_folder
 
 TEXT_ONLY = SimpleNamespace(name="Llama (text)", multimodal=False, num_layers=4)
@@ -22,7 +23,7 @@ def check(*overrides: str) -> None:
     validate(compose([*MODEL, *overrides]))
 
 
-@pytest.mark.parametrize(
+@each(
     ("overrides", "words"),
     [
         (["budget=0"], "budget=0 keeps nothing"),
@@ -82,7 +83,7 @@ def test_a_mistake_is_refused_in_one_sentence_with_what_is_allowed(overrides, wo
     assert refused.value.exit_code == 2
 
 
-@pytest.mark.parametrize(
+@each(
     "overrides",
     [
         ["budget=[1,64,0.2,20%,1.0]"],
@@ -139,7 +140,7 @@ def test_checking_writes_nothing(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
+@each(
     ("value", "size"),
     [(None, None), (5, 5), ("5", 5), ("1KiB", 1024), ("1.5 MiB", 3 * 2**19), ("2GB", 2 * 10**9), ("2gib", 2**31)],
 )
@@ -147,7 +148,7 @@ def test_amounts_of_memory_are_read(value, size):
     assert bytes_of(value) == size
 
 
-@pytest.mark.parametrize("value", ["", "GiB", "2 elephants", -1, "0", 0])
+@each("value", ["", "GiB", "2 elephants", -1, "0", 0])
 def test_what_is_no_amount_of_memory_is_refused(value):
     with pytest.raises(ConfigError, match="fork_memory"):
         bytes_of(value)

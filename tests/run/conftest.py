@@ -11,12 +11,6 @@ import mmkv_bench
 from tests.run.setting import extended
 
 
-def pytest_configure(config):
-    config.addinivalue_line(
-        "markers", "slowest: starts processes that import everything anew; -m 'not slowest' skips it"
-    )
-
-
 @pytest.fixture(scope="session", autouse=True)
 def _surroundings(tmp_path_factory):
     """Workers of pytest-xdist share the cache too: pages are published whole or not at all."""

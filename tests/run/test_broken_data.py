@@ -13,6 +13,7 @@ import pytest
 
 from mmkv_bench.datasets import fixtures
 from tests.cli.setting import CHECKOUT
+from tests.each import each
 from tests.run.setting import done, go, metrics, responses, scores
 
 ASKED = ("dataset=[docvqa,ocrbench]", "method=[full]", "limit=3", "fidelity=off")
@@ -80,7 +81,7 @@ def test_hr_bench_without_a_judge_does_not_say_what_was_read(tmp_path):
     assert not {row["metric"] for row in scores(tmp_path / "rows")} & {"parse_failed"}
 
 
-@pytest.mark.parametrize("value", ["", "[1,"])
+@each("value", ["", "[1,"])
 def test_a_field_that_is_no_literal_is_that_samples_row_too(tmp_path, value):
     shutil.copytree(fixtures.folder("mmmu"), tmp_path / "data" / "mmmu")
     for file in (tmp_path / "data" / "mmmu").rglob("*.parquet"):
@@ -123,6 +124,7 @@ def test_two_uses_of_placeholders_in_one_process_are_two_prompts(tmp_path):
     assert len(set(hashes)) == 3
 
 
+@pytest.mark.full
 def test_a_dataset_that_stops_in_a_split_run_is_told_and_the_other_is_scored(folder, tmp_path):
     for file in (folder / "docvqa").rglob("*.parquet"):
         table = pq.read_table(file)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 
-import pytest
-
 from mmkv_bench.run.card import BudgetLine, CardFacts, DatasetLine, PromptSize, render, size
 from mmkv_bench.run.progress import Progress, duration
+from tests.each import each
 
 FACTS = CardFacts(
     model="tiny",
@@ -79,16 +78,12 @@ def test_notes_and_shards_are_shown():
     assert "shard 1/4" in text
 
 
-@pytest.mark.parametrize(
-    ("number", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (3 * 1024**4, "3072 GiB")]
-)
+@each(("number", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (3 * 1024**4, "3072 GiB")])
 def test_sizes_read_well(number, text):
     assert size(number) == text
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0, "0 s"), (59.4, "59 s"), (59.6, "1:00 min"), (185, "3:05 min"), (7800, "2:10 h")]
-)
+@each(("seconds", "text"), [(0, "0 s"), (59.4, "59 s"), (59.6, "1:00 min"), (185, "3:05 min"), (7800, "2:10 h")])
 def test_durations_read_well(seconds, text):
     assert duration(seconds) == text
 

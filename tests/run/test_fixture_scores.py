@@ -11,6 +11,7 @@ import pytest
 from mmkv_bench.datasets import fixtures
 from mmkv_bench.store.schema import COLUMNS
 from mmkv_bench.store.store import Store
+from tests.each import each
 from tests.run import setting
 from tests.run.setting import done, responses
 
@@ -48,7 +49,7 @@ def forced(tmp_path_factory):
     return root, printed
 
 
-@pytest.mark.parametrize("name", DATASETS)
+@each("name", DATASETS)
 def test_samples_of_a_run_have_the_known_values(forced, name):
     root, _ = forced
     first = known_answers(name)

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 
-import pytest
+from tests.each import each
 
 CODE = """
 import sys
@@ -19,7 +19,7 @@ print(code, constants.HF_HUB_OFFLINE, "lmms_eval" in sys.modules)
 """
 
 
-@pytest.mark.parametrize(
+@each(
     ("dataset", "offline"),
     [
         (("dataset=pages",), True),

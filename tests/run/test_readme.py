@@ -6,14 +6,13 @@ import re
 import shlex
 from pathlib import Path
 
-import pytest
-
 from mmkv_bench.cli.main import main
 from mmkv_bench.cli.tree import VERBS, split
 from mmkv_bench.config.compose import compose
 from mmkv_bench.methods import promises
 from mmkv_bench.plan.validate import validate
 from tests.cli.setting import overrides
+from tests.each import each
 from tests.run import setting
 from tests.run.setting import cell_of, done, responses
 
@@ -80,14 +79,14 @@ def test_there_are_commands_to_check():
     assert {words[2] for words in COMMANDS if words[1] == "-m"} == {"mmkv_bench"}
 
 
-@pytest.mark.parametrize("command", arguments("run"), ids=" ".join)
+@each("command", arguments("run"))
 def test_every_run_that_readme_shows_composes_and_is_valid(command, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     validate(compose(overrides([word for word in command if word != "--help"])))
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("command", arguments("check"), ids=" ".join)
+@each("command", arguments("check"))
 def test_every_check_of_readme_names_a_method_that_can_be_built(command, monkeypatch):
     monkeypatch.chdir(ROOT)
     assert promises.method(command[0], command[1:]).scorer.power == 2.0
@@ -111,7 +110,7 @@ def test_every_table_command_of_readme_is_read():
         assert reader("tables")[1].read(command).rows in (Path("runs/demo"), Path("results/tiny/large"))
 
 
-@pytest.mark.parametrize(("verb", "words"), [("data", "docvqa"), ("tokens", "1,536 visual tokens")])
+@each(("verb", "words"), [("data", "docvqa"), ("tokens", "1,536 visual tokens")])
 def test_the_commands_that_only_tell_something_tell_it(verb, words, capsys):
     (command,) = arguments(verb)
     main([verb, *command])

@@ -10,6 +10,7 @@ import pytest
 
 from mmkv_bench.config.schema import resolve_path
 from mmkv_bench.store.store import Store
+from tests.each import each
 from tests.run import setting
 from tests.run.setting import done, forked, go, responses
 
@@ -56,7 +57,7 @@ def close(bytes_: float):
     return pytest.approx(bytes_, rel=5e-4)
 
 
-@pytest.mark.parametrize("protocol", ["paper", "strict", "query_agnostic"])
+@each("protocol", ["paper", "strict", "query_agnostic"])
 def test_the_card_says_what_the_rows_then_count(tmp_path, protocol):
     from safetensors import safe_open
 

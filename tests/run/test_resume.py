@@ -16,12 +16,12 @@ import pytest
 
 from mmkv_bench.config.schema import resolve_path
 from mmkv_bench.store.store import Store
+from tests.each import each
 from tests.run import setting
 from tests.run.setting import answers, cell_of, commits, done, go, responses
 
 SAMPLES = 6
 COMMAND = ("dataset=pages", "method=[snapkv,random]", "budget=16", f"limit={SAMPLES}")
-KILLS = 20
 PATIENCE = 300  # seconds; a forked run that does not move would otherwise be waited for without end
 
 
@@ -65,16 +65,17 @@ def committed(store: Store) -> int:
     return len(set(store.responses(columns=["sample_id"])["sample_id"].to_pylist()))
 
 
-def test_kill_at_20_random_moments_then_the_same_command_ends_with_the_rows_of_an_uninterrupted_run(
-    uninterrupted, tmp_path
+@pytest.mark.parametrize("kills_wanted", [6, pytest.param(20, marks=pytest.mark.full)])
+def test_kill_at_random_moments_then_the_same_command_ends_with_the_rows_of_an_uninterrupted_run(
+    uninterrupted, tmp_path, kills_wanted
 ):
     rng = random.Random(20)
     expected = setting.everything(uninterrupted)
     stopped_at: list[int] = []
     kills = rounds = 0
-    while kills < KILLS:
+    while kills < kills_wanted:
         rounds += 1
-        assert rounds <= 3 * KILLS, f"only {kills} of {rounds} runs were killed in time"
+        assert rounds <= 3 * kills_wanted, f"only {kills} of {rounds} runs were killed in time"
         root = tmp_path / f"run{rounds}"
         for _ in range(rng.randint(1, 4)):
             before = commits(root)
@@ -120,7 +121,7 @@ def test_a_finished_stage_says_what_it_has_not_to_do(uninterrupted):
 
 
 # ---------------------------------------------------------------------- changed
-@pytest.mark.parametrize(
+@each(
     "change",
     [
         ("methods.snapkv.window=8", "methods.random.sinks=2"),
@@ -132,7 +133,6 @@ def test_a_finished_stage_says_what_it_has_not_to_do(uninterrupted):
         ("datasets.pages.generation.max_new_tokens=3",),
         ("model.attention=eager",),
     ],
-    ids=" ".join,
 )
 def test_a_changed_setting_reuses_no_row_of_the_cells_it_changes(uninterrupted, tmp_path, change):
     root = shutil.copytree(uninterrupted, tmp_path / "rows")

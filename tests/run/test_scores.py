@@ -15,6 +15,7 @@ from mmkv_bench.store.store import Store
 from mmkv_bench.tables.build import build
 from mmkv_bench.tables.render import markdown
 from mmkv_bench.tables.rows import load
+from tests.each import each
 from tests.run import setting
 from tests.run.setting import done, responses
 
@@ -58,7 +59,7 @@ def forced(tmp_path_factory):
     return root, right, known
 
 
-@pytest.mark.parametrize("task", PAGE_TASKS)
+@each("task", PAGE_TASKS)
 def test_lmms_evals_aggregate_is_ours_and_both_are_right(forced, task):
     root, right, known = forced
     dataset = f"{task}_small"

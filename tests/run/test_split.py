@@ -9,6 +9,7 @@ import pytest
 from mmkv_bench.cli.main import main
 from mmkv_bench.protocols import NAMES
 from mmkv_bench.run import launch
+from tests.each import each
 from tests.run import setting
 from tests.run.setting import answers, done, go, responses
 
@@ -32,7 +33,7 @@ def test_answers_of_the_reference_differ(whole):
 
 
 # ---------------------------------------------------------------------- shards and processes
-@pytest.mark.parametrize("parts", [2, 4])
+@each("parts", [2, 4])
 def test_shards_together_are_the_whole_run_row_for_row(whole, tmp_path, parts):
     sizes = [done(tmp_path, *COMMAND, f"shard={part}/{parts}").generated for part in range(parts)]
     assert sum(sizes) == 12 and len([size for size in sizes if size]) > 1
@@ -52,7 +53,6 @@ def test_a_shard_without_samples_says_so_and_ends_well(tmp_path):
     assert sorted(sizes) == [0, 0, 1]
 
 
-@pytest.mark.slowest
 def test_two_real_processes_of_launch_are_one_process_row_for_row(whole, tmp_path, capfd):
     command = ["launch", "--processes", "2", *COMMAND, "model.device=cpu", f"out={tmp_path}/rows"]
     assert main(command) == 0

@@ -15,6 +15,7 @@ from mmkv_bench.statistics.column import compare_column, compare_pairs, holm, mc
 from mmkv_bench.statistics.influence import cluster_sums
 from mmkv_bench.statistics.metric_kinds import METEOR, PERPLEXITY
 from mmkv_bench.statistics.simulate import APART, CASES, corpus_bleu, f1, nll, power, rates
+from tests.each import each
 
 SHORT = settings(max_examples=60, deadline=None)
 
@@ -38,7 +39,7 @@ def test_left_out_clusters_give_a_mean_the_same_sums_as_counting():
     np.testing.assert_allclose(left_out.sums, plain.sums, atol=1e-10)
 
 
-@pytest.mark.parametrize("make", [f1, corpus_bleu])
+@each("make", [f1, corpus_bleu])
 def test_influences_of_an_aggregate_are_its_derivative_along_each_cluster(make):
     """Against the gradient at the totals by differences: what a cluster's parts add to the aggregate."""
     samples = make(np.random.default_rng(1), np.zeros(2), clusters=400, per=4)

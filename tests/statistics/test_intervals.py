@@ -20,6 +20,7 @@ from mmkv_bench.statistics.intervals import (
     percentile_ends,
     wilson,
 )
+from tests.each import each
 
 SHORT = settings(max_examples=60, deadline=None)
 
@@ -42,8 +43,8 @@ def slow_wilson(k: int, n: int, level: float) -> tuple[float, float]:
     return edge(0.0, k / n), edge(1.0, k / n)
 
 
-@pytest.mark.parametrize("level", [0.8, 0.95, 0.999])
-@pytest.mark.parametrize(("k", "n"), [(0, 1), (1, 1), (0, 30), (30, 30), (1, 2), (15, 20), (387, 500), (1, 5000)])
+@each("level", [0.8, 0.95, 0.999])
+@each(("k", "n"), [(0, 1), (1, 1), (0, 30), (30, 30), (1, 2), (15, 20), (387, 500), (1, 5000)])
 def test_wilson_equals_the_inverted_score_test_and_scipy(k: int, n: int, level: float) -> None:
     assert wilson(k / n, n, level) == pytest.approx(slow_wilson(k, n, level), abs=1e-12)
     found = stats.binomtest(k, n).proportion_ci(level, method="wilson")

@@ -12,6 +12,7 @@ from scipy import stats
 
 from mmkv_bench.statistics.paired_test import LEAST, paired_ends, paired_p
 from mmkv_bench.statistics.sign_flip import ENUMERATED, flip_p
+from tests.each import each
 
 SHORT = settings(max_examples=25, deadline=None)
 
@@ -96,7 +97,7 @@ def test_an_adverse_cluster_that_turns_the_sign_leaves_no_claim():
     assert paired_p(sums, np.ones((1, 50)), 0.9)[0] == 1.0
 
 
-@pytest.mark.parametrize("alpha", [0.05, 0.05 / 435])
+@each("alpha", [0.05, 0.05 / 435])
 def test_at_the_ends_of_an_interval_the_shifted_test_just_rejects(alpha):
     """p of the differences less an end is alpha; a little inside it is above."""
     rng = np.random.default_rng(5)

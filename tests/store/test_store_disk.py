@@ -14,6 +14,7 @@ from store_examples import ENVIRONMENT, bind_to_permissions, response
 from mmkv_bench.errors import ConfigError, StoreError
 from mmkv_bench.store.files import Staged, new_locked, remove_stale
 from mmkv_bench.store.store import Store
+from tests.each import each
 
 
 def test_a_full_disk_is_an_error_with_a_remedy_and_leaves_nothing_half_written(tmp_path):
@@ -33,7 +34,7 @@ def test_a_folder_that_can_hold_rows_passes_and_nothing_is_made(tmp_path):
     assert sorted(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.parametrize("inside", ["", "below", "deep/below"])
+@each("inside", ["", "below", "deep/below"])
 def test_a_file_where_the_folder_should_be_is_refused_before_any_work(tmp_path, inside):
     (tmp_path / "file").write_text("precious")
     with pytest.raises(ConfigError, match="file is not a folder. Choose another"):
@@ -112,7 +113,7 @@ def test_a_leftover_is_removed_when_its_writer_is_dead_and_only_then(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["c"]
 
 
-@pytest.mark.parametrize("how", ("removed", "moved", "replaced", "removed between parts"))
+@each("how", ("removed", "moved", "replaced", "removed between parts"))
 def test_a_result_folder_that_is_taken_away_stops_its_writer_with_what_is_lost(tmp_path, how):
     root = tmp_path / "rows"
     writer = Store(root).writer("w", publish_every=3)

@@ -15,6 +15,7 @@ from mmkv_bench.store import journal
 from mmkv_bench.store.digests import checksum
 from mmkv_bench.store.journal import Journal
 from mmkv_bench.store.store import Store
+from tests.each import each
 
 
 def written(folder: Path, records: list[dict]) -> Path:
@@ -76,7 +77,7 @@ def _descriptor_of(path: Path) -> int:
     raise AssertionError(f"{path} is not open")
 
 
-@pytest.mark.parametrize("damage", ["flip", "zeros", "blank"])
+@each("damage", ["flip", "zeros", "blank"])
 def test_corruption_in_the_middle_is_an_error_naming_file_and_line(tmp_path, damage):
     store = Store(tmp_path)
     with store.writer("w") as writer:

@@ -21,6 +21,7 @@ from mmkv_bench.store.schema import SLIM
 from mmkv_bench.store.slim import chosen
 from mmkv_bench.store.store import Store
 from tests.cli.setting import verb
+from tests.each import each
 
 main = verb("pack")
 
@@ -232,7 +233,7 @@ def scored_again(store: Store) -> None:
     store.write_scores("c1", [sample_score(7, "c1", value=0.0)], [metric_row("c1", value=0.0)])
 
 
-@pytest.mark.parametrize("doing", (Store.pack, scored_again))
+@each("doing", (Store.pack, scored_again))
 def test_a_kill_at_any_file_operation_loses_and_doubles_no_row(tmp_path, doing):
     model = filled(tmp_path / "model")
     allowed = [content(model)]

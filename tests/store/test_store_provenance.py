@@ -20,6 +20,7 @@ from store_examples import ENVIRONMENT, cell
 import mmkv_bench
 from mmkv_bench.store import provenance
 from mmkv_bench.store.store import Store
+from tests.each import each
 
 IDENTITY = {"GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a@b", "GIT_COMMITTER_NAME": "a", "GIT_COMMITTER_EMAIL": "a@b"}
 
@@ -118,7 +119,7 @@ def test_provenance_fits_into_a_cell_row(tmp_path):
     assert {name: row[name] for name in found} == found
 
 
-@pytest.mark.parametrize(
+@each(
     ("report", "version"),
     [
         (

@@ -16,6 +16,7 @@ from mmkv_bench.store.digests import checksum
 from mmkv_bench.store.rows import check, to_table
 from mmkv_bench.store.schema import SCHEMA_VERSION, STATUSES
 from mmkv_bench.store.store import Store
+from tests.each import each
 
 
 def test_done_is_what_has_a_row_and_failures_count_unless_retried(tmp_path):
@@ -31,7 +32,7 @@ def test_done_is_what_has_a_row_and_failures_count_unless_retried(tmp_path):
             writer.publish()
 
 
-@pytest.mark.parametrize("status", ["ok", "oops"])
+@each("status", ["ok", "oops"])
 def test_only_failures_can_be_retried(tmp_path, status):
     with pytest.raises(ConfigError, match=f"{status}.*oom"):
         Store(tmp_path).done([], retry=[status])

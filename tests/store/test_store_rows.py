@@ -27,6 +27,7 @@ from store_examples import (
 from mmkv_bench.errors import StoreError
 from mmkv_bench.store.schema import COLUMNS, FALLBACKS, RESPONSES, SCHEMAS, markdown
 from mmkv_bench.store.store import Store
+from tests.each import each
 
 
 @settings(max_examples=25, deadline=None)
@@ -103,7 +104,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@each("name", REFUSED)
 def test_a_row_against_the_schema_is_refused_by_column_and_nothing_is_written(tmp_path, name):
     changes, message = REFUSED[name]
     store = Store(tmp_path / "store")
@@ -132,7 +133,7 @@ def test_a_commit_is_one_sample_and_each_cell_once(tmp_path):
             writer.commit(rows)
 
 
-@pytest.mark.parametrize(
+@each(
     ("write", "message"),
     [
         (lambda s: s.write_cells([cell(budget_entries=None)]), "budget_entries"),

@@ -13,6 +13,7 @@ from store_examples import cell, complete, failed, metric_row, plain, sample_sco
 from mmkv_bench.errors import StoreError
 from mmkv_bench.store.redaction import redact
 from mmkv_bench.store.store import Store
+from tests.each import each
 
 
 def test_cells_come_back_and_writing_them_again_changes_nothing(tmp_path):
@@ -26,7 +27,7 @@ def test_cells_come_back_and_writing_them_again_changes_nothing(tmp_path):
     assert store.cells(["c2", "c9"])["cell"].to_pylist() == ["c2"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("changes", "message"),
     [
         ({"transformers": "6.0"}, "transformers '5.23.0'; now it is '6.0'"),

@@ -11,6 +11,7 @@ from mmkv_bench.errors import StoreError
 from mmkv_bench.store import files, together
 from mmkv_bench.store.schema import METRICS, SAMPLES
 from mmkv_bench.store.store import Store
+from tests.each import each
 from tests.tables.examples import cell_row, sample_rows
 
 MANY = [f"cell{number:03d}" for number in range(together.APART + 6)]
@@ -120,9 +121,7 @@ def test_a_kill_between_the_two_files_leaves_the_old_scores_of_both(tmp_path, mo
     assert values(store) == of(0.2, MANY)
 
 
-@pytest.mark.parametrize(
-    ("column", "value"), [("status", "fine"), ("value", float("nan")), ("cell", None), ("sample_id", "s000")]
-)
+@each(("column", "value"), [("status", "fine"), ("value", float("nan")), ("cell", None), ("sample_id", "s000")])
 def test_rows_against_the_schema_are_refused_together(tmp_path, column, value):
     samples, metrics = tables(MANY, 0.1)
     rows = samples.to_pylist()

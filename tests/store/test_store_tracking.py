@@ -18,6 +18,7 @@ from store_examples import ENVIRONMENT
 
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.store.tracking import RunningMeans, tracker
+from tests.each import each
 
 RUN = """
 import json, logging, os, sys
@@ -126,7 +127,7 @@ def test_running_means_skip_what_was_not_measured():
     assert means.add({"a": 0.0, "b": 2.0}) == {"a": 0.5, "b": 3.0}
 
 
-@pytest.mark.parametrize(
+@each(
     ("config", "message"),
     [
         ({"name": "wandbb"}, "did you mean 'wandb'"),

@@ -12,6 +12,7 @@ from mmkv_bench.tables.build import build
 from mmkv_bench.tables.compare import separated_pairs
 from mmkv_bench.tables.notes import caption, notes
 from mmkv_bench.tables.table import Table
+from tests.each import each
 from tests.tables.examples import Example, zeros_and_ones
 
 
@@ -244,7 +245,7 @@ def test_intervals_of_a_table_are_those_of_its_samples() -> None:
     assert (entry.low, entry.high) == wilson(7 / 20, 20)
 
 
-@pytest.mark.parametrize(
+@each(
     ("filters", "message"),
     [
         ({"datasets": ["walk"]}, "no dataset 'walk': did you mean 'walk3'"),
@@ -276,7 +277,7 @@ def test_a_method_without_any_answer_has_no_line_yet() -> None:
     assert [method.label for method in one(example).methods] == ["snapkv"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("key", "value"),
     [("max_pixels", 3136), ("min_pixels", 784), ("video_max_pixels", 784), ("frames", 8), ("max_prompt_tokens", 99)],
 )

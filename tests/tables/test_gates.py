@@ -10,6 +10,7 @@ from mmkv_bench.errors import ConfigError
 from mmkv_bench.tables.build import build
 from mmkv_bench.tables.gates import find, verdict
 from mmkv_bench.tables.notes import notes
+from tests.each import each
 from tests.tables.examples import Example, zeros_and_ones
 
 PRINTED = {
@@ -33,9 +34,7 @@ def gated(full: list[float | None], config: dict) -> list[str]:
     return [note for note in notes(table) if note.startswith("gate")]
 
 
-@pytest.mark.parametrize(
-    ("ones", "word"), [(74, "passed"), (75, "passed"), (76, "passed"), (73, "failed"), (77, "failed"), (0, "failed")]
-)
+@each(("ones", "word"), [(74, "passed"), (75, "passed"), (76, "passed"), (73, "failed"), (77, "failed"), (0, "failed")])
 def test_full_passes_within_the_printed_tolerance_in_the_printed_unit(ones: int, word: str) -> None:
     (note,) = gated(zeros_and_ones(ones, 100), {"model": {"gates": [PRINTED]}})
     assert note.startswith(f"gate {word}: full scores {ones}, expected 75 +- 1 (table 1); n=100, transformers 5.23")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 from mmkv_bench.tables.build import build
 from mmkv_bench.tables.notes import notes
 from mmkv_bench.tables.render import markdown
 from mmkv_bench.tables.rows import Rows
+from tests.each import each
 from tests.tables.examples import Example
 
 
@@ -65,7 +64,7 @@ def test_what_is_not_judged_shows_no_score_at_all() -> None:
     assert "0.33" not in text
 
 
-@pytest.mark.parametrize("metric", ["ppl_without_first", "fidelity_kl", "rouge_l_sampled"])
+@each("metric", ["ppl_without_first", "fidelity_kl", "rouge_l_sampled"])
 def test_what_is_not_measured_is_said_to_be_that_and_no_judge_is_asked_for(metric: str) -> None:
     example = Example()
     sample = {"metric": metric, "parts": [1.0, 2.0]}

@@ -18,6 +18,7 @@ from mmkv_bench.tables.metrics import headline, metrics_rows
 from mmkv_bench.tables.render import markdown
 from mmkv_bench.tables.rows import Rows
 from mmkv_bench.tables.scores import gather
+from tests.each import each
 from tests.tables.examples import Example
 
 BLEU = "textcaps_Bleu_2"
@@ -91,7 +92,7 @@ def without_parts(rows: Rows, cell: str) -> Rows:
     return dataclasses.replace(rows, samples=samples)
 
 
-@pytest.mark.parametrize("failed", ["full", "snapkv"])
+@each("failed", ["full", "snapkv"])
 def test_a_cell_in_which_every_sample_failed_has_no_score_and_stops_no_other_cell(failed: str) -> None:
     parts = bleu_parts(np.random.default_rng(6), 9)
     whole = bleu_example({"full": parts, "snapkv": parts}).rows()
@@ -143,7 +144,7 @@ def test_a_pooled_aggregate_of_another_kind_needs_its_function_alone():
     assert set(np.round(draws, 9)) <= {round(math.exp(x), 9) for x in (0.5, 11 / 7, 3.0)}
 
 
-@pytest.mark.parametrize(
+@each(
     ("metric", "parts", "expected"),
     [("autodq_f1", [0.5, 0.25, 1.0], 1 / 3), ("ppl", [0.7, 1.0], math.exp(0.7))],
 )
@@ -151,7 +152,7 @@ def test_a_single_sample_is_pooled_to_its_own_value(metric, parts, expected):
     assert aggregate_of(metric)(np.array([parts])) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(
+@each(
     ("metric", "theirs", "ours"),
     [
         ("ocrbench_accuracy", 0.003, 0.75),

@@ -22,6 +22,7 @@ from mmkv_bench.tables.macro import (
     mean,
 )
 from tests.cli.setting import verb
+from tests.each import each
 from tests.tables.examples import Example, zeros_and_ones
 
 main = verb("tables")
@@ -171,7 +172,7 @@ def test_calibrated_lines_are_named() -> None:
     assert "calibrated" not in group_markdown(made(two_datasets()))
 
 
-@pytest.mark.parametrize(("expected", "word"), [(50.4, "passed"), (51.6, "failed")])
+@each(("expected", "word"), [(50.4, "passed"), (51.6, "failed")])
 def test_a_printed_mean_of_the_full_cache_is_held_against_the_groups(expected: float, word: str) -> None:
     gates = [
         {"group": name, "expected": expected, "tolerance": 1.0, "scale": 100, "source": "Table 1"}

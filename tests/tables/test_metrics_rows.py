@@ -14,6 +14,7 @@ from mmkv_bench.statistics.paired_test import paired_ends, paired_p
 from mmkv_bench.store.schema import METRICS
 from mmkv_bench.store.store import Store
 from mmkv_bench.tables.metrics import metrics_rows
+from tests.each import each
 from tests.tables.examples import Example, zeros_and_ones
 
 
@@ -55,9 +56,7 @@ def test_a_cell_of_zeros_and_ones_gets_wilson_and_its_difference_to_full() -> No
     assert [[rows[snapkv]["difference_low"]], [rows[snapkv]["difference_high"]]] == [end.tolist() for end in ends]
 
 
-@pytest.mark.parametrize(
-    "metric", ["gpt_eval_score_correctness", "gpt_eval_score_temporal", "vatex_CIDEr", "divergence"]
-)
+@each("metric", ["gpt_eval_score_correctness", "gpt_eval_score_temporal", "vatex_CIDEr", "divergence"])
 def test_marks_and_amounts_of_zeros_and_ones_are_no_proportions(metric: str) -> None:
     """An interval of amounts does not depend on where they lie: that of 0 and 1 is that of 2 and 3, less 2."""
     found = {}
@@ -104,7 +103,7 @@ def test_each_protocol_is_compared_with_its_own_full() -> None:
     assert (rows[paper]["difference"], rows[strict]["difference"], rows[alone]["difference"]) == (-0.5, 0.0, None)
 
 
-@pytest.mark.parametrize("column", ["model_fingerprint", "dtype", "attention", "generation", "torch"])
+@each("column", ["model_fingerprint", "dtype", "attention", "generation", "torch"])
 def test_a_cell_is_never_compared_with_full_of_another_context(column: str) -> None:
     example = Example()
     example.add("full", None, [1.0, 1])

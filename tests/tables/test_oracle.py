@@ -20,6 +20,7 @@ from mmkv_bench.store.store import Store
 from mmkv_bench.tables.build import build
 from mmkv_bench.tables.render import markdown
 from mmkv_bench.tables.rows import load
+from tests.each import each
 from tests.tables.examples import HEADS, PROMPT, Example, cell_row, response_rows
 
 METHODS, BUDGETS = ("random", "alpha", "beta", "gamma", "delta"), (32, 64)
@@ -271,7 +272,7 @@ def iter_grid(lines):
             return
 
 
-@pytest.mark.parametrize("seed", range(4))
+@each("seed", range(4))
 def test_tables_are_what_dicts_and_loops_make_of_random_small_stores(seed: int, tmp_path: Path):
     example = random_example(seed)
     if seed < 2:  # through a store on disk, packed or not

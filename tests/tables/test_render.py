@@ -12,6 +12,7 @@ from mmkv_bench.tables.latex import escape, latex
 from mmkv_bench.tables.raw import csv_cells, csv_pairs
 from mmkv_bench.tables.render import markdown, score, signed
 from mmkv_bench.tables.table import Table
+from tests.each import each
 from tests.tables.examples import HEADS, PROMPT, Example, zeros_and_ones
 
 
@@ -241,7 +242,7 @@ def test_question_text_in_the_compressed_context_is_marked() -> None:
     assert "- ¶ answers whose compressed context held question text: snapkv at 64 (2 of 2)." in text
 
 
-@pytest.mark.parametrize(
+@each(
     ("protocol", "tokens", "compressed", "flagged"),
     [("paper", 2, 1, True), ("paper", 3, 2, False), ("strict", 2, 2, False), ("strict", 1, 1, False)],
 )

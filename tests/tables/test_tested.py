@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from mmkv_bench.config.schema import conf_dir
 from mmkv_bench.tables.build import build
 from mmkv_bench.tables.render import markdown
 from mmkv_bench.tables.rows import load
+from tests.each import each
 from tests.tables.examples import Example
 
 EOS, DOT = 1, 2
@@ -26,7 +25,7 @@ def table_of(answers: list[list[int]], protocol: str = "paper", finish: str = "e
     return markdown(build(example.rows() if tmp_path is None else load(example.write(tmp_path))))
 
 
-@pytest.mark.parametrize(
+@each(
     ("answers", "share"),
     [
         ([[5, 6, DOT, EOS], [7, 8, DOT, EOS], [9, 6, DOT, EOS]], 50),  # two letters and a dot: chain

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import yaml
 from omegaconf import OmegaConf
@@ -11,22 +13,28 @@ from mmkv_bench.config.method_parts import expanded
 from mmkv_bench.config.schema import conf_dir, options
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.methods.build import build_compressor, effective, flat_parameters
+from tests.each import each
 from tools import methods_page
 
 NAMES = options("method")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@cache
+def nodes():
+    return method_defaults(NAMES)
+
+
+@each("name", NAMES)
 def test_every_method_says_what_it_is_about_and_explains_its_parameters(name):
-    made = methods_page.read(name)
+    made = methods_page.read(name, nodes()[name])
     assert all(made.about[key].strip() for key in methods_page.ABOUT)
-    assert {p.name for p in made.parameters} == set(flat_parameters(method_defaults([name])[name]))
+    assert {p.name for p in made.parameters} == set(flat_parameters(nodes()[name]))
     assert all(len(p.meaning) > 3 and p.default for p in made.parameters)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_about_is_no_parameter_and_changes_no_compressor(name):
-    node = method_defaults([name])[name]
+    node = nodes()[name]
     assert "about" not in flat_parameters(effective(name, node, "paper"))
     if methods_page.is_open(node):
         assert name in ("custom", "kvpress"), "only these are built from what the user names"
@@ -53,7 +61,7 @@ def test_the_page_shows_defaults_and_what_released_sets():
     assert "seeds" in text and "| [mmshift](#mmshift) |" in text
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "words"),
     [
         (("  cost: ", "  price: "), "says nothing under about.cost"),

@@ -7,6 +7,7 @@ import pytest
 from mmkv_bench.config.schema import conf_dir, options
 from mmkv_bench.config.unavailable import UNAVAILABLE
 from mmkv_bench.errors import ConfigError
+from tests.each import each
 from tools import models_page
 
 
@@ -29,7 +30,7 @@ def test_every_model_of_the_issue_runs_or_says_why_not():
     assert not set(UNAVAILABLE) & set(options("model"))
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "words"),
     [
         (("  licence: ", "  license: "), "says nothing under about.licence"),
