@@ -128,21 +128,30 @@ site: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --clean -f tools/site/mkdocs.yml -d $(CURDIR)/site
 
 check-platforms: $(STAMP)
-	$(BIN)/python tools/check_platforms.py --uv $(BIN)/uv
+	$(BIN)/python tools/check_platforms.py --uv $(BIN)/uv $(CHECK)
 
+# Versions that are locked stay where pyproject.toml still allows them; `make lock UPGRADE=1` takes the newest.
 lock: $(STAMP)
-	echo '# Exact versions that resolve together for Python >= 3.11; made from pyproject.toml by `make lock`, do not edit.' > $@.tmp
+	$(if $(UPGRADE),: > $@.tmp,cp requirements.lock $@.tmp)
 	$(BIN)/uv pip compile pyproject.toml --extra dev --extra slurm --extra notebooks --universal --python-version 3.11 \
-		--no-annotate --no-header >> $@.tmp
-	mv $@.tmp requirements.lock
+		--no-annotate --no-header --quiet --output-file $@.tmp
+	{ echo '# Exact versions that resolve together for Python >= 3.11; made from pyproject.toml by `make lock`, do not edit.'; \
+		cat $@.tmp; } > requirements.lock
+	rm $@.tmp
 
-# An interrupted install leaves no stamp and is continued. The package itself is installed editable.
+# An interrupted install leaves no stamp and is continued. The package itself is installed editable. TORCH_BACKEND=cpu takes
+# torch from PyTorch's own CPU wheels, which uv knows by that name; the lock's CUDA packages are then not installed.
+ifdef TORCH_BACKEND
+LOCKED := --torch-backend $(TORCH_BACKEND) -c requirements.lock -r pyproject.toml --extra dev --extra slurm --extra notebooks
+else
+LOCKED := -r requirements.lock
+endif
 $(STAMP): pyproject.toml requirements.lock
 	@if [ -z "$(PYTHON)" ] || ! $(PYTHON) -c '$(NEW_ENOUGH)'; then \
 		echo "mmkv_bench needs Python >= 3.11; found: $$($(or $(PYTHON),python3) --version 2>&1 || true). Install one, or name it:" \
 			"make PYTHON=/path/to/python3.11" >&2; exit 1; fi
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
-	$(BIN)/uv pip install --python $(BIN)/python -r requirements.lock
+	$(BIN)/uv pip install --python $(BIN)/python $(LOCKED)
 	$(BIN)/uv pip install --python $(BIN)/python --no-deps --no-build-isolation -e .
 	@touch $@

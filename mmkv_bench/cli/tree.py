@@ -20,11 +20,12 @@ VERBS = (
     "calibrate",
     "check",
     "pack",
+    "fetch",
     "tokens",
 )
 """The verbs, in the order of the help; `verbs/<name>.py` answers each."""
 
-COMING = ("status", "plot", "papers", "report", "show", "export", "diagnose", "new", "fetch")
+COMING = ("status", "plot", "papers", "report", "show", "export", "diagnose", "new")
 """Words that are kept for verbs of later versions, so that no configuration takes them."""
 
 

@@ -20,13 +20,13 @@ from mmkv_bench.errors import CalibrationError, ConfigError, UnsupportedError
 from mmkv_bench.methods.compatibility import refuse, visual_parts
 from mmkv_bench.methods.named import method as method_named
 from mmkv_bench.models.families import family_of
+from mmkv_bench.protocols import DEFAULT, FED_ONCE
+from mmkv_bench.protocols import protocol as protocol_named
 
 if TYPE_CHECKING:
     from torch import nn
 
     from mmkv_bench.compression.scorers.base import Scorer
-
-PROTOCOLS = ("paper", "query_agnostic")
 
 
 def attach(
@@ -34,7 +34,7 @@ def attach(
     method: str | Compressor | Scorer | type[Scorer],
     budget: int | float | str | None = None,
     *,
-    protocol: str = "paper",
+    protocol: str = DEFAULT,
     reading: str = "paper",
     seed: int = 0,
     **parameters: Any,
@@ -68,10 +68,10 @@ def attach(
         ...     output = model.generate(**inputs, max_new_tokens=32)
         >>> print(session.report())  # doctest: +SKIP
     """
-    if protocol not in PROTOCOLS:
+    if not protocol_named(protocol).feeds_once:
         raise UnsupportedError(
-            f"protocol={protocol!r} is not one of attach; allowed: {', '.join(PROTOCOLS)}; other protocols feed a prompt in "
-            f"steps of their own, as evaluate(protocol={protocol!r}) does"
+            f"protocol={protocol!r} is not one of attach; allowed: {', '.join(FED_ONCE)}; other protocols feed tokens of "
+            f"a prompt twice, as evaluate(protocol={protocol!r}) does"
         )
     if not hasattr(model, "config") or not hasattr(model, "generate"):
         raise UnsupportedError(f"{type(model).__name__} is no transformers model; give what from_pretrained returns")
@@ -148,7 +148,7 @@ class Attached:
                     f"past_key_values is a {type(cache).__name__} of {cache.get_seq_length()} tokens, which attach cannot "
                     "compress; allowed: none (and no cache_implementation), or session.cache to feed more to it"
                 )
-        elif cache.get_seq_length() > 0 and new > 1 and self.protocol == "paper":
+        elif cache.get_seq_length() > 0 and new > 1 and not protocol_named(self.protocol).cuts:
             raise UnsupportedError(
                 f"{new} tokens at once follow a prompt that is compressed already; allowed: one by one, as generate() "
                 "decodes without an assistant (no assistant_model, prompt_lookup_num_tokens or prefill_chunk_size); a "

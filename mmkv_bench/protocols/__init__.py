@@ -2,7 +2,7 @@
 
 A protocol is a file of this folder with one subclass of `Protocol`; every place that must know about protocols asks that
 object. The order of `NAMES` is the alphabet, diagnostics last; `CUTTING` are those that cut a prompt behind its visual
-tokens, `WHOLE` the others.
+tokens, `WHOLE` the others; `FED_ONCE` are those in which no token passes the model twice.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pkgutil
 from mmkv_bench.errors import ConfigError, nearest
 from mmkv_bench.protocols.base import Lengths, Protocol
 
-__all__ = ["CUTTING", "DEFAULT", "NAMES", "WHOLE", "Lengths", "Protocol", "protocol"]
+__all__ = ["CUTTING", "DEFAULT", "FED_ONCE", "NAMES", "WHOLE", "Lengths", "Protocol", "protocol"]
 
 DEFAULT = "paper"
 
@@ -34,6 +34,7 @@ _PROTOCOLS = _found()
 NAMES = tuple(_PROTOCOLS)
 CUTTING = tuple(name for name, one in _PROTOCOLS.items() if one.cuts)
 WHOLE = tuple(name for name in NAMES if name not in CUTTING)
+FED_ONCE = tuple(name for name, one in _PROTOCOLS.items() if one.feeds_once)
 
 
 def protocol(name: str) -> Protocol:

@@ -63,6 +63,11 @@ class Protocol(ABC):
     prefills_again: bool = False
     diagnostic: bool = False
 
+    @property
+    def feeds_once(self) -> bool:
+        """Whether each prompt token passes the model once, so that stock `generate()` on the reduced cache follows it."""
+        return not self.prefills_again and self.lengths(3, 2).forgotten == 0
+
     @abstractmethod
     def lengths(self, prompt: int, context: int | None = None) -> Lengths:
         """A prompt of `prompt` tokens, of which the first `context` are cut off where the protocol cuts."""

@@ -300,6 +300,15 @@ def markdown() -> str:
         "|---|---|",
         *(f"| {', '.join(f'`{name}`' for name in names.split(', '))} | {doc} |" for names, doc in SLIM.items()),
         "",
+        "## Published rows",
+        "",
+        "Full rows are published as a release asset or a hub dataset: `mmkv-bench pack <rows> --publish <folder>` packs them and "
+        "copies the files, flat, beside a `manifest.json` of their sizes and sha256; that folder is uploaded as it is. "
+        "`mmkv-bench fetch <address> --out <folder>` takes them from a folder, a web server (the address under which a release "
+        "has its assets) or `hf://datasets/<owner>/<name>@<revision>`, checks every file before it gets its name, fetches only "
+        "what is missing when it is run again, and never mixes them with other rows. `--sha256`, the manifest's checksum that "
+        "`--publish` printed, belongs beside the address wherever it is announced. No full rows are published yet.",
+        "",
         "## Fallbacks",
         "",
         "What built-in methods write into `fallback`; a user's own parts may give other names.",

@@ -9,6 +9,7 @@ from transformers import DynamicCache
 from mmkv_bench import attach, method
 from mmkv_bench.errors import ConfigError, UnsupportedError
 from mmkv_bench.generation.single import generate_alone, run_alone
+from mmkv_bench.protocols import FED_ONCE, NAMES
 from tests import zoo
 from tests.door.test_method import value_norm
 from tests.each import each
@@ -172,6 +173,7 @@ def test_generation_that_would_not_be_what_it_seems_is_refused(options, words):
 
 
 def test_a_batch_and_wrong_requests_are_refused_in_a_sentence():
+    assert FED_ONCE == ("paper", "query_agnostic")
     model, inputs = zoo.model("llama"), zoo.prompt("llama")
     with pytest.raises(UnsupportedError, match="got 2 rows"), attach(model, "snapkv", 12):
         answer(model, batch(inputs))
@@ -181,7 +183,11 @@ def test_a_batch_and_wrong_requests_are_refused_in_a_sentence():
         (("snapkv", 1.5), {}, "neither whole entries nor a fraction"),
         (("full", 64), {}, "takes no budget, got 64"),
         (("snapkv", 64), {"windw": 3}, "did you mean 'window'"),
-        (("snapkv", 64), {"protocol": "strict"}, r"evaluate\(protocol='strict'\)"),
+        *(
+            (("snapkv", 64), {"protocol": name}, rf"evaluate\(protocol='{name}'\)")
+            for name in sorted({*NAMES} - {*FED_ONCE})
+        ),
+        (("snapkv", 64), {"protocol": "papre"}, "did you mean 'paper'"),
         (("oracle", 64), {}, "reads the full cache's own answer"),
         (("meda", 64), {}, "needs visual tokens and Llama"),
         ((method("snapkv"), 64), {"window": 3}, "whose parameters are set already, and got window"),
