@@ -15,7 +15,7 @@ from typing import Any
 
 from mmkv_bench.errors import ConfigError, StoreError
 from mmkv_bench.store.files import disk_errors, write_whole
-from mmkv_bench.store.opened import Opened
+from mmkv_bench.store.interface import Opened
 from mmkv_bench.store.schema import SCHEMAS
 
 MANIFEST = "manifest.json"
