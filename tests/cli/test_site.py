@@ -24,6 +24,7 @@ def build(folder: Path, config: Path) -> subprocess.CompletedProcess:
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
 
+@pytest.mark.full
 def test_the_site_builds_offline_with_every_page_and_room(tmp_path):
     ended = build(tmp_path / "site", ROOT / "tools" / "site" / "mkdocs.yml")
     assert ended.returncode == 0, ended.stdout + ended.stderr

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 
-from omegaconf import OmegaConf
-
 from mmkv_bench.config.compose import compose
-from mmkv_bench.config.schema import conf_dir, options
+from mmkv_bench.config.schema import options
 from mmkv_bench.models.families import family_of
-from mmkv_bench.models.source import Source
+from mmkv_bench.models.source import Source, shaped
+from tests.models.shapes import node
 from tools.matrix.__main__ import FAMILIES, datasets, main
 from tools.matrix.grid import ALL, UNRUN, Line, as_csv, merged, read, render, write
 
@@ -40,12 +39,10 @@ def test_every_dataset_is_in_the_grid_but_the_mix_and_the_users_choice():
 
 def test_every_family_with_a_shape_has_a_model_in_the_grid():
     def family(name: str) -> tuple[str, str]:
-        config = compose([f"model={name}", "model.weights=random", "model.layers=1"])
-        found = family_of(Source.of(config.model).hf_config())
+        found = family_of(Source.of(node(name, weights="random", layers=1)).hf_config())
         return found.name, found.text_model_type
 
-    shaped = [n for n in options("model") if OmegaConf.load(conf_dir() / "model" / f"{n}.yaml").get("shape")]
-    assert {family(name) for name in shaped} == {family(name) for name in FAMILIES}
+    assert {family(name) for name in shaped()} == {family(name) for name in FAMILIES}
 
 
 def test_a_cell_counts_what_is_ok_and_names_a_reason_by_its_letter():
