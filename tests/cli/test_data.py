@@ -51,12 +51,17 @@ def test_the_list_names_every_dataset(capsys):
     assert rows["ocrbench"]["fixture"] and not rows["lmms_eval"]["fixture"]
 
 
-@each("name", [name for name in options("dataset") if name != "lmms_eval"])
-def test_every_dataset_can_be_checked_where_nothing_is(name, capsys):
-    code, found = report(capsys, name)
-    assert (code == 0) == found["ready"] == name.startswith("pages")
-    assert bool(found["missing"]) != found["ready"]
-    assert found["licence"] and found["expected_size"] and found["judge"]
+def test_every_dataset_can_be_checked_where_nothing_is(capsys):
+    names = [name for name in options("dataset") if name != "lmms_eval"]
+    assert main(["check", *names, "--json"]) == 2
+    every = json.loads(capsys.readouterr().out)
+    assert [found["dataset"].removesuffix("_small") for found in every] == names
+    for name, found in zip(names, every, strict=True):
+        assert found["ready"] == name.startswith("pages"), name
+        assert bool(found["missing"]) != found["ready"], name
+        assert found["licence"] and found["expected_size"] and found["judge"], name
+    ready = [name for name in names if name.startswith("pages")]
+    assert main(["check", *ready]) == 0
 
 
 def test_data_that_are_there_are_counted_and_their_columns_compared(root, capsys):
