@@ -38,7 +38,8 @@ def fetch(
         raise StoreError(f"{where} has sha256 {hashlib.sha256(text).hexdigest()}, not {sha256}; nothing was fetched")
     entries = entries_of(text, where)
     missing = _missing(entries, out)
-    check_folder(out, sum(entry.bytes for entry in missing) + (1 << 20))
+    if missing:
+        check_folder(out, sum(entry.bytes for entry in missing) + (1 << 20))
     for number, entry in enumerate(missing, 1):
         say(f"{number} of {len(missing)}: {entry.path}, {entry.bytes / 2**20:.1f} MiB")
         target = out / entry.path

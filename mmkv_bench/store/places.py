@@ -80,7 +80,7 @@ class Web(Place):
 
     def __init__(self, address: str) -> None:
         self._parts = urlsplit(address)
-        folder = self._parts.path.removesuffix(MANIFEST).rstrip("/")
+        folder = self._parts.path.removesuffix(f"/{MANIFEST}").rstrip("/")
         self._parts = self._parts._replace(path=folder, fragment="")
         host = self._parts.netloc.rpartition("@")[2]
         self.shown = urlunsplit((self._parts.scheme, host, folder, "", ""))

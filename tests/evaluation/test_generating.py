@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import os
 import sys
@@ -12,6 +13,7 @@ from mmkv_bench.datasets.messages import Conversation, prompt_hash, stated
 from mmkv_bench.datasets.specs import spec_from_config
 from mmkv_bench.errors import ConfigError, DataError, UnsupportedError
 from mmkv_bench.evaluation import generate, generation_settings, sample_refs
+from mmkv_bench.evaluation.task_errors import task_errors
 from mmkv_bench.tiny.pages import make_sample
 from tests.each import each
 from tests.evaluation.conftest import ask_all, pages
@@ -243,3 +245,11 @@ def test_hub_data_are_refused_when_the_hub_is_online_already(picture_task, own_t
     assert len(sample_refs(picture_task(), None)) == 4
     with pytest.raises(ConfigError, match="offline=false"):
         ask_all(own_task(name="far", dataset_path="nobody/nothing"))
+
+
+def test_a_task_that_needs_a_package_of_its_own_names_it(monkeypatch):
+    """decord is no requirement of this project or of lmms-eval; tasks of the latter import it."""
+    monkeypatch.setitem(sys.modules, "decord", None)
+    said = "longvideobench needs a package that is not there: .*decord.*; install it"
+    with pytest.raises(DataError, match=said), task_errors("longvideobench", code=True):
+        importlib.import_module("lmms_eval.tasks.longvideobench.utils")
