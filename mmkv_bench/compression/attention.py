@@ -24,12 +24,21 @@ from mmkv_bench.errors import UnsupportedError
 SUPPORTED_BASES = ("sdpa", "eager")
 
 
+class Attention(Protocol):
+    """What is asked of a model's attention module."""
+
+    layer_idx: int
+    scaling: float
+    head_dim: int
+    q_proj: nn.Linear
+
+
 class Serving(Protocol):
     """What the attention function asks of the session that serves a module."""
 
-    def layer_of_call(self, module: nn.Module) -> CompressedLayer | None: ...
+    def layer_of_call(self, module: Attention) -> CompressedLayer | None: ...
 
-    def after_attention(self, module: nn.Module, query: Tensor, layer: CompressedLayer) -> None: ...
+    def after_attention(self, module: Attention, query: Tensor, layer: CompressedLayer) -> None: ...
 
 
 # Which session serves an attention module; attention functions receive the module and nothing of ours.

@@ -61,10 +61,15 @@ class Budget:
 
     def entries_for(self, length: int) -> int:
         """C, the entries per KV head for a prompt of `length` tokens: exact decimal floor, at least one."""
-        if self.kind == "entries":
+        if self.entries is not None:
             return self.entries
-        numerator, denominator = self.fraction.as_integer_ratio()
+        numerator, denominator = self._kept.as_integer_ratio()
         return max(1, numerator * length // denominator)
+
+    @property
+    def _kept(self) -> Decimal:
+        assert self.fraction is not None, "a budget is a number of entries or a fraction"
+        return self.fraction
 
     @property
     def fraction_text(self) -> str | None:
@@ -72,4 +77,4 @@ class Budget:
         return None if self.fraction is None else format(self.fraction, "f")
 
     def __str__(self) -> str:
-        return str(self.entries) if self.kind == "entries" else f"{(self.fraction * 100).normalize():f}%"
+        return str(self.entries) if self.kind == "entries" else f"{(self._kept * 100).normalize():f}%"

@@ -12,6 +12,7 @@ can have reserves as many and never grows (the fork engine, and `generate_alone`
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from mmkv_bench.errors import UnsupportedError
 
 Reduce = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 DEFAULT_RESERVE = 32  # slots of slack when the number of new tokens is not told
+_NOTHING = torch.empty(1, 0, 0, 0)  # the storage of a layer that has been shown nothing
 
 
 class CompressedLayer(CacheLayerMixin):
@@ -37,13 +39,17 @@ class CompressedLayer(CacheLayerMixin):
     is_croppable = False
     is_compileable = False
 
+    dtype: torch.dtype
+    device: torch.device
+
     def __init__(self, reserve: int = DEFAULT_RESERVE, **_):
         super().__init__()
         self.reserve = reserve
         self._clear()
 
     def _clear(self) -> None:
-        self._key_storage = self._value_storage = self._position_storage = None
+        self._key_storage = self._value_storage = _NOTHING
+        self._position_storage: Tensor | None = None
         self.stored = 0
         self.seen = 0
         self.ragged = False
@@ -52,8 +58,8 @@ class CompressedLayer(CacheLayerMixin):
 
     # ------------------------------------------------------------------ storage
     @property
-    def keys(self) -> Tensor | None:
-        return None if self._key_storage is None else self._key_storage[:, :, : self.stored]
+    def keys(self) -> Tensor:
+        return self._read_keys()
 
     @keys.setter
     def keys(self, value: None) -> None:  # the base class assigns None in its constructor
@@ -61,13 +67,19 @@ class CompressedLayer(CacheLayerMixin):
             raise AttributeError("a CompressedLayer's storage changes through update() and retain() only")
 
     @property
-    def values(self) -> Tensor | None:
-        return None if self._value_storage is None else self._value_storage[:, :, : self.stored]
+    def values(self) -> Tensor:
+        return self._read_values()
 
     @values.setter
     def values(self, value: None) -> None:
         if value is not None:
             raise AttributeError("a CompressedLayer's storage changes through update() and retain() only")
+
+    def _read_keys(self) -> Tensor:
+        return self._key_storage[:, :, : self.stored]
+
+    def _read_values(self) -> Tensor:
+        return self._value_storage[:, :, : self.stored]
 
     @property
     def positions(self) -> Tensor | None:
@@ -76,7 +88,7 @@ class CompressedLayer(CacheLayerMixin):
     @property
     def capacity(self) -> int:
         """Slots per head that are allocated, slack included."""
-        return 0 if self._key_storage is None else self._key_storage.shape[2]
+        return self._key_storage.shape[2]
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
@@ -129,8 +141,8 @@ class CompressedLayer(CacheLayerMixin):
     # ------------------------------------------------------------------ compression
     def slot_positions(self) -> Tensor:
         """int64 `[B, Hkv, stored]` logical index of every slot, also while nothing was evicted."""
-        if self.positions is not None:
-            return self.positions.long()
+        if (positions := self.positions) is not None:
+            return positions.long()
         batch, heads = self._key_storage.shape[:2]
         return torch.arange(self.stored, device=self.device).expand(batch, heads, -1)
 
@@ -163,7 +175,7 @@ class CompressedLayer(CacheLayerMixin):
         self._key_storage, self._value_storage, self._position_storage = fresh_keys, fresh_values, positions
         self.stored = kept
         self.seen -= forget
-        self.ragged = bool((self.positions < 0).any())
+        self.ragged = bool((positions[:, :, :kept] < 0).any())
 
     def forget(self, count: int) -> None:
         """Drop the slots of the newest tokens in every head; everything else stays (they will be fed again)."""
@@ -180,9 +192,9 @@ class CompressedLayer(CacheLayerMixin):
         Returns:
             `[B, Hq, n, stored]` mask of the same kind, or None when every stored slot is visible to every query.
         """
-        if self._position_storage is None:
-            return mask
         positions = self.positions
+        if positions is None:
+            return mask
         batch, heads, _ = positions.shape
         real = positions >= 0 if self.ragged else None
         if mask is None:
@@ -249,34 +261,35 @@ class CompressedLayer(CacheLayerMixin):
             self._position_storage = positions.new_empty(batch, heads, self.capacity, dtype=torch.int32)
         self._position_storage[:, :, : self.stored - 1] = positions
         self.stored -= 1
-        self.ragged = bool((self.positions < 0).any())
+        self.ragged = bool((positions < 0).any())
 
     # ------------------------------------------------------------------ audit
     def entries(self) -> Tensor:
         """int64 `[B, Hkv]` entries counted from the stored slots; padding is no entry."""
-        if self.positions is None:
+        if (positions := self.positions) is None:
             batch, heads = self._key_storage.shape[:2]
             return torch.full((batch, heads), self.stored, dtype=torch.int64)
-        return (self.positions >= 0).sum(-1).cpu()
+        return (positions >= 0).sum(-1).cpu()
 
     def nbytes(self) -> tuple[int, int]:
         """(bytes of stored keys and values, padding slots included; bytes of positions), slack excluded."""
         if not self.is_initialized:
             return 0, 0
         data = self.keys.numel() * self.keys.element_size() + self.values.numel() * self.values.element_size()
-        return data, 0 if self.positions is None else self.positions.numel() * self.positions.element_size()
+        positions = self.positions
+        return data, 0 if positions is None else positions.numel() * positions.element_size()
 
     def buffers(self) -> list[Tensor]:
         """Every tensor that the layer holds of its own, slack included, each once."""
         held = (self._key_storage, self._value_storage, self._position_storage)
-        return [tensor for tensor in held if tensor is not None]
+        return [tensor for tensor in held if tensor is not None and tensor is not _NOTHING]
 
     def padding_nbytes(self) -> int:
         """Bytes of stored slots that stand for no entry, their positions included."""
-        if self.positions is None:
+        if (positions := self.positions) is None:
             return 0
-        empty = self.positions.numel() - int(self.entries().sum())
-        return empty * (self.slot_nbytes + self.positions.element_size())
+        empty = positions.numel() - int(self.entries().sum())
+        return empty * (self.slot_nbytes + positions.element_size())
 
     def read_nbytes(self, fed: int) -> int:
         """Bytes of K and V that attention reads when, `fed` tokens from now, one more is decoded: its own among them, and
@@ -331,7 +344,7 @@ class CompressedLayer(CacheLayerMixin):
         raise UnsupportedError("a compressed cache cannot be cropped (assisted decoding is not supported); use greedy")
 
     @classmethod
-    def from_rows(cls, rows: list[tuple[Tensor, Tensor, Tensor]], seen: int, reserve: int) -> CompressedLayer:
+    def from_rows(cls, rows: list[tuple[Tensor, Tensor, Tensor]], seen: int, reserve: int) -> Self:
         """A layer for several forks of one prompt.
 
         Args:
@@ -346,16 +359,15 @@ class CompressedLayer(CacheLayerMixin):
         layer.dtype, layer.device, layer.is_initialized = key.dtype, key.device, True
         layer._key_storage = key.new_zeros(len(rows), heads, stored + reserve, dim)
         layer._value_storage = value.new_zeros(len(rows), heads, stored + reserve, value.shape[-1])
-        layer._position_storage = torch.full(
-            (len(rows), heads, stored + reserve), -1, dtype=torch.int32, device=key.device
-        )
+        places = torch.full((len(rows), heads, stored + reserve), -1, dtype=torch.int32, device=key.device)
         for row, (key, value, positions) in enumerate(rows):
             start = stored - key.shape[1]
             layer._key_storage[row, :, start:stored] = key
             layer._value_storage[row, :, start:stored] = value
-            layer._position_storage[row, :, start:stored] = positions
+            places[row, :, start:stored] = positions
+        layer._position_storage = places
         layer.stored, layer.seen = stored, seen
-        layer.ragged = bool((layer.positions < 0).any())
+        layer.ragged = bool((places[:, :, :stored] < 0).any())
         return layer
 
 

@@ -19,6 +19,7 @@ from mmkv_bench.errors import UnsupportedError
 from mmkv_bench.protocols import Lengths, Protocol
 
 if TYPE_CHECKING:
+    from mmkv_bench.compression.decoding.base import DecodePolicy
     from mmkv_bench.compression.prompt import Prompt
 
 
@@ -64,13 +65,16 @@ class Compressing:
         return self.protocol.lengths(given, given if self.context is None else self.context)
 
     def _entries(self, length: int) -> int:
-        return length if self.compressor.unbudgeted else min(length, self.budget.entries_for(length))
+        if self.compressor.unbudgeted:
+            return length
+        assert self.budget is not None, "attach refuses a method that evicts without a budget"
+        return min(length, self.budget.entries_for(length))
 
     def layer_done(self, prompt: Prompt, layer: int, observations: list[Observation]) -> None:
         if layer == 0:
             self._reset()
             self.summaries, self.observed = [{} for _ in observations], [[] for _ in observations]
-        scores = []
+        scores: list[Tensor | None] = []
         for row, observation in enumerate(observations):
             length = self._lengths(prompt, row).reduced
             entries = self._entries(length)
@@ -81,13 +85,16 @@ class Compressing:
             if entries >= length:
                 scores.append(None)
                 continue
+            scorer, allocator, _, _ = self.compressor.eviction
             score = self.compressor.score(observation, entries, self.seed)
-            self.observed[row] += self.compressor.scorer.observed_fallbacks(observation, entries, self.seed)
+            self.observed[row] += scorer.observed_fallbacks(observation, entries, self.seed)
             if self.needs.answer:
-                score = self.compressor.scorer.with_answer(score, self.answer and self.answer.mass(layer))
+                score = scorer.with_answer(score, None if self.answer is None else self.answer.mass(layer))
             scores.append(score)
-            if self.compressor.allocator.summary_key(entries, observation.length) is not None:
-                self.summaries[row][layer] = self.compressor.allocator.summary(observation, entries, self.seed)
+            if allocator.summary_key(entries, observation.length) is not None:
+                summary = allocator.summary(observation, entries, self.seed)
+                assert summary is not None, "an allocator with a summary's key has the summary"
+                self.summaries[row][layer] = summary
         self.scores[layer] = scores
         self._scaling[layer] = observations[0].scaling
         if self.compressor.scope == "layer":
@@ -111,7 +118,7 @@ class Compressing:
             else:
                 scores = [self.scores[layer][row] for layer in layers]
                 index = self.compressor.select(
-                    scores,
+                    [score for score in scores if score is not None],
                     entries,
                     self._types(prompt, row),
                     layers,
@@ -124,9 +131,9 @@ class Compressing:
                 chosen[layer].append(kept.cpu().masked_fill(kept.cpu() < 0, -1 - pad) + pad)
         for layer in layers:
             width = max(kept.shape[1] for kept in chosen[layer])
-            index = torch.stack([nn.functional.pad(k, (width - k.shape[1], 0), value=-1) for k in chosen[layer]])
-            self._store(prompt, layer, index, all(whole))
-            self._kept[layer] = index
+            stored = torch.stack([nn.functional.pad(k, (width - k.shape[1], 0), value=-1) for k in chosen[layer]])
+            self._store(prompt, layer, stored, all(whole))
+            self._kept[layer] = stored
             self.scores.pop(layer, None)
 
     def _store(self, prompt: Prompt, layer: int, index: Tensor, whole: bool) -> None:
@@ -134,7 +141,7 @@ class Compressing:
         index, forgotten = index.to(target.device), self._lengths(prompt, 0).forgotten
         self.slot_nbytes = target.slot_nbytes
         if self.compressor.decoding is not None and (not whole or self.compressor.quantises):
-            prompt.cache.layers[layer] = self._decoding_layer(prompt, layer, target, index)
+            prompt.cache.layers[layer] = self._decoding_layer(prompt, layer, target, index, self.compressor.decoding)
             if self.compressor.decoding.moves_queries:
                 prompt.cache.query_positions = self.compressor.decoding.query_positions
         elif not whole:
@@ -170,15 +177,18 @@ class Compressing:
     def _reduce_row(self, prompt: Prompt, row: int) -> Reduce:
         """The reducer over one row's candidates: without padding, and without a token that will be fed again."""
         context, pad = self._context(prompt, row), prompt.pads[row]
-        end = pad + context.candidates
+        end, reducer = pad + context.candidates, self.compressor.reducer
 
         def reduce(key: Tensor, value: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+            assert reducer is not None, "what is reduced has a reducer"
             index = (index - pad).masked_fill(index < 0, -1)
-            return self.compressor.reducer.reduce(key[:, pad:end], value[:, pad:end], index, context.candidate_types)
+            return reducer.reduce(key[:, pad:end], value[:, pad:end], index, context.candidate_types)
 
         return reduce
 
-    def _decoding_layer(self, prompt: Prompt, layer: int, target: CompressedLayer, index: Tensor) -> CompressedLayer:
+    def _decoding_layer(
+        self, prompt: Prompt, layer: int, target: CompressedLayer, index: Tensor, policy: DecodePolicy
+    ) -> CompressedLayer:
         if len(prompt.pads) > 1:
             raise UnsupportedError(
                 f"the decode policy of {self.compressor.name} holds one sequence, and the batch has {len(prompt.pads)}; "
@@ -188,7 +198,7 @@ class Compressing:
         end = pad + context.candidates
         kept_key, kept_value = self._reduce_row(prompt, 0)(target.keys[0], target.values[0], index[0])
         scores = self.scores.get(layer, [None])[0]
-        return self.compressor.decoding.layer(
+        return policy.layer(
             Start(
                 layer=layer,
                 n_layers=prompt.n_layers,

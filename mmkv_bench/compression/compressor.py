@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,6 +37,15 @@ class OverBudgetError(MMKVError):
     """An allocation or selection above the budget outside `reading=released`."""
 
 
+class Eviction(NamedTuple):
+    """The four parts without which nothing is evicted."""
+
+    scorer: Scorer
+    allocator: Allocator
+    selector: Selector
+    reducer: Reducer
+
+
 @dataclass(frozen=True)
 class Compressor:
     """One method, composed. Without a scorer nothing is scored and nothing is evicted: `full`, or, with a decode policy
@@ -61,6 +70,16 @@ class Compressor:
             object.__setattr__(self, "decoding", None)
 
     @property
+    def eviction(self) -> Eviction:
+        """The parts of a method that evicts. Raises ValueError where one of them is missing."""
+        scorer, allocator, selector, reducer = self.scorer, self.allocator, self.selector, self.reducer
+        if scorer is None or allocator is None or selector is None or reducer is None:
+            raise ValueError(
+                f"{self.name} evicts nothing: a scorer, an allocator, a selector and a reducer do together"
+            )
+        return Eviction(scorer, allocator, selector, reducer)
+
+    @property
     def unbudgeted(self) -> bool:
         """Nothing is evicted, so there is nothing for a budget to say."""
         return self.scorer is None
@@ -81,7 +100,7 @@ class Compressor:
     @property
     def needs(self) -> Needs:
         """What has to be gathered of every layer during the prefill."""
-        return Needs() if self.scorer is None else self.scorer.needs | self.allocator.needs
+        return Needs() if self.unbudgeted else self.eviction.scorer.needs | self.eviction.allocator.needs
 
     @property
     def needs_visual(self) -> bool:
@@ -123,13 +142,13 @@ class Compressor:
             return decoding
         if length <= budget:
             return ("prompt_within_budget", *decoding)
-        parts = (self.scorer, self.allocator, self.selector)
-        names = [name for part in parts for name in part.fallbacks(budget, length, types)]
+        scorer, allocator, selector, _ = self.eviction
+        names = [name for part in (scorer, allocator, selector) for name in part.fallbacks(budget, length, types)]
         return tuple(dict.fromkeys([*names, *decoding]))
 
     def outcome(self, context: Context) -> tuple[str, ...]:
         """What turned out to be impossible once the prompt was divided, beside `fallbacks`."""
-        return () if self.unbudgeted or context.length <= context.budget else self.allocator.outcome(context)
+        return () if self.unbudgeted or context.length <= context.budget else self.eviction.allocator.outcome(context)
 
     def score(self, observation: Observation, entries: int, seed: int) -> Tensor:
         """The scorer's float32 or float64 `[Hkv, T]` of one layer, for a budget of `entries` per KV head.
@@ -137,7 +156,7 @@ class Compressor:
         Raises:
             ScoreError: it is of another shape or dtype.
         """
-        score = self.scorer.score(observation, entries, seed)
+        score = self.eviction.scorer.score(observation, entries, seed)
         wanted = tuple(observation.key.shape[:2])
         if not isinstance(score, Tensor) or tuple(score.shape) != wanted or score.dtype not in SCORE_DTYPES:
             got = f"{score.dtype} {list(score.shape)}" if isinstance(score, Tensor) else type(score).__name__
@@ -149,7 +168,7 @@ class Compressor:
 
     def answer_fallbacks(self, steps: int) -> tuple[str, ...]:
         """What turned out to be impossible once the full cache's answer was known, beside `fallbacks`."""
-        return self.scorer.answer_fallbacks(steps) if self.needs.answer else ()
+        return self.eviction.scorer.answer_fallbacks(steps) if self.needs.answer else ()
 
     def select(
         self,
@@ -193,11 +212,10 @@ class Compressor:
         if not bool(finite.all()):
             layer = layers[int((~finite).int().argmax()) // scores[0].shape[0]]
             raise NonFiniteScoreError(f"{self.name} gave non-finite scores in layer {layer}")
-        protected = self.selector.protected(length, budget, token_types)[..., :candidates].to(rows.device)
-        caps = self.allocator.caps([score[:, :candidates] for score in scores], granted, layers, n_layers, context)
-        together = self.selector.select(
-            rows[:, :candidates], torch.cat(caps), protected, order, context.candidate_types
-        )
+        _, allocator, selector, _ = self.eviction
+        protected = selector.protected(length, budget, token_types)[..., :candidates].to(rows.device)
+        caps = allocator.caps([score[:, :candidates] for score in scores], granted, layers, n_layers, context)
+        together = selector.select(rows[:, :candidates], torch.cat(caps), protected, order, context.candidate_types)
         counts = (together >= 0).sum(-1).cpu()
         if self.reading != "released" and not self.exceeds_as_printed:
             kept = int(counts.sum())
@@ -216,13 +234,14 @@ class Compressor:
 
     def _allowance(self, granted: int, candidates: int, layers: Sequence[int], n_layers: int) -> int:
         """Entries per KV head that these layers may hold together; no division among layers may exceed the model's."""
-        whole = self.allocator.allowance(granted, candidates, range(n_layers), n_layers)
+        allocator = self.eviction.allocator
+        whole = allocator.allowance(granted, candidates, range(n_layers), n_layers)
         if whole > granted * n_layers:
             raise OverBudgetError(
                 f"{self.name} divides {whole} entries per KV head among {n_layers} layers where the budget allows "
                 f"{granted * n_layers}"
             )
-        return self.allocator.allowance(granted, candidates, layers, n_layers)
+        return allocator.allowance(granted, candidates, layers, n_layers)
 
 
 def stacked(scores: Sequence[Tensor]) -> Tensor:

@@ -100,10 +100,9 @@ def prefilled_again(
     for layer, index in zip(layers, kept, strict=True):
         index = index.to(layer.device)
         wide = index.clamp_min(0).unsqueeze(-1)
-        found.append(
-            tuple(
-                stored.gather(2, wide.expand(-1, -1, -1, stored.shape[-1])).masked_fill(index[..., None] < 0, 0)
-                for stored in (layer.keys, layer.values)
-            )
+        keys, values = (
+            stored.gather(2, wide.expand(-1, -1, -1, stored.shape[-1])).masked_fill(index[..., None] < 0, 0)
+            for stored in (layer.keys, layer.values)
         )
+        found.append((keys, values))
     return found

@@ -6,13 +6,16 @@ import hashlib
 import json
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mmkv_bench.compression.numerics.attention import column_sums, window_mass
 from mmkv_bench.compression.numerics.moments import ROWS, ElementMoments, JointMoments
 from mmkv_bench.compression.numerics.rotary import rotate, unrotate
+
+T = TypeVar("T")
 
 QUERY_MOMENTS_SKIP = 4  # tokens left out of the query moments: attention sinks, as Expected Attention's reference does
 
@@ -89,7 +92,7 @@ class Observation:
         project_query: Callable[[Tensor], Tensor],
         future_rope: Callable[[Tensor], tuple[Tensor, Tensor]],
         identity: str,
-        module: nn.Module | None = None,
+        module: object = None,
     ) -> None:
         self.layer, self.layers, self.needs, self.module = layer, layers, needs, module
         self.scaling, self.length, self.token_types, self.identity = scaling, length, token_types, identity
@@ -104,7 +107,7 @@ class Observation:
         self._hidden = ElementMoments() if needs.hidden_moments or needs.hidden_scalars else None
         self._columns: Tensor | None = None
         self._pieces: dict[str, list[Tensor]] = {}
-        self._memo: dict[Hashable, Tensor] = {}
+        self._memo: dict[Hashable, Any] = {}
 
     # ---- during prefill
 
@@ -261,7 +264,7 @@ class Observation:
         seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
         return torch.Generator().manual_seed(seed)
 
-    def memo(self, name: Hashable, make: Callable[[], Tensor]) -> Tensor:
+    def memo(self, name: Hashable, make: Callable[[], T]) -> T:
         """The value of ``make()``, computed once for all scorers of this layer. Readers must not write to it."""
         if name not in self._memo:
             self._memo[name] = make()
@@ -277,7 +280,7 @@ class Observation:
             pieces[:] = [torch.cat(pieces, axis)]
         return pieces[0]
 
-    def _complete(self, value):
+    def _complete(self, value: T | None) -> T:
         if value is None or self._seen != self.length:
             raise RuntimeError(
                 f"layer {self.layer}: {self._seen} of {self.length} prompt tokens observed; read after the last chunk"

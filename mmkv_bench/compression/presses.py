@@ -207,7 +207,7 @@ def _inner(value: Any, where: str) -> tuple[str, dict[str, Any]]:
 def effective(library: ModuleType, name: str, args: Mapping[str, Any]) -> dict[str, Any]:
     """All plain arguments, defaults included, of a press and of those that it is made of; whole numbers given for real
     ones are real."""
-    found = {}
+    found: dict[str, Any] = {}
     for key, parameter in inspect.signature(presses(library)[name]).parameters.items():
         default = parameter.default
         if key in args and _is_press(key):
@@ -234,6 +234,10 @@ def draws(library: ModuleType, made: Any) -> bool:
     """Whether a press, or one that it is made of, draws random numbers."""
     parts = {type(part) for press in chain(library, made) for part in (press, *vars(press).values())}
     classes = {cls for cls in parts if issubclass(cls, library.BasePress)}
-    imported = {c for cls in classes for c in vars(inspect.getmodule(cls)).values() if inspect.isclass(c)}
+    imported = {c for cls in classes for c in vars(_module(cls)).values() if inspect.isclass(c)}
     own = {c for c in classes | imported if issubclass(c, library.BasePress)}
-    return any("torch.rand" in inspect.getsource(inspect.getmodule(c)) for c in own)
+    return any("torch.rand" in inspect.getsource(_module(c)) for c in own)
+
+
+def _module(cls: type) -> ModuleType:
+    return sys.modules[cls.__module__]

@@ -7,14 +7,14 @@ layers of our own, and module hooks. After the context the model is exactly what
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.cache_utils import get_layer_types_and_kwargs
 
 from mmkv_bench.compression.answer import AnswerAttention
-from mmkv_bench.compression.attention import SESSIONS, register
+from mmkv_bench.compression.attention import SESSIONS, Attention, register
 from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.cache import DEFAULT_RESERVE, CompressedCache, CompressedLayer
 from mmkv_bench.compression.compressing import Compressing
@@ -24,6 +24,9 @@ from mmkv_bench.compression.prompt import Prompt
 from mmkv_bench.errors import ConfigError, UnsupportedError
 from mmkv_bench.protocols import DEFAULT
 from mmkv_bench.protocols import protocol as protocol_named
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class Listener(Protocol):
@@ -57,7 +60,7 @@ class Session:
 
     def __init__(
         self,
-        model: nn.Module,
+        model: PreTrainedModel,
         listener: Listener | None = None,
         *,
         prompt_length: int | None = None,
@@ -75,7 +78,7 @@ class Session:
         self.cache: CompressedCache | None = None
         self.answer: AnswerAttention | None = None  # collects what is fed after the prefill, while there is one
         self.position_ids: Tensor | None = None  # of the latest forward, as the text model received them
-        self._calls: dict[int, tuple] = {}
+        self._calls: dict[int, tuple[Tensor, tuple[Tensor, Tensor], object]] = {}
         self._top: dict[str, Tensor | None] = {}
         self._check()
 
@@ -159,7 +162,7 @@ class Session:
         prompt = self.prompt
         if prompt is None or prompt.complete or prompt.cache.get_seq_length() + self._forgotten < prompt.total:
             return
-        self.listener.prompt_done(prompt)
+        self._listening.prompt_done(prompt)
         prompt.observations.clear()
         prompt.complete = True
 
@@ -193,7 +196,7 @@ class Session:
     def _add_types(self, new: int) -> None:
         """Token types of the newest chunk, from the ids that the model itself was given."""
         ids, prompt = self._top.get("input_ids"), self.prompt
-        if self.token_types is not None or ids is None:
+        if self.token_types is not None or ids is None or prompt is None:
             return
         config, ids = self.model.config, ids[:, -new:]
         types = torch.zeros_like(ids)
@@ -203,12 +206,17 @@ class Session:
                 types[ids == token] = value
         prompt.token_types = types if prompt.token_types is None else torch.cat([prompt.token_types, types], 1)
 
-    def layer_of_call(self, module: nn.Module) -> CompressedLayer | None:
+    @property
+    def _listening(self) -> Listener:
+        assert self.listener is not None, "a prompt is started for a listener"
+        return self.listener
+
+    def layer_of_call(self, module: Attention) -> CompressedLayer | None:
         """The compressed layer that this attention call wrote to, None when the caller's cache is not ours."""
         cache = self._calls[module.layer_idx][2]
         return cache.layers[module.layer_idx] if isinstance(cache, CompressedCache) else None
 
-    def after_attention(self, module: nn.Module, query: Tensor, layer: CompressedLayer) -> None:
+    def after_attention(self, module: Attention, query: Tensor, layer: CompressedLayer) -> None:
         """Observe one layer's share of a prompt chunk; called by the attention function, which holds post-RoPE Q."""
         prompt, index = self.prompt, module.layer_idx
         if self.answer is not None and (prompt is None or prompt.complete):
@@ -217,7 +225,7 @@ class Session:
             return
         hidden, (cos, sin), _ = self._calls[index]
         if index not in prompt.observations:
-            prompt.observations[index] = [self._observation(module, row) for row in range(len(prompt.pads))]
+            prompt.observations[index] = [self._observation(prompt, module, row) for row in range(len(prompt.pads))]
         start = layer.seen - query.shape[2]
         for row, (pad, observation) in enumerate(zip(prompt.pads, prompt.observations[index], strict=True)):
             skip = min(max(pad - start, 0), query.shape[2])  # padding inside this chunk
@@ -239,13 +247,13 @@ class Session:
                 if prompt.token_types is not None:
                     observation.token_types = prompt.token_types[row, prompt.pads[row] :]
             before = layer.seen
-            self.listener.layer_done(prompt, index, prompt.observations[index])
+            self._listening.layer_done(prompt, index, prompt.observations[index])
             self._forgotten = before - prompt.cache.layers[index].seen  # a policy's layer may have taken its place
             prompt.observations[index] = []  # frees the layer's queries and moments
 
-    def _observation(self, module: nn.Module, row: int) -> Observation:
+    def _observation(self, prompt: Prompt, module: Attention, row: int) -> Observation:
         identity = self.identity if isinstance(self.identity, str) else self.identity[row]
-        if isinstance(self.identity, str) and len(self.prompt.pads) > 1:
+        if isinstance(self.identity, str) and len(prompt.pads) > 1:
             identity = f"{identity}/{row}"
 
         def project_query(hidden: Tensor) -> Tensor:
@@ -256,7 +264,7 @@ class Session:
         def future_rope(offsets: Tensor) -> tuple[Tensor, Tensor]:
             positions = self.position_ids
             if positions is None:
-                last = torch.full((1, 1), self.prompt.total - 1, device=module.q_proj.weight.device)
+                last = torch.full((1, 1), prompt.total - 1, device=module.q_proj.weight.device)
             else:
                 positions = positions[1:] if positions.ndim == 3 and positions.shape[0] == 4 else positions
                 last = positions[..., min(row, positions.shape[-2] - 1), -1:].unsqueeze(-2)
@@ -270,9 +278,9 @@ class Session:
         return Observation(
             module.layer_idx,
             len(self.attentions),
-            self.listener.needs,
+            self._listening.needs,
             scaling=module.scaling,
-            length=self.prompt.length(row),
+            length=prompt.length(row),
             token_types=None,
             project_query=project_query,
             future_rope=future_rope,
@@ -280,14 +288,20 @@ class Session:
             module=module,
         )
 
+    @property
+    def filled(self) -> CompressedCache:
+        """The cache of the latest prompt."""
+        assert self.cache is not None, "the prefill makes it"
+        return self.cache
+
     # ------------------------------------------------------------------ audit
     def kept(self) -> list[Tensor]:
         """Per layer int64 `[B, Hkv, m]`: logical indices of the prompt's tokens that are stored (-1 = padding)."""
-        return self.listener.kept()
+        return self._listening.kept()
 
 
 def attach(
-    model: nn.Module,
+    model: PreTrainedModel,
     compressor: Compressor,
     budget: Budget | None = None,
     protocol: str = DEFAULT,

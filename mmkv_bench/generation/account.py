@@ -29,7 +29,7 @@ def fill_asked(result: ForkResult, cell: CellSpec, lengths: Lengths, heads: int,
     result.entries_appended = lengths.appended * heads
     result.fallback = list(compressor.fallbacks(entries, length, None if types is None else types[:length]))
     if cell.evicts(length):
-        result.window_effective = compressor.scorer.window_effective(entries, length)
+        result.window_effective = compressor.eviction.scorer.window_effective(entries, length)
 
 
 def fill_stored(
@@ -64,7 +64,7 @@ def fill_stored(
 
 
 def fill_answer(
-    result: ForkResult, cell: CellSpec, lengths: Lengths, tokens: Sequence[int], finish: str, text: str
+    result: ForkResult, cell: CellSpec, lengths: Lengths, tokens: Sequence[int], finish: str | None, text: str
 ) -> None:
     """What was answered, and how much of it from the reduced cache."""
     result.token_ids, result.n_tokens = list(tokens), len(tokens)

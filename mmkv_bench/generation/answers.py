@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -17,7 +17,7 @@ from mmkv_bench.compression.session import Session
 from mmkv_bench.generation.decode import decode
 from mmkv_bench.generation.forks import borrow
 from mmkv_bench.generation.group import Group
-from mmkv_bench.generation.prefill import Prefilled, score_key
+from mmkv_bench.generation.prefill import Key, Prefilled, score_key
 from mmkv_bench.generation.result import CellSpec
 
 
@@ -51,9 +51,9 @@ def read_answers(session: Session, group: Group, cells: Sequence[CellSpec]) -> N
                 _finish(prefilled, key, cell, answer)
 
 
-def _waiting(cells: Sequence[CellSpec], prefilled: Prefilled) -> dict[str, dict[Hashable, CellSpec]]:
+def _waiting(cells: Sequence[CellSpec], prefilled: Prefilled) -> dict[str, dict[Key, CellSpec]]:
     """Protocol -> score key -> a cell with that score, for scores that were made and need the answer."""
-    found: dict[str, dict[Hashable, CellSpec]] = {}
+    found: dict[str, dict[Key, CellSpec]] = {}
     for cell in cells:
         with contextlib.suppress(Exception):  # a faulty part comes again when its cell is planned
             lengths = prefilled.lengths[cell.protocol]
@@ -65,10 +65,10 @@ def _waiting(cells: Sequence[CellSpec], prefilled: Prefilled) -> dict[str, dict[
     return found
 
 
-def _finish(prefilled: Prefilled, key: Hashable, cell: CellSpec, answer: AnswerAttention) -> None:
+def _finish(prefilled: Prefilled, key: Key, cell: CellSpec, answer: AnswerAttention) -> None:
     start = time.perf_counter()
     try:
-        finished = cell.compressor.scorer.with_answer
+        finished = cell.compressor.eviction.scorer.with_answer
         scores = prefilled.scores[key]
         prefilled.scores[key] = [finished(score, answer.mass(layer)) for layer, score in enumerate(scores)]
     except Exception as error:  # noqa: BLE001 - the method's own fault

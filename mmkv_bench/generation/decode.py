@@ -37,17 +37,17 @@ class _Chooser:
         self.rules, self.rows = rules, [Decoded() for _ in range(rows)]
         self.processors = rules.processors(prompt_ids.shape[1], prompt_ids.device)
         self.stopper, self.eos = rules.stopper, set(rules.eos)
-        self.reads_ids = bool(len(self.processors)) or self.stopper is not None
-        self.ids = prompt_ids.expand(rows, -1) if self.reads_ids else None
+        reads_ids = bool(len(self.processors)) or self.stopper is not None
+        self.ids = prompt_ids.expand(rows, -1) if reads_ids else None
 
     def choose(self, logits: Tensor) -> Tensor:
         """Append the next token of every unfinished row. logits: float32 `[R, V]`; returns int64 `[R, 1]`."""
         broken = logits.isnan().any(-1).tolist()
-        if self.reads_ids:
+        if self.ids is not None:
             logits = self.processors(self.ids, logits)
         token = self.pick(logits)
         stopped = [False] * len(self.rows)
-        if self.reads_ids:
+        if self.ids is not None:
             self.ids = torch.cat([self.ids, token[:, None]], 1)
             if self.stopper is not None:
                 stopped = self.stopper(self.ids, None).tolist()

@@ -152,7 +152,9 @@ class Engine:
         self, group: Group, cells: Sequence[CellSpec], results: dict[str, ForkResult]
     ) -> tuple[list[Fork], list[Fork]]:
         """Forks of cells that keep a part, and of those that keep everything."""
-        forks, whole, prefilled = [], [], group.prefilled
+        forks: list[Fork] = []
+        whole: list[Fork] = []
+        prefilled = group.prefilled
         for cell in cells:
             result = results[cell.cell]
             try:
@@ -187,6 +189,7 @@ class Engine:
         """Decode a batch; on any fault halve it until what fails stands alone."""
         meter = group.meter
         start, aside, failure = meter.now(), meter.aside_s, None
+        decoded: list[Decoded] = []
         try:
             decoded = self._attempt(group, forks, measuring)
         except Exception as error:  # noqa: BLE001 - becomes the status of the fork that causes it
@@ -239,9 +242,8 @@ class Engine:
         lengths = group.prefilled.lengths[fork.cell.protocol]
         text = self.rules.text(answer.tokens, answer.finish, self.tokenizer)
         fill_answer(result, fork.cell, lengths, answer.tokens, answer.finish, text)
-        result.entries_end = answer.entries
-        if answer.entries is None:
-            result.entries_end = result.entries_resident + result.entries_appended + (result.n_tokens - 1) * group.heads
+        appended = result.entries_appended + (result.n_tokens - 1) * group.heads
+        result.entries_end = result.entries_resident + appended if answer.entries is None else answer.entries
         steps = max(result.n_tokens - protocol(fork.cell.protocol).from_prefill, 0)
         result.tpot_s = seconds / steps if steps else None
 

@@ -138,13 +138,14 @@ class Measuring:
     ) -> None:
         """`results`: one per row, or several that share the only row."""
         tokens, full = self.answers[protocol]
-        kl, agree, start = [], [], 0
+        parts: tuple[list[Tensor], list[Tensor]] = [], []
+        start = 0
         for block in self._forced(cache, rows, protocol, tokens, stepwise):
             expected = full[start : start + block.shape[1]].to(block.device)
             start += block.shape[1]
-            for found, made in zip((kl, agree), divergence(expected, block), strict=True):
+            for found, made in zip(parts, divergence(expected, block), strict=True):
                 found.append(made.cpu())
-        kl, agree = torch.cat(kl, 1).tolist(), torch.cat(agree, 1).tolist()
+        kl, agree = (torch.cat(part, 1).tolist() for part in parts)
         for number, result in enumerate(results):
             row = min(number, rows - 1)
             if self._finite("fidelity", kl[row], result):

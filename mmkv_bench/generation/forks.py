@@ -35,8 +35,14 @@ class Fork:
     again: list[tuple[Tensor, Tensor]] | None = None
 
     @property
+    def chosen(self) -> list[Tensor]:
+        """`index` of a fork that has entries of its own."""
+        assert self.index is not None, "a fork that keeps everything borrows the full cache"
+        return self.index
+
+    @property
     def length(self) -> int:
-        return max((i.shape[1] for i in self.index), default=0)
+        return max((i.shape[1] for i in self.chosen), default=0)
 
     def bucket(self) -> int:
         return (max(self.length, SMALL) - 1).bit_length()
@@ -53,7 +59,7 @@ def plan(prefilled: Prefilled, cell: CellSpec, result: ForkResult) -> Fork:
         return Fork(cell, [every] * len(prefilled.cache.layers), result)
     key, summary = score_key(cell, lengths), summary_key(cell, lengths)
     for name in (key, summary):
-        if name in prefilled.failures:
+        if name is not None and name in prefilled.failures:
             raise prefilled.failures[name]
     start = time.perf_counter()
     scores, context = prefilled.scores[key], _context(prefilled, cell)
@@ -64,14 +70,14 @@ def plan(prefilled: Prefilled, cell: CellSpec, result: ForkResult) -> Fork:
         range(len(scores)),
         len(scores),
         context.refed,
-        prefilled.order(key, cell.compressor.selector, context.candidates),
+        prefilled.order(key, cell.compressor.eviction.selector, context.candidates),
         context.summaries,
         context.length,
     )
     known = cell.compressor.answer_fallbacks(prefilled.answer_steps.get(cell.protocol, 0))
     found = [*prefilled.fallbacks[key], *cell.compressor.outcome(context), *known]
     result.fallback = list(dict.fromkeys([*result.fallback, *found]))
-    seconds = prefilled.score_seconds[key] + prefilled.score_seconds.get(summary, 0.0)
+    seconds = prefilled.score_seconds[key] + (0.0 if summary is None else prefilled.score_seconds[summary])
     return Fork(cell, index, result, seconds + time.perf_counter() - start)
 
 
@@ -92,13 +98,14 @@ def batches(forks: Sequence[Fork], group: Group, rows: int, limit_bytes: int | N
     key = layers[0].keys
     slot = key.shape[1] * (2 * key.shape[3] * key.element_size() + POSITION_BYTES)
     for members in groups.values():
-        batch, widest, reserve = [], [0] * len(layers), group.reserve(members[0].cell.protocol)
+        batch: list[Fork] = []
+        widest, reserve = [0] * len(layers), group.reserve(members[0].cell.protocol)
         for fork in members:
-            wider = [max(width, index.shape[1]) for width, index in zip(widest, fork.index, strict=True)]
+            wider = [max(width, index.shape[1]) for width, index in zip(widest, fork.chosen, strict=True)]
             size = (len(batch) + 1) * sum(width + reserve for width in wider) * slot
             if batch and (len(batch) == rows or (limit_bytes is not None and size > limit_bytes)):
                 yield batch
-                batch, wider = [], [index.shape[1] for index in fork.index]
+                batch, wider = [], [index.shape[1] for index in fork.chosen]
             batch.append(fork)
             widest = wider
         yield batch
@@ -107,7 +114,8 @@ def batches(forks: Sequence[Fork], group: Group, rows: int, limit_bytes: int | N
 def _context(prefilled: Prefilled, cell: CellSpec) -> Context:
     """What the parts of a cell that evicts may know of the prompt."""
     lengths = prefilled.lengths[cell.protocol]
-    summaries = prefilled.summaries.get(summary_key(cell, lengths)) if cell.evicts(lengths.reduced) else None
+    key = summary_key(cell, lengths) if cell.evicts(lengths.reduced) else None
+    summaries = None if key is None else prefilled.summaries.get(key)
     budget = min(cell.entries(lengths.reduced), lengths.reduced)
     types = prefilled.prompt.types[0][: lengths.reduced]
     return Context(budget, lengths.reduced, lengths.refed, types, summaries or {})
@@ -118,29 +126,36 @@ def gather(prefilled: Prefilled, forks: Sequence[Fork], reserve: int) -> Compres
     read."""
     seen = prefilled.lengths[forks[0].cell.protocol].candidates
     types = prefilled.prompt.types[0][:seen]
-    acting = forks[0].cell.compressor.decoding is not None  # a batch has policies throughout, or none
+    policies = [fork.cell.compressor.decoding for fork in forks]  # a batch has policies throughout, or none
     layers = []
     for number, source in enumerate(prefilled.cache.layers):
         key, value = source.keys[0, :, :seen], source.values[0, :, :seen]
         rows = []
         for fork in forks:
-            index = fork.index[number]
+            index = fork.chosen[number]
             if fork.again is None:
-                rows.append((*fork.cell.compressor.reducer.reduce(key, value, index, types), index))
+                rows.append((*_reduced(fork.cell, key, value, index, types), index))
             else:
                 rows.append((*fork.again[number], index))
-        if not acting:
-            layers.append(CompressedLayer.from_rows(rows, seen, reserve))
-            continue
         started = [
-            fork.cell.compressor.decoding.layer(_start(prefilled, fork, number, key, value, row, reserve))
-            for fork, row in zip(forks, rows, strict=True)
+            policy.layer(_start(prefilled, fork, number, key, value, row, reserve))
+            for policy, fork, row in zip(policies, forks, rows, strict=True)
+            if policy is not None
         ]
-        layers.append(started[0] if len(started) == 1 else RowsLayer(started))
+        if not started:
+            layers.append(CompressedLayer.from_rows(rows, seen, reserve))
+        else:
+            layers.append(started[0] if len(started) == 1 else RowsLayer(started))
     cache = CompressedCache.of(layers)
-    if acting and forks[0].cell.compressor.decoding.moves_queries:
-        cache.query_positions = forks[0].cell.compressor.decoding.query_positions
+    if policies[0] is not None and policies[0].moves_queries:
+        cache.query_positions = policies[0].query_positions
     return cache
+
+
+def _reduced(cell: CellSpec, key: Tensor, value: Tensor, index: Tensor, types: Tensor) -> tuple[Tensor, Tensor]:
+    reducer = cell.compressor.reducer
+    assert reducer is not None, "a method with entries of its own has a reducer"
+    return reducer.reduce(key, value, index, types)
 
 
 def _start(

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from mmkv_bench.compression.cache import CompressedCache
 from mmkv_bench.compression.compressor import stacked
 from mmkv_bench.compression.observation import Needs, Observation
 from mmkv_bench.compression.prompt import Prompt
+from mmkv_bench.compression.selectors.base import Selector
 from mmkv_bench.compression.session import Session
 from mmkv_bench.generation.encode import EncodedPrompt
 from mmkv_bench.generation.meter import Meter, vision_clock
@@ -24,18 +26,21 @@ from mmkv_bench.protocols import Lengths
 
 log = logging.getLogger(__name__)
 
+Key: TypeAlias = tuple[type, *tuple[Hashable, ...]]
+"""A part's class and its effective parameters."""
 
-def score_key(cell: CellSpec, lengths: Lengths) -> Hashable:
+
+def score_key(cell: CellSpec, lengths: Lengths) -> Key:
     """Cells with equal keys share one score per layer."""
-    scorer = cell.compressor.scorer
+    scorer = cell.compressor.eviction.scorer
     seed = cell.seed if scorer.stochastic else None
     key = (type(scorer), scorer.key(cell.entries(lengths.reduced), lengths.prefilled), seed)
     return (*key, cell.protocol) if scorer.needs.answer else key  # what is fed, and so the answer, differs
 
 
-def summary_key(cell: CellSpec, lengths: Lengths) -> Hashable | None:
+def summary_key(cell: CellSpec, lengths: Lengths) -> Key | None:
     """Cells with equal keys share one allocator's summary per layer; None when the allocator makes none."""
-    allocator = cell.compressor.allocator
+    allocator = cell.compressor.eviction.allocator
     key = allocator.summary_key(cell.entries(lengths.reduced), lengths.prefilled)
     return None if key is None else (type(allocator), key)
 
@@ -49,8 +54,8 @@ class Recording:
 
     def __init__(self, cells: Sequence[CellSpec], lengths: Mapping[str, Lengths]):
         self.lengths = lengths
-        self.scorers: dict[Hashable, CellSpec] = {}
-        self.allocators: dict[Hashable, CellSpec] = {}
+        self.scorers: dict[Key, CellSpec] = {}
+        self.allocators: dict[Key, CellSpec] = {}
         self.needs = Needs()
         for cell in cells:
             own = lengths[cell.protocol]
@@ -62,11 +67,11 @@ class Recording:
                 if summary is not None:
                     self.allocators.setdefault(summary, cell)
                 self.needs = self.needs | cell.compressor.needs
-        self.scores: dict[Hashable, list[Tensor]] = {key: [] for key in self.scorers}
-        self.fallbacks: dict[Hashable, list[str]] = {key: [] for key in self.scorers}
-        self.summaries: dict[Hashable, dict[int, Tensor]] = {key: {} for key in self.allocators}
-        self.failures: dict[Hashable, Exception] = {}
-        self.seconds: dict[Hashable, float] = dict.fromkeys([*self.scorers, *self.allocators], 0.0)
+        self.scores: dict[Key, list[Tensor]] = {key: [] for key in self.scorers}
+        self.fallbacks: dict[Key, list[str]] = {key: [] for key in self.scorers}
+        self.summaries: dict[Key, dict[int, Tensor]] = {key: {} for key in self.allocators}
+        self.failures: dict[Key, Exception] = {}
+        self.seconds: dict[Key, float] = dict.fromkeys([*self.scorers, *self.allocators], 0.0)
 
     def layer_done(self, prompt: Prompt, layer: int, observations: list[Observation]) -> None:
         observation = observations[0]
@@ -74,17 +79,20 @@ class Recording:
             with self._own_fault(key, layer):
                 entries = cell.entries(self.lengths[cell.protocol].reduced)
                 self.scores[key].append(cell.compressor.score(observation, entries, cell.seed))
-                self.fallbacks[key] += cell.compressor.scorer.observed_fallbacks(observation, entries, cell.seed)
+                scorer = cell.compressor.eviction.scorer
+                self.fallbacks[key] += scorer.observed_fallbacks(observation, entries, cell.seed)
         for key, cell in self._alive(self.allocators):
             with self._own_fault(key, layer):
                 entries = cell.entries(self.lengths[cell.protocol].reduced)
-                self.summaries[key][layer] = cell.compressor.allocator.summary(observation, entries, cell.seed)
+                summary = cell.compressor.eviction.allocator.summary(observation, entries, cell.seed)
+                assert summary is not None, "an allocator with a summary's key has the summary"
+                self.summaries[key][layer] = summary
 
-    def _alive(self, cells: dict[Hashable, CellSpec]) -> list[tuple[Hashable, CellSpec]]:
+    def _alive(self, cells: dict[Key, CellSpec]) -> list[tuple[Key, CellSpec]]:
         return [(key, cell) for key, cell in cells.items() if key not in self.failures]
 
     @contextlib.contextmanager
-    def _own_fault(self, key: Hashable, layer: int) -> Iterator[None]:
+    def _own_fault(self, key: Key, layer: int) -> Iterator[None]:
         """Times the block; what it raises, whatever it is, ends only the cells of `key`."""
         start = time.perf_counter()
         try:
@@ -124,11 +132,11 @@ class Prefilled:
     logits: Tensor
     last_positions: Tensor
     scalings: list[float]
-    scores: dict[Hashable, list[Tensor]]
-    summaries: dict[Hashable, dict[int, Tensor]]
-    fallbacks: dict[Hashable, list[str]]
-    failures: dict[Hashable, Exception]
-    score_seconds: dict[Hashable, float]
+    scores: dict[Key, list[Tensor]]
+    summaries: dict[Key, dict[int, Tensor]]
+    fallbacks: dict[Key, list[str]]
+    failures: dict[Key, Exception]
+    score_seconds: dict[Key, float]
     seconds: dict[str, float] = field(default_factory=dict)
     orders: dict[Hashable, Tensor] = field(default_factory=dict)
     answer_steps: dict[str, int] = field(default_factory=dict)
@@ -137,7 +145,7 @@ class Prefilled:
     def length(self) -> int:
         return self.prompt.length
 
-    def order(self, key: Hashable, selector, candidates: int) -> Tensor:
+    def order(self, key: Key, selector: Selector, candidates: int) -> Tensor:
         """The sorted order of one score's first `candidates` columns, all layers at once, made once for all budgets."""
         name = (key, type(selector).order, candidates)  # a static function: no parameter of a selector changes it
         if name not in self.orders:

@@ -7,9 +7,10 @@ transformers' own logits processors and stopping criteria; everything else is re
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,7 +38,7 @@ class DecodeRules:
     max_new_tokens: int
     eos: tuple[int, ...]
     stop_strings: tuple[str, ...]
-    options: Mapping[str, object]
+    options: Mapping[str, Any]
     config: GenerationConfig
     tokenizer: object = None
 
@@ -46,7 +47,7 @@ class DecodeRules:
         return replace(self, max_new_tokens=max_new_tokens, options={**self.options, "max_new_tokens": max_new_tokens})
 
     @classmethod
-    def read(cls, config: GenerationConfig, task: Mapping[str, object], tokenizer: object = None) -> DecodeRules:
+    def read(cls, config: GenerationConfig, task: Mapping[str, Any], tokenizer: object = None) -> DecodeRules:
         """Merge a model folder's generation config with a task's settings.
 
         A folder's sampling settings are set aside, because benchmarks decode greedily; a task's are refused. `until`
@@ -133,7 +134,7 @@ class DecodeRules:
             return "stop"
         return "length" if new >= self.max_new_tokens else None
 
-    def text(self, tokens: Sequence[int], finish: str, tokenizer) -> str:
+    def text(self, tokens: Sequence[int], finish: str | None, tokenizer: Any) -> str:
         """The answer that `tokens` spell, without the end token and without the stop string that ended it."""
         text = tokenizer.decode(tokens[:-1] if finish == "eos" else tokens, skip_special_tokens=True)
         if finish == "stop":
@@ -142,7 +143,7 @@ class DecodeRules:
         return text
 
 
-def _check_task(task: Mapping[str, object]) -> None:
+def _check_task(task: Mapping[str, Any]) -> None:
     unknown = set(task) - _TASK_KEYS
     if unknown:
         raise UnsupportedError(
@@ -159,6 +160,6 @@ def _check_task(task: Mapping[str, object]) -> None:
         raise UnsupportedError(f"the task asks for temperature={task['temperature']}, that is to sample; {greedy}")
 
 
-def _texts(value: object) -> list[str]:
+def _texts(value: str | Iterable[str] | None) -> list[str]:
     texts = [] if value is None else [value] if isinstance(value, str) else list(value)
     return [text for text in texts if text.strip()]

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor, nn
-from transformers import LogitsProcessor, LogitsProcessorList
+from torch import Tensor
+from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
 from mmkv_bench.compression.answer import AnswerAttention
+from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.cache import DEFAULT_RESERVE
+from mmkv_bench.compression.compressing import Compressing
 from mmkv_bench.compression.compressor import Compressor, full
 from mmkv_bench.compression.context import Context
 from mmkv_bench.compression.masked import check_only_evicts, prefilled_again
@@ -35,7 +38,8 @@ class _Watch(LogitsProcessor):
     """Notes when each step's logits came, without changing them, and ends a generation that is past its deadline."""
 
     def __init__(self, meter: Meter, deadline: float | None):
-        self.meter, self.deadline, self.times = meter, deadline, []
+        self.meter, self.deadline = meter, deadline
+        self.times: list[float] = []
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         self.times.append(self.meter.now())
@@ -55,10 +59,10 @@ class Alone:
 
 @torch.no_grad()
 def generate_alone(
-    model: nn.Module,
+    model: PreTrainedModel,
     inputs: dict[str, Tensor],
     compressor: Compressor,
-    budget=None,
+    budget: Budget | None = None,
     protocol: str = DEFAULT,
     *,
     context: int | None = None,
@@ -89,7 +93,8 @@ def generate_alone(
     if rule.prefills_again:
         check_only_evicts(compressor, protocol)
     lengths = rule.lengths(ids.shape[1], context)
-    if compressor.needs.answer and answer is None and budget.entries_for(lengths.reduced) < lengths.reduced:
+    evicts = budget is not None and not compressor.unbudgeted and budget.entries_for(lengths.reduced) < lengths.reduced
+    if evicts and compressor.needs.answer and answer is None:
         answer = answer_of_full(
             model,
             inputs,
@@ -128,9 +133,9 @@ def generate_alone(
             for name, value in inputs.items()
         }
         model(**prefix, use_cache=True, logits_to_keep=1)
-        if rule.prefills_again and not compressor.unbudgeted and budget.entries_for(lengths.reduced) < lengths.reduced:
+        if rule.prefills_again and evicts:
             made = prefilled_again(session, prefix, session.kept())
-            for layer, (key, value) in zip(session.cache.layers, made, strict=True):
+            for layer, (key, value) in zip(session.filled.layers, made, strict=True):
                 layer.replace(key, value)
         # The prompt again, whole: generate() feeds what the cache has not seen (the last token, or the question).
         output = model.generate(
@@ -142,7 +147,7 @@ def generate_alone(
         return Alone(output.sequences, output.logits, session)
 
 
-def _new_tokens(model: nn.Module, generation: dict) -> int:
+def _new_tokens(model: PreTrainedModel, generation: dict) -> int:
     """How many tokens an answer can have; where nobody says so, as many as an unknown answer gets room for."""
     told = generation.get("max_new_tokens", model.generation_config.max_new_tokens)
     return DEFAULT_RESERVE if told is None else int(told)
@@ -150,7 +155,12 @@ def _new_tokens(model: nn.Module, generation: dict) -> int:
 
 @torch.no_grad()
 def answer_of_full(
-    model: nn.Module, inputs: dict[str, Tensor], protocol: str = DEFAULT, *, context: int | None = None, **options
+    model: PreTrainedModel,
+    inputs: dict[str, Tensor],
+    protocol: str = DEFAULT,
+    *,
+    context: int | None = None,
+    **options,
 ) -> AnswerAttention:
     """What the full cache's own answer attends to, through stock `generate()`; arguments as for `generate_alone`.
 
@@ -168,7 +178,7 @@ def answer_of_full(
 
 
 def run_alone(
-    model: nn.Module,
+    model: PreTrainedModel,
     family: Family,
     rules: DecodeRules,
     tokenizer,
@@ -200,7 +210,7 @@ def run_alone(
         if rule.cuts:
             result.question_text_before_cut = prompt.question_text_before_cut
         start, answer = meter.now(), None
-        common = {
+        common: dict[str, Any] = {
             "context": lengths.reduced if rule.cuts else None,
             "identity": prompt.identity,
             "token_types": prompt.types,
@@ -247,6 +257,7 @@ def fill_account(result: ForkResult, cell: CellSpec, lengths: Lengths, session: 
         types: int `[T]` token types of what C counts, None when unknown.
     """
     made, compressor = session.listener, cell.compressor
+    assert isinstance(made, Compressing), "the session of `attach`"
     kept = [index[0] for index in session.kept()]
     fill_asked(result, cell, lengths, kept[0].shape[0] * len(kept), types)
     if cell.evicts(lengths.reduced):
@@ -272,4 +283,4 @@ def _fill(
     tokens = output.sequences[0, prompt.length :].tolist()
     finish = rules.finish(output.sequences, len(tokens))
     fill_answer(result, cell, lengths, tokens, finish, rules.text(tokens, finish, tokenizer))
-    result.entries_end = sum(int(layer.entries()[0].sum()) for layer in output.session.cache.layers)
+    result.entries_end = sum(int(layer.entries()[0].sum()) for layer in output.session.filled.layers)

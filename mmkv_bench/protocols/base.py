@@ -68,6 +68,12 @@ class Protocol(ABC):
         """Whether each prompt token passes the model once, so that stock `generate()` on the reduced cache follows it."""
         return not self.prefills_again and self.lengths(3, 2).forgotten == 0
 
+    def _cut(self, context: int | None) -> int:
+        """`context`. Raises ValueError where there is none."""
+        if context is None:
+            raise ValueError(f"protocol={self.name} cuts the prompt; say behind how many tokens")
+        return context
+
     @abstractmethod
     def lengths(self, prompt: int, context: int | None = None) -> Lengths:
         """A prompt of `prompt` tokens, of which the first `context` are cut off where the protocol cuts."""

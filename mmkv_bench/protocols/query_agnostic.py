@@ -14,4 +14,5 @@ class QueryAgnostic(Protocol):
     cuts = True
 
     def lengths(self, prompt: int, context: int | None = None) -> Lengths:
-        return Lengths(prompt, prefilled=context, reduced=context, candidates=context)
+        cut = self._cut(context)
+        return Lengths(prompt, prefilled=cut, reduced=cut, candidates=cut)

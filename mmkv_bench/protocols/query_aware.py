@@ -16,4 +16,5 @@ class QueryAware(Protocol):
     cuts = True
 
     def lengths(self, prompt: int, context: int | None = None) -> Lengths:
-        return Lengths(prompt, prefilled=prompt, reduced=context, candidates=context)
+        cut = self._cut(context)
+        return Lengths(prompt, prefilled=prompt, reduced=cut, candidates=cut)

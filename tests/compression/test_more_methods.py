@@ -17,6 +17,7 @@ from mmkv_bench.compression.allocators.positive import PositiveOnly
 from mmkv_bench.compression.allocators.pyramid import Pyramid
 from mmkv_bench.compression.allocators.rounding import largest_remainder
 from mmkv_bench.compression.compressor import Compressor, OverBudgetError
+from mmkv_bench.compression.reducers.evict import Evict
 from mmkv_bench.compression.scorers.blind import BlindScorer
 from mmkv_bench.compression.scorers.column_sums import ColumnSumScorer
 from mmkv_bench.compression.scorers.last_query import LastQueryScorer
@@ -324,7 +325,7 @@ class TopHeavy(Allocator):
 
 
 def test_a_layer_above_its_declared_share_is_an_error():
-    made = Compressor("topheavy", LastQueryScorer(), TopHeavy(), TopK())
+    made = Compressor("topheavy", LastQueryScorer(), TopHeavy(), TopK(), Evict())
     made.select([torch.rand(1, 9)], 4, None, [1], 3)
     with pytest.raises(OverBudgetError, match="topheavy kept 5 entries where the budget allows 4"):
         made.select([torch.rand(1, 9)], 4, None, [0], 3)

@@ -26,22 +26,36 @@ class Allocator(ABC):
             layers and decides after the last one.
         excess: entries per KV head granted ABOVE the budget. It is 0 in every paper reading; a released code that
             stores more than it states declares its excess here, so that a plan and an audit can name it.
-        needs: what ``summary`` reads of a layer (may be a property).
+        needs: what ``summary`` reads of a layer.
         needs_visual: prompts without visual tokens cannot be allocated.
-        exceeds: with these parameters the model may be granted more than its budget, as a released code does (may be a
-            property). False in every paper reading.
-        printed: what ``exceeds`` tells is the paper's own formula and no released code's (may be a property): allowed in
-            either reading, and marked in rows and tables.
-        falls_short: with these parameters it may be granted less (may be a property): controls, a granularity, releases.
+        exceeds: with these parameters the model may be granted more than its budget, as a released code does. False in
+            every paper reading.
+        printed: what ``exceeds`` tells is the paper's own formula and no released code's: allowed in either reading, and
+            marked in rows and tables.
+        falls_short: with these parameters it may be granted less: controls, a granularity, releases.
+
+    A subclass sets them in its class, or as properties where they depend on its parameters.
     """
 
-    scope: Literal["layer", "model"] = "layer"
     excess: int = 0
-    needs: Needs = Needs()
     needs_visual: bool = False
-    exceeds: bool = False
     printed: bool = False
-    falls_short: bool = False
+
+    @property
+    def scope(self) -> Literal["layer", "model"]:
+        return "layer"
+
+    @property
+    def needs(self) -> Needs:
+        return Needs()
+
+    @property
+    def exceeds(self) -> bool:
+        return False
+
+    @property
+    def falls_short(self) -> bool:
+        return False
 
     def summary_key(self, budget: int, length: int) -> Hashable | None:
         """Effective parameters of ``summary`` at this budget and length; None for allocators that read scores only.

@@ -126,7 +126,7 @@ class Compensation(Allocator):
         missing = [layer for layer in before if layer not in summaries]
         if missing:
             raise ValueError(f"the needs of layer {missing[0]} are missing; give the summaries of all layers so far")
-        needs = [sum(map(Fraction, summaries[layer].tolist())) / len(summaries[layer]) for layer in before]
+        needs = [sum(map(Fraction, summaries[layer].tolist()), Fraction(0)) / len(summaries[layer]) for layer in before]
         caps = self.layer_caps(needs, budget, scores[0].shape[1], n_layers)
         return [
             torch.full((score.shape[0],), caps[layer], dtype=torch.int64)

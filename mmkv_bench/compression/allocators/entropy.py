@@ -92,7 +92,7 @@ class Entropy(Allocator):
             return None
         if self.entropy == "full":
             found = causal_entropy(obs.queries, obs.key, obs.scaling)
-        elif _modalities(obs.token_types) < 2:
+        elif obs.token_types is None or _modalities(obs.token_types) < 2:
             found = UNDEFINED
         else:
             found = cross_modal_entropy(obs.queries, obs.key, obs.scaling, obs.token_types)
@@ -109,7 +109,7 @@ class Entropy(Allocator):
             return water_fill(weights, min(int(mean), candidates) * len(entropies), candidates)
         total = sum(map(Fraction, weights))
         shares = [Fraction(weight) / total * len(entropies) * mean for weight in weights]
-        return [int(min(max(share, Fraction(candidates, 100)), candidates)) for share in shares]
+        return [int(min(max(share, Fraction(candidates, 100)), Fraction(candidates))) for share in shares]
 
     def caps(
         self,
@@ -122,10 +122,12 @@ class Entropy(Allocator):
         import torch
 
         candidates = scores[0].shape[1]
+        entropies = [UNDEFINED] * n_layers
         if self.dynamic:
-            every = self.layer_caps([float(context.summaries[i]) for i in range(n_layers)], budget, candidates)
-        else:
-            every = self.layer_caps([UNDEFINED] * n_layers, budget, candidates)
+            if context is None:
+                raise ValueError("the layers' entropies are missing; give the context with their summaries")
+            entropies = [float(context.summaries[i]) for i in range(n_layers)]
+        every = self.layer_caps(entropies, budget, candidates)
         return [
             torch.full((score.shape[0],), every[layer], dtype=torch.int64)
             for layer, score in zip(layers, scores, strict=True)

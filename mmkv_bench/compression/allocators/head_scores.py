@@ -99,8 +99,11 @@ class HeadScores(Allocator):
 
     @property
     def falls_short(self) -> bool:
-        measured = isinstance(self.calibration, Mapping) and self.scores == "calibrated"
-        blank = measured and not any(any(row) for row in self.calibration["scores"])
+        blank = (
+            isinstance(self.calibration, Mapping)
+            and self.scores == "calibrated"
+            and not any(any(row) for row in self.calibration["scores"])
+        )
         return self.rounding == "nearest" or self.surplus == "drop" or blank
 
     def method_version(self, method: Composed) -> int:
@@ -202,9 +205,15 @@ def _caps(
 def _check(calibration: Mapping[str, Any]) -> None:
     """Raises CalibrationError for anything but a table of finite scores that divides into KV heads."""
     table, heads = calibration.get("scores"), calibration.get("kv_heads")
-    rows = isinstance(table, Sequence) and bool(table) and all(isinstance(row, Sequence) and row for row in table)
-    even = rows and isinstance(heads, int) and heads > 0 and {len(row) for row in table} == {len(table[0])}
-    if not even or len(table[0]) % heads:
+    if (
+        not isinstance(table, Sequence)
+        or not table
+        or not all(isinstance(row, Sequence) and row for row in table)
+        or not isinstance(heads, int)
+        or heads <= 0
+        or {len(row) for row in table} != {len(table[0])}
+        or len(table[0]) % heads
+    ):
         raise CalibrationError(
             "SparseMM's calibration is no table of head scores; allowed: scores, one row of query heads per layer, and "
             "kv_heads, which divides them; make it with python -m mmkv_bench calibrate sparsemm"

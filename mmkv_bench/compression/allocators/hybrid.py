@@ -86,7 +86,7 @@ class HeadClasses:
         """The score from which on a head is static (threshold=absolute)."""
         if self.calibration is None:
             return self.theta
-        if self._unloaded or "theta" not in self.calibration:
+        if isinstance(self.calibration, str) or "theta" not in self.calibration:
             raise ConfigError(
                 f"calibration is {self.calibration!r}, which gives no theta; make one for this model with "
                 "python -m mmkv_bench calibrate hybridkv, or leave calibration empty"
@@ -238,6 +238,8 @@ class Hybrid(Allocator):
         n_layers: int,
         context: Context | None = None,
     ) -> list[Tensor]:
+        if context is None:
+            raise ValueError("the layers' sparsity scores are missing; give the context with their summaries")
         return list(self.divide(context.summaries, budget, scores[0].shape[1]).entries)
 
     def divide(self, summaries: Mapping[int, Tensor], budget: int, candidates: int) -> HeadBudgets:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from mmkv_bench.compression.allocators.base import Allocator
@@ -76,7 +76,7 @@ class Prefix(Allocator):
         if self.steps < 0:
             raise ConfigError(f"steps is {self.steps}; allowed: 0 (stop by delta) or more halvings")
         if isinstance(self.calibration, Mapping):
-            object.__setattr__(self, "_profile", _checked(self.calibration))
+            _checked(self.calibration)
         elif self.mode == "offline" and self.calibration is None:
             raise CalibrationError(f"mode=offline without a calibration: {_ADVICE}")
 
@@ -140,11 +140,16 @@ class Prefix(Allocator):
         found, _ = search(curves, Fraction(total), self.delta, self.steps)
         return _whole([Fraction(count) for count in found], budget, n, self.rounding)
 
-    def _from_profile(self, budget: int, n: int, n_layers: int) -> list[int]:
+    @cached_property
+    def _profile(self) -> tuple[tuple[float, ...], tuple[tuple[float, ...], ...]]:
+        """Grid and ratios of the calibration."""
         if not isinstance(self.calibration, Mapping):
             raise CalibrationError(
                 f"calibration={self.calibration} was not looked up, because no model is known: {_ADVICE}"
             )
+        return _checked(self.calibration)
+
+    def _from_profile(self, budget: int, n: int, n_layers: int) -> list[int]:
         grid, ratios = self._profile
         if len(ratios[0]) != n_layers:
             raise CalibrationError(

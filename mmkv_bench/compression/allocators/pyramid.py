@@ -86,12 +86,12 @@ class Pyramid(Allocator):
                 high, low = most, 2 * base - most
             fall = (high - low) // (n_layers - 1)
             return [min(max(0, high - layer * fall) + window, candidates) for layer in range(n_layers)]
-        low = Fraction(base, self.beta)
-        high = 2 * base - low
-        if high > most:
-            high, low = Fraction(most), Fraction(2 * base - most)
-        fall = (high - low) / (n_layers - 1)
-        return [count + window for count in largest_remainder([high - layer * fall for layer in range(n_layers)])]
+        last = Fraction(base, self.beta)
+        first = 2 * base - last
+        if first > most:
+            first, last = Fraction(most), Fraction(2 * base - most)
+        step = (first - last) / (n_layers - 1)
+        return [count + window for count in largest_remainder([first - layer * step for layer in range(n_layers)])]
 
     def allowance(self, budget: int, candidates: int, layers: Sequence[int], n_layers: int) -> int:
         caps = self.layer_caps(budget, candidates, n_layers)

@@ -18,10 +18,10 @@ def largest_remainder(shares: Sequence[Fraction]) -> list[int]:
     Raises:
         ValueError: the sum is not whole: no rounding keeps it.
     """
-    missing = sum(shares)
-    if missing.denominator != 1:
-        raise ValueError(f"the shares add up to {missing}, which is not a whole number of entries")
+    total = sum(shares, Fraction(0))
+    if total.denominator != 1:
+        raise ValueError(f"the shares add up to {total}, which is not a whole number of entries")
     down = [share.numerator // share.denominator for share in shares]
-    missing = int(missing) - sum(down)
+    missing = int(total) - sum(down)
     first = sorted(range(len(shares)), key=lambda i: (down[i] - shares[i], i))[:missing]
     return [count + (i in first) for i, count in enumerate(down)]

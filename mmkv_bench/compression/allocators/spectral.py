@@ -49,7 +49,7 @@ class Spectral(Allocator):
         check_filter(self.gamma, self.keys)
 
     @property
-    def scope(self) -> str:
+    def scope(self) -> Literal["layer", "model"]:
         return "model" if self.dba else "layer"
 
     @property

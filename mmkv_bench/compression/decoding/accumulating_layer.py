@@ -24,6 +24,14 @@ class Policy(Protocol):
 class AccumulatingLayer(CompressedLayer):
     """One sequence's entries with `gathered`, float32 `[Hkv, stored]`, 0 at padding."""
 
+    gathered: Tensor
+    _counted: int  # queries before this one are in the scores already
+    _refed: Tensor  # scores of prompt tokens that will be fed again
+    _acts_from: int
+    _policy: Policy
+    _limit: int  # slots, and recents per head, from the first token of the answer on; none before
+    _recents: Tensor | None
+
     @classmethod
     def of(cls, policy: Policy, start: Start) -> AccumulatingLayer:
         if start.scores is None:
@@ -32,12 +40,10 @@ class AccumulatingLayer(CompressedLayer):
         layer = cls.from_rows([(start.kept_key, start.kept_value, start.positions)], start.seen, room)
         scores = start.scores.float()
         layer.gathered = scores.gather(1, start.index.clamp_min(0)).masked_fill(start.index < 0, 0)
-        layer._counted = start.pad + scores.shape[1]  # queries before this one are in the scores already
-        # scores of prompt tokens that will be fed again; a view would keep those of the whole prompt
-        layer._refed = scores[:, start.seen - start.pad :].clone()
+        layer._counted = start.pad + scores.shape[1]
+        layer._refed = scores[:, start.seen - start.pad :].clone()  # a view would keep those of the whole prompt
         layer._acts_from, layer._policy = start.acts_from, policy
-        layer._limit = None  # slots, and recents per head, from the first token of the answer on
-        layer._recents = None
+        layer._limit, layer._recents = 0, None
         return layer
 
     def buffers(self) -> list[Tensor]:
@@ -54,12 +60,12 @@ class AccumulatingLayer(CompressedLayer):
         acting = self.seen - max(first, self._acts_from)
         if acting <= 0:
             return
-        if self._limit is None:
+        if self._recents is None:
             self._limit = self.stored - acting
             held = (self.entries()[0] - acting).tolist()
             self._recents = torch.tensor([self._policy.recents(count) for count in held], device=self.device)
         while self.stored > self._limit:
-            self._evict()
+            self._evict(self._recents)
 
     def _admit(self, n: int) -> None:
         """Slots of gathered attention for n new tokens."""
@@ -76,17 +82,19 @@ class AccumulatingLayer(CompressedLayer):
         keys = self.keys[0]
         if not self.ragged:
             return column_sums(query, keys, scaling, self.stored - query.shape[1])
+        positions = self.positions
+        assert positions is not None, "a layer made of rows has positions"
         sums = torch.zeros(keys.shape[:2], dtype=torch.float32, device=keys.device)
         group = query.shape[0] // keys.shape[0]
-        for head, padding in enumerate((self.positions[0] < 0).sum(-1).tolist()):
+        for head, padding in enumerate((positions[0] < 0).sum(-1).tolist()):
             own, seen = query[head * group : (head + 1) * group], keys[head : head + 1, padding:]
             sums[head : head + 1, padding:] = column_sums(own, seen, scaling, seen.shape[1] - query.shape[1])
         return sums
 
-    def _evict(self) -> None:
-        """Remove the least heavy entry of every head; among equals the later one."""
+    def _evict(self, recents: Tensor) -> None:
+        """Remove the least heavy entry of every head; among equals the later one. recents: int64 `[Hkv]`, out of reach."""
         slot = torch.arange(self.stored, device=self.device)
-        open_ = (slot < self.stored - self._recents[:, None]) & (self.slot_positions()[0] >= 0)
+        open_ = (slot < self.stored - recents[:, None]) & (self.slot_positions()[0] >= 0)
         weight = self.gathered.masked_fill(~open_, torch.inf)
         victim = self.stored - 1 - weight.flip(-1).argmin(-1)
         self.drop(victim[None])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -67,17 +67,24 @@ class DecodePolicy(ABC):
     Class attributes:
         quantises: entries are stored in fewer bits, those of a prompt within its budget too.
         retrieves: entries that are not on the device can be read later.
-        idle: with these parameters nothing happens while decoding (may be a property); the method runs as if it had no
-            policy.
-        moves_queries: ``query_positions`` is overridden; such forks decode alone (may be a property).
+        idle: with these parameters nothing happens while decoding; the method runs as if it had no policy.
+        moves_queries: ``query_positions`` is overridden; such forks decode alone.
         tokens_from_full: so many tokens of an answer are the full cache's, whatever the protocol.
+
+    A subclass sets them in its class, or as properties where they depend on its parameters.
     """
 
-    quantises: bool = False
-    retrieves: bool = False
-    idle: bool = False
-    moves_queries: bool = False
-    tokens_from_full: int = 0
+    quantises: ClassVar[bool] = False
+    retrieves: ClassVar[bool] = False
+    tokens_from_full: ClassVar[int] = 0
+
+    @property
+    def idle(self) -> bool:
+        return False
+
+    @property
+    def moves_queries(self) -> bool:
+        return False
 
     @abstractmethod
     def layer(self, start: Start) -> CompressedLayer:

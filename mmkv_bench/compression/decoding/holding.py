@@ -87,6 +87,9 @@ class HeldLayer(CompressedLayer):
         acts_from: logical index of the answer's first token.
     """
 
+    policy: Holding
+    acts_from: int
+
     def begin(self, policy: Holding, start: Start) -> None:
         """Remember what every head holds when the answer begins."""
         self.policy, self.acts_from = policy, start.acts_from
@@ -129,15 +132,15 @@ class HeldLayer(CompressedLayer):
             self.drop(torch.tensor([slots]))
             return
         gone = torch.tensor([[slot if is_due else -1 for slot, is_due in zip(slots, due, strict=True)]])
-        stays = (self.positions >= 0) & (
-            torch.arange(self.stored, device=self.device) != gone[..., None].to(self.device)
-        )
+        places = self.positions
+        assert places is not None, "a layer made of rows has positions"
+        stays = (places >= 0) & (torch.arange(self.stored, device=self.device) != gone[..., None].to(self.device))
         # Right-align what stays: a stable sort puts it last, in its old order.
         width = max(count - is_due for count, is_due in zip(held, due, strict=True))
         index = stays.int().sort(dim=-1, stable=True).indices[..., self.stored - width :]
-        positions = self.positions.gather(2, index).masked_fill(~stays.gather(2, index), -1)
+        positions = places.gather(2, index).masked_fill(~stays.gather(2, index), -1)
         wide = index.unsqueeze(-1)
         for storage in (self._key_storage, self._value_storage):
             storage[:, :, :width] = storage.gather(2, wide.expand(-1, -1, -1, storage.shape[-1]))
-        self._position_storage[:, :, :width] = positions
+        places[:, :, :width] = positions
         self.stored, self.ragged = width, bool(len(set(map(int.__sub__, held, due))) > 1)

@@ -69,8 +69,25 @@ class Late(DecodePolicy):
         return WaitingLayer.of(self, start)
 
 
+@dataclass(frozen=True)
+class Waiting:
+    """What is still needed of a `Start` until the method reduces: nothing that keeps the original cache alive."""
+
+    layer: int
+    n_layers: int
+    index: Tensor
+    scores: Tensor
+    context: Context
+    seen: int
+    acts_from: int
+    reserve: int
+
+
 class WaitingLayer(CompressedLayer):
     """One layer of one sequence: the full cache until the answer's first token was attended from."""
+
+    _policy: Late
+    _start: Waiting | None
 
     @classmethod
     def of(cls, policy: Late, start: Start) -> WaitingLayer:
@@ -83,22 +100,29 @@ class WaitingLayer(CompressedLayer):
         heads, n, _ = start.key.shape
         places = torch.arange(n, device=start.key.device).expand(heads, -1) + start.pad
         layer = cls.from_rows([(start.key, start.value, places)], start.seen, start.reserve)
-        layer._policy, layer._start = policy, start
-        # The full cache has been copied: what is still needed of `start` must not keep the original alive.
-        start.key = start.value = start.kept_key = start.kept_value = None
+        layer._policy = policy
+        layer._start = Waiting(
+            start.layer,
+            start.n_layers,
+            start.index,
+            start.scores,
+            start.context,
+            start.seen,
+            start.acts_from,
+            start.reserve,
+        )
         return layer
 
     def buffers(self) -> list[Tensor]:
         """The method's index and scores among them; token types and summaries are the prompt's, not a layer's."""
-        waiting = [] if self._start is None else [self._start.index, self._start.scores]
-        return [*super().buffers(), *waiting]
+        return [*super().buffers(), *([] if self._start is None else [self._start.index, self._start.scores])]
 
     def attended(self, query: Tensor, scaling: float) -> None:
         if self._start is not None and self.seen > self._start.acts_from:
             start, self._start = self._start, None
             self._reduce(start, query[0, :, -1:], scaling)
 
-    def _reduce(self, start: Start, query: Tensor, scaling: float) -> None:
+    def _reduce(self, start: Waiting, query: Tensor, scaling: float) -> None:
         """Keep what the method keeps of everything stored. query: `[Hq, 1, D]` of the newest token."""
         import torch
 
@@ -108,9 +132,11 @@ class WaitingLayer(CompressedLayer):
         known = before.shape[1]
         if types is not None:
             types = torch.nn.functional.pad(types.to(scores.device), (0, total - len(types)))
-        prior = policy.prior and types is not None and bool((types > 0).any())
-        scores[:, :known] += without_text_prior(before, types[:known]) if prior else before
-        scores = with_text_prior(scores, types) if prior else scores
+        if policy.prior and types is not None and bool((types > 0).any()):
+            scores[:, :known] += without_text_prior(before, types[:known])
+            scores = with_text_prior(scores, types)
+        else:
+            scores[:, :known] += before
         context = Context(start.context.budget, total, 0, types, start.context.summaries)
         (caps,) = policy.allocator.caps([scores], context.budget, [start.layer], start.n_layers, context)
         protected = policy.selector.protected(total, context.budget, types).to(scores.device)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,6 +14,9 @@ from mmkv_bench.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from mmkv_bench.compression.decoding.base import Start
+
+
+Key = TypeVar("Key", bound=Hashable)
 
 
 class Policy(Protocol):
@@ -84,24 +88,28 @@ class _Store:
         units = tokens.unflatten(1, (-1, self.unit)).transpose(2, 3)  # [rows, units, D, unit]
         fresh = quantise(units if self.unit > 1 else units.flatten(2), self.bits, self.group)
         end = first + units.shape[1]
-        if self.packed is None or end > self.packed.data.shape[1]:
-            self._grow(fresh, end)
-        for whole, part in zip(self.packed.parts, fresh.parts, strict=True):
+        packed = self.packed
+        if packed is None or end > packed.data.shape[1]:
+            packed = self.packed = self._grown(fresh, end)
+        for whole, part in zip(packed.parts, fresh.parts, strict=True):
             whole[rows, first:end] = part
 
-    def _grow(self, like: Packed, least: int) -> None:
+    def _grown(self, like: Packed, least: int) -> Packed:
         heads, room = len(self.units), max(least, self._capacity)
         old = self.packed
-        made = [part.new_zeros(heads, room, *part.shape[2:]) for part in like.parts]
+        data, scale, zero = (part.new_zeros(heads, room, *part.shape[2:]) for part in like.parts)
         if old is not None:
-            for part, before in zip(made, old.parts, strict=True):
+            for part, before in zip((data, scale, zero), old.parts, strict=True):
                 part[:, : before.shape[1]] = before
-        self.packed = Packed(*made, self.bits)
+        return Packed(data, scale, zero, self.bits)
 
     def _used(self) -> Packed | None:
         """The packed units of the longest head; those that shorter heads have not filled are zeros."""
         most = max(self.units)
-        return Packed(*(part[:, :most] for part in self.packed.parts), self.bits) if most else None
+        if not most or self.packed is None:
+            return None
+        data, scale, zero = (part[:, :most] for part in self.packed.parts)
+        return Packed(data, scale, zero, self.bits)
 
     def read(self) -> Tensor:
         """`[Hkv, slots, D]` all entries in full precision, heads padded on the left with zeros."""
@@ -160,6 +168,11 @@ class QuantisedLayer(CompressedLayer):
     """KIVI's layer for one sequence. The base class keeps slots, positions and masks; its own key and value storage has
     no channels, because the entries live in two `_Store`s. `keys` and `values` read them out anew each time."""
 
+    policy: Policy
+    acts_from: int
+    _keys: _Store
+    _values: _Store
+
     @classmethod
     def of(cls, policy: Policy, start: Start) -> QuantisedLayer:
         none = start.kept_key[..., :0]
@@ -174,13 +187,11 @@ class QuantisedLayer(CompressedLayer):
         layer._flush()
         return layer
 
-    @CompressedLayer.keys.getter
-    def keys(self) -> Tensor:
+    def _read_keys(self) -> Tensor:
         """`[1, Hkv, stored, D]`, dequantised: a copy."""
         return self._keys.read()[None]
 
-    @CompressedLayer.values.getter
-    def values(self) -> Tensor:
+    def _read_values(self) -> Tensor:
         """`[1, Hkv, stored, D]`, dequantised: a copy."""
         return self._values.read()[None]
 
@@ -210,9 +221,9 @@ class QuantisedLayer(CompressedLayer):
         return [*super().buffers(), *self._keys.buffers(), *self._values.buffers()]
 
     def padding_nbytes(self) -> int:
-        empty = self.positions.numel() - int(self.entries().sum())
-        positions = empty * self.positions.element_size()
-        return positions + self._keys.padding_nbytes() + self._values.padding_nbytes()
+        places = self.positions
+        empty = 0 if places is None else (places.numel() - int(self.entries().sum())) * places.element_size()
+        return empty + self._keys.padding_nbytes() + self._values.padding_nbytes()
 
     def read_nbytes(self, fed: int) -> int:
         """The packed entries, not their unpacked copies."""
@@ -231,8 +242,9 @@ class QuantisedLayer(CompressedLayer):
 
     def nbytes(self) -> tuple[int, int]:
         """(bytes of packed entries and residuals, bytes of scales, minima and positions)."""
-        parts = self._keys.nbytes(), self._values.nbytes()
-        return sum(data for data, _ in parts), sum(metadata for _, metadata in parts) + _bytes(self.positions)
+        parts, places = (self._keys.nbytes(), self._values.nbytes()), self.positions
+        own = 0 if places is None else _bytes(places)
+        return sum(data for data, _ in parts), sum(metadata for _, metadata in parts) + own
 
     def _refuse(self, *args, **kwargs) -> None:
         raise UnsupportedError("a quantised layer holds one finished prompt of one sequence; its entries only grow")
@@ -240,9 +252,9 @@ class QuantisedLayer(CompressedLayer):
     retain = drop = forget = reorder_cache = batch_repeat_interleave = batch_select_indices = reset = _refuse
 
 
-def _alike(keys: list) -> list[tuple[list[int], object]]:
+def _alike(keys: Sequence[Key]) -> list[tuple[list[int], Key]]:
     """Rows grouped by equal keys: `[([row, ...], key), ...]`; heads that go in step are treated at once."""
-    groups: dict = {}
+    groups: dict[Key, list[int]] = {}
     for row, key in enumerate(keys):
         groups.setdefault(key, []).append(row)
     return [(rows, key) for key, rows in groups.items()]

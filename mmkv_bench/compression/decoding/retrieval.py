@@ -89,7 +89,8 @@ class Pages:
             entries = buffer.to(device, non_blocking=True).view(self.heads, self.slots * self.chunk, -1)
             entries = torch.nn.functional.pad(entries, (0, 0, token.shape[1] - entries.shape[1], 0))
             found.append(entries.gather(1, order.unsqueeze(-1).expand(-1, -1, entries.shape[-1])))
-        return *found, token.gather(1, order)
+        keys, values = found
+        return keys, values, token.gather(1, order)
 
     @property
     def held(self) -> tuple[Tensor, ...]:
@@ -135,18 +136,19 @@ class RetrievalLayer(CompressedLayer):
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         if self.pages is not None:
-            self._refill(query)
+            self._refill(query, self.pages)
         return super().attend(query, key, value, mask)
 
-    def _refill(self, query: Tensor) -> None:
+    def _refill(self, query: Tensor, pages: Pages) -> None:
         """query: ``[1, Hq, n, D]``; mean over the n rows and over the query heads of each KV head."""
         mean = query[0].float().mean(1).view(self._key_storage.shape[1], -1, query.shape[-1]).mean(1)
-        chosen = self.pages.best(mean[self.heads], self.keep_last)
-        keys, values, token = self.pages.fetch(chosen, self.width)
+        chosen = pages.best(mean[self.heads], self.keep_last)
+        keys, values, token = pages.fetch(chosen, self.width)
         buffer = slice(self.prefix - self.width, self.prefix)
         self._key_storage[0, self.heads, buffer] = keys
         self._value_storage[0, self.heads, buffer] = values
         position = (token + self.origin).masked_fill(token < 0, -1)
+        assert self._position_storage is not None, "a layer made of rows has positions"
         self._position_storage[0, self.heads, buffer] = position.to(self._position_storage.dtype)
 
     # ---- audit

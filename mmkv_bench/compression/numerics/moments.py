@@ -13,12 +13,11 @@ class ElementMoments:
 
     def __init__(self) -> None:
         self.count = 0
-        self._sum: Tensor | None = None
-        self._squares: Tensor | None = None
+        self._sum = self._squares = torch.empty(0)
 
     def add(self, x: Tensor) -> None:
         """Take in ``x [n, E]`` of any float dtype."""
-        if self._sum is None:
+        if not len(self._sum):
             self._sum = torch.zeros(x.shape[-1], dtype=torch.float64, device=x.device)
             self._squares = torch.zeros_like(self._sum)
         for block in x.split(ROWS):
@@ -28,7 +27,9 @@ class ElementMoments:
         self.count += x.shape[0]
 
     def mean(self) -> Tensor:
-        """``[E]`` float64."""
+        """``[E]`` float64. Raises ValueError when nothing was taken in."""
+        if self.count == 0:
+            raise ValueError("moments of no rows are undefined")
         return self._sum / self.count
 
     def std(self) -> Tensor:
@@ -46,12 +47,11 @@ class JointMoments:
 
     def __init__(self) -> None:
         self.count = 0
-        self._sum: Tensor | None = None
-        self._products: Tensor | None = None
+        self._sum = self._products = torch.empty(0)
 
     def add(self, x: Tensor) -> None:
         """Take in ``x [H, n, D]`` of any float dtype (n may be 0)."""
-        if self._sum is None:
+        if not len(self._sum):
             heads, _, dim = x.shape
             self._sum = torch.zeros(heads, dim, dtype=torch.float64, device=x.device)
             self._products = torch.zeros(heads, dim, dim, dtype=torch.float64, device=x.device)

@@ -91,7 +91,7 @@ def scaled(
     positive = [weight for weight in weights if weight > 0]
     # Between two of these factors the sum is a straight line; the wanted factor lies on one of them.
     corners = sorted({Fraction(bound) / weight for weight in positive for bound in (least, most)})
-    above = bisect_left(corners, total, key=lambda factor: sum(clipped(factor)))
+    above = bisect_left(corners, total, key=lambda factor: sum(clipped(factor), Fraction(0)))
     if above == len(corners):  # all that have a weight are at their most: the weightless ones share the rest
         fixed = most * len(positive)
         return [most if weight else (total - fixed) / (len(weights) - len(positive)) for weight in weights]

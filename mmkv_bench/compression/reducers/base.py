@@ -15,10 +15,12 @@ class Reducer(ABC):
     """Builds the entries that stay from a full cache. It never writes to its inputs: other forks still read them.
 
     Class attributes:
-        merges: what is not selected leaves a trace in what is.
+        merges: what is not selected leaves a trace in what is. Set in the class, or a property where it depends on parameters.
     """
 
-    merges: bool = False
+    @property
+    def merges(self) -> bool:
+        return False
 
     def method_version(self, method: Composed) -> int:
         """How often this part's numbers have changed, from 1; see ``Scorer.method_version``."""

@@ -18,7 +18,8 @@ class Evict(Reducer):
     def reduce(self, key: Tensor, value: Tensor, index: Tensor, types: Tensor | None = None) -> tuple[Tensor, Tensor]:
         padding = (index < 0).unsqueeze(-1)
         slot = index.clamp_min(0).unsqueeze(-1)
-        return tuple(
+        kept_key, kept_value = (
             entries.gather(1, slot.expand(-1, -1, entries.shape[-1])).masked_fill_(padding, 0)
             for entries in (key, value)
         )
+        return kept_key, kept_value

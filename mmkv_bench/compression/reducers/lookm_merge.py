@@ -87,9 +87,10 @@ class LookMMerge(Reducer):
             valid = torch.ones_like(rows, dtype=torch.bool)
         weight = weight * valid
         count = torch.zeros(index.shape, device=key.device).scatter_add_(1, slot, valid.float())
-        return tuple(
+        merged_key, merged_value = (
             self._merged(old, new, rows, slot, weight, count) for old, new in zip((key, value), kept, strict=True)
         )
+        return merged_key, merged_value
 
     def _filtered(
         self, rows: Tensor, valid: Tensor, cosine: Tensor, slot: Tensor, weight: Tensor

@@ -22,19 +22,33 @@ class Scorer(ABC):
     the idea, the paper, every parameter with its unit, and where paper and released code part ways.
 
     Class attributes:
-        needs: what the session must gather during prefill (may be a property when it depends on parameters).
+        needs: what the session must gather during prefill.
         stochastic: the score depends on ``seed``; a cell of a deterministic method has none.
         needs_visual: prompts without visual tokens cannot be scored.
-        negative: scores may be below 0, so that their sums are no shares (may be a property).
+        negative: scores may be below 0, so that their sums are no shares.
         comparable: scores of different KV heads of a layer lie on one scale and say which head needs more entries; not
             so for scores that follow from a token's place alone or are the same in every head.
+
+    A subclass sets them in its class, or as properties where they depend on its parameters.
     """
 
-    needs: Needs = Needs()
-    stochastic: bool = False
-    needs_visual: bool = False
-    negative: bool = False
     comparable: bool = True
+
+    @property
+    def needs(self) -> Needs:
+        return Needs()
+
+    @property
+    def stochastic(self) -> bool:
+        return False
+
+    @property
+    def needs_visual(self) -> bool:
+        return False
+
+    @property
+    def negative(self) -> bool:
+        return False
 
     @abstractmethod
     def key(self, budget: int, length: int) -> tuple:

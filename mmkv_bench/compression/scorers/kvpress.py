@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.compression import presses
@@ -16,7 +17,6 @@ from mmkv_bench.errors import ConfigError, UnsupportedError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mmkv_bench.compression.allocators.base import Allocator
     from mmkv_bench.compression.composed import Composed
     from mmkv_bench.compression.observation import Observation
 
@@ -62,18 +62,21 @@ class PressScorer(Scorer):
                 "method=kvpress needs a press; allowed: methods.kvpress.press=<name>, one of "
                 f"{', '.join(presses.usable(library))}"
             )
-        made = presses.build(library, self.press, self.args, _ARGS)
-        text = json.dumps(presses.effective(library, self.press, self.args), sort_keys=True)
-        object.__setattr__(self, "_text", text)
-        object.__setattr__(self, "_draws", presses.draws(library, made))
+        presses.build(library, self.press, self.args, _ARGS)
+
+    @cached_property
+    def _text(self) -> str:
+        """The arguments that act, as JSON."""
+        return json.dumps(presses.effective(presses.load(), self.press, self.args), sort_keys=True)
 
     def __hash__(self) -> int:
         return hash((self.press, self._text))
 
-    @property
+    @cached_property
     def stochastic(self) -> bool:
         """Whether the press's module, or one that it is made of, draws random numbers."""
-        return self._draws
+        library = presses.load()
+        return presses.draws(library, presses.build(library, self.press, self.args, _ARGS))
 
     def method_version(self, method: Composed) -> int:
         """2: of more protected entries than the budget the last stay, and a press inside a press is named with its
@@ -86,7 +89,7 @@ class PressScorer(Scorer):
         return {"args": json.loads(self._text), "kvpress": presses.version()}
 
     @property
-    def allocator(self) -> Allocator | None:
+    def allocator(self) -> Safeguard | None:
         """How a press that masks divides a layer's budget among its heads; None for presses that only score."""
         return Safeguard(json.loads(self._text)["alpha_safeguard"]) if self.press in presses.POOLED else None
 
@@ -100,7 +103,7 @@ class PressScorer(Scorer):
         scoring = made.press if self.press in presses.POOLED else made
         wraps = len(presses.chain(library, scoring)) > 1
         score = self._ask(obs, scoring, seed) if wraps else self._innermost(obs, budget, seed)
-        if self.press == presses.CRITICAL_ADA:
+        if self.press == presses.CRITICAL_ADA and self.allocator is not None:
             score = _critical_ada(library, made, score, self.allocator, obs, budget)
         protected = self._protected(obs, budget, seed)
         over = protected.sum(-1, keepdim=True) > budget
@@ -231,7 +234,7 @@ class _View:
 
     def k_proj(self, hidden: Tensor) -> Tensor:
         """`[1,m,E]` -> `[1,m,Hkv*D]`"""
-        module = self._obs.module
+        module: Any = self._obs.module
         key, norm = module.k_proj(hidden), getattr(module, "k_norm", None)
         return key if norm is None else norm(key.unflatten(-1, (-1, module.head_dim))).flatten(-2)
 

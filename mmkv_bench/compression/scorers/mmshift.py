@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_type_hints
 
 from mmkv_bench.compression.numerics.proxies import group_mass, group_votes, total_mass
@@ -141,8 +142,6 @@ class MMShiftScorer(Scorer):
             if allowed and isinstance(allowed[0], str) and value not in allowed:
                 raise ConfigError(f"{item.name} is {value!r}; {nearest(str(value), allowed)}")
         self._check_combinations()
-        text = "" if self.calibration is None else json.dumps(self.calibration, sort_keys=True)
-        object.__setattr__(self, "_calibrated", hashlib.sha256(text.encode()).hexdigest())
 
     def _check_combinations(self) -> None:
         if self.modality == "separate" and self.groups < 2:
@@ -179,6 +178,11 @@ class MMShiftScorer(Scorer):
             hidden_scalars=not some and scalar,
             states=some or self.plain_layers > 0,
         )
+
+    @cached_property
+    def _calibrated(self) -> str:
+        text = "" if self.calibration is None else json.dumps(self.calibration, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
 
     def key(self, budget: int, length: int) -> tuple:
         parameters = (getattr(self, item.name) for item in fields(self) if item.name != "calibration")
@@ -262,7 +266,8 @@ class MMShiftScorer(Scorer):
         even, odd = self._moments_of(obs, visual), self._moments_of(obs, ~visual)
         group = torch.arange(self.samples, device=obs.device) // (self.samples // self.groups)
         first = (group % 2 == 0).unsqueeze(-1)
-        return tuple(torch.where(first, a, b) for a, b in zip(even, odd, strict=True))
+        mean, std = (torch.where(first, a, b) for a, b in zip(even, odd, strict=True))
+        return mean, std
 
     def _moments_of(self, obs: Observation, chosen: Tensor | None) -> tuple[Tensor, Tensor]:
         """Moments of the chosen ones (bool ``[T]``, None: all) of the last tokens; of all these where none is chosen."""

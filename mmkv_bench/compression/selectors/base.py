@@ -16,16 +16,27 @@ class Selector(ABC):
 
     Class attributes:
         needs_visual: prompts without visual tokens cannot be selected from.
-        exceeds: with these parameters more than the caps may be kept, as a released code does (may be a property).
-        printed: what ``exceeds`` tells is the paper's own formula and no released code's (may be a property): allowed in
-            either reading, and marked in rows and tables.
-        falls_short: with these parameters less may be kept (may be a property).
+        exceeds: with these parameters more than the caps may be kept, as a released code does.
+        printed: what ``exceeds`` tells is the paper's own formula and no released code's: allowed in either reading, and
+            marked in rows and tables.
+        falls_short: with these parameters less may be kept.
+
+    A subclass sets them in its class, or as properties where they depend on its parameters.
     """
 
     needs_visual: bool = False
-    exceeds: bool = False
-    printed: bool = False
-    falls_short: bool = False
+
+    @property
+    def exceeds(self) -> bool:
+        return False
+
+    @property
+    def printed(self) -> bool:
+        return False
+
+    @property
+    def falls_short(self) -> bool:
+        return False
 
     def method_version(self, method: Composed) -> int:
         """How often this part's numbers have changed, from 1; see ``Scorer.method_version``."""

@@ -96,22 +96,22 @@ class TextRecents(RecentShare):
         import torch
 
         n, device = scores.shape[1], scores.device
-        mixed = types is not None and bool((types > 0).any())  # text by itself has no priority over anything
-        if self.rule == "union" and mixed:
+        # text by itself has no priority over anything
+        text = None if types is None or not bool((types > 0).any()) else (types == 0).to(device)
+        if self.rule == "union" and text is not None:
             best = replace(self, rule="strict").select(scores, caps, protected, order, types)
             kept = torch.zeros(len(scores), n + 1, dtype=torch.bool, device=device)
-            kept = kept.scatter(1, best.masked_fill(best < 0, n), True)[:, :n] | (types.to(device) == 0)
+            kept = kept.scatter(1, best.masked_fill(best < 0, n), True)[:, :n] | text
             return super().select(scores, kept.sum(-1), kept, order)
         if not self._by_cap:
             return super().select(scores, caps, protected, order, types)
         recents, important = self._parts(caps.clamp_max(n).to(device))
-        if self.margin >= 0 and mixed:
-            texts = (types == 0).sum().to(device)
+        if self.margin >= 0 and text is not None:
+            texts = text.sum()
             recents = torch.where(recents < texts, texts + self.margin, recents).clamp_max(n)
         latest = torch.arange(n, device=device) >= n - recents[:, None]
         protected = protected.to(device) | latest
-        if self.rule == "all_text" and mixed:
-            text = types.to(device) == 0
+        if self.rule == "all_text" and text is not None:
             important = torch.maximum(important, (text & ~latest).sum(-1))
             protected = protected | text
         return super().select(scores, (important + recents).clamp_max(n), protected, order, types)
