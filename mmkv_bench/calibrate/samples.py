@@ -73,7 +73,11 @@ def page(kind: str, size: str, split: str, index: int) -> Page:
 
 def _key_cells(document: Document) -> dict[str, Cell]:
     """Where every key stands; a key is the only upper-case letter of its kind in a document."""
-    return {key: tuple(int(axis[0]) for axis in (document.grids == ord(key)).nonzero()) for key in document.entries}
+    found = {}
+    for key in document.entries:
+        page, row, column = (int(axis[0]) for axis in (document.grids == ord(key)).nonzero())
+        found[key] = (page, row, column)
+    return found
 
 
 def visual_tokens(cells: Sequence[Cell], grid: tuple[int, int], boxes: Sequence[Box | None]) -> list[int]:

@@ -45,12 +45,13 @@ def find(target: str) -> ClassFields | None:
 @cache
 def parts(folder: str) -> dict[str, ClassFields]:
     """Module -> its part, for a folder below `compression`: the last class that descends from the folder's base class."""
-    found = {}
+    found: dict[str, Source] = {}
     for file in sorted((_ROOT / "compression" / folder).glob("*.py")):
         module = f"{PACKAGE}.compression.{folder}.{file.stem}"
         names = [name for name, cls in _module(module)[0].items() if _descends(module, cls)]
-        if names:
-            found[file.stem] = find(f"{module}.{names[-1]}")
+        part = find(f"{module}.{names[-1]}") if names else None
+        if part is not None:
+            found[file.stem] = part
     return found
 
 
@@ -101,13 +102,13 @@ def _descends(module: str, cls: ast.ClassDef) -> bool:
 def _fields(module: str, cls: ast.ClassDef) -> dict[str, Any]:
     """Fields of a dataclass and of those it extends, with their defaults as a configuration holds them."""
     found: dict[str, Any] = {}
-    for parent in reversed(_parents(module, cls)):
-        found |= find(parent).parameters
+    for parent in map(find, reversed(_parents(module, cls))):
+        found |= {} if parent is None else parent.parameters
     if not any("dataclass" in ast.unparse(decorator) for decorator in cls.decorator_list):
         return found
     for line in cls.body:
         if isinstance(line, ast.AnnAssign) and "ClassVar" not in ast.unparse(line.annotation):
-            found[line.target.id] = _default(line.value)
+            found[ast.unparse(line.target)] = _default(line.value)
     return found
 
 

@@ -55,8 +55,8 @@ def _read(file: Path, changed: int) -> Mapping[str, Any]:
 
 def _filled(value: Any, columns: Mapping[str, Any]) -> Any:
     if isinstance(value, Mapping):
-        found = {key: _filled(inner, columns) for key, inner in value.items()}
-        return {key: inner for key, inner in found.items() if inner is not _NOTHING}
+        filled = {key: _filled(inner, columns) for key, inner in value.items()}
+        return {key: inner for key, inner in filled.items() if inner is not _NOTHING}
     if isinstance(value, list):
         found = [(item, _filled(item, columns)) for item in value]
         return [

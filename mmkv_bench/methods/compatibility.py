@@ -69,7 +69,7 @@ def heads_that_compare(c: Compressor) -> str | None:
     from mmkv_bench.compression.allocators.head_pool import HeadPool
     from mmkv_bench.compression.allocators.safeguard import Safeguard
 
-    if isinstance(c.allocator, HeadPool | Safeguard) and not c.scorer.comparable:
+    if c.scorer is not None and isinstance(c.allocator, HeadPool | Safeguard) and not c.scorer.comparable:
         return (
             f"{_name(c.allocator)} gives entries to the heads with the larger scores, and those of {_name(c.scorer)} do not "
             "tell heads apart; allowed: scorers of attention, votes or keys, or the allocator Uniform"
@@ -105,7 +105,8 @@ def sums_of_scores(c: Compressor) -> str | None:
 def nothing_protected(c: Compressor) -> str | None:
     from mmkv_bench.compression.allocators.positive import PositiveOnly
 
-    if isinstance(c.allocator, PositiveOnly) and bool(c.selector.protected(8, 4, None).any()):
+    protected = None if c.selector is None else c.selector.protected(8, 4, None)
+    if protected is not None and isinstance(c.allocator, PositiveOnly) and bool(protected.any()):
         return (
             f"PositiveOnly grants entries for positive scores alone, and {_name(c.selector)} protects tokens whatever "
             "their score, which would take the place of these; allowed: a selector that protects nothing, such as TopK "
@@ -175,8 +176,9 @@ def heads_evict_alike(c: Compressor) -> str | None:
     from mmkv_bench.compression.allocators.safeguard import Safeguard
     from mmkv_bench.compression.reducers.lookm_merge import LookMMerge
 
-    filtering = isinstance(c.reducer, LookMMerge) and c.reducer.sources == "misaligned"
-    if c.scorer is None or not filtering or c.reducer.merge not in ("average", "weighted"):
+    if c.scorer is None or not isinstance(c.reducer, LookMMerge) or c.reducer.sources != "misaligned":
+        return None
+    if c.reducer.merge not in ("average", "weighted"):
         return None
     if not isinstance(c.allocator, HeadPool | HeadScores | Hybrid | PositiveOnly | Safeguard):
         return None
@@ -236,17 +238,20 @@ def pages_of_their_own(c: Compressor) -> str | None:
             f"{_name(c.decoding)} can read every entry of the prompt again, and {_name(c.reducer)} has merged the evicted "
             "ones into others: they would count twice; allowed: Evict"
         )
-    fetching, dividing = isinstance(c.decoding, ChunkRetrieval), isinstance(c.allocator, Hybrid)
-    if fetching != (dividing and c.allocator.heads.classes != "static"):
+    fetching = c.decoding if isinstance(c.decoding, ChunkRetrieval) else None
+    dividing = c.allocator if isinstance(c.allocator, Hybrid) and c.allocator.heads.classes != "static" else None
+    if (fetching is None) != (dividing is None):
         return (
             "Hybrid decides which heads are dynamic and ChunkRetrieval serves those heads; one without the other leaves "
             "heads without their entries; allowed: both, or neither"
         )
-    if fetching and c.decoding.heads != c.allocator.heads:
+    if fetching is None or dividing is None:
+        return None
+    if fetching.heads != dividing.heads:
         return "Hybrid and ChunkRetrieval call different heads dynamic; allowed: the same `heads` in both"
-    if fetching and c.decoding.chunk != c.allocator.chunk:
+    if fetching.chunk != dividing.chunk:
         return (
-            f"Hybrid counts chunks of {c.allocator.chunk} tokens and ChunkRetrieval reads chunks of {c.decoding.chunk}; "
+            f"Hybrid counts chunks of {dividing.chunk} tokens and ChunkRetrieval reads chunks of {fetching.chunk}; "
             "allowed: the same size in both"
         )
     return None

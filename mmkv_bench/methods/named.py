@@ -73,7 +73,7 @@ def _around(scorer: Scorer | type[Scorer], reading: str, parameters: Mapping[str
     from mmkv_bench.compression.scorers.base import Scorer
 
     given = dict(parameters)
-    if inspect.isclass(scorer) and issubclass(scorer, Scorer):
+    if isinstance(scorer, type) and issubclass(scorer, Scorer):
         own = {key: given.pop(key) for key in list(given) if key in inspect.signature(scorer).parameters}
         try:
             scorer = scorer(**own)

@@ -182,11 +182,13 @@ def _module(file: str, digest: str, text: str, path: str) -> ModuleType:
         raise ConfigError(f"{path} is not valid Python: {what}; correct the file") from None
     _refuse_local_imports(tree, Path(file), path)
     name = f"mmkv_bench_custom_{digest[:16]}_{hashlib.sha256(file.encode()).hexdigest()[:8]}"
-    spec = spec_from_file_location(name, file, loader=_Text(text, file))
+    loader = _Text(text, file)
+    spec = spec_from_file_location(name, file, loader=loader)
+    assert spec is not None, "a file with a loader has a spec"
     module = module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look their module up while they are made
     try:
-        spec.loader.exec_module(module)
+        loader.exec_module(module)
     except KeyboardInterrupt:
         del sys.modules[name]
         raise
@@ -200,7 +202,9 @@ def _refuse_local_imports(tree: ast.AST, file: Path, path: str) -> None:
     """Modules beside the file (or in the working directory) would change answers without changing the cell."""
     here = {file.parent, Path.cwd()}
     for node in ast.walk(tree):
-        roots = [alias.name.split(".")[0] for alias in node.names] if isinstance(node, ast.Import) else []
+        if not isinstance(node, ast.Import | ast.ImportFrom):
+            continue
+        roots = [alias.name.split(".")[0] for alias in node.names]
         if isinstance(node, ast.ImportFrom):
             roots = [(node.module or "").split(".")[0]] if node.level == 0 else ["."]
         for root in roots:
@@ -227,7 +231,7 @@ def _choose(path: str, module: ModuleType, names: tuple[str, ...]) -> dict[str, 
     for role, classes in found.items():
         abstract = [c for c in classes if inspect.isabstract(c)]
         if abstract and len(abstract) == len(classes):
-            missing = ", ".join(sorted(abstract[0].__abstractmethods__))
+            missing = ", ".join(sorted(vars(abstract[0])["__abstractmethods__"]))
             raise ConfigError(
                 f"{abstract[0].__name__} of {path} lacks {missing}; a {ROLES[role]} defines them; {_README}"
             )

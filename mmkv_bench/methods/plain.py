@@ -44,14 +44,14 @@ def under_reading(
     """A node of plain values as it runs under a reading; see `build.effective`."""
     if reading not in READINGS:
         raise ConfigError(f"reading={reading!r} of method {name} is unknown; {nearest(str(reading), READINGS)}")
-    node = _copied(node)
+    own: dict[str, Any] = _copied(node)
     if defaults is not None:
         for key, default in flat_parameters(defaults).items():
-            if isinstance(default, float) and isinstance(node.get(key), int) and not isinstance(node[key], bool):
-                node[key] = float(node[key])
-    for key, value in (node.get("released") or {}).items() if reading == "released" else ():
-        _release(name, node, key, value, defaults)
-    return _resolved(name, node)
+            if isinstance(default, float) and isinstance(own.get(key), int) and not isinstance(own[key], bool):
+                own[key] = float(own[key])
+    for key, value in (own.get("released") or {}).items() if reading == "released" else ():
+        _release(name, own, key, value, defaults)
+    return _resolved(name, own)
 
 
 def _release(name: str, node: dict[str, Any], key: str, value: Any, defaults: Mapping[str, Any] | None) -> None:

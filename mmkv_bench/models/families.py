@@ -14,7 +14,8 @@ from mmkv_bench.protocols import CUTTING, WHOLE
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor, nn
+    from torch import Tensor
+    from transformers import PreTrainedModel
 
 TEXT, IMAGE, VIDEO = 0, 1, 2
 """Token types of `token_types`; the same numbers as the `mm_token_type_ids` of Hugging Face processors."""
@@ -143,14 +144,9 @@ def family_of(config: Any, tokenizer: Any = None) -> Family:
     )
 
 
-def text_model(model: nn.Module) -> nn.Module:
+def text_model(model: PreTrainedModel) -> PreTrainedModel:
     """The text model (decoder) of a loaded model: has `.layers`, `.rotary_emb` and `.embed_tokens`."""
     return model.get_decoder()
-
-
-def attention_modules(model: nn.Module) -> list[nn.Module]:
-    """The text model's self-attention modules, in layer order."""
-    return [layer.self_attn for layer in text_model(model).layers]
 
 
 def token_types(input_ids: Tensor, family: Family) -> Tensor:

@@ -107,7 +107,8 @@ class _Memory:
     loaded reads nothing again."""
 
     def __init__(self, file: Path):
-        self.file, self.new = file, {}
+        self.file = file
+        self.new: dict[str, list[Any]] = {}
         self.known = self._read()
 
     def _read(self) -> dict[str, Any]:

@@ -128,7 +128,8 @@ def _write_weights(folder: Path, target: Path, expected: Mapping[str, Any]) -> N
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise ConfigError(f"{folder} has no *.safetensors; only safetensors are read, never pickled weights")
-    index, size = {}, 0
+    index: dict[str, str] = {}
+    size = 0
     for file in files:
         weights = dict(_renamed(file, expected))
         save_file(weights, target / file.name, metadata={"format": "pt"})
@@ -149,7 +150,7 @@ def _renamed(file: Path, expected: Mapping[str, Any]) -> Iterator[tuple[str, Ten
         for name in weights.keys():  # noqa: SIM118 (not a dict)
             new = new_name(name)
             weight = weights.get_tensor(name)
-            if new not in expected or weight.shape != expected[new]:
+            if new is None or new not in expected or weight.shape != expected[new]:
                 raise ConfigError(
                     f"{file.name}: weight {name} of shape {list(weight.shape)} has no place in LLaVA-Video; it is another "
                     "model, or of another size than its config.json says"

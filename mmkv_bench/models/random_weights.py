@@ -100,7 +100,8 @@ def _mix(x: Tensor) -> Tensor:
 
 def _keys(name: str) -> tuple[int, int]:
     digest = hashlib.sha256(f"{SEED}/{name}".encode()).digest()
-    return tuple(int.from_bytes(digest[i : i + 4], "little", signed=True) for i in (0, 4))
+    first, second = (int.from_bytes(digest[i : i + 4], "little", signed=True) for i in (0, 4))
+    return first, second
 
 
 def _fill(model: nn.Module, device_of: Any) -> None:

@@ -57,7 +57,7 @@ def build_tokenizer(
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special_tokens])
     bos = settings.get("bos_token")
-    if settings.get("add_bos_token"):
+    if bos is not None and settings.get("add_bos_token"):
         tokenizer.post_processor = TemplateProcessing(single=[bos, "$A"], special_tokens=[(bos, special_tokens[bos])])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
@@ -72,7 +72,7 @@ def build_tokenizer(
 
 def word(index: int) -> str:
     """The `index`-th word, index >= 0: two or more syllables of a consonant and a vowel, all different."""
-    syllables = []
+    syllables: list[str] = []
     while index or len(syllables) < 2:
         index, digit = divmod(index, len(_SYLLABLES))
         syllables.append(_SYLLABLES[digit])

@@ -130,7 +130,7 @@ def _decode(
     kept, times, wanted = [], [], set(wanted)
     with _opened(path, name) as (container, stream):
         rate = stream.average_rate or stream.guessed_rate
-        first = None
+        first, last = None, None
         for index, frame in enumerate(container.decode(stream)):
             time = frame.time if frame.time is not None else index / float(rate or 1)
             first = time if first is None else first
@@ -146,7 +146,7 @@ def _decode(
                     )
                 kept.append(frame.to_ndarray(format="rgb24"))
         else:
-            if times:
+            if last is not None:
                 _check_complete(container, stream, times, _seconds(last, rate), name)
     if not times:
         raise DataError(f"video {name} has no frame that decodes; restore the file")
@@ -165,7 +165,9 @@ def _check_complete(container: Any, stream: av.VideoStream, times: list[float], 
     """
     import av
 
-    announced, found, unit = stream.frames, len(times), "frames"
+    announced: float = stream.frames
+    found: float = len(times)
+    unit = "frames"
     if not announced and len(container.streams) == 1 and container.duration:
         announced, found, unit = container.duration / av.time_base, times[-1] + last, "seconds"
     if announced and found < COMPLETE * announced:

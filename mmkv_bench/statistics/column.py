@@ -80,7 +80,7 @@ class Column:
     @cached_property
     def best(self) -> np.ndarray:
         """Methods of which no rival is proven better, bool [m]."""
-        return ~self.beats.any(axis=0)
+        return np.logical_not(self.beats.any(axis=0))
 
     @cached_property
     def winners(self) -> tuple[str, ...]:

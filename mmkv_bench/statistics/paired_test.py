@@ -115,9 +115,9 @@ def paired_ends(
     first, of = _distinct(lines)
     one = claimed[first]
     sums, sizes = sums[one], sizes if len(sizes) == 1 else sizes[one]
-    largest, alpha, p = (each[first] for each in given)
-    low[claimed] = _low(sums, sizes, largest, alpha, p)[of]
-    high[claimed] = -_low(-sums, sizes, largest, alpha, p)[of]
+    adverse, level, own_p = (each[first] for each in given)
+    low[claimed] = _low(sums, sizes, adverse, level, own_p)[of]
+    high[claimed] = -_low(-sums, sizes, adverse, level, own_p)[of]
     return low, high
 
 
@@ -148,7 +148,7 @@ def _low(sums: np.ndarray, sizes: np.ndarray, largest: np.ndarray, alpha: np.nda
 def _t_end(moments: _Moments, largest: np.ndarray, alpha: np.ndarray, inside: np.ndarray) -> np.ndarray:
     """Differences [P] below `inside` at which the t test's p-value is alpha; -inf where it is larger all the way."""
     width = np.maximum(np.maximum(largest / moments.size, np.abs(inside)), np.finfo(float).tiny)
-    low, high = inside - width, inside
+    low, high, kept = inside - width, inside, np.zeros(len(inside), dtype=bool)
     for _ in range(_DOUBLINGS):
         kept = _t_p(moments.shifted(low), largest) > alpha
         if not kept.any():

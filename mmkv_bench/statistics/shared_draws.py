@@ -5,7 +5,7 @@ A product always has `WIDTH` columns, so that a cell's numbers do not depend on 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -34,12 +34,12 @@ def intervals(
     cells: Sequence[Cell], dataset: str, aggregator: Aggregator | None = None, share: bool = True
 ) -> list[Interval]:
     """`intervals.interval` of each of the cells."""
-    found: list[Interval | None] = [None] * len(cells)
+    found = [NO_INTERVAL] * len(cells)
     waiting: dict[tuple[bool, int, bytes], list[int]] = {}
     index_of: dict[tuple[bool, int, bytes], np.ndarray] = {}
+    pooled = aggregator if isinstance(aggregator, Pooled) else None
     for i, (values, clusters) in enumerate(cells):
-        plain = aggregator is None or isinstance(aggregator, Pooled)
-        if not plain or len(values) == 0:
+        if pooled is not aggregator or len(values) == 0:
             found[i] = interval(values, clusters, dataset, aggregator=aggregator, share=share)
             continue
         index, count = cluster_index(clusters)
@@ -48,13 +48,14 @@ def intervals(
         waiting.setdefault(key, []).append(i)
     for key, own in waiting.items():
         binary, count, _ = key
-        values = [cells[i][0] for i in own]
+        alike = [cells[i][0] for i in own]
+        ends: Iterable[Interval]
         if binary:
-            ends = _wilson(np.array(values, dtype=np.float64), index_of[key], count)
+            ends = _wilson(np.array(alike, dtype=np.float64), index_of[key], count)
         elif count < 2:
             ends = [NO_INTERVAL] * len(own)
         else:
-            ends = _bootstrap(values, index_of[key], count, dataset, aggregator)
+            ends = _bootstrap(alike, index_of[key], count, dataset, pooled)
         for i, each in zip(own, ends, strict=True):
             found[i] = each
     return found

@@ -87,7 +87,7 @@ class Staged:
     The hidden name starts with a dot and ends in .tmp, so dataset readers never take it for a part.
     """
 
-    def __init__(self, final: Path, write: Callable[[BinaryIO], None]) -> None:
+    def __init__(self, final: Path, write: Callable[[BinaryIO], object]) -> None:
         self.final = final
         self._hidden: Path | None = final.parent / f".{final.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}.tmp"
         self._stream: BinaryIO | None = None
@@ -102,6 +102,7 @@ class Staged:
             raise
 
     def place(self) -> None:
+        assert self._hidden is not None, "a file is placed once, and not after it was dropped"
         os.replace(self._hidden, self.final)
         self._hidden = None
         self._close()
@@ -122,7 +123,7 @@ class Staged:
             self._stream = None
 
 
-def write_whole(final: Path, write: Callable[[BinaryIO], None]) -> None:
+def write_whole(final: Path, write: Callable[[BinaryIO], object]) -> None:
     """Writes `final` so that readers see the old content or the new one, also after a crash. Raises OSError."""
     staged = Staged(final, write)
     try:

@@ -38,6 +38,7 @@ def read(path: Path) -> Content:
 
     Raises FileNotFoundError when the journal has been published meanwhile, StoreError (file and line) for other damage.
     """
+    bad: int | None = None
     for attempt in range(3):
         content, bad = _parse(path.read_bytes())
         if bad is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,10 @@ from mmkv_bench.store.slim import TIMES
 LARGEST = 9_500_000
 """Bytes of a packed file: below the 10 MB that a repository of results takes (`store/weight.py`)."""
 ROW_GROUP = 1 << 19
-_ALIKE = ("model", "dataset", "dataset_fingerprint", "base", "method", "reading", "protocol", "budget_kind")
-_ALIKE += ("budget_entries", "budget_fraction", "seed", "parameters", "cell")
+_ALIKE = (
+    *("model", "dataset", "dataset_fingerprint", "base", "method", "reading", "protocol", "budget_kind"),
+    *("budget_entries", "budget_fraction", "seed", "parameters", "cell"),
+)
 _UNLIKE = ("answer", "config", *TIMES)  # rarely the same twice: shorter without a dictionary
 
 
@@ -55,10 +58,9 @@ def packed(rows: pa.Table, largest: int = LARGEST) -> list[bytes]:
     pieces = -(-len(data) * 21 // (largest * 20))  # a twentieth to spare
     wanted = np.arange(1, pieces) * rows.num_rows // pieces
     cuts = np.unique(ends[np.minimum(np.searchsorted(ends, wanted), len(ends) - 1)])
-    cuts = [0, *cuts.tolist(), rows.num_rows]
     return [
         file
-        for start, end in zip(cuts, cuts[1:], strict=False)
+        for start, end in pairwise([0, *cuts.tolist(), rows.num_rows])
         for file in packed(rows.slice(start, end - start), largest)
     ]
 

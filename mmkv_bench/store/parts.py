@@ -19,7 +19,7 @@ _RETRIES = 20
 CODED = pa.dictionary(pa.int32(), pa.string())
 
 
-def parquet(table: pa.Table) -> Callable[[BinaryIO], None]:
+def parquet(table: pa.Table) -> Callable[[BinaryIO], object]:
     """A writer of `table` for `files.Staged`."""
     return lambda stream: stream.write(sealed(table, compression="zstd"))
 

@@ -42,14 +42,15 @@ def check_online(timeout_s: float = 3.0) -> None:
 
 def _ask(url: SplitResult, timeout_s: float, problems: list[Exception]) -> None:
     """Any HTTP answer will do; a server that accepts connections and stays silent makes wandb hang just as well."""
+    host = url.hostname or ""
     try:
         if url.scheme == "http":
-            connection = http.client.HTTPConnection(url.hostname, url.port, timeout=timeout_s)
+            connection = http.client.HTTPConnection(host, url.port, timeout=timeout_s)
         else:
             # Only whether somebody answers: nothing is sent, and wandb itself checks certificates by its own rules.
             unverified = ssl.create_default_context()
             unverified.check_hostname, unverified.verify_mode = False, ssl.CERT_NONE
-            connection = http.client.HTTPSConnection(url.hostname, url.port, timeout=timeout_s, context=unverified)
+            connection = http.client.HTTPSConnection(host, url.port, timeout=timeout_s, context=unverified)
         try:
             connection.request("HEAD", "/")
             connection.getresponse()

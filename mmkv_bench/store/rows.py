@@ -64,8 +64,8 @@ def to_table(table: str, rows: Iterable[Mapping[str, Any]], columns: Iterable[st
         # A column that may be null can be newer than the row, in the journal of an earlier version.
         picked = {field.name: row.get(field.name) if field.nullable else row[field.name] for field in schema}
         for name in times:
-            if isinstance(picked[name], str):
-                picked[name] = datetime.fromisoformat(picked[name])
+            if isinstance(text := picked[name], str):
+                picked[name] = datetime.fromisoformat(text)
         plain.append(picked)
     return pa.Table.from_pylist(plain, schema=schema)
 
