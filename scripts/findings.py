@@ -63,6 +63,7 @@ def expansion(results: Path) -> Iterator[str]:
                 scores = samples_of(both, table.metric, table.aggregator).scores
                 low, high = _bootstrap(scores[0] - scores[1])
                 pair = tested[budget, "mmshift", other]
+                assert pair.low is not None and pair.high is not None, "both have answered the same samples"
                 yield (
                     f"{table.dataset} at {budget}: {other} minus mmshift {-pair.difference:+.3f}, bootstrap [{low:+.3f}, "
                     f"{high:+.3f}], tables' test [{-pair.high:+.3f}, {-pair.low:+.3f}] (n = {pair.n}) | MM-ShiftKV's ablations"

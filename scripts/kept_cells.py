@@ -95,8 +95,9 @@ def measure(samples: int, budgets: list[int], size: str) -> list[dict]:
             first = int((prompt.types[0] > 0).nonzero()[0])
             for cell in cells:
                 fork = plan(prefilled, cell, ForkResult(cell.cell))
-                kept = np.zeros((len(fork.index), fork.index[0].shape[0], prompt.length), bool)
-                for layer, rows in enumerate(fork.index):
+                chosen = fork.chosen
+                kept = np.zeros((len(chosen), chosen[0].shape[0], prompt.length), np.bool_)
+                for layer, rows in enumerate(chosen):
                     for head, row in enumerate(rows):
                         kept[layer, head, row[row >= 0].numpy()] = True
                 visual = kept[..., first : first + entry.size]
@@ -111,8 +112,8 @@ def measure(samples: int, budgets: list[int], size: str) -> list[dict]:
                     )
                 )
     names = ("entry", "distractor", "blank", "visual", "needed")
-    rows = [{"cell": "all cells of the page", **dict(zip(names[:3], np.mean(base, 0), strict=True))}]
-    return rows + [{"cell": name, **dict(zip(names, np.mean(v, 0), strict=True))} for name, v in found.items()]
+    whole = {"cell": "all cells of the page", **dict(zip(names[:3], np.mean(base, 0), strict=True))}
+    return [whole, *({"cell": name, **dict(zip(names, np.mean(v, 0), strict=True))} for name, v in found.items())]
 
 
 def main() -> None:

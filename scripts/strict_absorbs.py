@@ -71,7 +71,7 @@ def twice(task: str, size: str, method: str, budget: int, samples: int, move: bo
         with Session(loaded.model) as session:
             made = prefilled(session, f"{task}-{index}", turn.question, image)
             fork = plan(made.prefilled, cell, ForkResult(cell.cell))
-            kept = torch.cat([layer[layer >= 0] for layer in fork.index]).unique()
+            kept = torch.cat([layer[layer >= 0] for layer in fork.chosen]).unique()
             visual = made.prompt.types[0].nonzero().flatten()
             free = (~torch.isin(visual, kept)).nonzero().flatten().numpy()
             side = image.shape[1] // CELL

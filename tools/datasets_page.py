@@ -150,7 +150,7 @@ def read(name: str) -> Dataset:
 
 def _sections(datasets: Sequence[Dataset]) -> list[tuple[str, list[Dataset]]]:
     """Heading -> datasets: families of many share one."""
-    found = []
+    found: list[tuple[str, list[Dataset]]] = []
     for family, members in groupby(datasets, key=lambda d: d.name.partition("_")[0]):
         many = list(members)
         found += [(family, many)] if len(many) >= MANY else [(d.name, [d]) for d in many]

@@ -45,7 +45,7 @@ def find(target: str) -> ClassFields | None:
 @cache
 def parts(folder: str) -> dict[str, ClassFields]:
     """Module -> its part, for a folder below `compression`: the last class that descends from the folder's base class."""
-    found: dict[str, Source] = {}
+    found: dict[str, ClassFields] = {}
     for file in sorted((_ROOT / "compression" / folder).glob("*.py")):
         module = f"{PACKAGE}.compression.{folder}.{file.stem}"
         names = [name for name, cls in _module(module)[0].items() if _descends(module, cls)]

@@ -45,7 +45,7 @@ def includes(path: Path) -> list[Path]:
 
 
 def _include_folder(spec: TaskSpec) -> Path:
-    folder = Path(spec.include_path).expanduser()
+    folder = Path(spec.include_path or "").expanduser()
     if not folder.is_dir():
         raise ConfigError(
             f"datasets.{spec.dataset}.include_path={spec.include_path} is not a folder; give the folder with the YAML "

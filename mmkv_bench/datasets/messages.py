@@ -48,7 +48,7 @@ def _part(part: dict[str, Any], images: list, videos: list, task: str) -> dict[s
     kind = part.get("type")
     if kind == "text":
         return {"type": "text", "text": part["text"]}
-    medium = part.get("url", part.get(kind))
+    medium = part.get("url", part.get(str(kind)))
     if kind == "audio" and str(medium).lower().endswith(".webm"):  # lmms-eval takes every .webm for sound
         kind = "video"
     if kind == "image":
@@ -164,9 +164,10 @@ def prompt_hash(prompt: Conversation) -> str:
 
 def _video_bytes(video: Any) -> bytes:
     if isinstance(video, str | os.PathLike):
-        state = state_of(video)
+        path = os.fspath(video)
+        state = state_of(path)
         digest = _file_digest if state.settled else _file_digest.__wrapped__
-        return digest(os.fspath(video), state)
+        return digest(path, state)
     if isinstance(video, dict):
         return b"".join(key.encode() + _video_bytes(value) for key, value in sorted(video.items()))
     if isinstance(video, list | tuple):

@@ -57,7 +57,7 @@ def spec_from_config(name: str, node: Mapping[str, Any], data: Mapping[str, Any]
     if not task:
         example = f"datasets.{name}.task=docvqa_val"
         raise ConfigError(f"datasets.{name}.task is empty; name an lmms-eval task, for example {example}")
-    common = {
+    common: dict[str, Any] = {
         "count": _positive(f"datasets.{name}.count", node.get("count")),
         "generation": dict(node.get("generation") or {}),
         "metrics": tuple(node.get("metrics") or ()),

@@ -67,7 +67,8 @@ def plan_again(rows: Sequence[Row]) -> Planned:
     preflight(spec)
     facts, _ = identity.gather(config, {spec.dataset: spec})
     facts = replace(facts, **{name: rows[0][name] for name in VERSIONS})
-    found, refused = {}, {}
+    found: dict[str, Cell] = {}
+    refused: dict[str, str] = {}
     for method in dict.fromkeys(row["method"] for row in rows):
         mine = [row for row in rows if row["method"] == method]
         try:

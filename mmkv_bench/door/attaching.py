@@ -25,12 +25,13 @@ from mmkv_bench.protocols import protocol as protocol_named
 
 if TYPE_CHECKING:
     from torch import nn
+    from transformers import PreTrainedModel
 
     from mmkv_bench.compression.scorers.base import Scorer
 
 
 def attach(
-    model: nn.Module,
+    model: PreTrainedModel,
     method: str | Compressor | Scorer | type[Scorer],
     budget: int | float | str | None = None,
     *,
@@ -87,7 +88,9 @@ def attach(
 class Attached:
     """A compressor on a model; made by `attach`, one `with` at a time."""
 
-    def __init__(self, model: nn.Module, compressor: Compressor, budget: Budget | None, protocol: str, seed: int):
+    def __init__(
+        self, model: PreTrainedModel, compressor: Compressor, budget: Budget | None, protocol: str, seed: int
+    ) -> None:
         if model.training:
             raise UnsupportedError("the model is in training mode, whose dropout changes answers; call model.eval()")
         self.model, self.compressor, self.budget, self.protocol = model, compressor, budget, protocol
@@ -143,7 +146,7 @@ class Attached:
         cache = kwargs.get("past_key_values")
         if not isinstance(cache, CompressedCache):
             stock = cache is None or (type(cache) is DynamicCache and not getattr(cache, "offloading", False))
-            if not stock or (cache is not None and cache.get_seq_length() > 0):
+            if cache is not None and (not stock or cache.get_seq_length() > 0):
                 raise UnsupportedError(
                     f"past_key_values is a {type(cache).__name__} of {cache.get_seq_length()} tokens, which attach cannot "
                     "compress; allowed: none (and no cache_implementation), or session.cache to feed more to it"
@@ -163,7 +166,7 @@ class Attached:
             self._report = counted(self._session, self.compressor, self.budget, self.protocol)
 
 
-def _compressor(model: nn.Module, method: Any, reading: str, parameters: dict[str, Any]) -> Compressor:
+def _compressor(model: PreTrainedModel, method: Any, reading: str, parameters: dict[str, Any]) -> Compressor:
     if not isinstance(method, Compressor):
         calibrations = _OfFolder(model.config) if isinstance(method, str) else None
         return method_named(method, reading=reading, calibrations=calibrations, **parameters)

@@ -85,6 +85,7 @@ class SessionReport:
 def counted(session: Session, compressor: Compressor, budget: Budget | None, protocol: str) -> SessionReport:
     """The report of a session whose prompt, of one row, has just been reduced: the single run's account of it."""
     prompt = session.prompt
+    assert prompt is not None, "its prompt has just been reduced"
     length = prompt.length(0)
     types = None if prompt.token_types is None else prompt.token_types[0, prompt.pads[0] :]
     row = ForkResult(cell="", prompt_tokens=length)

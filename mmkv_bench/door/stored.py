@@ -146,8 +146,10 @@ def make_table(
     Example:
         >>> print(make_table("results/tiny/large", dataset="pages_walk_large"))  # doctest: +SKIP
     """
-    chosen = isinstance(rows, StoredRows)
-    found = load(rows.folder if chosen else Path(rows).expanduser(), rows.names if chosen else None)
+    if isinstance(rows, StoredRows):
+        found = load(rows.folder, rows.names)
+    else:
+        found = load(Path(rows).expanduser())
     return Tables(
         build(
             found,

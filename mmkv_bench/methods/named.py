@@ -72,23 +72,23 @@ def _around(scorer: Scorer | type[Scorer], reading: str, parameters: Mapping[str
     """A scorer of the caller's own with what `method=custom` gives one."""
     from mmkv_bench.compression.scorers.base import Scorer
 
-    given = dict(parameters)
+    given, made = dict(parameters), scorer
     if isinstance(scorer, type) and issubclass(scorer, Scorer):
         own = {key: given.pop(key) for key in list(given) if key in inspect.signature(scorer).parameters}
         try:
-            scorer = scorer(**own)
+            made = scorer(**own)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"{scorer.__name__} cannot be built: {error}; correct its parameters") from error
-    if not isinstance(scorer, Scorer):
+    if not isinstance(made, Scorer):
         raise ConfigError(
-            f"{scorer!r} is no method; allowed: a method's name, a Scorer (an object, or its class), or a Compressor"
+            f"{made!r} is no method; allowed: a method's name, a Scorer (an object, or its class), or a Compressor"
         )
-    title = type(scorer).__name__
+    title = type(made).__name__
     known = ("sinks", "recents", "window")
     unknown = [key for key in given if key not in known]
     if unknown:
         raise ConfigError(f"{title} takes no parameter {unknown[0]!r}; {_among(unknown[0], known)}")
-    return composed(title, settings(CUSTOM, reading, given), reading, own={"scorer": scorer})
+    return composed(title, settings(CUSTOM, reading, given), reading, own={"scorer": made})
 
 
 def _among(key: str, known: Iterable[str]) -> str:

@@ -14,7 +14,7 @@ from mmkv_bench.protocols import CUTTING, WHOLE
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
+    from torch import Tensor, nn
     from transformers import PreTrainedModel
 
 TEXT, IMAGE, VIDEO = 0, 1, 2
@@ -147,6 +147,11 @@ def family_of(config: Any, tokenizer: Any = None) -> Family:
 def text_model(model: PreTrainedModel) -> PreTrainedModel:
     """The text model (decoder) of a loaded model: has `.layers`, `.rotary_emb` and `.embed_tokens`."""
     return model.get_decoder()
+
+
+def attention_modules(model: PreTrainedModel) -> list[nn.Module]:
+    """The text model's self-attention modules, in layer order."""
+    return [layer.self_attn for layer in text_model(model).layers]
 
 
 def token_types(input_ids: Tensor, family: Family) -> Tensor:

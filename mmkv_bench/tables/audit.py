@@ -50,8 +50,8 @@ class Audit:
 
 _EXCESS = ("entries_asked", "entries_resident")
 _NUMBERS = (*_EXCESS, "tokens_from_compressed", "n_tokens", "question_text_before_cut")
-_STORAGE = ("entries_reachable", "bytes_device", "bytes_host", "bytes_metadata", "bytes_full")
-_STORAGE += ("budget_entries", "context_tokens")
+_BYTES = ("entries_reachable", "bytes_device", "bytes_host", "bytes_metadata", "bytes_full")
+_STORAGE = (*_BYTES, "budget_entries", "context_tokens")
 _HELD = "bytes_held"
 COLUMNS = (*_NUMBERS, *_STORAGE, _HELD)
 """Of the responses, what an audit is counted from beside status, fallbacks and ends."""
@@ -105,7 +105,7 @@ class Answers:
             starts=starts,
             sample=of_sample[order].astype(np.int32),
             ok=is_text(responses["status"], "ok")[order],
-            columns={name: columns[name] for name in (*_EXCESS, *storage[:5], *held)},
+            columns={name: columns[name] for name in (*_EXCESS, *(_BYTES if storage else ()), *held)},
             flags=flags,
             **_reasons(responses, order),
             scored=np.zeros(len(order), dtype=bool),
@@ -159,10 +159,10 @@ class Answers:
         excess = self.columns["entries_resident"][kept] / self.columns["entries_asked"][kept] - 1
         return excess[self.flags["over"][kept]]
 
-    def _storage(self, kept: slice | np.ndarray) -> dict[str, float]:
+    def _storage(self, kept: slice | np.ndarray) -> dict[str, Any]:
         """What the bytes and the reachable entries of rows say that are not told by entries alone."""
         resident, reachable, device, host, metadata, full = (
-            self.columns[name][kept] for name in ("entries_resident", *_STORAGE[:5])
+            self.columns[name][kept] for name in ("entries_resident", *_BYTES)
         )
         known, reached = full > 0, self.flags["retrievable"][kept]
         return {
@@ -182,15 +182,14 @@ class Answers:
     def _fallbacks(self, kept: slice | np.ndarray) -> dict[str, int]:
         """Reason -> how often, in these rows, by name."""
         # The rows of a cell stand together, so this looks at little more than theirs.
-        whole = isinstance(kept, slice)
-        ends = (kept.start, kept.stop) if whole else (kept.min(), kept.max() + 1)
+        ends = (kept.start, kept.stop) if isinstance(kept, slice) else (kept.min(), kept.max() + 1)
         low, high = np.searchsorted(self.reason_row, ends)
         if low == high:
             return {}
         reason = self.reason[low:high]
-        counts = np.bincount(
-            reason if whole else reason[np.isin(self.reason_row[low:high], kept)], minlength=len(self.reasons)
-        )
+        if not isinstance(kept, slice):
+            reason = reason[np.isin(self.reason_row[low:high], kept)]
+        counts = np.bincount(reason, minlength=len(self.reasons))
         return {self.reasons[number]: int(counts[number]) for number in np.flatnonzero(counts)}
 
 

@@ -126,7 +126,9 @@ def _table(sweep: Sweep, metric: str, parts: _Parts) -> Table:
         scored = [i for i, cell in enumerate(group.places) if len(sheet.sample[sheet.rows(cell, metric)])]
         if scored:
             groups[key] = SeedGroup(
-                *(tuple(own[i] for i in scored) for own in (group.places, group.cells, group.seeds))
+                tuple(group.places[i] for i in scored),
+                tuple(group.cells[i] for i in scored),
+                tuple(group.seeds[i] for i in scored),
             )
             groups[key].refuse_twins()
     aggregator = aggregator_of(metric, parts.aggregators)
@@ -157,7 +159,7 @@ def _table(sweep: Sweep, metric: str, parts: _Parts) -> Table:
 def _free(sweep: Sweep, table: Table, answers: pd.DataFrame | None) -> float | None:
     """The share of the answers that no method can change; None without answers of `full` to count it from."""
     full = next((method.label for method in table.methods if method.base == BASELINE), None)
-    entry = table.entries.get((full, ""))
+    entry = None if full is None else table.entries.get((full, ""))
     if entry is None or answers is None:
         return None
     own = answers["cell"].isin(sweep.full)
@@ -175,8 +177,10 @@ def _gate(sweep: Sweep, table: Table) -> str | None:
 
 
 def _entry(group: SeedGroup, scores: Scores, numbers: Mapping[str, Any], metric: str, parts: _Parts) -> Entry:
-    aggregates = [parts.lmms_eval.get((cell, metric)) for cell in group.cells]
-    own_scale = None if None in aggregates else [upstream(metric).as_ours(v, scores.n) for v in aggregates]
+    keys = [(cell, metric) for cell in group.cells]
+    aggregates = [parts.lmms_eval[key] for key in keys if key in parts.lmms_eval]
+    known = len(aggregates) == len(keys)
+    own_scale = [upstream(metric).as_ours(value, scores.n) for value in aggregates if known]
     rows = sum(len(parts.sheet.sample[parts.sheet.rows(cell, metric)]) for cell in group.places)
     return Entry(
         scores=scores,
@@ -189,8 +193,8 @@ def _entry(group: SeedGroup, scores: Scores, numbers: Mapping[str, Any], metric:
         seeds=tuple(sorted(seed for seed in group.seeds if seed is not None)),
         uneven_seeds=rows != scores.n * len(group.cells),
         audit=parts.audit(group.places, metric),
-        lmms_eval=None if None in aggregates else float(np.mean(aggregates)),
-        lmms_eval_ours=None if own_scale is None else float(np.mean(own_scale)),
+        lmms_eval=float(np.mean(aggregates)) if known else None,
+        lmms_eval_ours=float(np.mean(own_scale)) if known else None,
         unread=sum(parts.unread(cell) for cell in group.places),
         judges=tuple(sorted({parts.judges[cell, metric] for cell in group.cells if (cell, metric) in parts.judges})),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -57,6 +57,18 @@ class Pair:
         return self.level is not None
 
     @property
+    def holm(self) -> float:
+        """`adjusted` of two that compete."""
+        assert self.adjusted is not None, "only two that compete are corrected together"
+        return self.adjusted
+
+    @property
+    def order(self) -> tuple[str, str]:
+        """The better one and the worse one of two that differ."""
+        assert self.better is not None, "neither is better"
+        return (self.a, self.b) if self.better == self.a else (self.b, self.a)
+
+    @property
     def worse(self) -> str | None:
         return None if self.better is None else self.b if self.better == self.a else self.a
 
@@ -68,10 +80,10 @@ def samples_of(scores: Sequence[Scores], metric: str, aggregator: Aggregator | N
     if not same:
         every, first = np.unique(np.concatenate([own.samples for own in scores]), return_index=True)
         clusters = np.concatenate([own.clusters for own in scores])[first]
-    shape = (len(scores), len(every))
+    parts: tuple[int, ...] = ()
     if isinstance(aggregator, Pooled):
-        shape += (max((own.parts.shape[1] for own in scores if own.parts is not None), default=1),)
-    values = np.full(shape, np.nan)
+        parts = (max((own.parts.shape[1] for own in scores if own.parts is not None), default=1),)
+    values = np.full((len(scores), len(every), *parts), np.nan)
     for i, own in enumerate(scores):
         found = own.parts if isinstance(aggregator, Pooled) else own.values
         if found is not None:
@@ -132,11 +144,11 @@ def _pairs(budget: str, column: Column, which: np.ndarray | None = None, compete
         n, difference, p = int(column.n[at]), float(column.difference[at]), float(column.p[at])
         claimed = not np.isnan(low)
         tested = (float(low), float(high), "paired") if claimed else (None, None, "none")
-        holm = ()
+        pair = Pair(budget, a, b, n, difference, p, *tested)
         if compete:
             better = (a if column.a_better[at] else b) if column.separated[at] else None
-            holm = (float(column.adjusted[at]), float(column.level[at]), better)
-        found.append(Pair(budget, a, b, n, difference, p, *tested, *holm))
+            pair = replace(pair, adjusted=float(column.adjusted[at]), level=float(column.level[at]), better=better)
+        found.append(pair)
     return found
 
 

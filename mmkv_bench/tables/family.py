@@ -41,7 +41,7 @@ def family(methods: Sequence[Line]) -> ComparisonFamily:
     groups: dict[tuple[Hashable, ...], list[Line]] = {}
     for line in lines:
         groups.setdefault(_method(line), []).append(line)
-    presets = {}
+    presets: dict[str, str] = {}
     for name, own in groups.items():
         if len(own) > 1 and len(own) >= _NEARLY_ALL * len(lines):
             return ComparisonFamily(tuple(lines), {}, str(name[0]))

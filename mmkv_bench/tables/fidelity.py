@@ -28,7 +28,11 @@ COLUMNS = {
 def names(metrics: Sequence[str] | None, rows: Rows) -> list[str] | None:
     """A list of metrics in which `fidelity` stands for those of its metrics that the rows hold."""
     held = [name for name in FIDELITY if (rows.samples["metric"] == name).any()]
-    return metrics and [name for metric in metrics for name in (held if held and metric == GROUP else [metric])]
+    return (
+        None
+        if metrics is None
+        else [name for metric in metrics for name in (held if held and metric == GROUP else [metric])]
+    )
 
 
 def fidelity_markdown(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.tables.line import Line
@@ -39,7 +39,7 @@ def accuracy_figure(tables: Sequence[Table]) -> Figure:
     for panel, table in zip(axes, tables, strict=True):
         _draw(panel, table, tables, styles)
     axes[0].set_ylabel(tables[0].metric.replace("_", " "))
-    handles = {}
+    handles: dict[str, Any] = {}
     for panel in axes:
         for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
@@ -119,7 +119,7 @@ def _draw(axes: Axes, table: Table, tables: Sequence[Table], styles: dict[str, t
     axes.set_title(table.dataset, fontsize=12)
     axes.grid(axis="y", color="#DDDDDD", linewidth=0.8)
     axes.spines[["top", "right"]].set_visible(False)
-    values = [entry.value for entry in table.entries.values()]
+    values = [entry.headline for entry in table.entries.values()]
     if min(values) >= 0 and max(values) <= 1:
         axes.set_ylim(-0.03, 1.03)
 

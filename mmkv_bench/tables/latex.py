@@ -112,8 +112,8 @@ def _pairs(table: Table) -> str:
     for pair in separated_pairs(table):
         value, low, high = towards_better(pair)
         difference = rf"{signed(value)} {{\scriptsize {span(low, high)}}}"
-        names = [escape(name) for name in (pair.budget or "all", pair.better, pair.worse)]
-        lines.append(" & ".join([*names, difference, escape(p_value(pair.adjusted)), str(pair.n)]) + r" \\")
+        names = [escape(name) for name in (pair.budget or "all", *pair.order)]
+        lines.append(" & ".join([*names, difference, escape(p_value(pair.holm)), str(pair.n)]) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
 
 

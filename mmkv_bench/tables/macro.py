@@ -195,10 +195,10 @@ def _group_table(
             own = _entries(tables, names, label, budget)
             if own is None:
                 continue
-            means[label, group.name] = mean([Mean(entry.value, entry.low, entry.high) for entry in own])
+            means[label, group.name] = mean([Mean(entry.headline, entry.low, entry.high) for entry in own])
             if full is not None and label != BASELINE:
                 against[label, group.name] = mean(
-                    [_difference(tables[name], *pair) for name, *pair in zip(names, own, full, strict=True)]
+                    [_difference(tables[name], a, b) for name, a, b in zip(names, own, full, strict=True)]
                 )
     shown = tuple(group.name for group in groups if group.name not in absent)
     made = any(name.endswith(FIXTURE) for name in tables)
@@ -210,22 +210,25 @@ def _group_table(
 def _entries(tables: Mapping[str, Table], names: Sequence[str], label: str, budget: str) -> list[Entry] | None:
     """The method's table cells on every dataset; None unless all of them have a headline."""
     found = [tables[name].entry(label, budget) for name in names]
-    return found if all(entry is not None and entry.value is not None for entry in found) else None
+    whole = [entry for entry in found if entry is not None and entry.value is not None]
+    return whole if len(whole) == len(found) else None
 
 
 def _difference(table: Table, a: Entry, b: Entry) -> Mean:
     (found,) = against([a.scores], b.scores, table.metric, table.aggregator)
+    assert found.value is not None, "two complete cells of a dataset share its samples"
     return Mean(found.value, found.low, found.high)
 
 
 def mean(parts: Sequence[Mean]) -> Mean:
     """Of independent scores, each counting once."""
     value = float(np.mean([part.value for part in parts]))
-    if any(part.low is None or part.high is None for part in parts):
+    below_of = [part.value - part.low for part in parts if part.low is not None]
+    above_of = [part.high - part.value for part in parts if part.high is not None]
+    if min(len(below_of), len(above_of)) < len(parts):
         return Mean(value, None, None)
     below, above = (
-        float(np.sqrt(sum(distance**2 for distance in distances))) / len(parts)
-        for distances in ([p.value - p.low for p in parts], [p.high - p.value for p in parts])
+        float(np.sqrt(sum(distance**2 for distance in distances))) / len(parts) for distances in (below_of, above_of)
     )
     return Mean(value, value - below, value + above)
 

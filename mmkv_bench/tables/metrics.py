@@ -45,7 +45,7 @@ def metrics_rows(
 
     Raises StoreError for rows that contradict each other, such as two `full` cells of one context.
     """
-    lmms_eval, reasons, judges = (given or {} for given in (lmms_eval, reasons, judges))
+    lmms_eval, reasons, judges = lmms_eval or {}, reasons or {}, judges or {}
     check(cells, samples)
     cells = with_limits(cells)
     sheet = Sheet.of(samples, list(cells["cell"]))
@@ -106,10 +106,10 @@ def _headlines(
     groups: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for cell, metric in scores:
         groups.setdefault((dataset_of[cell], metric), []).append((cell, metric))
-    found = {}
+    found: dict[tuple[str, str], dict[str, Any]] = {}
     for (dataset, metric), keys in groups.items():
         aggregator = aggregator_of(metric, aggregators)
-        found |= zip(keys, headlines([scores[key] for key in keys], dataset, aggregator, metric), strict=True)
+        found |= dict(zip(keys, headlines([scores[key] for key in keys], dataset, aggregator, metric), strict=True))
     return found
 
 
@@ -119,8 +119,7 @@ def headlines(
     """`headline` of each of a table's cells."""
     for own in scores:
         _require_parts(own, dataset, aggregator)
-    pooled = isinstance(aggregator, Pooled)
-    whole = [(own.parts if pooled else own.values, own.clusters) for own in scores if own.complete]
+    whole = [(_aggregated(own, aggregator), own.clusters) for own in scores if own.complete]
     found = iter(intervals(whole, dataset, aggregator, is_share(metric)))
     return [_headline(own, aggregator, metric, next(found) if own.complete else NO_INTERVAL) for own in scores]
 
@@ -157,7 +156,15 @@ def aggregate(scores: Scores, aggregator: Aggregator | None = None) -> float:
     """The score of a set of samples: their mean unless the metric has an aggregate of its own."""
     if aggregator is None:
         return float(np.mean(scores.values))
-    return float(aggregator(scores.parts if isinstance(aggregator, Pooled) else scores.values))
+    return float(aggregator(_aggregated(scores, aggregator)))
+
+
+def _aggregated(scores: Scores, aggregator: Aggregator | None) -> np.ndarray:
+    """What the aggregate is made of: float64 [n], or the parts [n, k]."""
+    if not isinstance(aggregator, Pooled):
+        return scores.values
+    assert scores.parts is not None, "whoever asks for an aggregate of parts has made sure that there are any"
+    return scores.parts
 
 
 def _with_failures(scores: Scores, aggregator: Aggregator | None, metric: str) -> float | None:
@@ -190,9 +197,10 @@ def _differences(
     full = {cell["cell"]: full_of.get(context_key(cell)) for cell in cells}
     groups: dict[tuple[str, str], list[str]] = {}
     for cell, metric in scores:
-        if full[cell] not in (None, cell) and (full[cell], metric) in scores:
-            groups.setdefault((full[cell], metric), []).append(cell)
-    found = {}
+        baseline = full[cell]
+        if baseline is not None and baseline != cell and (baseline, metric) in scores:
+            groups.setdefault((baseline, metric), []).append(cell)
+    found: dict[tuple[str, str], Difference] = {}
     for (baseline, metric), own in groups.items():
         aggregator = aggregator_of(metric, aggregators)
         values = against([scores[cell, metric] for cell in own], scores[baseline, metric], metric, aggregator)

@@ -121,11 +121,10 @@ def _markdown_pairs(table: Table) -> list[str]:
     grid = [
         [
             pair.budget or "all",
-            pair.better,
-            pair.worse,
+            *pair.order,
             signed(towards_better(pair)[0]),
             span(*towards_better(pair)[1:]),
-            p_value(pair.adjusted),
+            p_value(pair.holm),
             str(pair.n),
         ]
         for pair in separated_pairs(table)
@@ -135,11 +134,12 @@ def _markdown_pairs(table: Table) -> list[str]:
     return [heading, aligned(header, grid), summary] if grid else [heading + " none.", summary]
 
 
-def towards_better(pair: Pair) -> tuple[float, float, float]:
+def towards_better(pair: Pair) -> tuple[float, float | None, float | None]:
     """The better one's score minus the worse one's, with the ends of its interval."""
     if pair.better == pair.a:
         return pair.difference, pair.low, pair.high
-    return -pair.difference, -pair.high, -pair.low
+    low, high = (None if end is None else -end for end in (pair.high, pair.low))
+    return -pair.difference, low, high
 
 
 def aligned(header: Sequence[str], grid: Sequence[Sequence[str]]) -> str:

@@ -7,7 +7,7 @@ sheet's sample ids, `clusters` in its cluster labels. They may be compared among
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -37,7 +37,7 @@ class Scores:
     values: np.ndarray
     parts: np.ndarray | None = None
     unjudged: int = 0
-    ids: np.ndarray | None = None
+    ids: np.ndarray = field(default_factory=lambda: np.array([], dtype=object))
 
     @property
     def sample_ids(self) -> np.ndarray:

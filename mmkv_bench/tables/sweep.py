@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-_READ = ("place", "cell", "latest", "method", "base", "reading", "parameters", "tuned", "seed", "config")
-_READ += ("budget_kind", "budget_entries", "budget_fraction", "method_version")
+_READ = (
+    *("place", "cell", "latest", "method", "base", "reading", "parameters", "tuned", "seed", "config"),
+    *("budget_kind", "budget_entries", "budget_fraction", "method_version"),
+)
 
 
 @dataclass(frozen=True)
@@ -79,8 +81,7 @@ class Sweep:
         versions_of: dict[Any, list[tuple[str, int]]] = {}
         for row in every:
             version = row.get("method_version")
-            own = versions_of.setdefault(_variant(row), [])
-            own.append((_budget(row), 1 if missing(version) else int(version)))
+            versions_of.setdefault(_variant(row), []).append((_budget(row), 1 if missing(version) else int(version)))
         configs_of: dict[str, dict[str, None]] = {}
         for row in rows:
             configs_of.setdefault(row["parameters"], {})[row["config"]] = None

@@ -49,6 +49,12 @@ class Entry:
     unread: int = 0
     judges: tuple[str, ...] = ()
 
+    @property
+    def headline(self) -> float:
+        """`value` of a cell of which every sample is ok."""
+        assert self.value is not None, "only a complete cell has a headline"
+        return self.value
+
 
 @dataclass
 class Table:

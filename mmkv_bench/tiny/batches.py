@@ -114,7 +114,8 @@ def draw_batch(seed: int, step: int, phase: int, real: bool) -> Batch:
         (KINDS[int(rng.integers(len(KINDS)))], int(rng.integers(1, shape.hops + 1)))
         for _ in range(PHASES[shape.phase].turns)
     ]
-    sequences, grids, rows, pages = [], [], [], []
+    sequences, grids, rows = [], [], []
+    pages: list[np.ndarray] = []
     for _ in range(shape.documents):
         document = _draw_document(rng, shape)
         while any(all(document.hops(key) != hops for key in document.entries) for _, hops in plan):

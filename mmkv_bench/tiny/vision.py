@@ -15,7 +15,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
+    from transformers import PreTrainedModel
 
 CELL = 28
 WINDOW = 4  # cells per window side
@@ -37,8 +37,8 @@ def to_windows(page: np.ndarray) -> torch.Tensor:
         raise ValueError(f"a page of {page.shape[:2]} px is not made of windows of {CELL * WINDOW} px")
     split = page.reshape(int(height), WINDOW, 2, 14, int(width), WINDOW, 2, 14, 3)
     patches = split.transpose(0, 4, 1, 5, 2, 6, 8, 3, 7).reshape(-1, PATCHES, 3, 196).astype(np.float32)
-    patches = (patches / 255 - MEAN[:, None]) / STD[:, None]
-    return torch.from_numpy(patches.reshape(-1, PATCHES, 588))
+    normalised = (patches / 255 - MEAN[:, None]) / STD[:, None]
+    return torch.from_numpy(normalised.reshape(-1, PATCHES, 588))
 
 
 def to_cells(outputs: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
@@ -65,7 +65,7 @@ def _rotate(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch
     return states * cos + torch.cat([-second, first], -1) * sin
 
 
-def encode(visual: nn.Module, windows: torch.Tensor) -> torch.Tensor:
+def encode(visual: PreTrainedModel, windows: torch.Tensor) -> torch.Tensor:
     """Merged visual tokens of a batch of windows: (windows, 64, 588) -> (windows, 16, hidden of the language model).
 
     `visual` is the model's own vision tower (every block window-local). Differentiable.

@@ -58,7 +58,8 @@ def _calibrations(model: str, folder: Path, dtype: str) -> tuple[list[str], dict
 
     config = compose(["experiment=matrix", f"model={model}"])
     sees = family_of(Source.of(config.model).hf_config()).multimodal
-    words, refused = [], {}
+    words: list[str] = []
+    refused: dict[str, str] = {}
     for measured, methods in CALIBRATED.items():
         file = folder / f"{measured}.json"
         shape = ["--model", model, "--weights", "random", "--layers", "2", "--dtype", dtype]

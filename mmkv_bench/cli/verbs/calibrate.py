@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
-from mmkv_bench.cli.grammar import Listed, count
+from mmkv_bench.cli.grammar import Listed, Parser, count
 from mmkv_bench.errors import ConfigError
 
 SUMMARY = "measure a model once and write the artefact that a method is built with"
@@ -18,14 +19,14 @@ MEASURED = {
     "mmshift": "mean and spread of the hidden states, prompt against answer, for its ablations",
 }
 SAMPLES = {"prefixkv": 10, "sparsemm": 250, "hybridkv": 40, "mmshift": 40}
-OWN = {
+OWN: dict[str, dict[str, Any]] = {
     "prefixkv": {"text": None, "tokens": 2048, "delta": 0.0, "steps": 0},
     "hybridkv": {"quantile": 0.5, "top": 0.05},
 }
 """Flags of one method, with their defaults."""
 
 
-def options(parser: argparse.ArgumentParser) -> None:
+def options(parser: Parser) -> None:
     """Which method, which model, on which pages."""
     measured = "; ".join(f"{name}: {text}" for name, text in MEASURED.items())
     pages = ", ".join(f"{number} for {name}" for name, number in SAMPLES.items())

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import argparse
 
+from mmkv_bench.cli.grammar import Parser
+
 SUMMARY = "test a method file of yours: what every built-in method promises, on made-up layers and whole answers"
 
 
-def options(parser: argparse.ArgumentParser) -> None:
+def options(parser: Parser) -> None:
     """The file, and what its class is built with."""
     parser.add_argument("file", help="Python file with the method")
     parser.add_argument(
@@ -34,7 +36,7 @@ def answer(given: argparse.Namespace) -> int:
         except Exception as error:  # noqa: BLE001 - whatever the user's code raises is the finding
             said = f"{type(error).__name__}: {error}"
         broken += said is not None
-        promise = check.__doc__.splitlines()[0]
+        promise = (check.__doc__ or check.__name__).splitlines()[0]
         print(f"ok      {promise}" if said is None else f"BROKEN  {promise}: {said}")
     print(f"{len(promises.CHECKS) - broken} of {len(promises.CHECKS)} promises are kept")
     return 1 if broken else 0

@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from mmkv_bench.cli.grammar import Parser
 from mmkv_bench.config.files import content
 from mmkv_bench.config.schema import options as config_options
 from mmkv_bench.errors import ConfigError, nearest
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 SUMMARY = "which datasets there are, and whether the data of one are there; downloads nothing"
 
 
-def options(parser: argparse.ArgumentParser) -> None:
+def options(parser: Parser) -> None:
     """What to do, and for which datasets."""
     parser.add_argument(
         "what",
@@ -57,7 +58,7 @@ def _list(as_json: bool) -> int:
     from mmkv_bench.datasets import fixtures
 
     made = fixtures.names()
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name in config_options("dataset"):
         about = content("dataset", name).get("about") or {}
         rows.append(

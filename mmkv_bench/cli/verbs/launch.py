@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 
-from mmkv_bench.cli.grammar import configuration, count, overrides_of
+from mmkv_bench.cli.grammar import Parser, configuration, count, overrides_of
 from mmkv_bench.errors import ConfigError
 
 SUMMARY = "one run split over the processes or devices of this machine"
 
 
-def options(parser: argparse.ArgumentParser) -> None:
+def options(parser: Parser) -> None:
     """How many processes, and the settings of the run."""
     parser.add_argument(
         "--processes", type=count, metavar="N", help="default: one per visible device; without a device it must be said"

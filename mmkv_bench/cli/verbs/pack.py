@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from mmkv_bench.cli.grammar import rows_folder
+from mmkv_bench.cli.grammar import Parser, rows_folder
 from mmkv_bench.errors import ConfigError
 
 SUMMARY = "write the rows of a finished run as few files, each below 10 MB, with checksums; in place"
 
 
-def options(parser: argparse.ArgumentParser) -> None:
+def options(parser: Parser) -> None:
     """Which rows, and whether for git."""
     parser.add_argument("rows", type=Path, nargs="+", help="rows folder that a run printed")
     parser.add_argument(

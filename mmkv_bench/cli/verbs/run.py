@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from mmkv_bench.cli.grammar import configuration, overrides_of
+from mmkv_bench.cli.grammar import Parser, configuration, overrides_of
 from mmkv_bench.cli.guard import closed_output
 from mmkv_bench.errors import ConfigError, MMKVError
 
@@ -18,7 +18,7 @@ _CHOICES = {
 }
 
 
-def options(parser: argparse.ArgumentParser) -> None:
+def options(parser: Parser) -> None:
     """Settings of a run, and Hydra's flags that print it instead."""
     configuration(parser)
     parser.add_argument(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 
-from mmkv_bench.cli.grammar import configuration, overrides_of
+from mmkv_bench.cli.grammar import Parser, configuration, overrides_of
 from mmkv_bench.errors import ConfigError
 
 SUMMARY = "score stored answers that are not scored yet, or not by this judge; as `run stage=score`"
 
 
-def options(parser: argparse.ArgumentParser) -> None:
+def options(parser: Parser) -> None:
     """Settings of the run whose answers are scored."""
     configuration(parser)
     parser.examples(

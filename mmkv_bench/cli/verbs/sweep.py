@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 
-from mmkv_bench.cli.grammar import configuration, overrides_of
+from mmkv_bench.cli.grammar import Parser, configuration, overrides_of
 
 SUMMARY = "one run per element of comma lists (model=tiny,hf seed=0,1), here or as Slurm jobs (launcher=...)"
 
 
-def options(parser: argparse.ArgumentParser) -> None:
+def options(parser: Parser) -> None:
     """Settings of the runs."""
     configuration(parser)
     parser.examples(

@@ -6,13 +6,13 @@ import argparse
 import sys
 from pathlib import Path
 
-from mmkv_bench.cli.grammar import Listed
+from mmkv_bench.cli.grammar import Listed, Parser
 from mmkv_bench.errors import ConfigError
 
 SUMMARY = "print the tables of a run again, from its rows"
 
 
-def options(parser: argparse.ArgumentParser) -> None:
+def options(parser: Parser) -> None:
     """Which rows, which tables, in which form."""
     parser.add_argument("rows", type=Path, help="rows folder that a run printed")
     parser.add_argument("--format", choices=("md", "csv", "latex"), default="md", help="default: md")

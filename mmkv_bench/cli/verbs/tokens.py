@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 
+from mmkv_bench.cli.grammar import Parser
+
 SUMMARY = "how many visual tokens images or a video become in a model, and the bytes of their keys and values"
 
 
-def options(parser: argparse.ArgumentParser) -> None:
+def options(parser: Parser) -> None:
     """The model and the sizes."""
     parser.add_argument(
         "words",

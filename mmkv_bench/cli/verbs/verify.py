@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from mmkv_bench.cli.grammar import count, not_negative, rows_folder
+from mmkv_bench.cli.grammar import Parser, count, not_negative, rows_folder
 
 SUMMARY = "make a random draw of stored answers again and compare text, token ids and what was kept"
 
 RESULTS = Path("results/tiny")
 
 
-def options(parser: argparse.ArgumentParser) -> None:
+def options(parser: Parser) -> None:
     """Which rows, how many of them, which draw."""
     parser.add_argument("rows", type=Path, nargs="*", help=f"folders of rows; all below {RESULTS} by default")
     parser.add_argument(
