@@ -114,7 +114,7 @@ def _bleu(
 
     _, values = Bleu(4).compute_score(references, given, verbose=0)
     counted = {doc: cook_test(given[doc][0], cook_refs(references[doc])) for doc in references}
-    found = {}
+    found: dict[str, dict[int, CaptionScore]] = {}
     for order in orders:
         found[f"Bleu_{order}"] = of_order = {}
         for (doc, counts), value in zip(counted.items(), values[order - 1], strict=True):

@@ -71,8 +71,9 @@ def check(spec: TaskSpec, about: Mapping[str, Any]) -> Found:
         return _with_reader(spec, config, where)
     if spec.dataset_path:
         found = Found(f"folder {spec.dataset_path}", where)
-        folder: Path | None = Path(spec.dataset_path).expanduser()
-        if not folder.is_dir():
+        local = Path(spec.dataset_path).expanduser()
+        folder: Path | None = local
+        if not local.is_dir():
             found.missing.append(f"{folder} is not a folder")
             return found
     else:
@@ -189,12 +190,12 @@ def _media(
         return
     template = MEDIA_TEMPLATE.match(str(about.get("media") or ""))
     ids = _ids(folder, name, split, template["column"]) if template and folder is not None else None
-    if ids is None:
+    if template is None or ids is None:
         found.media = f"{sum(1 for file in videos.rglob('*') if file.is_file())} files in {videos}"
         return
     endings = [template["ending"] or "", *re.findall(r"\.\w+", template["others"])]
-    files = {i: [home / f"{template['before']}{i}{end}" for end in endings] for i in ids}
-    files = {i: next((path for path in paths if path.is_file()), None) for i, paths in files.items()}
+    named = {i: [home / f"{template['before']}{i}{end}" for end in endings] for i in ids}
+    files = {i: next((path for path in paths if path.is_file()), None) for i, paths in named.items()}
     absent = [i for i, path in files.items() if path is None]
     empty = [i for i, path in files.items() if path is not None and path.stat().st_size == 0]
     useless = len(absent) + len(empty)

@@ -138,7 +138,7 @@ def _fetch(spec: TaskSpec, count: int | None) -> Documents:
     with task_errors(spec.name, folder=spec.dataset_path), task_environment(spec.media_root), module.quiet():
         if read:
             full = read(Path(config["dataset_path"]), config)
-            _require_split(spec, config.get("test_split") or config.get("validation_split"), full)
+            _require_split(spec, str(config.get("test_split") or config.get("validation_split")), full)
             bare = {name: docs.remove_columns(media_columns(docs)) for name, docs in full.items()}
             task = module.GivenTask(config, full, bare)
         else:

@@ -7,7 +7,7 @@ import numbers
 from collections.abc import Callable, Mapping
 from typing import Any
 
-Aggregation = Callable[..., Any]
+Aggregation = Callable[..., Any] | None  # none of what lmms-eval does not list as a metric
 Extractor = Callable[[Any, Aggregation], float | None]
 
 EXTRACTORS: dict[str, Extractor] = {}
@@ -59,6 +59,7 @@ def wups(value: Any, aggregation: Aggregation) -> float | None:
 @extractor("mmmu_acc", "muirbench_score_overall", "mirb_score", "lvb_acc")
 def aggregate_of_one(value: Any, aggregation: Aggregation) -> float | None:
     """Prediction and answer side by side; the metric is a mean of matches, so over one sample it is that match."""
+    assert aggregation is not None, "these metrics are in lmms-eval's lists"
     options = {"args": None} if "args" in inspect.signature(aggregation).parameters else {}
     score = aggregation([value], **options)
     return float(score) if isinstance(score, numbers.Real) else None

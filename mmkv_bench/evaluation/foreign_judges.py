@@ -33,7 +33,8 @@ def refuse_other_judges(name: str, task: ConfigurableTask, ours: str) -> None:
 def addresses(scorer: Callable[..., Any]) -> set[str]:
     """Addresses of judges that the function, or one of the task's functions it may call, knows."""
     found: set[str] = set()
-    waiting, seen = [scorer], set()
+    waiting: list[Any] = [scorer]
+    seen: set[types.FunctionType] = set()
     while waiting:
         function = waiting.pop()
         while isinstance(function, functools.partial):

@@ -43,7 +43,12 @@ class CountedDocs:
 
     def __init__(self, docs: Any) -> None:
         self.docs = docs
-        self.current: int | None = None
+        self._current: int | None = None
+
+    @property
+    def current(self) -> int:
+        assert self._current is not None, "the loop works on no document yet"
+        return self._current
 
     def __len__(self) -> int:
         return len(self.docs)
@@ -53,13 +58,16 @@ class CountedDocs:
 
     def __iter__(self) -> Iterator[Any]:
         for position, doc in enumerate(self.docs):
-            self.current = position
+            self._current = position
             yield doc
 
 
 class _MessagesTask(ConfigurableMessagesTask):
     """A task in chat form. The constructor looks at the first document with its media, before any sample is asked; a
     document whose media cannot be read is shown to it without them, and meets its fault as a sample like the others."""
+
+    dataset: Mapping[str, Any]
+    _instances: list[Any]
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.unread: Mapping[str, Any] | None = None
@@ -160,9 +168,9 @@ class ScoringTask(GivenTask):
         docs: Mapping[str, Any],
         answered: set[int],
         aggregates: bool,
-        on_document: Callable[[int], None],
-        on_scores: Callable[[int, dict[str, Any], list], None],
-        guard: Callable[[int, Callable[[], dict[str, Any]]], dict[str, Any]] = lambda doc_id, run: run(),
+        on_document: Callable[[Any], None],
+        on_scores: Callable[[Any, dict[str, Any], list], None],
+        guard: Callable[[Any, Callable[[], dict[str, Any]]], dict[str, Any]] = lambda doc_id, run: run(),
     ) -> None:
         self.answered = answered
         self.aggregates = aggregates
@@ -189,7 +197,7 @@ class ScoringTask(GivenTask):
         super().apply_filters()
 
     def process_results(self, doc: Any, results: list, full_docs: Any = None) -> dict[str, Any]:
-        return self._score(self.counted.current, doc, results, full_docs)
+        return self._score(self.eval_docs_no_media.current, doc, results, full_docs)
 
     def _score(self, key: Any, doc: Any, results: list, full_docs: Any) -> dict[str, Any]:
         def run() -> dict[str, Any]:
@@ -205,7 +213,7 @@ class ScoringTask(GivenTask):
 
         changed: columns of the document that are replaced.
         """
-        doc = self.counted[doc_id]
+        doc = self.eval_docs_no_media[doc_id]
         return ConfigurableTask.process_results.__wrapped__(
             self, dict(doc) | dict(changed) if changed else doc, results
         )
@@ -278,9 +286,10 @@ class SharingTask(ScoringTask):
         ]
 
     def process_results(self, doc: Any, results: list, full_docs: Any = None) -> dict[str, Any]:
-        doc_id = self.counted.current
+        docs = self.eval_docs_no_media
+        doc_id = docs.current
         for number, result in enumerate(results):
-            self._score((doc_id, number), self.counted[doc_id], [result], full_docs)
+            self._score((doc_id, number), docs[doc_id], [result], full_docs)
         return {}
 
 

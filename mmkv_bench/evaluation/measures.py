@@ -110,7 +110,7 @@ def _score(name: str, row: Row, value: Value | str) -> Iterator[SampleScore]:
     if row["status"] != "ok" or value == UNMEASURED:
         empty = (0.0, 0.0) if name in POOLED else None
         yield SampleScore(row["sample_id"], row["cluster"], name, None, row["status"], empty)
-    elif value != MEANINGLESS:
+    elif isinstance(value, tuple):
         number, parts = value
         yield SampleScore(row["sample_id"], row["cluster"], name, number, row["status"], parts)
 

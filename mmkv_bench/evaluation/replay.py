@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import chdir, contextmanager
 from functools import cached_property
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mmkv_bench.datasets.task_spec import TaskSpec
 from mmkv_bench.errors import DataError
@@ -43,6 +43,9 @@ if TYPE_CHECKING:
     from mmkv_bench.evaluation.harness import ScoringTask
 
 
+Key: TypeAlias = Any
+"""A document; of a pass over several answers to each, (document, number of the answer)."""
+
 JAVA_FOR_EACH = (
     "lmms-eval starts Java for each caption metric: it aggregates only those that the dataset's `metrics` name"
 )
@@ -63,15 +66,15 @@ class Replay:
 
     def __init__(self, spec: TaskSpec, docs: Documents, texts: Mapping[int, str], scoring_pass: ScoringPass) -> None:
         self.spec, self.docs, self.texts, self.scoring_pass = spec, docs, texts, scoring_pass
-        self.values: dict[int, dict[str, float]] = {}
-        self.parts: dict[int, dict[str, tuple[float, ...]]] = {}
+        self.values: dict[Key, dict[str, float]] = {}
+        self.parts: dict[Key, dict[str, tuple[float, ...]]] = {}
         self.unscored: dict[str, None] = {}
         self.unaggregated: dict[str, str] = {}
         self.captions: dict[str, dict[int, Captioned]] = {}  # metric -> doc_id -> caption
         self.halves: dict[str, dict[int, Mapping[str, Any]]] = {}  # metric of pairs -> doc_id -> what the scorer gave
         self.unheard: set[int] = set()  # documents whose choice a judge would have read
         self.position: SampleRef | None = None
-        self.passes: dict[int, int] = {}  # doc_id -> how many filters' outputs were scored
+        self.passes: dict[Key, int] = {}  # how many filters' outputs were scored
 
     def run(self, with_aggregates: bool) -> dict[str, float]:
         """Returns lmms-eval's aggregates by metric."""
@@ -115,11 +118,11 @@ class Replay:
     def _respond(self, instance: Instance) -> str:
         return self.texts[instance.doc_id]
 
-    def _doc(self, key: Any) -> int:
+    def _doc(self, key: Key) -> int:
         """The document of a key of `values`."""
-        return key
+        return int(key)
 
-    def _guard(self, key: Any, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    def _guard(self, key: Key, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """One sample: its questions are its own, and what comes of a question without an answer is not aggregated."""
         doc_id = self._doc(key)
         with self.scoring_pass.of([doc_id]):
@@ -132,7 +135,7 @@ class Replay:
         made_up = self.scoring_pass.unanswered.get(doc_id, {})
         return {name: value for name, value in metrics.items() if name not in made_up and None not in made_up}
 
-    def _before(self, key: Any) -> None:
+    def _before(self, key: Key) -> None:
         doc_id = self._doc(key)
         self.position = self.docs.refs[doc_id]
         untouched(self.identity(doc_id))  # known before, for it sets the generators
@@ -142,7 +145,7 @@ class Replay:
         """What the random generators are set by."""
         return f"{self.spec.name}/{doc_id}"
 
-    def _after(self, key: Any, metrics: Mapping[str, Any], results: list) -> None:
+    def _after(self, key: Key, metrics: Mapping[str, Any], results: list) -> None:
         doc_id = self._doc(key)
         number = self.passes[key] = self.passes.get(key, -1) + 1
         functions = self._functions
@@ -200,7 +203,8 @@ class Replay:
     def _score_captions(self) -> None:
         """Scores of the collected captions: of each filter's own, over the references of all documents."""
         for own in {name.partition(",")[2] for name in self.captions}:
-            names = {name: kind_of(name.partition(",")[0]) for name in self.captions if name.partition(",")[2] == own}
+            parted = {name: name.partition(",") for name in self.captions}
+            names = {name: kind for name, (of, _, it) in parted.items() if it == own and (kind := kind_of(of))}
             given = self.captions[next(iter(names))]
             every = {ref.doc_id: given.get(ref.doc_id) or self._without_caption(ref.doc_id) for ref in self.docs.refs}
             others = {doc_id: self._without_caption(doc_id) for doc_id in self._unasked(names.values())}
@@ -212,7 +216,7 @@ class Replay:
                     if parts is not None:
                         self.parts.setdefault(doc_id, {})[name] = parts
 
-    def _unasked(self, kinds: Collection[str | None]) -> range:
+    def _unasked(self, kinds: Collection[str]) -> range:
         """The documents behind those of this cell, which CIDEr's document frequencies are of as well."""
         asked = len(self.docs.refs)
         return range(asked, len(documents(self.spec, None).refs) if "CIDEr" in kinds else asked)
@@ -226,7 +230,7 @@ class Replay:
                 if not halves.keys() >= set(pair):
                     continue
                 with self.scoring_pass.of(pair):
-                    value = pair_score(*(halves[doc_id] for doc_id in pair), self.task.metric_functions[metric])
+                    value = pair_score(halves[pair[0]], halves[pair[1]], self.task.metric_functions[metric])
                 for doc_id in pair:
                     self.values[doc_id][name] = value
 

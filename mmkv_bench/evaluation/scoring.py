@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from typing import Protocol
 
 from mmkv_bench.datasets.task_spec import TaskSpec
 from mmkv_bench.errors import DataError, ScoringError
@@ -43,12 +44,7 @@ def score(
     """
     reach = max((answer.doc_id + 1 for answer in answers.values()), default=1)
     docs = documents(spec, reach if limit is None else limit)
-    texts = {
-        ref.doc_id: answers[ref.sample_id].text
-        for ref in docs.refs
-        if ref.sample_id in answers and answers[ref.sample_id].status == "ok"
-    }
-    check_prompts(spec, docs, answers, texts)
+    texts = checked_texts(spec, docs, answers)
     reason = why_incomplete(docs, answers)
     (replay, aggregate), scoring_pass = in_rounds(
         spec.name,
@@ -102,13 +98,14 @@ def _prompts(spec: TaskSpec, docs: Documents, scoring_pass: ScoringPass) -> dict
     return _PROMPTS[key]
 
 
-def check_prompts(spec: TaskSpec, docs: Documents, answers: Mapping[str, Answer], texts: Mapping[int, str]) -> None:
-    """Raises DataError for an answer of another document or prompt. texts: doc_id -> text, of the answers that are ok."""
-    expected = prompt_hashes(spec, set(texts), len(docs.refs))
-    for doc_id, text in texts.items():
+def checked_texts(spec: TaskSpec, docs: Documents, answers: Mapping[str, Answer]) -> dict[int, str]:
+    """doc_id -> text, of the answers that are ok. Raises DataError for one without text, or of another document or prompt."""
+    every = {ref.doc_id: answers[ref.sample_id] for ref in docs.refs if ref.sample_id in answers}
+    ok = {doc_id: given for doc_id, given in every.items() if given.status == "ok"}
+    expected, texts = prompt_hashes(spec, set(ok), len(docs.refs)), {}
+    for doc_id, given in ok.items():
         sample_id = docs.refs[doc_id].sample_id
-        given = answers[sample_id]
-        if not isinstance(text, str):
+        if not isinstance(given.text, str):
             raise DataError(
                 f"the stored answer to sample {sample_id} of task {spec.name} is ok but has no text; its row is broken"
             )
@@ -118,6 +115,8 @@ def check_prompts(spec: TaskSpec, docs: Documents, answers: Mapping[str, Answer]
                 f"{given.prompt_hash[:12]}, the data have document {doc_id} and prompt {expected[doc_id][:12]}: the "
                 "dataset or the task's prompt changed; retry=[changed] answers such samples again"
             )
+        texts[doc_id] = given.text
+    return texts
 
 
 def why_incomplete(docs: Documents, answers: Mapping[str, Answer]) -> str | None:
@@ -133,11 +132,18 @@ def why_incomplete(docs: Documents, answers: Mapping[str, Answer]) -> str | None
     return f"{sum(counts.values())} of {len(docs.refs)} samples have no answer: {named}"
 
 
+class Passed(Protocol):
+    """What `rows_of` reads of a pass."""
+
+    values: dict[int, dict[str, float]]
+    parts: dict[int, dict[str, tuple[float, ...]]]
+
+
 def rows_of(
     spec: TaskSpec,
     docs: Documents,
     answers: Mapping[str, Answer],
-    replay: Replay,
+    replay: Passed,
     lost: Lost,
     due: Mapping[int, list[str]],
 ) -> list[SampleScore]:
@@ -153,9 +159,9 @@ def rows_of(
         if answer is None:
             continue
         if answer.status == "ok":
-            scores = replay.values.get(ref.doc_id, {})
+            scores: dict[str, float | None] = {**replay.values.get(ref.doc_id, {})}
             if ref.doc_id in lost:
-                scores = scores | dict.fromkeys(lost[ref.doc_id])
+                scores |= dict.fromkeys(lost[ref.doc_id])
         else:
             of_kind = (f"{metric}_{ref.kind}" for metric in headline if spec.is_mix)
             scores = dict.fromkeys([*headline, *of_kind, *due[ref.doc_id]])

@@ -28,7 +28,7 @@ from mmkv_bench.evaluation.environment import harness, task_environment
 from mmkv_bench.evaluation.parsing import PARSE_FAILED, seed, state_kept
 from mmkv_bench.evaluation.replay import Replay, count_parsed, scratch_folder
 from mmkv_bench.evaluation.scoring import (
-    check_prompts,
+    checked_texts,
     parts_of_nothing,
     rows_of,
     rows_of_sample,
@@ -60,17 +60,17 @@ def score_many(
     answers: gives a cell's, sample id -> answer; called more than once for each. Raises what `score` raises.
     """
     reach: dict[str, int] = {}
-    texts: dict[int, dict[int, dict[str, None]]] = {}
+    texts: dict[int, dict[int, dict[str | None, None]]] = {}
     for cell in cells if len(cells) >= LEAST and spec.name not in JUDGED else ():
-        given = answers(cell).values()
-        reach[cell] = 1 + max(answer.doc_id for answer in given)
+        every = answers(cell).values()
+        reach[cell] = 1 + max(answer.doc_id for answer in every)
         of_docs = texts.setdefault(reach[cell], {})
-        for answer in given:
+        for answer in every:
             if answer.status == "ok":
                 of_docs.setdefault(answer.doc_id, {})[answer.text] = None
     shared = {limit: _shared(spec, limit, found, answers, _of(reach, limit)) for limit, found in texts.items()}
     for limit, own in groupby(cells, reach.get):
-        together = shared.get(limit)
+        together = None if limit is None else shared.get(limit)
         while some := list(islice(own, CELLS)):
             if together is not None:
                 yield from zip(some, together.scores([answers(cell) for cell in some]), strict=True)
@@ -85,7 +85,7 @@ def _of(reach: Mapping[str, int], limit: int) -> list[str]:
 
 
 def _shared(
-    spec: TaskSpec, limit: int, texts: Mapping[int, Iterable[str]], answers: Answers, cells: Sequence[str]
+    spec: TaskSpec, limit: int, texts: Mapping[int, Iterable[str | None]], answers: Answers, cells: Sequence[str]
 ) -> Together | None:
     """None where cells are to be scored by themselves, also where the scorer fails: it then fails in some cell."""
     if len(cells) < LEAST:
@@ -129,7 +129,8 @@ class SharedReplay(Replay):
     """
 
     def __init__(self, spec: TaskSpec, docs: Documents, texts: Mapping[int, Sequence[str]]) -> None:
-        super().__init__(spec, docs, texts, ScoringPass(Ledger(), ()))
+        super().__init__(spec, docs, dict.fromkeys(texts, ""), ScoringPass(Ledger(), ()))
+        self.several = texts
         self.returned: dict[tuple[int, int], list[dict[str, Any]]] = {}
 
     @property
@@ -138,11 +139,11 @@ class SharedReplay(Replay):
         return not (self.captions or self.halves or self.scoring_pass.asked or self.scoring_pass.unanswered)
 
     def _task(self, module: ModuleType, config: Mapping[str, Any], with_aggregates: bool) -> ScoringTask:
-        counts = {doc_id: len(own) for doc_id, own in self.texts.items()}
+        counts = {doc_id: len(own) for doc_id, own in self.several.items()}
         return module.SharingTask(config, self.docs.bare, counts, self._before, self._after, self._guard)
 
     def _respond(self, instance: Instance) -> str:
-        return self.texts[instance.doc_id][instance.idx]
+        return self.several[instance.doc_id][instance.idx]
 
     def _doc(self, key: tuple[int, int]) -> int:
         return key[0]
@@ -165,11 +166,12 @@ class Together:
         self.due: dict[int, list[str]] = {}
         self.aggregating = Replay(spec, docs, {}, ScoringPass(Ledger(), ()))
 
-    def ask(self, texts: Mapping[int, Iterable[str]]) -> bool:
+    def ask(self, texts: Mapping[int, Iterable[str | None]]) -> bool:
         """Score all answers, doc_id -> its texts; False where that is not a matter of single samples."""
         nothing = parts_of_nothing(self.spec)
-        waiting = [(doc_id, text) for doc_id, own in texts.items() for text in own]
-        if any(doc_id not in self.outcomes or not isinstance(text, str) for doc_id, text in waiting):
+        every = [(doc_id, text) for doc_id, own in texts.items() for text in own]
+        waiting = [(doc_id, text) for doc_id, text in every if doc_id in self.outcomes and isinstance(text, str)]
+        if len(waiting) < len(every):
             return False  # foreign or broken answers, which `score` refuses with the reason
         for start in range(0, len(waiting), AT_ONCE):
             own: dict[int, list[str]] = {}
@@ -204,14 +206,8 @@ class Together:
 
     def _outcomes(self, answers: Mapping[str, Answer]) -> tuple[dict[int, Outcome], str | None]:
         """(doc_id -> outcome of its answer, why the cell has no aggregate)."""
-        docs = self.docs
-        texts = {
-            ref.doc_id: answers[ref.sample_id].text
-            for ref in docs.refs
-            if ref.sample_id in answers and answers[ref.sample_id].status == "ok"
-        }
-        check_prompts(self.spec, docs, answers, texts)
-        reason = why_incomplete(docs, answers)
+        texts = checked_texts(self.spec, self.docs, answers)
+        reason = why_incomplete(self.docs, answers)
         return {doc_id: self.outcomes[doc_id][text] for doc_id, text in texts.items()}, reason
 
     def _scores(

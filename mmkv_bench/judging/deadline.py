@@ -55,7 +55,7 @@ def watched_session(watch: Watch) -> requests.Session:
     from urllib3 import HTTPConnectionPool, HTTPSConnectionPool
     from urllib3.connection import HTTPConnection, HTTPSConnection
 
-    class Watched:
+    class Plain(HTTPConnection):
         def connect(self) -> None:
             watch.uses(self)
             super().connect()
@@ -64,11 +64,12 @@ def watched_session(watch: Watch) -> requests.Session:
             watch.uses(self)
             super().request(*args, **options)
 
-    plain = type("Plain", (Watched, HTTPConnection), {})
-    secure = type("Secure", (Watched, HTTPSConnection), {})
+    class Secure(Plain, HTTPSConnection):
+        """Its own `connect` comes after that of `Plain`, which it calls."""
+
     pools = {
-        "http": type("PlainPool", (HTTPConnectionPool,), {"ConnectionCls": plain}),
-        "https": type("SecurePool", (HTTPSConnectionPool,), {"ConnectionCls": secure}),
+        "http": type("PlainPool", (HTTPConnectionPool,), {"ConnectionCls": Plain}),
+        "https": type("SecurePool", (HTTPSConnectionPool,), {"ConnectionCls": Secure}),
     }
 
     class Adapter(HTTPAdapter):

@@ -61,7 +61,7 @@ class Endpoint:
         import urllib3
 
         settings, key = self.settings, self._key()
-        body = {
+        body: dict[str, Any] = {
             "model": settings.model,
             "messages": list(question.messages),
             "temperature": question.temperature,

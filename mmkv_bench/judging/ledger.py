@@ -81,7 +81,7 @@ class Ledger:
 
     def fetch(self) -> bool:
         """Ask what waits. Returns whether there is any new answer."""
-        if not self._pending:
+        if not self._pending or self.asker is None:  # without a judge nothing waits
             return False
         outcomes = self.asker.ask_all(self._pending, self._keep)
         self._pending = {}
@@ -95,5 +95,5 @@ class Ledger:
         return any(isinstance(outcome, Reply) for outcome in outcomes.values())
 
     def _keep(self, question: Question, reply: Reply) -> None:
-        if self.cache:
+        if self.cache and self.settings:
             self.cache.put(question, self.settings.model, reply.text, reply.served)

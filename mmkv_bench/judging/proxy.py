@@ -12,7 +12,7 @@ import secrets
 import socketserver
 import threading
 import time
-from functools import cache
+from functools import cache, partial
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
@@ -30,9 +30,9 @@ class Proxy(socketserver.ThreadingTCPServer):
     daemon_threads = True
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler, bind_and_activate=False)
-        self.server_bind()
         self.token = f"loopback-{secrets.token_hex(16)}"
+        super().__init__(("127.0.0.1", 0), partial(_Handler, self.token), bind_and_activate=False)
+        self.server_bind()
         self._thread: threading.Thread | None = None
 
     @property
@@ -79,10 +79,14 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     timeout = 60  # of a connection that stays silent [s]
 
+    def __init__(self, token: str, *given: Any) -> None:
+        self.token = token
+        super().__init__(*given)
+
     def do_POST(self) -> None:
         length = self.headers.get("Content-Length", "")
         body = self.rfile.read(int(length)) if length.isdecimal() and int(length) <= LARGEST else b""
-        if self.headers.get("Authorization") != f"Bearer {self.server.token}":
+        if self.headers.get("Authorization") != f"Bearer {self.token}":
             return self._send(401, {"error": {"message": "this address answers the scorers of its own process"}})
         if not self.path.endswith("/chat/completions"):
             return self._send(404, {"error": {"message": "only /chat/completions is answered"}})

@@ -19,11 +19,13 @@ def in_rounds(task: str, ledger: Ledger, one_pass: Callable[[ScoringPass], Resul
 
     A scorer that asks new questions without end is left after `ROUNDS` passes; its samples are not judged.
     """
-    for _ in range(ROUNDS):
+    passes = 0
+    while True:
         scoring_pass = ScoringPass(ledger, JUDGED.get(task, ()))
         with asking(scoring_pass):
             result = one_pass(scoring_pass)
-        if not ledger.waiting:
-            break
-        ledger.fetch()
-    return result, scoring_pass
+        passes += 1
+        if waiting := ledger.waiting:
+            ledger.fetch()
+        if not waiting or passes == ROUNDS:
+            return result, scoring_pass

@@ -11,7 +11,7 @@ import importlib
 import inspect
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from mmkv_bench.config.interpolations import settle
 from mmkv_bench.errors import ConfigError, MMKVError, nearest
@@ -21,8 +21,15 @@ from mmkv_bench.methods.plain import DECODING, PARTS, flat_parameters, under_rea
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from mmkv_bench.calibrate.artefact import Calibrations
     from mmkv_bench.compression.compressor import Compressor
+
+
+class Calibrations(Protocol):
+    """Where parts get what was measured of a model: `calibrate.artefact.Calibrations` is one."""
+
+    def data(self, method: str, spec: Any) -> dict[str, Any]:
+        """What a part of this method is built with; spec: what the configuration says (`auto`, or a path)."""
+
 
 CALIBRATION = "calibration"
 """Parameter of parts that are built with what was measured of a model beforehand."""

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.config.compose import same_kind
 from mmkv_bench.errors import ConfigError, nearest
-from mmkv_bench.methods.build import CUSTOM, composed
+from mmkv_bench.methods.build import CUSTOM, Calibrations, composed
 from mmkv_bench.methods.plain import flat_parameters, read, under_reading
 
 if TYPE_CHECKING:
-    from mmkv_bench.calibrate.artefact import Calibrations
     from mmkv_bench.compression.compressor import Compressor
     from mmkv_bench.compression.scorers.base import Scorer
 

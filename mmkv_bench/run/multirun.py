@@ -45,8 +45,8 @@ def multirun(overrides: Sequence[str]) -> int:
     _FAILURES.clear()
     _SWEEPING.add(os.getpid())
     code = hydra_main(["--multirun", *for_hydra(overrides)])
-    for job, failed, sentence in _FAILURES:
-        print(f"mmkv_bench: job {job} failed with exit code {failed}: {sentence}", file=sys.stderr)
+    for name, failed, sentence in _FAILURES:
+        print(f"mmkv_bench: job {name} failed with exit code {failed}: {sentence}", file=sys.stderr)
     return max([code, *(failed for _, failed, _ in _FAILURES)])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from types import TracebackType
-from typing import Self, TextIO
+from typing import Any, Self, TextIO
 
 _EVERY_S = 10.0
 
@@ -26,7 +26,7 @@ class Progress:
         self.total, self.label, self.every, self.unit = total, label, every, unit
         self.stream = stream or sys.stderr
         self.count = self._told = 0
-        self._bar = None
+        self._bar: Any = None  # rich's, on a terminal
 
     def __enter__(self) -> Self:
         self._start = self._shown = time.monotonic()

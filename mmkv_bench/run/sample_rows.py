@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class SampleRows:
         """The scores of a cell; samples not generated yet (another shard, an interrupted run) have no row."""
         own = [score for score in scores if score.status != "missing"]
         if own:
-            given = dict(zip(own[0]._fields, zip(*own, strict=True), strict=True))
+            given: dict[str, Sequence[Any]] = dict(zip(own[0]._fields, zip(*own, strict=True), strict=True))
             given |= {"cell": [cell] * len(own), "dataset": [dataset] * len(own)}
             for name, values in self._columns.items():
                 values.extend(given[name])
