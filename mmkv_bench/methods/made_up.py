@@ -39,7 +39,7 @@ def prompt(length: int, heads: int, group: int, needs: Needs, seed: int = 0, ide
         stream = torch.Generator().manual_seed(1000 * seed + layer)
         hidden = torch.randn(length, _WIDTH, generator=stream)
         weights = [torch.randn(n * _DIM, _WIDTH, generator=stream) * 0.4 for n in (heads * group, heads, heads)]
-        query, key, value = ((hidden @ weight.T).unflatten(-1, (-1, _DIM)).transpose(0, 1) for weight in weights)
+        query, key, value = (_projected(weight, hidden) for weight in weights)
         cos, sin = rope(torch.arange(length))
         types = torch.zeros(length, dtype=torch.int64)
         types[length // 4 : length // 4 + max(1, length // 2)] = 1
@@ -51,7 +51,7 @@ def prompt(length: int, heads: int, group: int, needs: Needs, seed: int = 0, ide
                 scaling=_DIM**-0.5,
                 length=length,
                 token_types=types,
-                project_query=lambda h, weight=weights[0]: (h @ weight.T).unflatten(-1, (-1, _DIM)).transpose(0, 1),
+                project_query=partial(_projected, weights[0]),
                 future_rope=lambda offsets: rope(offsets + length - 1),
                 identity=identity,
                 module=nn.Identity(),
@@ -59,6 +59,10 @@ def prompt(length: int, heads: int, group: int, needs: Needs, seed: int = 0, ide
         )
         layers[-1].observe(Chunk(rotate(query, cos, sin), rotate(key, cos, sin), value, hidden, cos, sin))
     return layers
+
+
+def _projected(weight: Tensor, hidden: Tensor) -> Tensor:
+    return (hidden @ weight.T).unflatten(-1, (-1, _DIM)).transpose(0, 1)
 
 
 @dataclass(frozen=True)

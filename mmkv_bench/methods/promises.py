@@ -54,9 +54,11 @@ def scores(made: Compressor, seen: Sequence[Observation], budget: int, seed: int
 
 
 def summaries(made: Compressor, seen: Sequence[Observation], budget: int, seed: int = 0) -> dict[int, Tensor]:
-    if made.allocator.summary_key(budget, seen[0].length) is None:
+    allocator = made.eviction.allocator
+    if allocator.summary_key(budget, seen[0].length) is None:
         return {}
-    return {one.layer: made.allocator.summary(one, budget, seed) for one in seen}
+    found = {one.layer: allocator.summary(one, budget, seed) for one in seen}
+    return {layer: summary for layer, summary in found.items() if summary is not None}
 
 
 def select(made: Compressor, problem: Problem, seen: Sequence[Observation] | None = None) -> list[Tensor]:
@@ -165,14 +167,14 @@ def equal_keys_give_equal_scores(made: Compressor, problems: Sequence[Problem] =
     """scorers with equal keys give equal scores: all parameters, and the budget if it matters, are in the key"""
     for problem in problems or [made_up.problem(shape, 12) for shape in made_up.SHAPES[3:]]:
         seen, budget = problem.observe(made.needs), problem.budget
-        length, mine = seen[0].length, _scored(made.scorer, seen, budget)
-        for one in _neighbours(made.scorer):
+        scorer, length = made.eviction.scorer, seen[0].length
+        mine = _scored(scorer, seen, budget)
+        for one in _neighbours(scorer):
             for other in (3, budget):
-                if one.key(other, length) == made.scorer.key(budget, length):
+                if one.key(other, length) == scorer.key(budget, length):
                     theirs = _scored(one, seen, other)
                     if mine is not None and theirs is not None and not _same(mine, theirs):
-                        key = one.key(other, length)
-                        return f"{made.scorer} at budget {budget} and {one} at budget {other} share {key}"
+                        return f"{scorer} at budget {budget} and {one} at budget {other} share {one.key(other, length)}"
     return None
 
 
@@ -183,10 +185,9 @@ def _neighbours(scorer: Any) -> list[Any]:
     found = [scorer]
     for field in dataclasses.fields(scorer) if dataclasses.is_dataclass(scorer) else ():
         value = getattr(scorer, field.name)
+        changes: list[float] = [value + 2, value * 3] if isinstance(value, (int, float)) else []
         if isinstance(value, bool):
             changes = [not value]
-        else:
-            changes = [value + 2, value * 3] if isinstance(value, (int, float)) else []
         for change in changes:
             try:
                 found.append(dataclasses.replace(scorer, **{field.name: change}))
@@ -209,7 +210,7 @@ def nothing_is_written_to(made: Compressor, problems: Sequence[Problem] = ()) ->
         before = [(one.key.clone(), one.value.clone()) for one in seen]
         found = select(made, problem, seen)
         for one, index in zip(seen, found, strict=True):
-            made.reducer.reduce(one.key, one.value, index, one.token_types)
+            made.eviction.reducer.reduce(one.key, one.value, index, one.token_types)
         if not all(_same(pair, (one.key, one.value)) for pair, one in zip(before, seen, strict=True)):
             return f"{problem}: obs.key or obs.value has changed"
     return None

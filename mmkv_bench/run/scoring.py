@@ -116,8 +116,8 @@ class _Scored:
 
         names = [cell.cell for cell in cells]
         self.rows = SampleRows()
-        self.aggregates: dict[tuple[str, str], float] = {}
-        self.reasons: dict[str | tuple[str, str], str] = {}
+        self.aggregates: dict[tuple[str, str], float | None] = {}
+        self.reasons: dict[str | tuple[str, str], str | None] = {}
         self.judges: dict[tuple[str, str], dict[str, Any]] = {}
         self._metrics: dict[str, list[dict[str, Any]]] = {}
         self._stored = _Cells(store.samples([name for name in names if name in stale]))

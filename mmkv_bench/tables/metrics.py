@@ -28,8 +28,8 @@ def metrics_rows(
     cells: pd.DataFrame,
     *,
     aggregators: Mapping[str, Aggregator] | None = None,
-    lmms_eval: Mapping[tuple[str, str], float] | None = None,
-    reasons: Mapping[str | tuple[str, str], str] | None = None,
+    lmms_eval: Mapping[tuple[str, str], float | None] | None = None,
+    reasons: Mapping[str | tuple[str, str], str | None] | None = None,
     judges: Mapping[tuple[str, str], Mapping[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:
     """One `metrics` row per cell and metric of `samples`, in the order of `cells`, then of metric names.
