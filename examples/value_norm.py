@@ -13,7 +13,7 @@ class ValueNormScorer(Scorer):
 
     power: float = 1.0
 
-    def key(self, budget: int, length: int) -> tuple:
+    def key(self, budget: int, length: int) -> tuple[object, ...]:
         return (self.power,)  # equal keys share one score, whatever the budget
 
     def score(self, obs, budget: int, seed: int):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, NoReturn
 
 from mmkv_bench.errors import ConfigError, nearest
 
@@ -44,7 +45,7 @@ class Parser(argparse.ArgumentParser):
         """The flags that the verb takes, as they are written."""
         return sorted(flag for action in self._actions for flag in action.option_strings if flag.startswith("--"))
 
-    def error(self, message: str):
+    def error(self, message: str) -> NoReturn:
         """Raise what argparse would print with its usage."""
         raise ConfigError(f"{message.removeprefix('argument ')}; see `{self.prog} --help`")
 
@@ -56,11 +57,17 @@ class Parser(argparse.ArgumentParser):
 class Listed(argparse.Action):
     """A flag of several values: `--metric a,b` or `--metric a --metric b`; choices hold for each."""
 
-    def __init__(self, *given, allowed: Sequence[str] = (), **rest) -> None:
+    def __init__(self, *given: Any, allowed: Sequence[str] = (), **rest: Any) -> None:
         super().__init__(*given, **rest)
         self.allowed = tuple(allowed)
 
-    def __call__(self, parser, namespace, values, option_string=None) -> None:
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
         """Append the values of one use."""
         found = [text for text in str(values).split(",") if text]
         for text in found:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
@@ -22,6 +22,9 @@ from mmkv_bench.compression.cache import CompressedLayer
 from mmkv_bench.errors import UnsupportedError
 
 SUPPORTED_BASES = ("sdpa", "eager")
+
+
+Kernel = Callable[..., tuple[Tensor, Tensor | None]]
 
 
 class Attention(Protocol):
@@ -42,10 +45,19 @@ class Serving(Protocol):
 
 
 # Which session serves an attention module; attention functions receive the module and nothing of ours.
-SESSIONS: WeakKeyDictionary[nn.Module, Serving] = WeakKeyDictionary()
+SESSIONS: WeakKeyDictionary[Attention, Serving] = WeakKeyDictionary()
 
 
-def _eager(module, query, key, value, mask, scaling=None, dropout=0.0, **_) -> tuple[Tensor, Tensor]:
+def _eager(
+    module: Attention,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    **_: Any,
+) -> tuple[Tensor, Tensor]:
     """softmax(Q K^T * scaling + mask) V with the softmax in float32; transformers keeps its own out of the registry."""
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
@@ -56,10 +68,12 @@ def _eager(module, query, key, value, mask, scaling=None, dropout=0.0, **_) -> t
     return torch.matmul(weights, value).transpose(1, 2).contiguous(), weights
 
 
-def _around(base: str) -> Callable:
-    stock = _eager if base == "eager" else ALL_ATTENTION_FUNCTIONS[base]
+def _around(base: str) -> Kernel:
+    stock: Kernel = _eager if base == "eager" else ALL_ATTENTION_FUNCTIONS[base]
 
-    def attention(module, query, key, value, attention_mask, **kwargs):
+    def attention(
+        module: Attention, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None]:
         session = SESSIONS.get(module)
         if session is None:
             return stock(module, query, key, value, attention_mask, **kwargs)

@@ -12,7 +12,7 @@ can have reserves as many and never grows (the fork engine, and `generate_alone`
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -42,7 +42,7 @@ class CompressedLayer(CacheLayerMixin):
     dtype: torch.dtype
     device: torch.device
 
-    def __init__(self, reserve: int = DEFAULT_RESERVE, **_):
+    def __init__(self, reserve: int = DEFAULT_RESERVE, **_: Any) -> None:
         super().__init__()
         self.reserve = reserve
         self._clear()
@@ -112,7 +112,7 @@ class CompressedLayer(CacheLayerMixin):
         if self._position_storage is not None:
             self._position_storage = grown(self._position_storage)
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Append `[B, Hkv, n, D]` keys and values of the next n tokens; returns all stored keys and values."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)

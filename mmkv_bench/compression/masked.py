@@ -50,7 +50,12 @@ class MaskedLayer(CompressedLayer):
         self.kept = kept
 
     def attention(
-        self, kernel: Callable[..., tuple[Tensor, Tensor | None]], query: Tensor, key: Tensor, value: Tensor, mask
+        self,
+        kernel: Callable[..., tuple[Tensor, Tensor | None]],
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
     ) -> tuple[Tensor, None]:
         """In blocks of rows: the mask of a whole prompt differs between heads and is quadratic."""
         step = max(1, MASK_BYTES // (query.shape[0] * query.shape[1] * key.shape[2]))

@@ -268,7 +268,8 @@ class Observation:
         """The value of ``make()``, computed once for all scorers of this layer. Readers must not write to it."""
         if name not in self._memo:
             self._memo[name] = make()
-        return self._memo[name]
+        found: T = self._memo[name]
+        return found
 
     # ---- checks
 

@@ -7,7 +7,7 @@ layers of our own, and module hooks. After the context the model is exactly what
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias
 
 import torch
 from torch import Tensor
@@ -27,6 +27,11 @@ from mmkv_bench.protocols import protocol as protocol_named
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+
+Args: TypeAlias = tuple[Any, ...]
+Kwargs: TypeAlias = dict[str, Any]
+"""What hooks are given of a forward's arguments."""
 
 
 class Listener(Protocol):
@@ -111,7 +116,7 @@ class Session:
             self._hooks.append(module.register_forward_pre_hook(self._before_attention, with_kwargs=True))
         return self
 
-    def __exit__(self, *exception) -> None:
+    def __exit__(self, *exception: object) -> None:
         for hook in self._hooks:
             hook.remove()
         for module in self.attentions:
@@ -131,12 +136,12 @@ class Session:
         self.listener, self.token_types, self.identity, self.prompt = listener, token_types, identity, None
 
     # ------------------------------------------------------------------ hooks
-    def _before_model(self, model, args, kwargs) -> None:
+    def _before_model(self, model: object, args: Args, kwargs: Kwargs) -> None:
         self._top = {"input_ids": kwargs.get("input_ids"), "attention_mask": kwargs.get("attention_mask")}
         if args:
             self._top["input_ids"] = args[0]
 
-    def _before_text(self, text, args, kwargs):
+    def _before_text(self, text: object, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
         cache = kwargs.get("past_key_values")
         # a compressed prompt of one token is empty again under strict, and still the same prompt
         known = self.prompt is not None and self.prompt.complete and cache is self.prompt.cache
@@ -153,11 +158,11 @@ class Session:
         self.position_ids = kwargs.get("position_ids")
         return args, kwargs
 
-    def _before_attention(self, module, args, kwargs) -> None:
+    def _before_attention(self, module: Attention, args: Args, kwargs: Kwargs) -> None:
         hidden = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
         self._calls[module.layer_idx] = (hidden, kwargs["position_embeddings"], kwargs.get("past_key_values"))
 
-    def _after_text(self, text, args, kwargs, output) -> None:
+    def _after_text(self, text: object, args: Args, kwargs: Kwargs, output: object) -> None:
         self._calls.clear()
         prompt = self.prompt
         if prompt is None or prompt.complete or prompt.cache.get_seq_length() + self._forgotten < prompt.total:
@@ -168,11 +173,12 @@ class Session:
 
     # ------------------------------------------------------------------ one prompt
     @staticmethod
-    def _new_tokens(args, kwargs) -> int:
+    def _new_tokens(args: Args, kwargs: Kwargs) -> int:
         embeds = kwargs.get("inputs_embeds")
-        return (args[0] if embeds is None and args else kwargs["input_ids"] if embeds is None else embeds).shape[1]
+        fed: Tensor = args[0] if embeds is None and args else kwargs["input_ids"] if embeds is None else embeds
+        return fed.shape[1]
 
-    def _start_prompt(self, cache: CompressedCache, args, kwargs) -> None:
+    def _start_prompt(self, cache: CompressedCache, args: Args, kwargs: Kwargs) -> None:
         new = self._new_tokens(args, kwargs)
         embeds = kwargs.get("inputs_embeds")
         rows = (embeds if embeds is not None else args[0] if args else kwargs["input_ids"]).shape[0]
@@ -257,7 +263,8 @@ class Session:
             identity = f"{identity}/{row}"
 
         def project_query(hidden: Tensor) -> Tensor:
-            query = module.q_proj(hidden.to(module.q_proj.weight.dtype)).view(hidden.shape[0], -1, module.head_dim)
+            query: Tensor = module.q_proj(hidden.to(module.q_proj.weight.dtype))
+            query = query.view(hidden.shape[0], -1, module.head_dim)
             norm = getattr(module, "q_norm", None)
             return (query if norm is None else norm(query)).transpose(0, 1)
 
@@ -309,7 +316,7 @@ def attach(
     prompt_tokens: int | None = None,
     answer: AnswerAttention | None = None,
     context: int | None = None,
-    **options,
+    **options: Any,
 ) -> Session:
     """Compress every prompt that `model` prefills inside the returned context, layer by layer where possible.
 

@@ -53,7 +53,7 @@ class StoredRows:
     @property
     def names(self) -> list[str]:
         """The cells' hashes."""
-        return self.cells["cell"].tolist()
+        return list(self.cells["cell"])
 
     def __repr__(self) -> str:
         methods = ", ".join(dict.fromkeys(self.cells["method"]))

@@ -19,7 +19,7 @@ from importlib.abc import InspectLoader
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from mmkv_bench.errors import ConfigError, MMKVError, nearest
@@ -168,7 +168,7 @@ class _Text(InspectLoader):
     def get_source(self, fullname: str) -> str:
         return self.text
 
-    def get_code(self, fullname: str):
+    def get_code(self, fullname: str) -> CodeType:
         return self.source_to_code(self.text, self.file)
 
 

@@ -86,11 +86,11 @@ class Column:
         return pa.field(self.name, self.type, nullable=self.required != "always")
 
 
-def _must(name: str, type: pa.DataType, doc: str, unit: str = "", **flags) -> Column:
+def _must(name: str, type: pa.DataType, doc: str, unit: str = "", **flags: Any) -> Column:
     return Column(name, type, doc, unit, required="always", **flags)
 
 
-def _when_ok(name: str, type: pa.DataType, doc: str, unit: str = "", **flags) -> Column:
+def _when_ok(name: str, type: pa.DataType, doc: str, unit: str = "", **flags: Any) -> Column:
     return Column(name, type, doc, unit, required="ok", **flags)
 
 

@@ -52,7 +52,7 @@ def fidelity_markdown(
             "was measured. Run them again in another folder (out=<folder>) for it."
         )
     tables = build(rows, datasets=datasets, protocols=protocols, readings=readings, metrics=found)
-    groups: dict[tuple, dict[str, Table]] = {}
+    groups: dict[tuple[str, ...], dict[str, Table]] = {}
     for table in tables:
         groups.setdefault((*table.context.values(), table.axis), {})[table.metric] = table
     return "\n".join(_one(group, tables) for group in groups.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -89,5 +90,5 @@ def answer(given: argparse.Namespace) -> int:
     return 0
 
 
-def _flags(own: dict) -> str:
+def _flags(own: Iterable[str]) -> str:
     return ", ".join(f"--{flag}" for flag in own) or "none of its own"

@@ -197,7 +197,7 @@ class Hybrid(Allocator):
 
     # ---- which heads are sparse
 
-    def summary_key(self, budget: int, length: int) -> tuple:
+    def summary_key(self, budget: int, length: int) -> tuple[float, ...]:
         return (self.top,)
 
     def summary(self, obs: Observation, budget: int, seed: int) -> Tensor:

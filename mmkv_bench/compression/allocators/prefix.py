@@ -159,7 +159,9 @@ class Prefix(Allocator):
 
 
 @lru_cache(maxsize=64)
-def _profile_counts(grid: tuple, ratios: tuple, budget: int, n: int, rounding: str) -> tuple[int, ...]:
+def _profile_counts(
+    grid: tuple[float, ...], ratios: tuple[tuple[float, ...], ...], budget: int, n: int, rounding: str
+) -> tuple[int, ...]:
     if budget in (0, n):
         return (budget,) * len(ratios[0])
     weights = interpolated(grid, ratios, Fraction(budget, n))

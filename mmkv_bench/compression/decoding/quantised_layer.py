@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -195,7 +195,7 @@ class QuantisedLayer(CompressedLayer):
         """`[1, Hkv, stored, D]`, dequantised: a copy."""
         return self._values.read()[None]
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Append `[1, Hkv, n, D]`; returns what the attention shall read, `[1, Hkv, stored, D]`, dequantised."""
         self._keys.append(key_states[0])
         self._values.append(value_states[0])
@@ -246,7 +246,7 @@ class QuantisedLayer(CompressedLayer):
         own = 0 if places is None else _bytes(places)
         return sum(data for data, _ in parts), sum(metadata for _, metadata in parts) + own
 
-    def _refuse(self, *args, **kwargs) -> None:
+    def _refuse(self, *args: Any, **kwargs: Any) -> None:
         raise UnsupportedError("a quantised layer holds one finished prompt of one sequence; its entries only grow")
 
     retain = drop = forget = reorder_cache = batch_repeat_interleave = batch_select_indices = reset = _refuse

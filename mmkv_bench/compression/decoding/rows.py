@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,7 +27,7 @@ class RowsLayer(CompressedLayer):
         self.seen, self.is_initialized = rows[0].seen, True
         self._entries: list[tuple[Tensor, Tensor]] = []
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Append row i of `[R, Hkv, n, D]` to layer i; what attention shall see is made in `attend`."""
         self._entries = [
             row.update(key_states[i : i + 1], value_states[i : i + 1], *args, **kwargs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -107,7 +107,7 @@ def group_votes(
     tau: float,
     *,
     cover: Literal["left", "right"] = "left",
-    **adjust,
+    **adjust: Any,
 ) -> Tensor:
     """In how many groups each key belongs to the covering set, float32 ``[Hkv, T]`` with integer values.
 
@@ -123,7 +123,7 @@ def group_votes(
     return votes
 
 
-def total_mass(query: Tensor, key: Tensor, scaling: float, groups: int, **adjust) -> Tensor:
+def total_mass(query: Tensor, key: Tensor, scaling: float, groups: int, **adjust: Any) -> Tensor:
     """The mass that each key receives from all groups together, float32 ``[Hkv, T]``: no sets, no votes.
 
     Args:
@@ -136,7 +136,7 @@ def total_mass(query: Tensor, key: Tensor, scaling: float, groups: int, **adjust
 
 
 def _by_heads(
-    query: Tensor, key: Tensor, scaling: float, groups: int, *, anchor: Tensor | None = None, **adjust
+    query: Tensor, key: Tensor, scaling: float, groups: int, *, anchor: Tensor | None = None, **adjust: Any
 ) -> Iterator[tuple[slice, Tensor]]:
     """``adjusted_mass`` of a few KV heads at a time, with the heads that each block belongs to."""
     share = query.shape[0] // key.shape[0]

@@ -51,7 +51,7 @@ class Scorer(ABC):
         return False
 
     @abstractmethod
-    def key(self, budget: int, length: int) -> tuple:
+    def key(self, budget: int, length: int) -> tuple[object, ...]:
         """Effective parameters at this budget [entries per KV head] and prompt length [tokens].
 
         Cells whose scorers have the same type, the same key (and, when ``stochastic``, the same seed) share one score.

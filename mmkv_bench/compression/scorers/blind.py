@@ -33,7 +33,7 @@ class BlindScorer(Scorer):
     negative = True
     comparable = False
 
-    def key(self, budget: int, length: int) -> tuple:
+    def key(self, budget: int, length: int) -> tuple[object, ...]:
         return ()
 
     def score(self, obs: Observation, budget: int, seed: int) -> Tensor:

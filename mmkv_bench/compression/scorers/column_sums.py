@@ -34,7 +34,7 @@ class ColumnSumScorer(Scorer):
 
     needs = Needs(column_sums=True)
 
-    def key(self, budget: int, length: int) -> tuple:
+    def key(self, budget: int, length: int) -> tuple[object, ...]:
         return ()
 
     def score(self, obs: Observation, budget: int, seed: int) -> Tensor:

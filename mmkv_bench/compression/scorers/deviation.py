@@ -94,7 +94,7 @@ class DeviationScorer(Scorer):
     def needs(self) -> Needs:
         return filter_needs(self.keys)
 
-    def key(self, budget: int, length: int) -> tuple:
+    def key(self, budget: int, length: int) -> tuple[object, ...]:
         return (cutoff(self.gamma, length), self.heads, self.keys)
 
     def score(self, obs: Observation, budget: int, seed: int) -> Tensor:

@@ -69,7 +69,7 @@ class ExpectedAttentionScorer(Scorer):
         if self.rounding not in ("none", "model"):
             raise ConfigError(f"rounding is {self.rounding!r}; {nearest(str(self.rounding), ('none', 'model'))}")
 
-    def key(self, budget: int, length: int) -> tuple:
+    def key(self, budget: int, length: int) -> tuple[object, ...]:
         return astuple(self)
 
     def _undefined(self, length: int) -> bool:

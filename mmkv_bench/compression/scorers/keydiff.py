@@ -39,7 +39,7 @@ class KeyDiffScorer(Scorer):
         if self.window < 0:
             raise ConfigError(f"window is {self.window}; allowed: 0 or more tokens")
 
-    def key(self, budget: int, length: int) -> tuple:
+    def key(self, budget: int, length: int) -> tuple[object, ...]:
         return (self.window,)
 
     def score(self, obs: Observation, budget: int, seed: int) -> Tensor:

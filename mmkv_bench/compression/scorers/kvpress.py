@@ -93,7 +93,7 @@ class PressScorer(Scorer):
         """How a press that masks divides a layer's budget among its heads; None for presses that only score."""
         return Safeguard(json.loads(self._text)["alpha_safeguard"]) if self.press in presses.POOLED else None
 
-    def key(self, budget: int, length: int) -> tuple:
+    def key(self, budget: int, length: int) -> tuple[object, ...]:
         return (self.press, self._text, budget)
 
     def score(self, obs: Observation, budget: int, seed: int) -> Tensor:

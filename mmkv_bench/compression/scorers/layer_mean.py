@@ -56,7 +56,7 @@ class LayerMeanScorer(Scorer):
     def negative(self) -> bool:
         return self.ranking == "permutation"
 
-    def key(self, budget: int, length: int) -> tuple:
+    def key(self, budget: int, length: int) -> tuple[object, ...]:
         return (self.ranking, self.sinks if self.ranking == "permutation" else None)
 
     def score(self, obs: Observation, budget: int, seed: int) -> Tensor:

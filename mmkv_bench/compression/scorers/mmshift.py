@@ -184,7 +184,7 @@ class MMShiftScorer(Scorer):
         text = "" if self.calibration is None else json.dumps(self.calibration, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
-    def key(self, budget: int, length: int) -> tuple:
+    def key(self, budget: int, length: int) -> tuple[object, ...]:
         parameters = (getattr(self, item.name) for item in fields(self) if item.name != "calibration")
         return (*parameters, self._calibrated)
 

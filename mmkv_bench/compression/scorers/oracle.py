@@ -35,7 +35,7 @@ class OracleScorer(Scorer):
 
     needs = Needs(tail_queries=1, answer=True)
 
-    def key(self, budget: int, length: int) -> tuple:
+    def key(self, budget: int, length: int) -> tuple[object, ...]:
         return ()
 
     def score(self, obs: Observation, budget: int, seed: int) -> Tensor:

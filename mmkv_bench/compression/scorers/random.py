@@ -28,7 +28,7 @@ class RandomScorer(Scorer):
     stochastic = True
     comparable = False
 
-    def key(self, budget: int, length: int) -> tuple:
+    def key(self, budget: int, length: int) -> tuple[object, ...]:
         return ()
 
     def score(self, obs: Observation, budget: int, seed: int) -> Tensor:

@@ -29,7 +29,7 @@ class RecencyScorer(Scorer):
 
     comparable = False
 
-    def key(self, budget: int, length: int) -> tuple:
+    def key(self, budget: int, length: int) -> tuple[object, ...]:
         return ()
 
     def score(self, obs: Observation, budget: int, seed: int) -> Tensor:

@@ -46,7 +46,7 @@ class TailMassScorer(Scorer):
     def needs(self) -> Needs:
         return Needs(tail_queries=self.proxies)
 
-    def key(self, budget: int, length: int) -> tuple:
+    def key(self, budget: int, length: int) -> tuple[object, ...]:
         return (min(self.proxies, length),)
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:

@@ -41,7 +41,7 @@ class TextPriorScorer(Scorer):
     needs = Needs(column_sums=True)
     prior: bool = True
 
-    def key(self, budget: int, length: int) -> tuple:
+    def key(self, budget: int, length: int) -> tuple[object, ...]:
         return (self.prior,)
 
     def score(self, obs: Observation, budget: int, seed: int) -> Tensor:

@@ -59,7 +59,7 @@ class WindowScorer(Scorer):
     def needs(self) -> Needs:
         return Needs(tail_queries=self.window)
 
-    def key(self, budget: int, length: int) -> tuple:
+    def key(self, budget: int, length: int) -> tuple[object, ...]:
         return (effective_window(self.window, budget, length), self.pool, self.pooling, self.heads)
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
