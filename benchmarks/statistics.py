@@ -18,7 +18,6 @@ from pathlib import Path
 if sys.path and Path(sys.path[0]) == Path(__file__).parent:
     del sys.path[0]  # Python puts this folder first; this file must not stand in for the standard `statistics` module
 
-# ruff: noqa: E402
 import argparse
 import datetime
 import os

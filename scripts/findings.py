@@ -9,6 +9,7 @@ Each line ends with the heading of the finding that quotes it. Run it after rows
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -63,10 +64,10 @@ def expansion(results: Path) -> Iterator[str]:
                 scores = samples_of(both, table.metric, table.aggregator).scores
                 low, high = _bootstrap(scores[0] - scores[1])
                 pair = tested[budget, "mmshift", other]
-                assert pair.low is not None and pair.high is not None, "both have answered the same samples"
+                low_a, high_a = (math.nan if end is None else -end for end in (pair.high, pair.low))
                 yield (
                     f"{table.dataset} at {budget}: {other} minus mmshift {-pair.difference:+.3f}, bootstrap [{low:+.3f}, "
-                    f"{high:+.3f}], tables' test [{-pair.high:+.3f}, {-pair.low:+.3f}] (n = {pair.n}) | MM-ShiftKV's ablations"
+                    f"{high:+.3f}], tables' test [{low_a:+.3f}, {high_a:+.3f}] (n = {pair.n}) | MM-ShiftKV's ablations"
                 )
 
 

@@ -144,7 +144,7 @@ def read(name: str) -> Dataset:
         "columns": ", ".join(f"`{column}`" for column in about.get("columns") or ()),
         "exercised": _exercised(name, about.get("needs")),
     }
-    facts = {key: value for key, value in facts.items() if value and value != "none" or key == "metrics"}
+    facts = {key: value for key, value in facts.items() if (value and value != "none") or key == "metrics"}
     return Dataset(name, str(about["judge"]), facts)
 
 
@@ -185,7 +185,7 @@ def _family(members: Sequence[Dataset]) -> list[str]:
 
 def _keys(facts: Mapping[str, str]) -> list[str]:
     others = [key for key in facts if key not in (*ORDER, *LAST)]
-    return [key for key in (*ORDER, *others, *LAST) if key in facts and facts[key]]
+    return [key for key in (*ORDER, *others, *LAST) if facts.get(key)]
 
 
 def _bullet(key: str, value: str) -> list[str]:

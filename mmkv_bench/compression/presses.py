@@ -88,7 +88,7 @@ def load() -> ModuleType:
                 f"method=kvpress needs the package kvpress, which is not installed; run: {_INSTALL}"
             ) from None
         raise ConfigError(f"kvpress needs the package {error.name}, which is not installed; run: {_INSTALL}") from error
-    except Exception as error:  # noqa: BLE001 - another version's import may fail in any way
+    except Exception as error:  # another version's import may fail in any way
         first = next(iter(str(error).splitlines()), "")
         raise ConfigError(
             f"kvpress cannot be imported beside this transformers ({type(error).__name__}: {first}); versions that can be: "
@@ -183,7 +183,7 @@ def build(library: ModuleType, name: str, args: Mapping[str, Any], where: str, i
         given[key] = build(library, inner, own, f"{where}.{key}", name)
     try:
         return known[name](**given)
-    except Exception as error:  # noqa: BLE001 - a press asserts what it accepts
+    except Exception as error:  # a press asserts what it accepts
         raise ConfigError(f"{where}: kvpress' {name} cannot be built: {type(error).__name__}: {error}") from error
 
 

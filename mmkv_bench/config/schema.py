@@ -195,7 +195,7 @@ def accepts(key: str, value: Any) -> bool:
         )
     if value is None or isinstance(value, bool):
         return (NoneType if value is None else bool) in kinds
-    return isinstance(value, int) and bool({int, float} & {*kinds}) or isinstance(value, float) and float in kinds
+    return (isinstance(value, int) and bool({int, float} & {*kinds})) or (isinstance(value, float) and float in kinds)
 
 
 def conf_dir() -> Path:

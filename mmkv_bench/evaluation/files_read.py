@@ -49,7 +49,7 @@ class OpenedFiles:
 @contextmanager
 def opened() -> Iterator[OpenedFiles]:
     """Listen while the block runs, in all threads."""
-    global _hooked
+    global _hooked  # noqa: PLW0603 - the interpreter takes a hook once and for all
     if not _hooked:
         sys.addaudithook(_hear)
         _hooked = True

@@ -97,7 +97,7 @@ class Recording:
         start = time.perf_counter()
         try:
             yield
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
             log.info("%s failed in layer %d", key[0].__name__, layer, exc_info=error)
             self.failures[key] = error.with_traceback(None)  # its frames would keep the layer's tensors alive
             self.scores.pop(key, None)

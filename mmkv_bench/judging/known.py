@@ -40,7 +40,7 @@ def metric_of(judged: tuple[JudgedMetric, ...], question: Question) -> JudgedMet
 
 def mark_of_one(text: str) -> bool:
     """MM-Vet: the first word is a number from 0 to 1."""
-    return _number_within(text.split(" ")[0], 1.0)
+    return _number_within(text.split(" ", maxsplit=1)[0], 1.0)
 
 
 def criterion_score(text: str) -> bool:

@@ -125,7 +125,7 @@ def build(source: OwnFile, given: Mapping[str, Any]) -> dict[str, Any]:
             built[role] = cls(**own)
         except MMKVError as error:
             raise ConfigError(f"{_WHERE}.args: {error}") from error
-        except Exception as error:  # noqa: BLE001 - a user's constructor may raise anything
+        except Exception as error:  # a user's constructor may raise anything
             raise ConfigError(
                 f"{cls.__name__} of {source.path} cannot be built: {_said(error)}; correct {_WHERE}.args or the file"
             ) from error
@@ -192,7 +192,7 @@ def _module(file: str, digest: str, text: str, path: str) -> ModuleType:
     except KeyboardInterrupt:
         del sys.modules[name]
         raise
-    except BaseException as error:  # noqa: BLE001 - a user's file may raise anything, SystemExit too
+    except BaseException as error:  # a user's file may raise anything, SystemExit too
         del sys.modules[name]
         raise ConfigError(f"{path} cannot be imported: {_said(error)}{_line(error, file)}; correct the file") from error
     return module

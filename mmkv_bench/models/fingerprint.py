@@ -10,7 +10,7 @@ import re
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.file_state import outlives_the_process, state_of
@@ -102,7 +102,7 @@ def hub_commit(path: str, revision: str | None) -> str:
 class _Memory:
     """Checksums of files seen before, in one JSON file written by rename: path -> the file's state, then its sha256."""
 
-    here: dict[str, list[Any]] = {}
+    here: ClassVar[dict[str, list[Any]]] = {}
     """What this process has read itself. It holds what cannot be written down too, so that a look after the weights were
     loaded reads nothing again."""
 

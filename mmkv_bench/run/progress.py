@@ -91,7 +91,7 @@ def progress(label: str, total: int) -> Progress:
 
 def duration(seconds: float) -> str:
     """Seconds in words: `42 s`, `3:05 min`, `2:10 h`."""
-    seconds = int(round(seconds))
+    seconds = round(seconds)
     if seconds < 60:
         return f"{seconds} s"
     minutes, seconds = divmod(seconds, 60)

@@ -219,7 +219,7 @@ def _first_prompts(config: DictConfig, parts: Sequence[Part], loaded: LoadedMode
             prompt = encoded(loaded, config, request, "card", "cpu")
             asked = [name for name in as_list(config.protocol) if name in WHOLE] or as_list(config.protocol)
             context = lengths_of(protocol(asked[0]), prompt, loaded.family).reduced
-        except Exception:  # noqa: BLE001 - whatever a processor makes of it will be that sample's status
+        except Exception:  # noqa: BLE001, S112 - whatever a processor makes of it will be that sample's status
             continue
         sizes[part.dataset] = PromptSize(prompt.length, prompt.visual_tokens, context)
     return sizes

@@ -60,9 +60,9 @@ def build(
     for _, group in cells.groupby(list(CONTEXT), dropna=False, sort=True):
         for axis in [kind for kind in ("entries", "fraction") if (group["budget_kind"] == kind).any()] or ["none"]:
             sweep = Sweep.of(group[group["budget_kind"].isin([axis, "none"])], axis)
-            for metric in parts.sheet.metrics_of(sweep.places):
-                if metric in metrics if metrics else metric not in FIDELITY:
-                    tables.append(_table(sweep, metric, parts))
+            held = parts.sheet.metrics_of(sweep.places)
+            wanted = [metric for metric in held if (metric in metrics if metrics else metric not in FIDELITY)]
+            tables += [_table(sweep, metric, parts) for metric in wanted]
     return tables
 
 

@@ -115,12 +115,8 @@ def where(key: tuple[str, str]) -> str:
 
 def _named(table: Table) -> list[tuple[str, Line, Entry]]:
     """Every cell of the table once, as (words, method, entry), line by line."""
-    found = []
-    for method in table.methods:
-        for budget in ("", *table.budgets):
-            if (method.label, budget) in table.entries:
-                found.append((where((method.label, budget)), method, table.entries[method.label, budget]))
-    return found
+    places = [(method, (method.label, budget)) for method in table.methods for budget in ("", *table.budgets)]
+    return [(where(key), method, table.entries[key]) for method, key in places if key in table.entries]
 
 
 def _untested(method: Line, entry: Entry) -> bool:

@@ -237,7 +237,7 @@ def coded(column: pd.Series) -> tuple[np.ndarray, np.ndarray]:
 
 def _clusters(samples: pd.DataFrame) -> np.ndarray:
     """Positions of the clusters in the order of their labels; a sample without one is a cluster of its own."""
-    labels, of_row = coded(samples["cluster"])
+    _, of_row = coded(samples["cluster"])
     if (of_row >= 0).all():
         return of_row
     return coded(

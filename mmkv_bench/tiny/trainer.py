@@ -160,7 +160,7 @@ class Trainer:
         rate = self.plan.rate * min(1.0, (number + 1) / self.plan.warmup) * (0.03 + 0.97 * cosine)
         self._update(loss, rate)
         if batch.phase == self.progress.phase:
-            self.progress.accuracies = (self.progress.accuracies + [numbers["accuracy"]])[-ADVANCE_WINDOW:]
+            self.progress.accuracies = ([*self.progress.accuracies, numbers["accuracy"]])[-ADVANCE_WINDOW:]
         self.progress.phase_step += 1
         return {"phase": self.progress.phase, "drawn": batch.phase, "real": real, **numbers, "rate": rate}
 

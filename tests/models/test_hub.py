@@ -43,7 +43,7 @@ print(json.dumps(said))
 
 
 class Hub(BaseHTTPRequestHandler):
-    def do_GET(self):  # noqa: N802 (the name is the library's)
+    def do_GET(self):
         name = self.path.removeprefix("/api/models").split("/")[2].split("?")[0]
         status, code = ANSWERS[name]
         self.send_response(status)
@@ -52,7 +52,7 @@ class Hub(BaseHTTPRequestHandler):
         self.send_header("Content-Length", "0")
         self.end_headers()
 
-    do_HEAD = do_GET  # noqa: N815
+    do_HEAD = do_GET
 
     def log_message(self, *_):
         pass

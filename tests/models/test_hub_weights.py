@@ -26,7 +26,7 @@ class Hub(BaseHTTPRequestHandler):
 
     folder = None
 
-    def do_GET(self):  # noqa: N802 (the name is the library's)
+    def do_GET(self):
         words = unquote(urlsplit(self.path).path).strip("/").split("/")
         if words[:4] == ["api", "models", "org", "small"]:
             files = sorted(f for f in self.folder.iterdir() if f.is_file())
@@ -49,7 +49,7 @@ class Hub(BaseHTTPRequestHandler):
             200, body, {"X-Repo-Commit": COMMIT, "ETag": f'"{file.name}-{len(body)}"', "Accept-Ranges": "none"}
         )
 
-    do_HEAD = do_GET  # noqa: N815
+    do_HEAD = do_GET
 
     def send(self, status, body, headers):
         self.send_response(status)

@@ -82,7 +82,7 @@ def rounded(share: int, n: int, chunk: int, power: str, most: Fraction) -> int:
 
     def read(entries: int) -> int:
         whole = [m * chunk for m in range(entries // chunk + 1)][-1]
-        return min(whole if whole else entries, n)
+        return min(whole or entries, n)
 
     powers = [2**i for i in range(40)]
     if power == "none":

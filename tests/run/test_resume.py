@@ -150,7 +150,7 @@ def test_changed_weights_reuse_no_row(uninterrupted, tmp_path):
 
     folder = shutil.copytree(resolve_path("pkg://mmkv_bench/tiny/weights"), tmp_path / "weights")
     weights = load_file(folder / "model.safetensors")
-    name = sorted(weights)[0]
+    name = min(weights)
     save_file(weights | {name: weights[name] * 1.0001}, folder / "model.safetensors", metadata={"format": "pt"})
     root = shutil.copytree(uninterrupted, tmp_path / "rows")
     changed = done(root, *COMMAND, "limit=1", "stage=generate", f"model.path={folder}")

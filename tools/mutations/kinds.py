@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -109,7 +110,7 @@ def _changes(node: ast.AST, lines: list[str]) -> Iterator[tuple[str, int, int, i
     """(kind, row, first column, last column, new text) of every change of this one node."""
     if isinstance(node, ast.Compare):
         sides = [node.left, *node.comparators]
-        for left, right in zip(sides, sides[1:], strict=False):
+        for left, right in itertools.pairwise(sides):
             yield from _operator("comparison", left, right, COMPARISONS, lines)
     elif isinstance(node, ast.BinOp) and not any(isinstance(s, ast.JoinedStr) for s in (node.left, node.right)):
         yield from _operator("arithmetic", node.left, node.right, ARITHMETIC, lines)

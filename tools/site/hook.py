@@ -73,7 +73,7 @@ def on_page_markdown(markdown: str, page, config: MkDocsConfig, files: Files) ->
     def shown(found: re.Match[str]) -> str:
         return f"![{found['text']}]({found['target'].removeprefix('docs/')})"
 
-    parts = re.split(r"(^```.*?^```)", markdown, flags=re.M | re.S)  # code stays as it is
+    parts = re.split(r"(^```.*?^```)", markdown, flags=re.MULTILINE | re.DOTALL)  # code stays as it is
     return "".join(part if part.startswith("```") else PICTURE.sub(shown, LINK.sub(linked, part)) for part in parts)
 
 

@@ -148,7 +148,7 @@ class PressScorer(Scorer):
             with torch.random.fork_rng([obs.device] if obs.device.type == "cuda" else []):
                 torch.manual_seed(obs.generator("kvpress", seed).initial_seed() if self.stochastic else 0)
                 score = made.score(_View(obs), obs.states[None], obs.key[None], obs.value[None], None, kwargs)
-        except Exception as error:  # noqa: BLE001 - a press asserts what it supports, and may raise anything
+        except Exception as error:  # a press asserts what it supports, and may raise anything
             first = next(iter(str(error).splitlines()), "")
             raise UnsupportedError(
                 f"kvpress' {self.press} cannot score this prompt: {type(error).__name__}: {first}"
