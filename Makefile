@@ -28,7 +28,7 @@ help:
 	@echo "make test-dispatch     the numerical tests with the kernels of two older processors; long"
 	@echo "make fuzz              300 drawn configurations, right and wrong, through the command line (FUZZ='--seed 5 --runs 50')"
 	@echo "make fuzz-store        flip 400 single bits in copies of stores in git: 0 may change a value silently; a minute"
-	@echo "make lint              ruff check, ruff format --check, and no file or results too large for git"
+	@echo "make lint              ruff check, ruff format --check, mypy, and no file or results too large for git"
 	@echo "make results           make or continue results/tiny: every method, released readings, ablations; hours"
 	@echo "make matrix            every model family x dataset x method once, random weights, own data; hours"
 	@echo "make bench-statistics  time and peak memory of the streaming attention statistics"
@@ -77,6 +77,7 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python scripts/weight.py
+	$(BIN)/mypy
 
 # Every row and table below results/tiny/{methods,readings,ablations,mmshift_ablations}; continues where it was
 # interrupted, hours on two cores. `make results RESULTS=runs/full PACK=` makes the full rows beside the slim ones in git.

@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
-"""Refuses what makes a clone heavy: a file over 10 MB, or more than 25 MB below results/. Part of `make lint`.
-
-As a hook of git: ln -s ../../scripts/weight.py .git/hooks/pre-commit
+"""Refuses what makes a clone heavy: a file over 10 MB, or more than 25 MB below results/. Part of `make lint` and of the
+hooks of git (.pre-commit-config.yaml).
 """
 
 from __future__ import annotations
@@ -14,15 +13,14 @@ FILE, RESULTS = 10_000_000, 25_000_000
 
 
 def too_heavy(root: Path) -> list[str]:
-    """A sentence for each thing that is too large among the files that git has or would take in the checkout `root`."""
-    listed = subprocess.run(
-        ["git", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    files = [name for name in sorted(set(listed.stdout.split("\0")) - {""}) if (root / name).is_file()]
-    sizes = {name: (root / name).stat().st_size for name in files}
+    """A sentence for each thing that is too large among the files that git has or would take in the checkout `root`: as they
+    are staged, and as they lie there."""
+    staged = _staged(root)
+    here = {
+        name for name in _git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0") if name
+    }
+    lying = {name: (root / name).stat().st_size for name in here if (root / name).is_file()}
+    sizes = {name: max(staged.get(name, 0), lying.get(name, 0)) for name in sorted(here)}
     results = sum(size for name, size in sizes.items() if name.startswith("results/"))
     found = [
         f"{name} has {size / 1e6:.1f} MB; the limit of a file is {FILE / 1e6:.0f} MB"
@@ -32,6 +30,19 @@ def too_heavy(root: Path) -> list[str]:
     if results > RESULTS:
         found.append(f"results/ has {results / 1e6:.1f} MB; its limit is {RESULTS / 1e6:.0f} MB")
     return found
+
+
+def _staged(root: Path) -> dict[str, int]:
+    """Bytes of every file in the index, which is what the next commit holds."""
+    entries = [entry.split("\t", 1) for entry in _git(root, "ls-files", "-z", "--stage").split("\0") if entry]
+    objects = "".join(f"{facts.split()[1]}\n" for facts, _ in entries)
+    told = _git(root, "cat-file", "--batch-check=%(objectsize)", given=objects).splitlines()
+    return {name: int(size) for (_, name), size in zip(entries, told, strict=True) if size.isdecimal()}
+
+
+def _git(root: Path, *words: str, given: str | None = None) -> str:
+    done = subprocess.run(["git", "-C", str(root), *words], input=given, capture_output=True, text=True, check=True)
+    return done.stdout
 
 
 def main() -> int:

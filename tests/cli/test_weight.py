@@ -39,3 +39,23 @@ def test_a_large_file_and_large_results_are_refused(tmp_path):
     subprocess.run(["git", "-C", str(tmp_path), "add", "-A"], check=True)
     code, said = weigh(tmp_path)
     assert code == 1 and said.startswith("error: large file has 10.0 MB") and "results/ has" not in said
+    (tmp_path / "large file").write_bytes(b"")
+    assert weigh(tmp_path) == (1, said), "what is staged is what a commit takes"
+    (tmp_path / "large file").unlink()
+    assert weigh(tmp_path) == (1, said)
+    subprocess.run(["git", "-C", str(tmp_path), "add", "-A"], check=True)
+    assert weigh(tmp_path) == (0, "")
+
+
+def test_yaml_that_cannot_be_read_or_says_a_thing_twice_is_refused(tmp_path):
+    good, twice, broken = (tmp_path / name for name in ("good.yaml", "twice.yaml", "broken.yaml"))
+    good.write_text("a: 1\nb: {a: 2}\nc: !function utils.doc\n---\na: 3\n")
+    twice.write_text("a: 1\nb:\n  - {c: 1, c: 2}\n")
+    broken.write_text("a: [1\n")
+    script = [sys.executable, str(ROOT / "scripts" / "yaml_files.py")]
+    assert subprocess.run([*script, str(good)], capture_output=True).returncode == 0
+    done = subprocess.run([*script, *map(str, (good, twice, broken))], capture_output=True, text=True)
+    assert done.returncode == 1 and "good" not in done.stderr
+    assert (
+        "twice.yaml, line 3: 'c' stands here a second time" in done.stderr and "broken.yaml is no YAML" in done.stderr
+    )
