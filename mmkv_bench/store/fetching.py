@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -46,7 +47,7 @@ def fetch(
         with disk_errors("fetching", out):
             target.parent.mkdir(parents=True, exist_ok=True)
             remove_stale(target.parent)
-            write_whole(target, lambda stream, entry=entry: _write(source, entry, stream))
+            write_whole(target, partial(_write, source, entry))
     return len(missing), len(entries) - len(missing)
 
 

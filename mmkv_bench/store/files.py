@@ -132,6 +132,11 @@ def write_whole(final: Path, write: Callable[[BinaryIO], object]) -> None:
         staged.drop()
 
 
+def write_bytes(final: Path, data: bytes) -> None:
+    """`write_whole` of these bytes."""
+    write_whole(final, lambda stream: stream.write(data))
+
+
 def remove_stale(folder: Path, older_than_s: float = 86_400.0) -> None:
     """Removes hidden leftovers of killed writers: files that nobody holds locked.
 

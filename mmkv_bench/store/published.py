@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mmkv_bench.errors import ConfigError, StoreError
-from mmkv_bench.store.files import disk_errors, write_whole
+from mmkv_bench.store.files import disk_errors, write_bytes
 from mmkv_bench.store.interface import Opened
 from mmkv_bench.store.schema import SCHEMAS
 
@@ -61,10 +61,10 @@ def publish(store: Opened, folder: Path) -> str:
             data = path.read_bytes()
             inside = path.relative_to(store.root).as_posix()
             entry = Entry(inside, len(data), hashlib.sha256(data).hexdigest())
-            write_whole(folder / entry.name, lambda stream, data=data: stream.write(data))
+            write_bytes(folder / entry.name, data)
             entries.append(entry)
         text = json.dumps({"format": FORMAT, "files": [asdict(entry) for entry in entries]}, indent=1).encode() + b"\n"
-        write_whole(folder / MANIFEST, lambda stream: stream.write(text))  # last: what has one is whole
+        write_bytes(folder / MANIFEST, text)  # last: what has one is whole
     return hashlib.sha256(text).hexdigest()
 
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
-from typing import BinaryIO
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from mmkv_bench.errors import StoreError
 from mmkv_bench.store.digests import checksum
-from mmkv_bench.store.files import disk_errors, sync_folder, write_whole
+from mmkv_bench.store.files import disk_errors, sync_folder, write_bytes
 from mmkv_bench.store.interface import Opened
 from mmkv_bench.store.packing import is_packed, ordered, packed
 from mmkv_bench.store.slim import slim as slimmed
@@ -55,16 +53,12 @@ def _pack(store: Opened, slim: bool) -> int:
     return len(dropped)
 
 
-def _write(data: bytes, stream: BinaryIO) -> None:
-    stream.write(data)
-
-
 def _replace(folder: Path, before: list[Path], files: list[bytes]) -> None:
     """Packed files in the place of all that was there, in an order that a kill at any moment leaves readable: what counts
     before other files is removed after them."""
     placed = {folder / f"packed-{checksum(data)}.parquet": data for data in files}
     for path, data in placed.items():
-        write_whole(path, partial(_write, data))
+        write_bytes(path, data)
     gone = [path for path in before if path not in placed]
     for path in sorted(gone, key=lambda path: (is_together(path), not is_packed(path), path.name)):
         path.unlink(missing_ok=True)

@@ -6,10 +6,12 @@ import argparse
 import sys
 from pathlib import Path
 
+from mmkv_bench.cli.grammar import Parser
+
 SUMMARY = "fetch published rows from a folder, a web server or the hub; every file is checked before it is kept"
 
 
-def options(parser: argparse.ArgumentParser) -> None:
+def options(parser: Parser) -> None:
     """From where, to where."""
     parser.add_argument(
         "source",
