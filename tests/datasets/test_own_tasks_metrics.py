@@ -138,7 +138,7 @@ def test_needle_recall_by_hand():
 
 
 def test_needle_rouge1_by_hand():
-    assert needle.rouge1("scoring_pass parks", "sit park") == 1.0  # stems
+    assert needle.rouge1("sitting parks", "sit park") == 1.0  # stems
     assert needle.rouge1("Dolores-Park", "dolores park day") == pytest.approx(2 * 2 / (2 + 3))
     assert needle.rouge1("a a", "a b") == pytest.approx(0.5)
     assert needle.rouge1("", "a") == 0.0

@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 from tools.mutations.covering import Covering, present
@@ -21,17 +22,17 @@ HERE = Path(__file__).parent
 ROOMS = ("compression", "generation", "store", "statistics", "tables")
 
 
-def drawn(root: Path, covering: Covering, count: int, seed: int) -> list[Mutation]:
+def drawn(root: Path, covering: Covering, rooms: Sequence[str], share: int, seed: int) -> dict[str, Mutation]:
     """As many of each room: first a line, each as likely as every other, then what is wrong with it."""
-    found: list[Mutation] = []
-    for number, room in enumerate(ROOMS):
+    found: dict[str, Mutation] = {}
+    for room in rooms:
         chance, lines = random.Random(f"{seed} {room}"), []
         for path in sorted((root / "mmkv_bench" / room).rglob("*.py")):
             file = str(path.relative_to(root))
             covered = covering.lines(file)
             lines += [every for row, every in candidates(file, path.read_text()).items() if row in covered]
-        share = count // len(ROOMS) + (number < count % len(ROOMS))
-        found += [chance.choice(every) for every in chance.sample(lines, share)]
+        first = 1 + share * ROOMS.index(room)
+        found |= {str(first + i): chance.choice(every) for i, every in enumerate(chance.sample(lines, share))}
     return found
 
 
@@ -113,7 +114,8 @@ def main() -> int:
     options.add_argument("--drawn", type=Path, default=HERE / "drawn.jsonl")
     options.add_argument("--moved", type=Path, default=HERE / "moved.jsonl")
     options.add_argument("--write", type=Path)
-    options.add_argument("--count", type=int, default=60)
+    options.add_argument("--rooms", nargs="+", default=ROOMS, choices=ROOMS)
+    options.add_argument("--share", type=int, default=12, help="mutations of each room")
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--processes", type=int, default=2)
     asked = options.parse_args()
@@ -121,8 +123,8 @@ def main() -> int:
         return compare(*asked.lists)
     asked.covered = asked.covered or asked.root
     if asked.command == "draw":
-        found = drawn(asked.root, Covering(asked.coverage, asked.root), asked.count, asked.seed)
-        write(asked.write, {str(n): vars(mutation) for n, mutation in enumerate(found, 1)})
+        found = drawn(asked.root, Covering(asked.coverage, asked.root), asked.rooms, asked.share, asked.seed)
+        write(asked.write, {n: vars(mutation) for n, mutation in found.items()})
     else:
         run(asked)
     return 0
