@@ -77,6 +77,7 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python scripts/weight.py
+	$(BIN)/mypy
 
 # Every row and table below results/tiny/{methods,readings,ablations,mmshift_ablations}; continues where it was
 # interrupted, hours on two cores. `make results RESULTS=runs/full PACK=` makes the full rows beside the slim ones in git.

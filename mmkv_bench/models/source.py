@@ -85,7 +85,7 @@ class Source:
         return cls(FOLDER if Path(path).is_dir() else HUB, path, model)
 
     @property
-    def _place(self) -> str:
+    def place(self) -> str:
         """`path` of weights that exist."""
         assert self.path is not None, "only random weights have no path"
         return self.path
@@ -93,7 +93,7 @@ class Source:
     @cached_property
     def commit(self) -> str | None:
         """The commit of a hub id, found out once: everything is read at it. None for folders and random weights."""
-        return hub_commit(self._place, self.settings.revision) if self.kind == HUB else None
+        return hub_commit(self.place, self.settings.revision) if self.kind == HUB else None
 
     @cached_property
     def _hf_config(self) -> Any:
@@ -101,7 +101,7 @@ class Source:
             from mmkv_bench.models.shapes import config_of
 
             return config_of(self.settings.shape, self.settings.layers)
-        config = load_config(self._place, self.commit)
+        config = load_config(self.place, self.commit)
         expected = (self.settings.shape or {}).get("model_type")
         if expected is not None and config.model_type != expected:
             raise ConfigError(
@@ -143,9 +143,9 @@ class Source:
         column of its own.
         """
         if self.commit is not None:
-            return hub_fingerprint(self._place, self.commit), self.commit
+            return hub_fingerprint(self.place, self.commit), self.commit
         if self.kind == FOLDER:
-            return folder_fingerprint(self._place), None
+            return folder_fingerprint(self.place), None
         import transformers
 
         from mmkv_bench.models import random_weights, tokenizer
@@ -177,9 +177,7 @@ class Source:
 
     def stored_bytes(self) -> int:
         """Bytes of a folder's weights; 0 where they are known only after loading."""
-        return (
-            sum(file.stat().st_size for file in Path(self._place).glob("*.safetensors")) if self.kind == FOLDER else 0
-        )
+        return sum(file.stat().st_size for file in Path(self.place).glob("*.safetensors")) if self.kind == FOLDER else 0
 
     def load(self) -> LoadedModel:
         """The model in eval mode with its processor, on its device and in its precision, as the settings say.
@@ -193,7 +191,7 @@ class Source:
         if self.kind != RANDOM:
             return load_model(
                 model.name,
-                self._place,
+                self.place,
                 revision=self.commit,
                 dtype=model.dtype,
                 attention=model.attention,

@@ -117,7 +117,7 @@ class Cell:
         """The cell among those of one dataset, as messages and the card name it: `snapkv@64 strict seed=1`."""
         parts = [self.method if self.budget is None else f"{self.method}@{self.budget}"]
         parts += [self.protocol] * (self.protocol != protocols.DEFAULT)
-        parts += [self.reading] * (self.reading not in (None, "paper"))
+        parts += [self.reading] if self.reading not in (None, "paper") else []
         return " ".join(parts + ([f"seed={self.seed}"] if self.seed is not None else []))
 
 
@@ -225,7 +225,7 @@ def _methods(
             tuned = _identity_of(plain) != _identity_of(_untouched(name, node, default, reading, plain, compressor))
             used = {} if calibrations is None else calibrations.taken()
             own_decoding = str(compressor.decoding) if _written(node) != _written(default) else None
-            seen = {checksum: calibrations.seen[checksum] for checksum in used.values()}
+            seen = {} if calibrations is None else {checksum: calibrations.seen[checksum] for checksum in used.values()}
             yield Method(name, with_checksums(plain, used), compressor, tuned, own_decoding, seen)
 
 

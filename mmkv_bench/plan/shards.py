@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from mmkv_bench.errors import ConfigError
 
 
-class Shard(NamedTuple):
+@dataclass(frozen=True)
+class Shard:
     """Part `index` (from 0) of `count`."""
 
     index: int
@@ -40,9 +41,9 @@ def parse_shard(text: str | Shard) -> Shard:
 def in_shard(cluster: str, shard: str | Shard) -> bool:
     """Whether a sample of this cluster (image, document, video or page) belongs to this part. Every cluster belongs to
     exactly one part of any count, whichever samples a `limit` selects and whatever the order."""
-    index, count = parse_shard(shard)
+    part = parse_shard(shard)
     digest = hashlib.sha256(cluster.encode()).digest()
-    return int.from_bytes(digest[:8], "big") % count == index
+    return int.from_bytes(digest[:8], "big") % part.count == part.index
 
 
 def longest_first(costs: Mapping[str, float]) -> list[str]:

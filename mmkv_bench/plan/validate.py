@@ -114,8 +114,7 @@ def bytes_of(value: Any) -> int | None:
     if value is None:
         return None
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", str(value))
-    unit = _UNITS.get(match[2].lower()) if match else None
-    size = int(float(match[1]) * unit) if unit else 0
+    size = int(float(match[1]) * _UNITS.get(match[2].lower(), 0)) if match else 0
     if size < 1:
         raise ConfigError(
             f"fork_memory={value} is not an amount of memory; allowed: {allowed('fork_memory')}; give one"
@@ -253,11 +252,12 @@ def _model(config: DictConfig) -> None:
     path, source = config.model.path, Source.of(config.model)
     if source.kind == RANDOM:
         return
-    if Path(source.path).is_dir():
+    place = Path(source.place)
+    if place.is_dir():
         from mmkv_bench.models.fingerprint import model_files
 
-        model_files(Path(source.path))
-    elif Path(source.path).exists():
+        model_files(place)
+    elif place.exists():
         raise ConfigError(f"model.path={path} is a file; allowed: the folder that holds config.json; give that folder")
     elif path.startswith((".", "/", "~", schema.PACKAGE_SCHEME)) or not _HUB_ID.fullmatch(path):
         raise ConfigError(

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -202,6 +203,11 @@ def _check_generation(loaded: LoadedModel, parts: Sequence[Part]) -> None:
             raise UnsupportedError(f"{part.dataset}: {error}") from error
 
 
+def _hold(found: list[Any], request: Any) -> str:
+    found.append(request)
+    return ""
+
+
 def _first_prompts(config: DictConfig, parts: Sequence[Part], loaded: LoadedModel) -> dict[str, PromptSize]:
     """Sizes of each dataset's first prompt; one that cannot be made is left out here and gets its row later."""
     from mmkv_bench.evaluation import generate
@@ -211,7 +217,7 @@ def _first_prompts(config: DictConfig, parts: Sequence[Part], loaded: LoadedMode
     sizes = {}
     for part in parts:
         found: list[Any] = []
-        generate(part.spec, lambda request, found=found: found.append(request) or "", 1)
+        generate(part.spec, partial(_hold, found), 1)
         if not found or found[0].error is not None:
             continue
         request = found[0]
@@ -294,6 +300,10 @@ def _stale(store: Store, parts: Sequence[Part], judge: Ledger) -> list[str]:
     return [cell for part in parts for cell in unscored(store, part.cells, judge)]
 
 
+def _advance(bar: Progress, cell: Cell) -> None:
+    bar.advance()
+
+
 def _score(store: Store, parts: Sequence[Part], stale: Sequence[str], judge: Ledger, stopped: dict[str, str]) -> int:
     """Score what is stale; `stopped` takes the datasets that could not be. Returns how many cells were scored."""
     from mmkv_bench.run.scoring import score_dataset
@@ -304,7 +314,7 @@ def _score(store: Store, parts: Sequence[Part], stale: Sequence[str], judge: Led
         if mine:
             label = f"scoring {part.dataset}"
             with Progress(mine, label, unit="cells") as bar, _one_of(parts, label, stopped):
-                done += score_dataset(store, part.spec, part.cells, lambda cell, bar=bar: bar.advance(), judge)
+                done += score_dataset(store, part.spec, part.cells, partial(_advance, bar), judge)
     return done
 
 
