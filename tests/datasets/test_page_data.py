@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 
@@ -16,6 +14,7 @@ from mmkv_bench.evaluation import fingerprint
 from mmkv_bench.tiny.pages import make_sample
 from tests.each import each
 from tests.evaluation.conftest import pages
+from tests.run.setting import fork, joined
 
 CHUNK = page_data.CHUNK
 
@@ -94,14 +93,8 @@ def test_a_table_that_went_missing_is_detected(fresh_cache):
 
 
 def test_processes_may_make_the_same_pages_side_by_side(fresh_cache):
-    code = "from mmkv_bench.datasets import page_data as p; print(len(p.load('pages_walk_small', 'test', 30)))"
-    children = [
-        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for _ in range(3)
-    ]
-    for child in children:
-        out, err = child.communicate(timeout=3600)
-        assert (child.returncode, out.strip()) == (0, "30"), err
+    children = [fork(lambda: len(page_data.load("pages_walk_small", "test", 30))) for _ in range(3)]
+    assert [joined(*child) for child in children] == [30] * 3
     names = sorted(path.name for path in next(fresh_cache.rglob("pages_walk_small-test")).iterdir())
     assert names == ["00000", "00001"]  # and nothing unfinished
 

@@ -62,7 +62,11 @@ def done(root: Path, *overrides: str) -> Outcome:
 
 def forked(work: Callable[[], Any]) -> Any:
     """What `work` returns in a forked process, which takes everything it changes with it."""
-    child, reading = fork(work)
+    return joined(*fork(work))
+
+
+def joined(child: int, reading: int) -> Any:
+    """What `fork` started, waited for."""
     with os.fdopen(reading, "rb") as stream:
         answer = stream.read()
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

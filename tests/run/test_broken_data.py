@@ -94,6 +94,7 @@ def test_a_field_that_is_no_literal_is_that_samples_row_too(tmp_path, value):
     assert by_dataset(tmp_path / "rows", 3) == {"mmmu": ["ok", "error", "ok"]}
 
 
+@pytest.mark.full
 def test_a_run_whose_reader_has_gone_says_so_and_fails(tmp_path):
     words = ["dataset=pages_walk", "method=[full]", "limit=1", f"out={tmp_path / 'rows'}"]
     run = f"{sys.executable} -m mmkv_bench {' '.join(words)} | true; exit ${{PIPESTATUS[0]}}"

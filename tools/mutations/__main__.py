@@ -58,14 +58,16 @@ def mutations(path: Path, moved: Path | None) -> dict[str, Mutation]:
 def run(asked: argparse.Namespace) -> None:
     """Judge all mutations that the list does not have yet, each process in a clone of its own."""
     covering, known = Covering(asked.coverage, asked.covered), read(asked.write) if asked.write.exists() else {}
+    before = read(asked.before) if asked.before else {}
     plain, today = mutations(asked.drawn, None), mutations(asked.drawn, asked.moved)
     work = {}
     for n, mutation in today.items():
         row_of(mutation, (asked.root / mutation.file).read_text())  # a line that moved is told before an hour's work
         if n not in known:
             row = row_of(plain[n], (asked.covered / plain[n].file).read_text())
-            tests = covering.tests(plain[n].file, row)
-            work[n] = tests if asked.covered == asked.root else present(tests, asked.root)
+            killer = [before[n]["by"]] if n in before and "::" in (before[n]["by"] or "") else []
+            tests = killer + covering.tests(plain[n].file, row)
+            work[n] = list(dict.fromkeys(tests)) if asked.covered == asked.root else present(tests, asked.root)
     warm()
     with copies(asked.root, asked.processes) as places:
         children = []
@@ -113,6 +115,7 @@ def main() -> int:
     options.add_argument("--coverage", type=Path, help="a database made with --cov-context=test")
     options.add_argument("--drawn", type=Path, default=HERE / "drawn.jsonl")
     options.add_argument("--moved", type=Path, default=HERE / "moved.jsonl")
+    options.add_argument("--before", type=Path, help="an earlier list: the test that killed then is asked first")
     options.add_argument("--write", type=Path)
     options.add_argument("--rooms", nargs="+", default=ROOMS, choices=ROOMS)
     options.add_argument("--share", type=int, default=12, help="mutations of each room")
