@@ -11,6 +11,8 @@ from mmkv_bench.errors import ConfigError, nearest
 
 VERBS = (
     "run",
+    "plan",
+    "status",
     "sweep",
     "launch",
     "score",
@@ -25,7 +27,7 @@ VERBS = (
 )
 """The verbs, in the order of the help; `verbs/<name>.py` answers each."""
 
-COMING = ("status", "plot", "papers", "report", "show", "export", "diagnose", "new")
+COMING = ("plot", "papers", "report", "show", "export", "diagnose", "new")
 """Words that are kept for verbs of later versions, so that no configuration takes them."""
 
 

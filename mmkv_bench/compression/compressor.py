@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-from torch import Tensor
-
 from mmkv_bench.compression.context import Context
 from mmkv_bench.compression.observation import Needs
 from mmkv_bench.errors import MMKVError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from mmkv_bench.compression.allocators.base import Allocator
     from mmkv_bench.compression.decoding.base import DecodePolicy
     from mmkv_bench.compression.observation import Observation
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from mmkv_bench.compression.selectors.base import Selector
 
 
-SCORE_DTYPES = (torch.float32, torch.float64)
+SCORE_DTYPES = ("torch.float32", "torch.float64")
 
 
 class NonFiniteScoreError(MMKVError):
@@ -156,9 +155,11 @@ class Compressor:
         Raises:
             ScoreError: it is of another shape or dtype.
         """
+        from torch import Tensor
+
         score = self.eviction.scorer.score(observation, entries, seed)
         wanted = tuple(observation.key.shape[:2])
-        if not isinstance(score, Tensor) or tuple(score.shape) != wanted or score.dtype not in SCORE_DTYPES:
+        if not isinstance(score, Tensor) or tuple(score.shape) != wanted or str(score.dtype) not in SCORE_DTYPES:
             got = f"{score.dtype} {list(score.shape)}" if isinstance(score, Tensor) else type(score).__name__
             raise ScoreError(
                 f"{type(self.scorer).__name__} of {self.name} gave {got} in layer {observation.layer}; a score is "
@@ -202,6 +203,8 @@ class Compressor:
         Raises:
             NonFiniteScoreError, OverBudgetError.
         """
+        import torch
+
         length = scores[0].shape[-1] if length is None else length
         context = Context(budget, length, refed, token_types, summaries or {})
         candidates = context.candidates
@@ -246,6 +249,8 @@ class Compressor:
 
 def stacked(scores: Sequence[Tensor]) -> Tensor:
     """Scores of several layers, `[Hkv, n]` each, one below the other on the first one's device: `[layers * Hkv, n]`."""
+    import torch
+
     return torch.cat([score.to(scores[0].device) for score in scores])
 
 

@@ -244,3 +244,10 @@ def as_list(value: Any) -> list[Any]:
     from omegaconf import ListConfig
 
     return list(value) if isinstance(value, (list, tuple, ListConfig)) else [value]
+
+
+def plain(node: Any) -> dict[str, Any]:
+    """A configuration node as plain Python values, interpolations resolved."""
+    from omegaconf import OmegaConf
+
+    return OmegaConf.to_container(node, resolve=True)

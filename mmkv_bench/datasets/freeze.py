@@ -1,4 +1,5 @@
-"""`python -m mmkv_bench.datasets.freeze`: draw all test pages and write the digests that every later load is held to.
+"""`python -m mmkv_bench.datasets.freeze`: draw the test pages, and of the dev pages those that a fingerprint is made of,
+and write the digests that every later load is held to.
 
 To be run when the pages were changed on purpose, before any method has seen them.
 """
@@ -8,14 +9,16 @@ from __future__ import annotations
 import json
 import os
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from itertools import product
 
 from mmkv_bench.datasets import page_data
 from mmkv_bench.datasets.page_tasks import DEFAULT_COUNT, PAGE_TASKS, SIZES, lmms_eval_name
 
 
-def chunk_digest(name: str, number: int) -> str:
-    """Content digest (hex) of one chunk of the test split, drawn anew."""
-    return page_data.content_digest([page_data.to_row(one) for one in page_data.chunk_samples(name, "test", number)])
+def chunk_digest(name: str, split: str, number: int) -> str:
+    """Content digest (hex) of one chunk, drawn anew."""
+    return page_data.content_digest([page_data.to_row(one) for one in page_data.chunk_samples(name, split, number)])
 
 
 def main() -> None:
@@ -23,11 +26,12 @@ def main() -> None:
     from tqdm import tqdm
 
     names = [lmms_eval_name(task, size) for task in PAGE_TASKS for size in SIZES]
-    numbers = range(-(-DEFAULT_COUNT // page_data.CHUNK))
+    numbers = {"test": range(-(-DEFAULT_COUNT // page_data.CHUNK)), "dev": range(1)}
     frozen: dict[str, list[str]] = {}
     with ProcessPoolExecutor(os.cpu_count()) as pool:
-        for name in tqdm(names, unit="task"):
-            frozen[name] = list(pool.map(chunk_digest, [name] * len(numbers), numbers))
+        for split, name in tqdm([*product(numbers, names)], unit="task"):
+            draw = partial(chunk_digest, name, split)
+            frozen[page_data.frozen_name(name, split)] = list(pool.map(draw, numbers[split]))
     page_data.FROZEN.write_text(json.dumps(frozen, indent=1) + "\n")
 
 

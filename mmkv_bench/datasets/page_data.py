@@ -55,8 +55,18 @@ def load(name: str, split: str, count: int) -> datasets.Dataset:
 
 
 def fingerprint(name: str, split: str) -> str:
-    """Digest (hex) of the content of the first chunk: another generator gives another one, a larger limit does not."""
-    return content_digest(load(name, split, CHUNK).remove_columns("images").to_list())
+    """Digest (hex) of the content of the first chunk: another generator gives another one, a larger limit does not.
+
+    Of frozen pages it is known without drawing them, since `load` refuses any others."""
+    frozen = frozen_digests().get(frozen_name(name, split))
+    return frozen[0] if frozen else content_digest(load(name, split, CHUNK).remove_columns("images").to_list())
+
+
+def named(name: str, split: str, count: int) -> list[tuple[str, str]]:
+    """Id and kind of the first `count` samples of a pages task, in order, without drawing one."""
+    task, size = page_task(name)
+    places = [place(task, position) for position in range(count)]
+    return [(f"{kind}-{size}-{split}-{index:06d}", kind) for kind, index in places]
 
 
 def folder(name: str, split: str) -> Path:
@@ -107,8 +117,13 @@ def content_digest(rows: list[dict[str, Any]]) -> str:
 
 @cache
 def frozen_digests() -> dict[str, list[str]]:
-    """Content digests of the frozen test pages: task name -> one digest per chunk."""
+    """Content digests of the frozen pages: `frozen_name` -> one digest per chunk; of dev pages of the first one."""
     return json.loads(FROZEN.read_text())
+
+
+def frozen_name(name: str, split: str) -> str:
+    """Under which name the digests of a task's split stand: the task's own for test pages."""
+    return name if split == "test" else f"{name}_{split}"
 
 
 def _table(samples: list[Sample]) -> pa.Table:
@@ -128,14 +143,14 @@ def _png(image: Image.Image) -> dict[str, Any]:
 
 
 def _check_frozen(name: str, split: str, chunk: DataChunk, part: datasets.Dataset) -> None:
-    frozen = frozen_digests().get(name, []) if split == "test" else []
+    frozen = frozen_digests().get(frozen_name(name, split), [])
     if chunk.number >= len(frozen):
         return
     if content_digest(part.remove_columns("images").to_list()) != frozen[chunk.number]:
         versions = ", ".join(f"{library} {version}" for library, version in generator().items() if library != "source")
         first = chunk.number * CHUNK
         raise DataError(
-            f"test pages {first} to {first + CHUNK - 1} of {name} are not the frozen ones ({versions} drew them); "
+            f"{split} pages {first} to {first + CHUNK - 1} of {name} are not the frozen ones ({versions} drew them); "
             "install the versions of the lock file or, if the pages were changed on purpose, freeze them again: "
             "python -m mmkv_bench.datasets.freeze"
         )

@@ -38,6 +38,21 @@ def preflight(spec: TaskSpec) -> None:
         require_upstream(spec, path)
 
 
+def local_rows(spec: TaskSpec) -> int | None:
+    """Rows of a task's split where its data are local parquet files, from their footers; None for others.
+
+    Raises:
+        MissingDataError: see `source`.
+    """
+    if spec.is_pages or not spec.dataset_path:
+        return None
+    found = source(spec, task_file(spec))
+    if found.get("dataset_path") != "parquet":
+        return None
+    (files,) = found["dataset_kwargs"]["data_files"].values()
+    return local_data.count_rows([Path(file) for file in files])
+
+
 def source(spec: TaskSpec, path: Path) -> dict[str, Any]:
     """The keys that make a task's YAML read the data that `spec` names; none where it reads its own.
 

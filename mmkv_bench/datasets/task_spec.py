@@ -61,6 +61,10 @@ class TaskSpec:
         """Whether the samples are of several kinds, so that a score has one metric over all and one per kind."""
         return self.is_pages and len(PAGE_TASKS[page_task(self.name)[0]]) > 1
 
+    def sample_id(self, doc_id: int) -> str:
+        """The name of the sample at a position of the dataset, from 0; pages have names of their own (`page_data.named`)."""
+        return f"{self.dataset}-{doc_id:06d}"
+
     def key(self) -> str:
         """Canonical text of what decides the samples; equal keys share loaded data."""
         source = (self.name, self.dataset, self.size, self.split, self.dataset_path, self.include_path)

@@ -53,20 +53,17 @@ def plan_again(rows: Sequence[Row]) -> Planned:
         MMKVError: a model or dataset that cannot be had.
     """
     from mmkv_bench.datasets.sources import preflight
-    from mmkv_bench.datasets.specs import spec_from_config
     from mmkv_bench.plan import identity
-    from mmkv_bench.run.report import plain
-    from mmkv_bench.run.run import stay_offline
+    from mmkv_bench.plan.tasks import labelled, stay_offline, tasks_of
 
     stored = json.loads(rows[0]["config"])
     config = run_config(stored, {rows[0]["dataset"]}, {row["method"] for row in rows})
-    ((name, node),) = config.datasets.items()
-    spec = spec_from_config(str(name), plain(node), plain(config.data))
-    config.datasets = {spec.dataset: node}
-    stay_offline(config, {spec.dataset: spec})
+    specs = tasks_of(config)
+    (spec,) = specs.values()
+    config = labelled(config, specs)
+    stay_offline(config, specs)
     preflight(spec)
-    facts, _ = identity.gather(config, {spec.dataset: spec})
-    facts = replace(facts, **{name: rows[0][name] for name in VERSIONS})
+    facts = replace(identity.gather(config, specs), **{name: rows[0][name] for name in VERSIONS})
     found: dict[str, Cell] = {}
     refused: dict[str, str] = {}
     for method in dict.fromkeys(row["method"] for row in rows):

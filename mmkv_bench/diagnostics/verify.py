@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from mmkv_bench.diagnostics.stored import VERSIONS, Planned, Row, plan_again
 from mmkv_bench.errors import ConfigError, MMKVError
+from mmkv_bench.models.quiet import quiet_libraries
 from mmkv_bench.run.progress import Progress
-from mmkv_bench.run.run import quiet_libraries
 from mmkv_bench.store.store import Store
 
 if TYPE_CHECKING:

@@ -7,7 +7,6 @@ import io
 import re
 import warnings
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -49,15 +48,17 @@ def evaluate(
     """
     from mmkv_bench.config.compose import compose
     from mmkv_bench.door.stored import of_cells
+    from mmkv_bench.plan.plan import make_plan
     from mmkv_bench.plan.validate import validate
-    from mmkv_bench.run.run import planned, run
+    from mmkv_bench.run.run import carry_out
 
     named = {"model": model, "method": method, "budget": budget, "dataset": dataset}
     config = compose(words({key: value for key, value in named.items() if value is not None} | overrides))
     validate(config)
+    plan = make_plan(config)
     with contextlib.nullcontext() if verbose else contextlib.redirect_stdout(io.StringIO()):
-        code = run(config)
-    rows = of_cells(Path(config.out).expanduser(), [cell.cell for part in planned(config) for cell in part.cells])
+        code = carry_out(plan)
+    rows = of_cells(plan.out, plan.names)
     if code:
         failed = int((rows.responses["status"] != "ok").sum())
         warnings.warn(

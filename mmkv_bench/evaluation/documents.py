@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.datasets import local_data, page_data, sources
-from mmkv_bench.datasets.catalog import task_file
+from mmkv_bench.datasets.catalog import plain_config, task_file
 from mmkv_bench.datasets.page_tasks import DEFAULT_COUNT
 from mmkv_bench.datasets.specs import GENERATION_DEFAULTS, limited
 from mmkv_bench.datasets.task_spec import TaskSpec
@@ -58,9 +58,22 @@ def documents(spec: TaskSpec, limit: int | None) -> Documents:
     return _LOADED[key]
 
 
+def prepare(spec: TaskSpec, limit: int | None) -> None:
+    """Make or open a task's data before anything else is begun. Raises what `documents` raises."""
+    documents(spec, limit)
+
+
 def sample_refs(spec: TaskSpec, limit: int | None) -> list[SampleRef]:
-    """The first `limit` samples, without decoding an image."""
+    """The first `limit` samples, without decoding an image, and without drawing a page."""
+    if spec.is_pages:
+        return _page_refs(spec, limited(spec, limit) or DEFAULT_COUNT)
     return documents(spec, limit).refs
+
+
+def _page_refs(spec: TaskSpec, count: int) -> list[SampleRef]:
+    """Every question about a page has a page of its own: ids and clusters are the same."""
+    found = page_data.named(spec.name, spec.split or "test", count)
+    return [SampleRef(number, name, name, kind) for number, (name, kind) in enumerate(found)]
 
 
 def task_config(spec: TaskSpec) -> dict[str, Any]:
@@ -107,7 +120,7 @@ def generation_settings(spec: TaskSpec) -> dict[str, Any]:
     """
     if spec.is_pages:  # our own YAMLs say what the configuration says
         return GENERATION_DEFAULTS | dict(spec.generation)
-    config = task_config(spec)
+    config = plain_config(task_file(spec))
     settings = dict(config.get("generation_kwargs") or {})
     settings |= (config.get("model_specific_generation_kwargs") or {}).get("default") or {}
     settings = {name: value for name, value in settings.items() if name not in SAMPLING} | {"do_sample": False}
@@ -121,7 +134,7 @@ def _pages(spec: TaskSpec, count: int) -> Documents:
 
     task_data = page_data.load(spec.name, spec.split or "test", count)
     bare = datasets.Dataset.from_dict(task_data.remove_columns("images").to_dict())  # in memory: read for every cell
-    refs = [SampleRef(i, row["sample_id"], row["cluster"], row["kind"]) for i, row in enumerate(bare)]
+    refs = _page_refs(spec, count)
     hashes = dict(enumerate(bare["prompt_hash"]))
     return Documents({"test": task_data}, {"test": bare}, "test", refs, hashes)
 
@@ -182,7 +195,7 @@ def _refs(spec: TaskSpec, docs: datasets.Dataset, doc_ids: range) -> list[Sample
     plain = docs.select_columns(columns).with_format("arrow") if columns else None
     refs = []
     for doc_id in doc_ids:
-        sample_id = f"{spec.dataset}-{doc_id:06d}"
+        sample_id = spec.sample_id(doc_id)
         cluster = sample_id
         if plain is not None:
             row = {name: column[0].as_py() for name, column in zip(columns, plain[doc_id].columns, strict=True)}

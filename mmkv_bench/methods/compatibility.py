@@ -13,6 +13,7 @@ from mmkv_bench.errors import CompatibilityError
 
 if TYPE_CHECKING:
     from mmkv_bench.compression.compressor import Compressor
+    from mmkv_bench.compression.selectors.base import Selector
 
 Rule = Callable[["Compressor"], str | None]
 
@@ -105,14 +106,22 @@ def sums_of_scores(c: Compressor) -> str | None:
 def nothing_protected(c: Compressor) -> str | None:
     from mmkv_bench.compression.allocators.positive import PositiveOnly
 
-    protected = None if c.selector is None else c.selector.protected(8, 4, None)
-    if protected is not None and isinstance(c.allocator, PositiveOnly) and bool(protected.any()):
+    if isinstance(c.allocator, PositiveOnly) and c.selector is not None and _protects(c.selector):
         return (
             f"PositiveOnly grants entries for positive scores alone, and {_name(c.selector)} protects tokens whatever "
             "their score, which would take the place of these; allowed: a selector that protects nothing, such as TopK "
             "with sinks=0 recents=0 window=0, or the allocator Uniform"
         )
     return None
+
+
+def _protects(selector: Selector) -> bool:
+    """Whether tokens stay whatever their score. What `TopK` says in its parameters is not tried out: that takes torch."""
+    from mmkv_bench.compression.selectors.topk import TopK
+
+    if type(selector) is TopK:
+        return bool(selector.sinks or selector.recents or selector.window)
+    return bool(selector.protected(8, 4, None).any())
 
 
 def one_window(c: Compressor) -> str | None:

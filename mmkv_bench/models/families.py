@@ -1,6 +1,6 @@
 """Facts about the supported Hugging Face model families, read from a config; nothing is loaded here.
 
-One row of `_FAMILIES` per `model_type`: which token ids mark visual content, which token closes it, which text
+One row of `FAMILIES` per `model_type`: which token ids mark visual content, which token closes it, which text
 backbones are known to work. Everything else (layers, heads, head_dim) is read from the text config.
 """
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from transformers import PreTrainedModel
 
+_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 TEXT, IMAGE, VIDEO = 0, 1, 2
 """Token types of `token_types`; the same numbers as the `mm_token_type_ids` of Hugging Face processors."""
 
@@ -35,7 +36,7 @@ class _Facts:
 
 _LLAVA_BACKBONES = ("llama", "mistral", "qwen2")
 
-_FAMILIES = {
+FAMILIES = {
     "qwen2_vl": _Facts("Qwen2-VL", ("qwen2_vl_text",), "image_token_id", "video_token_id", "vision_end_token_id"),
     "qwen2_5_vl": _Facts("Qwen2.5-VL", ("qwen2_5_vl_text",), "image_token_id", "video_token_id", "vision_end_token_id"),
     "qwen3_vl": _Facts("Qwen3-VL", ("qwen3_vl_text",), "image_token_id", "video_token_id", "vision_end_token_id"),
@@ -87,7 +88,7 @@ class Family:
 
 def supported_families() -> tuple[str, ...]:
     """Names of the supported families, for messages and documentation."""
-    return tuple(facts.name for facts in _FAMILIES.values())
+    return tuple(facts.name for facts in FAMILIES.values())
 
 
 def is_supported(config: Any) -> bool:
@@ -108,13 +109,13 @@ def family_of(config: Any, tokenizer: Any = None) -> Family:
     """The facts of the model described by a transformers config.
 
     Args:
-        config: a `PreTrainedConfig`, of the whole model.
+        config: a `PreTrainedConfig` of the whole model, or what a config.json states (`models.stated`).
         tokenizer: resolves closing markers that no config names (InternVL's `</img>`).
 
     Raises:
         UnsupportedError: unknown `model_type` or text backbone, or layers whose attention is not full attention.
     """
-    facts = _FAMILIES.get(config.model_type)
+    facts = FAMILIES.get(config.model_type)
     if facts is None:
         raise UnsupportedError(
             f"model_type {config.model_type!r} is not supported; supported families: "
@@ -126,7 +127,8 @@ def family_of(config: Any, tokenizer: Any = None) -> Family:
             f"{facts.name} with a {text.model_type!r} text model is not supported; supported text models of this "
             f"family: {', '.join(facts.backbones)}. Choose a checkpoint with one of these."
         )
-    _refuse_partial_attention(facts, text)
+    if not getattr(config, "attends_to_all", False):
+        _refuse_partial_attention(facts, text)
     query_heads = text.num_attention_heads
     return Family(
         name=facts.name,
@@ -196,13 +198,12 @@ def context_length(input_ids: Tensor, family: Family, tokenizer: Any = None) -> 
     return end + 1 if end < len(ids) and int(ids[end]) in closing else end
 
 
-def kv_bytes_per_token(config: Any, dtype: torch.dtype | str) -> int:
-    """Bytes that one token's keys and values take in all layers and KV heads of an uncompressed cache."""
-    import torch
-
-    family = family_of(config)
-    dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
-    return 2 * family.num_layers * family.num_kv_heads * family.head_dim * dtype.itemsize
+def kv_bytes_per_token(model: Any, dtype: torch.dtype | str) -> int:
+    """Bytes that one token's keys and values take in all layers and KV heads of an uncompressed cache of a model, given as
+    a `Family` or by its config."""
+    family = model if isinstance(model, Family) else family_of(model)
+    size = _BYTES[dtype] if isinstance(dtype, str) else dtype.itemsize
+    return 2 * family.num_layers * family.num_kv_heads * family.head_dim * size
 
 
 def _ids(config: Any, attribute: str | None) -> tuple[int, ...]:

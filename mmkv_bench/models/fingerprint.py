@@ -74,9 +74,14 @@ def hub_fingerprint(path: str, commit: str) -> str:
     return hashlib.sha256(f"{path}@{commit}".encode()).hexdigest()[:16]
 
 
-@functools.cache
 def hub_commit(path: str, revision: str | None) -> str:
-    """The commit that a revision of a hub id is now, or was when the local cache last saw it; fetches its config.json.
+    """The commit that a revision of a hub id is now, or was when the local cache last saw it: see `hub_folder`."""
+    return hub_folder(path, revision).name  # the cache keeps files in snapshots/<commit>/
+
+
+@functools.cache
+def hub_folder(path: str, revision: str | None) -> Path:
+    """The folder of the local cache that holds the config.json of a hub id's revision, which is fetched if need be.
 
     Found out once in a process: everything of a run is read at this commit, so that rows name the weights that made them.
 
@@ -88,15 +93,23 @@ def hub_commit(path: str, revision: str | None) -> str:
     from mmkv_bench.models.hub_errors import sentence
 
     try:
-        file = Path(hf_hub_download(path, "config.json", revision=revision))
+        folder = Path(hf_hub_download(path, "config.json", revision=revision)).parent
     except (OSError, ValueError, RuntimeError) as error:
         raise ConfigError(sentence(path, revision, error)) from error
-    commit = file.parent.name  # the cache keeps files in snapshots/<commit>/
-    if not _COMMIT.fullmatch(commit):
+    if not _COMMIT.fullmatch(folder.name):
         raise ConfigError(
             f"the commit of hub model {path} is unknown; name one with model.revision=<commit>, or give a local folder"
         )
-    return commit
+    return folder
+
+
+def cached_folder(path: str, revision: str | None) -> Path | None:
+    """As `hub_folder`, of what the local cache has; nobody is asked."""
+    from huggingface_hub import try_to_load_from_cache
+
+    file = try_to_load_from_cache(path, "config.json", revision=revision)
+    folder = Path(file).parent if isinstance(file, str) else None
+    return folder if folder is not None and _COMMIT.fullmatch(folder.name) else None
 
 
 class _Memory:

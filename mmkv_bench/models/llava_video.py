@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
 MODEL_TYPE = "llava_video"
 POOLINGS = ("average", "bilinear")
-SCHEME = 1
-"""Version of what this file makes of frames and prompts; part of the fingerprint of random weights."""
 
 
 class LlavaVideoConfig(LlavaOnevisionConfig):

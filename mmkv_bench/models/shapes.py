@@ -14,6 +14,9 @@ GENERATION = "generation_config"
 OWN = "llava_video"
 """The one architecture whose classes are ours (models/llava_video.py), made of transformers' LLaVA-OneVision."""
 
+OWN_SCHEME = 1
+"""Version of what these classes make of frames and prompts; part of the fingerprint of random weights."""
+
 _DEPTHS = ("num_hidden_layers", "depth")  # of a vision tower, by family
 _PER_LAYER = ("layer_types", "mlp_layer_types")
 
@@ -31,12 +34,8 @@ def config_of(shape: Mapping[str, Any], layers: int | None = None) -> Any:
     """
     from transformers import AutoConfig
 
-    values = plain({key: value for key, value in shape.items() if key != GENERATION})
-    kind = values.pop("model_type", None)
-    if kind is None:
-        raise ConfigError("model.shape has no model_type; give the values of the checkpoint's config.json")
-    if layers is not None:
-        _shrink(values, layers)
+    values = values_of(shape, layers)
+    kind = values.pop("model_type")
     if kind == OWN:
         from mmkv_bench.models.llava_video import register
 
@@ -47,6 +46,16 @@ def config_of(shape: Mapping[str, Any], layers: int | None = None) -> Any:
         raise UnsupportedError(f"model.shape.model_type={kind} is no architecture of transformers: {error}") from error
     family_of(config)
     return config
+
+
+def values_of(shape: Mapping[str, Any], layers: int | None = None) -> dict[str, Any]:
+    """The keys of config.json that a shape comes to; arguments and ConfigError as of `config_of`."""
+    values = plain({key: value for key, value in shape.items() if key != GENERATION})
+    if values.get("model_type") is None:
+        raise ConfigError("model.shape has no model_type; give the values of the checkpoint's config.json")
+    if layers is not None:
+        _shrink(values, layers)
+    return values
 
 
 def generation_of(shape: Mapping[str, Any]) -> dict[str, Any]:

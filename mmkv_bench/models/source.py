@@ -7,14 +7,17 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.config.schema import options, resolve_path
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.models.fingerprint import folder_fingerprint, hub_commit, hub_fingerprint
+from mmkv_bench.models.fingerprint import cached_folder, folder_fingerprint, hub_commit, hub_fingerprint, hub_folder
 from mmkv_bench.models.limits import apply_limits
 from mmkv_bench.models.load import LoadedModel, device_of, load_config, load_model, set_up
+from mmkv_bench.models.quiet import quiet_transformers
+from mmkv_bench.models.stated import read, stated
 from mmkv_bench.models.video import DEFAULT_FRAMES
 
 if TYPE_CHECKING:
@@ -102,6 +105,10 @@ class Source:
 
             return config_of(self.settings.shape, self.settings.layers)
         config = load_config(self.place, self.commit)
+        self._same_model(config)
+        return config
+
+    def _same_model(self, config: Any) -> None:
         expected = (self.settings.shape or {}).get("model_type")
         if expected is not None and config.model_type != expected:
             raise ConfigError(
@@ -110,14 +117,14 @@ class Source:
             )
         if expected is not None:
             self._same_size(config)
-        return config
 
     def _same_size(self, config: Any) -> None:
         """Refuse another checkpoint of the family: its rows would stand under this model's name, beside its gates."""
         from mmkv_bench.models.families import text_config
-        from mmkv_bench.models.shapes import config_of
+        from mmkv_bench.models.shapes import config_of, values_of
 
-        asked, found = (text_config(which) for which in (config_of(self.settings.shape, None), config))
+        asked = stated(values_of(self.settings.shape)) or config_of(self.settings.shape, None)
+        asked, found = (text_config(which) for which in (asked, config))
         differing = [name for name in _SIZES if getattr(asked, name) != getattr(found, name)]
         if differing:
             sizes = ", ".join(f"{name} {getattr(found, name)} for {getattr(asked, name)}" for name in differing)
@@ -125,6 +132,39 @@ class Source:
                 f"{self.path} is not {self.settings.name}: it has {sizes}; give that model's checkpoint, or "
                 f"model=hf model.path={self.path}"
             )
+
+    @cached_property
+    def _described(self) -> Any:
+        if self.kind == RANDOM:
+            return self._shaped() or self._hf_config
+        folder = Path(self.place) if self.kind == FOLDER else hub_folder(self.place, self.settings.revision)
+        found = read(folder)
+        if found is None:
+            return self._hf_config
+        self._same_model(found)
+        return found
+
+    def _shaped(self) -> Any:
+        from mmkv_bench.models.shapes import values_of
+
+        return stated(values_of(self.settings.shape, self.settings.layers))
+
+    def described(self) -> Any:
+        """What `models.families` reads the model's facts from, without transformers where the files state enough. Raises
+        what `hf_config` raises."""
+        return self._described
+
+    def outlined(self) -> tuple[Any, str | None, str | None]:
+        """`described`, fingerprint and commit as far as they are known without a connection: None for what is not.
+
+        Raises:
+            ConfigError, UnsupportedError: as `described`, of what is there.
+        """
+        if self.kind != HUB:
+            return self.described(), *self.fingerprint()
+        folder = cached_folder(self.place, self.settings.revision)
+        found = (read(folder) if folder else None) or (self._shaped() if self.settings.shape else None)
+        return found, *((hub_fingerprint(self.place, folder.name), folder.name) if folder else (None, None))
 
     def hf_config(self) -> Any:
         """The transformers config, read or built once.
@@ -146,8 +186,6 @@ class Source:
             return hub_fingerprint(self.place, self.commit), self.commit
         if self.kind == FOLDER:
             return folder_fingerprint(self.place), None
-        import transformers
-
         from mmkv_bench.models import random_weights, tokenizer
         from mmkv_bench.models.processors import chat_template
         from mmkv_bench.models.shapes import plain
@@ -158,7 +196,7 @@ class Source:
             "processor": plain(self.settings.processor),
             "template": chat_template(self.settings.processor["template"]),
             "rules": [random_weights.SCHEME, random_weights.SEED, tokenizer.SCHEME, *_own_rules(self.settings.shape)],
-            "transformers": transformers.__version__,
+            "transformers": version("transformers"),
         }
         return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16], None
 
@@ -185,6 +223,7 @@ class Source:
         Raises:
             ConfigError, UnsupportedError: what cannot be loaded, limits that the family's processor does not have.
         """
+        quiet_transformers()
         model = self.settings
         limits = {key: model[key] for key in ("min_pixels", "max_pixels", "video_max_pixels")}
         limits["frames"] = model.frames or DEFAULT_FRAMES
@@ -222,13 +261,9 @@ class Source:
 
 def _own_rules(shape: Mapping[str, Any]) -> list[int]:
     """The version of an architecture whose classes are ours; of others, transformers' version says enough."""
-    from mmkv_bench.models.shapes import OWN
+    from mmkv_bench.models.shapes import OWN, OWN_SCHEME
 
-    if shape["model_type"] != OWN:
-        return []
-    from mmkv_bench.models import llava_video
-
-    return [llava_video.SCHEME]
+    return [OWN_SCHEME] if shape["model_type"] == OWN else []
 
 
 def shaped() -> tuple[str, ...]:

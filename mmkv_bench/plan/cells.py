@@ -143,13 +143,16 @@ class Method:
         return bool(self.compressor.stochastic)
 
 
-def expand(config: DictConfig, identity: Identity, defaults: Mapping[str, DictConfig]) -> tuple[list[Cell], list[str]]:
+def expand(
+    config: DictConfig, identity: Identity, defaults: Mapping[str, DictConfig], calibrated: bool = True
+) -> tuple[list[Cell], list[str]]:
     """All cells of a run and notes about what was merged.
 
     Args:
         config: composed and validated configuration.
         identity: what the hash covers besides the configuration.
         defaults: name -> node without overrides, for every chosen method, every variant's base and `full`.
+        calibrated: with the artefacts of calibrated methods; without them their cells are those of no run.
 
     Returns:
         Cells by dataset, protocol and, `full` first, method, reading, budget, seed, without duplicates; and one
@@ -161,7 +164,8 @@ def expand(config: DictConfig, identity: Identity, defaults: Mapping[str, DictCo
         CalibrationError: a calibrated method without an artefact of this model.
     """
     validate_variants(config, defaults)
-    methods = list(_methods(config, defaults, Calibrations(config.model.name, identity.model_fingerprint)))
+    artefacts = Calibrations(config.model.name, identity.model_fingerprint) if calibrated else None
+    methods = list(_methods(config, defaults, artefacts))
     budgets = list(dict.fromkeys(Budget.parse(value) for value in as_list(config.budget)))
     seeds = list(dict.fromkeys(as_list(config.seed)))
     cells: dict[str, Cell] = {}

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from mmkv_bench.plan.parts import Part
+    from mmkv_bench.plan.plan import Plan
     from mmkv_bench.store.store import Store
 
 Samples = dict[str, set[str]]
@@ -29,7 +30,7 @@ Samples = dict[str, set[str]]
 _NAMED = 3
 
 
-def changed_answers(config: DictConfig, store: Store, parts: Sequence[Part]) -> tuple[Samples, list[str]]:
+def changed_answers(plan: Plan, store: Store) -> tuple[Samples, list[str]]:
     """The stored answers that this run is to make again, whichever shard's they are, and notes about those of other cells,
     which it leaves.
 
@@ -38,7 +39,8 @@ def changed_answers(config: DictConfig, store: Store, parts: Sequence[Part]) -> 
     """
     found: Samples = {}
     notes = []
-    for part in parts:
+    config = plan.config
+    for part in plan.parts:
         if rows_hold_media(part.spec):
             continue
         own = [cell.cell for cell in part.cells]

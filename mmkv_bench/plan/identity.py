@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.errors import ConfigError
+from mmkv_bench.models.source import Source
 from mmkv_bench.plan.cells import DatasetIdentity, Identity
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from omegaconf import DictConfig
 
     from mmkv_bench.datasets.task_spec import TaskSpec
@@ -17,74 +19,99 @@ if TYPE_CHECKING:
 _SAFETENSORS_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}
 
 
-def gather(config: DictConfig, specs: Mapping[str, TaskSpec]) -> tuple[Identity, dict[str, Any]]:
+UNKNOWN = "unknown"
+"""Fingerprint of what an outline could not look at: cells of it are those of no run."""
+
+
+def gather(config: DictConfig, specs: Mapping[str, TaskSpec]) -> Identity:
     """Everything planning must know besides the configuration.
 
     Args:
-        specs: dataset name, as `config.datasets` has it -> task. Their data are made or opened for the checksums.
-
-    Returns:
-        The identity, and the provenance columns of the `cells` rows.
+        specs: dataset label -> task. Data that are not pages are opened for the checksums.
 
     Raises:
         ConfigError: a model that is not there or of an unsupported family, a hub id whose commit cannot be found.
     """
-    from mmkv_bench.models.source import Source
-    from mmkv_bench.store import provenance
-
     source = Source.of(config.model)
     fingerprint, commit = source.fingerprint()
-    dtype = resolve_dtype(config.model.dtype, source.hf_config(), source.path)
-    device = resolve_device(config.model.device) if config.stage == "score" else _usable_device(config.model, dtype)
-    origin = provenance.collect(device) | {"weights": source.kind}
-    identity = Identity(
+    return Identity(
         model_fingerprint=fingerprint,
         model_revision=commit,
-        dtype=dtype,
-        torch=origin["torch"],
-        transformers=origin["transformers"],
+        dtype=resolve_dtype(config.model.dtype, source.described(), source.path),
         datasets={name: dataset_identity(spec) for name, spec in specs.items()},
+        **_installed(),
     )
-    return identity, origin
 
 
-def dataset_identity(spec: TaskSpec) -> DatasetIdentity:
-    """What a dataset adds to its cells' identity. `count` and `limit` are not part of it: more samples reuse rows."""
+def outline(config: DictConfig, specs: Mapping[str, TaskSpec], stored: pa.Table) -> Identity:
+    """`gather` without a connection and without opening data: what neither the configuration nor the files of a model
+    tell is taken from the newest cells of a store, where it has some, else it is UNKNOWN.
+
+    Args:
+        stored: its table `cells`.
+    """
+    described, fingerprint, commit = Source.of(config.model).outlined()
+    rows = stored.select(["model", "model_fingerprint", "model_revision", "dtype", "dataset", "dataset_fingerprint"])
+    newest = sorted(zip(stored["created_at"].to_pylist(), rows.to_pylist(), strict=True), key=lambda pair: pair[0])
+    of_model: dict[str, Any] = next((row for _, row in reversed(newest) if row["model"] == config.model.name), {})
+    known = {row["dataset"]: row["dataset_fingerprint"] for _, row in newest}
+    if fingerprint is None:
+        fingerprint, commit = of_model.get("model_fingerprint", UNKNOWN), of_model.get("model_revision")
+    if config.model.dtype == "auto" and described is None:
+        dtype = of_model.get("dtype", UNKNOWN)
+    else:
+        dtype = resolve_dtype(config.model.dtype, described, None)
+    datasets = {
+        name: dataset_identity(spec, None if spec.is_pages else known.get(name, UNKNOWN))
+        for name, spec in specs.items()
+    }
+    return Identity(fingerprint, commit, dtype, datasets=datasets, **_installed())
+
+
+def provenance(config: DictConfig, dtype: str) -> dict[str, Any]:
+    """The provenance columns of the `cells` rows of a run that generates, in the precision that `dtype` names.
+
+    Raises:
+        ConfigError: cuda is asked for and not there; the sentence says how much memory the weights take.
+    """
+    from mmkv_bench.store.provenance import collect
+
+    return collect(usable_device(config.model, dtype)) | {"weights": Source.of(config.model).kind}
+
+
+def _installed() -> dict[str, str]:
+    from mmkv_bench.store.provenance import version
+
+    return {name: version(name) or "none" for name in ("torch", "transformers")}
+
+
+def dataset_identity(spec: TaskSpec, fingerprint: str | None = None) -> DatasetIdentity:
+    """What a dataset adds to its cells' identity. `count` and `limit` are not part of it: more samples reuse rows.
+
+    fingerprint: of its content, None to make it.
+    """
     from mmkv_bench import evaluation
 
     prompt: dict[str, Any] = {"task": spec.name, "size": spec.size, "split": spec.split}
     if spec.placeholders:
         prompt["placeholders"] = spec.placeholders
     return DatasetIdentity(
-        fingerprint=evaluation.fingerprint(spec),
+        fingerprint=evaluation.fingerprint(spec) if fingerprint is None else fingerprint,
         prompt=prompt,
         generation=evaluation.generation_settings(spec),
     )
 
 
-def dataset_costs(config: DictConfig) -> dict[str, float]:
-    """Dataset name -> samples of this run times the tokens that each may answer with."""
-    from omegaconf import OmegaConf
-
-    from mmkv_bench import evaluation
-    from mmkv_bench.datasets.specs import spec_from_config
-
-    costs = {}
-    for name, node in config.datasets.items():
-        spec = spec_from_config(str(name), OmegaConf.to_container(node, resolve=True), config.data)
-        longest = evaluation.generation_settings(spec).get("max_new_tokens") or 1
-        costs[str(name)] = float(len(evaluation.sample_refs(spec, config.limit)) * longest)
-    return costs
-
-
 def resolve_device(setting: str) -> str:
     """`cpu` or `cuda`, wherever it runs: cuda where there is one, unless it is not wanted."""
+    if setting == "cpu":
+        return "cpu"
     import torch
 
-    return "cuda" if setting != "cpu" and torch.cuda.is_available() else "cpu"
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _usable_device(model: DictConfig, dtype: str) -> str:
+def usable_device(model: DictConfig, dtype: str) -> str:
     """`resolve_device` of a run that generates.
 
     Raises:
@@ -104,13 +131,13 @@ def _usable_device(model: DictConfig, dtype: str) -> str:
     )
 
 
-def resolve_dtype(setting: str, hf_config: Any, path: str | None) -> str:
+def resolve_dtype(setting: str, config: Any, path: str | None) -> str:
     """The dtype that a model will be loaded in; `auto` is its configuration's, else that of its first stored weight.
-    `path` is its folder or hub id, None for random weights."""
+    `config` is what `Source.described` gives, `path` its folder or hub id, None for random weights."""
     if setting != "auto":
         return setting
-    text = hf_config.get_text_config(decoder=True)
-    declared = getattr(hf_config, "dtype", None) or getattr(text, "dtype", None)
+    text = config.get_text_config(decoder=True)
+    declared = getattr(config, "dtype", None) or getattr(text, "dtype", None)
     if declared is not None:
         return str(declared).removeprefix("torch.")
     stored = _first_stored_dtype(Path(path)) if path else None

@@ -21,6 +21,9 @@ from mmkv_bench.plan.shards import parse_shard
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+    from mmkv_bench.compression.compressor import Compressor
+    from mmkv_bench.models.families import Family
+
 _UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _NAME = re.compile(r"[A-Za-z0-9_][\w.+-]*")
@@ -72,27 +75,27 @@ def validate_variants(config: DictConfig, defaults: Mapping[str, DictConfig]) ->
                 )
 
 
-def validate_combinations(config: DictConfig, family: Any, methods: Iterable[Any]) -> None:
+def validate_combinations(config: DictConfig, family: Family, compressors: Iterable[Compressor]) -> None:
     """Refuse methods and protocols that this model family cannot run.
 
     Args:
-        family: `models.families.Family` of the model; methods: `cells.Method`s of the run.
+        family: of the model; compressors: the methods of the run.
 
     Raises:
         UnsupportedError: visual tokens are needed and the model has none.
     """
     from mmkv_bench.methods.compatibility import visual_parts
 
-    methods = list(methods)
+    compressors = list(compressors)
     for name in as_list(config.protocol):
         if protocols.protocol(str(name)).prefills_again:
             from mmkv_bench.compression.masked import check_only_evicts
 
-            for method in methods:
-                check_only_evicts(method.compressor, str(name))
-    for method in methods:
-        if (scorer := method.compressor.scorer) is not None:
-            scorer.check_layers(family.num_layers)
+            for compressor in compressors:
+                check_only_evicts(compressor, str(name))
+    for compressor in compressors:
+        if compressor.scorer is not None:
+            compressor.scorer.check_layers(family.num_layers)
     if family.multimodal:
         return
     cutting = [str(name) for name in as_list(config.protocol) if name in protocols.CUTTING]
@@ -101,7 +104,7 @@ def validate_combinations(config: DictConfig, family: Any, methods: Iterable[Any
             f"protocol={cutting[0]} needs visual tokens and {family.name} has none; allowed for it: "
             f"{', '.join(protocols.WHOLE)}; choose one of these or a multimodal model"
         )
-    blind = [m.name for m in methods if m.compressor.needs_visual or visual_parts(m.compressor)]
+    blind = [c.name for c in compressors if c.needs_visual or visual_parts(c)]
     if blind:
         raise UnsupportedError(
             f"method {', '.join(dict.fromkeys(blind))} needs visual tokens and {family.name} has none; choose another "

@@ -45,6 +45,7 @@ class CardFacts:
 
     Attributes:
         weights_bytes: bytes of all parameters, 0 where that is not known yet; weights: `hub`, `folder` or `random`.
+        layers: 0 where nothing is known of the model; device: empty where no model is loaded.
         kv_bytes_per_token: keys and values of all layers and KV heads.
         budgets: in order; empty when every method of the run is `full`.
         out: folder of the rows; notes: sentences about merged cells and the like.
@@ -76,12 +77,7 @@ class CardFacts:
 
 def render(facts: CardFacts) -> str:
     """The card as text of at most about 100 columns."""
-    heads = f"{facts.layers} layers, {facts.query_heads} query / {facts.kv_heads} KV heads, head_dim {facts.head_dim}"
-    lines = [
-        f"model      {facts.model} ({facts.family}, {facts.fingerprint}), {heads}",
-        f"           {_weights(facts)}, {facts.dtype}, {facts.attention}, on {facts.device}",
-        f"KV cache   {size(facts.kv_bytes_per_token)} per token",
-    ]
+    lines = _model(facts)
     prompt = next((line.prompt for line in facts.datasets if line.prompt), None)
     if prompt is not None:
         lines.append(f"full       {_full(facts, prompt)}")
@@ -94,6 +90,19 @@ def render(facts: CardFacts) -> str:
     lines.append(f"rows       {_rows(facts)}")
     lines += [f"note       {note}" for note in facts.notes]
     return "\n".join(lines)
+
+
+def _model(facts: CardFacts) -> list[str]:
+    where = f", on {facts.device}" if facts.device else ""
+    loading = f"           {_weights(facts)}, {facts.dtype}, {facts.attention}{where}"
+    if not facts.layers:
+        return [f"model      {facts.model}, whose files are not here", loading]
+    heads = f"{facts.layers} layers, {facts.query_heads} query / {facts.kv_heads} KV heads, head_dim {facts.head_dim}"
+    return [
+        f"model      {facts.model} ({facts.family}, {facts.fingerprint}), {heads}",
+        loading,
+        f"KV cache   {size(facts.kv_bytes_per_token)} per token",
+    ]
 
 
 def size(number: float) -> str:

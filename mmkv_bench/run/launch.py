@@ -7,6 +7,7 @@ sample it was at: the same command continues.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -14,8 +15,13 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mmkv_bench.errors import ConfigError
+
+if TYPE_CHECKING:
+    from mmkv_bench.plan.plan import Plan
+    from mmkv_bench.store.store import Store
 
 RUN = (sys.executable, "-m", "mmkv_bench")
 
@@ -50,7 +56,10 @@ def launch(overrides: Sequence[str], processes: int | None = None, run: Sequence
             processes on a machine without devices.
     """
     from mmkv_bench.config.compose import compose
+    from mmkv_bench.plan.plan import make_plan
     from mmkv_bench.plan.validate import validate
+    from mmkv_bench.run.run import carry_out
+    from mmkv_bench.store.store import Store
 
     for text in overrides:
         if text.partition("=")[0].lstrip("+") == "shard":
@@ -61,7 +70,10 @@ def launch(overrides: Sequence[str], processes: int | None = None, run: Sequence
         raise ConfigError("stage=score is one process's work; allowed here: both, generate; use mmkv-bench run")
     devices = visible_devices(config.model.device)
     count = _count(processes, devices)
-    ordered = [*overrides, *_longest_first(config)]
+    plan = make_plan(config)
+    store = Store(plan.out)
+    _prepare(plan, store)
+    ordered = [*overrides, *_longest_first(plan)]
     ended = run_all(workers(ordered, count, devices, Path(config.out), run, spread=config.model.device_map is not None))
     failed = [end for end in ended if end.code]
     for end in failed:
@@ -72,14 +84,12 @@ def launch(overrides: Sequence[str], processes: int | None = None, run: Sequence
     stopped = _stopped(failed)
     for line in stopped:
         print(f"mmkv_bench: {line}", file=sys.stderr)
-    if failed and not stopped and not _all_answered(failed, config):
+    if failed and not stopped and (any(end.code != 1 for end in failed) or plan.unanswered(store)):
         print("mmkv_bench: run the same command again to continue at the first missing sample", file=sys.stderr)
         return max(abs(end.code) if end.code < 128 else 1 for end in failed)
     if config.stage == "generate":
         return 1 if failed else 0
-    from mmkv_bench.run.run import run as score
-
-    scored = score(compose([*overrides, "stage=score"]))
+    scored = carry_out(plan.at_stage("score"))
     return max(scored, int(bool(stopped)))
 
 
@@ -175,23 +185,25 @@ def _count(processes: int | None, devices: Sequence[str]) -> int:
     return processes
 
 
-def _all_answered(failed: Sequence[Ended], config) -> bool:
-    """Whether processes that ended with 1 did all their work, with failed rows among the answers."""
-    if any(end.code != 1 for end in failed):
-        return False
-    from mmkv_bench.run.run import unanswered
+def _prepare(plan: Plan, store: Store) -> None:
+    """Make or open the data of datasets that lack answers, once and not in every process."""
+    from mmkv_bench.evaluation import prepare
 
-    return unanswered(config) == 0
+    standing = plan.standing(store)
+    for part in plan.parts:
+        if standing.missing(part):
+            prepare(part.spec, plan.config.limit)
 
 
-def _longest_first(config) -> list[str]:
-    """An override that puts the datasets with the most work first; making their data here spares the processes it."""
-    if len(config.datasets) < 2:
+def _longest_first(plan: Plan) -> list[str]:
+    """An override that puts the datasets with the most to generate first: samples times the tokens that each may take."""
+    if len(plan.parts) < 2:
         return []
-    from mmkv_bench.plan.identity import dataset_costs
     from mmkv_bench.plan.shards import longest_first
 
-    return [f"dataset=[{','.join(longest_first(dataset_costs(config)))}]"]
+    tokens = {part.name: json.loads(part.cells[0].generation).get("max_new_tokens") or 1 for part in plan.parts}
+    costs = {part.name: float(len(part.samples) * tokens[part.name]) for part in plan.parts}
+    return [f"dataset=[{','.join(longest_first(costs))}]"]
 
 
 def _forward(name: str, lines, log) -> None:

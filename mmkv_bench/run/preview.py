@@ -7,38 +7,34 @@ from typing import TYPE_CHECKING
 
 from mmkv_bench.compression.budget import Budget
 from mmkv_bench.config.schema import as_list
-from mmkv_bench.plan.identity import resolve_device
+from mmkv_bench.plan.identity import UNKNOWN
 from mmkv_bench.run.card import BudgetLine, CardFacts, DatasetLine, PromptSize
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
-
     from mmkv_bench.models.load import LoadedModel
-    from mmkv_bench.plan.cells import Cell
+    from mmkv_bench.plan.plan import Plan
 
 
 def card_facts(
-    config: DictConfig,
-    cells: Sequence[Cell],
-    samples: Mapping[str, int],
+    plan: Plan,
     rows_done: Mapping[str, int],
     prompts: Mapping[str, PromptSize],
     loaded: LoadedModel | None,
-    out: str,
-    notes: Sequence[str],
+    notes: Sequence[str] = (),
 ) -> CardFacts:
     """What `card.render` shows.
 
     Args:
-        samples: dataset -> samples of this run; rows_done: dataset -> rows there already; prompts: first prompts, where
-            known; loaded: the model, None when nothing needs it (its weights are then taken from the folder).
+        rows_done: dataset -> rows there already; prompts: first prompts, where known; loaded: the model, None when nothing
+            needs it (its weights are then taken from the folder, and no device is looked for).
+        notes: further ones than the plan's.
     """
-    from mmkv_bench.models.families import family_of, kv_bytes_per_token
+    from mmkv_bench.models.families import kv_bytes_per_token
     from mmkv_bench.models.source import Source
 
+    config, cells = plan.config, plan.cells
+    family = None if cells[0].dtype == UNKNOWN else plan.family
     source = Source.of(config.model)
-    model = source.hf_config()
-    family = family_of(model)
     weights = source.stored_bytes()
     if loaded is not None:
         weights = sum(p.numel() * p.element_size() for p in loaded.model.parameters())
@@ -47,36 +43,32 @@ def card_facts(
     length = first.context_tokens if first else 0
     return CardFacts(
         model=config.model.name,
-        family=family.name,
+        family=family.name if family else "",
         fingerprint=cells[0].model_fingerprint,
-        layers=family.num_layers,
-        query_heads=family.num_query_heads,
-        kv_heads=family.num_kv_heads,
-        head_dim=family.head_dim,
+        layers=family.num_layers if family else 0,
+        query_heads=family.num_query_heads if family else 0,
+        kv_heads=family.num_kv_heads if family else 0,
+        head_dim=family.head_dim if family else 0,
         dtype=cells[0].dtype,
         attention=config.model.attention,
-        device=str(loaded.device) if loaded else resolve_device(config.model.device),
+        device=str(loaded.device) if loaded else "",
         weights_bytes=weights,
         weights=source.kind,
-        kv_bytes_per_token=kv_bytes_per_token(model, cells[0].dtype),
+        kv_bytes_per_token=kv_bytes_per_token(family, cells[0].dtype) if family else 0,
         datasets=[
             DatasetLine(
-                label,
-                samples[label],
-                sum(cell.dataset == label for cell in cells),
-                rows_done[label],
-                prompts.get(label),
+                part.dataset, len(part.samples), len(part.cells), rows_done[part.dataset], prompts.get(part.dataset)
             )
-            for label in samples
+            for part in plan.parts
         ],
         methods=list(dict.fromkeys(cell.method for cell in cells)),
         budgets=[BudgetLine(str(budget), _entries(budget, length)) for budget in budgets],
         protocols=as_list(config.protocol),
         readings=list(dict.fromkeys(cell.reading for cell in cells if cell.reading)),
         seeds=list(dict.fromkeys(cell.seed for cell in cells if cell.seed is not None)),
-        out=out,
+        out=str(plan.out),
         shard=str(config.shard),
-        notes=list(notes),
+        notes=[*plan.notes, *notes],
     )
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from omegaconf import DictConfig
+from mmkv_bench.plan.standing import Standing
 
-    from mmkv_bench.plan.cells import Cell
-    from mmkv_bench.plan.parts import Part
+if TYPE_CHECKING:
+    from mmkv_bench.plan.plan import Plan
     from mmkv_bench.store.store import Store
+    from mmkv_bench.tables.rows import ReadOnce
 
 STOPPED = " stopped: "  # between a dataset and why it did not get to its end
 MEASURE_METRICS = {"ppl": "ppl", "self_rouge": "rouge_l_sampled"}
@@ -26,18 +26,13 @@ class Report:
     """The end of one run.
 
     Args:
-        metrics: the `metrics` rows of the run's cells.
+        standing: what the store holds of the plan; rows: those of its cells.
     """
 
-    def __init__(
-        self,
-        config: DictConfig,
-        cells: Sequence[Cell],
-        store: Store,
-        parts: Sequence[Part],
-        metrics: Sequence[Mapping[str, Any]],
-    ):
-        self.config, self.cells, self.store, self.parts, self.metrics = config, cells, store, parts, metrics
+    def __init__(self, plan: Plan, store: Store, standing: Standing, rows: ReadOnce):
+        self.plan, self.store, self.standing, self.rows = plan, store, standing, rows
+        self.config, self.cells, self.parts = plan.config, plan.cells, plan.parts
+        self.metrics: list[dict[str, Any]] = rows.metrics.to_pylist()
 
     def close(
         self,
@@ -96,7 +91,8 @@ class Report:
             return f"Nothing to do: no sample of this run belongs to shard {self.config.shard}."
         if self.config.stage == "generate":
             return "Nothing to do: every cell has every sample."
-        if any(part.missing(self.store) for part in self.parts):
+        answered = Standing(self.standing.rows)  # whatever `retry` would do again
+        if any(answered.missing(part) for part in self.parts):
             return "Nothing to score: all stored answers are scored; there are samples without an answer."
         return "Nothing to do: every cell has every sample, and all of them are scored."
 
@@ -154,19 +150,12 @@ class Report:
         """Of this run's cells; a mix's kinds stay in the rows."""
         from mmkv_bench.tables.build import RANDOM, build
         from mmkv_bench.tables.render import markdown
-        from mmkv_bench.tables.rows import load
+        from mmkv_bench.tables.rows import frames
 
         if self.config.model.weights == "random":
             return RANDOM
-        rows = load(self.store.root, [cell.cell for cell in self.cells])
+        rows = frames(self.rows)
         specs = [part.spec for part in self.parts]
         headlines = {metric for spec in specs for metric in spec.metrics}
         shown = sorted(headlines & set(rows.samples["metric"])) if all(spec.metrics for spec in specs) else None
         return markdown(build(rows, metrics=shown))
-
-
-def plain(node: Any) -> dict[str, Any]:
-    """A configuration node as plain Python values, interpolations resolved."""
-    from omegaconf import OmegaConf
-
-    return OmegaConf.to_container(node, resolve=True)

@@ -5,7 +5,7 @@ Every part of the store is read once for all cells of a dataset, and their score
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.judging.configured import not_judged
@@ -19,16 +19,23 @@ if TYPE_CHECKING:
     from mmkv_bench.judging.ledger import Ledger
     from mmkv_bench.plan.cells import Cell
     from mmkv_bench.store.store import Store
+    from mmkv_bench.tables.rows import ReadOnce
 
 _ANSWER_COLUMNS = ("cell", "sample_id", "answer", "status", "doc_id", "prompt_hash")
 
 
-def unscored(store: Store, cells: Sequence[Cell], judge: Ledger | None = None) -> list[str]:
-    """Cells whose stored answers are not the ones that were scored: new samples, never scored, or for the judge to do."""
+def unscored(
+    store: Store, cells: Sequence[Cell], judge: Ledger | None = None, rows: ReadOnce | None = None
+) -> list[str]:
+    """Cells whose stored answers are not the ones that were scored: new samples, never scored, or for the judge to do.
+
+    rows: those of the cells, where some were read already.
+    """
     names = [cell.cell for cell in cells]
-    answered = store.responses(names, ("cell", "sample_id", "status"))
-    scored = store.samples(names, ("cell", "sample_id", "status"))
-    metrics = store.metrics(names).to_pylist()
+    columns = ("cell", "sample_id", "status")
+    answered = store.responses(names, columns, coded=True) if rows is None else rows.responses.select(columns)
+    scored = store.samples(names, columns, coded=True) if rows is None else rows.samples.select(columns)
+    metrics = (store.metrics(names) if rows is None else rows.metrics).to_pylist()
     with_metrics = {row["cell"] for row in metrics}
     to_judge = {row["cell"] for row in metrics if judge is not None and _to_judge(row, judge)}
     changed, found = _changed(answered, scored), set(answered["cell"].unique().to_pylist())
@@ -67,12 +74,14 @@ def score_dataset(
     cells: Sequence[Cell],
     after: Callable[[Cell], None] = lambda cell: None,
     judge: Ledger | None = None,
+    stale: Collection[str] | None = None,
 ) -> int:
     """Score what is not scored yet, then the metrics of all cells of the dataset (differences need `full`).
 
     Args:
         spec: the task; cells: this run's cells of it; after: told about each scored cell; judge: where the questions of
             scorers go, None = nowhere. What an earlier judge gave stands where this one gives nothing (kept_scores.py).
+        stale: the cells to score, where they are known; None: those that are `unscored`.
 
     Returns:
         How many cells were scored anew; 0 leaves the store untouched.
@@ -84,7 +93,7 @@ def score_dataset(
     from mmkv_bench.tables.metrics import metrics_rows
     from mmkv_bench.tables.rows import frame
 
-    stale = set(unscored(store, cells, judge))
+    stale = set(unscored(store, cells, judge) if stale is None else stale)
     if not stale:
         return 0
     scored = _Scored(store, cells, stale)

@@ -65,6 +65,17 @@ def is_in(column: pa.ChunkedArray, texts: pa.Array) -> pa.ChunkedArray:
     return pa.chunked_array(found, pa.bool_())
 
 
+def places(column: pa.ChunkedArray, texts: pa.Array) -> np.ndarray:
+    """int64 [rows]: where among `texts` each text of a column, coded or not, stands; -1 for others."""
+    if not len(column):
+        return np.zeros(0, np.int64)
+    codes = column.combine_chunks()
+    if not pa.types.is_dictionary(codes.type):
+        codes = codes.dictionary_encode()
+    found = pc.fill_null(pc.index_in(codes.dictionary, value_set=texts), -1).to_numpy(zero_copy_only=False)
+    return found.astype(np.int64)[codes.indices.to_numpy()]
+
+
 def _read(path: Path, schema: pa.Schema, cells: Collection[str] | None, unchecked: set[Path] | None) -> pa.Table:
     with readable(path):
         with opened(path, [field.name for field in schema if field.type == CODED]) as (file, checked):

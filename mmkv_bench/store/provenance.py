@@ -22,7 +22,7 @@ def collect(device: str = "cpu") -> dict[str, Any]:
     `device` is where the model runs ("cpu", "cuda", "cuda:1"). What cannot be known is None; torch and transformers,
     which a cell needs, are then "none". No heavy package is imported for cpu.
     """
-    versions = {name: _version(name) for name in PACKAGES} | {"python": platform.python_version()}
+    versions = {name: version(name) for name in PACKAGES} | {"python": platform.python_version()}
     commit, dirty = _git(Path(__file__).resolve().parents[2])
     return {
         "git_commit": commit,
@@ -36,7 +36,8 @@ def collect(device: str = "cpu") -> dict[str, Any]:
     }
 
 
-def _version(package: str) -> str | None:
+def version(package: str) -> str | None:
+    """Of an installed package; None where there is none."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

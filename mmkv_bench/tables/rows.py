@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,22 +61,53 @@ class Rows:
     full: pd.DataFrame | None = None
 
 
+class ReadOnce:
+    """The rows of a store's cells (None: of all), each table read when it is first asked for and never again.
+
+    further: columns of `responses` beside those that tables read.
+    """
+
+    def __init__(self, store: Store, cells: Collection[str] | None = None, further: Sequence[str] = ()) -> None:
+        self.store, self.names, self._further = store, cells, further
+
+    @cached_property
+    def responses(self) -> pa.Table:
+        columns = dict.fromkeys([*RESPONSE_COLUMNS, *free.COLUMNS, *self._further])
+        return self.store.responses(self.names, list(columns), coded=True)
+
+    @cached_property
+    def samples(self) -> pa.Table:
+        return self.store.samples(self.names, SAMPLE_COLUMNS, coded=True)
+
+    @cached_property
+    def metrics(self) -> pa.Table:
+        return self.store.metrics(self.names)
+
+    @cached_property
+    def cells(self) -> pa.Table:
+        return self.store.cells(self.names)
+
+
 def load(root: Path | str, cells: Collection[str] | None = None) -> Rows:
     """Rows of the store at `root`: of all its cells, or of those named (a run's own).
 
     Raises ConfigError when there is no such folder, when it holds no rows, or when none of its answers is scored.
     """
-    import pyarrow as pa
-
     from mmkv_bench.store.store import Store
 
     root = Path(root)
     if not root.is_dir():
         raise ConfigError(f"There is no rows folder at '{root}': give the folder that a run printed as its rows.")
-    store = Store(root)
-    samples = frame(store.samples(cells, SAMPLE_COLUMNS, coded=True))
-    described = store.cells(cells).to_pandas()
-    responses, full = _answers(store, cells, described)
+    return frames(ReadOnce(Store(root), cells))
+
+
+def frames(rows: ReadOnce) -> Rows:
+    """The frames of rows that are read, or are read now; errors as of `load`."""
+    import pyarrow as pa
+
+    root = rows.store.root
+    samples, described = frame(rows.samples), rows.cells.to_pandas()
+    responses, full = _answers(rows.responses, described)
     pa.default_memory_pool().release_unused()  # what reading took and these frames do not hold
     if samples.empty and responses.empty:
         raise ConfigError(f"'{root}' holds no result rows: give the folder that a run printed as its rows.")
@@ -84,17 +115,15 @@ def load(root: Path | str, cells: Collection[str] | None = None) -> Rows:
         raise ConfigError(
             f"'{root}' holds {len(responses)} answers but no scores: run the same command again with stage=score."
         )
-    return Rows(described, samples, responses, store.metrics(cells).to_pandas(), full)
+    return Rows(described, samples, responses, rows.metrics.to_pandas(), full)
 
 
-def _answers(store: Store, cells: Collection[str] | None, described: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """(the responses, those of `full` with what it said); all are read at once."""
+def _answers(answers: pa.Table, described: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """(the responses, those of `full` with what it said)."""
     import pyarrow as pa
 
     from mmkv_bench.store.parts import is_in
 
-    names = list(dict.fromkeys([*RESPONSE_COLUMNS, *free.COLUMNS]))
-    answers = store.responses(cells, names, coded=True)
     of_full = pa.array(described["cell"][described["base"] == BASELINE], pa.string())
     full = answers.filter(is_in(answers["cell"], of_full)).select(free.COLUMNS)
     full = full.cast(pa.schema([field.with_type(_plain(field.type)) for field in full.schema])).to_pandas()

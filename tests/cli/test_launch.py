@@ -16,7 +16,7 @@ from tests.each import each
 
 main = verb("launch")
 
-HUB = ("model=hf", "model.path=org/name", "model.device=cpu")
+ONE = ("model.device=cpu", "limit=1")
 
 # Stands in for `python -m mmkv_bench`: keeps what it was asked, prints, and fails where it is told to.
 CHILD = """
@@ -45,7 +45,7 @@ def scored(monkeypatch):
     import mmkv_bench.run.run as runner
 
     seen = []
-    monkeypatch.setattr(runner, "run", lambda config: seen.append(config) or 0)
+    monkeypatch.setattr(runner, "carry_out", lambda plan: seen.append(plan.config) or 0)
     return seen
 
 
@@ -55,7 +55,7 @@ def asked(out):
 
 def test_every_process_generates_its_shard_and_one_scores_at_the_end(child, scored, tmp_path, capfd):
     out = tmp_path / "rows"
-    assert launch([*HUB, f"out={out}", "budget=16", "json=true"], 3, child) == 0
+    assert launch([*ONE, f"out={out}", "budget=16", "json=true"], 3, child) == 0
     got = asked(out)
     assert all(entry["threads"] for entry in got)
     assert [entry["argv"][-2:] for entry in got] == [[f"shard={i}/3", "stage=generate"] for i in range(3)]
@@ -70,7 +70,7 @@ def test_every_process_generates_its_shard_and_one_scores_at_the_end(child, scor
 def test_a_process_that_fails_is_reported_and_nothing_is_scored(child, scored, tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("FAILING", "1")
     out = tmp_path / "rows"
-    assert launch([*HUB, f"out={out}"], 3, child) == 3
+    assert launch([*ONE, f"out={out}"], 3, child) == 3
     err = capfd.readouterr().err
     assert f"shard 1/3 ended with exit code 3; see {out}/logs/shard-1-of-3.log" in err
     assert "run the same command again" in err
@@ -79,7 +79,7 @@ def test_a_process_that_fails_is_reported_and_nothing_is_scored(child, scored, t
 
 
 def test_generating_only_scores_nothing(child, scored, tmp_path):
-    assert launch([*HUB, f"out={tmp_path}/rows", "stage=generate"], 2, child) == 0
+    assert launch([*ONE, f"out={tmp_path}/rows", "stage=generate"], 2, child) == 0
     assert scored == []
 
 
@@ -115,15 +115,15 @@ def test_visible_devices_are_those_of_the_environment(monkeypatch, value, device
 )
 def test_what_cannot_be_split_is_refused(overrides, processes, words, tmp_path):
     with pytest.raises(ConfigError, match=words):
-        launch([*HUB, f"out={tmp_path}/rows", *overrides], processes, ("false",))
+        launch([*ONE, f"out={tmp_path}/rows", *overrides], processes, ("false",))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_command_line_refuses_with_exit_code_2(capsys):
-    assert main(["-m", *HUB, "budget=1,2"]) == 2
-    assert main([*HUB, "--processes", "0"]) == 2
-    assert main([*HUB, "--processes", "two"]) == 2
-    assert main([*HUB, "processes=2"]) == 2
+    assert main(["-m", *ONE, "budget=1,2"]) == 2
+    assert main([*ONE, "--processes", "0"]) == 2
+    assert main([*ONE, "--processes", "two"]) == 2
+    assert main([*ONE, "processes=2"]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 4
     assert "unknown flag '-m'" in lines[0]

@@ -243,7 +243,7 @@ def test_any_prompt_and_budget_has_finite_scores(scorer, length, budget):
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         layer = oracles.make_layer(length, 2, 3)
         got = scorer.score(layer.observe(scorer.needs, dtype=dtype), budget, 0)
-        assert got.shape == (2, length) and got.dtype in SCORE_DTYPES and torch.isfinite(got).all()
+        assert got.shape == (2, length) and str(got.dtype) in SCORE_DTYPES and torch.isfinite(got).all()
 
 
 @pytest.mark.parametrize("scorer", ALL, ids=names)

@@ -51,12 +51,12 @@ def run(case: Case) -> Outcome:
 
 def _plan(arguments: list[str]) -> int:
     from mmkv_bench.config.compose import compose
+    from mmkv_bench.plan.plan import make_plan
     from mmkv_bench.plan.validate import validate
-    from mmkv_bench.run.run import planned
 
     config = compose(overrides(arguments))
     validate(config)
-    assert all(part.cells and part.samples for part in planned(config)), "a run without anything to do"
+    assert all(part.cells and part.samples for part in make_plan(config).parts), "a run without anything to do"
     return 0
 
 

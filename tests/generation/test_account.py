@@ -12,7 +12,7 @@ from mmkv_bench.compression.cache import CompressedLayer
 from mmkv_bench.compression.context import Context
 from mmkv_bench.compression.decoding.kivi import KIVI
 from mmkv_bench.compression.decoding.quantised_layer import QuantisedLayer
-from mmkv_bench.compression.decoding.retrieval import Pages
+from mmkv_bench.compression.decoding.retrieval_layer import Pages
 from mmkv_bench.compression.session import attach
 from mmkv_bench.generation.encode import lengths_of
 from tests import zoo

@@ -13,7 +13,7 @@ import torch
 from mmkv_bench.compression.allocators.hybrid import Hybrid
 from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.compressor import Compressor
-from mmkv_bench.compression.decoding.retrieval import RetrievalLayer
+from mmkv_bench.compression.decoding.retrieval_layer import RetrievalLayer
 from mmkv_bench.compression.session import attach
 from mmkv_bench.config.compose import compose
 from mmkv_bench.errors import ConfigError

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from mmkv_bench.compression.allocators.hybrid import HeadClasses
 from mmkv_bench.compression.context import Context
 from mmkv_bench.compression.decoding.base import Start
-from mmkv_bench.compression.decoding.retrieval import ChunkRetrieval, RetrievalLayer
+from mmkv_bench.compression.decoding.retrieval import ChunkRetrieval
+from mmkv_bench.compression.decoding.retrieval_layer import RetrievalLayer
 from mmkv_bench.errors import UnsupportedError
 from tests.oracles import hybridkv as oracle
 

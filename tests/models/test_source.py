@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
 
 from mmkv_bench.config.compose import compose
+from mmkv_bench.config.schema import resolve_path
 from mmkv_bench.config.unavailable import UNAVAILABLE, find
 from mmkv_bench.errors import ConfigError, UnsupportedError
-from mmkv_bench.models import llava_video, random_weights, tokenizer
+from mmkv_bench.models import random_weights, shapes, tokenizer
+from mmkv_bench.models.families import family_of
 from mmkv_bench.models.load import load_config, load_model
 from mmkv_bench.models.shapes import config_of
 from mmkv_bench.models.source import Source
+from mmkv_bench.models.stated import read as read_config
+from mmkv_bench.models.stated import stated
+from mmkv_bench.plan.identity import resolve_dtype
 from mmkv_bench.plan.validate import validate
 from tests.each import each
 from tests.models.shapes import NAMES, node, small
@@ -55,13 +61,15 @@ def test_the_fingerprint_of_random_weights_says_what_they_are():
 
 
 @each(
-    ("module", "of_all"),
-    [(random_weights, True), (tokenizer, True), (llava_video, False)],
+    ("module", "rules", "of_all"),
+    [(random_weights, "SCHEME", True), (tokenizer, "SCHEME", True), (shapes, "OWN_SCHEME", False)],
 )
-def test_another_rule_for_weights_tokens_or_our_own_architecture_is_another_fingerprint(monkeypatch, module, of_all):
+def test_another_rule_for_weights_tokens_or_our_own_architecture_is_another_fingerprint(
+    monkeypatch, module, rules, of_all
+):
     names = ("qwen2_5_vl_7b", "llava_video_7b")
     first = [random(name).fingerprint() for name in names]
-    monkeypatch.setattr(module, "SCHEME", module.SCHEME + 1)
+    monkeypatch.setattr(module, rules, getattr(module, rules) + 1)
     changed = [random(name).fingerprint() != before for name, before in zip(names, first, strict=True)]
     assert changed == [of_all, True]
 
@@ -195,3 +203,28 @@ def test_other_names_are_unknown():
 def test_flash_attention_is_refused_with_the_reason(word):
     with pytest.raises(UnsupportedError, match=f"model.attention={word} cannot carry a compressed cache"):
         validate(compose([f"model.attention={word}"]))
+
+
+def test_what_a_config_states_is_what_transformers_makes_of_it():
+    """Every shape of `conf/model` and the embedded model say all that planning asks; what leaves something to a default, or
+    is not supported, is left to transformers."""
+    for name in NAMES:
+        for layers in (None, 2):
+            shape = node(name).shape
+            read = stated(shapes.values_of(shape, layers))
+            config = config_of(shape, layers)
+            assert family_of(read) == family_of(config), name
+            assert resolve_dtype("auto", read, None) == resolve_dtype("auto", config, None), name
+    tiny = resolve_path(TINY)
+    assert family_of(read_config(tiny)) == family_of(load_config(tiny))
+    values = json.loads((Path(tiny) / "config.json").read_text())
+    text = values["text_config"]
+    for less in (
+        {key: value for key, value in values.items() if key != "image_token_id"},
+        values | {"text_config": {key: value for key, value in text.items() if key != "num_key_value_heads"}},
+        values | {"text_config": text | {"layer_types": ["full_attention", "sliding_attention"] * 2}},
+        values | {"model_type": "bert"},
+        values | {"architectures": ["OfTheirOwn"]},
+        text,
+    ):
+        assert stated(less) is None

@@ -156,7 +156,9 @@ def test_what_is_no_amount_of_memory_is_refused(value):
 
 def combinations(family, *overrides: str) -> None:
     config = compose([*MODEL, *overrides])
-    validate_combinations(config, family, build_methods(config, method_defaults(bases(config))))
+    validate_combinations(
+        config, family, [method.compressor for method in build_methods(config, method_defaults(bases(config)))]
+    )
 
 
 def test_text_models_are_refused_what_needs_visual_tokens():
@@ -174,7 +176,7 @@ def test_methods_that_do_more_than_evict_are_refused_where_kept_entries_are_made
 
 
 def test_methods_that_need_visual_tokens_are_refused_for_text_models():
-    sighted = SimpleNamespace(name="sighted", is_full=False, compressor=SimpleNamespace(needs_visual=True, scorer=None))
+    sighted = SimpleNamespace(name="sighted", needs_visual=True, scorer=None)
     config = compose(MODEL)
     with pytest.raises(UnsupportedError, match="method sighted needs visual tokens"):
         validate_combinations(config, TEXT_ONLY, [sighted])
@@ -184,6 +186,6 @@ def test_methods_that_need_visual_tokens_are_refused_for_text_models():
 def test_factors_for_another_number_of_layers_are_refused_before_any_work() -> None:
     words = ["methods.mmshift.expansion=layer", "methods.mmshift.layer_gamma=[2.0,3.0]"]
     config = compose(["method=mmshift", *words])
-    methods = build_methods(config, method_defaults(bases(config)))
+    methods = [method.compressor for method in build_methods(config, method_defaults(bases(config)))]
     with pytest.raises(ConfigError, match="2 factors and the model has 4 layers"):
         validate_combinations(config, MULTIMODAL, methods)

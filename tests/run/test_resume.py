@@ -9,6 +9,8 @@ import os
 import random
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -118,6 +120,29 @@ def test_a_finished_stage_says_what_it_has_not_to_do(uninterrupted):
     more = done(uninterrupted, *COMMAND, "limit=7", "stage=score")
     assert "Nothing to score" in more.out and more.generated == 0
     assert setting.tree(uninterrupted) == before
+
+
+CHEAP = """
+import json, os, sys
+from mmkv_bench.cli.main import main
+root, *words = sys.argv[1:]
+for command in (["run", *words], ["score", *words], ["plan", *words], ["tables", root], ["status", root]):
+    assert main(command) == 0, command
+    heavy = {"torch", "transformers", "lmms_eval", "datasets"} & {*sys.modules}
+    assert not heavy, (command, heavy)
+left = [file for _, _, files in os.walk(os.environ["MMKV_BENCH_CACHE"]) for file in files]
+assert left in ([], ["checksums.json"]), left
+"""
+
+
+def test_what_is_finished_needs_no_torch_and_draws_no_page(uninterrupted, tmp_path):
+    environment = os.environ | {"MMKV_BENCH_CACHE": str(tmp_path)}
+    words = [sys.executable, "-c", CHEAP, str(uninterrupted), *COMMAND, "model.device=cpu", f"out={uninterrupted}"]
+    ended = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("**pages_small, exact_match**") == 3
+    assert "pages_small  3      6        18 of 18  3 of 3    0       3 of 3" in ended.stdout
+    assert "rows       18 rows, 18 done, nothing to generate" in ended.stdout
 
 
 # ---------------------------------------------------------------------- changed

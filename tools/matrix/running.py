@@ -96,7 +96,7 @@ def _methods(base: Sequence[str], model: str, uncalibrated: Mapping[str, str]) -
         single = _only(config, {name})
         try:
             methods = build_methods(single, method_defaults(bases(single)), calibrations)
-            validate_combinations(single, family, methods)
+            validate_combinations(single, family, [method.compressor for method in methods])
         except MMKVError as error:
             refused[name] = str(error)
         else:
@@ -119,8 +119,9 @@ def _run(base: Sequence[str], names: Sequence[str], chosen: Sequence[str]) -> di
     """Run datasets together, so that the model is built once; where that is refused, in halves, until what cannot run
     stands alone. Returns dataset -> method -> rows, or dataset -> (result, reason) of what cannot run."""
     from mmkv_bench.config.compose import compose
+    from mmkv_bench.plan.plan import make_plan
     from mmkv_bench.plan.validate import validate
-    from mmkv_bench.run.run import planned, run
+    from mmkv_bench.run.run import carry_out
     from mmkv_bench.store.store import Store
 
     try:
@@ -129,9 +130,10 @@ def _run(base: Sequence[str], names: Sequence[str], chosen: Sequence[str]) -> di
             node.generation = {**(node.generation or {}), "max_new_tokens": LONGEST}
             node.measures = []  # a token per byte makes references of a thousand tokens; tests measure them
         validate(config)
-        run(config)
-        store = Store(Path(config.out))
-        found = {name: _rows(store, part) for name, part in zip(names, planned(config), strict=True)}
+        plan = make_plan(config)
+        carry_out(plan)
+        store = Store(plan.out)
+        found = {part.name: _rows(store, part) for part in plan.parts}
     except Exception as error:  # noqa: BLE001 - a fault of ours is what the grid is there to show
         if len(names) > 1:
             half = len(names) // 2

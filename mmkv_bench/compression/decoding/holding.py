@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import TYPE_CHECKING, Literal
 
-from mmkv_bench.compression.cache import CompressedCache, CompressedLayer
 from mmkv_bench.compression.decoding.base import DecodePolicy, Start
 from mmkv_bench.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from mmkv_bench.compression.cache import CompressedCache
+    from mmkv_bench.compression.decoding.held_layer import HeldLayer
 
 CHOICES = {"hold": ("ratio", "size"), "positions": ("own", "cached")}
 
@@ -60,6 +61,8 @@ class Holding(DecodePolicy):
         """
 
     def layer(self, start: Start) -> HeldLayer:
+        from mmkv_bench.compression.decoding.held_layer import HeldLayer
+
         rows = [(start.kept_key, start.kept_value, start.positions)]
         room = start.reserve if self.hold == "ratio" else start.room_until_evicting(self.slack + 1)
         layer = HeldLayer.from_rows(rows, start.seen, room)
@@ -78,69 +81,3 @@ class Holding(DecodePolicy):
         if position_ids.ndim == 3 and position_ids.shape[0] == 4:
             wrong[0] = position_ids[0]  # not rotated with: it tells packed sequences apart
         return wrong
-
-
-class HeldLayer(CompressedLayer):
-    """One layer of one sequence whose policy evicts after every answer token.
-
-    Attributes:
-        acts_from: logical index of the answer's first token.
-    """
-
-    policy: Holding
-    acts_from: int
-
-    def begin(self, policy: Holding, start: Start) -> None:
-        """Remember what every head holds when the answer begins."""
-        self.policy, self.acts_from = policy, start.acts_from
-        kept = (start.index >= 0).sum(-1).tolist()
-        appended = start.acts_from - start.seen  # the question, or the token that is fed again
-        self._before = [count + appended for count in kept]
-        self._start = [count + policy.slack for count in self._before]
-        self._ratio = [Fraction(count + start.context.refed + policy.slack, start.context.length) for count in kept]
-        self._evicted = [0] * len(kept)
-
-    def held(self) -> list[int]:
-        """Entries per head at this moment."""
-        fed = self.seen - self.acts_from
-        return [before + fed - gone for before, gone in zip(self._before, self._evicted, strict=True)]
-
-    def attended(self, query: Tensor, scaling: float) -> None:
-        fed = self.seen - self.acts_from
-        if fed <= 0:
-            return
-        while any(due := self._due(fed)):
-            self._evict(due)
-
-    def _due(self, fed: int) -> list[bool]:
-        growth = self._ratio if self.policy.hold == "ratio" else [Fraction(0)] * len(self._ratio)
-        return [
-            held >= start + share * fed + 1 for held, start, share in zip(self.held(), self._start, growth, strict=True)
-        ]
-
-    def _evict(self, due: list[bool]) -> None:
-        """Take one entry from every head that is due; the others keep all of theirs."""
-        import torch
-
-        held = self.held()
-        slots = [
-            self.stored - count + self.policy.slot(count, start) for count, start in zip(held, self._start, strict=True)
-        ]
-        for head, is_due in enumerate(due):
-            self._evicted[head] += is_due
-        if all(due):
-            self.drop(torch.tensor([slots]))
-            return
-        gone = torch.tensor([[slot if is_due else -1 for slot, is_due in zip(slots, due, strict=True)]])
-        places = self.positions
-        assert places is not None, "a layer made of rows has positions"
-        stays = (places >= 0) & (torch.arange(self.stored, device=self.device) != gone[..., None].to(self.device))
-        # Right-align what stays: a stable sort puts it last, in its old order.
-        width = max(count - is_due for count, is_due in zip(held, due, strict=True))
-        index = stays.int().sort(dim=-1, stable=True).indices[..., self.stored - width :]
-        positions = places.gather(2, index).masked_fill(~stays.gather(2, index), -1)
-        wide = index.unsqueeze(-1)
-        for storage in (self._key_storage, self._value_storage):
-            storage[:, :, :width] = storage.gather(2, wide.expand(-1, -1, -1, storage.shape[-1]))
-        places[:, :, :width] = positions
-        self.stored, self.ragged = width, bool(len(set(map(int.__sub__, held, due))) > 1)

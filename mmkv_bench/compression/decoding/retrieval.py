@@ -2,189 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Literal
 
 from mmkv_bench.compression.allocators.hybrid import HeadClasses
-from mmkv_bench.compression.cache import CompressedLayer
 from mmkv_bench.compression.decoding.base import DecodePolicy, Start
 from mmkv_bench.errors import ConfigError, UnsupportedError, nearest
 
+if TYPE_CHECKING:
+    from mmkv_bench.compression.decoding.retrieval_layer import RetrievalLayer
+
 PARTIAL = ("ranked", "visible")
-
-
-class Pages:
-    """All n entries of a layer's H dynamic heads as P chunks in host memory, and their mean keys on the device.
-
-    The last chunk may be incomplete: it is padded with the mean of what exists, so its mean key is that of its tokens.
-
-    Attributes:
-        keys, values: ``[H * P, chunk * D]`` in host memory, the model's dtype.
-        means: ``[H, P, D]`` on the device, the model's dtype.
-        length: n. chunk: tokens per chunk. slots: chunks per step. count: P.
-        staging: two ``[H * slots, chunk * D]`` host buffers that fetched chunks are gathered in (pinned beside an
-            accelerator), so that a step copies them at once and nothing else.
-    """
-
-    def __init__(self, key: Tensor, value: Tensor, chunk: int, slots: int):
-        self.heads, self.length, _ = key.shape
-        self.chunk, self.slots, self.count = chunk, slots, -(-self.length // chunk)
-        keys = self._chunked(key)
-        # A half-precision padding rounds the mean; the tokens themselves give that of an incomplete chunk exactly.
-        means = keys.float().mean(2)
-        means[:, -1] = key[:, (self.count - 1) * chunk :].float().mean(1)
-        self.means = means.to(key.dtype)
-        self.keys, self.values = (chunks.flatten(0, 1).flatten(1).cpu() for chunks in (keys, self._chunked(value)))
-        pinned = key.device.type == "cuda"
-        self.staging = [
-            torch.empty(self.heads * slots, pages.shape[1], dtype=pages.dtype, pin_memory=pinned)
-            for pages in (self.keys, self.values)
-        ]
-
-    def _chunked(self, entries: Tensor) -> Tensor:
-        """Entries ``[H, n, D]`` as ``[H, P, chunk, D]``."""
-        padded = entries.new_empty(self.heads, self.count * self.chunk, entries.shape[2])
-        padded[:, : self.length] = entries
-        last = entries[:, (self.count - 1) * self.chunk :].float().mean(1, keepdim=True)
-        padded[:, self.length :] = last.to(entries.dtype)
-        return padded.view(self.heads, self.count, self.chunk, -1)
-
-    def best(self, query: Tensor, keep_last: bool) -> Tensor:
-        """Chunks to fetch, int64 ``[H, slots]`` ascending: the largest ``query . mean key``; ties: the lower chunk.
-
-        Args:
-            query: float32 ``[H, D]``. keep_last: the last chunk always takes one of the slots.
-        """
-        scores = torch.bmm(self.means.float(), query.unsqueeze(-1)).squeeze(-1)
-        if keep_last:
-            scores[:, -1] = float("inf")
-        return scores.sort(dim=-1, descending=True, stable=True).indices[:, : self.slots].sort(dim=-1).values
-
-    def fetch(self, chosen: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Copy chunks to the device.
-
-        Args:
-            chosen: int64 ``[H, slots]``, ascending.
-            width: slots of the answer; at least as many as the chosen chunks have tokens.
-
-        Returns:
-            Keys and values ``[H, width, D]`` and token indices int64 ``[H, width]``, ascending; padding slots are on
-            the left and have the index -1.
-        """
-        device = chosen.device
-        rows = (torch.arange(self.heads, device=device)[:, None] * self.count + chosen).flatten().cpu()
-        token = (chosen.unsqueeze(-1) * self.chunk + torch.arange(self.chunk, device=device)).flatten(1)
-        token = torch.nn.functional.pad(token, (max(0, width - token.shape[1]), 0), value=-1)
-        token = token.masked_fill(token >= self.length, -1)
-        # Padding, of the last chunk too, goes to the left.
-        order = token.argsort(dim=-1, stable=True)[:, token.shape[1] - width :]
-        found = []
-        for pages, buffer in zip((self.keys, self.values), self.staging, strict=True):
-            torch.index_select(pages, 0, rows, out=buffer)
-            # The next step reads `chosen` on the host first, so this copy has ended when the buffer is written again.
-            entries = buffer.to(device, non_blocking=True).view(self.heads, self.slots * self.chunk, -1)
-            entries = torch.nn.functional.pad(entries, (0, 0, token.shape[1] - entries.shape[1], 0))
-            found.append(entries.gather(1, order.unsqueeze(-1).expand(-1, -1, entries.shape[-1])))
-        keys, values = found
-        return keys, values, token.gather(1, order)
-
-    @property
-    def held(self) -> tuple[Tensor, ...]:
-        """What is in host memory: the pages and the staging buffers."""
-        return (self.keys, self.values, *self.staging)
-
-    def host_nbytes(self) -> int:
-        """Bytes of the pages and of the staging buffers."""
-        return sum(held.nbytes for held in self.held)
-
-    def padding_nbytes(self) -> int:
-        """Bytes of the last chunks' missing tokens."""
-        missing = self.count * self.chunk - self.length
-        return self.heads * missing * (self.keys.nbytes + self.values.nbytes) // (self.heads * self.count * self.chunk)
-
-    def read_nbytes(self) -> int:
-        """Bytes that a step reads: all mean keys, and the chunks that it fetches."""
-        return self.means.nbytes + sum(buffer.nbytes for buffer in self.staging)
-
-
-class RetrievalLayer(CompressedLayer):
-    """One layer of one sequence: the static heads' entries, and a buffer that the dynamic heads refill at every step.
-
-    The last ``width`` of the ``prefix`` slots before the appended tokens are the buffer of every dynamic head. A step
-    is one forward pass: its queries (one while decoding, all of a question or of a second turn) choose together, by
-    their mean, so that no more than the budget is ever on the device. Appended tokens are visible as they always are.
-    """
-
-    pages: Pages | None = None
-
-    def offload(self, heads: Tensor, pages: Pages, width: int, origin: int, keep_last: bool) -> None:
-        """Make ``heads`` (int64 ``[H]``) dynamic.
-
-        Args:
-            pages: their entries. width: slots of their buffer. origin: logical index of the pages' first token.
-            keep_last: see ``Pages.best``.
-        """
-        self.heads, self.pages, self.width = heads, pages, width
-        self.origin, self.keep_last, self.prefix = origin, keep_last, self.stored
-        self.ragged = self.ragged or bool(pages.length % pages.chunk)
-
-    def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        if self.pages is not None:
-            self._refill(query, self.pages)
-        return super().attend(query, key, value, mask)
-
-    def _refill(self, query: Tensor, pages: Pages) -> None:
-        """query: ``[1, Hq, n, D]``; mean over the n rows and over the query heads of each KV head."""
-        mean = query[0].float().mean(1).view(self._key_storage.shape[1], -1, query.shape[-1]).mean(1)
-        chosen = pages.best(mean[self.heads], self.keep_last)
-        keys, values, token = pages.fetch(chosen, self.width)
-        buffer = slice(self.prefix - self.width, self.prefix)
-        self._key_storage[0, self.heads, buffer] = keys
-        self._value_storage[0, self.heads, buffer] = values
-        position = (token + self.origin).masked_fill(token < 0, -1)
-        assert self._position_storage is not None, "a layer made of rows has positions"
-        self._position_storage[0, self.heads, buffer] = position.to(self._position_storage.dtype)
-
-    # ---- audit
-
-    def reachable(self) -> Tensor:
-        entries = self.entries()
-        if self.pages is not None:
-            entries[0, self.heads.cpu()] = self.pages.length + self.stored - self.prefix
-        return entries
-
-    def buffers(self) -> list[Tensor]:
-        return super().buffers() + ([] if self.pages is None else [self.heads, self.pages.means, *self.pages.held])
-
-    def padding_nbytes(self) -> int:
-        """Of the last chunks too."""
-        return super().padding_nbytes() + (0 if self.pages is None else self.pages.padding_nbytes())
-
-    def read_nbytes(self, fed: int) -> int:
-        """The mean keys of all chunks, and those that are fetched from the host."""
-        return super().read_nbytes(fed) + (0 if self.pages is None else self.pages.read_nbytes())
-
-    def nbytes(self) -> tuple[int, int]:
-        data, metadata = super().nbytes()
-        return data, metadata + (
-            0 if self.pages is None else self.pages.means.numel() * self.pages.means.element_size()
-        )
-
-    def host_nbytes(self) -> int:
-        return 0 if self.pages is None else self.pages.host_nbytes()
-
-    def _clear(self) -> None:
-        super()._clear()
-        self.pages = None
-
-    def _map(self, change: Callable[[Tensor], Tensor]) -> None:
-        raise UnsupportedError("chunk retrieval holds one sequence; use greedy decoding, prompt by prompt")
 
 
 @dataclass(frozen=True)
@@ -225,6 +53,8 @@ class ChunkRetrieval(DecodePolicy):
             raise ConfigError(f"partial is {self.partial!r}; {nearest(str(self.partial), PARTIAL)}")
 
     def layer(self, start: Start) -> RetrievalLayer:
+        from mmkv_bench.compression.decoding.retrieval_layer import Pages, RetrievalLayer
+
         layer = RetrievalLayer.from_rows(
             [(start.kept_key, start.kept_value, start.positions)], start.seen, start.reserve
         )

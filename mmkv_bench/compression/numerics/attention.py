@@ -9,10 +9,12 @@ KV head h // g.
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from mmkv_bench.compression.numerics.tiles import head_blocks, row_blocks
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LOWEST = -87.0  # exp of less is subnormal in float32
 
@@ -44,6 +46,8 @@ def column_sums(query: Tensor, key: Tensor, scaling: float, offset: int = 0) -> 
         scaling: factor of the scores.
         offset: tokens before this chunk; add the sums of all chunks to get those of the whole prompt.
     """
+    import torch
+
     heads, total, _ = key.shape
     query = query.view(heads, -1, *query.shape[1:])
     sums = torch.zeros(heads, total, dtype=torch.float32, device=key.device)
@@ -54,6 +58,8 @@ def column_sums(query: Tensor, key: Tensor, scaling: float, offset: int = 0) -> 
 
 def _add_column_sums(sums: Tensor, query: Tensor, key: Tensor, scaling: float, offset: int) -> None:
     """Add the column sums of a few heads, ``query [h, g, n, D]`` and ``key [h, S, D]``, to ``sums [h, S]``."""
+    import torch
+
     heads, total, dim = key.shape
     group, rows = query.shape[1:3]
     keys = key.float().transpose(1, 2)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from mmkv_bench.compression.numerics.rotary import rotate
 from mmkv_bench.compression.numerics.tiles import row_blocks
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 def average_rotation(mean: Tensor, covariance: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """Mean ``[H, D]`` and covariance ``[H, D, D]`` of a query after the average of m rotations ``cos, sin [m, D]``."""
+    import torch
+
     cos, sin = cos.to(mean.dtype).mean(0), sin.to(mean.dtype).mean(0)
     # rotate(x) = x R^T for rows x, so rotating the rows of the identity gives R^T.
     turned = rotate(torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device), cos, sin)
@@ -26,6 +30,8 @@ def expected_logits(key: Tensor, mean: Tensor, covariance: Tensor | None, scalin
         covariance: ``[Hq, D, D]``; None leaves the second-order term out.
         scaling: factor of the scores, usually ``D ** -0.5``.
     """
+    import torch
+
     heads, total, dim = key.shape
     keys = key.float()
     mean = mean.float().view(heads, -1, dim)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 ROWS = 1024  # tokens converted to float64 at a time
 
@@ -12,11 +14,15 @@ class ElementMoments:
     """Elementwise mean and population variance of vectors ``[E]``; extra memory O(E)."""
 
     def __init__(self) -> None:
+        import torch
+
         self.count = 0
         self._sum = self._squares = torch.empty(0)
 
     def add(self, x: Tensor) -> None:
         """Take in ``x [n, E]`` of any float dtype."""
+        import torch
+
         if not len(self._sum):
             self._sum = torch.zeros(x.shape[-1], dtype=torch.float64, device=x.device)
             self._squares = torch.zeros_like(self._sum)
@@ -46,11 +52,15 @@ class JointMoments:
     """Mean ``[H, D]`` and population covariance ``[H, D, D]`` per head; extra memory O(H D^2)."""
 
     def __init__(self) -> None:
+        import torch
+
         self.count = 0
         self._sum = self._products = torch.empty(0)
 
     def add(self, x: Tensor) -> None:
         """Take in ``x [H, n, D]`` of any float dtype (n may be 0)."""
+        import torch
+
         if not len(self._sum):
             heads, _, dim = x.shape
             self._sum = torch.zeros(heads, dim, dtype=torch.float64, device=x.device)

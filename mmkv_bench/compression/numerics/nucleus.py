@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 HALVINGS = 10  # of the interval that holds the threshold; leaves a few undecided keys per row
 
 
 def _mass_above(mass: Tensor, bits: Tensor, threshold: Tensor) -> Tensor:
+    import torch
+
     return torch.where(bits > threshold.unsqueeze(-1), mass, 0.0).sum(-1, dtype=torch.float64)
 
 
@@ -30,6 +32,8 @@ def nucleus(mass: Tensor, tau: float, cover: Literal["left", "right"] = "left") 
         mass: float32 ``[..., T]``, contiguous, non-negative, each row with a positive sum.
         tau: fraction of the mass to cover, in (0, 1].
     """
+    import torch
+
     bits = mass.view(torch.int32)
     total = mass.sum(-1, dtype=torch.float64)
     target = tau * total

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Literal
 
 from mmkv_bench.compression.numerics.attention import exponentials
 from mmkv_bench.compression.numerics.nucleus import nucleus
 from mmkv_bench.compression.numerics.tiles import head_blocks, row_blocks
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 
 def group_mass(
@@ -39,6 +40,8 @@ def group_mass(
     Yields:
         float32 ``[Hkv, m, b, T]`` for b groups, m = g with ``per_query_head``, else 1.
     """
+    import torch
+
     heads, total, dim = key.shape
     keys = key.float().transpose(1, 2)
     query = query.view(heads, -1, groups, query.shape[1] // groups, dim)  # [Hkv, g, G, n, D]
@@ -117,6 +120,8 @@ def group_votes(
         tau: fraction of a group's mass that its set covers.
         cover: see ``nucleus``.
     """
+    import torch
+
     votes = torch.zeros(key.shape[:2], dtype=torch.float32, device=key.device)
     for heads, mass in _by_heads(query, key, scaling, groups, **adjust):
         votes[heads, : mass.shape[-1]] += nucleus(mass.contiguous(), tau, cover).sum((1, 2))
@@ -129,6 +134,8 @@ def total_mass(query: Tensor, key: Tensor, scaling: float, groups: int, **adjust
     Args:
         query, key, scaling, groups: see ``group_mass``; adjust: keywords of ``adjusted_mass``.
     """
+    import torch
+
     total = torch.zeros(key.shape[:2], dtype=torch.float32, device=key.device)
     for heads, mass in _by_heads(query, key, scaling, groups, **adjust):
         total[heads, : mass.shape[-1]] += mass.sum((1, 2))

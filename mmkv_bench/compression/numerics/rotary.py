@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from mmkv_bench.errors import UnsupportedError
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 def _half_turn(x: Tensor) -> Tensor:
+    import torch
+
     first, second = x.chunk(2, -1)
     return torch.cat((-second, first), -1)
 

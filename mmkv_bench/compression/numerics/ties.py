@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def tie_broken(score: Tensor, breaker: Tensor) -> Tensor:
@@ -16,6 +18,8 @@ def tie_broken(score: Tensor, breaker: Tensor) -> Tensor:
     Args:
         score: float64, 0 or more; breaker: of the same shape. The order is that of all entries together, whatever the shape.
     """
+    import torch
+
     flat, second = score.flatten(), breaker.flatten()
     order = second.argsort(stable=True)
     order = order[flat[order].argsort(stable=True)]

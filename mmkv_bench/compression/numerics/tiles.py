@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 # Elements of one float32 tile. On a CPU a tile should stay near the caches; an accelerator wants fewer, larger kernels.
 CPU_TILE = 2**20

@@ -1,0 +1,156 @@
+"""The plan of a run: what a configuration comes to before a model is loaded.
+
+Everything that runs, counts or shows a configuration starts from here: `run`, `launch`, `score`, `plan`, the public door.
+A command makes one plan and hands it on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mmkv_bench.config.compose import method_defaults
+from mmkv_bench.errors import CalibrationError
+from mmkv_bench.models.families import Family, family_of
+from mmkv_bench.models.quiet import quiet_libraries
+from mmkv_bench.models.source import Source
+from mmkv_bench.plan import identity as identities
+from mmkv_bench.plan.cells import Cell, bases, expand
+from mmkv_bench.plan.parts import Part, outlined_parts, parts_of
+from mmkv_bench.plan.standing import COLUMNS, Standing
+from mmkv_bench.plan.tasks import labelled, stay_offline, tasks_of
+from mmkv_bench.plan.validate import validate_combinations
+from mmkv_bench.store.store import Store
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from omegaconf import DictConfig
+
+    from mmkv_bench.compression.compressor import Compressor
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run does.
+
+    Attributes:
+        config: the configuration, its datasets under their labels.
+        cells: all of them, by dataset; parts: what each dataset has to do in this process, in the configuration's order.
+        notes: sentences for the card: cells that are the same, what an outline could not look at.
+        family: what is known of the model, None where an outline knows nothing.
+    """
+
+    config: DictConfig
+    cells: Sequence[Cell]
+    parts: Sequence[Part]
+    notes: Sequence[str]
+    family: Family | None
+
+    @property
+    def out(self) -> Path:
+        """The folder of its rows."""
+        return Path(self.config.out).expanduser()
+
+    @property
+    def names(self) -> list[str]:
+        """The cells' hashes."""
+        return [cell.cell for cell in self.cells]
+
+    @property
+    def samples(self) -> dict[str, int]:
+        """Dataset -> samples of this run, limit and shard applied."""
+        return {part.dataset: len(part.samples) for part in self.parts}
+
+    @cached_property
+    def provenance(self) -> dict[str, Any]:
+        """Columns of the cells' rows that say under what they are made: asked for by who makes rows, since it looks for
+        the device. Raises what `check_device` raises."""
+        return identities.provenance(self.config, self.cells[0].dtype)
+
+    def check_device(self) -> None:
+        """Raises ConfigError for a device that is not there."""
+        identities.usable_device(self.config.model, self.cells[0].dtype)
+
+    def standing(self, store: Store, rows: pa.Table | None = None) -> Standing:
+        """What a store holds of it; rows that `retry` asks for again do not count.
+
+        rows: those of its cells, where they were read already (see `Standing`).
+        """
+        return Standing(store.responses(self.names, COLUMNS) if rows is None else rows, list(self.config.retry))
+
+    def unanswered(self, store: Store) -> int:
+        """How many samples some cell has no row for: 0 when every process of a split run did its part."""
+        standing = Standing(store.responses(self.names, COLUMNS))
+        return sum(standing.missing(part) for part in self.parts)
+
+    def at_stage(self, stage: str) -> Plan:
+        """The same for another `stage`."""
+        config = self.config.copy()
+        config.stage = stage
+        return replace(self, config=config)
+
+    def with_changed(self, changed: Mapping[str, Collection[str]]) -> Plan:
+        """The same, with the stored answers (cell -> ids of samples) that `retry=[changed]` is to make again."""
+        return replace(self, parts=[replace(part, changed=changed) for part in self.parts])
+
+
+def make_plan(config: DictConfig) -> Plan:
+    """The plan of a validated configuration. Of the model its files are read, not its weights into memory; data are
+    opened where their content is not known otherwise. No page is drawn.
+
+    Raises:
+        MMKVError: a model or data that cannot be had, methods or protocols that do not go with them.
+    """
+    from mmkv_bench.datasets.sources import preflight
+
+    specs = tasks_of(config)
+    stay_offline(config, specs)
+    for spec in specs.values():
+        preflight(spec)
+    config = labelled(config, specs)
+    quiet_libraries()
+    identity = identities.gather(config, specs)
+    cells, notes = expand(config, identity, _defaults(config))
+    family = family_of(Source.of(config.model).described())
+    validate_combinations(config, family, _compressors(cells))
+    return Plan(config, cells, parts_of(config, specs, cells), notes, family)
+
+
+def outline(config: DictConfig) -> Plan:
+    """The plan of a validated configuration as far as it is known without a connection and without opening data.
+
+    Cells of what is unknown (`identity.UNKNOWN`) are those of no run; their number and labels are right.
+
+    Raises:
+        MMKVError: methods or protocols that do not go with the model, files that are not a model's.
+    """
+    specs = tasks_of(config)
+    stay_offline(config, specs)
+    config = labelled(config, specs)
+    identity = identities.outline(config, specs, Store(Path(config.out).expanduser()).cells())
+    defaults, missing = _defaults(config), []
+    try:
+        cells, notes = expand(config, identity, defaults)
+    except CalibrationError as error:
+        missing.append(str(error))
+        cells, notes = expand(config, identity, defaults, calibrated=False)
+    described = Source.of(config.model).outlined()[0]
+    family = None if described is None else family_of(described)
+    if family is None:
+        missing.append(f"the files of model {config.model.name} are not here: what it can run is checked by the run")
+    else:
+        validate_combinations(config, family, _compressors(cells))
+    parts, unseen = outlined_parts(config, specs, cells)
+    return Plan(config, cells, parts, [*notes, *missing, *unseen], family)
+
+
+def _defaults(config: DictConfig) -> Mapping[str, DictConfig]:
+    return method_defaults(bases(config), tuple(config.folders))
+
+
+def _compressors(cells: Sequence[Cell]) -> list[Compressor]:
+    """Those of the cells, each once."""
+    return list({(cell.method, cell.reading): cell.compressor for cell in cells}.values())

@@ -1,0 +1,79 @@
+"""`mmkv-bench status` counts rows as a slow loop does, packed or not, and `mmkv-bench plan` shows what is missing of them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from mmkv_bench.config.schema import conf_dir
+from mmkv_bench.store.store import Store
+from mmkv_bench.tables.status import status
+from tests.cli.setting import verb
+from tests.store.store_examples import cell, failed, response
+
+RUN = json.dumps({"limit": 6, "datasets": {"pages": {"about": {"samples": 500}}}})
+
+
+@pytest.fixture
+def store(tmp_path):
+    """Two cells of six samples: one has four answers, the other two, of which one failed; nothing is scored."""
+    made = Store(tmp_path / "rows")
+    made.write_cells([cell(name, config=RUN, budget_entries=number) for name, number in (("c0", 64), ("c1", 32))])
+    with made.writer("w0") as writer:
+        for rows in ([response(0), response(0, "c1")], [response(1), failed(1, "c1")], [response(2)], [response(3)]):
+            writer.commit(rows)
+    return made
+
+
+def test_a_store_is_counted(store, capsys):
+    for packed in (False, True):
+        if packed:
+            store.pack(slim=True)
+        (found,) = status(store).datasets
+        assert (found.cells, found.samples, found.planned, found.rows) == (2, 6, 12, 6)
+        assert (found.complete, found.failed, found.scored, found.stale) == (0, 1, 0, 2)
+        assert verb("status")([str(store.root), "--failed"]) == 0
+        said = capsys.readouterr().out
+        assert f"{store.root}: 6 of 12 answers" in said and "0 of 2 (2 to score)" in said
+        assert "1 oom on pages: out of memory" in said
+        assert "pages s0001 snapkv@32: oom, out of memory" in said
+        assert verb("status")([str(store.root), "--json", "--failed"]) == 0
+        (told,) = json.loads(capsys.readouterr().out)
+        assert told["datasets"][0]["rows"] == 6 and told["failed"][0]["sample_id"] == "s0001"
+
+
+def test_a_published_store_is_whole(capsys):
+    root = conf_dir().parent / "results" / "tiny" / "large"
+    assert verb("status")([str(root)]) == 0
+    said = capsys.readouterr().out
+    assert "25000 of 25000 answers" in said and said.count("25 of 25") == 4
+
+
+def test_a_folder_without_rows_is_told(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert verb("status")(["nowhere"]) == verb("status")([]) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert "nowhere is no folder of result rows" in first and "no result rows below runs" in second
+
+
+def test_a_plan_tells_cells_and_what_is_missing(tmp_path, capsys):
+    """Of a dataset whose data are not here too: its file says how many samples it has."""
+    words = [
+        "dataset=[pages_walk,docvqa]",
+        "method=[full,snapkv]",
+        "budget=[64,20%]",
+        "limit=300",
+        f"out={tmp_path}/rows",
+    ]
+    assert verb("plan")([*words, "--json"]) == 0
+    text, document = capsys.readouterr().out.rsplit("\n", 2)[:2]
+    assert "pages_walk_small: 300 samples, 300 of them to ask" in text
+    assert "docvqa: 300 samples as documented, 300 of them to ask" in text
+    lines = [line.split("  ") for line in text.splitlines() if line.startswith("  snapkv")]
+    assert [[part.strip() for part in line if part.strip()] for line in lines] == [
+        ["snapkv", "paper", "64, 20%", "-", "paper", "2", "600", "0", "0", "600"]
+    ] * 2
+    told = json.loads(document)
+    assert [one["label"] for one in told["datasets"][0]["cells"]] == ["full", "snapkv@64", "snapkv@20%"]
+    assert not (tmp_path / "rows").exists()

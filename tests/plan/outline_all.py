@@ -1,0 +1,55 @@
+"""Every shipped configuration as a plan, in a process of its own; what is printed of them a test judges."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+
+from mmkv_bench.config.compose import compose
+from mmkv_bench.config.schema import options
+from mmkv_bench.plan.plan import outline
+from mmkv_bench.plan.validate import validate
+
+WITHOUT = {"method": {"full", "custom", "kvpress"}, "dataset": {"lmms_eval"}}
+"""Choices that name nothing by themselves; `full` is in every plan."""
+
+NEEDED = {
+    "hf": ["model.path=pkg://mmkv_bench/tiny/weights"],
+    "matrix": ["model=qwen2_5_vl_3b", "method=[snapkv,prefixkv]"],  # its own methods name files and packages outside
+}
+"""What a choice leaves to its user."""
+
+
+def shipped() -> Iterator[list[str]]:
+    """The words of configurations: each model and each experiment with the defaults of the rest, all methods with the
+    default model on all datasets."""
+    yield [f"{group}=[{','.join(n for n in options(group) if n not in WITHOUT[group])}]" for group in WITHOUT]
+    for group in ("experiment", "model"):
+        for name in options(group):
+            yield [f"{group}={name}", *NEEDED.get(name, [])]
+
+
+def main() -> None:
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["MMKV_BENCH_CACHE"] = f"{folder}/cache"
+        for words in shipped():
+            config = compose([*words, f"out={folder}/rows"])
+            validate(config)
+            plan = outline(config)
+            found[words[0].partition("[")[0]] = {
+                "methods": sorted({cell.method for cell in plan.cells}),
+                "datasets": {part.dataset: [len(part.cells), len(part.samples), part.counted] for part in plan.parts},
+                "family": plan.family is not None,
+                "notes": list(plan.notes),
+            }
+        left = [file for _, _, files in os.walk(folder) for file in files if file != "checksums.json"]
+    heavy = sorted({"torch", "transformers", "lmms_eval", "datasets"} & {*sys.modules})
+    print(json.dumps({"plans": found, "heavy": heavy, "left": left}))
+
+
+if __name__ == "__main__":
+    main()
