@@ -110,13 +110,13 @@ def make_plan(config: DictConfig) -> Plan:
     stay_offline(config, specs)
     for spec in specs.values():
         preflight(spec)
-    config = labelled(config, specs)
     quiet_libraries()
+    asked, config = config, labelled(config, specs)
     identity = identities.gather(config, specs)
     cells, notes = expand(config, identity, _defaults(config))
     family = family_of(Source.of(config.model).described())
     validate_combinations(config, family, _compressors(cells))
-    return Plan(config, cells, parts_of(config, specs, cells), notes, family)
+    return Plan(config, cells, parts_of(asked, specs, cells), notes, family)
 
 
 def outline(config: DictConfig) -> Plan:
@@ -129,7 +129,7 @@ def outline(config: DictConfig) -> Plan:
     """
     specs = tasks_of(config)
     stay_offline(config, specs)
-    config = labelled(config, specs)
+    asked, config = config, labelled(config, specs)
     identity = identities.outline(config, specs, Store(Path(config.out).expanduser()).cells())
     defaults, missing = _defaults(config), []
     try:
@@ -143,7 +143,7 @@ def outline(config: DictConfig) -> Plan:
         missing.append(f"the files of model {config.model.name} are not here: what it can run is checked by the run")
     else:
         validate_combinations(config, family, _compressors(cells))
-    parts, unseen = outlined_parts(config, specs, cells)
+    parts, unseen = outlined_parts(asked, specs, cells)
     return Plan(config, cells, parts, [*notes, *missing, *unseen], family)
 
 

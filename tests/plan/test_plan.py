@@ -42,6 +42,9 @@ def test_an_outline_of_what_is_at_hand_is_the_plan(tmp_path):
     known, guessed = make_plan(compose(words)), outline(compose(words))
     assert guessed.names == known.names and guessed.notes == known.notes and guessed.family == known.family
     assert [part.samples for part in guessed.parts] == [part.samples for part in known.parts]
+    for plan in (known, guessed):
+        assert [part.name for part in plan.parts] == ["pages_walk", "pages"]
+        assert list(plan.config.datasets) == list(plan.samples) == ["pages_walk_small", "pages_small"]
     assert 0 < known.samples["pages_small"] < 7
     assert not (tmp_path / "rows").exists()
 
