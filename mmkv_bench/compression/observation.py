@@ -206,12 +206,6 @@ class Observation:
         return self.window_mass(1)
 
     @property
-    def query_count(self) -> int:
-        """Tokens behind the query moments: ``max(0, T - 4)``."""
-        self._require(self._queries is not None, "query_moments")
-        return self._complete(self._queries).count
-
-    @property
     def query_mean(self) -> Tensor:
         """``[Hq,D]`` float64: mean pre-RoPE query of tokens 4..T-1."""
         self._require(self._queries is not None, "query_moments")

@@ -91,15 +91,6 @@ def supported_families() -> tuple[str, ...]:
     return tuple(facts.name for facts in FAMILIES.values())
 
 
-def is_supported(config: Any) -> bool:
-    """Whether `family_of(config)` answers instead of refusing."""
-    try:
-        family_of(config)
-    except UnsupportedError:
-        return False
-    return True
-
-
 def text_config(config: Any) -> Any:
     """The config of the text model: `config.text_config` of a multimodal model, `config` itself of a text model."""
     return config.get_text_config(decoder=True)
@@ -149,11 +140,6 @@ def family_of(config: Any, tokenizer: Any = None) -> Family:
 def text_model(model: PreTrainedModel) -> PreTrainedModel:
     """The text model (decoder) of a loaded model: has `.layers`, `.rotary_emb` and `.embed_tokens`."""
     return model.get_decoder()
-
-
-def attention_modules(model: PreTrainedModel) -> list[nn.Module]:
-    """The text model's self-attention modules, in layer order."""
-    return [layer.self_attn for layer in text_model(model).layers]
 
 
 def token_types(input_ids: Tensor, family: Family) -> Tensor:

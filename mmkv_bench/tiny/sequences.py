@@ -90,9 +90,3 @@ def make_sequence(rows: int, columns: int, images: int, turns: Sequence[Turn]) -
         labels[start:end] = tokens[start:end]
         sources[start - 1 : end - 2] = [source_class(*source) for source in turn.sources]
     return TokenSequence(tokens, labels, np.concatenate(positions, 1), sources)
-
-
-def make_prompt(rows: int, columns: int, images: int, question: str) -> tuple[np.ndarray, np.ndarray]:
-    """Token ids (length,) and positions (3, length) of the prompt up to where the answer begins."""
-    sequence = make_sequence(rows, columns, images, [Turn(question, "", ())])
-    return sequence.ids[:-1], sequence.positions[:, :-1]

@@ -14,6 +14,7 @@ from mmkv_bench.models.fingerprint import folder_fingerprint
 from mmkv_bench.store.store import Store
 from mmkv_bench.tiny import WEIGHTS
 from tests.calibrate import synthetic
+from tests.each import each
 from tests.plan import setting
 
 SCORES = synthetic.data("sparsemm", 3, 2)
@@ -53,7 +54,7 @@ def test_a_file_does_not_depend_on_when_and_where_it_was_written(tmp_path, file)
     assert save(made(), tmp_path / "elsewhere" / "other.json").read_bytes() == file.read_bytes()
 
 
-@pytest.mark.parametrize("field", sorted(set(Artefact.__dataclass_fields__) - {"checksum", "format"}))
+@each("field", sorted(set(Artefact.__dataclass_fields__) - {"checksum", "format"}))
 def test_the_checksum_covers_every_field(field):
     changed = {
         "model_revision": "abc",
@@ -171,13 +172,13 @@ def test_the_command_that_a_refusal_names_measures_the_model_of_the_run(tmp_path
         assert str(refusal.value).endswith(f"python -m mmkv_bench calibrate {words}")
 
 
-@pytest.mark.parametrize("name", ["../tiny", "a/b", "", "/tmp", ".hidden"])
+@each("name", ["../tiny", "a/b", "", "/tmp", ".hidden"])
 def test_a_model_name_leads_nowhere_else(name):
     with pytest.raises(CalibrationError, match="is no plain name"):
         committed("sparsemm", name)
 
 
-@pytest.mark.parametrize("spec", [None, "", 3, ["auto"]])
+@each("spec", [None, "", 3, ["auto"]])
 def test_a_spec_is_auto_or_a_path(spec):
     with pytest.raises(CalibrationError, match="is neither auto nor a path"):
         load("sparsemm", spec, "mine", "m0")
@@ -191,7 +192,7 @@ def test_an_unknown_method_is_refused():
 # ---------------------------------------------------------------- the committed ones
 
 
-@pytest.mark.parametrize("method", METHODS)
+@each("method", METHODS)
 def test_the_embedded_models_artefacts_are_committed_and_valid(method):
     """Fails when the embedded model was trained anew: then run the commands of docs/calibration.md again."""
     artefact = load(method, "auto", "tiny", folder_fingerprint(WEIGHTS))

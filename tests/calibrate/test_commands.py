@@ -20,6 +20,7 @@ from mmkv_bench.cli.verbs.calibrate import MEASURED, complete
 from mmkv_bench.models.fingerprint import folder_fingerprint
 from mmkv_bench.tiny import WEIGHTS
 from tests.cli.setting import verb
+from tests.each import each
 
 main = verb("calibrate")
 
@@ -40,7 +41,7 @@ def test_a_flag_of_another_method_is_refused(capsys):
     assert "--delta is prefixkv's; sparsemm takes none of its own" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("method", METHODS)
+@each("method", METHODS)
 def test_the_same_command_writes_the_same_bytes(method, tmp_path, capsys):
     files = [tmp_path / name for name in ("first.json", "second.json")]
     for file in files:
@@ -71,7 +72,7 @@ def test_the_committed_prefix_configuration_comes_from_its_command():
             assert shares == pytest.approx(known, abs=ONE_ENTRY)
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "message"),
     [
         (["prefixkv", "--samples", "0"], "--samples: '0' is no whole number >= 1"),

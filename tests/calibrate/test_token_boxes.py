@@ -22,6 +22,7 @@ from mmkv_bench.errors import UnsupportedError
 from mmkv_bench.generation.encode import encode
 from mmkv_bench.models.source import Source
 from mmkv_bench.models.token_boxes import Box, token_boxes
+from tests.each import each
 from tests.models.shapes import small
 
 MODELS = ("qwen2_5_vl_7b", "qwen3_vl_8b", "llava_v1_5_7b", "llava_v1_6_vicuna_7b", "llava_v1_6_mistral_7b",
@@ -131,7 +132,7 @@ def some_cells(size: tuple[int, int], count: int) -> tuple[list[tuple[int, int, 
     return cells + [(0, draw.randrange(grid[0]), draw.randrange(grid[1])) for _ in range(count - 2)], grid
 
 
-@pytest.mark.parametrize("name", MODELS)
+@each("name", MODELS)
 def test_the_tokens_of_a_cell_are_those_that_its_pixels_reach(name):
     for size in SIZES:
         cells, grid = some_cells(size, 4)
@@ -152,7 +153,7 @@ def test_blended_tokens_show_all_that_went_into_them():
     assert check("llava_onevision_7b", [BLENDED], [(0, 3, 2), (0, 7, 5)], (9, 9)) > 0
 
 
-@pytest.mark.parametrize("name", MODELS)
+@each("name", MODELS)
 def test_several_images_have_each_its_own_tokens(name):
     sizes = [(224, 224), (300, 200), (90, 240)]
     assert check(name, sizes, [(0, 1, 1), (1, 2, 1), (2, 1, 0)], (4, 3)) > 0

@@ -23,6 +23,7 @@ from mmkv_bench.tiny import WEIGHTS
 from mmkv_bench.tiny.pages import TASKS, make_page
 from tests import zoo
 from tests.cli.setting import verb
+from tests.each import each
 from tests.generation import common
 from tests.models.shapes import small
 from tests.oracles import sparsemm as oracle
@@ -98,7 +99,7 @@ def test_layers_of_a_model_score_what_its_own_attention_says(family):
     assert sum(map(sum, got)) > 0 and len({score for row in got for score in row}) > 3
 
 
-@pytest.mark.parametrize("kind", ["lookup", "mi_walk3", "redundant_lookup"])
+@each("kind", ["lookup", "mi_walk3", "redundant_lookup"])
 def test_a_page_scores_what_the_embedded_models_attention_says(embedded, kind):
     from mmkv_bench.generation.encode import encode
 
@@ -132,8 +133,8 @@ def test_the_embedded_model_reads_with_its_visual_heads(embedded):
 # ---------------------------------------------------------------- places on pages
 
 
-@pytest.mark.parametrize("size", ["small", "large"])
-@pytest.mark.parametrize("kind", TASKS)
+@each("size", ["small", "large"])
+@each("kind", TASKS)
 def test_the_cells_of_an_answer_show_its_characters(kind, size):
     for index in range(3):
         sample = page(kind, size, "train", index)
@@ -147,7 +148,7 @@ def test_the_cells_of_an_answer_show_its_characters(kind, size):
             assert {chr(document.grids[image // frames, row, column]) for image, row, column in cells} == {character}
 
 
-@pytest.mark.parametrize(("grid", "merged"), [((4, 6), (4, 6)), ((4, 6), (2, 3)), ((4, 6), (8, 6)), ((4, 6), (3, 5))])
+@each(("grid", "merged"), [((4, 6), (4, 6)), ((4, 6), (2, 3)), ((4, 6), (8, 6)), ((4, 6), (3, 5))])
 def test_a_cells_tokens_are_those_that_overlap_it(grid, merged):
     """Against the overlap of intervals on both axes of an even grid over each image, in whole numbers."""
     boxes = even_boxes([merged, merged])

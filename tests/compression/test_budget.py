@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from mmkv_bench.compression.budget import Budget
 from mmkv_bench.errors import ConfigError
+from tests.each import each
 
 decimals = st.integers(1, 10**6).map(lambda n: Decimal(n).scaleb(-6))  # 0.000001 to 1
 lengths = st.integers(1, 200_000)
@@ -81,7 +82,7 @@ REFUSED = (
 # fmt: on
 
 
-@pytest.mark.parametrize("value", REFUSED, ids=repr)
+@each("value", REFUSED)
 def test_everything_else_is_refused_with_what_was_got_and_what_is_allowed(value):
     with pytest.raises(ConfigError) as caught:
         Budget.parse(value)

@@ -11,6 +11,7 @@ from torch import Tensor
 from mmkv_bench.compression.cache import CompressedCache, CompressedLayer
 from mmkv_bench.compression.reducers.evict import Evict
 from mmkv_bench.errors import UnsupportedError
+from tests.each import each
 
 B, H, D = 2, 3, 4
 PROPERTY = settings(max_examples=40, deadline=None, derandomize=True)
@@ -288,7 +289,7 @@ def test_no_mask_stays_no_mask_where_every_slot_is_visible():
         ragged.visible(torch.zeros(B, H, 2, D), None)
 
 
-@pytest.mark.parametrize("make", ("retain", "from_rows"))
+@each("make", ("retain", "from_rows"))
 def test_nan_never_leaks_from_padding_or_slack(make):
     """NaN in every slot that holds no entry (and in the memory that storage is cut from) reaches no output."""
     poison = [torch.full((1 << 14,), float("nan")) for _ in range(8)]

@@ -29,6 +29,7 @@ from mmkv_bench.config.compose import compose, method_defaults
 from mmkv_bench.errors import ConfigError, UnsupportedError
 from mmkv_bench.methods.build import build_compressor
 from tests.compression import oracles
+from tests.each import each
 
 LAYERS = 3
 layers = st.builds(
@@ -163,7 +164,7 @@ def test_h2o_keeps_half_recents_and_half_heavy_hitters(layer, share, strict):
             assert row == sorted(want | set(heavy[:room]))
 
 
-@pytest.mark.parametrize(
+@each(
     ("share", "length", "budget", "recents"),
     [(0.5, 10, 5, 2), (0.5, 10, 4, 2), (0.5, 10, 1, 0), (0.29, 200, 100, 29), (1.0, 10, 4, 4), (0.0, 10, 4, 0)],
 )
@@ -211,7 +212,7 @@ def blind(length: int, types: list[int], budget: int, strict: bool = False):
     return kept_by(method, scores, budget, strict, obs.token_types)
 
 
-@pytest.mark.parametrize(
+@each(
     ("budget", "strict", "kept"),
     [
         (1, False, [7]),
@@ -233,7 +234,7 @@ def test_blind_drops_a_visual_last_token_too():
     assert blind(4, [1, 1, 1, 1], 2) == [[[]] * 2] * 2
 
 
-@pytest.mark.parametrize("types", [None, torch.zeros(6, dtype=torch.int64)])
+@each("types", [None, torch.zeros(6, dtype=torch.int64)])
 def test_blind_refuses_prompts_without_visual_tokens(types):
     assert BlindScorer.needs_visual
     obs = oracles.make_layer(6, 2, 1).observe(BlindScorer().needs)
@@ -273,7 +274,7 @@ def test_pyramid_caps_equal_the_formula_and_add_up(n, share, n_layers, window, b
     assert [allocator.allowance(budget, n, [i], n_layers) for i in range(n_layers)] == flat
 
 
-@pytest.mark.parametrize(
+@each(
     ("n", "budget", "caps"),
     [
         (100, 8, [11, 9, 7, 5]),  # w 4, base 4, low 1, high 7
@@ -289,7 +290,7 @@ def test_pyramid_caps_by_hand(n, budget, caps):
     assert Pyramid(window=4, beta=4).layer_caps(budget, n, 4) == caps
 
 
-@pytest.mark.parametrize(("n_layers", "means"), [(28, (68.0, 139.0, 266.5, 522.5)), (32, (64.0, 142.5, 267.5, 518.5))])
+@each(("n_layers", "means"), [(28, (68.0, 139.0, 266.5, 522.5)), (32, (64.0, 142.5, 267.5, 518.5))])
 def test_floored_steps_store_what_the_releases_store(n_layers, means):
     """Average caps of the released arithmetic at T = 4000 (window 32, beta 20)."""
     for budget, mean in zip((64, 128, 256, 512), means, strict=True):
@@ -446,7 +447,7 @@ def test_a_single_kv_head_makes_adakv_snapkv():
     assert kept_by(adakv, scores, 40, False) == kept_by(snapkv, scores, 40, False)
 
 
-@pytest.mark.parametrize(
+@each(
     ("build", "message"),
     [
         (lambda: Pyramid(window=-1), "window is -1"),
@@ -514,9 +515,9 @@ reducer: {{_target_: mmkv_bench.compression.reducers.evict.Evict}}
 """
 
 
-@pytest.mark.parametrize("allocator", ["pyramid.Pyramid, window: 32", "head_pool.HeadPool, window: 1"])
-@pytest.mark.parametrize("strict", [False, True])
-@pytest.mark.parametrize("budget", [1, 2, 20, 63])
+@each("allocator", ["pyramid.Pyramid, window: 32", "head_pool.HeadPool, window: 1"])
+@each("strict", [False, True])
+@each("budget", [1, 2, 20, 63])
 def test_mmshift_scores_with_the_allocation_of_another_method(tmp_path, allocator, strict, budget):
     """MM-ShiftKV's table 3 as a file of the user's: nothing but names and parameters."""
     (tmp_path / "method").mkdir()

@@ -18,6 +18,7 @@ from mmkv_bench.compression.numerics.proxies import group_mass, group_votes
 from mmkv_bench.compression.numerics.rotary import rotate, unrotate
 from mmkv_bench.errors import UnsupportedError
 from tests.compression import oracles
+from tests.each import each
 
 examples = settings(max_examples=40, deadline=None, derandomize=True)
 shapes = {
@@ -78,14 +79,14 @@ def test_column_sums_of_chunks_add_up_to_those_of_the_prompt(length, kv_heads, g
     assert_relative(total, oracles.column_sums(query, key, scaling))
 
 
-@pytest.mark.parametrize("group", [1, 3])
+@each("group", [1, 3])
 def test_tiling_changes_no_attention_statistic(small_tiles, group):
     query, key, scaling = tensors(150, 2, group, 5)
     assert_relative(column_sums(query, key, scaling), oracles.column_sums(query, key, scaling))
     assert_relative(window_mass(query[:, -33:], key, scaling), oracles.window_mass(query, key, scaling, 33))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@each("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_scores_are_float32_and_finite(dtype):
     query, key, scaling = tensors(120, 2, 3, 7)
     query, key = (query * 150).to(dtype), (key * 150).to(dtype)  # products beyond float16's range
@@ -264,7 +265,7 @@ def test_moments_of_float16_do_not_overflow():
     assert moments.std().tolist() == [300.0] * 4
 
 
-@pytest.mark.parametrize("scale", [1.0, 1.7])
+@each("scale", [1.0, 1.7])
 def test_unrotate_undoes_rotate(scale):
     x = torch.randn(3, 20, 8, generator=torch.Generator().manual_seed(0))
     cos, sin = (scale * t for t in oracles.cos_sin(torch.arange(20), 8))

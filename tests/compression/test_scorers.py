@@ -22,6 +22,7 @@ from mmkv_bench.compression.selectors.topk import TopK
 from mmkv_bench.config.files import content
 from mmkv_bench.errors import ConfigError
 from tests.compression import oracles
+from tests.each import each
 
 SMALL = {"samples": 24, "groups": 4, "gamma": 3.0}
 RELEASED = {
@@ -236,9 +237,9 @@ def test_random_draws_differ_by_head_layer_sample_and_seed():
 # ---------------------------------------------------------------- contracts of all scorers
 
 
-@pytest.mark.parametrize("scorer", ALL, ids=names)
-@pytest.mark.parametrize("length", [1, 2, 5, 6, 33])
-@pytest.mark.parametrize("budget", [1, 2, 40])
+@each("scorer", ALL)
+@each("length", [1, 2, 5, 6, 33])
+@each("budget", [1, 2, 40])
 def test_any_prompt_and_budget_has_finite_scores(scorer, length, budget):
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         layer = oracles.make_layer(length, 2, 3)
@@ -246,7 +247,7 @@ def test_any_prompt_and_budget_has_finite_scores(scorer, length, budget):
         assert got.shape == (2, length) and str(got.dtype) in SCORE_DTYPES and torch.isfinite(got).all()
 
 
-@pytest.mark.parametrize("scorer", ALL, ids=names)
+@each("scorer", ALL)
 def test_scores_do_not_depend_on_what_ran_before(scorer):
     layer, needs = oracles.make_layer(50, 2, 3), Needs(32, True, True, True, True, states=True)
     alone = scorer.score(layer.observe(scorer.needs), 24, 1)
@@ -258,7 +259,7 @@ def test_scores_do_not_depend_on_what_ran_before(scorer):
     assert torch.equal(scorer.score(crowd, 24, 1), alone)
 
 
-@pytest.mark.parametrize("scorer", ALL, ids=names)
+@each("scorer", ALL)
 def test_identical_query_heads_score_like_one(scorer):
     layer = oracles.make_layer(40, 2, 1, seed=6)
     wide = replace(
@@ -273,7 +274,7 @@ def test_identical_query_heads_score_like_one(scorer):
     assert torch.allclose(one, three, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("scorer", ALL, ids=names)
+@each("scorer", ALL)
 def test_stochastic_scorers_alone_read_the_seed(scorer):
     layer = oracles.make_layer(60, 2, 2)
     obs = layer.observe(scorer.needs)
@@ -281,7 +282,7 @@ def test_stochastic_scorers_alone_read_the_seed(scorer):
     assert differs == scorer.stochastic
 
 
-@pytest.mark.parametrize("scorer", ALL, ids=names)
+@each("scorer", ALL)
 def test_equal_keys_mean_equal_scores(scorer):
     layer = oracles.make_layer(60, 2, 2)
     obs = layer.observe(scorer.needs)
@@ -293,7 +294,7 @@ def test_equal_keys_mean_equal_scores(scorer):
         assert len(scores) == 1  # one score for all budgets
 
 
-@pytest.mark.parametrize(
+@each(
     ("scorer", "changes"),
     [
         (WindowScorer(), {"window": 8, "pool": 7, "pooling": "max", "heads": "last"}),
@@ -330,7 +331,6 @@ def test_equal_keys_mean_equal_scores(scorer):
             },
         ),
     ],
-    ids=["snapkv", "keydiff", "expected_attention", "mmshift"],
 )
 def test_every_parameter_is_in_the_key(scorer, changes):
     assert set(changes) == set(scorer.__dataclass_fields__)
@@ -346,7 +346,7 @@ def test_a_reduced_window_is_reported():
     assert KeyDiffScorer().window_effective(64, 20) is None
 
 
-@pytest.mark.parametrize(
+@each(
     ("build", "message"),
     [
         (lambda: MMShiftScorer(samples=500), "samples=500 cannot be split into groups=32"),
@@ -417,7 +417,7 @@ def test_shipped_defaults_are_the_documented_ones(name):
 
 
 @pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("budget", [1, 7, 64, 90])
+@each("budget", [1, 7, 64, 90])
 def test_paper_readings_store_exactly_the_budget(name, budget):
     scorer, allocator, selector, reducer = parts(name)
     layer = oracles.make_layer(90, 2, 2)
@@ -439,7 +439,7 @@ def test_released_readings_change_what_the_release_changes():
         assert parts(name, "released") == parts(name)
 
 
-@pytest.mark.parametrize(("length", "stored"), [(90, 52), (40, 40)])
+@each(("length", "stored"), [(90, 52), (40, 40)])
 def test_released_keydiff_really_stores_its_excess_and_declares_it(length, stored):
     scorer, allocator, selector, reducer = parts("keydiff", "released")
     obs = oracles.make_layer(length, 2, 2).observe(scorer.needs)

@@ -13,6 +13,7 @@ from mmkv_bench.compression.reducers.evict import Evict
 from mmkv_bench.compression.selectors.topk import TopK
 from mmkv_bench.errors import ConfigError
 from tests.compression import oracles
+from tests.each import each
 
 
 @st.composite
@@ -56,7 +57,7 @@ def test_a_cap_of_zero_keeps_nothing():
     assert TopK().select(torch.rand(2, 4), torch.tensor([0, 2]), none)[0].tolist() == [-1, -1]
 
 
-@pytest.mark.parametrize(
+@each(
     ("selector", "length", "budget", "kept"),
     [
         (TopK(), 10, 3, [9]),
@@ -104,7 +105,7 @@ def test_uniform_caps_every_head_and_declares_its_excess():
     assert [c.tolist() for c in KeepAll().caps(scores, 4, [0, 1], 2)] == [[10, 10], [10, 10]]
 
 
-@pytest.mark.parametrize("bad", [{"sinks": -1}, {"recents": -2}, {"window": -3}])
+@each("bad", [{"sinks": -1}, {"recents": -2}, {"window": -3}])
 def test_negative_protection_is_refused(bad):
     with pytest.raises(ConfigError, match="allowed: 0 or more tokens"):
         TopK(**bad)
@@ -132,7 +133,7 @@ def test_eviction_reads_nothing_of_what_it_drops():
     assert torch.isfinite(new_key).all() and torch.isfinite(new_value).all()
 
 
-@pytest.mark.parametrize(
+@each(
     ("sinks", "recents", "budget", "cut"),
     [(4, 1, 5, False), (4, 1, 4, True), (100, 1, 16, True), (0, 100, 16, True), (0, 16, 16, False), (0, 1, 1, False)],
 )

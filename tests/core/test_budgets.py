@@ -12,6 +12,7 @@ from mmkv_bench.errors import ConfigError, UnsupportedError
 from mmkv_bench.generation.single import generate_alone
 from tests import cover, reference, zoo
 from tests.core import parts
+from tests.each import each
 from tests.generation import common
 
 
@@ -50,7 +51,7 @@ def test_counted_entries_grow_by_one_per_head_and_decoded_token(name):
             assert torch.equal(count, (kept >= 0).sum(-1) + 5)
 
 
-@pytest.mark.parametrize("kind", parts.BUDGETS)
+@each("kind", parts.BUDGETS)
 def test_every_sequence_of_a_batch_has_its_own_budget(kind):
     model = zoo.model("internvl")
     prompts = [zoo.prompt("internvl"), zoo.prompt("internvl", 1, before=0, after=3)]

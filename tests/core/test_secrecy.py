@@ -8,9 +8,8 @@ import json
 import re
 from urllib.parse import quote
 
-import pytest
-
 from mmkv_bench.secrecy import REDACTED, known_secrets, without_secrets
+from tests.each import each
 
 SECRET = 's3cr3t-kE+y/ä"\\x1234'
 NAMES = ("api_key", "api-key", "X-Api-Key", "Authorization", "private_key", "hf_token", "passphrase", "client_secret")
@@ -25,7 +24,7 @@ def test_values_below_a_secrets_name_are_hidden_and_others_are_not():
     assert without_secrets(kept, []) == kept
 
 
-@pytest.mark.parametrize(
+@each(
     "form",
     [
         str,

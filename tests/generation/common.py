@@ -72,6 +72,14 @@ def full_cells(protocols=PROTOCOLS) -> list[CellSpec]:
     return [cell(full(), None, protocol) for protocol in protocols]
 
 
+def some(cells: list) -> list:
+    """Every method under every protocol, with its budgets and seeds in turn."""
+    groups: dict[tuple, list] = {}
+    for one in cells:
+        groups.setdefault((one.compressor.name, one.protocol), []).append(one)
+    return [group[turn % len(group)] for turn, group in enumerate(groups.values())]
+
+
 OUTSIDE = {"custom", "kvpress"}  # methods that take a file or a package of the user's
 
 

@@ -14,6 +14,7 @@ from mmkv_bench.generation.encode import encode
 from mmkv_bench.generation.rules import DecodeRules
 from mmkv_bench.models.families import family_of
 from mmkv_bench.models.processors import build_processor
+from tests.each import each
 from tests.models.checkpoints import SETTINGS, small_config
 
 MIDDLE = {"cut_prompt": "middle"}
@@ -88,7 +89,7 @@ def test_nothing_is_left_of_a_template_that_fills_the_limit():
         fitted(llama()[0], user("x" * 100), MIDDLE, length(user("")) + 1)
 
 
-@pytest.mark.parametrize(
+@each(
     "messages",
     [
         [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "what?"}]}],

@@ -11,6 +11,7 @@ import pytest
 
 from mmkv_bench.generation.deadline import time_limit
 from mmkv_bench.generation.status import GenerationTimeout
+from tests.each import each
 
 
 def forever() -> None:
@@ -23,7 +24,7 @@ def swallowing() -> None:
         forever()
 
 
-@pytest.mark.parametrize("work", [forever, swallowing])
+@each("work", [forever, swallowing])
 def test_python_code_without_end_is_ended(work):
     before = signal.getsignal(signal.SIGALRM)
     with pytest.raises(GenerationTimeout, match="^the prompt ran past timeout_s$"), time_limit(0.05, "the prompt"):

@@ -21,6 +21,7 @@ from mmkv_bench.models.families import family_of
 from mmkv_bench.models.limits import apply_limits
 from mmkv_bench.models.processors import build_processor
 from tests.clips import write_clip
+from tests.each import each
 from tests.models.checkpoints import SETTINGS, small_config
 
 MUIRBENCH = Path(__file__).parents[2] / "conf" / "dataset" / "muirbench.yaml"
@@ -78,7 +79,7 @@ def short(tmp_path_factory):
     return str(write_clip(tmp_path_factory.mktemp("clips") / "short.webm", frames=5, size=(128, 96)))
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@each("name", SETTINGS)
 def test_a_text_only_prompt_is_taken_by_every_family(name):
     prompt = ask(name)
     assert prompt.visual_tokens == 0 and len(answer(name, prompt)) > 32000
@@ -86,8 +87,8 @@ def test_a_text_only_prompt_is_taken_by_every_family(name):
     assert "What is it?" in tokenizer.decode(prompt.input_ids[0])
 
 
-@pytest.mark.parametrize("name", MULTIMODAL)
-@pytest.mark.parametrize("count", [1, 2])
+@each("name", MULTIMODAL)
+@each("count", [1, 2])
 def test_every_visual_token_has_its_feature(name, count):
     images = [picture(red=50 + 100 * i) for i in range(count)]
     prompt = ask(name, images)
@@ -97,7 +98,7 @@ def test_every_visual_token_has_its_feature(name, count):
     assert not torch.equal(answer(name, prompt), answer(name, other))  # pixels reach the last token
 
 
-@pytest.mark.parametrize("name", VIDEO)
+@each("name", VIDEO)
 def test_a_video_file_end_to_end(name, clip):
     prompt = ask(name, videos=[clip], frames=6)
     answer(name, prompt)
@@ -111,7 +112,7 @@ def test_a_video_file_end_to_end(name, clip):
     assert set(prompt.types[0].tolist()) == {0, wanted}
 
 
-@pytest.mark.parametrize("name", VIDEO)
+@each("name", VIDEO)
 def test_a_video_with_fewer_frames_than_asked_gives_all_it_has(name, short):
     prompt = ask(name, videos=[short], frames=32)
     answer(name, prompt)
@@ -121,7 +122,7 @@ def test_a_video_with_fewer_frames_than_asked_gives_all_it_has(name, short):
         assert prompt.inputs["video_grid_thw"][0, 0] == 3  # the fifth frame is paired with itself
 
 
-@pytest.mark.parametrize("name", VIDEO)
+@each("name", VIDEO)
 def test_images_and_videos_in_one_prompt(name, clip):
     prompt = ask(name, [picture()], [clip, clip], frames=4)
     answer(name, prompt)
@@ -178,14 +179,13 @@ def test_qwen3_writes_the_true_time_of_every_pair_of_frames(clip, tmp_path):
     assert times(ask("qwen3_vl", videos=[str(uneven)], frames=4)) == ["0.1", "10.2"]
 
 
-@pytest.mark.parametrize(
+@each(
     "frames",
     [
         [picture(128, 96, 10 * i) for i in range(5)],
         [np.full((96, 128, 3), 10 * i, np.uint8) for i in range(5)],
         np.zeros((5, 96, 128, 3), np.uint8),
     ],
-    ids=["images", "arrays", "array"],
 )
 def test_ready_frames_are_a_video_of_two_frames_per_second(frames):
     prompt = ask("qwen2_5_vl", videos=[frames], frames=4)
@@ -210,7 +210,7 @@ def test_a_text_model_says_that_it_takes_no_images():
         ask("llama", [picture()])
 
 
-@pytest.mark.parametrize("name", VIDEO)
+@each("name", VIDEO)
 def test_videos_of_different_lengths_are_taken_or_refused_with_what_to_do(name, clip, short):
     if name in FEATURES:
         with pytest.raises(UnsupportedError, match=r"have \[5, 8\] frames.*model\.frames=5"):
@@ -235,7 +235,7 @@ def limited(name: str, video_max_pixels: int):
 
 
 @pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
-@pytest.mark.parametrize("frames", [1, 2, 5, 16])
+@each("frames", [1, 2, 5, 16])
 def test_no_frame_has_more_pixels_than_asked(name, frames, tmp_path):
     clip = str(write_clip(tmp_path / "wide.mp4", frames=max(frames, 2), size=(320, 180)))
     side = 32 if name == "qwen3_vl" else 28
@@ -247,13 +247,13 @@ def test_no_frame_has_more_pixels_than_asked(name, frames, tmp_path):
     assert 0.7 * 20 <= height * width / 4 <= 20
 
 
-@pytest.mark.parametrize(("name", "marker"), [("llava", "<image>"), ("qwen2_5_vl", "<|image_pad|>")])
+@each(("name", "marker"), [("llava", "<image>"), ("qwen2_5_vl", "<|image_pad|>")])
 def test_a_question_that_spells_a_marker_is_refused(name, marker):
     with pytest.raises(UnsupportedError, match="the question spells it"):
         ask(name, [picture()], text=f"What does {marker} mean?")
 
 
-@pytest.mark.parametrize("name", MULTIMODAL)
+@each("name", MULTIMODAL)
 def test_pictures_of_muirbench_stand_where_its_questions_say_so_in_every_family(name):
     """Two pictures with words between them, as its third sample asks, and three that are its options."""
     for request, blocks in zip(muirbench(), (2, 3), strict=True):
@@ -302,7 +302,7 @@ def test_a_prompt_longer_than_the_context_is_refused(clip):
         encode(processor, family_of(config, processor.tokenizer), "sample", message, videos=[clip], frames=4)
 
 
-@pytest.mark.parametrize("name", MULTIMODAL)
+@each("name", MULTIMODAL)
 def test_dialogues_render_every_role(name):
     _, processor, family = parts(name)
     messages = [

@@ -11,6 +11,7 @@ from mmkv_bench.generation import decode, engine, forks, prefill
 from mmkv_bench.generation.engine import Engine
 from tests import zoo
 from tests.core import parts
+from tests.each import each
 from tests.generation import common, faulty
 
 NAME = "qwen2_5_vl"
@@ -69,7 +70,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@each("fault", FAULTS)
 def test_a_fault_in_one_fork_leaves_every_other_result_unchanged(fault, baseline, clock):
     made, status, text = FAULTS[fault]
     cells, sick = healthy(), {}
@@ -94,7 +95,7 @@ def test_several_faults_at_once_each_end_their_own_cell(baseline, clock):
     check(results, baseline, sick)
 
 
-@pytest.mark.parametrize("rows", (1, 2, 5))
+@each("rows", (1, 2, 5))
 def test_a_device_that_holds_few_rows_gives_the_same_results(rows, baseline):
     """Out of memory above `rows` rows at any step of decoding: batches are halved until they fit, nobody fails."""
     model = zoo.model(NAME)

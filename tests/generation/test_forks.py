@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from mmkv_bench.generation.forks import Fork
 from tests import zoo
 from tests.core import parts
+from tests.each import each
 from tests.generation import common, faulty
 
 PROPERTY = settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
@@ -36,33 +37,40 @@ def grid(methods, budgets, protocols, seeds=(0,)) -> list:
     return cells
 
 
+chosen = pytest.mark.parametrize("chosen", [common.some, pytest.param(list, id="whole", marks=pytest.mark.full)])
+
+
+@chosen
 @pytest.mark.parametrize("name", ("qwen2_5_vl", "llava_next", "llama"))
-def test_every_method_of_the_registry_forks_as_it_runs_alone(name):
+def test_every_method_of_the_registry_forks_as_it_runs_alone(name, chosen):
     model, prompt = zoo.model(name), common.encoded(name)
     methods = common.registry(model=name)
     if name not in zoo.MULTIMODAL:
         methods = common.for_text(methods)
-    cells = grid(methods, (1, 9, "40%", prompt.length + 3), protocols_of(name), seeds=(0, 5))
+    cells = chosen(grid(methods, (1, 9, "40%", prompt.length + 3), protocols_of(name), seeds=(0, 5)))
     forks = common.assert_forks_equal_alone(model, name, prompt, cells)
     assert len({tuple(fork.token_ids) for fork in forks}) > len(cells) // 4, "evictions must have changed answers"
     assert len({fork.kept_digest for fork in forks}) > len(cells) // 3
 
 
+@chosen
 @pytest.mark.parametrize("name", ("qwen3_vl", "internvl_qwen3", "llava_onevision_video"))
-def test_released_readings_fork_as_they_run_alone(name):
+def test_released_readings_fork_as_they_run_alone(name, chosen):
     """They may hold more entries than the budget says, which is why only they may."""
     model, prompt = zoo.model(name), common.encoded(name)
     methods = {key: method for key, method in common.registry("released", name).items() if key != "streamingllm"}
-    forks = common.assert_forks_equal_alone(model, name, prompt, grid(methods, (5, "50%"), protocols_of(name)))
+    cells = chosen(grid(methods, (5, "50%"), protocols_of(name)))
+    forks = common.assert_forks_equal_alone(model, name, prompt, cells)
     over = [fork for fork in forks if fork.entries_asked is not None and fork.entries_resident > fork.entries_asked]
     assert {fork.cell.split("@")[0] for fork in over} <= OVER_AS_RELEASED and len(over) > 6
 
 
+@chosen
 @pytest.mark.parametrize("name", zoo.ALL)
-def test_ragged_budgets_fork_as_they_run_alone_on_every_family(name):
+def test_ragged_budgets_fork_as_they_run_alone_on_every_family(name, chosen):
     model, prompt = zoo.model(name), common.encoded(name)
     methods = {kind: parts.compressor(kind) for kind in parts.BUDGETS} | {"window": parts.window(6, "all_ragged")}
-    cells = grid(methods, (6, "45%"), protocols_of(name))
+    cells = chosen(grid(methods, (6, "45%"), protocols_of(name)))
     forks = common.assert_forks_equal_alone(model, name, prompt, cells)
     ragged = [fork for fork in forks if len({count for layer in fork.kept for count in layer}) > 1]
     assert len(ragged) > len(forks) // 2
@@ -71,7 +79,7 @@ def test_ragged_budgets_fork_as_they_run_alone_on_every_family(name):
         assert fork.entries_resident == sum(map(sum, fork.kept)) == one.entries(fork.context_tokens) * heads
 
 
-@pytest.mark.parametrize("attention", ("sdpa", "eager"))
+@each("attention", ("sdpa", "eager"))
 @pytest.mark.parametrize("name", ("qwen2_vl", "internvl"))
 def test_mixed_answer_lengths_with_early_eos_end_as_alone(name, attention):
     """Rows of a batch that have ended are fed on until the last row ends; nobody may notice."""
@@ -107,7 +115,7 @@ def test_prompt_within_the_budget_is_full_and_says_so(name):
     model, prompt = zoo.model(name), common.encoded(name)
     methods = {"full": common.registry()["full"], "snapkv": common.registry()["snapkv"]}
     methods["ragged"] = parts.compressor("all_ragged")
-    cells = grid(methods, (prompt.length, prompt.length + 1, 10**6, 1.0), protocols_of(name))
+    cells = common.some(grid(methods, (prompt.length, prompt.length + 1, 10**6, 1.0), protocols_of(name)))
     forks = common.assert_forks_equal_alone(model, name, prompt, cells)
     for one, fork in zip(cells, forks, strict=True):
         own_full = next(f for c, f in zip(cells, forks, strict=True) if c.protocol == one.protocol)
@@ -119,7 +127,7 @@ def test_prompt_within_the_budget_is_full_and_says_so(name):
 @pytest.mark.parametrize("name", ("qwen2_5_vl", "internvl"))
 def test_text_only_prompts_of_visual_models_fork_as_they_run_alone(name):
     model, prompt = zoo.model(name), common.encoded(name, zoo.without_visual(name, 30))
-    cells = grid(common.for_text(common.registry(model=name)), (1, 8, "50%"), common.PROTOCOLS[:2])
+    cells = common.some(grid(common.for_text(common.registry(model=name)), (1, 8, "50%"), common.PROTOCOLS[:2]))
     forks = common.assert_forks_equal_alone(model, name, prompt, cells)
     assert all(fork.visual_tokens == 0 for fork in forks)
 
@@ -127,7 +135,7 @@ def test_text_only_prompts_of_visual_models_fork_as_they_run_alone(name):
 def test_small_fork_batches_and_large_ones_give_the_same_results():
     name = "llava_next"
     model, prompt = zoo.model(name), common.encoded(name)
-    cells = grid(common.registry(model=name), (3, 17, "60%"), common.PROTOCOLS)
+    cells = common.some(grid(common.registry(model=name), (3, 17, "60%"), common.PROTOCOLS))
     large = common.together(model, name, prompt, cells, fork_batch=64)
     for rows in (1, 2, 5):
         small = common.together(model, name, prompt, cells, fork_batch=rows)
@@ -177,7 +185,7 @@ def test_seeds_and_samples_move_stochastic_methods_and_nothing_else():
     assert first[2].kept_digest == other[2].kept_digest
 
 
-@pytest.mark.parametrize("protocol", common.PROTOCOLS)
+@each("protocol", common.PROTOCOLS)
 def test_stored_slots_of_a_fork_carry_their_true_positions(protocol):
     """Kept tokens their place in the prompt, and new ones the places after it, whatever was evicted before them."""
     name = "internvl"

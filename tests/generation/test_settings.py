@@ -10,6 +10,7 @@ from mmkv_bench.errors import UnsupportedError
 from mmkv_bench.generation import settings
 from mmkv_bench.generation.rules import DecodeRules
 from tests import zoo
+from tests.each import each
 from tests.generation import common
 
 NAME, TOKENS = "llama", 8
@@ -67,7 +68,7 @@ ASKING = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(settings.REFUSED))
+@each("name", sorted(settings.REFUSED))
 def test_refused_settings_of_a_model_folder_are_named_in_the_error(name):
     for value in ASKING[name]:
         config = GenerationConfig()
@@ -80,7 +81,7 @@ def test_refused_settings_of_a_model_folder_are_named_in_the_error(name):
         DecodeRules.read(config, {"max_new_tokens": 4}, common.tokenizer())
 
 
-@pytest.mark.parametrize("name", sorted(settings.REFUSED))
+@each("name", sorted(settings.REFUSED))
 def test_values_called_harmless_change_nothing_in_stock(name):
     free = generate()
     for value in settings.REFUSED[name]:
@@ -168,7 +169,7 @@ def test_a_field_that_a_later_transformers_adds_is_refused_until_somebody_looked
         settings.check(Later(sharpen_logits=2))
 
 
-@pytest.mark.parametrize(
+@each(
     ("task", "named"),
     [
         ({"do_sample": True}, "do_sample=True"),

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests import zoo
+from tests.each import each
 from tests.generation import common
 
 TOKENS = 8
@@ -59,7 +60,7 @@ def assert_equal(model, name, inputs=None, tokens=TOKENS, **task):
     return expected, results[0]
 
 
-@pytest.mark.parametrize("attention", ("sdpa", "eager"))
+@each("attention", ("sdpa", "eager"))
 @pytest.mark.parametrize("name", zoo.ALL)
 def test_full_equals_stock_generate_on_every_family(name, attention):
     model = zoo.model(name, attention)

@@ -8,6 +8,7 @@ from omegaconf import OmegaConf
 from mmkv_bench.config.compose import method_defaults
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.methods.build import build_compressor, effective, flat_parameters
+from tests.each import each
 
 WINDOW = "mmkv_bench.compression.scorers.window.WindowScorer"
 UNIFORM = "mmkv_bench.compression.allocators.uniform.Uniform"
@@ -41,7 +42,7 @@ def test_building_leaves_the_node_as_it_was():
     assert OmegaConf.to_yaml(before) == copy
 
 
-@pytest.mark.parametrize(
+@each(
     "target",
     [
         "os.system",
@@ -62,7 +63,7 @@ def test_only_classes_that_this_package_defines_can_be_named(target):
         build_compressor("snapkv", node(scorer___target_=target), "paper")
 
 
-@pytest.mark.parametrize(
+@each(
     ("changes", "words"),
     [
         ({"scorer__windw": 3}, "WindowScorer has no parameter 'windw'; did you mean 'window'"),

@@ -52,6 +52,7 @@ from mmkv_bench.methods.build import build_compressor
 from mmkv_bench.methods.compatibility import RULES, refuse, visual_parts
 from tests.compression import oracles
 from tests.compression.test_registry import NAMES, method, types_of
+from tests.each import each
 
 LAYERS = 3
 
@@ -114,7 +115,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("rule", "compressor", "words"), REFUSED, ids=lambda x: x if isinstance(x, str) else "")
+@each(("rule", "compressor", "words"), REFUSED)
 def test_a_senseless_combination_is_refused_with_reason_and_remedy(rule, compressor, words):
     with pytest.raises(CompatibilityError) as refused:
         refuse(compressor)
@@ -129,7 +130,7 @@ def test_every_rule_is_shown_refusing():
     assert {rule for rule, _, _ in REFUSED} == {check.__name__ for check in RULES}
 
 
-@pytest.mark.parametrize(
+@each(
     "compressor",
     [
         Compressor("full"),
@@ -153,7 +154,6 @@ def test_every_rule_is_shown_refusing():
         made(allocator=Hybrid(), decoding=ChunkRetrieval()),
         made(allocator=Hybrid(HeadClasses(classes="static")), decoding=ChunkRetrieval(HeadClasses(classes="static"))),
     ],
-    ids=lambda c: "-".join(type(p).__name__ for p in (c.scorer, c.allocator, c.selector, c.decoding) if p is not None),
 )
 def test_the_sensible_neighbours_are_allowed(compressor):
     refuse(compressor)
@@ -165,7 +165,7 @@ def test_a_combination_is_refused_while_a_run_is_planned():
         build_compressor("keydiff", node, "paper", method_defaults(["keydiff"])["keydiff"])
 
 
-@pytest.mark.parametrize(
+@each(
     ("compressor", "parts"),
     [
         (Compressor("full"), []),

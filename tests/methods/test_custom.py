@@ -20,6 +20,7 @@ from mmkv_bench.methods import own_file as custom
 from mmkv_bench.methods.build import build_compressor
 from mmkv_bench.plan.cells import build_methods
 from tests import zoo
+from tests.each import each
 from tests.generation import common
 from tests.run.setting import cells, commits, done
 
@@ -177,7 +178,7 @@ def test_an_edit_makes_new_rows_and_nothing_else_does(folder):
     assert len([row for row in cells(root).values() if row["method"] == "custom"]) == 2
 
 
-@pytest.mark.parametrize(
+@each(
     ("body", "words"),
     [
         ("return obs.key.float().norm(dim=-1).half()", "a score is torch.float32 or torch.float64 [2, "),
@@ -230,7 +231,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("case", BAD)
+@each("case", BAD)
 def test_a_file_that_cannot_be_used_is_refused_with_the_reason(case, folder):
     content, words = BAD[case]
     (folder / "neighbour.py").write_text("x = 1\n")
@@ -251,7 +252,7 @@ def test_a_refusal_is_one_sentence_without_a_trace_and_leaves_nothing_behind(fol
     assert said.err.count("\n") == 1 and sorted(path.name for path in folder.iterdir()) == ["bad.py"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("overrides", "words"),
     [
         (

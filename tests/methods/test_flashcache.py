@@ -25,6 +25,7 @@ from mmkv_bench.methods.build import build_compressor
 from tests import reference, zoo
 from tests.compression import oracles
 from tests.core import parts
+from tests.each import each
 from tests.generation import common
 from tests.oracles import flashcache as oracle
 
@@ -113,7 +114,7 @@ def test_a_large_constant_part_does_not_drown_what_varies():
     )
 
 
-@pytest.mark.parametrize("length", [1, 2, 3, 64, 97])
+@each("length", [1, 2, 3, 64, 97])
 def test_constant_keys_and_values_deviate_by_nothing_at_all(length):
     got = high_pass(torch.randn(2, 1, 5).expand(2, length, 5), 1)
     assert not got.deviation.any() and not got.outlier.any() and (got.total > 0).all()
@@ -125,7 +126,7 @@ def test_the_base_without_a_bin_is_refused():
         high_pass(torch.zeros(1, 4, 2), 0)
 
 
-@pytest.mark.parametrize(("heads", "length", "dim"), [(8, 2048, 64), (3, 6000, 64), (32, 512, 32), (1, 400_000, 4)])
+@each(("heads", "length", "dim"), [(8, 2048, 64), (3, 6000, 64), (32, 512, 32), (1, 400_000, 4)])
 def test_extra_memory_is_one_tile_or_a_few_channels(heads, length, dim):
     """Neither T x T nor T x D numbers: a tile, or one channel at a time, beside a few rows per head."""
     x = torch.randn(heads, length, dim)
@@ -196,7 +197,7 @@ def test_constant_keys_and_values_score_zero_and_add_no_ratio():
     assert Spectral().summary(layer.observe(Spectral().needs), 8, 0).tolist() == [0, 0], "no 0 / 0"
 
 
-@pytest.mark.parametrize(
+@each(
     ("gamma", "length", "omega"),
     [(0.29, 100, 29), (0.2, 4, 1), (0.2, 10, 2), (0.0, 50, 1), (0.57, 100, 57), (0.2, 1, 1)],
 )
@@ -226,7 +227,7 @@ def test_layers_get_their_share_of_the_outlier_energy_exactly(ratios, n, share):
     assert sum(c[0] for c in caps) == min(budget, n) * len(ratios) and max(map(max, caps)) <= n
 
 
-@pytest.mark.parametrize(
+@each(
     ("ratios", "budget", "n", "caps"),
     [
         ([0.3, 0.1], 4, 100, [6, 2]),
@@ -337,7 +338,7 @@ def test_shipped_defaults_and_ablations_are_the_documented_ones():
     assert replace(build_compressor("flashcache", node, "released"), reading="paper") == made
 
 
-@pytest.mark.parametrize(
+@each(
     ("build", "message"),
     [
         (lambda: DeviationScorer(gamma=1.0), "gamma is 1.0; allowed: a share of the T bins"),
@@ -365,8 +366,8 @@ def cached(model, inputs):
     return [list(layer.keys[0]) for layer in layers], [list(layer.values[0]) for layer in layers]
 
 
-@pytest.mark.parametrize("strict", [False, True])
-@pytest.mark.parametrize("parameters", [{}, {"heads": "per_head", "gamma": 0.5}, {"dba": False}])
+@each("strict", [False, True])
+@each("parameters", [{}, {"heads": "per_head", "gamma": 0.5}, {"dba": False}])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_kept_sets_of_a_model_are_the_oracles(family, parameters, strict):
     model, inputs = zoo.model(family), zoo.prompt(family)

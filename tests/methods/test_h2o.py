@@ -19,6 +19,7 @@ from mmkv_bench.generation.single import generate_alone
 from mmkv_bench.methods.build import build_compressor
 from tests import zoo
 from tests.core import parts
+from tests.each import each
 from tests.generation import common
 from tests.oracles import h2o as oracle
 
@@ -38,7 +39,7 @@ def protocols_of(name: str) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("budget", [2, 9, 16])
+@each("budget", [2, 9, 16])
 def test_decoding_is_masked_full_attention_whose_mask_changes_each_step(name, budget):
     model, prompt = zoo.model(name), common.encoded(name)
     cuts = {"paper": prompt.length, "strict": prompt.length - 1, "query_agnostic": prompt.length - 6}

@@ -17,6 +17,7 @@ from mmkv_bench.compression.scorers.window import WindowScorer
 from mmkv_bench.compression.selectors.text_first import TextFirst
 from mmkv_bench.errors import ConfigError
 from tests.compression import oracles
+from tests.each import each
 from tests.oracles import hybridkv as oracle
 
 few = settings(max_examples=12, deadline=None, derandomize=True)
@@ -261,7 +262,7 @@ def test_prompts_of_one_kind_of_token_are_recorded():
     assert Hybrid().fallbacks(4, 9, None) == Hybrid().fallbacks(4, 9, text) == Hybrid().fallbacks(4, 9, both) == ()
 
 
-@pytest.mark.parametrize(
+@each(
     ("build", "message"),
     [
         (lambda: HeadClasses(theta=1.5), "theta is 1.5"),

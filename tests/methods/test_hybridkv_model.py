@@ -20,6 +20,7 @@ from mmkv_bench.errors import ConfigError
 from mmkv_bench.generation.single import generate_alone
 from mmkv_bench.methods.build import build_compressor
 from tests import reference, zoo
+from tests.each import each
 from tests.generation import common
 from tests.oracles import hybridkv as oracle
 
@@ -169,7 +170,7 @@ def check(model, inputs, entries, protocol="paper", context=None, tokens=6, read
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("protocol", common.PROTOCOLS)
+@each("protocol", common.PROTOCOLS)
 def test_decoding_is_masked_full_attention_with_the_oracles_chunks(family, protocol):
     model, inputs = zoo.model(family), zoo.prompt(family, before=30)
     prompt = common.encoded(family, inputs)
@@ -185,7 +186,7 @@ def test_decoding_is_masked_full_attention_with_the_oracles_chunks(family, proto
 
 
 @pytest.mark.parametrize("family", FAMILIES[:2])
-@pytest.mark.parametrize(
+@each(
     "over",
     [
         {"classes": "dynamic"},
@@ -205,15 +206,15 @@ def test_heads_of_one_kind_and_other_shares(family, over):
         assert {c for row in plan.entries for c in row} == {16}
 
 
-@pytest.mark.parametrize("budget", [1, 2, 5])
-@pytest.mark.parametrize("protocol", ["paper", "strict"])
+@each("budget", [1, 2, 5])
+@each("protocol", ["paper", "strict"])
 def test_budgets_below_the_text_and_below_a_chunk(budget, protocol):
     model, inputs = zoo.model("qwen2_5_vl"), zoo.prompt("qwen2_5_vl")
     check(model, inputs, budget, protocol, tokens=4)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2_5_vl"])
-@pytest.mark.parametrize("length", [23, 40])
+@each("length", [23, 40])
 def test_prompts_without_visual_tokens(family, length):
     model, inputs = zoo.model(family), zoo.without_visual(family, length)
     moved, got, plan = check(model, inputs, 14)
@@ -256,7 +257,7 @@ class Everything(Hybrid):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("protocol", common.PROTOCOLS)
+@each("protocol", common.PROTOCOLS)
 def test_retrieval_of_all_chunks_is_the_full_cache(family, protocol):
     model, inputs, prompt = zoo.model(family), zoo.prompt(family), common.encoded(family)
     made = method("released", classes="dynamic")

@@ -13,6 +13,7 @@ from mmkv_bench.compression.decoding.base import Start
 from mmkv_bench.compression.decoding.retrieval import ChunkRetrieval
 from mmkv_bench.compression.decoding.retrieval_layer import RetrievalLayer
 from mmkv_bench.errors import UnsupportedError
+from tests.each import each
 from tests.oracles import hybridkv as oracle
 
 
@@ -91,8 +92,8 @@ def test_each_step_attends_to_the_chunks_that_its_query_chooses(n, share, group,
                     assert (got[h * group + member, i] - want).abs().max() <= 2e-6
 
 
-@pytest.mark.parametrize("n", [1, 7, 8, 9, 64, 65])
-@pytest.mark.parametrize("partial", ["ranked", "visible"])
+@each("n", [1, 7, 8, 9, 64, 65])
+@each("partial", ["ranked", "visible"])
 def test_all_chunks_are_the_full_cache(n, partial):
     key, value, layer = begin(n, 2, {0, 1}, n, partial=partial)
     g = torch.Generator().manual_seed(9)

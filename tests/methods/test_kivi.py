@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from mmkv_bench.compression.numerics.quantise import Packed, dequantise, quantise
 from mmkv_bench.errors import ConfigError
+from tests.each import each
 from tests.oracles import kivi as oracle
 
 PROPERTY = settings(max_examples=30, deadline=None, derandomize=True)
@@ -64,8 +65,8 @@ def test_a_group_by_hand():
     assert four.data.tolist() == [[0xF0, 0xF0]] and dequantise(four).tolist() == [[0.0, 15.0, 7.0, 8.0]]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("bits", [2, 4, 8])
+@each("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@each("bits", [2, 4, 8])
 def test_constant_groups_and_extremes_come_back_exactly(bits, dtype):
     constant = torch.tensor([3.3, -7.7, 0.0, 1e4, 6e-8]).to(dtype)[:, None].expand(-1, 32)
     back = dequantise(quantise(constant, bits, 32))
@@ -75,8 +76,8 @@ def test_constant_groups_and_extremes_come_back_exactly(bits, dtype):
     assert torch.equal(low, mixed.amin(-1, keepdim=True))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("bits", [2, 4, 8])
+@each("dtype", [torch.float16, torch.bfloat16])
+@each("bits", [2, 4, 8])
 def test_half_precision_stores_16_bit_scales_and_equals_the_oracle_with_such_scales(bits, dtype):
     value = random(40, 64, seed=4).to(dtype)
     packed = quantise(value, bits, 32)
@@ -86,7 +87,7 @@ def test_half_precision_stores_16_bit_scales_and_equals_the_oracle_with_such_sca
     assert near_in_dtype.float().mean() > 0.999
 
 
-@pytest.mark.parametrize(("bits", "group"), [(2, 32), (4, 32), (2, 64), (4, 128), (8, 32)])
+@each(("bits", "group"), [(2, 32), (4, 32), (2, 64), (4, 128), (8, 32)])
 def test_bytes_are_what_the_paper_counts(bits, group):
     """b + 32 / G bits per number in half precision; twice the scale bytes in float32."""
     x = random(7, 256, seed=1)

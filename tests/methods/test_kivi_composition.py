@@ -45,11 +45,11 @@ def test_any_eviction_composes_with_kivi_by_one_line(name):
     model, prompt = zoo.model(family), common.encoded(family)
     made = composed(name, decoding=POLICY)
     assert made.decoding == KIVI(4, 4, 8)
-    budgets = (12, "60%")
-    made_cells = [common.cell(made, budget, protocol) for budget in budgets for protocol in ("paper", "strict")]
-    plain = [common.cell(composed(name, decoding=None), budget, "paper", name=f"plain/{budget}") for budget in budgets]
-    forks = common.assert_forks_equal_alone(model, family, prompt, made_cells + plain, common.rules(model, 10))
-    quantised, full = forks[: len(made_cells) : 2], forks[len(made_cells) :]
+    asked, without = ((12, "paper"), ("60%", "strict")), composed(name, decoding=None)
+    small = [common.cell(made, budget, protocol) for budget, protocol in asked]
+    plain = [common.cell(without, budget, protocol, name=f"plain/{budget}") for budget, protocol in asked]
+    forks = common.assert_forks_equal_alone(model, family, prompt, small + plain, common.rules(model, 10))
+    quantised, full = forks[:2], forks[2:]
     for small, large in zip(quantised, full, strict=True):
         assert small.kept_digest == large.kept_digest, "the same entries stay"
         assert small.entries_resident == large.entries_resident

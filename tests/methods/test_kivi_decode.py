@@ -17,6 +17,7 @@ from mmkv_bench.generation.single import generate_alone
 from mmkv_bench.methods.build import build_compressor
 from tests import reference, zoo
 from tests.core import parts
+from tests.each import each
 from tests.generation import common
 from tests.oracles import kivi as oracle
 
@@ -105,7 +106,7 @@ def test_what_never_fills_a_residual_is_the_full_cache():
         assert data == entries * 2 * zoo.HEAD_DIM * 4 and metadata == entries * 4  # positions alone
 
 
-@pytest.mark.parametrize("bits", [2, 4, 8])
+@each("bits", [2, 4, 8])
 def test_bytes_are_counted_from_the_packed_tensors(bits):
     """T = 41, R = 8, G = 4, D = 16, float32: 40 keys and 33 values are packed in every head."""
     model, inputs = zoo.model("qwen2_5_vl"), zoo.prompt("qwen2_5_vl")
@@ -123,7 +124,7 @@ def test_bytes_are_counted_from_the_packed_tensors(bits):
     assert held <= sum(layer.nbytes()) + slack * heads * dim * (2 * bits / 8 + 2 * 2 * 4 / 4), "nothing is held twice"
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@each("dtype", [torch.float32, torch.bfloat16])
 def test_no_padding_slot_enters_a_group(dtype):
     """Heads of 3, 16, 0 and 29 entries: each is quantised as if it stood alone."""
     from mmkv_bench.compression.context import Context
@@ -159,7 +160,7 @@ def test_no_padding_slot_enters_a_group(dtype):
             layer.attended(None, 0.3)
 
 
-@pytest.mark.parametrize(
+@each(
     ("arguments", "words"),
     [({"bits": 3}, "2, 4, 8"), ({"group": 6}, "multiples of 4"), ({"group": 32, "residual": 100}, "multiples of group=32"),
      ({"residual": 0}, "at least one group"), ({"flush": "never"}, "before, after")],

@@ -26,6 +26,7 @@ from mmkv_bench.errors import ConfigError, UnsupportedError
 from mmkv_bench.methods.build import build_compressor, identity_form
 from mmkv_bench.plan.cells import build_methods
 from tests import reference, zoo
+from tests.each import each
 from tests.generation import common
 
 FAKE = Path(__file__).parent / "fake_kvpress"
@@ -71,7 +72,7 @@ def test_composed_is_the_method(fake):
     assert composed("LoudPress", first=1) == make("LoudPress", "{first: 1}")
 
 
-@pytest.mark.parametrize(
+@each(
     ("args", "wanted"),
     [
         ({"last": 8}, [-5, -4, -3, -2, -1]),
@@ -170,14 +171,14 @@ def test_the_identity_holds_the_version_and_every_argument(fake):
     assert around({"press": "LoudPress", "first": 3}) != around("LoudPress")
 
 
-@pytest.mark.parametrize(("args", "tuned"), [("{}", False), ("{power: 1}", False), ("{power: 2}", True)])
+@each(("args", "tuned"), [("{}", False), ("{power: 1}", False), ("{power: 2}", True)])
 def test_a_press_is_tuned_when_its_arguments_are_not_its_defaults(fake, args, tuned):
     config = compose(["method=kvpress", "methods.kvpress.press=LoudPress", f"methods.kvpress.args={args}"])
     methods = build_methods(config, method_defaults(["kvpress", "full"]))
     assert [method.tuned for method in methods] == [False, tuned]
 
 
-@pytest.mark.parametrize(
+@each(
     ("press", "args", "words"),
     [
         ("null", "{}", "needs a press"),
@@ -206,7 +207,7 @@ def test_what_cannot_run_is_refused_with_the_reason(fake, press, args, words):
     assert words in str(refused.value)
 
 
-@pytest.mark.parametrize(
+@each(
     ("press", "words"),
     [
         ("PickyPress", "cannot score this prompt: AssertionError: the prompt is too short for me"),
@@ -291,7 +292,7 @@ def by_the_library(family: str, press, inputs) -> list[list[set[int]]]:
 
 @installed
 @pytest.mark.parametrize("family", ["llama", "qwen2_5_vl", "llava_next"])
-@pytest.mark.parametrize("name", sorted(PRESSES))
+@each("name", sorted(PRESSES))
 def test_the_same_entries_stay_as_under_the_librarys_own_hook(name, family):
     if name in TEXT_ONLY and family != "llama":
         pytest.skip("the library's positions are not the model's")
@@ -313,7 +314,7 @@ WRAPPERS = {
 
 @installed
 @pytest.mark.parametrize("family", ["llama", "llava_next"])  # the library reads a head_dim that Qwen2.5-VL leaves out
-@pytest.mark.parametrize("name", sorted(WRAPPERS))
+@each("name", sorted(WRAPPERS))
 def test_wrappers_leave_what_the_librarys_masks_leave(name, family):
     """Of a press with scores of attention and of one with negative scores, with the same total in every layer."""
     library, inputs = presses.load(), zoo.prompt(family)
@@ -350,7 +351,7 @@ OURS = {
 
 @installed
 @pytest.mark.parametrize("family", ["llama", "qwen2_5_vl", "qwen3_vl"])
-@pytest.mark.parametrize("press", sorted(OURS))
+@each("press", sorted(OURS))
 def test_our_own_methods_keep_what_their_presses_keep(press, family):
     args, method, overrides = OURS[press]
     theirs = kept(family, make(press, args), BUDGET)
@@ -379,7 +380,7 @@ def test_every_export_is_carried_under_every_protocol_or_refused_by_name_with_a_
 
 
 @installed
-@pytest.mark.parametrize("press", ["SnapKVPress", "StreamingLLMPress"])
+@each("press", ["SnapKVPress", "StreamingLLMPress"])
 def test_a_window_over_the_budget_is_reduced_to_its_last_tokens_by_name(press):
     """The library leaves it to `topk` which entries of the window or the sinks stay."""
     family, budget = "llava_next", 5

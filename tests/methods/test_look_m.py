@@ -22,6 +22,7 @@ from mmkv_bench.errors import ConfigError
 from mmkv_bench.methods.build import build_compressor
 from tests import reference, zoo
 from tests.compression import oracles
+from tests.each import each
 from tests.generation import common
 from tests.methods import stock
 from tests.oracles import look_m as oracle
@@ -87,7 +88,7 @@ def test_all_text_ranks_before_all_visual_tokens_even_where_the_sum_rounds_away(
     assert got[4] > got[1] and torch.equal(got[[0, 2, 5]], Sums.column_sums[0, [0, 2, 5]])
 
 
-@pytest.mark.parametrize("types", [None, [0] * 40])
+@each("types", [None, [0] * 40])
 def test_a_text_prompt_is_h2o_and_says_so(types):
     h2o = build_compressor("h2o", method_defaults(["h2o"])["h2o"], "paper")
     layer, made = oracles.make_layer(40, 2, 3, seed=3), method()
@@ -155,7 +156,7 @@ def test_equation_8_as_printed_keeps_all_text_besides_and_says_so(problem, share
         assert kept == (wanted if mixed else oracle.strict_set(values[:n], granted, recents))
 
 
-@pytest.mark.parametrize(
+@each(
     ("reading", "parameters", "version"),
     [
         ("paper", {}, 2),
@@ -215,7 +216,7 @@ def test_all_text_is_refused_outside_of_the_released_reading():
         method(budget_rule="all_text")
 
 
-@pytest.mark.parametrize(
+@each(
     ("types", "budget", "names"),
     [
         ([0] * 6 + [1] * 10, 12, ()),  # recents are 6 visual tokens, and 6 text tokens fit
@@ -261,7 +262,7 @@ def expected(model, inputs, budget: int, made: Compressor, strict: bool):
     return found
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "reading", "merge", "protocol"),
     [
         ("qwen2_5_vl", "paper", "pivot", "paper"),
@@ -317,7 +318,7 @@ def test_parameters_reach_every_part():
     assert (method().reducer.merges, method(merge="none").reducer.merges) == (True, False)
 
 
-@pytest.mark.parametrize(
+@each(
     ("build", "message"),
     [
         (lambda: LookMMerge("mean"), "merge is 'mean'"),

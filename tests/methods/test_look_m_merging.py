@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from mmkv_bench.compression.reducers.lookm_merge import LookMMerge
 from mmkv_bench.errors import UnsupportedError
 from tests.compression import oracles
+from tests.each import each
 from tests.oracles import look_m as oracle
 
 many = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
@@ -74,7 +75,7 @@ VALUES = torch.tensor([[[1.0, 1], [5, 1], [2, 2], [4, 0], [99, 99], [0, 8]]])
 KINDS = [0, 1, 0, 2, 0, 1]  # 1 and 4 go to 0; 3 (cosine .8 against .6) and 5 go to 2
 
 
-@pytest.mark.parametrize(
+@each(
     ("variant", "keys", "values"),
     [
         ("average", [[4.0, 0], [1, 5.5 / 3]], [[35, 101 / 3], [2, 10 / 3]]),
@@ -125,7 +126,7 @@ def test_merging_equal_entries_leaves_them_equal_and_lonely_entries_untouched():
     assert not torch.equal(got[1][:, 0], value[:, 0])
 
 
-@pytest.mark.parametrize("types", [None, [0] * 6])
+@each("types", [None, [0] * 6])
 def test_a_prompt_without_visual_tokens_merges_nothing(types):
     got = reduce(LookMMerge("average"), KEYS, VALUES, [[0, 2]], types)
     assert torch.equal(got[0], KEYS[:, [0, 2]]) and torch.equal(got[1], VALUES[:, [0, 2]])

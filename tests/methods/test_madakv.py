@@ -24,6 +24,7 @@ from mmkv_bench.methods.build import build_compressor
 from tests import reference, zoo
 from tests.compression import oracles
 from tests.core import parts
+from tests.each import each
 from tests.generation import common
 from tests.oracles import madakv as oracle
 
@@ -140,7 +141,7 @@ def test_heads_of_one_layer_divide_their_entries_differently():
     assert rows == [[0, 1], [2, 3]]  # 1.5 visual entries, halves up, and 1 / 3
 
 
-@pytest.mark.parametrize("types", [None, torch.zeros(6, dtype=torch.int64), torch.ones(6, dtype=torch.int64)])
+@each("types", [None, torch.zeros(6, dtype=torch.int64), torch.ones(6, dtype=torch.int64)])
 def test_a_single_modality_gets_everything_and_the_row_says_so(types):
     scores, caps, none = torch.rand(2, 6), torch.tensor([2, 4]), torch.zeros(6, dtype=torch.bool)
     got = ModalityQuota().select(scores, caps, none, None, types)
@@ -225,7 +226,7 @@ def test_layers_settle_what_they_need_with_the_layers_behind(data, n, n_layers, 
         assert int(allocator.caps([scores[i]], budget, [i], n_layers, known)[0][0]) == caps[i]
 
 
-@pytest.mark.parametrize(
+@each(
     ("carry", "needs", "budget", "n", "caps"),
     [
         ("granted", [10, 10, 10], 10, 50, [10, 10, 10]),
@@ -310,7 +311,7 @@ def test_shipped_defaults_are_the_documented_ones_and_one_parameter_reaches_all_
     assert replace(build_compressor("madakv", node, "released"), reading="paper") == made
 
 
-@pytest.mark.parametrize(
+@each(
     ("build", "message"),
     [
         (lambda: TailMassScorer(proxies=0), "proxies is 0; allowed: 1 or more"),
@@ -345,8 +346,8 @@ def types_of(model, inputs) -> list[int]:
     return (inputs["input_ids"][0] == getattr(model.config, "image_token_id", -1)).int().tolist()
 
 
-@pytest.mark.parametrize("strict", [False, True])
-@pytest.mark.parametrize("carry", ["granted", "printed"])
+@each("strict", [False, True])
+@each("carry", ["granted", "printed"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_kept_sets_of_a_model_are_the_oracles(family, carry, strict):
     model, inputs = zoo.model(family), zoo.prompt(family)

@@ -28,6 +28,7 @@ from mmkv_bench.config.compose import compose, method_defaults
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.methods.build import build_compressor
 from tests import reference, zoo
+from tests.each import each
 from tests.generation import common
 from tests.methods import stock
 from tests.oracles import look_m, meda
@@ -197,7 +198,7 @@ def test_the_released_reading_is_every_switch_of_the_release():
     assert method().decoding is None, "the paper reduces at the end of the prefill"
 
 
-@pytest.mark.parametrize(
+@each(
     ("build", "message"),
     [
         (lambda: Entropy(entropy="cross"), "entropy is 'cross'"),
@@ -237,7 +238,7 @@ def assert_stored(layers, want):
         assert torch.allclose(layer.values[0, :, :m].double(), torch.stack(values), rtol=2e-6, atol=2e-6)
 
 
-@pytest.mark.parametrize(("name", "seed"), [("qwen2_5_vl", 1), ("llava_next", 3), ("llava_onevision_video", 2)])
+@each(("name", "seed"), [("qwen2_5_vl", 1), ("llava_next", 3), ("llava_onevision_video", 2)])
 def test_answers_are_those_of_the_oracles_cache(name, seed):
     model, inputs = zoo.model(name, "eager"), zoo.prompt(name, seed=seed)
     types = stock.types_of(model, inputs)
@@ -256,7 +257,7 @@ def test_answers_are_those_of_the_oracles_cache(name, seed):
     assert (run.logits - other.logits).abs().max() <= 2e-6 and torch.equal(run.tokens, other.tokens)
 
 
-@pytest.mark.parametrize(("name", "margin"), [("qwen2_5_vl", -1), ("llava_next", 1), ("internvl_qwen3", 0)])
+@each(("name", "margin"), [("qwen2_5_vl", -1), ("llava_next", 1), ("internvl_qwen3", 0)])
 def test_the_release_reduces_inside_the_first_decode_step(name, margin):
     """Two tokens of the full cache; the first one's attention is scored, and its own entry is the last recent."""
     model, inputs = zoo.model(name, "eager"), zoo.prompt(name, seed=1)
@@ -288,7 +289,7 @@ def test_the_release_reduces_inside_the_first_decode_step(name, margin):
     assert (run.logits - other.logits).abs().max() <= 2e-6 and torch.equal(run.tokens, other.tokens)
 
 
-@pytest.mark.parametrize(
+@each(
     ("prior", "budget", "kept"),
     [
         (True, 3, [0, 2, 4]),  # all text, the new token's entry (4) included, before the visual token all look at

@@ -13,6 +13,7 @@ from mmkv_bench.compression.allocators.entropy import Entropy
 from mmkv_bench.compression.context import Context
 from mmkv_bench.compression.numerics.entropy import causal_entropy, cross_modal_entropy, map_entropy
 from tests.compression import oracles
+from tests.each import each
 from tests.oracles import meda
 
 few = settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
@@ -55,7 +56,7 @@ def test_entropies_of_300_tokens_in_several_blocks(monkeypatch):
     assert whole[1] == pytest.approx(meda.full_rows(query, key, 0.4), rel=1e-5)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@each("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_uniform_attention_over_m_keys_has_entropy_log_m(dtype):
     query = torch.randn(4, 11, 8, generator=torch.Generator().manual_seed(0)).to(dtype)
     key = torch.ones(2, 11, 8, dtype=dtype)
@@ -72,7 +73,7 @@ def test_maps_are_averaged_over_heads_before_the_entropy_and_heads_are_not():
     assert causal_entropy(query.expand(-1, 2, -1), key, 200.0) == pytest.approx(0, abs=1e-12)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@each("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_with_vanishing_probabilities_gives_no_nan(dtype):
     g = torch.Generator().manual_seed(2)
     query, key = (torch.randn(2, 64, 8, generator=g) * 30 for _ in range(2))

@@ -24,6 +24,7 @@ from mmkv_bench.errors import CalibrationError, ConfigError, UnsupportedError
 from mmkv_bench.methods.build import build_compressor
 from tests import reference, zoo
 from tests.compression import oracles
+from tests.each import each
 from tests.oracles import mmshift as oracle
 
 PROPERTY = settings(max_examples=40, deadline=None, derandomize=True)
@@ -215,7 +216,7 @@ def built(name: str, reading: str = "paper", changes=None):
     return build_compressor(name, node, reading, default)
 
 
-@pytest.mark.parametrize(
+@each(
     ("table", "row", "changes", "want"),
     [
         (5, "+ Samp.", {"voting": "none", "gamma": 1}, MMShiftScorer(voting="none", gamma=1.0)),
@@ -286,7 +287,7 @@ def peaked(length: int, heads: int, seed: int):
     return replace(layer, wq=layer.wq * 12, bq=layer.bq * 12)
 
 
-@pytest.mark.parametrize("lam", [1.0, 50.0, 0.0])
+@each("lam", [1.0, 50.0, 0.0])
 def test_kept_entries_are_those_of_votes_then_anchors_then_places(lam):
     """Neither float32 nor a float64 sum alone orders them: the anchors go down to 1e-30."""
     swallowed = {torch.float32: 0, torch.float64: 0}
@@ -352,7 +353,7 @@ def test_separate_statistics_alternate_between_the_kinds():
     assert torch.allclose(states, want, atol=1e-6) and not torch.allclose(image, text, atol=0.05)
 
 
-@pytest.mark.parametrize(
+@each(
     ("modality", "last", "kinds", "fallback"),
     [
         ("unified", 0, [0, 0, 0], ()),
@@ -393,7 +394,7 @@ def test_statistics_of_the_last_tokens_are_those_of_a_shorter_prompt():
 # ---------------------------------------------------------------- refusals
 
 
-@pytest.mark.parametrize(
+@each(
     ("build", "words"),
     [
         (lambda: MMShiftScorer(centring="global"), "centring=global needs statistics of other prompts"),
@@ -414,7 +415,7 @@ def test_what_an_ablation_lacks_is_said(build, words):
     assert words in str(refused.value)
 
 
-@pytest.mark.parametrize(
+@each(
     ("scorer", "words"),
     [
         (MMShiftScorer(N, GROUPS, expansion="layer", layer_gamma=(1.0,)), "1 factors and the model has 4 layers"),
@@ -463,7 +464,7 @@ ABLATIONS = {
 }
 
 
-@pytest.mark.parametrize("changes", ABLATIONS.values(), ids=ABLATIONS)
+@each("changes", ABLATIONS.values())
 def test_half_precision_gives_finite_scores_that_are_not_in_half_precision(changes):
     scorer = MMShiftScorer(N, GROUPS, **changes)
     for dtype, length in product((torch.float16, torch.bfloat16), (1, 2, 40)):
@@ -536,7 +537,7 @@ def oracle_sets(model, inputs, changes, budget: int):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(
+@each(
     "changes",
     [
         {"modality": "separate"},
@@ -544,7 +545,6 @@ def oracle_sets(model, inputs, changes, budget: int):
         {"expansion": "layer", "layer_gamma": (2.0, 1.0, 3.0)},
         {"last_tokens": 20, "plain_layers": 1},
     ],
-    ids=["separate", "vision", "layerwise", "llava"],
 )
 def test_a_model_keeps_what_the_oracle_keeps(family, changes):
     """Through hooks, projections and rotations of three families; masses are compared because they have no ties."""

@@ -25,6 +25,7 @@ from mmkv_bench.tables.build import build
 from mmkv_bench.tables.render import markdown
 from tests import zoo
 from tests.compression import oracles as layers
+from tests.each import each
 from tests.generation import common
 from tests.oracles import oracle
 from tests.tables.examples import Example
@@ -50,7 +51,7 @@ def stock(family: str):
 # ---------------------------------------------------------------- the sums
 
 
-@pytest.mark.parametrize(("heads", "group"), [(2, 1), (1, 4), (2, 3)])
+@each(("heads", "group"), [(2, 1), (1, 4), (2, 3)])
 def test_the_mass_is_the_sum_of_the_rows_that_were_fed(heads, group):
     length, fed = 9, 4
     layer = layers.make_layer(length + fed, heads, group, seed=3)
@@ -89,7 +90,7 @@ def test_one_prompt_without_padding_is_asked_for():
 # ---------------------------------------------------------------- through models
 
 
-@pytest.mark.parametrize("protocol", common.PROTOCOLS)
+@each("protocol", common.PROTOCOLS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_stays_is_what_stock_attention_rows_of_the_answer_say(family, protocol):
     model, prompt = zoo.model(family), common.encoded(family)
@@ -113,7 +114,7 @@ def test_what_stays_is_what_stock_attention_rows_of_the_answer_say(family, proto
         assert result.fallback == [] and result.entries_resident == result.entries_asked
 
 
-@pytest.mark.parametrize("tokens", [1, 4])
+@each("tokens", [1, 4])
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "llava_next"])
 def test_forks_equal_runs_of_their_own_and_disturb_nobody(family, tokens):
     model, prompt = zoo.model(family), common.encoded(family)
@@ -159,7 +160,7 @@ def test_its_cost_holds_the_decoding_of_the_whole_answer(monkeypatch):
     assert own.compress_s > 0 and own.ttft_s > own.compress_s
 
 
-@pytest.mark.parametrize("error", [RuntimeError("broken"), torch.OutOfMemoryError("full")])
+@each("error", [RuntimeError("broken"), torch.OutOfMemoryError("full")])
 def test_an_answer_that_fails_ends_only_the_cells_that_wanted_it(error, monkeypatch):
     family = "qwen2_5_vl"
     model, prompt = zoo.model(family), common.encoded(family)

@@ -22,6 +22,7 @@ from mmkv_bench.compression.scorers.layer_mean import LayerMeanScorer, permutati
 from mmkv_bench.compression.selectors.topk import TopK
 from mmkv_bench.errors import CalibrationError, ConfigError, UnsupportedError
 from tests.compression.oracles import make_layer
+from tests.each import each
 from tests.oracles import prefix as oracle
 
 examples = settings(max_examples=15, deadline=None, derandomize=True)
@@ -78,7 +79,7 @@ def test_a_permutation_is_no_ranking():
     assert oracle.released_kept([9.0, 3, 1, 4, 2, 0], 4, 1) == [0, 2, 5]  # forgets 6 - 4 = 2 and one more
 
 
-@pytest.mark.parametrize("length", [1, 2, 3])
+@each("length", [1, 2, 3])
 def test_permutation_scores_of_prompts_without_inner_tokens_are_finite(length):
     scores = permutation_scores(torch.ones(length), 1)
     assert scores.tolist() == {1: [-1], 2: [-1, -1], 3: [-1, 0, -1]}[length]
@@ -157,7 +158,7 @@ def test_scaling_is_repeated_clipping_and_redistribution(weights, most, least, s
         assert got == oracle.shared(weights, total, least, most)
 
 
-@pytest.mark.parametrize(
+@each(
     ("weights", "total", "most", "least", "shares"),
     [
         ([6, 2, 1, 1], 20, 10, 0, [10, 5, Fraction(5, 2), Fraction(5, 2)]),  # 12 is cut; the others share 10 as 2:1:1
@@ -173,7 +174,7 @@ def test_scaling_by_hand(weights, total, most, least, shares):
     assert got == shares and sum(shares) == total
 
 
-@pytest.mark.parametrize("total", [-1, 21, 1])
+@each("total", [-1, 21, 1])
 def test_impossible_totals_are_refused(total):
     with pytest.raises(ValueError, match="2 shares between 1 and 10 cannot add up"):
         scaled([Fraction(1)] * 2, Fraction(total), Fraction(10), Fraction(1))
@@ -264,7 +265,7 @@ def test_offline_caps_lie_on_the_profile_and_add_up(n, share):
     assert [allocator.allowance(budget, n, [i], 4) for i in range(4)] == [c[0] for c in caps]
 
 
-@pytest.mark.parametrize(
+@each(
     ("rho", "ratios"),
     [
         ("0.1", ["0.3", "0.06", "0.05", "0.02"]),
@@ -314,7 +315,7 @@ def test_nearest_rounding_is_by_itself_and_may_exceed_the_budget():
     assert sum((i >= 0).sum() for i in released.select([torch.rand(1, 10)] * 3, 5, None, range(3), 3)) == 16
 
 
-@pytest.mark.parametrize(
+@each(
     ("calibration", "message"),
     [
         (None, "mode=offline without a calibration"),
@@ -342,7 +343,7 @@ def test_negative_scores_cannot_be_searched():
         Prefix("online").caps([torch.tensor([[1.0, -1, 2]])], 2, [0], 1)
 
 
-@pytest.mark.parametrize(
+@each(
     "options",
     [
         {"mode": "offlin"},
@@ -409,7 +410,7 @@ def test_unknown_choices_are_refused():
             make()
 
 
-@pytest.mark.parametrize(("budget", "cap"), [(0, 0), (1, 1), (2, 1), (5, 4), (9, 8), (12, 9)])
+@each(("budget", "cap"), [(0, 0), (1, 1), (2, 1), (5, 4), (9, 8), (12, 9)])
 def test_an_unused_entry_is_not_the_last_one(budget, cap):
     assert Uniform(unused=1).caps([torch.zeros(2, 9)], budget, [0], 1)[0].tolist() == [cap, cap]
     with pytest.raises(ConfigError, match="unused is -1"):

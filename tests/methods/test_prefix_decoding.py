@@ -25,8 +25,9 @@ from mmkv_bench.compression.selectors.topk import TopK
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.generation.single import generate_alone
 from mmkv_bench.models.families import context_length, family_of
-from tests import reference, zoo
+from tests import cover, reference, zoo
 from tests.core import parts
+from tests.each import each
 from tests.generation import common
 from tests.oracles import prefix as oracle
 
@@ -36,7 +37,7 @@ PROFILE = {"grid": [0.1, 0.5], "ratios": [[0.2, 0.06, 0.04], [0.8, 0.4, 0.3]]}
 ENDS = TopK(sinks=1, recents=1)
 
 every_family = pytest.mark.parametrize("name", FAMILIES)
-every_protocol = pytest.mark.parametrize("protocol", common.PROTOCOLS)
+every_protocol = each("protocol", common.PROTOCOLS)
 
 
 def prefixkv(decoding=None, reducer=None, online=True, ranking="importance", **allocation) -> Compressor:
@@ -77,7 +78,7 @@ def importance(name: str, length: int | None = None) -> list[list[float]]:
 
 @every_family
 @every_protocol
-@pytest.mark.parametrize("method", ["online", "offline", "uniform", "released"])
+@each("method", ["online", "offline", "uniform", "released"])
 def test_kept_sets_equal_the_oracles_on_the_stock_models_attention(name, protocol, method):
     context = context_of(name, protocol)
     scores = importance(name, context)
@@ -170,13 +171,18 @@ POLICIES = {
 }
 
 
-@every_family
-@pytest.mark.parametrize(
-    ("policy", "protocol"),
-    [(policy, "paper") for policy in POLICIES]
-    + [(policy, protocol) for policy in ("newest", "prefill_half", "window") for protocol in common.PROTOCOLS[1:]],
-)
-def test_decoding_sees_what_the_mask_of_each_step_shows(name, protocol, policy):
+STEPS = [(policy, "paper") for policy in POLICIES]
+STEPS += [(policy, protocol) for policy in ("newest", "prefill_half", "window") for protocol in common.PROTOCOLS[1:]]
+
+
+@cover.cases(FAMILIES, STEPS, each=6)
+def test_decoding_sees_what_the_mask_of_each_step_shows(name, combinations):
+    for ((policy, protocol),) in combinations:
+        with cover.case(policy, protocol):
+            _decodes_as_masked(name, policy, protocol)
+
+
+def _decodes_as_masked(name: str, policy: str, protocol: str) -> None:
     decoding, hold, which = POLICIES[policy]
     made = uniform(decoding, scorer=RecencyScorer()) if policy.startswith("window") else prefixkv(decoding)
     length = zoo.prompt(name)["input_ids"].shape[1]
@@ -196,7 +202,7 @@ def test_decoding_sees_what_the_mask_of_each_step_shows(name, protocol, policy):
 
 
 @every_family
-@pytest.mark.parametrize(
+@each(
     ("policy", "protocol"), [("newest", "paper"), ("newest", "strict"), ("prefill", "paper"), ("window_grows", "paper")]
 )
 def test_ragged_heads_evict_each_at_its_own_pace(name, policy, protocol):
@@ -211,8 +217,8 @@ def test_ragged_heads_evict_each_at_its_own_pace(name, policy, protocol):
         assert layer.entries()[0].tolist() == [len(steps[TOKENS - 1]) - 1 for steps in heads]
 
 
-@pytest.mark.parametrize(("budget", "protocol"), [(1, "paper"), (1, "strict"), (2, "strict"), (3, "paper")])
-@pytest.mark.parametrize("policy", ["newest_size", "prefill", "prefill_half", "window", "newest_clipped"])
+@each(("budget", "protocol"), [(1, "paper"), (1, "strict"), (2, "strict"), (3, "paper")])
+@each("policy", ["newest_size", "prefill", "prefill_half", "window", "newest_clipped"])
 def test_budgets_of_a_few_entries_decode_as_masked(budget, policy, protocol):
     name = "internvl"
     decoding, hold, which = POLICIES[policy]
@@ -254,7 +260,7 @@ def test_slack_is_room_before_the_first_eviction():
 
 
 @every_family
-@pytest.mark.parametrize("anchor", ["newest", "prefill"])
+@each("anchor", ["newest", "prefill"])
 def test_cached_positions_rotate_queries_at_the_size_of_layer_0(name, anchor):
     """PrefixKV's layer 0 holds most, so its queries sit far behind those of a uniform budget."""
     made = prefixkv(FixedDistance(distance=3, anchor=anchor, positions="cached"))
@@ -290,8 +296,8 @@ def test_cached_positions_rotate_queries_at_the_size_of_layer_0(name, anchor):
 
 
 @every_family
-@pytest.mark.parametrize("protocol", ["paper", "strict"])
-@pytest.mark.parametrize("metric", ["position", "feature"])
+@each("protocol", ["paper", "strict"])
+@each("metric", ["position", "feature"])
 def test_merged_caches_decode_as_their_cluster_means(name, protocol, metric):
     reducer = {"position": PositionMerge(), "feature": FeatureMerge()}[metric]
     done, kept, cut = run(name, prefixkv(reducer=reducer), "30%", protocol, tokens=5)
@@ -344,7 +350,7 @@ def test_merged_caches_decode_as_their_cluster_means(name, protocol, metric):
 # ---------------------------------------------------------------- parameters
 
 
-@pytest.mark.parametrize(
+@each(
     "make",
     [
         lambda: FixedDistance(distance=-1),
@@ -361,7 +367,7 @@ def test_senseless_policies_are_refused(make):
         make()
 
 
-@pytest.mark.parametrize(
+@each(
     ("policy", "entries", "start", "slot"),
     [
         (FixedDistance(), 100, 90, 74),  # 25 places before the newest, which is place 99

@@ -21,6 +21,7 @@ from mmkv_bench.compression.selectors.topk import TopK
 from mmkv_bench.config.compose import method_defaults
 from mmkv_bench.errors import CalibrationError, ConfigError
 from mmkv_bench.methods.build import build_compressor
+from tests.each import each
 
 NAMES = ("prefixkv", "prefixkv_uniform", "prefixkv_pyramid", "elastic_cache", "local")
 
@@ -39,7 +40,7 @@ def parts_of(made):
 ENDS = TopK(sinks=1, recents=1)
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "reading", "parts"),
     [
         (
@@ -103,7 +104,7 @@ def test_only_the_offline_mode_reads_a_profile():
     assert not Prefix.needs_calibration({"mode": "online"})
 
 
-@pytest.mark.parametrize(
+@each(
     "parameters",
     [
         {"mode": "both"},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,6 +13,7 @@ from mmkv_bench.compression.selectors.topk import TopK
 from mmkv_bench.config.compose import compose, method_defaults
 from mmkv_bench.methods.build import build_compressor
 from tests.compression import oracles
+from tests.each import each
 
 layers = st.builds(
     oracles.make_layer,
@@ -100,8 +100,8 @@ def test_the_llava_release_differs_from_the_qwen_one_where_its_code_does():
     assert (llava.samples, llava.groups, llava.last_tokens, llava.plain_layers) == (512, 16, 512, 2)
 
 
-@pytest.mark.parametrize("sinks", [0, 4])
-@pytest.mark.parametrize("budget", [1, 3, 9])
+@each("sinks", [0, 4])
+@each("budget", [1, 3, 9])
 def test_random_keeps_its_sinks_and_the_last_token(sinks, budget):
     made, layer = built("random", sinks=sinks), oracles.make_layer(30, 2, 1)
     score = made.scorer.score(layer.observe(made.scorer.needs), budget, 7)
@@ -141,7 +141,7 @@ def test_expected_attention_rounds_like_a_half_precision_pipeline():
     assert torch.equal(got, half(got))
 
 
-@pytest.mark.parametrize(("length", "budget"), [(60, 10), (60, 40), (33, 5), (20, 6)])
+@each(("length", "budget"), [(60, 10), (60, 40), (33, 5), (20, 6)])
 def test_released_keydiff_keeps_its_window_and_a_whole_budget_besides(length, budget):
     made, layer = built("keydiff", "released"), oracles.make_layer(length, 2, 2)
     score = made.scorer.score(layer.observe(made.scorer.needs), budget, 0)
@@ -153,7 +153,7 @@ def test_released_keydiff_keeps_its_window_and_a_whole_budget_besides(length, bu
         assert [j for j in row if j >= 0] == sorted([*best, *range(prefix, length)])
 
 
-@pytest.mark.parametrize("sinks", [1, 4, 32])
+@each("sinks", [1, 4, 32])
 def test_streamingllm_takes_the_sinks_that_its_release_was_left_with(sinks):
     made = built("streamingllm", "released", sinks=sinks)
     score = made.scorer.score(oracles.make_layer(100, 1, 1).observe(made.scorer.needs), 40, 0)

@@ -24,6 +24,7 @@ from mmkv_bench.methods.build import build_compressor
 from tests import reference, zoo
 from tests.compression import oracles
 from tests.core import parts
+from tests.each import each
 from tests.generation import common
 from tests.oracles import sparsemm as oracle
 
@@ -109,7 +110,7 @@ def test_the_model_holds_exactly_the_budget(problem, n, share, window):
     assert min(map(min, caps)) >= min(n, w + (budget - w) // 10), "every head gets its window and its floor"
 
 
-@pytest.mark.parametrize(
+@each(
     ("table", "kv_heads", "budget", "caps"),
     [
         # w 4, base 16, r 1.6, 57.6 to divide by scores 1, 3, 0, 4 (sum over two query heads each)
@@ -199,7 +200,7 @@ def test_uniform_scores_are_snapkv_and_read_no_calibration():
     assert not HeadScores.needs_calibration({"scores": "uniform"}) and HeadScores.needs_calibration({})
 
 
-@pytest.mark.parametrize(
+@each(
     ("made", "message"),
     [
         (lambda: HeadScores(window=-1), "window is -1; allowed: 0 or more"),
@@ -273,8 +274,8 @@ def scores_of(model, inputs, made: Compressor, budget: int) -> list[torch.Tensor
     return seen.scores
 
 
-@pytest.mark.parametrize("strict", [False, True])
-@pytest.mark.parametrize("share", [8, 3, 1.5])
+@each("strict", [False, True])
+@each("share", [8, 3, 1.5])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_kept_sets_of_a_model_are_the_oracles(family, share, strict):
     model, inputs, table = zoo.model(family), zoo.prompt(family), zoo_table(family)
@@ -331,7 +332,7 @@ def test_a_model_of_another_shape_is_a_row_with_the_sentence():
 # ---------------------------------------------------------------- MM-ShiftKV's table 3: scores of ours, budgets of theirs
 
 
-@pytest.mark.parametrize("name", COMBINED)
+@each("name", COMBINED)
 def test_combinations_take_scores_and_selection_of_one_method_and_the_budgets_of_the_other(name):
     base, ours = shipped(name.removeprefix("mmshift_")), shipped("mmshift")
     for reading in ("paper", "released"):
@@ -341,7 +342,7 @@ def test_combinations_take_scores_and_selection_of_one_method_and_the_budgets_of
         assert made.selector == ours.selector, "the base method's window is not kept"
 
 
-@pytest.mark.parametrize("strict", [False, True])
+@each("strict", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_mmshift_with_sparsemm_budgets_keeps_the_best_votes_of_every_head(family, strict):
     model, inputs, table = zoo.model(family), zoo.prompt(family), zoo_table(family, 5)

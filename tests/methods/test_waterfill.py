@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmkv_bench.compression.allocators.waterfill import water_fill
+from tests.each import each
 
 many = settings(max_examples=300, deadline=None, derandomize=True)
 weights = st.one_of(
@@ -58,7 +59,7 @@ def test_counts_are_the_level_rounded_by_largest_remainder(weights, share, data)
     assert got == [f + (i in ups) for i, f in enumerate(floors)]
 
 
-@pytest.mark.parametrize(
+@each(
     ("weights", "total", "cap", "counts"),
     [
         ([1, 1, 1, 1], 10, 10, [3, 3, 2, 2]),  # equal remainders: lower index first
@@ -76,7 +77,7 @@ def test_counts_by_hand(weights, total, cap, counts):
     assert water_fill(weights, total, cap) == counts
 
 
-@pytest.mark.parametrize(
+@each(
     ("weights", "total", "cap"),
     [
         ([1, 1], 9, 4),

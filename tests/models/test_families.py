@@ -29,8 +29,8 @@ def test_facts_match_the_loaded_model_and_its_cache(name):
         cache = model(**inputs, use_cache=True).past_key_values
     _batch, heads, length, dim = cache.layers[0].keys.shape
     assert (family.num_layers, family.num_kv_heads, family.head_dim) == (len(cache.layers), heads, dim)
-    assert family.num_query_heads == families.attention_modules(model)[0].num_key_value_groups * heads
-    assert family.groups == families.attention_modules(model)[0].num_key_value_groups
+    groups = families.text_model(model).layers[0].self_attn.num_key_value_groups
+    assert (family.num_query_heads, family.groups) == (groups * heads, groups)
     stored = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
     assert families.kv_bytes_per_token(model.config, torch.float32) * length == stored
     assert families.kv_bytes_per_token(model.config, "bfloat16") * length * 2 == stored
@@ -40,7 +40,8 @@ def test_facts_match_the_loaded_model_and_its_cache(name):
 @each("name", zoo.ALL)
 def test_text_model_and_attention_modules_are_found(name):
     model = zoo.model(name)
-    text, modules = families.text_model(model), families.attention_modules(model)
+    text = families.text_model(model)
+    modules = [layer.self_attn for layer in text.layers]
     assert len(modules) == zoo.LAYERS and [m.layer_idx for m in modules] == [0, 1, 2]
     assert all(hasattr(m, part) for m in modules for part in ("q_proj", "k_proj", "v_proj", "o_proj"))
     assert families.text_config(model.config) is text.config
@@ -116,7 +117,6 @@ def test_unknown_family_is_refused_with_the_supported_ones_named():
         "InternVL",
     ):
         assert text in str(error.value)
-    assert not families.is_supported(tf.GemmaConfig()) and families.is_supported(tf.LlamaConfig())
 
 
 def test_untested_text_backbone_is_refused():
@@ -139,8 +139,8 @@ def test_sliding_window_layers_are_refused_with_the_reason(config):
 
 
 def test_a_window_that_is_not_in_use_is_no_reason_to_refuse():
-    assert families.is_supported(tf.Qwen2Config(use_sliding_window=False, sliding_window=64))
-    assert families.is_supported(tf.MistralConfig(sliding_window=None))
+    for config in (tf.Qwen2Config(use_sliding_window=False, sliding_window=64), tf.MistralConfig(sliding_window=None)):
+        assert not families.family_of(config).multimodal
 
 
 def test_importing_the_facts_loads_neither_torch_nor_transformers():

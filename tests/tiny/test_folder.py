@@ -12,8 +12,9 @@ from mmkv_bench.tiny.answering import answer, encode
 from mmkv_bench.tiny.folder import write_folder
 from mmkv_bench.tiny.model import make_model
 from mmkv_bench.tiny.pages import SIZES, TASKS, make_page, make_sample
-from mmkv_bench.tiny.sequences import make_prompt, make_sequence
+from mmkv_bench.tiny.sequences import Turn, make_sequence
 from mmkv_bench.tiny.vocabulary import ID, TOKENS
+from tests.each import each
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +46,14 @@ def test_every_token_survives_the_tokenizer(loaded):
     assert tokenizer.decode([ID[c] for c in "384q592m107."]) == "384q592m107."
 
 
-@pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("size", SIZES)
+def make_prompt(rows: int, columns: int, images: int, question: str) -> tuple[np.ndarray, np.ndarray]:
+    """Token ids (length,) and positions (3, length) of the prompt up to where the answer begins."""
+    sequence = make_sequence(rows, columns, images, [Turn(question, "", ())])
+    return sequence.ids[:-1], sequence.positions[:, :-1]
+
+
+@each("task", TASKS)
+@each("size", SIZES)
 def test_the_chat_template_gives_the_training_prompt(loaded, task, size):
     model, processor = loaded
     sample = make_sample(task, size, "dev", 0)
@@ -83,7 +90,7 @@ def test_a_training_sequence_begins_with_the_prompt_and_supervises_the_answer():
     assert [shown[int(sequence.sources[i])] for i in at] == [int(sequence.labels[i + 1]) for i in at]
 
 
-@pytest.mark.parametrize("task", ["lookup", "mi_lookup"])
+@each("task", ["lookup", "mi_lookup"])
 def test_the_batched_vision_tower_equals_the_library_forward(loaded, task):
     model, processor = loaded
     _, _, pages = make_page(task, "large", "dev", 2)
@@ -107,7 +114,7 @@ def test_the_shipped_weights_fit_in_five_megabytes():
     assert not list(WEIGHTS.glob("*.bin")) and not list(WEIGHTS.glob("*.pt"))
 
 
-@pytest.mark.parametrize(("task", "floor"), [("lookup", 0.9), ("walk3", 0.8), ("handwritten", 0.7)])
+@each(("task", "floor"), [("lookup", 0.9), ("walk3", 0.8), ("handwritten", 0.7)])
 def test_the_shipped_weights_answer_pages(task, floor):
     model = AutoModelForImageTextToText.from_pretrained(WEIGHTS, dtype=torch.float32).eval()
     processor = AutoProcessor.from_pretrained(WEIGHTS)

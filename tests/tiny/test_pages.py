@@ -12,6 +12,7 @@ from mmkv_bench.tiny import glyphs, handwriting
 from mmkv_bench.tiny.pages import COLOUR_BINS, SIZES, TASKS, draw_look, make_page, make_sample
 from mmkv_bench.tiny.splits import SPLITS, generator, rendering_split
 from mmkv_bench.tiny.vocabulary import PAGE_CHARACTERS
+from tests.each import each
 
 CELLS = list(itertools.product(TASKS, SIZES))
 
@@ -126,7 +127,7 @@ def _expected(task: str, question: str, entries: dict[str, str]) -> str:
         key = entries[key][3].upper()
 
 
-@pytest.mark.parametrize(("task", "size"), CELLS)
+@each(("task", "size"), CELLS)
 def test_the_answer_stands_on_the_page(task, size):
     mark = {"walk3": ">", "chain3": "*"}.get(task.split("_")[-1], "?")
     for index in range(15):
@@ -139,7 +140,7 @@ def test_the_answer_stands_on_the_page(task, size):
             assert len(turn.answer) == 3
 
 
-@pytest.mark.parametrize(("task", "size"), CELLS)
+@each(("task", "size"), CELLS)
 def test_images_have_the_size_and_number_of_the_task(task, size):
     sample = make_sample(task, size, "test", 1)
     side = SIZES[size] * glyphs.CELL
@@ -170,7 +171,7 @@ def test_handwritten_digits_are_scans_and_other_characters_are_not():
         assert cell in (scans if chr(code).isdigit() else printed)
 
 
-@pytest.mark.parametrize(
+@each(
     ("arguments", "words"),
     [
         (("lokup", "small", "test", 0), "did you mean 'lookup'"),

@@ -13,6 +13,7 @@ from mmkv_bench.tiny.sequences import IGNORED
 from mmkv_bench.tiny.train import main
 from mmkv_bench.tiny.trainer import Plan, Trainer
 from mmkv_bench.tiny.vocabulary import IMAGE_PAD, VOCAB_SIZE
+from tests.each import each
 
 # Two steps of each kind: vision, cached outputs, rendered pages.
 SHORT = Plan(vision=2, language=4, real=2, warmup=2, pool_pages=6, deadlines=(0, 1, 2, 9, 9))
@@ -30,7 +31,7 @@ def _weights(trainer: Trainer) -> dict[str, torch.Tensor]:
     return {**trainer.model.state_dict(), "auxiliary": trainer.auxiliary.detach()}
 
 
-@pytest.mark.parametrize("pause", [1, 3, 5])
+@each("pause", [1, 3, 5])
 def test_a_resumed_run_is_bit_identical_to_an_uninterrupted_one(tmp_path, pause):
     whole, first, second = Trainer(5, SHORT), Trainer(5, SHORT), Trainer(5, SHORT)
     shown = [whole.step() for _ in range(SHORT.steps)]
@@ -81,8 +82,8 @@ def test_training_moves_every_weight_it_should_and_rests_the_others():
     assert any("visual" in name for name in moved())
 
 
-@pytest.mark.parametrize("phase", range(len(PHASES)))
-@pytest.mark.parametrize("real", [False, True])
+@each("phase", range(len(PHASES)))
+@each("real", [False, True])
 def test_a_batch_is_a_function_of_seed_step_and_phase_and_its_parts_agree(phase, real):
     for step in range(4):
         batch, again = draw_batch(1, step, phase, real), draw_batch(1, step, phase, real)
