@@ -22,6 +22,7 @@ from mmkv_bench.errors import UnsupportedError
 from mmkv_bench.generation.encode import encode
 from mmkv_bench.models.source import Source
 from mmkv_bench.models.token_boxes import Box, token_boxes
+from tests import cover
 from tests.each import each
 from tests.models.shapes import small
 
@@ -132,9 +133,9 @@ def some_cells(size: tuple[int, int], count: int) -> tuple[list[tuple[int, int, 
     return cells + [(0, draw.randrange(grid[0]), draw.randrange(grid[1])) for _ in range(count - 2)], grid
 
 
-@each("name", MODELS)
-def test_the_tokens_of_a_cell_are_those_that_its_pixels_reach(name):
-    for size in SIZES:
+@cover.cases(MODELS, SIZES)
+def test_the_tokens_of_a_cell_are_those_that_its_pixels_reach(name, combinations):
+    for (size,) in combinations:
         cells, grid = some_cells(size, 4)
         assert check(name, [size], cells, grid) > 0 or (name == "llava_v1_5_7b" and size[0] != size[1])
 

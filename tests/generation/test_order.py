@@ -34,7 +34,7 @@ def by_cell(results) -> dict:
 def test_order_and_choice_of_cells_change_no_result(name):
     model, prompt, cells = zoo.model(name), common.encoded(name), cells_of(name)
     expected = by_cell(common.together(model, name, prompt, cells))
-    for seed in range(3):
+    for seed in range(2):
         shuffled = random.Random(seed).sample(cells, len(cells))
         results = common.together(model, name, prompt, shuffled)
         assert [result.cell for result in results] == [one.cell for one in shuffled], "results come as cells were given"
@@ -54,7 +54,7 @@ def test_order_of_samples_changes_no_result(name):
         zoo.without_visual(name, 25),
     ]
     prompts = [common.encoded(name, one, f"zoo/{number}") for number, one in enumerate(inputs)]
-    cells = cells_of(name, (4, "50%"))
+    cells = common.some(cells_of(name, (4, "50%")))
     expected = [
         by_cell(common.together(zoo.build(name), name, prompt, cells)) for prompt in prompts
     ]  # fmt: skip
@@ -101,6 +101,7 @@ def test_prompt_of_one_token(name):
     prompt = common.encoded(name, inputs)
     expected = model.generate(**inputs, max_new_tokens=6, do_sample=False)[0, 1:].tolist()
     cells = [one for one in cells_of(name, (1, 5, "10%", 1.0)) if one.protocol != "query_agnostic"]
+    cells = common.some(cells)
     for fork in common.assert_forks_equal_alone(model, name, prompt, cells):
         assert fork.token_ids == expected
         assert fork.kept == [[1] * len(fork.kept[0])] * zoo.LAYERS
@@ -121,7 +122,7 @@ def test_prompt_of_only_visual_tokens(name):
     """query_agnostic has no question left, and strict no text token to feed again; both say so, paper is answered."""
     model, inputs = zoo.model(name), zoo.visual_only(name)
     prompt = common.encoded(name, inputs)
-    cells = cells_of(name, (1, 5))
+    cells = common.some(cells_of(name, (1, 5)))
     ends_with_text = int(prompt.types[0, -1]) == 0
     results = common.together(model, name, prompt, cells)
     for one, result, own in zip(cells, results, common.alone(model, name, prompt, cells), strict=True):

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests import zoo
-from tests.each import each
+from tests import cover, zoo
 from tests.generation import common
 
 TOKENS = 8
@@ -60,13 +59,12 @@ def assert_equal(model, name, inputs=None, tokens=TOKENS, **task):
     return expected, results[0]
 
 
-@each("attention", ("sdpa", "eager"))
-@pytest.mark.parametrize("name", zoo.ALL)
-def test_full_equals_stock_generate_on_every_family(name, attention):
-    model = zoo.model(name, attention)
-    for seed in (0, 1):
-        expected, result = assert_equal(model, name, zoo.prompt(name, seed))
-        assert len(expected) == TOKENS and result.finish_reason == "length"
+@cover.cases(zoo.ALL, ("sdpa", "eager"), (0, 1))
+def test_full_equals_stock_generate_on_every_family(name, combinations):
+    for attention, seed in combinations:
+        with cover.case(attention, seed):
+            expected, result = assert_equal(zoo.model(name, attention), name, zoo.prompt(name, seed))
+            assert len(expected) == TOKENS and result.finish_reason == "length"
 
 
 @pytest.mark.parametrize("name", zoo.ALL)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -52,8 +54,7 @@ def make_prompt(rows: int, columns: int, images: int, question: str) -> tuple[np
     return sequence.ids[:-1], sequence.positions[:, :-1]
 
 
-@each("task", TASKS)
-@each("size", SIZES)
+@each(("task", "size"), zip(TASKS, itertools.cycle(SIZES), strict=False))
 def test_the_chat_template_gives_the_training_prompt(loaded, task, size):
     model, processor = loaded
     sample = make_sample(task, size, "dev", 0)
