@@ -209,7 +209,13 @@ def test_the_documented_commands_are_commands():
         assert {name: committed.settings[name] for name in own} == {name: getattr(plain, name) for name in own}
 
 
-def test_a_configured_model_is_measured_as_a_run_of_it_finds_it(tmp_path, capsys):
+def test_an_unknown_model_is_refused_by_name(tmp_path, capsys):
+    assert main(["prefixkv", "--model", "internvl3_2", "--out", str(tmp_path / "no.json")]) == 2
+    assert "did you mean 'internvl3_2b'" in capsys.readouterr().err
+
+
+@pytest.mark.full  # a model of its true width
+def test_a_configured_model_is_measured_as_a_run_of_it_finds_it(tmp_path):
     from omegaconf import OmegaConf
 
     from mmkv_bench.config.schema import Model, conf_dir
@@ -225,5 +231,3 @@ def test_a_configured_model_is_measured_as_a_run_of_it_finds_it(tmp_path, capsys
     )
     assert (found["model"], found["model_fingerprint"]) == ("internvl3_2b", Source.of(node).fingerprint()[0])
     assert found["data"]["layers"] == 1
-    assert main(["prefixkv", "--model", "internvl3_2", "--out", str(tmp_path / "no.json")]) == 2
-    assert "did you mean 'internvl3_2b'" in capsys.readouterr().err
