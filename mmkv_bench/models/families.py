@@ -14,7 +14,7 @@ from mmkv_bench.protocols import CUTTING, WHOLE
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor, nn
+    from torch import Tensor
     from transformers import PreTrainedModel
 
 _BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
