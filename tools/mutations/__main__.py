@@ -63,9 +63,9 @@ def run(asked: argparse.Namespace) -> None:
     work = {}
     for n, mutation in today.items():
         row_of(mutation, (asked.root / mutation.file).read_text())  # a line that moved is told before an hour's work
-        if n not in known:
+        if n not in known and (not asked.before or before.get(n, {}).get("killed")):
             row = row_of(plain[n], (asked.covered / plain[n].file).read_text())
-            killer = [before[n]["by"]] if n in before and "::" in (before[n]["by"] or "") else []
+            killer = [before[n]["by"]] if n in before and "::" in before[n]["by"] else []
             tests = killer + covering.tests(plain[n].file, row)
             work[n] = list(dict.fromkeys(tests)) if asked.covered == asked.root else present(tests, asked.root)
     warm()
@@ -99,9 +99,11 @@ def _append(path: Path, n: str, said: dict, mutation: Mutation) -> None:
 def compare(before: Path, after: Path) -> int:
     """Print what was killed before and is not after; exit code 1 when there is any."""
     first, second = read(before), read(after)
-    lost = [n for n, said in first.items() if said["killed"] and not second[n]["killed"]]
-    counts = [sum(said["killed"] for said in entries.values()) for entries in (first, second)]
-    print(f"{len(first)} mutations, killed before: {counts[0]}, killed after: {counts[1]}, lost: {lost or 'none'}")
+    killed = [n for n, said in first.items() if said["killed"]]
+    lost = [n for n in killed if not second.get(n, {}).get("killed")]
+    print(
+        f"{len(first)} mutations, killed before: {len(killed)}, of these after: {len(killed) - len(lost)}, lost: {lost}"
+    )
     return bool(lost)
 
 
@@ -115,7 +117,7 @@ def main() -> int:
     options.add_argument("--coverage", type=Path, help="a database made with --cov-context=test")
     options.add_argument("--drawn", type=Path, default=HERE / "drawn.jsonl")
     options.add_argument("--moved", type=Path, default=HERE / "moved.jsonl")
-    options.add_argument("--before", type=Path, help="an earlier list: the test that killed then is asked first")
+    options.add_argument("--before", type=Path, help="an earlier list: only what was killed then, its test first")
     options.add_argument("--write", type=Path)
     options.add_argument("--rooms", nargs="+", default=ROOMS, choices=ROOMS)
     options.add_argument("--share", type=int, default=12, help="mutations of each room")
