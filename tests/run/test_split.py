@@ -9,7 +9,6 @@ import pytest
 from mmkv_bench.cli.main import main
 from mmkv_bench.protocols import NAMES
 from mmkv_bench.run import launch
-from tests.each import each
 from tests.run import setting
 from tests.run.setting import answers, done, go, responses
 
@@ -33,7 +32,7 @@ def test_answers_of_the_reference_differ(whole):
 
 
 # ---------------------------------------------------------------------- shards and processes
-@each("parts", [2, 4])
+@pytest.mark.parametrize("parts", [2, pytest.param(4, marks=pytest.mark.full)])
 def test_shards_together_are_the_whole_run_row_for_row(whole, tmp_path, parts):
     sizes = [done(tmp_path, *COMMAND, f"shard={part}/{parts}").generated for part in range(parts)]
     assert sum(sizes) == 12 and len([size for size in sizes if size]) > 1
