@@ -65,8 +65,8 @@ def test_rows_of_an_older_identity_and_of_other_versions_are_counted_apart(rows,
         "3 drawn, 3 identity of an older version" in out and "because of identity of an older version (numerics_" in out
     )
     monkeypatch.undo()
-    plain = provenance._version
-    monkeypatch.setattr(provenance, "_version", lambda name: "0.1" if name == "torch" else plain(name))
+    plain = provenance.version
+    monkeypatch.setattr(provenance, "version", lambda name: "0.1" if name == "torch" else plain(name))
     done(tmp_path / "old", *RUN, "limit=1")
     monkeypatch.undo()
     assert main([str(tmp_path / "old"), "--samples", "4"]) == 2
