@@ -128,6 +128,7 @@ def test_a_sample_that_failed_is_missed_in_the_scores_of_its_subset_too(name):
         assert all((row.value is None) == (row.sample_id in lost) for row in found.samples)
 
 
+@pytest.mark.full
 @NEEDS_JAVA
 def test_known_captions_score_what_is_known_and_corpus_scores_are_lmms_evals():
     from mmkv_bench.statistics.metric_kinds import aggregate_of

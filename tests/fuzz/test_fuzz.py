@@ -7,7 +7,7 @@ from tests.fuzz.drawing import Case, draw
 from tests.fuzz.mistakes import MISTAKES
 from tests.fuzz.running import run
 
-SEED, RUNS = 11, 10
+SEED, RUNS = 11, 30
 FOUND = (
     "folders=[x]",
     "datasets={}",

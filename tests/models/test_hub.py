@@ -77,6 +77,7 @@ def child(tmp_path, *names: str, **env: str) -> dict[str, str]:
     return json.loads(ended.stdout.splitlines()[-1])
 
 
+@pytest.mark.full
 def test_what_the_hub_refuses_is_one_sentence_that_says_what_to_do(hub, tmp_path):
     said = child(tmp_path, *ANSWERS, HF_ENDPOINT=hub)
     assert set(said) == set(ANSWERS), "every one of them is refused"

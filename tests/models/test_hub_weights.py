@@ -91,6 +91,7 @@ def fetched(hub, tmp_path_factory):
     return root
 
 
+@pytest.mark.full
 def test_weights_of_a_hub_answer_as_the_folder_does_and_their_commit_is_recorded(fetched, tmp_path):
     done(tmp_path, "model=tiny", *ASKED)
     rows = {}

@@ -137,6 +137,7 @@ def read_back(root: Path) -> dict:
     return found
 
 
+@pytest.mark.full
 def test_an_offline_wandb_run_holds_configuration_running_means_and_the_table(tmp_path):
     command = ("dataset=pages", "method=[snapkv]", "budget=16", "limit=3", "logger=wandb")
     forked(lambda: done(tmp_path, *command).code)  # wandb sets environment variables, which must not stay

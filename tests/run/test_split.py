@@ -52,6 +52,7 @@ def test_a_shard_without_samples_says_so_and_ends_well(tmp_path):
     assert sorted(sizes) == [0, 0, 1]
 
 
+@pytest.mark.full
 def test_two_real_processes_of_launch_are_one_process_row_for_row(whole, tmp_path, capfd):
     command = ["launch", "--processes", "2", *COMMAND, "model.device=cpu", f"out={tmp_path}/rows"]
     assert main(command) == 0
@@ -82,6 +83,7 @@ def test_launch_scores_when_failed_rows_are_all_that_went_wrong(tmp_path, own_pa
 
 
 # ---------------------------------------------------------------------- prefills
+@pytest.mark.full
 def test_sharing_on_equals_sharing_off_for_every_method_and_protocol(tmp_path):
     grid = (METHODS, f"protocol=[{','.join(NAMES)}]", "budget=[12,'20%']", "dataset=pages", "limit=2")
     shared, alone = tmp_path / "on", tmp_path / "off"

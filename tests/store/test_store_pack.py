@@ -233,6 +233,7 @@ def scored_again(store: Store) -> None:
     store.write_scores("c1", [sample_score(7, "c1", value=0.0)], [metric_row("c1", value=0.0)])
 
 
+@pytest.mark.full
 @each("doing", (Store.pack, scored_again))
 def test_a_kill_at_any_file_operation_loses_and_doubles_no_row(tmp_path, doing):
     model = filled(tmp_path / "model")
