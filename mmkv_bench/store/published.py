@@ -39,6 +39,12 @@ class Entry:
         return self.path.replace("/", "-")
 
 
+def check_empty(folder: Path) -> None:
+    """Raises ConfigError where something is already: asked before packing, which cannot be taken back."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"--publish {folder} is not empty; name a folder that is not there yet")
+
+
 def publish(store: Opened, folder: Path) -> str:
     """Copies a packed store into a new folder, flat, with its manifest.
 
@@ -52,8 +58,7 @@ def publish(store: Opened, folder: Path) -> str:
         ConfigError: the folder holds something.
         StoreError: the disk refuses.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"--publish {folder} is not empty; name a folder that is not there yet")
+    check_empty(folder)
     entries = []
     with disk_errors("publishing", folder), store.locked():
         paths = [store.root / MARK, *(path for table in SCHEMAS for path in sorted(store.files(table)))]

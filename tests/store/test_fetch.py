@@ -189,3 +189,17 @@ def test_other_rows_are_never_mixed_with_or_replaced(published, tmp_path, capsys
     assert "is not empty" in capsys.readouterr().err
     assert verb("pack")([str(tmp_path / "rows"), str(out), "--publish", str(tmp_path / "new")]) == 2
     assert "publish each by itself" in capsys.readouterr().err
+
+
+def test_a_folder_that_holds_something_is_refused_before_rows_are_packed(tmp_path, capsys):
+    """Packing slim cannot be taken back."""
+    store = Store(tmp_path / "rows")
+    store.write_cells([cell("c0")])
+    with store.writer("w") as writer:
+        writer.commit([response(0, "c0")])
+    before = {path: path.read_bytes() for path in store.root.rglob("*") if path.is_file()}
+    (tmp_path / "public").mkdir()
+    (tmp_path / "public" / "mine.txt").write_text("x")
+    assert verb("pack")([str(store.root), "--slim", "--publish", str(tmp_path / "public")]) == 2
+    assert "is not empty" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in store.root.rglob("*") if path.is_file()} == before

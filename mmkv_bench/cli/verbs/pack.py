@@ -32,18 +32,19 @@ def options(parser: Parser) -> None:
 
 def answer(given: argparse.Namespace) -> int:
     """Pack each folder and say what became of its size."""
+    from mmkv_bench.store.published import check_empty, publish
     from mmkv_bench.store.store import Store
 
     if given.publish is not None and len(given.rows) != 1:
         raise ConfigError(f"--publish takes the rows of one folder and got {len(given.rows)}; publish each by itself")
+    if given.publish is not None:
+        check_empty(given.publish)
     for folder in map(rows_folder, given.rows):
         before = _size(folder)
         dropped = Store(folder).pack(given.slim)
         said = f"; dropped {dropped} cells that newer numbers of their methods supersede" if dropped else ""
         print(f"{folder}: {before / 2**20:.1f} -> {_size(folder) / 2**20:.1f} MiB{said}")
         if given.publish is not None:
-            from mmkv_bench.store.published import publish
-
             digest = publish(Store(folder), given.publish)
             print(f"{given.publish}: ready to be uploaded; its manifest's sha256 is {digest}")
     return 0
