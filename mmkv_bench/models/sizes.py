@@ -1,0 +1,113 @@
+"""How large a model is: its decoder's shape and its parameters, from what its files state. Neither torch nor transformers."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mmkv_bench.models.families import family_of, text_config
+from mmkv_bench.models.roofline import Decoder
+
+_BIASED = ("qwen2", "qwen2_vl_text", "qwen2_5_vl_text")
+"""Text models whose query, key and value projections always have biases."""
+_NORMALISED = ("qwen3", "qwen3_vl_text")
+"""Text models whose queries and keys are normalised per head."""
+_NEEDED = ("hidden_size", "intermediate_size", "vocab_size")
+_LONGEST_HEADER = 100_000_000  # safetensors' own limit
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Parameters of a model.
+
+    Attributes:
+        decoder: shape of the text model, None where its files do not state all of it.
+        parameters: of the whole model, vision tower included; None where that is not known.
+        source: what says so: `files` (the stored weights), `stated` (the model's file in conf/model), `shape` (a text model's
+            own count), or `bound` (with layers left out, what they leave of the stated number: never too few).
+        missing: one sentence about what is not known, empty where all is.
+    """
+
+    decoder: Decoder | None
+    parameters: int | None
+    source: str
+    missing: str = ""
+
+
+def decoder_of(config: Any) -> Decoder | None:
+    """The text model's shape, from a transformers config or what a config.json states; None where a number is missing."""
+    text, family = text_config(config), family_of(config)
+    values = {name: getattr(text, name, None) for name in _NEEDED}
+    tied = getattr(config, "tie_word_embeddings", None)
+    tied = getattr(text, "tie_word_embeddings", None) if tied is None else tied
+    if tied is None or not all(isinstance(value, int) for value in values.values()):
+        return None
+    return Decoder(
+        layers=family.num_layers,
+        hidden=values["hidden_size"],
+        intermediate=values["intermediate_size"],
+        query_heads=family.num_query_heads,
+        kv_heads=family.num_kv_heads,
+        head_dim=family.head_dim,
+        vocabulary=values["vocab_size"],
+        tied=bool(tied),
+        qkv_bias=text.model_type in _BIASED or bool(getattr(text, "attention_bias", False)),
+        qk_norm=text.model_type in _NORMALISED,
+    )
+
+
+def sizes_of(model: Mapping[str, Any], config: Any, whole: Any = None, folder: str | Path | None = None) -> Sizes:
+    """What is known of a model before it is loaded.
+
+    Args:
+        model: the run's `model` node; config: what its files state (`Source.outlined`), None where they are not here.
+        whole: the same of all its layers, where `model.layers` leaves some out; folder: of its weights, where they lie here.
+    """
+    if config is None:
+        return Sizes(None, None, "", f"the files of model {model['name']} are not here, so its shape is not known")
+    decoder = decoder_of(config)
+    if decoder is None:
+        return Sizes(
+            None,
+            None,
+            "",
+            f"config.json of model {model['name']} does not state its widths, vocabulary or whether its embeddings are tied, so "
+            "its bytes are not known before it is loaded",
+        )
+    stored = None if folder is None else stored_parameters(folder)
+    if stored is not None:
+        return Sizes(decoder, stored, "files")
+    stated = (model.get("about") or {}).get("parameters")
+    if stated and model.get("layers") is None:
+        return Sizes(decoder, int(stated), "stated")
+    if not family_of(config).multimodal:
+        return Sizes(decoder, decoder.parameters, "shape")
+    complete = None if whole is None else decoder_of(whole)
+    if stated and complete is not None:
+        return Sizes(decoder, int(stated) - complete.parameters + decoder.parameters, "bound")
+    return Sizes(
+        decoder, None, "", f"how many parameters the vision tower of {model['name']} has is known when it is loaded"
+    )
+
+
+def stored_parameters(folder: str | Path) -> int | None:
+    """Parameters in a folder's safetensors files, from their headers; None where there is none or one cannot be read."""
+    files = sorted(Path(folder).glob("*.safetensors"))
+    try:
+        return sum(map(_in_file, files)) if files else None
+    except (OSError, ValueError, KeyError, TypeError, struct.error):
+        return None
+
+
+def _in_file(file: Path) -> int:
+    with file.open("rb") as stream:
+        (length,) = struct.unpack("<Q", stream.read(8))
+        if length > _LONGEST_HEADER:
+            raise ValueError(f"{file} is no safetensors file")
+        header = json.loads(stream.read(length))
+    return sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")

@@ -1,0 +1,102 @@
+"""Promise: bytes, operations and limits come out as a reader computes them by hand, and as transformers counts parameters."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from mmkv_bench.models import roofline
+from mmkv_bench.models.roofline import Decoder
+from mmkv_bench.models.sizes import decoder_of, sizes_of, stored_parameters
+from mmkv_bench.models.stated import stated
+from tests.each import each
+
+QWEN = Decoder(28, 3584, 18944, 28, 4, 128, 152064, tied=False, qkv_bias=True)
+"""Qwen2.5-VL-7B's text model, as its config.json is published."""
+H100 = 3.35e12  # bytes per second, as its maker says
+
+
+def test_parameters_of_a_published_shape_are_those_computed_by_hand():
+    # q 3584*3584, k and v 3584*512 each, o 3584*3584, gate, up and down 3584*18944 each
+    assert QWEN.matrices == 2 * 12_845_056 + 2 * 1_835_008 + 3 * 67_895_296 == 233_046_016
+    # biases 3584 + 2*512, two norms of 3584; 28 layers; the last norm
+    assert QWEN.blocks == 28 * (233_046_016 + 4_608 + 7_168) + 3_584 == 6_525_621_760
+    assert QWEN.table == 544_997_376
+    assert QWEN.read == 7_070_619_136  # the head, and not the embedding table, which is another one
+    assert QWEN.parameters == 7_615_616_512
+    assert QWEN.kv_values == 2 * 28 * 4 * 128 == 28_672
+
+
+def test_a_step_of_7b_at_32k_has_the_published_limits():
+    weights, kv = 2 * QWEN.read, 2 * QWEN.kv_values * 32768
+    assert (weights, kv) == (14_141_238_272, 1_879_048_192)
+    assert roofline.roofline_ms(roofline.step_bytes(weights, kv), H100) == pytest.approx(4.7822, abs=1e-4)
+    # evicting 90 % at batch 1 wins 1.12x at most; at batch 8 the caches weigh more: 29.17 GB over 15.64
+    assert roofline.speed_up_allowed(weights, kv, kv / 10) == pytest.approx(1.1180, abs=1e-4)
+    assert roofline.speed_up_allowed(weights, kv, kv / 10, batch=8) == pytest.approx(1.8648, abs=1e-4)
+    assert roofline.speed_up_allowed(weights, kv, kv) == 1
+
+
+def test_operations_of_steps_and_prefills_are_those_computed_by_hand():
+    matrices = 28 * 233_046_016 + 544_997_376
+    assert roofline.step_operations(QWEN, 1000) == 2 * matrices + 28 * 28 * 128 * 4 * 1000
+    assert roofline.step_operations(QWEN, 1000, batch=3) == 3 * roofline.step_operations(QWEN, 1000)
+    # a prompt of one token is a step on a cache of one entry, that of itself
+    assert roofline.prefill_operations(QWEN, 1) == roofline.step_operations(QWEN, 1)
+    # of 2048: each pair of a query and an earlier key twice, products of 28 heads of 128
+    pairs = sum(range(1, 2049))
+    assert roofline.prefill_operations(QWEN, 2048) == (
+        2 * 28 * 233_046_016 * 2048 + 4 * 28 * 28 * 128 * pairs + 2 * 544_997_376
+    )
+
+
+def test_utilisation_is_one_at_the_limit_and_computing_may_be_the_limit():
+    weights, kv = 2.0 * QWEN.read, 2.0 * QWEN.kv_values * 2048
+    at_limit = roofline.roofline_ms(weights + kv, H100) / roofline.MS
+    assert roofline.mbu(weights + kv, at_limit, H100) == pytest.approx(1)
+    assert roofline.mbu(weights + kv, 2 * at_limit, H100) == pytest.approx(0.5)
+    assert roofline.mfu(1e12, 2.0, 1e12) == 0.5
+    # batch 512 at 60 TFLOP/s: 512 * 14.1 GFLOP take longer than reading
+    slow, operations = 6e13, roofline.step_operations(QWEN, 1, batch=512)
+    assert roofline.roofline_ms(weights, H100, operations, slow) == pytest.approx(1000 * operations / slow)
+    assert roofline.roofline_ms(weights, H100, operations / 1e6, slow) == pytest.approx(1000 * weights / H100)
+
+
+@each("name", ["qwen2_5_vl_3b", "qwen2_5_vl_7b", "qwen3_vl_8b", "llava_v1_5_7b", "internvl3_2b", "llama_3_8b"])
+def test_a_decoder_read_from_a_models_file_has_as_many_parameters_as_transformers_builds(name):
+    from tests.models.shapes import node
+    from tests.models.test_shapes import on_meta
+
+    model = on_meta(name)
+    decoder = decoder_of(stated(dict(node(name).shape)) or model.config)
+    text, head = model.get_decoder(), model.get_output_embeddings()
+    embeddings = model.get_input_embeddings().weight.numel()
+    blocks = sum(parameter.numel() for parameter in text.parameters()) - embeddings
+    assert (decoder.blocks, decoder.table) == (blocks, head.weight.numel())
+    assert decoder.tied == (head.weight is model.get_input_embeddings().weight)
+    assert decoder.parameters == blocks + (embeddings if decoder.tied else 2 * embeddings)
+
+
+def test_what_is_known_of_a_models_size_says_its_source(tmp_path):
+    from tests.models.shapes import node
+
+    model = dict(node("qwen2_5_vl_7b"))
+    whole = stated(dict(model["shape"]))
+    known = sizes_of(model, whole)
+    assert (known.decoder, known.parameters, known.source) == (QWEN, 8_292_166_656, "stated")
+    shrunk = stated({**model["shape"], "text_config": {**model["shape"]["text_config"], "num_hidden_layers": 2}})
+    fewer = sizes_of({**model, "layers": 2}, shrunk, whole)
+    assert fewer.source == "bound" and fewer.parameters == known.parameters - 26 * (QWEN.blocks - 3584) // 28
+    assert "not here" in sizes_of(model, None).missing
+    text = {key: value for key, value in model["shape"]["text_config"].items() if key != "intermediate_size"}
+    assert "does not state" in sizes_of(model, stated({**model["shape"], "text_config": text})).missing
+    save_file({"a": np.zeros((3, 5), np.float16), "b": np.zeros(7, np.float32)}, tmp_path / "model.safetensors")
+    assert stored_parameters(tmp_path) == 22
+    assert sizes_of(model, whole, folder=tmp_path).parameters == 22
+    (tmp_path / "more.safetensors").write_bytes(b"\xff" * 40)
+    assert stored_parameters(tmp_path) is None and stored_parameters(tmp_path / "none") is None
+    (tmp_path / "more.safetensors").write_bytes((2).to_bytes(8, "little") + json.dumps({}).encode())
+    assert stored_parameters(tmp_path) == 22
