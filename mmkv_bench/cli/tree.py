@@ -24,6 +24,7 @@ VERBS = (
     "pack",
     "fetch",
     "tokens",
+    "device",
 )
 """The verbs, in the order of the help; `verbs/<name>.py` answers each."""
 

@@ -42,7 +42,7 @@ class Sizes:
 def decoder_of(config: Any) -> Decoder | None:
     """The text model's shape, from a transformers config or what a config.json states; None where a number is missing."""
     text, family = text_config(config), family_of(config)
-    values = {name: getattr(text, name, None) for name in _NEEDED}
+    values: dict[str, Any] = {name: getattr(text, name, None) for name in _NEEDED}
     tied = getattr(config, "tie_word_embeddings", None)
     tied = getattr(text, "tie_word_embeddings", None) if tied is None else tied
     if tied is None or not all(isinstance(value, int) for value in values.values()):

@@ -64,6 +64,11 @@ def _run_git(checkout: Path, *arguments: str) -> str:
     return done.stdout.strip()
 
 
+def device_name(device: str) -> str:
+    """Of the GPU, or of the processor."""
+    return _device(device) if device.startswith("cuda") else _cpu() or device
+
+
 def _device(device: str) -> str:
     if not device.startswith("cuda"):
         return device

@@ -1,0 +1,107 @@
+"""Measures what a device allows: read-only memory bandwidth and the rate of large products. Seconds, once per device.
+
+Bandwidth is that of the fastest of three passes that read a block far larger than any cache and write next to nothing; a copy
+is none of them, since it writes what it reads and so reaches about half. Of several rounds the best counts: what disturbs a
+round only ever makes it slower, and a limit is what nothing exceeds.
+"""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Callable
+
+import psutil
+import torch
+
+from mmkv_bench.models.devices import DeviceSpeed, save, slug_of, stored
+from mmkv_bench.models.load import device_of
+from mmkv_bench.store.provenance import device_name
+
+_BLOCK = {"cpu": 1 << 29, "cuda": 1 << 32}  # bytes; at most an eighth of the memory
+_WIDTH = {"cpu": 2048, "cuda": 8192}  # of the square matrices
+_DTYPES = {"cpu": ("float32", "bfloat16"), "cuda": ("float32", "bfloat16", "float16")}
+_ROUNDS, _LEAST_S = 5, 0.3
+_COLUMNS = 4096
+
+
+def measured(setting: str, again: bool = False) -> DeviceSpeed:
+    """The speed of a device of this machine: as stored, else measured now and stored.
+
+    Args:
+        setting: `cpu`, `cuda`, or `auto`; again: measure in any case.
+
+    Raises:
+        ConfigError: no such device here, a cache that cannot be written.
+    """
+    device = device_of(setting)
+    known = stored().get(slug_of(device_name(str(device)), device.type, torch.get_num_threads()))
+    if known is not None and not again:
+        return known
+    speed = measure(device)
+    save(speed)
+    return speed
+
+
+def measure(device: torch.device, block: int | None = None, width: int | None = None) -> DeviceSpeed:
+    """Measure it with as many threads as torch has now.
+
+    Args:
+        block: bytes that are read; width: of the square matrices. Less than the defaults is faster and says less.
+    """
+    memory = psutil.virtual_memory().total
+    if device.type == "cuda":
+        memory = torch.cuda.get_device_properties(device).total_memory
+    block = min(block or _BLOCK[device.type], memory // 8)
+    return DeviceSpeed(
+        name=device_name(str(device)),
+        kind=device.type,
+        threads=torch.get_num_threads(),
+        bandwidth=_bandwidth(device, block),
+        rates={
+            name: _rate(device, getattr(torch, name), width or _WIDTH[device.type]) for name in _DTYPES[device.type]
+        },
+        memory_bytes=memory,
+        torch=torch.__version__,
+        measured=datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
+    )
+
+
+def _bandwidth(device: torch.device, block: int) -> float:
+    """Bytes per second."""
+    x = torch.ones(max(1, block // 4 // _COLUMNS), _COLUMNS, device=device)
+    ones = torch.ones(_COLUMNS, device=device)
+    read: tuple[Callable[[], object], ...] = (x.sum, x.amax, lambda: torch.mv(x, ones))
+    return x.numel() * x.element_size() / min(_seconds(one, device) for one in read)
+
+
+def _rate(device: torch.device, dtype: torch.dtype, width: int) -> float:
+    """Operations per second."""
+    a, b = (torch.full((width, width), 0.5, device=device, dtype=dtype) for _ in range(2))
+    return 2 * width**3 / _seconds(lambda: torch.mm(a, b), device)
+
+
+def _seconds(run: Callable[[], object], device: torch.device) -> float:
+    """The least time of one call, over rounds of as many as take long enough to be timed."""
+    run()
+    calls, best = 1, float("inf")
+    while (taken := _round(run, calls, device)) < _LEAST_S / _ROUNDS:
+        calls *= 2
+    for _ in range(_ROUNDS):
+        best = min(best, taken / calls)
+        taken = _round(run, calls, device)
+    return best
+
+
+def _round(run: Callable[[], object], calls: int, device: torch.device) -> float:
+    _settle(device)
+    start = time.perf_counter()
+    for _ in range(calls):
+        run()
+    _settle(device)
+    return time.perf_counter() - start
+
+
+def _settle(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,78 @@
+"""Promise: a device is measured once, its file is found again without torch, and no measurement exceeds what was done."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from mmkv_bench.cli.main import main
+from mmkv_bench.errors import ConfigError
+from mmkv_bench.generation import device_speed
+from mmkv_bench.models import devices
+from mmkv_bench.models.devices import DeviceSpeed
+from tests.cli.setting import CHECKOUT
+
+SPEED = DeviceSpeed("NVIDIA H100 80GB HBM3", "cuda", 8, 3e12, {"bfloat16": 7e14}, 80 * 2**30, "2.13.0", "2026-11-22")
+
+
+def test_a_device_is_measured_once_and_known_again(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("MMKV_BENCH_CACHE", str(tmp_path))
+    calls, own, asked = [], device_speed.measure, device_speed.measured
+    monkeypatch.setattr(device_speed, "_LEAST_S", 0.01)
+    monkeypatch.setattr(device_speed, "measure", lambda device: (calls.append(device), own(device, 1 << 22, 64))[1])
+    first = asked("cpu")
+    assert asked("cpu") == first == devices.stored()[first.slug]
+    assert main(["device", "cpu"]) == 0 and len(calls) == 1
+    asked("cpu", again=True)
+    assert len(calls) == 2
+    assert first.kind == "cpu" and first.threads == torch.get_num_threads() and first.slug.endswith("-threads")
+    assert first.bandwidth > 1e8 and set(first.rates) == {"float32", "bfloat16"} and min(first.rates.values()) > 1e7
+    assert f"{first.threads} threads" in capsys.readouterr().out
+
+
+def test_the_best_round_counts_and_its_calls_are_divided(monkeypatch):
+    """A clock of our own: a call takes 2 ms, in one of the rounds 1 ms; three calls a round at least."""
+    now, took, rounds = [0.0], [0.002], iter([0.002, 0.002, 0.002, 0.002, 0.001])
+    monkeypatch.setattr(device_speed.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(device_speed, "_LEAST_S", 0.03)
+    own, calls = device_speed._round, []
+
+    def run():
+        now[0] += took[0]
+
+    def one(run, count, device):
+        took[0] = next(rounds, 0.002)
+        calls.append(count)
+        return own(run, count, device)
+
+    monkeypatch.setattr(device_speed, "_round", one)
+    assert device_speed._seconds(run, torch.device("cpu")) == pytest.approx(0.001)
+    assert calls[:3] == [1, 2, 4] and set(calls[2:]) == {4}
+
+
+def test_stored_devices_are_read_without_torch_and_damaged_files_are_none(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("MMKV_BENCH_CACHE", str(tmp_path))
+    assert main(["device", "--list"]) == 0
+    assert "nothing was measured yet" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="none was measured"):
+        devices.named("nvidia-h100-80gb-hbm3")
+    file = devices.save(SPEED)
+    assert devices.named("nvidia-h100-80gb-hbm3") == SPEED
+    with pytest.raises(ConfigError, match="did you mean 'nvidia-h100-80gb-hbm3'"):
+        devices.named("nvidia-h100-80gb-hbm")
+    values = json.loads(file.read_text())
+    for number, damaged in enumerate(
+        ["", "[]", json.dumps(values | {"scheme": 9}), json.dumps(values | {"bandwidth": 0}), json.dumps({"scheme": 1})]
+    ):
+        (file.parent / f"damaged-{number}.json").write_text(damaged)
+    assert list(devices.stored()) == [SPEED.slug]
+    code = "import sys; from mmkv_bench.cli.main import main; main(['device', '--list', '--json']); print('torch' in sys.modules)"
+    environment = CHECKOUT | {"MMKV_BENCH_CACHE": str(tmp_path)}
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)
+    document, heavy = ended.stdout.splitlines()
+    assert heavy == "False" and json.loads(document) == [dataclasses.asdict(SPEED) | {"device": SPEED.slug}]
