@@ -77,6 +77,7 @@ ARROWS = {
         "datasets",
         "diagnostics",
         "evaluation",
+        "generation",
         "methods",
         "models",
         "plan",
