@@ -43,6 +43,8 @@ from mmkv_bench.errors import MMKVError
 from mmkv_bench.tiny import WEIGHTS
 
 if TYPE_CHECKING:
+    import torch
+
     from mmkv_bench.datasets.task_spec import TaskSpec
     from mmkv_bench.evaluation.contract import Request
     from mmkv_bench.generation.result import CellSpec, ForkResult
@@ -65,16 +67,12 @@ PHASES = {
 }
 
 
-def clock(device: str) -> Callable[[], float]:
-    if device != "cuda":
-        return time.process_time
-    import torch
+def clock(place: torch.device) -> Callable[[], float]:
+    """CPU seconds where the host computes, which other processes do not lengthen; else seconds of the device's clock."""
+    from mmkv_bench import devices
 
-    def now() -> float:
-        torch.cuda.synchronize()
-        return time.perf_counter()
-
-    return now
+    device = devices.at(place)
+    return time.process_time if isinstance(device, devices.Host) else device.now
 
 
 def make_cells() -> list[CellSpec]:
@@ -100,7 +98,7 @@ class Bench:
 
         self.loaded, self.cells = loaded, make_cells()
         self.rules = DecodeRules.read(loaded.model.generation_config, generation, loaded.tokenizer)
-        self.now = clock(loaded.device.type)
+        self.now = clock(loaded.device)
         self.seconds: dict[str, list[float]] = {}
         self.changed: list[str] = []
 
@@ -216,7 +214,7 @@ def report(bench: Bench, options: argparse.Namespace, lengths: Sequence[int], sh
     mean = {way: 1000 * sum(values) / len(values) for way, values in bench.seconds.items()}
     one, many, apart = mean["one full run"], mean["21 cells shared"], mean["21 separate runs"]
     measured = mean["21 cells measured"]
-    device = bench.loaded.device.type
+    device = str(bench.loaded.device)
     tokens = [result.n_tokens for row in shared for result in row]
     source = collect_provenance(device)
     versions = json.loads(source["versions"])

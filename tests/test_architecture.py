@@ -18,22 +18,24 @@ ROOT = Path(mmkv_bench.__file__).parent
 # room -> rooms and top-level modules it may import. `errors` and `secrecy` are everybody's. What is not listed imports nothing.
 ARROWS = {
     "protocols": set(),
-    "compression": {"protocols"},
+    "devices": set(),
+    "compression": {"devices", "protocols"},
     "config": {"protocols"},
     "file_state": set(),
     "statistics": set(),
     "tiny": set(),
     "judging": {"config"},
-    "models": {"config", "file_state", "protocols"},
-    "store": {"file_state"},
+    "models": {"config", "devices", "file_state", "protocols"},
+    "store": {"devices", "file_state"},
     "datasets": {"file_state", "judging", "tiny"},
-    "generation": {"models", "compression", "protocols", "store"},
+    "generation": {"models", "compression", "devices", "protocols", "store"},
     "tables": {"config", "protocols", "statistics", "store"},
     "calibrate": {"config", "compression", "models", "generation", "store", "tiny"},
     "evaluation": {"datasets", "judging", "file_state", "protocols"},
     "methods": {"config", "compression", "calibrate", "generation", "models", "protocols", "tiny"},
     "plan": {
         "config",
+        "devices",
         "protocols",
         "methods",
         "calibrate",
@@ -46,6 +48,7 @@ ARROWS = {
     },
     "run": {
         "config",
+        "devices",
         "plan",
         "protocols",
         "compression",
@@ -103,15 +106,13 @@ FOREIGN = {
     "wandb": {"store"},
     "pandas": {"tables", "run"},
     "torch": {
+        "devices",
         "compression",
         "models",
         "generation",
         "methods",
         "tiny",
-        "plan",
-        "run",
         "calibrate",
-        "store",  # device names
         "door",
     },
     "kvpress": {"compression"},
@@ -285,6 +286,24 @@ def test_only_own_files_are_run_by_path():
     words = ("spec_from_file_location", "SourceFileLoader", "exec_module", "run_path", "source_to_code", "__import__")
     found = {str(file.relative_to(ROOT)) for file in FILES for word in words if word in file.read_text()}
     assert found == {"methods/own_file.py"}
+
+
+def test_only_the_device_object_asks_what_a_device_is_and_has():
+    """Neither `torch.cuda` nor a kind of device nor pinned memory elsewhere, in benchmarks and scripts neither."""
+    wrong = []
+    elsewhere = [file for folder in ("benchmarks", "scripts") for file in (ROOT.parent / folder).glob("*.py")]
+    for file in [file for file in FILES if room(file) != "devices"] + elsewhere:
+        for node in ast.walk(ast.parse(file.read_text())):
+            asked = isinstance(node, ast.Attribute) and (
+                ast.unparse(node) in ("torch.cuda", "torch.accelerator", "torch.backends.cuda")
+                or node.attr in ("is_cuda", "is_cpu", "pin_memory", "is_pinned")
+                or (node.attr == "type" and ast.unparse(node.value).endswith("device"))
+            )
+            given = isinstance(node, ast.keyword) and node.arg == "pin_memory"
+            named = isinstance(node, ast.Import | ast.ImportFrom) and "torch.cuda" in ast.unparse(node)
+            if asked or given or named:
+                wrong.append(f"{file.relative_to(ROOT.parent)}:{node.lineno}")
+    assert wrong == []
 
 
 def test_unsafe_loading_is_nowhere():

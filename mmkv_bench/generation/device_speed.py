@@ -8,12 +8,12 @@ round only ever makes it slower, and a limit is what nothing exceeds.
 from __future__ import annotations
 
 import datetime
-import time
 from collections.abc import Callable
 
-import psutil
 import torch
 
+from mmkv_bench import devices
+from mmkv_bench.devices import Device
 from mmkv_bench.models.devices import DeviceSpeed, save, slug_of, stored
 from mmkv_bench.models.load import device_of
 from mmkv_bench.store.provenance import device_name
@@ -34,54 +34,52 @@ def measured(setting: str, again: bool = False) -> DeviceSpeed:
     Raises:
         ConfigError: no such device here, a cache that cannot be written.
     """
-    device = device_of(setting)
-    known = stored().get(slug_of(device_name(str(device)), device.type, torch.get_num_threads()))
+    place = device_of(setting)
+    kind = devices.at(place).kind
+    known = stored().get(slug_of(device_name(str(place)), kind, torch.get_num_threads()))
     if known is not None and not again:
         return known
-    speed = measure(device)
+    speed = measure(place)
     save(speed)
     return speed
 
 
-def measure(device: torch.device, block: int | None = None, width: int | None = None) -> DeviceSpeed:
+def measure(place: torch.device, block: int | None = None, width: int | None = None) -> DeviceSpeed:
     """Measure it with as many threads as torch has now.
 
     Args:
         block: bytes that are read; width: of the square matrices. Less than the defaults is faster and says less.
     """
-    memory = psutil.virtual_memory().total
-    if device.type == "cuda":
-        memory = torch.cuda.get_device_properties(device).total_memory
-    block = min(block or _BLOCK[device.type], memory // 8)
+    device = devices.at(place)
+    kind, memory = device.kind, device.total_bytes()
+    block = min(block or _BLOCK[kind], memory // 8)
     return DeviceSpeed(
-        name=device_name(str(device)),
-        kind=device.type,
+        name=device_name(str(place)),
+        kind=kind,
         threads=torch.get_num_threads(),
         bandwidth=_bandwidth(device, block),
-        rates={
-            name: _rate(device, getattr(torch, name), width or _WIDTH[device.type]) for name in _DTYPES[device.type]
-        },
+        rates={name: _rate(device, getattr(torch, name), width or _WIDTH[kind]) for name in _DTYPES[kind]},
         memory_bytes=memory,
         torch=torch.__version__,
         measured=datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
     )
 
 
-def _bandwidth(device: torch.device, block: int) -> float:
+def _bandwidth(device: Device, block: int) -> float:
     """Bytes per second."""
-    x = torch.ones(max(1, block // 4 // _COLUMNS), _COLUMNS, device=device)
-    ones = torch.ones(_COLUMNS, device=device)
+    x = torch.ones(max(1, block // 4 // _COLUMNS), _COLUMNS, device=device.place)
+    ones = torch.ones(_COLUMNS, device=device.place)
     read: tuple[Callable[[], object], ...] = (x.sum, x.amax, lambda: torch.mv(x, ones))
     return x.numel() * x.element_size() / min(_seconds(one, device) for one in read)
 
 
-def _rate(device: torch.device, dtype: torch.dtype, width: int) -> float:
+def _rate(device: Device, dtype: torch.dtype, width: int) -> float:
     """Operations per second."""
-    a, b = (torch.full((width, width), 0.5, device=device, dtype=dtype) for _ in range(2))
+    a, b = (torch.full((width, width), 0.5, device=device.place, dtype=dtype) for _ in range(2))
     return 2 * width**3 / _seconds(lambda: torch.mm(a, b), device)
 
 
-def _seconds(run: Callable[[], object], device: torch.device) -> float:
+def _seconds(run: Callable[[], object], device: Device) -> float:
     """The least time of one call, over rounds of as many as take long enough to be timed."""
     run()
     calls, best = 1, float("inf")
@@ -93,15 +91,8 @@ def _seconds(run: Callable[[], object], device: torch.device) -> float:
     return best
 
 
-def _round(run: Callable[[], object], calls: int, device: torch.device) -> float:
-    _settle(device)
-    start = time.perf_counter()
+def _round(run: Callable[[], object], calls: int, device: Device) -> float:
+    start = device.now()
     for _ in range(calls):
         run()
-    _settle(device)
-    return time.perf_counter() - start
-
-
-def _settle(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    return device.now() - start

@@ -14,9 +14,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Self
 
-import torch
 from torch import nn
 
+from mmkv_bench import devices
 from mmkv_bench.compression.cache import CompressedCache
 from mmkv_bench.compression.masked import check_only_evicts, prefilled_again
 from mmkv_bench.compression.session import Session
@@ -248,8 +248,7 @@ class Engine:
         result.tpot_s = seconds / steps if steps else None
 
     def _release(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+        devices.at(self.device).release()
 
 
 def as_row(result: ForkResult) -> dict:

@@ -199,8 +199,8 @@ class Measuring:
             except Exception as error:  # noqa: BLE001 - a measure that is missing is no reason to lose an answer
                 failed = True
                 log.warning("%s: %s could not be measured: %s", self.group.prompt.identity, what, describe(error))
-            if failed and self.group.meter.device.type == "cuda":  # not in the handler, whose traceback holds tensors
-                torch.cuda.empty_cache()
+            if failed:  # not in the handler, whose traceback holds tensors
+                self.group.meter.device.release()
 
 
 def _names(forks: Sequence[Fork]) -> str:

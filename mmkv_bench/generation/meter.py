@@ -1,91 +1,112 @@
-"""Phases and memory, told apart: wall-clock seconds (synchronised on CUDA) and peak bytes (device or resident set)."""
+"""Phases and memory, told apart: wall-clock seconds (the device's work awaited) and peak bytes (device or resident set)."""
 
 from __future__ import annotations
 
-import time
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 import psutil
 import torch
 from torch import nn
 
+from mmkv_bench import devices
+from mmkv_bench.devices import Bytes, Counters
+
 
 class Meter:
     """Seconds per phase and peak memory of one sample.
 
-    `device` memory is CUDA's allocator peak; on other devices it is None and the process's resident set, sampled at
-    the ends of phases, stands in `resident`.
+    Phases may lie inside each other; each has all of its own seconds and the most bytes held while it lasted.
+
+    Args:
+        memory: what counts the device's bytes; the device's own counters when None. Where it has none either, peaks of
+            the device are None and the process's resident set, sampled at the ends of phases, stands in `resident`.
     """
 
-    def __init__(self, device: torch.device):
-        self.device = device
+    def __init__(self, place: torch.device, memory: Counters | None = None):
+        self.device = devices.at(place)
+        self.memory = memory or self.device.memory
         self.seconds: dict[str, float] = {}
-        self.resident = self._device_peak = 0
-        self.aside_s = 0.0
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
+        self.peaks: dict[str, Bytes] = {}
+        self.resident, self.aside_s = 0, 0.0
+        self._open: list[str] = []
+        self._peak = Bytes(0)
+        if self.memory is not None:
+            self.memory.restart()
         self._process = psutil.Process()
 
     def now(self) -> float:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        return time.perf_counter()
+        return self.device.now()
 
     @contextmanager
-    def phase(self, name: str):
+    def phase(self, name: str) -> Iterator[None]:
+        self._settle()
+        self._open.append(name)
         start = self.now()
         try:
             yield
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + self.now() - start
+            self._settle()
+            self._open.remove(name)
             self.resident = max(self.resident, self._process.memory_info().rss)
 
+    def _settle(self) -> None:
+        """The peak since the last border of a phase is that of every phase that is open, and counts anew."""
+        if self.memory is None:
+            return
+        peak = self.memory.peak()
+        self._peak = self._peak.larger(peak)
+        for name in self._open:
+            self.peaks[name] = self.peaks.get(name, peak).larger(peak)
+        self.memory.restart()
+
     @contextmanager
-    def aside(self):
+    def aside(self) -> Iterator[None]:
         """What runs inside belongs to no phase: its time goes to `aside_s`, and device memory that it takes and gives
         back is in no peak."""
-        start, peak = self.now(), self.peak_device()
+        self._settle()
+        start = self.now()
         try:
             yield
         finally:
             self.aside_s += self.now() - start
-            if peak is not None:
-                self._device_peak = peak
-                torch.cuda.reset_peak_memory_stats(self.device)
+            if self.memory is not None:
+                self.memory.restart()
 
     def peak_device(self) -> int | None:
-        """Peak bytes of CUDA's allocator since the meter was made; None on other devices."""
-        if self.device.type != "cuda":
-            return None
-        return max(self._device_peak, torch.cuda.max_memory_allocated(self.device))
+        """Peak bytes allocated on the device since the meter was made; None where nothing counts them."""
+        self._settle()
+        return None if self.memory is None else self._peak.allocated
 
     def peak_resident(self) -> int | None:
-        """Largest resident set seen at the end of a phase; None on CUDA, where it says nothing about the cache."""
-        return None if self.device.type == "cuda" else self.resident
+        """Largest resident set seen at the end of a phase; None beside a device's own counters, where it says nothing
+        about the cache."""
+        return self.resident if self.device.memory is None else None
 
 
 _VISION_NAMES = ("visual", "vision_tower", "vision_model")
 
 
 @contextmanager
-def vision_clock(model: nn.Module, meter: Meter):
-    """Adds the vision tower's forward time to the meter's `vision` phase; nothing for a text model."""
+def vision_clock(model: nn.Module, meter: Meter) -> Iterator[None]:
+    """Makes the vision tower's forward pass the meter's phase `vision`; nothing for a text model."""
     inner = getattr(model, "model", model)
     tower = next((getattr(inner, name) for name in _VISION_NAMES if hasattr(inner, name)), None)
     if tower is None:
         yield
         return
-    started: list[float] = []
+    with ExitStack() as running:  # a tower that fails ends its phase here
 
-    def before(*_):
-        started.append(meter.now())
+        def before(*_: object) -> None:
+            running.enter_context(meter.phase("vision"))
 
-    def after(*_):
-        meter.seconds["vision"] = meter.seconds.get("vision", 0.0) + meter.now() - started.pop()
+        def after(*_: object) -> None:
+            running.pop_all().close()
 
-    hooks = [tower.register_forward_pre_hook(before), tower.register_forward_hook(after)]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
+        hooks = [tower.register_forward_pre_hook(before), tower.register_forward_hook(after)]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
+from mmkv_bench import devices
 from mmkv_bench.compression.answer import AnswerAttention
 from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.cache import DEFAULT_RESERVE
@@ -244,8 +245,7 @@ def run_alone(
         result.tpot_s = result.decode_s / steps if steps else None
     except Exception as error:  # noqa: BLE001 - the cell's status says what happened; other cells go on
         result.status, result.error = status_of(error), describe(error)
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
+        devices.at(device).release()
     result.peak_device_bytes, result.peak_resident_bytes = meter.peak_device(), meter.peak_resident()
     return result
 

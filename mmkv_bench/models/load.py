@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from mmkv_bench import devices
 from mmkv_bench.errors import ConfigError, UnsupportedError
 from mmkv_bench.models import hub_errors
 from mmkv_bench.models.families import Family, family_of, text_model
@@ -131,9 +132,10 @@ def device_of(setting: str) -> torch.device:
     """
     import torch
 
-    if setting == "cuda" and not torch.cuda.is_available():
+    kind = devices.kind_of(setting)
+    if setting == "cuda" and kind != setting:
         raise ConfigError("model.device=cuda, but this machine has no CUDA device; allowed here: cpu, auto")
-    return torch.device("cuda" if setting != "cpu" and torch.cuda.is_available() else "cpu")
+    return torch.device(kind)
 
 
 def _auto_config(path: str, revision: str | None) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mmkv_bench import devices
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.models.source import Source
 from mmkv_bench.plan.cells import DatasetIdentity, Identity
@@ -102,22 +103,13 @@ def dataset_identity(spec: TaskSpec, fingerprint: str | None = None) -> DatasetI
     )
 
 
-def resolve_device(setting: str) -> str:
-    """`cpu` or `cuda`, wherever it runs: cuda where there is one, unless it is not wanted."""
-    if setting == "cpu":
-        return "cpu"
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
 def usable_device(model: DictConfig, dtype: str) -> str:
-    """`resolve_device` of a run that generates.
+    """The kind of device of a run that generates.
 
     Raises:
         ConfigError: cuda is asked for and not there; the sentence says how much memory the weights take.
     """
-    device = resolve_device(model.device)
+    device = devices.kind_of(model.device)
     if model.device != "cuda" or device == "cuda":
         return device
     parameters = (model.about or {}).get("parameters")

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mmkv_bench import devices
 from mmkv_bench.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -170,9 +171,7 @@ def visible_devices(setting: str) -> list[str]:
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
         return [device for device in (part.strip() for part in named.split(",")) if device and device != "-1"]
-    import torch
-
-    return [str(index) for index in range(torch.cuda.device_count())]
+    return [str(index) for index in range(devices.KINDS["cuda"].count())]
 
 
 def _count(processes: int | None, devices: Sequence[str]) -> int:

@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from mmkv_bench import devices
 from mmkv_bench.store.digests import canonical_json
 
 PACKAGES = ("torch", "transformers", "lmms_eval", "datasets", "numpy", "pyarrow", "wandb", "hydra-core")
@@ -30,7 +31,7 @@ def collect(device: str = "cpu") -> dict[str, Any]:
         "torch": versions["torch"] or "none",
         "transformers": versions["transformers"] or "none",
         "versions": canonical_json(versions),
-        "device": _device(device),
+        "device": device if device == "cpu" else devices.at(device).name(),
         "driver": None if device == "cpu" else _driver(),
         "cpu": _cpu(),
     }
@@ -66,15 +67,7 @@ def _run_git(checkout: Path, *arguments: str) -> str:
 
 def device_name(device: str) -> str:
     """Of the GPU, or of the processor."""
-    return _device(device) if device.startswith("cuda") else _cpu() or device
-
-
-def _device(device: str) -> str:
-    if not device.startswith("cuda"):
-        return device
-    import torch  # whoever runs on CUDA has imported it already
-
-    return torch.cuda.get_device_name(device)
+    return _cpu() or device if device == "cpu" else devices.at(device).name()
 
 
 def _driver(report: Path = Path("/proc/driver/nvidia/version")) -> str | None:

@@ -9,13 +9,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmkv_bench.compression.numerics import tiles
 from mmkv_bench.compression.numerics.attention import column_sums, window_mass
 from mmkv_bench.compression.numerics.gaussian import average_rotation, expected_logits
 from mmkv_bench.compression.numerics.moments import ElementMoments, JointMoments
 from mmkv_bench.compression.numerics.nucleus import nucleus
 from mmkv_bench.compression.numerics.proxies import group_mass, group_votes
 from mmkv_bench.compression.numerics.rotary import rotate, unrotate
+from mmkv_bench.devices import Host
 from mmkv_bench.errors import UnsupportedError
 from tests.compression import oracles
 from tests.each import each
@@ -45,7 +45,7 @@ def assert_relative(got, want, limit=5e-6):
 @pytest.fixture
 def small_tiles(monkeypatch):
     """Tiles so small that every statistic needs many blocks, as a long prompt does."""
-    monkeypatch.setattr(tiles, "CPU_TILE", 64)
+    monkeypatch.setattr(Host, "tile", 64)
 
 
 # ---------------------------------------------------------------- attention mass
@@ -107,7 +107,7 @@ def test_column_sums_hold_one_tile_not_the_attention_matrix():
     naive = 7 * 2048 * 2048 * 4
     inputs_and_result = 2 * key.numel() * 4 + 2048 * 4
     peak = oracles.allocator_peak(lambda: column_sums(query, key, scaling))
-    assert tiles.CPU_TILE * 4 / 2 < peak <= 3 * tiles.CPU_TILE * 4 + inputs_and_result < naive / 3
+    assert Host.tile * 4 / 2 < peak <= 3 * Host.tile * 4 + inputs_and_result < naive / 3
 
 
 # ---------------------------------------------------------------- nucleus

@@ -51,7 +51,8 @@ def checkout(tmp_path) -> Path:
     package = Path(mmkv_bench.__file__).parent
     (root / "mmkv_bench").mkdir(parents=True)
     shutil.copy(package / "__init__.py", root / "mmkv_bench")
-    shutil.copytree(package / "store", root / "mmkv_bench" / "store", ignore=shutil.ignore_patterns("__pycache__"))
+    for room in ("devices", "store"):
+        shutil.copytree(package / room, root / "mmkv_bench" / room, ignore=shutil.ignore_patterns("__pycache__"))
     (root / ".gitignore").write_text("__pycache__/\n")
     git(tmp_path, "init", "-q", "checkout")
     git(root, "add", "-A")

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from mmkv_bench import devices
 from mmkv_bench.compression.cache import CompressedLayer
 from mmkv_bench.errors import UnsupportedError
 
@@ -33,9 +34,9 @@ class Pages:
         means[:, -1] = key[:, (self.count - 1) * chunk :].float().mean(1)
         self.means = means.to(key.dtype)
         self.keys, self.values = (chunks.flatten(0, 1).flatten(1).cpu() for chunks in (keys, self._chunked(value)))
-        pinned = key.device.type == "cuda"
+        device = devices.at(key.device)
         self.staging = [
-            torch.empty(self.heads * slots, pages.shape[1], dtype=pages.dtype, pin_memory=pinned)
+            device.host_buffer(self.heads * slots, pages.shape[1], dtype=pages.dtype)
             for pages in (self.keys, self.values)
         ]
 

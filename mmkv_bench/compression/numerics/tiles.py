@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from mmkv_bench import devices
+
 if TYPE_CHECKING:
     import torch
-
-# Elements of one float32 tile. On a CPU a tile should stay near the caches; an accelerator wants fewer, larger kernels.
-CPU_TILE = 2**20
-ACCELERATOR_TILE = 2**24
-
 
 ROWS = 64  # of a head in one product: with fewer, as many heads at once leave it short of arithmetic
 
@@ -26,7 +23,6 @@ def row_blocks(rows: int, width: int, device: torch.device) -> Iterator[tuple[in
 
     A block has at least one row, so extra memory is the larger of one tile and one row: O(T).
     """
-    tile = CPU_TILE if device.type == "cpu" else ACCELERATOR_TILE
-    step = max(1, tile // max(1, width))
+    step = max(1, devices.at(device).tile // max(1, width))
     for start in range(0, rows, step):
         yield start, min(start + step, rows)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from mmkv_bench import devices
 from mmkv_bench.compression.numerics.tiles import head_blocks, row_blocks
 from mmkv_bench.compression.reducers.base import Reducer
 from mmkv_bench.compression.reducers.evict import Evict
@@ -111,11 +112,12 @@ class LookMMerge(Reducer):
         import torch
 
         heads, slots, dim = kept.shape
+        in_order = devices.at(kept.device).adds_in_order
         total = torch.zeros(kept.shape, dtype=torch.float32, device=kept.device)
-        for start, end in row_blocks(rows.shape[1], heads * (slots if kept.is_cuda else dim), kept.device):
+        for start, end in row_blocks(rows.shape[1], heads * (dim if in_order else slots), kept.device):
             source = old.gather(1, rows[:, start:end, None].expand(-1, -1, dim)).float()
             target, share = slot[:, start:end], weight[:, start:end]
-            if not kept.is_cuda:  # additions run in order there
+            if in_order:
                 target = target + torch.arange(heads, device=kept.device)[:, None] * slots
                 total.view(-1, dim).index_add_(0, target.flatten(), (source * share[..., None]).flatten(0, 1))
                 continue

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from mmkv_bench import devices
 from mmkv_bench.compression import presses
 from mmkv_bench.compression.allocators.safeguard import Safeguard
 from mmkv_bench.compression.observation import Needs
@@ -145,7 +146,7 @@ class PressScorer(Scorer):
             "past_key_values": None,
         }
         try:
-            with torch.random.fork_rng([obs.device] if obs.device.type == "cuda" else []):
+            with devices.at(obs.device).forked_random():
                 torch.manual_seed(obs.generator("kvpress", seed).initial_seed() if self.stochastic else 0)
                 score = made.score(_View(obs), obs.states[None], obs.key[None], obs.value[None], None, kwargs)
         except Exception as error:  # a press asserts what it supports, and may raise anything

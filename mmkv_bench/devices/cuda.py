@@ -1,0 +1,113 @@
+"""A CUDA device: kernels run behind the host's back, so clocks wait or ride in the stream; its allocator counts bytes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
+
+from mmkv_bench.devices import smi
+from mmkv_bench.devices.base import Bytes, Counters, Device
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+class Allocator(Counters):
+    """torch's caching allocator of one device, which counts all that this process holds there."""
+
+    def __init__(self, place: torch.device):
+        self.place = place
+
+    def held(self) -> Bytes:
+        import torch
+
+        return Bytes(torch.cuda.memory_allocated(self.place), torch.cuda.memory_reserved(self.place))
+
+    def peak(self) -> Bytes:
+        import torch
+
+        return Bytes(torch.cuda.max_memory_allocated(self.place), torch.cuda.max_memory_reserved(self.place))
+
+    def restart(self) -> None:
+        import torch
+
+        torch.cuda.reset_peak_memory_stats(self.place)
+
+
+class Cuda(Device):
+    kind = "cuda"
+    tile = 2**24  # fewer, larger kernels
+    adds_in_order = False
+    memory: Counters
+
+    def __init__(self, place: torch.device):
+        super().__init__(place)
+        self.memory = Allocator(place)
+
+    @classmethod
+    def count(cls) -> int:
+        import torch
+
+        return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+    def name(self) -> str:
+        import torch
+
+        return torch.cuda.get_device_name(self.place)
+
+    def synchronise(self) -> None:
+        import torch
+
+        torch.cuda.synchronize(self.place)
+
+    def mark(self) -> torch.cuda.Event:
+        import torch
+
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self.place))
+        return event
+
+    def between(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
+        end.synchronize()
+        return start.elapsed_time(end) / 1e3
+
+    def total_bytes(self) -> int:
+        import torch
+
+        return torch.cuda.get_device_properties(self.place).total_memory
+
+    def counted(self, held: Iterable[Tensor] = ()) -> AbstractContextManager[Counters]:
+        return nullcontext(self.memory)  # knows what is held
+
+    def release(self) -> None:
+        import torch
+
+        torch.cuda.empty_cache()
+
+    def host_buffer(self, *shape: int, dtype: torch.dtype) -> Tensor:
+        import torch
+
+        return torch.empty(*shape, dtype=dtype, pin_memory=True)
+
+    def forked_random(self) -> AbstractContextManager[None]:
+        import torch
+
+        return torch.random.fork_rng([self.place])
+
+    def foreign_processes(self) -> tuple[int, ...] | None:
+        return smi.foreign(smi.asked("compute-apps=pid", self._identity()), os.getpid())
+
+    def throttled(self) -> tuple[str, ...] | None:
+        return smi.reasons(smi.asked("gpu=clocks_throttle_reasons.active", self._identity()))
+
+    def _identity(self) -> str:
+        """As nvidia-smi names it, whatever CUDA_VISIBLE_DEVICES makes of the numbers."""
+        import torch
+
+        return f"GPU-{torch.cuda.get_device_properties(self.place).uuid}"
+
+    def waits_for_launches(self) -> bool:
+        return os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0")

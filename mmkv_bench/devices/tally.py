@@ -1,0 +1,73 @@
+"""Live storages counted as torch's operations make them, for devices whose allocator does not count."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from functools import partial
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from mmkv_bench.devices.base import Bytes, Counters
+
+
+class LiveStorages(TorchDispatchMode, Counters):
+    """A block within which every storage that an operation makes counts until it is freed.
+
+    A storage counts once, however many tensors look at it, with the bytes it has and not those that are looked at.
+    What a kernel takes and gives back inside one operation is not seen. `held` are tensors made before the block;
+    other tensors from before do not count.
+
+    Args:
+        place: only storages on this kind of device count.
+    """
+
+    def __init__(self, place: torch.device, held: Iterable[Tensor] = ()):
+        super().__init__()
+        self.place = place
+        self._live: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._earlier = list(held)
+        self._now = self._peak = 0
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        self.add(self._earlier)
+        self._earlier = []
+        return self
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        made = function(*args, **(kwargs or {}))
+        self.add(tree_leaves(made))
+        return made
+
+    def storage(self, tensor: Tensor) -> torch.UntypedStorage | None:
+        """Where its values lie; None if that is no memory of the device."""
+        return tensor.untyped_storage() if tensor.device.type == self.place.type else None
+
+    def add(self, values: Iterable[Any]) -> None:
+        """Count the storages of those of the values that are tensors, from now until they are freed."""
+        for value in values:
+            found = self.storage(value) if isinstance(value, Tensor) else None
+            if found is None or id(found) in self._live:
+                continue
+            size = found.nbytes()
+            self._live[id(found)] = weakref.ref(found, partial(self._freed, id(found), size))
+            self._now += size
+        self._peak = max(self._peak, self._now)
+
+    def _freed(self, key: int, size: int, _: Any) -> None:
+        del self._live[key]
+        self._now -= size
+
+    def held(self) -> Bytes:
+        return Bytes(self._now)
+
+    def peak(self) -> Bytes:
+        return Bytes(self._peak)
+
+    def restart(self) -> None:
+        self._peak = self._now
