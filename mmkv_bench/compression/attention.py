@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -22,7 +23,7 @@ from mmkv_bench.compression.cache import CompressedLayer
 from mmkv_bench.errors import UnsupportedError
 
 SUPPORTED_BASES = ("sdpa", "eager")
-
+GROUPED_FROM = 1024  # slots; below, keys stay in a processor's own cache however often they are read
 
 Kernel = Callable[..., tuple[Tensor, Tensor | None]]
 
@@ -39,12 +40,12 @@ class Attention(Protocol):
 class Serving(Protocol):
     """What the attention function asks of the session that serves a module."""
 
-    def layer_of_call(self, module: Attention) -> CompressedLayer | None: ...
-
     def after_attention(self, module: Attention, query: Tensor, layer: CompressedLayer) -> None: ...
 
 
-# Which session serves an attention module; attention functions receive the module and nothing of ours.
+LAYER = "compressed_layer"  # the argument by which a session's hook hands the layer of a call to the attention function
+
+# Which session serves an attention module.
 SESSIONS: WeakKeyDictionary[Attention, Serving] = WeakKeyDictionary()
 
 
@@ -62,28 +63,68 @@ def _eager(
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     weights = torch.matmul(query, key.transpose(2, 3)) * scaling
-    if mask is not None:
+    if mask is not None and mask.dtype == torch.bool:  # a fixed layer's, of each KV head or of all
+        mask = mask if mask.shape[1] == 1 else mask.repeat_interleave(groups, 1)
+        weights = weights.masked_fill(~mask, torch.finfo(weights.dtype).min)
+    elif mask is not None:
         weights = weights + mask
     weights = torch.softmax(weights, dim=-1, dtype=torch.float32).to(query.dtype)
     return torch.matmul(weights, value).transpose(1, 2).contiguous(), weights
 
 
+def _sdpa(
+    module: Attention,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scaling: float,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """transformers' `sdpa`, without its copies of keys and values for the query heads of a group.
+
+    mask: `[B|1, Hq|Hkv|1, n, slots]`. One query's heads of a group become rows of one query, so that keys and values are read
+    once per KV head: where the mask is one per KV head or for all (a fixed layer's), and for long caches on a CPU, whose
+    kernel reads them once per query head otherwise.
+    """
+    heads, new = key.shape[1], query.shape[2]
+    groups = query.shape[1] // heads
+    by_group = mask is not None and mask.shape[1] in (1, heads)
+    if groups > 1 and new == 1 and (by_group if mask is not None else _long_on_cpu(key)):
+        output = functional.scaled_dot_product_attention(
+            query.reshape(query.shape[0], heads, groups, -1), key, value, attn_mask=mask, scale=scaling
+        )
+        return output.reshape(query.shape[0], 1, heads * groups, -1), None
+    if mask is not None and groups > 1:
+        if mask.shape[1] == heads != 1:
+            mask = mask.repeat_interleave(groups, 1)
+        if new > 1 and key.device.type == "cpu":  # the same numbers as transformers' copies give
+            output = functional.scaled_dot_product_attention(
+                query, key, value, attn_mask=mask, scale=scaling, enable_gqa=True
+            )
+            return output.transpose(1, 2).contiguous(), None
+    return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, mask, scaling=scaling, **kwargs)
+
+
+def _long_on_cpu(key: Tensor) -> bool:
+    return key.device.type == "cpu" and key.shape[2] >= GROUPED_FROM
+
+
 def _around(base: str) -> Kernel:
     stock: Kernel = _eager if base == "eager" else ALL_ATTENTION_FUNCTIONS[base]
+    kernel: Kernel = _eager if base == "eager" else _sdpa
 
     def attention(
         module: Attention, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
-        session = SESSIONS.get(module)
-        if session is None:
-            return stock(module, query, key, value, attention_mask, **kwargs)
-        layer = session.layer_of_call(module)
+        layer: CompressedLayer | None = kwargs.pop(LAYER, None)
         if layer is None:
             return stock(module, query, key, value, attention_mask, **kwargs)
-        output = layer.attention(partial(stock, module, **kwargs), query, key, value, attention_mask)
-        with torch.no_grad():  # scores and evictions are no part of any gradient
-            layer.attended(query, module.scaling)
-            session.after_attention(module, query, layer)
+        output = layer.attention(partial(kernel, module, **kwargs), query, key, value, attention_mask)
+        if not layer.fixed:
+            with torch.no_grad():  # scores and evictions are no part of any gradient
+                layer.attended(query, module.scaling)
+                SESSIONS[module].after_attention(module, query, layer)
         return output
 
     return attention

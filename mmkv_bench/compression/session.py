@@ -14,11 +14,12 @@ from torch import Tensor
 from transformers.cache_utils import get_layer_types_and_kwargs
 
 from mmkv_bench.compression.answer import AnswerAttention
-from mmkv_bench.compression.attention import SESSIONS, Attention, register
+from mmkv_bench.compression.attention import LAYER, SESSIONS, Attention, register
 from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.cache import DEFAULT_RESERVE, CompressedCache, CompressedLayer
 from mmkv_bench.compression.compressing import Compressing
 from mmkv_bench.compression.compressor import Compressor
+from mmkv_bench.compression.fixed import FixedLayer, fix
 from mmkv_bench.compression.observation import Chunk, Needs, Observation
 from mmkv_bench.compression.prompt import Prompt
 from mmkv_bench.errors import ConfigError, UnsupportedError
@@ -58,6 +59,8 @@ class Session:
         identity: one name per row (dataset and sample id) that feeds the random streams.
         attention: `sdpa` or `eager`; the model's own when None.
         reserve: slots of slack for new tokens.
+        fixed: caches keep their capacity after the prefill, so that a decode step can be compiled (`compression/fixed.py`);
+            `reserve` is then all that an answer can have. Not where `answer` collects what each step attends to.
 
     Raises:
         UnsupportedError: sliding-window layers, an attention implementation that cannot be wrapped, fused projections.
@@ -73,7 +76,9 @@ class Session:
         identity: str | Sequence[str] = "prompt",
         attention: str | None = None,
         reserve: int = DEFAULT_RESERVE,
+        fixed: bool = False,
     ):
+        self.fixed = fixed
         self.model, self.listener = model, listener
         self.text = model.get_decoder() if hasattr(model, "get_decoder") else model.model.language_model
         self.attentions = [block.self_attn for block in self.text.layers]
@@ -83,7 +88,7 @@ class Session:
         self.cache: CompressedCache | None = None
         self.answer: AnswerAttention | None = None  # collects what is fed after the prefill, while there is one
         self.position_ids: Tensor | None = None  # of the latest forward, as the text model received them
-        self._calls: dict[int, tuple[Tensor, tuple[Tensor, Tensor], object]] = {}
+        self._calls: dict[int, tuple[Tensor, tuple[Tensor, Tensor]]] = {}
         self._top: dict[str, Tensor | None] = {}
         self._check()
 
@@ -136,19 +141,24 @@ class Session:
         self.listener, self.token_types, self.identity, self.prompt = listener, token_types, identity, None
 
     # ------------------------------------------------------------------ hooks
+    # Of a fixed cache nothing is observed: a compiled step traces these hooks, and finds nothing in them that changes.
     def _before_model(self, model: object, args: Args, kwargs: Kwargs) -> None:
+        if _is_fixed(kwargs):
+            return
         self._top = {"input_ids": kwargs.get("input_ids"), "attention_mask": kwargs.get("attention_mask")}
         if args:
             self._top["input_ids"] = args[0]
 
     def _before_text(self, text: object, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
+        if _is_fixed(kwargs):
+            return args, kwargs
         cache = kwargs.get("past_key_values")
         # a compressed prompt of one token is empty again under strict, and still the same prompt
         known = self.prompt is not None and self.prompt.complete and cache is self.prompt.cache
         empty = (cache is None or cache.get_seq_length() == 0) and not known
         if empty and self.listener is not None and kwargs.get("use_cache") is not False:
             if not isinstance(cache, CompressedCache):
-                cache = CompressedCache(len(self.attentions), self.reserve)
+                cache = self.new_cache()
                 kwargs = dict(kwargs, past_key_values=cache)
             self._start_prompt(cache, args, kwargs)
         elif self.prompt is not None and not self.prompt.complete and cache is self.prompt.cache:
@@ -158,11 +168,19 @@ class Session:
         self.position_ids = kwargs.get("position_ids")
         return args, kwargs
 
-    def _before_attention(self, module: Attention, args: Args, kwargs: Kwargs) -> None:
-        hidden = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
-        self._calls[module.layer_idx] = (hidden, kwargs["position_embeddings"], kwargs.get("past_key_values"))
+    def _before_attention(self, module: Attention, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs] | None:
+        cache = kwargs.get("past_key_values")
+        if not isinstance(cache, CompressedCache):
+            return None
+        layer = cache.layers[module.layer_idx]
+        if not layer.fixed:
+            hidden = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
+            self._calls[module.layer_idx] = (hidden, kwargs["position_embeddings"])
+        return args, {**kwargs, LAYER: layer}
 
     def _after_text(self, text: object, args: Args, kwargs: Kwargs, output: object) -> None:
+        if _is_fixed(kwargs):
+            return
         self._calls.clear()
         prompt = self.prompt
         if prompt is None or prompt.complete or prompt.cache.get_seq_length() + self._forgotten < prompt.total:
@@ -170,8 +188,16 @@ class Session:
         self._listening.prompt_done(prompt)
         prompt.observations.clear()
         prompt.complete = True
+        if prompt.cache.is_compileable:
+            fix(prompt.cache, prompt.pads)
 
     # ------------------------------------------------------------------ one prompt
+    def new_cache(self) -> CompressedCache:
+        """An empty cache for one prompt. A fixed one must be handed to `generate(past_key_values=...)`, which decides before
+        the prefill whether it compiles; any other is made by the first forward itself."""
+        kind = FixedLayer if self.fixed and self.answer is None else CompressedLayer
+        return CompressedCache.of([kind(self.reserve) for _ in self.attentions])
+
     @staticmethod
     def _new_tokens(args: Args, kwargs: Kwargs) -> int:
         embeds = kwargs.get("inputs_embeds")
@@ -186,6 +212,9 @@ class Session:
         if mask is None:
             mask = kwargs.get("attention_mask")
         pads = [0] * rows
+        if isinstance(mask, Tensor) and mask.ndim == 4 and cache.is_compileable:  # generate() has made it already
+            last = mask[:, 0, -1]
+            mask = last if last.dtype == torch.bool else last == 0
         if isinstance(mask, Tensor) and mask.ndim == 2:
             real = mask[:, :new].bool()
             pads = (~real).int().cumprod(-1).sum(-1).tolist()
@@ -217,11 +246,6 @@ class Session:
         assert self.listener is not None, "a prompt is started for a listener"
         return self.listener
 
-    def layer_of_call(self, module: Attention) -> CompressedLayer | None:
-        """The compressed layer that this attention call wrote to, None when the caller's cache is not ours."""
-        cache = self._calls[module.layer_idx][2]
-        return cache.layers[module.layer_idx] if isinstance(cache, CompressedCache) else None
-
     def after_attention(self, module: Attention, query: Tensor, layer: CompressedLayer) -> None:
         """Observe one layer's share of a prompt chunk; called by the attention function, which holds post-RoPE Q."""
         prompt, index = self.prompt, module.layer_idx
@@ -229,7 +253,7 @@ class Session:
             self.answer.add(index, query, layer.keys, module.scaling)
         if prompt is None or prompt.complete or prompt.cache.layers[index] is not layer:
             return
-        hidden, (cos, sin), _ = self._calls[index]
+        hidden, (cos, sin) = self._calls[index]
         if index not in prompt.observations:
             prompt.observations[index] = [self._observation(prompt, module, row) for row in range(len(prompt.pads))]
         start = layer.seen - query.shape[2]
@@ -305,6 +329,11 @@ class Session:
     def kept(self) -> list[Tensor]:
         """Per layer int64 `[B, Hkv, m]`: logical indices of the prompt's tokens that are stored (-1 = padding)."""
         return self._listening.kept()
+
+
+def _is_fixed(kwargs: Kwargs) -> bool:
+    cache = kwargs.get("past_key_values")
+    return isinstance(cache, CompressedCache) and bool(cache.layers) and cache.layers[0].fixed
 
 
 def attach(

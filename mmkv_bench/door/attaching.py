@@ -6,9 +6,11 @@ and a refusal of every way of generating that would not be what it seems.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+import torch
 from transformers import DynamicCache
 
 from mmkv_bench.compression import session as sessions
@@ -17,6 +19,7 @@ from mmkv_bench.compression.cache import CompressedCache
 from mmkv_bench.compression.compressor import Compressor
 from mmkv_bench.door.report import SessionReport, counted
 from mmkv_bench.errors import CalibrationError, ConfigError, UnsupportedError
+from mmkv_bench.generation.compiled import EAGER_DECODE, check_compiler, config_of
 from mmkv_bench.methods.compatibility import refuse, visual_parts
 from mmkv_bench.methods.named import method as method_named
 from mmkv_bench.models.families import family_of
@@ -25,7 +28,7 @@ from mmkv_bench.protocols import protocol as protocol_named
 
 if TYPE_CHECKING:
     from torch import nn
-    from transformers import PreTrainedModel
+    from transformers import CompileConfig, PreTrainedModel
 
     from mmkv_bench.compression.scorers.base import Scorer
 
@@ -38,6 +41,7 @@ def attach(
     protocol: str = DEFAULT,
     reading: str = "paper",
     seed: int = 0,
+    compiled_tokens: int | None = None,
     **parameters: Any,
 ) -> Attached:
     """Compress the KV cache of every prompt that `model` prefills inside the returned context.
@@ -53,6 +57,10 @@ def attach(
             is kept whole.
         reading: `paper`, or `released` for what the paper's released code does.
         seed: of stochastic methods; the same seed draws the same for prompts of the same length.
+        compiled_tokens: room for an answer of so many tokens is set aside, and the decode step compiled: `generate()` does
+            that by itself when it is given `past_key_values=session.new_cache()` (on a CPU
+            `compile_config=session.compile_config`, too). None: it decodes eagerly, and so do methods that act while decoding,
+            whose report says `eager_decode`.
         parameters: those of the method (`window=16`), as `method` takes them.
 
     Returns:
@@ -82,19 +90,33 @@ def attach(
     if compressor.unbudgeted and asked is not None:
         raise ConfigError(f"method {compressor.name} evicts nothing and takes no budget, got {asked}; leave it out")
     _check(compressor, family)
-    return Attached(model, compressor, asked, protocol, seed)
+    if compiled_tokens is not None:
+        if compiled_tokens < 1:
+            raise ConfigError(f"compiled_tokens={compiled_tokens} is no length of an answer; allowed: 1 or more tokens")
+        check_compiler()
+    return Attached(model, compressor, asked, protocol, seed, compiled_tokens)
 
 
 class Attached:
     """A compressor on a model; made by `attach`, one `with` at a time."""
 
     def __init__(
-        self, model: PreTrainedModel, compressor: Compressor, budget: Budget | None, protocol: str, seed: int
+        self,
+        model: PreTrainedModel,
+        compressor: Compressor,
+        budget: Budget | None,
+        protocol: str,
+        seed: int,
+        compiled_tokens: int | None = None,
     ) -> None:
         if model.training:
             raise UnsupportedError("the model is in training mode, whose dropout changes answers; call model.eval()")
         self.model, self.compressor, self.budget, self.protocol = model, compressor, budget, protocol
-        self._session = sessions.attach(model, compressor, budget, protocol, seed)
+        self.compiled = compiled_tokens is not None
+        room: dict[str, Any] = (
+            {} if compiled_tokens is None else {"reserve": compiled_tokens, "fixed": compressor.decoding is None}
+        )
+        self._session = sessions.attach(model, compressor, budget, protocol, seed, **room)
         self._report: SessionReport | None = None
         self._prompt: object | None = None
         self._hooks: list[Any] = []
@@ -118,6 +140,15 @@ class Attached:
     def cache(self) -> CompressedCache | None:
         """The latest prompt's cache, inside the `with`: to feed more with `past_key_values=session.cache`."""
         return self._session.cache
+
+    def new_cache(self) -> CompressedCache:
+        """An empty cache for the next prompt: `generate(past_key_values=session.new_cache())`."""
+        return self._session.new_cache()
+
+    @property
+    def compile_config(self) -> CompileConfig:
+        """How `generate(compile_config=...)` compiles a decode step wherever the model is, a CPU included."""
+        return config_of(self.model.device)
 
     def report(self) -> SessionReport:
         """What was kept of the latest prompt.
@@ -144,6 +175,11 @@ class Attached:
         if kwargs.get("use_cache") is False:
             raise UnsupportedError("use_cache=False keeps no cache that could be compressed; leave it out")
         cache = kwargs.get("past_key_values")
+        if self.compiled and not isinstance(cache, CompressedCache):
+            raise UnsupportedError(
+                "compiled_tokens was given to attach and no cache of it to generate(), which decides before the prompt whether "
+                "it compiles; give past_key_values=session.new_cache(), a new one for each prompt"
+            )
         if not isinstance(cache, CompressedCache):
             stock = cache is None or (type(cache) is DynamicCache and not getattr(cache, "offloading", False))
             if cache is not None and (not stock or cache.get_seq_length() > 0):
@@ -151,7 +187,7 @@ class Attached:
                     f"past_key_values is a {type(cache).__name__} of {cache.get_seq_length()} tokens, which attach cannot "
                     "compress; allowed: none (and no cache_implementation), or session.cache to feed more to it"
                 )
-        elif cache.get_seq_length() > 0 and new > 1 and not protocol_named(self.protocol).cuts:
+        elif new > 1 and cache.get_seq_length() > 0 and not protocol_named(self.protocol).cuts:
             raise UnsupportedError(
                 f"{new} tokens at once follow a prompt that is compressed already; allowed: one by one, as generate() "
                 "decodes without an assistant (no assistant_model, prompt_lookup_num_tokens or prefill_chunk_size); a "
@@ -160,10 +196,14 @@ class Attached:
 
     def _count(self, text: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """After every forward of the text model: the stored tensors, right after a prompt's reduction."""
+        if torch.compiler.is_compiling():  # a decode step
+            return
         prompt = self._session.prompt
         if prompt is not None and prompt.complete and prompt is not self._prompt:
             self._prompt = prompt
-            self._report = counted(self._session, self.compressor, self.budget, self.protocol)
+            report = counted(self._session, self.compressor, self.budget, self.protocol)
+            eager = self.compiled and self.compressor.decoding is not None
+            self._report = replace(report, fallback=(*report.fallback, EAGER_DECODE)) if eager else report
 
 
 def _compressor(model: PreTrainedModel, method: Any, reading: str, parameters: dict[str, Any]) -> Compressor:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mmkv_bench.compression.cache import CompressedCache
+from mmkv_bench.compression.fixed import fixed_view
 from mmkv_bench.generation.group import Group
 from mmkv_bench.generation.rules import DecodeRules
 from mmkv_bench.generation.status import GenerationTimeout, NonFiniteLogitsError
@@ -80,6 +82,7 @@ def decode(
     deadline: float | None = None,
     acting: bool = False,
     pick: Callable[[Tensor], Tensor] = lambda logits: logits.argmax(-1),
+    step: Callable[..., Any] | None = None,
 ) -> list[Decoded]:
     """Decode `rows` forks whose reduced entries stand in `cache`.
 
@@ -89,6 +92,8 @@ def decode(
         deadline: `time.monotonic()` after which `GenerationTimeout` is raised.
         acting: the rows have decode policies: what each holds is counted when its answer is done.
         pick: processed logits `[R, V]` -> the next tokens, int64 `[R]`; greedy unless the full cache is sampled from.
+        step: what feeds one token per row in place of the model (`CompiledStep`), on the cache's storage as it is: room for
+            the answer stands ready in it. Not for rows with policies.
 
     Returns:
         One `Decoded` per row; NaN logits end their own row only.
@@ -100,6 +105,8 @@ def decode(
     # Rows with policies cost time of their own, so those that have ended leave the batch; in low precision every shape
     # stays what it was, because a change of shape alone can flip a token.
     alive, shrinks = list(range(rows)), acting and model.dtype == torch.float32
+    if step is not None:
+        cache = fixed_view(cache)
     while True:
         if acting:
             _count(chooser.rows, alive, cache)
@@ -109,16 +116,17 @@ def decode(
             raise GenerationTimeout("decoding ran past timeout_s")
         if shrinks:
             alive = _leave(chooser.rows, alive, cache)
-        output = model(
+        forward = model if step is None or feed.shape[1] > 1 else step
+        output = forward(
             input_ids=feed[alive],
-            position_ids=prefilled.positions(offset, feed.shape[1], len(alive)),
+            position_ids=prefilled.positions(offset, feed.shape[1], len(alive)).contiguous(),
             past_key_values=cache,
             use_cache=True,
             logits_to_keep=1,
             return_dict=True,
         )
         offset += feed.shape[1]
-        logits = output.logits[:, -1].float()
+        logits = output.logits[:, -1].to(torch.float32, copy=step is not None)  # a graph writes its next ones over them
         if len(alive) < rows:
             logits = logits.new_zeros(rows, logits.shape[1]).index_copy_(
                 0, torch.tensor(alive, device=logits.device), logits

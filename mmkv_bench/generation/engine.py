@@ -23,6 +23,7 @@ from mmkv_bench.compression.session import Session
 from mmkv_bench.errors import UnsupportedError
 from mmkv_bench.generation.account import fill_answer, fill_asked
 from mmkv_bench.generation.answers import read_answers
+from mmkv_bench.generation.compiled import EAGER_DECODE, CompiledStep
 from mmkv_bench.generation.decode import Decoded, decode
 from mmkv_bench.generation.encode import EncodedPrompt, lengths_of
 from mmkv_bench.generation.fidelity import NOTHING, Extras, Measuring
@@ -47,6 +48,7 @@ class Engine:
         fork_batch: most forks decoded together; fork_memory: most bytes of gathered entries at a time (None: no cap).
         timeout_s: limit for one fork's scoring or decoding, and for each of its measures (None: no limit).
         attention: `sdpa` or `eager`; the model's own when None.
+        step: decodes cells without a decode policy (`CompiledStep`); the others say that they stayed eager. None: the model.
     """
 
     def __init__(
@@ -60,7 +62,9 @@ class Engine:
         fork_memory: int | None = None,
         timeout_s: float | None = None,
         attention: str | None = None,
+        step: CompiledStep | None = None,
     ):
+        self.step = step
         self.model, self.family, self.rules, self.tokenizer = model, family, rules, tokenizer
         self.fork_batch, self.fork_memory, self.timeout_s = fork_batch, fork_memory, timeout_s
         self.session = Session(model, None, attention=attention)
@@ -230,11 +234,13 @@ class Engine:
                 measuring.forks(forks, cache, gathered)
                 deadline = None if deadline is None else deadline + time.monotonic() - start
             rows = 1 if whole else len(forks)
-            decoded = decode(group, cache, rows, name, deadline, acting)
+            decoded = decode(group, cache, rows, name, deadline, acting, step=None if acting else self.step)
         return decoded * len(forks) if whole else decoded
 
     def _finish(self, group: Group, fork: Fork, answer: Decoded, seconds: float, rows: int) -> None:
         result = fork.result
+        if self.step is not None and fork.index is not None and fork.cell.compressor.decoding is not None:
+            result.fallback.append(EAGER_DECODE)
         result.fork_rows, result.compress_s, result.decode_s = rows, fork.compress_s, seconds
         if answer.error is not None:
             result.status, result.error = status_of(answer.error), describe(answer.error)

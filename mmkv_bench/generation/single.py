@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
+from transformers import CompileConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
 from mmkv_bench import devices
 from mmkv_bench.compression.answer import AnswerAttention
@@ -25,6 +25,7 @@ from mmkv_bench.compression.masked import check_only_evicts, prefilled_again
 from mmkv_bench.compression.session import Session, attach
 from mmkv_bench.errors import ConfigError, UnsupportedError
 from mmkv_bench.generation.account import fill_answer, fill_asked, fill_stored
+from mmkv_bench.generation.compiled import EAGER_DECODE
 from mmkv_bench.generation.encode import EncodedPrompt, lengths_of
 from mmkv_bench.generation.meter import Meter, vision_clock
 from mmkv_bench.generation.result import CellSpec, ForkResult
@@ -72,6 +73,7 @@ def generate_alone(
     token_types: Tensor | None = None,
     attention: str | None = None,
     answer: AnswerAttention | None = None,
+    compile_config: CompileConfig | None = None,
     **generation,
 ) -> Alone:
     """Generate with one compressor attached, through stock `generate()`.
@@ -80,6 +82,8 @@ def generate_alone(
         inputs: what `generate()` takes, `input_ids` `[B, T]` and media included.
         context: tokens before the cut, needed by protocols that cut the prompt.
         answer: what `answer_of_full` gives for the same arguments; made here when the compressor needs it.
+        compile_config: how `generate()` compiles its decode step, on a cache of fixed capacity; None: it does not, and never
+            where a decode policy acts (`stays_eager`).
         generation: further arguments of `generate()`, greedy ones.
 
     Raises:
@@ -106,6 +110,7 @@ def generate_alone(
             attention=attention,
             **generation,
         )
+    compiled = compile_config is not None and not stays_eager(compressor, evicts)
     # Without a mask generate() takes every pad id for padding, also those that a prompt means as text.
     inputs = {"attention_mask": torch.ones_like(ids), **inputs}
     options = {"return_dict_in_generate": True, "output_logits": True, "do_sample": False, **generation}
@@ -123,10 +128,15 @@ def generate_alone(
         context=context if rule.cuts else None,
         # What is prefilled and fed again keeps its slots; the last token of an answer is never fed.
         reserve=lengths.prompt - lengths.prefilled + _new_tokens(model, generation) - 1,
+        fixed=compiled,
     ) as session:
         if compressor.is_full:
             session.answer = answer
+        if compiled:
+            options["compile_config"] = compile_config
         if not lengths.fed:
+            if compiled:
+                options["past_key_values"] = session.new_cache()
             output = model.generate(**inputs, **options)
             return Alone(output.sequences, output.logits, session)
         prefix = {
@@ -146,6 +156,12 @@ def generate_alone(
             **options,
         )
         return Alone(output.sequences, output.logits, session)
+
+
+def stays_eager(compressor: Compressor, evicts: bool) -> bool:
+    """Whether a decode policy acts on a prompt of which the compressor evicts something, or nothing: what its layers hold
+    changes in number from step to step."""
+    return compressor.decoding is not None and (evicts or compressor.quantises)
 
 
 def _new_tokens(model: PreTrainedModel, generation: dict) -> int:
@@ -188,8 +204,10 @@ def run_alone(
     *,
     timeout_s: float | None = None,
     attention: str | None = None,
+    compile_config: CompileConfig | None = None,
 ) -> ForkResult:
-    """One cell's result for one prompt, `measured=own`; what goes wrong becomes its status."""
+    """One cell's result for one prompt, `measured=own`; what goes wrong becomes its status. compile_config: see
+    `generate_alone`; a cell that stays eager says so."""
     device = next(model.parameters()).device
     meter = Meter(device)
     result = ForkResult(
@@ -232,12 +250,15 @@ def run_alone(
                 seed=cell.seed,
                 answer=answer,
                 logits_processor=LogitsProcessorList([watch]),
+                compile_config=compile_config,
                 **common,
             )
         for step, logits in enumerate(output.logits, 1):
             if bool(logits.isnan().any()):
                 raise NonFiniteLogitsError(f"NaN logits at new token {step}")
         _fill(result, cell, prompt, output, lengths, rules, tokenizer)
+        if compile_config is not None and stays_eager(cell.compressor, cell.evicts(lengths.reduced)):
+            result.fallback.append(EAGER_DECODE)
         result.vision_s = meter.seconds.get("vision")
         result.ttft_s = watch.times[0] - start
         steps = len(watch.times) - 1

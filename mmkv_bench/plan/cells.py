@@ -285,12 +285,14 @@ def _cell(
 ) -> Cell:
     data = identity.datasets[dataset]
     reading = None if method.is_full else method.compressor.reading
+    # In half precision compiled steps may choose other tokens; those of eager ones are as they were before there were two.
+    generation = dict(data.generation) | ({} if config.decode == "eager" else {"decode": config.decode})
     hashed = {
         "model": identity.model_fingerprint,
         "processor": {key: config.model[key] for key in _PROMPT_SETTINGS}
         | {key: config.model[key] for key in _VIDEO_SETTINGS if config.model[key] is not None},
         "dataset": {"name": dataset, "content": data.fingerprint, "prompt": data.prompt},
-        "generation": data.generation,
+        "generation": generation,
         "method": _identity_of(method.plain),
         "budget": None if budget is None else [budget.kind, budget.entries, budget.fraction_text],
         "protocol": protocol,
@@ -325,7 +327,7 @@ def _cell(
         allocation_scope=None if method.is_full else method.compressor.scope,
         dtype=identity.dtype,
         attention=config.model.attention,
-        generation=json.dumps(dict(data.generation), sort_keys=True),
+        generation=json.dumps(generation, sort_keys=True),
         numerics_version=NUMERICS_VERSION,
         method_version=version,
         torch=identity.torch,

@@ -132,6 +132,7 @@ def _words(config: DictConfig) -> None:
         "baseline": schema.BASELINES,
         "sharing": schema.SWITCH,
         "fidelity": schema.SWITCH,
+        "decode": schema.DECODES,
         "data.source": schema.DATA_SOURCES,
         "judge.kind": schema.JUDGES,
         "model.dtype": schema.DTYPES,

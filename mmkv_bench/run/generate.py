@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.errors import DataError
+from mmkv_bench.generation.compiled import COMPILED, CompiledStep, config_of
 from mmkv_bench.generation.cut import fitted, prompt_limit
 from mmkv_bench.generation.deadline import time_limit
 from mmkv_bench.generation.encode import EncodedPrompt, encode
@@ -102,6 +103,7 @@ class Answering:
             for cell in cells
         }
         self._engine: Engine | None = None
+        self._compiled: CompiledStep | None = None
         self._rules: tuple[str, DecodeRules] | None = None
 
     def wants(self, sample: SampleRef) -> bool:
@@ -177,6 +179,7 @@ class Answering:
                 fork_memory=bytes_of(self.config.fork_memory),
                 timeout_s=self.config.timeout_s,
                 attention=self.config.model.attention,
+                step=self._step(),
             ).__enter__()
         yield self._engine.answer(prompt, specs, extras)
 
@@ -205,7 +208,14 @@ class Answering:
             spec,
             timeout_s=config.timeout_s,
             attention=config.model.attention,
+            compile_config=config_of(next(loaded.model.parameters()).device) if config.decode == COMPILED else None,
         )
+
+    def _step(self) -> CompiledStep | None:
+        """One for all engines of these answers, so that nothing is compiled again where the rules change."""
+        if self._compiled is None and self.config.decode == COMPILED:
+            self._compiled = CompiledStep(self.loaded.model)
+        return self._compiled
 
     def _rules_for(self, request: Request) -> DecodeRules:
         """The request's decode rules; samples of a task share them, so they are read once."""

@@ -136,9 +136,12 @@ def _loaded(plan: Plan, todo: Mapping[str, int]) -> LoadedModel:
         MMKVError: one of these is not there, or cannot do what the run asks.
     """
     from mmkv_bench.evaluation import prepare
+    from mmkv_bench.generation.compiled import COMPILED, check_compiler
 
     parts = [part for part in plan.parts if todo[part.dataset]]
     plan.check_device()
+    if plan.config.decode == COMPILED:
+        check_compiler()
     for part in parts:
         prepare(part.spec, plan.config.limit)
     loaded = _load(plan.config)

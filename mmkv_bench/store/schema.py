@@ -35,6 +35,8 @@ FALLBACKS = {
     "press_reduced": "kvpress: the press gives its highest score to more entries (its window, its sinks) than the budget "
     "holds; the last token and the latest of them stay",
     "context_end": "the answer was stopped where the model's context ends, before max_new_tokens",
+    "eager_decode": "decode=compiled: what the method's decode policy holds changes in number from step to step, so the answer "
+    "was decoded eagerly",
     "oracle_no_answer_step": "oracle: the answer has no token that is decoded from the cache, so it knows nothing",
 }
 """Names in the column `fallback` that built-in methods give, and what they mean. Parts of a user's may give others."""

@@ -1,0 +1,186 @@
+"""A compressed layer of fixed capacity: what `torch.compile` may trace, so that a decode step becomes one graph.
+
+While a prompt is prefilled and reduced it is a `CompressedLayer` like any other. Then `fix` freezes its storage: new tokens
+are written in place, how many slots are filled is a tensor, attention is shown the storage in its full width, and its mask
+comes from lengths. No shape and no number of Python's changes from step to step, so nothing is traced twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmkv_bench.compression.cache import CompressedCache, CompressedLayer
+from mmkv_bench.errors import UnsupportedError
+
+
+class FixedLayer(CompressedLayer):
+    """One layer's entries for `B` sequences, in storage that does not grow any more once `fix` was called.
+
+    Attributes:
+        fixed: whether it was.
+    """
+
+    is_compileable = True
+
+    _length: Tensor  # int64 [], filled slots; while it is not fixed, `_stored` counts them
+    _shown: Tensor  # int64 [], tokens seen
+    _first: Tensor | None  # int64 [B, Hkv, 1, 1], the first slot that is no padding; None: nowhere is padding
+
+    @classmethod
+    def of(cls, layer: CompressedLayer) -> FixedLayer:
+        """A layer on the storage of another one, not fixed yet. The other's lengths stay what they are."""
+        made = cls(layer.reserve)
+        made.dtype, made.device, made.is_initialized = layer.dtype, layer.device, True
+        made._key_storage, made._value_storage = layer._key_storage, layer._value_storage
+        made._position_storage = layer._position_storage
+        made.stored, made.seen, made.ragged = layer.stored, layer.seen, layer.ragged
+        return made
+
+    def _clear(self) -> None:
+        self.fixed = False
+        super()._clear()
+
+    @property
+    def stored(self) -> int:
+        return int(self._length) if self.fixed else self._stored
+
+    @stored.setter
+    def stored(self, value: int) -> None:
+        if self.fixed:
+            self._length.fill_(value)
+        else:
+            self._stored = value
+
+    @property
+    def seen(self) -> int:
+        return int(self._shown) if self.fixed else self._seen
+
+    @seen.setter
+    def seen(self, value: int) -> None:
+        if self.fixed:
+            self._shown.fill_(value)
+        else:
+            self._seen = value
+
+    # ------------------------------------------------------------------ from here on nothing moves
+    def padding(self, pads: Sequence[int]) -> Tensor | None:
+        """int64 `[B, Hkv]` slots at the left of each head that stand for no entry; None when there are none.
+
+        Args:
+            pads: padding tokens of each prompt of the batch; they are stored where nothing was evicted.
+        """
+        batch, heads = self._key_storage.shape[:2]
+        if (positions := self.positions) is not None:
+            return (positions < 0).sum(-1) if self.ragged else None
+        if not any(pads):
+            return None
+        return torch.tensor(pads, device=self.device)[:, None].expand(batch, heads)
+
+    def fix(self, padding: Tensor | None) -> None:
+        """Freeze the storage. padding: see there; layers of one cache have one each, or none has."""
+        stored, seen = self.stored, self.seen
+        if self._position_storage is not None:  # tokens come in order, so what will stand in free slots is known
+            self._position_storage[:, :, stored:] = torch.arange(
+                seen, seen + self.capacity - stored, dtype=torch.int32, device=self.device
+            )
+        for storage in (self._key_storage, self._value_storage):
+            storage[:, :, stored:] = 0  # read under a mask, and 0 times what memory happened to hold may be NaN
+        self._length = torch.tensor(stored, device=self.device)
+        self._shown = torch.tensor(seen, device=self.device)
+        self._first = None if padding is None else padding[:, :, None, None].contiguous()
+        self._mark()
+        self.fixed = True
+
+    def _mark(self) -> None:
+        """Tell the compiler what keeps its address, and that another prompt's capacity is no other program."""
+        for tensor in (self._key_storage, self._value_storage):
+            torch._dynamo.maybe_mark_dynamic(tensor, 2)
+        first = [] if self._first is None else [self._first]
+        for tensor in (self._key_storage, self._value_storage, self._length, self._shown, *first):
+            torch._dynamo.mark_static_address(tensor, guard=False)
+
+    # ------------------------------------------------------------------ what the model and the mask builders see
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Append `[B, Hkv, n, D]` keys and values of the next n tokens; returns the whole storage once it is fixed.
+
+        Raises:
+            UnsupportedError: fixed storage has no room for them. Inside a compiled step nobody can look; there `index_copy_`
+                itself refuses, and `get_mask_sizes` before it.
+        """
+        if not self.fixed:
+            return super().update(key_states, value_states, *args, **kwargs)
+        new = key_states.shape[2]
+        if not torch.compiler.is_compiling():
+            self._check_room(new)
+        slots = self._length + torch.arange(new, device=self._length.device)
+        self._key_storage.index_copy_(2, slots, key_states)
+        self._value_storage.index_copy_(2, slots, value_states)
+        self._length.add_(new)
+        self._shown.add_(new)
+        return self._key_storage, self._value_storage
+
+    def _check_room(self, new: int) -> None:
+        if self.stored + new > self.capacity:
+            raise UnsupportedError(
+                f"the answer is longer than the {self.capacity} entries per head that were set aside for a compiled decode "
+                f"step, {self.stored} of which are taken; ask for room for more new tokens, or decode eagerly"
+            )
+
+    def get_seq_length(self) -> int:
+        return self._shown if self.fixed else self._seen  # type: ignore[return-value]  # a tensor, as StaticLayer's
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """The capacity once it is fixed. Of the mask that transformers makes from it nothing is read: what a query may see
+        follows from lengths."""
+        if not self.fixed:
+            return super().get_mask_sizes(query_length)
+        if not torch.compiler.is_compiling():
+            self._check_room(query_length)
+        return self.capacity, 0
+
+    def get_max_length(self) -> int:
+        return self.capacity if self.fixed else -1
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """As `CompressedLayer.attend`; once it is fixed with the mask of `shown`, whatever the logical one says."""
+        if not self.fixed:
+            return super().attend(query, key, value, mask)
+        return key, value, self.shown(query.shape[2])
+
+    def shown(self, new: int) -> Tensor:
+        """bool `[B|1, Hkv|1, n, capacity]`: what each of the n newest tokens may see."""
+        slots = torch.arange(self.capacity, device=self.device)
+        newest = self._length - new + torch.arange(new, device=self.device)
+        visible = (slots <= newest[:, None])[None, None]
+        return visible if self._first is None else visible & (slots >= self._first)
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> None:
+        if self.fixed:
+            raise UnsupportedError(
+                "a cache of fixed capacity keeps its rows; decode eagerly with beams or several answers"
+            )
+        super()._map(change)
+
+
+def fix(cache: CompressedCache, pads: Sequence[int] = ()) -> CompressedCache:
+    """Freeze a cache of `FixedLayer`s. All layers get the same kind of mask, so that they are traced alike."""
+    layers = [layer for layer in cache.layers if isinstance(layer, FixedLayer)]
+    assert len(layers) == len(cache.layers), "a cache is fixed in every layer or in none"
+    padding = [layer.padding(pads) for layer in layers]
+    ragged = any(found is not None for found in padding)
+    for layer, found in zip(layers, padding, strict=True):
+        if ragged and found is None:
+            found = torch.zeros(layer._key_storage.shape[:2], dtype=torch.int64, device=layer.device)
+        layer.fix(found)
+    return cache
+
+
+def fixed_view(cache: CompressedCache) -> CompressedCache:
+    """A fixed cache on the storage of another one, which is not to be used while this one is fed."""
+    return fix(CompressedCache.of([FixedLayer.of(layer) for layer in cache.layers]))
