@@ -212,9 +212,10 @@ class Session:
         if mask is None:
             mask = kwargs.get("attention_mask")
         pads = [0] * rows
-        if isinstance(mask, Tensor) and mask.ndim == 4 and cache.is_compileable:  # generate() has made it already
-            last = mask[:, 0, -1]
-            mask = last if last.dtype == torch.bool else last == 0
+        if cache.is_compileable:  # generate() has made the layers' mask already; its last query sees all but padding
+            mask = mask.get("full_attention") if isinstance(mask, dict) else mask
+            if isinstance(mask, Tensor) and mask.ndim == 4:
+                mask = mask[:, 0, -1] if mask.dtype == torch.bool else mask[:, 0, -1] == 0
         if isinstance(mask, Tensor) and mask.ndim == 2:
             real = mask[:, :new].bool()
             pads = (~real).int().cumprod(-1).sum(-1).tolist()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Callable
@@ -26,7 +27,7 @@ def check_compiler() -> None:
         ConfigError: no C++ compiler, which writes the kernels of a CPU and the launchers of a GPU's.
     """
     wanted = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
-    if shutil.which(wanted) is None:
+    if shutil.which(shlex.split(wanted)[0]) is None:
         raise ConfigError(
             f"decode=compiled needs a C++ compiler, and there is no {wanted}; install one, name one in the variable CXX, or "
             "use decode=eager"

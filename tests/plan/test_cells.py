@@ -105,6 +105,7 @@ def test_one_entry_and_everything_are_different_budgets():
         "json=true",
         "model.device=cpu",
         "model.name=other",
+        "decode=eager",
     ],
 )
 def test_the_hash_does_not_cover_how_a_run_is_carried_out(change):
@@ -121,6 +122,7 @@ def test_the_hash_does_not_cover_how_a_run_is_carried_out(change):
         "methods.snapkv.window=16",
         "methods.snapkv.scorer.pool=3",
         "model.attention=eager",
+        "decode=compiled",
         "model.max_pixels=1000000",
     ],
 )
