@@ -19,6 +19,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from mmkv_bench import devices
 from mmkv_bench.compression.cache import CompressedLayer
 from mmkv_bench.errors import UnsupportedError
 
@@ -90,7 +91,7 @@ def _sdpa(
     heads, new = key.shape[1], query.shape[2]
     groups = query.shape[1] // heads
     by_group = mask is not None and mask.shape[1] in (1, heads)
-    if groups > 1 and new == 1 and (by_group if mask is not None else _long_on_cpu(key)):
+    if groups > 1 and new == 1 and (by_group if mask is not None else _is_read_often(key)):
         output = functional.scaled_dot_product_attention(
             query.reshape(query.shape[0], heads, groups, -1), key, value, attn_mask=mask, scale=scaling
         )
@@ -98,7 +99,7 @@ def _sdpa(
     if mask is not None and groups > 1:
         if mask.shape[1] == heads != 1:
             mask = mask.repeat_interleave(groups, 1)
-        if new > 1 and key.device.type == "cpu":  # the same numbers as transformers' copies give
+        if new > 1 and devices.at(key.device).attends_by_query_head:  # the same numbers as transformers' copies give
             output = functional.scaled_dot_product_attention(
                 query, key, value, attn_mask=mask, scale=scaling, enable_gqa=True
             )
@@ -106,8 +107,8 @@ def _sdpa(
     return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, mask, scaling=scaling, **kwargs)
 
 
-def _long_on_cpu(key: Tensor) -> bool:
-    return key.device.type == "cpu" and key.shape[2] >= GROUPED_FROM
+def _is_read_often(key: Tensor) -> bool:
+    return key.shape[2] >= GROUPED_FROM and devices.at(key.device).attends_by_query_head
 
 
 def _around(base: str) -> Kernel:

@@ -54,11 +54,16 @@ class Device(ABC):
         place: the torch device. kind: as torch calls it.
         tile: float32 elements that one block of a streaming statistic may have.
         adds_in_order: scattered additions to one place happen in the order of their sources, the same on every run.
+        attends_by_query_head: its attention kernel takes grouped heads (`enable_gqa`) under any mask, and reads keys and
+            values once per query head.
+        compile_mode: of `torch.compile` for a decode step.
     """
 
     kind: ClassVar[str]
     tile: ClassVar[int]
     adds_in_order: ClassVar[bool]
+    attends_by_query_head: ClassVar[bool]
+    compile_mode: ClassVar[str | None]
 
     def __init__(self, place: torch.device):
         self.place = place

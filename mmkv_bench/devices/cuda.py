@@ -41,6 +41,8 @@ class Cuda(Device):
     kind = "cuda"
     tile = 2**24  # fewer, larger kernels
     adds_in_order = False
+    attends_by_query_head = False
+    compile_mode = "reduce-overhead"  # CUDA graphs
     memory: Counters
 
     def __init__(self, place: torch.device):

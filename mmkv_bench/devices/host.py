@@ -18,6 +18,8 @@ class Host(Device):
     kind = "cpu"
     tile = 2**20  # stays near the caches
     adds_in_order = True
+    attends_by_query_head = True
+    compile_mode = None
 
     @classmethod
     def count(cls) -> int:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from transformers import CompileConfig
 
+from mmkv_bench import devices
 from mmkv_bench.errors import ConfigError
 
 COMPILED = "compiled"
@@ -42,7 +43,7 @@ def config_of(device: torch.device, backend: str | Callable[..., Any] = "inducto
 
 
 def _mode(device: torch.device, backend: str | Callable[..., Any]) -> str | None:
-    return "reduce-overhead" if device.type == "cuda" and backend == "inductor" else None
+    return devices.at(device).compile_mode if backend == "inductor" else None
 
 
 class CompiledStep:
