@@ -20,7 +20,7 @@ ARROWS = {
     "protocols": set(),
     "devices": set(),
     "compression": {"devices", "protocols"},
-    "config": {"protocols"},
+    "config": {"file_state", "protocols"},
     "file_state": set(),
     "statistics": set(),
     "tiny": set(),

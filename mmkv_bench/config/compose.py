@@ -9,15 +9,14 @@ that run code from outside, and `datasets.<dataset>.generation.<setting>`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import cache
+from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.config import unavailable
+from mmkv_bench.config.composing import composed
 from mmkv_bench.config.interpolations import settle
-from mmkv_bench.config.schema import LIST_GROUPS, accepts, allowed, as_list, conf_dir, groups, options
+from mmkv_bench.config.schema import LIST_GROUPS, accepts, allowed, as_list, groups, options
 from mmkv_bench.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -45,8 +44,8 @@ def compose(overrides: Sequence[str] = ()) -> DictConfig:
         _check_choice(override, extra)
     fixed = [o.input_line for o in choices] + [o.input_line for o in parsed if o.key_or_group == SEARCHPATH]
     values = [o for o in parsed if not _is_choice(o) and o.key_or_group != SEARCHPATH]
-    reference = _reference(tuple(fixed)) if values else {}
-    return completed(_hydra_compose(fixed + [_check_value(o, reference) for o in values]), extra)
+    reference = _reference(fixed, extra) if values else {}
+    return completed(composed(fixed, [_check_value(o, reference) for o in values], extra), extra)
 
 
 def completed(config: DictConfig, extra: Sequence[str] = ()) -> DictConfig:
@@ -75,7 +74,7 @@ def method_defaults(names: Sequence[str], extra: Sequence[str] = ()) -> dict[str
     for name in names:
         _check_option("method", name, tuple(extra))
     folders = [_searched(extra)] if extra else []
-    return dict(_composed((f"method=[{','.join(names)}]", *folders)).methods) if names else {}
+    return dict(composed((f"method=[{','.join(names)}]", *folders), extra=extra).methods) if names else {}
 
 
 def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
@@ -113,10 +112,11 @@ def _named(parsed: Sequence[Override]) -> list[Override]:
     fixed = [o for o in parsed if _is_choice(o) or o.key_or_group == SEARCHPATH]
     if any(o.is_sweep_override() for o in fixed):
         raise ConfigError(f"{text}: a sweep over groups may change the dataset; {say}")
+    extra = _searchpath(parsed)
     for override in fixed:
         if _is_choice(override):
-            _check_choice(override, _searchpath(parsed))
-    names = list(_reference(tuple(o.input_line for o in fixed))["datasets"])
+            _check_choice(override, extra)
+    names = list(_reference([o.input_line for o in fixed], extra)["datasets"])
     if len(names) != 1:
         raise ConfigError(f"{text}: this run has {len(names)} datasets ({', '.join(names)}); {say}")
     return [_parse(o.input_line.replace("dataset.", f"datasets.{names[0]}.", 1)) if o in short else o for o in parsed]
@@ -125,37 +125,6 @@ def _named(parsed: Sequence[Override]) -> list[Override]:
 def folders(overrides: Sequence[str]) -> tuple[str, ...]:
     """Further config folders that overrides name (`hydra.searchpath=[...]`, which `--config-dir` becomes)."""
     return _searchpath([_parse(text) for text in overrides])
-
-
-@contextmanager
-def _initialised() -> Iterator[None]:
-    """Hydra's global state for composing, also inside a multirun job that has one of its own."""
-    from hydra import initialize_config_dir
-    from hydra.core.global_hydra import GlobalHydra
-
-    outer = GlobalHydra.instance().hydra
-    GlobalHydra.instance().clear()
-    try:
-        with initialize_config_dir(str(conf_dir()), job_name="mmkv_bench", version_base="1.3"):
-            yield
-    finally:
-        GlobalHydra.instance().hydra = outer
-
-
-def _hydra_compose(overrides: Sequence[str]) -> DictConfig:
-    from hydra import compose as hydra_compose
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
-    from yaml import YAMLError
-
-    from mmkv_bench.config.source import register
-
-    register()
-    try:
-        with _initialised():
-            return hydra_compose("config", overrides=list(overrides))
-    except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:
-        raise ConfigError(_one_sentence(error)) from error
 
 
 def _parse(text: str) -> Override:
@@ -377,28 +346,9 @@ def _sweep_sentence(override: Override) -> str:
     )
 
 
-@cache
-def _composed(choices: tuple[str, ...]) -> DictConfig:
-    """What group choices alone compose to; read only. A multirun asks for the same ones for every job."""
-    return _hydra_compose(choices)
-
-
-def _reference(choices: tuple[str, ...]) -> dict[str, Any]:
+def _reference(choices: Sequence[str], extra: Sequence[str]) -> dict[str, Any]:
     """The keys and defaults that overrides may change; `folders` is not one of them, `completed` fills it."""
     from omegaconf import OmegaConf
 
-    found = OmegaConf.to_container(_composed(choices), resolve=False)
+    found = OmegaConf.to_container(composed(choices, extra=extra), resolve=False)
     return {key: value for key, value in found.items() if key != "folders"}
-
-
-def _one_sentence(error: Exception) -> str:
-    """What Hydra or OmegaConf says, without its pages: the message's first line and its cause's."""
-    first = next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".")
-    cause = error.__cause__ or error.__context__
-    if cause is not None and str(cause).strip():
-        first += f" ({str(cause).strip().splitlines()[0]})"
-    if "hydra/launcher/submitit" in first:
-        return (
-            "launcher=slurm needs the package hydra-submitit-launcher; install it with: pip install 'mmkv-bench[slurm]'"
-        )
-    return f"the configuration cannot be composed: {first}; see `python -m mmkv_bench --help` for keys and values"

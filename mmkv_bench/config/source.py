@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,12 @@ from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from mmkv_bench.config import tables
 from mmkv_bench.config.files import read
 from mmkv_bench.config.schema import LIST_GROUPS, Config, conf_dir
+from mmkv_bench.file_state import State
 
 SCHEME = "mmkv"
 
@@ -87,4 +89,9 @@ def register() -> None:
 
 
 def _loaded(file: Path) -> Mapping[str, Any]:
-    return OmegaConf.to_container(OmegaConf.load(file), resolve=False)
+    return OmegaConf.to_container(_parsed(file, State.of(file.stat())), resolve=False)
+
+
+@cache
+def _parsed(file: Path, state: State) -> DictConfig:
+    return OmegaConf.load(file)

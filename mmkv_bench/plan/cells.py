@@ -19,6 +19,7 @@ from mmkv_bench.methods.build import (
     FULL,
     OUTSIDE,
     build_compressor,
+    composed,
     effective,
     identity_form,
     parameters_json,
@@ -224,9 +225,12 @@ def _methods(
     for name, (node, default) in nodes.items():
         own = node.get("reading")
         for reading in dict.fromkeys(as_list(config.reading if own is None else own)):
-            compressor = build_compressor(name, node, reading, default, calibrations)
-            plain = identity_form(effective(name, node, reading, default), compressor)
-            tuned = _identity_of(plain) != _identity_of(_untouched(name, node, default, reading, plain, compressor))
+            as_it_runs = effective(name, node, reading, default)
+            compressor = composed(name, as_it_runs, reading, calibrations)
+            plain = identity_form(as_it_runs, compressor)
+            tuned = node != default and _identity_of(plain) != _identity_of(
+                _untouched(name, node, default, reading, plain, compressor)
+            )
             used = {} if calibrations is None else calibrations.taken()
             own_decoding = str(compressor.decoding) if _written(node) != _written(default) else None
             seen = {} if calibrations is None else {checksum: calibrations.seen[checksum] for checksum in used.values()}

@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 
 from mmkv_bench.cli.grammar import overrides_of
 from mmkv_bench.cli.tree import reader, split
+from mmkv_bench.config import composing
 from mmkv_bench.config.compose import compose, expand_sweep, for_hydra, method_defaults
 from mmkv_bench.config.files import content
 from mmkv_bench.config.schema import LIST_GROUPS, as_list, conf_dir, groups, options
@@ -284,3 +285,31 @@ def test_keys_of_a_dataset_that_is_not_alone_or_has_none_such_are_refused(overri
 def test_a_sweep_over_datasets_names_the_one_it_means():
     with pytest.raises(ConfigError, match="sweep.*datasets.<name>.count"):
         for_hydra(["dataset=pages,pages_walk", "dataset.count=3"])
+
+
+def test_values_laid_on_kept_choices_are_what_hydra_composes_at_once(tmp_path):
+    """Kept choices are a command's own copy, and are composed anew when one of their files is another."""
+    (tmp_path / "method").mkdir()
+    own = tmp_path / "method" / "mine.yaml"
+    text = (conf_dir() / "method" / "random.yaml").read_text()
+    own.write_text(text)
+    folder = f"hydra.searchpath=[{tmp_path}]"
+    cases = [
+        (
+            ["method=[snapkv,pyramidkv]", "experiment=demo"],
+            ["budget=[8,0.25]", "methods.snapkv.scorer.window=4", "seed=null"],
+        ),
+        (["dataset=[pages,pages_walk]"], ["++datasets.pages.generation.max_new_tokens=3", "out='a b'", "limit=12"]),
+        (["method=[h2o]"], ["++variants.v={base: h2o, ratio: 0.25}", "++variants.v.ratio=0.5", "model.dtype=float32"]),
+        ([f"hydra.searchpath=['mmkv://{tmp_path}']", "method=[mine]"], ["retry=[oom,error]"]),
+    ]
+    for choices, values in cases:
+        extra = [str(tmp_path)] if "mine" in choices[-1] else []
+        for _ in range(2):
+            kept = composing.composed(choices, values, extra)
+            assert kept == composing.by_hydra([*choices, *values])
+            assert (kept._metadata.flags or {}) == {**(composing.by_hydra(choices)._metadata.flags or {})}
+            kept.budget = [1]
+    before = compose([folder, "method=mine"])
+    own.write_text(text.replace("[sinks, recents]", "[recents]"))
+    assert compose([folder, "method=mine"]).methods != before.methods
