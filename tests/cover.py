@@ -46,3 +46,12 @@ def case(*what: Any) -> Iterator[None]:
     except Exception as error:
         error.add_note(f"in the case {', '.join(map(str, what))}")
         raise
+
+
+def few(names: str, values: Iterable[Any], keep: int = 1, first: int = 0) -> pytest.MarkDecorator:
+    """Parametrises over values that all say the same thing: `keep` of them, spread evenly from number `first`, and in
+    `make test-full` all of them."""
+    values = list(values)
+    kept = {(first + i * len(values) // keep) % len(values) for i in range(keep)}
+    rest = [value if i in kept else pytest.param(value, marks=pytest.mark.full) for i, value in enumerate(values)]
+    return pytest.mark.parametrize(names, rest)

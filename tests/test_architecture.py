@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -142,6 +143,7 @@ def room(file: Path) -> str:
     return inside.parts[0] if len(inside.parts) > 1 else inside.stem
 
 
+@cache
 def imports(file: Path, top_level_only: bool = False) -> set[str]:
     """Absolute names of the modules that a file imports, `TYPE_CHECKING` blocks left out."""
     found: set[str] = set()

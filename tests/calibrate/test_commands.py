@@ -19,6 +19,7 @@ from mmkv_bench.cli.tree import reader
 from mmkv_bench.cli.verbs.calibrate import MEASURED, complete
 from mmkv_bench.models.fingerprint import folder_fingerprint
 from mmkv_bench.tiny import WEIGHTS
+from tests import cover
 from tests.cli.setting import verb
 from tests.each import each
 
@@ -41,7 +42,7 @@ def test_a_flag_of_another_method_is_refused(capsys):
     assert "--delta is prefixkv's; sparsemm takes none of its own" in capsys.readouterr().err
 
 
-@each("method", METHODS)
+@cover.few("method", METHODS)
 def test_the_same_command_writes_the_same_bytes(method, tmp_path, capsys):
     files = [tmp_path / name for name in ("first.json", "second.json")]
     for file in files:
@@ -57,6 +58,7 @@ def test_the_same_command_writes_the_same_bytes(method, tmp_path, capsys):
 ONE_ENTRY = 1 / 274  # of the longest of its prompts
 
 
+@pytest.mark.full
 def test_the_committed_prefix_configuration_comes_from_its_command():
     """But for the versions it was made with, and for what another CPU's rounding can do: the search counts whole entries,
     so that a sum that rounds otherwise moves an entry from one layer to another, in some of ten prompts."""

@@ -21,7 +21,7 @@ from mmkv_bench.models.source import Source
 from mmkv_bench.models.token_boxes import token_boxes
 from mmkv_bench.tiny import WEIGHTS
 from mmkv_bench.tiny.pages import TASKS, make_page
-from tests import zoo
+from tests import cover, zoo
 from tests.cli.setting import verb
 from tests.each import each
 from tests.generation import common
@@ -230,7 +230,7 @@ def test_pages_that_show_no_answer_at_all_are_refused(cropping):
     assert summarise([lost, one_seen], {}, 2)["hidden"] == {"tokens": lost.tokens, "of": lost.tokens + 1}
 
 
-@pytest.mark.parametrize("name", ["llava_v1_5_7b", "llava_v1_6_mistral_7b", "internvl3_2b"])
+@cover.few("name", ["llava_v1_5_7b", "llava_v1_6_mistral_7b", "internvl3_2b"])
 def test_the_left_half_of_a_page_scores_what_the_models_own_attention_says(name):
     """Its tokens by hand: 24 or 16 columns of the whole, and in LLaVA-NeXT 48 rows of 48 columns and a newline behind."""
     from mmkv_bench.generation.encode import encode

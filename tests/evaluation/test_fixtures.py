@@ -20,6 +20,7 @@ from mmkv_bench.datasets.task_spec import TaskSpec
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.evaluation import score
 from mmkv_bench.evaluation.documents import documents
+from tests import cover
 from tests.each import each
 from tests.evaluation.conftest import answered, ask_all, values
 
@@ -58,7 +59,7 @@ def cells(known: list[Known], count: int) -> Iterator[list[str]]:
         yield [(waiting.get(doc, [""]) * (number + 1))[number] for doc in range(count)]
 
 
-@each("name", fixtures.names())
+@cover.few("name", fixtures.names(), keep=25)
 def test_the_task_reads_it_and_its_media_can_be_decoded(name):
     spec = spec_of(name)
     assert spec.fixture

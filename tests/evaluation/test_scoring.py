@@ -12,7 +12,7 @@ from mmkv_bench.datasets.page_tasks import PAGE_TASKS
 from mmkv_bench.errors import DataError, ScoringError
 from mmkv_bench.evaluation import score
 from mmkv_bench.tiny.pages import make_sample
-from tests.each import each
+from tests import cover
 from tests.evaluation.conftest import ANSWERS, answered, answered_scores, ask_all, pages, values
 
 
@@ -23,7 +23,7 @@ def right_answers(requests) -> list[str]:
     ]
 
 
-@each("task", PAGE_TASKS)
+@cover.few("task", PAGE_TASKS, keep=2)
 def test_our_mean_and_lmms_evals_aggregate_agree_on_every_pages_task(task):
     requests = ask_all(pages(task), 20)
     right = right_answers(requests)

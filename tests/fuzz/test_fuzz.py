@@ -3,11 +3,13 @@ sentence and nothing else, and no exception comes through."""
 
 from __future__ import annotations
 
+import pytest
+
 from tests.fuzz.drawing import Case, draw
 from tests.fuzz.mistakes import MISTAKES
 from tests.fuzz.running import run
 
-SEED, RUNS = 11, 30
+SEED = 11
 FOUND = (
     "folders=[x]",
     "datasets={}",
@@ -19,9 +21,10 @@ FOUND = (
 """Mistakes that earlier runs of `make fuzz` found badly answered."""
 
 
-def test_drawn_configurations_behave():
-    cases = [draw(SEED, number) for number in range(RUNS)]
-    assert cases == [draw(SEED, number) for number in range(RUNS)], "the same seed draws the same"
+@pytest.mark.parametrize("runs", [10, pytest.param(30, marks=pytest.mark.full)])
+def test_drawn_configurations_behave(runs):
+    cases = [draw(SEED, number) for number in range(runs)]
+    assert cases == [draw(SEED, number) for number in range(runs)], "the same seed draws the same"
     found = {f"{number}: {case.arguments}": run(case).found for number, case in enumerate(cases)}
     assert not {case: what for case, what in found.items() if what}
     assert {case.expect for case in cases} == {"valid", "invalid", "open"}

@@ -20,6 +20,7 @@ from mmkv_bench.generation.encode import EncodedPrompt, encode
 from mmkv_bench.models.families import family_of
 from mmkv_bench.models.limits import apply_limits
 from mmkv_bench.models.processors import build_processor
+from tests import cover
 from tests.clips import write_clip
 from tests.each import each
 from tests.models.checkpoints import SETTINGS, small_config
@@ -79,7 +80,7 @@ def short(tmp_path_factory):
     return str(write_clip(tmp_path_factory.mktemp("clips") / "short.webm", frames=5, size=(128, 96)))
 
 
-@each("name", SETTINGS)
+@cover.few("name", SETTINGS, keep=3)
 def test_a_text_only_prompt_is_taken_by_every_family(name):
     prompt = ask(name)
     assert prompt.visual_tokens == 0 and len(answer(name, prompt)) > 32000

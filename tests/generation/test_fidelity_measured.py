@@ -15,7 +15,7 @@ from mmkv_bench.compression.compressor import full
 from mmkv_bench.generation import decode, engine, fidelity, forced, forks, meter, prefill
 from mmkv_bench.generation.fidelity import Extras
 from mmkv_bench.generation.single import generate_alone
-from tests import reference, zoo
+from tests import cover, reference, zoo
 from tests.core import parts
 from tests.each import each
 from tests.generation import common, faulty
@@ -56,7 +56,7 @@ def naive(full_logits, logits, tokens) -> tuple[list, list]:
 
 
 @each("protocol", common.PROTOCOLS)
-@pytest.mark.parametrize("name", FAMILIES)
+@cover.few("name", FAMILIES)
 def test_fidelity_and_likelihood_are_those_of_masked_full_attention(name, protocol):
     model, prompt = zoo.model(name), common.encoded(name)
     methods = [parts.compressor(kind) for kind in ("uniform", "all_ragged")] + [parts.window()]
@@ -121,7 +121,7 @@ def test_every_method_is_measured_as_it_decodes_with_the_method_attached(name, r
     assert acting >= 5 * len(protocols), "quantising, retrieving and evicting policies must be among them"
 
 
-@pytest.mark.parametrize("name", (*FAMILIES, "llama"))
+@cover.few("name", (*FAMILIES, "llama"), first=1)
 def test_measuring_changes_no_answer_no_count_and_no_digest(name):
     model, prompt = zoo.model(name), common.encoded(name)
     protocols = common.PROTOCOLS if name in zoo.MULTIMODAL else common.PROTOCOLS[:2]

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mmkv_bench.generation.forks import Fork
-from tests import zoo
+from tests import cover, zoo
 from tests.core import parts
 from tests.each import each
 from tests.generation import common, faulty
@@ -41,7 +41,7 @@ chosen = pytest.mark.parametrize("chosen", [common.some, pytest.param(list, id="
 
 
 @chosen
-@pytest.mark.parametrize("name", ("qwen2_5_vl", "llava_next", "llama"))
+@cover.few("name", ("qwen2_5_vl", "llava_next", "llama"))
 def test_every_method_of_the_registry_forks_as_it_runs_alone(name, chosen):
     model, prompt = zoo.model(name), common.encoded(name)
     methods = common.registry(model=name)
@@ -54,7 +54,7 @@ def test_every_method_of_the_registry_forks_as_it_runs_alone(name, chosen):
 
 
 @chosen
-@pytest.mark.parametrize("name", ("qwen3_vl", "internvl_qwen3", "llava_onevision_video"))
+@cover.few("name", ("qwen3_vl", "internvl_qwen3", "llava_onevision_video"), first=1)
 def test_released_readings_fork_as_they_run_alone(name, chosen):
     """They may hold more entries than the budget says, which is why only they may."""
     model, prompt = zoo.model(name), common.encoded(name)
@@ -66,7 +66,7 @@ def test_released_readings_fork_as_they_run_alone(name, chosen):
 
 
 @chosen
-@pytest.mark.parametrize("name", zoo.ALL)
+@cover.few("name", zoo.ALL, keep=5)
 def test_ragged_budgets_fork_as_they_run_alone_on_every_family(name, chosen):
     model, prompt = zoo.model(name), common.encoded(name)
     methods = {kind: parts.compressor(kind) for kind in parts.BUDGETS} | {"window": parts.window(6, "all_ragged")}
@@ -79,7 +79,7 @@ def test_ragged_budgets_fork_as_they_run_alone_on_every_family(name, chosen):
         assert fork.entries_resident == sum(map(sum, fork.kept)) == one.entries(fork.context_tokens) * heads
 
 
-@each("attention", ("sdpa", "eager"))
+@cover.few("attention", ("sdpa", "eager"), first=1)
 @pytest.mark.parametrize("name", ("qwen2_vl", "internvl"))
 def test_mixed_answer_lengths_with_early_eos_end_as_alone(name, attention):
     """Rows of a batch that have ended are fed on until the last row ends; nobody may notice."""

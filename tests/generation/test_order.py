@@ -10,7 +10,7 @@ import torch
 
 from mmkv_bench.compression.session import attach
 from mmkv_bench.generation.engine import Engine
-from tests import zoo
+from tests import cover, zoo
 from tests.core import parts
 from tests.generation import common
 
@@ -44,7 +44,7 @@ def test_order_and_choice_of_cells_change_no_result(name):
         assert by_cell(common.together(model, name, prompt, part)) == {one.cell: expected[one.cell] for one in part}
 
 
-@pytest.mark.parametrize("name", ("qwen2_5_vl", "qwen3_vl_video", "internvl"))
+@cover.few("name", ("qwen2_5_vl", "qwen3_vl_video", "internvl"), first=1)
 def test_order_of_samples_changes_no_result(name):
     """Long, short, visual and text-only prompts through one engine, in several orders, against a fresh model each."""
     inputs = [
@@ -117,7 +117,7 @@ def test_budget_of_one_entry_keeps_the_last_token(name):
     assert len({fork.kept_digest for fork in forks}) == 2, "paper keeps the last token, strict keeps nothing beside it"
 
 
-@pytest.mark.parametrize("name", zoo.MULTIMODAL)
+@cover.few("name", zoo.MULTIMODAL, keep=5)
 def test_prompt_of_only_visual_tokens(name):
     """query_agnostic has no question left, and strict no text token to feed again; both say so, paper is answered."""
     model, inputs = zoo.model(name), zoo.visual_only(name)

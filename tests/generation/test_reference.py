@@ -14,7 +14,7 @@ from mmkv_bench.generation.reference import reference_tokens
 from mmkv_bench.generation.sampling import SEEDS, TEMPERATURE, Sampler
 from mmkv_bench.models.processors import chat_template
 from mmkv_bench.models.tokenizer import build_tokenizer
-from tests.each import each
+from tests import cover
 from tests.generation import common
 
 MODELS = Path(__file__).parents[2] / "conf" / "model"
@@ -39,7 +39,7 @@ def tokenizer_of(node):
     return build_tokenizer(text.vocab_size, settings["special_tokens"], settings.get("tokenizer", {}), template, 4096)
 
 
-@each("template", sorted(with_processor()))
+@cover.few("template", sorted(with_processor()), keep=4)
 def test_tokens_of_a_reference_follow_the_prompt_and_leave_out_the_end_of_the_turn(template):
     tokenizer = tokenizer_of(with_processor()[template])
     messages = question() if template == "llama3" else question(IMAGE, IMAGE)

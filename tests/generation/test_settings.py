@@ -121,6 +121,7 @@ UNUSUAL = {
 }  # fmt: skip
 
 
+@pytest.mark.full
 def test_irrelevant_settings_change_neither_stock_nor_the_engine():
     """Each on its own, in the model folder's generation config, where do_sample=False and num_beams=1 are asked for."""
     assert set(UNUSUAL) == set(settings.IRRELEVANT)

@@ -22,7 +22,7 @@ from mmkv_bench.config.compose import compose, method_defaults
 from mmkv_bench.devices import Host
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.methods.build import build_compressor
-from tests import reference, zoo
+from tests import cover, reference, zoo
 from tests.compression import oracles
 from tests.core import parts
 from tests.each import each
@@ -419,7 +419,7 @@ def test_padding_is_no_part_of_the_signal():
     assert [[[j - pad for j in row] for row in rows] for rows in rows_of([index[1] for index in kept])] == alone[1]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@cover.few("family", FAMILIES, first=1)
 def test_forks_answer_as_the_method_alone(family):
     variants = [shipped(), shipped(dba=False, heads="per_head"), shipped(keys="unrotated", gamma=0.4)]
     variants = [replace(made, name=f"flashcache{i}") for i, made in enumerate(variants)]

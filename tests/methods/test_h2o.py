@@ -17,7 +17,7 @@ from mmkv_bench.config.compose import method_defaults
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.generation.single import generate_alone
 from mmkv_bench.methods.build import build_compressor
-from tests import zoo
+from tests import cover, zoo
 from tests.core import parts
 from tests.each import each
 from tests.generation import common
@@ -68,7 +68,7 @@ def test_decode_time_eviction_changes_answers():
     assert (first[2:] - second[2:]).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@cover.few("name", FAMILIES)
 def test_forks_are_what_runs_alone_are_and_hold_their_budget_to_the_end(name):
     """Uniform and ragged grants; a head that was granted nothing holds nothing but the token at hand."""
     model, prompt = zoo.model(name), common.encoded(name)

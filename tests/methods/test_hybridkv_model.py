@@ -19,7 +19,7 @@ from mmkv_bench.config.compose import compose
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.generation.single import generate_alone
 from mmkv_bench.methods.build import build_compressor
-from tests import reference, zoo
+from tests import cover, reference, zoo
 from tests.each import each
 from tests.generation import common
 from tests.oracles import hybridkv as oracle
@@ -169,7 +169,7 @@ def check(model, inputs, entries, protocol="paper", context=None, tokens=6, read
     return float((want.logits[1] - untouched.logits[1]).abs().max()), got, plan
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@cover.few("family", FAMILIES, first=1)
 @each("protocol", common.PROTOCOLS)
 def test_decoding_is_masked_full_attention_with_the_oracles_chunks(family, protocol):
     model, inputs = zoo.model(family), zoo.prompt(family, before=30)
@@ -256,7 +256,7 @@ class Everything(Hybrid):
         return [torch.full((score.shape[0],), score.shape[1]) for score in scores]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@cover.few("family", FAMILIES, first=2)
 @each("protocol", common.PROTOCOLS)
 def test_retrieval_of_all_chunks_is_the_full_cache(family, protocol):
     model, inputs, prompt = zoo.model(family), zoo.prompt(family), common.encoded(family)
@@ -277,7 +277,7 @@ def test_retrieval_of_all_chunks_is_the_full_cache(family, protocol):
 # ---------------------------------------------------------------- forks, rows and what they count
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@cover.few("family", FAMILIES)
 def test_forks_answer_as_alone(family):
     model, prompt = zoo.model(family), common.encoded(family, before=30)
     variants = {"": {}, "-dynamic": {"classes": "dynamic"}, "-static": {"classes": "static"}}

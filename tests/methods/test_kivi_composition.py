@@ -13,7 +13,7 @@ from mmkv_bench.config.compose import method_defaults
 from mmkv_bench.config.schema import options
 from mmkv_bench.errors import ConfigError, MMKVError
 from mmkv_bench.methods.build import build_compressor
-from tests import zoo
+from tests import cover, zoo
 from tests.generation import common
 from tests.plan.setting import cells
 
@@ -23,10 +23,11 @@ WITHOUT = {"full", "kivi", "custom", "kvpress"}  # nothing is evicted, or the co
 # Parameters without which a method needs what was measured of a model: other calibrated ones are tried as they are.
 ONLINE = {"prefixkv": {"mode": "online"}, "kivi_prefixkv": {"mode": "online"}}
 NAMES = sorted(set(options("method")) - WITHOUT)
+DEFAULTS = method_defaults(NAMES)
 
 
 def composed(name: str, **changes):
-    node = method_defaults([name])[name].copy()
+    node = DEFAULTS[name].copy()
     OmegaConf.set_struct(node, False)
     for key, value in (ONLINE.get(name, {}) | changes).items():
         node[key] = value
@@ -35,11 +36,11 @@ def composed(name: str, **changes):
 
 def calibrated(name: str) -> bool:
     """Whether the method cannot be used without a calibration of the model."""
-    node = method_defaults([name])[name]
+    node = DEFAULTS[name]
     return "calibration" in node and name not in ONLINE
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if not calibrated(name)])
+@cover.few("name", [name for name in NAMES if not calibrated(name)], keep=9)
 def test_any_eviction_composes_with_kivi_by_one_line(name):
     family = "qwen2_5_vl"
     model, prompt = zoo.model(family), common.encoded(family)

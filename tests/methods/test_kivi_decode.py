@@ -15,7 +15,7 @@ from mmkv_bench.config.compose import method_defaults
 from mmkv_bench.errors import ConfigError, UnsupportedError
 from mmkv_bench.generation.single import generate_alone
 from mmkv_bench.methods.build import build_compressor
-from tests import reference, zoo
+from tests import cover, reference, zoo
 from tests.core import parts
 from tests.each import each
 from tests.generation import common
@@ -48,7 +48,7 @@ def distance(ours: torch.Tensor, exact, flips: int = 3) -> float:
     return best
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@cover.few("name", FAMILIES, first=2)
 def test_decoding_is_attention_over_the_oracles_numbers(name):
     """Alone and on what ragged evictions kept; paper, strict and query-agnostic; both bits; both orders of a step."""
     model, prompt = zoo.model(name), common.encoded(name)
@@ -75,7 +75,7 @@ def test_decoding_is_attention_over_the_oracles_numbers(name):
     assert moved > 0.01, "quantising must have changed something"
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@cover.few("name", FAMILIES, first=2)
 def test_kivi_alone_and_after_any_eviction_forks_as_it_runs_alone(name):
     model, prompt = zoo.model(name), common.encoded(name)
     protocols = common.PROTOCOLS if name in zoo.MULTIMODAL else common.PROTOCOLS[:2]

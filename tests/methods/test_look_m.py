@@ -20,7 +20,7 @@ from mmkv_bench.compression.session import attach
 from mmkv_bench.config.compose import compose, method_defaults
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.methods.build import build_compressor
-from tests import reference, zoo
+from tests import cover, reference, zoo
 from tests.compression import oracles
 from tests.each import each
 from tests.generation import common
@@ -291,7 +291,7 @@ def test_answers_are_those_of_the_oracles_cache(name, reading, merge, protocol):
         assert (run.logits - other.logits).abs().max() <= 2e-6 and torch.equal(run.tokens, other.tokens)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@cover.few("name", FAMILIES, first=2)
 def test_forks_answer_as_they_do_alone(name):
     model, prompt = zoo.model(name), common.encoded(name)
     variants = [method(), method(merge="average", budget_rule="union"), method(prior="false")]

@@ -21,7 +21,7 @@ from mmkv_bench.compression.session import attach
 from mmkv_bench.config.compose import compose, method_defaults
 from mmkv_bench.errors import ConfigError, UnsupportedError
 from mmkv_bench.methods.build import build_compressor
-from tests import reference, zoo
+from tests import cover, reference, zoo
 from tests.compression import oracles
 from tests.core import parts
 from tests.each import each
@@ -399,7 +399,7 @@ def test_layers_are_freed_one_after_the_other_during_the_prefill(family):
     assert sum(caps) == budget * zoo.LAYERS
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@cover.few("family", FAMILIES, first=2)
 def test_forks_answer_as_the_method_alone(family):
     variants = [shipped(), shipped(carry="printed", theta=0.6), shipped(proxies=4, recents=2)]
     cells = [

@@ -27,7 +27,7 @@ from mmkv_bench.compression.session import attach
 from mmkv_bench.config.compose import compose, method_defaults
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.methods.build import build_compressor
-from tests import reference, zoo
+from tests import cover, reference, zoo
 from tests.each import each
 from tests.generation import common
 from tests.methods import stock
@@ -358,7 +358,7 @@ def test_reducing_late_within_the_budget_keeps_the_budget():
         assert fork.tokens_from_compressed == new  # the first two are the full cache's under every protocol
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@cover.few("name", FAMILIES)
 def test_forks_answer_as_they_do_alone(name):
     model, prompt = zoo.model(name), common.encoded(name)
     variants = [method(), method(dynamic="false", merge="none"), method("released", released__margin=0)]

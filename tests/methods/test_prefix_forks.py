@@ -11,7 +11,7 @@ from mmkv_bench.compression.reducers.feature_merge import FeatureMerge
 from mmkv_bench.compression.reducers.position_merge import PositionMerge
 from mmkv_bench.config.compose import method_defaults
 from mmkv_bench.methods.build import build_compressor
-from tests import reference, zoo
+from tests import cover, reference, zoo
 from tests.generation import common
 from tests.methods.test_prefix_decoding import FAMILIES, PROFILE, TOKENS, prefixkv, run
 
@@ -42,7 +42,7 @@ def parts_of(made: Compressor):
     return made.scorer, made.allocator, made.selector, made.reducer
 
 
-@every_family
+@cover.few("name", FAMILIES, first=1)
 def test_forks_of_the_family_are_what_they_are_alone(name):
     model, prompt = zoo.model(name), common.encoded(name)
     cells = [

@@ -21,7 +21,7 @@ from mmkv_bench.compression.session import attach
 from mmkv_bench.config.compose import method_defaults
 from mmkv_bench.errors import CalibrationError, ConfigError
 from mmkv_bench.methods.build import build_compressor
-from tests import reference, zoo
+from tests import cover, reference, zoo
 from tests.compression import oracles
 from tests.core import parts
 from tests.each import each
@@ -303,7 +303,7 @@ def test_decoding_equals_full_attention_with_the_evicted_entries_masked(family):
     assert torch.equal(run.tokens, masked.tokens)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@cover.few("family", FAMILIES, first=1)
 def test_forks_answer_as_the_method_alone(family):
     table = zoo_table(family)
     variants = [shipped(data=table), shipped(data=table, scores="random"), shipped("sparsemm", "released", table)]

@@ -91,6 +91,7 @@ def test_without_a_network_the_sentence_says_so(tmp_path):
     assert "is not in the local cache and the hub cannot be reached; connect and run again" in said["anything"]
 
 
+@pytest.mark.full
 def test_offline_by_choice_is_said_too(tmp_path):
     said = child(tmp_path, "anything", HF_HUB_OFFLINE="1", HF_ENDPOINT="http://127.0.0.1:9")
     assert "is not in the local cache and HF_HUB_OFFLINE is set" in said["anything"]

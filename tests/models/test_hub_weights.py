@@ -104,11 +104,13 @@ def test_weights_of_a_hub_answer_as_the_folder_does_and_their_commit_is_recorded
     assert {(row["weights"], row["model_revision"]) for row in cells} == {("hub", COMMIT)}
 
 
+@pytest.mark.full
 def test_a_revision_that_the_hub_does_not_have_is_refused(hub, fetched):
     other = run(hub, fetched / "home", fetched / "other", "model.revision=v2")
     assert other.returncode == 2 and "has no revision 'v2'" in other.stderr
 
 
+@pytest.mark.full
 def test_the_commit_named_is_the_same_model_and_runs_without_a_network_once_it_was_fetched(fetched):
     again = run("http://127.0.0.1:9", fetched / "home", fetched / "rows", f"model.revision={COMMIT}")
     assert again.returncode == 0 and "nothing to generate" in again.stdout, again.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests import cover
 from tests.each import each
 from tests.models.shapes import small
 from tests.run.setting import cells, done, go, responses
@@ -40,7 +41,7 @@ def test_a_prompt_beyond_the_context_is_a_row_with_an_error_and_the_run_goes_on(
     assert all("more than the model's context of 100" in row["error"] for row in found)
 
 
-@each("sharing", ["on", "off"])
+@cover.few("sharing", ["on", "off"], first=1)
 def test_an_answer_ends_where_the_context_does_and_says_so(tmp_path, sharing):
     one = [word.replace("[full,snapkv]", "[snapkv]") for word in ASKED]
     asked = [*one, f"sharing={sharing}", "datasets.pages_walk.generation.max_new_tokens=12", "fidelity=off"]

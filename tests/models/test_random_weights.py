@@ -12,6 +12,7 @@ from mmkv_bench.models import random_weights
 from mmkv_bench.models.random_weights import QUERY_KEY_GAIN, values
 from mmkv_bench.models.shapes import config_of
 from mmkv_bench.models.source import Source
+from tests import cover
 from tests.each import each
 from tests.models.shapes import FAMILIES, small
 
@@ -73,7 +74,7 @@ def test_a_lower_precision_holds_the_rounded_values():
     assert all(torch.equal(full[key].bfloat16(), half[key]) for key in full)
 
 
-@each("name", FAMILIES)
+@cover.few("name", FAMILIES, keep=3, first=1)
 def test_every_parameter_is_made_and_buffers_are_computed(name):
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
@@ -110,7 +111,7 @@ def test_a_device_map_that_cannot_be_is_refused(place, words):
         weights("qwen2_5_vl_7b", device_map=place)
 
 
-@each("name", FAMILIES)
+@cover.few("name", FAMILIES, keep=3)
 def test_logits_are_finite_differ_between_prompts_and_move_when_the_cache_is_cut(name):
     loaded = Source.of(small(name)).load()
     model, tokenizer = loaded.model, loaded.tokenizer

@@ -12,6 +12,7 @@ from mmkv_bench.errors import ConfigError, UnsupportedError
 from mmkv_bench.models.families import family_of, text_config
 from mmkv_bench.models.processors import build_processor
 from mmkv_bench.models.shapes import config_of, generation_of
+from tests import cover
 from tests.each import each
 from tests.models.shapes import FAMILIES, NAMES, node
 
@@ -76,7 +77,7 @@ def test_the_cache_has_the_checkpoints_dimensions(name, layers, heads, kv, dim, 
     assert kv_bytes_per_token(config, "bfloat16") == kib * 1024
 
 
-@each("name", NAMES)
+@cover.few("name", NAMES, keep=4)
 def test_processor_settings_and_generation_fit_the_shape(name):
     model = node(name)
     config = config_of(model.shape)

@@ -21,6 +21,7 @@ from mmkv_bench.models.stated import read as read_config
 from mmkv_bench.models.stated import stated
 from mmkv_bench.plan.identity import resolve_dtype
 from mmkv_bench.plan.validate import validate
+from tests import cover
 from tests.each import each
 from tests.models.shapes import NAMES, node, small
 
@@ -160,6 +161,7 @@ def test_a_limit_on_a_video_as_a_whole_grows_with_its_frames():
     assert processor.video_processor.size["longest_edge"] == 8 * 65536
 
 
+@pytest.mark.full
 @each("name", ["llava_v1_5_7b", "llava_onevision_7b", "internvl3_8b", "llama_3_8b"])
 @each("key", ["max_pixels", "min_pixels", "video_max_pixels"])
 def test_pixel_limits_of_models_without_them_are_refused(name, key):
@@ -173,7 +175,7 @@ def test_limits_that_exclude_each_other_are_refused():
 
 
 # ---------------------------------------------------------------------- names
-@pytest.mark.parametrize("name", NAMES)
+@cover.few("name", NAMES, keep=5)
 def test_every_shaped_model_composes_with_every_kind_of_weights(name, folder):
     for words in ([], ["model.weights=random"], ["model.weights=random", "model.layers=2"]):
         validate(compose([f"model={name}", *words]))

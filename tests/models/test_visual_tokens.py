@@ -19,6 +19,7 @@ from mmkv_bench.models.processors import build_processor
 from mmkv_bench.models.shapes import config_of
 from mmkv_bench.models.video import Frames
 from mmkv_bench.models.visual_tokens import Limits, image_tokens, video_tokens
+from tests import cover
 from tests.cli.setting import verb
 from tests.each import each
 from tests.models.checkpoints import SETTINGS, small_config
@@ -70,7 +71,7 @@ def video_seen(processor, frames: int, width: int, height: int, video_max_pixels
     return int((inputs["input_ids"] == token).sum())
 
 
-@each("name", MULTIMODAL)
+@cover.few("name", MULTIMODAL, keep=3, first=1)
 def test_images_have_the_tokens_that_the_processor_writes(name):
     @few
     @given(width=sides, height=sides)
@@ -80,7 +81,7 @@ def test_images_have_the_tokens_that_the_processor_writes(name):
     check()
 
 
-@each("name", MULTIMODAL)
+@cover.few("name", MULTIMODAL, keep=4)
 def test_images_of_any_size_have_the_tokens_that_the_processor_counts(name):
     processor = built(name)
     markers = 2 if name == "internvl" else 0  # it counts <img> and </img>, too
@@ -215,7 +216,7 @@ def test_what_a_family_does_not_take_is_refused():
         image_tokens("qwen2_vl", SETTINGS["qwen2_vl"], 2010, 10)
 
 
-@each("name", CONFIGS)
+@cover.few("name", CONFIGS, keep=4, first=1)
 def test_every_models_configuration_has_the_settings_that_the_rules_need(name):
     node = OmegaConf.to_container(OmegaConf.load(conf_dir() / "model" / f"{name}.yaml"))
     processor = build_processor(config_of(node["shape"]), node["processor"])

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from mmkv_bench.statistics.metric_kinds import FIDELITY
-from tests.each import each
+from tests import cover
 from tests.run import setting
 from tests.run.setting import answers, cell_of, commits, done, go, responses
 
@@ -217,7 +217,7 @@ def png(image) -> bytes:
     return buffer.getvalue()
 
 
-@each(("damaged", "impossible", "huge"), [(2, 0, 3), (0, 1, 3), (2, 1, 0)])
+@cover.few(("damaged", "impossible", "huge"), [(2, 0, 3), (0, 1, 3), (2, 1, 0)], first=2)
 def test_a_picture_that_cannot_be_read_or_used_is_that_samples_error_in_every_cell(tmp_path, damaged, impossible, huge):
     task, root = scans(tmp_path / "task", damaged, impossible, huge), tmp_path / "rows"
     outcome = go(root, *task, "method=snapkv", "budget=16")

@@ -103,6 +103,7 @@ def test_a_judge_scores_what_is_missing_once_and_stands_in_the_rows(root, server
     assert Store(root).responses().to_pylist() == before
 
 
+@pytest.mark.full
 def test_another_judge_scores_anew_and_the_first_ones_answers_are_kept(root, server):
     done(root, *asking(server))
     number = len(server.requests)
@@ -125,6 +126,7 @@ def test_a_dead_judge_leaves_everything_as_it_was_and_says_so(root, server):
     assert scores(root) == [0.5] * 2 * SAMPLES
 
 
+@pytest.mark.full
 def test_a_judge_that_is_dead_leaves_what_another_one_scored(root, server):
     done(root, *asking(server))
     before, rows = metrics(root), Store(root).samples().to_pylist()
@@ -138,6 +140,7 @@ def test_a_judge_that_is_dead_leaves_what_another_one_scored(root, server):
     assert {(row["judge"], row["value"]) for row in metrics(root)} == {("judge-70b", 1.0)}
 
 
+@pytest.mark.full
 def test_more_samples_without_a_judge_keep_the_scores_of_the_first_ones(root, server):
     done(root, *asking(server))
     more = f"limit={SAMPLES + 1}"

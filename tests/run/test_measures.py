@@ -100,6 +100,7 @@ def scores_of(root) -> list[dict]:
     return [samples, {(row["cell"], row["metric"]): row for row in setting.metrics(root)}]
 
 
+@pytest.mark.full
 def test_a_method_that_comes_later_is_held_against_the_same_answers(on, tmp_path):
     few = ("dataset=pages_walk", "budget=[16,48]", "protocol=[paper,strict]", "limit=3", *BOTH)
     done(tmp_path, *few, "method=snapkv")

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 
-from tests.each import each
+from tests import cover
 
 CODE = """
 import sys
@@ -19,13 +19,14 @@ print(code, constants.HF_HUB_OFFLINE, "lmms_eval" in sys.modules)
 """
 
 
-@each(
+@cover.few(
     ("dataset", "offline"),
     [
         (("dataset=pages",), True),
         (("dataset=lmms_eval", "datasets.lmms_eval.task=docvqa_val"), True),
         (("dataset=[pages,lmms_eval]", "datasets.lmms_eval.task=mme", "datasets.lmms_eval.offline=false"), False),
     ],
+    first=1,
 )
 def test_the_libraries_are_offline_unless_a_dataset_is_to_be_fetched(tmp_path, dataset, offline):
     """The model is of no supported family, so that the run ends once the libraries are there."""

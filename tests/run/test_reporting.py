@@ -158,6 +158,7 @@ def test_an_offline_wandb_run_holds_configuration_running_means_and_the_table(tm
     assert {row["metric"] for row in stored} >= {"exact_match"}
 
 
+@pytest.mark.full
 def test_a_run_with_failures_is_marked_failed_in_wandb(tmp_path, own_parts):
     failing = ("--config-dir", str(own_parts), "method=failing", "methods.failing.victim='000000'")
     forked(lambda: go(tmp_path, *failing, "dataset=pages_walk", "budget=16", "limit=1", "logger=wandb").code)

@@ -107,6 +107,7 @@ def test_the_order_of_methods_and_datasets_changes_no_row(whole, tmp_path):
     assert setting.everything(tmp_path) == setting.everything(whole)
 
 
+@pytest.mark.full
 def test_one_dataset_and_one_method_at_a_time_are_the_whole_run(whole, tmp_path):
     for dataset in ("pages_multi_image", "pages_walk"):
         for method in ("random", "snapkv"):
@@ -114,6 +115,7 @@ def test_one_dataset_and_one_method_at_a_time_are_the_whole_run(whole, tmp_path)
     assert setting.everything(tmp_path) == setting.everything(whole)
 
 
+@pytest.mark.full
 def test_samples_in_two_portions_are_the_whole_run(whole, tmp_path):
     assert done(tmp_path, *COMMAND, "limit=2").generated == 2 * 2
     assert done(tmp_path, *COMMAND).generated == 2 * 4

@@ -138,6 +138,7 @@ def test_two_writers_side_by_side_on_the_same_samples_end_with_each_row_once(tmp
     assert plain(Store(tmp_path).responses()) == everything(40)
 
 
+@pytest.mark.full
 def test_two_writers_of_different_cells_do_not_disturb_each_other(tmp_path, run):
     both = run(*[{"root": str(tmp_path), "samples": 40, "publish_every": 6, "cells": [cell]} for cell in CELLS])
     assert [writer["code"] for writer in both] == [0, 0]

@@ -31,6 +31,7 @@ def _weights(trainer: Trainer) -> dict[str, torch.Tensor]:
     return {**trainer.model.state_dict(), "auxiliary": trainer.auxiliary.detach()}
 
 
+@pytest.mark.full
 def test_a_resumed_run_is_bit_identical_to_an_uninterrupted_one(tmp_path):
     """Interrupted three times, amid each kind of step."""
     whole, second, again = Trainer(5, SHORT), Trainer(5, SHORT), []
