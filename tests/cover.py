@@ -29,11 +29,17 @@ def _cost(product: Sequence[tuple], chosen: Sequence[int], used: Counter, i: int
     return shared, used[i], i
 
 
-def cases(names: Iterable[Any], *axes: Iterable[Any], each: int = 2) -> pytest.MarkDecorator:
-    """Parametrises `name` and `combinations`: those of `spread`, and the whole product in a case marked full."""
+def cases(names: Iterable[Any], *axes: Iterable[Any], each: int = 2, keep: int | None = None) -> pytest.MarkDecorator:
+    """Parametrises `name` and `combinations`: those of `spread`, and the whole product in a case marked full. Where all
+    names say the same thing, `keep` of them, spread evenly, stand for the others."""
     names, axes = list(names), [list(axis) for axis in axes]
     whole = list(itertools.product(*axes))
-    some = [pytest.param(name, few, id=str(name)) for name, few in spread(names, *axes, each=each).items()]
+    left = range(len(names)) if keep is None else [i * len(names) // keep for i in range(keep)]
+    some = [
+        pytest.param(name, few, id=str(name))
+        for i, (name, few) in enumerate(spread(names, *axes, each=each).items())
+        if i in left
+    ]
     full = [pytest.param(name, whole, id=f"{name}-whole", marks=pytest.mark.full) for name in names]
     return pytest.mark.parametrize(("name", "combinations"), some + full)
 
@@ -48,10 +54,11 @@ def case(*what: Any) -> Iterator[None]:
         raise
 
 
-def few(names: str, values: Iterable[Any], keep: int = 1, first: int = 0) -> pytest.MarkDecorator:
+def few(names: str | Sequence[str], values: Iterable[Any], keep: int = 1, first: int = 0) -> pytest.MarkDecorator:
     """Parametrises over values that all say the same thing: `keep` of them, spread evenly from number `first`, and in
     `make test-full` all of them."""
     values = list(values)
     kept = {(first + i * len(values) // keep) % len(values) for i in range(keep)}
-    rest = [value if i in kept else pytest.param(value, marks=pytest.mark.full) for i, value in enumerate(values)]
-    return pytest.mark.parametrize(names, rest)
+    several = not isinstance(names, str) or "," in names
+    marked = [pytest.param(*value if several else (value,), marks=pytest.mark.full) for value in values]
+    return pytest.mark.parametrize(names, [value if i in kept else marked[i] for i, value in enumerate(values)])

@@ -34,6 +34,7 @@ def command(folder, *words: str) -> list[str]:
     return ["prefixkv", "--path", str(folder), "--name", "mine", "--dtype", "float32", *words]
 
 
+@pytest.mark.full
 def test_shares_are_those_of_the_attention_that_passages_get(saved, tmp_path, capsys):
     made, folder = saved
     (tmp_path / "text").mkdir()

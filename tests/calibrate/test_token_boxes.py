@@ -133,14 +133,14 @@ def some_cells(size: tuple[int, int], count: int) -> tuple[list[tuple[int, int, 
     return cells + [(0, draw.randrange(grid[0]), draw.randrange(grid[1])) for _ in range(count - 2)], grid
 
 
-@cover.cases(MODELS, SIZES, each=1)
+@cover.cases(MODELS, SIZES, each=1, keep=3)
 def test_the_tokens_of_a_cell_are_those_that_its_pixels_reach(name, combinations):
     for (size,) in combinations:
         cells, grid = some_cells(size, 4)
         assert check(name, [size], cells, grid) > 0 or (name == "llava_v1_5_7b" and size[0] != size[1])
 
 
-@pytest.mark.parametrize("name", TILED)
+@cover.few("name", TILED, first=1)
 @settings(max_examples=6, deadline=None, derandomize=True)
 @given(width=st.integers(56, 1100), height=st.integers(56, 1100), seed=st.integers(0, 99))
 def test_pages_of_any_size(name, width, height, seed):
@@ -154,6 +154,7 @@ def test_blended_tokens_show_all_that_went_into_them():
     assert check("llava_onevision_7b", [BLENDED], [(0, 3, 2), (0, 7, 5)], (9, 9)) > 0
 
 
+@pytest.mark.full
 @each("name", MODELS)
 def test_several_images_have_each_its_own_tokens(name):
     sizes = [(224, 224), (300, 200), (90, 240)]

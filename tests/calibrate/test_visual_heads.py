@@ -133,6 +133,7 @@ def test_the_embedded_model_reads_with_its_visual_heads(embedded):
 # ---------------------------------------------------------------- places on pages
 
 
+@pytest.mark.full
 @each("size", ["small", "large"])
 @each("kind", TASKS)
 def test_the_cells_of_an_answer_show_its_characters(kind, size):

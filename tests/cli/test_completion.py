@@ -77,6 +77,7 @@ def test_a_tabulator_completes_the_line(shell, environment, tmp_path):
         os.waitpid(pid, 0)
 
 
+@pytest.mark.full
 def test_fish_offers_the_same(environment, tmp_path):
     if shutil.which("fish") is None:
         pytest.skip("fish is not installed")

@@ -66,6 +66,7 @@ def test_every_job_knows_the_further_config_folder(ran, tmp_path_factory):
     assert [(config.limit, list(config.folders)) for config in ran] == [(5, [str(folder)])] * 2
 
 
+@pytest.mark.full
 def test_a_job_that_fails_is_reported_and_the_others_run(ran, capsys):
     assert main(["-m", *HUB, "budget=13,16,17,32"]) == 1
     assert [config.budget for config in ran] == [13, 16, 17, 32]

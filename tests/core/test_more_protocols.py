@@ -177,6 +177,7 @@ def test_masked_refuses_methods_that_do_more_than_evict_by_name():
 # ------------------------------------------------------------------------------------------------------------ both
 
 
+@pytest.mark.full
 def test_both_fork_as_they_run_alone_beside_the_other_protocols():
     name, methods = "qwen2_5_vl", common.registry()
     cells = [common.cell(full(), None, rule) for rule in NAMES]

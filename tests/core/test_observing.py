@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import pytest
 import torch
 from transformers import DynamicCache
 
@@ -63,7 +62,7 @@ def _queries(module, hidden):
     return (module.q_norm(query) if hasattr(module, "q_norm") else query).transpose(-3, -2)
 
 
-@pytest.mark.parametrize("name", zoo.ALL)
+@cover.few("name", zoo.ALL, keep=6)
 @torch.no_grad()
 def test_scorers_see_what_the_model_computes(name):
     model = zoo.model(name)

@@ -39,7 +39,7 @@ def _cut(name: str, inputs: dict[str, Tensor]) -> int:
 # ---------------------------------------------------------------------------------------------------------- strict
 
 
-@cover.cases(zoo.ALL, parts.BUDGETS, ATTENTION)
+@cover.cases(zoo.ALL, parts.BUDGETS, ATTENTION, keep=6)
 def test_strict_first_token_sees_only_kept_entries(name, combinations):
     """First-token logits, and all later ones, equal full attention whose last prompt row sees the kept slots and
     itself."""
@@ -75,7 +75,7 @@ def test_strict_cache_holds_exactly_the_budget_after_the_last_prompt_token(name,
             _close(run, reference.masked_generate(model, inputs, keep, length - 1, 1))
 
 
-@cover.cases(zoo.ALL, ATTENTION, each=1)
+@cover.cases(zoo.ALL, ATTENTION, each=1, keep=6)
 def test_strict_keep_all_equals_full_of_the_same_protocol(name, combinations):
     for (attention,) in combinations:
         with cover.case(attention):
@@ -126,7 +126,7 @@ def _with_hidden(model, inputs, made, cut: int):
     return hidden, *box[0]
 
 
-@cover.cases(zoo.MULTIMODAL, parts.BUDGETS, ATTENTION)
+@cover.cases(zoo.MULTIMODAL, parts.BUDGETS, ATTENTION, keep=6)
 def test_query_agnostic_question_rows_see_kept_context_and_the_question(name, combinations):
     """Logits of every question row and of every decoded token equal the masked reference."""
     inputs = zoo.prompt(name)
@@ -144,7 +144,9 @@ def test_query_agnostic_question_rows_see_kept_context_and_the_question(name, co
             assert (run.logits[0] - stock.logits[0]).abs().max() > 0.01, "answered from the full context"
 
 
-@cover.cases(zoo.MULTIMODAL, (parts.compressor("all_ragged"), parts.window(4), parts.window(3, "layer_ragged")), each=1)
+@cover.cases(
+    zoo.MULTIMODAL, (parts.compressor("all_ragged"), parts.window(4), parts.window(3, "layer_ragged")), each=1, keep=6
+)
 def test_query_agnostic_kept_context_does_not_depend_on_the_question(name, combinations):
     model, inputs = zoo.model(name), zoo.prompt(name)
     cut = _cut(name, inputs)
@@ -177,7 +179,7 @@ def test_query_agnostic_budget_counts_the_context_alone(name, combinations):
                 assert torch.equal(count, (index >= 0).sum(-1) + (length - cut) + 2)
 
 
-@cover.cases(zoo.MULTIMODAL, ATTENTION, each=1)
+@cover.cases(zoo.MULTIMODAL, ATTENTION, each=1, keep=6)
 def test_query_agnostic_keep_all_equals_full_of_the_same_protocol(name, combinations):
     for (attention,) in combinations:
         with cover.case(attention):
@@ -227,7 +229,7 @@ def test_full_of_every_protocol_answers_like_the_untouched_model_to_an_early_eos
             _close(run, stock)
 
 
-@pytest.mark.parametrize("name", zoo.MULTIMODAL)
+@cover.few("name", zoo.MULTIMODAL, keep=6)
 def test_positions_under_every_protocol_are_those_of_the_untouched_model(name):
     """The re-fed last token, the question and the answer sit at their true positions (same mrope triple)."""
     model, inputs = zoo.model(name), zoo.prompt(name)

@@ -92,6 +92,7 @@ def test_a_table_that_went_missing_is_detected(fresh_cache):
         page_data.load("pages_walk_small", "test", 1)
 
 
+@pytest.mark.full
 def test_processes_may_make_the_same_pages_side_by_side(fresh_cache):
     children = [fork(lambda: len(page_data.load("pages_walk_small", "test", 30))) for _ in range(3)]
     assert [joined(*child) for child in children] == [30] * 3

@@ -46,6 +46,7 @@ def test_importing_the_package_loads_nothing_else():
     assert child(code) == "['mmkv_bench']"
 
 
+@pytest.mark.full
 def test_attach_and_method_need_torch_and_transformers_only():
     """In a process in which everything else of the requirements raises ImportError; the embedded model answers a page."""
     code = f"""

@@ -88,7 +88,7 @@ def test_a_text_only_prompt_is_taken_by_every_family(name):
     assert "What is it?" in tokenizer.decode(prompt.input_ids[0])
 
 
-@each("name", MULTIMODAL)
+@cover.few("name", MULTIMODAL, keep=3, first=1)
 @each("count", [1, 2])
 def test_every_visual_token_has_its_feature(name, count):
     images = [picture(red=50 + 100 * i) for i in range(count)]
@@ -254,7 +254,7 @@ def test_a_question_that_spells_a_marker_is_refused(name, marker):
         ask(name, [picture()], text=f"What does {marker} mean?")
 
 
-@each("name", MULTIMODAL)
+@cover.few("name", MULTIMODAL, keep=3)
 def test_pictures_of_muirbench_stand_where_its_questions_say_so_in_every_family(name):
     """Two pictures with words between them, as its third sample asks, and three that are its options."""
     for request, blocks in zip(muirbench(), (2, 3), strict=True):

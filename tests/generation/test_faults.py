@@ -230,6 +230,7 @@ def test_time_that_runs_out_while_decoding_ends_the_forks_and_not_the_sample(clo
         assert {r.status for r in results} == {"ok"}
 
 
+@pytest.mark.full
 def test_a_memory_cap_that_allows_two_forks_decodes_two_at_a_time_and_gives_the_same_results(baseline):
     model, prompt, cells = zoo.model(NAME), common.encoded(NAME), healthy()
     held = []

@@ -88,7 +88,7 @@ def test_fidelity_and_likelihood_are_those_of_masked_full_attention(name, protoc
 @pytest.mark.parametrize(
     ("name", "reading"),
     [
-        ("qwen2_5_vl", "paper"),
+        pytest.param("qwen2_5_vl", "paper", marks=pytest.mark.full),
         ("llava_next", "released"),
         pytest.param("llava_next", "paper", marks=pytest.mark.full),
         pytest.param("qwen2_5_vl", "released", marks=pytest.mark.full),

@@ -46,6 +46,7 @@ def logits(rows: int, tokens: int, vocabulary: int, dtype: torch.dtype = torch.f
 SHAPES = [(1, 60, 152064), (3, 29, 152064), (40, 1, 152064), (2, 3, 50), (7, 1000, 1500), (1, 0, 50)]
 
 
+@pytest.mark.full
 @each("shape", SHAPES)
 def test_pieces_give_what_all_at_once_gives(shape):
     full, forks, tokens = logits(*shape)
@@ -65,6 +66,7 @@ def test_a_token_that_the_full_cache_rules_out_adds_nothing():
     assert kl[0, 0] == 0.0 and kl[1, 0] == pytest.approx(torch.tensor(2 + torch.e**5).log().item() - 0.6931471805599453)
 
 
+@pytest.mark.full
 @each("shape", [(1, 120, 152064), (60, 2, 152064), (9, 13, 152064)])
 def test_float64_copies_hold_no_more_than_256_mib(shape):
     full, forks, tokens = logits(*shape, dtype=torch.bfloat16)

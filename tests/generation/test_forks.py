@@ -124,7 +124,7 @@ def test_prompt_within_the_budget_is_full_and_says_so(name):
         assert fork.tokens_from_compressed == 0
 
 
-@pytest.mark.parametrize("name", ("qwen2_5_vl", "internvl"))
+@cover.few("name", ("qwen2_5_vl", "internvl"))
 def test_text_only_prompts_of_visual_models_fork_as_they_run_alone(name):
     model, prompt = zoo.model(name), common.encoded(name, zoo.without_visual(name, 30))
     cells = common.some(grid(common.for_text(common.registry(model=name)), (1, 8, "50%"), common.PROTOCOLS[:2]))
@@ -132,6 +132,7 @@ def test_text_only_prompts_of_visual_models_fork_as_they_run_alone(name):
     assert all(fork.visual_tokens == 0 for fork in forks)
 
 
+@pytest.mark.full
 def test_small_fork_batches_and_large_ones_give_the_same_results():
     name = "llava_next"
     model, prompt = zoo.model(name), common.encoded(name)

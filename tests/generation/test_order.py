@@ -95,7 +95,7 @@ def test_the_model_is_what_it_was_after_the_engine_is_closed():
     assert torch.equal(model.generate(**zoo.prompt(name), max_new_tokens=5), free)
 
 
-@pytest.mark.parametrize("name", zoo.ALL)
+@cover.few("name", zoo.ALL, keep=6)
 def test_prompt_of_one_token(name):
     model, inputs = zoo.model(name), zoo.without_visual(name, 1)
     prompt = common.encoded(name, inputs)
@@ -137,7 +137,7 @@ def test_prompt_of_only_visual_tokens(name):
     assert results[0].token_ids == expected
 
 
-@pytest.mark.parametrize("name", zoo.ALL)
+@cover.few("name", zoo.ALL, keep=6)
 def test_prompt_without_visual_tokens_is_refused_by_query_agnostic_alone(name):
     model, prompt = zoo.model(name), common.encoded(name, zoo.without_visual(name))
     cells = common.full_cells() + [common.cell(parts.compressor(), 4, protocol) for protocol in common.PROTOCOLS]

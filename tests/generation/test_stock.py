@@ -59,7 +59,7 @@ def assert_equal(model, name, inputs=None, tokens=TOKENS, **task):
     return expected, results[0]
 
 
-@cover.cases(zoo.ALL, ("sdpa", "eager"), (0, 1))
+@cover.cases(zoo.ALL, ("sdpa", "eager"), (0, 1), keep=6)
 def test_full_equals_stock_generate_on_every_family(name, combinations):
     for attention, seed in combinations:
         with cover.case(attention, seed):
@@ -67,7 +67,7 @@ def test_full_equals_stock_generate_on_every_family(name, combinations):
             assert len(expected) == TOKENS and result.finish_reason == "length"
 
 
-@pytest.mark.parametrize("name", zoo.ALL)
+@cover.few("name", zoo.ALL, keep=6)
 def test_any_member_of_an_eos_set_ends_the_answer_early(name, configured):
     free = stock(zoo.model(name), zoo.prompt(name))
     for place in (0, 3):
@@ -211,7 +211,7 @@ def test_pad_ids_that_a_prompt_means_as_text_are_not_masked(name):
     assert hidden != expected, "the case is empty: hiding the pad ids changes nothing here"
 
 
-@pytest.mark.parametrize("name", zoo.MULTIMODAL)
+@cover.few("name", zoo.MULTIMODAL, keep=6)
 def test_text_prompt_after_a_visual_one_is_answered_as_by_a_fresh_model(name):
     """Qwen-VL models remember the last prompt's position offset in a shared attribute; the engine never reads it."""
     text, fresh = zoo.without_visual(name), zoo.build(name)

@@ -163,6 +163,7 @@ def test_the_example_answers_as_a_built_in_method_does_in_forks_and_alone():
         assert all(result.entries_resident == result.entries_asked for result in results)
 
 
+@pytest.mark.full
 def test_an_edit_makes_new_rows_and_nothing_else_does(folder):
     shutil.copy(EXAMPLE, folder / "mine.py")
     command = ("method=custom", "methods.custom.path=mine.py", "budget=32", "limit=2", "dataset=pages_lookup")

@@ -206,6 +206,7 @@ def test_heads_of_one_kind_and_other_shares(family, over):
         assert {c for row in plan.entries for c in row} == {16}
 
 
+@pytest.mark.full
 @each("budget", [1, 2, 5])
 @each("protocol", ["paper", "strict"])
 def test_budgets_below_the_text_and_below_a_chunk(budget, protocol):

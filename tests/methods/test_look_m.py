@@ -262,6 +262,7 @@ def expected(model, inputs, budget: int, made: Compressor, strict: bool):
     return found
 
 
+@pytest.mark.full
 @each(
     ("name", "reading", "merge", "protocol"),
     [

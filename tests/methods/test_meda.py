@@ -238,6 +238,7 @@ def assert_stored(layers, want):
         assert torch.allclose(layer.values[0, :, :m].double(), torch.stack(values), rtol=2e-6, atol=2e-6)
 
 
+@pytest.mark.full
 @each(("name", "seed"), [("qwen2_5_vl", 1), ("llava_next", 3), ("llava_onevision_video", 2)])
 def test_answers_are_those_of_the_oracles_cache(name, seed):
     model, inputs = zoo.model(name, "eager"), zoo.prompt(name, seed=seed)

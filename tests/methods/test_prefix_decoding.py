@@ -217,6 +217,7 @@ def test_ragged_heads_evict_each_at_its_own_pace(name, policy, protocol):
         assert layer.entries()[0].tolist() == [len(steps[TOKENS - 1]) - 1 for steps in heads]
 
 
+@pytest.mark.full
 @each(("budget", "protocol"), [(1, "paper"), (1, "strict"), (2, "strict"), (3, "paper")])
 @each("policy", ["newest_size", "prefill", "prefill_half", "window", "newest_clipped"])
 def test_budgets_of_a_few_entries_decode_as_masked(budget, policy, protocol):

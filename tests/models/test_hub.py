@@ -86,6 +86,7 @@ def test_what_the_hub_refuses_is_one_sentence_that_says_what_to_do(hub, tmp_path
         assert sentence.startswith(f"model.path=org/{name}") and "\n" not in sentence
 
 
+@pytest.mark.full
 def test_without_a_network_the_sentence_says_so(tmp_path):
     said = child(tmp_path, "anything", HF_ENDPOINT="http://127.0.0.1:9")
     assert "is not in the local cache and the hub cannot be reached; connect and run again" in said["anything"]

@@ -154,6 +154,7 @@ def rewritten(parts, published, tmp_path_factory):
     return target
 
 
+@pytest.mark.full
 def test_a_rewritten_checkpoint_loads_as_the_same_model_and_reads_the_same_prompt(parts, rewritten):
     _, config, built, processor = parts
     loaded = Source.of(node("hf", path=str(rewritten), dtype="float32", device="cpu")).load()
@@ -174,6 +175,7 @@ def test_a_rewritten_checkpoint_loads_as_the_same_model_and_reads_the_same_promp
     assert torch.equal(ids["ours"][2], ids["loaded"][2])
 
 
+@pytest.mark.full
 def test_pooling_may_be_chosen_when_a_folder_is_rewritten(parts, published, tmp_path):
     rewrite(published, tmp_path / "new", parts[0].shape, parts[0].processor, "average")
     source = Source.of(node("hf", path=str(tmp_path / "new"), dtype="float32", device="cpu"))

@@ -50,6 +50,7 @@ def test_entries_are_spread_evenly_and_differ_between_parameters():
     assert abs(torch.corrcoef(torch.stack([a, b]))[0, 1]) < 0.01
 
 
+@pytest.mark.full
 def test_entries_do_not_depend_on_the_chunks_they_are_made_in(monkeypatch):
     whole = weights("llama_3_8b").state_dict()
     monkeypatch.setattr(random_weights, "_CHUNK", 1000)
@@ -98,6 +99,7 @@ def test_tied_embeddings_stay_one_parameter():
     assert model.lm_head.weight is model.get_input_embeddings().weight
 
 
+@pytest.mark.full
 @each("place", [{"": "cpu"}, "auto", {"model": "cpu", "lm_head": "cpu"}])
 def test_a_device_map_gives_the_same_weights(place):
     here, spread = weights("qwen2_5_vl_7b"), weights("qwen2_5_vl_7b", device_map=place)

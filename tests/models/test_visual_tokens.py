@@ -153,6 +153,7 @@ def test_videos_have_the_tokens_that_the_processor_writes(name):
     check()
 
 
+@pytest.mark.full
 @each("name", QWEN)
 def test_pixel_limits_bind_frames(name):
     limit = 20 * 32 * 32
@@ -168,6 +169,7 @@ def test_pixel_limits_bind_frames(name):
     check()
 
 
+@pytest.mark.full
 @each("name", QWEN)
 def test_the_share_of_a_context_binds_frames_where_settings_ask_for_it(name):
     changed = SETTINGS[name] | {

@@ -110,6 +110,7 @@ def test_the_only_dataset_of_a_run_ends_it_with_the_sentence(folder, tmp_path):
     assert outcome.code == 1 and "failed at sample docvqa-000001" in outcome.err
 
 
+@pytest.mark.full
 def test_two_uses_of_placeholders_in_one_process_are_two_prompts(tmp_path):
     hashes = []
     for use in ("interleave", "remove", "keep"):

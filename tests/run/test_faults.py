@@ -240,6 +240,7 @@ def test_a_picture_that_cannot_be_read_or_used_is_that_samples_error_in_every_ce
     assert (again.generated, again.document["failed"]) == (3, 6)
 
 
+@pytest.mark.full
 def test_without_sharing_faults_are_the_same_rows_and_the_run_continues(tmp_path, own_parts, victim):
     task = scans(tmp_path / "task", damaged=2, impossible=0)
     method = (
@@ -260,6 +261,7 @@ def test_without_sharing_faults_are_the_same_rows_and_the_run_continues(tmp_path
     assert {row["measured"] for row in rows} == {"own"}
 
 
+@pytest.mark.full
 def test_without_sharing_an_interrupted_sample_keeps_the_cells_that_had_ended(tmp_path, own_parts, victim, mended):
     methods = ("method=[snapkv,failing]", "methods.failing.fault=interrupt", f"methods.failing.victim={victim}")
     command = ("--config-dir", str(own_parts), *PLAIN[:2], "limit=2", *methods, "sharing=off", "fidelity=off")

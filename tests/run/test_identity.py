@@ -55,6 +55,7 @@ def made(monkeypatch) -> list[str]:
     return found
 
 
+@pytest.mark.full
 def test_answers_to_a_swapped_picture_are_refused_and_made_again_on_request(task, made, tmp_path):
     """`full` and one method: two cells, and a third sample that a larger limit adds."""
     root, sample = tmp_path / "rows", "pictures-000001"

@@ -116,6 +116,7 @@ def test_another_judge_scores_anew_and_the_first_ones_answers_are_kept(root, ser
     assert len(server.requests) == 2 * number
 
 
+@pytest.mark.full
 def test_a_dead_judge_leaves_everything_as_it_was_and_says_so(root, server):
     url = judge_server.dead_address()
     outcome = done(root, *asking(server, f"judge.url={url}", "judge.retries=1"))
@@ -157,6 +158,7 @@ def test_more_samples_without_a_judge_keep_the_scores_of_the_first_ones(root, se
     assert 1 <= len(server.requests) - number <= 2  # only the new sample's; equal answers are asked about once
 
 
+@pytest.mark.full
 def test_the_scores_of_two_judges_are_never_mixed_in_one_metric(root, server):
     done(root, *asking(server))
     server.behaviours = [judge_server.says("1.0"), judge_server.says("fine")]

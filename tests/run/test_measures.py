@@ -33,6 +33,7 @@ def named(root) -> dict:
     }
 
 
+@pytest.mark.full
 def test_answers_are_those_of_a_run_that_measures_nothing(on, tmp_path):
     root, _ = on
     quiet = done(tmp_path, *COMMAND, "fidelity=off")
@@ -73,6 +74,7 @@ def test_perplexity_is_that_of_the_stored_likelihoods(on):
             assert row["value"] == pytest.approx(math.exp(sum(nll) / len(nll)))
 
 
+@pytest.mark.full
 def test_a_slim_store_takes_a_further_method_and_keeps_what_was_measured(on, tmp_path):
     root = tmp_path / "rows"
     shutil.copytree(on[0], root)

@@ -6,6 +6,8 @@ import re
 import shlex
 from pathlib import Path
 
+import pytest
+
 from mmkv_bench.cli.main import main
 from mmkv_bench.cli.tree import VERBS, split
 from mmkv_bench.config.compose import compose
@@ -54,6 +56,7 @@ def test_the_example_is_the_file_that_it_names():
     assert f"methods.custom.path={name}" in of_own()
 
 
+@pytest.mark.full
 def test_the_method_of_ones_own_runs_beside_the_others(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     few = ("budget=64", "limit=2", "dataset=pages_lookup")

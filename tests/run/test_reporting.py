@@ -106,6 +106,7 @@ def test_the_card_says_what_the_rows_then_count(tmp_path, protocol):
     assert f"in {tmp_path}" in card
 
 
+@pytest.mark.full
 def test_the_card_counts_what_is_there_already(tmp_path):
     done(tmp_path, "dataset=pages_lookup", "method=keydiff", "budget=16", "limit=1")
     more = done(tmp_path, "dataset=pages_lookup", "method=[keydiff,snapkv]", "budget=16", "limit=2")

@@ -23,6 +23,7 @@ def whole(tmp_path_factory) -> Path:
     return root
 
 
+@pytest.mark.full
 def test_answers_of_the_reference_differ(whole):
     """Else nothing below could fail: rows of different samples and cells must be told apart by their answers."""
     found = responses(whole)
@@ -102,6 +103,7 @@ def test_sharing_on_equals_sharing_off_for_every_method_and_protocol(tmp_path):
 
 
 # ---------------------------------------------------------------------- order
+@pytest.mark.full
 def test_the_order_of_methods_and_datasets_changes_no_row(whole, tmp_path):
     done(tmp_path, "dataset=[pages_multi_image,pages_walk]", "method=[random,snapkv]", "budget=16", "limit=6")
     assert setting.everything(tmp_path) == setting.everything(whole)
@@ -122,6 +124,7 @@ def test_samples_in_two_portions_are_the_whole_run(whole, tmp_path):
     assert setting.everything(tmp_path) == setting.everything(whole)
 
 
+@pytest.mark.full
 def test_generating_first_and_scoring_later_are_both_at_once(whole, tmp_path):
     generated = done(tmp_path, *COMMAND, "stage=generate")
     assert (generated.generated, generated.document["scored"]) == (12, 0)

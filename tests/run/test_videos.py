@@ -62,6 +62,7 @@ def rows(task, model, tmp_path_factory):
     return outcome, responses(root)
 
 
+@pytest.mark.full
 def test_a_video_that_cannot_be_read_is_a_row_and_the_run_goes_on(rows):
     outcome, found = rows
     assert outcome.code == 1 and len(found) == 2 * len(VIDEOS)

@@ -113,6 +113,7 @@ def test_kill_during_recovery_loses_and_duplicates_nothing(tmp_path, kill):
     assert n > 10
 
 
+@pytest.mark.full
 def test_readers_see_every_acknowledged_sample_exactly_once_at_any_time(tmp_path):
     command = [sys.executable, str(HERE / "writer_child.py"), str(tmp_path), "w", "120", "5", *CELLS]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
@@ -131,6 +132,7 @@ def test_readers_see_every_acknowledged_sample_exactly_once_at_any_time(tmp_path
     assert plain(store.responses()) == everything(120)
 
 
+@pytest.mark.full
 def test_two_writers_side_by_side_on_the_same_samples_end_with_each_row_once(tmp_path, run):
     both = run(*[{"root": str(tmp_path), "samples": 40, "publish_every": every} for every in (6, 7)])
     assert [writer["code"] for writer in both] == [0, 0]

@@ -153,6 +153,7 @@ def test_refused_scores_leave_the_old_ones(tmp_path):
     assert store.metrics()["value"].to_pylist() == [1.0]
 
 
+@pytest.mark.full
 def test_kill_while_scores_are_replaced_never_pairs_old_metrics_with_new_samples(tmp_path):
     old = ([sample_score(0, value=1.0)], [metric_row(value=1.0)])
     new = ([sample_score(0, value=0.0)], [metric_row(value=0.0)])

@@ -86,6 +86,7 @@ def test_training_moves_every_weight_it_should_and_rests_the_others():
     assert any("visual" in name for name in moved())
 
 
+@pytest.mark.full
 @each("phase", range(len(PHASES)))
 @each("real", [False, True])
 def test_a_batch_is_a_function_of_seed_step_and_phase_and_its_parts_agree(phase, real):
