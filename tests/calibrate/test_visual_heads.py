@@ -255,11 +255,17 @@ def test_the_left_half_of_a_page_scores_what_the_models_own_attention_says(name)
     assert any(map(any, measured.hits)), "no head hits, so nothing is compared"
 
 
-COMMANDED = ("llava_v1_6_vicuna_7b", "llava_onevision_7b", "internvl3_2b")
-MORE = ("llava_v1_5_7b", "llava_v1_6_mistral_7b", "llava_video_7b")
+COMMANDED = (
+    "internvl3_2b",
+    "llava_onevision_7b",
+    "llava_v1_5_7b",
+    "llava_v1_6_mistral_7b",
+    "llava_v1_6_vicuna_7b",
+    "llava_video_7b",
+)
 
 
-@pytest.mark.parametrize("name", [*COMMANDED, *(pytest.param(name, marks=pytest.mark.full) for name in MORE)])
+@cover.few("name", COMMANDED)
 def test_the_command_measures_every_family_and_the_method_takes_what_it_writes(name, tmp_path, capsys):
     """A narrow model, saved and measured as any checkpoint."""
     saved, file = tmp_path / "model", tmp_path / "artefact.json"

@@ -100,7 +100,7 @@ NEEDS_JAVA = pytest.mark.skipif(
 )
 
 
-@each("name", SCORED)
+@cover.few("name", SCORED, keep=25, first=1)
 def test_known_answers_score_what_is_known(name):
     if name == "nextqa_oe" and find_spec("pywsd") is None:
         pytest.skip("its scorer needs pywsd and WordNet's data, which are not ours to install")

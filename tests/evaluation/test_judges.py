@@ -16,6 +16,7 @@ from mmkv_bench.evaluation import Answer, score
 from mmkv_bench.evaluation.foreign_judges import addresses
 from mmkv_bench.judging.ledger import Ledger
 from mmkv_bench.judging.settings import JudgeSettings
+from tests import cover
 from tests.evaluation.conftest import ANSWERS, answered, answered_scores, ask_all, values
 from tests.judging import judge_server as judge
 
@@ -87,7 +88,7 @@ def ledger(server, tmp_path):
     )
 
 
-@pytest.mark.parametrize("name", METRICS)
+@cover.few("name", METRICS, keep=3)
 def test_known_answers_have_their_known_scores_and_the_second_time_nobody_is_asked(
     name, answers, server, ledger, no_waiting
 ):

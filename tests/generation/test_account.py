@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-import pytest
 import torch
 
 from mmkv_bench import protocols
@@ -15,7 +14,7 @@ from mmkv_bench.compression.decoding.quantised_layer import QuantisedLayer
 from mmkv_bench.compression.decoding.retrieval_layer import Pages
 from mmkv_bench.compression.session import attach
 from mmkv_bench.generation.encode import lengths_of
-from tests import zoo
+from tests import cover, zoo
 from tests.generation import common
 
 TOKENS = 2
@@ -108,7 +107,7 @@ def read_by_the_first_step(model, name, prompt, cell, monkeypatch) -> tuple:
     return result, sum(given) + sum(steps[:per_step])
 
 
-@pytest.mark.parametrize("name", ("qwen2_5_vl", "llava_next"))
+@cover.few("name", ("qwen2_5_vl", "llava_next"))
 def test_bytes_are_those_of_live_storages_and_of_what_is_read(name, monkeypatch):
     model, prompt = zoo.model(name), common.encoded(name)
     ragged = set()

@@ -166,6 +166,7 @@ def test_without_full_among_the_cells_its_answer_is_decoded_for_them():
     assert [measures(a) for a in apart] == [measures(b) for b in beside[: len(cells)]]
 
 
+@pytest.mark.full
 def test_one_forward_pass_gives_what_stepping_gives():
     """Blocks of any length, and single steps, put the same numbers into the rows."""
     name = "llava_next"
@@ -184,7 +185,7 @@ def test_one_forward_pass_gives_what_stepping_gives():
             assert a.reference_nll == pytest.approx(b.reference_nll, abs=1e-6)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@cover.few("name", FAMILIES, first=2)
 def test_full_against_full_is_measured_and_is_nothing_in_float32(name, monkeypatch):
     model, prompt = zoo.model(name), common.encoded(name)
     for result in common.together(model, name, prompt, common.full_cells(), extras=EVERYTHING):

@@ -368,7 +368,7 @@ def cached(model, inputs):
 
 @each("strict", [False, True])
 @each("parameters", [{}, {"heads": "per_head", "gamma": 0.5}, {"dba": False}])
-@pytest.mark.parametrize("family", FAMILIES)
+@cover.few("family", FAMILIES, keep=2)
 def test_kept_sets_of_a_model_are_the_oracles(family, parameters, strict):
     model, inputs = zoo.model(family), zoo.prompt(family)
     budget = inputs["input_ids"].shape[1] // 4
@@ -389,7 +389,7 @@ def test_kept_sets_of_a_model_are_the_oracles(family, parameters, strict):
         assert len({len(rows[0]) for rows in want}) > 1, "this model's layers do not tell the budgets apart"
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@cover.few("family", FAMILIES, keep=2)
 def test_decoding_equals_full_attention_with_the_evicted_entries_masked(family):
     model, inputs = zoo.model(family), zoo.prompt(family)
     length = inputs["input_ids"].shape[1]

@@ -348,7 +348,7 @@ def types_of(model, inputs) -> list[int]:
 
 @each("strict", [False, True])
 @each("carry", ["granted", "printed"])
-@pytest.mark.parametrize("family", FAMILIES)
+@cover.few("family", FAMILIES, keep=2, first=1)
 def test_kept_sets_of_a_model_are_the_oracles(family, carry, strict):
     model, inputs = zoo.model(family), zoo.prompt(family)
     length = inputs["input_ids"].shape[1]
@@ -362,7 +362,7 @@ def test_kept_sets_of_a_model_are_the_oracles(family, carry, strict):
     assert len({sum(types[j] for j in row) for rows in want for row in rows}) > 2, "all heads divide alike"
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@cover.few("family", FAMILIES, keep=2, first=1)
 def test_decoding_equals_full_attention_with_the_evicted_entries_masked(family):
     model, inputs = zoo.model(family), zoo.prompt(family)
     length = inputs["input_ids"].shape[1]
@@ -374,7 +374,7 @@ def test_decoding_equals_full_attention_with_the_evicted_entries_masked(family):
     assert torch.equal(run.tokens, masked.tokens)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@cover.few("family", FAMILIES, keep=2, first=1)
 def test_layers_are_freed_one_after_the_other_during_the_prefill(family):
     """While layer l attends, those before it hold their share only, and all of them nothing beyond the budget."""
     model, inputs = zoo.model(family), zoo.prompt(family)

@@ -22,7 +22,7 @@ from mmkv_bench.config.compose import compose, method_defaults
 from mmkv_bench.config.schema import conf_dir
 from mmkv_bench.errors import CalibrationError, ConfigError, UnsupportedError
 from mmkv_bench.methods.build import build_compressor
-from tests import reference, zoo
+from tests import cover, reference, zoo
 from tests.compression import oracles
 from tests.each import each
 from tests.oracles import mmshift as oracle
@@ -536,7 +536,7 @@ def oracle_sets(model, inputs, changes, budget: int):
     return found
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@cover.few("family", FAMILIES, first=1)
 @each(
     "changes",
     [

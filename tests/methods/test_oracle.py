@@ -23,7 +23,7 @@ from mmkv_bench.methods.build import READS_ANSWER, build_compressor
 from mmkv_bench.plan.cells import build_methods
 from mmkv_bench.tables.build import build
 from mmkv_bench.tables.render import markdown
-from tests import zoo
+from tests import cover, zoo
 from tests.compression import oracles as layers
 from tests.each import each
 from tests.generation import common
@@ -91,7 +91,7 @@ def test_one_prompt_without_padding_is_asked_for():
 
 
 @each("protocol", common.PROTOCOLS)
-@pytest.mark.parametrize("family", FAMILIES)
+@cover.few("family", FAMILIES, keep=2, first=2)
 def test_what_stays_is_what_stock_attention_rows_of_the_answer_say(family, protocol):
     model, prompt = zoo.model(family), common.encoded(family)
     length = prompt.length
@@ -114,7 +114,7 @@ def test_what_stays_is_what_stock_attention_rows_of_the_answer_say(family, proto
         assert result.fallback == [] and result.entries_resident == result.entries_asked
 
 
-@each("tokens", [1, 4])
+@cover.few("tokens", [1, 4])
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "llava_next"])
 def test_forks_equal_runs_of_their_own_and_disturb_nobody(family, tokens):
     model, prompt = zoo.model(family), common.encoded(family)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from mmkv_bench.compression.compressor import Compressor
@@ -15,7 +14,7 @@ from tests import cover, reference, zoo
 from tests.generation import common
 from tests.methods.test_prefix_decoding import FAMILIES, PROFILE, TOKENS, prefixkv, run
 
-every_family = pytest.mark.parametrize("name", FAMILIES)
+every_family = cover.few("name", FAMILIES, keep=2)
 
 
 class Profiles:

@@ -276,7 +276,7 @@ def scores_of(model, inputs, made: Compressor, budget: int) -> list[torch.Tensor
 
 @each("strict", [False, True])
 @each("share", [8, 3, 1.5])
-@pytest.mark.parametrize("family", FAMILIES)
+@cover.few("family", FAMILIES, keep=2, first=2)
 def test_kept_sets_of_a_model_are_the_oracles(family, share, strict):
     model, inputs, table = zoo.model(family), zoo.prompt(family), zoo_table(family)
     length = inputs["input_ids"].shape[1]
@@ -291,7 +291,7 @@ def test_kept_sets_of_a_model_are_the_oracles(family, share, strict):
     assert len(sizes) > 1, "this model's heads do not tell the budgets apart"
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@cover.few("family", FAMILIES, keep=2, first=2)
 def test_decoding_equals_full_attention_with_the_evicted_entries_masked(family):
     model, inputs = zoo.model(family), zoo.prompt(family)
     length = inputs["input_ids"].shape[1]
@@ -343,7 +343,7 @@ def test_combinations_take_scores_and_selection_of_one_method_and_the_budgets_of
 
 
 @each("strict", [False, True])
-@pytest.mark.parametrize("family", FAMILIES)
+@cover.few("family", FAMILIES, keep=2, first=2)
 def test_mmshift_with_sparsemm_budgets_keeps_the_best_votes_of_every_head(family, strict):
     model, inputs, table = zoo.model(family), zoo.prompt(family), zoo_table(family, 5)
     made = shipped("mmshift_sparsemm", data=table, samples=24, groups=4)

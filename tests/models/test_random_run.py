@@ -22,6 +22,7 @@ NARROW = [
 ASKED = ["dataset=pages_walk", "method=[full,snapkv]", "budget=32", "limit=2", "stage=generate", *NARROW]
 
 
+@pytest.mark.full
 def test_a_random_run_says_what_it_is_and_finds_its_rows_again(tmp_path):
     first = done(tmp_path, *ASKED)
     assert "random weights (answers mean nothing: speed and memory only)" in first.out

@@ -57,6 +57,7 @@ def test_entries_do_not_depend_on_the_chunks_they_are_made_in(monkeypatch):
     assert all(torch.equal(whole[key], value) for key, value in weights("llama_3_8b").state_dict().items())
 
 
+@pytest.mark.full
 @each("name", ["qwen2_5_vl_7b", "internvl3_8b"])
 def test_weights_are_the_same_whatever_ran_before_and_leave_the_generators_alone(name):
     torch.manual_seed(1)

@@ -25,6 +25,7 @@ def on_meta(name: str, layers: int | None = None):
         return loader.from_config(config, dtype=torch.bfloat16)
 
 
+@pytest.mark.full
 @each("name", NAMES)
 def test_the_shape_has_as_many_parameters_as_the_checkpoint(name):
     counted, printed = on_meta(name).num_parameters(), node(name).about.parameters

@@ -126,6 +126,7 @@ def test_the_model_itself_cuts_padding_to_the_same_number(name):
     check()
 
 
+@pytest.mark.full
 @each("name", QWEN)
 def test_pixel_limits_bind_images(name):
     low, high = 100 * 32 * 32, 250 * 32 * 32

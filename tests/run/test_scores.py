@@ -59,6 +59,7 @@ def forced(tmp_path_factory):
     return root, right, known
 
 
+@pytest.mark.full
 @each("task", PAGE_TASKS)
 def test_lmms_evals_aggregate_is_ours_and_both_are_right(forced, task):
     root, right, known = forced
@@ -78,6 +79,7 @@ def test_lmms_evals_aggregate_is_ours_and_both_are_right(forced, task):
     assert 0 < rows["exact_match"]["value"] < 1
 
 
+@pytest.mark.full
 def test_a_mix_scores_every_sample_once_over_all_and_once_under_its_own_kind(forced):
     root, right, known = forced
     found = defaultdict(set)
@@ -89,6 +91,7 @@ def test_a_mix_scores_every_sample_once_over_all_and_once_under_its_own_kind(for
     assert len(set(kinds.values())) == 8
 
 
+@pytest.mark.full
 def test_no_table_of_a_mix_calls_another_kinds_answers_unscored(forced):
     root, _, _ = forced
     tables = build(load(root), datasets=["pages_small"])

@@ -66,6 +66,7 @@ def test_two_real_processes_of_launch_are_one_process_row_for_row(whole, tmp_pat
     assert sorted(path.name for path in (root / "logs").iterdir()) == ["shard-0-of-2.log", "shard-1-of-2.log"]
 
 
+@pytest.mark.full
 def test_launch_scores_when_failed_rows_are_all_that_went_wrong(tmp_path, own_parts, capfd):
     """Processes that end with 1 because of failed rows have done their work; here forks stand in for them."""
     failing = "variants.broken={base: failing, fault: error, victim: '000000'}"
