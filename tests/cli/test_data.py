@@ -118,6 +118,7 @@ def test_json_files_are_read_to_their_end(root, capsys, text, code):
     assert found[0] == code and ("validation.json cannot be read" in str(found[1]["missing"])) == bool(code)
 
 
+@pytest.mark.full
 def test_a_run_in_a_process_of_its_own_ends_with_the_sentence(root):
     (root / FILE).write_bytes(b"PAR1")
     command = [sys.executable, "-m", "mmkv_bench", "dataset=docvqa", f"data.root={root}", f"out={root / 'rows'}"]

@@ -53,6 +53,7 @@ def docvqa(root: Path, **change):
 
 
 # ---------------------------------------------------------------------- which source
+@pytest.mark.full
 def test_a_dataset_below_data_root_keeps_its_name_and_needs_no_connection(root):
     spec = docvqa(root)
     assert (spec.dataset, spec.fixture, spec.offline, spec.media_root) == ("docvqa", False, True, None)

@@ -30,6 +30,7 @@ def files(folder) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
+@pytest.mark.full
 def test_two_generations_are_byte_identical(tmp_path, monkeypatch):
     made = []
     for name in ("one", "two"):

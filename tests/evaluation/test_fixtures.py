@@ -148,6 +148,7 @@ def test_known_captions_score_what_is_known_and_corpus_scores_are_lmms_evals():
         assert pooled is None or abs(mean - corpus) > 1e-3  # a mean over sentences is something else
 
 
+@pytest.mark.full
 @NEEDS_JAVA
 def test_cider_of_a_sample_does_not_depend_on_how_many_samples_its_cell_has():
     node = node_of("vatex") | {"metrics": ["vatex_CIDEr"]}

@@ -154,6 +154,7 @@ def test_forks_of_very_different_lengths_do_not_pad_one_another():
     assert bucket(513) == bucket(1024)
 
 
+@pytest.mark.full
 @PROPERTY
 @given(
     name=st.sampled_from(("qwen2_5_vl", "llava", "qwen2")),

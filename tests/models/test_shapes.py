@@ -90,6 +90,7 @@ def test_processor_settings_and_generation_fit_the_shape(name):
     assert tokenizer.model_max_length == family_of(config).max_context
 
 
+@pytest.mark.full
 @each("layers", [1, 2, 5])
 @each("name", FAMILIES)
 def test_fewer_layers_change_depths_and_nothing_else(name, layers):

@@ -25,10 +25,10 @@ NEEDED = {
 
 def shipped(every: int = 1) -> Iterator[list[str]]:
     """The words of configurations: all methods with the default model on all datasets, each experiment and each model with
-    the defaults of the rest; of the models every so manieth."""
+    the defaults of the rest; of both every so manieth."""
     yield [f"{group}=[{','.join(n for n in options(group) if n not in WITHOUT[group])}]" for group in WITHOUT]
     for group in ("experiment", "model"):
-        for name in options(group)[:: every if group == "model" else 1]:
+        for name in options(group)[::every]:
             yield [f"{group}={name}", *NEEDED.get(name, [])]
 
 

@@ -113,6 +113,7 @@ def test_a_method_that_comes_later_is_held_against_the_same_answers(on, tmp_path
         assert later[key]["value"] == pytest.approx(at_once[key]["value"], abs=1e-6)
 
 
+@pytest.mark.full
 def test_a_run_says_which_stored_answers_lack_what_it_asks_for(tmp_path):
     few = ("dataset=pages_walk", "method=snapkv", "budget=16", "limit=1")
     done(tmp_path, *few, "fidelity=off")

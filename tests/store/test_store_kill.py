@@ -99,6 +99,7 @@ def test_kill_before_every_single_file_operation_loses_and_duplicates_nothing(tm
     assert {"open", "os.mkdir", "os.rename", "os.remove", "fcntl.flock"} <= died_before
 
 
+@pytest.mark.full
 def test_kill_during_recovery_loses_and_duplicates_nothing(tmp_path, kill):
     for n in range(1, 1000):
         root = tmp_path / str(n)

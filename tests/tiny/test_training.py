@@ -58,6 +58,7 @@ def test_a_checkpoint_of_another_seed_or_plan_is_refused(tmp_path):
         Trainer(5, Plan(vision=3)).load(saved)
 
 
+@pytest.mark.full
 def test_a_checkpoint_replaces_the_one_before(tmp_path):
     trainer = Trainer(5, SHORT)
     trainer.save(tmp_path)
@@ -66,6 +67,7 @@ def test_a_checkpoint_replaces_the_one_before(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-000001"]
 
 
+@pytest.mark.full
 def test_training_moves_every_weight_it_should_and_rests_the_others():
     trainer = Trainer(5, SHORT)
     start = {name: tensor.clone() for name, tensor in _weights(trainer).items()}
