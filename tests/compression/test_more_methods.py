@@ -515,6 +515,7 @@ reducer: {{_target_: mmkv_bench.compression.reducers.evict.Evict}}
 """
 
 
+@pytest.mark.full
 @each("allocator", ["pyramid.Pyramid, window: 32", "head_pool.HeadPool, window: 1"])
 @each("strict", [False, True])
 @each("budget", [1, 2, 20, 63])

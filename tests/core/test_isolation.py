@@ -30,7 +30,7 @@ def _equal(left, right):
     return len(left) == len(right) and all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
 
 
-@pytest.mark.parametrize("name", zoo.FEW)
+@cover.few("name", zoo.FEW, keep=2, first=2)
 def test_sample_order_and_method_order_change_nothing(name):
     model = zoo.model(name)
     samples = {f"sample-{i}": zoo.prompt(name, i, before=2 + 3 * i) for i in range(3)}
@@ -42,7 +42,7 @@ def test_sample_order_and_method_order_change_nothing(name):
     assert _equal(_outcome(fresh, samples["sample-2"], METHODS[0], "sample-2"), forward["sample-2", METHODS[0].name])
 
 
-@pytest.mark.parametrize("name", zoo.FEW)
+@cover.few("name", zoo.FEW, keep=2, first=1)
 def test_prompts_inside_one_attach_do_not_see_each_other(name):
     model, inputs, other = zoo.model(name), zoo.prompt(name), zoo.prompt(name, 1, before=1)
     for made in METHODS[:2]:

@@ -59,7 +59,7 @@ def cells(known: list[Known], count: int) -> Iterator[list[str]]:
         yield [(waiting.get(doc, [""]) * (number + 1))[number] for doc in range(count)]
 
 
-@cover.few("name", fixtures.names(), keep=25)
+@cover.few("name", fixtures.names(), keep=14)
 def test_the_task_reads_it_and_its_media_can_be_decoded(name):
     spec = spec_of(name)
     assert spec.fixture

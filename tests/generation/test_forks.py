@@ -110,7 +110,7 @@ def test_processors_and_stop_strings_see_each_forks_own_answer():
     assert len({fork.n_tokens for fork in forks}) >= 3
 
 
-@pytest.mark.parametrize("name", zoo.FEW)
+@cover.few("name", zoo.FEW, keep=2)
 def test_prompt_within_the_budget_is_full_and_says_so(name):
     model, prompt = zoo.model(name), common.encoded(name)
     methods = {"full": common.registry()["full"], "snapkv": common.registry()["snapkv"]}

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import random
 
-import pytest
 import torch
 
 from mmkv_bench.compression.session import attach
@@ -107,7 +106,7 @@ def test_prompt_of_one_token(name):
         assert fork.kept == [[1] * len(fork.kept[0])] * zoo.LAYERS
 
 
-@pytest.mark.parametrize("name", zoo.FEW)
+@cover.few("name", zoo.FEW, keep=2)
 def test_budget_of_one_entry_keeps_the_last_token(name):
     model, prompt = zoo.model(name), common.encoded(name)
     cells = [common.cell(common.registry()[key], 1, protocol) for key in ("snapkv", "streamingllm", "keydiff", "mmshift")

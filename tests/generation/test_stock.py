@@ -111,7 +111,7 @@ def test_a_task_sets_min_new_tokens_and_repetition_penalty(configured):
     assert len(expected) >= 5 and expected[: len(free)] != free[: len(expected)]
 
 
-@pytest.mark.parametrize("name", ("qwen3_vl", "llava_next", "llama"))
+@cover.few("name", ("qwen3_vl", "llava_next", "llama"))
 def test_processors_of_the_generation_config_act_as_in_stock(name, configured):
     free = stock(zoo.model(name), zoo.prompt(name))
     seen = zoo.prompt(name)["input_ids"][0].tolist()

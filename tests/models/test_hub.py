@@ -98,6 +98,7 @@ def test_offline_by_choice_is_said_too(tmp_path):
     assert "is not in the local cache and HF_HUB_OFFLINE is set" in said["anything"]
 
 
+@pytest.mark.full
 def test_a_run_of_a_gated_model_ends_with_2_and_leaves_nothing(hub, tmp_path):
     env = CHECKOUT | {"HF_HOME": str(tmp_path / "home"), "HF_ENDPOINT": hub, "HF_HUB_OFFLINE": "0"}
     words = ["model=llama_3_8b", "model.path=org/gated", "dataset=pages_walk", "method=snapkv", "limit=1"]

@@ -71,7 +71,7 @@ def video_seen(processor, frames: int, width: int, height: int, video_max_pixels
     return int((inputs["input_ids"] == token).sum())
 
 
-@cover.few("name", MULTIMODAL, keep=3, first=1)
+@cover.few("name", MULTIMODAL, keep=2, first=1)
 def test_images_have_the_tokens_that_the_processor_writes(name):
     @few
     @given(width=sides, height=sides)

@@ -145,6 +145,7 @@ def test_retry_runs_exactly_those_statuses_again(faulty, own_parts, victim, mend
     assert all(responses(root)[key]["token_ids"] == like[victim] for key in expected)  # the same method, mended
 
 
+@pytest.mark.full
 def test_a_run_without_failures_after_a_retry_ends_with_0(tmp_path, own_parts, victim, mended):
     one = ("--config-dir", str(own_parts), *PLAIN, f"variants.oom={{base: failing, fault: oom, victim: {victim}}}")
     assert go(tmp_path, *one).code == 1

@@ -57,6 +57,7 @@ def close(bytes_: float):
     return pytest.approx(bytes_, rel=5e-4)
 
 
+@pytest.mark.full
 @each("protocol", ["paper", "strict", "query_agnostic"])
 def test_the_card_says_what_the_rows_then_count(tmp_path, protocol):
     from safetensors import safe_open

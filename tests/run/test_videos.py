@@ -83,6 +83,7 @@ def test_frames_are_as_many_as_asked(rows):
     assert sizes == {0: 2 * 4, 3: 2 * 4}
 
 
+@pytest.mark.full
 def test_the_number_of_frames_makes_another_cell(rows, task, model, tmp_path):
     outcome = go(tmp_path / "rows", *command(task, model, "model.frames=8"))
     found = responses(tmp_path / "rows")
