@@ -253,17 +253,28 @@ class CompressedLayer(CacheLayerMixin):
     def drop(self, slots: Tensor) -> None:
         """Remove one slot of every head, int64 `[B, Hkv]`, in place; what stood after it moves up by one."""
         batch, heads = slots.shape
-        keep = torch.arange(self.stored, device=self.device) != slots[:, :, None].to(self.device)
-        index = keep.nonzero()[:, -1].view(batch, heads, self.stored - 1)
+        slot = torch.arange(self.stored - 1, device=self.device)
+        index = slot + (slot >= slots[:, :, None].to(self.device))
         positions = self.slot_positions().gather(2, index)
-        wide = index.unsqueeze(-1)
-        for storage in (self._key_storage, self._value_storage):
-            storage[:, :, : self.stored - 1] = storage.gather(2, wide.expand(-1, -1, -1, storage.shape[-1]))
+        self._move(index)
         if self._position_storage is None:
             self._position_storage = positions.new_empty(batch, heads, self.capacity, dtype=torch.int32)
         self._position_storage[:, :, : self.stored - 1] = positions
         self.stored -= 1
         self.ragged = bool((positions < 0).any())
+
+    def _move(self, index: Tensor, right: bool = False) -> None:
+        """Slot j takes what stands in slot `index[..., j]`, int64 `[B, Hkv, m]`: in blocks, so that no second cache is made.
+
+        right: no `index[..., j]` is above j, and blocks go from the last to the first; else none is below j.
+        """
+        width = index.shape[2]
+        block = max(64, -(-width // 16))
+        starts = range(0, width, block)
+        for storage in (self._key_storage, self._value_storage):
+            for start in reversed(starts) if right else starts:
+                taken = index[:, :, start : start + block, None].expand(-1, -1, -1, storage.shape[-1])
+                storage[:, :, start : start + taken.shape[2]] = storage.gather(2, taken)
 
     # ------------------------------------------------------------------ audit
     def entries(self) -> Tensor:

@@ -58,7 +58,7 @@ LEFT_OUT = (
     "that a decode policy goes on with (`h2o_decode`, MEDA's release), which are in `bytes_held`.",
     "Growth: what decoding adds. `bytes_held` has the slots for it, `entries_end` counts it; a policy's buffers that grow "
     "entry by entry (`h2o_decode`) are counted as they are when the answer begins.",
-    "Copies of a step: keys and values that KIVI unpacks for the attention kernel, rows that are padded to decode together.",
+    "Copies of a step: keys and values that KIVI unpacks for the attention kernel.",
     "Positions: `bytes_read_step` is K and V; int32 positions, which make the mask, are in `bytes_metadata`.",
 )
 """What no column of bytes or entries shows, in words; the columns for it come with a schema of their own."""

@@ -83,9 +83,10 @@ class HeldLayer(CompressedLayer):
         # Right-align what stays: a stable sort puts it last, in its old order.
         width = max(count - is_due for count, is_due in zip(held, due, strict=True))
         index = stays.int().sort(dim=-1, stable=True).indices[..., self.stored - width :]
-        positions = places.gather(2, index).masked_fill(~stays.gather(2, index), -1)
-        wide = index.unsqueeze(-1)
-        for storage in (self._key_storage, self._value_storage):
-            storage[:, :, :width] = storage.gather(2, wide.expand(-1, -1, -1, storage.shape[-1]))
+        filled = stays.gather(2, index)
+        positions = places.gather(2, index).masked_fill(~filled, -1)
+        # Where a head that is not due fills all slots, the others' entries before the one that goes move to the right.
+        right = width == self.stored
+        self._move(index.where(filled, torch.arange(width, device=index.device)), right)
         places[:, :, :width] = positions
         self.stored, self.ragged = width, bool(len(set(map(int.__sub__, held, due))) > 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,8 +14,7 @@ from mmkv_bench.compression.cache import CompressedLayer
 class RowsLayer(CompressedLayer):
     """One layer of forks that all have been shown the same number of tokens.
 
-    Each fork's layer stores its own entries and sees its own row only, exactly as when it decodes alone; what they
-    return is padded on the left to the longest and masked, for the time of one attention call.
+    Each fork's layer stores its own entries and sees its own row only, exactly as when it decodes alone.
 
     Args:
         rows: layers of one sequence each.
@@ -28,7 +27,7 @@ class RowsLayer(CompressedLayer):
         self._entries: list[tuple[Tensor, Tensor]] = []
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append row i of `[R, Hkv, n, D]` to layer i; what attention shall see is made in `attend`."""
+        """Append row i of `[R, Hkv, n, D]` to layer i; `attention` reads them there."""
         self._entries = [
             row.update(key_states[i : i + 1], value_states[i : i + 1], *args, **kwargs)
             for i, row in enumerate(self.rows)
@@ -36,30 +35,21 @@ class RowsLayer(CompressedLayer):
         self.seen += key_states.shape[2]
         return key_states, value_states
 
-    def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        parts = []
+    def attention(
+        self,
+        kernel: Callable[..., tuple[Tensor, Tensor | None]],
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+    ) -> tuple[Tensor, None]:
+        """Row by row, as each fork is attended to alone: nobody's entries are copied to stand beside longer ones."""
+        outputs = []
         for i, (row, (own_key, own_value)) in enumerate(zip(self.rows, self._entries, strict=True)):
             own_mask = mask if mask is None or mask.shape[0] == 1 else mask[i : i + 1]
-            parts.append(row.attend(query[i : i + 1], own_key, own_value, own_mask))
+            outputs.append(row.attention(kernel, query[i : i + 1], own_key, own_value, own_mask)[0])
         self._entries = []
-        slots = [part[0].shape[2] for part in parts]
-        if all(part[2] is None for part in parts) and len(set(slots)) == 1:
-            return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts]), None
-        width, count = max(slots), query.shape[2]
-        floating = next((part[2].dtype for part in parts if part[2] is not None), torch.bool)
-        hidden = False if floating == torch.bool else torch.finfo(floating).min
-        shape = (len(parts), query.shape[1], count, width)
-        seen = torch.full(shape, hidden, dtype=floating, device=query.device)
-        visible = torch.ones((), dtype=torch.bool) if floating == torch.bool else torch.zeros((), dtype=floating)
-        keys = query.new_zeros(len(parts), parts[0][0].shape[1], width, parts[0][0].shape[3])
-        values = query.new_zeros(*keys.shape[:3], parts[0][1].shape[3])
-        for i, (own_key, own_value, own_mask) in enumerate(parts):
-            start = width - own_key.shape[2]
-            keys[i, :, start:], values[i, :, start:] = own_key[0], own_value[0]
-            seen[i, :, :, start:] = visible if own_mask is None else own_mask[0]
-        return keys, values, seen
+        return torch.cat(outputs), None
 
     def attended(self, query: Tensor, scaling: float) -> None:
         for i, row in enumerate(self.rows):
