@@ -7,6 +7,7 @@ the verb. Several values of a flag are one word with commas (`--metric anls,fide
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -90,6 +91,17 @@ def not_negative(text: str) -> int:
     if not text.isascii() or not text.isdigit():
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number >= 0")
     return int(text)
+
+
+def amount(text: str) -> float:
+    """A finite number above 0, for argparse."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
+    return value
 
 
 def configuration(parser: argparse.ArgumentParser) -> None:

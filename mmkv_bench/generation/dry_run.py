@@ -9,9 +9,11 @@ right size; which entries are kept means nothing.
 
 from __future__ import annotations
 
+import copy
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,6 +21,17 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from mmkv_bench.compression.numerics.tiles import ends_only
+from mmkv_bench.devices.tally import LiveStorages
+from mmkv_bench.generation.phases import DECODE, REDUCE, Peaks, run
+from mmkv_bench.models.families import family_of, text_model
+
+if TYPE_CHECKING:
+    from mmkv_bench.compression.budget import Budget
+    from mmkv_bench.compression.compressor import Compressor
+    from mmkv_bench.devices import Counters
 
 _aten = torch.ops.aten
 CARRIED = 2**26
@@ -37,6 +50,14 @@ _SHAPED = {
     _aten.new_empty_strided.default,
 }
 """Operations that read the shape of their input and none of its numbers."""
+_EMPTY = {
+    _aten.empty.memory_format,
+    _aten.empty_strided.default,
+    _aten.new_empty.default,
+    _aten.new_empty_strided.default,
+    _aten.empty_like.default,
+}
+"""Operations whose numbers are whatever was there; zeros here."""
 
 
 class MadeUp(TorchDispatchMode):
@@ -45,11 +66,13 @@ class MadeUp(TorchDispatchMode):
     Attributes:
         invents: whether small results of tensors without numbers get made-up ones now; where it is False only true
             numbers are carried.
+        carries: whether results get numbers at all; not while a model is built, whose weights have none.
     """
 
-    def __init__(self, fake: FakeTensorMode):
+    def __init__(self) -> None:
         super().__init__()
-        self.fake, self.invents = fake, False
+        self.carries, self.invents = True, False
+        self._known = WeakTensorKeyDictionary()
         self._random = torch.Generator().manual_seed(0)
 
     # ------------------------------------------------------------------ numbers
@@ -57,20 +80,24 @@ class MadeUp(TorchDispatchMode):
         """A real tensor as a fake one on a device, with its numbers."""
         made = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
         with _disable_current_modes():
-            made.numbers = tensor.detach().clone()
+            self._known[made] = tensor.detach().clone()
         return made
 
     def _numbers(self, tensor: Tensor) -> Tensor | None:
         if not isinstance(tensor, FakeTensor):
             return tensor  # made outside, a module's constant
-        found = getattr(tensor, "numbers", None)
+        if getattr(tensor.untyped_storage(), "overwritten", False):
+            return None
+        found = self._known.get(tensor)
         return found if found is not None else tensor.constant
 
     def _read(self, tensor: Tensor) -> Tensor:
         """Its numbers, made up where it has none."""
         found = self._numbers(tensor)
         if found is None:
-            found = tensor.numbers = self._invented(tensor)
+            found = self._invented(tensor)
+            if not getattr(tensor.untyped_storage(), "overwritten", False):
+                self._known[tensor] = found
         return found
 
     def _invented(self, like: Tensor) -> Tensor:
@@ -83,7 +110,7 @@ class MadeUp(TorchDispatchMode):
     # ------------------------------------------------------------------ operations
     def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
-        if function is torch.ops.prim.device.default:
+        if not self.carries or function is torch.ops.prim.device.default:
             return function(*args, **kwargs)
         if function is _aten._local_scalar_dense.default:
             with _disable_current_modes():
@@ -93,11 +120,7 @@ class MadeUp(TorchDispatchMode):
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         if function in _SHAPED:
             tensors = []
-        try:
-            made = function(*args, **kwargs)
-        except Exception:
-            print('DBG', function, [getattr(a,'shape',a) for a in args])
-            raise
+        made = function(*args, **kwargs)
         outputs = [leaf for leaf in tree_leaves(made) if isinstance(leaf, FakeTensor)]
         if not outputs or max(output.numel() for output in outputs) > CARRIED:
             return made
@@ -109,7 +132,7 @@ class MadeUp(TorchDispatchMode):
             elif self.invents and not _is_view(function):
                 for output in outputs:
                     if output.numel() <= INVENTED:
-                        output.numbers = self._invented(output)
+                        self._known[output] = self._invented(output)
         return made
 
     def _computed(self, function: Any, args: tuple, kwargs: dict) -> Any:
@@ -123,20 +146,23 @@ class MadeUp(TorchDispatchMode):
         kwargs = {key: value for key, value in kwargs.items() if key != "pin_memory"}
         if function in _SHAPED:
             args = (torch.empty(args[0].shape, dtype=args[0].dtype), *args[1:])
-        return function(*tree_map(number, args), **tree_map(number, kwargs))
+        found = function(*tree_map(number, args), **tree_map(number, kwargs))
+        return found.zero_() if function in _EMPTY else found
 
     def _carry(self, made: Any, numbers: Any) -> None:
         for output, value in zip(tree_leaves(made), tree_leaves(numbers), strict=True):
             if isinstance(output, FakeTensor) and isinstance(value, Tensor):
-                output.numbers = value
+                self._known[output] = value
 
     def _mutated(self, function: Any, args: tuple, kwargs: dict, tensors: list[Tensor]) -> None:
-        """Numbers of what is written to, from something without numbers: made up where they are few, else left as they are."""
+        """Something without numbers is written to a tensor that has some: they are made up, or nobody knows them any more."""
         target = args[0]
-        if not isinstance(target, Tensor) or self._numbers(target) is None:
+        if self._numbers(target) is None:
             return
-        if all(self._numbers(tensor) is not None or tensor.numel() <= INVENTED for tensor in tensors):
+        if self.invents and all(self._numbers(one) is not None or one.numel() <= INVENTED for one in tensors):
             self._computed(function, args, kwargs)
+        else:
+            target.untyped_storage().overwritten = True
 
     def _counted(self, function: Any, args: tuple, kwargs: dict) -> Any:
         """An operation whose result is as long as numbers say."""
@@ -148,25 +174,19 @@ class MadeUp(TorchDispatchMode):
         return tree_map(lambda value: self.hold(value, device) if isinstance(value, Tensor) else value, numbers)
 
     def _picked(self, source: Tensor, index: list[Tensor | None]) -> Tensor:
-        """`source[mask]` of a source without numbers."""
-        with _disable_current_modes():
-            masks = [
-                None if one is None else self._read(one) if one.dtype == torch.bool else None for one in index
-            ]
-            whole = list(index)
-            if len(index) == 1 and masks[0] is not None:
-                count, dims = int(masks[0].sum()), masks[0].ndim
-            else:
-                count, dims = -1, 0
-        if count < 0:
-            rows = [
-                self._counted(_aten.nonzero.default, (one,), {})[:, 0]
-                if one is not None and one.dtype == torch.bool
-                else one
-                for one in whole
-            ]
-            return _aten.index.Tensor(source, rows)
-        return source.new_empty(count, *source.shape[dims:])
+        """`source[mask]` of a source without numbers: as many rows as the mask has members."""
+        masks = [one for one in index if one is not None and one.dtype == torch.bool]
+        if len(index) == len(masks) == 1:
+            with _disable_current_modes():
+                count = int(self._read(masks[0]).sum())
+            return source.new_empty(count, *source.shape[masks[0].ndim :])
+        places = [
+            self._counted(_aten.nonzero.default, (one,), {})[:, 0]
+            if one is not None and one.dtype == torch.bool
+            else one
+            for one in index
+        ]
+        return _aten.index.Tensor(source, places)
 
 
 def _shape_follows(function: Any, args: tuple) -> bool:
@@ -196,15 +216,69 @@ class FlashAttention(TorchFunctionMode):
         return output
 
 
+class DryPeaks(Peaks):
+    """Peaks of a dry run. Numbers are made up where they are read: by selection, reduction and policies, not by scores, which
+    are sums over blocks of which only some are run."""
+
+    def __init__(self, counters: Counters, made_up: MadeUp):
+        super().__init__(counters)
+        self.made_up = made_up
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """See `Peaks`."""
+        before, self.made_up.invents = self.made_up.invents, name in (REDUCE, DECODE)
+        try:
+            with super().phase(name):
+                yield
+        finally:
+            self.made_up.invents = before
+
+
 @contextmanager
-def without_numbers(counter: TorchDispatchMode | None = None) -> Iterator[MadeUp]:
-    """Within it tensors are fake, and those of the counter's device are counted by it."""
-    fake = FakeTensorMode(allow_non_fake_inputs=True)
-    made_up = MadeUp(fake)
-    with fake:
-        if counter is None:
-            with FlashAttention(), made_up:
-                yield made_up
-        else:
-            with counter, FlashAttention(), made_up:
-                yield made_up
+def without_numbers(counter: LiveStorages) -> Iterator[MadeUp]:
+    """Within it tensors are fake, and those of the counter's kind of device are counted by it."""
+    made_up = MadeUp()
+    with FakeTensorMode(allow_non_fake_inputs=True), counter, FlashAttention(), made_up, ends_only():
+        yield made_up
+
+
+class DryModel:
+    """A model without weights, of which prompts are counted; within `without_numbers`.
+
+    Args:
+        config: of transformers; dtype, attention: as of a run; counter: counts its storages from the first on.
+    """
+
+    def __init__(self, config: Any, dtype: torch.dtype, attention: str, counter: LiveStorages, made_up: MadeUp):
+        from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+        self.counter, self.made_up, self.family = counter, made_up, family_of(config)
+        classes = AutoModelForImageTextToText if self.family.multimodal else AutoModelForCausalLM
+        made_up.carries = False
+        with counter.place:
+            self.model = classes.from_config(copy.deepcopy(config), dtype=dtype).eval()
+        made_up.carries = True
+        alone = self.model.config is text_model(self.model).config
+        self.model.set_attn_implementation(attention if alone else {"text_config": attention})
+
+    def peaks(
+        self, compressor: Compressor, budget: Budget | None, types: Tensor, steps: int = 2, reserve: int = 32
+    ) -> dict[str, int]:
+        """Phase -> the most bytes held, of a prompt of text and of visual tokens whose features are there.
+
+        Args:
+            types: int `[1, T]`, 0 text, 1 image, 2 video, real numbers; steps, reserve: see `phases.run`.
+        """
+        place, made = self.counter.place, self.made_up
+        length = types.shape[1]
+        with _disable_current_modes():
+            ids, positions = torch.zeros_like(types), torch.arange(length)
+        inputs = {"input_ids": made.hold(ids, place)}
+        if getattr(text_model(self.model).rotary_emb, "mrope_section", None) is not None:
+            inputs["position_ids"] = made.hold(positions.expand(3, 1, -1), place)
+        self.counter.restart()
+        peaks = DryPeaks(self.counter, made)
+        run(self.model, inputs, compressor, budget, peaks, types=made.hold(types, place), steps=steps, reserve=reserve)
+        gc.collect()
+        return {name: peak.allocated for name, peak in peaks.of.items()}

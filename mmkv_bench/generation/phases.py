@@ -63,13 +63,12 @@ class Peaks:
             self._close()
             self._open.pop()
 
-    @property
-    def current(self) -> str:
-        return self._open[-1]
-
     def _close(self) -> None:
         peak, name = self.counters.peak(), self._open[-1]
-        self.of[name] = peak.larger(self.of[name]) if name in self.of else peak
+        if name not in self.of:
+            self.of[name] = peak
+        elif name != LOAD:  # what lies between phases is no phase
+            self.of[name] = peak.larger(self.of[name])
         self.counters.restart()
 
 

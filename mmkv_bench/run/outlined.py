@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from mmkv_bench.run.card import render
+from mmkv_bench.run.columns import aligned
 from mmkv_bench.run.preview import card_facts
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ def outlined(plan: Plan, standing: Standing) -> str:
         lines += [
             "",
             f"{part.dataset}: {samples}, {standing.missing(part)} of them to ask",
-            *_table(_methods(part, standing)),
+            *aligned(_HEADS, _methods(part, standing), words=_HEADS.index("cells")),
         ]
     return "\n".join(lines)
 
@@ -85,18 +84,3 @@ def _varied(cells: Sequence[Cell]) -> tuple[str, str, str]:
 
 def _among(values: Iterable[Any]) -> str:
     return ", ".join(dict.fromkeys(str(value) for value in values if value is not None)) or "-"
-
-
-def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Columns under their heads, words to the left, numbers to the right."""
-    lines = [_HEADS, *rows]
-    widths = np.max([[len(text) for text in line] for line in lines], axis=0)
-    first = _HEADS.index("cells")
-    return [
-        "  "
-        + "  ".join(
-            text.ljust(width) if place < first else text.rjust(width)
-            for place, (text, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    ]

@@ -1,37 +1,112 @@
-"""`mmkv-bench plan`: what a run of these settings would do, and how much of it is done."""
+"""`mmkv-bench plan`: what a run of these settings would do, what it must take at least, and how much of it is done."""
 
 from __future__ import annotations
 
 import argparse
 import json
+from typing import TYPE_CHECKING
 
-from mmkv_bench.cli.grammar import Parser, configuration, overrides_of
+from mmkv_bench.cli.grammar import Listed, Parser, amount, configuration, count, overrides_of
+from mmkv_bench.errors import ConfigError
 
-SUMMARY = "what a run would do: its cells and samples, and how many of them there are already; loads nothing"
+if TYPE_CHECKING:
+    from mmkv_bench.plan.forecast import Given
+    from mmkv_bench.plan.plan import Plan
+
+SUMMARY = "what a run would do, take and fit on, and how much of it is done; loads nothing"
 
 
 def options(parser: Parser) -> None:
-    """Settings of the run."""
+    """Settings of the run, and what is known of its prompts and of the device."""
     configuration(parser)
+    parser.add_argument(
+        "--prompt-tokens",
+        action=Listed,
+        metavar="N",
+        help="lengths of prompts to plan for; else those of stored answers, else an assumed one",
+    )
+    parser.add_argument("--visual-tokens", type=count, metavar="N", help="of each prompt; four of five by default")
+    parser.add_argument("--device-memory", type=amount, metavar="GIB", help="memory of the device, in GiB")
+    parser.add_argument(
+        "--bandwidth", type=amount, metavar="GB/S", help="memory bandwidth for reading, in 10^9 bytes/s"
+    )
+    parser.add_argument(
+        "--matmul", type=amount, metavar="TFLOP/S", help="rate of large products in the model's precision"
+    )
+    parser.add_argument(
+        "--device",
+        metavar="NAME",
+        help="a device that `mmkv-bench device` measured, for all three; the one that was measured if there is one alone",
+    )
+    parser.add_argument(
+        "--memory",
+        action="store_true",
+        help="count each cell's peak memory by phase in a dry run without numbers (loads torch, no weights; minutes)",
+    )
     parser.examples(
         "mmkv-bench plan experiment=demo",
         "mmkv-bench plan model=qwen2_5_vl_7b 'dataset=[docvqa,chartqa]' 'method=[snapkv,mmshift]' 'budget=[64,20%]'",
+        "mmkv-bench plan model=qwen2_5_vl_7b budget=10% --prompt-tokens 8192,32768 --device-memory 80 --bandwidth 3350",
+        "mmkv-bench plan model=qwen2_5_vl_7b 'method=[snapkv,meda]' --memory --prompt-tokens 32768 --device-memory 24",
     )
 
 
 def answer(given: argparse.Namespace) -> int:
     """Print it. No model and no data are opened, and no connection is made."""
     from mmkv_bench.config.compose import compose
+    from mmkv_bench.plan.forecast import forecast
     from mmkv_bench.plan.plan import outline
     from mmkv_bench.plan.validate import validate
+    from mmkv_bench.run import foretold
     from mmkv_bench.run.outlined import document, outlined
     from mmkv_bench.store.store import Store
 
     config = compose(overrides_of(given))
     validate(config)
     plan = outline(config)
-    standing = plan.standing(Store(plan.out))
+    store = Store(plan.out)
+    standing = plan.standing(store)
+    known = forecast(plan, standing, store, _known(given, plan))
     print(outlined(plan, standing))
+    print(foretold.foretold(known))
+    told = document(plan, standing) | {"forecast": foretold.document(known)}
+    if given.memory:
+        from mmkv_bench.run import planned_memory
+
+        found, notes = planned_memory.planned(plan, known)
+        print(planned_memory.text(found, notes, known.given.memory))
+        told["memory"] = planned_memory.document(found, notes)
     if given.json:
-        print(json.dumps(document(plan, standing)))
+        print(json.dumps(told))
     return 0
+
+
+def _known(given: argparse.Namespace, plan: Plan) -> Given:
+    """The flags, and what was measured of a device where they leave it open."""
+    from mmkv_bench.models import devices
+    from mmkv_bench.plan.forecast import GIB, Given
+
+    measured = devices.stored()
+    speed = devices.named(given.device) if given.device else None
+    if speed is None and len(measured) == 1:
+        (speed,) = measured.values()
+    memory = None if given.device_memory is None else given.device_memory * GIB
+    bandwidth = None if given.bandwidth is None else given.bandwidth * 1e9
+    rate = None if given.matmul is None else given.matmul * 1e12
+    if speed is None or None not in (memory, bandwidth, rate):
+        return Given(_tokens(given), given.visual_tokens, memory, bandwidth, rate)
+    return Given(
+        _tokens(given),
+        given.visual_tokens,
+        speed.memory_bytes if memory is None else memory,
+        speed.bandwidth if bandwidth is None else bandwidth,
+        speed.rates.get(plan.cells[0].dtype) if rate is None else rate,
+        speed.slug,
+    )
+
+
+def _tokens(given: argparse.Namespace) -> list[int]:
+    try:
+        return [count(text) for text in given.prompt_tokens or ()]
+    except argparse.ArgumentTypeError as error:
+        raise ConfigError(f"--prompt-tokens: {error}; give lengths such as 2048,8192") from error

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 from mmkv_bench import devices
 
 if TYPE_CHECKING:
     import torch
-
+_ENDS = (0, -2, -1)
+_ends_only: ContextVar[bool] = ContextVar("ends_only", default=False)
 ROWS = 64  # of a head in one product: with fewer, as many heads at once leave it short of arithmetic
 
 
@@ -24,5 +27,17 @@ def row_blocks(rows: int, width: int, device: torch.device) -> Iterator[tuple[in
     A block has at least one row, so extra memory is the larger of one tile and one row: O(T).
     """
     step = max(1, devices.at(device).tile // max(1, width))
-    for start in range(0, rows, step):
+    starts = range(0, rows, step)
+    for start in starts if len(starts) <= len(_ENDS) or not _ends_only.get() else (starts[place] for place in _ENDS):
         yield start, min(start + step, rows)
+
+
+@contextmanager
+def ends_only() -> Iterator[None]:
+    """Within it the first block and the last two stand for all of a pass: for who counts what one takes and wants no result.
+    All blocks are alike but for the keys that they see, and the last one may be short."""
+    token = _ends_only.set(True)
+    try:
+        yield
+    finally:
+        _ends_only.reset(token)

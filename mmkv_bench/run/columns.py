@@ -1,0 +1,19 @@
+"""Columns of text under their heads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def aligned(heads: Sequence[str], rows: Sequence[Sequence[str]], words: int) -> list[str]:
+    """Lines with the heads first, indented by two: the first `words` columns to the left, the others, numbers, to the right."""
+    lines = [heads, *rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return [
+        "  "
+        + "  ".join(
+            text.ljust(width) if place < words else text.rjust(width)
+            for place, (text, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    ]

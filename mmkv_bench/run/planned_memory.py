@@ -1,0 +1,214 @@
+"""Peak memory of every cell by phase at true shape, counted without a device: a dry run of the code that a run executes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mmkv_bench.calibrate.artefact import Calibrations
+from mmkv_bench.config.compose import method_defaults
+from mmkv_bench.errors import CalibrationError, ConfigError, MMKVError
+from mmkv_bench.generation.dry_run import DryModel, LiveStorages, without_numbers
+from mmkv_bench.generation.phases import PHASES
+from mmkv_bench.models.quiet import quiet_transformers
+from mmkv_bench.models.source import HUB, Source
+from mmkv_bench.plan.cells import bases, build_methods
+from mmkv_bench.run.columns import aligned
+
+if TYPE_CHECKING:
+    from mmkv_bench.compression.budget import Budget
+    from mmkv_bench.compression.compressor import Compressor
+    from mmkv_bench.models.families import Family
+    from mmkv_bench.plan.forecast import Forecast
+    from mmkv_bench.plan.plan import Plan
+
+GIB = 2**30
+VISUAL = 0.8
+"""Share of a prompt's tokens that are visual where nobody says."""
+
+
+@dataclass(frozen=True)
+class PlannedMemory:
+    """One cell at one length. peaks: phase -> bytes, in the order of `PHASES`; error: one sentence in their place; fits: None
+    without a device memory."""
+
+    cell: str
+    tokens: int
+    visual_tokens: int
+    peaks: Mapping[str, int]
+    fits: bool | None = None
+    error: str = ""
+
+    @property
+    def largest(self) -> int:
+        return max(self.peaks.values(), default=0)
+
+
+def planned(plan: Plan, forecast: Forecast) -> tuple[list[PlannedMemory], list[str]]:
+    """Every different cell at every length of the forecast, and notes.
+
+    Raises:
+        ConfigError: a model whose shape is not here.
+    """
+    quiet_transformers()
+    config = _shape(plan)
+    assert plan.family is not None, "who has a shape has a family"
+    made_up = _Calibrations(plan, plan.family)
+    cells = _distinct(plan, made_up)
+    lengths = list(dict.fromkeys(one.tokens for one in forecast.datasets))
+    kind = "cpu" if plan.config.model.device == "cpu" else "cuda"
+    counter = LiveStorages(torch.device(kind))
+    found = []
+    prompts = [_types(tokens, forecast.given.visual_tokens, plan.family) for tokens in lengths]
+    with without_numbers(counter) as numbers:
+        dtype = getattr(torch, plan.cells[0].dtype)
+        model = DryModel(config, dtype, plan.config.model.attention, counter, numbers)
+        for types in prompts:
+            found += [_counted(model, name, *cell, types, forecast.given.memory) for name, cell in cells.items()]
+    return found, _notes(plan, made_up)
+
+
+def text(found: Sequence[PlannedMemory], notes: Sequence[str], memory: float | None) -> str:
+    """For people: a line per cell, GiB."""
+    shown = [phase for phase in PHASES if any(phase in one.peaks for one in found)]
+    heads = ["cell", *shown, "largest", *([] if memory is None else [f"on {memory / GIB:,.4g} GiB"])]
+    lines = ["", "peak memory in GiB, planned: counted in a dry run without numbers"]
+    for tokens in dict.fromkeys(one.tokens for one in found):
+        here = [one for one in found if one.tokens == tokens]
+        rows = []
+        for one in here:
+            row = [one.cell, *(_gib(one.peaks.get(phase)) for phase in shown), _gib(one.largest or None)]
+            rows.append(
+                row + ([] if memory is None else ["-" if one.fits is None else "fits" if one.fits else "too large"])
+            )
+        lines += [
+            "",
+            f"prompts of {tokens:,} tokens, {here[0].visual_tokens:,} of them visual",
+            *aligned(heads, rows, words=1),
+        ]
+        lines += [f"  {one.cell}: {one.error}" for one in here if one.error]
+    return "\n".join([*lines, "", *(f"note       {note}" for note in notes)])
+
+
+def document(found: Sequence[PlannedMemory], notes: Sequence[str]) -> dict[str, Any]:
+    """The same as data, in bytes."""
+    rows = [vars(one) | {"largest": one.largest or None, "error": one.error or None} for one in found]
+    return {"measured": "planned", "cells": rows, "notes": list(notes)}
+
+
+def _gib(nbytes: int | None) -> str:
+    return "-" if nbytes is None else f"{nbytes / GIB:.3f}" if nbytes < 10 * GIB else f"{nbytes / GIB:.2f}"
+
+
+def _shape(plan: Plan) -> Any:
+    """The transformers config of the model, from what is here."""
+    from mmkv_bench.models.fingerprint import cached_folder
+    from mmkv_bench.models.load import load_config
+    from mmkv_bench.models.shapes import config_of
+
+    model, source = plan.config.model, Source.of(plan.config.model)
+    if source.kind != HUB:
+        return source.hf_config()
+    if model.shape:
+        return config_of(model.shape)
+    folder = cached_folder(source.place, model.revision)
+    if folder is None:
+        raise ConfigError(
+            f"--memory needs the shape of {model.name}, and its files are not here; allowed: a model of conf/model, or one that "
+            "was fetched; choose such a one"
+        )
+    return load_config(str(folder))
+
+
+def _distinct(plan: Plan, made_up: _Calibrations) -> dict[str, tuple[Compressor, Budget | None]]:
+    """Label -> what is counted, each method, reading and budget once: dataset, protocol and seed change no peak here."""
+    names = method_defaults(bases(plan.config), tuple(plan.config.folders))
+    built = {
+        (method.name, method.compressor.reading): method.compressor
+        for method in build_methods(plan.config, names, made_up)  # type: ignore[arg-type]
+    }
+    found: dict[str, tuple[Compressor, Budget | None]] = {}
+    for cell in plan.cells:
+        label = cell.method if cell.budget is None else f"{cell.method}@{cell.budget}"
+        label += f" {cell.reading}" if cell.reading not in (None, "paper") else ""
+        found.setdefault(label, (built[cell.method, cell.compressor.reading], cell.budget))
+    return found
+
+
+def _types(tokens: int, visual: int | None, family: Family) -> torch.Tensor:
+    """int64 `[1, T]`: a question behind an image behind a few words."""
+    types = torch.zeros(1, tokens, dtype=torch.int64)
+    if family.multimodal:
+        visual = int(VISUAL * tokens) if visual is None else visual
+        first = min(tokens // 10, tokens - visual)
+        types[0, first : first + visual] = 1
+    return types
+
+
+def _counted(
+    model: DryModel, name: str, compressor: Compressor, budget: Budget | None, types: torch.Tensor, memory: float | None
+) -> PlannedMemory:
+    tokens, visual = types.shape[1], int((types > 0).sum())
+    try:
+        found = model.peaks(compressor, budget, types)
+    except MMKVError as error:
+        return PlannedMemory(name, tokens, visual, {}, None, str(error))
+    peaks = {phase: found[phase] for phase in PHASES if phase in found}
+    return PlannedMemory(name, tokens, visual, peaks, None if memory is None else max(peaks.values()) <= memory)
+
+
+def _notes(plan: Plan, made_up: _Calibrations) -> list[str]:
+    said = [
+        "bytes of live storages: what an allocator rounds up or keeps in reserve, workspaces of libraries and the CUDA "
+        "context come on top",
+        "attention counts as a fused kernel; entries per head are as made-up scores divide them: heads that a real prompt "
+        "makes more unequal take more padding",
+    ]
+    assert plan.family is not None
+    if plan.family.multimodal:
+        said.append(
+            "visual features are taken as given: the vision tower, which runs before the prefill, is not counted"
+        )
+    if {cell.protocol for cell in plan.cells} != {"paper"}:
+        said.append("counted under protocol=paper, whatever else the run has")
+    if made_up.used:
+        named = ", ".join(sorted(made_up.used))
+        said.append(f"{named}: not calibrated here; counted as if all layers and heads were alike")
+    if any(cell.compressor.needs.answer for cell in plan.cells):
+        said.append("oracle: without the full cache's answer, which it reads first")
+    return said
+
+
+@dataclass
+class _Calibrations:
+    """Those of the model where they are here, else made-up ones of the right shape; used: the methods of these."""
+
+    plan: Plan
+    family: Family
+    used: set[str] = field(default_factory=set)
+    seen: dict[str, Any] = field(default_factory=dict)
+
+    def data(self, method: str, spec: Any) -> dict[str, Any]:
+        cell = self.plan.cells[0]
+        try:
+            return Calibrations(cell.model, cell.model_fingerprint).data(method, spec)
+        except CalibrationError:
+            self.used.add(method)
+        layers, heads = self.family.num_layers, self.family.num_query_heads
+        shares = [0.01 * step for step in range(1, 101)]
+        made: dict[str, dict[str, Any]] = {
+            "prefixkv": {"grid": shares, "ratios": [[share] * layers for share in shares]},
+            "sparsemm": {"scores": [[1.0] * heads] * layers, "kv_heads": self.family.num_kv_heads},
+            "hybridkv": {"theta": 0.5},
+        }
+        if method not in made:
+            raise CalibrationError(
+                f"{method} needs a calibration of {cell.model}, and none is here; make it, or leave it out"
+            )
+        return made[method]
+
+    def taken(self) -> dict[str, str]:
+        return {}

@@ -1,0 +1,150 @@
+"""Promise: what a dry run counts is what the same code holds when it computes: every phase of every method within 10 %."""
+
+from __future__ import annotations
+
+import functools
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from mmkv_bench.compression.budget import Budget
+from mmkv_bench.compression.numerics.tiles import ends_only, row_blocks
+from mmkv_bench.config.compose import method_defaults
+from mmkv_bench.config.schema import options
+from mmkv_bench.devices.tally import LiveStorages
+from mmkv_bench.generation import phases
+from mmkv_bench.generation.dry_run import DryModel, without_numbers
+from mmkv_bench.methods.build import build_compressor
+from mmkv_bench.run.planned_memory import _Calibrations
+from tests.each import each
+
+CPU, TOKENS = torch.device("cpu"), 384
+OUTSIDE = {"custom", "kvpress", "snapkv_kvpress"}  # name files and packages of their users
+NAMES = sorted(set(options("method")) - OUTSIDE)
+BUDGET = Budget.parse(0.2)
+
+
+@functools.cache
+def config() -> Qwen2Config:
+    return Qwen2Config(
+        vocab_size=1000,
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=3,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        max_position_embeddings=4096,
+        attn_implementation="sdpa",
+    )
+
+
+@functools.cache
+def model() -> Qwen2ForCausalLM:
+    torch.manual_seed(0)
+    return Qwen2ForCausalLM(config()).eval()
+
+
+def types() -> torch.Tensor:
+    found = torch.zeros(1, TOKENS, dtype=torch.int64)
+    found[0, TOKENS // 10 : 9 * TOKENS // 10] = 1
+    return found
+
+
+def compressor(name: str):
+    plan = SimpleNamespace(cells=[SimpleNamespace(model="none", model_fingerprint="0")])
+    family = SimpleNamespace(num_layers=3, num_query_heads=8, num_kv_heads=2)
+    return build_compressor(name, method_defaults([name])[name], "paper", calibrations=_Calibrations(plan, family))
+
+
+def counted(name: str) -> dict[str, int]:
+    """Of real tensors, on the CPU."""
+    method, ids = compressor(name), torch.randint(0, 999, (1, TOKENS), generator=torch.Generator().manual_seed(1))
+    tally = LiveStorages(CPU, [*model().parameters(), *model().buffers(), ids])
+    with tally:
+        peaks = phases.Peaks(tally)
+        budget = None if method.unbudgeted else BUDGET
+        phases.run(model(), {"input_ids": ids}, method, budget, peaks, types=types())
+    return {phase: peak.allocated for phase, peak in peaks.of.items()}
+
+
+def planned(names: list[str]) -> dict[str, dict[str, int]]:
+    """Of none, for the same device."""
+    tally, methods, kinds = LiveStorages(CPU), {name: compressor(name) for name in names}, types()
+    with without_numbers(tally) as numbers:
+        dry = DryModel(config(), torch.float32, "sdpa", tally, numbers)
+        return {
+            name: dry.peaks(method, None if method.unbudgeted else BUDGET, kinds) for name, method in methods.items()
+        }
+
+
+def agree(names: list[str]) -> None:
+    told, wrong = planned(names), {}
+    for name in names:
+        held = counted(name)
+        assert set(held) == set(told[name]) and {phases.PREFILL, phases.SCORE, phases.DECODE} <= set(held)
+        off = {
+            phase: told[name][phase] / held[phase] for phase in held if abs(told[name][phase] / held[phase] - 1) > 0.1
+        }
+        wrong |= {name: off} if off else {}
+        parameters = sum(one.numel() for one in model().parameters()) * 4
+        assert parameters < told[name][phases.LOAD] < 1.01 * parameters
+    assert wrong == {}
+
+
+def test_a_dry_run_counts_what_a_real_one_holds():
+    """One that keeps all, ragged heads evicted at once, a decision after the last layer, quantisation."""
+    agree(["full", "adakv", "meda", "kivi"])
+
+
+@pytest.mark.full
+@each("name", NAMES)
+def test_a_dry_run_of_every_method_counts_what_a_real_one_holds(name):
+    agree([name])
+
+
+def test_a_fused_kernel_holds_no_scores_and_peaks_grow_with_the_prompt():
+    """On a device that is not here: 32 K tokens of a shape whose plain scores would take 16 GiB a layer."""
+    tally = LiveStorages(torch.device("cuda"))
+    method, peaks = compressor("snapkv"), []
+    prompts = [torch.zeros(1, tokens, dtype=torch.int64) for tokens in (8_192, 32_768)]
+    with without_numbers(tally) as numbers:
+        dry = DryModel(config(), torch.bfloat16, "sdpa", tally, numbers)
+        weights = tally.held().allocated
+        peaks = [dry.peaks(method, BUDGET, prompt)[phases.PREFILL] - weights for prompt in prompts]
+    assert 3.9 < peaks[1] / peaks[0] < 4.1
+    assert peaks[1] < 32_768 * 20 * 512 * 2
+
+
+def test_numbers_are_true_where_they_can_be_and_made_up_where_they_cannot():
+    with without_numbers(LiveStorages(CPU)) as made:
+        known = made.hold(KNOWN, CPU)
+        assert (known > 1).sum().item() == 2 and known[known > 1].tolist() == [2, 5]
+        assert known.sort(descending=True).indices.tolist() == [2, 1, 0]
+        base = torch.zeros(4, dtype=torch.int64)
+        base[1:3] = known[:2]
+        assert base.tolist() == [0, 1, 2, 0]
+        made.carries = False
+        unknown = torch.empty(3, 4, device="cuda")
+        made.carries = True
+        assert not bool((unknown > 0).any())  # nothing is known, and a mask has no member then
+        made.invents = True
+        scores = unknown.sum(-1)
+        assert scores.shape == (3,) and 0 <= scores.min().item() <= scores.max().item() <= 1
+        assert scores.argsort().sort().values.tolist() == [0, 1, 2]
+        made.invents = False
+        base[2:] = unknown.sum(0)[:2].long()  # overwritten by what nobody knows
+        assert base.sum().item() == 0
+
+
+KNOWN = torch.tensor([1, 2, 5])
+
+
+def test_ends_stand_for_all_blocks_only_where_they_are_asked_to():
+    every = list(row_blocks(10, 2**20 // 2, CPU))
+    assert every == [(0, 2), (2, 4), (4, 6), (6, 8), (8, 10)]
+    with ends_only():
+        assert list(row_blocks(10, 2**20 // 2, CPU)) == [(0, 2), (6, 8), (8, 10)]
+        assert list(row_blocks(5, 2**20 // 2, CPU)) == [(0, 2), (2, 4), (4, 5)]
+    assert list(row_blocks(10, 2**20 // 2, CPU)) == every

@@ -1,0 +1,120 @@
+"""Promise: what a run must take is said before anything is loaded, in numbers that a reader computes by hand."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from mmkv_bench.config.compose import compose
+from mmkv_bench.errors import ConfigError
+from mmkv_bench.models.devices import DeviceSpeed, save
+from mmkv_bench.plan.forecast import Given, forecast
+from mmkv_bench.plan.plan import outline
+from mmkv_bench.store.store import Store
+from tests.cli.setting import CHECKOUT, verb
+from tests.each import each
+
+QWEN = ("model=qwen2_5_vl_7b", "dataset=docvqa", "budget=[64,20%]")
+H100 = {"memory": 80 * 2**30, "bandwidth": 3.35e12, "rate": 7e14}
+
+
+def foreseen(tmp_path, *words: str, **given):
+    plan = outline(compose([*words, f"out={tmp_path}/rows"]))
+    store = Store(plan.out)
+    return forecast(plan, plan.standing(store), store, Given(**given))
+
+
+def test_lines_of_7b_are_those_computed_by_hand(tmp_path):
+    found = foreseen(tmp_path, *QWEN, "method=[snapkv,meda,kivi]", prompt_tokens=[32768], **H100)
+    assert (found.held, found.read, found.kv_per_token) == (2 * 8_292_166_656, 2 * 7_070_619_136, 57_344)
+    (docvqa,) = found.datasets
+    lines = {(line.label, line.scope): line for line in docvqa.lines}
+    assert [*lines] == [("full", "full"), ("64", "layer"), ("20%", "layer"), ("64", "model"), ("20%", "model")]
+    assert lines["20%", "layer"].kept == 6553 and lines["20%", "layer"].kv == 6553 * 57_344
+    full, few = lines["full", "full"], lines["64", "layer"]
+    assert full.read == 14_141_238_272 + 32768 * 57_344 and few.read == 14_141_238_272 + 64 * 57_344
+    assert full.ms == pytest.approx(1000 * full.read / 3.35e12) and few.speed_up == pytest.approx(1.1326, abs=1e-4)
+    # the prefill holds all of it for who decides after the last layer, one whole layer for who decides at once
+    activations = 32768 * (3 * 18944 + 2 * 3584) * 2
+    assert lines["64", "model"].needs == full.needs == found.held + 32768 * 57_344 + activations
+    assert few.needs == pytest.approx(found.held + (27 * 64 + 32768) * 57_344 / 28 + activations)
+    # prompts of 32 K and their 32 tokens that fit beside the weights
+    assert full.batch == (80 * 2**30 - found.held) // (32_800 * 57_344) == 36
+    assert any("kivi" in text and "--memory" in text for text in found.missing)
+    # 200 prefills; 32 tokens of 6 cells of which all fit one batch of forks: weights once, entries each
+    passes = 2 * (28 * 233_046_016 * 32768 + 544_997_376) + 4 * 28 * 28 * 128 * 32768 * 32769 // 2
+    assert docvqa.prefill_hours == pytest.approx(200 * passes / 7e14 / 3600)
+    entries = 2 * (64 + 6553) + 2 * 32768 + 6 * 16
+    assert docvqa.decode_hours == pytest.approx(200 * 32 * (found.read + entries * 57_344) / 3.35e12 / 3600)
+
+
+def test_what_is_not_known_is_said_and_not_zero(tmp_path):
+    nothing = foreseen(tmp_path, "model=hf", "model.path=org/name", "model.dtype=bfloat16")
+    assert (nothing.held, nothing.read, nothing.datasets) == (None, None, ()) and "not here" in nothing.missing[0]
+    no_device = foreseen(tmp_path, *QWEN, "method=snapkv")
+    (docvqa,) = no_device.datasets
+    assert (docvqa.tokens, docvqa.source) == (2048, "assumed")
+    assert {line.ms for line in docvqa.lines} == {line.batch for line in docvqa.lines} == {None}
+    assert docvqa.prefill_hours is None and any("--bandwidth" in text for text in no_device.missing)
+    fewer = foreseen(tmp_path, *QWEN, "model.weights=random", "model.layers=2")
+    assert fewer.sizes.source == "bound" and 0 < fewer.held < no_device.held and fewer.kv_per_token == 57_344 // 14
+
+
+def test_lengths_of_stored_answers_are_taken(tmp_path):
+    """Of committed rows of the embedded model: their median, until another length is given."""
+    words = ("dataset=pages_walk", "page_size=large", "method=[snapkv]", "budget=64", "limit=null")
+    plan = outline(compose([*words, "out=results/tiny/large"]))
+    store = Store(plan.out)
+    stored = forecast(plan, plan.standing(store), store, Given()).datasets[0]
+    rows = store.responses(plan.names, ["prompt_tokens"])["prompt_tokens"].to_pylist()
+    assert stored.source == "stored" and stored.tokens == sorted(rows)[len(rows) // 2] > 500
+    given = forecast(plan, plan.standing(store), store, Given(prompt_tokens=[7])).datasets[0]
+    assert (given.source, given.tokens) == ("given", 7)
+
+
+@each(
+    ("flags", "sentence"),
+    [
+        (["--device-memory", "much"], "--device-memory: 'much' is no number above 0"),
+        (["--device-memory", "-3"], "--device-memory: "),
+        (["--bandwidth", "inf"], "--bandwidth: 'inf' is no number above 0"),
+        (["--prompt-tokens", "8k"], "--prompt-tokens: '8k' is no whole number >= 1"),
+        (["--prompt-tokens", "2048,200000"], "--prompt-tokens 200000 is beyond the context of qwen2_5_vl_7b"),
+        (["--prompt-tokens", "64", "--visual-tokens", "65"], "--visual-tokens 65 is more than --prompt-tokens 64"),
+        (["--device", "h100"], "--device h100: no measurement of it"),
+        (["model=llama_3_8b", "--visual-tokens", "3"], "llama_3_8b has no visual tokens"),
+    ],
+)
+def test_a_mistake_is_told_in_one_sentence(flags, sentence, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("MMKV_BENCH_CACHE", str(tmp_path))
+    assert verb("plan")([*QWEN, *flags]) == 2
+    printed = capsys.readouterr()
+    assert sentence in printed.err and printed.err.count("\n") == 1 and printed.out == ""
+
+
+def test_the_command_needs_no_torch_and_knows_a_measured_device(tmp_path, monkeypatch):
+    monkeypatch.setenv("MMKV_BENCH_CACHE", str(tmp_path))
+    save(DeviceSpeed("NVIDIA H100", "cuda", 8, 3e12, {"bfloat16": 7e14}, 80 * 2**30, "2.15.0", "2026-11-22"))
+    words = ["plan", *QWEN, "method=snapkv", "--prompt-tokens", "2048", "--bandwidth", "3350", "--json"]
+    code = f"import sys; from mmkv_bench.cli.main import main; main({words!r}); print('torch' in sys.modules)"
+    environment = CHECKOUT | {"MMKV_BENCH_CACHE": str(tmp_path)}
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment, cwd=tmp_path
+    )
+    *text, document, heavy = ended.stdout.splitlines()
+    assert heavy == "False", ended.stderr
+    told = json.loads(document)["forecast"]
+    assert told["given"] | {"prompt_tokens": []} == {
+        "prompt_tokens": [], "visual_tokens": None, "memory": 80 * 2**30, "bandwidth": 3.35e12, "rate": 7e14,
+        "device": "nvidia-h100",
+    }  # fmt: skip
+    assert [line["label"] for line in told["datasets"][0]["lines"]] == ["full", "64", "20%"]
+    assert any("1.02x" in line or "4.26" in line for line in text) and any("may fit" in line for line in text)
+
+
+def test_a_long_prompt_is_refused_before_anything_is_counted(tmp_path):
+    with pytest.raises(ConfigError, match="beyond the context"):
+        foreseen(tmp_path, *QWEN, prompt_tokens=[128_001])
