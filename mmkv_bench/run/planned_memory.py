@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mmkv_bench.calibrate.artefact import Calibrations
 from mmkv_bench.config.compose import method_defaults
-from mmkv_bench.errors import CalibrationError, ConfigError, MMKVError
+from mmkv_bench.errors import ConfigError, MMKVError
 from mmkv_bench.generation.dry_run import DryModel, LiveStorages, without_numbers
 from mmkv_bench.generation.phases import PHASES
 from mmkv_bench.models.quiet import quiet_transformers
 from mmkv_bench.models.source import HUB, Source
 from mmkv_bench.plan.cells import bases, build_methods
+from mmkv_bench.plan.stand_ins import StandIns
 from mmkv_bench.run.columns import aligned
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def planned(plan: Plan, forecast: Forecast) -> tuple[list[PlannedMemory], list[s
     quiet_transformers()
     config = _shape(plan)
     assert plan.family is not None, "who has a shape has a family"
-    made_up = _Calibrations(plan, plan.family)
+    made_up = StandIns(plan.cells[0].model, plan.cells[0].model_fingerprint, plan.family)
     cells = _distinct(plan, made_up)
     lengths = list(dict.fromkeys(one.tokens for one in forecast.datasets))
     kind = "cpu" if plan.config.model.device == "cpu" else "cuda"
@@ -123,7 +123,7 @@ def _shape(plan: Plan) -> Any:
     return load_config(str(folder))
 
 
-def _distinct(plan: Plan, made_up: _Calibrations) -> dict[str, tuple[Compressor, Budget | None]]:
+def _distinct(plan: Plan, made_up: StandIns) -> dict[str, tuple[Compressor, Budget | None]]:
     """Label -> what is counted, each method, reading and budget once: dataset, protocol and seed change no peak here."""
     names = method_defaults(bases(plan.config), tuple(plan.config.folders))
     built = {
@@ -160,7 +160,7 @@ def _counted(
     return PlannedMemory(name, tokens, visual, peaks, None if memory is None else max(peaks.values()) <= memory)
 
 
-def _notes(plan: Plan, made_up: _Calibrations) -> list[str]:
+def _notes(plan: Plan, made_up: StandIns) -> list[str]:
     said = [
         "bytes of live storages: what an allocator rounds up or keeps in reserve, workspaces of libraries and the CUDA "
         "context come on top",
@@ -180,35 +180,3 @@ def _notes(plan: Plan, made_up: _Calibrations) -> list[str]:
     if any(cell.compressor.needs.answer for cell in plan.cells):
         said.append("oracle: without the full cache's answer, which it reads first")
     return said
-
-
-@dataclass
-class _Calibrations:
-    """Those of the model where they are here, else made-up ones of the right shape; used: the methods of these."""
-
-    plan: Plan
-    family: Family
-    used: set[str] = field(default_factory=set)
-    seen: dict[str, Any] = field(default_factory=dict)
-
-    def data(self, method: str, spec: Any) -> dict[str, Any]:
-        cell = self.plan.cells[0]
-        try:
-            return Calibrations(cell.model, cell.model_fingerprint).data(method, spec)
-        except CalibrationError:
-            self.used.add(method)
-        layers, heads = self.family.num_layers, self.family.num_query_heads
-        shares = [0.01 * step for step in range(1, 101)]
-        made: dict[str, dict[str, Any]] = {
-            "prefixkv": {"grid": shares, "ratios": [[share] * layers for share in shares]},
-            "sparsemm": {"scores": [[1.0] * heads] * layers, "kv_heads": self.family.num_kv_heads},
-            "hybridkv": {"theta": 0.5},
-        }
-        if method not in made:
-            raise CalibrationError(
-                f"{method} needs a calibration of {cell.model}, and none is here; make it, or leave it out"
-            )
-        return made[method]
-
-    def taken(self) -> dict[str, str]:
-        return {}

@@ -17,7 +17,7 @@ from mmkv_bench.devices.tally import LiveStorages
 from mmkv_bench.generation import phases
 from mmkv_bench.generation.dry_run import DryModel, without_numbers
 from mmkv_bench.methods.build import build_compressor
-from mmkv_bench.run.planned_memory import _Calibrations
+from mmkv_bench.plan.stand_ins import StandIns
 from tests.each import each
 
 CPU, TOKENS = torch.device("cpu"), 384
@@ -53,9 +53,8 @@ def types() -> torch.Tensor:
 
 
 def compressor(name: str):
-    plan = SimpleNamespace(cells=[SimpleNamespace(model="none", model_fingerprint="0")])
     family = SimpleNamespace(num_layers=3, num_query_heads=8, num_kv_heads=2)
-    return build_compressor(name, method_defaults([name])[name], "paper", calibrations=_Calibrations(plan, family))
+    return build_compressor(name, method_defaults([name])[name], "paper", calibrations=StandIns("none", "0", family))
 
 
 def counted(name: str) -> dict[str, int]:
