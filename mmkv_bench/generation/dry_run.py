@@ -282,3 +282,20 @@ class DryModel:
         run(self.model, inputs, compressor, budget, peaks, types=made.hold(types, place), steps=steps, reserve=reserve)
         gc.collect()
         return {name: peak.allocated for name, peak in peaks.of.items()}
+
+
+@contextmanager
+def dry_model(config: Any, dtype: str, attention: str, kind: str) -> Iterator[DryModel]:
+    """A model whose storages on a kind of device (`cuda`, `cpu`) are counted; other arguments as of `DryModel`."""
+    counter = LiveStorages(torch.device(kind))
+    with without_numbers(counter) as made_up:
+        yield DryModel(config, getattr(torch, dtype), attention, counter, made_up)
+
+
+def prompt_types(tokens: int, visual: int) -> Tensor:
+    """int64 `[1, tokens]`, with numbers: a few words, an image of `visual` tokens, a question."""
+    with _disable_current_modes():
+        types = torch.zeros(1, tokens, dtype=torch.int64)
+        first = min(tokens // 10, tokens - visual)
+        types[0, first : first + visual] = 1
+    return types

@@ -6,11 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from mmkv_bench.config.compose import method_defaults
 from mmkv_bench.errors import ConfigError, MMKVError
-from mmkv_bench.generation.dry_run import DryModel, LiveStorages, without_numbers
+from mmkv_bench.generation.dry_run import dry_model, prompt_types
 from mmkv_bench.generation.phases import PHASES
 from mmkv_bench.models.quiet import quiet_transformers
 from mmkv_bench.models.source import HUB, Source
@@ -21,6 +19,7 @@ from mmkv_bench.run.columns import aligned
 if TYPE_CHECKING:
     from mmkv_bench.compression.budget import Budget
     from mmkv_bench.compression.compressor import Compressor
+    from mmkv_bench.generation.dry_run import DryModel
     from mmkv_bench.models.families import Family
     from mmkv_bench.plan.forecast import Forecast
     from mmkv_bench.plan.plan import Plan
@@ -60,14 +59,11 @@ def planned(plan: Plan, forecast: Forecast) -> tuple[list[PlannedMemory], list[s
     cells = _distinct(plan, made_up)
     lengths = list(dict.fromkeys(one.tokens for one in forecast.datasets))
     kind = "cpu" if plan.config.model.device == "cpu" else "cuda"
-    counter = LiveStorages(torch.device(kind))
+    prompts = [(tokens, _visual(tokens, forecast.given.visual_tokens, plan.family)) for tokens in lengths]
     found = []
-    prompts = [_types(tokens, forecast.given.visual_tokens, plan.family) for tokens in lengths]
-    with without_numbers(counter) as numbers:
-        dtype = getattr(torch, plan.cells[0].dtype)
-        model = DryModel(config, dtype, plan.config.model.attention, counter, numbers)
-        for types in prompts:
-            found += [_counted(model, name, *cell, types, forecast.given.memory) for name, cell in cells.items()]
+    with dry_model(config, plan.cells[0].dtype, plan.config.model.attention, kind) as model:
+        for prompt in prompts:
+            found += [_counted(model, name, *cell, *prompt, forecast.given.memory) for name, cell in cells.items()]
     return found, _notes(plan, made_up)
 
 
@@ -138,22 +134,23 @@ def _distinct(plan: Plan, made_up: StandIns) -> dict[str, tuple[Compressor, Budg
     return found
 
 
-def _types(tokens: int, visual: int | None, family: Family) -> torch.Tensor:
-    """int64 `[1, T]`: a question behind an image behind a few words."""
-    types = torch.zeros(1, tokens, dtype=torch.int64)
-    if family.multimodal:
-        visual = int(VISUAL * tokens) if visual is None else visual
-        first = min(tokens // 10, tokens - visual)
-        types[0, first : first + visual] = 1
-    return types
+def _visual(tokens: int, visual: int | None, family: Family) -> int:
+    if not family.multimodal:
+        return 0
+    return int(VISUAL * tokens) if visual is None else visual
 
 
 def _counted(
-    model: DryModel, name: str, compressor: Compressor, budget: Budget | None, types: torch.Tensor, memory: float | None
+    model: DryModel,
+    name: str,
+    compressor: Compressor,
+    budget: Budget | None,
+    tokens: int,
+    visual: int,
+    memory: float | None,
 ) -> PlannedMemory:
-    tokens, visual = types.shape[1], int((types > 0).sum())
     try:
-        found = model.peaks(compressor, budget, types)
+        found = model.peaks(compressor, budget, prompt_types(tokens, visual))
     except MMKVError as error:
         return PlannedMemory(name, tokens, visual, {}, None, str(error))
     peaks = {phase: found[phase] for phase in PHASES if phase in found}

@@ -15,7 +15,7 @@ from mmkv_bench.config.compose import method_defaults
 from mmkv_bench.config.schema import options
 from mmkv_bench.devices.tally import LiveStorages
 from mmkv_bench.generation import phases
-from mmkv_bench.generation.dry_run import DryModel, without_numbers
+from mmkv_bench.generation.dry_run import DryModel, prompt_types, without_numbers
 from mmkv_bench.methods.build import build_compressor
 from mmkv_bench.plan.stand_ins import StandIns
 from tests.each import each
@@ -46,12 +46,6 @@ def model() -> Qwen2ForCausalLM:
     return Qwen2ForCausalLM(config()).eval()
 
 
-def types() -> torch.Tensor:
-    found = torch.zeros(1, TOKENS, dtype=torch.int64)
-    found[0, TOKENS // 10 : 9 * TOKENS // 10] = 1
-    return found
-
-
 def compressor(name: str):
     family = SimpleNamespace(num_layers=3, num_query_heads=8, num_kv_heads=2)
     return build_compressor(name, method_defaults([name])[name], "paper", calibrations=StandIns("none", "0", family))
@@ -64,13 +58,17 @@ def counted(name: str) -> dict[str, int]:
     with tally:
         peaks = phases.Peaks(tally)
         budget = None if method.unbudgeted else BUDGET
-        phases.run(model(), {"input_ids": ids}, method, budget, peaks, types=types())
+        phases.run(model(), {"input_ids": ids}, method, budget, peaks, types=prompt_types(TOKENS, 4 * TOKENS // 5))
     return {phase: peak.allocated for phase, peak in peaks.of.items()}
 
 
 def planned(names: list[str]) -> dict[str, dict[str, int]]:
     """Of none, for the same device."""
-    tally, methods, kinds = LiveStorages(CPU), {name: compressor(name) for name in names}, types()
+    tally, methods, kinds = (
+        LiveStorages(CPU),
+        {name: compressor(name) for name in names},
+        prompt_types(TOKENS, 4 * TOKENS // 5),
+    )
     with without_numbers(tally) as numbers:
         dry = DryModel(config(), torch.float32, "sdpa", tally, numbers)
         return {
