@@ -18,6 +18,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -30,7 +31,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from mmkv_bench import devices
-from mmkv_bench.devices import Bytes, Counters, Cuda
+from mmkv_bench.devices import Bytes, Counters, Cuda, Lane
 from mmkv_bench.devices.tally import LiveStorages
 
 PLACE = torch.device("cuda", 0)
@@ -45,6 +46,10 @@ _LAZY = {_aten._conj.default: _aten.conj_physical.default, _aten._neg_view.defau
 _HOST_ONLY = {"numpy", "__array__", "__dlpack__"}
 
 
+class Race(RuntimeError):
+    """What a real device would not notice: work that another line has not done yet is read or written."""
+
+
 class MixedDevices(RuntimeError):
     """What torch raises on a machine with a GPU, in its words."""
 
@@ -53,6 +58,7 @@ class Far(Tensor):
     """A tensor of the second device; `elem` has its values, on the CPU."""
 
     elem: Tensor
+    lane: _Lane | None
 
     @staticmethod
     def __new__(cls, elem: Tensor) -> Far:
@@ -64,6 +70,7 @@ class Far(Tensor):
                 cls, outside, elem.requires_grad, dispatch_device=True, device_for_backend_keys=PLACE
             )
         made.elem = elem.detach()
+        made.lane = _lanes[-1] if _lanes else None
         return made
 
     def __tensor_flatten__(self) -> tuple[list[str], None]:
@@ -179,6 +186,9 @@ def _moved(name: str, me: Tensor, args: tuple, kwargs: dict) -> Tensor:
     place, other = _asked(args, kwargs) if name == "to" else ({"cpu": HOST, "cuda": PLACE}[name], {})
     here = isinstance(me, Far)
     there = here if place is None else _is_far(place)
+    _check_order(_aten._to_copy.default, (me,), {}, [me] if here else [])
+    if there and not here and other.get("non_blocking"):
+        _unsettled[me.untyped_storage()] = "read by the device"
     with DisableTorchFunctionSubclass():
         made = me.elem.to(**other) if here else me.to(**other)
         if there == here:
@@ -192,6 +202,7 @@ def _indexed(name: str, me: Far, index: Any, *value: Any) -> Tensor | None:
     chosen = any(isinstance(one, Tensor | list) for one in (index if isinstance(index, tuple) else (index,)))
     if chosen and value and isinstance(value[0], Tensor) and not isinstance(value[0], Far) and value[0].ndim:
         raise _mixed(name, value[0])
+    _check_order(_aten.index.Tensor, (me,), {}, _tensors(me, index, value))
     with DisableTorchFunctionSubclass():
         made = getattr(me.elem, name)(_each(near, index), *map(near, value))
     return None if made is None else Far(made)
@@ -203,6 +214,7 @@ def _attended(function: Any, args: tuple, kwargs: dict) -> Tensor:
     distant = [one for one in tensors if isinstance(one, Far)]
     if distant and len(distant) < len(tensors):
         raise _mixed("scaled_dot_product_attention", next(one for one in tensors if not isinstance(one, Far)))
+    _check_order(_aten._to_copy.default, (), {}, distant)
     made = function(*_each(near, args), **_each(near, kwargs))
     return Far(made) if distant else made
 
@@ -239,6 +251,7 @@ def _computed(function: Any, args: tuple, kwargs: dict) -> Any:
     name, place = function.name().removesuffix(".default"), kwargs.get("device")
     if name.split(".")[0] not in ("aten::_to_copy", "aten::copy_"):
         _check(function, name, args, tensors)
+    _check_order(function, args, kwargs, distant)
     if place is not None:
         kwargs = dict(kwargs, device=HOST)
     function = _LAZY.get(function, function)
@@ -246,10 +259,58 @@ def _computed(function: Any, args: tuple, kwargs: dict) -> Any:
     if not (bool(distant) if place is None else _is_far(place)) or name == "aten::_local_scalar_dense":
         return made
     if name == "aten::copy_":
+        if args[2:] == (True,) and not isinstance(args[0], Far):
+            _unsettled[args[0].untyped_storage()] = "written by the device"
         return args[0]
     given = {id(one.elem): one for one in distant}  # what is written in place is returned as what it was
 
     return _each(lambda one: given[id(one)] if id(one) in given else Far(one), made)
+
+
+# ---------------------------------------------------------------------- the order of work
+_lanes: list[_Lane] = []
+"""Those inside whose blocks we are."""
+_unsettled: weakref.WeakKeyDictionary[torch.UntypedStorage, str] = weakref.WeakKeyDictionary()
+"""Host memory -> what a copy that nobody has waited for does with it."""
+
+
+class _Lane(Lane):
+    """Work is done at once, but must not be looked at before it would have been done."""
+
+    joined = False
+
+    def __enter__(self) -> None:
+        self.joined = False
+        _lanes.append(self)
+
+    def __exit__(self, *_: object) -> None:
+        _lanes.remove(self)
+
+    def settle(self) -> None:
+        _unsettled.clear()
+
+    def join(self) -> None:
+        self.joined = True
+
+
+def _check_order(function: Any, args: tuple, kwargs: dict, distant: list[Tensor]) -> None:
+    """Raises where work on a lane, or a copy that does not wait, is taken for done."""
+    for one in distant:
+        if isinstance(one, Far) and one.lane is not None and not one.lane.joined and one.lane not in _lanes:
+            raise Race(f"{function}: {tuple(one.shape)} comes from a lane that nothing has joined")
+    if not _unsettled:
+        return
+    for argument, value in zip(function._schema.arguments, args, strict=False):
+        _check_settled(function, value, argument.alias_info is not None and argument.alias_info.is_write)
+    for name, value in kwargs.items():
+        _check_settled(function, value, name == "out")
+
+
+def _check_settled(function: Any, value: Any, written: bool) -> None:
+    for one in _tensors(value):
+        use = None if isinstance(one, Far) else _unsettled.get(one.untyped_storage())
+        if use is not None and (written or use.startswith("written")):
+            raise Race(f"{function}: host memory that is {use}, and nobody has waited")
 
 
 class _Functions(TorchFunctionMode):
@@ -313,11 +374,12 @@ class Twin(Cuda):
     """The device object of the second device.
 
     Attributes:
-        waits: how often the host waited for the device. buffers: pinned host buffers that were asked for.
+        waits: how often the host waited for the device. lanes: how often it was asked for one.
+        buffers: pinned host buffers that were asked for.
         others, reasons, blocking: what a test wants to be said of other processes, of the clock and of launches.
     """
 
-    waits = 0
+    waits = lanes = 0
     buffers: list[Tensor]
     others: tuple[int, ...] | None = ()
     reasons: tuple[str, ...] | None = ()
@@ -335,6 +397,7 @@ class Twin(Cuda):
 
     def synchronise(self) -> None:
         type(self).waits += 1
+        _unsettled.clear()
 
     def mark(self) -> _Event:
         return _Event()
@@ -359,6 +422,14 @@ class Twin(Cuda):
         type(self).buffers.append(made)
         return made
 
+    def to_host(self, tensor: Tensor) -> Tensor:
+        made = self.host_buffer(*tensor.shape, dtype=tensor.dtype)
+        return made.copy_(tensor)
+
+    def lane(self) -> _Lane:
+        type(self).lanes += 1
+        return _Lane()
+
     def forked_random(self) -> AbstractContextManager[None]:
         return torch.random.fork_rng([])
 
@@ -378,7 +449,7 @@ torch._C._ensureCUDADeviceGuardSet()  # where there is no CUDA device, switching
 @contextmanager
 def second_device(limit: int | None = None) -> Iterator[Twin]:
     """The device, there within the block; `limit`: bytes that it has."""
-    kind = type("Twin", (Twin,), {"waits": 0, "buffers": []})
+    kind = type("Twin", (Twin,), {"waits": 0, "lanes": 0, "buffers": []})
     before = devices.KINDS["cuda"]
     devices.KINDS["cuda"] = kind
     _present.append(_Memory(limit))
@@ -388,6 +459,7 @@ def second_device(limit: int | None = None) -> Iterator[Twin]:
     finally:
         devices.KINDS["cuda"] = before
         _present.pop()
+        _unsettled.clear()
 
 
 def there(model: torch.nn.Module) -> torch.nn.Module:

@@ -17,7 +17,7 @@ class LayerAccount:
         entries, reachable: int64 `[Hkv]` on the CPU, see `CompressedLayer`.
         device, host: K and V; metadata: positions, scales, minima, mean keys.
         held: all tensors of the layer, wherever they are, slack and buffers included.
-        padding: of these, what stands for no entry. read: see `CompressedLayer.read_nbytes`.
+        padding: of these, what stands for no entry. read, moved: see `CompressedLayer.read_nbytes`, `moved_nbytes`.
     """
 
     entries: Tensor
@@ -28,6 +28,7 @@ class LayerAccount:
     held: int
     padding: int
     read: int
+    moved: int
 
 
 def account(layer: CompressedLayer, fed: int) -> LayerAccount:
@@ -42,6 +43,7 @@ def account(layer: CompressedLayer, fed: int) -> LayerAccount:
         held=sum(tensor.nbytes for tensor in layer.buffers()),
         padding=layer.padding_nbytes(),
         read=layer.read_nbytes(fed),
+        moved=layer.moved_nbytes(),
     )
 
 

@@ -310,6 +310,10 @@ class CompressedLayer(CacheLayerMixin):
         batch, heads = self._key_storage.shape[:2]
         return batch * heads * (self.stored + fed + 1) * self.slot_nbytes
 
+    def moved_nbytes(self) -> int:
+        """Bytes of entries that a decode step copies from host memory to the device."""
+        return 0
+
     @property
     def slot_nbytes(self) -> int:
         """Bytes of one slot's key and value."""

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mmkv_bench.devices.base import Bytes, Counters, Device, Mark
+from mmkv_bench.devices.base import Bytes, Counters, Device, Lane, Mark
 from mmkv_bench.devices.cuda import Cuda
 from mmkv_bench.devices.host import Host
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["KINDS", "Bytes", "Counters", "Cuda", "Device", "Host", "Mark", "at", "kind_of"]
+__all__ = ["KINDS", "Bytes", "Counters", "Cuda", "Device", "Host", "Lane", "Mark", "at", "kind_of"]
 
 KINDS: dict[str, type[Device]] = {"cpu": Host, "cuda": Cuda}
 """Kind of device -> who answers for it."""

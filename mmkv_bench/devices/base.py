@@ -43,6 +43,18 @@ class Counters(ABC):
         """The peak begins again with what is held now."""
 
 
+class Lane(AbstractContextManager[None]):
+    """A second line of a device's work: what is given inside its block runs beside what is given outside."""
+
+    @abstractmethod
+    def settle(self) -> None:
+        """The host waits until what was given inside is done."""
+
+    @abstractmethod
+    def join(self) -> None:
+        """What is given outside from now on waits for what was given inside."""
+
+
 Mark = Any
 """A place in a device's stream of work, see `Device.mark`."""
 
@@ -117,6 +129,14 @@ class Device(ABC):
     @abstractmethod
     def host_buffer(self, *shape: int, dtype: torch.dtype) -> Tensor:
         """An empty tensor in host memory that the device can copy from while it works (pinned, where it matters)."""
+
+    @abstractmethod
+    def to_host(self, tensor: Tensor) -> Tensor:
+        """The tensor in memory as `host_buffer` gives; itself on the host."""
+
+    @abstractmethod
+    def lane(self) -> Lane | None:
+        """A second line of work, behind everything given so far; None where copies do not run beside computing."""
 
     # ------------------------------------------------------------------ random numbers
     @abstractmethod

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from mmkv_bench.devices import smi
-from mmkv_bench.devices.base import Bytes, Counters, Device
+from mmkv_bench.devices.base import Bytes, Counters, Device, Lane
 
 if TYPE_CHECKING:
     import torch
@@ -35,6 +35,39 @@ class Allocator(Counters):
         import torch
 
         torch.cuda.reset_peak_memory_stats(self.place)
+
+
+class Beside(Lane):
+    """One further stream of a device, shared by all lanes.
+
+    A lane begins behind what the main stream was given before, so memory that lanes free is written again only after the
+    main stream has read it.
+    """
+
+    _streams: ClassVar[dict[torch.device, torch.cuda.Stream]] = {}
+
+    def __init__(self, place: torch.device):
+        import torch
+
+        if place not in self._streams:
+            self._streams[place] = torch.cuda.Stream(place)
+        self.place, self.stream = place, self._streams[place]
+        self.stream.wait_stream(torch.cuda.current_stream(place))
+        self._inside = torch.cuda.stream(self.stream)
+
+    def __enter__(self) -> None:
+        self._inside.__enter__()
+
+    def __exit__(self, *exception: object) -> None:
+        self._inside.__exit__(*exception)
+
+    def settle(self) -> None:
+        self.stream.synchronize()
+
+    def join(self) -> None:
+        import torch
+
+        torch.cuda.current_stream(self.place).wait_stream(self.stream)
 
 
 class Cuda(Device):
@@ -93,6 +126,12 @@ class Cuda(Device):
         import torch
 
         return torch.empty(*shape, dtype=dtype, pin_memory=True)
+
+    def to_host(self, tensor: Tensor) -> Tensor:
+        return self.host_buffer(*tensor.shape, dtype=tensor.dtype).copy_(tensor)
+
+    def lane(self) -> Lane:
+        return Beside(self.place)
 
     def forked_random(self) -> AbstractContextManager[None]:
         import torch

@@ -55,6 +55,12 @@ class Host(Device):
 
         return torch.empty(*shape, dtype=dtype)
 
+    def to_host(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+    def lane(self) -> None:
+        return None
+
     def forked_random(self) -> AbstractContextManager[None]:
         import torch
 

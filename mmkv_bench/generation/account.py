@@ -61,6 +61,7 @@ def fill_stored(
     result.bytes_held = sum(one.held for one in layers)
     result.bytes_padding = sum(one.padding for one in layers)
     result.bytes_read_step = sum(one.read for one in layers)
+    result.bytes_moved_step = sum(one.moved for one in layers)
 
 
 def fill_answer(

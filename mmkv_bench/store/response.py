@@ -117,6 +117,12 @@ class Response:
         "bytes",
         counted=True,
     )
+    bytes_moved_step: int | None = _column(
+        None,
+        "bytes of K and V that a decode step copies from host memory to where the model computes; null in older rows",
+        "bytes",
+        counted=True,
+    )
     window_effective: int | None = _column(None, "observation window used, where the budget shortened it", "tokens")
     encode_s: float | None = _column(None, "time of the processor (images and text to tensors)", "seconds")
     vision_s: float | None = _column(None, "time of the vision tower; contained in prefill_s", "seconds")

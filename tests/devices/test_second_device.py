@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mmkv_bench import devices
-from tests.second_device import PLACE, Far, MixedDevices, far, near, second_device, there
+from tests.second_device import PLACE, Far, MixedDevices, Race, far, near, second_device, there
 
 
 @pytest.fixture
@@ -142,6 +142,31 @@ def test_bytes_are_counted_as_an_allocator_counts_them(device):
     assert memory.held() == memory.peak() == (b.nbytes, b.nbytes)
     torch.ones(10**6)
     assert memory.peak().allocated == b.nbytes, "the host's memory is not the device's"
+
+
+def test_work_beside_the_main_line_is_not_done_before_somebody_waits(device):
+    away, host = torch.ones(4, device=PLACE), torch.zeros(4)
+    lane = device.lane()
+    with lane:
+        made = away * 2
+        made += 1
+        host.copy_(made, non_blocking=True)
+    for use in (lambda: made + 1, lambda: made[0], made.cpu, lambda: host + 1, lambda: host.add_(1)):
+        with pytest.raises(Race):
+            use()
+    lane.settle()
+    assert host.tolist() == [3] * 4
+    with pytest.raises(Race):
+        made.sum()
+    lane.join()
+    assert made.sum() == 12
+    back = host.to(PLACE, non_blocking=True)
+    assert (host + 1).tolist() == [4] * 4, "the host may read what the device reads"
+    with pytest.raises(Race):
+        torch.add(host, 1, out=host)
+    device.synchronise()
+    host += 1
+    assert back.tolist() == [3] * 4
 
 
 def test_a_device_of_a_size_runs_out_of_memory():

@@ -84,7 +84,7 @@ def padding(model, result, cell, lengths) -> int:
 
 
 def read_by_the_first_step(model, name, prompt, cell, monkeypatch) -> tuple:
-    """The result of a run by itself, and the bytes that the kernel was given when the answer's first token was fed."""
+    """The result of a run by itself, bytes that the kernel was given when the answer's first token was fed, and bytes moved."""
     given, attend, fetch = [], CompressedLayer.attend, Pages.fetch
 
     def attending(layer, query, key, value, mask):
@@ -94,17 +94,19 @@ def read_by_the_first_step(model, name, prompt, cell, monkeypatch) -> tuple:
             given.append(packed or key.nbytes + value.nbytes)
         return attend(layer, query, key, value, mask)
 
-    def fetching(pages, chosen, width):
-        steps.append(pages.means.nbytes + 2 * chosen.numel() * pages.chunk * pages.means.shape[-1] * 4)
-        return fetch(pages, chosen, width)
+    def fetching(pages, chosen, width, rows):
+        moved.append(2 * chosen.numel() * pages.chunk * pages.means.shape[-1] * 4)
+        steps.append(pages.means.nbytes + moved[-1])
+        return fetch(pages, chosen, width, rows)
 
     steps: list[int] = []
+    moved: list[int] = []
     with monkeypatch.context() as patch:
         patch.setattr(CompressedLayer, "attend", attending)
         patch.setattr(Pages, "fetch", fetching)
         (result,) = common.alone(model, name, prompt, [cell], common.rules(model, TOKENS))
     per_step = len(steps) // max(1, TOKENS - 1 + (cell.protocol != "paper"))
-    return result, sum(given) + sum(steps[:per_step])
+    return result, sum(given) + sum(steps[:per_step]), sum(moved[:per_step])
 
 
 @cover.few("name", ("qwen2_5_vl", "llava_next"))
@@ -117,10 +119,10 @@ def test_bytes_are_those_of_live_storages_and_of_what_is_read(name, monkeypatch)
         for protocol in (PROTOCOLS[place % 4], PROTOCOLS[(place + 3) % 4]):
             cell = common.cell(made, None if made.unbudgeted else 11, protocol)
             lengths = lengths_of(protocols.protocol(protocol), prompt, common.family(name))
-            result, read = read_by_the_first_step(model, name, prompt, cell, monkeypatch)
+            result, read, moved = read_by_the_first_step(model, name, prompt, cell, monkeypatch)
             assert result.status == "ok", (method, protocol, result.error)
             assert result.bytes_held == held_when_the_answer_begins(model, prompt, cell, lengths), (method, protocol)
-            assert result.bytes_read_step == read, (method, protocol)
+            assert (result.bytes_read_step, result.bytes_moved_step) == (read, moved), (method, protocol)
             if method != "hybridkv":  # pads chunks too: test_hybridkv_retrieval.py
                 assert result.bytes_padding == padding(model, result, cell, lengths), (method, protocol)
             if protocol == "paper":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -18,11 +19,11 @@ class Pages:
     The last chunk may be incomplete: it is padded with the mean of what exists, so its mean key is that of its tokens.
 
     Attributes:
-        keys, values: ``[H * P, chunk * D]`` in host memory, the model's dtype.
+        keys, values: ``[H * P, chunk * D]`` in host memory (pinned beside an accelerator), the model's dtype.
         means: ``[H, P, D]`` on the device, the model's dtype.
         length: n. chunk: tokens per chunk. slots: chunks per step. count: P.
-        staging: two ``[H * slots, chunk * D]`` host buffers that fetched chunks are gathered in (pinned beside an
-            accelerator), so that a step copies them at once and nothing else.
+        staging: two ``[H * slots, chunk * D]`` such buffers that fetched chunks are gathered in, so that a step copies
+            them at once and nothing else.
     """
 
     def __init__(self, key: Tensor, value: Tensor, chunk: int, slots: int):
@@ -33,8 +34,10 @@ class Pages:
         means = keys.float().mean(2)
         means[:, -1] = key[:, (self.count - 1) * chunk :].float().mean(1)
         self.means = means.to(key.dtype)
-        self.keys, self.values = (chunks.flatten(0, 1).flatten(1).cpu() for chunks in (keys, self._chunked(value)))
         device = devices.at(key.device)
+        self.keys, self.values = (
+            device.to_host(chunks.flatten(0, 1).flatten(1)) for chunks in (keys, self._chunked(value))
+        )
         self.staging = [
             device.host_buffer(self.heads * slots, pages.shape[1], dtype=pages.dtype)
             for pages in (self.keys, self.values)
@@ -59,19 +62,28 @@ class Pages:
             scores[:, -1] = float("inf")
         return scores.sort(dim=-1, descending=True, stable=True).indices[:, : self.slots].sort(dim=-1).values
 
-    def fetch(self, chosen: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
+    def asked(self, chosen: Tensor) -> Tensor:
+        """Numbers of the pages' rows, int64 ``[H * slots]`` on the host, once the device's work up to here is done.
+
+        chosen: int64 ``[H, slots]``.
+        """
+        device = chosen.device
+        rows = (torch.arange(self.heads, device=device)[:, None] * self.count + chosen).flatten()
+        return devices.at(device).host_buffer(len(rows), dtype=rows.dtype).copy_(rows, non_blocking=True)
+
+    def fetch(self, chosen: Tensor, width: int, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Copy chunks to the device.
 
         Args:
             chosen: int64 ``[H, slots]``, ascending.
             width: slots of the answer; at least as many as the chosen chunks have tokens.
+            rows: what `asked` gave for them, by now readable on the host.
 
         Returns:
             Keys and values ``[H, width, D]`` and token indices int64 ``[H, width]``, ascending; padding slots are on
             the left and have the index -1.
         """
         device = chosen.device
-        rows = (torch.arange(self.heads, device=device)[:, None] * self.count + chosen).flatten().cpu()
         token = (chosen.unsqueeze(-1) * self.chunk + torch.arange(self.chunk, device=device)).flatten(1)
         token = torch.nn.functional.pad(token, (max(0, width - token.shape[1]), 0), value=-1)
         token = token.masked_fill(token >= self.length, -1)
@@ -80,7 +92,7 @@ class Pages:
         found = []
         for pages, buffer in zip((self.keys, self.values), self.staging, strict=True):
             torch.index_select(pages, 0, rows, out=buffer)
-            # The next step reads `chosen` on the host first, so this copy has ended when the buffer is written again.
+            # The next step waits for its rows first, so this copy has ended when the buffer is written again.
             entries = buffer.to(device, non_blocking=True).view(self.heads, self.slots * self.chunk, -1)
             entries = torch.nn.functional.pad(entries, (0, 0, token.shape[1] - entries.shape[1], 0))
             found.append(entries.gather(1, order.unsqueeze(-1).expand(-1, -1, entries.shape[-1])))
@@ -101,9 +113,13 @@ class Pages:
         missing = self.count * self.chunk - self.length
         return self.heads * missing * (self.keys.nbytes + self.values.nbytes) // (self.heads * self.count * self.chunk)
 
+    def moved_nbytes(self) -> int:
+        """Bytes that a step copies to the device: the chunks that it fetches."""
+        return sum(buffer.nbytes for buffer in self.staging)
+
     def read_nbytes(self) -> int:
         """Bytes that a step reads: all mean keys, and the chunks that it fetches."""
-        return self.means.nbytes + sum(buffer.nbytes for buffer in self.staging)
+        return self.means.nbytes + self.moved_nbytes()
 
 
 class RetrievalLayer(CompressedLayer):
@@ -126,6 +142,54 @@ class RetrievalLayer(CompressedLayer):
         self.heads, self.pages, self.width = heads, pages, width
         self.origin, self.keep_last, self.prefix = origin, keep_last, self.stored
         self.ragged = self.ragged or bool(pages.length % pages.chunk)
+        dynamic = set(heads.tolist())
+        runs = groupby(range(self._key_storage.shape[1]), key=dynamic.__contains__)
+        self.runs = [(kind, [*members]) for kind, members in runs]
+
+    def attention(
+        self,
+        kernel: Callable[..., tuple[Tensor, Tensor | None]],
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Where copies run beside computing, static heads are attended to while the dynamic ones' chunks are on their way."""
+        pages = self.pages
+        lane = None if pages is None else devices.at(self.device).lane()
+        if pages is None or lane is None:
+            return super().attention(kernel, query, key, value, mask)
+        with lane:
+            chosen = self._chosen(query, pages)
+            rows = pages.asked(chosen)
+        parts = self._parts(False, kernel, query, key, value, mask)
+        lane.settle()
+        with lane:
+            found = pages.fetch(chosen, self.width, rows)
+        lane.join()
+        self._fill(*found)
+        parts |= self._parts(True, kernel, query, key, value, mask)
+        outputs, weights = zip(*(parts[first] for first in sorted(parts)), strict=True)
+        return torch.cat(outputs, 2), None if weights[0] is None else torch.cat(weights, 1)
+
+    def _parts(
+        self,
+        dynamic: bool,
+        kernel: Callable[..., tuple[Tensor, Tensor | None]],
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+    ) -> dict[int, tuple[Tensor, Tensor | None]]:
+        """First head -> the kernel's output, for every run of neighbouring heads of one kind: views, nothing is copied."""
+        seen, group = self.visible(query, mask), query.shape[1] // key.shape[1]
+        found = {}
+        for kind, heads in self.runs:
+            if kind == dynamic:
+                own, rows = slice(heads[0], heads[-1] + 1), slice(heads[0] * group, (heads[-1] + 1) * group)
+                part = None if seen is None else seen[:, rows]
+                found[heads[0]] = kernel(query[:, rows], key[:, own], value[:, own], part)
+        return found
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
@@ -135,10 +199,16 @@ class RetrievalLayer(CompressedLayer):
         return super().attend(query, key, value, mask)
 
     def _refill(self, query: Tensor, pages: Pages) -> None:
+        chosen = self._chosen(query, pages)
+        self._fill(*pages.fetch(chosen, self.width, pages.asked(chosen)))
+
+    def _chosen(self, query: Tensor, pages: Pages) -> Tensor:
         """query: ``[1, Hq, n, D]``; mean over the n rows and over the query heads of each KV head."""
         mean = query[0].float().mean(1).view(self._key_storage.shape[1], -1, query.shape[-1]).mean(1)
-        chosen = pages.best(mean[self.heads], self.keep_last)
-        keys, values, token = pages.fetch(chosen, self.width)
+        return pages.best(mean[self.heads], self.keep_last)
+
+    def _fill(self, keys: Tensor, values: Tensor, token: Tensor) -> None:
+        """What `Pages.fetch` gave, into the dynamic heads' buffers."""
         buffer = slice(self.prefix - self.width, self.prefix)
         self._key_storage[0, self.heads, buffer] = keys
         self._value_storage[0, self.heads, buffer] = values
@@ -164,6 +234,9 @@ class RetrievalLayer(CompressedLayer):
     def read_nbytes(self, fed: int) -> int:
         """The mean keys of all chunks, and those that are fetched from the host."""
         return super().read_nbytes(fed) + (0 if self.pages is None else self.pages.read_nbytes())
+
+    def moved_nbytes(self) -> int:
+        return 0 if self.pages is None else self.pages.moved_nbytes()
 
     def nbytes(self) -> tuple[int, int]:
         data, metadata = super().nbytes()
