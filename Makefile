@@ -51,7 +51,8 @@ TESTS := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 test: lint
 	$(TESTS) $(PYTEST)
 
-QUICK := tests/test_architecture.py $(addprefix tests/,compression config statistics tables judging)
+QUICK := tests/test_architecture.py $(addprefix tests/,compression config statistics tables judging) \
+	$(addprefix --ignore=tests/,config/test_compose.py tables/test_tables_command.py tables/test_figure.py)
 test-quick: $(STAMP)
 	$(TESTS) $(QUICK) $(PYTEST)
 
