@@ -25,6 +25,7 @@ from mmkv_bench.run.preview import card_facts
 from mmkv_bench.run.progress import Progress
 from mmkv_bench.run.report import Report
 from mmkv_bench.run.scoring import score_dataset, unscored
+from mmkv_bench.run.waiting import waiting
 from mmkv_bench.store.store import Store
 from mmkv_bench.store.tracking import NoTracker, RunningMeans, Tracker, tracker
 from mmkv_bench.tables.rows import ReadOnce
@@ -62,8 +63,9 @@ def carry_out(plan: Plan) -> int:
     _refuse_other_sharing(config, store, standing)
     todo = {part.dataset: standing.missing(part) for part in plan.parts}
     generating = config.stage != "score" and any(todo.values())
-    loaded = _loaded(plan, todo) if generating else None
-    prompts = _first_prompts(config, plan.parts, loaded) if loaded else {}
+    with waiting("loading the model"):
+        loaded = _loaded(plan, todo) if generating else None
+        prompts = _first_prompts(config, plan.parts, loaded) if loaded else {}
     done = {part.dataset: standing.count(part) for part in plan.parts}
     print(render(card_facts(plan, done, prompts, loaded, beside)), flush=True)
     stale = unscored(store, plan.cells, judge, rows) if scoring else []

@@ -61,16 +61,18 @@ def once(overrides: list[str]) -> int:
     Raises:
         ConfigError: a configuration that cannot run; MMKVError: also an output that was closed before the end.
     """
-    from mmkv_bench.config.compose import compose
-    from mmkv_bench.plan.validate import validate
+    from mmkv_bench.run.waiting import waiting
 
     for text in overrides:
         if text.lstrip("+~").startswith("hydra.") and "searchpath" not in text:
             raise ConfigError(f"{text} only matters to the jobs of a multirun; add -m, or leave it out")
-    config = compose(overrides)
-    validate(config)
-    from mmkv_bench.run.run import run
+    with waiting("reading the configuration"):
+        from mmkv_bench.config.compose import compose
+        from mmkv_bench.plan.validate import validate
+        from mmkv_bench.run.run import run
 
+        config = compose(overrides)
+        validate(config)
     try:
         return run(config)
     except BrokenPipeError:
