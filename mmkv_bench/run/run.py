@@ -40,7 +40,9 @@ if TYPE_CHECKING:
 
 def run(config: DictConfig) -> int:
     """Run a validated configuration: see `carry_out`."""
-    return carry_out(make_plan(config))
+    with waiting("planning"):
+        plan = make_plan(config)
+    return carry_out(plan)
 
 
 def carry_out(plan: Plan) -> int:
