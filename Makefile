@@ -17,7 +17,7 @@ ifneq ($(PIP_INDEX_URL),)
 export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 
-.PHONY: help bench test test-quick test-full test-dispatch fuzz fuzz-store lint docs results verify matrix bench-statistics bench-fork bench-tables bench-methods simulate site check-platforms lock
+.PHONY: help bench test test-quick test-full test-dispatch fuzz fuzz-store lint docs results verify matrix bench-statistics bench-fork bench-tables bench-methods bench-start simulate site check-platforms lock
 
 help:
 	@echo "make bench             install if needed, run mmshift at 64 entries and experiment=demo on the embedded model"
@@ -35,6 +35,7 @@ help:
 	@echo "make bench-fork        cost of 21 cells with one shared prefill"
 	@echo "make bench-tables      time and memory of tables and scoring: committed rows, 100 methods, 10,000 cells"
 	@echo "make bench-methods     time and extra memory of every method on one layer, beside its attention"
+	@echo "make bench-start       what commands import before they work, beside what they cannot do without"
 	@echo "make simulate          how often bold, ranks and separated pairs are wrong, in 1,000 made-up columns of each kind"
 	@echo "make verify            make 50 answers drawn from all committed rows again and compare; minutes (SAMPLES=, SEED=)"
 	@echo "make docs              write docs/methods.md, datasets.md and models.md from the files in conf/"
@@ -113,6 +114,9 @@ verify: $(STAMP)
 
 bench-tables: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -P benchmarks/tables.py --write results/bench/tables.md
+
+bench-start: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -P benchmarks/start.py --write results/bench/start.md
 
 bench-methods: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -P benchmarks/methods.py
