@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
+from mmkv_bench import devices
 from mmkv_bench.compression.answer import AnswerAttention
 from mmkv_bench.compression.session import Session
 from mmkv_bench.generation.decode import decode
@@ -66,11 +67,12 @@ def _waiting(cells: Sequence[CellSpec], prefilled: Prefilled) -> dict[str, dict[
 
 
 def _finish(prefilled: Prefilled, key: Key, cell: CellSpec, answer: AnswerAttention) -> None:
-    start = time.perf_counter()
+    now = devices.at(prefilled.logits.device).now
+    start = now()
     try:
         finished = cell.compressor.eviction.scorer.with_answer
         scores = prefilled.scores[key]
         prefilled.scores[key] = [finished(score, answer.mass(layer)) for layer, score in enumerate(scores)]
     except Exception as error:  # noqa: BLE001 - the method's own fault
         prefilled.failures[key] = error.with_traceback(None)
-    prefilled.score_seconds[key] += time.perf_counter() - start
+    prefilled.score_seconds[key] += now() - start

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mmkv_bench import devices
 from mmkv_bench.compression.account import account, by_itself
 from mmkv_bench.compression.cache import CompressedCache, CompressedLayer
 from mmkv_bench.compression.context import Context
@@ -61,7 +61,8 @@ def plan(prefilled: Prefilled, cell: CellSpec, result: ForkResult) -> Fork:
     for name in (key, summary):
         if name is not None and name in prefilled.failures:
             raise prefilled.failures[name]
-    start = time.perf_counter()
+    now = devices.at(prefilled.logits.device).now
+    start = now()
     scores, context = prefilled.scores[key], _context(prefilled, cell)
     index = cell.compressor.select(
         scores,
@@ -78,7 +79,7 @@ def plan(prefilled: Prefilled, cell: CellSpec, result: ForkResult) -> Fork:
     found = [*prefilled.fallbacks[key], *cell.compressor.outcome(context), *known]
     result.fallback = list(dict.fromkeys([*result.fallback, *found]))
     seconds = prefilled.score_seconds[key] + (0.0 if summary is None else prefilled.score_seconds[summary])
-    return Fork(cell, index, result, seconds + time.perf_counter() - start)
+    return Fork(cell, index, result, seconds + now() - start)
 
 
 def batches(forks: Sequence[Fork], group: Group, rows: int, limit_bytes: int | None) -> Iterator[list[Fork]]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -52,8 +51,8 @@ class Recording:
     A scorer or allocator that fails ends its own cells only: its exception is kept under its key.
     """
 
-    def __init__(self, cells: Sequence[CellSpec], lengths: Mapping[str, Lengths]):
-        self.lengths = lengths
+    def __init__(self, cells: Sequence[CellSpec], lengths: Mapping[str, Lengths], now: Callable[[], float]):
+        self.lengths, self.now = lengths, now
         self.scorers: dict[Key, CellSpec] = {}
         self.allocators: dict[Key, CellSpec] = {}
         self.needs = Needs()
@@ -94,14 +93,14 @@ class Recording:
     @contextlib.contextmanager
     def _own_fault(self, key: Key, layer: int) -> Iterator[None]:
         """Times the block; what it raises, whatever it is, ends only the cells of `key`."""
-        start = time.perf_counter()
+        start = self.now()
         try:
             yield
         except Exception as error:
             log.info("%s failed in layer %d", key[0].__name__, layer, exc_info=error)
             self.failures[key] = error.with_traceback(None)  # its frames would keep the layer's tensors alive
             self.scores.pop(key, None)
-        self.seconds[key] += time.perf_counter() - start
+        self.seconds[key] += self.now() - start
 
     def prompt_done(self, prompt: Prompt) -> None:
         """Nothing to reduce: forks are made later."""
@@ -179,7 +178,7 @@ def prefill(
     Raises:
         NonFiniteLogitsError: NaN in the logits of the last prompt token.
     """
-    recording = Recording(cells, lengths)
+    recording = Recording(cells, lengths, meter.now)
     model, cache = session.model, CompressedCache(len(session.attentions), reserve)
     session.expect(recording, prompt.types, prompt.identity)
     try:

@@ -138,6 +138,20 @@ def test_dynamic_heads_keep_their_pages_on_the_host_and_fetch_through_pinned_buf
         assert 0 < found.bytes_moved_step < found.bytes_host
 
 
+def test_what_methods_take_is_timed_by_the_devices_clock():
+    """Kernels run behind the host's back: a time that was not waited for is that of giving them work."""
+    model, prompt = zoo.model("qwen2_5_vl"), common.encoded("qwen2_5_vl")
+    asked = [common.cell(common.registry("paper", "qwen2_5_vl")[name], 6) for name in ("snapkv", "streamingllm")]
+    waits = []
+    with second_device() as device:
+        moved, inputs = there(model), far(prompt)
+        for some in (asked[:1], asked):
+            before = device.waits
+            shared("qwen2_5_vl", Extras())(moved, inputs, some)
+            waits.append(device.waits - before)
+    assert waits[1] - waits[0] == 2 * zoo.LAYERS + 2, "around the scores of each layer, and around the selection"
+
+
 def test_a_cell_that_runs_out_of_the_devices_memory_fails_alone():
     model, prompt = zoo.model("qwen2_5_vl"), common.encoded("qwen2_5_vl")
     asked = cells("qwen2_5_vl", ("snapkv", "streamingllm"))[:1]

@@ -7,7 +7,8 @@ import weakref
 import pytest
 import torch
 
-from mmkv_bench.generation import decode, engine, forks, prefill
+from mmkv_bench.devices import base as clocks
+from mmkv_bench.generation import decode, engine
 from mmkv_bench.generation.engine import Engine
 from tests import zoo
 from tests.core import parts
@@ -34,7 +35,7 @@ def baseline() -> dict:
 
 @pytest.fixture
 def clock(monkeypatch):
-    for module in (engine, decode, forks, prefill):
+    for module in (engine, decode, clocks):
         monkeypatch.setattr(module, "time", faulty.CLOCK)
 
 

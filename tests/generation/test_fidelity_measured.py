@@ -13,7 +13,7 @@ import torch
 
 from mmkv_bench.compression.compressor import full
 from mmkv_bench.devices import base as clocks
-from mmkv_bench.generation import decode, engine, fidelity, forced, forks, prefill
+from mmkv_bench.generation import decode, engine, fidelity, forced, forks
 from mmkv_bench.generation.fidelity import Extras
 from mmkv_bench.generation.single import generate_alone
 from tests import cover, reference, zoo
@@ -252,7 +252,7 @@ def test_a_fork_that_fails_fails_alone_and_the_others_are_measured():
 def test_times_and_limits_do_not_see_the_measuring(monkeypatch):
     name = "qwen2_5_vl"
     model, prompt = zoo.model(name), common.encoded(name)
-    for module in (engine, decode, forks, prefill, clocks):
+    for module in (engine, decode, clocks):
         monkeypatch.setattr(module, "time", faulty.CLOCK)
     slow = []
 
@@ -273,7 +273,7 @@ def test_times_and_limits_do_not_see_the_measuring(monkeypatch):
 def test_a_measure_that_runs_past_the_time_limit_is_missing_and_the_answers_stay(monkeypatch, caplog):
     name = "qwen2_5_vl"
     model, prompt = zoo.model(name), common.encoded(name)
-    for module in (engine, decode, forced, forks, prefill, clocks, fidelity):
+    for module in (engine, decode, forced, clocks, fidelity):
         monkeypatch.setattr(module, "time", faulty.CLOCK)
     monkeypatch.setattr(forced, "BLOCK_BYTES", 4 * zoo.VOCABULARY * 2)  # two tokens of one row: three passes a measure
     cells = common.full_cells(("paper",)) + [common.cell(common.registry()["snapkv"], b) for b in (5, 9)]
