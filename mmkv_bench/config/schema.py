@@ -56,6 +56,11 @@ class Model:
     dtype: str = _key("auto", "weights and cache dtype; auto = the checkpoint's", DTYPES)
     attention: str = _key("sdpa", "attention implementation that is wrapped", ATTENTIONS)
     device: str = _key("auto", "where it runs; auto = cuda when there is one", DEVICES)
+    threads: int | None = _key(
+        None,
+        "CPU threads; null = OMP_NUM_THREADS, or all cores, or one for a model that gains nothing",
+        "a whole number >= 1",
+    )
     device_map: Any = _key(None, "accelerate device map for models larger than one device")
     min_pixels: int | None = _key(None, "image pixels the processor scales up to", "a whole number >= 1")
     max_pixels: int | None = _key(None, "image pixels the processor scales down to", "a whole number >= 1")

@@ -166,7 +166,7 @@ def _numbers(config: DictConfig) -> None:
             raise ConfigError(
                 f"seed={seed} is not a seed; allowed: {allowed('seed')}{most}; give one (seed=0) or a list"
             )
-    whole = ("min_pixels", "max_pixels", "max_prompt_tokens", "layers", "frames", "video_max_pixels")
+    whole = ("min_pixels", "max_pixels", "max_prompt_tokens", "layers", "frames", "video_max_pixels", "threads")
     for key in ("limit", "fork_batch", *(f"model.{name}" for name in whole)):
         value = _at(config, key)
         if value is not None and value < 1:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from mmkv_bench import devices
 from mmkv_bench.compression.budget import Budget
 from mmkv_bench.config.schema import as_list
+from mmkv_bench.models.threads import threads_for
 from mmkv_bench.plan.identity import UNKNOWN
 from mmkv_bench.run.card import BudgetLine, CardFacts, DatasetLine, PromptSize
 
@@ -51,7 +53,7 @@ def card_facts(
         head_dim=family.head_dim if family else 0,
         dtype=cells[0].dtype,
         attention=config.model.attention,
-        device=str(loaded.device) if loaded else "",
+        device=_device(loaded, config.model.threads) if loaded else "",
         weights_bytes=weights,
         weights=source.kind,
         kv_bytes_per_token=kv_bytes_per_token(family, cells[0].dtype) if family else 0,
@@ -70,6 +72,13 @@ def card_facts(
         shard=str(config.shard),
         notes=[*plan.notes, *notes],
     )
+
+
+def _device(loaded: LoadedModel, threads: int | None) -> str:
+    if devices.at(loaded.device).kind != "cpu":
+        return str(loaded.device)
+    count = threads_for(loaded, threads)
+    return f"{loaded.device} with {count} thread{'s' * (count > 1)}"
 
 
 def _entries(budget: Budget, length: int) -> int:

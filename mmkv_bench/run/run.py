@@ -14,6 +14,7 @@ from mmkv_bench.config.schema import as_list, plain
 from mmkv_bench.errors import ConfigError, DataError, ScoringError, UnsupportedError
 from mmkv_bench.judging.configured import ledger_of, summary
 from mmkv_bench.models.source import Source
+from mmkv_bench.models.threads import computing_with, threads_for
 from mmkv_bench.plan.changed import changed_answers
 from mmkv_bench.plan.parts import Part
 from mmkv_bench.plan.plan import Plan, make_plan
@@ -80,7 +81,8 @@ def carry_out(plan: Plan) -> int:
         if loaded is not None:
             _keep_cells(store, plan)
             store.forget_scores(changed)
-            _generate(plan, loaded, store, todo, track, stopped)
+            with computing_with(threads_for(loaded, config.model.threads)):
+                _generate(plan, loaded, store, todo, track, stopped)
             rows, standing = _read(plan, store)
             stale = unscored(store, plan.cells, judge, rows) if scoring else []
         if stale:

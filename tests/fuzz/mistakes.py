@@ -68,6 +68,7 @@ _VALUES = {
     "model.attention": "flash_attention_2 x null",
     "model.min_pixels": "0 a",
     "model.max_prompt_tokens": "0 a -5",
+    "model.threads": "0 a -1",
     "model.frames": "0",
     "model.path": "/no/such/folder null /dev/null not-an-id pkg://nosuch/x",
     "model.weights": "/no/such/folder null",

@@ -104,6 +104,7 @@ def test_one_entry_and_everything_are_different_budgets():
         "retry=oom",
         "json=true",
         "model.device=cpu",
+        "model.threads=2",
         "model.name=other",
         "decode=eager",
     ],

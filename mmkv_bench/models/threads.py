@@ -1,0 +1,45 @@
+"""How many threads of a CPU a run computes with.
+
+Dividing the small products of a small model costs more than it brings: the embedded model answers no faster on two cores
+than on one, for 1.6 to 1.8 times the processor time. Cores are put to use by processes there (`mmkv-bench launch`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from mmkv_bench import devices
+
+if TYPE_CHECKING:
+    from mmkv_bench.models.load import LoadedModel
+
+SMALL = 50_000_000
+"""Parameters below which one thread is chosen."""
+
+
+def threads_for(loaded: LoadedModel, setting: int | None) -> int:
+    """Threads of a run: what `model.threads` says; else as torch has them (`OMP_NUM_THREADS`, or all cores), and one for a
+    small model on a CPU where nobody said otherwise."""
+    import torch
+
+    if setting is not None:
+        return setting
+    said = "OMP_NUM_THREADS" in os.environ or devices.at(loaded.device).kind != "cpu"
+    small = sum(parameter.numel() for parameter in loaded.model.parameters()) < SMALL
+    return 1 if small and not said else torch.get_num_threads()
+
+
+@contextmanager
+def computing_with(threads: int) -> Iterator[None]:
+    """torch's threads inside the block; who calls a run from Python gets back what they had."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
