@@ -254,7 +254,7 @@ class Session:
             self.answer.add(index, query, layer.keys, module.scaling)
         if prompt is None or prompt.complete or prompt.cache.layers[index] is not layer:
             return
-        hidden, (cos, sin) = self._calls[index]
+        hidden, (cos, sin) = self._calls.pop(index)  # or the inputs of all layers would stay to the end of the prefill
         if index not in prompt.observations:
             prompt.observations[index] = [self._observation(prompt, module, row) for row in range(len(prompt.pads))]
         start = layer.seen - query.shape[2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ from mmkv_bench.config.compose import method_defaults
 from mmkv_bench.config.schema import options
 from mmkv_bench.devices.tally import LiveStorages
 from mmkv_bench.generation import phases
-from mmkv_bench.generation.dry_run import DryModel, prompt_types, without_numbers
+from mmkv_bench.generation.dry_run import DryModel, dry_model, prompt_types, without_numbers
 from mmkv_bench.methods.build import build_compressor
 from mmkv_bench.plan.stand_ins import StandIns
 from tests.each import each
@@ -112,6 +113,18 @@ def test_a_fused_kernel_holds_no_scores_and_peaks_grow_with_the_prompt():
         peaks = [dry.peaks(method, BUDGET, prompt)[phases.PREFILL] - weights for prompt in prompts]
     assert 3.9 < peaks[1] / peaks[0] < 4.1
     assert peaks[1] < 32_768 * 20 * 512 * 2
+
+
+def test_a_prefill_keeps_of_every_layer_its_entries_alone():
+    """Peaks of four layers and of two differ by the entries of two, whatever the layers were given."""
+    above, prompt = [], prompt_types(8192, 0)
+    for layers in (2, 4):
+        shape = copy.deepcopy(config())
+        shape.num_hidden_layers, shape.layer_types = layers, ["full_attention"] * layers
+        with dry_model(shape, "bfloat16", "sdpa", "cuda") as dry:
+            peaks = dry.peaks(compressor("full"), None, prompt)
+            above.append(peaks[phases.PREFILL] - peaks[phases.LOAD])
+    assert above[1] - above[0] == pytest.approx(2 * 2 * 2 * (8192 + 32) * 32 * 2, rel=0.01)
 
 
 def test_numbers_are_true_where_they_can_be_and_made_up_where_they_cannot():
