@@ -17,7 +17,7 @@ ifneq ($(PIP_INDEX_URL),)
 export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 
-.PHONY: help bench test test-quick test-full test-dispatch fuzz fuzz-store lint docs results verify matrix bench-statistics bench-fork bench-tables bench-methods bench-start simulate site check-platforms lock
+.PHONY: help bench test test-quick test-full test-dispatch fuzz fuzz-store lint docs results verify matrix bench-statistics bench-fork bench-decode bench-tables bench-methods bench-start simulate site check-platforms lock
 
 help:
 	@echo "make bench             install if needed, run mmshift at 64 entries and experiment=demo on the embedded model"
@@ -33,6 +33,7 @@ help:
 	@echo "make matrix            every model family x dataset x method once, random weights, own data; hours"
 	@echo "make bench-statistics  time and peak memory of the streaming attention statistics"
 	@echo "make bench-fork        cost of 21 cells with one shared prefill"
+	@echo "make bench-decode      how near a decode step is to the memory's bandwidth, beside stock transformers"
 	@echo "make bench-tables      time and memory of tables and scoring: committed rows, 100 methods, 10,000 cells"
 	@echo "make bench-methods     time and extra memory of every method on one layer, beside its attention"
 	@echo "make bench-start       what commands import before they work, beside what they cannot do without"
@@ -107,6 +108,9 @@ bench-statistics: $(STAMP)
 
 bench-fork: $(STAMP)
 	$(BIN)/python -P benchmarks/fork.py
+
+bench-decode: $(STAMP)
+	$(BIN)/python -P benchmarks/decode.py
 
 # Fifty answers drawn from all committed rows, made again: another draw with SEED=1, more with SAMPLES=200.
 verify: $(STAMP)

@@ -64,8 +64,9 @@ def _eager(
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     weights = torch.matmul(query, key.transpose(2, 3)) * scaling
-    if mask is not None and mask.dtype == torch.bool:  # a fixed layer's, of each KV head or of all
-        mask = mask if mask.shape[1] == 1 else mask.repeat_interleave(groups, 1)
+    if mask is not None and mask.shape[1] not in (1, query.shape[1]):
+        mask = mask.repeat_interleave(groups, 1)
+    if mask is not None and mask.dtype == torch.bool:  # a fixed layer's
         weights = weights.masked_fill(~mask, torch.finfo(weights.dtype).min)
     elif mask is not None:
         weights = weights + mask

@@ -194,6 +194,13 @@ class CompressedLayer(CacheLayerMixin):
         Returns:
             `[B, Hq, n, stored]` mask of the same kind, or None when every stored slot is visible to every query.
         """
+        mask = self._visible_by_head(query, mask)
+        if mask is None or mask.shape[1] in (1, query.shape[1]):
+            return mask
+        return mask.repeat_interleave(query.shape[1] // mask.shape[1], dim=1)
+
+    def _visible_by_head(self, query: Tensor, mask: Tensor | None) -> Tensor | None:
+        """As `visible`, one mask for all query heads of a KV head: `[B, Hkv, n, stored]`."""
         positions = self.positions
         if positions is None:
             return mask
@@ -215,8 +222,7 @@ class CompressedLayer(CacheLayerMixin):
                 mask = mask & real[:, :, None]
             elif real is not None:
                 mask = mask.masked_fill(~real[:, :, None], torch.finfo(mask.dtype).min)
-        groups = query.shape[1] // heads
-        return mask if groups == 1 else mask.repeat_interleave(groups, dim=1)
+        return mask
 
     def replace(self, keys: Tensor, values: Tensor) -> None:
         """Other numbers `[B, Hkv, stored, D]` for the entries that are stored."""
@@ -243,9 +249,9 @@ class CompressedLayer(CacheLayerMixin):
             query: `[B, Hq, n, D]`, rotated. key, value: what `update` returned. mask: see `visible`.
 
         Returns:
-            Keys and values `[B, Hkv, slots, D]` and a mask `[B, Hq, n, slots]` of theirs, or None.
+            Keys and values `[B, Hkv, slots, D]` and a mask `[B, Hq|Hkv|1, n, slots]` of theirs, or None.
         """
-        return key, value, self.visible(query, mask)
+        return key, value, self._visible_by_head(query, mask)
 
     def attended(self, query: Tensor, scaling: float) -> None:
         """Called after every forward's attention: the place to accumulate scores and to evict."""

@@ -50,7 +50,8 @@ def step(layer: RetrievalLayer, query, new_key, new_value):
     mask = torch.ones(rows, layer.seen, dtype=torch.bool).tril_(layer.seen - rows)[None, None]
     key, value, shown = layer.attend(query[None], key, value, mask)
     key, value = (x[0].double().repeat_interleave(query.shape[0] // heads, 0) for x in (key, value))
-    scores = (query.double() @ key.transpose(1, 2) * 0.3).masked_fill(~shown[0], float("-inf"))
+    shown = shown[0].repeat_interleave(query.shape[0] // shown.shape[1], 0)
+    scores = (query.double() @ key.transpose(1, 2) * 0.3).masked_fill(~shown, float("-inf"))
     return scores.softmax(-1) @ value
 
 
