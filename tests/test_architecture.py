@@ -117,6 +117,7 @@ FOREIGN = {
         "door",
     },
     "kvpress": {"compression"},
+    "triton": {"compression"},
     "transformers": {"compression", "models", "generation", "methods", "tiny", "run", "calibrate", "door"},
 }
 """Packages that only some rooms know."""

@@ -6,7 +6,7 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -79,6 +79,15 @@ class Device(ABC):
 
     def __init__(self, place: torch.device):
         self.place = place
+
+    @property
+    def fuses(self) -> bool:
+        """It runs the fused kernels of the attention statistics (Triton's)."""
+        return False
+
+    def current(self) -> AbstractContextManager[object]:
+        """Within it kernels that are started without naming a device run on this one."""
+        return nullcontext()
 
     @classmethod
     @abstractmethod

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, ClassVar
 
 from mmkv_bench.devices import smi
@@ -81,6 +82,15 @@ class Cuda(Device):
     def __init__(self, place: torch.device):
         super().__init__(place)
         self.memory = Allocator(place)
+
+    @property
+    def fuses(self) -> bool:
+        return find_spec("triton") is not None  # comes with torch's wheels for Linux
+
+    def current(self) -> AbstractContextManager[object]:
+        import torch
+
+        return torch.cuda.device(self.place)
 
     @classmethod
     def count(cls) -> int:

@@ -33,6 +33,7 @@ class Twin(Cuda):
         others, reasons, blocking: what a test wants to be said of other processes, of the clock and of launches.
     """
 
+    fuses = False  # no kernels but the CPU's own
     waits = lanes = 0
     buffers: list[Tensor]
     others: tuple[int, ...] | None = ()

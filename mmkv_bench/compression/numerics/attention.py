@@ -1,4 +1,4 @@
-"""Attention mass per key, streamed by blocks of query rows.
+"""Attention mass per key, streamed by blocks of query rows, or by fused kernels (``fused.py``) where the device runs them.
 
 A block of complete rows holds its own softmax denominators, so one pass is enough and nothing larger than a tile
 (``tiles.py``) exists at any time. Inputs may be float16 or bfloat16: scores, softmax and sums are float32.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mmkv_bench import devices
 from mmkv_bench.compression.numerics.tiles import head_blocks, row_blocks
 
 if TYPE_CHECKING:
@@ -48,6 +49,10 @@ def column_sums(query: Tensor, key: Tensor, scaling: float, offset: int = 0) -> 
     """
     import torch
 
+    if devices.at(key.device).fuses:
+        from mmkv_bench.compression.numerics import fused
+
+        return fused.column_sums(query, key, scaling, offset)
     heads, total, _ = key.shape
     query = query.view(heads, -1, *query.shape[1:])
     sums = torch.zeros(heads, total, dtype=torch.float32, device=key.device)

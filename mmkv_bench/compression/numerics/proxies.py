@@ -1,10 +1,14 @@
-"""Attention mass of groups of proxy queries, one tile at a time; votes of their covering sets, or the bare total."""
+"""Attention mass of groups of proxy queries, one tile at a time; votes of their covering sets, or the bare total.
+
+Where the device runs fused kernels (``fused.py``) these take the place of the row blocks.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
+from mmkv_bench import devices
 from mmkv_bench.compression.numerics.attention import exponentials
 from mmkv_bench.compression.numerics.nucleus import nucleus
 from mmkv_bench.compression.numerics.tiles import head_blocks, row_blocks
@@ -34,7 +38,8 @@ def group_mass(
         scaling: factor of the scores.
         groups: G.
         per_query_head: keep query heads apart; otherwise their mean over a KV head's g query heads.
-        rounding: dtype that probabilities, head means and group sums are rounded to (results stay float32); None
+        rounding: dtype that probabilities, head means and group sums are rounded to (results stay float32), always by
+            row blocks: a last digit of a probability, which kernels may change, decides which way it is rounded. None
             rounds nothing.
 
     Yields:
@@ -42,6 +47,9 @@ def group_mass(
     """
     import torch
 
+    if _fused(key, rounding):
+        yield from _fused_group_mass(query, key, scaling, groups, per_query_head)
+        return
     heads, total, dim = key.shape
     keys = key.float().transpose(1, 2)
     query = query.view(heads, -1, groups, query.shape[1] // groups, dim)  # [Hkv, g, G, n, D]
@@ -65,6 +73,20 @@ def group_mass(
             sums = torch.matmul(weight.unsqueeze(-2), scores).squeeze(-2)  # [Hkv, g, b, T]
             mass += sums if per_query_head else sums.mean(1, keepdim=True)
         yield mass if rounding is None else mass.to(rounding).float()
+
+
+def _fused(key: Tensor, rounding: torch.dtype | None) -> bool:
+    return rounding is None and devices.at(key.device).fuses
+
+
+def _fused_group_mass(query: Tensor, key: Tensor, scaling: float, groups: int, apart: bool) -> Iterator[Tensor]:
+    """``group_mass`` by kernels, in blocks of groups whose mass fits one tile."""
+    from mmkv_bench.compression.numerics import fused
+
+    size = query.shape[1] // groups
+    width = (query.shape[0] if apart else key.shape[0]) * key.shape[1]
+    for first, last in row_blocks(groups, width, key.device):
+        yield fused.group_mass(query[:, first * size : last * size], key, scaling, last - first, apart)
 
 
 def adjusted_mass(
@@ -124,8 +146,17 @@ def group_votes(
 
     votes = torch.zeros(key.shape[:2], dtype=torch.float32, device=key.device)
     for heads, mass in _by_heads(query, key, scaling, groups, **adjust):
-        votes[heads, : mass.shape[-1]] += nucleus(mass.contiguous(), tau, cover).sum((1, 2))
+        votes[heads, : mass.shape[-1]] += _cover_votes(mass.contiguous(), tau, cover)
     return votes
+
+
+def _cover_votes(mass: Tensor, tau: float, cover: Literal["left", "right"]) -> Tensor:
+    """In how many covering sets of a head each key is, ``[Hkv, T]``."""
+    if devices.at(mass.device).fuses:
+        from mmkv_bench.compression.numerics import fused
+
+        return fused.cover_votes(mass, tau, cover == "left")
+    return nucleus(mass, tau, cover).sum((1, 2))
 
 
 def total_mass(query: Tensor, key: Tensor, scaling: float, groups: int, **adjust: Any) -> Tensor:
@@ -145,9 +176,11 @@ def total_mass(query: Tensor, key: Tensor, scaling: float, groups: int, **adjust
 def _by_heads(
     query: Tensor, key: Tensor, scaling: float, groups: int, *, anchor: Tensor | None = None, **adjust: Any
 ) -> Iterator[tuple[slice, Tensor]]:
-    """``adjusted_mass`` of a few KV heads at a time, with the heads that each block belongs to."""
+    """``adjusted_mass`` of a few KV heads at a time (kernels: of all), with the heads that each block belongs to."""
     share = query.shape[0] // key.shape[0]
-    for first, last in head_blocks(key.shape[0], share * key.shape[1], key.device):
+    fused = _fused(key, adjust.get("rounding"))
+    together = head_blocks(key.shape[0], share * key.shape[1], key.device)
+    for first, last in [(0, key.shape[0])] if fused else together:
         own = None if anchor is None else anchor[first:last]
         some = query[first * share : last * share]
         for mass in adjusted_mass(some, key[first:last], scaling, groups, anchor=own, **adjust):

@@ -1,0 +1,173 @@
+"""The streaming attention statistics by fused kernels, for devices that run Triton (``Device.fuses``).
+
+Same promises as the row blocks of ``attention.py`` and ``proxies.py``, which choose between the two: float32 sums of a
+softmax in float32, whatever the inputs' dtype. Beside its result a statistic takes two numbers per query row. Each is an
+operation of torch's, so that what counts memory without a device (fake tensors) knows its result and starts no kernel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmkv_bench import devices
+
+PROGRAMS = 512
+"""About so many are to work at once: rows that are too few for it share their keys among several programs."""
+TILE_BYTES = 2**14
+"""Of one tile of queries or keys: several fit the shared memory of every device that bfloat16 runs on."""
+BLOCK = 4096
+"""Masses of a row that a program takes at once."""
+_OPTIONS = {"enable_fp_fusion": True}  # said, so that a default that will change in Triton 3.10 changes no number
+_LIBRARY = torch.library.Library("mmkv_bench", "FRAGMENT")  # not `custom_op`, whose first call imports torch's compiler
+
+
+def _operation(schema: str, made: Callable[..., Tensor]) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
+    """Register a function as an operation. made: its result for fake tensors, a shape and a dtype."""
+
+    def registered(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        name = schema.partition("(")[0]
+        _LIBRARY.define(schema)
+        _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"mmkv_bench::{name}", made, lib=_LIBRARY)
+        operation: Callable[..., Tensor] = getattr(torch.ops.mmkv_bench, name)
+        return operation
+
+    return registered
+
+
+def _mass_like(query: Tensor, key: Tensor, scaling: float, groups: int, apart: bool) -> Tensor:
+    heads, seen, _ = key.shape
+    return key.new_empty((heads, query.shape[0] // heads if apart else 1, groups, seen), dtype=torch.float32)
+
+
+@_operation(
+    "column_sums(Tensor query, Tensor key, float scaling, int offset) -> Tensor",
+    lambda query, key, scaling, offset: key.new_empty(key.shape[:2], dtype=torch.float32),
+)
+def column_sums(query: Tensor, key: Tensor, scaling: float, offset: int) -> Tensor:
+    """See ``attention.column_sums``."""
+    from mmkv_bench.compression.numerics import fused_kernels as kernels
+
+    query, key = _rows(query), _rows(key)
+    heads, seen, _ = key.shape
+    shape = _shape(query, key, query.shape[1])
+    numbers = _numbers(query, key, scaling)
+    sums = torch.empty(heads, seen, dtype=torch.float32, device=key.device)
+    with devices.at(key.device).current():
+        peak, weight = _softmax(query, key, scaling, shape, offset)
+        grid = (-(-seen // shape["KEYS"]), heads)
+        given = (query, key, peak, weight, sums, query.shape[1], seen, offset, *numbers)
+        kernels.column_sums[grid](*given, **shape, **_OPTIONS)
+    return sums
+
+
+@_operation("group_mass(Tensor query, Tensor key, float scaling, int groups, bool apart) -> Tensor", _mass_like)
+def group_mass(query: Tensor, key: Tensor, scaling: float, groups: int, apart: bool) -> Tensor:
+    """Mass of all groups, ``[Hkv, m, G, T]``; see ``proxies.group_mass``. apart: m is g, else 1."""
+    from mmkv_bench.compression.numerics import fused_kernels as kernels
+
+    query, key = _rows(query), _rows(key)
+    heads, seen, _ = key.shape
+    count, share = query.shape[1], query.shape[0] // heads
+    size = count // groups
+    shape = _shape(query, key, size)
+    numbers = _numbers(query, key, scaling)
+    mass = _mass_like(query, key, scaling, groups, apart)
+    with devices.at(key.device).current():
+        peak, weight = _softmax(query, key, scaling, _shape(query, key, count), None)
+        grid = (-(-seen // shape["KEYS"]), groups, heads * mass.shape[1])
+        members = share // mass.shape[1]
+        given = (query, key, peak, weight, mass, count, seen, size, *numbers)
+        kernels.group_mass[grid](*given, MEMBERS=members, **shape, **_OPTIONS)
+    return mass
+
+
+@_operation(
+    "cover_votes(Tensor mass, float tau, bool left) -> Tensor",
+    lambda mass, tau, left: mass.new_empty((mass.shape[0], mass.shape[-1])),
+)
+def cover_votes(mass: Tensor, tau: float, left: bool) -> Tensor:
+    """In how many covering sets of a head each key is, float32 ``[Hkv, T]``; see ``nucleus.nucleus``.
+
+    Args:
+        mass: float32 ``[Hkv, m, b, T]``, contiguous; tau: fraction covered; left: side of the cover.
+    """
+    from mmkv_bench.compression.numerics import fused_kernels as kernels
+
+    heads, width = mass.shape[0], mass.shape[-1]
+    rows = mass.view(-1, width)
+    target = tau * rows.sum(-1, dtype=torch.float64)
+    highest = rows.amax(-1).view(torch.int32)
+    threshold = torch.empty(len(rows), dtype=torch.float32, device=mass.device)
+    cut = torch.empty(len(rows), dtype=torch.int32, device=mass.device)
+    found = torch.empty(heads, width, dtype=torch.float32, device=mass.device)
+    block = min(BLOCK, _power(width))
+    with devices.at(mass.device).current():
+        given = (rows, target, highest, threshold, cut, width)
+        kernels.covering_set[len(rows),](*given, LEFT=left, BLOCK=block, num_warps=8, **_OPTIONS)
+        part = min(block, 256)
+        grid = (-(-width // part), heads)
+        kernels.votes[grid](rows, threshold, cut, found, width, len(rows) // heads, BLOCK=part, **_OPTIONS)
+    return found
+
+
+def _softmax(
+    query: Tensor, key: Tensor, scaling: float, shape: dict[str, Any], offset: int | None
+) -> tuple[Tensor, Tensor]:
+    """What makes each row a softmax, float32 ``[Hq, n]`` each: its largest score and 1 / the sum of exponentials behind it.
+
+    Args:
+        offset: tokens before the first row, of causal rows; None: every row sees every key.
+    """
+    from mmkv_bench.compression.numerics import fused_kernels as kernels
+
+    heads, count, _ = query.shape
+    seen = key.shape[1]
+    blocks = -(-count // shape["ROWS"])
+    most = max(1, seen // (8 * shape["KEYS"]))  # keys of a part are worth a program
+    parts = min(max(1, PROGRAMS // (blocks * heads)), most)
+    reach = -(-seen // (parts * shape["KEYS"])) * shape["KEYS"]
+    peak, total = torch.empty(2, parts, heads, count, dtype=torch.float32, device=key.device)
+    given = (query, key, peak, total, count, seen, offset or 0, reach, *_numbers(query, key, scaling))
+    kernels.row_softmax[blocks, heads, parts](*given, CAUSAL=offset is not None, **shape, **_OPTIONS)
+    highest = peak.amax(0)
+    return highest, (total * (peak - highest).exp2_()).sum(0).reciprocal_()
+
+
+def _rows(states: Tensor) -> Tensor:
+    """The same with the head dimension in one piece, as kernels read it."""
+    return states if states.stride(-1) == 1 else states.contiguous()
+
+
+def _numbers(query: Tensor, key: Tensor, scaling: float) -> tuple[float, int, int, int, int]:
+    """The factor of scores in powers of two, and the strides of heads and rows."""
+    return scaling * math.log2(math.e), query.stride(0), query.stride(1), key.stride(0), key.stride(1)
+
+
+def _shape(query: Tensor, key: Tensor, rows: int) -> dict[str, Any]:
+    """What a kernel is compiled for. rows: that belong together; a tile has no more of them than it needs."""
+    from triton import knobs
+
+    dim = key.shape[2]
+    # Triton's interpreter multiplies the bit patterns of bfloat16; products of two of them are exact in float32.
+    wide = query.dtype != key.dtype or (bool(knobs.runtime.interpret) and key.dtype == torch.bfloat16)
+    depth = max(16, _power(dim))
+    keys = min(64, max(16, TILE_BYTES // (depth * (4 if wide else key.element_size()))))
+    return {
+        "GROUP": query.shape[0] // key.shape[0],
+        "DIM": dim,
+        "DEPTH": depth,
+        "WIDE": wide,
+        "ROWS": min(keys, max(16, _power(rows))),
+        "KEYS": keys,
+    }
+
+
+def _power(number: int) -> int:
+    """The smallest power of two that is not below a number."""
+    return 1 << (number - 1).bit_length()
