@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, ClassVar
 
@@ -14,6 +16,15 @@ from mmkv_bench.devices.base import Bytes, Counters, Device, Lane
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+
+@cache
+def _has_triton() -> bool:
+    """Triton is installed (torch's wheels for Linux bring it), and what it builds launchers with, a C compiler, looked for as
+    it does: without one row blocks run, as they did before there were kernels."""
+    return find_spec("triton") is not None and bool(
+        os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    )
 
 
 class Allocator(Counters):
@@ -85,7 +96,7 @@ class Cuda(Device):
 
     @property
     def fuses(self) -> bool:
-        return find_spec("triton") is not None  # comes with torch's wheels for Linux
+        return _has_triton()
 
     def current(self) -> AbstractContextManager[object]:
         import torch

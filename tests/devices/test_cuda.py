@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mmkv_bench import devices
-from mmkv_bench.devices import Cuda, smi
+from mmkv_bench.devices import Cuda, cuda, smi
 
 without = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
 
@@ -23,6 +23,20 @@ def test_every_kind_has_its_object_and_the_host_answers_for_unknown_ones():
     assert type(devices.at("cuda:1")) is Cuda and devices.at("cuda:1").place == torch.device("cuda", 1)
     assert type(devices.at(torch.device("cpu"))) is devices.Host and type(devices.at("meta")) is devices.Host
     assert devices.at("cuda").memory is not None and devices.at("cpu").memory is None
+
+
+def test_kernels_run_on_a_cuda_device_where_triton_and_a_c_compiler_are(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    compiler = tmp_path / "clang"
+    for installed, there, runs in [(True, False, False), (True, True, True), (False, True, False)]:
+        monkeypatch.setattr("mmkv_bench.devices.cuda.find_spec", lambda name, found=installed: found or None)
+        if there:
+            compiler.write_text("#!/bin/sh\n")
+            compiler.chmod(0o755)
+        cuda._has_triton.cache_clear()
+        assert devices.at("cuda").fuses is runs and not devices.at("cpu").fuses
+    cuda._has_triton.cache_clear()
 
 
 @pytest.fixture
