@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -110,11 +110,11 @@ class MadeUp(TorchDispatchMode):
     # ------------------------------------------------------------------ operations
     def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
-        if not self.carries or function is torch.ops.prim.device.default:
-            return function(*args, **kwargs)
         if function is _aten._local_scalar_dense.default:
             with _disable_current_modes():
                 return self._read(args[0]).item()
+        if not self.carries or function is torch.ops.prim.device.default:
+            return function(*args, **kwargs)
         if _shape_follows(function, args):
             return self._counted(function, args, kwargs)
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
@@ -200,16 +200,25 @@ def _is_view(function: Any) -> bool:
     return any(one.alias_info is not None and not one.alias_info.is_write for one in function._schema.arguments)
 
 
-class FlashAttention(TorchFunctionMode):
-    """Attention by a fused kernel: its output and one number per query row, no scores. Fake tensors alone would be given the
-    plain products, T x T numbers that no device of today holds."""
+class Kernels(TorchFunctionMode):
+    """What torch does on a device that is there, where fake tensors alone would do something else.
+
+    Attention is a fused kernel: its output and one number per query row, no scores; fake tensors would be given the plain
+    products, T x T numbers that no device of today holds. A tensor of Python numbers is made on the host and moved.
+    """
 
     def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
-        if function is not torch.nn.functional.scaled_dot_product_attention:
-            return function(*args, **kwargs)
-        query, value = args[0] if args else kwargs["query"], args[2] if len(args) > 2 else kwargs["value"]
-        batch, heads, rows, _ = query.shape
+        if function is torch.nn.functional.scaled_dot_product_attention:
+            return self._attention(*args, **kwargs)
+        if function is torch.tensor and kwargs.get("device") is not None:
+            plain = tree_map(lambda one: one.tolist() if isinstance(one, Tensor) else one, args)
+            return torch.tensor(*plain, **{**kwargs, "device": "cpu"}).to(kwargs["device"])
+        return function(*args, **kwargs)
+
+    @staticmethod
+    def _attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:
+        batch, heads, rows = query.shape[:3]
         sums = query.new_empty(batch, heads, rows, dtype=torch.float32)
         output = query.new_empty(batch, rows, heads, value.shape[-1]).transpose(1, 2)
         del sums
@@ -239,7 +248,7 @@ class DryPeaks(Peaks):
 def without_numbers(counter: LiveStorages) -> Iterator[MadeUp]:
     """Within it tensors are fake, and those of the counter's kind of device are counted by it."""
     made_up = MadeUp()
-    with FakeTensorMode(allow_non_fake_inputs=True), counter, FlashAttention(), made_up, ends_only():
+    with FakeTensorMode(allow_non_fake_inputs=True), counter, Kernels(), made_up, ends_only():
         yield made_up
 
 
@@ -263,25 +272,45 @@ class DryModel:
         self.model.set_attn_implementation(attention if alone else {"text_config": attention})
 
     def peaks(
-        self, compressor: Compressor, budget: Budget | None, types: Tensor, steps: int = 2, reserve: int = 32
+        self,
+        compressor: Compressor,
+        budget: Budget | None,
+        types: Tensor,
+        inputs: Mapping[str, Tensor] | None = None,
+        steps: int = 2,
+        reserve: int = 32,
     ) -> dict[str, int]:
-        """Phase -> the most bytes held, of a prompt of text and of visual tokens whose features are there.
+        """Phase -> the most bytes held, of one prompt.
 
         Args:
-            types: int `[1, T]`, 0 text, 1 image, 2 video, real numbers; steps, reserve: see `phases.run`.
+            types: int `[1, T]`, 0 text, 1 image, 2 video, with numbers; inputs: what a processor made of the prompt. Without
+                them visual tokens are taken for text, and no vision tower runs. steps, reserve: see `phases.run`.
         """
-        place, made = self.counter.place, self.made_up
-        length = types.shape[1]
-        with _disable_current_modes():
-            ids, positions = torch.zeros_like(types), torch.arange(length)
-        inputs = {"input_ids": made.hold(ids, place)}
-        if getattr(text_model(self.model).rotary_emb, "mrope_section", None) is not None:
-            inputs["position_ids"] = made.hold(positions.expand(3, 1, -1), place)
+        place = self.counter.place
+        given = self._text(types) if inputs is None else inputs
+        held = {name: self._held(value) for name, value in given.items()}
         self.counter.restart()
-        peaks = DryPeaks(self.counter, made)
-        run(self.model, inputs, compressor, budget, peaks, types=made.hold(types, place), steps=steps, reserve=reserve)
+        peaks = DryPeaks(self.counter, self.made_up)
+        kinds = self.made_up.hold(types, place)
+        run(self.model, held, compressor, budget, peaks, types=kinds, steps=steps, reserve=reserve)
         gc.collect()
         return {name: peak.allocated for name, peak in peaks.of.items()}
+
+    def _text(self, types: Tensor) -> dict[str, Tensor]:
+        with _disable_current_modes():
+            inputs = {"input_ids": torch.zeros_like(types)}
+            if getattr(text_model(self.model).rotary_emb, "mrope_section", None) is not None:
+                inputs["position_ids"] = torch.arange(types.shape[1]).expand(3, 1, -1)
+        return inputs
+
+    def _held(self, value: Tensor) -> Tensor:
+        """Ids and grids with their numbers, pixels without."""
+        if not value.is_floating_point():
+            return self.made_up.hold(value, self.counter.place)
+        self.made_up.carries = False
+        pixels = torch.empty(value.shape, dtype=value.dtype, device=self.counter.place)
+        self.made_up.carries = True
+        return pixels
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,7 @@ from mmkv_bench.models.fingerprint import cached_folder
 from mmkv_bench.models.sizes import Sizes, sizes_of
 from mmkv_bench.models.source import FOLDER, HUB, Source
 from mmkv_bench.models.stated import stated
+from mmkv_bench.models.visual_tokens import Limits, image_tokens
 from mmkv_bench.plan.identity import UNKNOWN
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 ASSUMED = 2048
 """Tokens of a prompt of which nothing is known."""
+QUESTION = 64
+"""Tokens of the text beside images, template included."""
 GIB, HOUR = 2**30, 3600.0
 _WIDTHS = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 _ALIVE = 3  # tensors [tokens, intermediate] that an eager MLP holds at once
@@ -45,12 +48,14 @@ class Given:
     """What the user says of prompts and of the device; None and empty: not said.
 
     Attributes:
-        prompt_tokens: lengths to plan for; visual_tokens: of each of them.
+        prompt_tokens: lengths to plan for; visual_tokens: of each of them; images: width and height in pixels of those of a
+            prompt, which then has as many tokens as they and a question make.
         memory: bytes of the device; bandwidth: bytes per second; rate: operations per second; device: whose these are.
     """
 
     prompt_tokens: Sequence[int] = ()
     visual_tokens: int | None = None
+    images: Sequence[tuple[int, int]] = ()
     memory: float | None = None
     bandwidth: float | None = None
     rate: float | None = None
@@ -116,6 +121,7 @@ def forecast(plan: Plan, standing: Standing, store: Store, given: Given) -> Fore
         ConfigError: a prompt longer than the model's context, or with fewer tokens than visual ones.
     """
     sizes = _sizes(plan)
+    given = _with_images(plan, given)
     _check(plan, given)
     dtype = plan.cells[0].dtype
     width = None if dtype == UNKNOWN else _WIDTHS[dtype]
@@ -172,6 +178,25 @@ def _check(plan: Plan, given: Given) -> None:
         raise ConfigError(
             f"--visual-tokens {given.visual_tokens}: {plan.config.model.name} has no visual tokens; leave it out"
         )
+
+
+def _with_images(plan: Plan, given: Given) -> Given:
+    """With the lengths that images make.
+
+    Raises:
+        ConfigError: a model whose processor is not known here; UnsupportedError: one without images.
+    """
+    if not given.images:
+        return given
+    model = plan.config.model
+    if not model.shape or not model.processor:
+        raise ConfigError(
+            f"--image needs the settings of a processor, and {model.name} has none in conf/model; give --prompt-tokens instead"
+        )
+    limits = Limits(model.min_pixels, model.max_pixels)
+    kind, count = model.shape.model_type, len(given.images)
+    visual = sum(image_tokens(kind, model.processor, *size, count, limits) for size in given.images)
+    return replace(given, prompt_tokens=[visual + QUESTION], visual_tokens=visual)
 
 
 def _stored_lengths(plan: Plan, store: Store) -> dict[str, int]:

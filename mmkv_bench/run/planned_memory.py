@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.config.compose import method_defaults
 from mmkv_bench.errors import ConfigError, MMKVError
+from mmkv_bench.generation.blank_prompt import blank_prompt
 from mmkv_bench.generation.dry_run import dry_model, prompt_types
 from mmkv_bench.generation.phases import PHASES
 from mmkv_bench.models.quiet import quiet_transformers
@@ -17,10 +18,11 @@ from mmkv_bench.plan.stand_ins import StandIns
 from mmkv_bench.run.columns import aligned
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from mmkv_bench.compression.budget import Budget
     from mmkv_bench.compression.compressor import Compressor
     from mmkv_bench.generation.dry_run import DryModel
-    from mmkv_bench.models.families import Family
     from mmkv_bench.plan.forecast import Forecast
     from mmkv_bench.plan.plan import Plan
 
@@ -57,14 +59,25 @@ def planned(plan: Plan, forecast: Forecast) -> tuple[list[PlannedMemory], list[s
     assert plan.family is not None, "who has a shape has a family"
     made_up = StandIns(plan.cells[0].model, plan.cells[0].model_fingerprint, plan.family)
     cells = _distinct(plan, made_up)
-    lengths = list(dict.fromkeys(one.tokens for one in forecast.datasets))
-    kind = "cpu" if plan.config.model.device == "cpu" else "cuda"
-    prompts = [(tokens, _visual(tokens, forecast.given.visual_tokens, plan.family)) for tokens in lengths]
-    found = []
+    prompts = _prompts(plan, forecast, config)
+    kind, memory = "cpu" if plan.config.model.device == "cpu" else "cuda", forecast.given.memory
     with dry_model(config, plan.cells[0].dtype, plan.config.model.attention, kind) as model:
-        for prompt in prompts:
-            found += [_counted(model, name, *cell, *prompt, forecast.given.memory) for name, cell in cells.items()]
-    return found, _notes(plan, made_up)
+        found = [_counted(model, name, *cell, *prompt, memory) for prompt in prompts for name, cell in cells.items()]
+    return found, _notes(plan, made_up, bool(forecast.given.images))
+
+
+def _prompts(plan: Plan, forecast: Forecast, config: Any) -> list[tuple[Tensor, Mapping[str, Tensor] | None]]:
+    """Token types, and what a processor made of a prompt with images."""
+    given, model = forecast.given, plan.config.model
+    if given.images:
+        limits = {"min_pixels": model.min_pixels, "max_pixels": model.max_pixels}
+        made = blank_prompt(config, model.processor, given.images, limits)
+        return [(made.types, made.inputs)]
+    assert plan.family is not None
+    share = VISUAL if plan.family.multimodal else 0
+    lengths = dict.fromkeys(one.tokens for one in forecast.datasets)
+    visual = given.visual_tokens
+    return [(prompt_types(n, int(share * n) if visual is None else visual), None) for n in lengths]
 
 
 def text(found: Sequence[PlannedMemory], notes: Sequence[str], memory: float | None) -> str:
@@ -134,30 +147,25 @@ def _distinct(plan: Plan, made_up: StandIns) -> dict[str, tuple[Compressor, Budg
     return found
 
 
-def _visual(tokens: int, visual: int | None, family: Family) -> int:
-    if not family.multimodal:
-        return 0
-    return int(VISUAL * tokens) if visual is None else visual
-
-
 def _counted(
     model: DryModel,
     name: str,
     compressor: Compressor,
     budget: Budget | None,
-    tokens: int,
-    visual: int,
+    types: Tensor,
+    inputs: Mapping[str, Tensor] | None,
     memory: float | None,
 ) -> PlannedMemory:
+    tokens, visual = types.shape[1], int((types > 0).sum())
     try:
-        found = model.peaks(compressor, budget, prompt_types(tokens, visual))
+        found = model.peaks(compressor, budget, types, inputs)
     except MMKVError as error:
         return PlannedMemory(name, tokens, visual, {}, None, str(error))
     peaks = {phase: found[phase] for phase in PHASES if phase in found}
     return PlannedMemory(name, tokens, visual, peaks, None if memory is None else max(peaks.values()) <= memory)
 
 
-def _notes(plan: Plan, made_up: StandIns) -> list[str]:
+def _notes(plan: Plan, made_up: StandIns, seen: bool) -> list[str]:
     said = [
         "bytes of live storages: what an allocator rounds up or keeps in reserve, workspaces of libraries and the CUDA "
         "context come on top",
@@ -165,10 +173,8 @@ def _notes(plan: Plan, made_up: StandIns) -> list[str]:
         "makes more unequal take more padding",
     ]
     assert plan.family is not None
-    if plan.family.multimodal:
-        said.append(
-            "visual features are taken as given: the vision tower, which runs before the prefill, is not counted"
-        )
+    if plan.family.multimodal and not seen:
+        said.append("the vision tower, which runs before the text model, is counted where --image says what it sees")
     if {cell.protocol for cell in plan.cells} != {"paper"}:
         said.append("counted under protocol=paper, whatever else the run has")
     if made_up.used:

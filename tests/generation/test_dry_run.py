@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import functools
+from importlib.resources import files
 from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoModelForImageTextToText, AutoProcessor, Qwen2Config, Qwen2ForCausalLM
 
 from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.numerics.tiles import ends_only, row_blocks
@@ -17,8 +18,11 @@ from mmkv_bench.config.schema import options
 from mmkv_bench.devices.tally import LiveStorages
 from mmkv_bench.generation import phases
 from mmkv_bench.generation.dry_run import DryModel, dry_model, prompt_types, without_numbers
+from mmkv_bench.generation.encode import encode
 from mmkv_bench.methods.build import build_compressor
+from mmkv_bench.models.families import family_of
 from mmkv_bench.plan.stand_ins import StandIns
+from mmkv_bench.tiny.pages import make_sample
 from tests.each import each
 
 CPU, TOKENS = torch.device("cpu"), 384
@@ -52,14 +56,16 @@ def compressor(name: str):
     return build_compressor(name, method_defaults([name])[name], "paper", calibrations=StandIns("none", "0", family))
 
 
-def counted(name: str) -> dict[str, int]:
+def counted(name: str, of=None, inputs=None, types=None) -> dict[str, int]:
     """Of real tensors, on the CPU."""
-    method, ids = compressor(name), torch.randint(0, 999, (1, TOKENS), generator=torch.Generator().manual_seed(1))
-    tally = LiveStorages(CPU, [*model().parameters(), *model().buffers(), ids])
+    method, of = compressor(name), of or model()
+    if inputs is None:
+        inputs = {"input_ids": torch.randint(0, 999, (1, TOKENS), generator=torch.Generator().manual_seed(1))}
+        types = prompt_types(TOKENS, 4 * TOKENS // 5)
+    tally = LiveStorages(CPU, [*of.parameters(), *of.buffers(), *inputs.values()])
     with tally:
         peaks = phases.Peaks(tally)
-        budget = None if method.unbudgeted else BUDGET
-        phases.run(model(), {"input_ids": ids}, method, budget, peaks, types=prompt_types(TOKENS, 4 * TOKENS // 5))
+        phases.run(of, inputs, method, None if method.unbudgeted else BUDGET, peaks, types=types)
     return {phase: peak.allocated for phase, peak in peaks.of.items()}
 
 
@@ -94,6 +100,20 @@ def agree(names: list[str]) -> None:
 def test_a_dry_run_counts_what_a_real_one_holds():
     """One that keeps all, ragged heads evicted at once, a decision after the last layer, quantisation."""
     agree(["full", "adakv", "meda", "kivi"])
+
+
+def test_a_vision_tower_is_a_phase_that_counts_what_it_holds():
+    """The embedded model and a page."""
+    folder = files("mmkv_bench") / "tiny" / "weights"
+    tiny = AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="sdpa").eval()
+    processor, page = AutoProcessor.from_pretrained(folder), make_sample("lookup", "large", "test", 0)
+    content = [{"type": "image"}, {"type": "text", "text": page.question}]
+    prompt = encode(processor, family_of(tiny.config), "page", [{"role": "user", "content": content}], page.images)
+    held = counted("snapkv", tiny, prompt.inputs, prompt.types)
+    with dry_model(tiny.config, "float32", "sdpa", "cpu") as dry:
+        told = dry.peaks(compressor("snapkv"), BUDGET, prompt.types, prompt.inputs)
+    assert set(told) == set(held) == {*phases.PHASES}
+    assert {phase: round(told[phase] / held[phase], 1) for phase in held} == dict.fromkeys(held, 1.0)
 
 
 @pytest.mark.full

@@ -59,6 +59,8 @@ def test_what_is_not_known_is_said_and_not_zero(tmp_path):
     assert (docvqa.tokens, docvqa.source) == (2048, "assumed")
     assert {line.ms for line in docvqa.lines} == {line.batch for line in docvqa.lines} == {None}
     assert docvqa.prefill_hours is None and any("--bandwidth" in text for text in no_device.missing)
+    (seen,) = foreseen(tmp_path, *QWEN, images=[(1344, 896), (280, 280)]).datasets
+    assert seen.tokens == 48 * 32 + 10 * 10 + 64
     fewer = foreseen(tmp_path, *QWEN, "model.weights=random", "model.layers=2")
     assert fewer.sizes.source == "bound" and 0 < fewer.held < no_device.held and fewer.kv_per_token == 57_344 // 14
 
@@ -84,6 +86,9 @@ def test_lengths_of_stored_answers_are_taken(tmp_path):
         (["--prompt-tokens", "8k"], "--prompt-tokens: '8k' is no whole number >= 1"),
         (["--prompt-tokens", "2048,200000"], "--prompt-tokens 200000 is beyond the context of qwen2_5_vl_7b"),
         (["--prompt-tokens", "64", "--visual-tokens", "65"], "--visual-tokens 65 is more than --prompt-tokens 64"),
+        (["--image", "large"], "--image large is no size in pixels"),
+        (["--image", "28x28", "--prompt-tokens", "9"], "--image says how long a prompt is"),
+        (["model=hf", "model.path=org/name", "--image", "28x28"], "--image needs the settings of a processor"),
         (["--device", "h100"], "--device h100: no measurement of it"),
         (["model=llama_3_8b", "--visual-tokens", "3"], "llama_3_8b has no visual tokens"),
     ],
@@ -108,7 +113,7 @@ def test_the_command_needs_no_torch_and_knows_a_measured_device(tmp_path, monkey
     assert heavy == "False", ended.stderr
     told = json.loads(document)["forecast"]
     assert told["given"] | {"prompt_tokens": []} == {
-        "prompt_tokens": [], "visual_tokens": None, "memory": 80 * 2**30, "bandwidth": 3.35e12, "rate": 7e14,
+        "prompt_tokens": [], "visual_tokens": None, "images": [], "memory": 80 * 2**30, "bandwidth": 3.35e12, "rate": 7e14,
         "device": "nvidia-h100",
     }  # fmt: skip
     assert [line["label"] for line in told["datasets"][0]["lines"]] == ["full", "64", "20%"]

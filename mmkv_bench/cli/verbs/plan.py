@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from typing import TYPE_CHECKING
 
 from mmkv_bench.cli.grammar import Listed, Parser, amount, configuration, count, overrides_of
@@ -26,6 +27,12 @@ def options(parser: Parser) -> None:
         help="lengths of prompts to plan for; else those of stored answers, else an assumed one",
     )
     parser.add_argument("--visual-tokens", type=count, metavar="N", help="of each prompt; four of five by default")
+    parser.add_argument(
+        "--image",
+        action=Listed,
+        metavar="WxH",
+        help="images of a prompt, in pixels, in place of its length; --memory then runs the vision tower too",
+    )
     parser.add_argument("--device-memory", type=amount, metavar="GIB", help="memory of the device, in GiB")
     parser.add_argument(
         "--bandwidth", type=amount, metavar="GB/S", help="memory bandwidth for reading, in 10^9 bytes/s"
@@ -48,6 +55,7 @@ def options(parser: Parser) -> None:
         "mmkv-bench plan model=qwen2_5_vl_7b 'dataset=[docvqa,chartqa]' 'method=[snapkv,mmshift]' 'budget=[64,20%]'",
         "mmkv-bench plan model=qwen2_5_vl_7b budget=10% --prompt-tokens 8192,32768 --device-memory 80 --bandwidth 3350",
         "mmkv-bench plan model=qwen2_5_vl_7b 'method=[snapkv,meda]' --memory --prompt-tokens 32768 --device-memory 24",
+        "mmkv-bench plan model=internvl3_8b method=snapkv budget=10% --memory --image 1344x896,1344x896",
     )
 
 
@@ -94,10 +102,11 @@ def _known(given: argparse.Namespace, plan: Plan) -> Given:
     bandwidth = None if given.bandwidth is None else given.bandwidth * 1e9
     rate = None if given.matmul is None else given.matmul * 1e12
     if speed is None or None not in (memory, bandwidth, rate):
-        return Given(_tokens(given), given.visual_tokens, memory, bandwidth, rate)
+        return Given(_tokens(given), given.visual_tokens, _images(given), memory, bandwidth, rate)
     return Given(
         _tokens(given),
         given.visual_tokens,
+        _images(given),
         speed.memory_bytes if memory is None else memory,
         speed.bandwidth if bandwidth is None else bandwidth,
         speed.rates.get(plan.cells[0].dtype) if rate is None else rate,
@@ -110,3 +119,12 @@ def _tokens(given: argparse.Namespace) -> list[int]:
         return [count(text) for text in given.prompt_tokens or ()]
     except argparse.ArgumentTypeError as error:
         raise ConfigError(f"--prompt-tokens: {error}; give lengths such as 2048,8192") from error
+
+
+def _images(given: argparse.Namespace) -> list[tuple[int, int]]:
+    for text in given.image or ():
+        if not re.fullmatch(r"[1-9]\d*x[1-9]\d*", text):
+            raise ConfigError(f"--image {text} is no size in pixels; give width and height, such as 1344x896")
+    if given.image and (given.prompt_tokens or given.visual_tokens):
+        raise ConfigError("--image says how long a prompt is; leave out --prompt-tokens and --visual-tokens")
+    return [(int(width), int(height)) for width, _, height in (text.partition("x") for text in given.image or ())]
