@@ -88,7 +88,8 @@ class Line:
 
 @dataclass(frozen=True)
 class Lengths:
-    """One dataset's prompts at one length. source: `given`, `stored` (median of stored answers) or `assumed`."""
+    """One dataset's prompts at one length. source: `given`, `pictures`, `stored` (median of stored answers) or
+    `assumed`."""
 
     dataset: str
     tokens: int
@@ -213,7 +214,7 @@ def _stored_lengths(plan: Plan, store: Store) -> dict[str, int]:
 
 def _lengths(plan: Plan, part: Part, given: Given, known: dict[str, int]) -> list[tuple[int, str]]:
     if given.prompt_tokens:
-        return [(tokens, "given") for tokens in given.prompt_tokens]
+        return [(tokens, "pictures" if given.images else "given") for tokens in given.prompt_tokens]
     if part.dataset in known:
         return [(known[part.dataset], "stored")]
     most = None if plan.family is None else plan.family.max_context
