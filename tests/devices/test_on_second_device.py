@@ -17,7 +17,7 @@ from mmkv_bench.cli.verbs.calibrate import complete
 from mmkv_bench.door.attaching import attach
 from mmkv_bench.generation.fidelity import Extras
 from mmkv_bench.generation.result import CellSpec
-from mmkv_bench.protocols import NAMES as PROTOCOLS
+from mmkv_bench.protocols import NAMES, WHOLE
 from tests import zoo
 from tests.generation import common
 from tests.second_device import Far, far, second_device, there
@@ -28,7 +28,8 @@ KINDS = ("full", "h2o_decode", "hybridkv", "kivi_prefixkv", "look_m", "mmshift_a
 
 
 def cells(family: str, names: tuple[str, ...] | None = None, turns: bool = False) -> list[CellSpec]:
-    """Methods under every protocol; `turns`: each under one of them, in turn."""
+    """Methods under every protocol that the family's prompt has; `turns`: each under one of them, in turn."""
+    protocols = NAMES if family in zoo.MULTIMODAL else WHOLE
     methods = common.registry("paper", family)
     methods = methods if family in zoo.MULTIMODAL else common.for_text(methods)
     chosen = [made for name, made in methods.items() if names is None or name in names]
@@ -36,7 +37,7 @@ def cells(family: str, names: tuple[str, ...] | None = None, turns: bool = False
     return [
         common.cell(made, None if made.unbudgeted else 6, protocol, 0, f"{made.name}/{protocol}/{number}")
         for number, made in enumerate(chosen)
-        for protocol in (PROTOCOLS[number % len(PROTOCOLS) :][:1] if turns else PROTOCOLS)
+        for protocol in (protocols[number % len(protocols) :][:1] if turns else protocols)
     ]
 
 
