@@ -122,21 +122,9 @@ def test_a_dry_run_of_every_method_counts_what_a_real_one_holds(name):
     agree([name])
 
 
-def test_a_fused_kernel_holds_no_scores_and_peaks_grow_with_the_prompt():
-    """On a device that is not here: 32 K tokens of a shape whose plain scores would take 16 GiB a layer."""
-    tally = LiveStorages(torch.device("cuda"))
-    method, peaks = compressor("snapkv"), []
-    prompts = [torch.zeros(1, tokens, dtype=torch.int64) for tokens in (8_192, 32_768)]
-    with without_numbers(tally) as numbers:
-        dry = DryModel(config(), torch.bfloat16, "sdpa", tally, numbers)
-        weights = tally.held().allocated
-        peaks = [dry.peaks(method, BUDGET, prompt)[phases.PREFILL] - weights for prompt in prompts]
-    assert 3.9 < peaks[1] / peaks[0] < 4.1
-    assert peaks[1] < 32_768 * 20 * 512 * 2
-
-
 def test_a_prefill_keeps_of_every_layer_its_entries_alone():
-    """Peaks of four layers and of two differ by the entries of two, whatever the layers were given."""
+    """Peaks of four layers and of two differ by the entries of two, whatever the layers were given. On a device that is not
+    here; one layer's plain scores would take 1 GiB."""
     above, prompt = [], prompt_types(8192, 0)
     for layers in (2, 4):
         shape = copy.deepcopy(config())
@@ -144,6 +132,7 @@ def test_a_prefill_keeps_of_every_layer_its_entries_alone():
         with dry_model(shape, "bfloat16", "sdpa", "cuda") as dry:
             peaks = dry.peaks(compressor("full"), None, prompt)
             above.append(peaks[phases.PREFILL] - peaks[phases.LOAD])
+    assert above[1] < 8192 * 20 * 512 * 2
     assert above[1] - above[0] == pytest.approx(2 * 2 * 2 * (8192 + 32) * 32 * 2, rel=0.01)
 
 
