@@ -82,11 +82,12 @@ def family() -> Family:
 
 
 def prompt(length: int) -> EncodedPrompt:
-    """So many tokens, text around a picture; a long middle of them counts as visual for methods that tell the two apart."""
-    few = zoo.prompt("qwen2_5_vl", before=5, after=0)["input_ids"].shape[1]
-    made = from_tensors("zoo/0", zoo.prompt("qwen2_5_vl", before=5, after=length - few), family())
+    """So many tokens, a picture and a question at their end; what stands in the middle before the picture counts as visual, too,
+    for methods that tell the two apart."""
+    rest = length - zoo.prompt("qwen2_5_vl", before=0, after=40)["input_ids"].shape[1]
+    made = from_tensors("zoo/0", zoo.prompt("qwen2_5_vl", before=rest, after=40), family())
     types = made.types.clone()
-    types[:, 5 : length // 2] = 1
+    types[:, length // 2 : rest] = 1
     return replace(made, types=types)
 
 
@@ -119,7 +120,9 @@ def watched(length: int, cells: list) -> tuple[Storages, list[ForkResult]]:
 def holds(length: int, method: str, protocol: str = "paper") -> None:
     one = registry()[method]
     seen, (result,) = watched(length, [common.cell(one, None if one.unbudgeted else FRACTION, protocol)])
-    slots = max(max(heads) for heads in result.kept) + TOKENS
+    # the oracle's scores need full's own answer, which is decoded first
+    slots = TOKENS + (length if one.needs.answer else max(max(heads) for heads in result.kept))
+    slots += result.prompt_tokens - result.context_tokens
     scores, block = 4 * HEADS * slots, 4 * KV_HEADS * HEAD_DIM * BLOCK
     size, what = seen.largest[True]
     most = 2 * 4 * KV_HEADS * HEAD_DIM * slots if method in COPY else max(scores, block)
