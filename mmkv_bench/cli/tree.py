@@ -24,7 +24,6 @@ VERBS = (
     "pack",
     "fetch",
     "tokens",
-    "device",
 )
 """The verbs, in the order of the help; `verbs/<name>.py` answers each."""
 

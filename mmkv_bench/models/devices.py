@@ -1,6 +1,6 @@
 """What devices were measured to do: one small JSON file each in the cache folder, read without torch.
 
-`mmkv-bench device` measures the one of this machine once (`generation/device_speed.py`); a plan, and whoever divides a
+`mmkv-bench plan --measure` measures the one of this machine (`generation/device_speed.py`); a plan, and whoever divides a
 measured time by what the device allows, read it here. Other devices' files may be copied beside it.
 """
 
@@ -47,6 +47,14 @@ class DeviceSpeed:
         """The name of its file, and of `--device`."""
         return slug_of(self.name, self.kind, self.threads)
 
+    def __str__(self) -> str:
+        rates = ", ".join(f"{rate / 1e12:.3g} TFLOP/s in {dtype}" for dtype, rate in self.rates.items())
+        threads = f", {self.threads} threads" if self.kind == "cpu" else ""
+        return (
+            f"{self.slug}: {self.name}{threads}, {self.memory_bytes / 2**30:.1f} GiB; reads {self.bandwidth / 1e9:,.1f} GB/s; "
+            f"{rates}; measured {self.measured} with torch {self.torch}"
+        )
+
 
 def slug_of(name: str, kind: str, threads: int) -> str:
     """`nvidia-h100-80gb-hbm3`, `intel-xeon-2-threads`; arguments as of `DeviceSpeed`."""
@@ -73,7 +81,7 @@ def named(slug: str) -> DeviceSpeed:
     """
     known = stored()
     if slug not in known:
-        told = nearest(slug, known) if known else "none was measured; run `mmkv-bench device` on it"
+        told = nearest(slug, known) if known else "none was measured; run `mmkv-bench plan --measure auto` on it"
         raise ConfigError(f"--device {slug}: no measurement of it is in {folder()}; {told}")
     return known[slug]
 

@@ -143,7 +143,7 @@ def forecast(plan: Plan, standing: Standing, store: Store, given: Given) -> Fore
     ]
     if given.bandwidth is None:
         missing.append(
-            "the roofline needs a device's bandwidth: --bandwidth GB/s, or `mmkv-bench device` measures this one's"
+            "the roofline needs a device's bandwidth: --bandwidth GB/s, or --measure auto, which measures this one's"
         )
     missing += _unlike(plan.cells)
     return Forecast(given, sizes, held, read, per_token, plan.family.max_context, datasets, missing)

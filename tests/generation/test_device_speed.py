@@ -28,9 +28,9 @@ def test_a_device_is_measured_once_and_known_again(tmp_path, monkeypatch, capsys
     monkeypatch.setattr(device_speed, "measure", lambda device: (calls.append(device), own(device, 1 << 22, 64))[1])
     first = asked("cpu")
     assert asked("cpu") == first == devices.stored()[first.slug]
-    assert main(["device", "cpu"]) == 0 and len(calls) == 1
-    asked("cpu", again=True)
-    assert len(calls) == 2
+    words = ["plan", f"out={tmp_path}/rows", "method=full", "limit=1"]
+    assert main(words) == 0 and len(calls) == 1
+    assert main([*words, "--measure", "cpu"]) == 0 and len(calls) == 2
     assert first.kind == "cpu" and first.threads == torch.get_num_threads() and first.slug.endswith("-threads")
     assert first.bandwidth > 1e8 and set(first.rates) == {"float32", "bfloat16"} and min(first.rates.values()) > 1e7
     assert f"{first.threads} threads" in capsys.readouterr().out
@@ -58,7 +58,7 @@ def test_the_best_round_counts_and_its_calls_are_divided(monkeypatch):
 
 def test_stored_devices_are_read_without_torch_and_damaged_files_are_none(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("MMKV_BENCH_CACHE", str(tmp_path))
-    assert main(["device", "--list"]) == 0
+    assert main(["plan", "--devices"]) == 0
     assert "nothing was measured yet" in capsys.readouterr().out
     with pytest.raises(ConfigError, match="none was measured"):
         devices.named("nvidia-h100-80gb-hbm3")
@@ -72,7 +72,8 @@ def test_stored_devices_are_read_without_torch_and_damaged_files_are_none(tmp_pa
     ):
         (file.parent / f"damaged-{number}.json").write_text(damaged)
     assert list(devices.stored()) == [SPEED.slug]
-    code = "import sys; from mmkv_bench.cli.main import main; main(['device', '--list', '--json']); print('torch' in sys.modules)"
+    start = "import sys; from mmkv_bench.cli.main import main"
+    code = f"{start}; main(['plan', '--devices', '--json']); print('torch' in sys.modules)"
     environment = CHECKOUT | {"MMKV_BENCH_CACHE": str(tmp_path)}
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)
     document, heavy = ended.stdout.splitlines()

@@ -43,8 +43,14 @@ def options(parser: Parser) -> None:
     parser.add_argument(
         "--device",
         metavar="NAME",
-        help="a device that `mmkv-bench device` measured, for all three; the one that was measured if there is one alone",
+        help="a device that `--measure` measured, for all three; the one that was measured if there is one alone",
     )
+    parser.add_argument(
+        "--measure",
+        choices=("auto", "cpu", "cuda"),
+        help="measure first what this machine's device reaches, keep it, and plan for it (loads torch; seconds)",
+    )
+    parser.add_argument("--devices", action="store_true", help="list the devices that were measured, and stop")
     parser.add_argument(
         "--memory",
         action="store_true",
@@ -61,6 +67,8 @@ def options(parser: Parser) -> None:
 
 def answer(given: argparse.Namespace) -> int:
     """Print it. No model and no data are opened, and no connection is made."""
+    if given.devices:
+        return _list_devices(given.json)
     from mmkv_bench.config.compose import compose
     from mmkv_bench.plan.forecast import forecast
     from mmkv_bench.plan.plan import outline
@@ -72,6 +80,8 @@ def answer(given: argparse.Namespace) -> int:
     config = compose(overrides_of(given))
     validate(config)
     plan = outline(config)
+    if given.measure:
+        given.device = _measured(given)
     store = Store(plan.out)
     standing = plan.standing(store)
     known = forecast(plan, standing, store, _known(given, plan))
@@ -87,6 +97,36 @@ def answer(given: argparse.Namespace) -> int:
     if given.json:
         print(json.dumps(told))
     return 0
+
+
+def _list_devices(as_json: bool) -> int:
+    from dataclasses import asdict
+
+    from mmkv_bench.models import devices
+
+    found = list(devices.stored().values())
+    if as_json:
+        print(json.dumps([asdict(speed) | {"device": speed.slug} for speed in found]))
+    else:
+        print("\n".join(map(str, found)) or f"nothing was measured yet: no file is in {devices.folder()}")
+    return 0
+
+
+def _measured(given: argparse.Namespace) -> str:
+    """The name of this machine's device, measured now.
+
+    Raises:
+        ConfigError: no such device, or another one is to be planned for.
+    """
+    if given.device:
+        raise ConfigError(
+            f"--measure {given.measure} plans for this machine's device; leave out --device {given.device}"
+        )
+    from mmkv_bench.generation.device_speed import measured
+
+    speed = measured(given.measure, again=True)
+    print(speed)
+    return speed.slug
 
 
 def _known(given: argparse.Namespace, plan: Plan) -> Given:
