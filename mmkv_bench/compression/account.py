@@ -17,7 +17,8 @@ class LayerAccount:
         entries, reachable: int64 `[Hkv]` on the CPU, see `CompressedLayer`.
         device, host: K and V; metadata: positions, scales, minima, mean keys.
         held: all tensors of the layer, wherever they are, slack and buffers included.
-        padding: of these, what stands for no entry. read, moved: see `CompressedLayer.read_nbytes`, `moved_nbytes`.
+        padding: of these, what stands for no entry. read, moved: see `CompressedLayer.read_nbytes`, `moved_nbytes`; useful: of
+            `read`, what is no padding.
     """
 
     entries: Tensor
@@ -29,11 +30,14 @@ class LayerAccount:
     padding: int
     read: int
     moved: int
+    useful: int
 
 
 def account(layer: CompressedLayer, fed: int) -> LayerAccount:
     """Of a layer of one sequence, on which `fed` tokens of the prompt are still to be fed before the answer's first."""
     entries, (device, metadata) = layer.entries()[0], layer.nbytes()
+    padding, read, positions = layer.padding_nbytes(), layer.read_nbytes(fed), layer.positions
+    empty = 0 if positions is None else (positions.numel() - int(entries.sum())) * positions.element_size()
     return LayerAccount(
         entries=entries,
         reachable=layer.reachable()[0],
@@ -41,9 +45,10 @@ def account(layer: CompressedLayer, fed: int) -> LayerAccount:
         metadata=metadata,
         host=layer.host_nbytes(),
         held=sum(tensor.nbytes for tensor in layer.buffers()),
-        padding=layer.padding_nbytes(),
-        read=layer.read_nbytes(fed),
+        padding=padding,
+        read=read,
         moved=layer.moved_nbytes(),
+        useful=read - (padding - empty),
     )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -23,12 +25,21 @@ if TYPE_CHECKING:
     from mmkv_bench.compression.prompt import Prompt
 
 
+Phases: TypeAlias = Callable[[str], AbstractContextManager[None]]
+"""What is told which of `score`, `select`, `reduce` and `account` (our own counting) begins and ends: a clock's phases."""
+
+
+def untimed(name: str) -> AbstractContextManager[None]:
+    """Phases that nobody times."""
+    return nullcontext()
+
+
 class Compressing:
     """The listener of `attach`: reduces each layer during the prefill, or all layers at its end (scope `model`).
 
     Attributes:
-        accounts: layer -> what is stored of each row, counted from the tensors right after their reduction; slot_nbytes: of one
-            head's key and value in the full cache.
+        accounts: layer -> what is stored of each row, counted from the tensors when all are reduced and nothing was fed since;
+            slot_nbytes: of one head's key and value in the full cache.
         fallbacks: per row, names of what could not be done; observed: the same, of what only the layers' scores told.
     """
 
@@ -41,7 +52,9 @@ class Compressing:
         prompt_tokens: int | None,
         context: int | None,
         answer: AnswerAttention | None,
+        phases: Phases = untimed,
     ):
+        self.phases = phases
         self.compressor, self.budget, self.protocol, self.seed = compressor, budget, protocol, seed
         self.prompt_tokens, self.context, self.answer = prompt_tokens, context, answer
         self.answer_steps = 0 if answer is None else answer.steps
@@ -86,15 +99,16 @@ class Compressing:
                 scores.append(None)
                 continue
             scorer, allocator, _, _ = self.compressor.eviction
-            score = self.compressor.score(observation, entries, self.seed)
-            self.observed[row] += scorer.observed_fallbacks(observation, entries, self.seed)
-            if self.needs.answer:
-                score = scorer.with_answer(score, None if self.answer is None else self.answer.mass(layer))
-            scores.append(score)
-            if allocator.summary_key(entries, observation.length) is not None:
-                summary = allocator.summary(observation, entries, self.seed)
-                assert summary is not None, "an allocator with a summary's key has the summary"
-                self.summaries[row][layer] = summary
+            with self.phases("score"):
+                score = self.compressor.score(observation, entries, self.seed)
+                self.observed[row] += scorer.observed_fallbacks(observation, entries, self.seed)
+                if self.needs.answer:
+                    score = scorer.with_answer(score, None if self.answer is None else self.answer.mass(layer))
+                scores.append(score)
+                if allocator.summary_key(entries, observation.length) is not None:
+                    summary = allocator.summary(observation, entries, self.seed)
+                    assert summary is not None, "an allocator with a summary's key has the summary"
+                    self.summaries[row][layer] = summary
         self.scores[layer] = scores
         self._scaling[layer] = observations[0].scaling
         if self.compressor.scope == "layer":
@@ -103,8 +117,23 @@ class Compressing:
     def prompt_done(self, prompt: Prompt) -> None:
         if self.compressor.scope != "layer":
             self._reduce(prompt, sorted(self.scores))
+        with self.phases("account"):
+            self.accounts = {layer: self._accounts(prompt, prompt.cache.layers[layer]) for layer in self._kept}
 
     def _reduce(self, prompt: Prompt, layers: list[int]) -> None:
+        # Where nothing is evicted, the list of what is kept is ours alone; the full cache is not touched either.
+        with self.phases("account" if self.compressor.unbudgeted else "select"):
+            chosen, whole = self._select(prompt, layers)
+        for layer in layers:
+            with self.phases("account" if self.compressor.is_full else "reduce"):
+                width = max(kept.shape[1] for kept in chosen[layer])
+                stored = torch.stack([nn.functional.pad(k, (width - k.shape[1], 0), value=-1) for k in chosen[layer]])
+                self._store(prompt, layer, stored, whole)
+            self._kept[layer] = stored
+            self.scores.pop(layer, None)
+
+    def _select(self, prompt: Prompt, layers: list[int]) -> tuple[dict[int, list[Tensor]], bool]:
+        """Layer -> per row the slots that stay, int64 `[Hkv, m]` on the CPU, and whether all of all rows do."""
         chosen: dict[int, list[Tensor]] = {layer: [] for layer in layers}
         whole = []
         for row, pad in enumerate(prompt.pads):
@@ -129,12 +158,7 @@ class Compressing:
                 )
             for layer, kept in zip(layers, index, strict=True):
                 chosen[layer].append(kept.cpu().masked_fill(kept.cpu() < 0, -1 - pad) + pad)
-        for layer in layers:
-            width = max(kept.shape[1] for kept in chosen[layer])
-            stored = torch.stack([nn.functional.pad(k, (width - k.shape[1], 0), value=-1) for k in chosen[layer]])
-            self._store(prompt, layer, stored, all(whole))
-            self._kept[layer] = stored
-            self.scores.pop(layer, None)
+        return chosen, all(whole)
 
     def _store(self, prompt: Prompt, layer: int, index: Tensor, whole: bool) -> None:
         target = prompt.cache.layers[layer]
@@ -149,7 +173,6 @@ class Compressing:
             target.retain(index, rows, target.reserve + forgotten, forgotten)
         else:
             target.forget(forgotten)
-        self.accounts[layer] = self._accounts(prompt, prompt.cache.layers[layer])
 
     def _accounts(self, prompt: Prompt, layer: CompressedLayer) -> list[LayerAccount]:
         """Of each row by itself; padding of the batch is no part of it."""

@@ -17,7 +17,7 @@ from mmkv_bench.compression.answer import AnswerAttention
 from mmkv_bench.compression.attention import LAYER, SESSIONS, Attention, register
 from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.cache import DEFAULT_RESERVE, CompressedCache, CompressedLayer
-from mmkv_bench.compression.compressing import Compressing
+from mmkv_bench.compression.compressing import Compressing, Phases, untimed
 from mmkv_bench.compression.compressor import Compressor
 from mmkv_bench.compression.fixed import FixedLayer, fix
 from mmkv_bench.compression.observation import Chunk, Needs, Observation
@@ -346,6 +346,7 @@ def attach(
     prompt_tokens: int | None = None,
     answer: AnswerAttention | None = None,
     context: int | None = None,
+    phases: Phases = untimed,
     **options: Any,
 ) -> Session:
     """Compress every prompt that `model` prefills inside the returned context, layer by layer where possible.
@@ -362,6 +363,7 @@ def attach(
             (`query_agnostic`): decode policies act on what comes after them.
         answer: of the full cache to this very prompt, for scorers that need it; None leaves them without one.
         context: tokens that C counts, of one prompt of which the model is given more than them.
+        phases: a clock's, told when scoring, selecting and reducing begin and end.
 
     Raises:
         ConfigError: a compressor without a budget, an unknown protocol.
@@ -369,4 +371,6 @@ def attach(
     if budget is None and not compressor.unbudgeted:
         raise ConfigError(f"method {compressor.name} needs a budget; allowed: entries >= 1 or a fraction in (0, 1]")
     rule = protocol_named(protocol)
-    return Session(model, Compressing(compressor, budget, rule, seed, prompt_tokens, context, answer), **options)
+    return Session(
+        model, Compressing(compressor, budget, rule, seed, prompt_tokens, context, answer, phases), **options
+    )

@@ -27,6 +27,8 @@ DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 ATTENTIONS = ("sdpa", "eager")
 DECODES = ("eager", "compiled")
+QUALITY, EFFICIENCY = "quality", "efficiency"
+SCENARIOS = (QUALITY, EFFICIENCY)
 LOGGERS = ("none", "wandb")
 LOGGER_MODES = ("offline", "online")
 DATA_SOURCES = ("upstream", "fixture")
@@ -159,6 +161,17 @@ class Config:
     baseline: str = _key("full", "add the full cache to every run, for paired differences", BASELINES)
     sharing: str = _key("on", "share one prefill among all cells; off runs every cell by itself", SWITCH)
     decode: str = _key("eager", "run the model's decode step as it is, or compiled as one graph", DECODES)
+    scenario: str = _key(
+        QUALITY,
+        "quality: answers to datasets and their scores; efficiency: times, bytes and memory of every cell",
+        SCENARIOS,
+    )
+    lengths: Any = _key(
+        [2048, 8192, 32768], "efficiency: tokens of the prompts; a value or a list", "whole numbers >= 16"
+    )
+    new_tokens: int = _key(64, "efficiency: tokens of every answer, never fewer", "a whole number >= 3")
+    repeats: int = _key(5, "efficiency: timed passes of every cell and length", "a whole number >= 1")
+    order_seed: int = _key(0, "efficiency: seed of the order in which they run", "a whole number >= 0")
     stage: str = _key("both", "generate answers, score stored answers, or both", STAGES)
     shard: str = _key("0/1", "the part of each dataset this process takes, by cluster", "i/n with 0 <= i < n")
     out: str = _key("runs/default", "folder of the result rows", "a folder name")

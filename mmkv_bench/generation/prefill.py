@@ -154,9 +154,7 @@ class Prefilled:
     def positions(self, offset: int, count: int, rows: int) -> Tensor:
         """Position ids of `count` text tokens for `rows` forks, the first of them `offset` places after the last prefilled
         token (0 or less: it is one of those that are fed again)."""
-        steps = torch.arange(offset, offset + count, device=self.last_positions.device)
-        positions = self.last_positions + steps
-        return positions.expand(*positions.shape[:-2], rows, count)
+        return following(self.last_positions, offset, count, rows)
 
 
 @torch.no_grad()
@@ -197,7 +195,7 @@ def prefill(
         lengths=lengths,
         cache=cache,
         logits=logits,
-        last_positions=_last(positions, prompt.length, logits.device),
+        last_positions=last_positions(positions, prompt.length, logits.device),
         scalings=[module.scaling for module in session.attentions],
         scores=recording.scores,
         summaries=recording.summaries,
@@ -208,7 +206,14 @@ def prefill(
     )
 
 
-def _last(positions: Tensor | None, length: int, device: torch.device) -> Tensor:
+def following(last: Tensor, offset: int, count: int, rows: int) -> Tensor:
+    """Position ids `[..., rows, count]` of text tokens, the first of them `offset` places after those of `last_positions`."""
+    positions = last + torch.arange(offset, offset + count, device=last.device)
+    return positions.expand(*positions.shape[:-2], rows, count)
+
+
+def last_positions(positions: Tensor | None, length: int, device: torch.device) -> Tensor:
+    """Where text after a prompt of `length` tokens counts from, `[..., 1, 1]`; positions: those that its text model was given."""
     if positions is None:
         return torch.full((1, 1), length - 1, device=device)
     last = positions[..., -1:].clone()

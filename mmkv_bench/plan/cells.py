@@ -4,7 +4,7 @@ its answers depend on and nothing else, so that a larger `limit`, another shard 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from mmkv_bench import protocols
 from mmkv_bench.calibrate.artefact import Calibrations
 from mmkv_bench.compression.budget import Budget
-from mmkv_bench.config.schema import as_list
+from mmkv_bench.config.schema import as_list, plain
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.methods.build import (
     DECODING,
@@ -120,6 +120,13 @@ class Cell:
         parts += [self.protocol] * (self.protocol != protocols.DEFAULT)
         parts += [self.reading] if self.reading not in (None, "paper") else []
         return " ".join(parts + ([f"seed={self.seed}"] if self.seed is not None else []))
+
+
+def stored_rows(cells: Iterable[Cell], config: DictConfig, provenance: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Rows of the table `cells`: the cells, under what they are made (`identity.provenance`), and the run's configuration."""
+    origin = ("git_commit", "git_dirty", "versions", "device", "driver", "cpu", "weights")
+    common, resolved = {key: provenance[key] for key in origin}, plain(config)
+    return [cell.row() | common | {"config": json.dumps(resolved | cell.told(), sort_keys=True)} for cell in cells]
 
 
 @dataclass(frozen=True)

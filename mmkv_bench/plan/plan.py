@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.config.compose import method_defaults
-from mmkv_bench.errors import CalibrationError
+from mmkv_bench.config.schema import EFFICIENCY
+from mmkv_bench.errors import CalibrationError, ConfigError
 from mmkv_bench.models.families import Family, family_of
 from mmkv_bench.models.quiet import quiet_libraries
 from mmkv_bench.models.source import Source
@@ -106,6 +107,7 @@ def make_plan(config: DictConfig) -> Plan:
     """
     from mmkv_bench.datasets.sources import preflight
 
+    _refuse_efficiency(config)
     specs = tasks_of(config)
     stay_offline(config, specs)
     for spec in specs.values():
@@ -127,6 +129,7 @@ def outline(config: DictConfig) -> Plan:
     Raises:
         MMKVError: methods or protocols that do not go with the model, files that are not a model's.
     """
+    _refuse_efficiency(config)
     specs = tasks_of(config)
     stay_offline(config, specs)
     asked, config = config, labelled(config, specs)
@@ -145,6 +148,13 @@ def outline(config: DictConfig) -> Plan:
         validate_combinations(config, family, _compressors(cells))
     parts, unseen = outlined_parts(asked, specs, cells)
     return Plan(config, cells, parts, [*notes, *missing, *unseen], family)
+
+
+def _refuse_efficiency(config: DictConfig) -> None:
+    if config.scenario == EFFICIENCY:
+        raise ConfigError(
+            "scenario=efficiency times one cell at a time in one process and answers no dataset; start it with mmkv-bench run"
+        )
 
 
 def _defaults(config: DictConfig) -> Mapping[str, DictConfig]:

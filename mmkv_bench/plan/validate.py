@@ -128,6 +128,7 @@ def bytes_of(value: Any) -> int | None:
 def _words(config: DictConfig) -> None:
     single = {
         "page_size": schema.PAGE_SIZES,
+        "scenario": schema.SCENARIOS,
         "stage": schema.STAGES,
         "baseline": schema.BASELINES,
         "sharing": schema.SWITCH,
@@ -174,6 +175,14 @@ def _numbers(config: DictConfig) -> None:
         if value is not None and value > LARGEST:
             raise ConfigError(
                 f"{key}={value} is too large; allowed: {allowed(key)}, at most {LARGEST}; give such a number"
+            )
+    for key, least in (("new_tokens", 3), ("repeats", 1), ("order_seed", 0)):
+        if not least <= config[key] <= LARGEST:
+            raise ConfigError(f"{key}={config[key]} is out of range; allowed: {allowed(key)}; give such a number")
+    for tokens in _values("lengths", config.lengths):
+        if isinstance(tokens, bool) or not isinstance(tokens, int) or not 16 <= tokens <= LARGEST:
+            raise ConfigError(
+                f"lengths={tokens} is no length of a prompt; allowed: {allowed('lengths')}; give such numbers"
             )
     if config.timeout_s is not None and not config.timeout_s > 0:
         raise ConfigError(

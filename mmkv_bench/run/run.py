@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ from mmkv_bench.errors import ConfigError, DataError, ScoringError, UnsupportedE
 from mmkv_bench.judging.configured import ledger_of, summary
 from mmkv_bench.models.source import Source
 from mmkv_bench.models.threads import computing_with, threads_for
+from mmkv_bench.plan.cells import stored_rows
 from mmkv_bench.plan.changed import changed_answers
 from mmkv_bench.plan.parts import Part
 from mmkv_bench.plan.plan import Plan, make_plan
@@ -79,7 +79,7 @@ def carry_out(plan: Plan) -> int:
     stopped: dict[str, str] = {}
     try:
         if loaded is not None:
-            _keep_cells(store, plan)
+            store.write_cells(stored_rows(plan.cells, plan.config, plan.provenance))
             store.forget_scores(changed)
             with computing_with(threads_for(loaded, config.model.threads)):
                 _generate(plan, loaded, store, todo, track, stopped)
@@ -194,15 +194,6 @@ def _first_prompts(config: DictConfig, parts: Sequence[Part], loaded: LoadedMode
             continue
         sizes[part.dataset] = PromptSize(prompt.length, prompt.visual_tokens, context)
     return sizes
-
-
-def _keep_cells(store: Store, plan: Plan) -> None:
-    origin = ("git_commit", "git_dirty", "versions", "device", "driver", "cpu", "weights")
-    common = {key: plan.provenance[key] for key in origin}
-    resolved = plain(plan.config)
-    store.write_cells(
-        [cell.row() | common | {"config": json.dumps(resolved | cell.told(), sort_keys=True)} for cell in plan.cells]
-    )
 
 
 # ---------------------------------------------------------------------- stages

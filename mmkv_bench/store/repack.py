@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -40,10 +41,10 @@ def _pack(store: Opened, slim: bool) -> int:
             "command continues it) and pack then"
         )
     cells, dropped = store.cells(), superseded(store)
-    for table in ("metrics", "samples", "responses", "cells"):  # cells last: no row is ever without its cell
+    for table in ("metrics", "samples", "timings", "responses", "cells"):  # cells last: no row is ever without its cell
         # Listed before the rows are read: a file that a run adds in between stays.
         before = store.files(table)
-        rows = store.responses() if table == "responses" else store.load(table, None)
+        rows = {"responses": store.responses, "timings": store.timings}.get(table, partial(store.load, table, None))()
         if not rows.num_rows:
             continue
         if dropped:

@@ -174,9 +174,23 @@ def _metric_rules(row: Mapping[str, Any]) -> None:
         )
 
 
+def _timing_rules(row: Mapping[str, Any]) -> None:
+    if (row["status"] == "ok") != (row["error"] is None):
+        raise StoreError(
+            "timings: column 'error' must be null when status is 'ok' and say what failed otherwise; "
+            f"got status {row['status']!r} with error {row['error']!r:.80}"
+        )
+    if (row["seconds"] is not None) != (row["status"] == "ok" and row["repeat"] is not None):
+        raise StoreError(
+            "timings: column 'seconds' must be given exactly in timed passes that are ok; "
+            f"got {row['seconds']!r} with status {row['status']!r} and repeat {row['repeat']!r}"
+        )
+
+
 _RULES = {
     "responses": _response_rules,
     "cells": _cell_rules,
     "samples": _sample_rules,
     "metrics": _metric_rules,
+    "timings": _timing_rules,
 }

@@ -246,17 +246,80 @@ METRIC_COLUMNS = (
     Column("judge_temperature", FLOAT, "temperature the judge answered at; null where several"),
 )
 
+PHASES = {
+    "encode": "the tokenizer's (and processor's) work on the prompt; on the host, in none of the sums",
+    "vision": "the vision tower",
+    "prefill": "the text model over the prompt, without what follows",
+    "score": "scores of the prompt's entries, all layers",
+    "select": "which entries stay, all layers",
+    "reduce": "storing these alone, all layers",
+    "first_token": "from the text model's end to the first token on the host; with `strict` the last token is fed in it",
+    "ttft": "from the prompt's tensors to the first token",
+    "second_token": "from there to the second token, the first that a compressed cache has helped to choose",
+    "total": "from there to the last token",
+    "decode": "from the first token to the last; `steps_s` has each step",
+}
+"""Values of `timings.phase`."""
+
+TIMING_COLUMNS = (
+    _VERSION,
+    _CELL,
+    _DATASET,
+    _must("prompt_tokens", INT, "tokens of the prompt", "tokens"),
+    _must("visual_tokens", INT, "of these, visual ones", "tokens"),
+    _must("batch", INT, "sequences at a time"),
+    _must("new_tokens", INT, "tokens of the answer, the first included", "tokens"),
+    Column("repeat", INT, "number of the timed pass; null in the pass that counts memory, whose times are not kept"),
+    _must("phase", TEXT, "see Phases", allowed=tuple(PHASES)),
+    _must("status", TEXT, "how the pass ended; a pass that failed has one row, of phase total", allowed=STATUSES),
+    Column("error", TEXT, "what went wrong; null when ok"),
+    Column("seconds", FLOAT, "time of the phase; null in the pass that counts memory", "s"),
+    Column("steps_s", FLOATS, "(decode) time of each step, one new token of every sequence", "s"),
+    Column("peak_allocated", INT, "most bytes of live storages within the phase, weights included", "bytes"),
+    Column("peak_reserved", INT, "most bytes that the device's allocator held; null on CPU", "bytes"),
+    Column("peak_resident", INT, "(total) largest resident set at a phase's end; null on an accelerator", "bytes"),
+    Column(
+        "bytes_held",
+        INT,
+        "(decode) all tensors of the cache before the first step, slack and buffers included",
+        "bytes",
+    ),
+    Column(
+        "bytes_useful_step",
+        INT,
+        "(decode) keys and values that the first step reads, its own included, no padding",
+        "bytes",
+    ),
+    Column("bytes_read_step", INT, "(decode) the same as it lies in memory, padding included", "bytes"),
+    Column("fallback", TEXTS, "(total) what could not be done as asked, see Fallbacks"),
+    Column(
+        "disturbed",
+        TEXTS,
+        "(total) what disturbs a measurement: others on the device, a clock held down, too few threads",
+    ),
+    Column(
+        "load", FLOAT, "(total) load average of the host's last minute when the pass ended; null where it is not told"
+    ),
+    Column("threads", INT, "(total) threads of the host that torch's operations had"),
+    _must("place", INT, "number of the pass in the order of its run, from 0"),
+    _must("order_seed", INT, "seed of that order"),
+    _must("measured", TEXT, "always own: nothing else ran in the process", allowed=("own",)),
+    _must("committed_at", TIME, "commit time", stamped=True),
+)
+
 COLUMNS: dict[str, tuple[Column, ...]] = {
     "responses": RESPONSE_COLUMNS,
     "cells": CELL_COLUMNS,
     "samples": SAMPLE_COLUMNS,
     "metrics": METRIC_COLUMNS,
+    "timings": TIMING_COLUMNS,
 }
 ABOUT = {
     "responses": "One row per cell and sample: the answer, how it ended, what was kept, what it cost.",
     "cells": "One row per cell: what was asked, and under which code, versions and device it first ran.",
     "samples": "One row per cell, sample and metric.",
     "metrics": "One row per cell and metric.",
+    "timings": "`scenario=efficiency`: one row per cell, prompt length, batch, pass and phase; raw, nothing is averaged.",
 }
 SCHEMAS: dict[str, pa.Schema] = {
     table: pa.schema([column.field for column in columns]) for table, columns in COLUMNS.items()
@@ -289,6 +352,8 @@ def markdown() -> str:
                 f"| `{column.name}` | {kind} | {column.unit} | {words[column.required]} | "
                 f"{column.doc.replace('|', chr(92) + '|')}{allowed} |"
             )
+    lines += ["", "## Phases", "", "Of the table `timings`:", "", "| phase | meaning |", "|---|---|"]
+    lines += [f"| `{name}` | {doc} |" for name, doc in PHASES.items()]
     lines += ["", "## Left out", "", "What the columns of bytes and entries do not show:", ""]
     lines += [f"- {what}" for what in LEFT_OUT]
     lines += [

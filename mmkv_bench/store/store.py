@@ -1,8 +1,8 @@
 """The result store: rows of a run on disk, safe against kill -9 at any moment, many writers and readers at once.
 
 Under the root: `journal/` (samples not yet in a part), `responses/` (one part per published journal), `cells/`,
-`samples/` and `metrics/` (which of their files count: `layers.py`), and `store.json` with the schema version. Nothing is
-made before the first write.
+`samples/` and `metrics/` (which of their files count: `layers.py`), `timings/` (one file per pass), and `store.json` with the
+schema version. Nothing is made before the first write.
 
 Why no row is lost or counted twice: a sample is durable in a journal before `commit` returns; a journal is removed only
 after its part is durable; a part carries its journal's name, so publishing again after a crash replaces it by the same
@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mmkv_bench.errors import ConfigError, StoreError, nearest
-from mmkv_bench.store import journal, layers, parts, repack, scores
+from mmkv_bench.store import journal, layers, parts, repack, scores, timings
 from mmkv_bench.store.cell_rows import refuse_other, shown
 from mmkv_bench.store.files import check_folder, disk_errors, lock_held, remove_stale, sync_folder, write_whole
 from mmkv_bench.store.rows import check, safe_name, to_table
@@ -192,6 +192,22 @@ class Store:
     def metrics(self, cells: Iterable[str] | None = None, columns: Sequence[str] | None = None) -> pa.Table:
         """Metrics per cell, of all scored cells and all columns unless given."""
         return self.load("metrics", cells, columns)
+
+    def write_timings(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Stores the rows of one pass, in the place of an earlier one of the same cell, length, batch and repeat."""
+        self._check_version()
+        stamps = {"schema_version": SCHEMA_VERSION, "committed_at": self.next_time()}
+        checked = [check("timings", row, stamps) for row in rows]
+        self.prepare()
+        with disk_errors("writing times", self.root):
+            write_whole(timings.file_of(self.root, checked), parts.parquet(to_table("timings", checked)))
+
+    def timings(self, cells: Iterable[str] | None = None) -> pa.Table:
+        """Rows of the passes of `scenario=efficiency`, of all cells unless given: the newest of each pass."""
+        self._check_version()
+        wanted = None if cells is None else set(cells)
+        columns = SCHEMAS["timings"].names
+        return timings.newest(self.read("timings", lambda: self.files("timings"), columns, wanted))
 
     # For Writer, scores and repack
 

@@ -6,6 +6,7 @@ import argparse
 
 from mmkv_bench.cli.grammar import Parser, configuration, overrides_of
 from mmkv_bench.cli.guard import closed_output
+from mmkv_bench.config.schema import EFFICIENCY
 from mmkv_bench.errors import ConfigError, MMKVError
 
 SUMMARY = "answer, score and print tables: what `mmkv-bench method=mmshift budget=64` does"
@@ -69,10 +70,13 @@ def once(overrides: list[str]) -> int:
     with waiting("reading the configuration"):
         from mmkv_bench.config.compose import compose
         from mmkv_bench.plan.validate import validate
-        from mmkv_bench.run.run import run
 
         config = compose(overrides)
         validate(config)
+        if config.scenario == EFFICIENCY:
+            from mmkv_bench.efficiency.run import run
+        else:
+            from mmkv_bench.run.run import run
     try:
         return run(config)
     except BrokenPipeError:

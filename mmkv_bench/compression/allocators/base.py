@@ -33,6 +33,8 @@ class Allocator(ABC):
         printed: what ``exceeds`` tells is the paper's own formula and no released code's: allowed in either reading, and
             marked in rows and tables.
         falls_short: with these parameters it may be granted less: controls, a granularity, releases.
+        follows_prompt: how many entries a head gets follows from what the prompt and the weights are, not from the prompt's
+            length alone, so that times and bytes with random weights are those of another division.
 
     A subclass sets them in its class, or as properties where they depend on its parameters.
     """
@@ -56,6 +58,10 @@ class Allocator(ABC):
     @property
     def falls_short(self) -> bool:
         return False
+
+    @property
+    def follows_prompt(self) -> bool:
+        return True
 
     def summary_key(self, budget: int, length: int) -> Hashable | None:
         """Effective parameters of ``summary`` at this budget and length; None for allocators that read scores only.

@@ -115,6 +115,10 @@ class HeadScores(Allocator):
         """Whether an allocator with these parameters reads head scores (random ones take their shape from them)."""
         return parameters.get("scores", "calibrated") != "uniform"
 
+    @property
+    def follows_prompt(self) -> bool:
+        return False  # scores are measured before, or drawn
+
     def caps(
         self,
         scores: Sequence[Tensor],

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 class KeepAll(Allocator):
     """Every candidate stays, whatever the budget: the full cache as a compressor, for ``full`` and for proofs."""
 
+    @property
+    def follows_prompt(self) -> bool:
+        return False
+
     def caps(
         self,
         scores: Sequence[Tensor],

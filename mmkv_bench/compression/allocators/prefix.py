@@ -107,6 +107,10 @@ class Prefix(Allocator):
         counts = self._from_profile(budget, candidates, n_layers)
         return sum(counts[layer] for layer in layers)
 
+    @property
+    def follows_prompt(self) -> bool:
+        return self.mode == "online"
+
     def caps(
         self,
         scores: Sequence[Tensor],

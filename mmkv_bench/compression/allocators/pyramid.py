@@ -97,6 +97,10 @@ class Pyramid(Allocator):
         caps = self.layer_caps(budget, candidates, n_layers)
         return sum(caps[layer] for layer in layers)
 
+    @property
+    def follows_prompt(self) -> bool:
+        return False
+
     def caps(
         self,
         scores: Sequence[Tensor],

@@ -43,6 +43,10 @@ class Uniform(Allocator):
     def falls_short(self) -> bool:
         return self.unused > 0
 
+    @property
+    def follows_prompt(self) -> bool:
+        return False
+
     def caps(
         self,
         scores: Sequence[Tensor],

@@ -1,0 +1,106 @@
+"""The summary for people: one table per prompt length, each number beside its limit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mmkv_bench.models.roofline import MS
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from mmkv_bench.efficiency.limits import Limits
+    from mmkv_bench.efficiency.planned import Planned
+
+_MIB = 2**20
+COLUMNS = (
+    *(
+        "method",
+        "TTFT ms",
+        "MFU",
+        "compress ms",
+        "2nd token ms",
+        "total ms",
+        "TPOT ms [quartiles]",
+        "roofline ms",
+        "MBU",
+        "tokens/s",
+    ),
+    *("x full: TPOT", "2nd token", "total", "peak MiB", "KV held", "useful/step", "read/step MiB"),
+)
+
+
+def shown(plan: Planned, lines: pd.DataFrame, limits: Limits | None) -> str:
+    """The tables, and what their words mean. lines: of `summarised`."""
+    labels = {cell.cell: (place, cell.label) for place, cell in enumerate(plan.cells)}
+    texts = []
+    for (tokens, batch), group in lines.groupby(["prompt_tokens", "batch"]) if len(lines) else ():
+        group = group.sort_values("cell", key=lambda cells: cells.map(lambda cell: labels[cell][0]))
+        rows = [_row(labels[line["cell"]][1], line) for line in group.to_dict("records")]
+        texts += ["", f"{tokens} prompt tokens, batch {batch}", *_aligned([COLUMNS, *rows])]
+    return "\n".join([*texts, "", *_notes(lines, limits)])
+
+
+def _row(label: str, line: dict[str, Any]) -> tuple[str, ...]:
+    if line["status"] != "ok":
+        return (label, f"{line['status']}: {line['error']}")
+    quartiles = f"{_ms(line, 'tpot_median')} [{_ms(line, 'tpot_low')}, {_ms(line, 'tpot_high')}]"
+    return (
+        label + (" *" if line["launch_bound"] else ""),
+        _ms(line, "ttft_median"),
+        _number(line, "prefill_mfu", 2),
+        *(_ms(line, f"{name}_median") for name in ("compression", "second_token", "total")),
+        quartiles,
+        _number(line, "roofline_ms", 2),
+        _number(line, "mbu", 2),
+        _number(line, "tokens_s_median", 1),
+        *(_number(line, f"{name}_ratio_median", 2) for name in ("tpot", "second_token", "total")),
+        *(
+            _number(line, name, 2, _MIB)
+            for name in ("peak_total", "bytes_held", "bytes_useful_step", "bytes_read_step")
+        ),
+    )
+
+
+def _number(line: dict[str, Any], name: str, digits: int, unit: float = 1.0) -> str:
+    value = line.get(name)
+    return "-" if value is None or value != value else f"{value / unit:.{digits}f}"
+
+
+def _ms(line: dict[str, Any], name: str) -> str:
+    return _number(line, name, 2, 1 / MS)
+
+
+def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
+    whole = [row for row in rows if len(row) == len(COLUMNS)]
+    widths = [max(len(row[place]) for row in whole) for place in range(len(COLUMNS))]
+    widths[0] = max(widths[0], *(len(row[0]) for row in rows))
+    return [
+        "  ".join(
+            [row[0].ljust(widths[0]), *(text.rjust(width) for text, width in zip(row[1:], widths[1:], strict=False))]
+        )
+        if len(row) == len(COLUMNS)
+        else "  ".join([row[0].ljust(widths[0]), row[1]])
+        for row in rows
+    ]
+
+
+def _notes(lines: pd.DataFrame, limits: Limits | None) -> list[str]:
+    said = [
+        "Medians over repeats; TPOT over all steps. x full: the full cache's time of the same repeat divided by the method's. "
+        "Compare by 2nd token and total: a method may show its first token before it compresses.",
+    ]
+    if limits is None:
+        said.append("No limit is beside the times: the model's files do not state its shape.")
+    else:
+        rate = "" if limits.rate is None else f", {limits.rate / 1e12:.2f} TFLOP/s"
+        said.append(
+            f"Limits of {limits.device}: {limits.bandwidth / 1e9:.1f} GB/s read-only{rate}. MBU: weights and useful keys and "
+            "values of a step, over its time and that bandwidth; roofline: the least time of a step; MFU: the prefill's "
+            "operations over its time and that rate."
+        )
+    if len(lines) and lines["launch_bound"].any():
+        said.append("* launch_bound: the step takes no longer with the longest prompt than with the shortest.")
+    if len(lines) and (disturbed := sorted(set(lines["disturbed"].dropna()))):
+        said.append(f"Disturbed: {'; '.join(disturbed)}.")
+    return said

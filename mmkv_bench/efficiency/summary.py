@@ -1,0 +1,147 @@
+"""From raw times to what is printed: medians with quartiles, ratios to `full` of the same repeat, and the limit beside each.
+
+A pure function of rows of the table `timings`. One line per cell, prompt length and batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from mmkv_bench.models.roofline import mbu, mfu, prefill_operations, roofline_ms, step_bytes, step_operations
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+    from mmkv_bench.efficiency.limits import Limits
+
+LINE = ["cell", "prompt_tokens", "batch"]
+COMPRESSION = ["score", "select", "reduce"]
+POINTS = ("ttft", "compression", "second_token", "total")
+_QUARTILES = {"low": 0.25, "median": 0.5, "high": 0.75}
+_LEAST_MORE = 1.05
+"""Bytes of a step must differ by so much between two lengths for their times to say whether it moves with them."""
+
+
+def summarised(rows: pa.Table, baselines: Mapping[str, str], limits: Limits | None) -> pd.DataFrame:
+    """The lines, sorted by length, batch and cell; columns that nothing is known for are null.
+
+    Args:
+        rows: of the table `timings`; baselines: cell -> the cell of `full` that its ratios are to.
+        limits: of model and device, None where they are not known: MBU, MFU and rooflines are then null.
+
+    Returns:
+        For each of `POINTS`, `tpot` and `tokens_s`: `<name>_low`, `<name>_median`, `<name>_high` (quartiles over repeats; of
+        TPOT over all steps of all repeats) [s, tokens/s]; `<name>_ratio_...` of TPOT and total: `full` divided by the cell;
+        `status` (the first failure, else ok), `repeats`, peaks and bytes of the pass that counts memory, `disturbed`.
+    """
+    table = rows.to_pandas()
+    if table.empty:
+        return table
+    found = _state(table)
+    timed = table[table["repeat"].notna() & (table["status"] == "ok")]
+    if not timed.empty:
+        wide = timed.pivot(index=[*LINE, "repeat"], columns="phase", values="seconds")
+        wide["compression"] = wide[COMPRESSION].sum(axis=1)
+        decode = timed[timed["phase"] == "decode"].set_index([*LINE, "repeat"])
+        steps = decode["steps_s"].explode().astype(float)
+        batch = wide.index.get_level_values("batch")
+        wide["tokens_s"] = batch * decode["steps_s"].map(len).reindex(wide.index) / wide["decode"]
+        wide["tpot"] = steps.groupby(level=[*LINE, "repeat"]).median()
+        found = found.join(_quartiles(wide[[*POINTS, "tokens_s"]])).join(_quartiles(steps.to_frame("tpot")))
+        found = found.join(_quartiles(_ratios(wide, baselines)))
+    found = found.join(_memory(table)).reset_index()
+    found = found.sort_values(["prompt_tokens", "batch", "cell"], ignore_index=True)
+    for name in ("tpot_median", "ttft_median", "compression_median", "bytes_useful_step"):
+        found[name] = found[name] if name in found else float("nan")
+    return _limited(found, limits)
+
+
+def _state(table: pd.DataFrame) -> pd.DataFrame:
+    """How each line ended: the first failure's status and error where there is one; its repeats, and what disturbed them."""
+    ended = table[table["phase"] == "total"]
+    lines = ended.assign(ok=ended["status"] == "ok").sort_values([*LINE, "ok"], kind="stable").groupby(LINE)
+    state = lines.nth(0).set_index(LINE)[["status", "error", "new_tokens"]]
+    repeats = ended[ended["repeat"].notna() & (ended["status"] == "ok")].groupby(LINE).size()
+    state["repeats"] = repeats.reindex(state.index, fill_value=0)
+    said = ended[[*LINE, "disturbed"]].explode("disturbed").dropna().drop_duplicates().groupby(LINE)["disturbed"]
+    state["disturbed"] = said.agg("; ".join).reindex(state.index)
+    return state
+
+
+def _ratios(wide: pd.DataFrame, baselines: Mapping[str, str]) -> pd.DataFrame:
+    """`full` of the same length, batch and repeat, divided by the cell; null where that pass is not there."""
+    import pandas as pd
+
+    cells = wide.index.get_level_values("cell")
+    others = [wide.index.get_level_values(name) for name in ("prompt_tokens", "batch", "repeat")]
+    full = pd.MultiIndex.from_arrays([cells.map(baselines), *others], names=wide.index.names)
+    names = ["tpot", "second_token", "total"]
+    ratios = wide[names].reindex(full).to_numpy() / wide[names]
+    return ratios.add_suffix("_ratio")
+
+
+def _quartiles(values: pd.DataFrame) -> pd.DataFrame:
+    """`<column>_low`, `_median`, `_high` of each line."""
+    lines = values.groupby(level=LINE)
+    found = [lines.quantile(share).add_suffix(f"_{name}") for name, share in _QUARTILES.items()]
+    return found[0].join(found[1:])
+
+
+def _memory(table: pd.DataFrame) -> pd.DataFrame:
+    """Peaks by phase, and bytes of the cache, of the pass that counts memory."""
+    counted = table[table["repeat"].isna() & (table["status"] == "ok")]
+    peaks = counted.pivot(index=LINE, columns="phase", values="peak_allocated").add_prefix("peak_")
+    total, decode = (counted[counted["phase"] == name].set_index(LINE) for name in ("total", "decode"))
+    peaks["reserved"], peaks["resident"] = total["peak_reserved"], total["peak_resident"]
+    return peaks.join(decode[["bytes_held", "bytes_useful_step", "bytes_read_step"]])
+
+
+def _limited(lines: pd.DataFrame, limits: Limits | None) -> pd.DataFrame:
+    """The limit of each number: MBU and MFU, the roofline's time of a step, and what of a longer prompt's bytes a step shows."""
+    import pandas as pd
+
+    nothing = pd.Series(float("nan"), lines.index)
+    for name in ("roofline_ms", "mbu", "prefill_mfu", "kv_bandwidth"):
+        lines[name] = nothing
+    lines["launch_bound"] = False
+    if limits is None:
+        return lines
+    decoder, batch, kv = limits.decoder, lines["batch"], lines["bytes_useful_step"]
+    read = step_bytes(limits.weights, kv / batch, batch)
+    entries = kv / batch / (decoder.kv_values * limits.itemsize)
+    work = step_operations(decoder, entries, batch)
+    steps = zip(read, work, strict=True)
+    lines["roofline_ms"] = [
+        roofline_ms(nbytes, limits.bandwidth, operations, limits.rate) for nbytes, operations in steps
+    ]
+    lines["mbu"] = mbu(read, lines["tpot_median"], limits.bandwidth)
+    if limits.rate is not None:
+        operations = lines["prompt_tokens"].map(lambda tokens: prefill_operations(decoder, tokens)) * batch
+        lines["prefill_mfu"] = mfu(operations, lines["ttft_median"] - lines["compression_median"], limits.rate)
+    return _between_lengths(lines, read)
+
+
+def _between_lengths(lines: pd.DataFrame, read: pd.Series) -> pd.DataFrame:
+    """From the shortest to the longest prompt of a cell at one batch: the bandwidth at which the further bytes are read. Where
+    the steps' quartiles overlap although there are more bytes, the step does not move with them: it is bound by launches."""
+    for _, group in lines.assign(read=read).groupby(["cell", "batch"]):
+        group = group.dropna(subset=["tpot_median", "read"]).sort_values("prompt_tokens")
+        if len(group) < 2 or group["read"].iloc[-1] < _LEAST_MORE * group["read"].iloc[0]:
+            continue
+        first, last = group.iloc[0], group.iloc[-1]
+        moves = last["tpot_low"] > first["tpot_high"]
+        lines.loc[group.index, "launch_bound"] = not moves
+        if moves:
+            bandwidth = (last["read"] - first["read"]) / (last["tpot_median"] - first["tpot_median"])
+            lines.loc[group.index, "kv_bandwidth"] = bandwidth
+    return lines
+
+
+def document(lines: pd.DataFrame) -> list[dict[str, Any]]:
+    """The lines as plain values; null for what is not known."""
+    return [
+        {name: None if value is None or value != value else value for name, value in line.items()}
+        for line in lines.astype(object).to_dict("records")
+    ]

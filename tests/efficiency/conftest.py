@@ -1,0 +1,21 @@
+"""A device's speed that was measured before, so that no test measures one; and a cache folder of the session's own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mmkv_bench.models.devices import DeviceSpeed, save
+from mmkv_bench.store.provenance import device_name
+
+BANDWIDTH, RATE = 2e10, 5e10
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _speed(tmp_path_factory):
+    patch = pytest.MonkeyPatch()
+    patch.setenv("MMKV_BENCH_CACHE", str(tmp_path_factory.mktemp("cache")))
+    rates = {"float32": RATE}
+    save(DeviceSpeed(device_name("cpu"), "cpu", torch.get_num_threads(), BANDWIDTH, rates, 1 << 34, "2", "2026-11-22"))
+    yield
+    patch.undo()

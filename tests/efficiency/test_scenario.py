@@ -1,0 +1,272 @@
+"""Promise: `scenario=efficiency` keeps every raw time of every pass, computes what it prints from them alone, tries what failed
+once only, and does nothing where all is there."""
+
+from __future__ import annotations
+
+import math
+from statistics import median
+
+import numpy as np
+import pytest
+import torch
+
+from mmkv_bench.config.compose import compose
+from mmkv_bench.efficiency.measure import Bench
+from mmkv_bench.efficiency.planned import Unit, order, planned
+from mmkv_bench.errors import ConfigError, MMKVError
+from mmkv_bench.models.sizes import decoder_of
+from mmkv_bench.models.source import Source
+from mmkv_bench.plan.plan import make_plan, outline
+from mmkv_bench.plan.validate import validate
+from mmkv_bench.store.schema import PHASES
+from mmkv_bench.store.store import Store
+from tests.each import each
+from tests.efficiency.conftest import BANDWIDTH, RATE
+from tests.run.setting import done, go, tree
+
+ASKED = ["scenario=efficiency", "method=snapkv", "budget=24", "lengths=[40,96]", "repeats=2", "new_tokens=4"]
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """Folder and outcome of one run: two methods (`full` is always one), two lengths, two repeats."""
+    root = tmp_path_factory.mktemp("ran")
+    return root, done(root, *ASKED)
+
+
+def passes(root) -> dict[Unit, dict[str, dict]]:
+    """Pass -> phase -> its row."""
+    found: dict[Unit, dict[str, dict]] = {}
+    for row in Store(root).timings().to_pylist():
+        unit = Unit(row["cell"], row["prompt_tokens"], row["batch"], row["repeat"])
+        assert found.setdefault(unit, {}).setdefault(row["phase"], row) is row, "a phase twice"
+    return found
+
+
+def test_every_pass_keeps_every_raw_time_and_its_bytes(ran):
+    found = passes(ran[0])
+    assert len(found) == 2 * 2 * (1 + 2)
+    assert sorted(row["place"] for phases in found.values() for row in [phases["total"]]) == [*range(12)]
+    for unit, rows in found.items():
+        assert {row["measured"] for row in rows.values()} == {"own"}
+        assert rows["decode"]["bytes_useful_step"] == rows["decode"]["bytes_read_step"] <= rows["decode"]["bytes_held"]
+        if unit.repeat is None:
+            assert all(row["seconds"] is None and row["peak_allocated"] > 0 for row in rows.values())
+            assert max(row["peak_allocated"] for row in rows.values()) == rows["total"]["peak_allocated"]
+            continue
+        assert {*rows} == {*PHASES} - {"vision"}
+        seconds = {name: row["seconds"] for name, row in rows.items()}
+        assert all(value >= 0 for value in seconds.values())
+        parts = sum(seconds[name] for name in ("prefill", "score", "select", "reduce", "first_token"))
+        assert math.isclose(parts, seconds["ttft"], rel_tol=1e-9)
+        steps = rows["decode"]["steps_s"]
+        assert len(steps) == 3
+        assert math.isclose(sum(steps), seconds["decode"], rel_tol=1e-9)
+        assert math.isclose(seconds["ttft"] + steps[0], seconds["second_token"], rel_tol=1e-9)
+        assert math.isclose(seconds["ttft"] + sum(steps), seconds["total"], rel_tol=1e-9)
+
+
+def test_useful_bytes_are_those_of_the_entries_that_are_kept_and_of_the_step_itself(ran):
+    token = 2 * 4 * 2 * 32 * 4  # K and V, layers, KV heads, channels, float32
+    for unit, rows in passes(ran[0]).items():
+        kept = unit.tokens if unit.cell == full_of(ran[1]) else 24
+        assert rows["decode"]["bytes_useful_step"] == (kept + 1) * token
+
+
+def full_of(outcome) -> str:
+    """The cell of `full`: the one whose ratios are all 1."""
+    lines = outcome.document["efficiency"]
+    return next(line["cell"] for line in lines if line["tpot_ratio_low"] == line["tpot_ratio_high"] == 1)
+
+
+def quartiles(values) -> dict[str, float]:
+    ordered = sorted(values)
+
+    def at(share):
+        place = share * (len(ordered) - 1)
+        low = int(place)
+        return ordered[low] + (place - low) * (ordered[min(low + 1, len(ordered) - 1)] - ordered[low])
+
+    return {"low": at(0.25), "median": at(0.5), "high": at(0.75)}
+
+
+def test_every_derived_number_is_that_of_a_slow_loop_over_the_raw_ones(ran):
+    found, lines, full = passes(ran[0]), ran[1].document["efficiency"], full_of(ran[1])
+    decoder = decoder_of(Source.of(compose([]).model).described())
+    assert len(lines) == 4
+    for line in lines:
+        timed = [found[Unit(line["cell"], line["prompt_tokens"], 1, repeat)] for repeat in range(2)]
+        base = [found[Unit(full, line["prompt_tokens"], 1, repeat)] for repeat in range(2)]
+        memory = found[Unit(line["cell"], line["prompt_tokens"], 1, None)]
+        wanted = {
+            "ttft": [rows["ttft"]["seconds"] for rows in timed],
+            "second_token": [rows["second_token"]["seconds"] for rows in timed],
+            "total": [rows["total"]["seconds"] for rows in timed],
+            "compression": [sum(rows[name]["seconds"] for name in ("score", "select", "reduce")) for rows in timed],
+            "tpot": [step for rows in timed for step in rows["decode"]["steps_s"]],
+            "tokens_s": [3 / rows["decode"]["seconds"] for rows in timed],
+            "total_ratio": [a["total"]["seconds"] / b["total"]["seconds"] for a, b in zip(base, timed, strict=True)],
+            "tpot_ratio": [
+                median(a["decode"]["steps_s"]) / median(b["decode"]["steps_s"])
+                for a, b in zip(base, timed, strict=True)
+            ],
+        }
+        for name, values in wanted.items():
+            for which, value in quartiles(values).items():
+                assert math.isclose(line[f"{name}_{which}"], value, rel_tol=1e-9), (name, which)
+        kv = memory["decode"]["bytes_useful_step"]
+        entries = kv / (2 * 4 * 2 * 32 * 4)
+        read = 4 * (decoder.blocks + 112 * 128) + kv
+        products = 2 * (4 * decoder.matrices + 112 * 128) + 4 * 4 * 4 * 32 * entries
+        assert math.isclose(line["mbu"], read / line["tpot_median"] / BANDWIDTH, rel_tol=1e-9)
+        assert math.isclose(line["roofline_ms"], 1e3 * max(read / BANDWIDTH, products / RATE), rel_tol=1e-9)
+        assert (line["status"], line["repeats"], line["bytes_useful_step"]) == ("ok", 2, kv)
+        assert line["peak_total"] == memory["total"]["peak_allocated"]
+
+
+def test_what_is_printed_is_a_table_per_length_and_says_the_limit(ran):
+    out = ran[1].out
+    assert out.index("40 prompt tokens, batch 1") < out.index("96 prompt tokens, batch 1")
+    assert out.count("snapkv@24") >= 3 and "20.0 GB/s read-only" in out
+
+
+def test_a_finished_store_does_nothing_and_one_more_repeat_runs_alone(ran):
+    before = tree(ran[0])
+    again = done(ran[0], *ASKED)
+    assert again.document["ran"] == 0 and "nothing to do" in again.out
+    assert again.document["efficiency"] == ran[1].document["efficiency"]
+    assert tree(ran[0]) == before
+    plan = planned(composed(ran[0], "repeats=3"))
+    from mmkv_bench.efficiency.run import missing
+
+    todo = missing(plan, Store(ran[0]).timings())
+    assert {unit.repeat for unit in todo} == {2} and len(todo) == 4
+
+
+def test_packed_times_are_the_same_rows(ran, tmp_path):
+    import shutil
+
+    shutil.copytree(ran[0], tmp_path / "packed")
+    rows = Store(ran[0]).timings()
+    Store(tmp_path / "packed").pack()
+    assert Store(tmp_path / "packed").timings().equals(rows)
+    assert len([*(tmp_path / "packed" / "timings").glob("*.parquet")]) == 1
+
+
+def test_out_of_memory_is_a_row_that_is_not_tried_again_unless_asked(tmp_path, monkeypatch):
+    tried, timed = [], Bench.timed
+
+    def stops(bench, prompt, cell):
+        tried.append(cell.cell)
+        if cell.budget is not None:
+            raise torch.OutOfMemoryError("no more")
+        return timed(bench, prompt, cell)
+
+    monkeypatch.setattr(Bench, "timed", stops)
+    asked = [*ASKED, "lengths=40"]
+    outcome = go(tmp_path, *asked)
+    failed = [row for row in Store(tmp_path).timings().to_pylist() if row["status"] != "ok"]
+    assert outcome.code == 1 and [(row["status"], row["phase"]) for row in failed] == [("oom", "total")]
+    assert "oom: OutOfMemoryError: no more" in outcome.out
+    assert tried.count(failed[0]["cell"]) == 1
+    count = len(tried)
+    assert go(tmp_path, *asked).code == 1 and len(tried) == count, "what failed is not tried again by itself"
+    monkeypatch.setattr(Bench, "timed", timed)
+    assert done(tmp_path, *asked, "retry=oom").document["failed"] == 0
+
+
+def composed(out, *words: str):
+    config = compose([*ASKED, "model.device=cpu", f"out={out}", *words])
+    validate(config)
+    return config
+
+
+def test_the_order_is_drawn_by_the_seed_and_every_repeat_meets_all_cells_and_lengths():
+    cells, lengths = ["a", "b", "c"], [8, 16]
+    units = order(cells, lengths, 3, 0)
+    assert units == order(cells, lengths, 3, 0) != order(cells, lengths, 3, 1)
+    blocks = [units[start : start + 6] for start in range(0, 24, 6)]
+    assert [{unit.repeat for unit in block} for block in blocks] == [{None}, {0}, {1}, {2}]
+    assert all({unit[:2] for unit in block} == {(a, b) for a in cells for b in lengths} for block in blocks)
+    assert len({tuple(unit[:2] for unit in block) for block in blocks}) > 1
+
+
+RANDOM = ["model=qwen2_5_vl_3b", "model.weights=random", "model.layers=1", "model.dtype=float32"]
+
+
+@each(
+    "words, said",
+    [
+        (["lengths=5000"], "lengths=5000 with new_tokens=4 is more than the model's context of 4096 tokens"),
+        (["lengths=4094"], "give lengths of at most 4093"),
+        (["lengths=[40,8]"], "lengths=8 is no length of a prompt"),
+        (["repeats=0"], "repeats=0 is out of range"),
+        (["new_tokens=2"], "new_tokens=2 is out of range"),
+        (["scenario=speed"], "scenario=speed is unknown"),
+        (["dataset=docvqa"], "asks no dataset and got dataset=docvqa"),
+        (["stage=score"], "stage=score has no meaning under scenario=efficiency"),
+        (["protocol=query_agnostic"], "protocol=query_agnostic is not timed"),
+        (["method=oracle"], "method oracle reads the full cache's own answer"),
+        (["method=look_m"], "method look_m needs visual tokens"),
+        (
+            [*RANDOM, "method=adakv"],
+            "method adakv divides its budget by what the weights make of the prompt (HeadPool)",
+        ),
+        ([*RANDOM, "method=flashcache"], "random weights would time another division"),
+        ([*RANDOM, "method=sparsemm"], "no committed calibration"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_in_one_sentence_before_any_work(words, said, tmp_path):
+    with pytest.raises(MMKVError) as caught:
+        planned(composed(tmp_path / "out", *words))
+    assert said in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_random_weights_are_timed_where_the_division_follows_from_the_length(tmp_path):
+    plan = planned(composed(tmp_path, *RANDOM, "method=[snapkv,pyramidkv,h2o]"))
+    assert [cell.base for cell in plan.cells] == ["full", "snapkv", "pyramidkv", "h2o"]
+
+
+def test_other_commands_say_which_one_measures(tmp_path):
+    for make in (make_plan, outline):
+        with pytest.raises(ConfigError, match="start it with mmkv-bench run"):
+            make(composed(tmp_path))
+
+
+def test_the_scenario_is_in_no_cell_of_another():
+    usual = {cell.cell for cell in outline(compose(["method=snapkv"])).cells}
+    assert usual == {cell.cell for cell in outline(compose(["method=snapkv", "repeats=9", "lengths=64"])).cells}
+
+
+def test_a_timed_pass_answers_as_stock_generate_does():
+    from mmkv_bench.compression.budget import Budget
+    from mmkv_bench.efficiency.prompts import text_prompt
+    from mmkv_bench.generation.result import CellSpec
+    from mmkv_bench.generation.single import generate_alone
+
+    loaded = Source.of(compose(["model.device=cpu"]).model).load()
+    bench, prompt = Bench(loaded, 5, "sdpa"), text_prompt(loaded, 50)
+    assert prompt.length == 50 and prompt.visual_tokens == 0
+    wanted = ["method=[full,snapkv,kivi,h2o_decode,adakv]", "protocol=[paper,strict]", "budget=20", "lengths=50"]
+    for cell in planned(composed("unused", *wanted)).cells:
+        spec = CellSpec(cell.cell, cell.compressor, cell.budget, cell.protocol)
+        never = loaded.model.config.get_text_config().vocab_size  # an end that no token is
+        stock = generate_alone(
+            loaded.model, prompt.inputs, spec.compressor, spec.budget, spec.protocol, token_types=prompt.types,
+            max_new_tokens=5, eos_token_id=never, pad_token_id=0, identity=prompt.identity,
+        )  # fmt: skip
+        assert bench.timed(prompt, spec).answer == stock.sequences[0, 50:].tolist(), cell.label
+    assert Budget.parse("20") == planned(composed("unused", *wanted)).cells[1].budget
+
+
+def test_padding_of_ragged_heads_is_read_and_not_useful():
+    from mmkv_bench.efficiency.prompts import text_prompt
+    from mmkv_bench.generation.result import CellSpec
+
+    loaded = Source.of(compose(["model.device=cpu"]).model).load()
+    cell = planned(composed("unused", "method=adakv")).cells[1]
+    counted = Bench(loaded, 4).counted(text_prompt(loaded, 90), CellSpec(cell.cell, cell.compressor, cell.budget))
+    token = 2 * 4 * 2 * 32 * 4
+    assert counted.held.useful == (24 + 1) * token < counted.held.read
+    assert np.isfinite(counted.resident)
