@@ -21,7 +21,7 @@ from mmkv_bench.compression.session import attach
 from mmkv_bench.devices import Bytes, Device, Mark
 from mmkv_bench.generation.compiled import EAGER_DECODE
 from mmkv_bench.generation.encode import EncodedPrompt, lengths_of
-from mmkv_bench.generation.meter import Meter
+from mmkv_bench.generation.meter import Meter, vision_clock
 from mmkv_bench.generation.prefill import following, last_positions
 from mmkv_bench.generation.result import CellSpec
 from mmkv_bench.generation.single import stays_eager
@@ -180,7 +180,7 @@ class Bench:
             }
             try:
                 start = device.mark()
-                with phases("prefill"):
+                with phases("prefill"), vision_clock(model, phases):
                     output = model(**prompt.inputs, **common)
             finally:
                 hook.remove()

@@ -157,12 +157,12 @@ class _Passes:
             self.warm.add(shape)
         before = self._disturbed()
         timed = self.bench.timed(prompt, cell)
-        rows = {name: {"seconds": seconds} for name, seconds in timed.seconds.items()}
-        rows["decode"]["steps_s"] = timed.steps
+        times: dict[str, dict[str, Any]] = {name: {"seconds": value} for name, value in timed.seconds.items()}
+        times["decode"]["steps_s"] = timed.steps
         disturbed = list(dict.fromkeys([*before, *self._disturbed()]))
         load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
         return _finished(
-            rows, timed.held, {"disturbed": disturbed, "load": load, "threads": self.bench.device.threads()}
+            times, timed.held, {"disturbed": disturbed, "load": load, "threads": self.bench.device.threads()}
         )
 
     def _disturbed(self) -> list[str]:

@@ -108,19 +108,21 @@ def _limited(lines: pd.DataFrame, limits: Limits | None) -> pd.DataFrame:
     lines["launch_bound"] = False
     if limits is None:
         return lines
-    decoder, batch, kv = limits.decoder, lines["batch"], lines["bytes_useful_step"]
-    read = step_bytes(limits.weights, kv / batch, batch)
-    entries = kv / batch / (decoder.kv_values * limits.itemsize)
-    work = step_operations(decoder, entries, batch)
-    steps = zip(read, work, strict=True)
+    decoder = limits.decoder
+    shapes = [(rows, kv / rows) for rows, kv in zip(lines["batch"], lines["bytes_useful_step"], strict=True)]
+    read = [step_bytes(limits.weights, kv, rows) for rows, kv in shapes]
+    work = [step_operations(decoder, kv / (decoder.kv_values * limits.itemsize), rows) for rows, kv in shapes]
     lines["roofline_ms"] = [
-        roofline_ms(nbytes, limits.bandwidth, operations, limits.rate) for nbytes, operations in steps
+        roofline_ms(nbytes, limits.bandwidth, operations, limits.rate)
+        for nbytes, operations in zip(read, work, strict=True)
     ]
-    lines["mbu"] = mbu(read, lines["tpot_median"], limits.bandwidth)
+    lines["mbu"] = [
+        mbu(nbytes, seconds, limits.bandwidth) for nbytes, seconds in zip(read, lines["tpot_median"], strict=True)
+    ]
     if limits.rate is not None:
-        operations = lines["prompt_tokens"].map(lambda tokens: prefill_operations(decoder, tokens)) * batch
+        operations = lines["prompt_tokens"].map(lambda tokens: prefill_operations(decoder, tokens)) * lines["batch"]
         lines["prefill_mfu"] = mfu(operations, lines["ttft_median"] - lines["compression_median"], limits.rate)
-    return _between_lengths(lines, read)
+    return _between_lengths(lines, pd.Series(read, lines.index))
 
 
 def _between_lengths(lines: pd.DataFrame, read: pd.Series) -> pd.DataFrame:

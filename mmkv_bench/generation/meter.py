@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 import psutil
 import torch
@@ -89,8 +89,8 @@ _VISION_NAMES = ("visual", "vision_tower", "vision_model")
 
 
 @contextmanager
-def vision_clock(model: nn.Module, meter: Meter) -> Iterator[None]:
-    """Makes the vision tower's forward pass the meter's phase `vision`; nothing for a text model."""
+def vision_clock(model: nn.Module, phase: Callable[[str], AbstractContextManager[None]]) -> Iterator[None]:
+    """Makes the vision tower's forward pass a clock's phase `vision`; nothing for a text model."""
     inner = getattr(model, "model", model)
     tower = next((getattr(inner, name) for name in _VISION_NAMES if hasattr(inner, name)), None)
     if tower is None:
@@ -99,7 +99,7 @@ def vision_clock(model: nn.Module, meter: Meter) -> Iterator[None]:
     with ExitStack() as running:  # a tower that fails ends its phase here
 
         def before(*_: object) -> None:
-            running.enter_context(meter.phase("vision"))
+            running.enter_context(phase("vision"))
 
         def after(*_: object) -> None:
             running.pop_all().close()

@@ -180,7 +180,7 @@ def prefill(
     model, cache = session.model, CompressedCache(len(session.attentions), reserve)
     session.expect(recording, prompt.types, prompt.identity)
     try:
-        with vision_clock(model, meter), meter.phase("prefill"):
+        with vision_clock(model, meter.phase), meter.phase("prefill"):
             output = model(**prompt.inputs, past_key_values=cache, use_cache=True, logits_to_keep=1, return_dict=True)
             positions = session.position_ids
     finally:

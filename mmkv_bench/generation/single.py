@@ -236,7 +236,7 @@ def run_alone(
             "attention": attention,
             **rules.options,
         }
-        with vision_clock(model, meter), meter.phase("all"):
+        with vision_clock(model, meter.phase), meter.phase("all"):
             if cell.evicts(lengths.reduced) and cell.compressor.needs.answer:
                 before = LogitsProcessorList([_Watch(meter, deadline)])
                 answer = answer_of_full(model, prompt.inputs, cell.protocol, logits_processor=before, **common)

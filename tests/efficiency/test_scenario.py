@@ -14,15 +14,19 @@ from mmkv_bench.config.compose import compose
 from mmkv_bench.efficiency.measure import Bench
 from mmkv_bench.efficiency.planned import Unit, order, planned
 from mmkv_bench.errors import ConfigError, MMKVError
+from mmkv_bench.models.load import LoadedModel
 from mmkv_bench.models.sizes import decoder_of
 from mmkv_bench.models.source import Source
 from mmkv_bench.plan.plan import make_plan, outline
 from mmkv_bench.plan.validate import validate
 from mmkv_bench.store.schema import PHASES
 from mmkv_bench.store.store import Store
+from tests import zoo
 from tests.each import each
 from tests.efficiency.conftest import BANDWIDTH, RATE
+from tests.generation import common
 from tests.run.setting import done, go, tree
+from tests.second_device import far, second_device, there
 
 ASKED = ["scenario=efficiency", "method=snapkv", "budget=24", "lengths=[40,96]", "repeats=2", "new_tokens=4"]
 
@@ -270,3 +274,22 @@ def test_padding_of_ragged_heads_is_read_and_not_useful():
     token = 2 * 4 * 2 * 32 * 4
     assert counted.held.useful == (24 + 1) * token < counted.held.read
     assert np.isfinite(counted.resident)
+
+
+def test_on_another_device_passes_are_timed_by_marks_counted_by_its_allocator_and_answer_alike():
+    def bench(model):
+        device = next(model.parameters()).device
+        return Bench(LoadedModel("zoo", model, None, None, common.family("qwen2_5_vl"), device, "float32"), 4)
+
+    model, prompt = zoo.model("qwen2_5_vl"), common.encoded("qwen2_5_vl")
+    methods = common.registry("paper", "qwen2_5_vl")
+    cells = [common.cell(methods[name], None if name in ("full", "kivi") else 6) for name in ("full", "snapkv", "kivi")]
+    for cell in cells:
+        here = bench(model).timed(prompt, cell)
+        with second_device() as device:
+            made, far_prompt = bench(there(model)), far(prompt)
+            found, counted = made.timed(far_prompt, cell), made.counted(far_prompt, cell)
+            assert (found.answer, found.held) == (here.answer, here.held)
+            assert "vision" in found.seconds and min(found.seconds.values()) >= 0
+            assert counted.peaks["total"].reserved >= counted.peaks["total"].allocated > 0 and counted.resident is None
+            assert device.waits > 0
