@@ -10,6 +10,8 @@ from mmkv_bench.models.sizes import decoder_of
 from mmkv_bench.models.source import Source
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from mmkv_bench.efficiency.planned import Planned
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
@@ -37,12 +39,20 @@ class Limits:
         return self.decoder.read * self.itemsize
 
 
-def limits_of(plan: Planned) -> Limits | None:
-    """None where a model's files do not state its shape. The device is measured now, once, if it never was."""
+def limits_of(plan: Planned, rows: pa.Table) -> Limits | None:
+    """None where a model's files do not state its shape, or nothing was timed. The device is measured now, once, if it never was.
+
+    rows: of the table `timings`; the device is measured with their threads.
+    """
+    import pyarrow.compute as pc
+
     from mmkv_bench.generation.device_speed import measured
+    from mmkv_bench.models.threads import computing_with
 
     decoder, dtype = decoder_of(Source.of(plan.config.model).described()), plan.cells[0].dtype
-    if decoder is None:
+    threads = pc.max(rows["threads"]).as_py()
+    if decoder is None or threads is None:
         return None
-    speed = measured(plan.config.model.device)
+    with computing_with(threads):
+        speed = measured(plan.config.model.device)
     return Limits(decoder, _BYTES[dtype], speed.bandwidth, speed.rates.get(dtype), speed.slug)

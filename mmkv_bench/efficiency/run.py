@@ -73,6 +73,7 @@ def _measure(plan: Planned, store: Store, todo: Sequence[Unit]) -> None:
     from mmkv_bench.efficiency.measure import Bench
     from mmkv_bench.generation.compiled import COMPILED, CompiledStep, check_compiler
     from mmkv_bench.models.source import Source
+    from mmkv_bench.models.threads import computing_with, threads_for
     from mmkv_bench.plan import identity
     from mmkv_bench.plan.cells import stored_rows
 
@@ -89,7 +90,8 @@ def _measure(plan: Planned, store: Store, todo: Sequence[Unit]) -> None:
             "CUDA_LAUNCH_BLOCKING is set, so every kernel is waited for and no time is that of a served model; unset it"
         )
     store.write_cells(stored_rows(plan.cells, config, provenance))
-    _Passes(plan, store, bench).run(todo)
+    with computing_with(threads_for(loaded, config.model.threads)):
+        _Passes(plan, store, bench).run(todo)
 
 
 class _Passes:
@@ -204,7 +206,7 @@ def _close(plan: Planned, store: Store, ran: int, seconds: float) -> int:
     rows = store.timings([cell.cell for cell in plan.cells])
     if not ran:
         print("every pass has its rows; nothing to do")
-    limits = limits_of(plan)
+    limits = limits_of(plan, rows)
     summary = summarised(rows, plan.baselines, limits)
     print(shown(plan, summary, limits))
     failed = sum(status != "ok" for status in rows["status"].to_pylist())

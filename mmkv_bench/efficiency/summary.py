@@ -33,7 +33,7 @@ def summarised(rows: pa.Table, baselines: Mapping[str, str], limits: Limits | No
 
     Returns:
         For each of `POINTS`, `tpot` and `tokens_s`: `<name>_low`, `<name>_median`, `<name>_high` (quartiles over repeats; of
-        TPOT over all steps of all repeats) [s, tokens/s]; `<name>_ratio_...` of TPOT and total: `full` divided by the cell;
+        TPOT over all steps of all repeats) [s, tokens/s]; `<name>_ratio_...` of TPOT, second token, total: `full` over the cell;
         `status` (the first failure, else ok), `repeats`, peaks and bytes of the pass that counts memory, `disturbed`.
     """
     table = rows.to_pandas()

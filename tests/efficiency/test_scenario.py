@@ -7,12 +7,16 @@ import math
 from statistics import median
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 import torch
 
 from mmkv_bench.config.compose import compose
+from mmkv_bench.efficiency.limits import Limits
 from mmkv_bench.efficiency.measure import Bench
 from mmkv_bench.efficiency.planned import Unit, order, planned
+from mmkv_bench.efficiency.summary import document, summarised
 from mmkv_bench.errors import ConfigError, MMKVError
 from mmkv_bench.models.load import LoadedModel
 from mmkv_bench.models.sizes import decoder_of
@@ -293,3 +297,20 @@ def test_on_another_device_passes_are_timed_by_marks_counted_by_its_allocator_an
             assert "vision" in found.seconds and min(found.seconds.values()) >= 0
             assert counted.peaks["total"].reserved >= counted.peaks["total"].allocated > 0 and counted.resident is None
             assert device.waits > 0
+
+
+def test_a_store_of_failures_alone_is_summed_up_too(ran):
+    rows = Store(ran[0]).timings()
+    failed = rows.filter(pc.and_(pc.equal(rows["phase"], "total"), pc.is_null(rows["repeat"])))
+    for name, value in (("status", "oom"), ("error", "no more"), ("peak_allocated", None)):
+        failed = failed.set_column(
+            failed.column_names.index(name),
+            rows.schema.field(name),
+            pa.array([value] * len(failed), rows.schema.field(name).type),
+        )
+    cells = {name: name for name in failed["cell"].to_pylist()}
+    for limits in (None, Limits(decoder_of(Source.of(compose([]).model).described()), 4, BANDWIDTH, RATE, "here")):
+        lines = document(summarised(failed, cells, limits))
+        assert [(line["status"], line["repeats"], line["tpot_median"], line["mbu"]) for line in lines] == [
+            ("oom", 0, None, None)
+        ] * 4
