@@ -182,12 +182,12 @@ class RetrievalLayer(CompressedLayer):
         mask: Tensor | None,
     ) -> dict[int, tuple[Tensor, Tensor | None]]:
         """First head -> the kernel's output, for every run of neighbouring heads of one kind: views, nothing is copied."""
-        seen, group = self.visible(query, mask), query.shape[1] // key.shape[1]
+        seen, group = self._visible_by_head(query, mask), query.shape[1] // key.shape[1]
         found = {}
         for kind, heads in self.runs:
             if kind == dynamic:
                 own, rows = slice(heads[0], heads[-1] + 1), slice(heads[0] * group, (heads[-1] + 1) * group)
-                part = None if seen is None else seen[:, rows]
+                part = None if seen is None else seen[:, own]
                 found[heads[0]] = kernel(query[:, rows], key[:, own], value[:, own], part)
         return found
 
