@@ -1,0 +1,181 @@
+"""Numbers of tensors that have none: true ones as far as they follow, made-up ones where selection reads what nobody computed.
+
+A dispatch mode above torch's fake tensors. See `dry_run.py` for why a count of memory needs numbers at all.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.weak import WeakTensorKeyDictionary
+
+_aten = torch.ops.aten
+CARRIED = 2**26
+"""Elements of the largest tensor that carries numbers."""
+INVENTED = 2**22
+"""Elements of the largest tensor whose numbers are made up."""
+_SHAPED = {
+    _aten.new_empty.default,
+    _aten.new_zeros.default,
+    _aten.new_ones.default,
+    _aten.new_full.default,
+    _aten.zeros_like.default,
+    _aten.ones_like.default,
+    _aten.full_like.default,
+    _aten.empty_like.default,
+    _aten.new_empty_strided.default,
+}
+"""Operations that read the shape of their input and none of its numbers."""
+_EMPTY = {
+    _aten.empty.memory_format,
+    _aten.empty_strided.default,
+    _aten.new_empty.default,
+    _aten.new_empty_strided.default,
+    _aten.empty_like.default,
+}
+"""Operations whose numbers are whatever was there; zeros here."""
+
+
+class MadeUp(TorchDispatchMode):
+    """Numbers of small fake tensors; must be entered inside of the fake mode and of a counter.
+
+    Attributes:
+        invents: whether small results of tensors without numbers get made-up ones now; where it is False only true
+            numbers are carried.
+        carries: whether results get numbers at all; not while a model is built, whose weights have none.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.carries, self.invents = True, False
+        self._known = WeakTensorKeyDictionary()
+        self._random = torch.Generator().manual_seed(0)
+
+    # ------------------------------------------------------------------ numbers
+    def hold(self, tensor: Tensor, device: torch.device) -> Tensor:
+        """A real tensor as a fake one on a device, with its numbers."""
+        made = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+        with _disable_current_modes():
+            self._known[made] = tensor.detach().clone()
+        return made
+
+    def _numbers(self, tensor: Tensor) -> Tensor | None:
+        if not isinstance(tensor, FakeTensor):
+            return tensor  # made outside, a module's constant
+        if getattr(tensor.untyped_storage(), "overwritten", False):
+            return None
+        found = self._known.get(tensor)
+        return found if found is not None else tensor.constant
+
+    def _read(self, tensor: Tensor) -> Tensor:
+        """Its numbers, made up where it has none."""
+        found = self._numbers(tensor)
+        if found is None:
+            found = self._invented(tensor)
+            if not getattr(tensor.untyped_storage(), "overwritten", False):
+                self._known[tensor] = found
+        return found
+
+    def _invented(self, like: Tensor) -> Tensor:
+        """Between 0 and 1 where it is real, 0 where it is whole: an index into anything, and no mask's member."""
+        shape = tuple(like.shape)
+        if not (like.dtype.is_floating_point or like.dtype.is_complex):
+            return torch.zeros(shape, dtype=like.dtype)
+        return torch.rand(shape, generator=self._random).to(like.dtype)
+
+    # ------------------------------------------------------------------ operations
+    def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        if function is _aten._local_scalar_dense.default:
+            with _disable_current_modes():
+                return self._read(args[0]).item()
+        if not self.carries or function is torch.ops.prim.device.default:
+            return function(*args, **kwargs)
+        if _shape_follows(function, args):
+            return self._counted(function, args, kwargs)
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        if function in _SHAPED:
+            tensors = []
+        made = function(*args, **kwargs)
+        outputs = [leaf for leaf in tree_leaves(made) if isinstance(leaf, FakeTensor)]
+        if not outputs or max(output.numel() for output in outputs) > CARRIED:
+            return made
+        with _disable_current_modes():
+            if all(self._numbers(tensor) is not None for tensor in tensors):
+                self._carry(made, self._computed(function, args, kwargs))
+            elif function._schema.is_mutable:
+                self._mutated(function, args, kwargs, tensors)
+            elif self.invents and not _is_view(function):
+                for output in outputs:
+                    if output.numel() <= INVENTED:
+                        self._known[output] = self._invented(output)
+        return made
+
+    def _computed(self, function: Any, args: tuple, kwargs: dict) -> Any:
+        """The operation on the numbers, on the host."""
+
+        def number(leaf: Any) -> Any:
+            if isinstance(leaf, torch.device):
+                return torch.device("cpu")
+            return self._read(leaf) if isinstance(leaf, Tensor) else leaf
+
+        kwargs = {key: value for key, value in kwargs.items() if key != "pin_memory"}
+        if function in _SHAPED:
+            args = (torch.empty(args[0].shape, dtype=args[0].dtype), *args[1:])
+        found = function(*tree_map(number, args), **tree_map(number, kwargs))
+        return found.zero_() if function in _EMPTY else found
+
+    def _carry(self, made: Any, numbers: Any) -> None:
+        for output, value in zip(tree_leaves(made), tree_leaves(numbers), strict=True):
+            if isinstance(output, FakeTensor) and isinstance(value, Tensor):
+                self._known[output] = value
+
+    def _mutated(self, function: Any, args: tuple, kwargs: dict, tensors: list[Tensor]) -> None:
+        """Something without numbers is written to a tensor that has some: they are made up, or nobody knows them any more."""
+        target = args[0]
+        if self._numbers(target) is None:
+            return
+        if self.invents and all(self._numbers(one) is not None or one.numel() <= INVENTED for one in tensors):
+            self._computed(function, args, kwargs)
+        else:
+            target.untyped_storage().overwritten = True
+
+    def _counted(self, function: Any, args: tuple, kwargs: dict) -> Any:
+        """An operation whose result is as long as numbers say."""
+        device = next(leaf.device for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
+        if function is _aten.index.Tensor and self._numbers(args[0]) is None:
+            return self._picked(*args)
+        with _disable_current_modes():
+            numbers = self._computed(function, args, kwargs)
+        return tree_map(lambda value: self.hold(value, device) if isinstance(value, Tensor) else value, numbers)
+
+    def _picked(self, source: Tensor, index: list[Tensor | None]) -> Tensor:
+        """`source[mask]` of a source without numbers: as many rows as the mask has members."""
+        masks = [one for one in index if one is not None and one.dtype == torch.bool]
+        if len(index) == len(masks) == 1:
+            with _disable_current_modes():
+                count = int(self._read(masks[0]).sum())
+            return source.new_empty(count, *source.shape[masks[0].ndim :])
+        places = [
+            self._counted(_aten.nonzero.default, (one,), {})[:, 0]
+            if one is not None and one.dtype == torch.bool
+            else one
+            for one in index
+        ]
+        return _aten.index.Tensor(source, places)
+
+
+def _shape_follows(function: Any, args: tuple) -> bool:
+    """Whether the shape of the result depends on numbers."""
+    if function is _aten.index.Tensor:
+        return any(one is not None and one.dtype in (torch.bool, torch.uint8) for one in args[1])
+    return torch.Tag.dynamic_output_shape in function.tags
+
+
+def _is_view(function: Any) -> bool:
+    return any(one.alias_info is not None and not one.alias_info.is_write for one in function._schema.arguments)
