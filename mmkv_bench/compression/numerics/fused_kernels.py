@@ -6,7 +6,9 @@ that there are no atomics and results are the same on every run. Instead of a lo
 maximum and the sum behind it: at scores of some hundreds, as spread proxies have them, one float32 would cost 1e-5.
 
 Products are of the inputs' dtype and summed in float32; float32 inputs are multiplied as such, not as TF32. Scores are in
-powers of two (``scale`` contains log2 e). Head dimensions, rows and keys that fill no tile are masked.
+powers of two (``scale`` contains log2 e). Head dimensions, rows and keys that fill no tile are masked. Lengths are not
+specialised: Triton would compile a program for 1, one for multiples of 16 and one for the rest, and lengths change from one
+decode step to the next.
 """
 
 import triton
@@ -32,7 +34,7 @@ def _scores(query, key, scale, WIDE: tl.constexpr):
     return tl.dot(query, tl.trans(key), input_precision="ieee") * scale
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count", "seen", "offset", "reach"])
 def row_softmax(
     QUERY, KEY, PEAK, TOTAL, count, seen, offset, reach, scale, query_head, query_row, key_head, key_row,
     GROUP: tl.constexpr, CAUSAL: tl.constexpr, DIM: tl.constexpr, DEPTH: tl.constexpr, WIDE: tl.constexpr,
@@ -64,7 +66,7 @@ def row_softmax(
     tl.store(TOTAL + place, total, mask=rows < count)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count", "seen", "offset"])
 def column_sums(
     QUERY, KEY, PEAK, WEIGHT, SUMS, count, seen, offset, scale, query_head, query_row, key_head, key_row,
     GROUP: tl.constexpr, DIM: tl.constexpr, DEPTH: tl.constexpr, WIDE: tl.constexpr,
@@ -91,7 +93,7 @@ def column_sums(
     tl.store(SUMS + head * seen + keys, sums, mask=keys < seen)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count", "seen", "size"])
 def group_mass(
     QUERY, KEY, PEAK, WEIGHT, MASS, count, seen, size, scale, query_head, query_row, key_head, key_row,
     GROUP: tl.constexpr, MEMBERS: tl.constexpr, DIM: tl.constexpr, DEPTH: tl.constexpr, WIDE: tl.constexpr,
@@ -129,7 +131,7 @@ def _above(MASS, width, bits, BLOCK: tl.constexpr):
     return tl.sum(total, 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["width"])
 def covering_set(MASS, TARGET, HIGHEST, THRESHOLD, CUT, width, LEFT: tl.constexpr, BLOCK: tl.constexpr):
     """Smallest mass in a row's covering set, and the last index of those of that very mass that are in it (-1: none).
 
@@ -166,7 +168,7 @@ def covering_set(MASS, TARGET, HIGHEST, THRESHOLD, CUT, width, LEFT: tl.constexp
     tl.store(CUT + row, cut)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["width", "rows"])
 def votes(MASS, THRESHOLD, CUT, VOTES, width, rows, BLOCK: tl.constexpr):
     """In how many of a head's ``rows`` covering sets each of BLOCK keys is."""
     head = tl.program_id(1).to(tl.int64)
