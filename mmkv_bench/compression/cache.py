@@ -188,19 +188,13 @@ class CompressedLayer(CacheLayerMixin):
         """Map the logical mask onto the stored slots.
 
         Args:
-            query: `[B, Hq, n, D]`; its shape tells the heads and rows.
+            query: `[B, Hq, n, D]`; its shape tells how many queries there are.
             mask: `[B|1, 1, n, seen]` bool (True = visible) or additive float, or None when nothing is masked.
 
         Returns:
-            `[B, Hq, n, stored]` mask of the same kind, or None when every stored slot is visible to every query.
+            Mask of the same kind `[B, Hkv, n, stored]`, one for all query heads of a KV head, or `mask` itself while slot i
+            holds token i; None when every stored slot is visible to every query.
         """
-        mask = self._visible_by_head(query, mask)
-        if mask is None or mask.shape[1] in (1, query.shape[1]):
-            return mask
-        return mask.repeat_interleave(query.shape[1] // mask.shape[1], dim=1)
-
-    def _visible_by_head(self, query: Tensor, mask: Tensor | None) -> Tensor | None:
-        """As `visible`, one mask for all query heads of a KV head: `[B, Hkv, n, stored]`."""
         positions = self.positions
         if positions is None:
             return mask
@@ -251,7 +245,7 @@ class CompressedLayer(CacheLayerMixin):
         Returns:
             Keys and values `[B, Hkv, slots, D]` and a mask `[B, Hq|Hkv|1, n, slots]` of theirs, or None.
         """
-        return key, value, self._visible_by_head(query, mask)
+        return key, value, self.visible(query, mask)
 
     def attended(self, query: Tensor, scaling: float) -> None:
         """Called after every forward's attention: the place to accumulate scores and to evict."""

@@ -94,7 +94,9 @@ def attend(layer: CompressedLayer, query: Tensor, mask: Tensor | None = None) ->
     """What the registered attention function does: stock attention over the stored slots under the mapped mask."""
     groups = query.shape[1] // H
     key, value = (t.repeat_interleave(groups, 1) for t in (layer.keys, layer.values))
-    return torch.nn.functional.scaled_dot_product_attention(query, key, value, layer.visible(query, mask))
+    mask = layer.visible(query, mask)
+    mask = mask.repeat_interleave(groups, 1) if mask is not None and mask.shape[1] == H else mask
+    return torch.nn.functional.scaled_dot_product_attention(query, key, value, mask)
 
 
 # ------------------------------------------------------------------ storage
@@ -240,7 +242,7 @@ def test_rows_of_several_forks_equal_each_fork_alone(seed, prompt, widths, token
 
 @PROPERTY
 @given(seeds, st.integers(2, 10), st.integers(1, 4), st.booleans())
-def test_visible_maps_the_logical_mask_of_every_query_and_head(seed, prompt, queries, additive):
+def test_visible_maps_the_logical_mask_of_every_query_and_kv_head(seed, prompt, queries, additive):
     layer = CompressedLayer(8)
     layer.update(*entries(prompt, seed))
     index = ragged_index(prompt, seed)
@@ -253,12 +255,12 @@ def test_visible_maps_the_logical_mask_of_every_query_and_head(seed, prompt, que
     )
     query = torch.zeros(B, 2 * H, queries, D)
     mapped = layer.visible(query, given_mask)
-    assert mapped.shape == (B, 2 * H, queries, layer.stored) and mapped.dtype == given_mask.dtype
+    assert mapped.shape == (B, H, queries, layer.stored) and mapped.dtype == given_mask.dtype
     seen = mapped if mapped.dtype == torch.bool else mapped > torch.finfo(torch.float32).min / 2
     positions = layer.slot_positions()
     for b in range(B):
-        for h in range(2 * H):
-            for slot, position in enumerate(positions[b, h // 2].tolist()):
+        for h in range(H):
+            for slot, position in enumerate(positions[b, h].tolist()):
                 expected = logical[b, 0, :, position] if position >= 0 else torch.zeros(queries, dtype=torch.bool)
                 assert torch.equal(seen[b, h, :, slot], expected)
 
