@@ -22,6 +22,7 @@ from mmkv_bench.store.response import STATUSES
 from mmkv_bench.store.store import Store
 
 _CELL = ("cell", "dataset", "method", "budget_entries", "budget_fraction", "protocol", "reading", "seed", "config")
+_TIMED = r'"scenario": ?"efficiency"'  # in the configuration of cells that answer nothing
 _REASON = 100  # characters of a failure's message
 
 
@@ -57,11 +58,13 @@ class Status:
 
     Attributes:
         failures: (dataset, status, the message's beginning) -> how many rows ended so, the most frequent first.
+        passes: status -> passes of `scenario=efficiency` that ended so; their cells are in no dataset.
     """
 
     root: Path
     datasets: tuple[DatasetStatus, ...]
     failures: Mapping[tuple[str, str, str], int]
+    passes: Mapping[str, int]
 
 
 def status(store: Store) -> Status:
@@ -69,7 +72,9 @@ def status(store: Store) -> Status:
     # Cells last: whoever writes rows has written their cells before.
     rows = store.responses(None, ("cell", "sample_id", "status", "error"), coded=True)
     metrics = store.metrics(None, ("cell", "n"))
+    timings = store.timings()
     cells = store.cells(columns=_CELL)
+    cells = cells.filter(pc.invert(pc.match_substring_regex(cells["config"], _TIMED)))
     names = cells["cell"].combine_chunks()
     of_row = places(rows["cell"], names)
     answered = np.bincount(of_row, minlength=len(names))
@@ -97,7 +102,9 @@ def status(store: Store) -> Status:
                 stale=int(((answered[own] > 0) & (scored[own] < answered[own])).sum()),
             )
         )
-    return Status(store.root, tuple(found), _failures(rows.filter(pa.array(failed)), dataset[of_row[failed]]))
+    ended = pc.value_counts(timings["status"].filter(pc.equal(timings["phase"], "total"))).to_pylist()
+    passes = {one["values"]: one["counts"] for one in ended}
+    return Status(store.root, tuple(found), _failures(rows.filter(pa.array(failed)), dataset[of_row[failed]]), passes)
 
 
 def failed_rows(store: Store) -> list[dict[str, Any]]:

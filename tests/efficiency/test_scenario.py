@@ -25,7 +25,9 @@ from mmkv_bench.plan.plan import make_plan, outline
 from mmkv_bench.plan.validate import validate
 from mmkv_bench.store.schema import PHASES
 from mmkv_bench.store.store import Store
+from mmkv_bench.tables.status import status
 from tests import zoo
+from tests.cli.setting import verb
 from tests.each import each
 from tests.efficiency.conftest import BANDWIDTH, RATE
 from tests.generation import common
@@ -159,6 +161,15 @@ def test_packed_times_are_the_same_rows(ran, tmp_path):
     Store(tmp_path / "packed").pack()
     assert Store(tmp_path / "packed").timings().equals(rows)
     assert len([*(tmp_path / "packed" / "timings").glob("*.parquet")]) == 1
+
+
+def test_status_counts_passes_and_takes_their_cells_for_no_dataset(ran, capsys):
+    assert verb("status")([str(ran[0])]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"{ran[0]}: no answers",
+        "  12 passes of scenario=efficiency, 0 failed",
+    ]
+    assert status(Store(ran[0])).datasets == ()
 
 
 def test_out_of_memory_is_a_row_that_is_not_tried_again_unless_asked(tmp_path, monkeypatch):

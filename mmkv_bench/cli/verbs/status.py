@@ -60,6 +60,10 @@ def lines(status: Status, failed: Sequence[Mapping[str, Any]]) -> list[str]:
         )
         for one in status.datasets
     ]
+    timed = sum(status.passes.values())
+    passes = [f"  {timed} passes of scenario=efficiency, {timed - status.passes.get('ok', 0)} failed"] if timed else []
+    if not rows and passes:
+        return [f"{status.root}: no answers", *passes]
     done, planned = sum(one.rows for one in status.datasets), sum(one.planned for one in status.datasets)
     widths = [max(map(len, column)) for column in zip(_HEADS, *rows, strict=True)]
     table = [
@@ -73,7 +77,7 @@ def lines(status: Status, failed: Sequence[Mapping[str, Any]]) -> list[str]:
     samples = [
         f"  {row['dataset']} {row['sample_id']} {row['label']}: {row['status']}, {row['error']}" for row in failed
     ]
-    return [f"{status.root}: {done} of {planned} answers", *table, *ends, *samples]
+    return [f"{status.root}: {done} of {planned} answers", *table, *passes, *ends, *samples]
 
 
 def _document(status: Status, failed: Sequence[Mapping[str, Any]], listed: bool) -> dict[str, Any]:
@@ -81,5 +85,10 @@ def _document(status: Status, failed: Sequence[Mapping[str, Any]], listed: bool)
         {"dataset": dataset, "status": ended, "error": reason, "rows": number}
         for (dataset, ended, reason), number in status.failures.items()
     ]
-    document = {"rows": str(status.root), "datasets": [asdict(one) for one in status.datasets], "failures": failures}
+    document = {
+        "rows": str(status.root),
+        "datasets": [asdict(one) for one in status.datasets],
+        "failures": failures,
+        "passes": dict(status.passes),
+    }
     return document | ({"failed": list(failed)} if listed else {})
