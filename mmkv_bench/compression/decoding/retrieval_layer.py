@@ -182,7 +182,7 @@ class RetrievalLayer(CompressedLayer):
         mask: Tensor | None,
     ) -> dict[int, tuple[Tensor, Tensor | None]]:
         """First head -> the kernel's output, for every run of neighbouring heads of one kind: views, nothing is copied."""
-        seen, group = self._visible_by_head(query, mask), query.shape[1] // key.shape[1]
+        seen, group = self.visible(query, mask), query.shape[1] // key.shape[1]
         found = {}
         for kind, heads in self.runs:
             if kind == dynamic:
