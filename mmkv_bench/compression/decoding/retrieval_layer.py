@@ -187,7 +187,7 @@ class RetrievalLayer(CompressedLayer):
         for kind, heads in self.runs:
             if kind == dynamic:
                 own, rows = slice(heads[0], heads[-1] + 1), slice(heads[0] * group, (heads[-1] + 1) * group)
-                part = None if seen is None else seen[:, own]
+                part = seen if seen is None or seen.shape[1] == 1 else seen[:, own]
                 found[heads[0]] = kernel(query[:, rows], key[:, own], value[:, own], part)
         return found
 
