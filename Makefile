@@ -54,7 +54,8 @@ test: lint
 	$(TESTS) $(PYTEST)
 
 QUICK := tests/test_architecture.py $(addprefix tests/,compression config statistics tables judging) \
-	$(addprefix --ignore=tests/,config/test_compose.py tables/test_tables_command.py tables/test_figure.py)
+	$(addprefix --ignore=tests/,config/test_compose.py tables/test_tables_command.py tables/test_figure.py \
+		compression/test_fused.py)
 test-quick: $(STAMP)
 	$(TESTS) $(QUICK) $(PYTEST)
 

@@ -111,10 +111,8 @@ def calibration(method: str, *words: str) -> dict:
     return measured(complete(reader("calibrate")[1].read((method, "--samples", "1", "--kinds", "lookup", *words)))).data
 
 
-@pytest.mark.parametrize(
-    "method",
-    [method if method == "sparsemm" else pytest.param(method, marks=pytest.mark.full) for method in CALIBRATED],
-)
+@pytest.mark.full
+@pytest.mark.parametrize("method", CALIBRATED)
 def test_calibration_measures_the_same_there(method):
     with second_device() as device:
         found = calibration(method, "--device", "cuda")

@@ -310,6 +310,7 @@ def test_on_another_device_passes_are_timed_by_marks_counted_by_its_allocator_an
             assert device.waits > 0
 
 
+@pytest.mark.full
 def test_a_store_of_failures_alone_is_summed_up_too(ran):
     rows = Store(ran[0]).timings()
     failed = rows.filter(pc.and_(pc.equal(rows["phase"], "total"), pc.is_null(rows["repeat"])))

@@ -102,6 +102,7 @@ def test_a_dry_run_counts_what_a_real_one_holds():
     agree(["full", "adakv", "meda", "kivi"])
 
 
+@pytest.mark.full
 def test_a_vision_tower_is_a_phase_that_counts_what_it_holds():
     """The embedded model and a page."""
     folder = files("mmkv_bench") / "tiny" / "weights"
