@@ -268,12 +268,13 @@ def test_two_methods_of_a_run_share_one_artefact_and_each_says_so(file):
 def test_a_row_says_what_its_calibration_was_made_of(file, tmp_path):
     """Tables find the words of a committed artefact by its checksum; those of one's own stand in the rows alone."""
     from mmkv_bench.config.compose import compose
+    from mmkv_bench.plan.cells import stored_rows
     from mmkv_bench.plan.plan import Plan
-    from mmkv_bench.run.run import _keep_cells
 
     words = ("method=[sparsemm,snapkv]", "baseline=none", f"methods.sparsemm.calibration={file}")
     config, store = compose([*setting.MODEL, *words]), Store(tmp_path / "rows")
-    _keep_cells(store, Plan(config, setting.cells(*words), (), (), None))
+    plan = Plan(config, setting.cells(*words), (), (), None)
+    store.write_cells(stored_rows(plan.cells, config, plan.provenance))
     told = {row["method"]: json.loads(row["config"]).get("calibrations") for row in store.cells().to_pylist()}
     assert told == {"sparsemm": {made().checksum[:16]: {"dataset": "pages", "samples": 2}}, "snapkv": None}
 

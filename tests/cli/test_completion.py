@@ -49,6 +49,7 @@ def test_what_may_follow():
         script("tcsh")
 
 
+@pytest.mark.full
 @each("shell", ["bash", "zsh"])
 def test_a_tabulator_completes_the_line(shell, environment, tmp_path):
     if shutil.which(shell) is None:

@@ -51,6 +51,7 @@ def test_the_list_names_every_dataset(capsys):
     assert rows["ocrbench"]["fixture"] and not rows["lmms_eval"]["fixture"]
 
 
+@pytest.mark.full
 def test_every_dataset_can_be_checked_where_nothing_is(capsys):
     names = [name for name in options("dataset") if name != "lmms_eval"]
     assert main(["check", *names, "--json"]) == 2

@@ -24,7 +24,8 @@ SHARED = 99 * 1024  # bytes that a program may have on the consumer devices of c
 
 
 @needs_triton
-@pytest.mark.parametrize("which", ["not full", pytest.param("full", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("which", ["not full", "full"])
 def test_kernels_equal_the_definitions_in_float64(which):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", which]
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}

@@ -64,6 +64,7 @@ def apart(family: str):
     return lambda model, prompt, asked: common.alone(model, family, prompt, asked, common.rules(model, 4))
 
 
+@pytest.mark.full
 def test_ways_of_compressing_fork_and_are_measured_as_on_the_cpu():
     assert_as_on_the_cpu("qwen2_5_vl", cells("qwen2_5_vl", KINDS, turns=True), shared("qwen2_5_vl", EVERYTHING))
 

@@ -172,6 +172,7 @@ def test_status_counts_passes_and_takes_their_cells_for_no_dataset(ran, capsys):
     assert status(Store(ran[0])).datasets == ()
 
 
+@pytest.mark.full
 def test_out_of_memory_is_a_row_that_is_not_tried_again_unless_asked(tmp_path, monkeypatch):
     tried, timed = [], Bench.timed
 

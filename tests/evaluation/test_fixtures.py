@@ -170,6 +170,7 @@ def test_cider_of_a_sample_does_not_depend_on_how_many_samples_its_cell_has():
     assert begun.reason is None
 
 
+@pytest.mark.full
 @NEEDS_JAVA
 def test_captions_are_scored_where_one_has_no_answer_over_the_references_of_all_and_line_ends_move_none():
     from pycocoevalcap.cider.cider import Cider

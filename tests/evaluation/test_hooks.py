@@ -108,6 +108,7 @@ def test_pages_are_ordinary_tasks_for_lmms_eval_itself(harness, tmp_path):
     assert results["exact_match,none"] == score(pages(), answered(requests, answers)).aggregate["exact_match"]
 
 
+@pytest.mark.full
 def test_our_catalogue_of_tasks_is_lmms_evals(harness):
     from lmms_eval.tasks import TaskManager
 

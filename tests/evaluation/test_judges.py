@@ -88,7 +88,7 @@ def ledger(server, tmp_path):
     )
 
 
-@cover.few("name", METRICS, keep=3)
+@cover.few("name", METRICS, keep=1)
 def test_known_answers_have_their_known_scores_and_the_second_time_nobody_is_asked(
     name, answers, server, ledger, no_waiting
 ):

@@ -111,6 +111,7 @@ def stock_equals_eager(name, asked, most):
     assert not torch._dynamo.utils.counters["graph_break"]
 
 
+@pytest.mark.full
 def test_stock_generate_compiles_its_decode_step_by_itself():
     stock_equals_eager("llama", cells([common.registry(model="llama")["adakv"]], protocols=("paper",)), 2)
 

@@ -97,6 +97,7 @@ def agree(names: list[str]) -> None:
     assert wrong == {}
 
 
+@pytest.mark.full
 def test_a_dry_run_counts_what_a_real_one_holds():
     """One that keeps all, ragged heads evicted at once, a decision after the last layer, quantisation."""
     agree(["full", "adakv", "meda", "kivi"])

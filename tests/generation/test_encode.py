@@ -80,7 +80,7 @@ def short(tmp_path_factory):
     return str(write_clip(tmp_path_factory.mktemp("clips") / "short.webm", frames=5, size=(128, 96)))
 
 
-@cover.few("name", SETTINGS, keep=3)
+@cover.few("name", SETTINGS, keep=1)
 def test_a_text_only_prompt_is_taken_by_every_family(name):
     prompt = ask(name)
     assert prompt.visual_tokens == 0 and len(answer(name, prompt)) > 32000

@@ -86,6 +86,7 @@ def test_fidelity_and_likelihood_are_those_of_masked_full_attention(name, protoc
     assert results[0].reference_nll == pytest.approx(nll, abs=CLOSE)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "reading"),
     [

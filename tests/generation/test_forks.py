@@ -53,6 +53,7 @@ def test_every_method_of_the_registry_forks_as_it_runs_alone(name, chosen):
     assert len({fork.kept_digest for fork in forks}) > len(cells) // 3
 
 
+@pytest.mark.full
 @chosen
 @cover.few("name", ("qwen3_vl", "internvl_qwen3", "llava_onevision_video"), first=1)
 def test_released_readings_fork_as_they_run_alone(name, chosen):
@@ -66,7 +67,7 @@ def test_released_readings_fork_as_they_run_alone(name, chosen):
 
 
 @chosen
-@cover.few("name", zoo.ALL, keep=5)
+@cover.few("name", zoo.ALL, keep=3)
 def test_ragged_budgets_fork_as_they_run_alone_on_every_family(name, chosen):
     model, prompt = zoo.model(name), common.encoded(name)
     methods = {kind: parts.compressor(kind) for kind in parts.BUDGETS} | {"window": parts.window(6, "all_ragged")}
@@ -79,6 +80,7 @@ def test_ragged_budgets_fork_as_they_run_alone_on_every_family(name, chosen):
         assert fork.entries_resident == sum(map(sum, fork.kept)) == one.entries(fork.context_tokens) * heads
 
 
+@pytest.mark.full
 @cover.few("attention", ("sdpa", "eager"), first=1)
 @pytest.mark.parametrize("name", ("qwen2_vl", "internvl"))
 def test_mixed_answer_lengths_with_early_eos_end_as_alone(name, attention):
@@ -124,6 +126,7 @@ def test_prompt_within_the_budget_is_full_and_says_so(name):
         assert fork.tokens_from_compressed == 0
 
 
+@pytest.mark.full
 @cover.few("name", ("qwen2_5_vl", "internvl"))
 def test_text_only_prompts_of_visual_models_fork_as_they_run_alone(name):
     model, prompt = zoo.model(name), common.encoded(name, zoo.without_visual(name, 30))

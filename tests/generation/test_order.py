@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 import torch
 
 from mmkv_bench.compression.session import attach
@@ -43,6 +44,7 @@ def test_order_and_choice_of_cells_change_no_result(name):
         assert by_cell(common.together(model, name, prompt, part)) == {one.cell: expected[one.cell] for one in part}
 
 
+@pytest.mark.full
 @cover.few("name", ("qwen2_5_vl", "qwen3_vl_video", "internvl"), first=1)
 def test_order_of_samples_changes_no_result(name):
     """Long, short, visual and text-only prompts through one engine, in several orders, against a fresh model each."""

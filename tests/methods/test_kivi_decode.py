@@ -48,6 +48,7 @@ def distance(ours: torch.Tensor, exact, flips: int = 3) -> float:
     return best
 
 
+@pytest.mark.full
 @cover.few("name", FAMILIES, first=2)
 def test_decoding_is_attention_over_the_oracles_numbers(name):
     """Alone and on what ragged evictions kept; paper, strict and query-agnostic; both bits; both orders of a step."""

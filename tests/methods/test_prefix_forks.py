@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from mmkv_bench.compression.compressor import Compressor
@@ -41,6 +42,7 @@ def parts_of(made: Compressor):
     return made.scorer, made.allocator, made.selector, made.reducer
 
 
+@pytest.mark.full
 @cover.few("name", FAMILIES, first=1)
 def test_forks_of_the_family_are_what_they_are_alone(name):
     model, prompt = zoo.model(name), common.encoded(name)

@@ -69,6 +69,7 @@ def parts():
     return model, config, built, build_processor(config, model.processor)
 
 
+@pytest.mark.full
 def test_a_video_fills_its_placeholders_with_its_frames(parts):
     _, config, model, processor = parts
     assert isinstance(model, LlavaVideoForConditionalGeneration)

@@ -42,6 +42,7 @@ def test_a_prompt_beyond_the_context_is_a_row_with_an_error_and_the_run_goes_on(
     assert all("more than the model's context of 100" in row["error"] for row in found)
 
 
+@pytest.mark.full
 @cover.few("sharing", ["on", "off"], first=1)
 def test_an_answer_ends_where_the_context_does_and_says_so(tmp_path, sharing):
     one = [word.replace("[full,snapkv]", "[snapkv]") for word in ASKED]

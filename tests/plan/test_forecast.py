@@ -51,6 +51,7 @@ def test_lines_of_7b_are_those_computed_by_hand(tmp_path):
     assert docvqa.decode_hours == pytest.approx(200 * 32 * (found.read + entries * 57_344) / 3.35e12 / 3600)
 
 
+@pytest.mark.full
 def test_what_is_not_known_is_said_and_not_zero(tmp_path):
     nothing = foreseen(tmp_path, "model=hf", "model.path=org/name", "model.dtype=bfloat16")
     assert (nothing.held, nothing.read, nothing.datasets) == (None, None, ()) and "not here" in nothing.missing[0]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from mmkv_bench.compression.allocators.uniform import Uniform
 from mmkv_bench.compression.scorers.window import WindowScorer
 from mmkv_bench.config.compose import compose, method_defaults
@@ -60,6 +62,7 @@ def committed(experiment: str, size: str) -> list[Cell]:
     return expand(config, world, method_defaults(bases(config)))[0]
 
 
+@pytest.mark.full
 @each("run", UNCHANGED)
 def test_cells_of_methods_that_did_not_change_keep_their_committed_hashes(run):
     made = {(cell.method, cell.reading): cell for cell in committed(*run)}

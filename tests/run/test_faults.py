@@ -288,6 +288,7 @@ def test_a_chat_template_without_end_is_a_row_with_its_status(tmp_path):
     assert ends == {("timeout", "GenerationTimeout: making the prompt ran past timeout_s")}
 
 
+@pytest.mark.full
 def test_what_no_row_could_be_generated_with_is_refused_before_any_work(tmp_path):
     for given in ("do_sample=true", "num_beams=3", "max_new_tokns=3"):
         refused = go(tmp_path / "rows", "dataset=pages", f"datasets.pages.generation.{given}")

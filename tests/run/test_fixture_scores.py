@@ -49,6 +49,7 @@ def forced(tmp_path_factory):
     return root, printed
 
 
+@pytest.mark.full
 @each("name", DATASETS)
 def test_samples_of_a_run_have_the_known_values(forced, name):
     root, _ = forced
@@ -63,6 +64,7 @@ def test_samples_of_a_run_have_the_known_values(forced, name):
     assert checked >= 4
 
 
+@pytest.mark.full
 def test_rows_keep_lmms_evals_own_number_and_tables_compare_it_on_our_scale(forced):
     root, printed = forced
     rows = {(row["dataset"], row["metric"]): row for row in setting.metrics(root)}
@@ -73,6 +75,7 @@ def test_rows_keep_lmms_evals_own_number_and_tables_compare_it_on_our_scale(forc
     assert "prints as percent and is rescaled here, is the same" in printed["vstar"]
 
 
+@pytest.mark.full
 def test_answers_without_a_readable_choice_are_counted_and_told_where_the_score_stands(forced):
     root, printed = forced
     rows = {(row["dataset"], row["metric"]): row for row in setting.metrics(root)}

@@ -78,6 +78,7 @@ def test_without_a_judge_rows_say_not_judged_and_a_finished_run_does_nothing(unj
     assert not (unjudged / "judge").exists()
 
 
+@pytest.mark.full
 def test_a_judge_scores_what_is_missing_once_and_stands_in_the_rows(root, server):
     before = Store(root).responses().to_pylist()
     bad = server.behaviours = [judge_server.says("fine"), judge_server.says("good")]

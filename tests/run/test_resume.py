@@ -67,6 +67,7 @@ def committed(store: Store) -> int:
     return len(set(store.responses(columns=["sample_id"])["sample_id"].to_pylist()))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kills_wanted", [4, pytest.param(20, marks=pytest.mark.full)])
 def test_kill_at_random_moments_then_the_same_command_ends_with_the_rows_of_an_uninterrupted_run(
     uninterrupted, tmp_path, kills_wanted

@@ -33,6 +33,7 @@ def test_answers_of_the_reference_differ(whole):
 
 
 # ---------------------------------------------------------------------- shards and processes
+@pytest.mark.full
 @pytest.mark.parametrize("parts", [2, pytest.param(4, marks=pytest.mark.full)])
 def test_shards_together_are_the_whole_run_row_for_row(whole, tmp_path, parts):
     sizes = [done(tmp_path, *COMMAND, f"shard={part}/{parts}").generated for part in range(parts)]

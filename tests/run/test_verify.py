@@ -37,6 +37,7 @@ def rows(tmp_path_factory):
     return root
 
 
+@pytest.mark.full
 def test_answers_are_made_again_and_a_tampered_one_is_found(rows, tmp_path, capsys):
     count = Store(rows).responses(columns=["cell"]).num_rows
     assert main([str(rows), "--samples", "1000"]) == 0

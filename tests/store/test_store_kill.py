@@ -60,6 +60,7 @@ def everything(samples: int) -> list[dict]:
     return [complete(response(sample, cell=cell)) for cell in CELLS for sample in range(samples)]
 
 
+@pytest.mark.full
 def test_kill_at_20_random_moments_loses_no_acknowledged_sample_and_duplicates_none(tmp_path, kill):
     moments = random.Random(2)
     present: set[str] = set()

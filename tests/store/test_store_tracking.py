@@ -76,6 +76,7 @@ def offline_run(tmp_path_factory) -> tuple[Path, dict, str]:
     return root, read_run(root), done.stdout + done.stderr
 
 
+@pytest.mark.full
 def test_an_offline_run_is_read_back_by_wandbs_own_reader(offline_run):
     root, run, said = offline_run
     assert (run["project"], run["group"], run["exit"]) == ("mmkv_bench", "g", 0)
@@ -92,6 +93,7 @@ def test_an_offline_run_is_read_back_by_wandbs_own_reader(offline_run):
     assert stored["data"] == [["snapkv", 64, 0.4], ["full", None, 1.0]]
 
 
+@pytest.mark.full
 def test_wandbs_files_lie_under_the_root_alone(offline_run):
     root, _, _ = offline_run
     assert [path.name for path in root.iterdir()] == ["wandb"]
@@ -99,6 +101,7 @@ def test_wandbs_files_lie_under_the_root_alone(offline_run):
     assert [path for path in home.rglob("*") if "wandb" in path.name] == []
 
 
+@pytest.mark.full
 def test_no_secret_and_no_host_name_is_tracked(offline_run):
     root, run, said = offline_run
     assert run["config"]["judge"]["api_key"] == "<redacted>"
