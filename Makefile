@@ -50,8 +50,11 @@ bench: $(STAMP)
 
 # Idle workers take tests from busy ones, so no worker ends long after the other.
 TESTS := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
-test: lint
-	$(TESTS) $(PYTEST)
+# Lint and types beside them: workers wait for imports at first.
+WITH_LINT = $(MAKE) --no-print-directory lint & lint=$$!; $(1); tests=$$?; \
+	wait $$lint || { echo "make lint failed: what it says stands above"; exit 1; }; exit $$tests
+test: $(STAMP)
+	@$(call WITH_LINT,$(TESTS) $(PYTEST))
 
 QUICK := tests/test_architecture.py $(addprefix tests/,compression config statistics tables judging) \
 	$(addprefix --ignore=tests/,config/test_compose.py tables/test_tables_command.py tables/test_figure.py \
@@ -59,8 +62,8 @@ QUICK := tests/test_architecture.py $(addprefix tests/,compression config statis
 test-quick: $(STAMP)
 	$(TESTS) $(QUICK) $(PYTEST)
 
-test-full: lint
-	$(TESTS) -m "" $(PYTEST)
+test-full: $(STAMP)
+	@$(call WITH_LINT,$(TESTS) -m "" $(PYTEST))
 
 # The numerical tests as on two older processors; the kernels that libraries choose there round differently.
 NUMERICAL := $(addprefix tests/,core compression methods generation calibrate tiny statistics tables run models)

@@ -42,6 +42,7 @@ def test_a_flag_of_another_method_is_refused(capsys):
     assert "--delta is prefixkv's; sparsemm takes none of its own" in capsys.readouterr().err
 
 
+@pytest.mark.full
 @cover.few("method", METHODS)
 def test_the_same_command_writes_the_same_bytes(method, tmp_path, capsys):
     files = [tmp_path / name for name in ("first.json", "second.json")]

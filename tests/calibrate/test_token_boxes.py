@@ -148,6 +148,7 @@ def test_pages_of_any_size(name, width, height, seed):
     assert check(name, [(width, height)], [(0, draw.randrange(grid[0]), draw.randrange(grid[1]))], grid) > 0
 
 
+@pytest.mark.full
 def test_blended_tokens_show_all_that_went_into_them():
     boxes = boxes_of("llava_onevision_7b", [blank(*BLENDED)])
     assert len(boxes) < 729 + 9.5 * 729 < 5 * 4 * 729, "this size is blended"

@@ -42,6 +42,7 @@ def test_the_exit_code_of_a_run_is_the_commands(ran):
     assert main([*HUB, "budget=13"]) == 1
 
 
+@pytest.mark.full
 def test_every_job_of_a_sweep_runs(ran, tmp_path):
     assert main(["-m", *HUB, "budget=16,32", "seed=range(0,2)", "out=rows"]) == 0
     assert [(config.budget, config.seed) for config in ran] == [(16, 0), (16, 1), (32, 0), (32, 1)]

@@ -68,6 +68,7 @@ def test_column_sums_equal_their_definition(length, kv_heads, group, seed):
     assert torch.allclose(got.sum(1), torch.full((kv_heads,), float(length * group)))
 
 
+@pytest.mark.full
 @examples
 @given(**shapes, cuts=st.lists(st.integers(1, 199), max_size=4))
 def test_column_sums_of_chunks_add_up_to_those_of_the_prompt(length, kv_heads, group, seed, cuts):

@@ -70,6 +70,7 @@ def test_batch_with_rows_within_and_above_the_budget_keeps_the_short_rows_whole(
     assert (run.logits - masked.logits).abs().max() <= TOLERANCE
 
 
+@pytest.mark.full
 @cover.cases(
     zoo.FEW, (1, 7, 16), (parts.compressor("all_ragged"), parts.window(12), parts.window(5, "head_ragged")), each=3
 )

@@ -63,6 +63,7 @@ def test_a_dataset_below_data_root_keeps_its_name_and_needs_no_connection(root):
     assert requests[0].generation == {"max_new_tokens": 32, "until": [], "do_sample": False}
 
 
+@pytest.mark.full
 def test_a_fixture_has_a_name_of_its_own(root):
     spec = spec_from_config("ocrbench", node("ocrbench"), {"source": "fixture", "root": str(root)})
     assert (spec.dataset, spec.fixture, spec.offline) == ("ocrbench_fixture", True, True)

@@ -345,6 +345,7 @@ def test_instructions_may_be_a_table_by_id(release):
 # -- through the engine -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @each("name", NAMES)
 def test_a_fixture_s_prompts_and_known_scores(name):
     spec = spec_of(name)

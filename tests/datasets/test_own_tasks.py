@@ -45,6 +45,7 @@ def asked():
     return of
 
 
+@pytest.mark.full
 @each("name", UNJUDGED)
 def test_scores_are_those_known_beforehand(name, asked):
     spec, requests = asked(name)

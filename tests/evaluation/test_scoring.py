@@ -89,6 +89,7 @@ def test_failed_samples_of_a_mix_count_under_their_kind():
     assert values(scores, "exact_match_redundant_lookup") == [1.0, 1.0]
 
 
+@pytest.mark.full
 def test_when_every_sample_failed_they_still_have_rows(own_task):
     scores = answered_scores(own_task(), [None, None])
     assert values(scores, "acc") == [None, None]

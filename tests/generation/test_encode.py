@@ -88,6 +88,7 @@ def test_a_text_only_prompt_is_taken_by_every_family(name):
     assert "What is it?" in tokenizer.decode(prompt.input_ids[0])
 
 
+@pytest.mark.full
 @cover.few("name", MULTIMODAL, keep=3, first=1)
 @each("count", [1, 2])
 def test_every_visual_token_has_its_feature(name, count):
@@ -99,6 +100,7 @@ def test_every_visual_token_has_its_feature(name, count):
     assert not torch.equal(answer(name, prompt), answer(name, other))  # pixels reach the last token
 
 
+@pytest.mark.full
 @each("name", VIDEO)
 def test_a_video_file_end_to_end(name, clip):
     prompt = ask(name, videos=[clip], frames=6)
@@ -235,6 +237,7 @@ def limited(name: str, video_max_pixels: int):
     return processor
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
 @each("frames", [1, 2, 5, 16])
 def test_no_frame_has_more_pixels_than_asked(name, frames, tmp_path):

@@ -96,6 +96,7 @@ def test_several_faults_at_once_each_end_their_own_cell(baseline, clock):
     check(results, baseline, sick)
 
 
+@pytest.mark.full
 @each("rows", (1, 2, 5))
 def test_a_device_that_holds_few_rows_gives_the_same_results(rows, baseline):
     """Out of memory above `rows` rows at any step of decoding: batches are halved until they fit, nobody fails."""

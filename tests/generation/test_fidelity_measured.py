@@ -123,6 +123,7 @@ def test_every_method_is_measured_as_it_decodes_with_the_method_attached(name, r
     assert acting >= 5 * len(protocols), "quantising, retrieving and evicting policies must be among them"
 
 
+@pytest.mark.full
 @cover.few("name", (*FAMILIES, "llama"), first=1)
 def test_measuring_changes_no_answer_no_count_and_no_digest(name):
     model, prompt = zoo.model(name), common.encoded(name)
@@ -144,6 +145,7 @@ def test_measuring_changes_no_answer_no_count_and_no_digest(name):
     ]
 
 
+@pytest.mark.full
 def test_batches_and_the_order_of_cells_change_no_measure():
     name = "qwen2_5_vl"
     model, prompt = zoo.model(name), common.encoded(name)
@@ -305,6 +307,7 @@ def test_a_measure_that_runs_past_the_time_limit_is_missing_and_the_answers_stay
     assert "measuring ran past timeout_s" in caplog.text
 
 
+@pytest.mark.full
 def test_sampled_answers_depend_on_seed_and_sample_alone():
     name = "internvl"
     model, prompt = zoo.model(name), common.encoded(name)

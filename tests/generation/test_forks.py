@@ -100,6 +100,7 @@ def test_mixed_answer_lengths_with_early_eos_end_as_alone(name, attention):
     assert {"eos", "length"} == {fork.finish_reason for fork in forks} and len(lengths) >= 5 and 1 in lengths
 
 
+@pytest.mark.full
 def test_processors_and_stop_strings_see_each_forks_own_answer():
     name = "qwen2_5_vl"
     model, prompt = zoo.model(name), common.encoded(name)

@@ -30,6 +30,7 @@ def by_cell(results) -> dict:
     return {result.cell: common.content(result) for result in results}
 
 
+@pytest.mark.full
 @cover.few("name", ("qwen2_5_vl", "llava_next", "llama"), keep=2, first=1)
 def test_order_and_choice_of_cells_change_no_result(name):
     model, prompt, cells = zoo.model(name), common.encoded(name), cells_of(name)

@@ -147,6 +147,7 @@ def test_no_repeat_ngram_and_repetition_penalty_break_a_loop(name, configured):
         zoo.model(name).generation_config.update(no_repeat_ngram_size=None, repetition_penalty=None)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ("qwen2_5_vl", "llava_next"))
 def test_stop_strings_end_answers_inside_and_across_tokens(name, configured):
     model = configured(name)

@@ -290,6 +290,7 @@ def said(check, made) -> str | None:
         return str(error)
 
 
+@pytest.mark.full
 def test_the_check_finds_each_broken_promise(folder):
     norm = "obs.key.float().norm(dim=-1)"
     assert broken(folder, scorer()) == []

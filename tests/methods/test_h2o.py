@@ -68,6 +68,7 @@ def test_decode_time_eviction_changes_answers():
     assert (first[2:] - second[2:]).abs().max() > 1e-3
 
 
+@pytest.mark.full
 @cover.few("name", FAMILIES)
 def test_forks_are_what_runs_alone_are_and_hold_their_budget_to_the_end(name):
     """Uniform and ragged grants; a head that was granted nothing holds nothing but the token at hand."""

@@ -185,6 +185,7 @@ def test_decoding_is_masked_full_attention_with_the_oracles_chunks(family, proto
     assert set(read) == {8}  # one chunk of those that there are: the step decides
 
 
+@pytest.mark.full
 @cover.few("family", FAMILIES[:2], first=1)
 @each(
     "over",

@@ -258,6 +258,7 @@ def test_answers_are_those_of_the_oracles_cache(name, seed):
     assert (run.logits - other.logits).abs().max() <= 2e-6 and torch.equal(run.tokens, other.tokens)
 
 
+@pytest.mark.full
 @each(("name", "margin"), [("qwen2_5_vl", -1), ("llava_next", 1), ("internvl_qwen3", 0)])
 def test_the_release_reduces_inside_the_first_decode_step(name, margin):
     """Two tokens of the full cache; the first one's attention is scored, and its own entry is the last recent."""

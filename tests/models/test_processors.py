@@ -26,6 +26,7 @@ def tokenizer_of(name: str):
     return getattr(built(name), "tokenizer", built(name))
 
 
+@pytest.mark.full
 @each("name", SETTINGS)
 def test_the_classes_are_the_familys_own(name):
     classes = CLASSES.get(small_config(name).model_type)

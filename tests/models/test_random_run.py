@@ -34,6 +34,7 @@ def test_a_random_run_says_what_it_is_and_finds_its_rows_again(tmp_path):
     assert done(tmp_path, *ASKED, "model.layers=1").generated == 2, "fewer layers are another model"
 
 
+@pytest.mark.full
 def test_a_prompt_beyond_the_context_is_a_row_with_an_error_and_the_run_goes_on(tmp_path):
     outcome = go(tmp_path, *ASKED, "model.shape.text_config.max_position_embeddings=100")
     assert outcome.code == 1

@@ -32,6 +32,7 @@ def test_the_shape_has_as_many_parameters_as_the_checkpoint(name):
     assert counted == pytest.approx(printed, rel=0.001)
 
 
+@pytest.mark.full
 @each(
     ("name", "billions"),
     [

@@ -81,6 +81,7 @@ def test_images_have_the_tokens_that_the_processor_writes(name):
     check()
 
 
+@pytest.mark.full
 @cover.few("name", MULTIMODAL, keep=4)
 def test_images_of_any_size_have_the_tokens_that_the_processor_counts(name):
     processor = built(name)
@@ -219,6 +220,7 @@ def test_what_a_family_does_not_take_is_refused():
         image_tokens("qwen2_vl", SETTINGS["qwen2_vl"], 2010, 10)
 
 
+@pytest.mark.full
 @cover.few("name", CONFIGS, keep=4, first=1)
 def test_every_models_configuration_has_the_settings_that_the_rules_need(name):
     node = OmegaConf.to_container(OmegaConf.load(conf_dir() / "model" / f"{name}.yaml"))

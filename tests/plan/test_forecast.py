@@ -27,6 +27,7 @@ def foreseen(tmp_path, *words: str, **given):
     return forecast(plan, plan.standing(store), store, Given(**given))
 
 
+@pytest.mark.full
 def test_lines_of_7b_are_those_computed_by_hand(tmp_path):
     found = foreseen(tmp_path, *QWEN, "method=[snapkv,meda,kivi]", prompt_tokens=[32768], **H100)
     assert (found.held, found.read, found.kv_per_token) == (2 * 8_292_166_656, 2 * 7_070_619_136, 57_344)

@@ -47,6 +47,7 @@ def by_dataset(root: Path, count: int) -> dict[str, list[str]]:
     return found
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("dataset", "column"), [("docvqa", "image"), ("ocrbench", "question")])
 def test_an_empty_field_is_that_samples_row_and_the_run_goes_on(folder, tmp_path, dataset, column):
     emptied(folder, dataset, column, row=1)

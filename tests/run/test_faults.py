@@ -124,6 +124,7 @@ def mended(own_parts):
     faults.clear()
 
 
+@pytest.mark.full
 def test_retry_runs_exactly_those_statuses_again(faulty, own_parts, victim, mended, tmp_path):
     root = shutil.copytree(faulty[0], tmp_path / "rows")
     before = commits(root)
@@ -218,6 +219,7 @@ def png(image) -> bytes:
     return buffer.getvalue()
 
 
+@pytest.mark.full
 @cover.few(("damaged", "impossible", "huge"), [(2, 0, 3), (0, 1, 3), (2, 1, 0)], first=2)
 def test_a_picture_that_cannot_be_read_or_used_is_that_samples_error_in_every_cell(tmp_path, damaged, impossible, huge):
     task, root = scans(tmp_path / "task", damaged, impossible, huge), tmp_path / "rows"

@@ -91,6 +91,7 @@ def test_answers_to_a_swapped_picture_are_refused_and_made_again_on_request(task
     assert len(responses(root)) == 6
 
 
+@pytest.mark.full
 def test_an_interrupted_retry_continues_with_the_cells_that_are_left(task, tmp_path):
     root = tmp_path / "rows"
     done(root, *command(task))

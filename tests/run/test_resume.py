@@ -149,6 +149,7 @@ def test_what_is_finished_needs_no_torch_and_draws_no_page(uninterrupted, tmp_pa
 
 
 # ---------------------------------------------------------------------- changed
+@pytest.mark.full
 @cover.few(
     "change",
     [

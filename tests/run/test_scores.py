@@ -102,6 +102,7 @@ def test_no_table_of_a_mix_calls_another_kinds_answers_unscored(forced):
     assert "**pages_small, exact_match**" in printed and "exact_match_" not in printed.split("rows: ")[0]
 
 
+@pytest.mark.full
 def test_answers_of_a_larger_limit_are_told_until_they_are_scored(tmp_path):
     command = ("dataset=pages", "method=snapkv", "budget=16")
     done(tmp_path, *command, "limit=2")

@@ -73,6 +73,7 @@ def test_a_video_that_cannot_be_read_is_a_row_and_the_run_goes_on(rows):
     assert {row["n_tokens"] for row in found.values() if row["status"] == "ok"} == {4}
 
 
+@pytest.mark.full
 def test_no_row_names_a_folder_of_the_machine(rows, task):
     assert str(task) not in json.dumps([row["error"] for row in rows[1].values()])
 

@@ -75,6 +75,7 @@ def test_too_little_space_is_refused_with_both_numbers(tmp_path):
         Store(tmp_path).check_writable(need_bytes=1 << 60)
 
 
+@pytest.mark.full
 def test_a_store_without_write_permission_can_still_be_read(tmp_path):
     store = Store(tmp_path / "store")
     with store.writer("w", publish_every=1) as writer:

@@ -81,6 +81,7 @@ def test_kill_at_20_random_moments_loses_no_acknowledged_sample_and_duplicates_n
     assert not list((tmp_path / "journal").glob("*.jsonl"))
 
 
+@pytest.mark.full
 def test_kill_before_every_single_file_operation_loses_and_duplicates_nothing(tmp_path, kill):
     samples, died_before = 3, set()
     for n in range(1, 1000):

@@ -67,6 +67,7 @@ def test_a_packed_store_has_the_same_rows_in_few_files(tmp_path, capsys):
     assert content(Store(tmp_path)) == before and files(store) == packed, "nothing new: the same files"
 
 
+@pytest.mark.full
 def test_files_stay_below_a_size_and_no_cell_is_in_two(tmp_path):
     rows = pa.concat_tables([filled(tmp_path).responses().slice(0, 1)] * 600)
     rows = rows.set_column(1, rows.schema.field("cell"), pa.array([f"c{i // 20:02d}" for i in range(600)]))

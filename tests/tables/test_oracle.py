@@ -272,6 +272,7 @@ def iter_grid(lines):
             return
 
 
+@pytest.mark.full
 @each("seed", range(4))
 def test_tables_are_what_dicts_and_loops_make_of_random_small_stores(seed: int, tmp_path: Path):
     example = random_example(seed)
