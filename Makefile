@@ -23,7 +23,7 @@ help:
 	@echo "make bench             install if needed, run mmshift at 64 entries and experiment=demo on the embedded model"
 	@echo "                       (LIMIT=4 runs the first samples only)"
 	@echo "make test              install if needed, lint, run the tests (PYTEST='-k name' selects)"
-	@echo "make test-quick        the inner loop, a minute: rooms that load no model, and what compresses (PYTEST='-k name' selects)"
+	@echo "make test-quick        the inner loop, a minute: architecture, what compresses, statistics, judging (PYTEST='-k name' selects)"
 	@echo "make test-full         the tests marked full as well; before a release"
 	@echo "make test-dispatch     the numerical tests with the kernels of two older processors; long"
 	@echo "make fuzz              300 drawn configurations, right and wrong, through the command line (FUZZ='--seed 5 --runs 50')"
@@ -56,9 +56,8 @@ WITH_LINT = $(MAKE) --no-print-directory lint & lint=$$!; $(1); tests=$$?; \
 test: $(STAMP)
 	@$(call WITH_LINT,$(TESTS) $(PYTEST))
 
-QUICK := tests/test_architecture.py $(addprefix tests/,compression config statistics tables judging) \
-	$(addprefix --ignore=tests/,config/test_compose.py tables/test_tables_command.py tables/test_figure.py \
-		compression/test_fused.py)
+QUICK := tests/test_architecture.py $(addprefix tests/,compression statistics judging) \
+	$(addprefix --ignore=tests/,compression/test_fused.py compression/test_more_methods.py)
 test-quick: $(STAMP)
 	$(TESTS) $(QUICK) $(PYTEST)
 
