@@ -18,11 +18,11 @@ from torch import Tensor
 from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.compressing import Compressing
 from mmkv_bench.compression.session import Session
+from mmkv_bench.generation.meter import vision_clock
 from mmkv_bench.protocols import DEFAULT
 from mmkv_bench.protocols import protocol as protocol_named
 
 if TYPE_CHECKING:
-    from torch import nn
     from transformers import PreTrainedModel
 
     from mmkv_bench.compression.attention import Attention
@@ -41,7 +41,6 @@ LOAD, VISION, PREFILL, SCORE, REDUCE, FIRST, DECODE = PHASES = (
     "decode",
 )
 """In their order; `load`: the weights and the prompt's inputs alone."""
-_TOWERS = ("visual", "vision_tower", "vision_model")
 
 
 class Peaks:
@@ -119,7 +118,7 @@ def run(
     session = _Session(model, listener, token_types=types, identity="phases", reserve=reserve)
     listener.peaks = session.peaks = peaks
     length = inputs["input_ids"].shape[1]
-    with session, _vision(model, peaks):
+    with session, vision_clock(model, peaks.phase):
         with peaks.phase(PREFILL):
             output = model(**inputs, use_cache=True, logits_to_keep=1, return_dict=True)
         cache, positions = session.cache, session.position_ids
@@ -150,28 +149,3 @@ def _next(positions: Tensor | None, place: int, device: torch.device) -> Tensor:
     """Position ids of one token after those of the prompt (their values do not matter here, their shape does)."""
     rows = () if positions is None or positions.ndim == 2 else (positions.shape[0],)
     return torch.full((*rows, 1, 1), place, device=device)
-
-
-@contextmanager
-def _vision(model: nn.Module, peaks: Peaks) -> Iterator[None]:
-    """The vision tower's forward is a phase; nothing for a text model."""
-    inner = getattr(model, "model", model)
-    tower = next((getattr(inner, name) for name in _TOWERS if hasattr(inner, name)), None)
-    if tower is None:
-        yield
-        return
-    entered: list[Any] = []
-
-    def before(*_: Any) -> None:
-        entered.append(peaks.phase(VISION))
-        entered[-1].__enter__()
-
-    def after(*_: Any) -> None:
-        entered.pop().__exit__(None, None, None)
-
-    hooks = [tower.register_forward_pre_hook(before), tower.register_forward_hook(after)]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
