@@ -130,6 +130,7 @@ FOREIGN = {
         "door",
         "efficiency",
     },
+    "flash_attn": {"compression"},
     "kvpress": {"compression"},
     "triton": {"compression"},
     "transformers": {"compression", "models", "generation", "methods", "tiny", "run", "calibrate", "door"},

@@ -1,6 +1,6 @@
 """The registered attention function: the stock kernel, seeing a compressed cache through its mapped mask.
 
-`transformers` calls `mmkv_sdpa` or `mmkv_eager` for the text layers of an attached model only; the vision tower keeps
+`transformers` calls `mmkv_sdpa`, `mmkv_eager` or `mmkv_fa2` for the text layers of an attached model only; the vision tower keeps
 its own implementation. A mask function is registered under the same names, because a name without one would silently
 get no mask at all and padding would be attended to.
 """
@@ -20,10 +20,11 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from mmkv_bench import devices
+from mmkv_bench.compression import flash
 from mmkv_bench.compression.cache import CompressedLayer
 from mmkv_bench.errors import UnsupportedError
 
-SUPPORTED_BASES = ("sdpa", "eager")
+SUPPORTED_BASES = ("sdpa", "eager", flash.FLASH)
 GROUPED_FROM = 1024  # slots; below, keys stay in a processor's own cache however often they are read
 
 Kernel = Callable[..., tuple[Tensor, Tensor | None]]
@@ -113,8 +114,8 @@ def _is_read_often(key: Tensor) -> bool:
 
 
 def _around(base: str) -> Kernel:
-    stock: Kernel = _eager if base == "eager" else ALL_ATTENTION_FUNCTIONS[base]
-    kernel: Kernel = _eager if base == "eager" else _sdpa
+    kernel: Kernel = {"eager": _eager, "sdpa": _sdpa, flash.FLASH: flash.attend}[base]
+    stock: Kernel = ALL_ATTENTION_FUNCTIONS[base] if base == "sdpa" else kernel
 
     def attention(
         module: Attention, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
@@ -136,16 +137,16 @@ def register(base: str) -> str:
     """Register the attention and mask functions around `base`; returns the implementation's name.
 
     Raises:
-        UnsupportedError: for another base. Flash attention is reached through sdpa, whose prefill uses PyTorch's own
-            flash kernel; transformers' `flash_attention_2` re-reads the implementation's name and cannot be wrapped.
+        UnsupportedError: for another base.
     """
     if base not in SUPPORTED_BASES:
         raise UnsupportedError(
             f"attention={base} cannot carry a compressed cache; allowed: {', '.join(SUPPORTED_BASES)} "
             "(sdpa already uses PyTorch's flash kernel in the prefill)"
         )
-    name = f"mmkv_{base}"
+    is_flash = base == flash.FLASH
+    name = flash.NAME if is_flash else f"mmkv_{base}"
     if name not in ALL_ATTENTION_FUNCTIONS:
         AttentionInterface.register(name, _around(base))
-        AttentionMaskInterface.register(name, ALL_MASK_ATTENTION_FUNCTIONS[base])
+        AttentionMaskInterface.register(name, flash.padding_mask if is_flash else ALL_MASK_ATTENTION_FUNCTIONS[base])
     return name

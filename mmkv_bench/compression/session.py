@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import get_layer_types_and_kwargs
 
+from mmkv_bench.compression import flash
 from mmkv_bench.compression.answer import AnswerAttention
 from mmkv_bench.compression.attention import LAYER, SESSIONS, Attention, register
 from mmkv_bench.compression.budget import Budget
@@ -57,13 +58,14 @@ class Session:
             on an empty cache is the whole prompt.
         token_types: int `[B, T]` of the next prompt (0 text, 1 image, 2 video); derived from the input ids when None.
         identity: one name per row (dataset and sample id) that feeds the random streams.
-        attention: `sdpa` or `eager`; the model's own when None.
+        attention: `sdpa`, `eager` or `flash_attention_2`; the model's own when None.
         reserve: slots of slack for new tokens.
         fixed: caches keep their capacity after the prefill, so that a decode step can be compiled (`compression/fixed.py`);
             `reserve` is then all that an answer can have. Not where `answer` collects what each step attends to.
 
     Raises:
-        UnsupportedError: sliding-window layers, an attention implementation that cannot be wrapped, fused projections.
+        UnsupportedError: sliding-window layers, an attention implementation that cannot be wrapped, fused projections; what
+            flash-attn cannot do. ConfigError: flash-attn is not installed.
     """
 
     def __init__(
@@ -102,6 +104,10 @@ class Session:
         for module in self.attentions:
             if not all(hasattr(module, name) for name in ("q_proj", "k_proj", "v_proj", "layer_idx")):
                 raise UnsupportedError(f"{type(module).__name__} has no separate query, key and value projections")
+        weight = self.attentions[0].q_proj.weight
+        flash.check(self.base, weight.device, weight.dtype, self.fixed)
+        if self.base == flash.FLASH:
+            flash.check_head(self.attentions[0].head_dim)
 
     # ------------------------------------------------------------------ context
     def __enter__(self) -> Self:

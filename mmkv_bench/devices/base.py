@@ -68,6 +68,7 @@ class Device(ABC):
         adds_in_order: scattered additions to one place happen in the order of their sources, the same on every run.
         attends_by_query_head: its attention kernel takes grouped heads (`enable_gqa`) under any mask, and reads keys and
             values once per query head.
+        runs_flash_attention: flash-attn has kernels for it.
         compile_mode: of `torch.compile` for a decode step.
     """
 
@@ -75,6 +76,7 @@ class Device(ABC):
     tile: ClassVar[int]
     adds_in_order: ClassVar[bool]
     attends_by_query_head: ClassVar[bool]
+    runs_flash_attention: ClassVar[bool]
     compile_mode: ClassVar[str | None]
 
     def __init__(self, place: torch.device):

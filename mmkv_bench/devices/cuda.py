@@ -87,6 +87,7 @@ class Cuda(Device):
     tile = 2**24  # fewer, larger kernels
     adds_in_order = False
     attends_by_query_head = False
+    runs_flash_attention = True
     compile_mode = "reduce-overhead"  # CUDA graphs
     memory: Counters
 

@@ -19,6 +19,7 @@ class Host(Device):
     tile = 2**20  # stays near the caches
     adds_in_order = True
     attends_by_query_head = True
+    runs_flash_attention = False
     compile_mode = None
 
     @classmethod

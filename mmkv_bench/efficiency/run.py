@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from mmkv_bench import devices
 from mmkv_bench.efficiency.planned import Planned, Unit, planned
 from mmkv_bench.efficiency.prompts import TEXT
 from mmkv_bench.errors import ConfigError
@@ -70,6 +71,7 @@ def _card(plan: Planned, todo: int) -> str:
 
 
 def _measure(plan: Planned, store: Store, todo: Sequence[Unit]) -> None:
+    from mmkv_bench.compression.flash import check as check_flash
     from mmkv_bench.efficiency.measure import Bench
     from mmkv_bench.generation.compiled import COMPILED, CompiledStep, check_compiler
     from mmkv_bench.models.source import Source
@@ -80,6 +82,8 @@ def _measure(plan: Planned, store: Store, todo: Sequence[Unit]) -> None:
     config = plan.config
     if config.decode == COMPILED:
         check_compiler()
+    place = devices.kind_of(config.model.device)
+    check_flash(config.model.attention, place, plan.cells[0].dtype, config.decode == COMPILED)
     provenance = identity.provenance(config, plan.cells[0].dtype)
     loaded = Source.of(config.model).load()
     Source.of(config.model).confirm(plan.cells[0].model_fingerprint)

@@ -27,6 +27,7 @@ from mmkv_bench.devices.tally import LiveStorages
 from mmkv_bench.generation.made_up import MadeUp
 from mmkv_bench.generation.phases import DECODE, REDUCE, Peaks, run
 from mmkv_bench.models.families import family_of, text_model
+from mmkv_bench.models.load import stock
 
 if TYPE_CHECKING:
     from mmkv_bench.compression.budget import Budget
@@ -103,7 +104,7 @@ class DryModel:
             self.model = classes.from_config(copy.deepcopy(config), dtype=dtype).eval()
         made_up.carries = True
         alone = self.model.config is text_model(self.model).config
-        self.model.set_attn_implementation(attention if alone else {"text_config": attention})
+        self.model.set_attn_implementation(stock(attention) if alone else {"text_config": stock(attention)})
 
     def peaks(
         self,

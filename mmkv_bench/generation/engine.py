@@ -18,6 +18,7 @@ from torch import nn
 
 from mmkv_bench import devices
 from mmkv_bench.compression.cache import CompressedCache
+from mmkv_bench.compression.flash import check as check_flash
 from mmkv_bench.compression.masked import check_only_evicts, prefilled_again
 from mmkv_bench.compression.session import Session
 from mmkv_bench.errors import UnsupportedError
@@ -47,7 +48,7 @@ class Engine:
         model: a supported model in eval mode. family: its facts. rules: how to decode. tokenizer: decodes answers.
         fork_batch: most forks decoded together; fork_memory: most bytes of gathered entries at a time (None: no cap).
         timeout_s: limit for one fork's scoring or decoding, and for each of its measures (None: no limit).
-        attention: `sdpa` or `eager`; the model's own when None.
+        attention: `sdpa`, `eager` or `flash_attention_2`, which no step compiles; the model's own when None.
         step: decodes cells without a decode policy (`CompiledStep`); the others say that they stayed eager. None: the model.
     """
 
@@ -68,7 +69,9 @@ class Engine:
         self.model, self.family, self.rules, self.tokenizer = model, family, rules, tokenizer
         self.fork_batch, self.fork_memory, self.timeout_s = fork_batch, fork_memory, timeout_s
         self.session = Session(model, None, attention=attention)
-        self.device = next(model.parameters()).device
+        weight = next(model.parameters())
+        self.device = weight.device
+        check_flash(self.session.base, weight.device, weight.dtype, step is not None)
 
     def __enter__(self) -> Self:
         self.session.__enter__()

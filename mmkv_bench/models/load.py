@@ -68,7 +68,7 @@ def load_model(
 
     Args:
         path: local folder or hub id; dtype: float32, bfloat16, float16, or auto for the checkpoint's own.
-        attention: implementation to wrap; the vision tower keeps transformers' default.
+        attention: implementation to wrap (`stock`); the vision tower keeps transformers' default.
         device: auto, cpu or cuda; device_map: accelerate's, instead of `device`.
         min_pixels, max_pixels, video_max_pixels, frames: see `models.limits.apply_limits`.
 
@@ -112,7 +112,7 @@ def set_up(
     """
     model = model.eval()
     alone = model.config is text_model(model).config
-    model.set_attn_implementation(attention if alone else {"text_config": attention})
+    model.set_attn_implementation(stock(attention) if alone else {"text_config": stock(attention)})
     tokenizer = getattr(processor, "tokenizer", processor)
     if getattr(processor, "chat_template", None) is None:
         raise UnsupportedError(
@@ -122,6 +122,12 @@ def set_up(
         where = model.get_input_embeddings().weight.device
     family = family_of(config, tokenizer)
     return LoadedModel(name, model, processor, tokenizer, family, where, str(model.dtype).removeprefix("torch."))
+
+
+def stock(attention: str) -> str:
+    """What text layers have outside of a session, whose own implementation is the one that is asked for: flash-attn is run by
+    none but ours, and transformers, given its name, would look for kernels of its own."""
+    return "sdpa" if attention == "flash_attention_2" else attention
 
 
 def device_of(setting: str) -> torch.device:

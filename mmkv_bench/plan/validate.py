@@ -143,12 +143,6 @@ def _words(config: DictConfig) -> None:
         "logger.mode": schema.LOGGER_MODES,
     }
     several = {"protocol": schema.PROTOCOLS, "reading": schema.READINGS}
-    if str(config.model.attention).startswith("flash_attention"):
-        raise UnsupportedError(
-            f"model.attention={config.model.attention} cannot carry a compressed cache, because transformers looks its "
-            f"kernel up by that name; allowed: {', '.join(schema.ATTENTIONS)}; choose sdpa, whose prefill runs PyTorch's "
-            "own flash kernel on a GPU"
-        )
     for key, words in single.items():
         _one_of(key, _at(config, key), words)
     for key, words in several.items():

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from mmkv_bench import devices
 from mmkv_bench.config.schema import as_list, plain
 from mmkv_bench.errors import ConfigError, DataError, ScoringError, UnsupportedError
 from mmkv_bench.judging.configured import ledger_of, summary
@@ -141,6 +142,7 @@ def _loaded(plan: Plan, todo: Mapping[str, int]) -> LoadedModel:
     Raises:
         MMKVError: one of these is not there, or cannot do what the run asks.
     """
+    from mmkv_bench.compression.flash import check as check_flash
     from mmkv_bench.evaluation import prepare
     from mmkv_bench.generation.compiled import COMPILED, check_compiler
 
@@ -148,6 +150,8 @@ def _loaded(plan: Plan, todo: Mapping[str, int]) -> LoadedModel:
     plan.check_device()
     if plan.config.decode == COMPILED:
         check_compiler()
+    model, dtype = plan.config.model, plan.cells[0].dtype
+    check_flash(model.attention, devices.kind_of(model.device), dtype, plan.config.decode == COMPILED)
     for part in parts:
         prepare(part.spec, plan.config.limit)
     loaded = _load(plan.config)

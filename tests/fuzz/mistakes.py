@@ -65,7 +65,7 @@ _VALUES = {
     "gate.tolerance": "a -1 nan",
     "model.dtype": "int8 null",
     "model.device": "tpu null",
-    "model.attention": "flash_attention_2 x null",
+    "model.attention": "flash_attention_3 x null",
     "model.min_pixels": "0 a",
     "model.max_prompt_tokens": "0 a -5",
     "model.threads": "0 a -1",

@@ -201,12 +201,6 @@ def test_other_names_are_unknown():
         compose(["model=qwen2_5_vl_8b"])
 
 
-@each("word", ["flash_attention_2", "flash_attention_3"])
-def test_flash_attention_is_refused_with_the_reason(word):
-    with pytest.raises(UnsupportedError, match=f"model.attention={word} cannot carry a compressed cache"):
-        validate(compose([f"model.attention={word}"]))
-
-
 def test_what_a_config_states_is_what_transformers_makes_of_it():
     """Every shape of `conf/model` and the embedded model say all that planning asks; what leaves something to a default, or
     is not supported, is left to transformers."""

@@ -56,7 +56,7 @@ def check(*overrides: str) -> None:
         (["retry=[oom,tmeout]"], "did you mean 'timeout'"),
         (["logger=wandb", "logger.mode=onlin"], "did you mean 'online'"),
         (["model.dtype=fp16"], "model.dtype=fp16 is unknown"),
-        (["model.attention=flash"], "model.attention=flash is unknown; allowed: eager, sdpa"),
+        (["model.attention=flash"], "model.attention=flash is unknown; allowed: eager, flash_attention_2, sdpa"),
         (["model.device=gpu"], "model.device=gpu is unknown"),
         (["shard=4/4"], "shard=4/4 is not a part of a run"),
         (["limit=0"], "limit=0 is too small"),

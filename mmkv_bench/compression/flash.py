@@ -1,0 +1,144 @@
+"""`attention=flash_attention_2`: the functions of the flash-attn package, called by the attention function of ours.
+
+They take no mask. What a query may see follows from the order of slots: all of a head's up to its own, aligned with the newest,
+and none of the padding on the head's left. So the logical mask says of a forward what is padding, `[B, 1, 1, seen]`, and
+nothing of the size of queries times slots is made. Causality is the kernel's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.masking_utils import causal_mask_function
+
+from mmkv_bench import devices
+from mmkv_bench.errors import ConfigError, UnsupportedError
+
+FLASH = "flash_attention_2"
+NAME = "mmkv_fa2"  # a name with "flash" in it transformers takes for a kernel of its own, and looks for it on the hub
+DTYPES = ("bfloat16", "float16")
+WIDEST_HEAD = 256
+
+
+def check(attention: str | None, place: torch.device | str, dtype: torch.dtype | str, compiled: bool = False) -> None:
+    """Refuse what flash-attn cannot do; any other attention is allowed here.
+
+    Args:
+        place: where the model computes, and dtype: in what precision; compiled: whether decode steps are to be compiled.
+
+    Raises:
+        ConfigError: the package is not installed.
+        UnsupportedError: no CUDA device, another precision, a compiled decode step.
+    """
+    if attention != FLASH:
+        return
+    kind, precision = torch.device(place).type, str(dtype).removeprefix("torch.")
+    if find_spec("flash_attn") is None:
+        raise ConfigError(
+            f"model.attention={FLASH} needs the package flash-attn, which is not installed; allowed without it: sdpa, "
+            "eager; install it (pip install 'mmkv-bench[gpu]'), or choose model.attention=sdpa"
+        )
+    if not devices.at(place).runs_flash_attention:
+        raise UnsupportedError(
+            f"model.attention={FLASH} runs on a CUDA device, and the model is on {kind}; allowed there: sdpa, eager; choose "
+            "model.attention=sdpa"
+        )
+    if precision not in DTYPES:
+        raise UnsupportedError(
+            f"model.attention={FLASH} cannot compute in {precision}; allowed: {', '.join(DTYPES)}; set model.dtype to one of "
+            "them, or choose model.attention=sdpa"
+        )
+    if compiled:
+        raise UnsupportedError(
+            f"model.attention={FLASH} has no graph of its kernels, which decode=compiled needs; allowed: decode=eager; "
+            "choose that, or model.attention=sdpa"
+        )
+
+
+def check_head(width: int) -> None:
+    """Raises UnsupportedError for heads so wide (`head_dim`) that flash-attn has no kernel for them."""
+    if width % 8 or width > WIDEST_HEAD:
+        raise UnsupportedError(
+            f"model.attention={FLASH} has no kernel for heads of {width} channels; allowed: multiples of 8 up to "
+            f"{WIDEST_HEAD}; choose model.attention=sdpa"
+        )
+
+
+def padding_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    mask_function: Callable[..., Any] = causal_mask_function,
+    attention_mask: Tensor | None = None,
+    device: torch.device | str = "cpu",
+    **_: Any,
+) -> Tensor | None:
+    """The mask function of this attention, as transformers calls it once per forward.
+
+    Args:
+        attention_mask: bool `[B, seen]`, False where a token is padding.
+
+    Returns:
+        bool `[B|1, 1, 1, seen]`, False where a token is padding; None where nothing is and no question is fed to a cache.
+
+    Raises:
+        UnsupportedError: a mask that is not causal.
+    """
+    if mask_function is not causal_mask_function:
+        raise UnsupportedError(
+            f"this model asks for a mask that is not causal alone, which model.attention={FLASH} does not have; choose "
+            "model.attention=sdpa"
+        )
+    if attention_mask is not None and not bool(attention_mask.all()):
+        return attention_mask[:, None, None, :kv_length]
+    if q_length in (1, kv_length):
+        return None
+    return torch.ones(1, 1, 1, kv_length, dtype=torch.bool, device=device)
+
+
+def attend(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scaling: float,
+    softcap: float | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """The kernel: each query sees what stands up to its own slot, the newest query all, but no padding on the left.
+
+    Args:
+        query: `[B, Hq, n, D]` of the n newest slots; key, value: `[B, Hkv, slots, D]`, read where they are.
+        mask: bool `[B|1, Hkv|1, 1, slots]`, False at the padding, which is on the left; None: there is none.
+
+    Returns:
+        `[B, n, Hq, D]`, and no weights.
+    """
+    from flash_attn import flash_attn_func, flash_attn_with_kvcache
+
+    rule = {"softmax_scale": scaling, "causal": True, "softcap": softcap or 0.0}
+    batch, heads, new = query.shape[0], key.shape[1], query.shape[2]
+    if mask is None:
+        return flash_attn_func(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), **rule), None
+    padding = (~mask).sum(-1, dtype=torch.int32)[..., 0]  # [B|1, Hkv|1]
+    alone = padding.shape[1] == heads > 1  # each head with its own padding, as a sequence of its own: views, no copies
+    if alone:
+        query = query.unflatten(1, (heads, -1)).flatten(0, 1)
+        key, value = key.flatten(0, 1)[:, None], value.flatten(0, 1)[:, None]
+    padding = padding.expand(batch, -1).reshape(-1)
+    output = flash_attn_with_kvcache(
+        query.transpose(1, 2),
+        key.transpose(1, 2),
+        value.transpose(1, 2),
+        cache_seqlens=torch.full_like(padding, key.shape[2]),
+        cache_leftpad=padding,
+        **rule,
+    )
+    if alone:
+        output = output.unflatten(0, (batch, heads)).transpose(1, 2).reshape(batch, new, -1, output.shape[-1])
+    return output, None
