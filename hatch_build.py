@@ -1,4 +1,5 @@
-"""Puts conf/ inside the wheel. An editable install reads it from the checkout and must not carry a copy."""
+"""Puts conf/ and the papers' printed numbers inside the wheel. An editable install reads them from the checkout and must not
+carry a copy."""
 
 from __future__ import annotations
 
@@ -11,3 +12,4 @@ class ShipConfiguration(BuildHookInterface):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if version != "editable":
             build_data["force_include"]["conf"] = "mmkv_bench/conf"
+            build_data["force_include"]["results/reference"] = "mmkv_bench/reference"

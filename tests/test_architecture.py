@@ -31,6 +31,7 @@ ARROWS = {
     "datasets": {"file_state", "judging", "tiny"},
     "generation": {"models", "compression", "devices", "protocols", "store"},
     "tables": {"config", "protocols", "statistics", "store"},
+    "papers": {"config", "methods", "protocols", "statistics", "store", "tables"},
     "calibrate": {"config", "compression", "models", "generation", "store", "tiny"},
     "evaluation": {"datasets", "judging", "file_state", "protocols"},
     "methods": {"config", "compression", "calibrate", "generation", "models", "protocols", "tiny"},
@@ -97,6 +98,7 @@ ARROWS = {
         "generation",
         "methods",
         "models",
+        "papers",
         "plan",
         "run",
         "store",
@@ -118,7 +120,7 @@ FOREIGN = {
     "hydra": {"config", "run"},
     "lmms_eval": {"evaluation"},
     "wandb": {"store"},
-    "pandas": {"tables", "run", "efficiency"},
+    "pandas": {"tables", "papers", "run", "efficiency"},
     "torch": {
         "devices",
         "compression",
@@ -260,7 +262,7 @@ def test_a_package_is_known_to_its_rooms_only(package):
     assert knowing <= FOREIGN[package]
 
 
-@each("name", ["statistics", "tables", "store"])
+@each("name", ["statistics", "tables", "papers", "store"])
 def test_rows_need_neither_models_nor_the_engine(name):
     code = f"import sys, pkgutil, importlib, mmkv_bench.{name} as room\n" + (
         "for found in pkgutil.walk_packages(room.__path__, room.__name__ + '.'):\n"

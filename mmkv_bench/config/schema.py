@@ -37,6 +37,9 @@ JUDGES = ("none", "openai", "local")
 LIST_GROUPS = ("method", "dataset")
 """Config groups of which a run may choose several; their files live under `methods.<name>`, `datasets.<name>`."""
 
+TABLES = "table"
+"""Folder of `conf/` whose files are the papers' tables (`mmkv_bench/papers`) and nothing that a run chooses."""
+
 PACKAGE_SCHEME = "pkg://"
 
 
@@ -227,6 +230,13 @@ def conf_dir() -> Path:
     return package / "conf"
 
 
+def reference_dir() -> Path:
+    """The folder of the numbers that papers print: `results/reference` of the checkout, or the copy inside a wheel."""
+    conf = conf_dir()
+    checkout = conf.parent / "results" / "reference"
+    return checkout if checkout.is_dir() else conf.parent / "reference"
+
+
 def options(group: str, extra: tuple[str, ...] = ()) -> tuple[str, ...]:
     """Names that a config group offers, in files of their own and in tables, sorted; `extra` are further config folders."""
     folders = [root / group for root in (conf_dir(), *map(Path, extra))]
@@ -236,7 +246,8 @@ def options(group: str, extra: tuple[str, ...] = ()) -> tuple[str, ...]:
 
 def groups() -> tuple[str, ...]:
     """The config groups of `conf/`, sorted."""
-    return tuple(sorted(d.name for d in conf_dir().iterdir() if d.is_dir() and next(d.glob("*.yaml"), None)))
+    folders = [d for d in conf_dir().iterdir() if d.is_dir() and d.name != TABLES]
+    return tuple(sorted(d.name for d in folders if next(d.glob("*.yaml"), None)))
 
 
 def resolve_path(path: str) -> str:
