@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 RANDOM = (
     "These rows are answers of random weights (model.weights=random): they tell time, memory and what was kept (columns of "
-    "the responses, docs/rows.md), never accuracy, and no table of scores is made of them. Run a model with trained "
-    "weights for one."
+    "the responses, docs/rows.md; `--metric bytes` and others make tables of these), never accuracy, and no table of scores is "
+    "made of them. Run a model with trained weights for one."
 )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from mmkv_bench.statistics.intervals import LEVEL
 from mmkv_bench.statistics.metric_kinds import FIDELITY, MEASURES, PARSE_FAILED, SAME, lower_is_better, upstream
@@ -30,21 +30,8 @@ def title(table: Table) -> str:
 
 def caption(table: Table, tables: Sequence[Table], intervals: bool = True) -> str:
     """Axis, model, protocol, reading, sample count and interval kind, and what tells this table from the others."""
-    parts = [
-        AXES[table.axis] if table.axis == "none" else f"budget: {AXES[table.axis]}",
-        f"model={table.context['model']}",
-    ]
-    parts.append(f"protocol={table.context['protocol']}")
-    if table.readings:
-        parts.append(f"reading={' and '.join(table.readings)}")
-    if table.context["limits"]:
-        parts.append(table.context["limits"])
-    for column in _QUIET:
-        within = _WITHIN.get(column)
-        others = [t for t in tables if within is None or t.context[within] == table.context[within]]
-        if len({t.context[column] for t in others}) > 1:
-            value = table.context[column]
-            parts.append(f"{column}={value[:12] if within else value}")
+    contexts = [each.context for each in tables]
+    parts = [axis_words(table.axis), *context_words(table.context, table.readings, contexts)]
     if mostly_free(table):
         parts.append("answers mostly free")
     parts.append(size_text(table))
@@ -52,6 +39,29 @@ def caption(table: Table, tables: Sequence[Table], intervals: bool = True) -> st
     if intervals and kinds:
         parts.append(f"{LEVEL:.0%} intervals ({', '.join(kinds)})")
     return "; ".join(parts)
+
+
+def axis_words(axis: str) -> str:
+    """What a table's budgets count."""
+    return AXES[axis] if axis == "none" else f"budget: {AXES[axis]}"
+
+
+def context_words(
+    context: Mapping[str, str], readings: Sequence[str], contexts: Sequence[Mapping[str, str]]
+) -> list[str]:
+    """Model, protocol, reading, and what tells this context from the others that are shown with it."""
+    parts = [f"model={context['model']}", f"protocol={context['protocol']}"]
+    if readings:
+        parts.append(f"reading={' and '.join(readings)}")
+    if context["limits"]:
+        parts.append(context["limits"])
+    for column in _QUIET:
+        within = _WITHIN.get(column)
+        others = [other for other in contexts if within is None or other[within] == context[within]]
+        if len({other[column] for other in others}) > 1:
+            value = context[column]
+            parts.append(f"{column}={value[:12] if within else value}")
+    return parts
 
 
 def size_text(table: Table) -> str:

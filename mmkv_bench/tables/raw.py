@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def csv_cells(tables: Sequence[Table]) -> str:
     """One line per table cell; `full` has one line per table, without a budget."""
-    return _csv(_cells(tables))
+    return as_csv(_cells(tables))
 
 
 def frame(tables: Sequence[Table]) -> pd.DataFrame:
@@ -30,7 +30,7 @@ def frame(tables: Sequence[Table]) -> pd.DataFrame:
 def csv_pairs(tables: Sequence[Table]) -> str:
     """One line per two lines of a table at a budget. Of two that compete `low` and `high` are at Holm's level, of others, to
     which `holm_level` and the columns beside it do not apply, at 95 %."""
-    return _csv([_pair(table, pair) for table in tables for pair in every_pair(table)])
+    return as_csv([_pair(table, pair) for table in tables for pair in every_pair(table)])
 
 
 def _cells(tables: Sequence[Table]) -> list[dict[str, Any]]:
@@ -105,7 +105,8 @@ def _pair(table: Table, pair: Pair) -> dict[str, Any]:
     }
 
 
-def _csv(lines: Sequence[dict[str, Any]]) -> str:
+def as_csv(lines: Sequence[dict[str, Any]]) -> str:
+    """Records that have the same keys, with these as the header."""
     out = io.StringIO()
     if lines:
         writer = csv.DictWriter(out, list(lines[0]), lineterminator="\n")

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mmkv_bench.cli.grammar import Listed, Parser
 from mmkv_bench.errors import ConfigError
+
+if TYPE_CHECKING:
+    from mmkv_bench.tables.cost_names import Cost
 
 SUMMARY = "print the tables of a run again, from its rows"
 
@@ -24,7 +29,8 @@ def options(parser: Parser) -> None:
         "--metrics",
         action=Listed,
         metavar="NAMES",
-        help="only these metrics; fidelity: KL, agreement and divergence from full in one table",
+        help="only these metrics; fidelity: KL, agreement and divergence from full in one table; costs, with the ratio to full: "
+        "tpot_s,ttft_s,peak,bytes, and each column of responses and phase of timings (docs/rows.md)",
     )
     parser.add_argument("--groups", action="store_true", help="means over the groups of a benchmark's datasets (md)")
     parser.add_argument("--no-interval", action="store_true", help="scores without their intervals (md, latex)")
@@ -33,6 +39,7 @@ def options(parser: Parser) -> None:
         "mmkv-bench tables results/tiny/large",
         "mmkv-bench tables runs/demo --protocol strict --format latex",
         "mmkv-bench tables results/tiny/ablations --metric fidelity",
+        "mmkv-bench tables runs/speed --metric tpot_s,ttft_s,peak,bytes",
     )
 
 
@@ -43,8 +50,39 @@ def answer(given: argparse.Namespace) -> int:
 
 
 def text(given: argparse.Namespace) -> str:
-    """The text that the options ask for."""
+    """The text that the options ask for: tables of scores, then those of costs."""
+    from mmkv_bench.tables.cost_names import divided
+
+    names, costs = divided(given.metric or ())
+    if not costs:
+        return _scores(given, given.metric)
+    if given.groups or given.pairs:
+        raise ConfigError(
+            f"--{'groups' if given.groups else 'pairs'} is for scores; leave out --metric {costs[0].name}"
+        )
+    if names and given.format == "csv":
+        raise ConfigError(
+            f"scores ({', '.join(names)}) and costs ({', '.join(cost.name for cost in costs)}) have other columns in csv; "
+            "ask for them in two commands"
+        )
+    before = [_scores(given, names)] if names else []
+    return "\n".join([*before, _costs(given, costs)])
+
+
+def _costs(given: argparse.Namespace, costs: Sequence[Cost]) -> str:
+    from mmkv_bench.tables.cost_text import cost_csv, cost_latex, cost_markdown
+    from mmkv_bench.tables.costs import cost_tables
+
+    tables = cost_tables(given.rows, costs, datasets=given.dataset, protocols=given.protocol, readings=given.reading)
+    if given.format == "csv":
+        return cost_csv(tables)
+    write = cost_markdown if given.format == "md" else cost_latex
+    return write(tables, intervals=not given.no_interval)
+
+
+def _scores(given: argparse.Namespace, metrics: Sequence[str] | None) -> str:
     from mmkv_bench.tables.build import build
+    from mmkv_bench.tables.cost_names import refuse_unknown
     from mmkv_bench.tables.fidelity import GROUP, fidelity_markdown, names
     from mmkv_bench.tables.latex import latex
     from mmkv_bench.tables.macro import gate_configs, group_markdown, group_tables, groups_of
@@ -53,15 +91,11 @@ def text(given: argparse.Namespace) -> str:
     from mmkv_bench.tables.rows import load
 
     rows = load(given.rows)
-    if given.metric == [GROUP] and given.format == "md":
+    if metrics == [GROUP] and given.format == "md":
         return fidelity_markdown(rows, given.dataset, given.protocol, given.reading)
-    tables = build(
-        rows,
-        datasets=given.dataset,
-        protocols=given.protocol,
-        readings=given.reading,
-        metrics=names(given.metric, rows),
-    )
+    wanted = names(metrics, rows)
+    refuse_unknown(wanted or (), rows.samples["metric"].drop_duplicates())
+    tables = build(rows, datasets=given.dataset, protocols=given.protocol, readings=given.reading, metrics=wanted)
     if given.groups:
         if given.format != "md":
             raise ConfigError(f"--groups prints markdown, not {given.format}; leave out --format")

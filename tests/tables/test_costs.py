@@ -1,0 +1,222 @@
+"""Promise: tables of costs are medians of rows with ratios to `full` of the same sample or repeat, and never a group's times."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import pytest
+
+from mmkv_bench.store.store import Store
+from mmkv_bench.tables.cost_names import KNOWN, divided
+from mmkv_bench.tables.cost_text import number, unit_of
+from mmkv_bench.tables.costs import cost_tables
+from tests.cli.setting import verb
+from tests.tables.examples import Example, cell_row
+from tests.tables.test_tables_command import printed, refusal
+
+main = verb("tables")
+N = 21
+
+
+def measured(root: Path, **changed) -> Path:
+    """Own times of some samples, two per page: `full`, random of two seeds, snapkv at two budgets."""
+    made, draw = Example(), np.random.default_rng(1)
+    for method, budget, seed, pace in (
+        ("full", None, None, 1.0),
+        ("random", 64, 0, 0.6),
+        ("random", 64, 1, 0.8),
+        ("snapkv", 64, None, 0.5),
+        ("snapkv", 128, None, 0.7),
+    ):
+        cell = made.add(method, budget, [1.0] * N, seed=seed)
+        for place, row in enumerate(row for row in made.responses if row["cell"] == cell):
+            row |= {"measured": "own", "cluster": f"page-{place // 2}", "tpot_s": pace * draw.uniform(0.02, 0.03)}
+            row |= {"ttft_s": 1 + place / 10, "bytes_held": int(pace * 2**20) + place, "peak_resident_bytes": 2**30}
+            row |= changed if method == "snapkv" else {}
+    return made.write(root)
+
+
+def table_of(root: Path, *names: str, **given):
+    (table,) = cost_tables(root, divided(names)[1], **given)
+    return table
+
+
+def per_sample(root: Path, method: str, column: str, budget: int | None = None) -> dict[str, float]:
+    """Sample -> the mean over seeds, row by row."""
+    cells = {
+        row["cell"]
+        for row in Store(root).cells().to_pylist()
+        if row["method"] == method and row["budget_entries"] == budget
+    }
+    rows = [row for row in Store(root).responses().to_pylist() if row["cell"] in cells]
+    return {
+        sample: float(np.mean([row[column] for row in rows if row["sample_id"] == sample]))
+        for sample in {row["sample_id"] for row in rows}
+    }
+
+
+def test_answers_medians_and_paired_ratios_are_those_of_a_slow_reference(tmp_path):
+    root = measured(tmp_path)
+    table = table_of(root, "tpot_s", "bytes", "n_tokens")
+    assert [(line.label, budget) for line, budget in table.lines()] == [
+        ("full", ""),
+        ("random", "64"),
+        ("snapkv", "64"),
+        ("snapkv", "128"),
+    ]
+    for cost, column in (("tpot_s", "tpot_s"), ("bytes_held", "bytes_held")):
+        full = per_sample(root, "full", column)
+        for method, budget in (("full", None), ("random", 64), ("snapkv", 64), ("snapkv", 128)):
+            own = per_sample(root, method, column, budget)
+            entry = table.entries[method, str(budget or "")][cost]
+            assert entry.value == pytest.approx(median(own.values()))
+            assert entry.ratio == pytest.approx(median(own[sample] / full[sample] for sample in own))
+            assert entry.n == entry.known == entry.paired == N
+            assert entry.low <= entry.value <= entry.high
+    assert table.entries["snapkv", "64"]["n_tokens"].value == 13
+
+
+def test_times_of_shared_runs_are_refused_and_their_bytes_shown(tmp_path, capsys):
+    root = measured(tmp_path)
+    shared = Example()
+    shared.add("full", None, [1.0] * 3, answer={"tpot_s": 0.1, "bytes_held": 10})
+    shared.add("snapkv", 64, [1.0] * 3, answer={"tpot_s": 0.1, "bytes_held": 4})
+    shared = shared.write(tmp_path / "shared")
+    said = refusal(capsys, shared, "--metric", "bytes,tpot_s,peak")
+    assert "tpot_s and peak of these rows are of runs that share prefills" in said and "scenario=efficiency" in said
+    text = printed(capsys, shared, "--metric", "bytes")
+    assert "| snapkv | 64     | 4" in text and "0.400" in text
+    partly = measured(tmp_path / "partly", measured="group")
+    entry = table_of(partly, "tpot_s").entries["snapkv", "64"]["tpot_s"]
+    assert (entry.value, entry.known, entry.n) == (None, 0, N)
+    assert table_of(root, "tpot_s").entries["snapkv", "64"]["tpot_s"].value > 0
+
+
+def test_a_line_with_a_failure_has_no_median(tmp_path):
+    made = Example()
+    made.add("full", None, [1.0, 1.0, 1.0], answer={"bytes_held": 8})
+    made.add("snapkv", 64, [1.0, None, 1.0], answer={"bytes_held": 4})
+    entries = table_of(made.write(tmp_path), "bytes").entries
+    assert entries["full", ""]["bytes_held"].value == 8
+    entry = entries["snapkv", "64"]["bytes_held"]
+    assert (entry.value, entry.ratio, entry.known, entry.n, entry.failed) == (None, None, 2, 3, "oom")
+
+
+def timed(root: Path, steps: dict[tuple[str, int], list[list[float]]], oom: tuple[str, int] | None = None) -> Path:
+    """A store of passes: (method, length) -> steps of each repeat; what is named `oom` fails in the pass that is timed first."""
+    store = Store(root)
+    names = {method: f"c{place}" for place, method in enumerate(dict.fromkeys(method for method, _ in steps))}
+    store.write_cells(
+        cell_row(name, method, None if method == "full" else "0.1", dataset="made_up_text")
+        for method, name in names.items()
+    )
+    for place, ((method, tokens), repeats) in enumerate(steps.items()):
+        common = {
+            "cell": names[method],
+            "dataset": "made_up_text",
+            "prompt_tokens": tokens,
+            "visual_tokens": 0,
+            "batch": 2,
+            "new_tokens": 4,
+            "status": "ok",
+            "place": place,
+            "order_seed": 0,
+            "measured": "own",
+        }
+        held = {"bytes_held": tokens, "bytes_useful_step": tokens, "bytes_read_step": tokens}
+        peaks = {"total": 100 * tokens, "decode": 10 * tokens}
+        store.write_timings(
+            common | {"repeat": None, "phase": phase, "peak_allocated": peak} | (held if phase == "decode" else {})
+            for phase, peak in peaks.items()
+        )
+        for repeat, own in enumerate(repeats):
+            if (method, tokens) == oom:
+                store.write_timings([common | {"repeat": 0, "phase": "total", "status": "oom", "error": "no memory"}])
+                break
+            phases = {
+                "score": 1.0,
+                "select": 2.0,
+                "reduce": 3.0,
+                "ttft": 5.0 + repeat,
+                "total": 9.0,
+                "decode": sum(own),
+            }
+            rows = [common | {"repeat": repeat, "phase": phase, "seconds": value} for phase, value in phases.items()]
+            rows[-1] |= held | {"steps_s": own}
+            rows[-2] |= {"disturbed": ["clock held down"] if repeat else [], "fallback": []}
+            store.write_timings(rows)
+    return root
+
+
+STEPS = {
+    ("full", 64): [[0.4, 0.2, 0.3], [0.5, 0.5, 0.2], [0.3, 0.3, 0.3]],
+    ("snapkv", 64): [[0.1, 0.2, 0.1], [0.2, 0.2, 0.3], [0.1, 0.1, 0.1]],
+    ("full", 32): [[0.2, 0.2, 0.2]],
+    ("snapkv", 32): [[0.1, 0.1, 0.1]],
+}
+
+
+def test_passes_have_a_table_per_shape_with_ratios_of_the_same_repeat(tmp_path):
+    costs = divided(["tpot_s", "ttft", "peak", "peak_decode", "bytes", "compress_s", "tokens_s"])[1]
+    short, long = cost_tables(timed(tmp_path, STEPS), costs)
+    assert [table.shape["prompt_tokens"] for table in (short, long)] == [32, 64]
+    entry = long.entries["snapkv", "0.1"]["tpot_s"]
+    own, full = ([median(steps) for steps in STEPS[method, 64]] for method in ("snapkv", "full"))
+    assert entry.value == pytest.approx(median(own)) and (entry.low, entry.high) == (min(own), max(own))
+    assert entry.level == 0.75  # of three values
+    assert entry.ratio == pytest.approx(median(a / b for a, b in zip(own, full, strict=True)))
+    line = {key: each.value for key, each in long.entries["full", ""].items()}
+    assert line["tokens_s"] == pytest.approx(median(2 * 3 / sum(steps) for steps in STEPS["full", 64]))
+    del line["tpot_s"], line["tokens_s"]
+    assert line == {"ttft_s": 6, "peak_total": 6400, "peak_decode": 640, "bytes_held": 64, "compress_s": 6}
+    assert long.disturbed == ("clock held down",) and not short.disturbed
+
+
+def test_what_ran_out_of_memory_says_so_in_its_place(tmp_path, capsys):
+    text = printed(capsys, timed(tmp_path, STEPS, ("snapkv", 64)), "--metric", "tpot_s,peak_decode")
+    long = text.split("64 prompt tokens")[1]
+    assert "| oom" in long and "1/2 ok" in long
+
+
+def test_the_three_forms_say_the_same_numbers(tmp_path, capsys):
+    root = timed(tmp_path, STEPS)
+    lines = list(csv.DictReader(io.StringIO(printed(capsys, root, "--metric", "tpot_s,peak", "--format", "csv"))))
+    assert len(lines) == 2 * 2 * 2
+    (line,) = (
+        line for line in lines if (line["method"], line["prompt_tokens"], line["metric"]) == ("snapkv", "64", "tpot_s")
+    )
+    assert (line["median"], line["unit"], line["ratio_to_full"][:6]) == ("0.1", "seconds", "0.3333")
+    for form in ("md", "latex"):
+        text = printed(capsys, root, "--metric", "tpot_s,peak", "--format", form)
+        assert "100 [100, 200]" in text and "tpot_s [ms]" in text and "0.333 [0.333, 0.400]" in text
+        assert "75% intervals" in text.replace("\\", "")
+        assert "[100, 200]" not in printed(capsys, root, "--metric", "tpot_s", "--format", form, "--no-interval")
+
+
+def test_scores_and_costs_are_asked_in_one_call(tmp_path, capsys):
+    root = measured(tmp_path)
+    both = printed(capsys, root, "--metric", "exact_match,bytes,tpot_s")
+    assert both == "\n".join(printed(capsys, root, "--metric", each) for each in ("exact_match", "bytes,tpot_s"))
+    assert "other columns in csv" in refusal(capsys, root, "--metric", "exact_match,bytes", "--format", "csv")
+    assert "did you mean" in refusal(capsys, root, "--metric", "exact_match,tpott_s")
+    assert "These rows know no tokens_s" in refusal(capsys, root, "--metric", "tokens_s")
+    assert "--pairs is for scores" in refusal(capsys, root, "--metric", "bytes", "--pairs")
+
+
+def test_every_column_of_numbers_has_a_name():
+    assert {"prompt_tokens", "bytes_padding", "entries_resident", "peak_prefill", "second_token_s", "load"} <= {*KNOWN}
+    assert divided(["x", "peak", "prefill", "prefill_s"])[0] == ["x"]
+
+
+def test_numbers_are_readable():
+    assert [number(value) for value in (0.012345, 12.345, 1234.5, 3.0, 0.0, None)] == [
+        *("0.0123", "12.3", "1234", "3", "0", "-")
+    ]
+    assert unit_of(KNOWN["tpot_s"], [0.1, 0.9]) == (1e-3, "ms") and unit_of(KNOWN["bytes_held"], [5e6]) == (
+        2**20,
+        "MiB",
+    )
