@@ -157,14 +157,28 @@ def parameters_json(plain: Mapping[str, Any], decoding: str | None = None) -> st
 def identity_form(plain: Mapping[str, Any], compressor: Compressor) -> dict[str, Any]:
     """An effective node as rows and a cell's identity hold it: code that is not in this package is named by what it is
     (a file's checksum, a package's version), never by where it lies; a scorer that is given the full cache's answer is
-    marked, whoever wrote it, so that tables can tell a ceiling from a method; so is a formula that goes over its budget."""
+    marked, whoever wrote it, so that tables can tell a ceiling from a method; so is a formula that goes over its budget.
+    Parameters that came later are absent at their defaults."""
     marks = {READS_ANSWER: True} if compressor.needs.answer else {}
     marks |= {OVER_BUDGET: True} if compressor.exceeds_as_printed and compressor.reading != "released" else {}
     if plain.get("base") == CUSTOM:
         from mmkv_bench.methods import own_file
 
         return own_file.identity_form(plain) | marks
-    return dict(plain) | (getattr(compressor.scorer, "origin", None) or {}) | marks
+    return _as_before(plain, compressor) | (getattr(compressor.scorer, "origin", None) or {}) | marks
+
+
+def _as_before(plain: Mapping[str, Any], compressor: Compressor) -> dict[str, Any]:
+    """The node without parameters that came after its first cells (`later` of a part's class) where they have their
+    defaults, so that those cells keep their hashes and rows."""
+    node = dict(plain)
+    for part in PARTS:
+        built, spec = getattr(compressor, part), node.get(part)
+        for name in getattr(built, "later", ()) if isinstance(spec, Mapping) else ():
+            if getattr(built, name) == inspect.signature(type(built)).parameters[name].default:
+                node.pop(name, None)
+                node[part] = {key: value for key, value in node[part].items() if key != name}
+    return node
 
 
 def with_checksums(plain: Mapping[str, Any], used: Mapping[str, str]) -> dict[str, Any]:

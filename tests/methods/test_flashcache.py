@@ -15,13 +15,13 @@ from mmkv_bench.compression.allocators.uniform import Uniform
 from mmkv_bench.compression.compressor import Compressor
 from mmkv_bench.compression.context import Context
 from mmkv_bench.compression.numerics.dct import dct, high_pass, idct
-from mmkv_bench.compression.scorers.deviation import DeviationScorer, cutoff
+from mmkv_bench.compression.scorers.deviation import DeviationScorer, cutoff, filter_needs
 from mmkv_bench.compression.selectors.topk import TopK
 from mmkv_bench.compression.session import attach
 from mmkv_bench.config.compose import compose, method_defaults
 from mmkv_bench.devices import Host
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.methods.build import build_compressor
+from mmkv_bench.methods.build import build_compressor, effective, identity_form
 from tests import cover, reference, zoo
 from tests.compression import oracles
 from tests.core import parts
@@ -319,6 +319,53 @@ def same_up_to_ties(got, want, scores) -> bool:
     return True
 
 
+@few
+@given(
+    length=st.integers(2, 60),
+    heads=st.sampled_from([1, 2, 4]),
+    share=st.floats(0, 1),
+    seed=st.integers(0, 10**6),
+    joint=st.booleans(),
+)
+def test_either_end_of_the_deviations_leaves_first(length, heads, share, seed, joint):
+    budget, obs = (
+        1 + int(share * (length - 2)),
+        oracles.make_layer(length, heads, 2, seed=seed).observe(filter_needs("cached")),
+    )
+    for removal in ("smallest", "largest"):
+        made = shipped(removal=removal, heads="joint" if joint else "per_head", dba=False)
+        score = made.scorer.score(obs, budget, 0)
+        got = rows_of(made.select([score], budget, None, [0], 1))[0]
+        deviations = DeviationScorer(heads="joint" if joint else "per_head").score(obs, budget, 0)
+        assert got == oracle.after_removals(deviations, budget, {length - 1}, removal)
+
+
+def test_random_removal_draws_tokens_evenly_and_for_all_joint_heads_at_once():
+    made, obs = DeviationScorer(removal="random"), oracles.make_layer(12, 3, 2).observe(filter_needs("cached"))
+    assert made.stochastic and not DeviationScorer().stochastic and not made.comparable
+    first = torch.zeros(12)
+    for seed in range(600):
+        score = made.score(obs, 4, seed)
+        assert (score == score[:1]).all() and torch.equal(score, made.score(obs, 9, seed))
+        first[score[0].topk(4).indices] += 1
+    # 4 of 12 each: binomial with sd .0192 a token
+    assert ((first / 600 - 1 / 3).abs() < 0.08).all()
+    apart = DeviationScorer(heads="per_head", removal="random").score(obs, 4, 0)
+    assert len({tuple(row.topk(4).indices.tolist()) for row in apart}) > 1
+
+
+def test_the_default_removal_is_in_no_identity():
+    """Cells are older than the parameter: neither their hash nor what rows show of them may change."""
+    node = method_defaults(["flashcache"])["flashcache"]
+    forms = {}
+    for removal in ("smallest", "largest"):
+        node.removal = removal
+        plain = effective("flashcache", node, "paper")
+        forms[removal] = identity_form(plain, build_compressor("flashcache", node, "paper"))
+    assert "removal" not in forms["smallest"] and "removal" not in forms["smallest"]["scorer"]
+    assert forms["largest"]["removal"] == forms["largest"]["scorer"]["removal"] == "largest"
+
+
 def test_shipped_defaults_and_ablations_are_the_documented_ones():
     made = shipped()
     assert made.scorer == DeviationScorer(0.2, "joint", "cached") and made.allocator == Spectral(0.2, "cached", True)
@@ -345,6 +392,7 @@ def test_shipped_defaults_and_ablations_are_the_documented_ones():
         (lambda: DeviationScorer(gamma=-0.1), "gamma is -0.1"),
         (lambda: DeviationScorer(heads="perhead"), "did you mean 'per_head'"),
         (lambda: DeviationScorer(keys="rotated"), "did you mean 'unrotated'"),
+        (lambda: DeviationScorer(removal="larges"), "did you mean 'largest'"),
         (lambda: Spectral(gamma=2), "gamma is 2"),
         (lambda: Spectral(keys="cache"), "did you mean 'cached'"),
     ],

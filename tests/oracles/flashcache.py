@@ -104,3 +104,17 @@ def keep(scores: Tensor, cap: int, forced: set[int]) -> list[list[int]]:
         others = sorted((j for j in range(len(row)) if j not in forced), key=lambda j: (-row[j], j))
         rows.append(sorted(first + others[: cap - len(first)]))
     return rows
+
+
+def after_removals(scores: Tensor, cap: int, forced: set[int], first: str) -> list[list[int]]:
+    """Figure 2, per head: one token after another leaves, the one with the smallest or the largest deviation of those
+    still there (of equal ones the last), until cap of them are left; the forced ones never leave."""
+    rows = []
+    for row in scores.tolist():
+        left = list(range(len(row)))
+        while len(left) > cap:
+            free = [j for j in left if j not in forced] or left
+            end = (min if first == "smallest" else max)(row[j] for j in free)
+            left.remove(max(j for j in free if row[j] == end))
+        rows.append(left)
+    return rows

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from mmkv_bench.compression.observation import Needs
 
@@ -28,11 +28,14 @@ class Scorer(ABC):
         negative: scores may be below 0, so that their sums are no shares.
         comparable: scores of different KV heads of a layer lie on one scale and say which head needs more entries; not
             so for scores that follow from a token's place alone or are the same in every head.
+        later: names of parameters that came after cells of the method were stored. Each is a parameter of the method under
+            its own name; at its default it stands in no row and no cell's identity, so that older cells stay what they are.
 
     A subclass sets them in its class, or as properties where they depend on its parameters.
     """
 
     comparable: bool = True
+    later: ClassVar[tuple[str, ...]] = ()
 
     @property
     def needs(self) -> Needs:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from mmkv_bench.compression.observation import Needs
 from mmkv_bench.compression.scorers.base import Scorer
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 KEYS = ("cached", "unrotated")
 HEADS = ("joint", "per_head")
+REMOVALS = ("smallest", "largest", "random")
 
 
 def cutoff(gamma: float, length: int) -> int:
@@ -73,6 +74,9 @@ class DeviationScorer(Scorer):
             tokens; "per_head": over a head's own channels.
         keys: "cached": the keys as they are stored, rotated; "unrotated": with the rotation of their position undone
             (the layer's inputs and rotations are held until the layer is done: T * (E + 2D) numbers more).
+        removal: which deviations leave the cache first, the paper's Figure 2: "smallest" is the method; "largest" removes
+            outliers first; "random" one token as likely as another, one draw for all heads where these are joint.
+            Draw the figure's curves with ``dba=false``: budgets of layers would follow their outliers, whatever leaves.
 
     What the paper leaves open, and the choice here: gamma of its main tables (0.2, the entry of its gamma ablation,
     Table 5, that equals the result with budget allocation in Table 7); joint or per head (joint); before or after
@@ -84,20 +88,49 @@ class DeviationScorer(Scorer):
     gamma: float = 0.2
     heads: Literal["joint", "per_head"] = "joint"
     keys: Literal["cached", "unrotated"] = "cached"
+    removal: Literal["smallest", "largest", "random"] = "smallest"
+
+    later: ClassVar[tuple[str, ...]] = ("removal",)
 
     def __post_init__(self) -> None:
         check_filter(self.gamma, self.keys)
         if self.heads not in HEADS:
             raise ConfigError(f"heads is {self.heads!r}; {nearest(str(self.heads), HEADS)}")
+        if self.removal not in REMOVALS:
+            raise ConfigError(f"removal is {self.removal!r}; {nearest(str(self.removal), REMOVALS)}")
 
     @property
     def needs(self) -> Needs:
-        return filter_needs(self.keys)
+        return filter_needs(self.keys) if self.removal != "random" else Needs()
+
+    @property
+    def stochastic(self) -> bool:
+        return self.removal == "random"
+
+    @property
+    def negative(self) -> bool:
+        return self.removal == "largest"
+
+    @property
+    def comparable(self) -> bool:  # type: ignore[override]
+        return self.removal != "random"
 
     def key(self, budget: int, length: int) -> tuple[object, ...]:
-        return (cutoff(self.gamma, length), self.heads, self.keys)
+        return (cutoff(self.gamma, length), self.heads, self.keys, self.removal)
 
     def score(self, obs: Observation, budget: int, seed: int) -> Tensor:
+        score = self._drawn(obs, seed) if self.removal == "random" else self._deviation(obs)
+        if self.removal == "largest":
+            score = -score
+        return score if self.heads == "per_head" else score.mean(0, keepdim=True).repeat(len(score), 1)
+
+    def _deviation(self, obs: Observation) -> Tensor:
         keys, values = filtered(obs, self.gamma, self.keys)
-        deviation = keys.deviation + values.deviation
-        return deviation if self.heads == "per_head" else deviation.mean(0, keepdim=True).repeat(len(deviation), 1)
+        return keys.deviation + values.deviation
+
+    def _drawn(self, obs: Observation, seed: int) -> Tensor:
+        """Uniform ``[Hkv, T]``, of which `score` takes the mean over joint heads: each token's as any other's."""
+        import torch
+
+        draw = torch.rand(obs.key.shape[:2], generator=obs.generator("flashcache", seed), dtype=torch.float32)
+        return draw.to(obs.device)
