@@ -164,6 +164,17 @@ def attention_alone(model: nn.Module, cache: Any, rows: int, name: str) -> Calla
     return run
 
 
+def products_alone(model: nn.Module, rows: int) -> Callable[[], object]:
+    """Every product of a step of so many sequences with weights, the output layer's included, and nothing else: what is left
+    of a step when attention and cache cost nothing."""
+    import torch
+    from torch import nn
+
+    linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    inputs = {width: torch.rand(rows, width) for width in {module.in_features for module in linear}}
+    return lambda: [nn.functional.linear(inputs[module.in_features], module.weight) for module in linear]
+
+
 def kv_bytes(counts: Sequence[Tensor]) -> tuple[int, int]:
     """(entries, padded slots) in bytes of float32 keys and values."""
     one = 2 * 128 * 4
@@ -212,6 +223,7 @@ KINDS = ("uniform", "by layers", "by heads", "by both")
 def many(model: nn.Module, tokens: int) -> Iterator[Timed]:
     """Batch 16: the full cache, and ragged tenths of it; the whole step and attention alone."""
     weights = weight_bytes(model)
+    yield Timed("products of a step with the weights, alone", products_alone(model, BATCH), weights, weights)
     for name, counts, goal in (
         (f"full, {tokens} tokens", lengths("uniform", tokens, LAYERS, BATCH), GOALS["alone"]),
         (
