@@ -17,7 +17,7 @@ ifneq ($(PIP_INDEX_URL),)
 export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 
-.PHONY: help bench test test-quick test-full test-dispatch fuzz fuzz-store lint docs results verify matrix bench-statistics bench-fork bench-decode bench-tables bench-methods bench-start simulate site check-platforms lock
+.PHONY: help bench test test-quick test-full test-dispatch fuzz fuzz-store lint docs results verify matrix bench-statistics bench-fork bench-decode bench-tables bench-methods bench-start bench-gpu simulate site check-platforms lock
 
 help:
 	@echo "make bench             install if needed, run mmshift at 64 entries and experiment=demo on the embedded model"
@@ -36,6 +36,7 @@ help:
 	@echo "make bench-decode      how near a decode step is to the memory's bandwidth, beside stock transformers"
 	@echo "make bench-tables      time and memory of tables and scoring: committed rows, 100 methods, 10,000 cells"
 	@echo "make bench-methods     time and extra memory of every method on one layer, beside its attention"
+	@echo "make bench-gpu         on an NVIDIA GPU: ten minutes of measurements beside their goals into results/gpu/"
 	@echo "make bench-start       what commands import before they work, beside what they cannot do without"
 	@echo "make simulate          how often bold, ranks and separated pairs are wrong, in 1,000 made-up columns of each kind"
 	@echo "make verify            make 50 answers drawn from all committed rows again and compare; minutes (SAMPLES=, SEED=)"
@@ -128,6 +129,9 @@ bench-tables: $(STAMP)
 
 bench-start: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -P benchmarks/start.py --write results/bench/start.md
+
+bench-gpu: $(STAMP)
+	$(BIN)/python -P benchmarks/gpu.py
 
 bench-methods: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -P benchmarks/methods.py

@@ -163,6 +163,18 @@ class Bench:
             self.timed("score one cell", lambda a=answers: score(spec, a, len(requests)))
 
 
+def load(options: argparse.Namespace) -> LoadedModel:
+    """The folder's model, or one of random weights."""
+    from mmkv_bench.config.compose import compose
+    from mmkv_bench.models.load import load_model
+    from mmkv_bench.models.source import Source
+
+    if options.random is None:
+        return load_model("benchmark", str(options.model), device=options.device)
+    settings = [f"model={options.random}", "model.weights=random", f"model.device={options.device}"]
+    return Source.of(compose(settings).model).load()
+
+
 def collect(count: int) -> tuple[TaskSpec, list[Request]]:
     """The first `count` questions of `pages` large (development split, all kinds in turn), as lmms-eval asks them."""
     from mmkv_bench.datasets.specs import spec_from_config
@@ -207,6 +219,11 @@ def phases(run: Callable[[], Any]) -> list[str]:
     ]
 
 
+def sha256(folder: Path) -> str:
+    """The first digits, of the weights in this folder."""
+    return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()[:12]
+
+
 def report(bench: Bench, options: argparse.Namespace, lengths: Sequence[int], shared) -> list[str]:
     from mmkv_bench import __version__
     from mmkv_bench.store.provenance import collect as collect_provenance
@@ -219,15 +236,16 @@ def report(bench: Bench, options: argparse.Namespace, lengths: Sequence[int], sh
     source = collect_provenance(device)
     versions = json.loads(source["versions"])
     commit = f"commit {(source['git_commit'] or 'unknown')[:10]}{' with changes' if source['git_dirty'] else ''}"
-    weights = hashlib.sha256((options.model / "model.safetensors").read_bytes()).hexdigest()[:12]
+    model = options.random or options.model.name
+    weights = "random weights" if options.random else f"sha256 of the weights {sha256(options.model)}"
     scored = mean["score one cell"] / options.samples
     return [
         "# Prefill once, fork many: the cost of 21 cells",
         "",
         f"`pages` large, development split, {options.samples} samples of all kinds, prompts of {min(lengths)} to"
         f" {max(lengths)} tokens; cells: {', '.join(METHODS)} at {', '.join(map(str, BUDGETS))} entries, and `full`;"
-        f" answers of {min(tokens)} to {max(tokens)} tokens. Model {options.model.name}"
-        f" (sha256 of the weights {weights}), {bench.loaded.dtype}, {device}.",
+        f" answers of {min(tokens)} to {max(tokens)} tokens. Model {model}"
+        f" ({weights}), {bench.loaded.dtype}, {device}.",
         f"{'CPU' if device == 'cpu' else 'Wall-clock'} time per sample, one process, {options.threads} thread(s),"
         " encoding included. Written by `python benchmarks/fork.py`.",
         "",
@@ -252,6 +270,10 @@ def report(bench: Bench, options: argparse.Namespace, lengths: Sequence[int], sh
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=WEIGHTS, help="model folder (default: the embedded model)")
+    parser.add_argument(
+        "--random", metavar="NAME", help="random weights in the shape of this model of conf/model instead"
+    )
+    parser.add_argument("--device", default="cpu", help="where they are: cpu or cuda (default cpu)")
     parser.add_argument("--samples", type=int, default=20, help="measured samples (default 20)")
     parser.add_argument("--threads", type=int, default=1, help="threads of torch (default 1)")
     parser.add_argument("--profile", action="store_true", help="also print where the time of the 21 cells goes")
@@ -267,14 +289,12 @@ def main() -> int:
     os.environ.setdefault("OMP_NUM_THREADS", str(options.threads))
     import torch
 
-    from mmkv_bench.models.load import load_model
-
     torch.set_num_threads(options.threads)
     spec, requests = collect(options.samples)
     if len(requests) < options.samples:
         print(f"error: pages large has {len(requests)} development samples, not {options.samples}", file=sys.stderr)
         return 2
-    bench = Bench(load_model("benchmark", str(options.model)), requests[0].generation)
+    bench = Bench(load(options), requests[0].generation)
     bench.shared(requests[:1])
     bench.separate(requests[:1])
     bench.seconds.clear()

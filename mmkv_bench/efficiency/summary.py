@@ -5,7 +5,7 @@ A pure function of rows of the table `timings`. One line per cell, prompt length
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.models.roofline import mbu, mfu, prefill_operations, roofline_ms, step_bytes, step_operations
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from mmkv_bench.efficiency.limits import Limits
+    from mmkv_bench.plan.cells import Cell
 
 LINE = ["cell", "prompt_tokens", "batch"]
 COMPRESSION = ["score", "select", "reduce"]
@@ -141,9 +142,10 @@ def _between_lengths(lines: pd.DataFrame, read: pd.Series) -> pd.DataFrame:
     return lines
 
 
-def document(lines: pd.DataFrame) -> list[dict[str, Any]]:
-    """The lines as plain values; null for what is not known."""
+def document(lines: pd.DataFrame, cells: Sequence[Cell]) -> list[dict[str, Any]]:
+    """The lines as plain values, each with the method and the budget of its cell; null for what is not known."""
+    named = {cell.cell: {"method": cell.method, "budget": str(cell.budget or "")} for cell in cells}
     return [
-        {name: None if value is None or value != value else value for name, value in line.items()}
+        named[line["cell"]] | {name: None if value is None or value != value else value for name, value in line.items()}
         for line in lines.astype(object).to_dict("records")
     ]
