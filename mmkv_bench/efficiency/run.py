@@ -218,5 +218,9 @@ def _close(plan: Planned, store: Store, ran: int, seconds: float) -> int:
         print(f"{failed} of {len(plan.units)} passes failed; retry=[oom,error] runs them again")
     print(f"{ran} passes in {seconds:.1f} s; raw times in the table timings of {plan.out}")
     if plan.config.json:
-        print(json.dumps({"out": str(plan.out), "ran": ran, "failed": failed, "efficiency": document(summary, plan.cells)}))
+        print(
+            json.dumps(
+                {"out": str(plan.out), "ran": ran, "failed": failed, "efficiency": document(summary, plan.cells)}
+            )
+        )
     return 1 if failed else 0
