@@ -8,6 +8,7 @@ One row is one value as it stands in a paper; nothing is corrected. `value` is t
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,6 +64,20 @@ STATUSES = {
 """What may stand in `status`, and what it says."""
 
 _KINDS = {"tokens_per_head": int, "ratio": float}
+
+
+@dataclass(frozen=True)
+class Printed:
+    """One printed value. `number` is None where none can be read, `half` what rounding may hide; `line` is that of the
+    paper's text."""
+
+    value: str
+    number: float | None
+    half: float
+    unit: str
+    status: str
+    reason: str
+    line: int | None
 
 
 def table_id(paper: str, table: str) -> str:
@@ -121,7 +136,7 @@ def half_digit(literal: str, number: float) -> float:
 
     literal: as it is printed; number: the same, where a scan has lost the decimal point with the point put back.
     """
-    digits = literal.strip().lstrip("+-")
+    digits = literal.strip().lstrip("+-").replace(",", ".")  # a scan's comma
     places = len(digits.partition(".")[2])
     if "." not in digits and number != float(digits or 0):  # a lost point: as many digits, fewer of them before it
         places = max(len(digits) - len(str(int(abs(number)))), 0)
@@ -134,6 +149,26 @@ def names() -> Mapping[str, Any]:
     import yaml
 
     return yaml.safe_load((reference_dir() / "names.yaml").read_text(encoding="utf-8"))
+
+
+@cache
+def of_table(name: str) -> Mapping[tuple[str, ...], Printed]:
+    """The printed values of a table by the part of an address that a paper prints (`Address.printed`).
+
+    Raises:
+        ConfigError: a name without ours, or two values of one address.
+    """
+    rows = load()
+    found: dict[tuple[str, ...], Printed] = {}
+    for row in rows[(rows["id"] == name) & (rows["status"] != CLAIM)].to_dict("records"):
+        key = printed_address(row).printed
+        if key in found:
+            raise ConfigError(f"{name} prints two values for one address: {found[key].value} and {row['value']}")
+        number = float(row["number"]) if row["number"] == row["number"] else None
+        half = half_digit(row["value"], number) if number is not None else 0.0
+        told = (row["unit"], row["status"], row["reason"])
+        found[key] = Printed(row["value"], number, half, *told, None if row["line"] is None else int(row["line"]))
+    return found
 
 
 def printed_address(row: Mapping[str, Any], told: Mapping[str, Any] | None = None) -> Address:

@@ -1,0 +1,113 @@
+"""Metrics of the papers' tables that are no scores: where their numbers come from, and what a printed one may differ by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from mmkv_bench.config.schema import reference_dir
+from mmkv_bench.errors import ConfigError, nearest
+from mmkv_bench.papers.address import MEAN, is_group
+
+GIB = 2.0**30
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """A mean over samples of a column of `responses`, over `per`; `layers` says how a column of lists becomes a number."""
+
+    column: str
+    per: float = 1.0
+    layers: str = ""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """A median over repeats of a column of `timings` in one of its phases, over `per`; `rate` is new tokens by it."""
+
+    phase: str
+    column: str = "seconds"
+    per: float = 1.0
+    rate: bool = False
+
+
+REDUCTIONS = {
+    "prompt_tokens": Reduction("prompt_tokens"),
+    "kv_gib": Reduction("bytes_device", GIB),
+    "tpot_ms": Reduction("tpot_s", 1e-3),
+    "layer_ratio_std": Reduction("kept", layers="std"),
+    "layer_ratio_mad": Reduction("kept", layers="mad"),
+}
+"""Metric -> what of the answers it reduces."""
+
+TIMINGS = {
+    "ttft_s": Timing("ttft"),
+    "total_s": Timing("total"),
+    "tpot_ms": Timing("decode", per=1e-3),
+    "tokens_per_s": Timing("total", rate=True),
+    "selection_ms": Timing("select", per=1e-3),
+    "kv_gib": Timing("decode", "bytes_held", GIB),
+    "peak_gb": Timing("total", "peak_allocated", 1e9),
+}
+"""Metric -> what of a timed run it reduces (`scenario=efficiency`)."""
+
+DIAGNOSTICS = {
+    "hidden_mean_std": "mean and spread of hidden states per layer, prompt against answer",
+    "hidden_histogram": "histogram of hidden states per layer",
+    "attention_coverage": "share of decode attention on kept entries",
+    "outlier_hit_rate": "share of outlier channels that the proxies reach",
+    "lorenz": "cumulative priority per layer, and its Gini coefficient",
+    "layer_ratio": "kept ratio per layer",
+    "feature_error": "mean absolute error of hidden states per layer",
+    "search_steps": "steps of the online search",
+    "power_spectrum": "energy of keys and values over frequency",
+    "focus_counts": "how often tokens are among the top of the decode attention",
+    "cumulative_attention": "attention over the top share of tokens, per head",
+    "cross_modal_entropy": "entropy of the attention between text and image, per layer",
+}
+"""Metric -> what a diagnostic would show; rows hold none of them."""
+
+
+@dataclass(frozen=True)
+class Margin:
+    """What a printed number may differ by (`margins.yaml`): printed value = scale x ours; margin, spread and gate are in the
+    printed unit, or shares of the printed value where `relative`."""
+
+    scale: float
+    margin: float
+    spread: float
+    relative: bool = False
+    gate: float | None = None
+
+    @property
+    def tolerance(self) -> float:
+        """Of the full-cache gate."""
+        return self.margin if self.gate is None else self.gate
+
+
+def margin(dataset: str, metric: str) -> Margin:
+    """The margin of a metric; of a mean, that of what it is a mean of.
+
+    Raises:
+        ConfigError: nobody has fixed one.
+    """
+    name = metric if metric != MEAN else "group" if is_group(dataset) else dataset
+    known = _margins()
+    if name not in known:
+        raise ConfigError(f"margins.yaml fixes nothing for {name!r}; {nearest(name, known)}")
+    return known[name]
+
+
+def has_numbers(metric: str) -> bool:
+    """Whether rows can hold a metric: it is no diagnostic."""
+    return metric not in DIAGNOSTICS
+
+
+@cache
+def _margins() -> Mapping[str, Margin]:
+    import yaml
+
+    told: dict[str, Any] = yaml.safe_load((reference_dir() / "margins.yaml").read_text(encoding="utf-8"))
+    return {name: Margin(**values) for name, values in told["metrics"].items()}
