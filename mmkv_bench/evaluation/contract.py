@@ -32,6 +32,7 @@ class Request:
                  cannot be read
     error        why the sample's images or videos cannot be read; messages and media are empty then. None otherwise
     reference    the dataset's reference answer, which `ppl` is measured on; None where there is none
+    instruction  what the prompt's text begins with and `cut_prompt: left` keeps; "" for none, or where nothing is cut so
     """
 
     dataset: str
@@ -46,6 +47,7 @@ class Request:
     prompt_hash: str
     error: str | None = None
     reference: str | None = None
+    instruction: str = ""
 
 
 @dataclass(frozen=True)

@@ -135,4 +135,12 @@ def _request(
         generation=copy.deepcopy(settings),
         prompt_hash=found,
         error=error,
+        instruction=_instruction(docs.bare[split][doc_id], prompt) if settings.get("cut_prompt") == "left" else "",
     )
+
+
+def _instruction(doc: Any, prompt: Conversation) -> str:
+    """The document's field `instruction` with the line break behind it, where the prompt's text begins with it."""
+    given = str(doc.get("instruction") or "")
+    text = next((part["text"] for turn in prompt.messages[:1] for part in turn["content"][:1] if "text" in part), "")
+    return next((start for start in (f"{given}\n", given) if given and text.startswith(start)), "")

@@ -1,4 +1,4 @@
-"""Prompts of text that a model cannot read whole, cut in the middle.
+"""Prompts that a model cannot read whole: text cut in the middle; text and images from the left (`cut_left.py`).
 
 LongBench (Bai et al. 2023, section 4.1 and pred.py of its code) keeps the first and the last half of the tokens that fit,
 because instructions and questions stand at both ends. A dataset asks for it with the generation setting `cut_prompt: middle`;
@@ -13,14 +13,15 @@ from typing import Any
 
 from mmkv_bench.errors import UnsupportedError
 
-WAYS = (None, "middle")
+WAYS = (None, "middle", "left")
 
 
 def check_way(way: Any) -> str | None:
     """The setting, if it is one that there is. Raises UnsupportedError."""
     if way not in WAYS:
         raise UnsupportedError(
-            f"cut_prompt={way!r} is not known; give middle, or null to refuse prompts that are too long"
+            f"cut_prompt={way!r} is not known; give middle (text), left (text and images), or null to refuse prompts that are "
+            "too long"
         )
     return way
 
@@ -32,21 +33,43 @@ def prompt_limit(max_prompt_tokens: int | None, max_context: int | None, max_new
     return min(limits, default=None)
 
 
-def fitted(processor: Any, messages: Sequence[dict], generation: Mapping[str, Any], limit: int | None) -> list[dict]:
-    """The messages, cut if `generation` asks for it and the rendered prompt has more than `limit` tokens.
+def fitted(
+    processor: Any,
+    messages: Sequence[dict],
+    images: Sequence,
+    generation: Mapping[str, Any],
+    limit: int | None,
+    instruction: str = "",
+) -> tuple[list[dict], list]:
+    """The messages and images, cut if `generation` asks for it and the prompt has more than `limit` tokens.
+
+    Args:
+        instruction: what the prompt begins with and a cut from the left keeps.
 
     Raises:
-        UnsupportedError: another way of cutting, messages that are not one user's text, a text with a media marker,
-            or a limit that leaves nothing.
+        UnsupportedError: see `middle` and `cut_from_left`.
     """
-    from mmkv_bench.generation.encode import text_length
+    from mmkv_bench.generation.cut_left import cut_from_left
 
     way = check_way(generation.get("cut_prompt"))
-    if way is None or limit is None:
+    if way == "left":
+        return cut_from_left(processor, messages, images, instruction, limit)
+    return list(messages) if way is None else middle(processor, messages, limit), list(images)
+
+
+def middle(processor: Any, messages: Sequence[dict], limit: int | None) -> list[dict]:
+    """The messages, without their middle if the rendered prompt has more than `limit` tokens.
+
+    Raises:
+        UnsupportedError: messages that are not one user's text, a text with a media marker, or a limit that leaves nothing.
+    """
+    from mmkv_bench.generation.encode import prompt_length
+
+    if limit is None:
         return list(messages)
     tokenizer = getattr(processor, "tokenizer", processor)
     text = _only_text(messages)
-    whole = text_length(processor, messages)
+    whole = prompt_length(processor, messages)
     if whole <= limit:
         return list(messages)
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -57,7 +80,7 @@ def fitted(processor: Any, messages: Sequence[dict], generation: Mapping[str, An
             tokenizer.decode(end, skip_special_tokens=True, clean_up_tokenization_spaces=False) for end in ends
         )
         cut = [{"role": messages[0]["role"], "content": [{"type": "text", "text": kept}]}]
-        excess = text_length(processor, cut) - limit
+        excess = prompt_length(processor, cut) - limit
         if excess <= 0:
             return cut
         half -= (excess + 1) // 2  # text that is cut anew may be a few tokens longer
@@ -73,6 +96,6 @@ def _only_text(messages: Sequence[dict]) -> str:
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
     if not parts or any(part["type"] != "text" for part in parts):
         raise UnsupportedError(
-            "cut_prompt cuts one user message of text; a prompt with media or several turns stays whole"
+            "cut_prompt=middle cuts one user message of text; a prompt with media or several turns stays whole"
         )
     return "".join(part["text"] for part in parts)

@@ -125,19 +125,55 @@ def encode(
 
 
 def rendered(processor, messages: Sequence[dict]) -> str:
-    """The messages in the processor's chat template, up to where the answer begins."""
-    return processor.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+    """The messages in the processor's chat template, up to where the answer begins, images where the messages have them.
+
+    Some templates (LLaVA-1.5's on the hub) write a message's images before its text, wherever they stand. Where that would
+    move an image, the template gets the message as text, with what it writes for an image in the image's place.
+    """
+    messages = [_in_place(processor, message) for message in messages]
+    return processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
 
 
-def text_length(processor, messages: Sequence[dict]) -> int:
-    """Tokens of the prompt that `encode` makes of messages without media, what the tokenizer puts before it included.
+_PROBE = "mmkvprobe"
+
+
+def _in_place(processor, message: dict) -> dict:
+    parts = message["content"]
+    kinds = [] if isinstance(parts, str) else [part["type"] for part in parts]
+    if "video" in kinds or "image" not in kinds[kinds.index("text") if "text" in kinds else len(kinds) :]:
+        return message  # no image behind a text: no template moves it
+    written = _written_image(processor, message["role"])
+    if written is None:
+        return message
+    text = "".join(written if part["type"] == "image" else part["text"] for part in parts)
+    return message | {"content": [{"type": "text", "text": text}]}
+
+
+def _written_image(processor, role: str) -> str | None:
+    """What a template writes for an image that it puts before the text in front of it; None where it does not move it."""
+    image, probe = {"type": "image"}, {"type": "text", "text": _PROBE}
+
+    def text(*parts: dict) -> str:
+        return processor.apply_chat_template([{"role": role, "content": list(parts)}], tokenize=False)
+
+    alone, behind = text(probe), text(probe, image)
+    marker = getattr(processor, "image_token", None)
+    if not marker or behind.count(marker) != 1 or behind.index(_PROBE) < behind.index(marker):
+        return None
+    start = alone.index(_PROBE)
+    return behind[start : start + len(behind) - len(alone)]
+
+
+def prompt_length(processor, messages: Sequence[dict], images: Sequence = ()) -> int:
+    """Tokens of the prompt that `encode` makes of messages with images, what the tokenizer puts before it included.
 
     Raises:
         UnsupportedError: a text that contains a media marker.
     """
     text = rendered(processor, messages)
-    _check_markers(processor, text, 0, 0)
-    return _tensors(processor, text, {})["input_ids"].shape[1]
+    _check_markers(processor, text, len(images), 0)
+    media = {"images": _images(processor, images)} if len(images) else {}
+    return _tensors(processor, text, media)["input_ids"].shape[1]
 
 
 def _tensors(processor, text: str, media: Mapping[str, Any]) -> Mapping[str, Any]:

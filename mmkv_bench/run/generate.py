@@ -44,11 +44,14 @@ def decode_rules(loaded: LoadedModel, settings: Mapping[str, Any]) -> DecodeRule
     return DecodeRules.read(loaded.model.generation_config, dict(settings), loaded.tokenizer)
 
 
-def messages_of(loaded: LoadedModel, request: Request, max_prompt_tokens: int | None) -> list[dict[str, Any]]:
-    """The request's messages as the model gets them: cut where its dataset asks for it and the model reads no more."""
+def prompt_of(
+    loaded: LoadedModel, request: Request, max_prompt_tokens: int | None
+) -> tuple[list[dict[str, Any]], list[Any]]:
+    """The request's messages and images as the model gets them: cut where its dataset asks for it and the model reads no
+    more."""
     length = request.generation.get("max_new_tokens") or 0
     limit = prompt_limit(max_prompt_tokens, loaded.family.max_context, int(length))
-    return fitted(loaded.processor, request.messages, request.generation, limit)
+    return fitted(loaded.processor, request.messages, request.images, request.generation, limit, request.instruction)
 
 
 def encoded(loaded: LoadedModel, config: DictConfig, request: Request, identity: str, device: Any) -> EncodedPrompt:
@@ -59,12 +62,13 @@ def encoded(loaded: LoadedModel, config: DictConfig, request: Request, identity:
     """
     model = config.model
     with time_limit(config.timeout_s, "making the prompt"):
+        messages, images = prompt_of(loaded, request, model.max_prompt_tokens)
         return encode(
             loaded.processor,
             loaded.family,
             identity,
-            messages_of(loaded, request, model.max_prompt_tokens),
-            request.images,
+            messages,
+            images,
             request.videos,
             device,
             model.max_prompt_tokens,

@@ -237,6 +237,20 @@ def test_images_stand_where_their_placeholders_are_and_choices_follow():
     ]
 
 
+def test_a_cut_from_the_left_is_told_the_instruction_and_the_prompt_is_the_same():
+    whole, cut = (
+        asked_of(spec_of("milebench_docvqa", generation={"max_new_tokens": 8, "cut_prompt": way}))
+        for way in (None, "left")
+    )
+    assert {request.instruction for request in whole} == {""}
+    for request, other in zip(cut, whole, strict=True):
+        first = request.messages[0]["content"][0]["text"]
+        assert (
+            request.instruction.endswith("\n") and first.startswith(request.instruction) and request.instruction.strip()
+        )
+        assert (request.prompt_hash, request.messages) == (other.prompt_hash, other.messages)
+
+
 def test_retrieval_has_choices_without_letters():
     text = prompt.text(doc("{image#1}{image#2}", ["Image 1", "Image 2"], task="milebench_gpr1200"))
     assert text.endswith("\nChoice list: \nImage 1\nImage 2\nYour answer is: ")

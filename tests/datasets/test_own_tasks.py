@@ -17,7 +17,7 @@ from tests.each import each
 from tests.evaluation.conftest import ask_all
 
 TEXT = ("needle", *longbench.NAMES)
-PICTURES = conversations.NAMES
+PICTURES = (*conversations.NAMES, "mmvet_prefixkv")
 VIDEOS = ("favor_bench", "dream1k")
 UNJUDGED = (*TEXT, *PICTURES, "favor_bench")
 
@@ -116,6 +116,15 @@ def test_the_picture_stands_where_its_placeholder_does(asked):
     assert orders == [["image", "text"], ["text", "image"], ["image", "text"], ["image", "text"]]
     assert requests[1].messages[0]["content"][0]["text"] == "What is shown?"
     assert requests[0].images[0].getpixel((56, 56))[0] > 200 > 100 > requests[0].images[0].getpixel((56, 56))[2]
+
+
+def test_prefixkv_asks_mm_vet_the_bare_question_and_then_shows_the_image(asked):
+    _, requests = asked("mmvet_prefixkv")
+    assert [request.messages for request in requests[:1]] == [
+        [{"role": "user", "content": [{"type": "text", "text": "What colour is the square?\n"}, {"type": "image"}]}]
+    ]
+    assert [request.reference for request in requests[:3]] == ["red", "HARBOUR", "19"]
+    assert all(len(request.images) == 1 for request in requests)
 
 
 def test_later_rounds_follow_earlier_answers(asked):

@@ -16,7 +16,7 @@ from mmkv_bench.datasets.specs import spec_from_config
 from mmkv_bench.errors import DataError, UnsupportedError
 from mmkv_bench.evaluation import generate
 from mmkv_bench.evaluation.contract import Request
-from mmkv_bench.generation.encode import EncodedPrompt, encode
+from mmkv_bench.generation.encode import EncodedPrompt, encode, rendered
 from mmkv_bench.models.families import family_of
 from mmkv_bench.models.limits import apply_limits
 from mmkv_bench.models.processors import build_processor
@@ -321,3 +321,30 @@ def test_dialogues_render_every_role(name):
     assert places == sorted(places)
     bos = processor.tokenizer.bos_token
     assert bos is None or (text.startswith(bos) and text.count(bos) == 1)
+
+
+IMAGES_FIRST = (
+    "{% for message in messages %}{{ message.role.upper() + ': ' }}"
+    "{% for part in message.content | selectattr('type', 'equalto', 'image') %}{{ '<image>\n' }}{% endfor %}"
+    "{% for part in message.content | selectattr('type', 'equalto', 'text') %}{{ part.text + ' ' }}{% endfor %}"
+    "{% endfor %}{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
+)
+
+
+def test_an_image_stays_where_its_message_has_it_whatever_the_template_does():
+    """LLaVA-1.5's template on the hub writes images first; this one does as well."""
+    processor = build_processor(small_config("llava"), SETTINGS["llava"])
+    image, before, after = {"type": "image"}, {"type": "text", "text": "a "}, {"type": "text", "text": "b"}
+    in_order = rendered(processor, [{"role": "user", "content": [before, image, after, image]}])
+    assert in_order == "USER: a <image>\nb<image>\n ASSISTANT:"
+    processor.chat_template = IMAGES_FIRST
+    found = [
+        rendered(processor, [{"role": "user", "content": content}])
+        for content in ([before, image, after, image], [image, before, after], [image, after], [before])
+    ]
+    assert found == [
+        "USER: a <image>\nb<image>\n ASSISTANT:",
+        "USER: <image>\na  b ASSISTANT:",  # nothing to move: the template's own words
+        "USER: <image>\nb ASSISTANT:",
+        "USER: a  ASSISTANT:",
+    ]
