@@ -29,6 +29,7 @@ ATTENTIONS = ("sdpa", "eager", "flash_attention_2")
 DECODES = ("eager", "compiled")
 QUALITY, EFFICIENCY = "quality", "efficiency"
 SCENARIOS = (QUALITY, EFFICIENCY)
+PROMPTS = ("text", "image", "video")
 LOGGERS = ("none", "wandb")
 LOGGER_MODES = ("offline", "online")
 DATA_SOURCES = ("upstream", "fixture")
@@ -171,6 +172,14 @@ class Config:
     )
     lengths: Any = _key(
         [2048, 8192, 32768], "efficiency: tokens of the prompts; a value or a list", "whole numbers >= 16"
+    )
+    prompts: Any = _key(
+        "text", "efficiency: what fills them: text, or as many visual tokens as fit; a value or a list", PROMPTS
+    )
+    profiles: str | None = _key(
+        None,
+        "efficiency, random weights: rows of real prompts, as which methods divide their budget that would follow the prompt",
+        "a folder of rows",
     )
     new_tokens: int = _key(64, "efficiency: tokens of every answer, never fewer", "a whole number >= 3")
     repeats: int = _key(5, "efficiency: timed passes of every cell and length", "a whole number >= 1")

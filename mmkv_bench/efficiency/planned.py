@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -12,19 +12,21 @@ from typing import TYPE_CHECKING, NamedTuple
 from mmkv_bench import protocols
 from mmkv_bench.config.compose import method_defaults
 from mmkv_bench.config.schema import as_list
-from mmkv_bench.efficiency.prompts import SCHEME, TEXT
-from mmkv_bench.errors import ConfigError, UnsupportedError
+from mmkv_bench.efficiency.kinds import DATASETS, SCHEMES, kind_of, refuse_blind, refuse_textual
+from mmkv_bench.errors import CalibrationError, ConfigError, UnsupportedError
 from mmkv_bench.methods.compatibility import visual_parts
 from mmkv_bench.models.families import family_of
 from mmkv_bench.models.quiet import quiet_libraries
 from mmkv_bench.models.source import RANDOM, Source
 from mmkv_bench.plan import identity as identities
-from mmkv_bench.plan.cells import Cell, DatasetIdentity, bases, expand
+from mmkv_bench.plan.cells import Cell, DatasetIdentity, Identity, bases, expand
 from mmkv_bench.plan.validate import validate_combinations
+from mmkv_bench.store.store import Store
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+    from mmkv_bench.efficiency.profiles import Profile
     from mmkv_bench.models.families import Family
 
 
@@ -43,7 +45,8 @@ class Planned:
 
     Attributes:
         cells: `full` first under each protocol; units: in the order in which they run.
-        notes: cells that are the same.
+        notes: cells that are the same, and whose division of the budget others were given.
+        profiles: cell -> the stored division that was imposed on it.
     """
 
     config: DictConfig
@@ -51,6 +54,7 @@ class Planned:
     units: Sequence[Unit]
     notes: Sequence[str]
     family: Family
+    profiles: Mapping[str, Profile] = field(default_factory=dict)
 
     @property
     def out(self) -> Path:
@@ -63,13 +67,16 @@ class Planned:
 
     @property
     def baselines(self) -> dict[str, str]:
-        """Cell -> the cell of `full` under its protocol."""
-        full = {cell.protocol: cell.cell for cell in self.cells if cell.compressor.is_full}
-        return {cell.cell: full[cell.protocol] for cell in self.cells}
+        """Cell -> the cell of `full` for its kind of prompts under its protocol."""
+        full = {(cell.dataset, cell.protocol): cell.cell for cell in self.cells if cell.compressor.is_full}
+        return {cell.cell: full[cell.dataset, cell.protocol] for cell in self.cells}
 
 
-def planned(config: DictConfig) -> Planned:
+def planned(config: DictConfig, outline: bool = False) -> Planned:
     """The scenario's plan of a validated configuration; of the model its files are read, not its weights into memory.
+
+    Args:
+        outline: only as far as it is known without a connection, as `plan.plan.outline`.
 
     Raises:
         MMKVError: settings of other scenarios, methods that cannot be measured so, a length beyond the model's context.
@@ -80,21 +87,45 @@ def planned(config: DictConfig) -> Planned:
 
     config = config.copy()
     OmegaConf.set_struct(config, False)
-    config.baseline, config.datasets = "full", {TEXT: {}}  # every ratio is to the full cache
+    kinds = list(dict.fromkeys(as_list(config.prompts)))
+    # every ratio is to the full cache
+    config.baseline, config.datasets = "full", {DATASETS[kind]: {} for kind in kinds}
     source = Source.of(config.model)
-    described = source.described()
+    described = source.outlined()[0] if outline else source.described()
+    if described is None:
+        raise ConfigError(
+            f"a plan of scenario=efficiency needs the shape of {config.model.name}, and its files are not here; allowed: a model "
+            "of conf/model, or one that was fetched; choose such a one"
+        )
     family = family_of(described)
     generation = {"max_new_tokens": int(config.new_tokens), "ends": "length"}
-    own = DatasetIdentity(f"scheme {SCHEME}", {"prompt": "text"}, generation)
-    identity = replace(identities.gather(config, {}), datasets={TEXT: own})
-    cells, notes = expand(config, identity, method_defaults(bases(config), tuple(config.folders)))
+    own = {DATASETS[kind]: DatasetIdentity(f"scheme {SCHEMES[kind]}", {"prompt": kind}, generation) for kind in kinds}
+    stored = Store(Path(config.out).expanduser()).cells() if outline else None
+    known = identities.gather(config, {}) if stored is None else identities.outline(config, {}, stored)
+    cells, notes = _expanded(config, replace(known, datasets=own), outline)
+    for kind in kinds:
+        refuse_blind(kind, family)
     validate_combinations(config, family, [cell.compressor for cell in cells])
     for cell in cells:
-        _refuse_method(cell, source.kind == RANDOM)
+        _refuse_method(cell)
+    cells, profiles = _profiled(config, cells, source.kind == RANDOM, family)
     lengths = list(dict.fromkeys(as_list(config.lengths)))
     _refuse_long(config, lengths, family)
     units = order([cell.cell for cell in cells], lengths, config.repeats, config.order_seed)
-    return Planned(config, cells, units, notes, family)
+    notes += [f"{cell.label} divides its budget as {profiles[cell.cell]}" for cell in cells if cell.cell in profiles]
+    return Planned(config, cells, units, notes, family, profiles)
+
+
+def _expanded(config: DictConfig, identity: Identity, outline: bool) -> tuple[list[Cell], list[str]]:
+    """Cells and notes; of an outline also those of methods whose calibration is not here."""
+    defaults = method_defaults(bases(config), tuple(config.folders))
+    try:
+        return expand(config, identity, defaults)
+    except CalibrationError as error:
+        if not outline:
+            raise
+        cells, notes = expand(config, identity, defaults, calibrated=False)
+        return cells, [*notes, str(error)]
 
 
 def order(cells: Sequence[str], lengths: Sequence[int], repeats: int, seed: int) -> list[Unit]:
@@ -114,7 +145,7 @@ def _refuse_others(config: DictConfig) -> None:
     if list(config.datasets) != ["pages"]:
         raise ConfigError(
             f"scenario=efficiency asks no dataset and got dataset={','.join(map(str, config.datasets))}: its prompts are "
-            "made-up text of lengths=[...] tokens; leave dataset out"
+            "made up, prompts=text, image or video of lengths=[...] tokens; leave dataset out"
         )
     from omegaconf import OmegaConf
 
@@ -125,12 +156,12 @@ def _refuse_others(config: DictConfig) -> None:
         rule = protocols.protocol(str(name))
         if rule.cuts or rule.prefills_again:
             raise UnsupportedError(
-                f"protocol={name} is not timed by scenario=efficiency: its prompts are text without a question to cut off, "
-                "and nobody serves a prompt that is prefilled twice; allowed: paper, strict"
+                f"protocol={name} is not timed by scenario=efficiency: its passes prefill a prompt whole and once, as a "
+                "server does; allowed: paper, strict"
             )
 
 
-def _refuse_method(cell: Cell, random_weights: bool) -> None:
+def _refuse_method(cell: Cell) -> None:
     """A method whose times here would be those of something else."""
     made = cell.compressor
     if made.needs.answer:
@@ -139,14 +170,43 @@ def _refuse_method(cell: Cell, random_weights: bool) -> None:
             "leave it out of scenario=efficiency"
         )
     if made.needs_visual or visual_parts(made):
-        raise UnsupportedError(
-            f"method {cell.method} needs visual tokens and the prompts of scenario=efficiency are text; leave it out"
+        refuse_textual(kind_of(cell.dataset), cell.method)
+
+
+def _profiled(
+    config: DictConfig, cells: Sequence[Cell], random_weights: bool, family: Family
+) -> tuple[list[Cell], dict[str, Profile]]:
+    """The cells, of which those that divide by the prompt divide as rows of real prompts did where weights are random.
+
+    Returns:
+        They, and cell -> what was imposed on it.
+
+    Raises:
+        UnsupportedError: random weights, such a method, and no rows; ConfigError: rows that nothing takes.
+    """
+    from mmkv_bench.efficiency.profiles import imposed
+
+    found, profiles = [], {}
+    for cell in cells:
+        allocator = cell.compressor.allocator
+        if not random_weights or allocator is None or not allocator.follows_prompt:
+            found.append(cell)
+            continue
+        if config.profiles is None:
+            raise UnsupportedError(
+                f"method {cell.method} divides its budget by what the weights make of the prompt ({type(allocator).__name__}), "
+                "and random weights would time another division; allowed: profiles=<folder of its rows of real prompts>, or "
+                "real weights (model.weights=<folder>); give one, or leave it out"
+            )
+        cell, profile = imposed(cell, str(config.profiles), family)
+        profiles[cell.cell] = profile
+        found.append(cell)
+    if config.profiles is not None and not profiles:
+        raise ConfigError(
+            f"profiles={config.profiles} is taken by no method of this run: random weights and a method that divides its "
+            "budget by the prompt take one; leave it out"
         )
-    if random_weights and made.allocator is not None and made.allocator.follows_prompt:
-        raise UnsupportedError(
-            f"method {cell.method} divides its budget by what the weights make of the prompt ({type(made.allocator).__name__}), "
-            "and random weights would time another division; give real weights (model.weights=<folder>), or leave it out"
-        )
+    return found, profiles
 
 
 def _refuse_long(config: DictConfig, lengths: Sequence[int], family: Family) -> None:

@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from mmkv_bench.efficiency.kinds import DATASETS, SCHEMES
+from mmkv_bench.efficiency.kinds import TEXT as KIND
 from mmkv_bench.errors import UnsupportedError
 from mmkv_bench.generation.encode import EncodedPrompt, from_tensors
 
 if TYPE_CHECKING:
     from mmkv_bench.models.load import LoadedModel
 
-TEXT = "made_up_text"
-"""The dataset's name in rows."""
-SCHEME = 1
-"""Version of how prompts are made, part of every cell's identity."""
+TEXT, SCHEME = DATASETS[KIND], SCHEMES[KIND]
 
 _WHO = (
     "The baker",
@@ -78,7 +77,7 @@ def text_prompt(loaded: LoadedModel, tokens: int) -> EncodedPrompt:
             )
         before = len(ids)
         text += sentences(_SENTENCES * (tokens // max(len(ids), 1)), draw)
-    inputs = {"input_ids": torch.tensor([ids[:tokens]], device=loaded.device)}
+    inputs = {"input_ids": torch.tensor([ids[:tokens]])}
     prompt = from_tensors(f"{TEXT}/{tokens}", inputs, loaded.family, seconds)
     if prompt.visual_tokens:
         raise UnsupportedError(

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench import devices
+from mmkv_bench.efficiency.kinds import TEXT, kind_of
 from mmkv_bench.efficiency.planned import Planned, Unit, planned
-from mmkv_bench.efficiency.prompts import TEXT
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.store.store import Store
 
@@ -35,7 +35,7 @@ def run(config: DictConfig) -> int:
     store = Store(plan.out)
     store.check_writable()
     todo = missing(plan, store.timings([cell.cell for cell in plan.cells]), list(config.retry))
-    print(_card(plan, len(todo)), flush=True)
+    print(card(plan, len(todo)), flush=True)
     if todo:
         _measure(plan, store, todo)
     return _close(plan, store, len(todo), time.perf_counter() - started)
@@ -56,18 +56,23 @@ def missing(plan: Planned, rows: pa.Table, retry: Sequence[str] = ()) -> list[Un
 
 
 # ---------------------------------------------------------------------- before work
-def _card(plan: Planned, todo: int) -> str:
+def card(plan: Planned, todo: int) -> str:
+    """What is measured, and how many passes are to be done."""
     config = plan.config
     lengths = ", ".join(map(str, sorted({unit.tokens for unit in plan.units})))
     counts = f"of every cell and length one that counts memory and {config.repeats} timed; {todo} to do"
     lines = [
         f"efficiency of {config.model.name} ({plan.family.name}), {plan.cells[0].dtype}, decode={config.decode}",
-        f"prompts   made-up text of {lengths} tokens, one sequence at a time; {config.new_tokens} new tokens",
+        f"prompts   made-up {_kinds(plan)} of {lengths} tokens, one sequence at a time; {config.new_tokens} new tokens",
         f"cells     {', '.join(cell.label for cell in plan.cells)}",
         f"passes    {len(plan.units)}: {counts}",
         f"rows      {plan.out}",
     ]
     return "\n".join([*lines, *plan.notes])
+
+
+def _kinds(plan: Planned) -> str:
+    return " and ".join(dict.fromkeys(kind_of(cell.dataset) for cell in plan.cells))
 
 
 def _measure(plan: Planned, store: Store, todo: Sequence[Unit]) -> None:
@@ -104,7 +109,8 @@ class _Passes:
     def __init__(self, plan: Planned, store: Store, bench: Bench):
         self.plan, self.store, self.bench = plan, store, bench
         self.places = {unit: place for place, unit in enumerate(plan.units)}
-        self.prompts: dict[int, EncodedPrompt] = {}
+        self.prompts: dict[tuple[str, int], EncodedPrompt] = {}
+        self.datasets = {cell.cell: cell.dataset for cell in plan.cells}
         self.warm: set[tuple[str, int, int]] = set()
 
     def run(self, todo: Sequence[Unit]) -> None:
@@ -112,6 +118,8 @@ class _Passes:
         from mmkv_bench.run.progress import Progress
 
         failed: set[tuple[str, int, int]] = set()
+        for unit in todo:
+            self._prompt(unit)  # what cannot be made is refused before any pass
         with Progress(len(todo), "passes", unit="passes") as bar:
             for unit in todo:
                 shape = (unit.cell, unit.tokens, unit.batch)
@@ -138,9 +146,11 @@ class _Passes:
     def _common(self, unit: Unit) -> dict[str, Any]:
         return {
             "cell": unit.cell,
-            "dataset": TEXT,
+            "dataset": self.datasets[unit.cell],
+            "prompts": kind_of(self.datasets[unit.cell]),
             "prompt_tokens": unit.tokens,
-            "visual_tokens": 0,
+            "visual_tokens": self._prompt(unit).visual_tokens,
+            "profile": self.plan.profiles[unit.cell].digest if unit.cell in self.plan.profiles else None,
             "batch": unit.batch,
             "new_tokens": self.bench.new_tokens,
             "repeat": unit.repeat,
@@ -151,7 +161,7 @@ class _Passes:
         }
 
     def _pass(self, unit: Unit) -> list[dict[str, Any]]:
-        prompt, cell = self._prompt(unit.tokens), self._spec(unit.cell)
+        prompt, cell = self._prompt(unit).to(self.bench.loaded.device), self._spec(unit.cell)
         if unit.repeat is None:
             counted = self.bench.counted(prompt, cell)
             peaks = {name: peak for name, peak in counted.peaks.items() if name != "account"}
@@ -180,12 +190,20 @@ class _Passes:
         found += [f"clock held down: {reason}" for reason in held_down or ()]
         return found + ([f"{device.threads()} of {asked} threads"] if device.threads() < asked else [])
 
-    def _prompt(self, tokens: int) -> EncodedPrompt:
+    def _prompt(self, unit: Unit) -> EncodedPrompt:
+        """Made once, and kept on the host: no pass holds the pictures of another."""
         from mmkv_bench.efficiency.prompts import text_prompt
+        from mmkv_bench.efficiency.visual_prompts import visual_prompt
 
-        if tokens not in self.prompts:
-            self.prompts[tokens] = text_prompt(self.bench.loaded, tokens)
-        return self.prompts[tokens]
+        kind, tokens = kind_of(self.datasets[unit.cell]), unit.tokens
+        if (kind, tokens) not in self.prompts:
+            loaded, model = self.bench.loaded, self.plan.config.model
+            self.prompts[kind, tokens] = (
+                text_prompt(loaded, tokens)
+                if kind == TEXT
+                else visual_prompt(loaded, kind, tokens, model.frames, model.video_max_pixels)
+            )
+        return self.prompts[kind, tokens]
 
     def _spec(self, name: str) -> CellSpec:
         from mmkv_bench.generation.result import CellSpec

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from mmkv_bench.efficiency.kinds import TEXT
 from mmkv_bench.models.roofline import MS
 
 if TYPE_CHECKING:
@@ -13,10 +14,22 @@ if TYPE_CHECKING:
     from mmkv_bench.efficiency.planned import Planned
 
 _MIB = 2**20
+PEAKS = {
+    "vision": "vision",
+    "prefill": "prefill",
+    "score": "score",
+    "reduce": "reduce",
+    "first_token": "first token",
+    "decode": "decode",
+    "total": "largest",
+    "resident": "resident set",
+}
+"""Peaks that are shown beside each other: column of the summary (without `peak_`) -> its head."""
 COLUMNS = (
     *(
         "method",
         "TTFT ms",
+        "vision ms",
         "MFU",
         "compress ms",
         "2nd token ms",
@@ -34,10 +47,13 @@ def shown(plan: Planned, lines: pd.DataFrame, limits: Limits | None) -> str:
     """The tables, and what their words mean. lines: of `summarised`."""
     labels = {cell.cell: (place, cell.label) for place, cell in enumerate(plan.cells)}
     texts = []
-    for (tokens, batch), group in lines.groupby(["prompt_tokens", "batch"]) if len(lines) else ():
+    for (tokens, kind, batch), group in lines.groupby(["prompt_tokens", "prompts", "batch"]) if len(lines) else ():
         group = group.sort_values("cell", key=lambda cells: cells.map(lambda cell: labels[cell][0]))
-        rows = [_row(labels[line["cell"]][1], line) for line in group.to_dict("records")]
-        texts += ["", f"{tokens} prompt tokens, batch {batch}", *_aligned([COLUMNS, *rows])]
+        records = [(labels[line["cell"]][1], line) for line in group.to_dict("records")]
+        visual = "" if kind == TEXT else f" ({kind}: {group['visual_tokens'].iloc[0]} visual)"
+        rows = [_row(*record) for record in records]
+        texts += ["", f"{tokens} prompt tokens{visual}, batch {batch}", *_aligned([COLUMNS, *rows])]
+        texts += ["", "  peak MiB by phase, weights included", *_peaks(records)]
     return "\n".join([*texts, "", *_notes(lines, limits)])
 
 
@@ -48,6 +64,7 @@ def _row(label: str, line: dict[str, Any]) -> tuple[str, ...]:
     return (
         label + (" *" if line["launch_bound"] else ""),
         _ms(line, "ttft_median"),
+        _ms(line, "vision_median"),
         _number(line, "prefill_mfu", 2),
         *(_ms(line, f"{name}_median") for name in ("compression", "second_token", "total")),
         quartiles,
@@ -62,6 +79,15 @@ def _row(label: str, line: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
+def _peaks(records: list[tuple[str, dict[str, Any]]]) -> list[str]:
+    """The most that was held in each phase; the resident set beside, which a device's counters have no use for."""
+    ended = [(label, line) for label, line in records if line["status"] == "ok"]
+    names = {name: f"peak_{name}" if name != "resident" else name for name in PEAKS}
+    shown = [name for name in PEAKS if any(_number(line, names[name], 2) != "-" for _, line in ended)]
+    rows = [(label, *(_number(line, names[name], 2, _MIB) for name in shown)) for label, line in ended]
+    return [f"  {row}" for row in _aligned([("method", *(PEAKS[name] for name in shown)), *rows])]
+
+
 def _number(line: dict[str, Any], name: str, digits: int, unit: float = 1.0) -> str:
     value = line.get(name)
     return "-" if value is None or value != value else f"{value / unit:.{digits}f}"
@@ -72,14 +98,15 @@ def _ms(line: dict[str, Any], name: str) -> str:
 
 
 def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
-    whole = [row for row in rows if len(row) == len(COLUMNS)]
-    widths = [max(len(row[place]) for row in whole) for place in range(len(COLUMNS))]
+    columns = len(rows[0])
+    whole = [row for row in rows if len(row) == columns]
+    widths = [max(len(row[place]) for row in whole) for place in range(columns)]
     widths[0] = max(widths[0], *(len(row[0]) for row in rows))
     return [
         "  ".join(
             [row[0].ljust(widths[0]), *(text.rjust(width) for text, width in zip(row[1:], widths[1:], strict=False))]
         )
-        if len(row) == len(COLUMNS)
+        if len(row) == columns
         else "  ".join([row[0].ljust(widths[0]), row[1]])
         for row in rows
     ]
@@ -96,8 +123,8 @@ def _notes(lines: pd.DataFrame, limits: Limits | None) -> list[str]:
         rate = "" if limits.rate is None else f", {limits.rate / 1e12:.2f} TFLOP/s"
         said.append(
             f"Limits of {limits.device}: {limits.bandwidth / 1e9:.1f} GB/s read-only{rate}. MBU: weights and useful keys and "
-            "values of a step, over its time and that bandwidth; roofline: the least time of a step; MFU: the prefill's "
-            "operations over its time and that rate."
+            "values of a step, over its time and that bandwidth; roofline: the least time of a step; MFU: the text model's "
+            "operations over the prompt, over its time and that rate."
         )
     if len(lines) and lines["launch_bound"].any():
         said.append("* launch_bound: the step takes no longer with the longest prompt than with the shortest.")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from mmkv_bench.efficiency.kinds import TEXT
 from mmkv_bench.models.roofline import mbu, mfu, prefill_operations, roofline_ms, step_bytes, step_operations
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 LINE = ["cell", "prompt_tokens", "batch"]
 COMPRESSION = ["score", "select", "reduce"]
-POINTS = ("ttft", "compression", "second_token", "total")
+POINTS = ("ttft", "vision", "compression", "second_token", "total")
 _QUARTILES = {"low": 0.25, "median": 0.5, "high": 0.75}
 _LEAST_MORE = 1.05
 """Bytes of a step must differ by so much between two lengths for their times to say whether it moves with them."""
@@ -45,6 +46,7 @@ def summarised(rows: pa.Table, baselines: Mapping[str, str], limits: Limits | No
     if not timed.empty:
         wide = timed.pivot(index=[*LINE, "repeat"], columns="phase", values="seconds")
         wide["compression"] = wide[COMPRESSION].sum(axis=1)
+        wide["vision"] = wide["vision"] if "vision" in wide else float("nan")
         decode = timed[timed["phase"] == "decode"].set_index([*LINE, "repeat"])
         steps = decode["steps_s"].explode().astype(float)
         batch = wide.index.get_level_values("batch")
@@ -54,7 +56,7 @@ def summarised(rows: pa.Table, baselines: Mapping[str, str], limits: Limits | No
         found = found.join(_quartiles(_ratios(wide, baselines)))
     found = found.join(_memory(table)).reset_index()
     found = found.sort_values(["prompt_tokens", "batch", "cell"], ignore_index=True)
-    for name in ("tpot_median", "ttft_median", "compression_median", "bytes_useful_step"):
+    for name in ("tpot_median", "ttft_median", "vision_median", "compression_median", "bytes_useful_step"):
         found[name] = found[name] if name in found else float("nan")
     return _limited(found, limits)
 
@@ -63,7 +65,8 @@ def _state(table: pd.DataFrame) -> pd.DataFrame:
     """How each line ended: the first failure's status and error where there is one; its repeats, and what disturbed them."""
     ended = table[table["phase"] == "total"]
     lines = ended.assign(ok=ended["status"] == "ok").sort_values([*LINE, "ok"], kind="stable").groupby(LINE)
-    state = lines.nth(0).set_index(LINE)[["status", "error", "new_tokens"]]
+    state = lines.nth(0).set_index(LINE)[["status", "error", "new_tokens", "prompts", "visual_tokens"]]
+    state["prompts"] = state["prompts"].fillna(TEXT)  # of rows older than the column
     repeats = ended[ended["repeat"].notna() & (ended["status"] == "ok")].groupby(LINE).size()
     state["repeats"] = repeats.reindex(state.index, fill_value=0)
     said = ended[[*LINE, "disturbed"]].explode("disturbed").dropna().drop_duplicates().groupby(LINE)["disturbed"]
@@ -122,7 +125,8 @@ def _limited(lines: pd.DataFrame, limits: Limits | None) -> pd.DataFrame:
     ]
     if limits.rate is not None:
         operations = lines["prompt_tokens"].map(lambda tokens: prefill_operations(decoder, tokens)) * lines["batch"]
-        lines["prefill_mfu"] = mfu(operations, lines["ttft_median"] - lines["compression_median"], limits.rate)
+        text = lines["ttft_median"] - lines["vision_median"].fillna(0) - lines["compression_median"]
+        lines["prefill_mfu"] = mfu(operations, text, limits.rate)
     return _between_lengths(lines, pd.Series(read, lines.index))
 
 

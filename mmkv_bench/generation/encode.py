@@ -46,6 +46,11 @@ class EncodedPrompt:
     def visual_tokens(self) -> int:
         return int((self.types > 0).sum())
 
+    def to(self, device: torch.device) -> EncodedPrompt:
+        """The same in a device's memory."""
+        inputs = {name: tensor.to(device) for name, tensor in self.inputs.items()}
+        return replace(self, inputs=inputs, types=self.types.to(device))
+
     def context(self, length: int) -> EncodedPrompt:
         """The first `length` tokens with all visual inputs (which must lie within them)."""
         cut = {

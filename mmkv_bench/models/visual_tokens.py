@@ -76,6 +76,11 @@ def video_tokens(
     return rule(settings, frames, width, height, limits)
 
 
+def media_of(model_type: str) -> tuple[str, ...]:
+    """What models of a family take: of `image` and `video` those that have a rule here."""
+    return tuple(name for name, rules in (("image", _IMAGE), ("video", _VIDEO)) if model_type in rules)
+
+
 # ---------------------------------------------------------------------- Qwen-VL
 def _qwen_image(settings: Settings, width: int, height: int, images: int, limits: Limits) -> int:
     part = settings["image"]

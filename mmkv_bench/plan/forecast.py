@@ -7,7 +7,7 @@ prompts that only data tell are those of stored answers, else assumed.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -88,8 +88,8 @@ class Line:
 
 @dataclass(frozen=True)
 class Lengths:
-    """One dataset's prompts at one length. source: `given`, `pictures`, `stored` (median of stored answers) or
-    `assumed`."""
+    """One dataset's prompts at one length. source: `given`, `pictures`, `stored` (median of stored answers), `assumed`, or
+    `asked` (the setting `lengths`)."""
 
     dataset: str
     tokens: int
@@ -121,10 +121,23 @@ def forecast(plan: Plan, standing: Standing, store: Store, given: Given) -> Fore
     Raises:
         ConfigError: a prompt longer than the model's context, or with fewer tokens than visual ones.
     """
-    sizes = _sizes(plan)
     given = _with_images(plan, given)
     _check(plan, given)
-    dtype = plan.cells[0].dtype
+    known = _stored_lengths(plan, store)
+
+    def datasets(counted: Counting) -> list[Lengths]:
+        return [
+            counted.dataset(part, tokens, source, standing.missing(part))
+            for part in plan.parts
+            for tokens, source in _lengths(plan, part, given, known)
+        ]
+
+    return forecast_of(plan, given, datasets)
+
+
+def forecast_of(plan: Plan, given: Given, datasets: Callable[[Counting], Sequence[Lengths]]) -> Forecast:
+    """The forecast of lengths that are known; `datasets` is asked where there is something to count with."""
+    sizes, dtype = _sizes(plan), plan.cells[0].dtype
     width = None if dtype == UNKNOWN else _WIDTHS[dtype]
     missing = [sizes.missing] if sizes.missing else []
     if sizes.decoder is None or width is None or plan.family is None:
@@ -134,19 +147,14 @@ def forecast(plan: Plan, standing: Standing, store: Store, given: Given) -> Fore
     held = None if sizes.parameters is None else sizes.parameters * width
     read = sizes.decoder.read * width
     per_token = kv_bytes_per_token(plan.family, dtype)
-    known = _stored_lengths(plan, store)
-    counted = _Counting(plan, given, sizes, held, read, per_token, width)
-    datasets = [
-        counted.dataset(part, tokens, source, standing.missing(part))
-        for part in plan.parts
-        for tokens, source in _lengths(plan, part, given, known)
-    ]
+    counted = Counting(plan, given, sizes, held, read, per_token, width)
+    found = datasets(counted)
     if given.bandwidth is None:
         missing.append(
             "the roofline needs a device's bandwidth: --bandwidth GB/s, or --measure auto, which measures this one's"
         )
     missing += _unlike(plan.cells)
-    return Forecast(given, sizes, held, read, per_token, plan.family.max_context, datasets, missing)
+    return Forecast(given, sizes, held, read, per_token, plan.family.max_context, found, missing)
 
 
 def _sizes(plan: Plan) -> Sizes:
@@ -236,7 +244,10 @@ def _unlike(cells: Sequence[Cell]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class _Counting:
+class Counting:
+    """What lines are counted with: bytes of weights (held on the device, read by a step), of a token's keys and values, of a
+    number."""
+
     plan: Plan
     given: Given
     sizes: Sizes
@@ -248,7 +259,7 @@ class _Counting:
     def dataset(self, part: Part, tokens: int, source: str, samples: int) -> Lengths:
         """One dataset at one length; samples: those that have answers to be made."""
         new = _new_tokens(part.cells)
-        lines = [self.line(*group, tokens, new or 0) for group in _groups(part.cells)]
+        lines = [self.line(*group, tokens, new or 0) for group in groups(part.cells)]
         return Lengths(
             part.dataset,
             tokens,
@@ -316,7 +327,7 @@ class _Counting:
         return samples * new * step / self.given.bandwidth / HOUR
 
 
-def _groups(cells: Sequence[Cell]) -> list[tuple[Budget | None, str, list[str]]]:
+def groups(cells: Sequence[Cell]) -> list[tuple[Budget | None, str, list[str]]]:
     """Budgets and scopes with their methods, `full` first."""
     found: dict[tuple[Budget | None, str], dict[str, None]] = {}
     for cell in sorted(cells, key=lambda one: one.budget is not None):

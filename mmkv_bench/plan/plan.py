@@ -153,7 +153,8 @@ def outline(config: DictConfig) -> Plan:
 def _refuse_efficiency(config: DictConfig) -> None:
     if config.scenario == EFFICIENCY:
         raise ConfigError(
-            "scenario=efficiency times one cell at a time in one process and answers no dataset; start it with mmkv-bench run"
+            "scenario=efficiency times one cell at a time in one process and answers no dataset; start it with mmkv-bench run, "
+            "or foresee it with mmkv-bench plan"
         )
 
 

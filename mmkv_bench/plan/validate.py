@@ -142,7 +142,7 @@ def _words(config: DictConfig) -> None:
         "logger.kind": schema.LOGGERS,
         "logger.mode": schema.LOGGER_MODES,
     }
-    several = {"protocol": schema.PROTOCOLS, "reading": schema.READINGS}
+    several = {"protocol": schema.PROTOCOLS, "reading": schema.READINGS, "prompts": schema.PROMPTS}
     for key, words in single.items():
         _one_of(key, _at(config, key), words)
     for key, words in several.items():

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 _SOURCES = {
     "given": "--prompt-tokens",
+    "asked": "lengths=[...]",
     "pictures": "--image and a question",
     "stored": "the median of its stored answers",
     "assumed": "assumed: only its data tell; --prompt-tokens says otherwise",

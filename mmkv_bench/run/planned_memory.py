@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from mmkv_bench.compression.budget import Budget
     from mmkv_bench.compression.compressor import Compressor
     from mmkv_bench.generation.dry_run import DryModel
+    from mmkv_bench.models.load import LoadedModel
     from mmkv_bench.plan.forecast import Forecast
     from mmkv_bench.plan.plan import Plan
 
@@ -48,8 +49,17 @@ class PlannedMemory:
         return max(self.peaks.values(), default=0)
 
 
-def planned(plan: Plan, forecast: Forecast) -> tuple[list[PlannedMemory], list[str]]:
+Prompts = list[tuple["Tensor", "Mapping[str, Tensor] | None"]]
+"""Of each prompt token types, and what a processor made of it where it has media."""
+
+
+def planned(
+    plan: Plan, forecast: Forecast, prompts: Prompts | None = None, reserve: int = 32
+) -> tuple[list[PlannedMemory], list[str]]:
     """Every different cell at every length of the forecast, and notes.
+
+    Args:
+        prompts: in the place of those lengths; reserve: slots for an answer's tokens.
 
     Raises:
         ConfigError: a model whose shape is not here.
@@ -59,14 +69,46 @@ def planned(plan: Plan, forecast: Forecast) -> tuple[list[PlannedMemory], list[s
     assert plan.family is not None, "who has a shape has a family"
     made_up = StandIns(plan.cells[0].model, plan.cells[0].model_fingerprint, plan.family)
     cells = _distinct(plan, made_up)
-    prompts = _prompts(plan, forecast, config)
+    prompts = _prompts(plan, forecast, config) if prompts is None else prompts
     kind, memory = "cpu" if plan.config.model.device == "cpu" else "cuda", forecast.given.memory
     with dry_model(config, plan.cells[0].dtype, plan.config.model.attention, kind) as model:
-        found = [_counted(model, name, *cell, *prompt, memory) for prompt in prompts for name, cell in cells.items()]
-    return found, _notes(plan, made_up, bool(forecast.given.images))
+        found = [
+            _counted(model, name, *cell, *prompt, memory, reserve) for prompt in prompts for name, cell in cells.items()
+        ]
+    unseen = any(inputs is None and bool((types > 0).any()) for types, inputs in prompts)
+    return found, _notes(plan, made_up, unseen)
 
 
-def _prompts(plan: Plan, forecast: Forecast, config: Any) -> list[tuple[Tensor, Mapping[str, Tensor] | None]]:
+def without_weights(plan: Plan) -> LoadedModel:
+    """The model of a plan as far as prompts need it: its processor and its facts.
+
+    Raises:
+        ConfigError: a model whose shape or processor is not here.
+    """
+    from transformers import AutoProcessor
+
+    from mmkv_bench.models.families import family_of
+    from mmkv_bench.models.limits import apply_limits
+    from mmkv_bench.models.load import LoadedModel, device_of
+    from mmkv_bench.models.processors import build_processor
+
+    model, source, config = plan.config.model, Source.of(plan.config.model), _shape(plan)
+    if model.processor:
+        processor = build_processor(config, model.processor)
+    elif source.kind == HUB:
+        raise ConfigError(
+            f"--memory needs the processor of {model.name}, and conf/model has none; allowed: a model of conf/model, or "
+            "prompts=text; choose one"
+        )
+    else:
+        processor = AutoProcessor.from_pretrained(source.place, trust_remote_code=False)
+    apply_limits(processor, model.min_pixels, model.max_pixels, model.video_max_pixels, model.frames)
+    tokenizer = getattr(processor, "tokenizer", processor)
+    family, cpu = family_of(config, tokenizer), device_of("cpu")
+    return LoadedModel(model.name, None, processor, tokenizer, family, cpu, plan.cells[0].dtype)  # type: ignore[arg-type]
+
+
+def _prompts(plan: Plan, forecast: Forecast, config: Any) -> Prompts:
     """Token types, and what a processor made of a prompt with images."""
     given, model = forecast.given, plan.config.model
     if given.images:
@@ -85,8 +127,8 @@ def text(found: Sequence[PlannedMemory], notes: Sequence[str], memory: float | N
     shown = [phase for phase in PHASES if any(phase in one.peaks for one in found)]
     heads = ["cell", *shown, "largest", *([] if memory is None else [f"on {memory / GIB:,.4g} GiB"])]
     lines = ["", "peak memory in GiB, planned: counted in a dry run without numbers"]
-    for tokens in dict.fromkeys(one.tokens for one in found):
-        here = [one for one in found if one.tokens == tokens]
+    for tokens, visual in dict.fromkeys((one.tokens, one.visual_tokens) for one in found):
+        here = [one for one in found if (one.tokens, one.visual_tokens) == (tokens, visual)]
         rows = []
         for one in here:
             row = [one.cell, *(_gib(one.peaks.get(phase)) for phase in shown), _gib(one.largest or None)]
@@ -95,7 +137,7 @@ def text(found: Sequence[PlannedMemory], notes: Sequence[str], memory: float | N
             )
         lines += [
             "",
-            f"prompts of {tokens:,} tokens, {here[0].visual_tokens:,} of them visual",
+            f"prompts of {tokens:,} tokens, {visual:,} of them visual",
             *aligned(heads, rows, words=1),
         ]
         lines += [f"  {one.cell}: {one.error}" for one in here if one.error]
@@ -155,25 +197,25 @@ def _counted(
     types: Tensor,
     inputs: Mapping[str, Tensor] | None,
     memory: float | None,
+    reserve: int,
 ) -> PlannedMemory:
     tokens, visual = types.shape[1], int((types > 0).sum())
     try:
-        found = model.peaks(compressor, budget, types, inputs)
+        found = model.peaks(compressor, budget, types, inputs, reserve=reserve)
     except MMKVError as error:
         return PlannedMemory(name, tokens, visual, {}, None, str(error))
     peaks = {phase: found[phase] for phase in PHASES if phase in found}
     return PlannedMemory(name, tokens, visual, peaks, None if memory is None else max(peaks.values()) <= memory)
 
 
-def _notes(plan: Plan, made_up: StandIns, seen: bool) -> list[str]:
+def _notes(plan: Plan, made_up: StandIns, unseen: bool) -> list[str]:
     said = [
         "bytes of live storages: what an allocator rounds up or keeps in reserve, workspaces of libraries and the CUDA "
         "context come on top",
         "attention counts as a fused kernel; entries per head are as made-up scores divide them: heads that a real prompt "
         "makes more unequal take more padding",
     ]
-    assert plan.family is not None
-    if plan.family.multimodal and not seen:
+    if unseen:
         said.append("the vision tower, which runs before the text model, is counted where --image says what it sees")
     if {cell.protocol for cell in plan.cells} != {"paper"}:
         said.append("counted under protocol=paper, whatever else the run has")

@@ -267,6 +267,18 @@ TIMING_COLUMNS = (
     _DATASET,
     _must("prompt_tokens", INT, "tokens of the prompt", "tokens"),
     _must("visual_tokens", INT, "of these, visual ones", "tokens"),
+    Column(
+        "prompts",
+        TEXT,
+        "what fills the prompt beside its template; null in older rows, whose prompts are text",
+        allowed=("text", "image", "video"),
+    ),
+    Column(
+        "profile",
+        TEXT,
+        "digest of the stored row whose division of the budget among layers and heads was imposed, named in the cell's config; "
+        "null: the method's own",
+    ),
     _must("batch", INT, "sequences at a time"),
     _must("new_tokens", INT, "tokens of the answer, the first included", "tokens"),
     Column("repeat", INT, "number of the timed pass; null in the pass that counts memory, whose times are not kept"),

@@ -11,6 +11,8 @@ from mmkv_bench.cli.grammar import Listed, Parser, amount, configuration, count,
 from mmkv_bench.errors import ConfigError
 
 if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
     from mmkv_bench.plan.forecast import Given
     from mmkv_bench.plan.plan import Plan
 
@@ -70,6 +72,7 @@ def answer(given: argparse.Namespace) -> int:
     if given.devices:
         return _list_devices(given.json)
     from mmkv_bench.config.compose import compose
+    from mmkv_bench.config.schema import EFFICIENCY
     from mmkv_bench.plan.forecast import forecast
     from mmkv_bench.plan.plan import outline
     from mmkv_bench.plan.validate import validate
@@ -79,6 +82,8 @@ def answer(given: argparse.Namespace) -> int:
 
     config = compose(overrides_of(given))
     validate(config)
+    if config.scenario == EFFICIENCY:
+        return _efficiency(given, config)
     plan = outline(config)
     if given.measure:
         given.device = _measured(given)
@@ -92,6 +97,42 @@ def answer(given: argparse.Namespace) -> int:
         from mmkv_bench.run import planned_memory
 
         found, notes = planned_memory.planned(plan, known)
+        print(planned_memory.text(found, notes, known.given.memory))
+        told["memory"] = planned_memory.document(found, notes)
+    if given.json:
+        print(json.dumps(told))
+    return 0
+
+
+def _efficiency(given: argparse.Namespace, config: DictConfig) -> int:
+    """The same of `scenario=efficiency`, whose settings say which prompts it makes.
+
+    Raises:
+        ConfigError: flags that say it, too.
+    """
+    from mmkv_bench.efficiency import foreseen
+    from mmkv_bench.efficiency.planned import planned
+    from mmkv_bench.efficiency.run import missing
+    from mmkv_bench.run import foretold
+    from mmkv_bench.store.store import Store
+
+    for flag in ("prompt_tokens", "visual_tokens", "image"):
+        if getattr(given, flag):
+            raise ConfigError(
+                f"--{flag.replace('_', '-')} has no meaning under scenario=efficiency; say it with lengths=[...] and prompts="
+            )
+    plan = planned(config, outline=True)
+    if given.measure:
+        given.device = _measured(given)
+    todo = missing(plan, Store(plan.out).timings([cell.cell for cell in plan.cells]), list(config.retry))
+    known = foreseen.forecast(plan, _known(given, foreseen.general(plan)), todo)
+    print(foreseen.outlined(plan, todo))
+    print(foretold.foretold(known))
+    told = foreseen.document(plan, todo) | {"forecast": foretold.document(known)}
+    if given.memory:
+        from mmkv_bench.run import planned_memory
+
+        found, notes = foreseen.memory(plan, known)
         print(planned_memory.text(found, notes, known.given.memory))
         told["memory"] = planned_memory.document(found, notes)
     if given.json:

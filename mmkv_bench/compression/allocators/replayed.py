@@ -1,0 +1,105 @@
+"""A division of the budget that was measured on another prompt, imposed on this one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, Literal
+
+from mmkv_bench.compression.allocators.base import Allocator
+from mmkv_bench.compression.allocators.waterfill import water_fill
+from mmkv_bench.compression.observation import Needs
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from torch import Tensor
+
+    from mmkv_bench.compression.composed import Composed
+    from mmkv_bench.compression.context import Context
+    from mmkv_bench.compression.observation import Observation
+
+
+@dataclass(frozen=True)
+class Replayed(Allocator):
+    """Every head gets the share of the budget that it had on another prompt, whatever this one and the weights say.
+
+    The method's own allocator does its work all the same, summaries and division, so that a timed pass takes as long; its
+    division is thrown away.
+
+    Args:
+        allocator: the method's own.
+        kept: entries ``[layers][Hkv]`` of the other prompt; entries: its C. Head h of layer l gets ``kept[l][h] / entries`` of
+            this prompt's C, at most all candidates (what is cut goes to the others), rounded by largest remainder so that
+            the model's total is that of the profile, scaled and rounded down.
+    """
+
+    allocator: Allocator
+    kept: tuple[tuple[int, ...], ...]
+    entries: int
+
+    @property
+    def scope(self) -> Literal["layer", "model"]:
+        return self.allocator.scope
+
+    @property
+    def needs(self) -> Needs:
+        return self.allocator.needs
+
+    @property
+    def needs_visual(self) -> bool:  # type: ignore[override]
+        return self.allocator.needs_visual
+
+    @property
+    def exceeds(self) -> bool:
+        return self.allocator.exceeds
+
+    @property
+    def falls_short(self) -> bool:
+        return True
+
+    @property
+    def follows_prompt(self) -> bool:
+        return False
+
+    def summary_key(self, budget: int, length: int) -> Hashable | None:
+        return self.allocator.summary_key(budget, length)
+
+    def summary(self, obs: Observation, budget: int, seed: int) -> Tensor | None:
+        return self.allocator.summary(obs, budget, seed)
+
+    def method_version(self, method: Composed) -> int:
+        return self.allocator.method_version(method)
+
+    def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
+        return self.allocator.fallbacks(budget, length, types)
+
+    def caps(
+        self,
+        scores: Sequence[Tensor],
+        budget: int,
+        layers: Sequence[int],
+        n_layers: int,
+        context: Context | None = None,
+    ) -> list[Tensor]:
+        import torch
+
+        self.allocator.caps(scores, budget, layers, n_layers, context)
+        divided = self.divided(budget, scores[0].shape[1])
+        return [torch.tensor(divided[layer], dtype=torch.int64) for layer in layers]
+
+    def allowance(self, budget: int, candidates: int, layers: Sequence[int], n_layers: int) -> int:
+        divided = self.divided(budget, candidates)
+        return -(-sum(sum(divided[layer]) for layer in layers) // len(self.kept[0]))
+
+    def divided(self, budget: int, candidates: int) -> list[list[int]]:
+        """Entries ``[layers][Hkv]``.
+
+        Args:
+            budget: C; candidates: n, the most that a head can hold.
+        """
+        weights, heads = [count for layer in self.kept for count in layer], len(self.kept[0])
+        scaled = int(Fraction(sum(weights) * budget, self.entries))
+        found = water_fill(weights, min(scaled, candidates * len(weights)), candidates)
+        return [found[start : start + heads] for start in range(0, len(found), heads)]

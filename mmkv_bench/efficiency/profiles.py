@@ -1,0 +1,165 @@
+"""How a method divided its budget on a real prompt, from stored rows: for random weights, whose own division would be noise.
+
+`responses.kept` has the entries of every layer and KV head, so that head-adaptive methods are served as well. Of the rows of a
+cell one is taken, not a mean of all: a mean of prompts is more even than any of them, and would hide the padding of ragged
+heads. It is the one whose padding is the median.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mmkv_bench.compression.allocators.replayed import Replayed
+from mmkv_bench.errors import ConfigError, UnsupportedError
+from mmkv_bench.store.digests import canonical_json, checksum
+from mmkv_bench.store.store import Store
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from mmkv_bench.models.families import Family
+    from mmkv_bench.plan.cells import Cell
+
+_SAME = (
+    "base",
+    "parameters",
+    "reading",
+    "protocol",
+    "budget_kind",
+    "budget_entries",
+    "budget_fraction",
+    "method_version",
+)
+"""What a cell and the one whose rows are its profile have in common."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One row's division.
+
+    Attributes:
+        kept: entries `[layers][KV heads]`; entries: C of that prompt, tokens: its length.
+        cell, sample: whose row it is; model, dataset: of that cell.
+    """
+
+    kept: tuple[tuple[int, ...], ...]
+    entries: int
+    tokens: int
+    cell: str
+    sample: str
+    model: str
+    dataset: str
+
+    @property
+    def digest(self) -> str:
+        """What it is, whichever store it lies in."""
+        return checksum(canonical_json([self.cell, self.sample, self.entries, self.kept]).encode())
+
+    def __str__(self) -> str:
+        return f"{self.model} on {self.dataset}, sample {self.sample} of {self.tokens} tokens"
+
+
+def imposed(cell: Cell, folder: str, family: Family) -> tuple[Cell, Profile]:
+    """The cell as another one, that divides its budget as a row of its method in a store did.
+
+    Raises:
+        ConfigError: no store, or none of its rows goes with the cell.
+        UnsupportedError: a method of which rows do not tell enough.
+    """
+    _refuse_unseen(cell)
+    profile = _profile(cell, folder, family)
+    made = cell.compressor
+    assert made.allocator is not None, "a division is an allocator's"
+    allocator = Replayed(made.allocator, profile.kept, profile.entries)
+    told: dict[str, Any] = {"profile": {name: value for name, value in vars(profile).items() if name != "kept"}}
+    return replace(
+        cell,
+        cell=checksum(f"{cell.cell}/{profile.digest}".encode()),
+        compressor=replace(made, allocator=allocator),
+        calibrations={**cell.calibrations, profile.digest: told},
+    ), profile
+
+
+def _refuse_unseen(cell: Cell) -> None:
+    decoding = cell.compressor.decoding
+    if decoding is not None and decoding.retrieves:
+        raise UnsupportedError(
+            f"method {cell.method} takes no profile: rows tell how many entries every head reads (kept) and not which heads are "
+            "dynamic, which decides what is fetched; a column of the heads' classes is needed; give real weights, or leave it out"
+        )
+    if hasattr(decoding, "allocator"):
+        raise UnsupportedError(
+            f"method {cell.method} ({cell.reading}) divides its budget inside of a decode step, and rows tell what was kept "
+            "before it; use reading=paper, or leave it out"
+        )
+
+
+def _profile(cell: Cell, folder: str, family: Family) -> Profile:
+    root = Path(folder).expanduser()
+    if not root.is_dir():
+        raise ConfigError(f"profiles={folder} is no folder; give the folder of a run's rows (its out=...)")
+    store = Store(root)
+    cells = store.cells()
+    known = {row["cell"]: row for row in cells.to_pylist() if _goes_with(row, cell)}
+    columns = ("cell", "sample_id", "status", "kept", "budget_entries", "context_tokens")
+    rows = _evicted(store.responses(known, columns), (family.num_layers, family.num_kv_heads)) if known else None
+    if rows is None or not rows.num_rows:
+        why = (
+            f"rows of {len(known)} such cells, none of a prompt longer than its budget with {family.num_layers} layers of "
+            f"{family.num_kv_heads} KV heads"
+            if known
+            else "no rows of it"
+        )
+        raise ConfigError(
+            f"profiles={folder} has {why}: {cell.label} with the same parameters on real weights is needed; run it there "
+            "(scenario=quality), or leave the method out"
+        )
+    return _median(rows, known, (family.num_layers, family.num_kv_heads))
+
+
+def _goes_with(row: dict[str, Any], cell: Cell) -> bool:
+    same = all(row[name] == getattr(cell, name) for name in _SAME if name != "parameters")
+    return same and row["weights"] != "random" and json.loads(row["parameters"]) == json.loads(cell.parameters)
+
+
+def _evicted(rows: pa.Table, shape: tuple[int, int]) -> pa.Table:
+    """Rows that are ok, of prompts longer than their budget, of a model with so many layers and KV heads."""
+    import pyarrow.compute as pc
+
+    ok = pc.and_(pc.equal(rows["status"], "ok"), pc.less(rows["budget_entries"], rows["context_tokens"]))
+    rows = rows.filter(pc.fill_null(ok, False))
+    if not rows.num_rows:
+        return rows
+    layers = pc.list_value_length(rows["kept"])
+    heads = pc.list_value_length(pc.list_element(rows.filter(pc.greater(layers, 0))["kept"], 0))
+    rows = rows.filter(pc.greater(layers, 0))
+    fits = pc.and_(pc.equal(pc.list_value_length(rows["kept"]), shape[0]), pc.equal(heads, shape[1]))
+    return rows.filter(fits)
+
+
+def _median(rows: pa.Table, known: dict[str, dict[str, Any]], shape: tuple[int, int]) -> Profile:
+    """The row whose entries, padded to the longest head of each layer, are the median multiple of what they are."""
+    import numpy as np
+
+    flat = rows["kept"].combine_chunks().flatten().flatten().to_numpy(zero_copy_only=False)
+    kept = flat.reshape(-1, *shape).astype(np.int64)
+    padded = shape[1] * kept.max(2).sum(1) / np.maximum(kept.sum((1, 2)), 1)
+    names = (
+        rows["sample_id"].to_numpy(zero_copy_only=False).astype(str),
+        rows["cell"].to_numpy(zero_copy_only=False).astype(str),
+    )
+    place = int(np.lexsort((names[1], names[0], padded))[(len(padded) - 1) // 2])
+    row = rows.slice(place, 1).drop_columns("kept").to_pylist()[0]
+    origin = known[row["cell"]]
+    return Profile(
+        kept=tuple(tuple(map(int, layer)) for layer in kept[place]),
+        entries=int(row["budget_entries"]),
+        tokens=int(row["context_tokens"]),
+        cell=row["cell"],
+        sample=row["sample_id"],
+        model=origin["model"],
+        dataset=origin["dataset"],
+    )

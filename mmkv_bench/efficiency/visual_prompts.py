@@ -1,0 +1,137 @@
+"""Prompts of an exact number of tokens, as many of them as fit those of pictures or of a video: made up by a seed, encoded by the
+model's own processor and chat template, and filled with text behind the media."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mmkv_bench.efficiency import pictures
+from mmkv_bench.efficiency.kinds import DATASETS, IMAGE, SCHEMES, VIDEO
+from mmkv_bench.efficiency.prompts import sentences
+from mmkv_bench.efficiency.sizing import Rules
+from mmkv_bench.errors import ConfigError
+from mmkv_bench.generation.encode import EncodedPrompt, encode, rendered
+from mmkv_bench.models.load import LoadedModel
+from mmkv_bench.models.visual_tokens import Limits, image_tokens, video_tokens
+
+LEAST_TEXT = 16
+"""Tokens of text that a prompt has behind its media at least: a question."""
+_MORE = 64  # tokens of text beyond what is needed: where words meet, the tokenizer may make fewer of them
+_TRIES = 4  # media are sized again where the processor writes more beside them than was thought
+
+
+@dataclass(frozen=True)
+class _Media:
+    """What a prompt shows; visual: tokens that the family's rule gives it."""
+
+    kind: str
+    shown: list[Any]
+    visual: int
+
+
+def visual_prompt(
+    loaded: LoadedModel, kind: str, tokens: int, frames: int | None = None, video_max_pixels: int | None = None
+) -> EncodedPrompt:
+    """A prompt of exactly `tokens` tokens. `encode_s` is the time of processor and tokenizer.
+
+    Args:
+        kind: `image` or `video`; frames, video_max_pixels: of the model's settings.
+
+    Raises:
+        ConfigError: a length that holds not even the smallest picture.
+        UnsupportedError: a processor that takes no such media.
+    """
+    limits = Limits(video_max_pixels=video_max_pixels if kind == VIDEO else None)
+    rules = Rules.of(loaded.family.model_type, loaded.processor, limits, frames)
+    marker = {"type": kind}
+    base, one, two = (len(_ids(loaded, [marker] * count, "")) for count in range(3))
+    each, fill = two - one - 1, _MORE  # a medium's own marker becomes its visual tokens
+    for _ in range(_TRIES):
+        media = _media(rules, kind, tokens, tokens - LEAST_TEXT - base, each)
+        if media is None:
+            raise ConfigError(
+                f"lengths={tokens} holds no {kind} that {loaded.name} takes, beside {base} tokens of its template and "
+                f"{LEAST_TEXT} of a question; give longer lengths, or prompts=text"
+            )
+        text, count = _text(loaded, kind, tokens, tokens - media.visual - base + fill)
+        prompt = _encoded(loaded, media, text, tokens, video_max_pixels)
+        fixed = prompt.length - count  # all but the text
+        if fixed + LEAST_TEXT <= tokens <= prompt.length:
+            return _shortened(prompt, prompt.length - tokens, _tail(loaded, kind, len(media.shown)))
+        fill += max(0, tokens - prompt.length)
+        each = max(each, -(-(fixed - base - media.visual) // len(media.shown)))
+    raise ConfigError(
+        f"lengths={tokens}: {type(loaded.processor).__name__} makes other lengths of {kind}s than its family's rule says; "
+        "use prompts=text"
+    )
+
+
+def _media(rules: Rules, kind: str, tokens: int, room: int, each: int) -> _Media | None:
+    """The media of a prompt in `room` tokens, each of which takes `each` beside its visual ones; None where none fits."""
+    draw = random.Random(f"{DATASETS[kind]}/{SCHEMES[kind]}/{tokens}")
+    if kind == IMAGE:
+        sizes = rules.pictures(room, each)
+        visual = sum(image_tokens(rules.model_type, rules.settings, *size, len(sizes), rules.limits) for size in sizes)
+        return _Media(kind, pictures.pictures(sizes, draw), visual) if sizes else None
+    found = rules.video(room - each)
+    if found is None:
+        return None
+    frames, size = found
+    visual = video_tokens(rules.model_type, rules.settings, frames, *size, rules.limits)
+    return _Media(kind, [pictures.video(frames, size, draw)], visual)
+
+
+def _text(loaded: LoadedModel, kind: str, tokens: int, least: int) -> tuple[str, int]:
+    """Sentences of at least so many tokens, and how many those are."""
+    draw, text, count = random.Random(f"{DATASETS[kind]}/{SCHEMES[kind]}/{tokens}/text"), "", 0
+    while count < least:
+        text += sentences(max(4, (least - count) // 16), draw)
+        count = len(loaded.tokenizer(text, add_special_tokens=False)["input_ids"])
+    return text.strip(), count
+
+
+def _encoded(loaded: LoadedModel, media: _Media, text: str, tokens: int, video_max_pixels: int | None) -> EncodedPrompt:
+    """On the host: only the prompt of the pass that runs is to be in the device's memory."""
+    content = [*({"type": media.kind} for _ in media.shown), {"type": "text", "text": text}]
+    images = media.shown if media.kind == IMAGE else []
+    videos = media.shown if media.kind == VIDEO else []
+    return encode(
+        loaded.processor,
+        replace(loaded.family, max_context=None),  # the text is longer than it will be
+        f"{DATASETS[media.kind]}/{tokens}",
+        [{"role": "user", "content": content}],
+        images,
+        videos,
+        frames=len(videos[0]) if videos else None,
+        video_max_pixels=video_max_pixels,
+    )
+
+
+def _shortened(prompt: EncodedPrompt, excess: int, tail: int) -> EncodedPrompt:
+    """Without the last `excess` tokens of its text, which `tail` tokens of the template follow."""
+    import torch
+
+    end = prompt.length - tail
+
+    def cut(tensor: torch.Tensor) -> torch.Tensor:
+        return torch.cat([tensor[:, : end - excess], tensor[:, end:]], 1)
+
+    inputs = {
+        name: cut(tensor) if tensor.ndim == 2 and tensor.shape == prompt.input_ids.shape else tensor
+        for name, tensor in prompt.inputs.items()
+    }
+    return replace(prompt, inputs=inputs, types=cut(prompt.types))
+
+
+def _tail(loaded: LoadedModel, kind: str, count: int) -> int:
+    """Tokens of the chat template behind a message's text."""
+    one, other = (_ids(loaded, [{"type": kind}] * count, text)[::-1] for text in ("One", "Two"))
+    return next(place for place, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1])
+
+
+def _ids(loaded: LoadedModel, media: list[dict[str, str]], text: str) -> list[int]:
+    """A message in the chat template, media as their markers."""
+    messages = [{"role": "user", "content": [*media, {"type": "text", "text": text}]}]
+    return list(loaded.tokenizer(rendered(loaded.processor, messages))["input_ids"])
