@@ -36,7 +36,8 @@ class LayerAccount:
 def account(layer: CompressedLayer, fed: int) -> LayerAccount:
     """Of a layer of one sequence, on which `fed` tokens of the prompt are still to be fed before the answer's first."""
     entries, (device, metadata) = layer.entries()[0], layer.nbytes()
-    padding, read, positions = layer.padding_nbytes(), layer.read_nbytes(fed), layer.positions
+    padding, read = layer.padding_nbytes(), layer.read_nbytes(fed)
+    positions = layer.positions if padding else None
     empty = 0 if positions is None else (positions.numel() - int(entries.sum())) * positions.element_size()
     return LayerAccount(
         entries=entries,

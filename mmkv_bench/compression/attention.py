@@ -20,7 +20,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from mmkv_bench import devices
-from mmkv_bench.compression import flash
+from mmkv_bench.compression import flash, folded
 from mmkv_bench.compression.cache import CompressedLayer
 from mmkv_bench.errors import UnsupportedError
 
@@ -123,7 +123,8 @@ def _around(base: str) -> Kernel:
         layer: CompressedLayer | None = kwargs.pop(LAYER, None)
         if layer is None:
             return stock(module, query, key, value, attention_mask, **kwargs)
-        output = layer.attention(partial(kernel, module, **kwargs), query, key, value, attention_mask)
+        own = folded.attend if isinstance(layer, folded.FoldedLayer) and layer.folded else kernel
+        output = layer.attention(partial(own, module, **kwargs), query, key, value, attention_mask)
         if not layer.fixed:
             with torch.no_grad():  # scores and evictions are no part of any gradient
                 layer.attended(query, module.scaling)

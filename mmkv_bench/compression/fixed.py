@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from mmkv_bench.compression.cache import CompressedCache, CompressedLayer
+from mmkv_bench.compression.folded import FoldedLayer
 from mmkv_bench.errors import UnsupportedError
 
 
@@ -33,6 +34,9 @@ class FixedLayer(CompressedLayer):
     @classmethod
     def of(cls, layer: CompressedLayer) -> FixedLayer:
         """A layer on the storage of another one, not fixed yet. The other's lengths stay what they are."""
+        assert not isinstance(layer, FoldedLayer) or not layer.folded, (
+            "who decodes from fixed storage prefills without packing"
+        )
         made = cls(layer.reserve)
         made.dtype, made.device, made.is_initialized = layer.dtype, layer.device, True
         made._key_storage, made._value_storage = layer._key_storage, layer._value_storage

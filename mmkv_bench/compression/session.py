@@ -21,6 +21,7 @@ from mmkv_bench.compression.cache import DEFAULT_RESERVE, CompressedCache, Compr
 from mmkv_bench.compression.compressing import Compressing, Phases, untimed
 from mmkv_bench.compression.compressor import Compressor
 from mmkv_bench.compression.fixed import FixedLayer, fix
+from mmkv_bench.compression.folded import FoldedLayer, folds
 from mmkv_bench.compression.observation import Chunk, Needs, Observation
 from mmkv_bench.compression.prompt import Prompt
 from mmkv_bench.errors import ConfigError, UnsupportedError
@@ -62,6 +63,8 @@ class Session:
         reserve: slots of slack for new tokens.
         fixed: caches keep their capacity after the prefill, so that a decode step can be compiled (`compression/fixed.py`);
             `reserve` is then all that an answer can have. Not where `answer` collects what each step attends to.
+        packs: heads that keep different lengths may stand back to back where the device reads them so
+            (`compression/folded.py`); not where a fixed view of them will be decoded from, nor with attention=eager.
 
     Raises:
         UnsupportedError: sliding-window layers, an attention implementation that cannot be wrapped, fused projections; what
@@ -79,6 +82,7 @@ class Session:
         attention: str | None = None,
         reserve: int = DEFAULT_RESERVE,
         fixed: bool = False,
+        packs: bool = True,
     ):
         self.fixed = fixed
         self.model, self.listener = model, listener
@@ -92,9 +96,9 @@ class Session:
         self.position_ids: Tensor | None = None  # of the latest forward, as the text model received them
         self._calls: dict[int, tuple[Tensor, tuple[Tensor, Tensor]]] = {}
         self._top: dict[str, Tensor | None] = {}
-        self._check()
+        self._check(packs)
 
-    def _check(self) -> None:
+    def _check(self, packs: bool) -> None:
         kinds = set(get_layer_types_and_kwargs(self.text.config)[0]) - {"full_attention"}
         if kinds:
             raise UnsupportedError(
@@ -106,8 +110,10 @@ class Session:
                 raise UnsupportedError(f"{type(module).__name__} has no separate query, key and value projections")
         weight = self.attentions[0].q_proj.weight
         flash.check(self.base, weight.device, weight.dtype, self.fixed)
+        width = self.attentions[0].head_dim
         if self.base == flash.FLASH:
-            flash.check_head(self.attentions[0].head_dim)
+            flash.check_head(width)
+        self._packs = packs and self.base != "eager" and folds(weight.device, weight.dtype, width)
 
     # ------------------------------------------------------------------ context
     def __enter__(self) -> Self:
@@ -198,11 +204,13 @@ class Session:
             fix(prompt.cache, prompt.pads)
 
     # ------------------------------------------------------------------ one prompt
-    def new_cache(self) -> CompressedCache:
+    def new_cache(self, reserve: int | None = None) -> CompressedCache:
         """An empty cache for one prompt. A fixed one must be handed to `generate(past_key_values=...)`, which decides before
         the prefill whether it compiles; any other is made by the first forward itself."""
-        kind = FixedLayer if self.fixed and self.answer is None else CompressedLayer
-        return CompressedCache.of([kind(self.reserve) for _ in self.attentions])
+        kind: type[CompressedLayer] = FoldedLayer if self._packs else CompressedLayer
+        if self.fixed and self.answer is None:
+            kind = FixedLayer
+        return CompressedCache.of([kind(self.reserve if reserve is None else reserve) for _ in self.attentions])
 
     @staticmethod
     def _new_tokens(args: Args, kwargs: Kwargs) -> int:

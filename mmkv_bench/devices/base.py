@@ -83,6 +83,11 @@ class Device(ABC):
         self.place = place
 
     @property
+    def reads_heads_back_to_back(self) -> bool:
+        """torch's `varlen_attn` has a kernel for it, in half precision."""
+        return False
+
+    @property
     def fuses(self) -> bool:
         """It runs the fused kernels of the attention statistics (Triton's)."""
         return False

@@ -96,6 +96,13 @@ class Cuda(Device):
         self.memory = Allocator(place)
 
     @property
+    def reads_heads_back_to_back(self) -> bool:
+        import torch
+
+        # from Ampere on; where there is no device it is one that is planned for
+        return not torch.cuda.is_available() or torch.cuda.get_device_capability(self.place) >= (8, 0)
+
+    @property
     def fuses(self) -> bool:
         return _has_triton()
 

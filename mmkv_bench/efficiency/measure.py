@@ -169,6 +169,7 @@ class Bench:
             attention=self.attention,
             reserve=self.new_tokens - 1,
             phases=phases,
+            packs=self.step is None or acting,
         ) as session:
             # The session's own hook, which compresses, is older and runs first.
             hook = session.text.register_forward_hook(lambda *_: prefilled.append(device.mark()))

@@ -46,6 +46,8 @@ class Kernels(TorchFunctionMode):
         kwargs = kwargs or {}
         if function is torch.nn.functional.scaled_dot_product_attention:
             return self._attention(*args, **kwargs)
+        if getattr(function, "__name__", "").startswith("_varlen_attn"):
+            return self._back_to_back(*args, **kwargs)
         if function is torch.tensor and kwargs.get("device") is not None:
             plain = tree_map(lambda one: one.tolist() if isinstance(one, Tensor) else one, args)
             return torch.tensor(*plain, **{**kwargs, "device": "cpu"}).to(kwargs["device"])
@@ -58,6 +60,13 @@ class Kernels(TorchFunctionMode):
         output = query.new_empty(batch, rows, heads, value.shape[-1]).transpose(1, 2)
         del sums
         return output
+
+    @staticmethod
+    def _back_to_back(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """Output, sums and the state of its random numbers, as the operation of heads that stand back to back gives them."""
+        rows, heads = query.shape[:2]
+        sums = query.new_empty(heads, rows, dtype=torch.float32)
+        return query.new_empty(rows, heads, value.shape[-1]), sums, query.new_empty(2, dtype=torch.uint64)
 
 
 class DryPeaks(Peaks):

@@ -68,7 +68,7 @@ class Engine:
         self.step = step
         self.model, self.family, self.rules, self.tokenizer = model, family, rules, tokenizer
         self.fork_batch, self.fork_memory, self.timeout_s = fork_batch, fork_memory, timeout_s
-        self.session = Session(model, None, attention=attention)
+        self.session = Session(model, None, attention=attention, packs=step is None)
         weight = next(model.parameters())
         self.device = weight.device
         check_flash(self.session.base, weight.device, weight.dtype, step is not None)

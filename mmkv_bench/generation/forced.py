@@ -74,12 +74,12 @@ def forced(
 @contextmanager
 def returned(cache: CompressedCache) -> Iterator[CompressedCache]:
     """The cache of forks without decode policies, to be fed to; afterwards it holds what it held."""
-    held = [(layer.stored, layer.seen) for layer in cache.layers]
+    held = [layer.seen for layer in cache.layers]
     try:
         yield cache
     finally:
-        for layer, (stored, seen) in zip(cache.layers, held, strict=True):
-            layer.stored, layer.seen = stored, seen
+        for layer, seen in zip(cache.layers, held, strict=True):
+            layer.forget(layer.seen - seen)
 
 
 def divergence(full: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:

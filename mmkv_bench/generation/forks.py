@@ -144,7 +144,7 @@ def gather(prefilled: Prefilled, forks: Sequence[Fork], reserve: int) -> Compres
             if policy is not None
         ]
         if not started:
-            layers.append(CompressedLayer.from_rows(rows, seen, reserve))
+            layers.append(type(source).from_rows(rows, seen, reserve))
         else:
             layers.append(started[0] if len(started) == 1 else RowsLayer(started))
     cache = CompressedCache.of(layers)

@@ -177,7 +177,7 @@ def prefill(
         NonFiniteLogitsError: NaN in the logits of the last prompt token.
     """
     recording = Recording(cells, lengths, meter.now)
-    model, cache = session.model, CompressedCache(len(session.attentions), reserve)
+    model, cache = session.model, session.new_cache(reserve)
     session.expect(recording, prompt.types, prompt.identity)
     try:
         with vision_clock(model, meter.phase), meter.phase("prefill"):

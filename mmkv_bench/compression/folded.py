@@ -1,0 +1,281 @@
+"""A compressed layer whose heads keep different lengths, back to back: `[sum of lengths, D]`, and no padding between them.
+
+While a prompt is prefilled it is a `CompressedLayer` like any other. When what is kept differs in number between heads or
+rows it is folded: each head of each row becomes a sequence of its own, with slack behind it for new tokens, and attention
+reads these sequences where they stand, by torch's `varlen_attn`. That has kernels for CUDA devices in half precision only;
+elsewhere heads are padded (`compression/cache.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from mmkv_bench import devices
+from mmkv_bench.compression.cache import CompressedLayer, Reduce
+from mmkv_bench.compression.flash import WIDEST_HEAD
+from mmkv_bench.errors import UnsupportedError
+
+DTYPES: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float16)
+
+
+def folds(place: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
+    """Whether there is a kernel that reads folded heads."""
+    return (
+        dtype in DTYPES and head_dim % 8 == 0 and head_dim <= WIDEST_HEAD and devices.at(place).reads_heads_back_to_back
+    )
+
+
+class FoldedLayer(CompressedLayer):
+    """One layer's entries for `B` sequences, without padding once `folded`.
+
+    Sequence `b * Hkv + h` is head h of row b; there are N of them.
+
+    Attributes:
+        folded: storage is `[slots, D]`, positions `[slots]`; `keys`, `values` and `positions` are copies then, padded.
+        stored: slots that are filled in the longest sequence.
+    """
+
+    _heads: tuple[int, int]  # B, Hkv
+    _lengths: list[int]  # entries of each sequence when it was folded
+    _slack: int  # slots behind each sequence; and how many of them are filled
+    _appended: int
+    _starts: Tensor  # int32 [N + 1], where each sequence begins, and the end of the last one's slack
+    _used: Tensor  # int32 [N], filled slots
+    _ends: Tensor  # int64 [N], where each sequence's next token goes
+
+    def _clear(self) -> None:
+        self.folded = False
+        super()._clear()
+
+    # ------------------------------------------------------------------ padded and back to back
+    def retain(
+        self, index: Tensor, reduce: Reduce | Sequence[Reduce], reserve: int | None = None, forget: int = 0
+    ) -> None:
+        """See `CompressedLayer.retain`; folds where heads differ in length."""
+        self._unfold()
+        super().retain(index, reduce, reserve, forget)
+        self._fold()
+
+    @classmethod
+    def from_rows(cls, rows: list[tuple[Tensor, Tensor, Tensor]], seen: int, reserve: int) -> Self:
+        """See `CompressedLayer.from_rows`; folded where heads or rows differ in length."""
+        layer = super().from_rows(rows, seen, reserve)
+        layer._fold()
+        return layer
+
+    def _fold(self) -> None:
+        if not self.ragged:
+            return
+        places, stored = self._position_storage, self.stored
+        assert places is not None, "ragged heads have positions"
+        self._heads, self._slack, self._appended = (places.shape[0], places.shape[1]), self.capacity - stored, 0
+        lengths = (places[:, :, :stored] >= 0).sum(-1).flatten()
+        ends = (lengths + self._slack).cumsum(0)
+        starts = torch.nn.functional.pad(ends, (1, 0))
+        self._lengths, first = lengths.tolist(), starts.tolist()
+        self._starts, self._used, self._ends = starts.int(), lengths.int(), starts[:-1] + lengths
+
+        def laid(padded: Tensor) -> Tensor:
+            flat = padded.new_zeros(first[-1], *padded.shape[3:])
+            for one, start, length in zip(padded.flatten(0, 1), first[:-1], self._lengths, strict=True):
+                flat[start : start + length] = one[stored - length : stored]
+            return flat
+
+        self._map_storages(laid)
+        self.folded, self.ragged = True, False
+
+    def _unfold(self) -> None:
+        if not self.folded:
+            return
+        self._map_storages(self._padded)
+        self.folded, self.ragged = False, True
+
+    def _padded(self, flat: Tensor) -> Tensor:
+        """`[B, Hkv, stored + free slack, ...]` of a storage, padded on the left with zeros; positions with -1."""
+        free = self._slack - self._appended
+        made = flat.new_full((len(self._lengths), self.stored + free, *flat.shape[1:]), -1 if flat.ndim == 1 else 0)
+        for one, start, length in zip(made, self._starts.tolist()[:-1], self._lengths, strict=True):
+            filled = length + self._appended
+            one[self.stored - filled : self.stored] = flat[start : start + filled]
+        return made.unflatten(0, self._heads)
+
+    def _map_storages(self, change: Callable[[Tensor], Tensor]) -> None:
+        assert self._position_storage is not None
+        self._key_storage, self._value_storage = change(self._key_storage), change(self._value_storage)
+        self._position_storage = change(self._position_storage)
+
+    def _read_keys(self) -> Tensor:
+        return self._padded(self._key_storage)[:, :, : self.stored] if self.folded else super()._read_keys()
+
+    def _read_values(self) -> Tensor:
+        return self._padded(self._value_storage)[:, :, : self.stored] if self.folded else super()._read_values()
+
+    @property
+    def positions(self) -> Tensor | None:
+        if not self.folded or self._position_storage is None:
+            return super().positions
+        return self._padded(self._position_storage)[:, :, : self.stored]
+
+    @property
+    def capacity(self) -> int:
+        return self.stored + self._slack - self._appended if self.folded else super().capacity
+
+    # ------------------------------------------------------------------ decoding
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Append `[B, Hkv, n, D]` keys and values of the next n tokens; once folded, returns them alone: `attention` reads
+        the others where they stand."""
+        if not self.folded:
+            return super().update(key_states, value_states, *args, **kwargs)
+        new = key_states.shape[2]
+        if self._appended + new > self._slack:
+            self._unfold()
+            self._make_room(new)
+            self._fold()
+        counted = torch.arange(new, device=self._ends.device)
+        slots = (self._ends[:, None] + counted).flatten()
+        assert self._position_storage is not None
+        self._key_storage.index_copy_(0, slots, key_states.flatten(0, 2))
+        self._value_storage.index_copy_(0, slots, value_states.flatten(0, 2))
+        self._position_storage.index_copy_(0, slots, (self.seen + counted).int().repeat(len(self._lengths)))
+        self._move_on(new)
+        return key_states, value_states
+
+    def _move_on(self, count: int) -> None:
+        self._ends += count
+        self._used += count
+        self._appended += count
+        self.stored += count
+        self.seen += count
+
+    def attention(
+        self,
+        kernel: Callable[..., tuple[Tensor, Tensor | None]],
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Once folded the kernel is `attend`, which is given the layer."""
+        if not self.folded:
+            return super().attention(kernel, query, key, value, mask)
+        if mask is not None and query.shape[2] > 1:
+            self._check(mask)
+        return kernel(query, self)
+
+    def _check(self, mask: Tensor) -> None:
+        """Raises UnsupportedError where a mask hides what is stored: everything that is not kept is gone, so that masks hide
+        nothing else, unless questions of several lengths were padded."""
+        places = self.slot_positions().flatten(1)
+        seen = mask[:, 0, -1].expand(len(places), -1).gather(1, places.clamp_min(0))
+        if bool((~seen & (places >= 0)).any()):
+            raise UnsupportedError(
+                "the attention mask hides tokens of a question that is fed to reduced entries; feed questions of one length, "
+                "without padding"
+            )
+
+    def forget(self, count: int) -> None:
+        if self.folded:
+            self._move_on(-count)
+        else:
+            super().forget(count)
+
+    def replace(self, keys: Tensor, values: Tensor) -> None:
+        self._unfold()
+        super().replace(keys, values)
+        self._fold()
+
+    def drop(self, slots: Tensor) -> None:
+        raise UnsupportedError("a layer whose heads stand back to back evicts nothing while decoding")
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> None:
+        self._unfold()
+        super()._map(change)
+        self.ragged = self._position_storage is not None and bool(
+            (self._position_storage[:, :, : self.stored] < 0).any()
+        )
+        self._fold()
+
+    # ------------------------------------------------------------------ audit
+    def entries(self) -> Tensor:
+        if not self.folded:
+            return super().entries()
+        return (torch.tensor(self._lengths) + self._appended).unflatten(0, self._heads)
+
+    def nbytes(self) -> tuple[int, int]:
+        """(bytes of entries, bytes of their positions)."""
+        if not self.folded:
+            return super().nbytes()
+        assert self._position_storage is not None
+        count = int(self.entries().sum())
+        return count * self.slot_nbytes, count * self._position_storage.element_size()
+
+    def buffers(self) -> list[Tensor]:
+        return super().buffers() + ([self._starts, self._used, self._ends] if self.folded else [])
+
+    def padding_nbytes(self) -> int:
+        return 0 if self.folded else super().padding_nbytes()
+
+    def read_nbytes(self, fed: int) -> int:
+        if not self.folded:
+            return super().read_nbytes(fed)
+        return (int(self.entries().sum()) + len(self._lengths) * (fed + 1)) * self.slot_nbytes
+
+    def view(self, row: int, slots: slice, stored: int) -> CompressedLayer:
+        """One row as it would be stored alone, with as much slack as `slots` have: only to be counted, its numbers are not
+        in their places."""
+        if not self.folded:
+            return super().view(row, slots, stored)
+        heads, slack = self._heads[1], slots.stop - self.stored
+        own = slice(row * heads, (row + 1) * heads)
+        lengths = [length + self._appended for length in self._lengths[own]]
+        size, start = sum(lengths) + heads * slack, int(self._starts[row * heads])
+        alike = len(set(lengths)) == 1
+        layer: CompressedLayer = CompressedLayer(self.reserve) if alike else FoldedLayer(self.reserve)
+        for name in ("_key_storage", "_value_storage", "_position_storage"):
+            flat = getattr(self, name)[start : start + size]
+            setattr(layer, name, flat.view(1, heads, lengths[0] + slack, *flat.shape[1:]) if alike else flat)
+        layer.dtype, layer.device, layer.is_initialized = self.dtype, self.device, True
+        layer.stored, layer.seen = stored, self.seen
+        if isinstance(layer, FoldedLayer):
+            layer.folded, layer._heads, layer._lengths = True, (1, heads), lengths
+            layer._slack, layer._appended = slack, 0
+            layer._starts, layer._used, layer._ends = self._starts[: heads + 1], self._used[own], self._ends[own]
+        return layer
+
+
+def attend(module: Any, query: Tensor, layer: FoldedLayer, scaling: float, **_: Any) -> tuple[Tensor, None]:
+    """The kernel: each query sees its own head's entries, up to its own slot.
+
+    Args:
+        query: `[B, Hq, n, D]` of the n newest tokens.
+
+    Returns:
+        `[B, n, Hq, D]`, and no weights.
+    """
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.attention.varlen import varlen_attn
+
+    (batch, heads), new = layer._heads, query.shape[2]
+    count = batch * heads
+    queries = query.unflatten(1, (heads, -1)).transpose(2, 3).flatten(0, 1).flatten(0, 1)  # [N n, Hq / Hkv, D]
+    # Flash, whose kernel begins each sequence where it is told and reads no further than it is filled.
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        output = varlen_attn(
+            queries,
+            layer._key_storage[:, None],
+            layer._value_storage[:, None],
+            torch.arange(0, count * new + 1, new, dtype=torch.int32, device=query.device),
+            layer._starts,
+            new,
+            layer.stored,
+            scale=scaling,
+            window_size=(-1, 0) if new > 1 else (-1, -1),
+            enable_gqa=True,
+            seqused_k=layer._used,
+        )
+    assert isinstance(output, Tensor), "nothing else was asked for"
+    return output.unflatten(0, (batch, heads, new)).transpose(1, 2).flatten(2, 3), None
