@@ -39,7 +39,7 @@ class Artefact:
 
     Attributes:
         method: one of `METHODS`; model, model_fingerprint, model_revision: whose measurements these are.
-        dataset: what was read, in words; samples: their ids, in order.
+        dataset: what was read, in words; samples: their ids, in order, none of what was imported.
         settings: the command's options that decide the data; versions: package -> version.
         data: what the part reads, JSON values only; its keys are described where it is made.
         checksum: sha256 in hex over the canonical JSON of all other fields.
@@ -58,9 +58,13 @@ class Artefact:
     checksum: str = ""
 
     @classmethod
-    def make(cls, **fields: Any) -> Artefact:
-        """An artefact with its checksum filled in; fields: all attributes but `format` and `checksum`."""
-        fields["data"] = rounded(fields["data"])
+    def make(cls, digits: int | None = DIGITS, **fields: Any) -> Artefact:
+        """An artefact with its checksum filled in.
+
+        Args:
+            digits: decimals of the data's numbers, None = as they are; fields: all attributes but `format` and `checksum`.
+        """
+        fields["data"] = fields["data"] if digits is None else rounded(fields["data"])
         plain = asdict(cls(**fields))
         return cls(**fields, checksum=digest(plain))
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import mmkv_bench
 from mmkv_bench.calibrate.artefact import Artefact, committed, save
+from mmkv_bench.calibrate.imported import imported
 from mmkv_bench.calibrate.passages import described, passages
-from mmkv_bench.calibrate.samples import Page, page, pages
+from mmkv_bench.calibrate.samples import Page, Questions, page, pages
 from mmkv_bench.config import unavailable
 from mmkv_bench.config.schema import Model, conf_dir
 from mmkv_bench.config.schema import options as config_options
@@ -27,52 +28,104 @@ OWN_SETTINGS = {"prefixkv": ("delta", "steps"), "sparsemm": (), "hybridkv": ("to
 SHOW_EVERY = 10.0  # seconds
 
 
-def run(options: argparse.Namespace) -> Path:
-    """Measure and write; options: those of the command line. Returns the artefact's path.
+def run(options: argparse.Namespace, questions: Questions | None = None) -> Path:
+    """Measure, or import, and write. Returns the artefact's path.
+
+    Args:
+        options: those of the command line; questions: of a dataset, which take the place of pages.
 
     Raises:
-        MMKVError: a model that cannot be loaded or measured, options that measure nothing.
+        MMKVError: a model that cannot be loaded or measured, options that measure nothing, files that are none.
     """
-    return save(measured(options), options.out or committed(options.method, options.model or options.name))
+    made = brought(options) if options.imports else measured(options, questions)
+    return save(made, options.out or committed(options.method, options.model or options.name))
 
 
-def measured(options: argparse.Namespace) -> Artefact:
+def measured(options: argparse.Namespace, questions: Questions | None = None) -> Artefact:
     """The artefact that the options ask for."""
     import torch
 
     from mmkv_bench.models.source import Source
 
-    dataset = _dataset(options)
+    dataset = _dataset(options) if questions is None else questions.described
     source = Source.of(_model(options))
-    name = source.settings.name
-    committed(options.method, name)  # a name that auto could not look up is refused before any work
+    committed(options.method, source.settings.name)  # a name that auto could not look up is refused before any work
     _quiet()
     torch.set_num_threads(options.threads)
-    fingerprint, revision = source.fingerprint()
+    identity = _identity(source)
     loaded = source.load()
-    source.confirm(fingerprint)
+    source.confirm(identity["model_fingerprint"])
     method = importlib.import_module(f"mmkv_bench.calibrate.{options.method}")
     settings: dict[str, Any] = {name: getattr(options, name) for name in OWN_SETTINGS[options.method]}
-    found, samples, started, shown = [], [], time.monotonic(), time.monotonic()
-    for number, sample in enumerate(_samples(options, loaded), 1):
+    found: list[Any] = []
+    samples: list[str] = []
+    progress = _progress(options.samples)
+
+    def take(sample: Any) -> None:
         found.append(method.measure(loaded, sample, settings))
         samples.append(sample.sample_id)
-        if time.monotonic() - shown > SHOW_EVERY:
-            shown = time.monotonic()
-            left = (shown - started) / number * (options.samples - number)
-            print(f"{number}/{options.samples} samples, about {left:.0f} s left", flush=True)
+        progress(len(samples))
+
+    if questions is None:
+        for sample in _samples(options, loaded):
+            take(sample)
+    else:
+        questions.each(loaded, take)
+    chosen = {} if questions is None else dict(questions.settings)
     return Artefact.make(
         method=options.method,
-        model=name,
-        model_fingerprint=fingerprint,
-        model_revision=revision,
+        **identity,
         dataset=dataset,
         samples=samples,
-        settings=settings | {"samples": len(samples), "dtype": loaded.dtype},
-        versions={name: metadata.version(name) for name in ("torch", "transformers")}
-        | {"mmkv_bench": mmkv_bench.__version__},
+        settings=settings | chosen | {"samples": len(samples), "dtype": loaded.dtype},
         data=method.summarise(found, settings, loaded.family.num_kv_heads),
     )
+
+
+def brought(options: argparse.Namespace) -> Artefact:
+    """The artefact of released files; of the model only its files are looked at."""
+    from mmkv_bench.models.families import family_of
+    from mmkv_bench.models.source import Source
+
+    source = Source.of(_model(options))
+    committed(options.method, source.settings.name)
+    _quiet()
+    found = imported(options.method, options.imports, family_of(source.described()))
+    return Artefact.make(
+        method=options.method,
+        **_identity(source),
+        dataset=f"released file{'s' * (len(found.files) > 1)} {', '.join(found.files)}, imported",
+        samples=[],
+        settings={"imported": found.files, "oddities": found.oddities, "samples": 0},
+        data=found.data,
+        digits=None,
+    )
+
+
+def _identity(source: Any) -> dict[str, Any]:
+    """Whose artefact it is, and under which versions it is made."""
+    fingerprint, revision = source.fingerprint()
+    versions = {name: metadata.version(name) for name in ("torch", "transformers")}
+    return {
+        "model": source.settings.name,
+        "model_fingerprint": fingerprint,
+        "model_revision": revision,
+        "versions": versions | {"mmkv_bench": mmkv_bench.__version__},
+    }
+
+
+def _progress(total: int) -> Callable[[int], None]:
+    """Says every few seconds how many samples are done and how long the others will take."""
+    started = shown = time.monotonic()
+
+    def tell(number: int) -> None:
+        nonlocal shown
+        if time.monotonic() - shown > SHOW_EVERY:
+            shown = time.monotonic()
+            left = (shown - started) / number * (total - number)
+            print(f"{number}/{total} samples, about {left:.0f} s left", flush=True)
+
+    return tell
 
 
 def _dataset(options: argparse.Namespace) -> str:

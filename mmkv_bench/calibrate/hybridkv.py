@@ -11,10 +11,9 @@ from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.calibrate.observing import read_layers
-from mmkv_bench.calibrate.samples import Page
+from mmkv_bench.calibrate.samples import Sample, encoded
 from mmkv_bench.compression.allocators.hybrid import Hybrid
 from mmkv_bench.errors import CalibrationError
-from mmkv_bench.generation.encode import encode
 
 if TYPE_CHECKING:
     from mmkv_bench.models.load import LoadedModel
@@ -22,11 +21,11 @@ if TYPE_CHECKING:
 QUANTILES = tuple(i / 20 for i in range(21))
 
 
-def measure(loaded: LoadedModel, page: Page, settings: Mapping[str, Any]) -> list[list[float]]:
+def measure(loaded: LoadedModel, sample: Sample, settings: Mapping[str, Any]) -> list[list[float]]:
     """S* of one sample, as the method itself computes it: rows of one number per KV head."""
     if not 0 <= settings["quantile"] <= 1:
         raise CalibrationError(f"--quantile {settings['quantile']} is no quantile; allowed: 0 to 1")
-    prompt = encode(loaded.processor, loaded.family, page.sample_id, page.messages(), page.images, device=loaded.device)
+    prompt = encoded(loaded, sample)
     method = Hybrid(top=settings["top"])
     return read_layers(
         loaded.model, prompt.inputs, prompt.types, method.needs, lambda obs: method.summary(obs, 1, 0).tolist()

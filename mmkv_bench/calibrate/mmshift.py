@@ -13,9 +13,8 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.calibrate.observing import read_layers, with_answer
-from mmkv_bench.calibrate.samples import Page
+from mmkv_bench.calibrate.samples import Sample, answer_ids, encoded
 from mmkv_bench.compression.observation import Needs, Observation
-from mmkv_bench.generation.encode import encode
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,13 +29,13 @@ def moments(states: Tensor, length: int) -> tuple[list[float], float, float]:
     return prompt.mean(0).tolist(), float(prompt.std(correction=0)), float(answer.std(correction=0))
 
 
-def measure(loaded: LoadedModel, page: Page, settings: Mapping[str, Any]) -> list[tuple[list[float], float, float]]:
+def measure(loaded: LoadedModel, sample: Sample, settings: Mapping[str, Any]) -> list[tuple[list[float], float, float]]:
     """`moments` of every layer for one sample."""
     import torch
 
-    prompt = encode(loaded.processor, loaded.family, page.sample_id, page.messages(), page.images, device=loaded.device)
-    ids = loaded.tokenizer(page.answer, add_special_tokens=False)["input_ids"]
-    longer, types = with_answer(prompt.inputs, prompt.types, torch.tensor(ids, device=loaded.device))
+    prompt = encoded(loaded, sample)
+    answer = torch.tensor(answer_ids(loaded, sample), device=loaded.device)
+    longer, types = with_answer(prompt.inputs, prompt.types, answer)
 
     def read(obs: Observation) -> tuple[list[float], float, float]:
         return moments(obs.states, prompt.length)

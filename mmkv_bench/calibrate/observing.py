@@ -33,18 +33,23 @@ class Reading:
 
 
 def read_layers(
-    model: nn.Module, inputs: dict[str, Tensor], types: Tensor, needs: Needs, read: Callable[[Observation], Any]
+    model: nn.Module,
+    inputs: dict[str, Tensor],
+    types: Tensor,
+    needs: Needs,
+    read: Callable[[Observation], Any],
+    identity: str = "prompt",
 ) -> list[Any]:
     """`read(observation)` of every layer, in order, from one prefill of one sequence with the full cache.
 
     Args:
         inputs: what the model's forward takes, batch 1, without padding; types: int `[1, T]`.
-        needs: what `read` reads of a layer.
+        needs: what `read` reads of a layer; identity: of the sample, for its random streams.
     """
     import torch
 
     reading = Reading(needs, read)
-    with torch.no_grad(), Session(model, reading, token_types=types):
+    with torch.no_grad(), Session(model, reading, token_types=types, identity=identity):
         model(**inputs, use_cache=True, logits_to_keep=1, return_dict=True)
     return reading.values
 

@@ -13,10 +13,9 @@ from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.calibrate.observing import read_layers
-from mmkv_bench.calibrate.samples import Page
+from mmkv_bench.calibrate.samples import Sample, encoded
 from mmkv_bench.compression.numerics.prefix import prefix_curves, prefix_ratios, scaled
 from mmkv_bench.compression.observation import Needs, Observation
-from mmkv_bench.generation.encode import encode
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,9 +31,9 @@ def importance(obs: Observation) -> Tensor:
     return obs.column_sums.double().sum(0).cpu()
 
 
-def measure(loaded: LoadedModel, page: Page, settings: Mapping[str, Any]) -> list[list[float]]:
+def measure(loaded: LoadedModel, sample: Sample, settings: Mapping[str, Any]) -> list[list[float]]:
     """``R_l`` of one sample for every budget of `GRID`: rows of one share per layer."""
-    prompt = encode(loaded.processor, loaded.family, page.sample_id, page.messages(), page.images, device=loaded.device)
+    prompt = encoded(loaded, sample)
     curves = prefix_curves(read_layers(loaded.model, prompt.inputs, prompt.types, Needs(column_sums=True), importance))
     return [prefix_ratios(curves, float(rho), settings["delta"], settings["steps"])[0] for rho in GRID]
 

@@ -1,23 +1,68 @@
-"""What calibrations read: pages drawn like those of the training split, never test pages, and where answers stand on them."""
+"""What calibrations read: pages drawn like those of the training split, never test pages, and where answers stand on them;
+or questions of any dataset, which somebody above asks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from mmkv_bench.errors import CalibrationError, nearest
 
 if TYPE_CHECKING:
     from PIL import Image
 
+    from mmkv_bench.generation.encode import EncodedPrompt
+    from mmkv_bench.models.load import LoadedModel
     from mmkv_bench.models.token_boxes import Box
     from mmkv_bench.tiny.layout import Document
 
 SPLITS = ("train", "dev")
 Cell = tuple[int, int, int]
 """Image, row and column of one glyph cell, from 0."""
+
+
+class Sample(Protocol):
+    """What every method can be measured on: a prompt and its true answer ("" where a prompt is all there is)."""
+
+    @property
+    def sample_id(self) -> str: ...
+    @property
+    def images(self) -> Sequence[Any]: ...
+    @property
+    def videos(self) -> Sequence[Any]: ...
+    @property
+    def answer(self) -> str: ...
+    def messages(self) -> list[dict[str, Any]]: ...
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One question of a dataset, as a run asks it. chat: its messages; answer: the dataset's reference, "" for none."""
+
+    sample_id: str
+    chat: list[dict[str, Any]]
+    images: Sequence[Any] = ()
+    videos: Sequence[Any] = ()
+    answer: str = ""
+
+    def messages(self) -> list[dict[str, Any]]:
+        return self.chat
+
+
+@dataclass(frozen=True)
+class Questions:
+    """Samples of a dataset, asked one after the other by whoever has it.
+
+    Attributes:
+        described: which samples of what, in words, for the artefact; settings: what chose them, and the data's checksum.
+        each: calls a function with each of them, in the order of the dataset.
+    """
+
+    described: str
+    each: Callable[[LoadedModel, Callable[[Asked], None]], None]
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -33,11 +78,42 @@ class Page:
     answer: str
     sources: tuple[tuple[Cell, ...], ...]
     grid: tuple[int, int]
+    videos: tuple[()] = ()
 
     def messages(self) -> list[dict[str, Any]]:
         """The chat message: the images, then the question."""
         content = [{"type": "image"} for _ in self.images] + [{"type": "text", "text": self.question}]
         return [{"role": "user", "content": content}]
+
+
+def encoded(loaded: LoadedModel, sample: Sample) -> EncodedPrompt:
+    """A sample's prompt as the model reads it. Raises what `generation.encode.encode` raises."""
+    from mmkv_bench.generation.encode import encode
+
+    return encode(
+        loaded.processor,
+        loaded.family,
+        sample.sample_id,
+        sample.messages(),
+        sample.images,
+        sample.videos,
+        device=loaded.device,
+    )
+
+
+def answer_ids(loaded: LoadedModel, sample: Sample) -> list[int]:
+    """Token ids of the true answer.
+
+    Raises:
+        CalibrationError: the sample has none.
+    """
+    ids: list[int] = loaded.tokenizer(sample.answer, add_special_tokens=False)["input_ids"]
+    if not ids:
+        raise CalibrationError(
+            f"sample {sample.sample_id} has no reference answer, which is fed behind its prompt; choose a dataset with "
+            "answers, or pages"
+        )
+    return ids
 
 
 def pages(kinds: Sequence[str], size: str, split: str, count: int) -> list[tuple[str, str, str, int]]:

@@ -21,10 +21,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.calibrate.observing import read_layers, with_answer
-from mmkv_bench.calibrate.samples import Cell, Page, visual_tokens
+from mmkv_bench.calibrate.samples import Cell, Page, encoded, visual_tokens
 from mmkv_bench.compression.observation import Needs
 from mmkv_bench.errors import CalibrationError
-from mmkv_bench.generation.encode import encode
 from mmkv_bench.models.token_boxes import token_boxes
 
 if TYPE_CHECKING:
@@ -114,7 +113,7 @@ def measure(loaded: LoadedModel, page: Page, settings: Mapping[str, Any]) -> Mea
     """
     import torch
 
-    prompt = encode(loaded.processor, loaded.family, page.sample_id, page.messages(), page.images, device=loaded.device)
+    prompt = encoded(loaded, page)
     visual = prompt.types[0].nonzero().flatten().tolist()
     sizes = [image.size for image in page.images]
     boxes = token_boxes(loaded.model.config, loaded.processor, prompt.inputs, sizes, len(visual))

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from mmkv_bench.cli.grammar import Listed, Parser, count
+from mmkv_bench.cli.grammar import Listed, Parser, count, not_negative
 from mmkv_bench.errors import ConfigError
 
 SUMMARY = "measure a model once and write the artefact that a method is built with"
@@ -26,12 +26,22 @@ OWN: dict[str, dict[str, Any]] = {
 }
 """Flags of one method, with their defaults."""
 
+OF_PAGES = {"kinds": None, "size": "small", "split": "train"}
+OF_DATASETS = ("draw", "instruction")
+MEASURING = ("samples", "kinds", "size", "split", *OF_DATASETS, "text")
+
 
 def options(parser: Parser) -> None:
-    """Which method, which model, on which pages."""
+    """Which method, which model, on which pages or samples."""
     measured = "; ".join(f"{name}: {text}" for name, text in MEASURED.items())
     pages = ", ".join(f"{number} for {name}" for name, number in SAMPLES.items())
     parser.add_argument("method", choices=tuple(MEASURED), help=measured)
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="key=value",
+        help="instead of pages, samples of a dataset of a run: dataset=<name> with data=, data.root=, dataset.<key>=",
+    )
     parser.add_argument(
         "--name", default="tiny", help="model.name of the runs that shall find the artefact (default: tiny)"
     )
@@ -42,10 +52,26 @@ def options(parser: Parser) -> None:
     parser.add_argument("--revision", help="hub revision")
     parser.add_argument("--dtype", default="auto", help="as model.dtype of a run (default: the checkpoint's)")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda", "auto"), help="default: cpu")
-    parser.add_argument("--samples", type=count, help=f"pages (default: {pages})")
+    parser.add_argument("--samples", type=count, help=f"pages or samples (default: {pages})")
     parser.add_argument("--kinds", action=Listed, metavar="NAMES", help="kinds of page in turn (default: all)")
-    parser.add_argument("--size", default="small", choices=("small", "large"), help="page size (default: small)")
-    parser.add_argument("--split", default="train", choices=("train", "dev"), help="never test pages (default: train)")
+    parser.add_argument("--size", choices=("small", "large"), help="page size (default: small)")
+    parser.add_argument("--split", choices=("train", "dev"), help="of pages, never test ones (default: train)")
+    parser.add_argument(
+        "--draw", type=not_negative, metavar="SEED", help="samples of a dataset by chance (default: its first ones)"
+    )
+    parser.add_argument(
+        "--instruction",
+        metavar="LOW:HIGH",
+        help="samples of a dataset with more than LOW and at most HIGH tokens of text",
+    )
+    parser.add_argument(
+        "--import",
+        dest="imports",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="measure nothing: take over the JSON files that PrefixKV's or SparseMM's authors released",
+    )
     parser.add_argument("--threads", type=count, default=1, help="torch threads; bit-identical results need the same")
     parser.add_argument("--out", type=Path, help="file (default: conf/calibration/<name>/<method>.json)")
     parser.add_argument("--text", type=Path, help="prefixkv, instead of pages: a text file, or a folder of *.txt files")
@@ -58,7 +84,9 @@ def options(parser: Parser) -> None:
     )
     parser.examples(
         "mmkv-bench calibrate prefixkv",
+        "mmkv-bench calibrate prefixkv --model llava_v1_5_7b dataset=textvqa --samples 10 --draw 0 --out textvqa.json",
         "mmkv-bench calibrate sparsemm --model qwen2_5_vl_7b --device cuda --out qwen.json",
+        "mmkv-bench calibrate prefixkv --model llava_v1_5_7b --import confs/prefixkv_llava-v1.5-7b_0.*.json",
     )
 
 
@@ -66,9 +94,10 @@ def complete(given: argparse.Namespace) -> argparse.Namespace:
     """The options with the method's own defaults.
 
     Raises:
-        ConfigError: a flag of another method.
+        ConfigError: a flag of another method, or of another source of samples.
     """
     own = OWN.get(given.method, {})
+    _refuse_mixed(given)
     for method, flags in OWN.items():
         for flag, default in flags.items():
             if method == given.method:
@@ -78,15 +107,41 @@ def complete(given: argparse.Namespace) -> argparse.Namespace:
             elif flag not in own:
                 delattr(given, flag)
     given.samples = given.samples or SAMPLES[given.method]
+    for flag, default in OF_PAGES.items():
+        setattr(given, flag, default if getattr(given, flag) is None else getattr(given, flag))
     return given
 
 
+def _refuse_mixed(given: argparse.Namespace) -> None:
+    """Samples come from one source: pages, a text, a dataset, or released files."""
+    said = [flag for flag in MEASURING if getattr(given, flag) is not None]
+    if given.imports and (said or given.overrides):
+        what = given.overrides[0] if given.overrides else f"--{said[0]}"
+        raise ConfigError(f"--import measures nothing, so {what} has no effect; drop one of the two")
+    pages = [flag for flag in (*OF_PAGES, "text") if flag in said]
+    if given.overrides and pages:
+        raise ConfigError(f"--{pages[0]} is not for samples of a dataset ({given.overrides[0]}); drop one of the two")
+    only = [flag for flag in OF_DATASETS if flag in said]
+    if only and not given.overrides:
+        raise ConfigError(f"--{only[0]} chooses among samples of a dataset; name one with dataset=<name>")
+
+
 def answer(given: argparse.Namespace) -> int:
-    """Measure, write the file, say where it is."""
+    """Measure, or import, write the file, say where it is."""
     given = complete(given)
+    if given.overrides and given.method == "sparsemm":
+        raise ConfigError(
+            "sparsemm must know where each character of an answer stands, which pages tell and datasets do not; leave "
+            f"{given.overrides[0]} out, or --import the head scores that its authors released"
+        )
+    questions = None
+    if given.overrides:
+        from mmkv_bench.diagnostics.questions import of_dataset
+
+        questions = of_dataset(given.overrides, given.samples, given.draw, given.instruction)
     from mmkv_bench.calibrate.command import run
 
-    print(f"wrote {run(given)}")
+    print(f"wrote {run(given, questions)}")
     return 0
 
 

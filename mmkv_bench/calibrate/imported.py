@@ -1,0 +1,162 @@
+"""Calibrations that the papers' authors released, taken over as artefacts: plain JSON, checked number by number.
+
+PrefixKV (github.com/THU-MIG/PrefixKV, `confs/`) has a file for each model and budget, a list of one evicted share per layer;
+the budget that it belongs to stands in its name as the share that is evicted (`..._0.9.json` keeps 10 %). SparseMM
+(github.com/CR400AF-A/SparseMM, `visual_head/head_score/`) has one file for each model, `{"<layer>-<head>": [score of each
+sample, ...]}`. Neither names the weights it was measured on: an import says that they are this model's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from mmkv_bench.errors import CalibrationError
+
+if TYPE_CHECKING:
+    from mmkv_bench.models.families import Family
+
+LARGEST = 256 << 20  # bytes of a file: a thousand samples of every head of a 72B model are a tenth of it
+TOP = 0.05  # of the heads, whose share of all scores is told
+_UNNAMED = "the files name no weights; that they are this model's is the import's word"
+_BUDGET = re.compile(r"_(0?\.\d+)\.json$")
+_HEAD = re.compile(r"(0|[1-9]\d{0,3})-(0|[1-9]\d{0,3})")
+
+
+@dataclass(frozen=True)
+class Imported:
+    """Released files as an artefact's data, with what is odd about them. files: name -> sha256 in hex."""
+
+    data: dict[str, Any]
+    files: dict[str, str]
+    oddities: list[str]
+
+
+def imported(method: str, files: Sequence[Path], family: Family) -> Imported:
+    """What released files say about a model.
+
+    Raises:
+        CalibrationError: a method without released files, a file that is not there, not JSON, or not of this model's shape.
+    """
+    if method not in _READERS:
+        raise CalibrationError(
+            f"there are no released calibrations of {method} to import; allowed: {', '.join(_READERS)}"
+        )
+    contents, digests = {}, {}
+    for file in files:
+        if file.name in contents:
+            raise CalibrationError(f"two files are named {file.name}; give each budget's file once")
+        content = _bytes(file)
+        contents[file.name], digests[file.name] = _json(content, file.name), hashlib.sha256(content).hexdigest()
+    data, oddities = _READERS[method](contents, family)
+    return Imported(data, digests, [_UNNAMED, *oddities])
+
+
+def _bytes(file: Path) -> bytes:
+    try:
+        if file.stat().st_size > LARGEST:
+            raise CalibrationError(f"{file.name} is larger than {LARGEST >> 20} MiB, which no released file is")
+        return file.read_bytes()
+    except OSError as error:
+        raise CalibrationError(f"{file} cannot be read ({error.strerror}); give a released JSON file") from error
+
+
+def _json(content: bytes, name: str) -> Any:
+    def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(dict(found)) != len(found):
+            raise ValueError("a key stands in it twice")
+        return dict(found)
+
+    try:
+        return json.loads(content, object_pairs_hook=pairs)
+    except (ValueError, RecursionError) as error:
+        raise CalibrationError(f"{name} cannot be read as JSON ({error}); give the released file") from error
+
+
+def _numbers(values: Any, name: str, what: str, high: float = math.inf) -> list[float]:
+    """A list of finite numbers from 0 to `high`, one at least."""
+    if not isinstance(values, list) or not values:
+        raise CalibrationError(f"{name}: {what} is no list of numbers; give the released file")
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= high or value == math.inf:
+            raise CalibrationError(f"{name}: {what} has {str(value)[:40]!r}; allowed: finite numbers, 0 to {high:g}")
+    return [float(value) for value in values]
+
+
+def prefix_profile(contents: Mapping[str, Any], family: Family) -> tuple[dict[str, Any], list[str]]:
+    """PrefixKV's files as `calibrate/prefixkv.py` describes its data, without the spread that they do not tell."""
+    rows: dict[Decimal, tuple[str, list[float]]] = {}
+    for name, values in contents.items():
+        named = _BUDGET.search(name)
+        if named is None or not 0 < Decimal(named[1]) < 1:
+            raise CalibrationError(
+                f"{name} does not end with the evicted share, such as _0.9.json, so that its budget is unknown; keep the "
+                "released names"
+            )
+        kept = 1 - Decimal(named[1])
+        evicted = _numbers(values, name, "the list of evicted shares", high=1)
+        if len(evicted) != family.num_layers:
+            raise CalibrationError(f"{name} has {len(evicted)} layers and the model has {family.num_layers}")
+        if kept in rows:
+            raise CalibrationError(f"{name} and {rows[kept][0]} are of the same budget; give one of them")
+        rows[kept] = name, [1 - share for share in evicted]
+    oddities = []
+    for rho, (name, row) in sorted(rows.items()):
+        if abs(fmean(row) - float(rho)) > 1e-6:
+            oddities.append(f"{name} keeps {fmean(row):.6f} on average where its name says {rho}")
+    grid = sorted(rows)
+    missing = [text for text in (Decimal(i) / 10 for i in range(1, 10)) if text not in rows]
+    if missing:
+        oddities.append(
+            f"no file for the budgets {', '.join(map(str, missing))}: shares between others are interpolated"
+        )
+    data = {"layers": family.num_layers, "grid": [float(rho) for rho in grid], "ratios": [rows[rho][1] for rho in grid]}
+    return data, oddities
+
+
+def head_scores(contents: Mapping[str, Any], family: Family) -> tuple[dict[str, Any], list[str]]:
+    """SparseMM's file as `calibrate/sparsemm.py` describes its data: of each head the mean of its samples."""
+    if len(contents) != 1:
+        raise CalibrationError(f"head scores of a model are one file and {len(contents)} were given; give one")
+    ((name, found),) = contents.items()
+    if not isinstance(found, dict):
+        raise CalibrationError(f'{name} is no JSON object of heads, such as {{"0-0": [0.1]}}; give the released file')
+    layers, heads = family.num_layers, family.num_query_heads
+    wanted = {f"{layer}-{head}" for layer in range(layers) for head in range(heads)}
+    strange = [key for key in found if not _HEAD.fullmatch(key) or key not in wanted]
+    if strange or len(found) != len(wanted):
+        raise CalibrationError(
+            f"{name} has scores of {len(found)} heads"
+            + (f", {strange[0][:20]!r} among them" if strange else "")
+            + f", and the model has {layers} layers of {heads} heads, 0-0 to {layers - 1}-{heads - 1}"
+        )
+    samples = {key: _numbers(values, name, f"head {key}") for key, values in found.items()}
+    scores = [[fmean(samples[f"{layer}-{head}"]) for head in range(heads)] for layer in range(layers)]
+    counts = {len(values) for values in samples.values()}
+    flat = sorted((score for row in scores for score in row), reverse=True)
+    total = math.fsum(flat)
+    if not total:
+        raise CalibrationError(f"{name} has no score above 0, so that it tells heads apart by nothing")
+    top = flat[: max(1, round(TOP * len(flat)))]
+    oddities = [
+        f"{min(counts)} samples of each head"
+        if len(counts) == 1
+        else f"{min(counts)} to {max(counts)} samples of a head",
+        f"{flat.count(0.0)} of {len(flat)} heads have the score 0",
+        f"the highest {len(top)} heads have {math.fsum(top) / total:.1%} of all scores",
+    ]
+    return {"scores": scores, "kv_heads": family.num_kv_heads}, oddities
+
+
+_READERS: dict[str, Callable[[Mapping[str, Any], Family], tuple[dict[str, Any], list[str]]]] = {
+    "prefixkv": prefix_profile,
+    "sparsemm": head_scores,
+}

@@ -1,0 +1,161 @@
+"""Samples of a dataset, as a run would ask them, for what is measured of a model beside its answers."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mmkv_bench.calibrate.samples import Asked, Questions
+from mmkv_bench.errors import CalibrationError, ConfigError, DataError
+
+if TYPE_CHECKING:
+    from mmkv_bench.datasets.task_spec import TaskSpec
+    from mmkv_bench.evaluation.contract import Request
+    from mmkv_bench.models.load import LoadedModel
+
+KEYS = ("dataset", "datasets", "data")
+
+
+class _EnoughError(Exception):
+    """As many samples as were asked for have been asked."""
+
+
+def of_dataset(
+    overrides: Sequence[str],
+    count: int,
+    draw: int | None = None,
+    instruction: str | None = None,
+    calibrating: bool = True,
+) -> Questions:
+    """`count` samples of the one dataset that these settings of a run name: its first ones, or drawn.
+
+    Args:
+        overrides: `dataset=<name>`, `data=...`, `dataset.<key>=...`; draw: seed of samples by chance.
+        instruction: `LOW:HIGH`, tokens of a sample's own text: above LOW, at most HIGH; either may be empty.
+        calibrating: a method will know these samples: test pages are refused.
+
+    Raises:
+        ConfigError: other settings, no dataset or several, test pages, fewer samples than asked for.
+        MissingDataError: data that are not there.
+    """
+    spec = _spec(overrides, calibrating)
+    low, high = _bounds(instruction)
+    if draw is not None and instruction:
+        raise ConfigError(
+            "--draw and --instruction do not go together: samples of a length are taken in order; drop one"
+        )
+    numbers = _numbers(spec, count, draw)
+    which = f"the first {count} samples" if draw is None else f"{count} samples drawn with seed {draw}"
+    if instruction:
+        which += (
+            f" with more than {low} and at most {high} tokens of text"
+            if high
+            else f" with more than {low} tokens of text"
+        )
+    settings: dict[str, Any] = {"dataset": spec.dataset, "dataset_fingerprint": _fingerprint(spec), "split": spec.split}
+    settings |= {"draw": draw} if draw is not None else {}
+    settings |= {"instruction": instruction} if instruction else {}
+
+    def each(loaded: LoadedModel, take: Callable[[Asked], None]) -> None:
+        _ask(spec, count, numbers, (lambda text: _inside(loaded, text, low, high)) if instruction else None, take)
+
+    return Questions(f"{which} of {spec.dataset} (task {spec.name})", each, settings)
+
+
+def _spec(overrides: Sequence[str], calibrating: bool) -> TaskSpec:
+    from mmkv_bench.config.compose import compose
+    from mmkv_bench.datasets.sources import preflight
+    from mmkv_bench.plan.tasks import stay_offline, tasks_of
+
+    for text in overrides:
+        if text.partition("=")[0].partition(".")[0].lstrip("+") not in KEYS:
+            raise ConfigError(
+                f"{text} is no setting of the samples; allowed: dataset=<name>, data=<source>, data.root=<folder> and "
+                "dataset.<key>=<value>; the model is given with flags"
+            )
+    if not any(text.partition("=")[0] == "dataset" for text in overrides):
+        raise ConfigError("which dataset? say dataset=<name>")
+    config = compose(overrides)
+    specs = tasks_of(config)
+    if len(specs) != 1:
+        raise ConfigError(
+            f"samples of one dataset are measured at a time, and {', '.join(specs)} are {len(specs)}; name one"
+        )
+    stay_offline(config, specs)
+    (spec,) = specs.values()
+    preflight(spec)
+    if calibrating and spec.is_pages and spec.split == "test":
+        raise CalibrationError(
+            f"{spec.dataset} are test pages, which no method may know beforehand; say dataset.split=dev, or leave dataset= "
+            "out for pages like those of training"
+        )
+    return dataclasses.replace(spec, measures=("ppl",))  # so that requests come with the reference answer
+
+
+def _fingerprint(spec: TaskSpec) -> str:
+    from mmkv_bench.evaluation import fingerprint
+
+    return fingerprint(spec)
+
+
+def _numbers(spec: TaskSpec, count: int, draw: int | None) -> set[int] | None:
+    """Positions of the samples of a draw, None = the first ones."""
+    from mmkv_bench.evaluation import sample_refs
+
+    refs = sample_refs(spec, None)
+    if len(refs) < count:
+        raise CalibrationError(f"{spec.dataset} has {len(refs)} samples and {count} are asked for; lower --samples")
+    if draw is None:
+        return None
+    return {ref.doc_id for ref in random.Random(draw).sample(refs, count)}
+
+
+def _bounds(instruction: str | None) -> tuple[int, int | None]:
+    low, colon, high = (instruction or ":").partition(":")
+    if not colon or not all(text == "" or (text.isascii() and text.isdigit()) for text in (low, high)):
+        raise ConfigError(
+            f"--instruction {instruction} is no range of tokens; write LOW:HIGH, such as 100:500, :100 or 500:"
+        )
+    return int(low or 0), int(high) if high else None
+
+
+def _inside(loaded: LoadedModel, text: str, low: int, high: int | None) -> bool:
+    tokens = len(loaded.tokenizer(text, add_special_tokens=False)["input_ids"])
+    return tokens > low and (high is None or tokens <= high)
+
+
+def _ask(
+    spec: TaskSpec,
+    count: int,
+    numbers: set[int] | None,
+    fits: Callable[[str], bool] | None,
+    take: Callable[[Asked], None],
+) -> None:
+    from mmkv_bench.evaluation import generate
+
+    taken = 0
+
+    def answered(request: Request) -> str:
+        nonlocal taken
+        if request.error:
+            raise DataError(f"{request.error}; restore it, or choose other samples")
+        if fits is None or fits(_text(request)):
+            take(Asked(request.sample_id, request.messages, request.images, request.videos, request.reference or ""))
+            taken += 1
+        if taken == count:
+            raise _EnoughError
+        return ""
+
+    wanted = None if numbers is None else (lambda ref: ref.doc_id in numbers)
+    first = count if numbers is None and fits is None else None
+    try:
+        generate(spec, answered, first, wanted)
+    except _EnoughError:
+        return
+    raise CalibrationError(f"{spec.dataset} has {taken} such samples and {count} are asked for; lower --samples")
+
+
+def _text(request: Request) -> str:
+    return "\n".join(part["text"] for turn in request.messages for part in turn["content"] if part["type"] == "text")
