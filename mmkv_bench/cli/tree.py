@@ -20,6 +20,7 @@ VERBS = (
     "verify",
     "data",
     "calibrate",
+    "diagnose",
     "check",
     "pack",
     "fetch",
@@ -27,7 +28,7 @@ VERBS = (
 )
 """The verbs, in the order of the help; `verbs/<name>.py` answers each."""
 
-COMING = ("plot", "papers", "report", "show", "export", "diagnose", "new")
+COMING = ("plot", "papers", "report", "show", "export", "new")
 """Words that are kept for verbs of later versions, so that no configuration takes them."""
 
 

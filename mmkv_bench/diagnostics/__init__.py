@@ -1,1 +1,1 @@
-"""Checks of what is stored: answers made again and compared."""
+"""Diagnostics: stored answers made again and compared, and what the papers' analyses look at in a prompt."""

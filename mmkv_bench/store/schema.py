@@ -319,12 +319,36 @@ TIMING_COLUMNS = (
     _must("committed_at", TIME, "commit time", stamped=True),
 )
 
+DIAGNOSTIC_COLUMNS = (
+    _VERSION,
+    _must("measurement", TEXT, "hash of name, settings, model, data, precision and versions; one file each"),
+    _must("name", TEXT, "the analysis, as `mmkv-bench diagnose` names it"),
+    _must("model", TEXT, "model name or folder name"),
+    _must("model_fingerprint", TEXT, "checksum of configuration and weights"),
+    _must("dtype", TEXT, "floating point type of weights and cache"),
+    _DATASET,
+    _must("dataset_fingerprint", TEXT, "checksum of the dataset's rows"),
+    _SAMPLE,
+    _must("layer", INT, "decoder layer, from 0"),
+    Column("head", INT, "KV head, from 0; null of all heads together"),
+    _must("quantity", TEXT, "which number of the analysis"),
+    _must(
+        "part", TEXT, "what it is of: tokens (prompt, text, visual, answer) or tensors (keys, values); empty for all"
+    ),
+    Column("x", FLOAT, "place on the curve that the number is a point of; null where there is no curve"),
+    _must("value", FLOAT, "the number", "quantity's own"),
+    _must("settings", TEXT, "which samples, how many tokens of the answer", json=True),
+    _must("versions", TEXT, "versions of the packages that touch numbers", json=True),
+    _must("committed_at", TIME, "commit time", stamped=True),
+)
+
 COLUMNS: dict[str, tuple[Column, ...]] = {
     "responses": RESPONSE_COLUMNS,
     "cells": CELL_COLUMNS,
     "samples": SAMPLE_COLUMNS,
     "metrics": METRIC_COLUMNS,
     "timings": TIMING_COLUMNS,
+    "diagnostics": DIAGNOSTIC_COLUMNS,
 }
 ABOUT = {
     "responses": "One row per cell and sample: the answer, how it ended, what was kept, what it cost.",
@@ -332,6 +356,8 @@ ABOUT = {
     "samples": "One row per cell, sample and metric.",
     "metrics": "One row per cell and metric.",
     "timings": "`scenario=efficiency`: one row per cell, prompt length, batch, pass and phase; raw, nothing is averaged.",
+    "diagnostics": "`mmkv-bench diagnose`: what an analysis found in each layer of each sample's prompt; of no cell, and `pack` "
+    "leaves its files as they are.",
 }
 SCHEMAS: dict[str, pa.Schema] = {
     table: pa.schema([column.field for column in columns]) for table, columns in COLUMNS.items()

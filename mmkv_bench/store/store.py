@@ -1,8 +1,8 @@
 """The result store: rows of a run on disk, safe against kill -9 at any moment, many writers and readers at once.
 
 Under the root: `journal/` (samples not yet in a part), `responses/` (one part per published journal), `cells/`,
-`samples/` and `metrics/` (which of their files count: `layers.py`), `timings/` (one file per pass), and `store.json` with the
-schema version. Nothing is made before the first write.
+`samples/` and `metrics/` (which of their files count: `layers.py`), `timings/` (one file per pass), `diagnostics/` (one per
+measurement), and `store.json` with the schema version. Nothing is made before the first write.
 
 Why no row is lost or counted twice: a sample is durable in a journal before `commit` returns; a journal is removed only
 after its part is durable; a part carries its journal's name, so publishing again after a crash replaces it by the same
@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mmkv_bench.errors import ConfigError, StoreError, nearest
-from mmkv_bench.store import journal, layers, parts, repack, scores, timings
+from mmkv_bench.store import diagnostics, journal, layers, parts, repack, scores, timings
 from mmkv_bench.store.cell_rows import refuse_other, shown
 from mmkv_bench.store.files import check_folder, disk_errors, lock_held, remove_stale, sync_folder, write_whole
 from mmkv_bench.store.rows import check, safe_name, to_table
@@ -208,6 +208,29 @@ class Store:
         wanted = None if cells is None else set(cells)
         columns = SCHEMAS["timings"].names
         return timings.newest(self.read("timings", lambda: self.files("timings"), columns, wanted))
+
+    def write_diagnostics(self, rows: pa.Table) -> Path:
+        """Stores one measurement in the place of an earlier one that is the same; returns its file.
+
+        Args:
+            rows: its columns but those that the store stamps.
+
+        Raises:
+            StoreError: other columns, a null where none may be, or rows of several measurements.
+        """
+        self._check_version()
+        stamps = {"schema_version": SCHEMA_VERSION, "committed_at": self.next_time()}
+        stamped = diagnostics.stamped(rows, stamps)
+        self.prepare()
+        path = diagnostics.file_of(self.root, stamped)
+        with disk_errors("writing diagnostics", self.root):
+            write_whole(path, parts.parquet(stamped))
+        return path
+
+    def diagnostics(self) -> pa.Table:
+        """All rows of `mmkv-bench diagnose`."""
+        self._check_version()
+        return self.read("diagnostics", lambda: self.files("diagnostics"), SCHEMAS["diagnostics"].names, None)
 
     # For Writer, scores and repack
 

@@ -1,0 +1,73 @@
+"""`mmkv-bench diagnose`: what a paper's analysis looks at, in the prompts of a dataset; rows of the table `diagnostics`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from mmkv_bench.cli.grammar import Parser, configuration, count, not_negative, overrides_of
+from mmkv_bench.errors import ConfigError
+
+SUMMARY = "measure what the papers' analyses look at, layer by layer, in prompts of a dataset"
+
+MEASURED = {
+    "hidden_states": "mean and spread of the query projection's input, prompt (text, visual) against answer",
+    "outlier_hits": "share of outlier query channels that MM-ShiftKV's proxies reach, gamma 1 and 10",
+    "lorenz": "Lorenz curve and Gini coefficient of the attention that tokens gather",
+    "entropy": "MEDA's cross-modal entropy",
+    "cumulative_attention": "attention that text pays to its largest keys, 20 shares of them, per KV head",
+    "power_spectrum": "energy of keys and values in 128 bands of frequency along the prompt",
+}
+SAMPLES, TOKENS = 10, 64
+
+
+def options(parser: Parser) -> None:
+    """Which analysis, of which model on which samples."""
+    parser.add_argument(
+        "name", choices=tuple(MEASURED), help="; ".join(f"{name}: {text}" for name, text in MEASURED.items())
+    )
+    configuration(parser)
+    parser.add_argument("--samples", type=count, default=SAMPLES, help=f"of the dataset (default: {SAMPLES})")
+    parser.add_argument("--draw", type=not_negative, metavar="SEED", help="samples by chance (default: the first ones)")
+    parser.add_argument(
+        "--tokens",
+        type=count,
+        default=TOKENS,
+        help=f"of full's own answer, at most, where it is looked at (default: {TOKENS})",
+    )
+    parser.examples(
+        "mmkv-bench diagnose lorenz dataset=pages_lookup --samples 20 out=runs/figures",
+        "mmkv-bench diagnose hidden_states model=qwen2_5_vl_7b dataset=ocrbench --samples 100 out=runs/figures",
+    )
+
+
+def answer(given: argparse.Namespace) -> int:
+    """Measure, store, say where."""
+    from mmkv_bench.config.compose import compose
+    from mmkv_bench.diagnostics.measuring import diagnose
+    from mmkv_bench.diagnostics.questions import KEYS, of_dataset
+    from mmkv_bench.models.quiet import quiet_libraries
+
+    if given.json:
+        raise ConfigError(
+            "--json: diagnose ends with no document; its rows are parquet, in the table diagnostics of out="
+        )
+    words = overrides_of(given)
+    ours = [word for word in words if _group(word) in KEYS]
+    others = [word for word in words if _group(word) not in (*KEYS, "model", "out", "hydra")]
+    if others:
+        raise ConfigError(
+            f"{others[0]} has no effect on an analysis; allowed: model, dataset, data, out and their keys"
+        )
+    config = compose(words)
+    if not any(word.partition("=")[0] == "dataset" for word in ours):
+        ours = [f"dataset={next(iter(config.datasets))}", *ours]
+    quiet_libraries()
+    questions = of_dataset(ours, given.samples, given.draw, calibrating=False)
+    file, numbers = diagnose(given.name, config.model, questions, given.tokens, Path(config.out))
+    print(f"wrote {numbers} numbers of {given.samples} samples to {file}")
+    return 0
+
+
+def _group(word: str) -> str:
+    return word.partition("=")[0].partition(".")[0].lstrip("+")

@@ -1,0 +1,221 @@
+"""Analyses of a prompt: every number against its definition written out; what is appended stands where decoding puts it."""
+
+from __future__ import annotations
+
+import math
+from statistics import fmean, pstdev
+
+import pytest
+import torch
+
+from mmkv_bench.calibrate.observing import read_layers, with_answer
+from mmkv_bench.cli.tree import reader
+from mmkv_bench.cli.verbs.diagnose import MEASURED
+from mmkv_bench.compression.observation import Needs
+from mmkv_bench.diagnostics.quantities import BANDS, QUANTITIES
+from mmkv_bench.errors import StoreError
+from mmkv_bench.models.fingerprint import folder_fingerprint
+from mmkv_bench.store.store import Store
+from mmkv_bench.tiny import WEIGHTS
+from tests import cover, zoo
+from tests.cli.setting import verb
+from tests.compression import oracles
+
+FAMILIES = ("qwen2_5_vl", "qwen3_vl", "qwen2_vl", "llava_next", "internvl_qwen3")
+PROMPT, TOTAL = 24, 30
+TYPES = torch.tensor([0, 0, 1, 1, 1, 1, 0, 1, 1, 0, *[1] * 9, *[0] * 11])
+
+
+def seen(name: str, seed: int = 0):
+    """(observation, layer, prompt length, values) of a made-up layer; behind the prompt where the analysis reads answers."""
+    quantity = QUANTITIES[name]
+    total = TOTAL if quantity.answer else PROMPT
+    layer = oracles.make_layer(total, 2, 3, seed=seed)
+    obs = layer.observe(quantity.needs)
+    obs.token_types = TYPES[:total]
+    return obs, layer, {(v.quantity, v.part, v.head, v.x): v.value for v in quantity.read(obs, PROMPT)}
+
+
+def attention(layer) -> list[list[list[float]]]:
+    """Causal attention, [Hq][T][T], a row at a time."""
+    rows = []
+    for h in range(layer.query.shape[0]):
+        rows.append(
+            [
+                oracles.attention(layer.query[h, i], layer.key[h // 3], layer.scaling, i).tolist()
+                for i in range(layer.length)
+            ]
+        )
+    return rows
+
+
+def test_hidden_states_are_means_and_spreads_of_all_values_of_their_tokens():
+    _, layer, got = seen("hidden_states")
+    rows = layer.hidden.tolist()
+    parts = {
+        "prompt": range(PROMPT),
+        "text": [i for i in range(PROMPT) if TYPES[i] == 0],
+        "visual": [i for i in range(PROMPT) if TYPES[i] > 0],
+        "answer": range(PROMPT, TOTAL),
+    }
+    assert {part for _, part, _, _ in got} == set(parts)
+    for part, tokens in parts.items():
+        values = [value for i in tokens for value in rows[i]]
+        assert got["mean", part, None, None] == pytest.approx(fmean(values), abs=1e-6)
+        assert got["std", part, None, None] == pytest.approx(pstdev(values), rel=1e-6)
+
+
+def test_lorenz_curve_and_gini_are_those_of_the_attention_that_tokens_gather():
+    _, layer, got = seen("lorenz")
+    maps = attention(layer)
+    sums = sorted(math.fsum(head[i][j] for head in maps for i in range(PROMPT)) for j in range(PROMPT))
+    for point in (1, 25, 50, 99, 100):
+        place = point / 100 * PROMPT
+        whole = math.floor(place + 1e-9)
+        part = (place - whole) * sums[whole] if whole < PROMPT else 0
+        assert got["lorenz", "", None, point / 100] == pytest.approx(
+            (math.fsum(sums[:whole]) + part) / math.fsum(sums), rel=1e-5
+        )
+    apart = fmean(abs(a - b) for a in sums for b in sums)  # half the relative mean difference
+    assert got["gini", "", None, None] == pytest.approx(apart / (2 * fmean(sums)), rel=1e-5)
+
+
+def test_cross_modal_entropy_is_that_of_the_two_mean_maps():
+    _, layer, got = seen("entropy")
+    text, visual = ([i for i in range(PROMPT) if (TYPES[i] > 0) == kind] for kind in (False, True))
+
+    def half(rows, columns):
+        found = []
+        for i in rows:
+            heads = [
+                oracles.attention(layer.query[h, i], layer.key[h // 3][columns], layer.scaling, None)
+                for h in range(layer.query.shape[0])
+            ]
+            mean = (sum(heads) / len(heads)).tolist()
+            found.append(-math.fsum(p * math.log(p) for p in mean if p))
+        return fmean(found)
+
+    assert got == {
+        ("cross_modal_entropy", "", None, None): pytest.approx(half(text, visual) + half(visual, text), rel=1e-5)
+    }
+    one = seen("entropy")[0]
+    one.token_types = torch.zeros(PROMPT)
+    assert list(QUANTITIES["entropy"].read(one, PROMPT)) == []
+
+
+def test_cumulative_attention_is_the_mean_over_text_rows_of_their_largest_probabilities():
+    _, layer, got = seen("cumulative_attention")
+    maps, text = attention(layer), [i for i in range(PROMPT) if TYPES[i] == 0]
+    for share in (0.05, 0.3, 0.5, 1.0):
+        top = math.ceil(round(share * PROMPT, 9))
+        for head in range(2):
+            want = fmean(
+                math.fsum(sorted(maps[h][i], reverse=True)[:top]) for h in range(3 * head, 3 * head + 3) for i in text
+            )
+            assert got["top_mass", "", head, share] == pytest.approx(want, rel=1e-5)
+    assert len(got) == 40
+
+
+def test_power_spectrum_is_the_energy_of_cosines_written_out():
+    _, layer, got = seen("power_spectrum")
+    for part, tensor in (("keys", layer.key), ("values", layer.value)):
+        power = []
+        for m in range(PROMPT):
+            scale = math.sqrt((1 if m == 0 else 2) / PROMPT)
+            wave = torch.tensor([scale * math.cos(math.pi * m * (2 * n + 1) / (2 * PROMPT)) for n in range(PROMPT)])
+            power.append(float((tensor.double() * wave.double()[None, :, None]).sum(1).square().sum()))
+        for m, energy in enumerate(power):
+            x = (m * BANDS // PROMPT + 0.5) / BANDS
+            assert got["power", part, None, x] == pytest.approx(energy / math.fsum(power), rel=1e-4)
+        assert math.fsum(v for (_, p, _, _), v in got.items() if p == part) == pytest.approx(1)
+
+
+def test_outlier_channels_are_hit_by_proxies_that_reach_as_far(monkeypatch):
+    from mmkv_bench.diagnostics import quantities
+
+    monkeypatch.setattr(quantities, "OUTLIERS", 0.1)  # 5 of 48 channels
+    rates = set()
+    for seed in range(4):
+        obs, layer, got = seen("outlier_hits", seed)
+        prompt, answer = layer.hidden[:PROMPT], layer.hidden[PROMPT:]
+        reach = [
+            max(abs(v) for v in channel) for channel in layer.project(answer).permute(0, 2, 1).reshape(48, -1).tolist()
+        ]
+        top = sorted(range(48), key=lambda c: -reach[c])[:5]
+        noise = torch.randn(512, 12, generator=obs.generator("mmshift", 0)).double()
+        for gamma in (1.0, 10.0):
+            states = prompt.mean(0) + gamma * noise * prompt.std(0, correction=0)
+            far = layer.project(states).permute(0, 2, 1).reshape(48, -1).abs().amax(1).tolist()
+            rate = fmean(far[c] >= reach[c] for c in top)
+            assert got["outlier_hit_rate", "", None, gamma] == pytest.approx(rate)
+            rates.add(rate)
+    assert len(rates) > 1
+
+
+# ---------------------------------------------------------------- against real decoding
+
+
+@cover.few("family", FAMILIES, keep=2)
+def test_an_appended_answer_stands_and_looks_as_when_it_is_decoded(family):
+    """Inputs and rotations of every attention module, of prompt and answer: those of stock generate(), mrope too."""
+    model, inputs = zoo.model(family), zoo.prompt(family)
+    calls: dict[int, list] = {layer: [] for layer in range(zoo.LAYERS)}
+
+    def note(module, args, kwargs):
+        calls[module.layer_idx].append(
+            (kwargs["hidden_states"][0], *(part[0] for part in kwargs["position_embeddings"]))
+        )
+
+    hooks = [block.self_attn.register_forward_pre_hook(note, with_kwargs=True) for block in model.get_decoder().layers]
+    with torch.no_grad():
+        whole = model.generate(**inputs, max_new_tokens=6, do_sample=False)
+    for hook in hooks:
+        hook.remove()
+    length = inputs["input_ids"].shape[1]
+    bare = {name: tensor for name, tensor in inputs.items() if name != "attention_mask"}
+    longer, types = with_answer(bare, torch.zeros(1, length), whole[0, length:-1])
+    got = read_layers(model, longer, types, Needs(states=True), lambda obs: (obs.states, *obs.rotation))
+    for layer, found in enumerate(got):
+        for ours, steps in zip(found, zip(*calls[layer], strict=True), strict=True):
+            want = torch.cat(steps)
+            assert ours.shape == want.shape == (length + 5, want.shape[1])
+            assert (ours - want).abs().max() <= 2e-5
+    assert (got[0][1][length:] != got[0][1][length - 1]).any(1).all(), "positions that do not move tell nothing"
+
+
+# ---------------------------------------------------------------- the command and its rows
+
+
+def test_the_command_writes_rows_of_every_layer_that_read_back(tmp_path, capsys):
+    out = tmp_path / "rows"
+    words = ["lorenz", "dataset=pages_lookup", "dataset.split=dev", "--samples", "2", f"out={out}"]
+    assert verb("diagnose")(words) == 0
+    said = capsys.readouterr().out
+    rows = Store(out).diagnostics().to_pandas()
+    assert f"wrote {len(rows)} numbers of 2 samples" in said and len(rows) == 2 * 4 * 101
+    assert set(rows["layer"]) == {0, 1, 2, 3} and rows["sample_id"].nunique() == 2
+    assert set(rows["model_fingerprint"]) == {folder_fingerprint(WEIGHTS)} and set(rows["dataset"]) == {
+        "pages_lookup_small_dev"
+    }
+    assert rows[rows["x"] == 1]["value"].tolist() == pytest.approx([1] * 8)
+    assert rows[rows["quantity"] == "gini"]["value"].between(0.2, 1).all()
+    assert verb("diagnose")(words) == 0
+    assert len(Store(out).diagnostics()) == len(rows), "the same measurement is one file"
+
+
+def test_the_help_names_every_analysis():
+    assert set(MEASURED) == set(QUANTITIES)
+    assert all(quantity.figures and quantity.read.__doc__ for quantity in QUANTITIES.values())
+    assert reader("diagnose")[1].read(["entropy", "dataset=docvqa"]).overrides == ["dataset=docvqa"]
+
+
+def test_what_an_analysis_does_not_take_is_refused(capsys, tmp_path):
+    assert verb("diagnose")(["lorenz", "method=snapkv", f"out={tmp_path}"]) == 2
+    assert "method=snapkv has no effect on an analysis" in capsys.readouterr().err
+
+
+def test_rows_that_are_not_the_tables_are_refused(tmp_path):
+    import pyarrow as pa
+
+    with pytest.raises(StoreError, match="are not those of the table"):
+        Store(tmp_path).write_diagnostics(pa.table({"value": [1.0]}))
