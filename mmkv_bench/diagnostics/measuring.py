@@ -84,8 +84,9 @@ def fed_tokens(loaded: LoadedModel, prompt: EncodedPrompt, tokens: int) -> torch
     last one, which nobody reads; of an answer of one token that one."""
     import torch
 
+    generate: Any = loaded.model.generate
     with torch.no_grad():
-        whole = loaded.model.generate(**prompt.inputs, max_new_tokens=tokens, do_sample=False)
+        whole = generate(**prompt.inputs, max_new_tokens=tokens, do_sample=False)
     answer = whole[0, prompt.length :]
     return answer[:-1] if len(answer) > 1 else answer
 
