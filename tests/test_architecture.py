@@ -141,6 +141,7 @@ FOREIGN = {
         "methods",
         "tiny",
         "calibrate",
+        "diagnostics",
         "door",
         "efficiency",
     },
