@@ -99,8 +99,10 @@ class Cuda(Device):
     def reads_heads_back_to_back(self) -> bool:
         import torch
 
-        # from Ampere on; where there is no device it is one that is planned for
-        return not torch.cuda.is_available() or torch.cuda.get_device_capability(self.place) >= (8, 0)
+        if not torch.cuda.is_available():
+            return True  # a device that is planned for
+        from_ampere_on = torch.cuda.get_device_capability(self.place) >= (8, 0)
+        return from_ampere_on and torch.backends.cuda.is_flash_attention_available()
 
     @property
     def fuses(self) -> bool:

@@ -5,12 +5,16 @@ The package is a double (tests/flash_attn_double.py) with the documented signatu
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+from types import SimpleNamespace
+
 import pytest
 import torch
 from transformers.masking_utils import causal_mask_function, sliding_window_causal_mask_function
 
 from mmkv_bench import devices
 from mmkv_bench.compression import flash
+from mmkv_bench.compression.attention import _sdpa
 from mmkv_bench.compression.compressor import full
 from mmkv_bench.compression.flash import FLASH, padding_mask
 from mmkv_bench.compression.session import Session, attach
@@ -21,6 +25,7 @@ from tests.core import parts
 from tests.each import each
 from tests.flash_attn_double import WithFlash, installed
 from tests.generation import common
+from tests.second_device import far, second_device, there
 
 TOLERANCE = 2e-6
 EVERYTHING = Extras(True, (3, 4, 5), True)
@@ -55,13 +60,14 @@ def assert_as_with_sdpa(name: str, asked: list, run, **options) -> None:
 
 
 def test_forks_answer_and_are_measured_as_with_sdpa(package):
-    assert_as_with_sdpa("qwen2_5_vl", cells("qwen2_5_vl", KINDS), common.together, extras=EVERYTHING)
+    asked = cells("qwen2_5_vl", ("full", "adakv", "h2o_decode", "hybridkv"))
+    assert_as_with_sdpa("qwen2_5_vl", asked, common.together, extras=EVERYTHING)
     assert package.calls
 
 
 def test_a_question_fed_to_reduced_entries_is_answered_as_with_sdpa(package):
-    asked = cells("internvl", ("full", "snapkv", "adakv"), ("strict", "query_agnostic"))
-    assert_as_with_sdpa("internvl", asked, common.together)
+    asked = cells("qwen2_5_vl", ("full", "snapkv", "adakv"), ("strict", "query_agnostic"))
+    assert_as_with_sdpa("qwen2_5_vl", asked, common.together)
 
 
 def test_stock_generate_answers_as_with_sdpa(package):
@@ -81,13 +87,48 @@ def test_every_method_answers_by_itself_as_with_sdpa(package, name):
     assert_as_with_sdpa(name, cells(name), common.alone)
 
 
+@pytest.mark.full
+def test_on_a_second_device_flash_attn_answers_as_sdpa_does_there(package):
+    """Retrieval attends to runs of heads there, beside its copies."""
+    name = "qwen2_5_vl"
+    asked, prompt = cells(name, KINDS), common.encoded(name)
+    with second_device():
+        model, given = there(zoo.model(name)), far(prompt)
+        expected = common.together(model, name, given, asked)
+        found = common.together(model, name, given, asked, attention=FLASH)
+    assert [one.status for one in found] == ["ok"] * len(asked), [one.error for one in found]
+    common.assert_same(found, expected, ignore=common.MEASURES)
+    assert package.calls
+
+
+@pytest.mark.skipif(
+    not (torch.cuda.is_available() and find_spec("flash_attn")), reason="a CUDA device and the package flash-attn"
+)
+def test_the_true_package_attends_as_sdpa_does():
+    """Not run where they are not; the double stands for them everywhere else."""
+    heads, groups, slots, width = 3, 2, 300, 64
+    module = SimpleNamespace(num_key_value_groups=groups, is_causal=True)
+    shapes = ((heads * groups, 5), (heads, slots), (heads, slots))
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (
+        torch.randn(2, count, n, width, generator=generator).to("cuda", torch.bfloat16) for count, n in shapes
+    )
+    first = torch.tensor([[0, 17, 290], [3, 3, 200]], device="cuda")
+    for left in (first, first[:, :1], None):
+        real = None if left is None else (torch.arange(slots, device="cuda") >= left[..., None])[:, :, None]
+        causal = torch.ones(5, slots, dtype=torch.bool, device="cuda").tril(slots - 5)[None, None]
+        found, _ = flash.attend(None, query, key, value, real, 0.2)
+        expected, _ = _sdpa(module, query, key, value, causal if real is None else causal & real, 0.2)
+        assert (found.float() - expected.float()).abs().max() < 0.03
+
+
 def left_padded(name: str) -> dict:
     return zoo.batch([zoo.prompt(name, 0), zoo.prompt(name, 1, before=2, after=3), zoo.prompt(name, 2, before=9)])
 
 
 @each("kind", ["full", "uniform", "all_ragged"])
 def test_a_left_padded_batch_is_answered_as_with_sdpa(package, kind):
-    for name in ("qwen2_5_vl", "llava_next"):
+    for name in ("qwen2_5_vl", "llama"):
         model, inputs = zoo.model(name), left_padded(name)
         made, budget = (full(), None) if kind == "full" else (parts.compressor(kind), parts.budget(9))
         with attach(model, made, budget):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -134,6 +135,32 @@ def test_a_step_makes_nothing_as_large_as_what_is_stored(kernel):
         entries = layer.update(fresh, fresh)
         layer.attention(lambda query, layer: (seen.append(layer), None), query, *entries, None)
     assert seen == [layer] and watched.largest[True][0] < 1000, watched.largest
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch's own kernel is for CUDA devices")
+def test_torchs_own_kernel_attends_to_folded_heads_as_sdpa_does_to_padded_ones():
+    """Not run where there is no such device; the double stands for it everywhere else."""
+    cuda, lengths, width = torch.device("cuda"), [[700, 1, 300], [2, 0, 64]], 64
+    made = []
+    for number, counts in enumerate(lengths):
+        places = torch.full((H, 700), -1)
+        for head, count in enumerate(counts):
+            places[head, 700 - count :] = torch.arange(count)
+        entries = [some(H, 700, width, seed=number + at).to(cuda, torch.bfloat16) for at in (0, 50)]
+        made.append((*entries, places.to(cuda)))
+    padded, ours = (kind.from_rows(made, 700, 8) for kind in (CompressedLayer, FoldedLayer))
+    module = SimpleNamespace(num_key_value_groups=G, is_causal=True)
+    for turn, new in enumerate((1, 3, 1)):
+        query, key, value = (
+            some(len(lengths), heads, new, width, seed=9 * turn + heads).to(cuda, torch.bfloat16)
+            for heads in (H * G, H, H)
+        )
+        seen = torch.ones(new, padded.seen + new, dtype=torch.bool, device=cuda).tril(padded.seen)[None, None]
+        found, expected = (
+            layer.attention(partial(kernel, module, scaling=0.3), query, *layer.update(key, value), seen)[0]
+            for layer, kernel in ((ours, attend), (padded, _sdpa))
+        )
+        assert ours.folded and (found.float() - expected.float()).abs().max() < 0.03
 
 
 # ---------------------------------------------------------------------- sessions
