@@ -361,12 +361,13 @@ class CompressedLayer(CacheLayerMixin):
         raise UnsupportedError("a compressed cache cannot be cropped (assisted decoding is not supported); use greedy")
 
     @classmethod
-    def from_rows(cls, rows: list[tuple[Tensor, Tensor, Tensor]], seen: int, reserve: int) -> Self:
-        """A layer for several forks of one prompt.
+    def from_rows(cls, rows: Sequence[tuple[Tensor, Tensor, Tensor | None]], seen: int, reserve: int) -> Self:
+        """A layer for several sequences: forks of one prompt, or prompts of one length.
 
         Args:
-            rows: per fork key `[Hkv, m, D]`, value `[Hkv, m, D]` and positions int64 `[Hkv, m]` (-1 = padding).
-            seen: tokens every fork has been shown.
+            rows: per sequence key `[Hkv, m, D]`, value `[Hkv, m, D]` and positions int64 `[Hkv, m]` (-1 = padding); None in
+                all of them where slot i of each holds token i.
+            seen: tokens every sequence has been shown.
             reserve: slots that will be appended; the layer never grows within them.
         """
         layer = cls(reserve)
@@ -381,10 +382,12 @@ class CompressedLayer(CacheLayerMixin):
             start = stored - key.shape[1]
             layer._key_storage[row, :, start:stored] = key
             layer._value_storage[row, :, start:stored] = value
-            places[row, :, start:stored] = positions
-        layer._position_storage = places
+            if positions is not None:
+                places[row, :, start:stored] = positions
         layer.stored, layer.seen = stored, seen
-        layer.ragged = bool((places[:, :, :stored] < 0).any())
+        if any(positions is not None for _, _, positions in rows):
+            layer._position_storage = places
+            layer.ragged = bool((places[:, :, :stored] < 0).any())
         return layer
 
 

@@ -148,7 +148,7 @@ class Session:
         alone = self.model.config is self.text.config
         self.model.set_attn_implementation(name if alone else {"text_config": name})
 
-    def expect(self, listener: Listener | None, token_types: Tensor | None, identity: str) -> None:
+    def expect(self, listener: Listener | None, token_types: Tensor | None, identity: str | Sequence[str]) -> None:
         """Change what is done with the next prompt; a session may stay open over many samples."""
         self.listener, self.token_types, self.identity, self.prompt = listener, token_types, identity, None
 

@@ -30,6 +30,8 @@ DECODES = ("eager", "compiled")
 QUALITY, EFFICIENCY = "quality", "efficiency"
 SCENARIOS = (QUALITY, EFFICIENCY)
 PROMPTS = ("text", "image", "video")
+ONE_BY_ONE, TOGETHER = BATCH_PREFILLS = ("one_by_one", "together")
+MAX = "max"
 LOGGERS = ("none", "wandb")
 LOGGER_MODES = ("offline", "online")
 DATA_SOURCES = ("upstream", "fixture")
@@ -180,6 +182,17 @@ class Config:
         None,
         "efficiency, random weights: rows of real prompts, as which methods divide their budget that would follow the prompt",
         "a folder of rows",
+    )
+    batch: Any = _key(
+        1, "efficiency: sequences at a time; max: as many as fit; a value or a list", "whole numbers >= 1, or max"
+    )
+    batch_prefill: str = _key(
+        ONE_BY_ONE, "efficiency: prefill a batch's sequences one by one and join them, or together", BATCH_PREFILLS
+    )
+    memory_limit: Any = _key(
+        None,
+        "efficiency: what passes that count memory may hold, weights included; null = all of the device",
+        "bytes, 512MiB, 8GiB, or null",
     )
     new_tokens: int = _key(64, "efficiency: tokens of every answer, never fewer", "a whole number >= 3")
     repeats: int = _key(5, "efficiency: timed passes of every cell and length", "a whole number >= 1")

@@ -132,8 +132,9 @@ class Device(ABC):
         """All memory that it has, whoever uses it."""
 
     @abstractmethod
-    def counted(self, held: Iterable[Tensor] = ()) -> AbstractContextManager[Counters]:
-        """Counters within the block; `held`: tensors made before it that are to be counted (weights, inputs).
+    def counted(self, held: Iterable[Tensor] = (), limit: int | None = None) -> AbstractContextManager[Counters]:
+        """Counters within the block; `held`: tensors made before it that are to be counted (weights, inputs). Beyond `limit`
+        bytes whatever is allocated raises `torch.OutOfMemoryError`.
 
         Where `memory` is None, counting slows what runs inside: time it in another pass.
         """

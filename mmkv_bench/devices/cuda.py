@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, ClassVar
@@ -145,8 +145,24 @@ class Cuda(Device):
 
         return torch.cuda.get_device_properties(self.place).total_memory
 
-    def counted(self, held: Iterable[Tensor] = ()) -> AbstractContextManager[Counters]:
-        return nullcontext(self.memory)  # knows what is held
+    @contextmanager
+    def counted(self, held: Iterable[Tensor] = (), limit: int | None = None) -> Iterator[Counters]:
+        """`held` is known to the allocator, and what it reserves counts against the limit."""
+        if limit is None:
+            yield self.memory
+            return
+        self._allow(limit / self.total_bytes())
+        try:
+            yield self.memory
+        finally:
+            self._allow(1.0)
+
+    def _allow(self, share: float) -> None:
+        """This process may take so much of the memory."""
+        import torch
+
+        self.release()  # what is reserved and not used would count
+        torch.cuda.set_per_process_memory_fraction(min(share, 1.0), self.place)
 
     def release(self) -> None:
         import torch

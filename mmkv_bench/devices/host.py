@@ -43,10 +43,10 @@ class Host(Device):
 
         return psutil.virtual_memory().total
 
-    def counted(self, held: Iterable[Tensor] = ()) -> AbstractContextManager[Counters]:
+    def counted(self, held: Iterable[Tensor] = (), limit: int | None = None) -> AbstractContextManager[Counters]:
         from mmkv_bench.devices.tally import LiveStorages
 
-        return LiveStorages(self.place, held)
+        return LiveStorages(self.place, held, limit)
 
     def release(self) -> None:
         """Its allocator gives back by itself."""

@@ -24,11 +24,15 @@ class LiveStorages(TorchDispatchMode, Counters):
 
     Args:
         place: only storages on this kind of device count.
+        limit: bytes beyond which an operation fails as it does where memory ends; None: none.
+
+    Raises:
+        torch.OutOfMemoryError: within the block, by the operation whose result goes beyond the limit.
     """
 
-    def __init__(self, place: torch.device, held: Iterable[Tensor] = ()):
+    def __init__(self, place: torch.device, held: Iterable[Tensor] = (), limit: int | None = None):
         super().__init__()
-        self.place = place
+        self.place, self.limit = place, limit
         self._live: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._earlier = list(held)
         self._now = self._peak = 0
@@ -42,6 +46,8 @@ class LiveStorages(TorchDispatchMode, Counters):
     def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         made = function(*args, **(kwargs or {}))
         self.add(tree_leaves(made))
+        if self.limit is not None and self._now > self.limit:
+            raise torch.OutOfMemoryError(f"{self._now} bytes are held, more than the {self.limit} that are allowed")
         return made
 
     def storage(self, tensor: Tensor) -> torch.UntypedStorage | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
@@ -29,7 +30,7 @@ def general(plan: Planned) -> Plan:
 def forecast(plan: Planned, given: Given, todo: Sequence[Unit]) -> Forecast:
     """Of every kind of prompts at every length; hours are those of `todo`, and of one pass more where a cell is warmed up."""
     new, kinds = int(plan.config.new_tokens), dict.fromkeys(kind_of(cell.dataset) for cell in plan.cells)
-    lengths = sorted({unit.tokens for unit in plan.units})
+    lengths = sorted(plan.lengths)
 
     def datasets(counted: Counting) -> list[Lengths]:
         found = []
@@ -43,12 +44,14 @@ def forecast(plan: Planned, given: Given, todo: Sequence[Unit]) -> Forecast:
 
     told = forecast_of(general(plan), given, datasets)
     unseen = ["the vision tower is in no time and no byte here: `--memory` counts what it holds"]
-    return replace(told, missing=[*told.missing, *([] if set(kinds) == {TEXT} else unseen)])
+    unknown = ["the search for the largest batch, and what is timed there, is in no time here"]
+    more = [*([] if set(kinds) == {TEXT} else unseen), *(unknown if plan.searches else [])]
+    return replace(told, missing=[*told.missing, *more])
 
 
 def outlined(plan: Planned, todo: Sequence[Unit]) -> str:
     """The card, and how many tokens all passes read."""
-    tokens = sum(unit.tokens for unit in todo)
+    tokens = sum(unit.tokens * unit.batch for unit in todo)
     return (
         f"{card(plan, len(todo))}\nreads     {tokens:,} prompt tokens in these passes, {_warm(todo):,} more to warm up"
     )
@@ -62,7 +65,7 @@ def document(plan: Planned, todo: Sequence[Unit]) -> dict[str, Any]:
         "notes": list(plan.notes),
         "passes": len(plan.units),
         "missing": len(todo),
-        "prompt_tokens": sum(unit.tokens for unit in todo) + _warm(todo),
+        "prompt_tokens": sum(unit.tokens * unit.batch for unit in todo) + _warm(todo),
         "cells": [{"cell": cell.cell, "label": cell.label, "prompts": kind_of(cell.dataset)} for cell in plan.cells],
     }
 
@@ -88,7 +91,7 @@ def _prompts(plan: Planned) -> list[tuple[Tensor, Mapping[str, Tensor] | None]]:
     found: list[tuple[Tensor, Mapping[str, Tensor] | None]] = []
     kinds = dict.fromkeys(kind_of(cell.dataset) for cell in plan.cells)
     loaded = without_weights(general(plan)) if set(kinds) != {TEXT} else None
-    for kind, tokens in product(kinds, sorted({unit.tokens for unit in plan.units})):
+    for kind, tokens in product(kinds, sorted(plan.lengths)):
         if loaded is None or kind == TEXT:
             found.append((torch.zeros(1, tokens, dtype=torch.int64), None))
         else:
@@ -97,29 +100,34 @@ def _prompts(plan: Planned) -> list[tuple[Tensor, Mapping[str, Tensor] | None]]:
     return found
 
 
-def _passes(cell: Cell, tokens: int, todo: Sequence[Unit]) -> int:
-    """How often a cell's prompt of that length is still to be prefilled, to be warmed up included."""
+def _passes(cell: Cell, tokens: int, todo: Sequence[Unit]) -> Counter[int]:
+    """Sequences at a time -> how many passes of a cell over prompts of that length are still to be done, warming up included."""
     own = [unit for unit in todo if unit.cell == cell.cell and unit.tokens == tokens]
-    return len(own) + len({unit.batch for unit in own if unit.repeat is not None})
+    warm = {unit.shape for unit in own if unit.repeat is not None}
+    return Counter([unit.batch for unit in own]) + Counter([shape.batch for shape in warm])
 
 
 def _warm(todo: Sequence[Unit]) -> int:
     """Prompt tokens of the passes that warm up."""
-    return sum(tokens for _, tokens, _ in {unit[:3] for unit in todo if unit.repeat is not None})
+    return sum(shape.tokens * shape.batch for shape in {unit.shape for unit in todo if unit.repeat is not None})
 
 
-def _prefill_hours(counted: Counting, passes: Sequence[tuple[Cell, int]], tokens: int) -> float | None:
+def _prefill_hours(counted: Counting, passes: Sequence[tuple[Cell, Counter[int]]], tokens: int) -> float | None:
     decoder, rate = counted.sizes.decoder, counted.given.rate
     if rate is None or decoder is None:
         return None
-    return sum(count for _, count in passes) * roofline.prefill_operations(decoder, tokens) / rate / HOUR
+    prompts = sum(rows * count for _, counts in passes for rows, count in counts.items())
+    return prompts * roofline.prefill_operations(decoder, tokens) / rate / HOUR
 
 
-def _decode_hours(counted: Counting, passes: Sequence[tuple[Cell, int]], tokens: int, new: int) -> float | None:
+def _decode_hours(
+    counted: Counting, passes: Sequence[tuple[Cell, Counter[int]]], tokens: int, new: int
+) -> float | None:
     if counted.given.bandwidth is None:
         return None
     read = 0.0
-    for cell, count in passes:
+    for cell, counts in passes:
         kept = tokens if cell.budget is None else min(tokens, cell.budget.entries_for(tokens))
-        read += count * new * roofline.step_bytes(counted.read, (kept + new / 2) * counted.per_token)
+        for rows, count in counts.items():
+            read += count * new * roofline.step_bytes(counted.read, (kept + new / 2) * counted.per_token, rows)
     return read / counted.given.bandwidth / HOUR

@@ -1,4 +1,4 @@
-"""One pass: a prompt prefilled and compressed by one method, then so many tokens decoded, whatever they are.
+"""One pass: a batch of prompts prefilled and compressed by one method, then so many tokens decoded, whatever they are.
 
 A pass is timed or counts memory, never both: counting live storages on the host slows what it watches. Times come from marks in
 the device's stream, which nothing waits for; every token is brought to the host, as a server does to hand it on.
@@ -6,7 +6,7 @@ the device's stream, which nothing waits for; every token is brought to the host
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -15,14 +15,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mmkv_bench import devices
-from mmkv_bench.compression.compressing import Compressing, Phases
+from mmkv_bench.compression.cache import CompressedCache
+from mmkv_bench.compression.compressing import Phases
+from mmkv_bench.compression.decoding.rows import RowsLayer
 from mmkv_bench.compression.fixed import fixed_view
 from mmkv_bench.compression.session import attach
 from mmkv_bench.devices import Bytes, Device, Mark
+from mmkv_bench.efficiency.batch import COMMON, Filled, Lap, fill, likeliest
 from mmkv_bench.generation.compiled import EAGER_DECODE
 from mmkv_bench.generation.encode import EncodedPrompt, lengths_of
-from mmkv_bench.generation.meter import Meter, vision_clock
-from mmkv_bench.generation.prefill import following, last_positions
+from mmkv_bench.generation.meter import Meter
+from mmkv_bench.generation.prefill import following
 from mmkv_bench.generation.result import CellSpec
 from mmkv_bench.generation.single import stays_eager
 from mmkv_bench.generation.status import NonFiniteLogitsError
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
 INSIDE = ("vision", "score", "select", "reduce")
 """Phases within the text model's forward pass over the prompt, or before it."""
 OWN = "account"  # our own counting, in no time
+ROW_BY_ROW = "row_by_row"  # the fallback of batches whose sequences have states of a decode policy
 
 
 class Clock:
@@ -64,14 +68,16 @@ class Marks:
     """Places of one pass in the device's stream.
 
     Attributes:
-        start: before the prompt; prefilled: behind the text model and all compression; tokens: each on the host.
-        answer: the tokens.
+        laps: of every prefill; ready: the batch is joined and counted; tokens: the first, second, ... of every sequence on
+            the host. fed: the first ones came from a step of their own, behind `ready`.
+        answers: the tokens of each sequence.
     """
 
-    start: Mark
-    prefilled: Mark
+    laps: list[Lap]
+    ready: Mark
     tokens: list[Mark]
-    answer: list[int]
+    fed: bool
+    answers: list[list[int]]
 
 
 @dataclass
@@ -86,12 +92,12 @@ class Held:
 
 @dataclass
 class Timed:
-    """Seconds by phase of a timed pass, and of each decode step; answer: the tokens, as they reached the host."""
+    """Seconds by phase of a timed pass, and of each decode step; answers: the tokens of each sequence."""
 
     seconds: dict[str, float]
     steps: list[float]
     held: Held
-    answer: list[int]
+    answers: list[list[int]]
 
 
 @dataclass
@@ -109,53 +115,65 @@ class Bench:
 
     Attributes:
         step: decodes one token in place of the model where no decode policy acts (`CompiledStep`); None: the model.
+        together: the prompts of a batch are prefilled in one forward pass, not one by one.
     """
 
     loaded: LoadedModel
     new_tokens: int
     attention: str | None = None
     step: Callable[..., Any] | None = None
+    together: bool = False
     device: Device = field(init=False)
 
     def __post_init__(self) -> None:
         self.device = devices.at(self.loaded.device)
 
-    def timed(self, prompt: EncodedPrompt, cell: CellSpec) -> Timed:
-        """Time one pass. Raises whatever stops it: out of memory, NaN."""
+    def timed(self, prompts: Sequence[EncodedPrompt], cell: CellSpec) -> Timed:
+        """Time one pass over a batch of prompts of one length. Raises whatever stops it: out of memory, NaN."""
         clock = Clock(self.device)
-        marks, held = self._run(prompt, cell, clock, self.step)
+        marks, held = self._run(prompts, cell, clock, self.step)
         between, inside = self.device.between, clock.seconds()
-        own, ends = inside.get(OWN, 0.0), marks.tokens
         compressed = {name: inside.get(name, 0.0) for name in INSIDE if name != "vision" or name in inside}
-        seconds = compressed | {
-            "encode": prompt.encode_s,
-            "prefill": between(marks.start, marks.prefilled) - own - sum(compressed.values()),
-            "first_token": between(marks.prefilled, ends[0]),
-            "ttft": between(marks.start, ends[0]) - own,
-            "second_token": between(marks.start, ends[1]) - own,
-            "total": between(marks.start, ends[-1]) - own,
-            "decode": between(ends[0], ends[-1]),
-        }
+        prefilled = sum(between(lap.start, lap.prefilled) for lap in marks.laps) - inside.get(OWN, 0.0)
+        told = sum(between(lap.prefilled, lap.end) for lap in marks.laps)
+        joined = {name: inside[name] for name in ("join",) if name in inside}
+        joining, tokens = sum(joined.values()), marks.tokens
+        if marks.fed:
+            told += between(marks.ready, tokens[0])
+        first = prefilled + told + (joining if marks.fed else 0.0)
+        ends = [tokens[0] if marks.fed else marks.ready, *tokens[1:]]
         steps = [between(one, after) for one, after in pairwise(ends)]
-        return Timed(seconds, steps, held, marks.answer)
+        reached = first + (0.0 if marks.fed else joining)  # when the first step begins
+        seconds = {
+            "encode": sum(prompt.encode_s for prompt in prompts),
+            "prefill": prefilled - sum(compressed.values()),
+            "first_token": told,
+            "ttft": first,
+            "second_token": reached + steps[0],
+            "total": reached + sum(steps),
+            "decode": sum(steps),
+        }
+        return Timed(compressed | joined | seconds, steps, held, marks.answers)
 
-    def counted(self, prompt: EncodedPrompt, cell: CellSpec) -> Counted:
-        """Count what one pass holds at most, by phase. Raises as `timed`."""
+    def counted(self, prompts: Sequence[EncodedPrompt], cell: CellSpec, limit: int | None = None) -> Counted:
+        """Count what one pass holds at most, by phase. limit: bytes that it may hold, weights included. Raises as `timed`."""
+        present = prompts if self.together else prompts[:1]  # at a time
+        inputs = [one for prompt in present for one in prompt.inputs.values() if one.device == self.device.place]
         weights = [*self.loaded.model.parameters(), *self.loaded.model.buffers()]
-        with self.device.counted([*weights, *prompt.inputs.values()]) as counters:
+        with self.device.counted([*weights, *inputs], limit) as counters:
             meter = Meter(self.loaded.device, counters)
             with meter.phase("total"):
-                _, held = self._run(prompt, cell, meter.phase, None)
+                _, held = self._run(prompts, cell, meter.phase, None)
         return Counted(meter.peaks, meter.peak_resident(), held)
 
     @torch.no_grad()
     def _run(
-        self, prompt: EncodedPrompt, cell: CellSpec, phases: Phases, step: Callable[..., Any] | None
+        self, prompts: Sequence[EncodedPrompt], cell: CellSpec, phases: Phases, step: Callable[..., Any] | None
     ) -> tuple[Marks, Held]:
         model, device = self.loaded.model, self.device
-        lengths = lengths_of(protocol(cell.protocol), prompt, self.loaded.family)
+        lengths = lengths_of(protocol(cell.protocol), prompts[0], self.loaded.family)
         acting = stays_eager(cell.compressor, cell.evicts(lengths.reduced))
-        prefilled: list[Mark] = []
+        joins = len(prompts) > 1 and not self.together
         device.synchronise()
         with attach(
             model,
@@ -163,71 +181,52 @@ class Bench:
             cell.budget,
             cell.protocol,
             cell.seed,
-            prompt_tokens=prompt.length,
-            identity=prompt.identity,
-            token_types=prompt.types,
+            prompt_tokens=prompts[0].length,
             attention=self.attention,
-            reserve=self.new_tokens - 1,
+            # What is joined gets its slots then; a policy's layer keeps those that it was made with.
+            reserve=0 if joins and not acting else self.new_tokens - 1,
             phases=phases,
             packs=self.step is None or acting,
         ) as session:
-            # The session's own hook, which compresses, is older and runs first.
-            hook = session.text.register_forward_hook(lambda *_: prefilled.append(device.mark()))
-            common = {
-                "past_key_values": session.new_cache(),
-                "use_cache": True,
-                "logits_to_keep": 1,
-                "return_dict": True,
-            }
-            try:
-                start = device.mark()
-                with phases("prefill"), vision_clock(model, phases):
-                    output = model(**prompt.inputs, **common)
-            finally:
-                hook.remove()
-            last = last_positions(session.position_ids, prompt.length, self.loaded.device)
-            tokens: list[Mark] = []
-            answer: list[int] = []
-            offset = 1 - lengths.forgotten
-            with phases("first_token"):
-                if lengths.fed:
-                    lead = prompt.input_ids[:, lengths.candidates :]
-                    output = model(
-                        input_ids=lead, position_ids=following(last, offset, lengths.fed, 1).contiguous(), **common
-                    )
-                    offset += lengths.fed
-                chosen = _chosen(output, answer)
-                tokens.append(device.mark())
+            filled = fill(session, prompts, device, phases, together=self.together, tell=not lengths.fed)
+            cache = filled.joined(self.new_tokens - 1 + lengths.forgotten, phases)
+            held = self._held(cache, filled, lengths.fed, acting)
+            ready, tokens, answers, offset = device.mark(), [], [], 1 - lengths.forgotten
+            common, rows = {"past_key_values": cache, **COMMON}, len(prompts)
+            if filled.first is None:
+                fed = torch.cat([prompt.input_ids[:, lengths.candidates :] for prompt in prompts])
+                lead = fed.to(device.place)
+                with phases("first_token"):
+                    at = following(filled.last, offset, lengths.fed, rows).contiguous()
+                    chosen = likeliest(model(input_ids=lead, position_ids=at, **common))
+                offset += lengths.fed
+            else:
+                chosen = filled.first
+            tokens.append(device.mark())
+            answers.append(chosen)
             if step is not None and not acting:
-                common["past_key_values"] = fixed_view(session.filled)
-            forward = model if step is None or acting else step
+                common["past_key_values"] = fixed_view(cache)
+            forward, output = model if step is None or acting else step, None
             with phases("decode"):
                 for count in range(self.new_tokens - 1):
-                    at = following(last, offset + count, 1, 1).contiguous()
+                    at = following(filled.last, offset + count, 1, rows).contiguous()
                     output = forward(input_ids=chosen, position_ids=at, **common)
-                    chosen = _chosen(output, answer)
+                    chosen = likeliest(output)
                     tokens.append(device.mark())
-            if bool(output.logits.isnan().any()):
+                    answers.append(chosen)
+            if output is not None and bool(output.logits.isnan().any()):
                 raise NonFiniteLogitsError(f"NaN logits at new token {self.new_tokens}")
-            made = session.listener
-            assert isinstance(made, Compressing), "the session of `attach`"
-            return Marks(start, prefilled[0], tokens, answer), self._held(made, acting)
+            return Marks(filled.laps, ready, tokens, bool(lengths.fed), torch.cat(answers, 1).tolist()), held
 
-    def _held(self, made: Compressing, acting: bool) -> Held:
-        layers = [rows[0] for rows in made.accounts.values()]
-        fallback = list(dict.fromkeys([*made.fallbacks[0], *made.observed[0]]))
+    def _held(self, cache: CompressedCache, filled: Filled, fed: int, acting: bool) -> Held:
+        fallback = list(dict.fromkeys(filled.fallback))
         if self.step is not None and acting:
             fallback.append(EAGER_DECODE)
+        if any(isinstance(layer, RowsLayer) for layer in cache.layers):
+            fallback.append(ROW_BY_ROW)
         return Held(
-            held=sum(layer.held for layer in layers),
-            useful=sum(layer.useful for layer in layers),
-            read=sum(layer.read for layer in layers),
+            held=sum(tensor.nbytes for layer in cache.layers for tensor in layer.buffers()),
+            useful=filled.useful,
+            read=sum(layer.read_nbytes(fed) for layer in cache.layers),
             fallback=fallback,
         )
-
-
-def _chosen(output: Any, answer: list[int]) -> torch.Tensor:
-    """The likeliest next token, int64 `[1, 1]`, once it is known on the host, where it goes to `answer`."""
-    chosen: torch.Tensor = output.logits[:, -1].argmax(-1)[:, None]
-    answer += chosen[:, 0].tolist()
-    return chosen

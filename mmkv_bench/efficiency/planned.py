@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from mmkv_bench import protocols
 from mmkv_bench.config.compose import method_defaults
-from mmkv_bench.config.schema import as_list
+from mmkv_bench.config.schema import MAX, TOGETHER, as_list
 from mmkv_bench.efficiency.kinds import DATASETS, SCHEMES, kind_of, refuse_blind, refuse_textual
+from mmkv_bench.efficiency.search import Search, searched
 from mmkv_bench.errors import CalibrationError, ConfigError, UnsupportedError
 from mmkv_bench.methods.compatibility import visual_parts
 from mmkv_bench.models.families import family_of
@@ -20,7 +21,7 @@ from mmkv_bench.models.quiet import quiet_libraries
 from mmkv_bench.models.source import RANDOM, Source
 from mmkv_bench.plan import identity as identities
 from mmkv_bench.plan.cells import Cell, DatasetIdentity, Identity, bases, expand
-from mmkv_bench.plan.validate import validate_combinations
+from mmkv_bench.plan.validate import bytes_of, validate_combinations
 from mmkv_bench.store.store import Store
 
 if TYPE_CHECKING:
@@ -30,13 +31,28 @@ if TYPE_CHECKING:
     from mmkv_bench.models.families import Family
 
 
+class Shape(NamedTuple):
+    """One cell over `batch` prompts of `tokens` each; `prefill`: how the batch is built, None for one prompt."""
+
+    cell: str
+    tokens: int
+    batch: int
+    prefill: str | None = None
+
+
 class Unit(NamedTuple):
-    """One pass of one cell over a prompt of `tokens`; `repeat` is None for the pass that counts memory."""
+    """One pass of a shape, see there; `repeat` is None for the pass that counts memory."""
 
     cell: str
     tokens: int
     batch: int
     repeat: int | None
+    prefill: str | None = None
+
+    @property
+    def shape(self) -> Shape:
+        """What all repeats share."""
+        return Shape(self.cell, self.tokens, self.batch, self.prefill)
 
 
 @dataclass(frozen=True)
@@ -44,14 +60,18 @@ class Planned:
     """What is measured.
 
     Attributes:
-        cells: `full` first under each protocol; units: in the order in which they run.
+        cells: `full` first under each protocol; lengths: of the prompts; batches: numbers of sequences that were asked for.
+        searches: the largest batch is looked for as well. memory_limit: of passes that count memory [bytes].
         notes: cells that are the same, and whose division of the budget others were given.
         profiles: cell -> the stored division that was imposed on it.
     """
 
     config: DictConfig
     cells: Sequence[Cell]
-    units: Sequence[Unit]
+    lengths: Sequence[int]
+    batches: Sequence[int]
+    searches: bool
+    memory_limit: int | None
     notes: Sequence[str]
     family: Family
     profiles: Mapping[str, Profile] = field(default_factory=dict)
@@ -60,6 +80,52 @@ class Planned:
     def out(self) -> Path:
         """The folder of its rows."""
         return Path(self.config.out).expanduser()
+
+    def shape(self, cell: str, tokens: int, batch: int) -> Shape:
+        """A batch as this run builds it."""
+        return Shape(cell, tokens, batch, self.config.batch_prefill if batch > 1 else None)
+
+    @property
+    def shapes(self) -> list[Shape]:
+        """What was asked for by number."""
+        names = [cell.cell for cell in self.cells]
+        return [self.shape(*one) for one in product(names, self.lengths, self.batches)]
+
+    def search(self, found: Mapping[Unit, str], cell: str, tokens: int) -> Search:
+        """Where the search for a cell's largest batch stands. found: how passes ended."""
+        failed = {unit.shape: status for unit, status in found.items() if status != "ok"}
+
+        def outcome(batch: int) -> str | None:
+            shape = self.shape(cell, tokens, batch)
+            return failed.get(shape, found.get(counting(shape)))
+
+        return searched(outcome)
+
+    @property
+    def units(self) -> list[Unit]:
+        """All passes that were asked for by number; a search adds others."""
+        return order(self.shapes, self.config.repeats, self.config.order_seed)
+
+    def passes(self, found: Mapping[Unit, str]) -> list[Unit]:
+        """All passes that are known of, in the order in which they run; none is timed while the largest batch of some cell is
+        looked for."""
+        shapes, units = self.shapes, order(self.shapes, 0, self.config.order_seed)
+        if self.searches:
+            places = [*product([cell.cell for cell in self.cells], self.lengths)]
+            searches = [self.search(found, *place) for place in places]
+            steps = [[*one.tried, *([] if one.next is None else [one.next])] for one in searches]
+            for level in range(max(map(len, steps))):
+                units += [
+                    counting(self.shape(*place, sizes[level]))
+                    for place, sizes in zip(places, steps, strict=True)
+                    if level < len(sizes)
+                ]
+            if any(one.next is not None for one in searches):
+                return [*dict.fromkeys(units)]
+            most = [self.shape(*place, one.largest) for place, one in zip(places, searches, strict=True) if one.largest]
+            shapes = [*dict.fromkeys([*shapes, *most])]
+        timed = order(shapes, self.config.repeats, self.config.order_seed)[len(shapes) :]
+        return [*dict.fromkeys([*units, *timed])]
 
     def cell(self, name: str) -> Cell:
         """One of the cells by its hash."""
@@ -111,9 +177,13 @@ def planned(config: DictConfig, outline: bool = False) -> Planned:
     cells, profiles = _profiled(config, cells, source.kind == RANDOM, family)
     lengths = list(dict.fromkeys(as_list(config.lengths)))
     _refuse_long(config, lengths, family)
-    units = order([cell.cell for cell in cells], lengths, config.repeats, config.order_seed)
+    batches = list(dict.fromkeys(as_list(config.batch)))
+    sizes, limit = [batch for batch in batches if batch != MAX], bytes_of(config.memory_limit, "memory_limit")
+    _refuse_batches(config, cells, batches)
+    if not outline:
+        _refuse_limit(config, MAX in batches, limit)
     notes += [f"{cell.label} divides its budget as {profiles[cell.cell]}" for cell in cells if cell.cell in profiles]
-    return Planned(config, cells, units, notes, family, profiles)
+    return Planned(config, cells, lengths, sizes, MAX in batches, limit, notes, family, profiles)
 
 
 def _expanded(config: DictConfig, identity: Identity, outline: bool) -> tuple[list[Cell], list[str]]:
@@ -128,13 +198,18 @@ def _expanded(config: DictConfig, identity: Identity, outline: bool) -> tuple[li
         return cells, [*notes, str(error)]
 
 
-def order(cells: Sequence[str], lengths: Sequence[int], repeats: int, seed: int) -> list[Unit]:
+def counting(shape: Shape) -> Unit:
+    """A shape's pass that counts memory."""
+    return Unit(shape.cell, shape.tokens, shape.batch, None, shape.prefill)
+
+
+def order(shapes: Sequence[Shape], repeats: int, seed: int) -> list[Unit]:
     """All passes: first those that count memory, which also show what runs out of it; then repeat after repeat, each with all
-    cells and lengths in an order of its own, so that what drifts meets all of them alike."""
+    shapes in an order of its own, so that what drifts meets all of them alike."""
     draw = random.Random(f"order/{seed}")
     units = []
     for repeat in (None, *range(repeats)):
-        block = [Unit(cell, tokens, 1, repeat) for cell, tokens in product(cells, lengths)]
+        block = [counting(shape)._replace(repeat=repeat) for shape in shapes]
         draw.shuffle(block)
         units += block
     return units
@@ -159,6 +234,45 @@ def _refuse_others(config: DictConfig) -> None:
                 f"protocol={name} is not timed by scenario=efficiency: its passes prefill a prompt whole and once, as a "
                 "server does; allowed: paper, strict"
             )
+
+
+def _refuse_batches(config: DictConfig, cells: Sequence[Cell], batches: Sequence[int | str]) -> None:
+    """What cannot be asked of several sequences."""
+    if batches != [1]:
+        for cell in cells:
+            _refuse_policy(cell, config.batch_prefill)
+
+
+def _refuse_limit(config: DictConfig, searches: bool, limit: int | None) -> None:
+    """A search that nothing would end, and a limit that is none."""
+    from mmkv_bench import devices
+
+    kind = devices.kind_of(config.model.device) if limit is not None or searches else None
+    if searches and kind == "cpu" and limit is None:
+        raise ConfigError(
+            "batch=max on the CPU would fill this machine's memory before it fails; give memory_limit=8GiB or another amount"
+        )
+    if kind is not None and limit is not None and limit > (there := devices.at(kind).total_bytes()):
+        raise ConfigError(
+            f"memory_limit={config.memory_limit} is more than the {there / 2**30:.1f} GiB of the device; give less"
+        )
+
+
+def _refuse_policy(cell: Cell, way: str) -> None:
+    """A policy that cannot act beside others of its kind."""
+    policy = cell.compressor.decoding
+    if policy is None:
+        return
+    if policy.moves_queries:
+        raise UnsupportedError(
+            f"method {cell.method} gives its tokens the positions of one sequence's cache, so it decodes alone; leave it out "
+            "of batches, or use batch=1"
+        )
+    if way == TOGETHER:
+        raise UnsupportedError(
+            f"method {cell.method} has a decode policy that starts from one sequence, and batch_prefill=together prefills "
+            "several; use batch_prefill=one_by_one, or leave it out"
+        )
 
 
 def _refuse_method(cell: Cell) -> None:

@@ -57,13 +57,17 @@ def sentences(count: int, draw: random.Random) -> str:
     )
 
 
-def text_prompt(loaded: LoadedModel, tokens: int) -> EncodedPrompt:
+def text_prompt(loaded: LoadedModel, tokens: int, number: int = 0) -> EncodedPrompt:
     """A prompt of exactly `tokens` tokens: made-up sentences, cut behind the last of them. `encode_s` is the tokenizer's time.
+
+    Args:
+        number: of the sequence in its batch, from 0; each has sentences and random streams of its own.
 
     Raises:
         UnsupportedError: a tokenizer that makes nothing of plain English.
     """
-    draw, text, before = random.Random(f"{TEXT}/{SCHEME}/{tokens}"), "", -1
+    own = f"/{number}" if number else ""
+    draw, text, before = random.Random(f"{TEXT}/{SCHEME}/{tokens}{own}"), "", -1
     while True:
         text += sentences(_SENTENCES, draw)
         start = time.perf_counter()
@@ -78,7 +82,7 @@ def text_prompt(loaded: LoadedModel, tokens: int) -> EncodedPrompt:
         before = len(ids)
         text += sentences(_SENTENCES * (tokens // max(len(ids), 1)), draw)
     inputs = {"input_ids": torch.tensor([ids[:tokens]])}
-    prompt = from_tensors(f"{TEXT}/{tokens}", inputs, loaded.family, seconds)
+    prompt = from_tensors(f"{TEXT}/{tokens}{own}", inputs, loaded.family, seconds)
     if prompt.visual_tokens:
         raise UnsupportedError(
             f"the tokenizer of {loaded.name} makes visual tokens of plain English; choose another model"

@@ -7,11 +7,14 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench import devices
+from mmkv_bench.config.schema import TOGETHER
 from mmkv_bench.efficiency.kinds import TEXT, kind_of
-from mmkv_bench.efficiency.planned import Planned, Unit, planned
+from mmkv_bench.efficiency.planned import Planned, Shape, Unit, counting, planned
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.store.store import Store
 
@@ -34,38 +37,53 @@ def run(config: DictConfig) -> int:
     plan = planned(config)
     store = Store(plan.out)
     store.check_writable()
-    todo = missing(plan, store.timings([cell.cell for cell in plan.cells]), list(config.retry))
+    found = outcomes(store.timings([cell.cell for cell in plan.cells]), plan.memory_limit, list(config.retry))
+    todo = left(plan, found)
     print(card(plan, len(todo)), flush=True)
-    if todo:
-        _measure(plan, store, todo)
-    return _close(plan, store, len(todo), time.perf_counter() - started)
+    ran = _measure(plan, store, found) if todo else 0
+    return _close(plan, store, found, ran, time.perf_counter() - started)
+
+
+DISTINCT = 16
+"""So many prompts of pictures or videos are made for a batch; further sequences show the same ones under names of their own."""
+_UNIT = ("cell", "prompt_tokens", "batch", "repeat", "batch_prefill")
+
+
+def outcomes(rows: pa.Table, memory_limit: int | None = None, retry: Sequence[str] = ()) -> dict[Unit, str]:
+    """How each pass with rows ended; without those that are to run again: `retry` says so, or another limit held."""
+    found: dict[Unit, str] = {}
+    names = (*_UNIT, "status", "memory_limit")
+    for *unit, status, limit in zip(*(rows[name].to_pylist() for name in names), strict=True):
+        made = Unit(*unit)
+        if status not in retry and (made.repeat is not None or limit == memory_limit):
+            found[made] = status
+    return found
 
 
 def missing(plan: Planned, rows: pa.Table, retry: Sequence[str] = ()) -> list[Unit]:
-    """Units without rows, in order. What failed once is not tried again at its cell, length and batch, unless `retry` says so."""
-    found = zip(
-        *(rows[name].to_pylist() for name in ("cell", "prompt_tokens", "batch", "repeat", "status")), strict=True
-    )
-    done, failed = set(), set()
-    for *unit, status in found:
-        if status not in retry:
-            done.add(Unit(*unit))
-            if status != "ok":
-                failed.add(tuple(unit[:3]))
-    return [unit for unit in plan.units if unit not in done and tuple(unit[:3]) not in failed]
+    """What `left` says of stored rows."""
+    return left(plan, outcomes(rows, plan.memory_limit, retry))
+
+
+def left(plan: Planned, found: Mapping[Unit, str]) -> list[Unit]:
+    """Passes that have not run, in order, as far as they are known. Where one failed, the others of its shape are left out."""
+    failed = {unit.shape for unit, status in found.items() if status != "ok"}
+    return [unit for unit in plan.passes(found) if unit not in found and unit.shape not in failed]
 
 
 # ---------------------------------------------------------------------- before work
 def card(plan: Planned, todo: int) -> str:
     """What is measured, and how many passes are to be done."""
     config = plan.config
-    lengths = ", ".join(map(str, sorted({unit.tokens for unit in plan.units})))
-    counts = f"of every cell and length one that counts memory and {config.repeats} timed; {todo} to do"
+    lengths, sizes = (", ".join(map(str, sorted(numbers))) for numbers in (plan.lengths, plan.batches))
+    counts = f"of every cell, length and batch one that counts memory and {config.repeats} timed; {todo} to do"
+    search = ", and those of the search for the largest batch" if plan.searches else ""
     lines = [
         f"efficiency of {config.model.name} ({plan.family.name}), {plan.cells[0].dtype}, decode={config.decode}",
-        f"prompts   made-up {_kinds(plan)} of {lengths} tokens, one sequence at a time; {config.new_tokens} new tokens",
+        f"prompts   made-up {_kinds(plan)} of {lengths} tokens; {config.new_tokens} new tokens",
+        f"batch     {_batches(plan, sizes)}",
         f"cells     {', '.join(cell.label for cell in plan.cells)}",
-        f"passes    {len(plan.units)}: {counts}",
+        f"passes    {len(plan.units)}{search}: {counts}",
         f"rows      {plan.out}",
     ]
     return "\n".join([*lines, *plan.notes])
@@ -75,7 +93,15 @@ def _kinds(plan: Planned) -> str:
     return " and ".join(dict.fromkeys(kind_of(cell.dataset) for cell in plan.cells))
 
 
-def _measure(plan: Planned, store: Store, todo: Sequence[Unit]) -> None:
+def _batches(plan: Planned, sizes: str) -> str:
+    asked = [*([sizes] if sizes else []), *(["the largest that fits"] if plan.searches else [])]
+    limit = "" if plan.memory_limit is None else f" into {plan.config.memory_limit}"
+    way = "" if plan.batches == [1] and not plan.searches else f", prefilled {plan.config.batch_prefill}"
+    return f"{' and '.join(asked)}{limit}{way}"
+
+
+def _measure(plan: Planned, store: Store, found: dict[Unit, str]) -> int:
+    """Runs what is missing, until nothing is; returns the number of passes."""
     from mmkv_bench.compression.flash import check as check_flash
     from mmkv_bench.efficiency.measure import Bench
     from mmkv_bench.generation.compiled import COMPILED, CompiledStep, check_compiler
@@ -93,42 +119,53 @@ def _measure(plan: Planned, store: Store, todo: Sequence[Unit]) -> None:
     loaded = Source.of(config.model).load()
     Source.of(config.model).confirm(plan.cells[0].model_fingerprint)
     step = CompiledStep(loaded.model) if config.decode == COMPILED else None
-    bench = Bench(loaded, config.new_tokens, config.model.attention, step)
+    bench = Bench(loaded, config.new_tokens, config.model.attention, step, config.batch_prefill == TOGETHER)
     if bench.device.waits_for_launches():
         raise ConfigError(
             "CUDA_LAUNCH_BLOCKING is set, so every kernel is waited for and no time is that of a served model; unset it"
         )
     store.write_cells(stored_rows(plan.cells, config, provenance))
     with computing_with(threads_for(loaded, config.model.threads)):
-        _Passes(plan, store, bench).run(todo)
+        return _Passes(plan, store, bench, found).run()
 
 
 class _Passes:
-    """Runs passes in their order and stores each as it ends."""
+    """Runs passes in their order and stores each as it ends; `found`: how passes ended so far."""
 
-    def __init__(self, plan: Planned, store: Store, bench: Bench):
-        self.plan, self.store, self.bench = plan, store, bench
-        self.places = {unit: place for place, unit in enumerate(plan.units)}
-        self.prompts: dict[tuple[str, int], EncodedPrompt] = {}
+    def __init__(self, plan: Planned, store: Store, bench: Bench, found: dict[Unit, str]):
+        self.plan, self.store, self.bench, self.found = plan, store, bench, found
+        self.places: dict[Unit, int] = {}
+        self.prompts: dict[tuple[str, int, int], EncodedPrompt] = {}
         self.datasets = {cell.cell: cell.dataset for cell in plan.cells}
-        self.warm: set[tuple[str, int, int]] = set()
+        self.warm: set[Shape] = set()
 
-    def run(self, todo: Sequence[Unit]) -> None:
-        """All of them; after one that fails the others of its cell, length and batch are left out."""
+    def run(self) -> int:
+        """All that are missing, and those that a search then asks for; returns their number."""
+        ran = 0
+        while todo := left(self.plan, self.found):
+            self.places = {unit: place for place, unit in enumerate(self.plan.passes(self.found))}
+            ran += self._run(todo)
+        return ran
+
+    def _run(self, todo: Sequence[Unit]) -> int:
+        """After one that fails the others of its shape are left out; returns how many ran."""
         from mmkv_bench.run.progress import Progress
 
-        failed: set[tuple[str, int, int]] = set()
+        ran, failed = 0, set()
         for unit in todo:
             self._prompt(unit)  # what cannot be made is refused before any pass
-        with Progress(len(todo), "passes", unit="passes") as bar:
+        searching = self.plan.searches and all(unit.repeat is None for unit in todo)
+        with Progress(len(todo), "search" if searching else "passes", unit="passes") as bar:
             for unit in todo:
-                shape = (unit.cell, unit.tokens, unit.batch)
-                if shape not in failed:
+                if unit.shape not in failed:
                     rows = self._rows(unit)
                     self.store.write_timings(rows)
-                    if rows[0]["status"] != "ok":
-                        failed.add(shape)
+                    self.found[unit] = rows[0]["status"]
+                    ran += 1
+                    if self.found[unit] != "ok":
+                        failed.add(unit.shape)
                 bar.advance()
+        return ran
 
     def _rows(self, unit: Unit) -> list[dict[str, Any]]:
         from mmkv_bench.generation.status import describe, status_of
@@ -152,6 +189,9 @@ class _Passes:
             "visual_tokens": self._prompt(unit).visual_tokens,
             "profile": self.plan.profiles[unit.cell].digest if unit.cell in self.plan.profiles else None,
             "batch": unit.batch,
+            "batch_prefill": unit.prefill,
+            "searched": None if unit.repeat is not None else unit.batch not in self.plan.batches,
+            "memory_limit": None if unit.repeat is not None else self.plan.memory_limit,
             "new_tokens": self.bench.new_tokens,
             "repeat": unit.repeat,
             "status": "ok",
@@ -161,18 +201,17 @@ class _Passes:
         }
 
     def _pass(self, unit: Unit) -> list[dict[str, Any]]:
-        prompt, cell = self._prompt(unit).to(self.bench.loaded.device), self._spec(unit.cell)
+        prompts, cell = [self._prompt(unit, number) for number in range(unit.batch)], self._spec(unit.cell)
         if unit.repeat is None:
-            counted = self.bench.counted(prompt, cell)
+            counted = self.bench.counted(prompts, cell, self.plan.memory_limit)
             peaks = {name: peak for name, peak in counted.peaks.items() if name != "account"}
             rows = {name: {"peak_allocated": p.allocated, "peak_reserved": p.reserved} for name, p in peaks.items()}
             return _finished(rows, counted.held, {"peak_resident": counted.resident})
-        shape = (unit.cell, unit.tokens, unit.batch)
-        if shape not in self.warm:
-            self.bench.timed(prompt, cell)
-            self.warm.add(shape)
+        if unit.shape not in self.warm:
+            self.bench.timed(prompts, cell)
+            self.warm.add(unit.shape)
         before = self._disturbed()
-        timed = self.bench.timed(prompt, cell)
+        timed = self.bench.timed(prompts, cell)
         times: dict[str, dict[str, Any]] = {name: {"seconds": value} for name, value in timed.seconds.items()}
         times["decode"]["steps_s"] = timed.steps
         disturbed = list(dict.fromkeys([*before, *self._disturbed()]))
@@ -190,20 +229,22 @@ class _Passes:
         found += [f"clock held down: {reason}" for reason in held_down or ()]
         return found + ([f"{device.threads()} of {asked} threads"] if device.threads() < asked else [])
 
-    def _prompt(self, unit: Unit) -> EncodedPrompt:
-        """Made once, and kept on the host: no pass holds the pictures of another."""
+    def _prompt(self, unit: Unit, number: int = 0) -> EncodedPrompt:
+        """Of one sequence of the batch; made once, and kept on the host: no pass holds the pictures of another."""
         from mmkv_bench.efficiency.prompts import text_prompt
         from mmkv_bench.efficiency.visual_prompts import visual_prompt
 
         kind, tokens = kind_of(self.datasets[unit.cell]), unit.tokens
-        if (kind, tokens) not in self.prompts:
+        drawn = number if kind == TEXT else number % DISTINCT
+        if (kind, tokens, drawn) not in self.prompts:
             loaded, model = self.bench.loaded, self.plan.config.model
-            self.prompts[kind, tokens] = (
-                text_prompt(loaded, tokens)
+            self.prompts[kind, tokens, drawn] = (
+                text_prompt(loaded, tokens, drawn)
                 if kind == TEXT
-                else visual_prompt(loaded, kind, tokens, model.frames, model.video_max_pixels)
+                else visual_prompt(loaded, kind, tokens, model.frames, model.video_max_pixels, drawn)
             )
-        return self.prompts[kind, tokens]
+        made = self.prompts[kind, tokens, drawn]
+        return made if drawn == number else replace(made, identity=f"{made.identity}/again/{number}")
 
     def _spec(self, name: str) -> CellSpec:
         from mmkv_bench.generation.result import CellSpec
@@ -220,7 +261,7 @@ def _finished(rows: Mapping[str, dict[str, Any]], held: Held, last: Mapping[str,
 
 
 # ---------------------------------------------------------------------- after work
-def _close(plan: Planned, store: Store, ran: int, seconds: float) -> int:
+def _close(plan: Planned, store: Store, found: Mapping[Unit, str], ran: int, seconds: float) -> int:
     from mmkv_bench.efficiency.limits import limits_of
     from mmkv_bench.efficiency.show import shown
     from mmkv_bench.efficiency.summary import document, summarised
@@ -229,11 +270,18 @@ def _close(plan: Planned, store: Store, ran: int, seconds: float) -> int:
     if not ran:
         print("every pass has its rows; nothing to do")
     limits = limits_of(plan, rows)
-    summary = summarised(rows, plan.baselines, limits)
+    summary = summarised(rows, plan.baselines, limits, plan.memory_limit)
     print(shown(plan, summary, limits))
-    failed = sum(status != "ok" for status in rows["status"].to_pylist())
+    expected = {
+        counting(plan.shape(cell.cell, tokens, batch))
+        for cell, tokens in product(plan.cells, plan.lengths if plan.searches else ())
+        for batch in plan.search(found, cell.cell, tokens).tried[1:]
+        if batch not in plan.batches
+    }  # that a search ends where memory does is no failure
+    asked = plan.passes(found)
+    failed = sum(found.get(unit, "ok") not in ("ok", "oom" if unit in expected else "ok") for unit in asked)
     if failed:
-        print(f"{failed} of {len(plan.units)} passes failed; retry=[oom,error] runs them again")
+        print(f"{failed} of {len(asked)} passes failed; retry=[oom,error] runs them again")
     print(f"{ran} passes in {seconds:.1f} s; raw times in the table timings of {plan.out}")
     if plan.config.json:
         print(

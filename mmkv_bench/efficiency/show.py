@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from mmkv_bench.efficiency.limits import Limits
     from mmkv_bench.efficiency.planned import Planned
 
-_MIB = 2**20
+_MIB, _NAN = 2**20, float("nan")
 PEAKS = {
     "vision": "vision",
     "prefill": "prefill",
@@ -47,14 +47,57 @@ def shown(plan: Planned, lines: pd.DataFrame, limits: Limits | None) -> str:
     """The tables, and what their words mean. lines: of `summarised`."""
     labels = {cell.cell: (place, cell.label) for place, cell in enumerate(plan.cells)}
     texts = []
+    if len(lines):
+        lines = lines[lines["batch_prefill"].isna() | (lines["batch_prefill"] == plan.config.batch_prefill)]
+        lines = lines.sort_values("cell", key=lambda cells: cells.map(lambda cell: labels[cell][0]), kind="stable")
     for (tokens, kind, batch), group in lines.groupby(["prompt_tokens", "prompts", "batch"]) if len(lines) else ():
-        group = group.sort_values("cell", key=lambda cells: cells.map(lambda cell: labels[cell][0]))
-        records = [(labels[line["cell"]][1], line) for line in group.to_dict("records")]
-        visual = "" if kind == TEXT else f" ({kind}: {group['visual_tokens'].iloc[0]} visual)"
-        rows = [_row(*record) for record in records]
-        texts += ["", f"{tokens} prompt tokens{visual}, batch {batch}", *_aligned([COLUMNS, *rows])]
-        texts += ["", "  peak MiB by phase, weights included", *_peaks(records)]
+        if batch in plan.batches:
+            records = [(labels[line["cell"]][1], line) for line in group.to_dict("records")]
+            rows = [_row(*record) for record in records]
+            texts += ["", f"{_shape(tokens, kind, group)}, batch {batch}", *_aligned([COLUMNS, *rows])]
+            texts += ["", "  peak MiB by phase, weights included", *_peaks(records)]
+    if plan.searches and len(lines):
+        texts += _largest(plan, lines, labels)
     return "\n".join([*texts, "", *_notes(lines, limits)])
+
+
+def _shape(tokens: int, kind: str, group: pd.DataFrame) -> str:
+    visual = "" if kind == TEXT else f" ({kind}: {group['visual_tokens'].iloc[0]} visual)"
+    return f"{tokens} prompt tokens{visual}"
+
+
+def _largest(plan: Planned, lines: pd.DataFrame, labels: dict[str, tuple[int, str]]) -> list[str]:
+    """One line per cell and length: the most sequences that fit, and what they do, beside what full's do."""
+    texts = []
+    for (tokens, kind), group in lines.groupby(["prompt_tokens", "prompts"]):
+        texts += ["", f"{_shape(tokens, kind, group)}, largest batch"]
+        found = {cell: _at_largest(sizes.to_dict("records")) for cell, sizes in group.groupby("cell", sort=False)}
+        for cell, line in found.items():
+            texts.append(f"{labels[cell][1]}: {_said(line, found.get(plan.baselines[cell], {}))}")
+    return texts
+
+
+def _at_largest(sizes: list[dict[str, Any]]) -> dict[str, Any]:
+    """The line of a cell's largest batch; one that says why there is none, where there is none."""
+    largest = next((line["largest_batch"] for line in reversed(sizes) if line["largest_batch"] >= 0), None)
+    at = next((line for line in sizes if line["batch"] == largest), None)
+    failed = next((line for line in sizes if line["status"] not in ("ok", "oom")), {"status": "ok", "error": ""})
+    return at or {"largest_batch": largest, "status": failed["status"], "error": failed["error"]}
+
+
+def _said(line: dict[str, Any], full: dict[str, Any]) -> str:
+    if line["largest_batch"] is None:
+        return "largest batch: not found" + (f": {line['status']}: {line['error']}" if line["status"] != "ok" else "")
+    if line["largest_batch"] == 0:
+        return "largest batch: 0 (one sequence does not fit)"
+    ratio = {"rate": line.get("tokens_s_median", _NAN) / full.get("tokens_s_median", _NAN)}
+    rate = f" ({_number(ratio, 'rate', 2)} x full's at its largest)"
+    return (
+        f"largest batch: {int(line['largest_batch'])} ({_number(line, 'largest_ratio', 2)} x full's); "
+        f"{_number(line, 'tokens_s_median', 1)} tokens/s{rate}, TPOT {_ms(line, 'tpot_median')} ms, "
+        f"TTFT {_ms(line, 'ttft_median')} ms, peak {_number(line, 'peak_total', 2, _MIB)} MiB, "
+        f"KV held {_number(line, 'bytes_held', 2, _MIB)} MiB"
+    )
 
 
 def _row(label: str, line: dict[str, Any]) -> tuple[str, ...]:

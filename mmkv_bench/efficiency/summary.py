@@ -1,6 +1,6 @@
 """From raw times to what is printed: medians with quartiles, ratios to `full` of the same repeat, and the limit beside each.
 
-A pure function of rows of the table `timings`. One line per cell, prompt length and batch.
+A pure function of rows of the table `timings`. One line per cell, prompt length, batch and way in which that was built.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from mmkv_bench.config.schema import ONE_BY_ONE
 from mmkv_bench.efficiency.kinds import TEXT
 from mmkv_bench.models.roofline import mbu, mfu, prefill_operations, roofline_ms, step_bytes, step_operations
 
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
     from mmkv_bench.efficiency.limits import Limits
     from mmkv_bench.plan.cells import Cell
 
-LINE = ["cell", "prompt_tokens", "batch"]
+LINE = ["cell", "prompt_tokens", "batch", "batch_prefill"]
+WAY = ["cell", "prompt_tokens", "batch_prefill"]
+"""A cell's batches of all sizes."""
 COMPRESSION = ["score", "select", "reduce"]
 POINTS = ("ttft", "vision", "compression", "second_token", "total")
 _QUARTILES = {"low": 0.25, "median": 0.5, "high": 0.75}
@@ -26,21 +29,29 @@ _LEAST_MORE = 1.05
 """Bytes of a step must differ by so much between two lengths for their times to say whether it moves with them."""
 
 
-def summarised(rows: pa.Table, baselines: Mapping[str, str], limits: Limits | None) -> pd.DataFrame:
+def summarised(
+    rows: pa.Table, baselines: Mapping[str, str], limits: Limits | None, memory_limit: int | None = None
+) -> pd.DataFrame:
     """The lines, sorted by length, batch and cell; columns that nothing is known for are null.
 
     Args:
         rows: of the table `timings`; baselines: cell -> the cell of `full` that its ratios are to.
         limits: of model and device, None where they are not known: MBU, MFU and rooflines are then null.
+        memory_limit: passes that counted memory under another one are left out.
 
     Returns:
         For each of `POINTS`, `tpot` and `tokens_s`: `<name>_low`, `<name>_median`, `<name>_high` (quartiles over repeats; of
         TPOT over all steps of all repeats) [s, tokens/s]; `<name>_ratio_...` of TPOT, second token, total: `full` over the cell;
-        `status` (the first failure, else ok), `repeats`, peaks and bytes of the pass that counts memory, `disturbed`.
+        `status` (the first failure, else ok), `repeats`, peaks and bytes of the pass that counts memory, `disturbed`;
+        `largest_batch` of the cell at this length, null where no failure bounds it, and `largest_ratio`: that over full's;
+        `batch_prefill` is null where there is one sequence.
     """
     table = rows.to_pandas()
     if table.empty:
         return table
+    table["batch_prefill"] = table["batch_prefill"].fillna(ONE_BY_ONE)
+    limit = table["memory_limit"].isna() if memory_limit is None else table["memory_limit"] == memory_limit
+    table = table[table["repeat"].notna() | limit]
     found = _state(table)
     timed = table[table["repeat"].notna() & (table["status"] == "ok")]
     if not timed.empty:
@@ -55,7 +66,9 @@ def summarised(rows: pa.Table, baselines: Mapping[str, str], limits: Limits | No
         found = found.join(_quartiles(wide[[*POINTS, "tokens_s"]])).join(_quartiles(steps.to_frame("tpot")))
         found = found.join(_quartiles(_ratios(wide, baselines)))
     found = found.join(_memory(table)).reset_index()
-    found = found.sort_values(["prompt_tokens", "batch", "cell"], ignore_index=True)
+    found = found.merge(_largest(found, baselines), how="left", on=WAY)
+    found = found.sort_values(["prompt_tokens", "batch", "batch_prefill", "cell"], ignore_index=True)
+    found.loc[found["batch"] == 1, "batch_prefill"] = None
     for name in ("tpot_median", "ttft_median", "vision_median", "compression_median", "bytes_useful_step"):
         found[name] = found[name] if name in found else float("nan")
     return _limited(found, limits)
@@ -79,11 +92,31 @@ def _ratios(wide: pd.DataFrame, baselines: Mapping[str, str]) -> pd.DataFrame:
     import pandas as pd
 
     cells = wide.index.get_level_values("cell")
-    others = [wide.index.get_level_values(name) for name in ("prompt_tokens", "batch", "repeat")]
+    others = [wide.index.get_level_values(name) for name in (*LINE[1:], "repeat")]
     full = pd.MultiIndex.from_arrays([cells.map(baselines), *others], names=wide.index.names)
     names = ["tpot", "second_token", "total"]
     ratios = wide[names].reindex(full).to_numpy() / wide[names]
     return ratios.add_suffix("_ratio")
+
+
+def _largest(lines: pd.DataFrame, baselines: Mapping[str, str]) -> pd.DataFrame:
+    """Of each cell, length and way: the most sequences that fit, where one more was tried and ran out of memory."""
+    import pandas as pd
+
+    alone = lines[lines["batch"] == 1].set_index(["cell", "prompt_tokens"])["status"]
+    ways = lines[WAY].drop_duplicates()
+    one = alone.reindex(pd.MultiIndex.from_frame(ways[["cell", "prompt_tokens"]])).to_numpy()
+    ways = ways.set_index(WAY).assign(fits=pd.Series(one).map({"ok": 1, "oom": 0}).to_numpy(), fails=float("nan"))
+    many = lines[lines["batch"] > 1]
+    for name, status, most in (("fits", "ok", "max"), ("fails", "oom", "min")):
+        sizes = many[many["status"] == status].groupby(WAY)["batch"].agg(most)
+        ways[name] = sizes.reindex(ways.index).fillna(ways[name])
+    bounded = (ways["fits"] == 0) | (ways["fails"] == ways["fits"] + 1)
+    largest = ways["fits"].where(bounded)
+    cells = largest.index.get_level_values("cell").map(baselines)
+    full = pd.MultiIndex.from_arrays([cells, *(largest.index.get_level_values(name) for name in WAY[1:])])
+    ratio = largest.to_numpy() / largest.reindex(full).replace(0, float("nan")).to_numpy()
+    return pd.DataFrame({"largest_batch": largest, "largest_ratio": ratio}, index=largest.index).reset_index()
 
 
 def _quartiles(values: pd.DataFrame) -> pd.DataFrame:
@@ -133,7 +166,7 @@ def _limited(lines: pd.DataFrame, limits: Limits | None) -> pd.DataFrame:
 def _between_lengths(lines: pd.DataFrame, read: pd.Series) -> pd.DataFrame:
     """From the shortest to the longest prompt of a cell at one batch: the bandwidth at which the further bytes are read. Where
     the steps' quartiles overlap although there are more bytes, the step does not move with them: it is bound by launches."""
-    for _, group in lines.assign(read=read).groupby(["cell", "batch"]):
+    for _, group in lines.assign(read=read).groupby(["cell", "batch", "batch_prefill"], dropna=False):
         group = group.dropna(subset=["tpot_median", "read"]).sort_values("prompt_tokens")
         if len(group) < 2 or group["read"].iloc[-1] < _LEAST_MORE * group["read"].iloc[0]:
             continue

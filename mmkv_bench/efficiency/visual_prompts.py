@@ -32,31 +32,39 @@ class _Media:
 
 
 def visual_prompt(
-    loaded: LoadedModel, kind: str, tokens: int, frames: int | None = None, video_max_pixels: int | None = None
+    loaded: LoadedModel,
+    kind: str,
+    tokens: int,
+    frames: int | None = None,
+    video_max_pixels: int | None = None,
+    number: int = 0,
 ) -> EncodedPrompt:
     """A prompt of exactly `tokens` tokens. `encode_s` is the time of processor and tokenizer.
 
     Args:
         kind: `image` or `video`; frames, video_max_pixels: of the model's settings.
+        number: of the sequence in its batch, from 0: others show pictures of the same sizes, with other words.
 
     Raises:
         ConfigError: a length that holds not even the smallest picture.
         UnsupportedError: a processor that takes no such media.
     """
     limits = Limits(video_max_pixels=video_max_pixels if kind == VIDEO else None)
+    name = f"{DATASETS[kind]}/{SCHEMES[kind]}/{tokens}{f'/{number}' if number else ''}"
+    identity = f"{DATASETS[kind]}/{tokens}{f'/{number}' if number else ''}"
     rules = Rules.of(loaded.family.model_type, loaded.processor, limits, frames)
     marker = {"type": kind}
     base, one, two = (len(_ids(loaded, [marker] * count, "")) for count in range(3))
     each, fill = two - one - 1, _MORE  # a medium's own marker becomes its visual tokens
     for _ in range(_TRIES):
-        media = _media(rules, kind, tokens, tokens - LEAST_TEXT - base, each)
+        media = _media(rules, kind, random.Random(name), tokens - LEAST_TEXT - base, each)
         if media is None:
             raise ConfigError(
                 f"lengths={tokens} holds no {kind} that {loaded.name} takes, beside {base} tokens of its template and "
                 f"{LEAST_TEXT} of a question; give longer lengths, or prompts=text"
             )
-        text, count = _text(loaded, kind, tokens, tokens - media.visual - base + fill)
-        prompt = _encoded(loaded, media, text, tokens, video_max_pixels)
+        text, count = _text(loaded, random.Random(f"{name}/text"), tokens - media.visual - base + fill)
+        prompt = _encoded(loaded, identity, media, text, video_max_pixels)
         fixed = prompt.length - count  # all but the text
         if fixed + LEAST_TEXT <= tokens <= prompt.length:
             return _shortened(prompt, prompt.length - tokens, _tail(loaded, kind, len(media.shown)))
@@ -68,9 +76,8 @@ def visual_prompt(
     )
 
 
-def _media(rules: Rules, kind: str, tokens: int, room: int, each: int) -> _Media | None:
+def _media(rules: Rules, kind: str, draw: random.Random, room: int, each: int) -> _Media | None:
     """The media of a prompt in `room` tokens, each of which takes `each` beside its visual ones; None where none fits."""
-    draw = random.Random(f"{DATASETS[kind]}/{SCHEMES[kind]}/{tokens}")
     if kind == IMAGE:
         sizes = rules.pictures(room, each)
         visual = sum(image_tokens(rules.model_type, rules.settings, *size, len(sizes), rules.limits) for size in sizes)
@@ -83,16 +90,18 @@ def _media(rules: Rules, kind: str, tokens: int, room: int, each: int) -> _Media
     return _Media(kind, [pictures.video(frames, size, draw)], visual)
 
 
-def _text(loaded: LoadedModel, kind: str, tokens: int, least: int) -> tuple[str, int]:
+def _text(loaded: LoadedModel, draw: random.Random, least: int) -> tuple[str, int]:
     """Sentences of at least so many tokens, and how many those are."""
-    draw, text, count = random.Random(f"{DATASETS[kind]}/{SCHEMES[kind]}/{tokens}/text"), "", 0
+    text, count = "", 0
     while count < least:
         text += sentences(max(4, (least - count) // 16), draw)
         count = len(loaded.tokenizer(text, add_special_tokens=False)["input_ids"])
     return text.strip(), count
 
 
-def _encoded(loaded: LoadedModel, media: _Media, text: str, tokens: int, video_max_pixels: int | None) -> EncodedPrompt:
+def _encoded(
+    loaded: LoadedModel, identity: str, media: _Media, text: str, video_max_pixels: int | None
+) -> EncodedPrompt:
     """On the host: only the prompt of the pass that runs is to be in the device's memory."""
     content = [*({"type": media.kind} for _ in media.shown), {"type": "text", "text": text}]
     images = media.shown if media.kind == IMAGE else []
@@ -100,7 +109,7 @@ def _encoded(loaded: LoadedModel, media: _Media, text: str, tokens: int, video_m
     return encode(
         loaded.processor,
         replace(loaded.family, max_context=None),  # the text is longer than it will be
-        f"{DATASETS[media.kind]}/{tokens}",
+        identity,
         [{"role": "user", "content": content}],
         images,
         videos,

@@ -213,11 +213,12 @@ def following(last: Tensor, offset: int, count: int, rows: int) -> Tensor:
 
 
 def last_positions(positions: Tensor | None, length: int, device: torch.device) -> Tensor:
-    """Where text after a prompt of `length` tokens counts from, `[..., 1, 1]`; positions: those that its text model was given."""
+    """Where text after prompts of `length` tokens counts from, `[..., B, 1]` (B = 1 where all share theirs); positions: those
+    that their text model was given."""
     if positions is None:
         return torch.full((1, 1), length - 1, device=device)
     last = positions[..., -1:].clone()
     if positions.ndim == 3:  # a text token that follows visual ones starts after their largest coordinate
         axes = slice(1, None) if positions.shape[0] == 4 else slice(None)
-        last[axes] = positions[axes].amax()
+        last[axes] = positions[axes].amax((0, 2))[:, None]
     return last

@@ -42,7 +42,8 @@ def validate(config: DictConfig) -> None:
     parse_shard(config.shard)
     for value in _values("budget", config.budget):
         Budget.parse(value)
-    bytes_of(config.fork_memory)
+    for key in ("fork_memory", "memory_limit"):
+        bytes_of(config[key], key)
     if not config.datasets:
         raise ConfigError(
             f"no dataset is chosen; allowed: {', '.join(schema.options('dataset'))}; write dataset=<name>"
@@ -112,16 +113,14 @@ def validate_combinations(config: DictConfig, family: Family, compressors: Itera
         )
 
 
-def bytes_of(value: Any) -> int | None:
-    """`fork_memory` as bytes: a whole number, text with a unit (`512MiB`, `2GB`), or None for no cap."""
+def bytes_of(value: Any, key: str = "fork_memory") -> int | None:
+    """An amount of memory as bytes: a whole number, text with a unit (`512MiB`, `2GB`), or None for no cap."""
     if value is None:
         return None
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", str(value))
     size = int(float(match[1]) * _UNITS.get(match[2].lower(), 0)) if match else 0
     if size < 1:
-        raise ConfigError(
-            f"fork_memory={value} is not an amount of memory; allowed: {allowed('fork_memory')}; give one"
-        )
+        raise ConfigError(f"{key}={value} is not an amount of memory; allowed: {allowed(key)}; give one")
     return size
 
 
@@ -134,6 +133,7 @@ def _words(config: DictConfig) -> None:
         "sharing": schema.SWITCH,
         "fidelity": schema.SWITCH,
         "decode": schema.DECODES,
+        "batch_prefill": schema.BATCH_PREFILLS,
         "data.source": schema.DATA_SOURCES,
         "judge.kind": schema.JUDGES,
         "model.dtype": schema.DTYPES,
@@ -178,6 +178,9 @@ def _numbers(config: DictConfig) -> None:
             raise ConfigError(
                 f"lengths={tokens} is no length of a prompt; allowed: {allowed('lengths')}; give such numbers"
             )
+    for rows in _values("batch", config.batch):
+        if rows != schema.MAX and (isinstance(rows, bool) or not isinstance(rows, int) or not 1 <= rows <= LARGEST):
+            raise ConfigError(f"batch={rows} is no number of sequences; allowed: {allowed('batch')}; give such numbers")
     if config.timeout_s is not None and not config.timeout_s > 0:
         raise ConfigError(
             f"timeout_s={config.timeout_s} is not a time limit; allowed: {allowed('timeout_s')}; give one"

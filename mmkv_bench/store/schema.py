@@ -35,6 +35,8 @@ FALLBACKS = {
     "press_reduced": "kvpress: the press gives its highest score to more entries (its window, its sinks) than the budget "
     "holds; the last token and the latest of them stay",
     "context_end": "the answer was stopped where the model's context ends, before max_new_tokens",
+    "row_by_row": "scenario=efficiency: the sequences of a batch have states of a decode policy, and are attended to one after "
+    "the other in every step",
     "eager_decode": "decode=compiled: what the method's decode policy holds changes in number from step to step, so the answer "
     "was decoded eagerly",
     "oracle_no_answer_step": "oracle: the answer has no token that is decoded from the cache, so it knows nothing",
@@ -254,10 +256,13 @@ PHASES = {
     "select": "which entries stay, all layers",
     "reduce": "storing these alone, all layers",
     "first_token": "from the text model's end to the first token on the host; with `strict` the last token is fed in it",
-    "ttft": "from the prompt's tensors to the first token",
-    "second_token": "from there to the second token, the first that a compressed cache has helped to choose",
+    "join": "a batch whose sequences were prefilled one by one: their caches are copied into one, layer by layer",
+    "ttft": "from the prompts' tensors to the first token of the batch's last sequence; the prefill of every sequence before "
+    "is in it, and with `strict` the join",
+    "second_token": "from there to the second token of every sequence, the first that a compressed cache has helped to choose; "
+    "the join is in it",
     "total": "from there to the last token",
-    "decode": "from the first token to the last; `steps_s` has each step",
+    "decode": "from the first token to the last, without the join; `steps_s` has each step",
 }
 """Values of `timings.phase`."""
 
@@ -280,6 +285,19 @@ TIMING_COLUMNS = (
         "null: the method's own",
     ),
     _must("batch", INT, "sequences at a time"),
+    Column(
+        "batch_prefill",
+        TEXT,
+        "how they were prefilled: each alone, compressed and joined, or in one forward pass; null where there is one",
+        allowed=("one_by_one", "together"),
+    ),
+    Column("searched", BOOL, "a number of sequences that batch=max alone asked for; null in timed passes"),
+    Column(
+        "memory_limit",
+        INT,
+        "most bytes that the pass was allowed to hold; null where the device's own limit held",
+        "bytes",
+    ),
     _must("new_tokens", INT, "tokens of the answer, the first included", "tokens"),
     Column("repeat", INT, "number of the timed pass; null in the pass that counts memory, whose times are not kept"),
     _must("phase", TEXT, "see Phases", allowed=tuple(PHASES)),

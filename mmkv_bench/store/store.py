@@ -194,7 +194,7 @@ class Store:
         return self.load("metrics", cells, columns)
 
     def write_timings(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Stores the rows of one pass, in the place of an earlier one of the same cell, length, batch and repeat."""
+        """Stores the rows of one pass, in the place of an earlier one of the same cell, shape and repeat."""
         self._check_version()
         stamps = {"schema_version": SCHEMA_VERSION, "committed_at": self.next_time()}
         checked = [check("timings", row, stamps) for row in rows]

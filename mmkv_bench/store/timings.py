@@ -1,4 +1,5 @@
-"""Rows of timed passes: one small file per pass, which a later pass of the same cell, length, batch and repeat replaces."""
+"""Rows of timed passes: one small file per pass, which a later pass of the same cell, length, batch (built
+in the same way) and repeat replaces."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ import pyarrow.compute as pc
 from mmkv_bench.errors import StoreError
 from mmkv_bench.store.rows import safe_name
 
-_PASS = ("cell", "prompt_tokens", "batch", "repeat")
+_PASS = ("cell", "prompt_tokens", "batch", "batch_prefill", "repeat")
 MEMORY = "memory"
 
 
@@ -23,11 +24,12 @@ def file_of(root: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
     Raises:
         StoreError: none, or of several passes.
     """
-    passes = {tuple(row[name] for name in _PASS) for row in rows}
+    passes = {tuple(row.get(name) for name in _PASS) for row in rows}
     if len(passes) != 1:
         raise StoreError(f"timings: rows of {len(passes)} passes are not those of one")
-    cell, tokens, batch, repeat = passes.pop()
-    name = f"{cell}.{tokens}.{batch}.{MEMORY if repeat is None else repeat}"
+    cell, tokens, batch, way, repeat = passes.pop()
+    built = str(batch) if way is None else f"{batch}.{way}"
+    name = f"{cell}.{tokens}.{built}.{MEMORY if repeat is None else repeat}"
     return root / "timings" / f"{safe_name('pass', name)}.parquet"
 
 

@@ -131,8 +131,9 @@ def _title(table: CostTable) -> str:
         return f"{table.context['dataset']}, costs"
     shape = table.shape
     visual = f" ({shape['visual_tokens']} visual)" if shape["visual_tokens"] else ""
+    way = f" ({shape['batch_prefill']})" if shape["batch"] != 1 else ""
     return (
-        f"{shape['dataset']}, {shape['prompt_tokens']} prompt tokens{visual}, batch {shape['batch']}, "
+        f"{shape['dataset']}, {shape['prompt_tokens']} prompt tokens{visual}, batch {shape['batch']}{way}, "
         f"{shape['new_tokens']} new tokens"
     )
 
@@ -190,7 +191,7 @@ def _peak(table: CostTable) -> str:
 def _record(table: CostTable, label: str, budget: str, cost: Cost) -> dict[str, Any]:
     method = next(each for each in table.methods if each.label == label)
     entry = table.entries[label, budget][cost.key]
-    shape = table.shape or dict.fromkeys(("prompt_tokens", "visual_tokens", "batch", "new_tokens"))
+    shape = table.shape or dict.fromkeys(("prompt_tokens", "visual_tokens", "batch", "batch_prefill", "new_tokens"))
     return {
         **table.context,
         **{name: value for name, value in shape.items() if name != "dataset"},

@@ -8,7 +8,8 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-SHAPE = ("dataset", "prompt_tokens", "visual_tokens", "batch", "new_tokens")
+SHAPE = ("dataset", "prompt_tokens", "visual_tokens", "batch", "batch_prefill", "new_tokens")
+ALONE = "one_by_one"
 _PASS = ["cell", *SHAPE, "repeat"]
 MEMORY = -1
 """In place of a repeat: the pass that counts memory."""
@@ -16,14 +17,19 @@ _COMPRESSION = ["score_s", "select_s", "reduce_s"]
 
 
 def passes(rows: pa.Table) -> pd.DataFrame:
-    """One line per pass, failed ones included; columns are those of `timings` that say something of the whole pass, and
+    """One line per pass, failed ones included, but not sizes that a search for the largest batch has only tried.
+
+    Columns are those of `timings` that say something of the whole pass, and
 
     `<phase>_s` [s], `peak_<phase>` [bytes], compress_s [s], tpot_s (median of its steps) [s], tokens_s (of all sequences).
     """
     import pandas as pd
 
     table = rows.to_pandas()
+    table["batch_prefill"] = table["batch_prefill"].fillna(ALONE)
     table["repeat"] = table["repeat"].fillna(MEMORY).astype("int64")
+    shape = pd.MultiIndex.from_frame(table[["cell", *SHAPE]])
+    table = table[~table["searched"].eq(True) | shape.isin(shape[table["repeat"] != MEMORY])]
     total = table[table["phase"] == "total"].set_index(_PASS)
     decode = table[table["phase"] == "decode"].set_index(_PASS)
     wide = total[["status", "fallback", "disturbed", "peak_reserved", "peak_resident", "load", "threads"]]

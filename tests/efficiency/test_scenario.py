@@ -15,7 +15,8 @@ import torch
 from mmkv_bench.config.compose import compose
 from mmkv_bench.efficiency.limits import Limits
 from mmkv_bench.efficiency.measure import Bench
-from mmkv_bench.efficiency.planned import Unit, order, planned
+from mmkv_bench.efficiency.planned import Shape, Unit, order, planned
+from mmkv_bench.efficiency.run import missing
 from mmkv_bench.efficiency.summary import document, summarised
 from mmkv_bench.errors import ConfigError, MMKVError
 from mmkv_bench.models.load import LoadedModel
@@ -64,7 +65,7 @@ def test_every_pass_keeps_every_raw_time_and_its_bytes(ran):
             assert all(row["seconds"] is None and row["peak_allocated"] > 0 for row in rows.values())
             assert max(row["peak_allocated"] for row in rows.values()) == rows["total"]["peak_allocated"]
             continue
-        assert {*rows} == {*PHASES} - {"vision"}
+        assert {*rows} == {*PHASES} - {"vision", "join"}
         seconds = {name: row["seconds"] for name, row in rows.items()}
         assert all(value >= 0 for value in seconds.values())
         parts = sum(seconds[name] for name in ("prefill", "score", "select", "reduce", "first_token"))
@@ -147,8 +148,6 @@ def test_a_finished_store_does_nothing_and_one_more_repeat_runs_alone(ran):
     assert again.document["efficiency"] == ran[1].document["efficiency"]
     assert tree(ran[0]) == before
     plan = planned(composed(ran[0], "repeats=3"))
-    from mmkv_bench.efficiency.run import missing
-
     todo = missing(plan, Store(ran[0]).timings())
     assert {unit.repeat for unit in todo} == {2} and len(todo) == 4
 
@@ -176,11 +175,11 @@ def test_status_counts_passes_and_takes_their_cells_for_no_dataset(ran, capsys):
 def test_out_of_memory_is_a_row_that_is_not_tried_again_unless_asked(tmp_path, monkeypatch):
     tried, timed = [], Bench.timed
 
-    def stops(bench, prompt, cell):
+    def stops(bench, prompts, cell):
         tried.append(cell.cell)
         if cell.budget is not None:
             raise torch.OutOfMemoryError("no more")
-        return timed(bench, prompt, cell)
+        return timed(bench, prompts, cell)
 
     monkeypatch.setattr(Bench, "timed", stops)
     asked = [*ASKED, "lengths=40"]
@@ -203,8 +202,9 @@ def composed(out, *words: str):
 
 def test_the_order_is_drawn_by_the_seed_and_every_repeat_meets_all_cells_and_lengths():
     cells, lengths = ["a", "b", "c"], [8, 16]
-    units = order(cells, lengths, 3, 0)
-    assert units == order(cells, lengths, 3, 0) != order(cells, lengths, 3, 1)
+    shapes = [Shape(cell, tokens, 1) for cell in cells for tokens in lengths]
+    units = order(shapes, 3, 0)
+    assert units == order(shapes, 3, 0) != order(shapes, 3, 1)
     blocks = [units[start : start + 6] for start in range(0, 24, 6)]
     assert [{unit.repeat for unit in block} for block in blocks] == [{None}, {0}, {1}, {2}]
     assert all({unit[:2] for unit in block} == {(a, b) for a in cells for b in lengths} for block in blocks)
@@ -221,6 +221,17 @@ RANDOM = ["model=qwen2_5_vl_3b", "model.weights=random", "model.layers=1", "mode
         (["lengths=4094"], "give lengths of at most 4093"),
         (["lengths=[40,8]"], "lengths=8 is no length of a prompt"),
         (["repeats=0"], "repeats=0 is out of range"),
+        (["batch=0"], "batch=0 is no number of sequences"),
+        (["batch=[1,most]"], "batch=most is no number of sequences; allowed: whole numbers >= 1, or max"),
+        (
+            ["batch=max"],
+            "batch=max on the CPU would fill this machine's memory before it fails; give memory_limit=8GiB",
+        ),
+        (["batch=max", "memory_limit=much"], "memory_limit=much is not an amount of memory"),
+        (["batch=max", "memory_limit=900000GiB"], "memory_limit=900000GiB is more than the"),
+        (["batch_prefill=both"], "batch_prefill=both is unknown"),
+        (["batch=2", "batch_prefill=together", "method=kivi"], "use batch_prefill=one_by_one, or leave it out"),
+        (["batch=2", "method=elastic_cache", "reading=released"], "so it decodes alone"),
         (["new_tokens=2"], "new_tokens=2 is out of range"),
         (["scenario=speed"], "scenario=speed is unknown"),
         (["dataset=docvqa"], "asks no dataset and got dataset=docvqa"),
@@ -276,7 +287,7 @@ def test_a_timed_pass_answers_as_stock_generate_does():
             loaded.model, prompt.inputs, spec.compressor, spec.budget, spec.protocol, token_types=prompt.types,
             max_new_tokens=5, eos_token_id=never, pad_token_id=0, identity=prompt.identity,
         )  # fmt: skip
-        assert bench.timed(prompt, spec).answer == stock.sequences[0, 50:].tolist(), cell.label
+        assert bench.timed([prompt], spec).answers == stock.sequences[:, 50:].tolist(), cell.label
     assert Budget.parse("20") == planned(composed("unused", *wanted)).cells[1].budget
 
 
@@ -286,7 +297,7 @@ def test_padding_of_ragged_heads_is_read_and_not_useful():
 
     loaded = Source.of(compose(["model.device=cpu"]).model).load()
     cell = planned(composed("unused", "method=adakv")).cells[1]
-    counted = Bench(loaded, 4).counted(text_prompt(loaded, 90), CellSpec(cell.cell, cell.compressor, cell.budget))
+    counted = Bench(loaded, 4).counted([text_prompt(loaded, 90)], CellSpec(cell.cell, cell.compressor, cell.budget))
     token = 2 * 4 * 2 * 32 * 4
     assert counted.held.useful == (24 + 1) * token < counted.held.read
     assert np.isfinite(counted.resident)
@@ -301,11 +312,11 @@ def test_on_another_device_passes_are_timed_by_marks_counted_by_its_allocator_an
     methods = common.registry("paper", "qwen2_5_vl")
     cells = [common.cell(methods[name], None if name in ("full", "kivi") else 6) for name in ("full", "snapkv", "kivi")]
     for cell in cells:
-        here = bench(model).timed(prompt, cell)
+        here = bench(model).timed([prompt], cell)
         with second_device() as device:
             made, far_prompt = bench(there(model)), far(prompt)
-            found, counted = made.timed(far_prompt, cell), made.counted(far_prompt, cell)
-            assert (found.answer, found.held) == (here.answer, here.held)
+            found, counted = made.timed([far_prompt], cell), made.counted([far_prompt], cell)
+            assert (found.answers, found.held) == (here.answers, here.held)
             assert "vision" in found.seconds and min(found.seconds.values()) >= 0
             assert counted.peaks["total"].reserved >= counted.peaks["total"].allocated > 0 and counted.resident is None
             assert device.waits > 0

@@ -182,7 +182,7 @@ def answers_as_stock(loaded: LoadedModel, kind: str, length: int, *words: str) -
             loaded.model, prompt.inputs, spec.compressor, spec.budget, spec.protocol, token_types=prompt.types,
             max_new_tokens=5, eos_token_id=never, pad_token_id=0, identity=prompt.identity,
         )  # fmt: skip
-        assert bench.timed(prompt, spec).answer == stock.sequences[0, length:].tolist(), cell.label
+        assert bench.timed([prompt], spec).answers == stock.sequences[:, length:].tolist(), cell.label
 
 
 def test_a_timed_pass_over_pictures_answers_as_stock_generate_does():

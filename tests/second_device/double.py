@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import Tensor
@@ -63,11 +63,14 @@ class Twin(Cuda):
         return end.time - start.time
 
     def total_bytes(self) -> int:
-        return self.memory.limit or 2**34
+        return self.memory.size
 
-    def counted(self, held: Iterable[Tensor] = ()) -> AbstractContextManager[Counters]:
+    def counted(self, held: Iterable[Tensor] = (), limit: int | None = None) -> AbstractContextManager[Counters]:
         assert all(isinstance(one, Far) for one in held), "what is counted lies on the device"
-        return nullcontext(self.memory)
+        return super().counted(held, limit)
+
+    def _allow(self, share: float) -> None:
+        self.memory.limit = int(share * self.total_bytes())
 
     def release(self) -> None:
         self.memory.release()

@@ -10,10 +10,11 @@ from mmkv_bench.devices.tally import LiveStorages
 
 
 class Memory(Counters):
-    """What far tensors hold. Like CUDA's allocator it keeps what is freed until it is told to give it back."""
+    """What far tensors hold. Like CUDA's allocator it keeps what is freed until it is told to give it back. `size`: of the
+    device; `limit`: what may be held of it now."""
 
     def __init__(self, limit: int | None) -> None:
-        self.live, self.limit = LiveStorages(torch.device("cpu")), limit
+        self.live, self.size, self.limit = LiveStorages(torch.device("cpu")), limit or 2**34, limit
         self._reserved = self._most_reserved = 0
 
     def take(self, tensor: Tensor) -> None:

@@ -12,9 +12,9 @@ from mmkv_bench.compression.cache import CompressedLayer
 
 
 class RowsLayer(CompressedLayer):
-    """One layer of forks that all have been shown the same number of tokens.
+    """One layer of sequences that all have been shown the same number of tokens: forks of a prompt, or prompts of one length.
 
-    Each fork's layer stores its own entries and sees its own row only, exactly as when it decodes alone.
+    Each sequence's layer stores its own entries and sees its own row only, exactly as when it decodes alone.
 
     Args:
         rows: layers of one sequence each.
@@ -43,7 +43,7 @@ class RowsLayer(CompressedLayer):
         value: Tensor,
         mask: Tensor | None,
     ) -> tuple[Tensor, None]:
-        """Row by row, as each fork is attended to alone: nobody's entries are copied to stand beside longer ones."""
+        """Row by row, as each sequence is attended to alone: nobody's entries are copied to stand beside longer ones."""
         outputs = []
         for i, (row, (own_key, own_value)) in enumerate(zip(self.rows, self._entries, strict=True)):
             own_mask = mask if mask is None or mask.shape[0] == 1 else mask[i : i + 1]
@@ -73,3 +73,15 @@ class RowsLayer(CompressedLayer):
 
     def host_nbytes(self) -> int:
         return sum(row.host_nbytes() for row in self.rows)
+
+    def buffers(self) -> list[Tensor]:
+        return [tensor for row in self.rows for tensor in row.buffers()]
+
+    def padding_nbytes(self) -> int:
+        return sum(row.padding_nbytes() for row in self.rows)
+
+    def read_nbytes(self, fed: int) -> int:
+        return sum(row.read_nbytes(fed) for row in self.rows)
+
+    def moved_nbytes(self) -> int:
+        return sum(row.moved_nbytes() for row in self.rows)

@@ -1,0 +1,133 @@
+"""Building a batch: its sequences prefilled and compressed one after the other and then joined, or all of them together.
+
+One by one, as a server admits requests: at most one full cache is held at a time, beside the compressed ones. Together, the
+prompt's activations and a layer's full entries (all layers', where a method compares layers) are held for all sequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmkv_bench.compression.cache import CompressedCache
+from mmkv_bench.compression.compressing import Compressing, Phases
+from mmkv_bench.compression.joining import join
+from mmkv_bench.compression.session import Session
+from mmkv_bench.devices import Device, Mark
+from mmkv_bench.errors import UnsupportedError
+from mmkv_bench.generation.encode import EncodedPrompt
+from mmkv_bench.generation.meter import vision_clock
+from mmkv_bench.generation.prefill import last_positions
+
+COMMON = {"use_cache": True, "logits_to_keep": 1, "return_dict": True}
+"""Of every forward pass of a measured run."""
+
+
+@dataclass(frozen=True)
+class Lap:
+    """Places of one prefill in the device's stream: its start, the end of the text model and all compression, and the end of
+    what follows (the first tokens on the host, where the prefill says them)."""
+
+    start: Mark
+    prefilled: Mark
+    end: Mark
+
+
+@dataclass
+class Filled:
+    """Prompts that are prefilled and compressed.
+
+    Attributes:
+        caches: of one sequence each, or one of all; last: where text after each prompt counts from, `[..., B, 1]`.
+        first: int64 `[B, 1]`, the first tokens; None where they are decoded from what stays (`strict`).
+        useful: bytes of keys and values that the first decode step reads, no padding; fallback: of the method.
+    """
+
+    caches: list[CompressedCache] = field(default_factory=list)
+    laps: list[Lap] = field(default_factory=list)
+    last: Tensor = field(init=False)
+    first: Tensor | None = None
+    useful: int = 0
+    fallback: list[str] = field(default_factory=list)
+
+    def add(self, cache: CompressedCache, made: Compressing) -> None:
+        """What the listener has just made of one prompt, or of all."""
+        self.caches.append(cache)
+        self.useful += sum(row.useful for layer in made.accounts.values() for row in layer)
+        self.fallback += [name for names in (*made.fallbacks, *made.observed) for name in names]
+
+    def joined(self, reserve: int, phases: Phases) -> CompressedCache:
+        """All sequences in one cache; joining is a phase `join`. reserve: slots that will be appended."""
+        if len(self.caches) == 1:
+            return self.caches[0]
+        with phases("join"):
+            return join(self.caches, reserve)
+
+
+@torch.no_grad()
+def fill(
+    session: Session, prompts: Sequence[EncodedPrompt], device: Device, phases: Phases, *, together: bool, tell: bool
+) -> Filled:
+    """Prefill and compress prompts of one length, each as if it were alone.
+
+    Args:
+        session: of `attach`, with slots for the answer where nothing is joined.
+        prompts: brought to the device when their turn comes, and gone from it then. together: all in one forward pass.
+        tell: the prefill's logits say the first tokens, which are brought to the host as soon as they are known.
+
+    Raises:
+        UnsupportedError: together, and their tensors do not fit beside each other.
+    """
+    filled, last, first = Filled(), [], []
+    made = session.listener
+    assert isinstance(made, Compressing), "the session of `attach`"
+    ends: list[Mark] = []
+    # The session's own hook, which compresses, is older and runs first.
+    hook = session.text.register_forward_hook(lambda *_: ends.append(device.mark()))
+    try:
+        for group in [prompts] if together else [[prompt] for prompt in prompts]:
+            inputs, types = _beside([prompt.to(device.place) for prompt in group])
+            session.expect(made, types, [prompt.identity for prompt in group])
+            start = device.mark()
+            with phases("prefill"), vision_clock(session.model, phases):
+                output = session.model(**inputs, past_key_values=session.new_cache(), **COMMON)
+            last.append(last_positions(session.position_ids, group[0].length, device.place))
+            with phases("first_token"):
+                if tell:
+                    first.append(likeliest(output))
+            del output, inputs
+            filled.laps.append(Lap(start, ends[-1], device.mark()))
+            filled.add(session.filled, made)
+    finally:
+        hook.remove()
+        session.expect(None, None, prompts[0].identity)
+    filled.last = torch.cat(last, -2)
+    filled.first = torch.cat(first) if tell else None
+    return filled
+
+
+def likeliest(output: Any) -> Tensor:
+    """The likeliest next tokens, int64 `[B, 1]`, once they are known on the host as well."""
+    chosen: Tensor = output.logits[:, -1].argmax(-1)[:, None]
+    chosen.tolist()
+    return chosen
+
+
+def _beside(prompts: Sequence[EncodedPrompt]) -> tuple[dict[str, Tensor], Tensor]:
+    """Inputs and token types of several prompts with a row each."""
+    if len(prompts) == 1:
+        return prompts[0].inputs, prompts[0].types
+    try:
+        inputs = {name: torch.cat([prompt.inputs[name] for prompt in prompts]) for name in prompts[0].inputs}
+        return inputs, torch.cat([prompt.types for prompt in prompts])
+    except (KeyError, RuntimeError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        raise UnsupportedError(
+            f"batch_prefill=together needs prompts of one shape, and those of {prompts[0].identity} differ: {error}; use "
+            "batch_prefill=one_by_one"
+        ) from error

@@ -1,0 +1,283 @@
+"""Promise: several sequences at a time answer as each does alone, whichever way their batch is built; and the largest batch is
+found from rows alone, up to the limit of memory."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounter
+
+from mmkv_bench.compression.cache import CompressedCache, CompressedLayer
+from mmkv_bench.compression.decoding.rows import RowsLayer
+from mmkv_bench.compression.joining import join
+from mmkv_bench.compression.session import attach
+from mmkv_bench.efficiency.measure import ROW_BY_ROW, Bench
+from mmkv_bench.efficiency.planned import planned
+from mmkv_bench.efficiency.run import left, outcomes
+from mmkv_bench.efficiency.search import searched
+from mmkv_bench.generation.compiled import CompiledStep
+from mmkv_bench.models.load import LoadedModel
+from mmkv_bench.store.store import Store
+from tests import zoo
+from tests.each import each
+from tests.efficiency.test_scenario import composed
+from tests.generation import common
+from tests.run.setting import done, go
+from tests.second_device import far, second_device, there
+
+ROWS = 3
+
+
+def bench(name: str, **options) -> Bench:
+    model = zoo.model(name)
+    device = next(model.parameters()).device
+    return Bench(LoadedModel("zoo", model, None, None, common.family(name), device, "float32"), 5, **options)
+
+
+def prompts(name: str) -> list:
+    """Of one length, with other pictures and words each."""
+    made = [common.encoded(name, zoo.prompt(name, seed), f"zoo/{seed}") for seed in range(ROWS)]
+    assert len({prompt.length for prompt in made}) == 1
+    return made
+
+
+def cells(name: str, methods, protocols=("paper", "strict")):
+    registry = common.registry(model=name)
+    made = [registry[one] for one in methods]
+    return [common.cell(one, None if one.unbudgeted else 9, rule) for one in made for rule in protocols]
+
+
+UNIFORM_RAGGED_FULL = ("full", "snapkv", "adakv", "random")
+ACTING = ("kivi", "h2o_decode", "hybridkv", "prefixkv")
+
+
+def answers_as_alone(name: str, methods, **options):
+    made, asked = bench(name, **options), prompts(name)
+    alone = bench(name)
+    for cell in cells(name, methods):
+        wanted = [alone.timed([prompt], cell) for prompt in asked]
+        found = made.timed(asked, cell)
+        assert found.answers == [one.answers[0] for one in wanted], cell.cell
+        assert found.held.useful == sum(one.held.useful for one in wanted)
+        assert found.held.useful <= found.held.read <= found.held.held or cell.compressor.decoding is not None
+        yield cell, found, wanted
+
+
+@each("name", ["qwen2_5_vl", "llava_next"])
+def test_each_sequence_of_a_batch_answers_as_it_does_alone(name):
+    differ = 0
+    for cell, found, _ in answers_as_alone(name, UNIFORM_RAGGED_FULL):
+        differ += len({*map(tuple, found.answers)}) == ROWS
+        assert ROW_BY_ROW not in found.held.fallback and found.seconds["join"] > 0, cell.cell
+    assert differ, "prompts that are answered differently"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", zoo.ALL)
+def test_every_method_on_every_family_answers_in_a_batch_as_alone(name):
+    registry = common.registry(model=name)
+    registry = common.for_text(registry) if name in zoo.TEXT_ONLY else registry
+    methods = [one for one, made in registry.items() if not made.needs.answer]
+    methods = [one for one in methods if getattr(registry[one].decoding, "moves_queries", False) is False]
+    assert len([*answers_as_alone(name, methods)]) == 2 * len(methods)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", zoo.ALL)
+def test_a_batch_that_is_prefilled_together_answers_alike(name):
+    registry = common.registry(model=name)
+    registry = common.for_text(registry) if name in zoo.TEXT_ONLY else registry
+    methods = [one for one, made in registry.items() if not made.needs.answer and made.decoding is None]
+    for _, found, _ in answers_as_alone(name, methods, together=True):
+        assert "join" not in found.seconds
+
+
+def test_together_and_one_by_one_hold_the_same_entries():
+    for _, found, _ in answers_as_alone("qwen2_5_vl", ("full", "adakv"), together=True):
+        assert "join" not in found.seconds
+
+
+def test_policies_that_act_while_decoding_stand_side_by_side_and_say_so():
+    for cell, found, wanted in answers_as_alone("qwen2_5_vl", ACTING):
+        assert found.held.fallback == [*wanted[0].held.fallback, ROW_BY_ROW], cell.cell
+        assert found.held.held == sum(one.held.held for one in wanted)
+        assert found.held.read == sum(one.held.read for one in wanted)
+
+
+@pytest.fixture
+def nothing_compiled():
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+@each("name", ["qwen2_5_vl"])
+def test_a_compiled_step_of_a_batch_gives_the_same_tokens(name, nothing_compiled):
+    counter = CompileCounter()
+    step = CompiledStep(zoo.model(name), counter)
+    for _ in answers_as_alone(name, ("full", "adakv"), step=step):
+        pass
+    assert counter.frame_count == 2, "once with ragged heads and once without"
+    assert not torch._dynamo.utils.counters["graph_break"]
+
+
+def test_joining_holds_no_more_than_one_layer_twice_and_leaves_nothing_behind():
+    name, (first, *_) = "qwen2_5_vl", prompts("qwen2_5_vl")
+    cell = cells(name, ["full"], ["paper"])[0]
+    caches = []
+    for prompt in prompts(name):
+        with attach(zoo.model(name), cell.compressor, reserve=0) as session, torch.no_grad():
+            session.model(**prompt.inputs, past_key_values=session.new_cache(), use_cache=True)
+        caches.append(session.filled)
+    before = [copy.deepcopy(cache) for cache in caches]
+    joined = join(caches, 4)
+    assert all(not cache.layers for cache in caches)
+    for number, layer in enumerate(joined.layers):
+        assert layer.positions is None and layer.capacity == first.length + 4
+        for row, cache in enumerate(before):
+            assert torch.equal(layer.keys[row], cache.layers[number].keys[0])
+            assert torch.equal(layer.values[row], cache.layers[number].values[0])
+
+
+def test_shorter_rows_are_padded_on_the_left_and_see_themselves_alone():
+    torch.manual_seed(0)
+    layers = []
+    for width in (3, 5):
+        key, value = torch.randn(2, width, 4), torch.randn(2, width, 4)
+        places = torch.arange(width).expand(2, -1) * 2
+        layers.append(CompressedLayer.from_rows([(key, value, places)], 12, 0))
+    joined = join([CompressedCache.of([layer]) for layer in layers], 2).layers[0]
+    assert joined.positions.tolist()[0] == [[-1, -1, 0, 2, 4]] * 2
+    assert joined.entries().tolist() == [[3, 3], [5, 5]]
+    query, new = torch.randn(2, 2, 1, 4), torch.randn(2, 2, 1, 4)
+    key, value, mask = joined.attend(query, *joined.update(new, new), None)
+    found = torch.nn.functional.scaled_dot_product_attention(query, key, value, mask)
+    for row, layer in enumerate(layers):
+        alone = layer.update(new[row : row + 1], new[row : row + 1])
+        wanted = torch.nn.functional.scaled_dot_product_attention(query[row : row + 1], *alone)
+        torch.testing.assert_close(found[row : row + 1], wanted)
+
+
+def test_rows_of_other_lengths_are_refused():
+    torch.manual_seed(0)
+    one = [
+        CompressedLayer.from_rows([(torch.randn(1, 2, 4),) * 2 + (torch.arange(2)[None],)], seen, 0) for seen in (5, 6)
+    ]
+    with pytest.raises(AssertionError, match="the same number of tokens"):
+        join([CompressedCache.of([layer]) for layer in one], 1)
+    assert isinstance(join([CompressedCache.of([RowsLayer([layer])]) for layer in one[:1]], 1).layers[0], RowsLayer)
+
+
+# ---------------------------------------------------------------------- the largest batch
+def test_the_search_ends_at_the_largest_size_whatever_that_is():
+    for largest in (0, 1, 2, 3, 7, 8, 100):
+        outcomes, tried = {}, []
+        while (size := searched(outcomes.get).next) is not None:
+            tried.append(size)
+            outcomes[size] = "ok" if size <= largest else "oom"
+        found = searched(outcomes.get)
+        assert (found.largest, found.stopped, found.tried) == (largest, False, tried)
+        assert outcomes.get(largest, "ok") == "ok" and outcomes[largest + 1] == "oom"
+        assert len(tried) == len({*tried}) <= 2 * math.log2(largest + 1) + 2
+    stopped = searched({1: "ok", 2: "nan"}.get)
+    assert (stopped.largest, stopped.stopped, stopped.next) == (1, True, None)
+
+
+LIMIT = 3_680_000  # bytes: weights, and two or three full sequences
+ASKED = ["scenario=efficiency", "method=snapkv", "budget=8", "lengths=40", "repeats=1", "new_tokens=3", "batch=[1,max]"]
+ASKED += [f"memory_limit={LIMIT}"]
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    root = tmp_path_factory.mktemp("batches")
+    return root, done(root, *ASKED)
+
+
+def test_the_largest_batch_fits_and_one_more_is_a_row_that_says_oom(ran):
+    rows = [row for row in Store(ran[0]).timings().to_pylist() if row["phase"] == "total"]
+    for cell in {row["cell"] for row in rows}:
+        counted = {row["batch"]: row for row in rows if row["cell"] == cell and row["repeat"] is None}
+        line = next(one for one in ran[1].document["efficiency"] if one["cell"] == cell)
+        largest = line["largest_batch"]
+        assert counted[largest]["status"] == "ok" and counted[largest]["peak_allocated"] <= LIMIT
+        assert counted[largest + 1]["status"] == "oom" and "bytes are held" in counted[largest + 1]["error"]
+        assert {row["memory_limit"] for row in counted.values()} == {LIMIT}
+        timed = {row["batch"] for row in rows if row["cell"] == cell and row["repeat"] is not None}
+        assert timed == {1, largest}, "what was only tried is not timed"
+    assert ran[1].document["failed"] == 0 and "40 prompt tokens, largest batch" in ran[1].out
+
+
+def test_ratios_of_the_largest_batch_are_to_fulls(ran):
+    lines = ran[1].document["efficiency"]
+    largest = {line["cell"]: line["largest_batch"] for line in lines}
+    ratios = {line["cell"]: line["largest_ratio"] for line in lines}
+    full, method = sorted(largest, key=largest.get)
+    assert 2 <= largest[full] < largest[method]
+    assert ratios == {full: 1.0, method: largest[method] / largest[full]}
+    assert f"largest batch: {largest[method]} ({ratios[method]:.2f} x full's)" in ran[1].out
+
+
+def test_a_finished_search_is_not_searched_again_and_an_interrupted_one_goes_on_from_its_rows(ran):
+    plan = planned(composed(ran[0], *ASKED))
+    found = outcomes(Store(ran[0]).timings(), plan.memory_limit)
+    assert left(plan, found) == [] and done(ran[0], *ASKED).document["ran"] == 0
+    order = sorted((unit for unit in found if unit.repeat is None), key=plan.passes(found).index)
+    for count in range(len(order)):
+        known = {unit: found[unit] for unit in order[:count]}
+        while todo := [unit for unit in left(plan, known) if unit.repeat is None]:
+            known |= {unit: found[unit] for unit in todo}
+        assert known == {unit: found[unit] for unit in order}, "the same sizes"
+
+
+def test_another_limit_counts_again_and_keeps_the_times(ran):
+    plan = planned(composed(ran[0], *ASKED, "memory_limit=1GiB"))
+    found = outcomes(Store(ran[0]).timings(), plan.memory_limit)
+    assert found and all(unit.repeat is not None for unit in found)
+    assert {unit.batch for unit in left(plan, found)} == {1}
+
+
+def test_the_two_ways_of_building_a_batch_have_rows_of_their_own():
+    plans = [planned(composed("unused", "batch=[1,2]", f"batch_prefill={way}")) for way in ("one_by_one", "together")]
+    units = [{*plan.units} for plan in plans]
+    assert {unit.batch for unit in units[0] & units[1]} == {1}
+    assert {(unit.batch, unit.prefill) for unit in units[1]} == {(1, None), (2, "together")}
+
+
+@pytest.mark.full
+def test_a_timed_pass_that_runs_out_of_memory_ends_the_search_lower(tmp_path, monkeypatch):
+    timed = Bench.timed
+
+    def stops(bench, prompts, cell):
+        if len(prompts) > 1 and cell.budget is None:
+            raise torch.OutOfMemoryError("no more")
+        return timed(bench, prompts, cell)
+
+    monkeypatch.setattr(Bench, "timed", stops)
+    outcome = go(tmp_path, *ASKED)
+    lines = {line["cell"]: line for line in outcome.document["efficiency"] if line["batch"] == 1}
+    assert min(line["largest_batch"] for line in lines.values()) == 1
+
+
+# ---------------------------------------------------------------------- another device
+def test_a_batch_on_another_device_is_the_hosts_and_its_memory_ends_where_it_is_told():
+    name = "qwen2_5_vl"
+    asked = prompts(name)
+    cell = cells(name, ["snapkv"], ["paper"])[0]
+    here = bench(name).timed(asked, cell)
+    with second_device():
+        model = there(zoo.model(name))
+        made = Bench(
+            LoadedModel("zoo", model, None, None, common.family(name), next(model.parameters()).device, "float32"), 5
+        )
+        given = [far(prompt) for prompt in asked]
+        found, counted = made.timed(given, cell), made.counted(given, cell)
+        assert (found.answers, found.held) == (here.answers, here.held)
+        assert counted.peaks["join"].allocated > 0
+        with pytest.raises(torch.OutOfMemoryError):
+            made.counted(given, cell, counted.peaks["total"].allocated - 1)
+        assert made.counted(given, cell, counted.peaks["total"].allocated).peaks == counted.peaks
