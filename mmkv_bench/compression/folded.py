@@ -61,7 +61,7 @@ class FoldedLayer(CompressedLayer):
         self._fold()
 
     @classmethod
-    def from_rows(cls, rows: list[tuple[Tensor, Tensor, Tensor]], seen: int, reserve: int) -> Self:
+    def from_rows(cls, rows: Sequence[tuple[Tensor, Tensor, Tensor | None]], seen: int, reserve: int) -> Self:
         """See `CompressedLayer.from_rows`; folded where heads or rows differ in length."""
         layer = super().from_rows(rows, seen, reserve)
         layer._fold()

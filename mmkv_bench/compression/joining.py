@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 from mmkv_bench.compression.cache import CompressedCache, CompressedLayer
 from mmkv_bench.compression.decoding.rows import RowsLayer
+from mmkv_bench.compression.folded import FoldedLayer
 
 
 def join(caches: Sequence[CompressedCache], reserve: int) -> CompressedCache:
     """One cache with a row for each of several caches of one sequence, which hold nothing afterwards.
 
     Layer by layer, so that never more than one layer is held twice. Where lengths differ, shorter heads are padded on the
-    left; layers with a decode policy's state stay as they are, side by side.
+    left, or stand back to back where a device reads them so; layers with a decode policy's state stay as they are, side by side.
 
     Args:
         caches: all of them have been shown as many tokens; reserve: slots that will be appended (a policy's layer has its
@@ -28,8 +29,9 @@ def join(caches: Sequence[CompressedCache], reserve: int) -> CompressedCache:
 def _joined(rows: Sequence[CompressedLayer], reserve: int) -> CompressedLayer:
     seen = {row.seen for row in rows}
     assert len(seen) == 1, f"sequences of one batch have been shown the same number of tokens, not {sorted(seen)}"
-    if any(type(row) is not CompressedLayer for row in rows):
+    kind = type(rows[0])
+    if kind not in (CompressedLayer, FoldedLayer):
         return RowsLayer(rows)
     whole = all(row.positions is None for row in rows)
     held = [(row.keys[0], row.values[0], None if whole else row.slot_positions()[0]) for row in rows]
-    return CompressedLayer.from_rows(held, rows[0].seen, reserve)
+    return kind.from_rows(held, rows[0].seen, reserve)
