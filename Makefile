@@ -17,7 +17,7 @@ ifneq ($(PIP_INDEX_URL),)
 export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 
-.PHONY: help bench test test-quick test-full test-dispatch fuzz fuzz-store lint docs results verify matrix bench-statistics bench-fork bench-decode bench-tables bench-methods bench-start bench-gpu simulate site check-platforms lock
+.PHONY: help bench test test-quick test-full test-dispatch fuzz fuzz-store lint docs results verify matrix bench-statistics bench-fork bench-decode bench-tables bench-store bench-methods bench-start bench-gpu simulate site check-platforms lock
 
 help:
 	@echo "make bench             install if needed, run mmshift at 64 entries and experiment=demo on the embedded model"
@@ -35,6 +35,7 @@ help:
 	@echo "make bench-fork        cost of 21 cells with one shared prefill"
 	@echo "make bench-decode      how near a decode step is to the memory's bandwidth, beside stock transformers"
 	@echo "make bench-tables      time and memory of tables and scoring: committed rows, 100 methods, 10,000 cells"
+	@echo "make bench-store       time and memory of resuming, status, scoring, tables, packing of 1 and 4 million answers (SCALE=.1)"
 	@echo "make bench-methods     time and extra memory of every method on one layer, beside its attention"
 	@echo "make bench-gpu         on an NVIDIA GPU: ten minutes of measurements beside their goals into results/gpu/"
 	@echo "make bench-start       what commands import before they work, beside what they cannot do without"
@@ -126,6 +127,10 @@ verify: $(STAMP)
 
 bench-tables: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -P benchmarks/tables.py --write results/bench/tables.md
+
+# Stores of 10,000 cells x 100 samples and 200 x 20,000, and at half the rows, in a temporary folder; tens of minutes.
+bench-store: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -P benchmarks/store.py --scale $(or $(SCALE),1) --write results/bench/store.md
 
 bench-start: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -P benchmarks/start.py --write results/bench/start.md

@@ -7,6 +7,7 @@ packing again folds everything into one layer.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
@@ -22,7 +23,12 @@ Read = Callable[[str, Callable[[], list[Path]], Sequence[str], Collection[str] |
 
 
 def files(root: Path, table: str) -> list[Path]:
-    return [path for path in (root / table).glob("*.parquet") if not path.name.startswith(".")]
+    folder = root / table
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    return [folder / name for name in names if name.endswith(".parquet") and not name.startswith(".")]
 
 
 def own_file(root: Path, table: str, cell: str) -> Path:
@@ -84,4 +90,4 @@ def _names(rows: pa.Table) -> set[str]:
 
 
 def _is_of(rows: pa.Table, cells: Collection[str]) -> pa.ChunkedArray:
-    return parts.is_in(rows["cell"], pa.array(sorted(cells), pa.string()))
+    return parts.is_in(rows["cell"], parts.texts_of(sorted(cells)))

@@ -42,10 +42,10 @@ def load(
     schema = of_columns(table, columns, coded)
     for _ in range(_RETRIES):
         try:
-            tables = [_read(path, schema, cells, unchecked) for path in sorted(list_files())]
+            tables = [read_file(path, schema, cells, unchecked) for path in sorted(list_files())]
         except FileNotFoundError:
             continue  # a cell's scores were being replaced between the listing and the reading
-        return pa.concat_tables([schema.empty_table(), *tables])
+        return pa.concat_tables([no_rows(schema), *tables])
     raise StoreError(f"{table}: files keep vanishing while they are read; is another program removing them?")
 
 
@@ -57,6 +57,46 @@ def of_columns(table: str, columns: Sequence[str], coded: bool = False) -> pa.Sc
     )
 
 
+def no_rows(schema: pa.Schema) -> pa.Table:
+    """An empty table; `Schema.empty_table` imports pandas (see `column_of`)."""
+    return pa.Table.from_batches([], schema)
+
+
+def column_of(values: np.ndarray) -> pa.Array:
+    """Numbers as they lie in memory: `pyarrow.array` imports pandas, which takes longer than reading most stores."""
+    values = np.ascontiguousarray(values)
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(values)])
+
+
+def numbers_of(column: pa.ChunkedArray | pa.Array) -> np.ndarray:
+    """The whole numbers of a column without nulls; `to_numpy` imports pandas (see `column_of`)."""
+    if not len(column):
+        return np.zeros(0, str(column.type))
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    if array.null_count:
+        raise ValueError("a column of numbers has nulls")
+    return np.frombuffer(array.buffers()[1], str(array.type))[array.offset : array.offset + len(array)]
+
+
+def codes_of(codes: pa.DictionaryArray) -> np.ndarray:
+    """int64 [rows]: the place of each row's text in the dictionary, -1 for null."""
+    indices, rows = codes.indices, slice(codes.indices.offset, codes.indices.offset + len(codes))
+    if not len(codes):
+        return np.zeros(0, np.int64)
+    there, values = indices.buffers()
+    found = np.frombuffer(values, str(indices.type))[rows].astype(np.int64)
+    if indices.null_count:
+        found[np.unpackbits(np.frombuffer(there, np.uint8), bitorder="little")[rows] == 0] = -1
+    return found
+
+
+def texts_of(values: list[str]) -> pa.Array:
+    """Texts, likewise: int32 offsets, so at most 2 GiB of them."""
+    encoded = [value.encode() for value in values]
+    ends = np.cumsum([0, *map(len, encoded)], dtype=np.int32)
+    return pa.StringArray.from_buffers(len(values), pa.py_buffer(ends), pa.py_buffer(b"".join(encoded)))
+
+
 def is_in(column: pa.ChunkedArray, texts: pa.Array) -> pa.ChunkedArray:
     """Which rows of a column of texts, coded or not, are among `texts`."""
     if not pa.types.is_dictionary(column.type):
@@ -65,34 +105,43 @@ def is_in(column: pa.ChunkedArray, texts: pa.Array) -> pa.ChunkedArray:
     return pa.chunked_array(found, pa.bool_())
 
 
+def texts_in(column: pa.ChunkedArray, wanted: Callable[[str], bool]) -> pa.Array:
+    """bool [rows]: which texts of a coded column are `wanted`; each different one is asked about once."""
+    codes = column.combine_chunks()
+    found = np.array([wanted(text) for text in codes.dictionary.to_pylist()], bool)[numbers_of(codes.indices)]
+    return pa.Array.from_buffers(pa.bool_(), len(found), [None, pa.py_buffer(np.packbits(found, bitorder="little"))])
+
+
 def places(column: pa.ChunkedArray, texts: pa.Array) -> np.ndarray:
-    """int64 [rows]: where among `texts` each text of a column, coded or not, stands; -1 for others."""
+    """int64 [rows]: where among `texts`, all different, each text of a column, coded or not, stands; -1 for others."""
     if not len(column):
         return np.zeros(0, np.int64)
     codes = column.combine_chunks()
     if not pa.types.is_dictionary(codes.type):
         codes = codes.dictionary_encode()
-    found = pc.fill_null(pc.index_in(codes.dictionary, value_set=texts), -1).to_numpy(zero_copy_only=False)
-    return found.astype(np.int64)[codes.indices.to_numpy()]
+    known = {text: place for place, text in enumerate(texts.to_pylist())}
+    found = np.array([known.get(text, -1) for text in codes.dictionary.to_pylist()] + [-1], np.int64)
+    return found[codes_of(codes)]
 
 
-def _read(path: Path, schema: pa.Schema, cells: Collection[str] | None, unchecked: set[Path] | None) -> pa.Table:
+def read_file(path: Path, schema: pa.Schema, cells: Collection[str] | None, unchecked: set[Path] | None) -> pa.Table:
+    """The rows of one file, as `load`; FileNotFoundError where it is gone."""
     with readable(path):
         with opened(path, [field.name for field in schema if field.type == CODED]) as (file, checked):
             held = set(file.schema_arrow.names)
             rows = file.read(
                 columns=[name for name in dict.fromkeys(["schema_version", *schema.names, "cell"]) if name in held]
             )
-        if pc.any(pc.not_equal(rows["schema_version"], SCHEMA_VERSION)).as_py():
-            found = rows["schema_version"].to_pylist()
-            refuse_version(path, next(version for version in found if version != SCHEMA_VERSION))
+        versions = numbers_of(rows["schema_version"])
+        if (versions != SCHEMA_VERSION).any():
+            refuse_version(path, int(versions[versions != SCHEMA_VERSION][0]))
         if not checked and unchecked is not None:
             unchecked.add(path)
         for name in schema.names:  # columns that may be null can be newer than the file
             if name not in held and schema.field(name).nullable:
                 rows = rows.append_column(schema.field(name), pa.nulls(rows.num_rows, schema.field(name).type))
         if cells is not None:
-            rows = rows.filter(is_in(rows["cell"], pa.array(list(cells), pa.string())))
+            rows = rows.filter(is_in(rows["cell"], texts_of(list(cells))))
         return rows.select(schema.names).cast(schema)
 
 
@@ -126,7 +175,7 @@ def newest(rows: pa.Table) -> pa.Table:
     order = np.argsort(key, kind="stable")
     if np.all(np.diff(key[order]) > 0):
         return rows.take(order)
-    when = rows["committed_at"].cast(pa.int64()).to_numpy()
+    when = numbers_of(rows["committed_at"].cast(pa.int64()))
     order = np.lexsort((when, key))
     last = np.append(key[order][1:] != key[order][:-1], True)
     return rows.take(order[last])
@@ -137,6 +186,6 @@ def keys(rows: pa.Table, names: Sequence[str]) -> np.ndarray:
     key = np.zeros(rows.num_rows, dtype=np.int64)
     for name in names if rows.num_rows else ():
         codes = rows[name].combine_chunks().dictionary_encode()
-        rank = pc.rank(codes.dictionary, tiebreaker="first").to_numpy().astype(np.int64) - 1
-        key = key * len(rank) + rank[codes.indices.to_numpy()]
+        rank = numbers_of(pc.rank(codes.dictionary, tiebreaker="first")).astype(np.int64) - 1
+        key = key * len(rank) + rank[numbers_of(codes.indices)]
     return key

@@ -2,7 +2,8 @@
 
 Under the root: `journal/` (samples not yet in a part), `responses/` (one part per published journal), `cells/`,
 `samples/` and `metrics/` (which of their files count: `layers.py`), `timings/` (one file per pass), `diagnostics/` (one per
-measurement), and `store.json` with the schema version. Nothing is made before the first write.
+measurement), `store.json` with the schema version, and perhaps `.index/`, a cache (`index.py`). Nothing is made before the
+first write.
 
 Why no row is lost or counted twice: a sample is durable in a journal before `commit` returns; a journal is removed only
 after its part is durable; a part carries its journal's name, so publishing again after a crash replaces it by the same
@@ -14,8 +15,8 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -111,9 +112,10 @@ class Store:
         needed = list(dict.fromkeys([*asked, "cell", "sample_id", "committed_at"]))
         # Journals first: one that is published between the two reads is then seen twice, not never.
         pending = [row for rows in self._pending() for row in rows if cells is None or row["cell"] in cells]
-        published = self.read("responses", lambda: self.files("responses"), needed, cells, coded)
-        unpublished = to_table("responses", pending, needed).cast(published.schema)
-        rows = parts.newest(pa.concat_tables([published, unpublished]))
+        rows = self.read("responses", lambda: self.files("responses"), needed, cells, coded)
+        if pending:
+            rows = pa.concat_tables([rows, to_table("responses", pending, needed).cast(rows.schema)])
+        rows = parts.newest(rows)
         if rows.num_rows:
             newest = pc.max(rows["committed_at"]).as_py()
             self._latest = max(self._latest or newest, newest)
@@ -298,8 +300,19 @@ class Store:
         coded: bool = False,
     ) -> pa.Table:
         """`parts.load`, with a warning about files that carry no checksums."""
+        with self._telling_unchecked():
+            return parts.load(table, list_files, columns, cells, self.unchecked, coded)
+
+    def read_file(self, table: str, path: Path, columns: Sequence[str], coded: bool = False) -> pa.Table:
+        """The rows of one file. Raises FileNotFoundError where it is gone, StoreError where it is damaged."""
+        self._check_version()
+        with self._telling_unchecked():
+            return parts.read_file(path, parts.of_columns(table, columns, coded), None, self.unchecked)
+
+    @contextmanager
+    def _telling_unchecked(self) -> Iterator[None]:
         warned = bool(self.unchecked)
-        rows = parts.load(table, list_files, columns, cells, self.unchecked, coded)
+        yield
         if self.unchecked and not warned:
             log.warning(
                 "%s holds files without checksums, written by an older version: damage to them would not be noticed. "
@@ -307,7 +320,6 @@ class Store:
                 self.root,
                 self.root,
             )
-        return rows
 
     def load(
         self, table: str, cells: Iterable[str] | None, columns: Sequence[str] | None = None, coded: bool = False
@@ -334,17 +346,25 @@ class Store:
     def journals(self) -> list[Path]:
         return sorted((self.root / "journal").glob("*.jsonl"))
 
+    def journal_rows(self, path: Path, columns: Sequence[str]) -> pa.Table:
+        """The rows of one journal; none where it has been published meanwhile."""
+        rows = [row for rows in self._in_journal(path) for row in rows]
+        return to_table("responses", rows, columns)
+
     def _pending(self) -> Iterable[list[dict[str, Any]]]:
         """The rows of every sample that is still in a journal."""
         for path in self.journals():
-            try:
-                content = journal.read(path)
-            except FileNotFoundError:
-                continue
-            if content.torn and path not in self._warned and not journal.in_use(path):
-                self._warned.add(path)
-                log.warning("%s: ignored a torn last line of %d bytes (its writer was killed)", path, content.torn)
-            yield from (_rows(path, record) for record in content.records)
+            yield from self._in_journal(path)
+
+    def _in_journal(self, path: Path) -> Iterable[list[dict[str, Any]]]:
+        try:
+            content = journal.read(path)
+        except FileNotFoundError:
+            return []
+        if content.torn and path not in self._warned and not journal.in_use(path):
+            self._warned.add(path)
+            log.warning("%s: ignored a torn last line of %d bytes (its writer was killed)", path, content.torn)
+        return [_rows(path, record) for record in content.records]
 
 
 def _known(table: str, columns: Iterable[str]) -> list[str]:

@@ -8,6 +8,7 @@ count before cells' own files and packed ones, the newest first (its countdown i
 from __future__ import annotations
 
 import json
+import os
 import time
 import uuid
 from collections.abc import Mapping
@@ -33,8 +34,12 @@ def is_together(path: Path) -> bool:
 
 def files(root: Path, table: str) -> list[Path]:
     """Those that count, the newest first."""
-    found = sorted((root / table).glob(f"{_PREFIX}*.parquet"))
-    return [path for path in found if table != "metrics" or (root / "samples" / path.name).exists()]
+    folder = root / table
+    try:
+        names = sorted(name for name in os.listdir(folder) if name.startswith(_PREFIX) and name.endswith(".parquet"))
+    except FileNotFoundError:
+        return []
+    return [folder / name for name in names if table != "metrics" or (root / "samples" / name).exists()]
 
 
 def held(root: Path, name: str) -> set[str]:

@@ -6,6 +6,9 @@ Many processes may be writing meanwhile; what is counted is what they had commit
 from __future__ import annotations
 
 import json
+import re
+import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
@@ -14,16 +17,18 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from mmkv_bench.errors import StoreError
 from mmkv_bench.protocols import DEFAULT
-from mmkv_bench.store.parts import places
+from mmkv_bench.store.index import remembered
+from mmkv_bench.store.parts import column_of, numbers_of, places, texts_in, texts_of
 from mmkv_bench.store.response import STATUSES
 from mmkv_bench.store.store import Store
+from mmkv_bench.store.tally import Tally, tally
 
 _CELL = ("cell", "dataset", "method", "budget_entries", "budget_fraction", "protocol", "reading", "seed", "config")
 _TIMED = r'"scenario": ?"efficiency"'  # in the configuration of cells that answer nothing
-_REASON = 100  # characters of a failure's message
+_LATELY = 3600.0  # seconds that a rate is of
 
 
 @dataclass(frozen=True)
@@ -59,52 +64,91 @@ class Status:
     Attributes:
         failures: (dataset, status, the message's beginning) -> how many rows ended so, the most frequent first.
         passes: status -> passes of `scenario=efficiency` that ended so; their cells are in no dataset.
+        running: cells that a living process answered last, samples that are in no part yet; writers: such processes.
+        rate: answers per second of the last hour, or since the first of them; None where there were none.
+        last: when the newest answer was committed, seconds of Unix time; None without answers.
     """
 
     root: Path
     datasets: tuple[DatasetStatus, ...]
     failures: Mapping[tuple[str, str, str], int]
     passes: Mapping[str, int]
+    running: int
+    writers: int
+    rate: float | None
+    last: float | None
+
+    @property
+    def missing(self) -> int:
+        """Answers that are still to be made."""
+        return sum(max(one.planned - one.rows, 0) for one in self.datasets)
+
+    @property
+    def left(self) -> float | None:
+        """Seconds that they take at `rate`."""
+        return self.missing / self.rate if self.rate and self.missing else None
 
 
 def status(store: Store) -> Status:
     """Count a store's rows. Raises StoreError for damaged ones."""
     # Cells last: whoever writes rows has written their cells before.
-    rows = store.responses(None, ("cell", "sample_id", "status", "error"), coded=True)
-    metrics = store.metrics(None, ("cell", "n"))
-    timings = store.timings()
-    cells = store.cells(columns=_CELL)
-    cells = cells.filter(pc.invert(pc.match_substring_regex(cells["config"], _TIMED)))
-    names = cells["cell"].combine_chunks()
-    of_row = places(rows["cell"], names)
-    answered = np.bincount(of_row, minlength=len(names))
-    failed = _failed(rows)
-    bad = np.bincount(of_row[failed], minlength=len(names))
-    of_metric = places(metrics["cell"], names)
+    found = tally(store)
+    metrics = remembered(store, "metrics", ("cell", "n"))
+    times = store.timings()
+    timings = [times[name].to_pylist() for name in ("status", "phase")]
+    cells = remembered(store, "cells", _CELL)
+    cells = cells.filter(texts_in(cells["config"], lambda text: re.search(_TIMED, text) is None))
+    names = cells["cell"].combine_chunks().cast(pa.string())
+    counts, n = found.counts, numbers_of(found.counts["n"])
+    of_row = places(counts["cell"], names)
+    if (of_row < 0).any():
+        missing = counts["cell"][int(np.flatnonzero(of_row < 0)[0])].as_py()
+        raise StoreError(f"answers of cell {missing} have no row in `cells` of {store.root}: the store is damaged")
+    answered = np.bincount(of_row, n, len(names)).astype(np.int64)
+    bad = places(counts["status"], texts_of(list(STATUSES[:1]))) < 0
+    failed = np.bincount(of_row[bad], n[bad], len(names)).astype(np.int64)
     scored = np.zeros(len(names), np.int64)
-    np.maximum.at(scored, of_metric, metrics["n"].to_numpy())
+    of_metric = places(metrics["cell"], names)
+    np.maximum.at(scored, of_metric[of_metric >= 0], numbers_of(metrics["n"])[of_metric >= 0])
     dataset = np.asarray(cells["dataset"].to_pylist(), object)
     stated = _stated(cells)
-    found = []
+    datasets = []
     for name in sorted(set(dataset)):
         own = dataset == name
-        seen = len(pc.unique(rows["sample_id"].filter(pa.array(own[of_row]))))
-        samples = max(int(stated[own].max()), seen, int(answered[own].max()))
-        found.append(
+        samples = max(int(stated[own].max()), _seen(found, own[of_row]), int(answered[own].max()))
+        datasets.append(
             DatasetStatus(
                 dataset=str(name),
                 cells=int(own.sum()),
                 samples=samples,
                 rows=int(answered[own].sum()),
                 complete=int((answered[own] >= samples).sum()),
-                failed=int(bad[own].sum()),
+                failed=int(failed[own].sum()),
                 scored=int(((scored[own] > 0) & (scored[own] >= answered[own])).sum()),
                 stale=int(((answered[own] > 0) & (scored[own] < answered[own])).sum()),
             )
         )
-    ended = pc.value_counts(timings["status"].filter(pc.equal(timings["phase"], "total"))).to_pylist()
-    passes = {one["values"]: one["counts"] for one in ended}
-    return Status(store.root, tuple(found), _failures(rows.filter(pa.array(failed)), dataset[of_row[failed]]), passes)
+    ended = Counter(status for status, phase in zip(*timings, strict=True) if phase == "total")
+    failures = _failures(counts.take(column_of(np.flatnonzero(bad))), dataset[of_row[bad]])
+    rate, last = _pace(n, numbers_of(counts["first"]) / 1e6, numbers_of(counts["last"]) / 1e6, time.time())
+    return Status(store.root, tuple(datasets), failures, ended, len(found.running), found.writers, rate, last)
+
+
+def _seen(found: Tally, own: np.ndarray) -> int:
+    """Samples of some rows of the counts."""
+    digests = found.counts["samples"].take(column_of(np.flatnonzero(own))).unique().to_pylist()
+    return len(set().union(*(found.sets[digest] for digest in digests)))
+
+
+def _pace(n: np.ndarray, first: np.ndarray, last: np.ndarray, now: float) -> tuple[float | None, float | None]:
+    """(answers per second lately, the newest's time); those of one count as evenly spread from its first to its last."""
+    if not len(n):
+        return None, None
+    start = max(now - _LATELY, first[last > now - _LATELY].min(initial=now))
+    share = np.clip((last - np.maximum(first, start)) / np.maximum(last - first, 1e-6), 0, 1)
+    share[(last == first) & (last >= start)] = 1
+    answers = float((n * share).sum())
+    return (answers / max(now - start, 1.0) if answers else None), float(last.max())
 
 
 def failed_rows(store: Store) -> list[dict[str, Any]]:
@@ -135,13 +179,11 @@ def label(cell: Mapping[str, Any]) -> str:
 def _stated(cells: pa.Table) -> np.ndarray:
     """int64 [cells]: samples that each cell's run asked for, 0 where its configuration does not say. A configuration is
     read once for all its cells."""
-    configs = cells["config"].combine_chunks().dictionary_encode()
+    configs = cells["config"].combine_chunks()
     read = [json.loads(text) for text in configs.dictionary.to_pylist()]
-    datasets = cells["dataset"].to_pylist()
-    known: dict[tuple[int, str], int] = {}
-    for key in set(zip(configs.indices.to_pylist(), datasets, strict=True)):
-        known[key] = _asked(read[key[0]], key[1])
-    return np.array([known[key] for key in zip(configs.indices.to_pylist(), datasets, strict=True)], np.int64)
+    keys = list(zip(configs.indices.to_pylist(), cells["dataset"].to_pylist(), strict=True))
+    known = {key: _asked(read[key[0]], key[1]) for key in set(keys)}
+    return np.array([known[key] for key in keys], np.int64)
 
 
 def _asked(config: Mapping[str, Any], dataset: str) -> int:
@@ -153,16 +195,14 @@ def _asked(config: Mapping[str, Any], dataset: str) -> int:
     return min((number for number in (limit, total) if number is not None), default=0) if total else 0
 
 
-def _failures(rows: pa.Table, datasets: np.ndarray) -> dict[tuple[str, str, str], int]:
+def _failures(counts: pa.Table, datasets: np.ndarray) -> dict[tuple[str, str, str], int]:
     counted: dict[tuple[str, str, str], int] = {}
-    kinds = zip(datasets.tolist(), rows["status"].to_pylist(), rows["error"].to_pylist(), strict=True)
-    for dataset, status, error in kinds:
-        first = (error or "").strip().partition("\n")[0]
-        key = dataset, status, first if len(first) <= _REASON else first[:_REASON] + "..."
-        counted[key] = counted.get(key, 0) + 1
+    columns = (counts[name].to_pylist() for name in ("status", "error", "n"))
+    for dataset, status, error, n in zip(datasets.tolist(), *columns, strict=True):
+        counted[dataset, status, error or ""] = counted.get((dataset, status, error or ""), 0) + n
     return dict(sorted(counted.items(), key=lambda item: -item[1]))
 
 
 def _failed(rows: pa.Table) -> np.ndarray:
     """bool [rows]."""
-    return places(rows["status"], pa.array(STATUSES[:1])) < 0
+    return places(rows["status"], texts_of(list(STATUSES[:1]))) < 0

@@ -1,0 +1,189 @@
+"""Answers of a store counted per cell and status, of which samples and when, without reading what was counted before.
+
+A part tells how many answers each of its cells has, and of which samples. Two parts of a cell are added where they share no
+sample; a cell that answered a sample twice (`retry`) is counted from its rows, the newest of each sample.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from mmkv_bench.store import journal, parts
+from mmkv_bench.store.index import indexed
+from mmkv_bench.store.parts import codes_of, column_of, no_rows, numbers_of, texts_of
+from mmkv_bench.store.store import Store
+
+_COLUMNS = ("cell", "sample_id", "status", "error", "committed_at")
+_SHOWN = 100
+"""Characters of a failure's message."""
+COUNTS = pa.schema(
+    [
+        ("cell", pa.string()),
+        ("samples", pa.string()),  # digest of the samples that the cell has in this file
+        ("status", pa.string()),
+        ("error", pa.string()),
+        ("n", pa.int64()),
+        ("first", pa.int64()),  # commit times, microseconds
+        ("last", pa.int64()),
+    ]
+)
+_SETS = pa.field("ids", pa.list_(pa.string()))  # the samples of a digest, in its first row
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Answers of a store.
+
+    Attributes:
+        counts: columns of `COUNTS`; a sample of a cell is counted once.
+        sets: digest in `counts` -> ids of samples; running: cells that a living writer has answered samples of that are in
+            no part yet; writers: how many such writers there are.
+    """
+
+    counts: pa.Table
+    sets: dict[str, list[str]]
+    running: set[str]
+    writers: int
+
+
+def tally(store: Store) -> Tally:
+    """Count. Raises StoreError for damaged files."""
+    # Journals first: one that is published between the two looks is then left out, since its part has its name.
+    pending, alive = {}, set()
+    for path in store.journals():
+        if journal.in_use(path):
+            alive.add(path.stem)
+        pending[path.stem] = store.journal_rows(path, _COLUMNS)
+    found = indexed(store.root, "responses", COUNTS.append(_SETS), lambda path: counted(_rows_of(store, path)))
+    published = {name.removesuffix(".parquet") for name in found.files}
+    running: set[str] = set()
+    tables, files = [found.rows.drop_columns(["file"])], [numbers_of(found.rows["file"])]
+    for number, (name, rows) in enumerate(pending.items(), len(found.files)):
+        if name in alive:
+            running.update(rows["cell"].unique().to_pylist())
+        if name not in published and rows.num_rows:
+            tables.append(counted(parts.newest(rows)))
+            files.append(np.full(tables[-1].num_rows, number))
+    counts, sets = _apart(pa.concat_tables(tables).combine_chunks())
+    again = _answered_twice(counts, np.concatenate(files), sets)
+    if again:
+        exact, further = _apart(counted(store.responses(again, _COLUMNS, coded=True)))
+        others = parts.places(counts["cell"], texts_of(sorted(again))) < 0
+        counts = pa.concat_tables([counts.take(column_of(np.flatnonzero(others))), exact])
+        sets |= further
+    return Tally(counts, sets, running, len(alive))
+
+
+def _rows_of(store: Store, path: Path) -> pa.Table:
+    return parts.newest(store.read_file("responses", path, _COLUMNS, coded=True))
+
+
+def _apart(rows: pa.Table) -> tuple[pa.Table, dict[str, list[str]]]:
+    """The columns of `COUNTS`, and the samples of each digest."""
+    named = rows.filter(rows["ids"].is_valid())
+    sets = dict(zip(named["samples"].to_pylist(), named["ids"].to_pylist(), strict=True))
+    return rows.drop_columns(["ids"]), sets
+
+
+def counted(rows: pa.Table) -> pa.Table:
+    """Rows of answers (`_COLUMNS`), one per cell and sample, sorted by both, as `COUNTS` and `_SETS`."""
+    if not rows.num_rows:
+        return no_rows(COUNTS.append(_SETS))
+    cells, samples, statuses, errors = (_coded(rows[name]) for name in _COLUMNS[:4])
+    when = numbers_of(rows["committed_at"].cast(pa.int64()))
+    of_cell, of_sample = numbers_of(cells.indices), numbers_of(samples.indices)
+    names = samples.dictionary.to_pylist()
+    starts = np.append(0, np.flatnonzero(np.diff(of_cell)) + 1)
+    digests = _digests(names)
+    with np.errstate(over="ignore"):
+        sums = np.add.reduceat(digests[of_sample], starts, axis=0)  # of any order of the samples
+    sets, first_of, set_of = np.unique(sums, axis=0, return_index=True, return_inverse=True)
+    lengths = np.diff(np.append(starts, len(of_cell)))
+    run = np.repeat(np.arange(len(starts)), lengths)
+    heads, of_error = _heads(errors)
+    of_status = numbers_of(statuses.indices)
+    key = (run * len(statuses.dictionary) + of_status) * (len(heads) + 1) + of_error
+    keys, places, group, n = np.unique(key, return_index=True, return_inverse=True, return_counts=True)
+    first, last = np.full(len(keys), np.iinfo(np.int64).max), np.full(len(keys), np.iinfo(np.int64).min)
+    np.minimum.at(first, group, when)
+    np.maximum.at(last, group, when)
+    own_set = set_of.reshape(-1)[run[places]]
+    hexes = [row.tobytes().hex() for row in sets]
+    shown = np.unique(own_set, return_index=True)[1]  # the first row of each set
+    ids = [[names[code] for code in of_sample[starts[at] : starts[at] + lengths[at]]] for at in first_of]
+    return pa.Table.from_arrays(
+        [
+            cells.dictionary.take(column_of(of_cell[places])),
+            texts_of(hexes).take(column_of(own_set)),
+            statuses.dictionary.take(column_of(of_status[places])),
+            _chosen(heads, of_error[places]),
+            *map(column_of, (n, first, last)),
+            _lists(ids, own_set, shown),
+        ],
+        schema=COUNTS.append(_SETS),
+    )
+
+
+def _coded(column: pa.ChunkedArray) -> pa.DictionaryArray:
+    codes = column.combine_chunks()
+    return codes if pa.types.is_dictionary(codes.type) else codes.dictionary_encode()
+
+
+def _digests(names: list[str]) -> np.ndarray:
+    """uint64 [names, 2]: a digest of each, that sums of tell sets apart."""
+    return np.frombuffer(b"".join(hashlib.sha256(name.encode()).digest()[:16] for name in names), "<u8").reshape(-1, 2)
+
+
+def _heads(errors: pa.DictionaryArray) -> tuple[list[str], np.ndarray]:
+    """Beginnings of the messages, and the place of each row's, len(heads) where there is none."""
+    texts = [(text or "").strip().partition("\n")[0] for text in errors.dictionary.to_pylist()]
+    texts = [text if len(text) <= _SHOWN else text[:_SHOWN] + "..." for text in texts]
+    heads = list(dict.fromkeys(texts))
+    known = {text: place for place, text in enumerate(heads)}
+    of_text = np.array([known[text] for text in texts] + [len(heads)], np.int64)
+    return heads, of_text[codes_of(errors)]
+
+
+def _chosen(texts: list[str], places: np.ndarray) -> pa.Array:
+    """The texts at some places, null where there is none."""
+    found = texts_of([*texts, ""]).take(column_of(places))
+    missing = places == len(texts)
+    if not missing.any():
+        return found
+    valid = pa.py_buffer(np.packbits(~missing, bitorder="little"))
+    return pa.StringArray.from_buffers(len(found), found.buffers()[1], found.buffers()[2], valid)
+
+
+def _lists(ids: list[list[str]], own_set: np.ndarray, shown: np.ndarray) -> pa.Array:
+    """The samples of each set in the first row that has it, null in the others."""
+    there = np.zeros(len(own_set), bool)
+    there[shown] = True
+    lengths = np.zeros(len(own_set) + 1, np.int32)
+    lengths[1:][there] = [len(ids[number]) for number in own_set[there]]
+    values = texts_of([name for number in own_set[there] for name in ids[number]])
+    buffers = [pa.py_buffer(np.packbits(there, bitorder="little")), pa.py_buffer(np.cumsum(lengths, dtype=np.int32))]
+    return pa.Array.from_buffers(_SETS.type, len(own_set), buffers, children=[values])
+
+
+def _answered_twice(counts: pa.Table, files: np.ndarray, sets: dict[str, list[str]]) -> set[str]:
+    """Cells of which two files hold the same sample."""
+    if not counts.num_rows:
+        return set()
+    cells, digests = _coded(counts["cell"]), _coded(counts["samples"])
+    known = [set(sets[name]) for name in digests.dictionary.to_pylist()]
+    cell, samples = numbers_of(cells.indices).astype(np.int64), numbers_of(digests.indices)
+    _, first = np.unique(cell * (files.max() + 1) + files, return_index=True)  # by cell, then file
+    cuts = np.flatnonzero(np.diff(cell[first])) + 1
+    found, disjoint = set(), {}
+    for own, of_cell in zip(np.split(samples[first], cuts), cell[first][np.append(0, cuts)], strict=True):
+        key = own.tobytes()  # most cells have the same samples in the same files
+        if key not in disjoint:
+            disjoint[key] = len(set().union(*(known[one] for one in own))) == sum(len(known[one]) for one in own)
+        if not disjoint[key]:
+            found.add(cells.dictionary[int(of_cell)].as_py())
+    return found

@@ -1,0 +1,74 @@
+"""What squeue says, without Slurm: a program of that name on PATH."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from mmkv_bench.cli.queue import jobs
+from mmkv_bench.store.store import Store
+from tests.cli.setting import verb
+from tests.store.store_examples import cell, response
+
+FAKE = """#!/bin/sh
+[ "$*" = "--me --array --noheader --format=%T %j" ] || { echo "squeue: unexpected $*" >&2; exit 3; }
+printf 'RUNNING mmkv_bench\\nPENDING mmkv_bench\\nPENDING mmkv_bench\\nRUNNING somebody_elses\\n'
+"""
+
+
+@pytest.fixture
+def squeue(tmp_path, monkeypatch):
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+
+    def put(text: str) -> None:
+        (folder / "squeue").write_text(text)
+        (folder / "squeue").chmod(0o755)
+
+    return put
+
+
+def test_jobs_of_ours_are_counted_by_state_and_a_queue_that_cannot_be_asked_stops_nothing(
+    squeue, tmp_path, monkeypatch, capsys
+):
+    store = Store(tmp_path / "rows")
+    store.write_cells([cell(config=json.dumps({"limit": 3, "datasets": {"pages": {"count": 3}}}))])
+    with store.writer("w") as writer:
+        writer.commit([response(0)])
+    squeue(FAKE)
+    assert verb("status")([str(store.root)]) == 0
+    said = capsys.readouterr().out
+    assert "1 of 3 answers" in said and "Slurm: 2 pending, 1 running" in said
+    assert verb("status")([str(store.root), "--json"]) == 0
+    (told,) = json.loads(capsys.readouterr().out)
+    assert told["jobs"] == {"RUNNING": 1, "PENDING": 2} and told["seconds_left"] > 0
+    squeue("#!/bin/sh\necho 'slurm_load_jobs error: Unable to contact slurm controller' >&2\nexit 1\n")
+    assert verb("status")([str(store.root)]) == 0
+    assert "Unable to contact slurm controller" in capsys.readouterr().out
+    monkeypatch.setenv("PATH", "")
+    assert jobs() is None
+
+
+def test_watching_goes_on_until_all_answers_are_there(tmp_path, monkeypatch, capsys):
+    store = Store(tmp_path / "rows")
+    store.write_cells([cell(config=json.dumps({"limit": 3, "datasets": {"pages": {"count": 3}}}))])
+    writer = store.writer("w")
+    writer.commit([response(0)])
+    waits = []
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        writer.commit([response(len(waits))])
+
+    monkeypatch.setattr("time.sleep", wait)
+    monkeypatch.setenv("PATH", "")
+    assert verb("status")([str(store.root), "--watch", "5"]) == 0
+    said = capsys.readouterr().out
+    writer.publish()
+    assert waits == [5, 5]
+    assert [f"{number} of 3 answers" in said for number in (1, 2, 3)] == [True] * 3
+    assert "1 process writing, 1 cells running" in said
+    assert verb("status")([str(store.root), "--watch", "0"]) == verb("status")(["--watch", "2", "--json"]) == 2
