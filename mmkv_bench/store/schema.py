@@ -388,8 +388,8 @@ def markdown() -> str:
     lines = [
         f"Row schema, version {SCHEMA_VERSION}. Every table is a folder of parquet files of the result store. Where a cell's "
         "scores stand in several, `together-…` (many cells scored at once; the newest first) counts before `<cell>`, and "
-        "that before `packed-…`; answers are told apart by `committed_at`. `.index/` is a cache of `mmkv-bench status` that may be "
-        "deleted."
+        "that before `packed-…`; answers are told apart by `committed_at`. `.index/` is a cache of `mmkv-bench status` that may "
+        "be deleted."
     ]
     words = {"always": "no", "ok": "only when not ok", "no": "yes"}
     for table, columns in COLUMNS.items():
