@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,20 +17,40 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import torch
 
+    from mmkv_bench.compression.budget import Budget
+    from mmkv_bench.compression.compressor import Compressor
     from mmkv_bench.diagnostics.quantities import Value
     from mmkv_bench.generation.encode import EncodedPrompt
     from mmkv_bench.models.load import LoadedModel
 
-Row = tuple[str, int, "Value"]
+Row = tuple[str, int | None, "Value"]
 """Sample, layer, and a number of it."""
 
 
-def diagnose(name: str, model: Any, questions: Questions, tokens: int, out: Path) -> tuple[Path, int]:
+@dataclass(frozen=True)
+class Kept:
+    """A method at a budget, whose kept entries an analysis looks at. label: both, as `snapkv@64`; parameters: JSON."""
+
+    label: str
+    compressor: Compressor
+    budget: Budget
+    parameters: str
+
+
+def diagnose(
+    name: str,
+    model: Any,
+    questions: Questions,
+    tokens: int,
+    out: Path,
+    methods: Callable[[str], Sequence[Kept]] | None = None,
+) -> tuple[Path, int]:
     """Measure and store. Returns the file and how many numbers it holds.
 
     Args:
         name: one of `quantities.QUANTITIES`; model: the `model` node of a run; tokens: of the full cache's own answer, at
             most, where the analysis looks at answers.
+        methods: fingerprint of the model -> what an analysis of methods compares.
 
     Raises:
         MMKVError: a model or data that cannot be had, a prompt that the model does not read.
@@ -43,7 +64,8 @@ def diagnose(name: str, model: Any, questions: Questions, tokens: int, out: Path
     loaded = source.load()
     source.confirm(fingerprint)
     rows: list[Row] = []
-    questions.each(loaded, lambda sample: rows.extend(layers_of(loaded, name, sample, tokens)))
+    kept = [] if methods is None else methods(fingerprint)
+    questions.each(loaded, lambda sample: rows.extend(layers_of(loaded, name, sample, tokens, kept)))
     told = {
         "name": name,
         "model": source.settings.name,
@@ -51,32 +73,44 @@ def diagnose(name: str, model: Any, questions: Questions, tokens: int, out: Path
         "dtype": loaded.dtype,
         "dataset": questions.settings["dataset"],
         "dataset_fingerprint": questions.settings["dataset_fingerprint"],
-        "settings": json.dumps(
-            {**questions.settings, "samples": questions.described, "tokens": tokens}, sort_keys=True
-        ),
+        "settings": json.dumps(_settings(questions, tokens, kept), sort_keys=True),
         "versions": json.dumps({package: metadata.version(package) for package in ("torch", "transformers")}),
     }
     return store.write_diagnostics(table(told, rows)), len(rows)
 
 
-def layers_of(loaded: LoadedModel, name: str, sample: Asked, tokens: int) -> list[Row]:
-    """Numbers of one sample, layer by layer."""
+def _settings(questions: Questions, tokens: int, kept: Sequence[Kept]) -> dict[str, Any]:
+    """What a measurement is of besides model and data: its samples, the answer's length, the methods' parameters."""
+    found = {**questions.settings, "samples": questions.described, "tokens": tokens}
+    return found | ({"methods": {one.label: json.loads(one.parameters) for one in kept}} if kept else {})
+
+
+def layers_of(loaded: LoadedModel, name: str, sample: Asked, tokens: int, methods: Sequence[Kept] = ()) -> list[Row]:
+    """Numbers of one sample, layer by layer. Raises what preparing or reading its prompt raises."""
     from mmkv_bench.calibrate.observing import read_layers, with_answer
-    from mmkv_bench.diagnostics.quantities import QUANTITIES
+    from mmkv_bench.diagnostics.quantities import QUANTITIES, Seen
 
     quantity, prompt = QUANTITIES[name], encoded(loaded, sample)
     inputs, types = prompt.inputs, prompt.types
+    seen = Seen(prompt.length, {one.label: kept_entries(loaded, prompt, one) for one in methods})
     if quantity.answer:
         inputs, types = with_answer(inputs, types, fed_tokens(loaded, prompt, tokens))
-    layers = read_layers(
-        loaded.model,
-        inputs,
-        types,
-        quantity.needs,
-        lambda obs: list(quantity.read(obs, prompt.length)),
-        f"{sample.sample_id}",
+    found = read_layers(
+        loaded.model, inputs, types, quantity.needs, lambda obs: list(quantity.read(obs, seen)), prompt.identity
     )
-    return [(sample.sample_id, layer, value) for layer, values in enumerate(layers) for value in values]
+    return [(sample.sample_id, layer, value) for layer, value in quantity.finish(found)]
+
+
+def kept_entries(loaded: LoadedModel, prompt: EncodedPrompt, method: Kept) -> list[torch.Tensor]:
+    """Entries of the prompt that a method keeps, per layer int64 ``[Hkv, m]``, -1 where a head keeps fewer."""
+    import torch
+
+    from mmkv_bench.compression.session import attach
+
+    session = attach(loaded.model, method.compressor, method.budget, token_types=prompt.types, identity=prompt.identity)
+    with session, torch.no_grad():
+        loaded.model(**prompt.inputs, use_cache=True, logits_to_keep=1, return_dict=True)
+        return [layer[0].cpu() for layer in session.kept()]
 
 
 def fed_tokens(loaded: LoadedModel, prompt: EncodedPrompt, tokens: int) -> torch.Tensor:

@@ -1,24 +1,28 @@
 """What the papers' analyses look at in one layer of one prompt: numbers of an observation, each by its definition.
 
-Each function gives `Value`s of one layer. `length` is the prompt's; what stands behind it in the observation are tokens of
-the full cache's own answer (`measuring.py`).
+Each function gives `Value`s of one layer, or what is made of all layers when they have been read (`Quantity.finish`).
+`seen.length` is the prompt's; what stands behind it in the observation are tokens of the full cache's own answer
+(`measuring.py`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from mmkv_bench.compression.numerics.dct import dct
 from mmkv_bench.compression.numerics.entropy import cross_modal_entropy
+from mmkv_bench.compression.numerics.prefix import prefix_curves, prefix_ratios
 from mmkv_bench.compression.numerics.text_attention import top_mass
 from mmkv_bench.compression.observation import Needs
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from mmkv_bench.compression.observation import Observation
 
 POINTS = 100  # of a Lorenz curve
@@ -26,6 +30,9 @@ SHARES = tuple(i / 20 for i in range(1, 21))  # of the keys, whose attention is 
 BANDS = 128  # of a spectrum
 OUTLIERS = 0.001  # of a layer's query channels
 PROXIES = 512
+BUDGETS = tuple(i / 10 for i in range(1, 10))
+DELTAS = (0.0125, 0.025, 0.05, 0.075, 0.1)  # of PrefixKV's Table 10, in layers
+EDGE, WIDTH = 10.0, 0.25  # of a histogram: -10 to 10
 
 
 class Value(NamedTuple):
@@ -39,25 +46,46 @@ class Value(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Seen:
+    """What is known of a prompt beside its layers. length: its tokens.
+
+    kept: method and budget (`snapkv@64`) -> per layer int64 ``[Hkv, m]``, the entries that stay, -1 for none; of analyses
+    that ask for it.
+    """
+
+    length: int
+    kept: Mapping[str, Sequence[Tensor]] = field(default_factory=dict)
+
+
+def of_each_layer(found: Sequence[Sequence[Any]]) -> Iterator[tuple[int | None, Value]]:
+    """The values of every layer with its number."""
+    for layer, values in enumerate(found):
+        yield from ((layer, value) for value in values)
+
+
+@dataclass(frozen=True)
 class Quantity:
     """One analysis.
 
     Attributes:
-        needs: what must be gathered in the prefill; answer: of the prompt with the full cache's own answer behind it.
-        read: of one layer and the prompt's length. figures: where the papers show it; about: what it is, in a sentence.
+        needs: what must be gathered in the prefill; answer: of the prompt with the full cache's own answer behind it;
+            methods: `Seen.kept` is needed, of the methods and budgets of a run.
+        read: of one layer; figures: where the papers show it.
+        finish: what was read of all layers -> values with their layer, None for those of the whole model.
     """
 
     needs: Needs
-    read: Callable[[Observation, int], Iterator[Value]]
+    read: Callable[[Observation, Seen], Iterator[Any]]
     figures: str
-    about: str
     answer: bool = False
+    methods: bool = False
+    finish: Callable[[Sequence[Sequence[Any]]], Iterator[tuple[int | None, Value]]] = of_each_layer
 
 
-def hidden_states(obs: Observation, length: int) -> Iterator[Value]:
+def hidden_states(obs: Observation, seen: Seen) -> Iterator[Value]:
     """Mean and population standard deviation over all values of the query projection's inputs: of the prompt, of its text
     and its visual tokens apart, and of the tokens that are fed while the answer is decoded."""
-    states = obs.states
+    states, length = obs.states, seen.length
     types = torch.zeros(length) if obs.token_types is None else obs.token_types[:length].to(states.device)
     parts = {"prompt": states[:length], "text": states[:length][types == 0], "visual": states[:length][types > 0]}
     parts["answer"] = states[length:]
@@ -68,7 +96,7 @@ def hidden_states(obs: Observation, length: int) -> Iterator[Value]:
             yield Value("std", float(values.std(correction=0)), part)
 
 
-def lorenz(obs: Observation, length: int) -> Iterator[Value]:
+def lorenz(obs: Observation, seen: Seen) -> Iterator[Value]:
     """How unevenly tokens gather attention (column sums over all queries and query heads): share of it that the lowest x of
     the tokens have, linear between tokens, and the Gini coefficient, ``2 sum_i i s_i / (n sum s) - (n + 1) / n`` of the
     ascending sums s."""
@@ -83,26 +111,28 @@ def lorenz(obs: Observation, length: int) -> Iterator[Value]:
     yield Value("gini", float(2 * (rank * sums).sum() / (n * total) - (n + 1) / n))
 
 
-def entropy(obs: Observation, length: int) -> Iterator[Value]:
+def entropy(obs: Observation, seen: Seen) -> Iterator[Value]:
     """MEDA's cross-modal entropy (eq. 4 to 6), in nats; nothing where the prompt has one modality."""
     types = obs.token_types
     if types is not None and bool((types > 0).any()) and bool((types == 0).any()):
         yield Value("cross_modal_entropy", cross_modal_entropy(obs.queries, obs.key, obs.scaling, types))
 
 
-def cumulative_attention(obs: Observation, length: int) -> Iterator[Value]:
+def cumulative_attention(obs: Observation, seen: Seen) -> Iterator[Value]:
     """Attention that text queries pay to their largest x of the prompt's keys, per KV head: HybridKV's S* at 20 shares."""
     types = obs.token_types
     rows = [] if types is None else (types == 0).nonzero().flatten().tolist()
     for share in SHARES:
-        mass = top_mass(obs.queries, obs.key, obs.scaling, rows or range(length), math.ceil(share * length - 1e-9))
+        top = math.ceil(share * seen.length - 1e-9)
+        mass = top_mass(obs.queries, obs.key, obs.scaling, rows or range(seen.length), top)
         for head, value in enumerate(mass.tolist()):
             yield Value("top_mass", value, head=head, x=share)
 
 
-def power_spectrum(obs: Observation, length: int) -> Iterator[Value]:
+def power_spectrum(obs: Observation, seen: Seen) -> Iterator[Value]:
     """Shares of the energy of an orthonormal DCT along the tokens in 128 equal bands of frequency, all heads and channels of
     keys (as stored, rotated) and of values; x is a band's middle, 1 the highest frequency."""
+    length = seen.length
     band = torch.arange(length, device=obs.device) * BANDS // length
     for part, tensor in (("keys", obs.key), ("values", obs.value)):
         power = torch.zeros(length, dtype=torch.float64, device=obs.device)
@@ -113,11 +143,11 @@ def power_spectrum(obs: Observation, length: int) -> Iterator[Value]:
             yield Value("power", share, part, x=(number + 0.5) / BANDS)
 
 
-def outlier_hits(obs: Observation, length: int) -> Iterator[Value]:
+def outlier_hits(obs: Observation, seen: Seen) -> Iterator[Value]:
     """MM-ShiftKV's Table 14, whose definition is not printed; ours: of a layer's query channels before rotation (Hq * D) the
     0.1 % that reach furthest from 0 while the answer is decoded; the share of them in which some of 512 proxies, drawn as the
     method draws them with gamma 1 and 10, reaches as far."""
-    prompt, answer = obs.states[:length].float(), obs.states[length:]
+    prompt, answer = obs.states[: seen.length].float(), obs.states[seen.length :]
     reached = obs.project(answer).float().abs().amax(1).flatten()
     top = reached.topk(max(1, math.ceil(OUTLIERS * len(reached) - 1e-9))).indices
     mean, std = prompt.mean(0), prompt.std(0, correction=0)
@@ -127,18 +157,66 @@ def outlier_hits(obs: Observation, length: int) -> Iterator[Value]:
         yield Value("outlier_hit_rate", float((proxies[top] >= reached[top]).double().mean()), x=gamma)
 
 
+def histogram(obs: Observation, seen: Seen) -> Iterator[Value]:
+    """Density of the values of the query projection's inputs, prompt and answer: in bins of .25 from -10 to 10, x a bin's
+    middle, the share of all values in it divided by its width; `outside` is the share of those beyond."""
+    for part, rows in (("prompt", obs.states[: seen.length]), ("answer", obs.states[seen.length :])):
+        values = rows.double().flatten()
+        inside = values[(values >= -EDGE) & (values < EDGE)]
+        counts = ((inside + EDGE) / WIDTH).long().bincount(minlength=round(2 * EDGE / WIDTH)).tolist()
+        for number, count in enumerate(counts):
+            yield Value("density", count / (len(values) * WIDTH), part, x=-EDGE + (number + 0.5) * WIDTH)
+        yield Value("outside", 1 - len(inside) / len(values), part)
+
+
+def importance(obs: Observation, seen: Seen) -> Iterator[Tensor]:
+    """PrefixKV's importance of a layer's tokens: attention column sums over all query heads. The search for the global prefix
+    (Algorithm 1) then gives the share that each layer keeps at budgets of 10 to 90 %, and how many halvings it takes at
+    50 % until all layers together are within delta (x, in layers)."""
+    yield obs.column_sums.double().sum(0).cpu()
+
+
+def prefix_search(found: Sequence[Sequence[Tensor]]) -> Iterator[tuple[int | None, Value]]:
+    """What the search makes of `importance` of all layers."""
+    curves = prefix_curves([layer[0] for layer in found])
+    for rho in BUDGETS:
+        for layer, share in enumerate(prefix_ratios(curves, rho)[0]):
+            yield layer, Value("kept_ratio", share, x=rho)
+    for delta in DELTAS:
+        yield None, Value("search_steps", prefix_ratios(curves, 0.5, delta)[1], x=delta)
+
+
+def coverage(obs: Observation, seen: Seen) -> Iterator[Value]:
+    """Share of the attention of decoded tokens (mean over them and over query heads) that falls on the prompt's entries that a
+    method keeps, and on all of the prompt: part tells method and budget, `full` for all."""
+    start, heads = seen.length, obs.key.shape[0]
+    query = obs.queries[:, start:].float()  # [Hq,n,D]
+    key = obs.key.float().repeat_interleave(query.shape[0] // heads, 0)
+    scores = query @ key.transpose(1, 2) * obs.scaling
+    future = (
+        torch.arange(scores.shape[2], device=obs.device)
+        > torch.arange(start, scores.shape[2], device=obs.device)[:, None]
+    )
+    mass = scores.masked_fill(future, float("-inf")).softmax(-1)[..., :start].double()
+    mass = mass.view(heads, -1, start).mean(1)  # [Hkv,T]
+    yield Value("attention_coverage", float(mass.sum(1).mean()), "full")
+    for name, layers in seen.kept.items():
+        index = layers[obs.layer].to(obs.device)
+        held = mass.gather(1, index.clamp_min(0)).masked_fill(index < 0, 0)
+        yield Value("attention_coverage", float(held.sum(1).mean()), name)
+
+
 QUANTITIES = {
-    "hidden_states": Quantity(
-        Needs(states=True), hidden_states, "MM-ShiftKV figures 1a and 6", "mean and spread, prompt against answer", True
+    "hidden_states": Quantity(Needs(states=True), hidden_states, "MM-ShiftKV figures 1a and 6", answer=True),
+    "coverage": Quantity(Needs(queries=True), coverage, "MM-ShiftKV figure 1b", answer=True, methods=True),
+    "histogram": Quantity(Needs(states=True), histogram, "MM-ShiftKV figure 4", answer=True),
+    "outlier_hits": Quantity(Needs(states=True), outlier_hits, "MM-ShiftKV table 14", answer=True),
+    "lorenz": Quantity(Needs(column_sums=True), lorenz, "PrefixKV figures 2 and 4"),
+    "prefix_search": Quantity(
+        Needs(column_sums=True), importance, "PrefixKV figures 4 and 6, tables 7 and 10", finish=prefix_search
     ),
-    "outlier_hits": Quantity(
-        Needs(states=True), outlier_hits, "MM-ShiftKV table 14", "outlier channels that proxies reach", True
-    ),
-    "lorenz": Quantity(Needs(column_sums=True), lorenz, "PrefixKV figures 2 and 4", "Lorenz curves and Gini"),
-    "entropy": Quantity(Needs(queries=True), entropy, "MEDA figure 2", "cross-modal entropy"),
-    "cumulative_attention": Quantity(
-        Needs(queries=True), cumulative_attention, "HybridKV figure 3", "attention of the largest keys"
-    ),
-    "power_spectrum": Quantity(Needs(), power_spectrum, "FlashCache figures 1, 4 and 7 to 9", "energy by frequency"),
+    "entropy": Quantity(Needs(queries=True), entropy, "MEDA figure 2"),
+    "cumulative_attention": Quantity(Needs(queries=True), cumulative_attention, "HybridKV figure 3"),
+    "power_spectrum": Quantity(Needs(), power_spectrum, "FlashCache figures 1, 4 and 7 to 9"),
 }
 """Name on the command line -> the analysis."""

@@ -347,15 +347,18 @@ DIAGNOSTIC_COLUMNS = (
     _DATASET,
     _must("dataset_fingerprint", TEXT, "checksum of the dataset's rows"),
     _SAMPLE,
-    _must("layer", INT, "decoder layer, from 0"),
+    Column("layer", INT, "decoder layer, from 0; null of the whole model"),
     Column("head", INT, "KV head, from 0; null of all heads together"),
     _must("quantity", TEXT, "which number of the analysis"),
     _must(
-        "part", TEXT, "what it is of: tokens (prompt, text, visual, answer) or tensors (keys, values); empty for all"
+        "part",
+        TEXT,
+        "what it is of: tokens (prompt, text, visual, answer), tensors (keys, values) or a method at a budget (snapkv@64); "
+        "empty for all",
     ),
     Column("x", FLOAT, "place on the curve that the number is a point of; null where there is no curve"),
     _must("value", FLOAT, "the number", "quantity's own"),
-    _must("settings", TEXT, "which samples, how many tokens of the answer", json=True),
+    _must("settings", TEXT, "which samples, tokens of the answer, parameters of methods", json=True),
     _must("versions", TEXT, "versions of the packages that touch numbers", json=True),
     _must("committed_at", TIME, "commit time", stamped=True),
 )

@@ -12,7 +12,7 @@ from mmkv_bench.calibrate.observing import read_layers, with_answer
 from mmkv_bench.cli.tree import reader
 from mmkv_bench.cli.verbs.diagnose import MEASURED
 from mmkv_bench.compression.observation import Needs
-from mmkv_bench.diagnostics.quantities import BANDS, QUANTITIES
+from mmkv_bench.diagnostics.quantities import BANDS, DELTAS, QUANTITIES, Seen
 from mmkv_bench.errors import StoreError
 from mmkv_bench.models.fingerprint import folder_fingerprint
 from mmkv_bench.store.store import Store
@@ -23,6 +23,7 @@ from tests.compression import oracles
 
 FAMILIES = ("qwen2_5_vl", "qwen3_vl", "qwen2_vl", "llava_next", "internvl_qwen3")
 PROMPT, TOTAL = 24, 30
+KEPT = {"some@3": [torch.tensor([[1, 5, 23], [-1, 0, 9]])], "all@24": [torch.arange(24).expand(2, -1)]}
 TYPES = torch.tensor([0, 0, 1, 1, 1, 1, 0, 1, 1, 0, *[1] * 9, *[0] * 11])
 
 
@@ -33,7 +34,8 @@ def seen(name: str, seed: int = 0):
     layer = oracles.make_layer(total, 2, 3, seed=seed)
     obs = layer.observe(quantity.needs)
     obs.token_types = TYPES[:total]
-    return obs, layer, {(v.quantity, v.part, v.head, v.x): v.value for v in quantity.read(obs, PROMPT)}
+    found = quantity.read(obs, Seen(PROMPT, KEPT if quantity.methods else {}))
+    return obs, layer, {(v.quantity, v.part, v.head, v.x): v.value for v in found}
 
 
 def attention(layer) -> list[list[list[float]]]:
@@ -100,7 +102,7 @@ def test_cross_modal_entropy_is_that_of_the_two_mean_maps():
     }
     one = seen("entropy")[0]
     one.token_types = torch.zeros(PROMPT)
-    assert list(QUANTITIES["entropy"].read(one, PROMPT)) == []
+    assert list(QUANTITIES["entropy"].read(one, Seen(PROMPT))) == []
 
 
 def test_cumulative_attention_is_the_mean_over_text_rows_of_their_largest_probabilities():
@@ -128,6 +130,55 @@ def test_power_spectrum_is_the_energy_of_cosines_written_out():
             x = (m * BANDS // PROMPT + 0.5) / BANDS
             assert got["power", part, None, x] == pytest.approx(energy / math.fsum(power), rel=1e-4)
         assert math.fsum(v for (_, p, _, _), v in got.items() if p == part) == pytest.approx(1)
+
+
+def test_coverage_is_the_answers_attention_on_what_is_kept():
+    _, layer, got = seen("coverage")
+    maps = attention(layer)
+    for part, heads in (("some@3", ((1, 5, 23), (0, 9))), ("all@24", (range(24),) * 2), ("full", (range(24),) * 2)):
+        want = fmean(math.fsum(maps[h][i][j] for j in heads[h // 3]) for h in range(6) for i in range(PROMPT, TOTAL))
+        assert got["attention_coverage", part, None, None] == pytest.approx(want, rel=1e-5)
+    assert got["attention_coverage", "some@3", None, None] < got["attention_coverage", "full", None, None] < 1
+
+
+def test_histograms_are_shares_of_all_values_by_width():
+    _, layer, got = seen("histogram")
+    for part, rows in (("prompt", layer.hidden[:PROMPT]), ("answer", layer.hidden[PROMPT:])):
+        values = [value for row in rows.float().tolist() for value in row]
+        for low in (-1.0, 0.0, 0.75):
+            want = sum(low <= value < low + 0.25 for value in values) / len(values) / 0.25
+            assert got["density", part, None, low + 0.125] == pytest.approx(want)
+        assert sum(v for (q, p, _, _), v in got.items() if (q, p) == ("density", part)) * 0.25 == pytest.approx(1)
+        assert got["outside", part, None, None] == 0
+
+
+def test_the_search_is_algorithm_1_of_all_layers_together():
+    """Halve [0, 1] until the prefixes of all layers hold half of the entries but for delta layers."""
+    layers = [oracles.make_layer(PROMPT, 2, 3, seed=seed) for seed in range(3)]
+    quantity = QUANTITIES["prefix_search"]
+    found = [list(quantity.read(layer.observe(quantity.needs), Seen(PROMPT))) for layer in layers]
+    got = {(layer, v.quantity, v.x): v.value for layer, v in quantity.finish(found)}
+    curves = []
+    for layer in layers:
+        maps = attention(layer)
+        sums = sorted(
+            (math.fsum(head[i][j] for head in maps for i in range(PROMPT)) for j in range(PROMPT)), reverse=True
+        )
+        curves.append([math.fsum(sums[: j + 1]) / math.fsum(sums) for j in range(PROMPT)])
+    for delta in DELTAS:
+        low, high, steps = 0.0, 1.0, 0
+        while True:
+            p, steps = (low + high) / 2, steps + 1
+            shares = [next(j + 1 for j, value in enumerate(curve) if value >= p) / PROMPT for curve in curves]
+            if abs(sum(shares) - 1.5) <= delta or steps == 64:
+                break
+            low, high = (p, high) if sum(shares) < 1.5 else (low, p)
+        assert got[None, "search_steps", delta] == steps
+    for rho in (0.1, 0.5, 0.9):
+        assert sum(got[layer, "kept_ratio", rho] for layer in range(3)) == pytest.approx(3 * rho)
+    half = [got[layer, "kept_ratio", 0.5] for layer in range(3)]
+    exact = [1.5 * share / sum(shares) for share in shares]
+    assert half == pytest.approx(exact, abs=1.5 / PROMPT)
 
 
 def test_outlier_channels_are_hit_by_proxies_that_reach_as_far(monkeypatch):
@@ -203,6 +254,17 @@ def test_the_command_writes_rows_of_every_layer_that_read_back(tmp_path, capsys)
     assert len(Store(out).diagnostics()) == len(rows), "the same measurement is one file"
 
 
+def test_coverage_of_methods_at_budgets_of_a_run(tmp_path):
+    out = tmp_path / "rows"
+    words = ["method=[snapkv,streamingllm]", "budget=[8,32]", "dataset=pages_lookup", "dataset.split=dev"]
+    assert verb("diagnose")(["coverage", *words, "--samples", "1", f"out={out}"]) == 0
+    rows = Store(out).diagnostics().to_pandas()
+    assert set(rows["part"]) == {"full", "snapkv@8", "snapkv@32", "streamingllm@8", "streamingllm@32"}
+    mean = rows.groupby("part")["value"].mean()
+    assert mean["snapkv@8"] < mean["snapkv@32"] < mean["full"] <= 1 and mean["streamingllm@32"] < mean["snapkv@32"]
+    assert '"window"' in rows["settings"].iloc[0]
+
+
 def test_the_help_names_every_analysis():
     assert set(MEASURED) == set(QUANTITIES)
     assert all(quantity.figures and quantity.read.__doc__ for quantity in QUANTITIES.values())
@@ -211,7 +273,7 @@ def test_the_help_names_every_analysis():
 
 def test_what_an_analysis_does_not_take_is_refused(capsys, tmp_path):
     assert verb("diagnose")(["lorenz", "method=snapkv", f"out={tmp_path}"]) == 2
-    assert "method=snapkv has no effect on an analysis" in capsys.readouterr().err
+    assert "method=snapkv has no effect on lorenz" in capsys.readouterr().err
 
 
 def test_rows_that_are_not_the_tables_are_refused(tmp_path):

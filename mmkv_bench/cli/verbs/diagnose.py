@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 from mmkv_bench.cli.grammar import Parser, configuration, count, not_negative, overrides_of
@@ -12,13 +13,18 @@ SUMMARY = "measure what the papers' analyses look at, layer by layer, in prompts
 
 MEASURED = {
     "hidden_states": "mean and spread of the query projection's input, prompt (text, visual) against answer",
+    "coverage": "share of the answer's attention on the entries that method= keeps at budget=",
+    "histogram": "density of the values of the query projection's input, prompt and answer",
     "outlier_hits": "share of outlier query channels that MM-ShiftKV's proxies reach, gamma 1 and 10",
     "lorenz": "Lorenz curve and Gini coefficient of the attention that tokens gather",
+    "prefix_search": "PrefixKV's kept share of every layer at nine budgets, and how many halvings its search takes",
     "entropy": "MEDA's cross-modal entropy",
     "cumulative_attention": "attention that text pays to its largest keys, 20 shares of them, per KV head",
     "power_spectrum": "energy of keys and values in 128 bands of frequency along the prompt",
 }
 SAMPLES, TOKENS = 10, 64
+OF_METHODS = ("coverage",)
+SETTINGS_OF_METHODS = ("method", "methods", "budget", "reading")
 
 
 def options(parser: Parser) -> None:
@@ -37,6 +43,7 @@ def options(parser: Parser) -> None:
     )
     parser.examples(
         "mmkv-bench diagnose lorenz dataset=pages_lookup --samples 20 out=runs/figures",
+        "mmkv-bench diagnose coverage 'method=[snapkv,mmshift]' 'budget=[64,256]' dataset=pages_walk out=runs/figures",
         "mmkv-bench diagnose hidden_states model=qwen2_5_vl_7b dataset=ocrbench --samples 100 out=runs/figures",
     )
 
@@ -45,6 +52,7 @@ def answer(given: argparse.Namespace) -> int:
     """Measure, store, say where."""
     from mmkv_bench.config.compose import compose
     from mmkv_bench.diagnostics.measuring import diagnose
+    from mmkv_bench.diagnostics.methods import methods_of
     from mmkv_bench.diagnostics.questions import KEYS, of_dataset
     from mmkv_bench.models.quiet import quiet_libraries
 
@@ -54,17 +62,17 @@ def answer(given: argparse.Namespace) -> int:
         )
     words = overrides_of(given)
     ours = [word for word in words if _group(word) in KEYS]
-    others = [word for word in words if _group(word) not in (*KEYS, "model", "out", "hydra")]
+    allowed = ("model", "dataset", "data", "out", *(SETTINGS_OF_METHODS if given.name in OF_METHODS else ()))
+    others = [word for word in words if _group(word) not in (*KEYS, *allowed, "hydra")]
     if others:
-        raise ConfigError(
-            f"{others[0]} has no effect on an analysis; allowed: model, dataset, data, out and their keys"
-        )
+        raise ConfigError(f"{others[0]} has no effect on {given.name}; allowed: {', '.join(allowed)} and their keys")
     config = compose(words)
     if not any(word.partition("=")[0] == "dataset" for word in ours):
         ours = [f"dataset={next(iter(config.datasets))}", *ours]
     quiet_libraries()
     questions = of_dataset(ours, given.samples, given.draw, calibrating=False)
-    file, numbers = diagnose(given.name, config.model, questions, given.tokens, Path(config.out))
+    methods = partial(methods_of, config) if given.name in OF_METHODS else None
+    file, numbers = diagnose(given.name, config.model, questions, given.tokens, Path(config.out), methods)
     print(f"wrote {numbers} numbers of {given.samples} samples to {file}")
     return 0
 
