@@ -17,6 +17,7 @@ VERBS = (
     "launch",
     "score",
     "tables",
+    "plot",
     "verify",
     "data",
     "calibrate",
@@ -28,7 +29,7 @@ VERBS = (
 )
 """The verbs, in the order of the help; `verbs/<name>.py` answers each."""
 
-COMING = ("plot", "papers", "report", "show", "export", "new")
+COMING = ("papers", "report", "show", "export", "new")
 """Words that are kept for verbs of later versions, so that no configuration takes them."""
 
 

@@ -102,6 +102,11 @@ class Compressor:
         return Needs() if self.unbudgeted else self.eviction.scorer.needs | self.eviction.allocator.needs
 
     @property
+    def resamples(self) -> bool:
+        """The answer comes from the full cache of a prompt with smaller pictures, which a run makes (`generation/pixels.py`)."""
+        return self.scorer is not None and self.scorer.resamples
+
+    @property
     def needs_visual(self) -> bool:
         return any(part.needs_visual for part in (self.scorer, self.allocator, self.selector) if part is not None)
 

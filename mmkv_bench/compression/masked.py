@@ -23,7 +23,9 @@ def check_only_evicts(compressor: Compressor, protocol: str) -> None:
     """
     decoding = compressor.decoding
     why = None
-    if compressor.reducer is not None and compressor.reducer.merges:
+    if compressor.resamples:
+        why = "evicts nothing"
+    elif compressor.reducer is not None and compressor.reducer.merges:
         why = "merges evicted entries into kept ones"
     elif decoding is not None and decoding.quantises:
         why = "stores entries in fewer bits"

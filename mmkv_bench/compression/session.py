@@ -384,6 +384,10 @@ def attach(
     """
     if budget is None and not compressor.unbudgeted:
         raise ConfigError(f"method {compressor.name} needs a budget; allowed: entries >= 1 or a fraction in (0, 1]")
+    if compressor.resamples:
+        from mmkv_bench.compression.scorers.pixels import ALONE
+
+        raise UnsupportedError(ALONE)
     rule = protocol_named(protocol)
     return Session(
         model, Compressing(compressor, budget, rule, seed, prompt_tokens, context, answer, phases), **options

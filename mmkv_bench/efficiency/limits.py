@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mmkv_bench.models.roofline import Decoder
+from mmkv_bench.errors import MMKVError
+from mmkv_bench.models.roofline import MS, Decoder, roofline_ms, step_bytes, step_operations
 from mmkv_bench.models.sizes import decoder_of
 from mmkv_bench.models.source import Source
 
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from mmkv_bench.efficiency.planned import Planned
+    from mmkv_bench.store.store import Store
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 
@@ -38,6 +41,12 @@ class Limits:
         """Bytes of weights that a decode step reads."""
         return self.decoder.read * self.itemsize
 
+    def step_s(self, useful: float, batch: int) -> float:
+        """The least time of a decode step whose sequences read `useful` bytes of keys and values together [s]."""
+        kv = useful / batch
+        operations = step_operations(self.decoder, kv / (self.decoder.kv_values * self.itemsize), batch)
+        return roofline_ms(step_bytes(self.weights, kv, batch), self.bandwidth, operations, self.rate) / MS
+
 
 def limits_of(plan: Planned, rows: pa.Table) -> Limits | None:
     """None where a model's files do not state its shape, or nothing was timed. The device is measured now, once, if it never was.
@@ -56,3 +65,32 @@ def limits_of(plan: Planned, rows: pa.Table) -> Limits | None:
     with computing_with(threads):
         speed = measured(plan.config.model.device)
     return Limits(decoder, _BYTES[dtype], speed.bandwidth, speed.rates.get(dtype), speed.slug)
+
+
+def known_limits(store: Store) -> dict[tuple[str, str, str], Limits]:
+    """(model, dtype, device) of the cells of timed passes -> its limits, of those whose model's files are here and whose device
+    was measured before; nothing is measured now."""
+    import json
+
+    from omegaconf import OmegaConf
+
+    from mmkv_bench.models.devices import slug_of, stored
+
+    rows, speeds = store.timings().to_pandas(), stored()
+    threads = rows.dropna(subset=["threads"]).groupby("cell")["threads"].max().astype(int) if len(rows) else {}
+    found: dict[tuple[str, str, str], Limits] = {}
+    for cell in store.cells([*dict(threads)]).to_pylist():
+        key = cell["model"], cell["dtype"], cell["device"]
+        kind = "cpu" if cell["device"] == "cpu" else "cuda"
+        speed = speeds.get(
+            slug_of((cell["cpu"] or "") if kind == "cpu" else cell["device"], kind, threads[cell["cell"]])
+        )
+        if key in found or speed is None:
+            continue
+        with suppress(MMKVError):
+            model = OmegaConf.create(json.loads(cell["config"])["model"])
+            decoder = decoder_of(Source.of(model).described())
+            if decoder is not None:
+                rate = speed.rates.get(cell["dtype"])
+                found[key] = Limits(decoder, _BYTES[cell["dtype"]], speed.bandwidth, rate, speed.slug)
+    return found

@@ -13,6 +13,7 @@ from torch import Tensor
 from mmkv_bench.errors import DataError, UnsupportedError
 from mmkv_bench.generation.video_inputs import frames_of, video_arguments
 from mmkv_bench.models.families import Family, context_length, token_types
+from mmkv_bench.models.smaller import smaller
 from mmkv_bench.models.video import DEFAULT_FRAMES
 from mmkv_bench.protocols import Lengths, Protocol
 
@@ -86,6 +87,7 @@ def encode(
     *,
     frames: int | None = None,
     video_max_pixels: int | None = None,
+    share: float = 1.0,
 ) -> EncodedPrompt:
     """Render messages with the processor's chat template and encode them with their media.
 
@@ -95,7 +97,7 @@ def encode(
         videos: see `video_inputs.frames_of`; frames are taken here, the processor takes all that it gets.
         max_prompt_tokens: refuse longer prompts.
         frames: of a video, at most; None = 32. video_max_pixels: of one frame, at most, where a processor's own limit
-            is one of the whole video.
+            is one of the whole video. share: of the images' sides or tiles and of the frames, see `models/smaller.py`.
 
     Raises:
         UnsupportedError: a prompt longer than `max_prompt_tokens`, or than the model's context; media that the family
@@ -106,11 +108,14 @@ def encode(
     _check_counts(processor, family, messages, images, videos)
     text = rendered(processor, messages)
     _check_markers(processor, text, len(images), len(videos))
-    media = {}
+    media: dict[str, Any] = {}
+    if len(images) and share < 1:
+        images, media["images_kwargs"] = smaller(images, processor, share)
     if len(images):
         media["images"] = _images(processor, images)
     if len(videos):
-        sampled = [frames_of(video, frames or DEFAULT_FRAMES) for video in videos]
+        most = max(1, round(share * (frames or DEFAULT_FRAMES)))
+        sampled = [frames_of(video, most) for video in videos]
         media |= video_arguments(processor, sampled, video_max_pixels)
     inputs = _tensors(processor, text, media)
     tensors = {name: value.to(device) for name, value in inputs.items() if isinstance(value, Tensor)}

@@ -97,6 +97,10 @@ def validate_combinations(config: DictConfig, family: Family, compressors: Itera
     for compressor in compressors:
         if compressor.scorer is not None:
             compressor.scorer.check_layers(family.num_layers)
+        if compressor.resamples and family.multimodal:
+            from mmkv_bench.models.smaller import check_smaller
+
+            check_smaller(family)
     if family.multimodal:
         return
     cutting = [str(name) for name in as_list(config.protocol) if name in protocols.CUTTING]

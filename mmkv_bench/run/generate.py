@@ -13,6 +13,7 @@ from mmkv_bench.generation.deadline import time_limit
 from mmkv_bench.generation.encode import EncodedPrompt, encode
 from mmkv_bench.generation.engine import Engine, as_row
 from mmkv_bench.generation.fidelity import Extras
+from mmkv_bench.generation.pixels import Smaller, answered, resampled
 from mmkv_bench.generation.reference import reference_tokens
 from mmkv_bench.generation.result import CellSpec, ForkResult
 from mmkv_bench.generation.rules import DecodeRules
@@ -54,8 +55,10 @@ def prompt_of(
     return fitted(loaded.processor, request.messages, request.images, request.generation, limit, request.instruction)
 
 
-def encoded(loaded: LoadedModel, config: DictConfig, request: Request, identity: str, device: Any) -> EncodedPrompt:
-    """The request's prompt as the model reads it, made within `timeout_s`.
+def encoded(
+    loaded: LoadedModel, config: DictConfig, request: Request, identity: str, device: Any, share: float = 1.0
+) -> EncodedPrompt:
+    """The request's prompt as the model reads it, made within `timeout_s`; share: of its pictures, see `encode`.
 
     Raises:
         GenerationTimeout: its chat template or processor takes longer; also what `encode` raises.
@@ -74,6 +77,7 @@ def encoded(loaded: LoadedModel, config: DictConfig, request: Request, identity:
             model.max_prompt_tokens,
             frames=model.frames,
             video_max_pixels=model.video_max_pixels,
+            share=share,
         )
 
 
@@ -141,7 +145,8 @@ class Answering:
         left = list(specs)
         try:
             for results in self._answer(request, identity, specs):
-                left = left[len(results) :]
+                ended = {result.cell for result in results}
+                left = [spec for spec in left if spec.cell not in ended]
                 yield results
         except Exception as error:  # noqa: BLE001 - one sample's fault is its rows' status; the run goes on
             log.warning("%s: %s", identity, without_secrets(describe(error)))
@@ -151,10 +156,31 @@ class Answering:
     def _answer(self, request: Request, identity: str, specs: Sequence[CellSpec]) -> Iterator[list[ForkResult]]:
         if request.error is not None:
             raise DataError(request.error)
-        rules = self._rules_for(request)
+        self._rules_for(request)  # what cannot be honoured is said before pictures are read
         prompt = encoded(self.loaded, self.config, request, identity, self.loaded.device)
-        rules = self._within_context(rules, prompt)
-        for results in self._generated(prompt, specs, rules, self._extras(request)):
+        extras = self._extras(request)
+        apart = resampled(specs, prompt, self.loaded.family)
+        together = [spec for spec in specs if spec not in apart]
+        if together:
+            yield from self._of_prompt(request, prompt, together, extras)
+        if apart:
+            yield from answered(
+                Smaller(
+                    lambda share: encoded(self.loaded, self.config, request, identity, self.loaded.device, share),
+                    prompt,
+                    self.loaded.family,
+                ),
+                apart,
+                # Another prompt's distributions: no noise floor, no sampled reference.
+                lambda small, own: self._of_prompt(request, small, own, Extras(reference=extras.reference)),
+            )
+
+    def _of_prompt(
+        self, request: Request, prompt: EncodedPrompt, specs: Sequence[CellSpec], extras: Extras
+    ) -> Iterator[list[ForkResult]]:
+        """Results of cells that are answered from this prompt."""
+        rules = self._within_context(self._rules_for(request), prompt)
+        for results in self._generated(prompt, specs, rules, extras):
             if rules is not self._rules_for(request):
                 for result in results:
                     result.fallback += [CONTEXT_END] * (result.finish_reason == "length")

@@ -39,6 +39,7 @@ FALLBACKS = {
     "the other in every step",
     "eager_decode": "decode=compiled: what the method's decode policy holds changes in number from step to step, so the answer "
     "was decoded eagerly",
+    "pixels_over_budget": "pixels: the prompt with the smallest pictures, or the fewest frames, has more entries than the budget",
     "oracle_no_answer_step": "oracle: the answer has no token that is decoded from the cache, so it knows nothing",
 }
 """Names in the column `fallback` that built-in methods give, and what they mean. Parts of a user's may give others."""

@@ -104,6 +104,27 @@ def cost_tables(
         ConfigError: no store, a filter that names what the rows do not hold, a cost that they do not know, and times that only
             groups of cells have.
     """
+    seen, chosen = _read(root, costs, datasets, protocols, readings)
+    wanted = [_own(part, list(chosen["place"]), costs) for part in seen]
+    _refuse_unknown(seen, wanted, list(chosen["place"]), costs)
+    return _every_table(chosen, seen, wanted)
+
+
+def known_tables(root: Path | str, costs: Sequence[Cost]) -> list[CostTable]:
+    """The tables of a store with those of the costs that it knows, none where it knows none; errors of rows that are not there as
+    of `cost_tables`."""
+    seen, chosen = _read(root, costs)
+    return _every_table(chosen, seen, [_own(part, list(chosen["place"]), costs) for part in seen])
+
+
+def _read(
+    root: Path | str,
+    costs: Sequence[Cost],
+    datasets: Sequence[str] | None = None,
+    protocols: Sequence[str] | None = None,
+    readings: Sequence[str] | None = None,
+) -> tuple[list[Seen], pd.DataFrame]:
+    """What answers and passes say, and the cells that the filters choose, with `place`."""
     from mmkv_bench.store.store import Store
 
     root = Path(root)
@@ -118,10 +139,10 @@ def cost_tables(
     keep &= choose(cells["reading"], readings, "reading") | cells["reading"].isna()
     cells = cells.assign(place=np.arange(len(cells)), latest=latest(cells))
     names = list(cells["cell"])
-    seen = [answers_seen(store, names, costs), passes_seen(store, names, costs)]
-    chosen = cells[keep]
-    wanted = [_own(part, list(chosen["place"]), costs) for part in seen]
-    _refuse_unknown(seen, wanted, list(chosen["place"]), costs)
+    return [answers_seen(store, names, costs), passes_seen(store, names, costs)], cells[keep]
+
+
+def _every_table(chosen: pd.DataFrame, seen: Sequence[Seen], wanted: Sequence[tuple[Cost, ...]]) -> list[CostTable]:
     return [table for part, shown in zip(seen, wanted, strict=True) if shown for table in _tables(chosen, part, shown)]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # Okabe and Ito's colours, told apart with every common colour vision; shapes repeat the distinction without colour.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D1F", "#5B3A8E")
 _SHAPES = "osD^vP*X"
-_RANDOM = ("#7F7F7F", "x")
+_FIXED = {BASELINE: ("black", "*"), "random": ("#7F7F7F", "x")}
 _DIFFERS_BY_PANEL = ("n=", "dataset_fingerprint=")
 
 
@@ -79,9 +79,18 @@ def _check(tables: Sequence[Table]) -> None:
 
 def _styles(tables: Sequence[Table]) -> dict[str, tuple[str, str]]:
     """Colour and marker per method label, the same in all panels and independent of the order of tables."""
-    labels = sorted({m.label for table in tables for m in table.methods if m.budgeted and m.base != "random"})
-    styles = {label: (_COLOURS[i % len(_COLOURS)], _SHAPES[i % len(_SHAPES)]) for i, label in enumerate(labels)}
-    return styles | {m.label: _RANDOM for table in tables for m in table.methods if m.base == "random"}
+    return looks([method for table in tables for method in table.methods if method.budgeted])
+
+
+def looks(methods: Iterable[Line]) -> dict[str, tuple[str, str]]:
+    """Label -> colour and marker: black for `full`, grey for `random`, the others by name, 64 of them apart."""
+    kinds = {method.label: method.base for method in methods}
+    others = [label for label, base in sorted(kinds.items()) if base not in _FIXED]
+    found = {label: _FIXED[base] for label, base in kinds.items() if base in _FIXED}
+    for place, label in enumerate(others):
+        turn, step = divmod(place, len(_COLOURS))
+        found[label] = _COLOURS[step], _SHAPES[(step + turn) % len(_SHAPES)]
+    return found
 
 
 def _legend(method: Line, tables: Sequence[Table]) -> str:

@@ -80,7 +80,7 @@ def some(cells: list) -> list:
     return [group[turn % len(group)] for turn, group in enumerate(groups.values())]
 
 
-OUTSIDE = {"custom", "kvpress"}  # methods that take a file or a package of the user's
+OUTSIDE = {"custom", "kvpress", "pixels"}  # take a file or a package of the user's, or the pictures of a run
 
 
 @functools.cache

@@ -26,7 +26,7 @@ from mmkv_bench.tiny.pages import make_sample
 from tests.each import each
 
 CPU, TOKENS = torch.device("cpu"), 384
-OUTSIDE = {"custom", "kvpress", "snapkv_kvpress"}  # name files and packages of their users
+OUTSIDE = {"custom", "kvpress", "snapkv_kvpress", "pixels"}  # name files and packages of their users; compress no cache
 NAMES = sorted(set(options("method")) - OUTSIDE)
 BUDGET = Budget.parse(0.2)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import runpy
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +10,10 @@ import pytest
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.tables.build import build
 from mmkv_bench.tables.figure import accuracy_figure, save
+from tests.cli.setting import verb
 from tests.tables.examples import Example, zeros_and_ones
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "plot_accuracy.py"
+main = verb("plot")
 
 
 def example(reading: str = "paper", **answer) -> Example:
@@ -101,15 +101,16 @@ def test_the_same_rows_give_the_same_files(tmp_path: Path) -> None:
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
 
 
-def test_the_script_draws_from_a_rows_folder_and_says_what_it_needs(tmp_path: Path, capsys) -> None:
-    main = runpy.run_path(str(SCRIPT))["main"]
+def test_the_verb_draws_one_table_of_each_dataset_and_says_what_it_needs(tmp_path: Path, capsys) -> None:
     made = example()
     made.add("snapkv", "0.2", [1.0, 0], dataset="pages_walk")  # not of the kind that is drawn
-    argv = [str(made.write(tmp_path / "rows")), "--out", str(tmp_path / "figure")]
-    assert main(argv) == 0
+    argv = ["budget", str(made.write(tmp_path / "rows")), "--out", str(tmp_path / "figure")]
+    assert main([*argv, "--budgets", "entries"]) == 0
     assert capsys.readouterr().out.split() == [str(tmp_path / "figure.png"), str(tmp_path / "figure.svg")]
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+    assert main(argv) == 2
+    assert "2 tables of pages_walk" in capsys.readouterr().err
     assert main([*argv, "--dataset", "pages_chain"]) == 2
     assert "no dataset 'pages_chain'" in capsys.readouterr().err
     assert main([*argv, "--dataset", "pages_lookup", "--budgets", "fraction"]) == 2
-    assert "0 tables of pages_lookup" in capsys.readouterr().err
+    assert "no table of scores with a budget" in capsys.readouterr().err

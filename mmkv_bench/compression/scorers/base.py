@@ -26,6 +26,7 @@ class Scorer(ABC):
         stochastic: the score depends on ``seed``; a cell of a deterministic method has none.
         needs_visual: prompts without visual tokens cannot be scored.
         negative: scores may be below 0, so that their sums are no shares.
+        resamples: nothing is scored; a run answers from the full cache of a prompt with smaller pictures (``pixels``).
         comparable: scores of different KV heads of a layer lie on one scale and say which head needs more entries; not
             so for scores that follow from a token's place alone or are the same in every head.
         later: names of parameters that came after cells of the method were stored. Each is a parameter of the method under
@@ -36,6 +37,7 @@ class Scorer(ABC):
 
     comparable: bool = True
     later: ClassVar[tuple[str, ...]] = ()
+    resamples: bool = False
 
     @property
     def needs(self) -> Needs:

@@ -1,0 +1,172 @@
+"""`mmkv-bench plot`: pictures of rows."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mmkv_bench.cli.grammar import Listed, Parser, count, rows_folder
+from mmkv_bench.errors import ConfigError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from mmkv_bench.tables.cost_figure import Bound
+    from mmkv_bench.tables.cost_names import Cost
+    from mmkv_bench.tables.costs import CostTable
+    from mmkv_bench.tables.table import Table
+
+SUMMARY = "draw rows: accuracy against budget, latency against length, accuracy against bytes and ms/token"
+KINDS = ("budget", "length", "front")
+
+
+def options(parser: Parser) -> None:
+    """Which picture, of which rows, where to."""
+    parser.add_argument(
+        "kind",
+        choices=KINDS,
+        help="budget: scores against the budget; length: a cost against the length of the prompt, with the roofline where the "
+        "device was measured; front: scores against costs, one point a cell, the Pareto front drawn",
+    )
+    parser.add_argument(
+        "rows", type=Path, help="rows folder that a run printed; of scores, or for `length` of efficiency"
+    )
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="PATH", help="without suffix; makes PATH.png and PATH.svg"
+    )
+    parser.add_argument("--dataset", action=Listed, metavar="NAMES", help="only these datasets, one panel each")
+    parser.add_argument("--protocol", action=Listed, metavar="NAMES", help="only these protocols; default: paper")
+    parser.add_argument("--reading", action=Listed, metavar="NAMES", help="only these readings")
+    parser.add_argument("--metric", metavar="NAME", help="the score; needed where the rows hold several")
+    parser.add_argument("--budgets", choices=("entries", "fraction"), help="only budgets of this kind")
+    parser.add_argument(
+        "--cost",
+        action=Listed,
+        metavar="NAMES",
+        help="what costs are drawn, as for `tables --metric`; default: tpot_s (length), bytes,tpot_s (front)",
+    )
+    parser.add_argument(
+        "--costs",
+        type=Path,
+        metavar="ROWS",
+        help="(front) rows of scenario=efficiency, where they are in another folder",
+    )
+    parser.add_argument("--tokens", type=count, metavar="N", help="(front) passes of this prompt length")
+    parser.add_argument("--batch", type=count, metavar="N", help="(front) passes of this batch")
+    parser.examples(
+        "mmkv-bench plot budget results/tiny/large --out large",
+        "mmkv-bench plot length runs/speed --out latency",
+        "mmkv-bench plot front runs/demo --costs runs/speed --tokens 512 --out front",
+    )
+
+
+def answer(given: argparse.Namespace) -> int:
+    """Draw it and print the files' names; what is left out of the picture is said."""
+    from mmkv_bench.tables.figure import save
+
+    figure, said = {"budget": _budget, "length": _length, "front": _front}[given.kind](given)
+    for path in save(figure, given.out):
+        print(path)
+    for sentence in said:
+        print(sentence)
+    return 0
+
+
+def _budget(given: argparse.Namespace) -> tuple[Figure, list[str]]:
+    from mmkv_bench.tables.figure import accuracy_figure
+
+    return accuracy_figure(_chosen(given)), []
+
+
+def _length(given: argparse.Namespace) -> tuple[Figure, list[str]]:
+    from mmkv_bench.tables.cost_figure import USEFUL, length_figure
+    from mmkv_bench.tables.cost_names import KNOWN
+    from mmkv_bench.tables.costs import known_tables
+
+    costs = _costs(given, ["tpot_s"])
+    if len(costs) > 1:
+        raise ConfigError(
+            f"plot length draws one cost, got {', '.join(cost.name for cost in costs)}; name one with --cost"
+        )
+    rows = rows_folder(given.rows)
+    wanted = [*costs, *([KNOWN[USEFUL]] if costs[0].key != USEFUL else [])]
+    tables = [
+        table
+        for table in known_tables(rows, wanted)
+        if (given.protocol or ["paper"])[0] == table.context["protocol"]
+        and given.budgets in (None, table.axis)
+        and (given.dataset is None or table.context["dataset"] in given.dataset)
+    ]
+    return length_figure(tables, costs[0], _bound(rows)), []
+
+
+def _front(given: argparse.Namespace) -> tuple[Figure, list[str]]:
+    from mmkv_bench.tables.front_figure import front_figure
+    from mmkv_bench.tables.fronts import fronts
+
+    roots = [rows_folder(root) for root in dict.fromkeys([given.rows, given.costs or given.rows])]
+    found = fronts(_chosen(given), _costs(given, ["bytes", "tpot_s"]), roots, given.tokens, given.batch)
+    said = [
+        f"not drawn against {front.cost.name}, which is not known of them ({front.table.dataset}): {', '.join(front.alone)}"
+        for front in found
+        if front.alone
+    ]
+    return front_figure(found), said
+
+
+def _costs(given: argparse.Namespace, usual: Sequence[str]) -> list[Cost]:
+    from mmkv_bench.tables.cost_names import divided, refuse_unknown
+
+    names, costs = divided(given.cost or usual)
+    refuse_unknown(names, ())
+    return costs
+
+
+def _chosen(given: argparse.Namespace) -> list[Table]:
+    """The tables of scores: one of each dataset.
+
+    Raises:
+        ConfigError: a dataset with several, or none at all.
+    """
+    from mmkv_bench.tables.build import build
+    from mmkv_bench.tables.rows import load
+
+    tables = build(
+        load(given.rows),
+        datasets=given.dataset,
+        protocols=given.protocol or ["paper"],
+        readings=given.reading,
+        metrics=[given.metric] if given.metric else None,
+    )
+    tables = [table for table in tables if table.budgets and given.budgets in (None, table.axis)]
+    found: dict[str, list[Table]] = {}
+    for table in tables:
+        found.setdefault(table.dataset, []).append(table)
+    for dataset, own in found.items():
+        if len(own) > 1:
+            kinds = "; ".join(
+                f"{t.metric}, {t.axis}, reading={' and '.join(t.readings)}, model={t.context['model']}" for t in own
+            )
+            raise ConfigError(
+                f"The rows hold {len(own)} tables of {dataset} ({kinds}), and one is drawn: name --metric, --protocol, --reading "
+                "or --budgets"
+            )
+    if not tables:
+        raise ConfigError("The rows hold no table of scores with a budget of that kind, so there is nothing to draw")
+    return sorted(tables, key=lambda table: (given.dataset or [table.dataset]).index(table.dataset))
+
+
+def _bound(rows: Path) -> Bound:
+    """The roofline of the tables of these rows."""
+    from mmkv_bench.efficiency.limits import known_limits
+    from mmkv_bench.store.store import Store
+
+    limits = known_limits(Store(rows))
+
+    def bound(table: CostTable) -> Callable[[float, int], float] | None:
+        own = limits.get((table.context["model"], table.context["dtype"], table.context["device"]))
+        return None if own is None else own.step_s
+
+    return bound
