@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -51,32 +51,39 @@ def fronts(
     roots: Sequence[Path],
     tokens: int | None = None,
     batch: int | None = None,
+    prompts: str | None = None,
 ) -> list[Front]:
     """Each table against each cost. A cost is looked for in the answers of the table's own dataset, then in passes of
     `scenario=efficiency`, in all `roots`; cells are the same where model, method, reading, parameters, protocol and budget are.
 
     Args:
-        tokens, batch: of the passes; needed where they have several.
+        tokens, batch, prompts: of the passes; needed where they have several.
 
     Raises:
         ConfigError: a cost that is known of no cell of a table, or passes of several shapes.
     """
     known = [table for root in roots for table in known_tables(root, costs)]
     answers = [table for table in known if not table.per_pass]
-    passes = _of_shape([table for table in known if table.per_pass], tokens, batch)
+    wanted = {
+        ("--prompts", "dataset"): None if prompts is None else f"made_up_{prompts}",
+        ("--tokens", "prompt_tokens"): tokens,
+        ("--batch", "batch"): batch,
+    }
+    passes = _of_shape([table for table in known if table.per_pass], wanted)
     return [_front(table, cost, answers, passes) for table in tables for cost in costs]
 
 
-def _of_shape(tables: Sequence[CostTable], tokens: int | None, batch: int | None) -> list[CostTable]:
+def _of_shape(tables: Sequence[CostTable], asked: Mapping[tuple[str, str], int | str | None]) -> list[CostTable]:
+    """The passes of one shape. asked: (flag, name of a shape's part) -> its value, None where nothing was said."""
     found = list(tables)
-    for flag, name, wanted in (("--tokens", "prompt_tokens", tokens), ("--batch", "batch", batch)):
-        held = sorted({int(table.shape[name]) for table in found})
+    for (flag, name), wanted in asked.items():
+        held = sorted({table.shape[name] for table in found}, key=lambda value: (str(type(value)), value))
+        words = [str(value).removeprefix("made_up_") for value in held]
         if wanted is None and len(held) > 1:
-            raise ConfigError(f"The passes have {name} {', '.join(map(str, held))}; choose one with {flag} {held[-1]}")
+            raise ConfigError(f"The passes have {name} {', '.join(words)}; choose one with {flag} {words[-1]}")
         if wanted is not None and found and wanted not in held:
-            raise ConfigError(
-                f"{flag} {wanted}: the passes have {name} {', '.join(map(str, held))}; choose one of them"
-            )
+            said = str(wanted).removeprefix("made_up_")
+            raise ConfigError(f"{flag} {said}: the passes have {name} {', '.join(words)}; choose one of them")
         found = [table for table in found if wanted is None or table.shape[name] == wanted]
     return found
 

@@ -55,6 +55,7 @@ def options(parser: Parser) -> None:
     )
     parser.add_argument("--tokens", type=count, metavar="N", help="(front) passes of this prompt length")
     parser.add_argument("--batch", type=count, metavar="N", help="(front) passes of this batch")
+    parser.add_argument("--prompts", choices=("text", "image", "video"), help="(front) passes of this kind of prompts")
     parser.examples(
         "mmkv-bench plot budget results/tiny/large --out large",
         "mmkv-bench plot length runs/speed --out latency",
@@ -107,7 +108,7 @@ def _front(given: argparse.Namespace) -> tuple[Figure, list[str]]:
     from mmkv_bench.tables.fronts import fronts
 
     roots = [rows_folder(root) for root in dict.fromkeys([given.rows, given.costs or given.rows])]
-    found = fronts(_chosen(given), _costs(given, ["bytes", "tpot_s"]), roots, given.tokens, given.batch)
+    found = fronts(_chosen(given), _costs(given, ["bytes", "tpot_s"]), roots, given.tokens, given.batch, given.prompts)
     said = [
         f"not drawn against {front.cost.name}, which is not known of them ({front.table.dataset}): {', '.join(front.alone)}"
         for front in found
