@@ -110,7 +110,11 @@ def test_every_table_command_of_readme_is_read():
     from mmkv_bench.cli.tree import reader
 
     for command in arguments("tables"):
-        assert reader("tables")[1].read(command).rows in (Path("runs/demo"), Path("runs/speed"), Path("results/tiny/large"))
+        assert reader("tables")[1].read(command).rows in (
+            Path("runs/demo"),
+            Path("runs/speed"),
+            Path("results/tiny/large"),
+        )
 
 
 @each(("verb", "words"), [("data", "docvqa"), ("tokens", "1,536 visual tokens")])
