@@ -116,8 +116,19 @@ def _prefill_hours(counted: Counting, passes: Sequence[tuple[Cell, Counter[int]]
     decoder, rate = counted.sizes.decoder, counted.given.rate
     if rate is None or decoder is None:
         return None
-    prompts = sum(rows * count for _, counts in passes for rows, count in counts.items())
-    return prompts * roofline.prefill_operations(decoder, tokens) / rate / HOUR
+    work = sum(
+        rows * count * roofline.prefill_operations(decoder, _prefilled(cell, tokens))
+        for cell, counts in passes
+        for rows, count in counts.items()
+    )
+    return work / rate / HOUR
+
+
+def _prefilled(cell: Cell, tokens: int) -> int:
+    """Tokens of the prompt that a cell prefills; `pixels` as many as its budget."""
+    if cell.budget is None or not cell.compressor.resamples:
+        return tokens
+    return min(tokens, cell.budget.entries_for(tokens))
 
 
 def _decode_hours(

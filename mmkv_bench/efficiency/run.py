@@ -19,6 +19,7 @@ from mmkv_bench.errors import ConfigError
 from mmkv_bench.store.store import Store
 
 if TYPE_CHECKING:
+    import pandas as pd
     import pyarrow as pa
     from omegaconf import DictConfig
 
@@ -186,7 +187,7 @@ class _Passes:
             "dataset": self.datasets[unit.cell],
             "prompts": kind_of(self.datasets[unit.cell]),
             "prompt_tokens": unit.tokens,
-            "visual_tokens": self._prompt(unit).visual_tokens,
+            "visual_tokens": self._whole(unit.cell, unit.tokens).visual_tokens,
             "profile": self.plan.profiles[unit.cell].digest if unit.cell in self.plan.profiles else None,
             "batch": unit.batch,
             "batch_prefill": unit.prefill,
@@ -230,11 +231,30 @@ class _Passes:
         return found + ([f"{device.threads()} of {asked} threads"] if device.threads() < asked else [])
 
     def _prompt(self, unit: Unit, number: int = 0) -> EncodedPrompt:
-        """Of one sequence of the batch; made once, and kept on the host: no pass holds the pictures of another."""
+        """Of one sequence of the batch what the pass reads: the prompt of its length; of `pixels` the one of as many tokens as the
+        budget, whose pictures are smaller and whose text is less.
+
+        Raises:
+            ConfigError: a budget that holds no picture.
+        """
+        cell = self.plan.cell(unit.cell)
+        entries = unit.tokens if cell.budget is None else cell.budget.entries_for(unit.tokens)
+        if not cell.compressor.resamples or entries >= unit.tokens:
+            return self._whole(unit.cell, unit.tokens, number)
+        try:
+            return self._whole(unit.cell, entries, number)
+        except ConfigError as error:
+            raise ConfigError(
+                f"{cell.label} of {unit.tokens} tokens is a prompt of {entries}, in which there is no place for a picture; "
+                "raise the budget, or leave pixels out"
+            ) from error
+
+    def _whole(self, cell: str, tokens: int, number: int = 0) -> EncodedPrompt:
+        """Made once, and kept on the host: no pass holds the pictures of another."""
         from mmkv_bench.efficiency.prompts import text_prompt
         from mmkv_bench.efficiency.visual_prompts import visual_prompt
 
-        kind, tokens = kind_of(self.datasets[unit.cell]), unit.tokens
+        kind = kind_of(self.datasets[cell])
         drawn = number if kind == TEXT else number % DISTINCT
         if (kind, tokens, drawn) not in self.prompts:
             loaded, model = self.bench.loaded, self.plan.config.model
@@ -247,9 +267,12 @@ class _Passes:
         return made if drawn == number else replace(made, identity=f"{made.identity}/again/{number}")
 
     def _spec(self, name: str) -> CellSpec:
+        from mmkv_bench.compression.compressor import full
         from mmkv_bench.generation.result import CellSpec
 
         cell = self.plan.cell(name)
+        if cell.compressor.resamples:  # the full cache of a smaller prompt
+            return CellSpec(cell.cell, full(), None, cell.protocol)
         return CellSpec(cell.cell, cell.compressor, cell.budget, cell.protocol, cell.seed or 0)
 
 
@@ -261,6 +284,14 @@ def _finished(rows: Mapping[str, dict[str, Any]], held: Held, last: Mapping[str,
 
 
 # ---------------------------------------------------------------------- after work
+def _without_mfu(plan: Planned, lines: pd.DataFrame) -> pd.DataFrame:
+    """Of `pixels`, whose prompt is shorter than its line's, so that its operations are not those of the line."""
+    smaller = [cell.cell for cell in plan.cells if cell.compressor.resamples]
+    if smaller and len(lines):
+        lines.loc[lines["cell"].isin(smaller), "prefill_mfu"] = float("nan")
+    return lines
+
+
 def _close(plan: Planned, store: Store, found: Mapping[Unit, str], ran: int, seconds: float) -> int:
     from mmkv_bench.efficiency.limits import limits_of
     from mmkv_bench.efficiency.show import shown
@@ -270,7 +301,7 @@ def _close(plan: Planned, store: Store, found: Mapping[Unit, str], ran: int, sec
     if not ran:
         print("every pass has its rows; nothing to do")
     limits = limits_of(plan, rows)
-    summary = summarised(rows, plan.baselines, limits, plan.memory_limit)
+    summary = _without_mfu(plan, summarised(rows, plan.baselines, limits, plan.memory_limit))
     print(shown(plan, summary, limits))
     expected = {
         counting(plan.shape(cell.cell, tokens, batch))

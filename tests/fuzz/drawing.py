@@ -15,7 +15,7 @@ from mmkv_bench.config.schema import options
 from mmkv_bench.methods.build import flat_parameters
 from tests.fuzz.mistakes import MISTAKES
 
-OUTSIDE = ("custom", "kvpress")  # they run code from elsewhere
+OUTSIDE = ("custom", "kvpress", "pixels")  # they run code from elsewhere, or make prompts of their own
 METHODS = tuple(name for name in options("method") if name not in OUTSIDE)
 PAGES = tuple(name for name in options("dataset") if name.startswith("pages"))
 FIXTURES = ("docvqa", "needle", "milebench_tqa", "chartqa", "longbench_trec", "vstar")

@@ -1,0 +1,32 @@
+"""Promise: every efficiency table and figure of the papers is a setting by name that comes to a plan of what was printed."""
+
+from __future__ import annotations
+
+from mmkv_bench.config.compose import compose
+from mmkv_bench.config.schema import options
+from mmkv_bench.efficiency.planned import planned
+from mmkv_bench.plan.validate import validate
+
+SETTINGS = [name for name in options("experiment") if name.startswith("efficiency_")]
+PRINTED = {  # lengths, methods beside full, budgets, new tokens
+    "mmshift_table09": ([32768], {"snapkv", "expected_attention", "mmshift"}, {"256"}, 100),
+    "mmshift_fig03": ([2**n for n in range(11, 16)], {"snapkv", "expected_attention", "mmshift"}, {"256"}, 100),
+    "mmshift_fig05": ([2**n for n in range(11, 16)], {"mmshift"}, {"256"}, 100),
+    "flashcache_table06": ([2048, 4096, 8192], {"h2o", "snapkv", "look_m", "meda", "flashcache"}, {"10%"}, 16),
+    "flashcache_table08": ([2**n for n in range(11, 17)], {"flashcache"}, {"10%"}, 512),
+    "flashcache_fig06": ([2**n for n in range(11, 17)], {"flashcache"}, {"10%", "20%"}, 100),
+    "hybridkv_table03": ([30168], {"hybridkv"}, {"10%", "20%"}, 128),
+    "meda_table06": ([6784], {"meda"}, {"5%", "20%", "35%", "50%"}, 128),
+}
+
+
+def test_each_setting_comes_to_a_plan_of_what_was_printed(tmp_path):
+    assert {name.removeprefix("efficiency_") for name in SETTINGS} == {*PRINTED}
+    for name, (lengths, methods, budgets, new_tokens) in PRINTED.items():
+        config = compose([f"experiment=efficiency_{name}", f"out={tmp_path}"])
+        validate(config)
+        plan = planned(config, outline=True)
+        assert sorted({unit.tokens for unit in plan.units}) == lengths, name
+        assert {cell.method for cell in plan.cells} == methods | {"full"}, name
+        assert {str(cell.budget) for cell in plan.cells if cell.budget} == budgets, name
+        assert config.new_tokens == new_tokens and plan.cells[0].compressor.is_full
