@@ -231,8 +231,8 @@ class _Passes:
         return found + ([f"{device.threads()} of {asked} threads"] if device.threads() < asked else [])
 
     def _prompt(self, unit: Unit, number: int = 0) -> EncodedPrompt:
-        """Of one sequence of the batch what the pass reads: the prompt of its length; of `pixels` the one of as many tokens as the
-        budget, whose pictures are smaller and whose text is less.
+        """What the pass reads of one sequence of the batch: the prompt of its length; of `pixels` the one of as many tokens as
+        the budget, whose pictures are smaller and whose text is less.
 
         Raises:
             ConfigError: a budget that holds no picture.

@@ -16,7 +16,17 @@ PRINTED = {  # lengths, methods beside full, budgets, new tokens
     "flashcache_table08": ([2**n for n in range(11, 17)], {"flashcache"}, {"10%"}, 512),
     "flashcache_fig06": ([2**n for n in range(11, 17)], {"flashcache"}, {"10%", "20%"}, 100),
     "hybridkv_table03": ([30168], {"hybridkv"}, {"10%", "20%"}, 128),
+    "prefixkv_table03_13b_1024": ([1024], {"prefixkv"}, {"20%", "40%", "60%", "80%"}, 512),
+    "prefixkv_table03_13b_624": ([624], {"prefixkv"}, {"20%", "40%", "60%", "80%"}, 256),
+    "prefixkv_table03_7b_1024": ([1024], {"prefixkv"}, {"20%", "40%", "60%", "80%"}, 512),
+    "prefixkv_table03_7b_624": ([624], {"prefixkv"}, {"20%", "40%", "60%", "80%"}, 256),
     "meda_table06": ([6784], {"meda"}, {"5%", "20%", "35%", "50%"}, 128),
+}
+BATCHES = {
+    "prefixkv_table03_13b_1024": 8,
+    "prefixkv_table03_13b_624": 16,
+    "prefixkv_table03_7b_1024": 16,
+    "prefixkv_table03_7b_624": 48,
 }
 
 
@@ -30,3 +40,5 @@ def test_each_setting_comes_to_a_plan_of_what_was_printed(tmp_path):
         assert {cell.method for cell in plan.cells} == methods | {"full"}, name
         assert {str(cell.budget) for cell in plan.cells if cell.budget} == budgets, name
         assert config.new_tokens == new_tokens and plan.cells[0].compressor.is_full
+        if name.startswith("prefixkv"):
+            assert plan.batches == [BATCHES[name]] and plan.searches
