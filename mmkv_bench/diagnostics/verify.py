@@ -153,7 +153,7 @@ def _answers(planned: Planned, asked: Sequence[Drawn], model: dict[str, LoadedMo
     """(cell, sample) -> the row that is made now."""
     from mmkv_bench.evaluation import generate, sample_refs
     from mmkv_bench.models.source import Source
-    from mmkv_bench.run.generate import Answering
+    from mmkv_bench.run.generate import Answering, compiled_step
 
     settings = str(planned.config.model)
     if settings not in model:
@@ -169,7 +169,8 @@ def _answers(planned: Planned, asked: Sequence[Drawn], model: dict[str, LoadedMo
     with tempfile.TemporaryDirectory() as folder:
         store = Store(Path(folder) / "rows")
         with store.writer("verify") as writer:
-            answering = Answering(model[settings], planned.config, cells, done, writer, lambda rows: None)
+            step = compiled_step(model[settings], planned.config)
+            answering = Answering(model[settings], planned.config, cells, done, writer, lambda rows: None, step=step)
             try:
                 generate(planned.spec, answering, limit, answering.wants)
             finally:

@@ -81,6 +81,11 @@ def encoded(
         )
 
 
+def compiled_step(loaded: LoadedModel, config: DictConfig) -> CompiledStep | None:
+    """What decodes with a model under `decode=compiled`: one for all datasets of a run, so that nothing is compiled twice."""
+    return CompiledStep(loaded.model) if config.decode == COMPILED else None
+
+
 class Answering:
     """Answers requests of one dataset with the cells that have no row for them yet, and commits each sample,
     or each of its cells where they share nothing.
@@ -90,6 +95,7 @@ class Answering:
         after: told about each committed sample's rows (progress, tracking).
         measures: what the dataset is measured by besides its metrics (`ppl`, `self_rouge`). They and fidelity need the
             fork engine: `sharing=off` leaves them null.
+        step: of `compiled_step`.
     """
 
     def __init__(
@@ -101,7 +107,9 @@ class Answering:
         writer: Writer,
         after: Callable[[list[dict[str, Any]]], None],
         measures: Sequence[str] = (),
+        step: CompiledStep | None = None,
     ):
+        self.step = step
         self.loaded, self.config, self.cells, self.done = loaded, config, cells, done
         self.writer, self.after, self.measures = writer, after, tuple(measures)
         if self.measures and config.sharing == "off":
@@ -111,7 +119,6 @@ class Answering:
             for cell in cells
         }
         self._engine: Engine | None = None
-        self._compiled: CompiledStep | None = None
         self._rules: tuple[str, DecodeRules] | None = None
 
     def wants(self, sample: SampleRef) -> bool:
@@ -209,7 +216,7 @@ class Answering:
                 fork_memory=bytes_of(self.config.fork_memory),
                 timeout_s=self.config.timeout_s,
                 attention=self.config.model.attention,
-                step=self._step(),
+                step=self.step,
             ).__enter__()
         yield self._engine.answer(prompt, specs, extras)
 
@@ -240,12 +247,6 @@ class Answering:
             attention=config.model.attention,
             compile_config=config_of(next(loaded.model.parameters()).device) if config.decode == COMPILED else None,
         )
-
-    def _step(self) -> CompiledStep | None:
-        """One for all engines of these answers, so that nothing is compiled again where the rules change."""
-        if self._compiled is None and self.config.decode == COMPILED:
-            self._compiled = CompiledStep(self.loaded.model)
-        return self._compiled
 
     def _rules_for(self, request: Request) -> DecodeRules:
         """The request's decode rules; samples of a task share them, so they are read once."""

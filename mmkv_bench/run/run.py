@@ -211,8 +211,9 @@ def _generate(
 ) -> None:
     """Answer what is missing; `stopped` takes the datasets that could not be."""
     from mmkv_bench.evaluation import generate
-    from mmkv_bench.run.generate import Answering
+    from mmkv_bench.run.generate import Answering, compiled_step
 
+    step = compiled_step(loaded, plan.config)
     config, parts = plan.config, plan.parts
     standing = plan.standing(store)
     worker = f"w{os.getpid()}-{str(config.shard).replace('/', 'of')}"
@@ -231,7 +232,7 @@ def _generate(
                     track.log(means.add(values))
 
                 done = standing.done(part)
-                answering = Answering(loaded, config, part.cells, done, writer, after, part.spec.measures)
+                answering = Answering(loaded, config, part.cells, done, writer, after, part.spec.measures, step)
                 try:
                     with _one_of(parts, label, stopped):
                         generate(part.spec, answering, config.limit, answering.wants)
