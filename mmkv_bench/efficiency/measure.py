@@ -12,23 +12,17 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from mmkv_bench import devices
 from mmkv_bench.compression.cache import CompressedCache
 from mmkv_bench.compression.compressing import Phases
 from mmkv_bench.compression.decoding.rows import RowsLayer
-from mmkv_bench.compression.fixed import fixed_view
-from mmkv_bench.compression.session import attach
 from mmkv_bench.devices import Bytes, Device, Mark
-from mmkv_bench.efficiency.batch import COMMON, Filled, Lap, fill, likeliest
+from mmkv_bench.generation.batch import Filled
 from mmkv_bench.generation.compiled import EAGER_DECODE
 from mmkv_bench.generation.encode import EncodedPrompt, lengths_of
 from mmkv_bench.generation.meter import Meter
-from mmkv_bench.generation.prefill import following
+from mmkv_bench.generation.one_pass import Driver, Pass
 from mmkv_bench.generation.result import CellSpec
-from mmkv_bench.generation.single import stays_eager
-from mmkv_bench.generation.status import NonFiniteLogitsError
 from mmkv_bench.protocols import protocol
 
 if TYPE_CHECKING:
@@ -61,23 +55,6 @@ class Clock:
         for name, start, end in self.intervals:
             found[name] = found.get(name, 0.0) + self.device.between(start, end)
         return found
-
-
-@dataclass(frozen=True)
-class Marks:
-    """Places of one pass in the device's stream.
-
-    Attributes:
-        laps: of every prefill; ready: the batch is joined and counted; tokens: the first, second, ... of every sequence on
-            the host. fed: the first ones came from a step of their own, behind `ready`.
-        answers: the tokens of each sequence.
-    """
-
-    laps: list[Lap]
-    ready: Mark
-    tokens: list[Mark]
-    fed: bool
-    answers: list[list[int]]
 
 
 @dataclass
@@ -153,7 +130,7 @@ class Bench:
             "total": reached + sum(steps),
             "decode": sum(steps),
         }
-        return Timed(compressed | joined | seconds, steps, held, marks.answers)
+        return Timed(compressed | joined | seconds, steps, held, marks.answers.tolist())
 
     def counted(self, prompts: Sequence[EncodedPrompt], cell: CellSpec, limit: int | None = None) -> Counted:
         """Count what one pass holds at most, by phase. limit: bytes that it may hold, weights included. Raises as `timed`."""
@@ -166,57 +143,25 @@ class Bench:
                 _, held = self._run(prompts, cell, meter.phase, None)
         return Counted(meter.peaks, meter.peak_resident(), held)
 
-    @torch.no_grad()
     def _run(
         self, prompts: Sequence[EncodedPrompt], cell: CellSpec, phases: Phases, step: Callable[..., Any] | None
-    ) -> tuple[Marks, Held]:
-        model, device = self.loaded.model, self.device
+    ) -> tuple[Pass, Held]:
         lengths = lengths_of(protocol(cell.protocol), prompts[0], self.loaded.family)
-        acting = stays_eager(cell.compressor, cell.evicts(lengths.reduced))
-        joins = len(prompts) > 1 and not self.together
-        device.synchronise()
-        with attach(
-            model,
-            cell.compressor,
-            cell.budget,
-            cell.protocol,
-            cell.seed,
-            prompt_tokens=prompts[0].length,
+        driver = Driver(
+            self.loaded.model,
+            self.new_tokens,
             attention=self.attention,
-            # What is joined gets its slots then; a policy's layer keeps those that it was made with.
-            reserve=0 if joins and not acting else self.new_tokens - 1,
-            phases=phases,
-            packs=self.step is None or acting,
-        ) as session:
-            filled = fill(session, prompts, device, phases, together=self.together, tell=not lengths.fed)
-            cache = filled.joined(self.new_tokens - 1 + lengths.forgotten, phases)
-            held = self._held(cache, filled, lengths.fed, acting)
-            ready, tokens, answers, offset = device.mark(), [], [], 1 - lengths.forgotten
-            common, rows = {"past_key_values": cache, **COMMON}, len(prompts)
-            if filled.first is None:
-                fed = torch.cat([prompt.input_ids[:, lengths.candidates :] for prompt in prompts])
-                lead = fed.to(device.place)
-                with phases("first_token"):
-                    at = following(filled.last, offset, lengths.fed, rows).contiguous()
-                    chosen = likeliest(model(input_ids=lead, position_ids=at, **common))
-                offset += lengths.fed
-            else:
-                chosen = filled.first
-            tokens.append(device.mark())
-            answers.append(chosen)
-            if step is not None and not acting:
-                common["past_key_values"] = fixed_view(cache)
-            forward, output = model if step is None or acting else step, None
-            with phases("decode"):
-                for count in range(self.new_tokens - 1):
-                    at = following(filled.last, offset + count, 1, rows).contiguous()
-                    output = forward(input_ids=chosen, position_ids=at, **common)
-                    chosen = likeliest(output)
-                    tokens.append(device.mark())
-                    answers.append(chosen)
-            if output is not None and bool(output.logits.isnan().any()):
-                raise NonFiniteLogitsError(f"NaN logits at new token {self.new_tokens}")
-            return Marks(filled.laps, ready, tokens, bool(lengths.fed), torch.cat(answers, 1).tolist()), held
+            step=step,
+            packs=self.step is None,
+            together=self.together,
+        )
+        held: list[Held] = []
+
+        def counted(cache: CompressedCache, filled: Filled) -> None:
+            held.append(self._held(cache, filled, lengths.fed, driver.acts(cell, lengths)))
+
+        self.device.synchronise()
+        return driver.run(prompts, cell, lengths, self.device, phases, counted), held[0]
 
     def _held(self, cache: CompressedCache, filled: Filled, fed: int, acting: bool) -> Held:
         fallback = list(dict.fromkeys(filled.fallback))

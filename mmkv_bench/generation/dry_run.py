@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_map
 from mmkv_bench.compression.numerics.tiles import ends_only
 from mmkv_bench.devices.tally import LiveStorages
 from mmkv_bench.generation.made_up import MadeUp
-from mmkv_bench.generation.phases import DECODE, REDUCE, Peaks, run
+from mmkv_bench.generation.phases import DECODE, REDUCE, SELECT, Peaks, run
 from mmkv_bench.models.families import family_of, text_model
 from mmkv_bench.models.load import stock
 
@@ -80,7 +80,7 @@ class DryPeaks(Peaks):
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """See `Peaks`."""
-        before, self.made_up.invents = self.made_up.invents, name in (REDUCE, DECODE)
+        before, self.made_up.invents = self.made_up.invents, name in (SELECT, REDUCE, DECODE)
         try:
             with super().phase(name):
                 yield

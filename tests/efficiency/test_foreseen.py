@@ -80,7 +80,7 @@ def test_memory_of_the_prompts_that_are_measured_is_counted_with_their_tower(tmp
     assert verb("plan")([*words, f"out={tmp_path}/rows", "model.device=cpu", "--memory", "--json"]) == 0
     told = json.loads(capsys.readouterr().out.splitlines()[-1])["memory"]["cells"]
     assert {(one["cell"], one["tokens"], one["visual_tokens"] > 100) for one in told} == {
-        (cell, 180, visual) for cell in ("full", "snapkv@0.1") for visual in (True, False)
+        (cell, 180, visual) for cell in ("full", "snapkv@10%") for visual in (True, False)
     }
     for one in told:
         assert ("vision" in one["peaks"]) == (one["visual_tokens"] > 0) and one["error"] is None

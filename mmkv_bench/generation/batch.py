@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from mmkv_bench.compression.cache import CompressedCache
 from mmkv_bench.compression.compressing import Compressing, Phases
 from mmkv_bench.compression.joining import join
 from mmkv_bench.compression.session import Session
-from mmkv_bench.devices import Device, Mark
+from mmkv_bench.devices import Mark
 from mmkv_bench.errors import UnsupportedError
 from mmkv_bench.generation.encode import EncodedPrompt
 from mmkv_bench.generation.meter import vision_clock
@@ -25,6 +25,15 @@ from mmkv_bench.generation.prefill import last_positions
 
 COMMON = {"use_cache": True, "logits_to_keep": 1, "return_dict": True}
 """Of every forward pass of a measured run."""
+
+
+class Place(Protocol):
+    """What a pass asks of a device: where tensors go, and marks in its stream of work."""
+
+    @property
+    def place(self) -> torch.device: ...
+
+    def mark(self) -> Mark: ...
 
 
 @dataclass(frozen=True)
@@ -45,6 +54,7 @@ class Filled:
         caches: of one sequence each, or one of all; last: where text after each prompt counts from, `[..., B, 1]`.
         first: int64 `[B, 1]`, the first tokens; None where they are decoded from what stays (`strict`).
         useful: bytes of keys and values that the first decode step reads, no padding; fallback: of the method.
+        broken: bool scalars on the device, whether logits that said a token had NaN among them.
     """
 
     caches: list[CompressedCache] = field(default_factory=list)
@@ -53,6 +63,7 @@ class Filled:
     first: Tensor | None = None
     useful: int = 0
     fallback: list[str] = field(default_factory=list)
+    broken: list[Tensor] = field(default_factory=list)
 
     def add(self, cache: CompressedCache, made: Compressing) -> None:
         """What the listener has just made of one prompt, or of all."""
@@ -70,7 +81,7 @@ class Filled:
 
 @torch.no_grad()
 def fill(
-    session: Session, prompts: Sequence[EncodedPrompt], device: Device, phases: Phases, *, together: bool, tell: bool
+    session: Session, prompts: Sequence[EncodedPrompt], device: Place, phases: Phases, *, together: bool, tell: bool
 ) -> Filled:
     """Prefill and compress prompts of one length, each as if it were alone.
 
@@ -98,7 +109,7 @@ def fill(
             last.append(last_positions(session.position_ids, group[0].length, device.place))
             with phases("first_token"):
                 if tell:
-                    first.append(likeliest(output))
+                    first.append(likeliest(output, filled.broken))
             del output, inputs
             filled.laps.append(Lap(start, ends[-1], device.mark()))
             filled.add(session.filled, made)
@@ -110,8 +121,9 @@ def fill(
     return filled
 
 
-def likeliest(output: Any) -> Tensor:
-    """The likeliest next tokens, int64 `[B, 1]`, once they are known on the host as well."""
+def likeliest(output: Any, broken: list[Tensor]) -> Tensor:
+    """The likeliest next tokens, int64 `[B, 1]`, once they are known on the host as well; `broken` learns of NaN."""
+    broken.append(output.logits.isnan().any())
     chosen: Tensor = output.logits[:, -1].argmax(-1)[:, None]
     chosen.tolist()
     return chosen
