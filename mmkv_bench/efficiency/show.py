@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.efficiency.kinds import TEXT
+from mmkv_bench.efficiency.summary import LEAST_REPEATS
 from mmkv_bench.models.roofline import MS
 
 if TYPE_CHECKING:
@@ -171,6 +172,10 @@ def _notes(lines: pd.DataFrame, limits: Limits | None) -> list[str]:
         )
     if len(lines) and lines["launch_bound"].any():
         said.append("* launch_bound: the step takes no longer with the longest prompt than with the shortest.")
+    if len(lines) and lines["launch_unknown"].any():
+        said.append(
+            f"Fewer than {LEAST_REPEATS} repeats are too few to tell whether a step is launch_bound: give more."
+        )
     if len(lines) and (disturbed := sorted(set(lines["disturbed"].dropna()))):
         said.append(f"Disturbed: {'; '.join(disturbed)}.")
     return said

@@ -25,6 +25,8 @@ WAY = ["cell", "prompt_tokens", "batch_prefill"]
 COMPRESSION = ["score", "select", "reduce"]
 POINTS = ("ttft", "vision", "compression", "second_token", "total")
 _QUARTILES = {"low": 0.25, "median": 0.5, "high": 0.75}
+LEAST_REPEATS = 3
+"""Fewer are too few to tell whether a step moves with its bytes."""
 _LEAST_MORE = 1.05
 """Bytes of a step must differ by so much between two lengths for their times to say whether it moves with them."""
 
@@ -142,7 +144,7 @@ def _limited(lines: pd.DataFrame, limits: Limits | None) -> pd.DataFrame:
     nothing = pd.Series(float("nan"), lines.index)
     for name in ("roofline_ms", "mbu", "prefill_mfu", "kv_bandwidth"):
         lines[name] = nothing
-    lines["launch_bound"] = False
+    lines["launch_bound"] = lines["launch_unknown"] = False
     if limits is None:
         return lines
     decoder = limits.decoder
@@ -165,12 +167,16 @@ def _limited(lines: pd.DataFrame, limits: Limits | None) -> pd.DataFrame:
 
 def _between_lengths(lines: pd.DataFrame, read: pd.Series) -> pd.DataFrame:
     """From the shortest to the longest prompt of a cell at one batch: the bandwidth at which the further bytes are read. Where
-    the steps' quartiles overlap although there are more bytes, the step does not move with them: it is bound by launches."""
+    the steps' quartiles overlap although there are more bytes, the step does not move with them: it is bound by launches. Of
+    few repeats, whose steps have their time of day in common, nothing is told."""
     for _, group in lines.assign(read=read).groupby(["cell", "batch", "batch_prefill"], dropna=False):
         group = group.dropna(subset=["tpot_median", "read"]).sort_values("prompt_tokens")
         if len(group) < 2 or group["read"].iloc[-1] < _LEAST_MORE * group["read"].iloc[0]:
             continue
         first, last = group.iloc[0], group.iloc[-1]
+        if min(first["repeats"], last["repeats"]) < LEAST_REPEATS:
+            lines.loc[group.index, "launch_unknown"] = True
+            continue
         moves = last["tpot_low"] > first["tpot_high"]
         lines.loc[group.index, "launch_bound"] = not moves
         if moves:
