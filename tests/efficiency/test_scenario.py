@@ -135,13 +135,16 @@ def test_every_derived_number_is_that_of_a_slow_loop_over_the_raw_ones(ran):
         assert line["peak_total"] == memory["total"]["peak_allocated"]
 
 
-@pytest.mark.parametrize(("repeats", "longer", "told"), [(1, 9.0, None), (3, 1.0, True), (3, 9.0, False)])
+@each("repeats, longer, told", [(1, 9.0, None), (3, 1.0, True), (3, 9.0, False)])
 def test_a_step_is_called_launch_bound_only_where_there_are_repeats_enough_to_tell(ran, repeats, longer, told):
     """A cell at two lengths, every step of the longer one `longer` times as long."""
+    import pandas as pd
+
     rows = Store(ran[0]).timings().to_pandas()
     rows = rows[rows["cell"] == full_of(ran[1])]
     memory, one = rows[rows["repeat"].isna()], rows[rows["repeat"] == 0]
-    made = [memory]
+    more = memory["prompt_tokens"].map({40: 1, 96: 20})  # or weights would hide what a longer prompt adds
+    made = [memory.assign(bytes_useful_step=memory["bytes_useful_step"] * more)]
     for repeat in range(repeats):
         timed = one.assign(repeat=float(repeat))
         factor = timed["prompt_tokens"].map({40: 1.0, 96: longer})
@@ -149,8 +152,6 @@ def test_a_step_is_called_launch_bound_only_where_there_are_repeats_enough_to_te
             None if steps is None else [0.01 * times] * 3 for steps, times in zip(timed["steps_s"], factor, strict=True)
         ]
         made.append(timed)
-    import pandas as pd
-
     table = pa.Table.from_pandas(pd.concat(made), preserve_index=False)
     limits = Limits(decoder_of(Source.of(compose([]).model).described()), 4, BANDWIDTH, RATE, "here")
     lines = summarised(table, {full_of(ran[1]): full_of(ran[1])}, limits)
