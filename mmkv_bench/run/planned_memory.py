@@ -213,7 +213,7 @@ def _notes(plan: Plan, made_up: StandIns, unseen: bool) -> list[str]:
         "bytes of live storages: what an allocator rounds up or keeps in reserve, workspaces of libraries and the CUDA "
         "context come on top",
         "attention counts as a fused kernel; entries per head are as made-up scores divide them: heads that a real prompt "
-        "makes more unequal take more padding",
+        "makes more unequal take more padding, where they are padded",
     ]
     if unseen:
         said.append("the vision tower, which runs before the text model, is counted where --image says what it sees")

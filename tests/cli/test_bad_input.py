@@ -101,6 +101,23 @@ def test_a_family_that_is_not_supported_is_refused_before_anything_is_written(co
     assert err.count("\n") == 1
 
 
+@each(
+    ("settings", "words"),
+    [
+        ([], "needs the package flash-attn, which is not installed"),
+        (["scenario=efficiency", "model=qwen2_5_vl_3b", "model.weights=random", "model.layers=1"], "needs the package"),
+    ],
+)
+def test_flash_attention_without_its_package_is_refused_before_a_model_is_loaded(
+    settings, words, tmp_path_factory, capsys
+):
+    out = tmp_path_factory.mktemp("elsewhere") / "run"
+    asked = ["method=snapkv", "budget=8", "limit=1", "model.attention=flash_attention_2", f"out={out}", *settings]
+    assert main(asked) == 2
+    printed, err = capsys.readouterr()
+    assert words in err and err.count("\n") == 1 and not [*out.rglob("*.parquet")]
+
+
 def test_with_json_the_last_line_of_stdout_says_what_was_wrong(capsys):
     assert main(["--json", *HUB, "budget=0"]) == 2
     out, err = capsys.readouterr()
