@@ -74,6 +74,7 @@ ARROWS = {
         "store",
         "run",
     },
+    "cluster": {"config", "evaluation", "plan", "run", "store"},
     "diagnostics": {
         "calibrate",
         "compression",
@@ -102,6 +103,7 @@ ARROWS = {
     },
     "cli": {
         "calibrate",
+        "cluster",
         "config",
         "datasets",
         "diagnostics",
@@ -132,6 +134,7 @@ FOREIGN = {
     "hydra": {"config", "run"},
     "lmms_eval": {"evaluation"},
     "wandb": {"store"},
+    "submitit": {"cluster", "cli"},
     "pandas": {"tables", "papers", "run", "efficiency"},
     "torch": {
         "devices",

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from mmkv_bench.errors import MMKVError, check_output, out_of_memory
+from mmkv_bench.run.stopping import Stopped
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _LESS_MEMORY = (
@@ -18,7 +19,8 @@ _LESS_MEMORY = (
 
 
 def guarded(arguments: Sequence[str], work: Callable[[Sequence[str]], int]) -> int:
-    """The exit code of `work(arguments)`: 0 done, 1 failed while working, 2 refused, 130 interrupted. An error is one
+    """The exit code of `work(arguments)`: 0 done, 1 failed while working, 2 refused, 130 interrupted, 128 + n
+    ended by signal n. An error is one
     sentence on stderr, and with --json one JSON document as well."""
     as_json = "--json" in arguments or "json=true" in arguments
     try:
@@ -31,6 +33,12 @@ def guarded(arguments: Sequence[str], work: Callable[[Sequence[str]], int]) -> i
     except BrokenPipeError:  # whoever read our output has seen enough, as `| head` does
         closed_output()
         return 0
+    except Stopped as stop:
+        return _refuse(
+            f"ended by {stop} after the sample in flight, which is stored; run the same command again to continue",
+            128 + stop.signal,
+            as_json,
+        )
     except KeyboardInterrupt:
         return _refuse("interrupted; run the same command again to continue at the first missing sample", 130, as_json)
     except Exception as error:
@@ -57,5 +65,5 @@ def _no_memory(error: Exception) -> str:
 def _refuse(sentence: str, code: int, as_json: bool) -> int:
     print(f"mmkv_bench: {sentence}", file=sys.stderr)
     if as_json:
-        print(json.dumps({"status": "interrupted" if code == 130 else "error", "exit_code": code, "error": sentence}))
+        print(json.dumps({"status": "interrupted" if code >= 128 else "error", "exit_code": code, "error": sentence}))
     return code

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mmkv_bench import __version__
-from mmkv_bench.config.schema import Data, Gate, Judge, Logger, Model, groups, keys, options
+from mmkv_bench.config.schema import Data, Gate, Judge, Logger, Model, Slurm, groups, keys, options
 
 _GROUP_HELP = {
     "model": "what is benchmarked; model=hf model.path=<folder or hub id> for any supported one",
@@ -53,6 +53,11 @@ def usage() -> str:
     lines += ["", "keys of the judge (judge.<key>=value)", *_table(keys(Judge))]
     lines += ["", "keys of the gate (gate.<key>=value)", *_table(keys(Gate))]
     lines += ["", "keys of the logger (logger.<key>=value)", *_table(keys(Logger))]
+    lines += [
+        "",
+        "keys of a sweep's jobs (slurm.<key>=value; hydra.launcher.<key> is what sbatch gets)",
+        *_table(keys(Slurm)),
+    ]
     lines += ["", "flags", *(f"  {flag:<18}{text}" for flag, text in _FLAGS.items())]
     lines += ["", "examples", _EXAMPLES]
     return "\n".join(lines)

@@ -2,9 +2,9 @@
 
 Hydra composes. What it would refuse with a page of text, or let pass (`+sede=1`), is checked here first, against
 the configuration that the chosen groups give without any value override: an override changes values, it never adds
-keys. Five kinds of key are the user's own and need no plus: `variants.<name>`, `methods.<method>.reading`,
+keys. Six kinds of key are the user's own and need no plus: `variants.<name>`, `methods.<method>.reading`,
 `methods.<method>.decoding` (a decode policy for a method that has none), `methods.<method>.args.<argument>` of methods
-that run code from outside, and `datasets.<dataset>.generation.<setting>`.
+that run code from outside, `datasets.<dataset>.generation.<setting>`, and `hydra.launcher.additional_parameters.<flag>`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.config import unavailable
-from mmkv_bench.config.composing import composed
+from mmkv_bench.config.composing import by_hydra, composed
 from mmkv_bench.config.interpolations import settle
 from mmkv_bench.config.schema import LIST_GROUPS, accepts, allowed, as_list, groups, options
 from mmkv_bench.errors import ConfigError, nearest
@@ -57,8 +57,34 @@ def completed(config: DictConfig, extra: Sequence[str] = ()) -> DictConfig:
     """
     settle(config)
     config.retry = [str(value) for value in as_list(config.retry)]
+    _keep_only(config)
     config.folders = list(extra)
     return config
+
+
+def _keep_only(config: DictConfig) -> None:
+    """Leaves the datasets that `only` names."""
+    if config.only is None:
+        return
+    names = [str(name) for name in as_list(config.only)]
+    for name in names:
+        if name not in config.datasets:
+            raise ConfigError(
+                f"only={name} is no dataset of this run; {nearest(name, [*config.datasets])}; name those it should take"
+            )
+    config.datasets = {name: config.datasets[name] for name in config.datasets if name in names}
+
+
+def launcher_of(overrides: Sequence[str]) -> DictConfig:
+    """Hydra's launcher of a multirun (`hydra.launcher`), in the schema of its plugin; `job` and `sweep` of Hydra beside it.
+
+    Raises:
+        ConfigError: it cannot be composed.
+    """
+    from omegaconf import OmegaConf
+
+    hydra = by_hydra(for_hydra(overrides), with_hydra=True)
+    return OmegaConf.create(OmegaConf.to_container(hydra.hydra.launcher, resolve=True))
 
 
 def method_defaults(names: Sequence[str], extra: Sequence[str] = ()) -> dict[str, DictConfig]:
@@ -147,14 +173,15 @@ def _parse(text: str) -> Override:
 
 def _is_own(key: str) -> bool:
     """Whether a key is the user's to add: `variants.<name>...`, `methods.<method>.reading`, a method's decode policy, an
-    argument of outside code (which its constructor takes or refuses), or a generation setting of a dataset (which of
-    them a run can honour, the decode rules say before any work)."""
+    argument of outside code (which its constructor takes or refuses), a generation setting of a dataset (which of
+    them a run can honour, the decode rules say before any work), or a further flag of sbatch (which refuses it)."""
     path = key.split(".")
     return (
         (path[0] == "variants" and len(path) > 1)
         or (path[0] == "methods" and path[2:] in (["reading"], ["decoding"]))
         or (path[0] == "methods" and path[2:3] == ["args"])
         or (path[0] == "datasets" and path[2:3] == ["generation"] and len(path) <= 4)
+        or path[:3] == ["hydra", "launcher", "additional_parameters"]
     )
 
 
@@ -196,7 +223,7 @@ def _check_value(override: Override, reference: Mapping[str, Any]) -> str:
     """The override as Hydra shall get it, after checking that its key exists and its value is of the right kind."""
     text, path = override.input_line, override.key_or_group.split(".")
     if path[0] == "hydra":
-        return text
+        return "++" + text.lstrip("+") if _is_own(override.key_or_group) else text
     if override.is_delete():
         raise ConfigError(
             f"{text}: keys cannot be removed, only changed; write key=value (key=null where null is allowed)"

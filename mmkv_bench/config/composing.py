@@ -65,8 +65,8 @@ def _files(folders: Sequence[Path]) -> _Files:
     return tuple(sorted(found))
 
 
-def by_hydra(overrides: Sequence[str]) -> DictConfig:
-    """What Hydra composes of all of them at once.
+def by_hydra(overrides: Sequence[str], with_hydra: bool = False) -> DictConfig:
+    """What Hydra composes of all of them at once; with_hydra: its own node `hydra`, too.
 
     Raises:
         ConfigError: it cannot.
@@ -81,7 +81,7 @@ def by_hydra(overrides: Sequence[str]) -> DictConfig:
     register()
     try:
         with _initialised():
-            return hydra_compose("config", overrides=list(overrides))
+            return hydra_compose("config", overrides=list(overrides), return_hydra_config=with_hydra)
     except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:
         raise ConfigError(_one_sentence(error)) from error
 

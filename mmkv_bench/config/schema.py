@@ -36,6 +36,7 @@ LOGGERS = ("none", "wandb")
 LOGGER_MODES = ("offline", "online")
 DATA_SOURCES = ("upstream", "fixture")
 JUDGES = ("none", "openai", "local")
+RUNTIMES = ("pyxis", "apptainer")
 
 LIST_GROUPS = ("method", "dataset")
 """Config groups of which a run may choose several; their files live under `methods.<name>`, `datasets.<name>`."""
@@ -147,6 +148,19 @@ class Logger:
 
 
 @dataclass
+class Slurm:
+    """What the jobs of a sweep with `launcher=slurm` need beside what `hydra.launcher.<key>` tells sbatch."""
+
+    modules: Any = _key([], "environment modules that each job loads; a name or a list", "names")
+    container: str | None = _key(None, "image that jobs run in", "a file or a registry's name, as its runtime takes it")
+    runtime: str = _key("pyxis", "what runs the image", RUNTIMES)
+    mounts: Any = _key([], "folders that the image sees; a value or a list", "/folder or /folder:/inside")
+    python: str | None = _key(None, "Python of the jobs; null = this one, and `python` inside an image", "a program")
+    srun: Any = _key([], "further flags of srun; a value or a list", "--flag=value")
+    wait: bool = _key(True, "wait for the jobs, then score and print; false ends after sbatch", ("true", "false"))
+
+
+@dataclass
 class Config:
     """One run. `Any` marks keys that take a value or a list; `plan/validate.py` checks what they hold."""
 
@@ -155,6 +169,7 @@ class Config:
     data: Data = field(default_factory=Data)
     judge: Judge = field(default_factory=Judge)
     gate: Gate = field(default_factory=Gate)
+    slurm: Slurm = field(default_factory=Slurm)
     methods: dict[str, Any] = _key({}, "chosen methods and their parameters (filled by method=...)")
     datasets: dict[str, Any] = _key({}, "chosen datasets and their parameters (filled by dataset=...)")
     variants: dict[str, Any] = _key({}, "methods under names of their own: variants.g3={base: mmshift, gamma: 3}")
@@ -199,6 +214,11 @@ class Config:
     order_seed: int = _key(0, "efficiency: seed of the order in which they run", "a whole number >= 0")
     stage: str = _key("both", "generate answers, score stored answers, or both", STAGES)
     shard: str = _key("0/1", "the part of each dataset this process takes, by cluster", "i/n with 0 <= i < n")
+    only: Any = _key(None, "those datasets of the run that this process takes; a name or a list, null = all", "names")
+    shards: int = _key(1, "sweep with launcher=slurm: jobs that share each dataset, by cluster", "a whole number >= 1")
+    dry: bool = _key(
+        False, "sweep with launcher=slurm: print the scripts and the plan, submit nothing", ("true", "false")
+    )
     out: str = _key("runs/default", "folder of the result rows", "a folder name")
     retry: Any = _key([], "failed rows to run again; changed: answers to pictures or videos that were changed", RETRIES)
     timeout_s: float | None = _key(
@@ -211,7 +231,7 @@ class Config:
     folders: list[str] = field(default_factory=list)  # further config folders (--config-dir); filled by compose
 
 
-_SCHEMAS = {"": Config, "model": Model, "logger": Logger, "data": Data, "judge": Judge, "gate": Gate}
+_SCHEMAS = {"": Config, "model": Model, "logger": Logger, "data": Data, "judge": Judge, "gate": Gate, "slurm": Slurm}
 
 
 def keys(schema: type = Config) -> dict[str, tuple[str, str | tuple[str, ...]]]:

@@ -42,8 +42,12 @@ def in_shard(cluster: str, shard: str | Shard) -> bool:
     """Whether a sample of this cluster (image, document, video or page) belongs to this part. Every cluster belongs to
     exactly one part of any count, whichever samples a `limit` selects and whatever the order."""
     part = parse_shard(shard)
-    digest = hashlib.sha256(cluster.encode()).digest()
-    return int.from_bytes(digest[:8], "big") % part.count == part.index
+    return index_of(cluster, part.count) == part.index
+
+
+def index_of(cluster: str, count: int) -> int:
+    """Which of `count` parts a sample of this cluster belongs to."""
+    return int.from_bytes(hashlib.sha256(cluster.encode()).digest()[:8], "big") % count
 
 
 def longest_first(costs: Mapping[str, float]) -> list[str]:

@@ -145,6 +145,7 @@ def _words(config: DictConfig) -> None:
         "model.attention": schema.ATTENTIONS,
         "logger.kind": schema.LOGGERS,
         "logger.mode": schema.LOGGER_MODES,
+        "slurm.runtime": schema.RUNTIMES,
     }
     several = {"protocol": schema.PROTOCOLS, "reading": schema.READINGS, "prompts": schema.PROMPTS}
     for key, words in single.items():
@@ -166,7 +167,7 @@ def _numbers(config: DictConfig) -> None:
                 f"seed={seed} is not a seed; allowed: {allowed('seed')}{most}; give one (seed=0) or a list"
             )
     whole = ("min_pixels", "max_pixels", "max_prompt_tokens", "layers", "frames", "video_max_pixels", "threads")
-    for key in ("limit", "fork_batch", *(f"model.{name}" for name in whole)):
+    for key in ("limit", "fork_batch", "shards", *(f"model.{name}" for name in whole)):
         value = _at(config, key)
         if value is not None and value < 1:
             raise ConfigError(f"{key}={value} is too small; allowed: {allowed(key)}; give such a number")

@@ -26,28 +26,39 @@ _SWEEPING: set[int] = set()
 """Process ids that are inside `multirun`: a job that finds another one was started by a launcher elsewhere."""
 
 
-def multirun(overrides: Sequence[str]) -> int:
-    """Check every job of a sweep, then run them all; a job that fails does not stop the others.
+def multirun(overrides: Sequence[str], jobs: int) -> int:
+    """Run so many jobs of a sweep, which were checked; one that fails does not stop the others.
 
     Returns:
         0, or the highest exit code of any job.
 
     Raises:
-        ConfigError: a job that cannot run; nothing has been started then.
+        ConfigError: Hydra refuses them.
     """
-    jobs = expand_sweep(overrides)
-    for job in jobs:
-        try:
-            validate(compose(job))
-        except ConfigError as error:
-            raise ConfigError(f"job {' '.join(job) or '(defaults)'} of {len(jobs)}: {error}") from error
-    print(f"mmkv_bench: {len(jobs)} jobs; what jobs print elsewhere is kept below <out>/sweep", file=sys.stderr)
+    print(f"mmkv_bench: {jobs} jobs; what jobs print elsewhere is kept below <out>/sweep", file=sys.stderr)
     _FAILURES.clear()
     _SWEEPING.add(os.getpid())
     code = hydra_main(["--multirun", *for_hydra(overrides)])
     for name, failed, sentence in _FAILURES:
         print(f"mmkv_bench: job {name} failed with exit code {failed}: {sentence}", file=sys.stderr)
     return max([code, *(failed for _, failed, _ in _FAILURES)])
+
+
+def checked(overrides: Sequence[str]) -> list[tuple[list[str], DictConfig]]:
+    """The jobs of a sweep, each with the configuration that it comes to.
+
+    Raises:
+        ConfigError: a job that cannot run.
+    """
+    found, jobs = [], expand_sweep(overrides)
+    for job in jobs:
+        try:
+            config = compose(job)
+            validate(config)
+        except ConfigError as error:
+            raise ConfigError(f"job {' '.join(job) or '(defaults)'} of {len(jobs)}: {error}") from error
+        found.append((job, config))
+    return found
 
 
 def show(overrides: Sequence[str], flags: Sequence[str]) -> int:

@@ -22,6 +22,7 @@ from mmkv_bench.plan.plan import Plan, make_plan
 from mmkv_bench.plan.standing import COLUMNS as STANDING
 from mmkv_bench.plan.standing import Standing
 from mmkv_bench.protocols import WHOLE, protocol
+from mmkv_bench.run import stopping
 from mmkv_bench.run.card import PromptSize, render
 from mmkv_bench.run.preview import card_facts
 from mmkv_bench.run.progress import Progress
@@ -217,11 +218,12 @@ def _generate(
     config, parts = plan.config, plan.parts
     standing = plan.standing(store)
     worker = f"w{os.getpid()}-{str(config.shard).replace('/', 'of')}"
-    with store.writer(worker) as writer:
+    with stopping.deferred(), store.writer(worker) as writer:
         for part in parts:
             label = part.dataset
             if not todo[label]:
                 continue
+            stopping.check()
             means = RunningMeans()
             with Progress(todo[label], f"{label}, {len(part.cells)} cells") as bar:
 
@@ -230,6 +232,7 @@ def _generate(
                     values = {f"{label}/{name}": _mean(rows, name) for name in ("prefill_s", "decode_s", "n_tokens")}
                     values[f"{label}/failed"] = sum(row["status"] != "ok" for row in rows)
                     track.log(means.add(values))
+                    stopping.check()
 
                 done = standing.done(part)
                 answering = Answering(loaded, config, part.cells, done, writer, after, part.spec.measures, step)

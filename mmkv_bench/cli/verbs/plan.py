@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.cli.grammar import Listed, Parser, amount, configuration, count, overrides_of
 from mmkv_bench.errors import ConfigError
@@ -73,12 +73,8 @@ def answer(given: argparse.Namespace) -> int:
         return _list_devices(given.json)
     from mmkv_bench.config.compose import compose
     from mmkv_bench.config.schema import EFFICIENCY
-    from mmkv_bench.plan.forecast import forecast
     from mmkv_bench.plan.plan import outline
     from mmkv_bench.plan.validate import validate
-    from mmkv_bench.run import foretold
-    from mmkv_bench.run.outlined import document, outlined
-    from mmkv_bench.store.store import Store
 
     config = compose(overrides_of(given))
     validate(config)
@@ -87,6 +83,19 @@ def answer(given: argparse.Namespace) -> int:
     plan = outline(config)
     if given.measure:
         given.device = _measured(given)
+    told = printed(plan, given)
+    if given.json:
+        print(json.dumps(told))
+    return 0
+
+
+def printed(plan: Plan, given: argparse.Namespace) -> dict[str, Any]:
+    """Prints a plan, and gives it as data; `given` are this verb's flags."""
+    from mmkv_bench.plan.forecast import forecast
+    from mmkv_bench.run import foretold
+    from mmkv_bench.run.outlined import document, outlined
+    from mmkv_bench.store.store import Store
+
     store = Store(plan.out)
     standing = plan.standing(store)
     known = forecast(plan, standing, store, _known(given, plan))
@@ -99,9 +108,7 @@ def answer(given: argparse.Namespace) -> int:
         found, notes = planned_memory.planned(plan, known)
         print(planned_memory.text(found, notes, known.given.memory))
         told["memory"] = planned_memory.document(found, notes)
-    if given.json:
-        print(json.dumps(told))
-    return 0
+    return told
 
 
 def _efficiency(given: argparse.Namespace, config: DictConfig) -> int:

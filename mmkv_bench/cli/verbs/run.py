@@ -5,9 +5,6 @@ from __future__ import annotations
 import argparse
 
 from mmkv_bench.cli.grammar import Parser, configuration, overrides_of
-from mmkv_bench.cli.guard import closed_output
-from mmkv_bench.config.schema import EFFICIENCY
-from mmkv_bench.errors import ConfigError, MMKVError
 
 SUMMARY = "answer, score and print tables: what `mmkv-bench method=mmshift budget=64` does"
 
@@ -50,38 +47,9 @@ def answer(given: argparse.Namespace) -> int:
 
         return show(overrides, flags)
     if given.multirun:
-        from mmkv_bench.run.multirun import multirun
+        from mmkv_bench.cli.verbs.sweep import sweep
 
-        return multirun(overrides)
+        return sweep(overrides)
+    from mmkv_bench.cli.once import once
+
     return once(overrides)
-
-
-def once(overrides: list[str]) -> int:
-    """One run of one configuration.
-
-    Raises:
-        ConfigError: a configuration that cannot run; MMKVError: also an output that was closed before the end.
-    """
-    from mmkv_bench.run.waiting import waiting
-
-    for text in overrides:
-        if text.lstrip("+~").startswith("hydra.") and "searchpath" not in text:
-            raise ConfigError(f"{text} only matters to the jobs of a multirun; add -m, or leave it out")
-    with waiting("reading the configuration"):
-        from mmkv_bench.config.compose import compose
-        from mmkv_bench.plan.validate import validate
-
-        config = compose(overrides)
-        validate(config)
-        if config.scenario == EFFICIENCY:
-            from mmkv_bench.efficiency.run import run
-        else:
-            from mmkv_bench.run.run import run
-    try:
-        return run(config)
-    except BrokenPipeError:
-        closed_output()
-        raise MMKVError(
-            "the output was closed before the run's end; run the same command again to continue, with its output to a "
-            "file or a terminal"
-        ) from None

@@ -21,7 +21,7 @@ def options(parser: Parser) -> None:
 
 def answer(given: argparse.Namespace) -> int:
     """Score what is stale and print the tables."""
-    from mmkv_bench.cli.verbs.run import once
+    from mmkv_bench.cli.once import once
 
     overrides = overrides_of(given)
     for text in overrides:

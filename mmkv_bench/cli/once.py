@@ -1,0 +1,43 @@
+"""One run of one configuration: what `run` does here, and every job of a sweep on its node."""
+
+from __future__ import annotations
+
+from mmkv_bench.cli.guard import closed_output
+from mmkv_bench.config.schema import EFFICIENCY
+from mmkv_bench.errors import ConfigError, MMKVError
+
+
+def once(overrides: list[str]) -> int:
+    """One run of one configuration.
+
+    Raises:
+        ConfigError: a configuration that cannot run; MMKVError: also an output that was closed before the end.
+    """
+    from mmkv_bench.run.waiting import waiting
+
+    for text in overrides:
+        if text.lstrip("+~").startswith("hydra.") and "searchpath" not in text:
+            raise ConfigError(f"{text} only matters to the jobs of a multirun; add -m, or leave it out")
+    with waiting("reading the configuration"):
+        from mmkv_bench.config.compose import compose
+        from mmkv_bench.plan.validate import validate
+
+        config = compose(overrides)
+        validate(config)
+        for key, set_to in (("shards", config.shards != 1), ("dry", config.dry)):
+            if set_to:
+                raise ConfigError(
+                    f"{key} only matters to a sweep with launcher=slurm; write mmkv-bench sweep, or drop it"
+                )
+        if config.scenario == EFFICIENCY:
+            from mmkv_bench.efficiency.run import run
+        else:
+            from mmkv_bench.run.run import run
+    try:
+        return run(config)
+    except BrokenPipeError:
+        closed_output()
+        raise MMKVError(
+            "the output was closed before the run's end; run the same command again to continue, with its output to a "
+            "file or a terminal"
+        ) from None

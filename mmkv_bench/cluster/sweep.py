@@ -1,0 +1,149 @@
+"""A sweep on Slurm from its runs to their tables: what is missing is submitted, waited for, and told from rows.
+
+What Slurm says of a job decides nothing: a cell is done when its rows are there. So a sweep that was killed, or whose nodes
+failed, is continued by the same command, also with another number of shards.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mmkv_bench.cluster import checks, queue, submission
+from mmkv_bench.cluster.pieces import Piece, check, pieces
+from mmkv_bench.plan.plan import Plan, make_plan, outline
+from mmkv_bench.run.waiting import waiting
+from mmkv_bench.store.store import Store
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+Job = Callable[[tuple[str, ...]], Callable[[], None]]
+"""Makes of a run's overrides what a job calls: picklable, named by a module that jobs can import."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a sweep: its overrides, and the plan that they come to."""
+
+    overrides: Sequence[str]
+    plan: Plan
+    store: Store
+
+
+def sweep(jobs: Sequence[tuple[list[str], DictConfig]], launcher: DictConfig, job: Job) -> int:
+    """Submit what is missing, wait, score and print. Returns 0, or 1 when something is missing or failed.
+
+    Args:
+        jobs: the runs (overrides, configuration), checked; launcher: `hydra.launcher`; job: see `Job`.
+
+    Raises:
+        ConfigError: what cannot be submitted, and why; nothing is lost then.
+    """
+    _check(jobs, launcher)
+    checks.check_here()
+    for folder in {Path(config.out).expanduser() for _, config in jobs}:
+        Store(folder).check_writable()
+        checks.check_folder(folder)
+    with waiting("planning"):
+        runs = [_run(overrides, config) for overrides, config in jobs]
+    config, folder = jobs[0][1], _notes(launcher)
+    subjects = {f"{run.plan.config.model.name} {part.dataset}" for run in runs for part in run.plan.parts}
+    earlier = queue.queued(queue.remembered(folder, subjects)) or set()
+    if earlier:
+        print(f"mmkv_bench: waiting for jobs of an earlier sweep here: {' '.join(sorted(earlier))}", file=sys.stderr)
+        queue.wait_for(earlier)
+    todo = [piece for run in runs for piece in pieces(run.overrides, run.plan, run.store)]
+    ids: dict[str, Piece] = {}
+    if todo:
+        made = submission.executor(launcher, config.slurm, runs[0].plan.out)
+        taken = submission.submit(made, [job(piece.overrides) for piece in todo])
+        ids = dict(zip(taken, todo, strict=True))
+        queue.remember(folder, {name: piece.subject for name, piece in ids.items()})
+        print(f"mmkv_bench: {len(ids)} jobs submitted ({_named(taken)}); their logs are in {folder}", file=sys.stderr)
+    if ids and not config.slurm.wait:
+        print("mmkv_bench: the same command, or mmkv-bench score, scores when they are done", file=sys.stderr)
+        return 0
+    queue.wait_for(ids)
+    return _finish(runs, ids, Path(str(launcher.submitit_folder)).absolute())
+
+
+def dry(jobs: Sequence[tuple[list[str], DictConfig]], launcher: DictConfig) -> list[Plan]:
+    """Print the script of what is missing and what each of its jobs runs; nothing is asked of Slurm, loaded or made.
+    Returns the plans, as far as they are known without data, for a caller who prints them, too.
+
+    Raises:
+        ConfigError: as `sweep`, as far as it can be told without Slurm.
+    """
+    _check(jobs, launcher)
+    plans = [outline(config) for _, config in jobs]
+    told = zip(jobs, plans, strict=True)
+    todo = [piece for (overrides, _), plan in told for piece in pieces(overrides, plan, Store(plan.out))]
+    made = submission.executor(launcher, jobs[0][1].slurm, plans[0].out)
+    print(made.script(max(1, len(todo))).rstrip())
+    print(f"\n# {len(todo)} jobs; each runs mmkv-bench with")
+    for place, piece in enumerate(todo):
+        print(f"# {place}: {piece}: {shlex.join(piece.overrides)}")
+    return plans
+
+
+def _check(jobs: Sequence[tuple[list[str], DictConfig]], launcher: DictConfig) -> None:
+    checks.check_launcher(launcher)
+    for _, config in jobs:
+        check(config)
+
+
+def _run(overrides: Sequence[str], config: DictConfig) -> Run:
+    plan = make_plan(config)
+    return Run(overrides, plan, Store(plan.out))
+
+
+def _notes(launcher: DictConfig) -> Path:
+    """The folder of a sweep's jobs: the one that holds theirs."""
+    path = Path(str(launcher.submitit_folder)).absolute()
+    while "%" in path.name:
+        path = path.parent
+    return path
+
+
+def _named(ids: Sequence[str]) -> str:
+    """Arrays by their own id."""
+    return " ".join(dict.fromkeys(name.partition("_")[0] for name in ids))
+
+
+def _finish(runs: Sequence[Run], ids: dict[str, Piece], folder: Path) -> int:
+    """Score and print what is there; say what is not."""
+    from mmkv_bench.run.run import carry_out
+
+    missing = {piece.subject for run in runs for piece in pieces(run.overrides, run.plan, run.store)}
+    code = 0
+    for run in runs:
+        if run.plan.config.stage != "generate":
+            code = max(code, carry_out(run.plan.at_stage("score")))
+    for name, piece in ids.items():
+        if piece.subject in missing:
+            print(f"mmkv_bench: job {name} ({piece}): {_last_words(submission.log_of(folder, name))}", file=sys.stderr)
+    if missing:
+        print(
+            f"mmkv_bench: samples are missing of {', '.join(sorted(missing))}; run the same command again to continue",
+            file=sys.stderr,
+        )
+    return max(code, int(bool(missing)))
+
+
+def _last_words(log: Path) -> str:
+    """What a job said last of itself, or that it could not even begin a log."""
+    try:
+        lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    except OSError:
+        return (
+            f"it left no log at {log}: its node does not see this folder, or Slurm never started it; give an out that all "
+            "nodes mount, and see `scontrol show job`"
+        )
+    own = [line for line in lines if line.startswith(("mmkv_bench: ", "slurmstepd: ", "srun: "))]
+    said = (own or lines or ["it said nothing"])[-1].removeprefix("mmkv_bench: ")
+    return f"{said[:300]}; see {log}"
