@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+from pathlib import Path
+
 import pytest
 
+from mmkv_bench.store.store import Store
 from tests.cluster.setting import WORK, finished, rows, start
+from tests.cluster.slurm import until
 from tests.each import each
 from tests.run.setting import done
+
+LONG = ("model=tiny", "dataset=[pages_walk]", "method=[snapkv,random]", "budget=[8,32]", "limit=24")
 
 
 @pytest.fixture(scope="session")
 def alone(tmp_path_factory):
-    """Rows of one uninterrupted run in this process."""
-    root = tmp_path_factory.mktemp("alone")
-    done(root, *WORK)
-    return rows(root)
+    """The rows of one uninterrupted run in this process, by its overrides."""
+    made = {}
+
+    def rows_of(work):
+        if work not in made:
+            root = tmp_path_factory.mktemp("alone")
+            done(root, *work)
+            made[work] = rows(root)
+        return made[work]
+
+    return rows_of
 
 
 @pytest.mark.full
@@ -22,9 +38,79 @@ def alone(tmp_path_factory):
 def test_an_array_of_jobs_makes_the_rows_of_one_run(cluster, alone, tmp_path, verb):
     code, out, err = finished(start(cluster, tmp_path, *WORK, "shards=2", verb=verb))
     assert code == 0, err
-    assert rows(tmp_path) == alone
+    assert rows(tmp_path) == alone(WORK)
     assert "4 jobs submitted" in err and "snapkv" in out
-    (script,) = (tmp_path / "sweep" / ".submitit").glob("*/*_submission.sh")
-    assert "#SBATCH --array=0-3%4" in script.read_text()
-    again = finished(start(cluster, tmp_path, *WORK, "shards=3", verb=verb))  # nothing is left, however it is split
-    assert again[0] == 0 and "submitted" not in again[2]
+    scripts = {path.resolve() for path in (tmp_path / "sweep" / ".submitit").glob("*/*_submission.sh")}
+    assert ["#SBATCH --array=0-3%4" in path.read_text() for path in scripts] == [True]
+    code, _, err = finished(
+        start(cluster, tmp_path, *WORK, "shards=3", verb=verb)
+    )  # nothing is left, however it is split
+    assert code == 0 and "submitted" not in err
+
+
+def answering(cluster, root: Path) -> str:
+    """Waits until a job has stored some samples, but not all; its id."""
+    until("first samples", lambda: root.exists() and len(Store(root).responses(columns=["cell"])) > 5, 300)
+    return cluster.ask("squeue", "-h", "-o", "%i").split()[0]
+
+
+def step_of(job: str) -> int:
+    """The process that answers in a job."""
+    found = subprocess.run(["pgrep", "-f", "submitit.core._submit .*"], capture_output=True, text=True).stdout.split()
+    named = [int(one) for one in found if f"SLURM_JOB_ID={job}\0" in Path(f"/proc/{one}/environ").read_text()]
+    return max(named)
+
+
+@pytest.mark.full
+@each("way", ["usr2", "requeue"])
+def test_a_job_that_slurm_stops_comes_back_and_the_sweep_goes_on(cluster, alone, tmp_path, way):
+    process = start(cluster, tmp_path, *LONG)
+    job = answering(cluster, tmp_path)
+    if way == "usr2":
+        cluster.ask("scancel", "--signal=USR2", f"{job}.0")
+    else:
+        cluster.ask("scontrol", "requeue", job)
+    code, _, err = finished(process)
+    assert code == 0, err
+    assert rows(tmp_path) == alone(LONG)
+    (log,) = (tmp_path / "sweep" / ".submitit").glob(f"{job}/*_log.err")
+    said = log.read_text()
+    assert ("ended by SIGUSR2 after the sample in flight, to be queued again" in said) is (way == "usr2")
+    assert set(Store(tmp_path).responses(columns=["status"])["status"].to_pylist()) == {"ok"}
+
+
+@pytest.mark.full
+@each("way", ["kill", "scancel"])
+def test_after_a_job_that_was_killed_the_same_command_finds_the_rest(cluster, alone, tmp_path, way):
+    process = start(cluster, tmp_path, *LONG)
+    job = answering(cluster, tmp_path)
+    if way == "kill":
+        os.kill(step_of(job), signal.SIGKILL)
+    else:
+        cluster.ask("scancel", job)
+    code, _, err = finished(process)
+    assert code == 1
+    assert "samples are missing of tiny pages_walk_small; run the same command again" in err
+    assert f"job {job} (tiny pages_walk_small):" in err and "see " in err and "Traceback" not in err
+    before = len(Store(tmp_path).responses(columns=["cell"]))
+    assert 0 < before < len(alone(LONG)[0])
+    code, _, err = finished(start(cluster, tmp_path, *LONG, "shards=2"))
+    assert code == 0, err
+    assert rows(tmp_path) == alone(LONG)
+
+
+@pytest.mark.full
+def test_two_sweeps_at_the_same_cells_make_their_rows_once(cluster, alone, tmp_path):
+    both = [start(cluster, tmp_path, *LONG, f"shards={count}") for count in (1, 2)]
+    ended = [finished(process) for process in both]
+    assert [code for code, _, _ in ended] == [0, 0], ended
+    assert rows(tmp_path) == alone(LONG)
+
+
+@pytest.mark.full
+def test_slurms_own_sentence_is_passed_on_and_nothing_is_lost(cluster, tmp_path):
+    code, _, err = finished(start(cluster, tmp_path, *WORK, "hydra.launcher.partition=nowhere"))
+    assert code == 2
+    (said,) = [line for line in err.splitlines() if "sbatch" in line]
+    assert "sbatch refuses" in said and "invalid partition" in said.lower() and "nothing was submitted" in said
+    assert not cluster.ask("squeue", "-h")
