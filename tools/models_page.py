@@ -132,9 +132,7 @@ def read(name: str) -> Described:
 
 
 def _load(name: str) -> dict[str, Any]:
-    from omegaconf import OmegaConf
-
-    return OmegaConf.to_container(OmegaConf.load(conf_dir() / "model" / f"{name}.yaml"), resolve=True)
+    return content("model", name)
 
 
 def _check_gate(name: str, gate: Mapping[str, Any]) -> None:

@@ -18,6 +18,7 @@ VERBS = (
     "score",
     "tables",
     "plot",
+    "papers",
     "verify",
     "data",
     "calibrate",
@@ -29,7 +30,7 @@ VERBS = (
 )
 """The verbs, in the order of the help; `verbs/<name>.py` answers each."""
 
-COMING = ("papers", "report", "show", "export", "new")
+COMING = ("report", "show", "export", "new")
 """Words that are kept for verbs of later versions, so that no configuration takes them."""
 
 

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mmkv_bench.config import tables
+from mmkv_bench.config import gates, tables
 from mmkv_bench.config.method_parts import expanded
 from mmkv_bench.config.schema import conf_dir
 from mmkv_bench.errors import ConfigError
 
-METHOD = "method"
+METHOD, MODEL = "method", "model"
 
 
 def content(group: str, name: str, folders: Sequence[str | Path] = ()) -> dict[str, Any]:
@@ -38,4 +38,6 @@ def read(group: Path, name: str, load: Callable[[Path], Mapping[str, Any]]) -> d
     if not file.is_file():
         return tables.member(group, name)
     found = dict(load(file))
+    if group.name == MODEL and "gates" in found:
+        found["gates"] = gates.filled(name, found["gates"])
     return expanded(name, found) if group.name == METHOD else found

@@ -21,8 +21,8 @@ from mmkv_bench.methods.plain import flat_parameters, read, under_reading
 from mmkv_bench.protocols import NAMES as PROTOCOLS
 
 NONE, ENTRIES, FRACTION = "none", "entries", "fraction"
-SYNTHETIC = "synthetic"
-"""In a dataset's place: made-up text of a length (`scenario=efficiency`)."""
+SYNTHETIC = "made_up_text"
+"""In a dataset's place, as `scenario=efficiency` names its prompts of a length."""
 MEAN = "mean"
 """Metric of an address that is a mean over several."""
 
@@ -57,6 +57,8 @@ class Method:
         """
         defaults = flat_parameters(_node(name))
         given = dict(given or {})
+        if calibration == "auto" and defaults.get("calibration") != "auto":
+            given["calibration"] = "auto"
         for key in given:
             if key not in defaults:
                 raise ConfigError(f"method {name} has no parameter {key!r}; {nearest(key, defaults)}")
@@ -85,7 +87,7 @@ class Method:
         return node["base"] == "full" or (isinstance(kept, Mapping) and ".keep_all." in str(kept.get("_target_")))
 
     def parameters(self, reading: str) -> str:
-        """All parameters under a reading, as rows name them (`canonical`)."""
+        """What its parameters under a reading are besides the defaults of its base (`canonical`)."""
         return "{}" if self.base == "full" else _resolved(self.name, self.given, reading)
 
     def __str__(self) -> str:
@@ -189,10 +191,16 @@ def budget_of(value: Any, parts: Mapping[str, Any]) -> tuple[str, str]:
     return FRACTION, f"{number.normalize():f}"
 
 
-def canonical(parameters: str) -> str:
-    """A row's parameters (JSON) without what is no setting."""
-    told = json.loads(parameters)
-    return _sorted({key: value for key, value in told.items() if key not in BESIDE_PARAMETERS})
+@cache
+def canonical(base: str, parameters: str) -> str:
+    """What parameters (JSON, as rows have them) set besides the defaults of their base's file, as sorted JSON. A parameter
+    that rows do not have came later than they did: it has its default. Marks and artefacts are no settings."""
+    told = {key: value for key, value in json.loads(parameters).items() if key not in BESIDE_PARAMETERS}
+    if base in _options("method"):
+        node = _node(base)
+        defaults = flat_parameters(under_reading(base, node, READINGS[0], node))
+        told = {key: value for key, value in told.items() if key not in defaults or defaults[key] != value}
+    return _sorted(told)
 
 
 def members(group: str) -> list[tuple[str, str]]:
@@ -250,7 +258,7 @@ def _node(name: str) -> Mapping[str, Any]:
 def _resolved(name: str, given: str, reading: str) -> str:
     defaults = _node(name)
     plain = under_reading(name, {**defaults, **json.loads(given)}, reading, defaults)
-    return canonical(_sorted(flat_parameters(plain)))
+    return canonical(str(defaults["base"]), _sorted(flat_parameters(plain)))
 
 
 def _sorted(value: Mapping[str, Any]) -> str:

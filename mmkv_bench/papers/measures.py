@@ -16,21 +16,12 @@ GIB = 2.0**30
 
 @dataclass(frozen=True)
 class Reduction:
-    """A mean over samples of a column of `responses`, over `per`; `layers` says how a column of lists becomes a number."""
+    """A column of `responses`, as its mean over samples, or of timed passes, as its median over repeats; divided by `per`.
+    `layers`: how the entries kept per layer and head become a number."""
 
     column: str
     per: float = 1.0
     layers: str = ""
-
-
-@dataclass(frozen=True)
-class Timing:
-    """A median over repeats of a column of `timings` in one of its phases, over `per`; `rate` is new tokens by it."""
-
-    phase: str
-    column: str = "seconds"
-    per: float = 1.0
-    rate: bool = False
 
 
 REDUCTIONS = {
@@ -42,16 +33,16 @@ REDUCTIONS = {
 }
 """Metric -> what of the answers it reduces."""
 
-TIMINGS = {
-    "ttft_s": Timing("ttft"),
-    "total_s": Timing("total"),
-    "tpot_ms": Timing("decode", per=1e-3),
-    "tokens_per_s": Timing("total", rate=True),
-    "selection_ms": Timing("select", per=1e-3),
-    "kv_gib": Timing("decode", "bytes_held", GIB),
-    "peak_gb": Timing("total", "peak_allocated", 1e9),
+PASSES = {
+    "ttft_s": Reduction("ttft_s"),
+    "total_s": Reduction("total_s"),
+    "tpot_ms": Reduction("tpot_s", 1e-3),
+    "tokens_per_s": Reduction("tokens_s"),
+    "selection_ms": Reduction("select_s", 1e-3),
+    "kv_gib": Reduction("bytes_held", GIB),
+    "peak_gb": Reduction("peak_total", 1e9),
 }
-"""Metric -> what of a timed run it reduces (`scenario=efficiency`)."""
+"""Metric -> what of a timed pass it reduces (`scenario=efficiency`, columns of `tables.passes`)."""
 
 DIAGNOSTICS = {
     "hidden_mean_std": "mean and spread of hidden states per layer, prompt against answer",

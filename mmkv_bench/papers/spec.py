@@ -12,6 +12,7 @@
     across: [{budget: 64}, ...]        what every column is split by; a method without budget has one cell for all
     readings: {name: {...}}            further readings, declared beforehand: keys that are laid over a cell's
     together: true                     the columns of one budget stand in one cell ("PPL / ROUGE")
+    experiments: [name]                files of conf/experiment/papers that run its cells
     notes: [text]
 
 A cell whose address is not complete, or to which two parts give different values, is an error.
@@ -105,6 +106,7 @@ class Spec:
     cells: tuple[Cell, ...]
     together: bool = False
     notes: tuple[str, ...] = ()
+    experiments: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
@@ -167,6 +169,7 @@ def parse(name: str, told: Any) -> Spec:
         cells=(),
         together=bool(told.get("together")),
         notes=tuple(told.get("notes") or ()),
+        experiments=tuple(told.get("experiments") or ()),
     )
     return replace(spec, cells=tuple(_cells(spec, shared, told.get("readings") or {})))
 
@@ -264,11 +267,12 @@ def _parts(
             found.append(_address({**parts, **part}, where))
         elif part not in labels:
             raise ConfigError(f"{where}: it is a mean of {part!r}; {nearest(part, labels)}")
+        elif labels[part].parts:
+            raise ConfigError(f"{where}: it is a mean of {part!r}, which is a mean itself; list its parts")
         elif reading is not None and reading in labels[part].readings:
-            other, of = labels[part].readings[reading]
-            found += of or (other,)
+            found.append(labels[part].readings[reading][0])
         else:
-            found += labels[part].needed
+            found.append(labels[part].address)
     return tuple(found)
 
 

@@ -77,8 +77,8 @@ def test_an_address_is_what_a_method_does_and_not_what_it_is_called():
     assert address(GIVEN | {"with": {"gamma": 10.0}}) == default, "a parameter at its default changes nothing"
     assert address(GIVEN | {"with": {"gamma": 5}}).method == Method.of("mmshift", {"gamma": 5.0})
     assert default.method.parameters("paper") != default.method.parameters("released")
-    row = '{"a": 1, "calibration": {"prefixkv": "ab"}, "reads_answer": true}'
-    assert canonical(row) == '{"a": 1}'
+    row = '{"a": 1, "calibration": {"prefixkv": "ab"}, "gamma": 10.0, "reads_answer": true}'
+    assert canonical("mmshift", row) == '{"a": 1}', "what rows do not have came later: it has its default"
     assert address(GIVEN | {"method": "full"}).budget_kind == "none", "full takes none"
     assert address(GIVEN | {"budget": 0.10}).budget == "0.1" and address(GIVEN | {"budget": 1.0}).budget == "1"
     assert len(members("MileBench T")) == 13 and ("milebench_iedit", "rouge_l") in members("MileBench S-3")
@@ -94,7 +94,7 @@ def test_an_address_is_what_a_method_does_and_not_what_it_is_called():
         ({"dataset": "docvq"}, "did you mean 'docvqa'"),
         ({"with": {"gama": 1}}, "did you mean 'gamma'"),
         ({"methd": 1}, "no part of an address"),
-        ({"dataset": "synthetic"}, "needs length and new_tokens"),
+        ({"dataset": "made_up_text"}, "needs length and new_tokens"),
         ({"calibration": {"seed": 1}}, "keys of samples and data"),
     ],
 )

@@ -1,0 +1,282 @@
+"""A table of a paper, filled: beside each printed number the measured one and what is said of the two."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+
+from mmkv_bench.errors import ConfigError
+from mmkv_bench.papers.address import Address
+from mmkv_bench.papers.match import Evidence
+from mmkv_bench.papers.measured import MEASURED, PART, Measured, Reader, aligned
+from mmkv_bench.papers.measures import has_numbers, margin
+from mmkv_bench.papers.printed import COMPARABLE, OPEN, RATIOS, Printed, of_table
+from mmkv_bench.papers.spec import Cell, Spec
+from mmkv_bench.papers.verdict import (
+    AGREES,
+    DIFFERS,
+    NOT_COMPARABLE,
+    Limits,
+    Verdict,
+    drop,
+    lead,
+    level,
+    of_readings,
+)
+from mmkv_bench.statistics.metric_kinds import lower_is_better
+from mmkv_bench.tables.compare import against
+from mmkv_bench.tables.macro import Mean, mean
+from mmkv_bench.tables.metrics import aggregator_of
+
+DROPS = (COMPARABLE, OPEN, "prompt differs", "weights not released", "prompt cutting differs")
+"""Statuses under which a difference to `full` still says something: what differs is the same for both."""
+COSTS = ("ttft_s", "total_s", "tpot_ms", "peak_gb", "selection_ms")
+
+
+@dataclass(frozen=True)
+class Filled:
+    """One cell, filled. `printed` is None where the paper has no number for it; `verdict` where nothing is to be said;
+    `counted`: whether the verdict on its drop counts, because `full` agrees; `readings`: name -> what there is under it."""
+
+    cell: Cell
+    printed: Printed | None
+    measured: Measured
+    readings: Mapping[str, Measured] = field(default_factory=dict)
+    verdict: Verdict | None = None
+    drop: Verdict | None = None
+    counted: bool = False
+
+    @property
+    def shown(self) -> tuple[float, float] | None:
+        """(measured, printed) where both are numbers."""
+        if self.printed is None or self.printed.number is None or self.measured.value is None:
+            return None
+        return self.measured.value, self.printed.number
+
+
+@dataclass(frozen=True)
+class Lead:
+    """A lead of the paper's method over its strongest baseline that the paper prints: who, by how much, and ours."""
+
+    own: Cell
+    over: Cell
+    printed: float
+    verdict: Verdict
+    ours: Mean | None = None
+
+
+@dataclass(frozen=True)
+class Page:
+    """A table, filled. `pairs`: of all other pairs that our intervals tell apart, how many have the printed sign, and how
+    many the other one; `versions`: column -> values behind its numbers; `refused`: cells of rows that stand in for something.
+    """
+
+    spec: Spec
+    cells: tuple[Filled, ...]
+    leads: tuple[Lead, ...]
+    pairs: tuple[int, int]
+    versions: Mapping[str, tuple[str, ...]]
+    refused: int
+
+    @property
+    def states(self) -> Counter[str]:
+        """How many cells are in each state."""
+        return Counter(one.measured.state for one in self.cells)
+
+    def verdicts(self, own: bool) -> Counter[str]:
+        """Words on levels, of the paper's own method or of all others."""
+        return Counter(one.verdict.word for one in self.cells if one.verdict and self.spec.own(one.cell) == own)
+
+
+def needed(spec: Spec) -> list[Address]:
+    """Every address that a table's numbers are made of, its further readings included."""
+    found = [one for cell in spec.cells for one in cell.needed]
+    return found + [one for cell in spec.cells for own, parts in cell.readings.values() for one in parts or (own,)]
+
+
+def fill(spec: Spec, evidence: Evidence, printed: Mapping[tuple[str, ...], Printed] | None = None) -> Page:
+    """A table with what there is for it.
+
+    Args:
+        printed: the printed values by address; those of the reference numbers unless given.
+
+    Raises:
+        ConfigError: a printed number is asked for beside what stands in for something.
+    """
+    if printed is None:
+        printed = of_table(spec.id)
+    if printed and any(cell.address.model == "tiny" for cell in spec.cells):
+        raise ConfigError(f"{spec.id}: no printed number stands beside the embedded model, which stands in for others")
+    reader = Reader(evidence, needed(spec))
+    cells = [_filled(cell, printed, reader) for cell in spec.cells]
+    fulls = {(one.cell.block, one.cell.column, one.cell.across): one for one in cells if _is_full(one.cell)}
+    judged = [_judged(one, _full_of(one, fulls, spec)) for one in cells]
+    leads, pairs = _order(spec, judged, reader)
+    rows = sorted({row for one in judged for row in one.measured.rows})
+    return Page(spec, tuple(judged), tuple(leads), pairs, evidence.told(rows), evidence.refused)
+
+
+def _filled(cell: Cell, printed: Mapping[tuple[str, ...], Printed], reader: Reader) -> Filled:
+    readings = {name: reader.measured(own, parts) for name, (own, parts) in cell.readings.items()}
+    return Filled(cell, printed.get(cell.address.printed), reader.measured(cell.address, cell.parts), readings)
+
+
+def _is_full(cell: Cell) -> bool:
+    return cell.address.method.base == "full"
+
+
+def _full_of(one: Filled, fulls: Mapping[tuple[int, int, int | None], Filled], spec: Spec) -> Filled | None:
+    """`full` beside a cell: in its column, or where methods stand elsewhere, of the same model, data and metric."""
+    cell = one.cell
+    found = fulls.get((cell.block, cell.column, cell.across)) or fulls.get((cell.block, cell.column, None))
+    if found is None:
+        alike = [full for full in fulls.values() if _beside(full.cell.address) == _beside(cell.address)]
+        found = alike[0] if len(alike) == 1 else None
+    return found if found is not None and _beside(found.cell.address) == _beside(cell.address) else None
+
+
+def _beside(address: Address) -> tuple[object, ...]:
+    return address.model, address.dataset, address.metric, address.length, address.new_tokens, address.batch
+
+
+def _judged(one: Filled, full: Filled | None) -> Filled:
+    """The cell with its verdicts."""
+    if one.printed is None or not has_numbers(one.cell.address.metric):
+        return one
+    gate = None if full is None or _is_full(one.cell) else _level(full)
+    verdict = _level(one)
+    if verdict is not None and verdict.word != NOT_COMPARABLE and gate is not None and gate.word == DIFFERS:
+        verdict = Verdict(NOT_COMPARABLE, why="full differs from what is printed for it")
+    if one.printed.status == RATIOS and full is not None and not _is_full(one.cell):
+        verdict = _ratio(one, full) or verdict
+    found = _drop(one, full) if full is not None and not _is_full(one.cell) and one.cell.address.minus is None else None
+    return replace(one, verdict=verdict, drop=found, counted=gate is not None and gate.word == AGREES)
+
+
+def _level(one: Filled) -> Verdict | None:
+    """What is said of a cell's own number; None while it has none."""
+    if one.printed is None:
+        return None
+    if one.printed.number is None or one.printed.status not in (COMPARABLE, OPEN):
+        return Verdict(NOT_COMPARABLE, why=one.printed.status)
+    found = [_one_level(measured, one) for measured in (one.measured, *one.readings.values())]
+    known = [verdict for verdict in found if verdict is not None]
+    return of_readings(known) if known and found[0] is not None else None
+
+
+def _one_level(measured: Measured, one: Filled) -> Verdict | None:
+    assert one.printed is not None
+    assert one.printed.number is not None
+    if measured.state not in (MEASURED, PART) or measured.value is None:
+        return None
+    if measured.other:
+        return Verdict(NOT_COMPARABLE, why="; ".join(measured.other))
+    ends = None if measured.low is None or measured.high is None else (measured.low, measured.high)
+    return level(
+        measured.value,
+        one.printed.number,
+        _limits(one),
+        same_items=measured.state == MEASURED,
+        interval=ends,
+        n=measured.n,
+        n_paper=measured.of or None,
+    )
+
+
+def _limits(one: Filled) -> Limits:
+    assert one.printed is not None
+    own = margin(one.cell.address.dataset, one.cell.address.metric)
+    return Limits(one.printed.half, own.margin, own.spread, own.relative)
+
+
+def _drop(one: Filled, full: Filled) -> Verdict | None:
+    assert one.printed is not None
+    if full.printed is None or one.printed.status not in DROPS or full.printed.status not in DROPS:
+        return None
+    if {one.measured.state, full.measured.state} != {MEASURED} or one.measured.other or full.measured.other:
+        return None
+    own, theirs = one.shown, full.shown
+    if own is None or theirs is None:
+        return None
+    return drop((own[0], theirs[0]), (own[1], theirs[1]), (one.printed.half, full.printed.half), _limits(one))
+
+
+def _ratio(one: Filled, full: Filled) -> Verdict | None:
+    """Times and peaks of another device: the ratio to `full`."""
+    own, theirs = one.shown, full.shown
+    if own is None or theirs is None or not all((*own, *theirs)):
+        return None
+    assert one.printed is not None
+    assert full.printed is not None
+    share = one.printed.half / own[1] + full.printed.half / theirs[1]
+    found = margin(one.cell.address.dataset, one.cell.address.metric)
+    limits = Limits(share * own[1] / theirs[1], found.margin, found.spread, relative=True)
+    return level(own[0] / theirs[0], own[1] / theirs[1], limits)
+
+
+def _order(spec: Spec, cells: Sequence[Filled], reader: Reader) -> tuple[list[Lead], tuple[int, int]]:
+    """The leads that a paper prints for its own method over its strongest baseline, and all other pairs."""
+    leads, same, other = [], 0, 0
+    for group in _groups(cells):
+        own = [one for one in group if spec.own(one.cell)]
+        rest = [one for one in group if not spec.own(one.cell)]
+        sign = -1 if lower_is_better(group[0].cell.address.metric) else 1
+        claimed = None
+        if len(own) == 1 and rest:
+            best = max(rest, key=lambda one: sign * _printed(one))
+            if sign * (_printed(own[0]) - _printed(best)) > 0:
+                claimed = (own[0], best)
+                ours = _paired(reader, own[0], best, sign)
+                verdict = lead(*((None, None) if ours is None else (ours.low, ours.high)))
+                leads.append(Lead(own[0].cell, best.cell, sign * (_printed(own[0]) - _printed(best)), verdict, ours))
+        for a, b in combinations(group, 2):
+            if claimed is not None and {id(a), id(b)} == {id(one) for one in claimed}:
+                continue
+            ours, gap = _paired(reader, a, b, sign), sign * (_printed(a) - _printed(b))
+            if ours is None or ours.low is None or ours.high is None or ours.low <= 0 <= ours.high or not gap:
+                continue
+            same, other = (same + 1, other) if (ours.value > 0) == (gap > 0) else (same, other + 1)
+    return leads, (same, other)
+
+
+def _groups(cells: Sequence[Filled]) -> Iterator[list[Filled]]:
+    """Methods of one column and budget that have a printed number of the same kind."""
+    found: dict[tuple[object, ...], list[Filled]] = {}
+    for one in cells:
+        if (
+            one.printed is None
+            or one.printed.number is None
+            or _is_full(one.cell)
+            or one.cell.address.minus is not None
+        ):
+            continue
+        if one.cell.address.metric in COSTS or not has_numbers(one.cell.address.metric):
+            continue
+        key = (*_beside(one.cell.address), one.cell.address.budget_kind, one.cell.address.budget)
+        found.setdefault(key, []).append(one)
+    yield from (group for group in found.values() if len(group) > 1)
+
+
+def _printed(one: Filled) -> float:
+    assert one.printed is not None
+    assert one.printed.number is not None
+    return one.printed.number
+
+
+def _paired(reader: Reader, a: Filled, b: Filled, sign: int) -> Mean | None:
+    """Our difference a - b, better above 0, paired by sample; of means the mean of their parts'."""
+    found = []
+    for left, right in zip(a.cell.needed, b.cell.needed, strict=True):
+        one, two = reader.measured(left), reader.measured(right)
+        if one.scores is None or two.scores is None or one.other or two.other:
+            return None
+        (difference,) = against([one.scores], aligned(two.scores, one.scores), left.metric, aggregator_of(left.metric))
+        if difference.value is None:
+            return None
+        scale = sign * margin(left.dataset, left.metric).scale
+        ends = [None if end is None else scale * end for end in (difference.low, difference.high)]
+        low, high = ends if sign > 0 else ends[::-1]
+        found.append(Mean(scale * difference.value, low, high))
+    return mean(found) if found else None

@@ -1,0 +1,230 @@
+"""Rows -> addresses: which cells of which stores hold what stands at an address. By parameters, never by a display name.
+
+Several stores, of several machines, are one body of evidence; nothing is ever chosen among cells that differ. Rows of random
+weights, of the embedded model and of fixture data are no evidence and match no address, whatever their model is called.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mmkv_bench.errors import ConfigError
+from mmkv_bench.papers.address import Address, canonical
+from mmkv_bench.tables.notes import FIXTURE
+from mmkv_bench.tables.rows import CONTEXT, config_of, with_limits
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+TINY = "mmkv_bench/tiny/weights"
+FOUND, NONE, AMBIGUOUS = "found", "none", "ambiguous"
+_OF_CELL = tuple(name for name in CONTEXT if name not in ("model", "dataset", "protocol"))
+"""Columns in which two cells of one address may differ."""
+VERSIONS = ("torch", "transformers", "dtype", "attention")
+
+
+@dataclass(frozen=True)
+class Match:
+    """What there is at an address.
+
+    Attributes:
+        state: found, none or ambiguous; rows: places in the evidence's cells, one for each seed.
+        why: of `ambiguous`, what the candidates differ in; other: conditions of the rows that are not the address's, so that
+            they are shown and not judged; missing: seeds that were asked for and are not there.
+    """
+
+    state: str
+    rows: tuple[int, ...] = ()
+    why: str = ""
+    other: tuple[str, ...] = ()
+    missing: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The cells of all stores. `cells` has the columns of that table and `store` (number of its folder in `roots`)."""
+
+    roots: tuple[Path, ...]
+    cells: pd.DataFrame
+    refused: int = 0
+
+    @classmethod
+    def of(cls, roots: Sequence[Path]) -> Evidence:
+        """The cells below these folders: each is a store, or holds some.
+
+        Raises:
+            ConfigError: a folder that is not there. StoreError: a store of another schema version, with its name.
+        """
+        import pandas as pd
+
+        from mmkv_bench.store.store import Store
+
+        stores = [store for root in roots for store in _stores(root)]
+        frames = [Store(store).cells().to_pandas().assign(store=number) for number, store in enumerate(stores)]
+        frames = [frame for frame in frames if len(frame)]
+        if not frames:
+            return cls(tuple(stores), pd.DataFrame())
+        every = with_limits(pd.concat(frames, ignore_index=True))
+        real = ~_stand_in(every)
+        return cls(tuple(stores), every[real].reset_index(drop=True), int((~real).sum()))
+
+    def match(self, wanted: Address) -> Match:
+        """What stands at an address."""
+        rows = self._groups.get(_key_of(wanted), np.array([], dtype=np.int64))
+        rows = self._calibrated(rows, wanted)
+        if not len(rows):
+            return Match(NONE)
+        rows, other = self._conditions(rows, wanted)
+        rows = rows[self._version[rows] == self._version[rows].max()]
+        contexts = np.unique(self._context[rows])
+        if len(contexts) > 1:
+            return Match(AMBIGUOUS, tuple(rows.tolist()), self._differences(rows))
+        twice = self.cells["cell"].to_numpy()[rows]
+        _, first = np.unique(twice, return_index=True)
+        rows = rows[np.sort(first)]
+        seeds = self.cells["seed"].to_numpy(np.float64, na_value=np.nan)[rows]
+        if np.isnan(seeds).all():
+            return Match(FOUND, tuple(rows.tolist()), other=other)
+        rows = rows[np.isin(seeds, wanted.seeds)]
+        missing = tuple(seed for seed in wanted.seeds if seed not in seeds)
+        return Match(FOUND, tuple(rows.tolist()), other=other, missing=missing) if len(rows) else Match(NONE)
+
+    def copies(self, row: int) -> list[int]:
+        """The other places of a cell: it may lie in several stores."""
+        names = self.cells["cell"].to_numpy()
+        return [int(place) for place in np.flatnonzero(names == names[row]) if place != row]
+
+    def told(self, rows: Sequence[int]) -> dict[str, tuple[str, ...]]:
+        """Versions behind these cells: column -> its values."""
+        found = self.cells.iloc[list(rows)] if len(rows) else self.cells.iloc[:0]
+        return {name: tuple(sorted({str(value) for value in found[name]})) for name in VERSIONS if name in found}
+
+    def _calibrated(self, rows: np.ndarray, wanted: Address) -> np.ndarray:
+        """Of these rows, those whose calibration was made of what the address says."""
+        asked: Mapping[str, Any] = json.loads(wanted.method.calibration) if wanted.method.calibration else {}
+        if not asked or not len(rows):
+            return rows
+        return np.array([row for row in rows if self._made_of(row, asked)], dtype=np.int64)
+
+    def _made_of(self, row: int, asked: Mapping[str, Any]) -> bool:
+        used = json.loads(self.cells["parameters"].iloc[row]).get("calibration")
+        seen = config_of(self.cells["config"].iloc[row]).get("calibrations") or {}
+        artefacts = (
+            [seen.get(checksum) or {} for checksum in (used or {}).values()] if isinstance(used, Mapping) else []
+        )
+        return bool(artefacts) and all(
+            asked.get("samples") in (None, one.get("samples"))
+            and str(asked.get("data", "")) in str(one.get("dataset", ""))
+            for one in artefacts
+        )
+
+    def _conditions(self, rows: np.ndarray, wanted: Address) -> tuple[np.ndarray, tuple[str, ...]]:
+        """Of these rows, those under the conditions of the address, else all, with what is other about them."""
+        other = []
+        for name, asked, had in (
+            ("max_new_tokens", wanted.max_new_tokens, self._lengths),
+            ("frames", wanted.frames, self._frames),
+        ):
+            if asked is None:
+                continue
+            fits = had[rows] == asked
+            if fits.any():
+                rows = rows[fits]
+            else:
+                values = ", ".join(f"{value:g}" for value in np.unique(had[rows]) if value == value) or "the default"
+                other.append(f"{name} {values}, the table has {asked}")
+        return rows, tuple(other)
+
+    def _differences(self, rows: np.ndarray) -> str:
+        found = self.cells.iloc[rows]
+        words = []
+        for name in (*_OF_CELL, "store"):
+            values = sorted({str(value) for value in found[name]})
+            if name == "store":
+                words.append("in " + ", ".join(str(self.roots[int(value)]) for value in values))
+            elif len(values) > 1:
+                words.append(f"{name} {' | '.join(value[:24] for value in values)}")
+        return "; ".join(words)
+
+    @cached_property
+    def _groups(self) -> Mapping[str, np.ndarray]:
+        """Key of an address -> the rows that have it."""
+        if not len(self.cells):
+            return {}
+        told = self.cells
+        pairs = list(zip(told["base"], told["parameters"], strict=True))
+        known = {pair: canonical(*pair) for pair in set(pairs)}
+        budget = told["budget_fraction"].astype(object).where(told["budget_kind"] == "fraction", told["budget_entries"])
+        texts = ["" if value is None or value != value else _budget(value) for value in budget.astype(object)]
+        reading = told["reading"].astype(object).where(told["reading"].notna(), "")
+        keys = told["model"].astype(str)
+        for part in (told["dataset"], told["base"], [known[pair] for pair in pairs], reading, told["protocol"]):
+            keys = keys + "|" + np.asarray(part, dtype=object).astype(str)
+        keys = keys + "|" + told["budget_kind"].astype(str) + "|" + np.asarray(texts, dtype=object).astype(str)
+        return {str(key): np.asarray(rows) for key, rows in keys.groupby(keys).indices.items()}
+
+    @cached_property
+    def _context(self) -> np.ndarray:
+        """Number of what a cell shares with others of its address, int [cells]."""
+        import pandas as pd
+
+        found = self.cells[list(_OF_CELL)].astype(str)
+        return pd.factorize(pd.Series(found.agg("\0".join, axis=1)))[0]
+
+    @cached_property
+    def _version(self) -> np.ndarray:
+        if "method_version" not in self.cells:
+            return np.ones(len(self.cells))
+        return self.cells["method_version"].astype("float64").fillna(1).to_numpy()
+
+    @cached_property
+    def _lengths(self) -> np.ndarray:
+        known = {text: json.loads(text).get("max_new_tokens") for text in set(self.cells["generation"])}
+        return np.array([known[text] or np.nan for text in self.cells["generation"]], dtype=np.float64)
+
+    @cached_property
+    def _frames(self) -> np.ndarray:
+        known = {text: (config_of(text).get("model") or {}).get("frames") for text in set(self.cells["config"])}
+        return np.array([known[text] or np.nan for text in self.cells["config"]], dtype=np.float64)
+
+
+def _stores(root: Path) -> list[Path]:
+    if not root.is_dir():
+        raise ConfigError(
+            f"there is no rows folder at '{root}'; name folders that runs printed, or one that holds such"
+        )
+    found = sorted(mark.parent for mark in root.rglob("store.json"))
+    if not found:
+        raise ConfigError(f"'{root}' holds no result rows; name folders that runs printed, or one that holds such")
+    return found
+
+
+def _stand_in(cells: pd.DataFrame) -> pd.Series:
+    """Mask of the cells that stand in for something: they are evidence of no paper's number."""
+    weights = cells["weights"] if "weights" in cells else cells["model"].where(False)
+    paths = {text: str((config_of(text).get("model") or {}).get("path") or "") for text in set(cells["config"])}
+    own = cells["config"].map({text: TINY in path or path.endswith("tiny/weights") for text, path in paths.items()})
+    return (
+        (weights == "random").fillna(False) | (cells["model"] == "tiny") | own | cells["dataset"].str.endswith(FIXTURE)
+    )
+
+
+def _key_of(wanted: Address) -> str:
+    method = wanted.method
+    reading = "" if method.base == "full" else wanted.reading
+    parts = (wanted.model, wanted.dataset, method.base, method.parameters(wanted.reading), reading, wanted.protocol)
+    return "|".join((*parts, wanted.budget_kind, wanted.budget))
+
+
+def _budget(value: Any) -> str:
+    """As `address.budget_of` writes it."""
+    from decimal import Decimal
+
+    return f"{Decimal(value).normalize():f}" if isinstance(value, str) else str(int(value))

@@ -1,0 +1,331 @@
+"""The number that rows hold for an address, with its interval, or why there is none."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mmkv_bench.config.files import content
+from mmkv_bench.config.unavailable import UNAVAILABLE
+from mmkv_bench.papers.address import SYNTHETIC, Address, Method
+from mmkv_bench.papers.match import AMBIGUOUS, FOUND, Evidence, Match
+from mmkv_bench.papers.measures import DIAGNOSTICS, PASSES, REDUCTIONS, Reduction, margin
+from mmkv_bench.statistics.shared_draws import intervals
+from mmkv_bench.tables.macro import Mean, mean
+from mmkv_bench.tables.metrics import aggregator_of, headlines
+from mmkv_bench.tables.rows import SAMPLE_COLUMNS, frame
+from mmkv_bench.tables.scores import Scores, Sheet
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MEASURED, PART, WAITING, FAILED, NOT_RUN, CANNOT_RUN, UNCLEAR = (
+    *("measured", "part", "waiting", "failed", "not run", "cannot run", "ambiguous"),
+)
+STATES = (MEASURED, PART, WAITING, FAILED, NOT_RUN, CANNOT_RUN, UNCLEAR)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What stands at an address. Numbers are in the unit of the printed one.
+
+    Attributes:
+        state: one of STATES; why: what a state other than measured means here.
+        value, low, high: with a 95 % interval where there is one; None where no number is shown.
+        n, of: samples with an answer, and how many the data set has (0: unknown).
+        other: conditions of its rows that are not the table's; rows: places in the evidence.
+        scores: what a paired comparison needs; None of means and reductions.
+    """
+
+    state: str
+    why: str = ""
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    n: int = 0
+    of: int = 0
+    other: tuple[str, ...] = ()
+    rows: tuple[int, ...] = ()
+    scores: Scores | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def number(self) -> float:
+        """The value of one that has a number."""
+        assert self.value is not None
+        return self.value
+
+
+class Reader:
+    """Numbers of addresses out of a body of evidence; every store is read once, and of it only what is asked for."""
+
+    def __init__(self, evidence: Evidence, wanted: Sequence[Address]) -> None:
+        self.evidence = evidence
+        asked = {one for address in wanted for one in (address, *_behind(address))}
+        self._matches: dict[Address, Match] = {one: evidence.match(one) for one in asked}
+        self._known: dict[Address, Measured] = {}
+
+    def measured(self, address: Address, parts: Sequence[Address] = ()) -> Measured:
+        """What there is at an address; `parts`: those that it is the mean of."""
+        if parts:
+            return self._mean(address, [self._one(part) for part in parts], parts)
+        return self._one(address)
+
+    def _one(self, address: Address) -> Measured:
+        if address not in self._known:
+            found = self._number(address)
+            if address.minus is not None:
+                found = self._minus(address, found)
+            self._known[address] = found
+        return self._known[address]
+
+    def _number(self, address: Address) -> Measured:
+        if address.model in UNAVAILABLE:
+            return Measured(CANNOT_RUN, f"{UNAVAILABLE[address.model].title} {_clause(UNAVAILABLE[address.model].why)}")
+        if address.metric in DIAGNOSTICS:
+            return Measured(CANNOT_RUN, f"no rows hold it: {DIAGNOSTICS[address.metric]}")
+        if address not in self._matches:
+            self._matches[address] = self.evidence.match(address)
+        match = self._matches[address]
+        if match.state == AMBIGUOUS:
+            return Measured(UNCLEAR, match.why, rows=match.rows)
+        if match.state != FOUND:
+            return Measured(NOT_RUN)
+        if address.dataset == SYNTHETIC:
+            return self._passes(address, match)
+        found = (self._reduced if address.metric in REDUCTIONS else self._score)(address, match)
+        return replace(found, other=match.other, rows=match.rows)
+
+    def _score(self, address: Address, match: Match) -> Measured:
+        found = self._scores(match, address.metric)
+        if found is None:
+            return Measured(UNCLEAR, "two stores hold the same cell with other scores", rows=match.rows)
+        answers = max(self._answers(row) for row in match.rows)
+        of = samples_of(address.dataset)
+        if not found.n:
+            if not answers:
+                return Measured(NOT_RUN)
+            judged = content("dataset", address.dataset)["about"].get("judge") == "needed"
+            return Measured(
+                WAITING, "for a judge" if judged else "for its scores: run with stage=score", n=answers, of=of
+            )
+        if found.unjudged:
+            return Measured(WAITING, f"for a judge: {found.unjudged} of {found.n} answers", n=found.n, of=of)
+        if found.n_ok < found.n:
+            return Measured(FAILED, f"{found.n - found.n_ok} of {found.n} samples", n=found.n, of=of)
+        scale = margin(address.dataset, address.metric).scale
+        (told,) = headlines([found], address.dataset, aggregator_of(address.metric), address.metric)
+        value, low, high = (None if told[key] is None else scale * told[key] for key in ("value", "low", "high"))
+        state, why = _whole(answers, of, match)
+        return Measured(state, why, value, low, high, found.n, of, scores=found)
+
+    def _reduced(self, address: Address, match: Match) -> Measured:
+        reduction = REDUCTIONS[address.metric]
+        tables = [self._responses[self._store(row)] for row in match.rows]
+        own = [table[(table["cell"] == self._cell(row))] for table, row in zip(tables, match.rows, strict=True)]
+        answers = min(len(table) for table in own)
+        of = samples_of(address.dataset)
+        failed = sum(int((table["status"] != "ok").sum()) for table in own)
+        if failed:
+            return Measured(FAILED, f"{failed} samples", n=answers, of=of)
+        if reduction.layers:
+            return self._layers(address, reduction, own[0], match, of)
+        if reduction.column == "tpot_s" and any((table["measured"] != "own").any() for table in own):
+            return Measured(
+                CANNOT_RUN, "times of a shared run are no method's own; run with sharing=off", n=answers, of=of
+            )
+        values = np.mean([table[reduction.column].to_numpy(np.float64) for table in own], axis=0) / reduction.per
+        (found,) = intervals([(values, own[0]["cluster"].astype(str).to_numpy())], address.dataset, share=False)
+        state, why = _whole(answers, of, match)
+        return Measured(state, why, float(values.mean()), found.low, found.high, answers, of)
+
+    def _layers(self, address: Address, reduction: Reduction, own: pd.DataFrame, match: Match, of: int) -> Measured:
+        """Spread over samples of the ratios that layers keep, averaged over layers; `mad`: distance from the profile's."""
+        ratios = _ratios(own)
+        if reduction.layers == "std":
+            value = float(ratios.std(axis=0).mean())
+        else:
+            profile = replace(address, method=Method.of(address.method.name))
+            other = self.evidence.match(profile)
+            if other.state != FOUND:
+                return Measured(NOT_RUN, f"it needs {profile.method} too")
+            table = self._responses[self._store(other.rows[0])]
+            fixed = _ratios(table[table["cell"] == self._cell(other.rows[0])])
+            value = float(np.abs(ratios - fixed.mean(axis=0)).mean())
+        state, why = _whole(len(own), of, match)
+        return Measured(state, why, value, n=len(own), of=of)
+
+    def _passes(self, address: Address, match: Match) -> Measured:
+        reduction = PASSES[address.metric]
+        row = match.rows[0]
+        table = self._timings[self._store(row)]
+        own = table[table["cell"] == self._cell(row)] if len(table) else table
+        for column, asked in (("prompt_tokens", address.length), ("new_tokens", address.new_tokens)):
+            own = own[own[column] == asked] if len(own) else own
+        own = own[own["batch"] == (address.batch or 1)] if len(own) else own
+        if not len(own):
+            return Measured(NOT_RUN, rows=match.rows)
+        if (own["status"] != "ok").any():
+            return Measured(FAILED, str(own["status"][own["status"] != "ok"].iloc[0]), rows=match.rows)
+        values = own[reduction.column].dropna().to_numpy(np.float64) / reduction.per
+        if not len(values):
+            return Measured(NOT_RUN, f"no pass holds {reduction.column}", rows=match.rows)
+        return Measured(MEASURED, "", float(np.median(values)), n=len(values), rows=match.rows)
+
+    def _minus(self, address: Address, own: Measured) -> Measured:
+        """The difference to another method, paired by sample."""
+        from mmkv_bench.tables.compare import against
+
+        assert address.minus is not None
+        other = self._number(replace(address, method=address.minus, minus=None))
+        for one in (own, other):
+            if one.scores is None or one.value is None:
+                return replace(one, value=None, low=None, high=None, why=one.why or one.state)
+        assert own.scores is not None
+        assert other.scores is not None
+        scale = margin(address.dataset, address.metric).scale
+        (found,) = against(
+            [own.scores], aligned(other.scores, own.scores), address.metric, aggregator_of(address.metric)
+        )
+        low, high = (None if end is None else scale * end for end in (found.low, found.high))
+        return replace(own, value=own.number - other.number, low=low, high=high)
+
+    def _mean(self, address: Address, parts: Sequence[Measured], of: Sequence[Address]) -> Measured:
+        """A mean over several: only where all of them are whole."""
+        told = {part.state for part in parts}
+        rows = tuple(row for part in parts for row in part.rows)
+        other = tuple(dict.fromkeys(word for part in parts for word in part.other))
+        if told != {MEASURED}:
+            state = next(
+                state for state in (CANNOT_RUN, UNCLEAR, FAILED, WAITING, NOT_RUN, PART, MEASURED) if state in told
+            )
+            done = sum(part.state == MEASURED for part in parts)
+            if done and state == NOT_RUN:
+                return Measured(PART, f"{done} of {len(parts)} parts", rows=rows, other=other)
+            lacking = next(part for part in parts if part.state == state)
+            return Measured(state, lacking.why, rows=rows, other=other)
+        found = mean([Mean(part.number, part.low, part.high) for part in parts])
+        n = sum(part.n for part in parts)
+        return Measured(MEASURED, "", found.value, found.low, found.high, n, n, other, rows)
+
+    def _scores(self, match: Match, metric: str) -> Scores | None:
+        """Scores of a match, its seeds averaged; None where two stores hold one of its cells with other scores."""
+        places: dict[int, list[int]] = {}
+        for row in match.rows:
+            for copy in self.evidence.copies(row):
+                if not _same(self._own(copy, metric), self._own(row, metric)):
+                    return None
+            places.setdefault(self._store(row), []).append(row)
+        if len(places) > 1:  # seeds in several stores: read as one
+            import pandas as pd
+
+            rows = pd.concat([self._samples[store] for store in places], ignore_index=True)
+            sheet = Sheet.of(rows, [self._cell(row) for row in match.rows])
+            return sheet.scores(range(len(match.rows)), metric)
+        ((store, rows),) = places.items()
+        sheet = self._sheets[store]
+        return sheet.scores([sheet.cells.index(self._cell(row)) for row in rows], metric)
+
+    def _own(self, row: int, metric: str) -> Scores:
+        sheet = self._sheets[self._store(row)]
+        return sheet.scores([sheet.cells.index(self._cell(row))], metric)
+
+    def _answers(self, row: int) -> int:
+        return self._counts[self._store(row)].get(self._cell(row), 0)
+
+    def _store(self, row: int) -> int:
+        return int(self.evidence.cells["store"].iloc[row])
+
+    def _cell(self, row: int) -> str:
+        return str(self.evidence.cells["cell"].iloc[row])
+
+    @cached_property
+    def _needed(self) -> dict[int, list[str]]:
+        """Store -> its cells that some address has."""
+        rows = sorted({row for match in self._matches.values() for row in match.rows})
+        rows += sorted({copy for row in rows for copy in self.evidence.copies(row)} - {*rows})
+        found: dict[int, list[str]] = {}
+        for row in rows:
+            found.setdefault(self._store(row), []).append(self._cell(row))
+        return found
+
+    @cached_property
+    def _samples(self) -> Mapping[int, pd.DataFrame]:
+        return self._read(lambda store, cells: frame(store.samples(cells, SAMPLE_COLUMNS, coded=True)))
+
+    @cached_property
+    def _sheets(self) -> Mapping[int, Sheet]:
+        return {number: Sheet.of(self._samples[number], cells) for number, cells in self._needed.items()}
+
+    @cached_property
+    def _counts(self) -> Mapping[int, Mapping[str, int]]:
+        tables = self._read(lambda store, cells: store.responses(cells, ["cell", "sample_id"]).to_pandas())
+        return {number: table["cell"].value_counts().to_dict() for number, table in tables.items()}
+
+    @cached_property
+    def _responses(self) -> Mapping[int, pd.DataFrame]:
+        columns = ["cell", "sample_id", "cluster", "status", "measured", "context_tokens"]
+        columns += [one.column for one in REDUCTIONS.values()]
+        return self._read(lambda store, cells: store.responses(cells, list(dict.fromkeys(columns))).to_pandas())
+
+    @cached_property
+    def _timings(self) -> Mapping[int, pd.DataFrame]:
+        from mmkv_bench.tables.passes import passes
+
+        return self._read(lambda store, cells: passes(store.timings(cells)))
+
+    def _read(self, read: Any) -> dict[int, Any]:
+        from mmkv_bench.store.store import Store
+
+        return {number: read(Store(self.evidence.roots[number]), cells) for number, cells in self._needed.items()}
+
+
+def samples_of(dataset: str) -> int:
+    """How many samples a data set has, as its file says; 0 where that is no number."""
+    told = (content("dataset", dataset).get("about") or {}).get("samples")
+    found = re.search(r"\d[\d,]*", str(told))
+    return int(found[0].replace(",", "")) if found else 0
+
+
+def aligned(other: Scores, own: Scores) -> Scores:
+    """Scores of another sheet with the samples and clusters of this one's: matched by their names."""
+    if other.ids is own.ids:
+        return other
+    place = {name: number for number, name in enumerate(own.ids)}
+    keep = np.array([name in place for name in other.sample_ids], dtype=bool)
+    samples = np.array([place[name] for name in other.sample_ids[keep]], dtype=own.samples.dtype)
+    order = np.argsort(samples, kind="stable")
+    cluster = dict(zip(own.samples.tolist(), own.clusters.tolist(), strict=True))
+    clusters = np.array([cluster.get(int(one), -1) for one in samples[order]], dtype=own.clusters.dtype)
+    parts = None if other.parts is None else other.parts[keep][order]
+    return Scores(samples[order], clusters, other.values[keep][order], parts, other.unjudged, own.ids)
+
+
+def _behind(address: Address) -> tuple[Address, ...]:
+    """The addresses that a difference needs besides."""
+    return () if address.minus is None else (replace(address, method=address.minus, minus=None),)
+
+
+def _whole(answers: int, of: int, match: Match) -> tuple[str, str]:
+    if match.missing:
+        return PART, f"seeds {', '.join(map(str, match.missing))} missing"
+    return (PART, f"{answers:,} of {of:,}") if of and answers < of else (MEASURED, "")
+
+
+def _ratios(answers: pd.DataFrame) -> np.ndarray:
+    """Kept entries of each layer over the prompt's, float64 [n, layers]; heads are averaged."""
+    kept = [[float(np.mean(layer)) for layer in one] for one in answers["kept"]]
+    return np.array(kept) / answers["context_tokens"].to_numpy(np.float64)[:, None]
+
+
+def _same(a: Scores, b: Scores) -> bool:
+    alike = np.array_equal(a.sample_ids, b.sample_ids)
+    return alike and np.array_equal(a.values, b.values, equal_nan=True)
+
+
+def _clause(text: str) -> str:
+    return text.partition(" (")[0].partition(", and ")[0]

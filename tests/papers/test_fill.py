@@ -1,0 +1,254 @@
+"""Promise: a cell holds the one measured number of its address, or says why it has none. The rows here are made up."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from mmkv_bench.errors import ConfigError, StoreError
+from mmkv_bench.methods.named import settings
+from mmkv_bench.methods.plain import flat_parameters
+from mmkv_bench.papers.fill import Page, fill
+from mmkv_bench.papers.match import Evidence
+from mmkv_bench.papers.page import notes, render, text
+from mmkv_bench.papers.spec import load, parse
+from mmkv_bench.store.digests import checksum
+from tests.each import each
+from tests.tables.examples import Example, zeros_and_ones
+
+N = 320  # samples of milebench_image_needle
+MODEL = "qwen2_5_vl_7b"
+
+
+def add(
+    example: Example, method: str, budget, values, label: str = "", dataset: str = "milebench_image_needle", **changed
+) -> str:
+    given = changed.pop("given", {})
+    node = settings(method, "paper", given)
+    parameters = "{}" if method == "full" else json.dumps(flat_parameters(node))
+    metric = changed.pop("metric", "accuracy")
+    row = {"model": MODEL, "base": node["base"], "parameters": parameters, "dataset": dataset} | changed
+    return example.add(label or method, budget, values, sample={"metric": metric}, **row)
+
+
+def stored(tmp_path: Path, *adds, name: str = "rows") -> Path:
+    example = Example()
+    for arguments, changed in adds:
+        old = add(example, *arguments, **changed)
+        row = example.cells[-1]
+        told = [
+            str(row[key]) for key in ("dataset", "parameters", "base", "torch", "seed", "generation", "budget_fraction")
+        ]
+        new = checksum("|".join(told).encode())  # of what the cell is, so that two stores may hold the same one
+        for part in (example.cells, example.samples, example.responses):
+            for one in part:
+                one["cell"] = new if one["cell"] == old else one["cell"]
+    return example.write(tmp_path / name)
+
+
+def page(*roots: Path, table: str = "flashcache_table05") -> Page:
+    return fill(load(table), Evidence.of(roots))
+
+
+def cell(found: Page, row: str, column: str = "milebench_image_needle"):
+    spec = found.spec
+    (one,) = [
+        one
+        for one in found.cells
+        if (spec.rows[one.cell.row].label, spec.columns[one.cell.column].label) in ((row, column), (column, row))
+    ]
+    return one
+
+
+def test_rows_meet_cells_by_parameters_whatever_they_are_called(tmp_path):
+    """gamma 0.1 prints 29.06 = 93/320, gamma 0.5 22.5 = 72/320."""
+    root = stored(
+        tmp_path,
+        (("flashcache", "0.2", zeros_and_ones(93, N)), {"label": "anything", "given": {"gamma": 0.1}}),
+        (("flashcache", "0.2", zeros_and_ones(200, N)), {"label": "cutoff_gamma=0.5", "given": {"gamma": 0.3}}),
+        (("flashcache", "0.3", zeros_and_ones(72, N)), {"label": "other budget", "given": {"gamma": 0.5}}),
+    )
+    found = page(root)
+    agreed = cell(found, "cutoff_gamma=0.1")
+    assert agreed.measured.state == "measured" and agreed.verdict.word == "agrees"
+    assert text(agreed).startswith("29.06 [") and text(agreed).endswith("] / 29.06 +0.00 agrees")
+    assert cell(found, "cutoff_gamma=0.3").verdict.word == "differs"
+    assert text(cell(found, "cutoff_gamma=0.5")) == "not run / 22.5"
+    assert found.states == {"measured": 2, "not run": 16}
+
+
+def test_a_part_of_the_samples_is_another_draw_and_says_how_many_would_decide(tmp_path):
+    root = stored(tmp_path, (("flashcache", "0.2", zeros_and_ones(29, 100)), {"given": {"gamma": 0.1}}))
+    one = cell(page(root), "cutoff_gamma=0.1")
+    assert one.measured.state == "part" and one.verdict.word == "undecided" and one.verdict.needed > 100
+    assert text(one).startswith("part (100 of 320): 29.00 [") and "undecided (needs n = " in text(one)
+
+
+def test_failed_and_unjudged_samples_leave_no_number(tmp_path):
+    values = [None, *zeros_and_ones(92, N - 1)]
+    root = stored(tmp_path, (("flashcache", "0.2", values), {"given": {"gamma": 0.1}}))
+    assert text(cell(page(root), "cutoff_gamma=0.1")) == "failed (1 of 320 samples) / 29.06"
+
+
+def test_two_machines_are_one_body_of_evidence_and_what_differs_is_ambiguous(tmp_path):
+    one = stored(tmp_path, (("flashcache", "0.2", zeros_and_ones(93, N)), {"given": {"gamma": 0.1}}), name="one")
+    two = stored(
+        tmp_path, (("flashcache", "0.2", zeros_and_ones(95, N)), {"given": {"gamma": 0.2}, "torch": "2.16"}), name="two"
+    )
+    found = page(one, two)
+    assert found.states["measured"] == 2 and found.versions["torch"] == ("2.15", "2.16")
+    assert any("torch 2.15, 2.16" in note for note in notes(found))
+    three = stored(
+        tmp_path,
+        (("flashcache", "0.2", zeros_and_ones(95, N)), {"given": {"gamma": 0.1}, "torch": "2.16"}),
+        name="three",
+    )
+    found = page(one, three)
+    assert text(cell(found, "cutoff_gamma=0.1")) == "ambiguous / 29.06"
+    assert any(note.startswith("ambiguous: torch 2.15 | 2.16; in ") for note in notes(found))
+    shutil.copytree(one, tmp_path / "copy")
+    assert page(one, tmp_path / "copy").states["measured"] == 1, "the same cell in two stores is one"
+    other = stored(tmp_path, (("flashcache", "0.2", zeros_and_ones(91, N)), {"given": {"gamma": 0.1}}), name="other")
+    found = page(one, other)
+    assert any("two stores hold the same cell with other scores" in note for note in notes(found))
+
+
+@each("change", ["random", "tiny", "own_path", "fixture"])
+def test_what_stands_in_for_something_is_no_evidence(tmp_path_factory, change):
+    example = Example()
+    changed = {
+        "random": {},
+        "tiny": {"model": "tiny"},
+        "own_path": {"config": json.dumps({"model": {"path": "pkg://mmkv_bench/tiny/weights"}})},
+        "fixture": {"dataset": "milebench_image_needle_fixture"},
+    }[change]
+    add(example, "flashcache", "0.2", zeros_and_ones(93, N), given={"gamma": 0.1}, **changed)
+    example.cells[0]["weights"] = "random" if change == "random" else "folder"
+    found = page(example.write(tmp_path_factory.mktemp("rows")))
+    assert found.states == {"not run": 18} and found.refused == 1
+    assert any("1 cells of random weights" in note for note in notes(found))
+
+
+def test_other_conditions_are_shown_and_not_judged(tmp_path):
+    values, length = zeros_and_ones(823, 1000), {"dataset": "ocrbench", "metric": "ocrbench_accuracy"}
+    for tokens, told in ((128, "not comparable: max_new_tokens 128, the table has 64 *"), (64, "agrees")):
+        root = stored(
+            tmp_path,
+            (("full", None, values), {**length, "generation": json.dumps({"max_new_tokens": tokens})}),
+            name=f"rows{tokens}",
+        )
+        one = cell(page(root, table="mmshift_table01"), "FullKV", "ocrbench")
+        assert text(one).endswith(told) and text(one).startswith("82.3 [")
+
+
+def test_drops_and_leads_are_paired_and_count_only_beside_a_full_that_agrees(tmp_path):
+    """HybridKV's Table 7 has no baseline; FlashCache's Table 2 has: MUIRBench 45.54 full, SnapKV 44.42, FlashCache 45.15 ..."""
+    spec = load("flashcache_table02")
+    n = 2600
+    root = stored(
+        tmp_path,
+        (("full", None, zeros_and_ones(1184, n)), {"dataset": "muirbench", "metric": "muirbench_score_overall"}),
+        (("h2o", "0.1", zeros_and_ones(1150, n)), {"dataset": "muirbench", "metric": "muirbench_score_overall"}),
+        (("flashcache", "0.1", zeros_and_ones(1300, n)), {"dataset": "muirbench", "metric": "muirbench_score_overall"}),
+    )
+    found = fill(spec, Evidence.of([root]))
+    own = [one for one in found.cells if one.measured.state == "measured"]
+    assert [one.verdict.word for one in own if one.cell.address.method.name == "full"] == ["agrees"]
+    assert all(one.counted for one in own if one.drop)
+    assert sum(found.pairs) <= 1 and all(lead.verdict.word in ("undecided", "confirmed") for lead in found.leads)
+
+
+def test_a_mean_is_there_only_when_all_its_parts_are(tmp_path):
+    told = {
+        "paper": "hybridkv",
+        "number": "Table 0",
+        "caption": "made up",
+        "kind": "accuracy",
+        "cell": {"model": MODEL},
+        "rows": [{"method": "full"}],
+        "columns": [
+            {"dataset": "milebench_image_needle", "metric": "accuracy"},
+            {"dataset": "milebench_text_needle", "metric": "accuracy"},
+            {"label": "Avg", "mean": ["milebench_image_needle", "milebench_text_needle"]},
+            {"group": "MileBench NH"},
+        ],
+    }
+    spec = parse("made_up", told)
+    one = stored(tmp_path, (("full", None, zeros_and_ones(93, N)), {}), name="one")
+    two = stored(tmp_path, (("full", None, zeros_and_ones(31, N)), {"dataset": "milebench_text_needle"}), name="two")
+    half = fill(spec, Evidence.of([one]))
+    assert [text(cell) for cell in half.cells[2:]] == ["part (1 of 2 parts)"] * 2
+    whole = fill(spec, Evidence.of([one, two]))
+    a, b, avg, group = (cell.measured for cell in whole.cells)
+    assert avg.value == pytest.approx((a.value + b.value) / 2) == group.value
+    width = (((a.value - a.low) ** 2 + (b.value - b.low) ** 2) ** 0.5) / 2
+    assert avg.value - avg.low == pytest.approx(width)
+
+
+def test_a_difference_of_two_methods_is_paired(tmp_path):
+    n = 1000
+    length = {"dataset": "ocrbench", "metric": "ocrbench_accuracy", "model": "llava_v1_6_vicuna_7b"}
+    length["generation"] = json.dumps({"max_new_tokens": 64})
+    adds = [(("pyramidkv", 64, zeros_and_ones(400, n)), length)]
+    adds += [(("mmshift_pyramidkv", 64, zeros_and_ones(450, n)), {**length, "seed": seed}) for seed in (0, 1, 2)]
+    found = page(stored(tmp_path, *adds), table="mmshift_table03")
+    (one,) = [c for c in found.cells if c.cell.address.minus and c.measured.value is not None]
+    assert one.measured.value == pytest.approx(5.0) and one.measured.low > 3.0 and one.measured.state == "measured"
+    fewer = page(stored(tmp_path, *adds[:2], name="fewer"), table="mmshift_table03")
+    (one,) = [c for c in fewer.cells if c.cell.address.minus and c.measured.value is not None]
+    assert text(one).startswith("part (seeds 1, 2 missing): 5.0 [")
+
+
+def test_columns_of_answers_are_reduced(tmp_path):
+    told = {"dataset": "ocrbench", "metric": "ocrbench_accuracy"}
+    root = stored(tmp_path, (("full", None, zeros_and_ones(10, 1000)), told))
+    found = page(root, table="mmshift_table04")
+    (one,) = [one for one in found.cells if one.measured.state == "measured"]
+    assert one.measured.value == 300.0 and one.verdict.word == "not comparable"  # every made-up prompt has 300 tokens
+
+
+def test_bad_input_is_one_sentence(tmp_path):
+    with pytest.raises(ConfigError, match="no rows folder"):
+        Evidence.of([tmp_path / "nowhere"])
+    with pytest.raises(ConfigError, match="holds no result rows"):
+        Evidence.of([tmp_path])
+    root = stored(tmp_path, (("flashcache", "0.2", zeros_and_ones(93, N)), {"given": {"gamma": 0.1}}))
+    (root / "store.json").write_text('{"schema_version": 99}\n')
+    with pytest.raises(StoreError, match="99"):
+        Evidence.of([root])
+
+
+def test_every_format_has_every_cell_and_none_is_blank(tmp_path):
+    root = stored(tmp_path, (("flashcache", "0.2", zeros_and_ones(93, N)), {"given": {"gamma": 0.1}}))
+    names = ("flashcache_table05", "prefixkv_table13", "prefixkv_fig04", "mmshift_table03")
+    pages = [page(root, table=name) for name in names]
+    shown = {form: render(pages, form) for form in ("md", "latex", "csv", "html")}
+    for form in ("md", "latex", "html"):
+        assert all(name in shown[form] or name.replace("_", r"\_") in shown[form] for name in names)
+        assert "29.06" in shown[form] and "not run" in shown[form] and "cannot run" in shown[form]
+    lines = list(csv.DictReader(io.StringIO(shown["csv"])))
+    assert len(lines) == sum(len(one.cells) for one in pages)
+    assert all(line["command"].startswith("mmkv-bench ") for line in lines if line["state"] == "not run")
+    assert not any(cell.strip() == "" for line in shown["md"].splitlines() if line.startswith("| ")
+                   for cell in line.strip("|").split("|")[1:])  # fmt: skip
+
+
+def test_latex_compiles(tmp_path):
+    program = shutil.which("pdflatex") or shutil.which("tectonic") or shutil.which("lualatex")
+    if program is None:
+        pytest.skip("no LaTeX here (pdflatex, tectonic or lualatex)")
+    body = render([page(table=name) for name in ("flashcache_table05", "prefixkv_table13")], "latex")
+    file = tmp_path / "tables.tex"
+    file.write_text(
+        "\\documentclass{article}\n\\usepackage{booktabs}\n\\begin{document}\n" + body + "\\end{document}\n"
+    )
+    done = subprocess.run(
+        [program, "-interaction=nonstopmode", "-halt-on-error", file.name], cwd=tmp_path, capture_output=True
+    )
+    assert done.returncode == 0, done.stdout.decode()[-2000:]
