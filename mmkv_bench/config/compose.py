@@ -213,6 +213,9 @@ def _check_choice(override: Override, extra: tuple[str, ...]) -> None:
 
 def _check_option(group: str, name: str, extra: tuple[str, ...]) -> None:
     known = options(group, extra)
+    if "/" in name:  # experiment=papers/mmshift_llava
+        known = options(f"{group}/{name.rpartition('/')[0]}", extra)
+        known = tuple(f"{name.rpartition('/')[0]}/{one}" for one in known)
     if name not in known:
         if group == "model" and (model := unavailable.find(name)) is not None:
             raise ConfigError(model.sentence(name))

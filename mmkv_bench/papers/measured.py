@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -284,6 +284,7 @@ class Reader:
         return {number: read(Store(self.evidence.roots[number]), cells) for number, cells in self._needed.items()}
 
 
+@cache
 def samples_of(dataset: str) -> int:
     """How many samples a data set has, as its file says; 0 where that is no number."""
     told = (content("dataset", dataset).get("about") or {}).get("samples")

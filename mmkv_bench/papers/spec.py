@@ -51,6 +51,7 @@ _TOP = (
     "across",
     "readings",
     "together",
+    "experiments",
     "notes",
 )
 _ITEM = ("label", "only", "mean", "readings")

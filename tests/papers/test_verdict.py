@@ -73,7 +73,7 @@ def test_another_draw_says_how_many_samples_would_decide():
 
 
 def test_perplexities_and_times_are_compared_as_ratios():
-    found = margin("mmvet", "ppl")
+    found = margin("mmvet_prefixkv", "ppl")
     limits = Limits(0.005, found.margin, found.spread, found.relative)
     assert level(5.38, 5.28, limits).word == AGREES and level(5.42, 5.28, limits).word == DIFFERS
     assert level(5.28 * 0.985, 5.28, limits).word == AGREES and level(5.28 * 0.97, 5.28, limits).word == DIFFERS
@@ -105,7 +105,7 @@ def test_open_settings_differ_only_if_every_declared_reading_does():
 
 
 def test_a_gate_has_the_tolerance_of_its_metric():
-    assert margin("mmvet", "ppl").tolerance == 0.1 and margin("docvqa", "anls").tolerance == 1.0
+    assert margin("mmvet_prefixkv", "ppl").tolerance == 0.1 and margin("docvqa", "anls").tolerance == 1.0
     assert margin("MileBench T", "mean").scale == 100
     with pytest.raises(Exception, match=r"margins.yaml fixes nothing for 'anl'; did you mean 'anls'"):
         margin("docvqa", "anl")

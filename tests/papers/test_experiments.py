@@ -1,0 +1,77 @@
+"""Promise: the experiments of conf/experiment/papers plan the cells of the papers' tables, all of them and no others."""
+
+from __future__ import annotations
+
+import pytest
+
+from mmkv_bench.config.compose import compose, method_defaults
+from mmkv_bench.config.schema import conf_dir
+from mmkv_bench.papers.address import SYNTHETIC, Address, canonical
+from mmkv_bench.papers.fill import needed
+from mmkv_bench.papers.measures import has_numbers
+from mmkv_bench.papers.spec import load, table_ids
+from mmkv_bench.plan.cells import DatasetIdentity, Identity, bases, expand
+
+NAMES = sorted(file.stem for file in (conf_dir() / "experiment" / "papers").glob("*.yaml"))
+
+
+def planned(name: str) -> set[tuple]:
+    """The cells of an experiment, as no model and no data are needed to know them."""
+    config = compose([f"experiment=papers/{name}"])
+    datasets = {str(one): DatasetIdentity("d", generation=config.datasets[one].generation) for one in config.datasets}
+    world = Identity("m", None, "bfloat16", "t", "t", datasets)
+    cells, _ = expand(config, world, method_defaults(bases(config)), calibrated=False)
+    told = set()
+    for cell in cells:
+        length = config.datasets[cell.dataset].generation.max_new_tokens
+        key = (cell.model, cell.dataset, cell.base, canonical(cell.base, cell.parameters), cell.reading or "")
+        budget = cell.budget_fraction or cell.budget_entries or ""
+        told.add((*key, cell.protocol, str(budget), cell.seed, length, config.model.frames))
+    return told
+
+
+def wanted(name: str) -> dict[tuple, list[Address]]:
+    """The addresses of a table's numbers that a run can fill, by what a cell of a plan says of them."""
+    found: dict[tuple, list[Address]] = {}
+    for one in needed(load(name)):
+        if not one.runs or not has_numbers(one.metric) or one.dataset == SYNTHETIC or one.method.calibration:
+            continue
+        for method in filter(None, (one.method, one.minus)):
+            reading = "" if method.base == "full" else one.reading
+            key = (one.model, one.dataset, method.base, method.parameters(one.reading), reading, one.protocol)
+            found.setdefault((*key, "" if method.unbudgeted else one.budget), []).append(one)
+    return found
+
+
+def check(experiments: list[str], tables: list[str]) -> None:
+    plan = set().union(*map(planned, experiments))
+    asked: dict[tuple, list[Address]] = {}
+    for name in tables:
+        for key, addresses in wanted(name).items():
+            asked.setdefault(key, []).extend(addresses)
+    assert {cell[:7] for cell in plan} == {*asked}
+    by_key: dict[tuple, list[tuple]] = {}
+    for cell in plan:
+        by_key.setdefault(cell[:7], []).append(cell[7:])
+    for key, addresses in asked.items():
+        for one in addresses:
+            had = by_key[key]
+            assert {seed for seed, *_ in had} in ({None}, {*one.seeds}), f"{one}: seeds"
+            assert one.max_new_tokens is None or {length for _, length, _ in had} == {one.max_new_tokens}, str(one)
+            assert one.frames is None or {frames for _, _, frames in had} == {one.frames}, str(one)
+
+
+def test_every_experiment_is_named_by_a_table_and_every_table_that_runs_names_its_own():
+    named = {name for table in table_ids() for name in load(table).experiments}
+    assert named == {*NAMES}
+    assert all(load(table).experiments for table in table_ids() if wanted(table))
+
+
+def test_a_tables_experiments_plan_its_cells():
+    tables = [table for table in table_ids() if {*load(table).experiments} == {"flashcache_favor"}]
+    check(["flashcache_favor"], tables)
+
+
+@pytest.mark.full
+def test_all_experiments_together_plan_the_cells_of_all_tables():
+    check(NAMES, list(table_ids()))
