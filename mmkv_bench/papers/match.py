@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mmkv_bench.config.files import content
+from mmkv_bench.config.schema import options
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.papers.address import Address, canonical
 from mmkv_bench.tables.notes import FIXTURE
@@ -128,17 +130,17 @@ class Evidence:
     def _conditions(self, rows: np.ndarray, wanted: Address) -> tuple[np.ndarray, tuple[str, ...]]:
         """Of these rows, those under the conditions of the address, else all, with what is other about them."""
         other = []
-        for name, asked, had in (
-            ("max_new_tokens", wanted.max_new_tokens, self._lengths),
-            ("frames", wanted.frames, self._frames),
+        usual = default_length(wanted.dataset)
+        for name, asked, default, had in (
+            ("max_new_tokens", wanted.max_new_tokens, usual, self._lengths),
+            ("frames", wanted.frames, np.nan, self._frames),
         ):
-            if asked is None:
-                continue
-            fits = had[rows] == asked
+            value = default if asked is None else asked
+            fits = np.isnan(had[rows]) if value != value else had[rows] == value
             if fits.any():
                 rows = rows[fits]
-            else:
-                values = ", ".join(f"{value:g}" for value in np.unique(had[rows]) if value == value) or "the default"
+            elif asked is not None:
+                values = ", ".join(f"{one:g}" for one in np.unique(had[rows]) if one == one) or "the default"
                 other.append(f"{name} {values}, the table has {asked}")
         return rows, tuple(other)
 
@@ -193,6 +195,15 @@ class Evidence:
     def _frames(self) -> np.ndarray:
         known = {text: (config_of(text).get("model") or {}).get("frames") for text in set(self.cells["config"])}
         return np.array([known[text] or np.nan for text in self.cells["config"]], dtype=np.float64)
+
+
+@cache
+def default_length(dataset: str) -> float:
+    """`max_new_tokens` of a data set's file; NaN where it has none."""
+    if dataset not in options("dataset"):
+        return float("nan")
+    told = (content("dataset", dataset).get("generation") or {}).get("max_new_tokens")
+    return float("nan") if told is None else float(told)
 
 
 def _stores(root: Path) -> list[Path]:

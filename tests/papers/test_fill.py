@@ -145,6 +145,8 @@ def test_other_conditions_are_shown_and_not_judged(tmp_path):
         )
         one = cell(page(root, table="mmshift_table01"), "FullKV", "ocrbench")
         assert text(one).endswith(told) and text(one).startswith("82.3 [")
+    found = page(tmp_path, table="mmshift_table01")
+    assert text(cell(found, "FullKV", "ocrbench")).endswith("agrees"), "of two lengths the table's is taken"
 
 
 @pytest.mark.full

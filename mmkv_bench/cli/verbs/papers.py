@@ -25,13 +25,12 @@ def options(parser: Parser) -> None:
     )
     parser.add_argument("--format", choices=("md", "latex", "csv", "html"), default="md", help="default: md")
     parser.add_argument("--list", action="store_true", help="the ids with their captions")
-    parser.add_argument(
-        "--summary", action="store_true", help="one row per paper, claims, what cannot be reproduced (md)"
-    )
+    parser.add_argument("--summary", action="store_true", help="all papers on one page, docs/reproducibility.md (md)")
     parser.examples(
         "mmkv-bench papers mmshift_table01",
         "mmkv-bench papers mmshift_table06 flashcache_table05 --rows runs/qwen,runs/other_machine",
         "mmkv-bench papers all --rows results/papers --format csv",
+        "mmkv-bench papers --summary",
     )
 
 
@@ -51,12 +50,16 @@ def text(given: argparse.Namespace) -> str:
 
     if given.list:
         return "".join(f"{name:<20}{load(name).caption}\n" for name in table_ids())
-    if not given.tables:
+    if not given.tables and not given.summary:
         raise ConfigError("papers needs the id of a table, or all; --list names them")
-    names = table_ids() if "all" in given.tables else given.tables
+    names = table_ids() if given.summary or "all" in given.tables else given.tables
     specs = [load(name) for name in dict.fromkeys(names)]
     usual = conf_dir().parent / "results" / "papers"
     roots = [Path(root) for root in given.rows or ([str(usual)] if usual.is_dir() else [])]
     evidence = Evidence.of(roots)
     pages = [fill(spec, evidence) for spec in specs]
+    if given.summary:
+        from mmkv_bench.papers.summary import summary
+
+        return summary(pages)
     return render(pages, given.format)
