@@ -23,7 +23,7 @@ _FIRST = (
     ),
     (
         "the gates of Qwen2.5-VL-7B and MM-ShiftKV Table 1 in both readings",
-        "mmkv-bench experiment=papers/mmshift_qwen_2",
+        "mmkv-bench experiment=papers/mmshift_qwen_1",
     ),
     ("HybridKV Table 1", "mmkv-bench experiment=papers/hybridkv_image_qwen2_5_vl_7b_1"),
     ("FlashCache Tables 4, 5 and 7", "mmkv-bench experiment=papers/flashcache_favor"),
