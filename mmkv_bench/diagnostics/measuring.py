@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from mmkv_bench.compression.budget import Budget
     from mmkv_bench.compression.compressor import Compressor
+    from mmkv_bench.compression.session import Session
     from mmkv_bench.diagnostics.quantities import Value
     from mmkv_bench.generation.encode import EncodedPrompt
     from mmkv_bench.models.load import LoadedModel
@@ -92,36 +93,84 @@ def layers_of(loaded: LoadedModel, name: str, sample: Asked, tokens: int, method
 
     quantity, prompt = QUANTITIES[name], encoded(loaded, sample)
     inputs, types = prompt.inputs, prompt.types
-    seen = Seen(prompt.length, {one.label: kept_entries(loaded, prompt, one) for one in methods})
+    kept = {one.label: kept_entries(loaded, prompt, one) for one in methods} if quantity.methods else {}
+    decoded: dict[str, list[torch.Tensor]] = {}
+    if quantity.answer or quantity.decoding:
+        answer = fed_tokens(loaded, prompt, tokens, quantity.endless)
+    if quantity.decoding:
+        decoded = {"full": decoded_outputs(loaded, prompt, answer)}
+        decoded |= {one.label: decoded_outputs(loaded, prompt, answer, one) for one in methods}
     if quantity.answer:
-        inputs, types = with_answer(inputs, types, fed_tokens(loaded, prompt, tokens))
+        inputs, types = with_answer(inputs, types, answer)
+    seen = Seen(prompt.length, kept, decoded)
     found = read_layers(
         loaded.model, inputs, types, quantity.needs, lambda obs: list(quantity.read(obs, seen)), prompt.identity
     )
     return [(sample.sample_id, layer, value) for layer, value in quantity.finish(found)]
 
 
+def attached(loaded: LoadedModel, prompt: EncodedPrompt, method: Kept) -> Session:
+    """A session in which the method compresses the prompt."""
+    from mmkv_bench.compression.session import attach
+
+    return attach(loaded.model, method.compressor, method.budget, token_types=prompt.types, identity=prompt.identity)
+
+
 def kept_entries(loaded: LoadedModel, prompt: EncodedPrompt, method: Kept) -> list[torch.Tensor]:
     """Entries of the prompt that a method keeps, per layer int64 ``[Hkv, m]``, -1 where a head keeps fewer."""
     import torch
 
-    from mmkv_bench.compression.session import attach
-
-    session = attach(loaded.model, method.compressor, method.budget, token_types=prompt.types, identity=prompt.identity)
-    with session, torch.no_grad():
+    with attached(loaded, prompt, method) as session, torch.no_grad():
         loaded.model(**prompt.inputs, use_cache=True, logits_to_keep=1, return_dict=True)
         return [layer[0].cpu() for layer in session.kept()]
 
 
-def fed_tokens(loaded: LoadedModel, prompt: EncodedPrompt, tokens: int) -> torch.Tensor:
+def decoded_outputs(
+    loaded: LoadedModel, prompt: EncodedPrompt, fed: torch.Tensor, method: Kept | None = None
+) -> list[torch.Tensor]:
+    """What every decoder layer gives for the n tokens that are fed after the prompt, one by one through stock `generate`:
+    ``[n, E]`` a layer; with the full cache, or compressed by a method."""
+    from contextlib import nullcontext
+
+    import torch
+
+    from mmkv_bench.models.families import text_model
+
+    blocks = text_model(loaded.model).layers
+    outputs: list[list[torch.Tensor]] = [[] for _ in blocks]
+
+    def listen(place: list[torch.Tensor]) -> Callable[..., None]:
+        def note(module: Any, args: Any, output: Any) -> None:
+            states = output[0] if isinstance(output, tuple) else output
+            if states.shape[1] == 1:
+                place.append(states[0].detach())
+
+        return note
+
+    def allowed(row: int, ids: torch.Tensor) -> list[int]:
+        return [int(fed[min(len(ids) - prompt.length, len(fed) - 1)])]
+
+    generate: Any = loaded.model.generate
+    hooks = [block.register_forward_hook(listen(place)) for block, place in zip(blocks, outputs, strict=True)]
+    try:
+        with nullcontext() if method is None else attached(loaded, prompt, method), torch.no_grad():
+            generate(**prompt.inputs, max_new_tokens=len(fed) + 1, do_sample=False, prefix_allowed_tokens_fn=allowed)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return [torch.cat(place) for place in outputs]
+
+
+def fed_tokens(loaded: LoadedModel, prompt: EncodedPrompt, tokens: int, endless: bool = False) -> torch.Tensor:
     """The tokens that decoding feeds after the prompt, int64 ``[n]``, n >= 1: the full cache's own greedy answer without its
-    last one, which nobody reads; of an answer of one token that one."""
+    last one, which nobody reads; of an answer of one token that one. endless: it has `tokens` of them, since none ends it."""
     import torch
 
     generate: Any = loaded.model.generate
+    least = {"min_new_tokens": tokens} if endless else {}
     with torch.no_grad():
-        whole = generate(**prompt.inputs, max_new_tokens=tokens, do_sample=False)
-    answer = whole[0, prompt.length :]
+        whole = generate(**prompt.inputs, max_new_tokens=tokens, do_sample=False, **least)
+    answer: torch.Tensor = whole[0, prompt.length :]
     return answer[:-1] if len(answer) > 1 else answer
 
 

@@ -49,12 +49,14 @@ class Value(NamedTuple):
 class Seen:
     """What is known of a prompt beside its layers. length: its tokens.
 
-    kept: method and budget (`snapkv@64`) -> per layer int64 ``[Hkv, m]``, the entries that stay, -1 for none; of analyses
-    that ask for it.
+    kept: method and budget (`snapkv@64`) -> per layer int64 ``[Hkv, m]``, the entries that stay, -1 for none.
+    decoded: the same, and `full` -> per layer ``[n, E]``, what the layer gives while full's own answer is decoded.
+    Both are there for analyses that ask for them.
     """
 
     length: int
     kept: Mapping[str, Sequence[Tensor]] = field(default_factory=dict)
+    decoded: Mapping[str, Sequence[Tensor]] = field(default_factory=dict)
 
 
 def of_each_layer(found: Sequence[Sequence[Any]]) -> Iterator[tuple[int | None, Value]]:
@@ -69,7 +71,8 @@ class Quantity:
 
     Attributes:
         needs: what must be gathered in the prefill; answer: of the prompt with the full cache's own answer behind it;
-            methods: `Seen.kept` is needed, of the methods and budgets of a run.
+            methods: `Seen.kept` is needed, of the methods and budgets of a run; decoding: `Seen.decoded`, of these too;
+            endless: the answer goes on to its full length, whatever ends it.
         read: of one layer; figures: where the papers show it.
         finish: what was read of all layers -> values with their layer, None for those of the whole model.
     """
@@ -79,6 +82,8 @@ class Quantity:
     figures: str
     answer: bool = False
     methods: bool = False
+    decoding: bool = False
+    endless: bool = False
     finish: Callable[[Sequence[Sequence[Any]]], Iterator[tuple[int | None, Value]]] = of_each_layer
 
 
@@ -206,6 +211,29 @@ def coverage(obs: Observation, seen: Seen) -> Iterator[Value]:
         yield Value("attention_coverage", float(held.sum(1).mean()), name)
 
 
+def feature_error(obs: Observation, seen: Seen) -> Iterator[Value]:
+    """Mean absolute difference of a decoder layer's output from the full cache's, over features and the decoded tokens of
+    full's own answer, which every method is fed (PrefixKV's output features); part tells method and budget."""
+    full = seen.decoded["full"][obs.layer].double()
+    for name, layers in seen.decoded.items():
+        if name != "full":
+            yield Value("feature_error", float((layers[obs.layer].double() - full).abs().mean()), name)
+
+
+def focus(obs: Observation, seen: Seen) -> Iterator[Value]:
+    """How far decoding looks at the same tokens again: at each decoded token a query head focuses on its 5 % of the prompt's
+    keys with most attention; share of all focuses of a KV head's query heads that fall on the x of the tokens that are
+    focused most (HybridKV's cumulative focus counts, sorted). A head that never moves has 1 from x = .05 on."""
+    start, heads = seen.length, obs.key.shape[0]
+    query = obs.queries[:, start:].float().reshape(heads, -1, obs.key.shape[2])  # [Hkv, g * n, D]
+    top = math.ceil(0.05 * start - 1e-9)
+    places = (query @ obs.key[:, :start].float().transpose(1, 2)).topk(top).indices
+    for head, where in enumerate(places.flatten(1)):
+        counts = where.bincount(minlength=start).sort(descending=True).values.cumsum(0).double() / len(where)
+        for share in SHARES:
+            yield Value("focus", float(counts[math.ceil(share * start - 1e-9) - 1]), head=head, x=share)
+
+
 QUANTITIES = {
     "hidden_states": Quantity(Needs(states=True), hidden_states, "MM-ShiftKV figures 1a and 6", answer=True),
     "coverage": Quantity(Needs(queries=True), coverage, "MM-ShiftKV figure 1b", answer=True, methods=True),
@@ -215,8 +243,10 @@ QUANTITIES = {
     "prefix_search": Quantity(
         Needs(column_sums=True), importance, "PrefixKV figures 4 and 6, tables 7 and 10", finish=prefix_search
     ),
+    "feature_error": Quantity(Needs(), feature_error, "PrefixKV figure 5", decoding=True),
     "entropy": Quantity(Needs(queries=True), entropy, "MEDA figure 2"),
     "cumulative_attention": Quantity(Needs(queries=True), cumulative_attention, "HybridKV figure 3"),
+    "focus": Quantity(Needs(queries=True), focus, "HybridKV figure 2", answer=True, endless=True),
     "power_spectrum": Quantity(Needs(), power_spectrum, "FlashCache figures 1, 4 and 7 to 9"),
 }
 """Name on the command line -> the analysis."""

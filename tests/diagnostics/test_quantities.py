@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from statistics import fmean, pstdev
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from mmkv_bench.errors import StoreError
 from mmkv_bench.models.fingerprint import folder_fingerprint
 from mmkv_bench.store.store import Store
 from mmkv_bench.tiny import WEIGHTS
-from tests import cover, zoo
+from tests import cover, reference, zoo
 from tests.cli.setting import verb
 from tests.compression import oracles
 
@@ -139,6 +140,22 @@ def test_coverage_is_the_answers_attention_on_what_is_kept():
         want = fmean(math.fsum(maps[h][i][j] for j in heads[h // 3]) for h in range(6) for i in range(PROMPT, TOTAL))
         assert got["attention_coverage", part, None, None] == pytest.approx(want, rel=1e-5)
     assert got["attention_coverage", "some@3", None, None] < got["attention_coverage", "full", None, None] < 1
+
+
+def test_focus_counts_are_those_of_the_largest_keys_of_every_step():
+    _, layer, got = seen("focus")
+    top = math.ceil(0.05 * PROMPT)
+    for head in range(2):
+        counts = [0] * PROMPT
+        for h in range(3 * head, 3 * head + 3):
+            for i in range(PROMPT, TOTAL):
+                row = (layer.key[head, :PROMPT] @ layer.query[h, i]).tolist()
+                for j in sorted(range(PROMPT), key=lambda j: -row[j])[:top]:
+                    counts[j] += 1
+        counts.sort(reverse=True)
+        for x in (0.05, 0.25, 0.5, 1.0):
+            want = sum(counts[: math.ceil(round(x * PROMPT, 9))]) / sum(counts)
+            assert got["focus", "", head, x] == pytest.approx(want)
 
 
 def test_histograms_are_shares_of_all_values_by_width():
@@ -263,6 +280,49 @@ def test_coverage_of_methods_at_budgets_of_a_run(tmp_path):
     mean = rows.groupby("part")["value"].mean()
     assert mean["snapkv@8"] < mean["snapkv@32"] < mean["full"] <= 1 and mean["streamingllm@32"] < mean["snapkv@32"]
     assert '"window"' in rows["settings"].iloc[0]
+
+
+def test_outputs_of_layers_are_those_of_feeding_fulls_answer_with_the_evicted_entries_masked():
+    """The full cache: one forward over prompt and answer. A method: the same with what it evicted masked while decoding."""
+    from mmkv_bench.calibrate.samples import page
+    from mmkv_bench.compression.budget import Budget
+    from mmkv_bench.config.compose import method_defaults
+    from mmkv_bench.diagnostics.measuring import Kept, decoded_outputs, encoded, fed_tokens, kept_entries
+    from mmkv_bench.methods.build import build_compressor
+    from mmkv_bench.models.load import load_model
+
+    loaded = load_model("tiny", str(WEIGHTS), device="cpu")
+    prompt = encoded(loaded, page("lookup", "small", "train", 0))
+    fed = fed_tokens(loaded, prompt, 5, endless=True)
+    assert len(fed) == 4
+    made = build_compressor("snapkv", method_defaults(["snapkv"])["snapkv"], "paper")
+    method = Kept("snapkv@16", made, Budget.parse(16), "{}")
+    full, less = (decoded_outputs(loaded, prompt, fed, one) for one in (None, method))
+    longer, _ = with_answer(prompt.inputs, prompt.types, fed)
+    kept = reference.keep_of([layer[None] for layer in kept_entries(loaded, prompt, method)], prompt.length)
+    everything = [torch.ones_like(layer) for layer in kept]
+    for got, keep in ((full, everything), (less, kept)):
+        want = outputs_masked(loaded.model, longer, keep, prompt.length)
+        assert max(float((a - b).abs().max()) for a, b in zip(got, want, strict=True)) <= 1e-4
+    (error,) = QUANTITIES["feature_error"].read(SimpleNamespace(layer=3), Seen(0, {}, {"full": full, "a": less}))
+    want = fmean(abs(a - b) for a, b in zip(less[3].flatten().tolist(), full[3].flatten().tolist(), strict=True))
+    assert error.value == pytest.approx(want, rel=1e-5) and error.part == "a" and error.value > 1e-3
+
+
+def outputs_masked(model, inputs, keep, cut) -> list[torch.Tensor]:
+    """Outputs of the decoder layers for the tokens behind `cut`, which see of the prompt only what `keep` has."""
+    outputs: list[torch.Tensor] = []
+    hooks = [
+        block.register_forward_hook(
+            lambda m, a, out: outputs.append((out[0] if isinstance(out, tuple) else out)[0, cut:])
+        )
+        for block in model.get_decoder().layers
+    ]
+    with torch.no_grad(), reference.masked(model, reference.visible(keep, cut)) as cache:
+        model(**inputs, past_key_values=cache, use_cache=True)
+    for hook in hooks:
+        hook.remove()
+    return outputs
 
 
 def test_the_help_names_every_analysis():

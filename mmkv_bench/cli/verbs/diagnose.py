@@ -18,12 +18,14 @@ MEASURED = {
     "outlier_hits": "share of outlier query channels that MM-ShiftKV's proxies reach, gamma 1 and 10",
     "lorenz": "Lorenz curve and Gini coefficient of the attention that tokens gather",
     "prefix_search": "PrefixKV's kept share of every layer at nine budgets, and how many halvings its search takes",
+    "feature_error": "how far each layer's output is from the full cache's, decoding full's answer from what method= keeps",
     "entropy": "MEDA's cross-modal entropy",
     "cumulative_attention": "attention that text pays to its largest keys, 20 shares of them, per KV head",
+    "focus": "how far decoding looks at the same 5 % of the keys again, per KV head (the answer is --tokens long)",
     "power_spectrum": "energy of keys and values in 128 bands of frequency along the prompt",
 }
 SAMPLES, TOKENS = 10, 64
-OF_METHODS = ("coverage",)
+OF_METHODS = ("coverage", "feature_error")
 SETTINGS_OF_METHODS = ("method", "methods", "budget", "reading")
 
 
