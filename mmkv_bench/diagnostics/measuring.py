@@ -97,11 +97,11 @@ def layers_of(loaded: LoadedModel, name: str, sample: Asked, tokens: int, method
     decoded: dict[str, list[torch.Tensor]] = {}
     if quantity.answer or quantity.decoding:
         answer = fed_tokens(loaded, prompt, tokens, quantity.endless)
-    if quantity.decoding:
-        decoded = {"full": decoded_outputs(loaded, prompt, answer)}
-        decoded |= {one.label: decoded_outputs(loaded, prompt, answer, one) for one in methods}
-    if quantity.answer:
-        inputs, types = with_answer(inputs, types, answer)
+        if quantity.decoding:
+            decoded = {"full": decoded_outputs(loaded, prompt, answer)}
+            decoded |= {one.label: decoded_outputs(loaded, prompt, answer, one) for one in methods}
+        else:
+            inputs, types = with_answer(inputs, types, answer)
     seen = Seen(prompt.length, kept, decoded)
     found = read_layers(
         loaded.model, inputs, types, quantity.needs, lambda obs: list(quantity.read(obs, seen)), prompt.identity
