@@ -99,6 +99,14 @@ def costs(folder: Path, times: int) -> dict[str, Cost]:
         "status": ["-m", "mmkv_bench", "status", f"{done}"],
         "tables": ["-m", "mmkv_bench", "tables", f"{done}"],
         "plan": ["-m", "mmkv_bench", "plan", *run[2:], f"out={done}"],
+        "plan of scenario=efficiency": [
+            "-m",
+            "mmkv_bench",
+            "plan",
+            "scenario=efficiency",
+            "method=snapkv",
+            f"out={done}",
+        ],
         "--help": ["-m", "mmkv_bench", "--help"],
     }
     found = {name: Cost() for name in [*commands, "a run of one sample"]}
