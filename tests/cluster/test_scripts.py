@@ -49,6 +49,7 @@ def test_a_dry_sweep_prints_its_scripts_then_its_plan_and_leaves_nothing(tmp_pat
         < said.index("pages_walk_small: 5 samples, 5 of them to ask")
         < said.index("time at least")
     )
+    assert "pages_walk_small: no row of this model is here to measure by; hours are the roofline's" in said
     assert not any(tmp_path.iterdir())
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from mmkv_bench.config.schema import conf_dir
 from mmkv_bench.store.store import Store
-from tests.cluster.setting import WORK, finished, rows, start
+from tests.cluster.setting import SMALL, WORK, finished, rows, start
 from tests.cluster.slurm import until
 from tests.each import each
 from tests.run.setting import done
@@ -114,3 +118,23 @@ def test_slurms_own_sentence_is_passed_on_and_nothing_is_lost(cluster, tmp_path)
     (said,) = [line for line in err.splitlines() if "sbatch" in line]
     assert "sbatch refuses" in said and "invalid partition" in said.lower() and "nothing was submitted" in said
     assert not cluster.ask("squeue", "-h")
+
+
+@pytest.mark.full
+def test_the_commands_of_the_page_about_clusters_work(cluster, tmp_path):
+    page = (conf_dir().parent / "docs" / "clusters.md").read_text()
+    blocks = re.findall(r"```bash\n(.*?)```", page, re.DOTALL)
+    commands = [line.partition("  #")[0] for block in blocks for line in block.splitlines()]
+    ours = [line for line in commands if line.startswith("mmkv-bench ")]
+    assert [line.split()[1] for line in ours] == ["data", "sweep", "sweep", "status", "tables"]
+    offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "WANDB_MODE": "offline"}
+    environment = {**cluster.environment, **offline}
+    for line in ours:
+        words = [word.replace("$SHARED", str(tmp_path)) for word in shlex.split(line)[1:]]
+        small = [*SMALL, "model.device=cpu"] if words[0] == "sweep" else []
+        command = [sys.executable, "-m", "mmkv_bench", *words, *small]
+        told = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert told.returncode == 0, f"{line}: {told.stderr}"
+        if "dry=true" in words:
+            assert "#SBATCH --partition=low" in told.stdout and not (tmp_path / "rows").exists()
+    assert len(rows(tmp_path / "rows")[0]) == 2 * 2 * 19

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.cli.grammar import Listed, Parser, amount, configuration, count, overrides_of
@@ -91,6 +92,7 @@ def answer(given: argparse.Namespace) -> int:
 
 def printed(plan: Plan, given: argparse.Namespace) -> dict[str, Any]:
     """Prints a plan, and gives it as data; `given` are this verb's flags."""
+    from mmkv_bench.plan import measured
     from mmkv_bench.plan.forecast import forecast
     from mmkv_bench.run import foretold
     from mmkv_bench.run.outlined import document, outlined
@@ -101,7 +103,11 @@ def printed(plan: Plan, given: argparse.Namespace) -> dict[str, Any]:
     known = forecast(plan, standing, store, _known(given, plan))
     print(outlined(plan, standing))
     print(foretold.foretold(known))
+    rates = measured.rates(plan, standing, store)
+    if said := measured.text(rates):
+        print(f"\n{said}")
     told = document(plan, standing) | {"forecast": foretold.document(known)}
+    told["measured"] = [asdict(rate) | {"hours": rate.hours} for rate in rates]
     if given.memory:
         from mmkv_bench.run import planned_memory
 
@@ -148,8 +154,6 @@ def _efficiency(given: argparse.Namespace, config: DictConfig) -> int:
 
 
 def _list_devices(as_json: bool) -> int:
-    from dataclasses import asdict
-
     from mmkv_bench.models import devices
 
     found = list(devices.stored().values())
