@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
+from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from mmkv_bench.config.files import content
 from mmkv_bench.config.unavailable import UNAVAILABLE
 from mmkv_bench.papers.address import SYNTHETIC, Address, Method
 from mmkv_bench.papers.match import AMBIGUOUS, FOUND, Evidence, Match
-from mmkv_bench.papers.measures import DIAGNOSTICS, PASSES, REDUCTIONS, Reduction, margin
+from mmkv_bench.papers.measures import DIAGNOSTICS, PASSES, REDUCTIONS, Reduction, margin, no_cell
 from mmkv_bench.statistics.shared_draws import intervals
 from mmkv_bench.tables.macro import Mean, mean
 from mmkv_bench.tables.metrics import aggregator_of, headlines
@@ -87,7 +88,7 @@ class Reader:
         if address.model in UNAVAILABLE:
             return Measured(CANNOT_RUN, f"{UNAVAILABLE[address.model].title} {_clause(UNAVAILABLE[address.model].why)}")
         if address.metric in DIAGNOSTICS:
-            return Measured(CANNOT_RUN, f"no rows hold it: {DIAGNOSTICS[address.metric]}")
+            return Measured(CANNOT_RUN, no_cell(address.metric))
         if address not in self._matches:
             self._matches[address] = self.evidence.match(address)
         match = self._matches[address]
@@ -208,7 +209,7 @@ class Reader:
                 return Measured(PART, f"{done} of {len(parts)} parts", rows=rows, other=other)
             lacking = next(part for part in parts if part.state == state)
             return Measured(state, lacking.why, rows=rows, other=other)
-        found = mean([Mean(part.number, part.low, part.high) for part in parts])
+        found = _wider(mean([Mean(part.number, part.low, part.high) for part in parts]), parts)
         n = sum(part.n for part in parts)
         return Measured(MEASURED, "", found.value, found.low, found.high, n, n, other, rows)
 
@@ -304,6 +305,44 @@ def aligned(other: Scores, own: Scores) -> Scores:
     clusters = np.array([cluster.get(int(one), -1) for one in samples[order]], dtype=own.clusters.dtype)
     parts = None if other.parts is None else other.parts[keep][order]
     return Scores(samples[order], clusters, other.values[keep][order], parts, other.unjudged, own.ids)
+
+
+def _wider(found: Mean, parts: Sequence[Measured]) -> Mean:
+    """A mean's interval where its parts share clusters: data sets may ask about the same photographs, and then what one of
+    them was lucky in the other was too. Distances to the ends are joined with the correlation of the parts' cluster sums
+    (Zou and Donner, Statistics in Medicine 27, 2008); parts of other sheets, and aggregates that are no means, share none."""
+    if found.low is None or found.high is None:
+        return found
+    below = [part.number - part.low for part in parts if part.low is not None]
+    above = [part.high - part.number for part in parts if part.high is not None]
+    extra_below = extra_above = 0.0
+    for i, j in combinations(range(len(parts)), 2):
+        shared = _correlation(parts[i].scores, parts[j].scores)
+        extra_below += 2 * shared * below[i] * below[j]
+        extra_above += 2 * shared * above[i] * above[j]
+    if not extra_below and not extra_above:
+        return found
+    k2 = len(parts) ** 2
+    low = found.value - float(np.sqrt(max((found.value - found.low) ** 2 + extra_below / k2, 0.0)))
+    return Mean(
+        found.value, low, found.value + float(np.sqrt(max((found.high - found.value) ** 2 + extra_above / k2, 0.0)))
+    )
+
+
+def _correlation(a: Scores | None, b: Scores | None) -> float:
+    """Of two data sets' means, over the clusters that both have."""
+    if a is None or b is None or a.ids is not b.ids:
+        return 0.0
+    shared = np.intersect1d(a.clusters, b.clusters)
+    if not len(shared):
+        return 0.0
+    sums = []
+    for one in (a, b):
+        index = np.unique(one.clusters, return_inverse=True)
+        sums.append(dict(zip(index[0].tolist(), np.bincount(index[1], one.values - one.values.mean()), strict=True)))
+    product = sum(sums[0][cluster] * sums[1][cluster] for cluster in shared.tolist())
+    size = np.sqrt(sum(value**2 for value in sums[0].values()) * sum(value**2 for value in sums[1].values()))
+    return float(product / size) if size else 0.0
 
 
 def _behind(address: Address) -> tuple[Address, ...]:

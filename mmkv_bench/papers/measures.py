@@ -45,20 +45,27 @@ PASSES = {
 """Metric -> what of a timed pass it reduces (`scenario=efficiency`, columns of `tables.passes`)."""
 
 DIAGNOSTICS = {
-    "hidden_mean_std": "mean and spread of hidden states per layer, prompt against answer",
-    "hidden_histogram": "histogram of hidden states per layer",
-    "attention_coverage": "share of decode attention on kept entries",
-    "outlier_hit_rate": "share of outlier channels that the proxies reach",
-    "lorenz": "cumulative priority per layer, and its Gini coefficient",
-    "layer_ratio": "kept ratio per layer",
-    "feature_error": "mean absolute error of hidden states per layer",
-    "search_steps": "steps of the online search",
-    "power_spectrum": "energy of keys and values over frequency",
-    "focus_counts": "how often tokens are among the top of the decode attention",
-    "cumulative_attention": "attention over the top share of tokens, per head",
-    "cross_modal_entropy": "entropy of the attention between text and image, per layer",
+    "hidden_mean_std": ("mean and spread of hidden states per layer, prompt against answer", "hidden_states"),
+    "hidden_histogram": ("histogram of hidden states per layer", "histogram"),
+    "attention_coverage": ("share of decode attention on kept entries", "coverage"),
+    "outlier_hit_rate": ("share of outlier channels that the proxies reach", "outlier_hits"),
+    "lorenz": ("cumulative priority per layer, and its Gini coefficient", "lorenz"),
+    "layer_ratio": ("kept ratio per layer", "prefix_search"),
+    "feature_error": ("mean absolute error of hidden states per layer", ""),
+    "search_steps": ("steps of the online search", "prefix_search"),
+    "power_spectrum": ("energy of keys and values over frequency", "power_spectrum"),
+    "focus_counts": ("how often tokens are among the top of the decode attention", ""),
+    "cumulative_attention": ("attention over the top share of tokens, per head", "cumulative_attention"),
+    "cross_modal_entropy": ("entropy of the attention between text and image, per layer", "entropy"),
 }
-"""Metric -> what a diagnostic would show; rows hold none of them."""
+"""Metric -> what an analysis shows, and the name under which `mmkv-bench diagnose` measures it ("": nothing does). Their rows are
+curves by layer, which say nothing of the weights they were made with: no cell of a table holds one."""
+
+
+def no_cell(metric: str) -> str:
+    """Why a cell of a diagnostic holds no number."""
+    what, name = DIAGNOSTICS[metric]
+    return f"{what}: mmkv-bench diagnose {name}" if name else f"{what}: no diagnostic measures it"
 
 
 @dataclass(frozen=True)

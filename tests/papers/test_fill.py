@@ -7,8 +7,10 @@ import io
 import json
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from mmkv_bench.errors import ConfigError, StoreError
@@ -16,9 +18,12 @@ from mmkv_bench.methods.named import settings
 from mmkv_bench.methods.plain import flat_parameters
 from mmkv_bench.papers.fill import Page, fill
 from mmkv_bench.papers.match import Evidence
+from mmkv_bench.papers.measured import Measured, _wider
 from mmkv_bench.papers.page import notes, render, text
 from mmkv_bench.papers.spec import load, parse
 from mmkv_bench.store.digests import checksum
+from mmkv_bench.tables.macro import Mean, mean
+from mmkv_bench.tables.scores import Scores
 from tests.each import each
 from tests.tables.examples import Example, zeros_and_ones
 
@@ -192,6 +197,21 @@ def test_a_mean_is_there_only_when_all_its_parts_are(tmp_path):
     assert avg.value == pytest.approx((a.value + b.value) / 2) == group.value
     width = (((a.value - a.low) ** 2 + (b.value - b.low) ** 2) ** 0.5) / 2
     assert avg.value - avg.low == pytest.approx(width)
+
+
+def test_parts_of_a_mean_that_ask_about_the_same_photographs_are_not_independent():
+    """Equal scores on equal clusters: the mean is as uncertain as either part; opposite ones cancel."""
+    ids = np.array([str(n) for n in range(40)], dtype=object)
+    at, values = np.arange(40), np.tile([0.0, 1.0, 1.0, 1.0], 10)
+    one = Scores(at, at, values, ids=ids)
+    part = Measured("measured", value=75.0, low=60.0, high=85.0, scores=one)
+    both = _wider(mean([Mean(75.0, 60.0, 85.0)] * 2), [part, part])
+    assert (both.low, both.high) == (pytest.approx(60.0), pytest.approx(85.0))
+    other = replace(part, scores=Scores(at, at, 1 - values, ids=ids))
+    none = _wider(mean([Mean(75.0, 60.0, 85.0)] * 2), [part, other])
+    assert (none.low, none.high) == (pytest.approx(75.0), pytest.approx(75.0))
+    apart = replace(part, scores=Scores(at, at + 40, values, ids=ids))
+    assert _wider(mean([Mean(75.0, 60.0, 85.0)] * 2), [part, apart]).low == pytest.approx(75 - 15 / 2**0.5)
 
 
 def test_a_difference_of_two_methods_is_paired(tmp_path):
