@@ -17,7 +17,7 @@ from mmkv_bench.tables.render import aligned
 
 OVER_FULL = "/ full"
 _SIZES = {"seconds": ((1.0, "s"), (1e-3, "ms")), "bytes": ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))}
-_PEAKS = "peak"
+_TIMED = ("seconds", "tokens/s")
 
 
 @dataclass(frozen=True)
@@ -142,13 +142,18 @@ def _caption(table: CostTable, tables: Sequence[CostTable], intervals: bool) -> 
     contexts = [other.context for other in tables]
     parts = [axis_words(table.axis), *context_words(table.context, table.readings, contexts)]
     parts.append(f"device={table.context['device']}")
-    every = [entry for own in table.entries.values() for entry in own.values() if entry.value is not None]
-    sizes = sorted({entry.n for entry in every})
+    known = {cost.key: cost.unit for cost in table.costs}
+    named = [(key, one) for own in table.entries.values() for key, one in own.items() if one.value is not None]
+    every = [entry for _, entry in named]
+    timed = [
+        entry for key, entry in named if known[key] in _TIMED
+    ]  # bytes are also counted in a pass that is not timed
+    sizes = sorted({entry.n for entry in timed or every})
     of = "repeats" if table.per_pass else "samples"
     parts.append(
         f"medians of {' to '.join(map(str, dict.fromkeys([sizes[0], sizes[-1]])))} {of}" if sizes else "medians"
     )
-    levels = sorted({entry.level for entry in every if entry.level is not None})
+    levels = sorted({entry.level for entry in every if entry.level is not None and entry.low != entry.high})
     if intervals and levels:
         parts.append(f"{' to '.join(f'{level:.0%}' for level in dict.fromkeys([levels[0], levels[-1]]))} intervals")
     return "; ".join(parts)

@@ -23,12 +23,17 @@ NEEDED = {
 """What a choice leaves to its user."""
 
 
+def answering(group: str) -> list[str]:
+    """Choices of runs that answer datasets; those of scenario=efficiency are planned by tests/efficiency/test_settings.py."""
+    return [name for name in options(group) if not name.startswith("efficiency_")]
+
+
 def shipped(every: int = 1) -> Iterator[list[str]]:
     """The words of configurations: all methods with the default model on all datasets, each experiment and each model with
     the defaults of the rest; of both every so manieth."""
     yield [f"{group}=[{','.join(n for n in options(group) if n not in WITHOUT[group])}]" for group in WITHOUT]
     for group in ("experiment", "model"):
-        for name in options(group)[::every]:
+        for name in answering(group)[::every]:
             yield [f"{group}={name}", *NEEDED.get(name, [])]
 
 

@@ -17,7 +17,7 @@ from mmkv_bench.plan.plan import make_plan, outline
 from mmkv_bench.plan.standing import Standing
 from mmkv_bench.store.response import STATUSES
 from tests.cli.setting import CHECKOUT
-from tests.plan.outline_all import WITHOUT
+from tests.plan.outline_all import WITHOUT, answering
 
 
 @pytest.mark.parametrize("every", [9, pytest.param(1, marks=pytest.mark.full)])
@@ -30,7 +30,7 @@ def test_every_shipped_configuration_comes_to_a_plan_without_model_data_or_heavy
     told = json.loads(ended.stdout.splitlines()[-1])
     assert (told["heavy"], told["left"]) == ([], [])
     plans = told["plans"]
-    assert {*plans} == {"method=", *(f"{g}={name}" for g in ("model", "experiment") for name in options(g)[::every])}
+    assert {*plans} == {"method=", *(f"{g}={name}" for g in ("model", "experiment") for name in answering(g)[::every])}
     for name, plan in plans.items():
         assert plan["family"] and plan["datasets"], name
         assert all(cells and (samples or counted == "unknown") for cells, samples, counted in plan["datasets"].values())
