@@ -38,8 +38,8 @@ def run(config: DictConfig) -> int:
     plan = planned(config)
     store = Store(plan.out)
     store.check_writable()
-    found = outcomes(store.timings([cell.cell for cell in plan.cells]), plan.memory_limit, list(config.retry))
-    todo = left(plan, found)
+    rows = store.timings([cell.cell for cell in plan.cells])
+    todo, found = missing(plan, rows, list(config.retry)), outcomes(rows, plan.memory_limit, list(config.retry))
     print(card(plan, len(todo)), flush=True)
     ran = _measure(plan, store, found) if todo else 0
     return _close(plan, store, found, ran, time.perf_counter() - started)
@@ -62,14 +62,20 @@ def outcomes(rows: pa.Table, memory_limit: int | None = None, retry: Sequence[st
 
 
 def missing(plan: Planned, rows: pa.Table, retry: Sequence[str] = ()) -> list[Unit]:
-    """What `left` says of stored rows."""
-    return left(plan, outcomes(rows, plan.memory_limit, retry))
+    """Passes without rows, as far as they are known, what waits for a search included."""
+    found = outcomes(rows, plan.memory_limit, retry)
+    return _unfinished([*plan.passes(found), *plan.units], found)
 
 
 def left(plan: Planned, found: Mapping[Unit, str]) -> list[Unit]:
-    """Passes that have not run, in order, as far as they are known. Where one failed, the others of its shape are left out."""
+    """Passes that can run now and have not, in order."""
+    return _unfinished(plan.passes(found), found)
+
+
+def _unfinished(units: Sequence[Unit], found: Mapping[Unit, str]) -> list[Unit]:
+    """Where one failed, the others of its shape are left out."""
     failed = {unit.shape for unit, status in found.items() if status != "ok"}
-    return [unit for unit in plan.passes(found) if unit not in found and unit.shape not in failed]
+    return [unit for unit in dict.fromkeys(units) if unit not in found and unit.shape not in failed]
 
 
 # ---------------------------------------------------------------------- before work

@@ -20,6 +20,7 @@ PEAKS = {
     "prefill": "prefill",
     "score": "score",
     "reduce": "reduce",
+    "join": "join",
     "first_token": "first token",
     "decode": "decode",
     "total": "largest",

@@ -95,7 +95,7 @@ def status(store: Store) -> Status:
     found = tally(store)
     metrics = remembered(store, "metrics", ("cell", "n"))
     times = store.timings()
-    timings = [times[name].to_pylist() for name in ("status", "phase")]
+    timings = [times[name].to_pylist() for name in ("status", "phase", "searched")]
     cells = remembered(store, "cells", _CELL)
     cells = cells.filter(texts_in(cells["config"], lambda text: re.search(_TIMED, text) is None))
     names = cells["cell"].combine_chunks().cast(pa.string())
@@ -128,7 +128,8 @@ def status(store: Store) -> Status:
                 stale=int(((answered[own] > 0) & (scored[own] < answered[own])).sum()),
             )
         )
-    ended = Counter(status for status, phase in zip(*timings, strict=True) if phase == "total")
+    whole = [(status, searched) for status, phase, searched in zip(*timings, strict=True) if phase == "total"]
+    ended = Counter(status for status, searched in whole if not (searched and status == "oom"))  # where a search ends
     failures = _failures(counts.take(column_of(np.flatnonzero(bad))), dataset[of_row[bad]])
     rate, last = _pace(n, numbers_of(counts["first"]) / 1e6, numbers_of(counts["last"]) / 1e6, time.time())
     return Status(store.root, tuple(datasets), failures, ended, len(found.running), found.writers, rate, last)

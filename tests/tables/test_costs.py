@@ -176,6 +176,24 @@ def test_passes_have_a_table_per_shape_with_ratios_of_the_same_repeat(tmp_path):
     assert long.disturbed == ("clock held down",) and not short.disturbed
 
 
+def test_sizes_that_a_search_only_tried_are_in_no_table_and_two_ways_of_a_batch_are_two_shapes(tmp_path):
+    store = Store(timed(tmp_path, {key: value for key, value in STEPS.items() if key[1] == 64}))
+    rows = [row for row in store.timings().to_pylist() if row["cell"] == "c1"]
+    for row in rows:
+        del row["schema_version"], row["committed_at"]
+    tried = [row | {"batch": 4, "searched": True} for row in rows if row["repeat"] is None]
+    store.write_timings(tried)
+    failed = {"batch": 8, "phase": "total", "status": "oom", "error": "no memory", "peak_allocated": None}
+    store.write_timings([tried[0] | failed])
+    for repeat in {row["repeat"] for row in rows}:
+        store.write_timings(row | {"batch_prefill": "together"} for row in rows if row["repeat"] == repeat)
+    tables = cost_tables(tmp_path, divided(["tpot_s"])[1])
+    assert [(table.shape["batch"], table.shape["batch_prefill"]) for table in tables] == [
+        (2, "one_by_one"),
+        (2, "together"),
+    ]
+
+
 def test_what_ran_out_of_memory_says_so_in_its_place(tmp_path, capsys):
     text = printed(capsys, timed(tmp_path, STEPS, ("snapkv", 64)), "--metric", "tpot_s,peak_decode")
     long = text.split("64 prompt tokens")[1]
