@@ -24,13 +24,14 @@ from mmkv_bench.plan.standing import Standing
 from mmkv_bench.protocols import WHOLE, protocol
 from mmkv_bench.run import stopping
 from mmkv_bench.run.card import PromptSize, render
+from mmkv_bench.run.following import Following
 from mmkv_bench.run.preview import card_facts
 from mmkv_bench.run.progress import Progress
 from mmkv_bench.run.report import Report
 from mmkv_bench.run.scoring import score_dataset, unscored
 from mmkv_bench.run.waiting import waiting
 from mmkv_bench.store.store import Store
-from mmkv_bench.store.tracking import NoTracker, RunningMeans, Tracker, tracker
+from mmkv_bench.store.tracking import NoTracker, Tracker, tracker
 from mmkv_bench.tables.rows import ReadOnce
 
 if TYPE_CHECKING:
@@ -117,6 +118,7 @@ def _logger(config: DictConfig) -> dict[str, Any]:
         "project": config.logger.project,
         "entity": config.logger.entity,
         "run": config.logger.name,
+        "shard": str(config.shard).replace("/", "of"),
     }
 
 
@@ -224,14 +226,12 @@ def _generate(
             if not todo[label]:
                 continue
             stopping.check()
-            means = RunningMeans()
+            following = Following(part, standing, todo[label], track)
             with Progress(todo[label], f"{label}, {len(part.cells)} cells") as bar:
 
-                def after(rows, bar=bar, means=means, label=label):
+                def after(rows, bar=bar, following=following):
                     bar.advance()
-                    values = {f"{label}/{name}": _mean(rows, name) for name in ("prefill_s", "decode_s", "n_tokens")}
-                    values[f"{label}/failed"] = sum(row["status"] != "ok" for row in rows)
-                    track.log(means.add(values))
+                    following.add(rows)
                     stopping.check()
 
                 done = standing.done(part)
@@ -272,8 +272,3 @@ def _score(store: Store, parts: Sequence[Part], stale: Sequence[str], judge: Led
             with Progress(len(own), label, unit="cells") as bar, _one_of(parts, label, stopped):
                 done += score_dataset(store, part.spec, part.cells, partial(_advance, bar), judge, own)
     return done
-
-
-def _mean(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
-    values = [row[name] for row in rows if row.get(name) is not None]
-    return sum(values) / len(values) if values else None

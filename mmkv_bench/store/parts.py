@@ -10,6 +10,7 @@ from typing import BinaryIO
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from mmkv_bench.errors import StoreError
 from mmkv_bench.store.schema import SCHEMA_VERSION, SCHEMAS
@@ -125,16 +126,19 @@ def places(column: pa.ChunkedArray, texts: pa.Array) -> np.ndarray:
 
 
 def read_file(path: Path, schema: pa.Schema, cells: Collection[str] | None, unchecked: set[Path] | None) -> pa.Table:
-    """The rows of one file, as `load`; FileNotFoundError where it is gone."""
+    """The rows of one file, as `load`; FileNotFoundError where it is gone. Of `cells` only those row groups are decoded that
+    hold one of them."""
     with readable(path):
         with opened(path, [field.name for field in schema if field.type == CODED]) as (file, checked):
             held = set(file.schema_arrow.names)
-            rows = file.read(
-                columns=[name for name in dict.fromkeys(["schema_version", *schema.names, "cell"]) if name in held]
-            )
-        versions = numbers_of(rows["schema_version"])
-        if (versions != SCHEMA_VERSION).any():
-            refuse_version(path, int(versions[versions != SCHEMA_VERSION][0]))
+            names = [name for name in dict.fromkeys(["schema_version", *schema.names, "cell"]) if name in held]
+            if cells is None:
+                rows = file.read(names)
+            else:
+                few = file.read(["schema_version", "cell"])
+                _check_version(path, few)
+                rows = file.read_row_groups(_groups_of(file, is_in(few["cell"], texts_of(list(cells)))), names)
+        _check_version(path, rows)
         if not checked and unchecked is not None:
             unchecked.add(path)
         for name in schema.names:  # columns that may be null can be newer than the file
@@ -143,6 +147,25 @@ def read_file(path: Path, schema: pa.Schema, cells: Collection[str] | None, unch
         if cells is not None:
             rows = rows.filter(is_in(rows["cell"], texts_of(list(cells))))
         return rows.select(schema.names).cast(schema)
+
+
+def _groups_of(file: pq.ParquetFile, wanted: pa.ChunkedArray) -> list[int]:
+    """The row groups that have a wanted row: most parts of a large store have none for a run's own cells."""
+    sizes = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
+    return [number for number, rows in enumerate(_pieces(wanted, sizes)) if pc.any(rows, min_count=0).as_py()]
+
+
+def _pieces(column: pa.ChunkedArray, sizes: Sequence[int]) -> Iterator[pa.ChunkedArray]:
+    start = 0
+    for size in sizes:
+        yield column.slice(start, size)
+        start += size
+
+
+def _check_version(path: Path, rows: pa.Table) -> None:
+    versions = numbers_of(rows["schema_version"])
+    if (versions != SCHEMA_VERSION).any():
+        refuse_version(path, int(versions[versions != SCHEMA_VERSION][0]))
 
 
 @contextmanager

@@ -3,13 +3,23 @@
 `logger=none` does nothing. `logger=wandb` writes an offline run under `<root>/wandb` (show it later with `wandb sync`);
 `mode=online` checks first that the server answers and that a key is configured, because wandb itself keeps a process
 alive for many minutes when it cannot reach its server.
+
+Nobody waits for a tracker: numbers go to wandb from a thread of their own, those that it cannot take in time are left out, and
+the end of a run waits `PATIENCE_S` for the rest. Runs of one result folder are one group; a run's id is the group, its shard
+and how many attempts came before, so that a job that is queued again makes no second run of the same id (an offline run
+cannot be resumed) and the attempts of one job stand beside each other.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
-from collections.abc import Mapping, Sequence
+import queue
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,6 +30,10 @@ from mmkv_bench.store.redaction import redact
 log = logging.getLogger(__name__)
 
 MODES = ("offline", "online")
+WAITING = 1000
+"""Steps that may wait for wandb; further ones are left out."""
+PATIENCE_S = 15.0
+"""Seconds that the end of a run waits for wandb in all: a job that is preempted has no more than some tens."""
 
 
 class Tracker(Protocol):
@@ -49,7 +63,8 @@ class RunningMeans:
 
 
 def tracker(config: Mapping[str, Any], root: Path | str) -> Tracker:
-    """The tracker `config` asks for: `name` (none | wandb), and for wandb `mode`, `project`, `entity`, `group`, `run`.
+    """The tracker `config` asks for: `name` (none | wandb), and for wandb `mode`, `project`, `entity`, `group`, `run`,
+    `shard` (part of the run's id).
 
     Raises ConfigError for anything else, and at once, before any work, when mode=online cannot work.
     """
@@ -59,7 +74,7 @@ def tracker(config: Mapping[str, Any], root: Path | str) -> Tracker:
         return NoTracker()
     if name != "wandb":
         raise ConfigError(f"logger {name!r} is not known; {nearest(str(name), ('none', 'wandb'))}")
-    allowed = ("mode", "project", "entity", "group", "run")
+    allowed = ("mode", "project", "entity", "group", "run", "shard")
     for key in config:
         if key not in allowed:
             raise ConfigError(f"logger.{key} is not a setting of the wandb logger; {nearest(str(key), allowed)}")
@@ -80,7 +95,8 @@ class NoTracker:
 
 
 class WandbTracker:
-    """Writes a Weights & Biases run. A failure of wandb after the start is warned about once and ends tracking only."""
+    """Writes a Weights & Biases run. A failure of wandb after the start is warned about once and ends tracking only; a slow
+    one holds nobody up."""
 
     def __init__(
         self,
@@ -90,14 +106,18 @@ class WandbTracker:
         entity: str | None = None,
         group: str | None = None,
         run: str | None = None,
+        shard: str = "0of1",
     ) -> None:
         if mode not in MODES:
             raise ConfigError(f"logger.mode={mode!r} is not known; {nearest(str(mode), MODES)}")
         if mode == "online":
             reachability.check_online()
         self._root, self._mode = root, mode
-        self._names = {"project": project, "entity": entity, "group": group, "name": run}
-        self._run: Any = None
+        self._names = {"project": project, "entity": entity, "group": group or group_of(root), "name": run}
+        self._shard, self._run = shard, None
+        self._mail: queue.Queue[Callable[[Any], object] | None] = queue.Queue(WAITING)
+        self._thread: threading.Thread | None = None
+        self._left_out = 0
 
     def start(self, config: Mapping[str, Any]) -> None:
         try:
@@ -131,6 +151,7 @@ class WandbTracker:
                 config=redact(config),
                 settings=settings,
                 reinit="create_new",
+                id=attempt(folder, f"{self._names['group']}-{self._shard}"),
                 **self._names,
             )
         except (wandb.Error, OSError) as problem:
@@ -141,25 +162,70 @@ class WandbTracker:
 
     def log(self, values: Mapping[str, float]) -> None:
         if self._run is not None:
-            self._guard(lambda: self._run.log(dict(values)))
+            step = dict(values)
+            self._send(lambda run: run.log(step))
 
     def finish(self, table: Sequence[Mapping[str, Any]] = (), failed: bool = False) -> None:
-        if self._run is None:
-            return
-        if table:
-            import wandb
-
-            columns = list(table[0])
-            rows = [[row[column] for column in columns] for row in table]
-            self._guard(lambda: self._run.log({"results": wandb.Table(columns=columns, data=rows)}))
+        until = time.monotonic() + PATIENCE_S
         if self._run is not None:
-            self._guard(lambda: self._run.finish(exit_code=int(failed)))
-        self._run = None
+            last: list[Callable[[Any], object]] = [lambda run: run.log({"results": _table(table)})] if table else []
+            for act in (*last, lambda run: run.finish(exit_code=int(failed))):
+                self._send(act, until - time.monotonic())
+        if self._thread is not None:
+            self._send(None, until - time.monotonic())
+            self._thread.join(max(until - time.monotonic(), 0))
+            if self._left_out or self._thread.is_alive():
+                log.warning(
+                    "wandb was too slow: its run lacks steps (%d) or its end; the store lacks none", self._left_out
+                )
+        self._run = self._thread = None
 
-    def _guard(self, act: Any) -> None:
-        """A viewer's failure must not cost the run its results."""
+    def _send(self, act: Callable[[Any], object] | None, wait_s: float = 0.0) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, args=(self._run,), name="wandb", daemon=True)
+            self._thread.start()
         try:
-            act()
-        except Exception as problem:  # noqa: BLE001 - whatever wandb raises
-            log.warning("wandb failed (%s); tracking stops here, the results go on into the store", problem)
-            self._run = None
+            self._mail.put(act, block=wait_s > 0, timeout=wait_s if wait_s > 0 else None)
+        except queue.Full:
+            self._left_out += 1
+
+    def _work(self, run: Any) -> None:
+        """In a thread of its own. A viewer's failure must not cost the run its results."""
+        while (act := self._mail.get()) is not None:
+            if self._run is None:
+                continue
+            try:
+                act(run)
+            except Exception as problem:  # noqa: BLE001 - whatever wandb raises
+                log.warning("wandb failed (%s); tracking stops here, the results go on into the store", problem)
+                self._run = None
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> Any:
+    import wandb
+
+    columns = list(rows[0])
+    return wandb.Table(columns=columns, data=[[row[column] for column in columns] for row in rows])
+
+
+def group_of(root: Path) -> str:
+    """The group of a result folder's runs: its name, and a digest of where it is."""
+    place = str(root.absolute())
+    return (
+        f"{re.sub(r'[^A-Za-z0-9_-]+', '-', root.absolute().name)[:40]}-{hashlib.sha256(place.encode()).hexdigest()[:6]}"
+    )
+
+
+def attempt(folder: Path, name: str) -> str:
+    """`name` with the first number that no run of this folder has taken; any number of processes may ask at once."""
+    name = re.sub(r"[^A-Za-z0-9_-]+", "-", name)
+    taken = folder / ".attempts"
+    taken.mkdir(parents=True, exist_ok=True)
+    number = 1
+    while True:
+        try:
+            (taken / f"{name}-{number}").mkdir()
+        except FileExistsError:
+            number += 1
+            continue
+        return f"{name}-{number}"

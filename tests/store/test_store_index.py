@@ -9,11 +9,13 @@ import sys
 from collections import Counter
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from store_examples import ENVIRONMENT, cell, metric_row, response, sample_score
 
 from mmkv_bench import file_state
 from mmkv_bench.store import index, parts
+from mmkv_bench.store.sealed import sealed
 from mmkv_bench.store.store import Store
 from mmkv_bench.tables.status import status
 
@@ -174,3 +176,27 @@ def test_a_store_that_cannot_be_written_has_its_status_without_pandas_or_torch(t
     os.chmod(store.root, 0o755)
     assert done.returncode == 0, done.stderr
     assert "1 of 1 answers" in done.stdout and not (store.root / index.FOLDER).exists()
+
+
+def test_of_some_cells_only_their_row_groups_are_decoded(tmp_path, monkeypatch):
+    rows = [response(sample, name) for name in ("c0", "c1", "c2") for sample in range(2)]
+    store = Store(tmp_path / "rows")
+    with store.writer("w") as writer:
+        for sample in range(2):
+            writer.commit([row for row in rows if row["doc_id"] == sample])
+    whole = store.responses()
+    (path,) = store.files("responses")
+    path.write_bytes(sealed(whole, row_group_size=2))
+    decoded, real = [], pq.ParquetFile.read_row_groups
+
+    def decoding(file, groups, *rest):
+        decoded.append(groups)
+        return real(file, groups, *rest)
+
+    monkeypatch.setattr(pq.ParquetFile, "read_row_groups", decoding)
+    for coded in (False, True):
+        for wanted, groups in ((["c1"], [1]), (["c2", "c0"], [0, 2]), (["other"], []), ([], [])):
+            decoded.clear()
+            found = store.responses(wanted, coded=coded)
+            assert decoded == [groups]
+            assert found.to_pylist() == [row for row in whole.to_pylist() if row["cell"] in wanted]

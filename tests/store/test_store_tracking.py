@@ -17,6 +17,7 @@ import pytest
 from store_examples import ENVIRONMENT
 
 from mmkv_bench.errors import ConfigError
+from mmkv_bench.store import tracking
 from mmkv_bench.store.tracking import RunningMeans, tracker
 from tests.each import each
 
@@ -44,14 +45,19 @@ def read_run(folder: Path) -> dict:
     (path,) = folder.glob("wandb/offline-run-*/run-*.wandb")
     reader = DataStore()
     reader.open_for_scan(str(path))
-    run = {"config": {}, "history": [], "exit": None, "host": None, "kinds": set()}
+    run = {"id": None, "config": {}, "history": [], "exit": None, "host": None, "kinds": set()}
     while (data := reader.scan_data()) is not None:
         record = proto.Record()
         record.ParseFromString(data)
         kind = record.WhichOneof("record_type")
         run["kinds"].add(kind)
         if kind == "run":
-            run |= {"group": record.run.run_group, "project": record.run.project, "host": record.run.host}
+            run |= {
+                "id": record.run.run_id,
+                "group": record.run.run_group,
+                "project": record.run.project,
+                "host": record.run.host,
+            }
             run["config"] |= {item.key: json.loads(item.value_json) for item in record.run.config.update}
         elif kind == "history":
             items = record.history.item
@@ -80,6 +86,7 @@ def offline_run(tmp_path_factory) -> tuple[Path, dict, str]:
 def test_an_offline_run_is_read_back_by_wandbs_own_reader(offline_run):
     root, run, said = offline_run
     assert (run["project"], run["group"], run["exit"]) == ("mmkv_bench", "g", 0)
+    assert run["id"] == "g-0of1-1"
     assert run["config"]["budget"] == [32, 64]
     assert run["config"]["model"] == {"name": "tiny"}
     steps = [row for row in run["history"] if "snapkv/64/exact_match" in row]
@@ -160,6 +167,46 @@ def test_a_failure_of_wandb_in_the_run_is_a_warning_and_ends_tracking_only(tmp_p
         tracked.finish([{"a": 1}])
     assert broken.calls == 1
     assert caplog.text.count("wandb-core is gone") == 1
+
+
+def test_a_wandb_that_answers_nothing_holds_nobody_up(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(tracking, "WAITING", 3)
+    monkeypatch.setattr(tracking, "PATIENCE_S", 0.01)
+    tracked, free, taken = tracker({"name": "wandb"}, tmp_path), threading.Event(), []
+
+    class Silent:
+        def log(self, values: dict) -> None:
+            free.wait()
+            taken.append(values)
+
+        def finish(self, exit_code: int) -> None:
+            taken.append(exit_code)
+
+    tracked._run = Silent()
+    for step in range(50):
+        tracked.log({"step": step})
+    thread = tracked._thread
+    with caplog.at_level(logging.WARNING):
+        tracked.finish([{"a": 1}])
+    assert taken == [] and "wandb was too slow" in caplog.text
+    free.set()
+    assert thread.daemon
+
+
+def test_every_attempt_has_an_id_of_its_own_in_the_folders_group(tmp_path):
+    ids = []
+    threads = [
+        threading.Thread(target=lambda: ids.append(tracking.attempt(tmp_path / "wandb", "demo/x-0of2")))
+        for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(ids) == [f"demo-x-0of2-{number}" for number in range(1, 9)]
+    assert tracking.attempt(tmp_path / "wandb", "demo/x-1of2") == "demo-x-1of2-1"
+    group = tracking.group_of(tmp_path / "a folder")
+    assert group.startswith("a-folder-") and group != tracking.group_of(tmp_path / "b" / "a folder")
 
 
 # Online: seconds, not minutes, and a way out in the message

@@ -1,0 +1,73 @@
+"""What a tracker is told while a dataset is answered: of each cell its answers and failures so far, and its own times."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mmkv_bench.store.tracking import RunningMeans, Tracker
+
+if TYPE_CHECKING:
+    from mmkv_bench.plan.parts import Part
+    from mmkv_bench.plan.standing import Standing
+
+_GROUP = ("prefill_s", "decode_s", "n_tokens")
+_OWN = ("ttft_s", "tpot_s")
+_PEAKS = ("peak_device_bytes", "peak_resident_bytes")
+EVERY = 10.0
+"""Seconds between two reports of single cells: hundreds of numbers each."""
+
+
+class Following:
+    """One dataset's numbers. Means over all cells of each sample stand under the dataset's name; `<dataset>/<cell>/` has what
+    is a cell's own: `answers` and `failures` of the store, and where a cell ran by itself (`measured` own) means of
+    `ttft_s`, `tpot_s` and the largest peak. Times of a shared run are nobody's own, and never under a cell.
+
+    Args:
+        standing: what the store held when the run began; todo: samples that this process will answer.
+    """
+
+    def __init__(self, part: Part, standing: Standing, todo: int, track: Tracker) -> None:
+        self._track, self._dataset, self._left = track, part.dataset, todo
+        self._labels = {cell.cell: f"{part.dataset}/{cell.label}" for cell in part.cells}
+        answered, statuses = standing.answered(part), standing.statuses(part)
+        self._cells: dict[str, float] = {}
+        for place, cell in enumerate(part.cells):
+            label = self._labels[cell.cell]
+            self._cells[f"{label}/answers"] = int(answered[place].sum())
+            self._cells[f"{label}/failures"] = int((answered[place] & (statuses[place] > 0)).sum())
+        self._means, self._own, self._told = RunningMeans(), RunningMeans(), -EVERY
+
+    def add(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """One sample's rows; single cells are told of now and then, and with the last sample."""
+        values: dict[str, float | None] = {f"{self._dataset}/{name}": _mean(rows, name) for name in _GROUP}
+        values[f"{self._dataset}/failed"] = sum(row["status"] != "ok" for row in rows)
+        for row in rows:
+            self._add_cell(row)
+        told = self._means.add(values)
+        self._left -= 1
+        now = time.monotonic()
+        if now - self._told >= EVERY or self._left <= 0:
+            self._told = now
+            told = {**told, **self._cells}
+        self._track.log(told)
+
+    def _add_cell(self, row: Mapping[str, Any]) -> None:
+        label = self._labels[row["cell"]]
+        self._cells[f"{label}/answers"] += 1
+        self._cells[f"{label}/failures"] += row["status"] != "ok"
+        if row["measured"] != "own" or row["status"] != "ok":
+            return
+        own = {f"{label}/{name}": row.get(name) for name in _OWN}
+        means = self._own.add(own)
+        self._cells |= {name: means[name] for name in own if name in means}
+        for name in _PEAKS:
+            if row.get(name) is not None:
+                key = f"{label}/{name}"
+                self._cells[key] = max(self._cells.get(key, 0), row[name])
+
+
+def _mean(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    values = [row[name] for row in rows if row.get(name) is not None]
+    return sum(values) / len(values) if values else None
