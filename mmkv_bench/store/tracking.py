@@ -114,7 +114,8 @@ class WandbTracker:
             reachability.check_online()
         self._root, self._mode = root, mode
         self._names = {"project": project, "entity": entity, "group": group or group_of(root), "name": run}
-        self._shard, self._run = shard, None
+        self._shard = shard
+        self._run: Any = None
         self._mail: queue.Queue[Callable[[Any], object] | None] = queue.Queue(WAITING)
         self._thread: threading.Thread | None = None
         self._left_out = 0
