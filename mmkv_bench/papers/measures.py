@@ -51,10 +51,10 @@ DIAGNOSTICS = {
     "outlier_hit_rate": ("share of outlier channels that the proxies reach", "outlier_hits"),
     "lorenz": ("cumulative priority per layer, and its Gini coefficient", "lorenz"),
     "layer_ratio": ("kept ratio per layer", "prefix_search"),
-    "feature_error": ("mean absolute error of hidden states per layer", ""),
+    "feature_error": ("mean absolute error of hidden states per layer", "feature_error"),
     "search_steps": ("steps of the online search", "prefix_search"),
     "power_spectrum": ("energy of keys and values over frequency", "power_spectrum"),
-    "focus_counts": ("how often tokens are among the top of the decode attention", ""),
+    "focus_counts": ("how often tokens are among the top of the decode attention", "focus"),
     "cumulative_attention": ("attention over the top share of tokens, per head", "cumulative_attention"),
     "cross_modal_entropy": ("entropy of the attention between text and image, per layer", "entropy"),
 }

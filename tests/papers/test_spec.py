@@ -6,10 +6,11 @@ import copy
 
 import pytest
 
+from mmkv_bench.cli.verbs.diagnose import MEASURED
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.papers import printed
 from mmkv_bench.papers.address import MEAN, is_group
-from mmkv_bench.papers.measures import has_numbers, margin
+from mmkv_bench.papers.measures import DIAGNOSTICS, has_numbers, margin
 from mmkv_bench.papers.spec import PAPERS, load, parse, table_ids
 from tests.each import each
 
@@ -45,6 +46,10 @@ def test_what_a_printed_number_may_differ_by_is_fixed_for_every_cell():
                 or len(cell.parts) > 1
                 or cell.address.dataset.endswith(("IR", "S-5"))
             )
+
+
+def test_an_analysis_names_a_diagnostic_that_there_is():
+    assert {name for _, name in DIAGNOSTICS.values() if name} <= {*MEASURED}
 
 
 TABLE = {
