@@ -71,7 +71,7 @@ _VALUES = {
     "model.threads": "0 a -1",
     "scenario": "speed null [] 3",
     "lengths": "0 8 a null [] [2048,x] {} 1e3",
-    "batch": "0 a null [] [1,x] {} 1.5 max",
+    "batch": "0 a null [] [1,x] {} 1.5",
     "batch_prefill": "x null []",
     "memory_limit": "a -1 [] 0 3XiB",
     "new_tokens": "0 2 a null [] 1.5",
