@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,8 +43,20 @@ class Job:
         try:
             return once(list(overrides))
         except Stopped as stop:
-            print(f"mmkv_bench: ended by {stop} after the sample in flight, to be queued again", file=sys.stderr)
-            return _queue_again()
+            again = stop.signal != signal.SIGTERM or _wanted()
+            goes_on = "to be queued again" if again else "not queued again, since it was cancelled"
+            print(f"mmkv_bench: ended by {stop} after the sample in flight, {goes_on}", file=sys.stderr)
+            return _queue_again() if again else 128 + stop.signal
+
+
+def _wanted() -> bool:
+    """Whether Slurm still has this job as running: TERM says preempted then, after scancel the job is on its way out."""
+    squeue = shutil.which("squeue")
+    if squeue is None:
+        return False
+    asked = [squeue, "-h", "-j", os.environ.get("SLURM_JOB_ID", ""), "-o", "%T"]
+    told = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=10)
+    return told.stdout.strip() == "RUNNING"
 
 
 def _queue_again() -> int:
