@@ -32,6 +32,7 @@ import importlib.metadata
 import io
 import os
 import platform
+import shlex
 import subprocess
 import tempfile
 import time
@@ -290,11 +291,14 @@ def imports() -> float:
 
 def report(shapes: Sequence[str], scale: float, measures: Sequence[str], keep: Path | None) -> str:
     """The Markdown of all measurements."""
+    written = f"python benchmarks/store.py --scale {scale:g} --only {' '.join(shapes)}"
+    if tuple(measures) != MEASURES:
+        written += f" --measure {' '.join(shlex.quote(what) for what in measures)}"
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("mmkv-bench", "pyarrow", "numpy"))
     lines = [
         "# Large stores",
         "",
-        "Written by `python benchmarks/store.py`; CPU time of all threads, imports included.",
+        f"Written by `{written}`; CPU time of all threads, imports included.",
         "",
     ]
     lines += [f"{datetime.date.today()}, {versions}, Python {platform.python_version()}, {platform.machine()}.", ""]
