@@ -47,7 +47,7 @@ def test_jobs_of_ours_are_counted_by_state_and_a_queue_that_cannot_be_asked_stop
     assert told["jobs"] == {"RUNNING": 1, "PENDING": 2} and told["seconds_left"] > 0
     squeue("#!/bin/sh\necho 'slurm_load_jobs error: Unable to contact slurm controller' >&2\nexit 1\n")
     assert verb("status")([str(store.root)]) == 0
-    assert "Unable to contact slurm controller" in capsys.readouterr().out
+    assert "Unable to contact slurm controller" in capsys.readouterr().err
     monkeypatch.setenv("PATH", "")
     assert jobs() is None
 

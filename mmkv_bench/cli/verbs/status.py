@@ -71,7 +71,7 @@ def _say(stores: Sequence[Store], given: argparse.Namespace) -> int:
             print("\x1b[H\x1b[2J", end="")
         print("\n\n".join("\n".join(lines(one, failed)) for one, failed in found))
         if said := _queued(queue):
-            print(said)
+            print(said, file=sys.stderr if isinstance(queue, str) else sys.stdout)
         sys.stdout.flush()
     return sum(one.missing for one, _ in found)
 
