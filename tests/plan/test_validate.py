@@ -176,7 +176,7 @@ def test_methods_that_do_more_than_evict_are_refused_where_kept_entries_are_made
 
 
 def test_methods_that_need_visual_tokens_are_refused_for_text_models():
-    sighted = SimpleNamespace(name="sighted", needs_visual=True, scorer=None)
+    sighted = SimpleNamespace(name="sighted", needs_visual=True, scorer=None, resamples=False)
     config = compose(MODEL)
     with pytest.raises(UnsupportedError, match="method sighted needs visual tokens"):
         validate_combinations(config, TEXT_ONLY, [sighted])

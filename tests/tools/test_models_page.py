@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from mmkv_bench.config import files
 from mmkv_bench.config.schema import conf_dir, options
 from mmkv_bench.config.unavailable import UNAVAILABLE
 from mmkv_bench.errors import ConfigError
 from tests.each import each
 from tools import models_page
+
+OWN = """\
+  - {dataset: needle, metric: needle_recall, expected: 9.0, tolerance: 1.0, scale: 1, source: a table}
+  - {group: LongBench all, expected: 30.0, tolerance: 1.0, scale: 100, source: a table}
+"""
+"""Gates that bring numbers of their own."""
 
 
 def test_the_committed_page_is_what_the_command_writes(tmp_path, capsys, monkeypatch):
@@ -46,14 +55,16 @@ def test_every_model_of_the_issue_runs_or_says_why_not():
             "has a gate of LongBench most, which is not in conf/dataset",
         ),
         (("group: LongBench all, ", "group: LongBench all, metric: x, "), "a gate has the keys group, expected"),
+        ((OWN, "  - {dataset: mmmu, metric: mmmu_acc, printed: prefixkv_table14}\n"), "prefixkv_table14 prints 0 scores of the full"),
     ],
 )
 def test_a_file_that_does_not_say_enough_is_refused(tmp_path, monkeypatch, change, words):
     source = (conf_dir() / "model" / "llama_3_8b.yaml").read_text()
+    source = re.sub(r"(?<=gates:\n)(  - .*\n)+", OWN, source)
     assert change[0] in source
     (tmp_path / "model").mkdir()
     (tmp_path / "dataset").symlink_to(conf_dir() / "dataset")
     (tmp_path / "model" / "llama_3_8b.yaml").write_text(source.replace(*change))
-    monkeypatch.setattr(models_page, "conf_dir", lambda: tmp_path)
+    monkeypatch.setattr(files, "conf_dir", lambda: tmp_path)
     with pytest.raises(ConfigError, match=words):
         models_page.read("llama_3_8b")

@@ -31,9 +31,8 @@ SETTINGS_OF_METHODS = ("method", "methods", "budget", "reading")
 
 def options(parser: Parser) -> None:
     """Which analysis, of which model on which samples."""
-    parser.add_argument(
-        "name", choices=tuple(MEASURED), help="; ".join(f"{name}: {text}" for name, text in MEASURED.items())
-    )
+    told = "; ".join(f"{name}: {text}" for name, text in MEASURED.items())
+    parser.add_argument("name", choices=tuple(MEASURED), help=told.replace("%", "%%"))
     configuration(parser)
     parser.add_argument("--samples", type=count, default=SAMPLES, help=f"of the dataset (default: {SAMPLES})")
     parser.add_argument("--draw", type=not_negative, metavar="SEED", help="samples by chance (default: the first ones)")
