@@ -55,7 +55,10 @@ def test_every_model_of_the_issue_runs_or_says_why_not():
             "has a gate of LongBench most, which is not in conf/dataset",
         ),
         (("group: LongBench all, ", "group: LongBench all, metric: x, "), "a gate has the keys group, expected"),
-        ((OWN, "  - {dataset: mmmu, metric: mmmu_acc, printed: prefixkv_table14}\n"), "prefixkv_table14 prints 0 scores of the full"),
+        (
+            (OWN, "  - {dataset: mmmu, metric: mmmu_acc, printed: prefixkv_table14}\n"),
+            "prefixkv_table14 prints 0 scores of the full",
+        ),
     ],
 )
 def test_a_file_that_does_not_say_enough_is_refused(tmp_path, monkeypatch, change, words):
