@@ -86,7 +86,7 @@ REHEARSAL = Size(
     new_tokens=4,
     batch_tokens=4,
     repeats=1,
-    memory=("memory_limit=0.08GiB",),
+    memory=("memory_limit=20MiB",),
     fork=("--samples", "1"),
 )
 

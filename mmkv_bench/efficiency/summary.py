@@ -42,7 +42,7 @@ def summarised(
         memory_limit: passes that counted memory under another one are left out.
 
     Returns:
-        For each of `POINTS`, `tpot` and `tokens_s`: `<name>_low`, `<name>_median`, `<name>_high` (quartiles over repeats; of
+        For each of `POINTS`, `score`, `tpot` and `tokens_s`: `<name>_low`, `<name>_median`, `<name>_high` (quartiles over repeats; of
         TPOT over all steps of all repeats) [s, tokens/s]; `<name>_ratio_...` of TPOT, second token, total: `full` over the cell;
         `status` (the first failure, else ok), `repeats`, peaks and bytes of the pass that counts memory, `disturbed`;
         `largest_batch` of the cell at this length, null where no failure bounds it, and `largest_ratio`: that over full's;
@@ -65,7 +65,7 @@ def summarised(
         batch = wide.index.get_level_values("batch")
         wide["tokens_s"] = batch * decode["steps_s"].map(len).reindex(wide.index) / wide["decode"]
         wide["tpot"] = steps.groupby(level=[*LINE, "repeat"]).median()
-        found = found.join(_quartiles(wide[[*POINTS, "tokens_s"]])).join(_quartiles(steps.to_frame("tpot")))
+        found = found.join(_quartiles(wide[[*POINTS, "score", "tokens_s"]])).join(_quartiles(steps.to_frame("tpot")))
         found = found.join(_quartiles(_ratios(wide, baselines)))
     found = found.join(_memory(table)).reset_index()
     found = found.merge(_largest(found, baselines), how="left", on=WAY)
