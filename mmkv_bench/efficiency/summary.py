@@ -43,7 +43,7 @@ def summarised(
 
     Returns:
         For each of `POINTS`, `score`, `tpot` and `tokens_s`: `<name>_low`, `<name>_median`, `<name>_high`, quartiles over repeats
-        (of TPOT over all steps of all repeats) [s, tokens/s]; `<name>_ratio_...` of TPOT, second token, total: `full` over the cell;
+        (of TPOT over all steps) [s, tokens/s]; `<name>_ratio_...` of TPOT, second token, total: `full` over the cell;
         `status` (the first failure, else ok), `repeats`, peaks and bytes of the pass that counts memory, `disturbed`;
         `largest_batch` of the cell at this length, null where no failure bounds it, and `largest_ratio`: that over full's;
         `batch_prefill` is null where there is one sequence.
