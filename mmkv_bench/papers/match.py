@@ -175,10 +175,8 @@ class Evidence:
     @cached_property
     def _context(self) -> np.ndarray:
         """Number of what a cell shares with others of its address, int [cells]."""
-        import pandas as pd
-
         found = self.cells[list(_OF_CELL)].astype(str)
-        return pd.factorize(pd.Series(found.agg("\0".join, axis=1)))[0]
+        return found.groupby(list(_OF_CELL), sort=False).ngroup().to_numpy()
 
     @cached_property
     def _version(self) -> np.ndarray:
