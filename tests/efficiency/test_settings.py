@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from mmkv_bench.config.compose import compose
 from mmkv_bench.config.schema import options
 from mmkv_bench.efficiency.planned import planned
@@ -30,6 +32,7 @@ BATCHES = {
 }
 
 
+@pytest.mark.full
 def test_each_setting_comes_to_a_plan_of_what_was_printed(tmp_path):
     assert {name.removeprefix("efficiency_") for name in SETTINGS} == {*PRINTED}
     for name, (lengths, methods, budgets, new_tokens) in PRINTED.items():

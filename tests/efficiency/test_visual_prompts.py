@@ -142,6 +142,7 @@ def check_video(name: str) -> None:
 ASKED = ["scenario=efficiency", "budget=24", "repeats=1", "new_tokens=4"]
 
 
+@pytest.mark.full
 def test_pictures_are_measured_like_text_with_the_tower_as_a_phase_of_its_own(tmp_path):
     asked = [*ASKED, "method=[snapkv,mmshift]", "lengths=200", "prompts=[text,image]"]
     outcome = done(tmp_path, *asked)

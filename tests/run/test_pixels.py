@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.run.setting import done, responses
 
 COMMAND = ("method=[snapkv,pixels]", "budget=[60%,2]", "dataset=pages_lookup", "limit=1")
 
 
+@pytest.mark.full
 def test_pixels_is_a_method_like_others_in_rows_and_tables(tmp_path):
     outcome = done(tmp_path, *COMMAND)
     assert "| pixels" in outcome.out and "pixels_over_budget" in outcome.out
