@@ -7,6 +7,7 @@ The public door, each imported when it is first used:
 - `evaluate(method="snapkv", budget=64)`: run a configuration, as the command does; the rows of its answers and scores.
 - `load_rows("runs/default")`: the rows of a store.
 - `make_table(rows)`: their tables, which print as the command prints them.
+- `paper_tables("mmshift_table01")`: tables of the papers, measured beside printed.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mmkv_bench.door.attaching import attach
     from mmkv_bench.door.evaluating import evaluate
+    from mmkv_bench.door.papers import paper_tables
     from mmkv_bench.door.stored import load_rows, make_table
     from mmkv_bench.methods.named import method
 
 __version__ = "0.2.0"
-__all__ = ["attach", "evaluate", "load_rows", "make_table", "method"]
+__all__ = ["attach", "evaluate", "load_rows", "make_table", "method", "paper_tables"]
 
 _HOMES = {
     "attach": "mmkv_bench.door.attaching",
@@ -28,6 +30,7 @@ _HOMES = {
     "load_rows": "mmkv_bench.door.stored",
     "make_table": "mmkv_bench.door.stored",
     "method": "mmkv_bench.methods.named",
+    "paper_tables": "mmkv_bench.door.papers",
 }
 
 

@@ -95,6 +95,7 @@ ARROWS = {
         "generation",
         "methods",
         "models",
+        "papers",
         "plan",
         "protocols",
         "run",

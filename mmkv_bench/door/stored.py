@@ -29,7 +29,8 @@ class StoredRows:
     """Rows of some cells of a store, each frame read when it is first asked for.
 
     Attributes:
-        folder: where they lie; cells: one row per cell, the columns of docs/rows.md, as all frames here.
+        folder: where they lie; cells: one row per cell, the columns of docs/rows.md, as all frames here; none where there is
+            nothing but diagnostics.
     """
 
     def __init__(self, folder: Path, store: Store, cells: pd.DataFrame):
@@ -49,6 +50,16 @@ class StoredRows:
     def metrics(self) -> pd.DataFrame:
         """One row per cell and metric: score, interval, difference to `full`."""
         return self._store.metrics(self.names).to_pandas()
+
+    @cached_property
+    def timings(self) -> pd.DataFrame:
+        """One row per pass of `scenario=efficiency` and phase, raw; empty of other runs."""
+        return self._store.timings(self.names).to_pandas()
+
+    @cached_property
+    def diagnostics(self) -> pd.DataFrame:
+        """What `mmkv-bench diagnose` measured; of no cell, so that no filter applies."""
+        return self._store.diagnostics().to_pandas()
 
     @property
     def names(self) -> list[str]:
@@ -78,7 +89,8 @@ def load_rows(
             `full`, pass both filters, since every comparison needs them.
 
     Returns:
-        Four pandas frames, `cells`, `responses`, `samples` and `metrics`, with the columns of docs/rows.md.
+        Six pandas frames, `cells`, `responses`, `samples`, `metrics`, `timings` and `diagnostics`, with the columns of
+        docs/rows.md, each read when it is first asked for.
 
     Raises:
         ConfigError: there is no such folder, it holds no rows, or none of what a filter names. StoreError: rows that
@@ -166,8 +178,9 @@ def _cells(root: Path) -> pd.DataFrame:
 
     if not root.is_dir():
         raise ConfigError(f"There is no rows folder at '{root}': give the folder that a run printed as its rows.")
-    cells = Store(root).cells().to_pandas()
-    if cells.empty:
+    store = Store(root)
+    cells = store.cells().to_pandas()
+    if cells.empty and not store.files("diagnostics"):
         raise ConfigError(f"'{root}' holds no result rows: give the folder that a run printed as its rows.")
     return cells
 

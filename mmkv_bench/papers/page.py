@@ -8,6 +8,7 @@ import io
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from math import floor, log10
+from typing import TYPE_CHECKING
 
 from mmkv_bench.papers.commands import PROGRAM, command
 from mmkv_bench.papers.fill import Filled, Page
@@ -16,6 +17,9 @@ from mmkv_bench.papers.printed import COMPARABLE, Printed
 from mmkv_bench.papers.verdict import AGREES, CONFIRMED, CONTRADICTED, DIFFERS, UNDECIDED
 from mmkv_bench.tables.latex import escape
 from mmkv_bench.tables.render import aligned
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 FORMATS = ("md", "latex", "csv", "html")
 CSV = (
@@ -60,6 +64,13 @@ def render(pages: Sequence[Page], form: str) -> str:
     if form == "html":
         return "\n".join([_HEAD, *(_html(page) for page in pages), "</html>", ""])
     return "\n".join(_latex(page) if form == "latex" else _markdown(page) for page in pages)
+
+
+def frame(pages: Sequence[Page]) -> pd.DataFrame:
+    """The lines of the format csv: one row per cell, numbers as numbers."""
+    import pandas as pd
+
+    return pd.read_csv(io.StringIO(_csv(pages)))
 
 
 def text(one: Filled) -> str:

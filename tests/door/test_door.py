@@ -1,4 +1,4 @@
-"""Promise: five public names, found when they are used, light to import, and the same runs, rows and tables as the command's."""
+"""Promise: six public names, found when they are used, light to import, and the same runs, rows and tables as the command's."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 import mmkv_bench
-from mmkv_bench import evaluate, load_rows, make_table
+from mmkv_bench import evaluate, load_rows, make_table, paper_tables
 from mmkv_bench.config.compose import compose
 from mmkv_bench.door.evaluating import words
 from mmkv_bench.errors import ConfigError
-from tests.cli.setting import CHECKOUT
+from tests.cli.setting import CHECKOUT, verb
 from tests.run.setting import done
 
 PACKAGE = Path(mmkv_bench.__file__).parent
-NAMES = {"attach", "evaluate", "load_rows", "make_table", "method"}
+NAMES = {"attach", "evaluate", "load_rows", "make_table", "method", "paper_tables"}
 BARE = ("lmms_eval", "hydra", "omegaconf", "wandb", "pandas", "pyarrow", "datasets", "scipy", "sklearn", "matplotlib")
 
 
@@ -76,6 +76,18 @@ import json
 print(json.dumps([kept, sorted({{m.split(".")[0] for m in sys.modules}} & set(absent))]))
 """
     assert json.loads(child(code)) == [["passed"] * 5, []]
+
+
+def test_tables_of_papers_are_those_that_the_command_prints(tmp_path, capsys):
+    found = paper_tables("flashcache_table08")
+    assert verb("papers")(["flashcache_table08"]) == 0 and capsys.readouterr().out == str(found)
+    frame = found.frame()
+    assert len(found) == 1 and len(frame) == len(found[0].cells) and set(frame["table"]) == {"flashcache_table08"}
+    assert frame["value"].isna().all() and frame["printed"].notna().any() and "\\begin{tabular}" in found.latex()
+    with pytest.raises(ConfigError, match="flashcache_table08"):
+        paper_tables("flashcache_table80")
+    with pytest.raises(ConfigError, match="no rows folder"):
+        paper_tables("flashcache_table08", rows=tmp_path / "none")
 
 
 def test_evaluate_is_the_commands_run_and_its_rows_make_the_same_tables(tmp_path):
