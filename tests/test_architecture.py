@@ -32,6 +32,7 @@ ARROWS = {
     "generation": {"models", "compression", "devices", "protocols", "store"},
     "tables": {"config", "protocols", "statistics", "store"},
     "papers": {"config", "methods", "protocols", "statistics", "store", "tables"},
+    "report": {"statistics", "tables"},
     "calibrate": {"config", "compression", "models", "generation", "store", "tiny"},
     "evaluation": {"datasets", "judging", "file_state", "protocols"},
     "methods": {"config", "compression", "calibrate", "generation", "models", "protocols", "tiny"},
@@ -115,6 +116,7 @@ ARROWS = {
         "models",
         "papers",
         "plan",
+        "report",
         "run",
         "store",
         "tables",
@@ -279,7 +281,7 @@ def test_a_package_is_known_to_its_rooms_only(package):
     assert knowing <= FOREIGN[package]
 
 
-@each("name", ["statistics", "tables", "papers", "store"])
+@each("name", ["statistics", "tables", "papers", "report", "store"])
 def test_rows_need_neither_models_nor_the_engine(name):
     code = f"import sys, pkgutil, importlib, mmkv_bench.{name} as room\n" + (
         "for found in pkgutil.walk_packages(room.__path__, room.__name__ + '.'):\n"

@@ -18,6 +18,7 @@ VERBS = (
     "score",
     "tables",
     "plot",
+    "report",
     "papers",
     "verify",
     "data",
@@ -30,7 +31,7 @@ VERBS = (
 )
 """The verbs, in the order of the help; `verbs/<name>.py` answers each."""
 
-COMING = ("report", "show", "export", "new")
+COMING = ("show", "export", "new")
 """Words that are kept for verbs of later versions, so that no configuration takes them."""
 
 

@@ -197,6 +197,7 @@ def _entry(group: SeedGroup, scores: Scores, numbers: Mapping[str, Any], metric:
         lmms_eval_ours=float(np.mean(own_scale)) if known else None,
         unread=sum(parts.unread(cell) for cell in group.places),
         judges=tuple(sorted({parts.judges[cell, metric] for cell in group.cells if (cell, metric) in parts.judges})),
+        cells=group.cells,
     )
 
 

@@ -32,7 +32,8 @@ class Entry:
     """One table cell. `value`, `low`, `high` are None unless every sample is ok; `common` is the score over the samples
     ok in every cell of the table, `zero` the score with failures counted as 0 (None where less is better), `lmms_eval`
     lmms-eval's own aggregate (its mean over seeds), `lmms_eval_ours` the same on the scale of `value`,
-    `unread` the answers in which no choice could be read, `judges` who judged, with prompts and temperature."""
+    `unread` the answers in which no choice could be read, `judges` who judged, with prompts and temperature, `cells` the hashes
+    of the cells behind it, one a seed."""
 
     scores: Scores
     value: float | None
@@ -48,6 +49,7 @@ class Entry:
     lmms_eval_ours: float | None = None
     unread: int = 0
     judges: tuple[str, ...] = ()
+    cells: tuple[str, ...] = ()
 
     @property
     def headline(self) -> float:

@@ -1,0 +1,46 @@
+"""`mmkv-bench report`: rows as pages that open in a browser, offline."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from mmkv_bench.cli.grammar import Parser, count, rows_folder
+
+SUMMARY = "make pages of rows that a browser opens offline: overview, table, cells, samples"
+SAMPLES = 50
+
+
+def options(parser: Parser) -> None:
+    """Which rows, where to, how many samples."""
+    parser.add_argument("rows", type=Path, nargs="+", help="rows folders that runs printed")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="a new folder, or that of an earlier report, which is replaced",
+    )
+    parser.add_argument(
+        "--samples",
+        type=count,
+        default=SAMPLES,
+        metavar="N",
+        help=f"of each dataset, the first ones, with answers and images (default: {SAMPLES})",
+    )
+    parser.examples(
+        "mmkv-bench report runs/demo --out report",
+        "mmkv-bench report results/tiny/large results/tiny/methods --out report --samples 20",
+    )
+
+
+def answer(given: argparse.Namespace) -> int:
+    """Make it; print where it lies, its size and what is left out."""
+    from mmkv_bench.report.making import make
+
+    made = make([rows_folder(rows) for rows in dict.fromkeys(given.rows)], given.out, given.samples)
+    print(f"{made.index}: {made.about}")
+    print(made.size)
+    for sentence in made.left_out:
+        print(sentence)
+    return 0

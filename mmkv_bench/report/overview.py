@@ -1,0 +1,144 @@
+"""What the overview and the table show: one view per table of scores, one entry per cell of such a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mmkv_bench.report.columns import Columns, number
+from mmkv_bench.statistics.metric_kinds import lower_is_better
+from mmkv_bench.tables.audit import Audit
+from mmkv_bench.tables.cost_names import KNOWN
+from mmkv_bench.tables.costs import CostEntry, CostTable
+from mmkv_bench.tables.line import Line
+from mmkv_bench.tables.notes import axis_words, caption, line_label, notes
+from mmkv_bench.tables.rows import CONTEXT
+from mmkv_bench.tables.table import Entry, Table
+
+COSTS = (KNOWN["bytes_held"], KNOWN["bytes_device"], KNOWN["tpot_s"])
+TEXTS = ("method", "base", "reading", "budget", "fallbacks", "audit")
+OTHERS = (
+    *("view", "cells", "value", "low", "high", "zero", "n", "n_ok", "rank_low", "rank_high", "best", "over"),
+    *("bytes", "bytes_low", "bytes_high", "bytes_ratio", "token_s", "token_low", "token_high", "token_ratio"),
+)
+
+
+class Views:
+    """The tables of all stores, and their entries. `cells`: of each store, the names of the cells that an entry has."""
+
+    def __init__(self) -> None:
+        self.tables: list[dict[str, Any]] = []
+        self.entries = Columns(TEXTS, OTHERS)
+
+    def add(self, store: int, tables: Sequence[Table], costs: Sequence[CostTable], name: Any) -> None:
+        """The tables of one store. costs: of the same store; name: cell hash -> the name of its page's data."""
+        known = _costs(costs)
+        for table in tables:
+            number_of_view = len(self.tables)
+            self.tables.append(_view(store, table, tables))
+            for method in table.methods:
+                for budget in ("", *table.budgets):
+                    entry = table.entries.get((method.label, budget))
+                    if entry is not None:
+                        own = known.get(
+                            (_where(table.context), method.variant, table.axis if budget else "none", budget), {}
+                        )
+                        self._entry(
+                            number_of_view, table, method, budget, entry, own, [name(cell) for cell in entry.cells]
+                        )
+
+    def _entry(
+        self,
+        view: int,
+        table: Table,
+        method: Line,
+        budget: str,
+        entry: Entry,
+        costs: Mapping[str, CostEntry],
+        cells: Sequence[str],
+    ) -> None:
+        low, high = table.rank(method.label, budget) or (None, None)
+        held, device, took = (costs.get(cost.key) for cost in COSTS)
+        held = held if held is not None and held.value is not None else device  # rows that are older than bytes_held
+        self.entries.add(
+            view=view,
+            cells=cells,
+            method=line_label(method),
+            base=method.base,
+            reading=method.reading,
+            budget=budget,
+            value=entry.value,
+            low=entry.low,
+            high=entry.high,
+            zero=entry.zero,
+            n=entry.scores.n,
+            n_ok=entry.scores.n_ok,
+            rank_low=low,
+            rank_high=high,
+            best=int(budget != "" and method.label in table.best(budget)),
+            over=entry.audit.over,
+            fallbacks="; ".join(f"{reason}: {n} of {entry.audit.n}" for reason, n in entry.audit.fallbacks.items()),
+            audit=audit_words(entry.audit),
+            **_cost("bytes", held),
+            **_cost("token", took, "_s"),
+        )
+
+
+def audit_words(audit: Audit) -> str:
+    """What the counted entries of a cell's answers say, in a few words."""
+    if not audit.n:
+        return "no counted answers"
+    said = [f"all {audit.n} answers within the budget"]
+    if audit.over:
+        mean, worst = audit.excess_mean, audit.excess_worst
+        said = [f"{audit.over} of {audit.n} answers over the budget, by {mean:.1%} on average and {worst:.1%} at most"]
+    if audit.from_prefill:
+        said.append(f"{audit.from_prefill} answers wholly from the full prefill")
+    if audit.text_before_cut:
+        said.append(f"{audit.text_before_cut} with question text before the cut")
+    if audit.packed:
+        said.append(f"packed entries: {audit.device:.2f} of full's bytes on the device")
+    if audit.retrievable:
+        said.append(f"entries come back from the host: {audit.host:.2f} of full's bytes there")
+    return "; ".join(said)
+
+
+def _cost(name: str, entry: CostEntry | None, unit: str = "") -> dict[str, Any]:
+    """value, ends and ratio to full of one cost, by the names of the columns."""
+    found = (None,) * 4 if entry is None else (entry.value, entry.low, entry.high, entry.ratio)
+    keys = (f"{name}{unit}", f"{name}_low", f"{name}_high", f"{name}_ratio")
+    return dict(zip(keys, map(number, found), strict=True))
+
+
+def _where(context: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(context[name] for name in CONTEXT)
+
+
+def _costs(tables: Sequence[CostTable]) -> dict[tuple[Any, ...], Mapping[str, CostEntry]]:
+    """(context, variant, kind of budget, budget) -> costs of a cell's own answers, of the first device that has them."""
+    found: dict[tuple[Any, ...], Mapping[str, CostEntry]] = {}
+    for table in tables:
+        if table.per_pass:
+            continue
+        for method, budget in table.lines():
+            key = (_where(table.context), method.variant, table.axis if budget else "none", budget)
+            found.setdefault(key, table.entries[method.label, budget])
+    return found
+
+
+def _view(store: int, table: Table, tables: Sequence[Table]) -> dict[str, Any]:
+    return {
+        "store": store,
+        **{name: table.context[name] for name in ("model", "dataset", "protocol")},
+        "metric": table.metric,
+        "axis": table.axis,
+        "axis_words": axis_words(table.axis),
+        "budgets": list(table.budgets),
+        "less_is_better": lower_is_better(table.metric),
+        "caption": caption(table, tables),
+        "notes": notes(table),
+        # Tasks that are ranked together differ in nothing but the dataset.
+        "family": [
+            table.context[name] for name in CONTEXT if name not in ("dataset", "dataset_fingerprint", "generation")
+        ],
+    }
