@@ -145,6 +145,7 @@ class Logger:
     project: str = _key("mmkv-bench", "wandb project")
     entity: str | None = _key(None, "wandb entity")
     name: str | None = _key(None, "wandb run name")
+    cells: bool = _key(False, "also one wandb run per cell at the end, to filter and draw by", ("true", "false"))
 
 
 @dataclass

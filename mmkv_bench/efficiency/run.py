@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench import devices
@@ -16,7 +17,9 @@ from mmkv_bench.config.schema import TOGETHER
 from mmkv_bench.efficiency.kinds import TEXT, kind_of
 from mmkv_bench.efficiency.planned import Planned, Shape, Unit, counting, planned
 from mmkv_bench.errors import ConfigError
+from mmkv_bench.run.tracked import described, settings, summarise
 from mmkv_bench.store.store import Store
+from mmkv_bench.store.tracking import Tracker, tracker
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,9 +43,13 @@ def run(config: DictConfig) -> int:
     store.check_writable()
     rows = store.timings([cell.cell for cell in plan.cells])
     todo, found = missing(plan, rows, list(config.retry)), outcomes(rows, plan.memory_limit, list(config.retry))
+    track = tracker(settings(config), store.root)
     print(card(plan, len(todo)), flush=True)
-    ran = _measure(plan, store, found) if todo else 0
-    return _close(plan, store, found, ran, time.perf_counter() - started)
+    ran = _tracked(plan, store, found, track) if todo else 0
+    code = _close(plan, store, found, ran, time.perf_counter() - started)
+    if config.logger.kind != "none":
+        summarise(config, plan.cells, store)
+    return code
 
 
 DISTINCT = 16
@@ -107,7 +114,19 @@ def _batches(plan: Planned, sizes: str) -> str:
     return f"{' and '.join(asked)}{limit}{way}"
 
 
-def _measure(plan: Planned, store: Store, found: dict[Unit, str]) -> int:
+def _tracked(plan: Planned, store: Store, found: dict[Unit, str], track: Tracker) -> int:
+    """`_measure`, shown by a tracker."""
+    track.start(described(plan.config, plan.cells))
+    ended = False
+    try:
+        ran = _measure(plan, store, found, track)
+        ended = True
+    finally:
+        track.finish(failed=not ended)
+    return ran
+
+
+def _measure(plan: Planned, store: Store, found: dict[Unit, str], track: Tracker) -> int:
     """Runs what is missing, until nothing is; returns the number of passes."""
     from mmkv_bench.compression.flash import check as check_flash
     from mmkv_bench.efficiency.measure import Bench
@@ -133,14 +152,14 @@ def _measure(plan: Planned, store: Store, found: dict[Unit, str]) -> int:
         )
     store.write_cells(stored_rows(plan.cells, config, provenance))
     with computing_with(threads_for(loaded, config.model.threads)):
-        return _Passes(plan, store, bench, found).run()
+        return _Passes(plan, store, bench, found, track).run()
 
 
 class _Passes:
-    """Runs passes in their order and stores each as it ends; `found`: how passes ended so far."""
+    """Runs passes in their order, stores each as it ends and shows it; `found`: how passes ended so far."""
 
-    def __init__(self, plan: Planned, store: Store, bench: Bench, found: dict[Unit, str]):
-        self.plan, self.store, self.bench, self.found = plan, store, bench, found
+    def __init__(self, plan: Planned, store: Store, bench: Bench, found: dict[Unit, str], track: Tracker):
+        self.plan, self.store, self.bench, self.found, self.track = plan, store, bench, found, track
         self.places: dict[Unit, int] = {}
         self.prompts: dict[tuple[str, int, int], EncodedPrompt] = {}
         self.datasets = {cell.cell: cell.dataset for cell in plan.cells}
@@ -167,6 +186,7 @@ class _Passes:
                 if unit.shape not in failed:
                     rows = self._rows(unit)
                     self.store.write_timings(rows)
+                    self.track.log(_shown(self.plan.cell(unit.cell).label, rows))
                     self.found[unit] = rows[0]["status"]
                     ran += 1
                     if self.found[unit] != "ok":
@@ -280,6 +300,21 @@ class _Passes:
         if cell.compressor.resamples:  # the full cache of a smaller prompt
             return CellSpec(cell.cell, full(), None, cell.protocol)
         return CellSpec(cell.cell, cell.compressor, cell.budget, cell.protocol, cell.seed or 0)
+
+
+def _shown(label: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """What a tracker shows of a pass: its times [s], or its peak [bytes]."""
+    one = rows[0]
+    name = f"{one['dataset']}/{label}/{one['prompt_tokens']}x{one['batch']}"
+    of = {row["phase"]: row for row in rows}
+    steps, peak = of.get("decode", {}).get("steps_s"), of.get("total", {}).get("peak_allocated")
+    found = {
+        "ttft_s": of.get("ttft", {}).get("seconds"),
+        "tpot_s": median(steps) if steps else None,
+        "peak_bytes": peak,
+        "failed": float(one["status"] != "ok"),
+    }
+    return {f"{name}/{key}": value for key, value in found.items() if value is not None}
 
 
 def _finished(rows: Mapping[str, dict[str, Any]], held: Held, last: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from mmkv_bench.evaluation.documents import generation_settings, prepare, sample
 from mmkv_bench.evaluation.environment import go_offline
 from mmkv_bench.evaluation.generating import generate, prompt_hashes
 from mmkv_bench.evaluation.prompts import rows_hold_media
+from mmkv_bench.evaluation.running import RunningScores
 from mmkv_bench.evaluation.scoring import score
 from mmkv_bench.evaluation.shared import score_many
 
@@ -17,6 +18,7 @@ __all__ = [
     "Answer",
     "CellScores",
     "Request",
+    "RunningScores",
     "SampleRef",
     "SampleScore",
     "fingerprint",

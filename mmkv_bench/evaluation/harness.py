@@ -16,7 +16,7 @@ import dataclasses
 import functools
 import io
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -284,6 +284,16 @@ class SharingTask(ScoringTask):
             for instance in self._instances
             for number in range(self.counts[instance.doc_id])
         ]
+
+    def score_answers(self, answers: Sequence[tuple[int, tuple[int, str]]]) -> None:
+        """Score single answers, (number, (doc_id, text)), without the loop: filters, then the scorer, as the loop does."""
+        docs = self.eval_docs_no_media
+        for number, (doc_id, text) in answers:
+            told = {"task": self.config.task, "doc_id": doc_id, "repeats": 1}
+            instance = Instance("generate_until", (), number, told, resps=[text])
+            for ensemble in self._filters:
+                ensemble.apply([instance], self.task_docs.select([doc_id]))
+                self._score((doc_id, number), docs[doc_id], [instance.filtered_resps[ensemble.name]], None)
 
     def process_results(self, doc: Any, results: list, full_docs: Any = None) -> dict[str, Any]:
         docs = self.eval_docs_no_media

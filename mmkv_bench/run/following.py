@@ -1,7 +1,8 @@
-"""What a tracker is told while a dataset is answered: of each cell its answers and failures so far, and its own times."""
+"""What a tracker is told while a dataset is answered: of each cell its answers, failures and score so far, and its own times."""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mmkv_bench.store.tracking import RunningMeans, Tracker
 
 if TYPE_CHECKING:
+    from mmkv_bench.evaluation import RunningScores
     from mmkv_bench.plan.parts import Part
     from mmkv_bench.plan.standing import Standing
 
@@ -17,18 +19,26 @@ _OWN = ("ttft_s", "tpot_s")
 _PEAKS = ("peak_device_bytes", "peak_resident_bytes")
 EVERY = 10.0
 """Seconds between two reports of single cells: hundreds of numbers each."""
+SCORING = 20.0
+"""A report waits for so many times as long as the running scores of the one before took: a twentieth of a run at most."""
+
+log = logging.getLogger(__name__)
 
 
 class Following:
     """One dataset's numbers. Means over all cells of each sample stand under the dataset's name; `<dataset>/<cell>/` has what
-    is a cell's own: `answers` and `failures` of the store, and where a cell ran by itself (`measured` own) means of
-    `ttft_s`, `tpot_s` and the largest peak. Times of a shared run are nobody's own, and never under a cell.
+    is a cell's own: `answers` and `failures` of the store, the dataset's metrics as means over the answers of this process,
+    and where a cell ran by itself (`measured` own) means of `ttft_s`, `tpot_s` and the largest peak. Times of a shared run
+    are nobody's own, and never under a cell.
 
     Args:
         standing: what the store held when the run began; todo: samples that this process will answer.
+        scores: of single answers; None: no scores are told.
     """
 
-    def __init__(self, part: Part, standing: Standing, todo: int, track: Tracker) -> None:
+    def __init__(
+        self, part: Part, standing: Standing, todo: int, track: Tracker, scores: RunningScores | None = None
+    ) -> None:
         self._track, self._dataset, self._left = track, part.dataset, todo
         self._labels = {cell.cell: f"{part.dataset}/{cell.label}" for cell in part.cells}
         answered, statuses = standing.answered(part), standing.statuses(part)
@@ -37,7 +47,9 @@ class Following:
             label = self._labels[cell.cell]
             self._cells[f"{label}/answers"] = int(answered[place].sum())
             self._cells[f"{label}/failures"] = int((answered[place] & (statuses[place] > 0)).sum())
-        self._means, self._own, self._told = RunningMeans(), RunningMeans(), -EVERY
+        self._means, self._own, self._next = RunningMeans(), RunningMeans(), 0.0
+        self._scores, self._sums = scores, dict[str, tuple[float, int]]()
+        self._unscored: list[tuple[str, int, str]] = []
 
     def add(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """One sample's rows; single cells are told of now and then, and with the last sample."""
@@ -48,15 +60,41 @@ class Following:
         told = self._means.add(values)
         self._left -= 1
         now = time.monotonic()
-        if now - self._told >= EVERY or self._left <= 0:
-            self._told = now
+        if now >= self._next or self._left <= 0:
+            self._score()
+            ended = time.monotonic()
+            self._next = ended + max(EVERY, SCORING * (ended - now))
             told = {**told, **self._cells}
         self._track.log(told)
+
+    def _score(self) -> None:
+        """Score what was answered since the last report; a scorer that fails ends these scores and nothing else."""
+        waiting, self._unscored = self._unscored, []
+        if self._scores is None or not waiting:
+            return
+        distinct = list(dict.fromkeys((doc_id, text) for _, doc_id, text in waiting))
+        try:
+            found = self._scores.of(distinct)
+        except Exception as error:  # noqa: BLE001 - the score stage meets it again, and says it there
+            log.warning("%s: no running scores: %s", self._dataset, error)
+            found = None
+        if found is None:
+            self._scores = None
+            return
+        of = dict(zip(distinct, found, strict=True))
+        for label, doc_id, text in waiting:
+            for metric, value in of[doc_id, text].items():
+                name = f"{label}/{metric}"
+                total, count = self._sums.get(name, (0.0, 0))
+                self._sums[name] = total + value, count + 1
+                self._cells[name] = (total + value) / (count + 1)
 
     def _add_cell(self, row: Mapping[str, Any]) -> None:
         label = self._labels[row["cell"]]
         self._cells[f"{label}/answers"] += 1
         self._cells[f"{label}/failures"] += row["status"] != "ok"
+        if row["status"] == "ok" and self._scores is not None:
+            self._unscored.append((label, row["doc_id"], row["answer"]))
         if row["measured"] != "own" or row["status"] != "ok":
             return
         own = {f"{label}/{name}": row.get(name) for name in _OWN}

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench import devices
-from mmkv_bench.config.schema import as_list, plain
+from mmkv_bench.config.schema import as_list
 from mmkv_bench.errors import ConfigError, DataError, ScoringError, UnsupportedError
 from mmkv_bench.judging.configured import ledger_of, summary
 from mmkv_bench.models.source import Source
@@ -29,6 +29,7 @@ from mmkv_bench.run.preview import card_facts
 from mmkv_bench.run.progress import Progress
 from mmkv_bench.run.report import Report
 from mmkv_bench.run.scoring import score_dataset, unscored
+from mmkv_bench.run.tracked import described, settings, summarise
 from mmkv_bench.run.waiting import waiting
 from mmkv_bench.store.store import Store
 from mmkv_bench.store.tracking import NoTracker, Tracker, tracker
@@ -60,7 +61,7 @@ def carry_out(plan: Plan) -> int:
     config = plan.config
     scoring, store = config.stage != "generate", Store(plan.out)
     store.check_writable()
-    track = tracker(_logger(config), store.root)
+    track = tracker(settings(config), store.root)
     judge = ledger_of(config, store.root)
     store.recover()
     changed, beside = changed_answers(plan, store)
@@ -75,9 +76,9 @@ def carry_out(plan: Plan) -> int:
     done = {part.dataset: standing.count(part) for part in plan.parts}
     print(render(card_facts(plan, done, prompts, loaded, beside)), flush=True)
     stale = unscored(store, plan.cells, judge, rows) if scoring else []
-    if not generating and not stale:  # nothing to follow, and a finished run writes nothing
+    if not generating:  # nothing to follow
         track = NoTracker()
-    track.start({"run": plain(config), "cells": [cell.label for cell in plan.cells]})
+    track.start(described(config, plan.cells))
     scored, failed, ended = 0, 0, False
     stopped: dict[str, str] = {}
     try:
@@ -94,10 +95,12 @@ def carry_out(plan: Plan) -> int:
         failed = sum(standing.failed(part) for part in plan.parts)
         ended = True
     finally:
-        track.finish(rows.metrics.to_pylist(), failed=not ended or failed > 0 or bool(stopped))
+        track.finish(failed=not ended or failed > 0 or bool(stopped))
     report = Report(plan, store, standing, rows)
     seconds, asked = time.perf_counter() - started, summary(judge, report.metrics)
     report.close(todo if generating else dict.fromkeys(todo, 0), scored, failed, seconds, asked, stopped)
+    if config.logger.kind != "none" and scoring and not stopped and not plan.unanswered(store):
+        summarise(config, plan.cells, store)
     return 1 if failed or stopped else 0
 
 
@@ -109,19 +112,6 @@ def _read(plan: Plan, store: Store) -> tuple[ReadOnce, Standing]:
 
 
 # ---------------------------------------------------------------------- before work
-def _logger(config: DictConfig) -> dict[str, Any]:
-    if config.logger.kind == "none":
-        return {"name": "none"}
-    return {
-        "name": config.logger.kind,
-        "mode": config.logger.mode,
-        "project": config.logger.project,
-        "entity": config.logger.entity,
-        "run": config.logger.name,
-        "shard": str(config.shard).replace("/", "of"),
-    }
-
-
 def _refuse_other_sharing(config: DictConfig, store: Store, standing: Standing) -> None:
     """Answers are the same with and without sharing, times and memory are not: never reuse the one kind as the other.
 
@@ -213,7 +203,7 @@ def _generate(
     stopped: dict[str, str],
 ) -> None:
     """Answer what is missing; `stopped` takes the datasets that could not be."""
-    from mmkv_bench.evaluation import generate
+    from mmkv_bench.evaluation import RunningScores, generate
     from mmkv_bench.run.generate import Answering, compiled_step
 
     step = compiled_step(loaded, plan.config)
@@ -226,7 +216,8 @@ def _generate(
             if not todo[label]:
                 continue
             stopping.check()
-            following = Following(part, standing, todo[label], track)
+            scores = None if isinstance(track, NoTracker) else RunningScores(part.spec, config.limit)
+            following = Following(part, standing, todo[label], track, scores)
             with Progress(todo[label], f"{label}, {len(part.cells)} cells") as bar:
 
                 def after(rows, bar=bar, following=following):

@@ -1,30 +1,40 @@
 """Optional trackers that show a run while it goes on. A tracker is a viewer: the record is the result store alone.
 
 `logger=none` does nothing. `logger=wandb` writes an offline run under `<root>/wandb` (show it later with `wandb sync`);
-`mode=online` checks first that the server answers and that a key is configured, because wandb itself keeps a process
-alive for many minutes when it cannot reach its server.
+`mode=online` checks first that the server answers and that a key is configured.
 
-Nobody waits for a tracker: numbers go to wandb from a thread of their own, those that it cannot take in time are left out, and
-the end of a run waits `PATIENCE_S` for the rest. Runs of one result folder are one group; a run's id is the group, its shard
-and how many attempts came before, so that a job that is queued again makes no second run of the same id (an offline run
-cannot be resumed) and the attempts of one job stand beside each other.
+Nobody waits for a tracker: wandb lives in a process of its own (`wandb_process.py`), because it retries for minutes what it
+cannot send and keeps a process that imported it from ending. Numbers go there from a thread; those that it cannot take in time
+are left out, the end of a run waits `PATIENCE_S` for the rest, and then that process is ended.
+
+Runs of one result folder are one group. A live run's id is the group, its shard and how many attempts came before, so that a
+job that is queued again makes no second run of the same id (an offline run cannot be resumed) and the attempts of one job
+stand beside each other. The summary of a folder is one run, made of rows (`show_summary`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import importlib.util
+import json
 import logging
 import os
 import queue
 import re
+import shutil
+import signal
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from mmkv_bench.errors import ConfigError, nearest
 from mmkv_bench.store import reachability
+from mmkv_bench.store.files import lock_held
 from mmkv_bench.store.redaction import redact
 
 log = logging.getLogger(__name__)
@@ -34,6 +44,7 @@ WAITING = 1000
 """Steps that may wait for wandb; further ones are left out."""
 PATIENCE_S = 15.0
 """Seconds that the end of a run waits for wandb in all: a job that is preempted has no more than some tens."""
+COMMAND = (sys.executable, "-m", "mmkv_bench.store.wandb_process")
 
 
 class Tracker(Protocol):
@@ -43,8 +54,8 @@ class Tracker(Protocol):
     def log(self, values: Mapping[str, float]) -> None:
         """One step of numbers, normally `RunningMeans.add` of a sample's values."""
 
-    def finish(self, table: Sequence[Mapping[str, Any]] = (), failed: bool = False) -> None:
-        """Closes the run; `table` is the final result table, one mapping per row with the same keys in each."""
+    def finish(self, failed: bool = False) -> None:
+        """Closes the run."""
 
 
 class RunningMeans:
@@ -90,13 +101,13 @@ class NoTracker:
     def log(self, values: Mapping[str, float]) -> None:
         pass
 
-    def finish(self, table: Sequence[Mapping[str, Any]] = (), failed: bool = False) -> None:
+    def finish(self, failed: bool = False) -> None:
         pass
 
 
 class WandbTracker:
-    """Writes a Weights & Biases run. A failure of wandb after the start is warned about once and ends tracking only; a slow
-    one holds nobody up."""
+    """Writes Weights & Biases runs. A wandb that fails is warned about once and ends tracking only; a slow one holds nobody
+    up."""
 
     def __init__(
         self,
@@ -110,103 +121,189 @@ class WandbTracker:
     ) -> None:
         if mode not in MODES:
             raise ConfigError(f"logger.mode={mode!r} is not known; {nearest(str(mode), MODES)}")
+        if importlib.util.find_spec("wandb") is None:
+            raise ConfigError("logger=wandb needs the package wandb; install it or use logger=none")
         if mode == "online":
             reachability.check_online()
-        self._root, self._mode = root, mode
-        self._names = {"project": project, "entity": entity, "group": group or group_of(root), "name": run}
-        self._shard = shard
-        self._run: Any = None
-        self._mail: queue.Queue[Callable[[Any], object] | None] = queue.Queue(WAITING)
+        self.folder = root.absolute() / "wandb"
+        self.group = group or group_of(root)
+        self._given = {"mode": mode, "project": project, "entity": entity, "group": self.group}
+        self._name, self._shard = run, shard
+        self.patience_s = PATIENCE_S
+        self._mail: queue.Queue[str | None] = queue.Queue(WAITING)
+        self._process: subprocess.Popen[str] | None = None
         self._thread: threading.Thread | None = None
+        self._said: Path | None = None
         self._left_out = 0
 
     def start(self, config: Mapping[str, Any]) -> None:
-        try:
-            import wandb
-        except ImportError as problem:
-            raise ConfigError(
-                f"logger=wandb needs the package wandb ({problem}); install it or use logger=none"
-            ) from None
-        folder = self._root.absolute() / "wandb"
-        folder.mkdir(parents=True, exist_ok=True)
-        # wandb takes these three folders from the environment only; a user's own choice stands.
-        for variable, name in (("DATA", ".data"), ("CACHE", ".cache"), ("CONFIG", ".config")):
-            os.environ.setdefault(f"WANDB_{variable}_DIR", str(folder / name))
-        settings = wandb.Settings(
-            silent=True,
-            console="off",
-            save_code=False,
-            disable_code=True,
-            disable_git=True,
-            x_disable_meta=True,  # host, user, command line, paths
-            x_disable_machine_info=True,
-            x_disable_stats=True,
-            x_save_requirements=False,
-            host="",
-            init_timeout=20,
+        self.open(attempt(self.folder, f"{self.group}-{self._shard}"), "live", config, self._name)
+
+    def open(self, name: str, kind: str, config: Mapping[str, Any], shown: str | None = None) -> None:
+        """Begin a run of this id; the one before it has been closed.
+
+        kind: wandb's job type; shown: its name, None for the id.
+        """
+        if self._process is None:
+            self._begin()
+        self._send(
+            {"open": {**self._given, "id": name, "name": shown or name, "job_type": kind}, "config": redact(config)}
         )
-        try:
-            self._run = wandb.init(
-                dir=str(self._root.absolute()),
-                mode=self._mode,
-                config=redact(config),
-                settings=settings,
-                reinit="create_new",
-                id=attempt(folder, f"{self._names['group']}-{self._shard}"),
-                **self._names,
-            )
-        except (wandb.Error, OSError) as problem:
-            raise ConfigError(
-                f"wandb could not start ({problem}). Use logger.mode=offline and `wandb sync` later, or logger=none."
-            ) from problem
-        log.info("wandb (%s): %s", self._mode, self._run.dir)
 
     def log(self, values: Mapping[str, float]) -> None:
-        if self._run is not None:
-            step = dict(values)
-            self._send(lambda run: run.log(step))
+        self._send({"log": dict(values)})
 
-    def finish(self, table: Sequence[Mapping[str, Any]] = (), failed: bool = False) -> None:
-        until = time.monotonic() + PATIENCE_S
-        if self._run is not None:
-            last: list[Callable[[Any], object]] = [lambda run: run.log({"results": _table(table)})] if table else []
-            for act in (*last, lambda run: run.finish(exit_code=int(failed))):
-                self._send(act, until - time.monotonic())
-        if self._thread is not None:
-            self._send(None, until - time.monotonic())
-            self._thread.join(max(until - time.monotonic(), 0))
-            if self._left_out or self._thread.is_alive():
-                log.warning(
-                    "wandb was too slow: its run lacks steps (%d) or its end; the store lacks none", self._left_out
-                )
-        self._run = self._thread = None
+    def describe(self, summary: Mapping[str, Any], table: Sequence[Mapping[str, Any]] = ()) -> None:
+        """The open run's summary, and a table (one mapping per row, with the same keys in each)."""
+        columns = list(table[0]) if table else []
+        rows = [[row[column] for column in columns] for row in table]
+        self._send(
+            {"summary": dict(summary), "table": {"columns": columns, "rows": rows} if table else None}, wait=True
+        )
 
-    def _send(self, act: Callable[[Any], object] | None, wait_s: float = 0.0) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, args=(self._run,), name="wandb", daemon=True)
-            self._thread.start()
+    def close(self, failed: bool = False) -> None:
+        """End the open run; another one may follow."""
+        self._send({"close": int(failed)}, wait=True)
+
+    def finish(self, failed: bool = False) -> None:
+        self.ended(failed)
+
+    def ended(self, failed: bool = False) -> bool:
+        """End the open run, and wandb. Returns whether all was taken."""
+        process, thread = self._process, self._thread
+        if process is None or thread is None:
+            return False
+        until = time.monotonic() + self.patience_s
+        self._send({"close": int(failed)}, wait=True)
+        with contextlib.suppress(queue.Full):
+            self._mail.put(None, timeout=max(until - time.monotonic(), 0.01))
+        thread.join(max(until - time.monotonic(), 0))
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(max(until - time.monotonic(), 0.01))
+        slow = process.poll() is None
+        with contextlib.suppress(ProcessLookupError):  # and what wandb started
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        with contextlib.suppress(queue.Full):
+            self._mail.put(None, timeout=1)
+        self._process = self._thread = None
+        return self._told(slow)
+
+    def _told(self, slow: bool) -> bool:
+        """Say what went wrong; whether nothing did."""
+        said = self._said.read_text(errors="replace") if self._said is not None and self._said.exists() else ""
+        if said:
+            log.warning("wandb failed (%s); tracking stopped there, the store has all results", said)
+        elif slow or self._left_out:
+            log.warning("wandb was too slow: its run lacks steps (%d) or its end; the store lacks none", self._left_out)
+        return not (said or slow or self._left_out)
+
+    def _begin(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._said = self.folder / ".attempts" / f"{os.getpid()}-{time.time_ns()}.failed"
+        self._said.parent.mkdir(exist_ok=True)
+        self._mail = queue.Queue(WAITING)
+        self._process = subprocess.Popen(
+            [*COMMAND, str(self.folder), str(self._said), str(self.patience_s)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,  # Ctrl-C is for the run, which tells it of its end
+        )
+        self._thread = threading.Thread(target=self._work, args=(self._process,), name="wandb", daemon=True)
+        self._thread.start()
+
+    def _send(self, message: Mapping[str, Any], wait: bool = False) -> None:
+        """wait: for a place in the queue, unless wandb was too slow already."""
+        if self._process is None:
+            return
+        wait = wait and not self._left_out
         try:
-            self._mail.put(act, block=wait_s > 0, timeout=wait_s if wait_s > 0 else None)
+            self._mail.put(json.dumps(message, default=str), block=wait, timeout=self.patience_s if wait else None)
         except queue.Full:
             self._left_out += 1
 
-    def _work(self, run: Any) -> None:
-        """In a thread of its own. A viewer's failure must not cost the run its results."""
-        while (act := self._mail.get()) is not None:
-            if self._run is None:
-                continue
-            try:
-                act(run)
-            except Exception as problem:  # noqa: BLE001 - whatever wandb raises
-                log.warning("wandb failed (%s); tracking stops here, the results go on into the store", problem)
-                self._run = None
+    def _work(self, process: subprocess.Popen[str]) -> None:
+        """In a thread of its own: hands messages over. Where nobody takes them any more they are dropped."""
+        assert process.stdin is not None
+        broken = False
+        while (message := self._mail.get()) is not None:
+            if not broken:
+                try:
+                    process.stdin.write(f"{message}\n")
+                    process.stdin.flush()
+                except OSError:
+                    broken = True
+        with contextlib.suppress(OSError):
+            process.stdin.close()
 
 
-def _table(rows: Sequence[Mapping[str, Any]]) -> Any:
-    import wandb
+def show_summary(
+    config: Mapping[str, Any],
+    root: Path | str,
+    about: Mapping[str, Any],
+    cells: Sequence[Mapping[str, Any]],
+    each: bool = False,
+) -> bool:
+    """One run that shows what all rows of a folder came to. It is written once: where the same was shown before nothing is done,
+    and other numbers take its place under the same id.
 
-    columns = list(rows[0])
-    return wandb.Table(columns=columns, data=[[row[column] for column in columns] for row in rows])
+    Args:
+        config: as for `tracker`; root: the folder; about: the run's configuration; cells: a row per cell and metric, keys that
+            are the same in each; each: one more run for each of these, whose configuration is what it is and whose summary
+            is what it came to.
+
+    Returns:
+        Whether it was written now.
+
+    Raises:
+        ConfigError: as `tracker`.
+    """
+    shown = tracker(config, root)
+    if not isinstance(shown, WandbTracker) or not cells:
+        return False
+    digest = hashlib.sha256(json.dumps([about, cells, each], sort_keys=True, default=str).encode()).hexdigest()[:16]
+    marks = shown.folder / ".attempts"
+    marks.mkdir(parents=True, exist_ok=True)
+    mark, lock = marks / f"{shown.group}-summary", marks / "lock"
+    lock.touch()
+    with lock_held(lock):
+        if mark.exists() and mark.read_text() == digest:
+            return False
+        mark.unlink(missing_ok=True)
+        shown.patience_s += len(cells) if each else 0
+        _begin_anew(shown.folder, name := f"{shown.group}-summary")
+        shown.open(name, "summary", about)
+        shown.describe({"cells": len({row["cell"] for row in cells})}, cells)
+        for row in cells if each else ():
+            shown.close()
+            _begin_anew(shown.folder, name := f"{shown.group}-{_of_row(row)}")
+            shown.open(name, "cell", {key: row[key] for key in row if key not in MEASURED}, _label(row))
+            shown.describe({key: row[key] for key in MEASURED if row[key] is not None})
+        written = shown.ended()
+        if written:  # else the next run tries again
+            mark.write_text(digest)
+    return written
+
+
+MEASURED = ("score", "low", "high", "difference", "answers", "failures", "ttft_s", "tpot_s", "peak_bytes")
+"""Keys of a cell's row that are numbers it came to; all others say what it is."""
+
+
+def _of_row(row: Mapping[str, Any]) -> str:
+    """What tells a cell's run from others: the cell, its metric and the shape of its prompts."""
+    return "-".join(str(row[key]) for key in ("cell", "metric", "prompt_tokens", "batch") if row[key] is not None)
+
+
+def _label(row: Mapping[str, Any]) -> str:
+    return " ".join(str(row[key]) for key in ("method", "budget", "dataset", "metric") if row[key] is not None)
+
+
+def _begin_anew(folder: Path, name: str) -> None:
+    """Take away what an earlier summary of this id left and nobody has sent yet: `wandb sync` then sends one."""
+    for old in folder.glob(f"offline-run-*-{name}"):
+        if not next(old.glob("*.synced"), None):
+            shutil.rmtree(old, ignore_errors=True)
 
 
 def group_of(root: Path) -> str:

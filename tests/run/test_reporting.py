@@ -115,12 +115,12 @@ def test_the_card_counts_what_is_there_already(tmp_path):
 
 
 # ---------------------------------------------------------------------- wandb
-def read_back(root: Path) -> dict:
-    """Configuration, steps, result table and exit code of the one offline run below `root`, by wandb's own reader."""
+def read_back(root: Path, kind: str = "0of1-1") -> dict:
+    """Configuration, steps, result table and exit code of one offline run below `root`, by wandb's own reader."""
     from wandb.proto import wandb_internal_pb2 as proto
     from wandb.sdk.internal.datastore import DataStore
 
-    (path,) = root.glob("wandb/offline-run-*/run-*.wandb")
+    (path,) = root.glob(f"wandb/offline-run-*-{kind}/run-*.wandb")
     reader, found = DataStore(), {"config": {}, "steps": [], "table": None, "exit": None}
     reader.open_for_scan(str(path))
     while (data := reader.scan_data()) is not None:
@@ -140,24 +140,34 @@ def read_back(root: Path) -> dict:
 
 
 @pytest.mark.full
-def test_an_offline_wandb_run_holds_configuration_running_means_and_the_table(tmp_path):
-    command = ("dataset=pages", "method=[snapkv]", "budget=16", "limit=3", "logger=wandb")
-    forked(lambda: done(tmp_path, *command).code)  # wandb sets environment variables, which must not stay
+def test_wandb_shows_a_run_while_it_goes_on_and_its_rows_once(tmp_path):
+    command = ("dataset=pages_lookup", "method=[snapkv]", "budget=16", "limit=3", "logger=wandb", "sharing=off")
+    done(tmp_path, *command)
     run = read_back(tmp_path)
     assert run["exit"] == 0
     assert run["config"]["run"]["budget"] == 16 and run["config"]["run"]["limit"] == 3
-    assert run["config"]["cells"] == ["full", "snapkv@16"]
+    flat = {key: run["config"][key] for key in ("model", "dataset", "method", "budget", "protocol", "limit", "cells")}
+    assert list(flat.values()) == ["tiny", "pages_lookup_small", "full,snapkv", "16", "paper", 3, 2]
     rows = list(responses(tmp_path).values())
     tokens = [[row["n_tokens"] for row in rows if row["doc_id"] == number] for number in range(3)]
     means = [sum(of) / len(of) for of in tokens]
     running = [sum(means[: i + 1]) / (i + 1) for i in range(3)]
-    assert [step["pages_small/n_tokens"] for step in run["steps"]] == pytest.approx(running)
-    assert [step["pages_small/failed"] for step in run["steps"]] == [0, 0, 0]
-    assert all(step["pages_small/prefill_s"] > 0 for step in run["steps"])
-    columns, data = run["table"]["columns"], run["table"]["data"]
-    stored = Store(tmp_path).metrics().to_pylist()
-    assert [dict(zip(columns, row, strict=True)) for row in data] == stored
-    assert {row["metric"] for row in stored} >= {"exact_match"}
+    assert [step["pages_lookup_small/n_tokens"] for step in run["steps"]] == pytest.approx(running)
+    assert [step["pages_lookup_small/failed"] for step in run["steps"]] == [0, 0, 0]
+    stored = {row["cell"]: row for row in Store(tmp_path).metrics().to_pylist() if row["metric"] == "exact_match"}
+    names = {row["cell"]: row["method"] for row in Store(tmp_path).cells().to_pylist()}
+    last = run["steps"][-1]
+    for cell, row in stored.items():  # the running score of all samples is the score; a cell by itself has its times
+        label = f"pages_lookup_small/{'full' if names[cell] == 'full' else 'snapkv@16'}"
+        assert last[f"{label}/exact_match"] == row["value"] and last[f"{label}/answers"] == 3
+        assert last[f"{label}/ttft_s"] > 0 and last[f"{label}/peak_resident_bytes"] > 0
+    table = read_back(tmp_path, "summary")["table"]
+    lines = [dict(zip(table["columns"], line, strict=True)) for line in table["data"]]
+    assert {line["cell"]: line["score"] for line in lines} == {cell: row["value"] for cell, row in stored.items()}
+    assert all(line["ttft_s"] > 0 and line["peak_bytes"] > 0 for line in lines)
+    before = sorted(tmp_path.glob("wandb/*"))
+    done(tmp_path, *command)
+    assert sorted(tmp_path.glob("wandb/*")) == before
 
 
 @pytest.mark.full

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -23,7 +24,7 @@ from tests.each import each
 
 RUN = """
 import json, logging, os, sys
-from mmkv_bench.store.tracking import RunningMeans, tracker
+from mmkv_bench.store.tracking import MEASURED, RunningMeans, show_summary, tracker
 logging.basicConfig(level=logging.INFO)
 os.environ["HF_TOKEN"] = "hf_very_secret_value"
 config = {"budget": [32, 64], "model": {"name": "tiny"}, "max_new_tokens": 8,
@@ -33,19 +34,26 @@ assert "wandb" not in sys.modules
 tracked.start(config)
 for sample in range(5):
     tracked.log(means.add({"snapkv/64/exact_match": float(sample % 2), "prefill_s": None if sample == 0 else 2.0}))
-tracked.finish([{"method": "snapkv", "budget": 64, "value": 0.4}, {"method": "full", "budget": None, "value": 1.0}])
+tracked.finish()
+CELLS = [{"cell": "c1", "method": "snapkv", "budget": 64, "dataset": "d", "metric": "m", "prompt_tokens": None, "batch": None,
+          **dict.fromkeys(MEASURED), "score": 0.4},
+         {"cell": "c2", "method": "full", "budget": None, "dataset": "d", "metric": "m", "prompt_tokens": None, "batch": None,
+          **dict.fromkeys(MEASURED), "score": 1.0}]
+about = {"model": "tiny", "method": "full,snapkv"}
+wrote = [show_summary({"name": "wandb", "group": "g"}, sys.argv[1], about, CELLS, each) for each in (False, True, True)]
+assert wrote == [True, True, False], wrote
 """
 
 
-def read_run(folder: Path) -> dict:
-    """What an offline run holds, by wandb's own reader."""
+def read_run(folder: Path, name: str) -> dict:
+    """What the one offline run of an id holds, by wandb's own reader."""
     from wandb.proto import wandb_internal_pb2 as proto
     from wandb.sdk.internal.datastore import DataStore
 
-    (path,) = folder.glob("wandb/offline-run-*/run-*.wandb")
+    (path,) = folder.glob(f"wandb/offline-run-*-{name}/run-*.wandb")
     reader = DataStore()
     reader.open_for_scan(str(path))
-    run = {"id": None, "config": {}, "history": [], "exit": None, "host": None, "kinds": set()}
+    run = {"id": None, "config": {}, "history": [], "summary": {}, "exit": None, "host": None, "kinds": set()}
     while (data := reader.scan_data()) is not None:
         record = proto.Record()
         record.ParseFromString(data)
@@ -57,6 +65,7 @@ def read_run(folder: Path) -> dict:
                 "group": record.run.run_group,
                 "project": record.run.project,
                 "host": record.run.host,
+                "kind": record.run.job_type,
             }
             run["config"] |= {item.key: json.loads(item.value_json) for item in record.run.config.update}
         elif kind == "history":
@@ -64,6 +73,9 @@ def read_run(folder: Path) -> dict:
             run["history"].append(
                 {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in items}
             )
+        elif kind == "summary":
+            items = record.summary.update
+            run["summary"] |= {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in items}
         elif kind == "exit":
             run["exit"] = record.exit.exit_code
     return run
@@ -79,7 +91,7 @@ def offline_run(tmp_path_factory) -> tuple[Path, dict, str]:
         [sys.executable, "-c", RUN, str(root)], capture_output=True, text=True, env=environment, cwd=home
     )
     assert done.returncode == 0, done.stderr
-    return root, read_run(root), done.stdout + done.stderr
+    return root, read_run(root, "g-0of1-1"), done.stdout + done.stderr
 
 
 @pytest.mark.full
@@ -93,17 +105,33 @@ def test_an_offline_run_is_read_back_by_wandbs_own_reader(offline_run):
     assert [row["snapkv/64/exact_match"] for row in steps] == pytest.approx([0, 1 / 2, 1 / 3, 1 / 2, 2 / 5])
     assert "prefill_s" not in steps[0]
     assert [row["prefill_s"] for row in steps[1:]] == [2.0] * 4
+    assert run["kind"] == "live" and not any("results.path" in row for row in run["history"])
+
+
+@pytest.mark.full
+def test_a_summary_is_one_run_of_all_rows_and_cells_are_runs_only_where_asked(offline_run):
+    root, _, _ = offline_run
+    runs = sorted(path.name.partition("offline-run-")[2].split("-", 1)[1] for path in root.glob("wandb/offline-run-*"))
+    assert runs == ["g-0of1-1", "g-c1-m", "g-c2-m", "g-summary"]
+    run = read_run(root, "g-summary")
+    assert (run["kind"], run["exit"], run["config"]["method"]) == ("summary", 0, "full,snapkv")
     (table,) = [row["results.path"] for row in run["history"] if "results.path" in row]
-    (folder,) = root.glob("wandb/offline-run-*/files")
+    (folder,) = root.glob("wandb/offline-run-*-g-summary/files")
     stored = json.loads((folder / table).read_text())
-    assert stored["columns"] == ["method", "budget", "value"]
-    assert stored["data"] == [["snapkv", 64, 0.4], ["full", None, 1.0]]
+    assert stored["columns"][:3] == ["cell", "method", "budget"]
+    assert [row[:3] + [row[stored["columns"].index("score")]] for row in stored["data"]] == [
+        ["c1", "snapkv", 64, 0.4],
+        ["c2", "full", None, 1.0],
+    ]
+    cell = read_run(root, "g-c1-m")
+    assert (cell["kind"], cell["config"]["method"], cell["config"]["budget"]) == ("cell", "snapkv", 64)
+    assert cell["summary"]["score"] == 0.4 and "ttft_s" not in cell["summary"]
 
 
 @pytest.mark.full
 def test_wandbs_files_lie_under_the_root_alone(offline_run):
     root, _, _ = offline_run
-    assert [path.name for path in root.iterdir()] == ["wandb"]
+    assert {path.name for path in root.iterdir()} == {"wandb"}
     home = next(path for path in root.parent.iterdir() if path.name.startswith("home"))
     assert [path for path in home.rglob("*") if "wandb" in path.name] == []
 
@@ -124,7 +152,7 @@ def test_no_secret_and_no_host_name_is_tracked(offline_run):
 
 def test_no_tracker_does_nothing_and_does_not_import_wandb(tmp_path):
     code = "import sys; from mmkv_bench.store.tracking import tracker; t = tracker({'name': 'none'}, sys.argv[1]); "
-    code += "t.start({}); t.log({'a': 1.0}); t.finish([{'a': 1}]); print('wandb' in sys.modules)"
+    code += "t.start({}); t.log({'a': 1.0}); t.finish(); print('wandb' in sys.modules)"
     command = [sys.executable, "-c", code, str(tmp_path)]
     assert subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT).stdout == "False\n"
     assert list(tmp_path.iterdir()) == []
@@ -150,47 +178,110 @@ def test_unknown_settings_are_refused(tmp_path, config, message):
         tracker(config, tmp_path)
 
 
-def test_a_failure_of_wandb_in_the_run_is_a_warning_and_ends_tracking_only(tmp_path, caplog):
-    tracked = tracker({"name": "wandb"}, tmp_path)
+DOUBLE = """
+import json, os, time
 
-    class Broken:
-        calls = 0
+def meet(what, value=None):
+    with open(os.environ["MET"], "a") as file:
+        file.write(json.dumps([what, value]) + "\\n")
+    if os.environ["FAILS"] == what:
+        raise RuntimeError("wandb-core is gone")
+    while os.environ["BLOCKS"] == what:
+        time.sleep(60)
 
-        def log(self, values: dict) -> None:
-            self.calls += 1
-            raise RuntimeError("wandb-core is gone")
+class Run:
+    summary = {}
+    def log(self, values): meet("log", values)
+    def finish(self, exit_code): meet("finish", exit_code)
 
-    tracked._run = broken = Broken()
-    with caplog.at_level(logging.WARNING):
-        for _ in range(3):
-            tracked.log({"a": 1.0})
-        tracked.finish([{"a": 1}])
-    assert broken.calls == 1
-    assert caplog.text.count("wandb-core is gone") == 1
+class Settings:
+    def __init__(self, **given): pass
+
+def Table(columns, data): return [columns, data]
+
+def init(**given):
+    meet("init", given["id"])
+    return Run()
+
+def teardown(): meet("teardown")
+"""
 
 
-def test_a_wandb_that_answers_nothing_holds_nobody_up(tmp_path, caplog, monkeypatch):
+@pytest.fixture
+def double(monkeypatch, tmp_path):
+    """A wandb that does what it is told to; gives a function that says what it met, in order."""
+    (tmp_path / "double").mkdir()
+    (tmp_path / "double" / "wandb.py").write_text(DOUBLE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "double"), prepend=os.pathsep)
+    monkeypatch.setenv("MET", str(tmp_path / "met"))
+    monkeypatch.setenv("FAILS", "")
+    monkeypatch.setenv("BLOCKS", "")
+    return lambda: [json.loads(line) for line in (tmp_path / "met").read_text().splitlines()]
+
+
+def follow(root: Path) -> None:
+    tracked = tracker({"name": "wandb", "group": "g"}, root)
+    tracked.start({"a": 1})
+    for step in range(3):
+        tracked.log({"a": float(step)})
+    tracked.finish()
+
+
+def test_a_wandb_that_fails_is_a_warning_and_ends_tracking_only(tmp_path, caplog, double, monkeypatch):
+    follow(tmp_path)
+    steps = [["log", {"a": float(step)}] for step in range(3)]
+    assert double() == [["init", "g-0of1-1"], *steps, ["finish", 0], ["teardown", None]] and not caplog.text
+    for number, fails in enumerate(("init", "log", "finish"), 1):
+        monkeypatch.setenv("FAILS", fails)
+        follow(tmp_path)
+        assert double()[-1][0] == fails
+        assert caplog.text.count("wandb-core is gone") == number
+
+
+def test_a_wandb_that_answers_nothing_holds_nobody_up_and_is_ended(tmp_path, caplog, double, monkeypatch):
     monkeypatch.setattr(tracking, "WAITING", 3)
-    monkeypatch.setattr(tracking, "PATIENCE_S", 0.01)
-    tracked, free, taken = tracker({"name": "wandb"}, tmp_path), threading.Event(), []
+    monkeypatch.setattr(tracking, "PATIENCE_S", 0.1)
+    for blocks in ("init", "log"):
+        monkeypatch.setenv("BLOCKS", blocks)
+        tracked = tracker({"name": "wandb"}, tmp_path)
+        tracked.start({"a": "x" * 100_000})  # more than a pipe holds
+        for step in range(50):
+            tracked.log({"step": step, "more": "x" * 10_000})
+        process = tracked._process
+        with caplog.at_level(logging.WARNING):
+            tracked.finish()
+        assert process.returncode is not None and "wandb was too slow" in caplog.text
+        caplog.clear()
 
-    class Silent:
-        def log(self, values: dict) -> None:
-            free.wait()
-            taken.append(values)
 
-        def finish(self, exit_code: int) -> None:
-            taken.append(exit_code)
+def test_the_end_of_a_run_that_was_killed_ends_its_wandb(tmp_path, double):
+    code = "import os, sys; from mmkv_bench.store.tracking import tracker; "
+    code += "t = tracker({'name': 'wandb', 'group': 'g'}, sys.argv[1]); t.start({})\n"
+    code += "while not os.path.exists(os.environ['MET']): pass\nos.kill(os.getpid(), 9)"
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], env={**os.environ})
+    end = time.monotonic() + 60
+    while ["teardown", None] not in double() and time.monotonic() < end:
+        time.sleep(0.02)
+    assert double() == [["init", "g-0of1-1"], ["finish", 1], ["teardown", None]]
 
-    tracked._run = Silent()
-    for step in range(50):
-        tracked.log({"step": step})
-    thread = tracked._thread
-    with caplog.at_level(logging.WARNING):
-        tracked.finish([{"a": 1}])
-    assert taken == [] and "wandb was too slow" in caplog.text
-    free.set()
-    assert thread.daemon
+
+def summary(root: Path, score: float) -> bool:
+    row = {**dict.fromkeys(tracking.MEASURED), "cell": "c", "metric": "m", "score": score}
+    return tracking.show_summary({"name": "wandb", "group": "g"}, root, {"model": "tiny"}, [row])
+
+
+def test_a_summary_is_written_once_and_again_only_where_numbers_changed_or_it_failed(tmp_path, double, monkeypatch):
+    monkeypatch.setenv("FAILS", "log")
+    assert not summary(tmp_path, 0.5)
+    monkeypatch.setenv("FAILS", "")
+    before = tmp_path / "wandb" / "offline-run-20261122_000000-g-summary"
+    sent = tmp_path / "wandb" / "offline-run-20261121_000000-g-summary"
+    for folder in (before, sent):
+        folder.mkdir()
+    (sent / "run-g-summary.wandb.synced").touch()
+    assert [summary(tmp_path, score) for score in (0.5, 0.5, 0.75, 0.5)] == [True, False, True, True]
+    assert not before.exists() and sent.exists()  # what was never sent is not sent beside what takes its place
+    assert [value for what, value in double() if what == "init"] == ["g-summary"] * 4
 
 
 def test_every_attempt_has_an_id_of_its_own_in_the_folders_group(tmp_path):

@@ -1,0 +1,65 @@
+"""What trackers are told of a run: what it is, as flat keys that stay, and at its end what all rows of its folder came to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mmkv_bench.config.schema import as_list, plain
+from mmkv_bench.store.tracking import show_summary
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from mmkv_bench.plan.cells import Cell
+    from mmkv_bench.store.store import Store
+
+
+def settings(config: DictConfig) -> dict[str, Any]:
+    """What `store.tracking.tracker` takes."""
+    if config.logger.kind == "none":
+        return {"name": "none"}
+    return {
+        "name": config.logger.kind,
+        "mode": config.logger.mode,
+        "project": config.logger.project,
+        "entity": config.logger.entity,
+        "run": config.logger.name,
+        "shard": str(config.shard).replace("/", "of"),
+    }
+
+
+def described(config: DictConfig, cells: Sequence[Cell]) -> dict[str, Any]:
+    """A run's configuration for a viewer: flat keys to filter and to draw by, several values joined by commas, and all of it
+    under `run`."""
+    return {
+        "model": str(config.model.name),
+        "weights": str(config.model.weights),
+        "dtype": cells[0].dtype,
+        "attention": str(config.model.attention),
+        "dataset": _joined(cell.dataset for cell in cells),
+        "method": _joined(cell.method for cell in cells),
+        "budget": _joined(cell.budget for cell in cells if cell.budget is not None),
+        "protocol": _joined(as_list(config.protocol)),
+        "reading": _joined(as_list(config.reading)),
+        "seed": _joined(as_list(config.seed)),
+        "limit": config.limit,
+        "sharing": str(config.sharing),
+        "decode": str(config.decode),
+        "scenario": str(config.scenario),
+        "shard": str(config.shard),
+        "cells": len(cells),
+        "run": plain(config),
+    }
+
+
+def _joined(values: Iterable[Any]) -> str:
+    return ",".join(dict.fromkeys(map(str, values)))
+
+
+def summarise(config: DictConfig, cells: Sequence[Cell], store: Store) -> None:
+    """Show what the rows of a run's folder came to, once for all processes and attempts that made them."""
+    from mmkv_bench.tables.viewed import viewed
+
+    about = {key: value for key, value in described(config, cells).items() if key not in ("shard", "run", "cells")}
+    show_summary(settings(config), store.root, about, viewed(store), bool(config.logger.cells))
