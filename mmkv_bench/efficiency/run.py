@@ -47,8 +47,7 @@ def run(config: DictConfig) -> int:
     print(card(plan, len(todo)), flush=True)
     ran = _tracked(plan, store, found, track) if todo else 0
     code = _close(plan, store, found, ran, time.perf_counter() - started)
-    if config.logger.kind != "none":
-        summarise(config, plan.cells, store)
+    summarise(config, plan.cells, store, ran > 0)
     return code
 
 

@@ -57,8 +57,11 @@ def _joined(values: Iterable[Any]) -> str:
     return ",".join(dict.fromkeys(map(str, values)))
 
 
-def summarise(config: DictConfig, cells: Sequence[Cell], store: Store) -> None:
-    """Show what the rows of a run's folder came to, once for all processes and attempts that made them."""
+def summarise(config: DictConfig, cells: Sequence[Cell], store: Store, worked: bool) -> None:
+    """Show what the rows of a run's folder came to, once for all processes and attempts that made them; a run that found nothing
+    to do (not `worked`) writes nothing where nothing was shown before."""
+    if config.logger.kind == "none" or not (worked or (store.root / "wandb").is_dir()):
+        return
     from mmkv_bench.tables.viewed import viewed
 
     about = {key: value for key, value in described(config, cells).items() if key not in ("shard", "run", "cells")}
