@@ -55,8 +55,9 @@ bench: $(STAMP)
 	$(RUN) method=mmshift budget=64 $(if $(LIMIT),limit=$(LIMIT)); first=$$?; \
 	echo '$(RUN) experiment=demo'; wait $$second; second=$$?; cat $$demo; exit $$((first > second ? first : second))
 
-# Idle workers take tests from busy ones, so no worker ends long after the other.
-TESTS := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+# Idle workers take tests from busy ones, so no worker ends long after the other. Bytecode is kept even where the
+# shell says that none is to be written: every process that a test starts would compile all that it imports anew.
+TESTS := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 # Lint and types beside them: workers wait for imports at first.
 WITH_LINT = $(MAKE) --no-print-directory lint & lint=$$!; $(1); tests=$$?; \
 	wait $$lint || { echo "make lint failed: what it says stands above"; exit 1; }; exit $$tests

@@ -48,6 +48,7 @@ def own(tmp_path_factory):
     return ("dataset=mmvet_prefixkv", f"data.root={root}")
 
 
+@pytest.mark.full
 def test_samples_of_a_dataset_give_what_the_same_pages_give():
     words = ("--samples", "2")
     ours = measured(options("prefixkv", "--kinds", "lookup", "--split", "dev", *words))

@@ -210,6 +210,7 @@ def ran(tmp_path_factory):
     return root, done(root, *ASKED)
 
 
+@pytest.mark.full
 def test_the_largest_batch_fits_and_one_more_is_a_row_that_says_oom(ran):
     rows = [row for row in Store(ran[0]).timings().to_pylist() if row["phase"] == "total"]
     for cell in {row["cell"] for row in rows}:
@@ -225,6 +226,7 @@ def test_the_largest_batch_fits_and_one_more_is_a_row_that_says_oom(ran):
     assert "oom" not in status(Store(ran[0])).passes
 
 
+@pytest.mark.full
 def test_ratios_of_the_largest_batch_are_to_fulls(ran):
     lines = ran[1].document["efficiency"]
     largest = {line["cell"]: line["largest_batch"] for line in lines}
@@ -245,6 +247,7 @@ def test_memory_ends_on_the_host_where_it_is_told():
         made.counted(asked, cell, most - 1)
 
 
+@pytest.mark.full
 def test_a_finished_search_is_not_searched_again_and_an_interrupted_one_goes_on_from_its_rows(ran):
     plan = planned(composed(ran[0], *ASKED))
     found = outcomes(Store(ran[0]).timings(), plan.memory_limit)
@@ -264,6 +267,7 @@ def test_a_plan_tells_of_what_waits_for_a_search(tmp_path):
     assert {unit.repeat for unit in left(plan, outcomes(nothing))} == {None}
 
 
+@pytest.mark.full
 def test_another_limit_counts_again_and_keeps_the_times(ran):
     plan = planned(composed(ran[0], *ASKED, "memory_limit=1GiB"))
     found = outcomes(Store(ran[0]).timings(), plan.memory_limit)

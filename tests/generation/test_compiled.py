@@ -126,6 +126,7 @@ def test_stock_generate_compiles_every_one_shot_method(name):
     stock_equals_eager(name, cells(methods), 8)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("kind", "attention"),
     [

@@ -62,7 +62,7 @@ def test_both_ends_stay_and_the_prompt_fits(text, limit):
         assert kept == text[:half] + text[-half:]
 
 
-@pytest.mark.parametrize("name", ["llava", "llava_next_mistral", "qwen2_5_vl", "internvl", "llama"])
+@cover.few("name", ["llava", "llava_next_mistral", "qwen2_5_vl", "internvl", "llama"], keep=2)
 def test_what_is_cut_has_the_length_that_encoding_gives_it_with_every_way_to_begin_a_prompt(name):
     processor, family = built(name)
     text = "abc def ghi " * 100

@@ -125,6 +125,7 @@ def test_a_dry_run_of_every_method_counts_what_a_real_one_holds(name):
     agree([name])
 
 
+@pytest.mark.full
 def test_a_prefill_keeps_of_every_layer_its_entries_alone():
     """Peaks of four layers and of two differ by the entries of two, whatever the layers were given. On a device that is not
     here; one layer's plain scores would take 1 GiB."""

@@ -67,7 +67,7 @@ def test_released_readings_fork_as_they_run_alone(name, chosen):
 
 
 @chosen
-@cover.few("name", zoo.ALL, keep=3)
+@cover.few("name", zoo.ALL, keep=1)
 def test_ragged_budgets_fork_as_they_run_alone_on_every_family(name, chosen):
     model, prompt = zoo.model(name), common.encoded(name)
     methods = {kind: parts.compressor(kind) for kind in parts.BUDGETS} | {"window": parts.window(6, "all_ragged")}

@@ -97,7 +97,7 @@ def test_the_model_is_what_it_was_after_the_engine_is_closed():
     assert torch.equal(model.generate(**zoo.prompt(name), max_new_tokens=5), free)
 
 
-@cover.few("name", zoo.ALL, keep=6)
+@cover.few("name", zoo.ALL, keep=3)
 def test_prompt_of_one_token(name):
     model, inputs = zoo.model(name), zoo.without_visual(name, 1)
     prompt = common.encoded(name, inputs)
@@ -119,7 +119,7 @@ def test_budget_of_one_entry_keeps_the_last_token(name):
     assert len({fork.kept_digest for fork in forks}) == 2, "paper keeps the last token, strict keeps nothing beside it"
 
 
-@cover.few("name", zoo.MULTIMODAL, keep=5)
+@cover.few("name", zoo.MULTIMODAL, keep=3)
 def test_prompt_of_only_visual_tokens(name):
     """query_agnostic has no question left, and strict no text token to feed again; both say so, paper is answered."""
     model, inputs = zoo.model(name), zoo.visual_only(name)
@@ -139,7 +139,7 @@ def test_prompt_of_only_visual_tokens(name):
     assert results[0].token_ids == expected
 
 
-@cover.few("name", zoo.ALL, keep=6)
+@cover.few("name", zoo.ALL, keep=3)
 def test_prompt_without_visual_tokens_is_refused_by_query_agnostic_alone(name):
     model, prompt = zoo.model(name), common.encoded(name, zoo.without_visual(name))
     cells = common.full_cells() + [common.cell(parts.compressor(), 4, protocol) for protocol in common.PROTOCOLS]

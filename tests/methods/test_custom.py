@@ -312,6 +312,7 @@ class All(TopK):
     assert "the_budget_is_kept" in broken(folder, scorer() + greedy)
 
 
+@pytest.mark.full
 def test_the_check_runs_the_example_through_the_embedded_model(capsys):
     assert main(["check", str(EXAMPLE), "power=2"]) == 0
     text = capsys.readouterr().out

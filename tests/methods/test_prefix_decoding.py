@@ -36,7 +36,7 @@ TOKENS = 12
 PROFILE = {"grid": [0.1, 0.5], "ratios": [[0.2, 0.06, 0.04], [0.8, 0.4, 0.3]]}
 ENDS = TopK(sinks=1, recents=1)
 
-every_family = cover.few("name", FAMILIES, keep=2)
+every_family = cover.few("name", FAMILIES)
 every_protocol = each("protocol", common.PROTOCOLS)
 
 

@@ -15,7 +15,7 @@ from tests import cover, reference, zoo
 from tests.generation import common
 from tests.methods.test_prefix_decoding import FAMILIES, PROFILE, TOKENS, prefixkv, run
 
-every_family = cover.few("name", FAMILIES, keep=2)
+every_family = cover.few("name", FAMILIES)
 
 
 class Profiles:

@@ -11,6 +11,7 @@ from mmkv_bench.devices import kind_of
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
 
 
+@pytest.mark.full
 def test_without_a_gpu_the_gpu_run_says_what_it_needs(capsys, tmp_path):
     assert main(["experiment=gpu", f"out={tmp_path / 'rows'}"]) == 2
     said = capsys.readouterr().err

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 
+import pytest
+
 from mmkv_bench.config.compose import compose
 from mmkv_bench.config.schema import options
 from mmkv_bench.models.families import family_of
@@ -120,6 +122,7 @@ def test_a_model_whose_process_fails_and_one_that_is_not_in_the_grid_are_told(tm
     assert main([*words, "--out", str(tmp_path), "--write", str(tmp_path / "grid")]) == 1
 
 
+@pytest.mark.full
 def test_a_dataset_that_stops_among_others_has_its_own_reason(tmp_path, monkeypatch):
     from mmkv_bench.datasets import fixtures
     from tests.run.test_broken_data import emptied
