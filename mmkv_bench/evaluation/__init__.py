@@ -12,7 +12,7 @@ from mmkv_bench.evaluation.generating import generate, prompt_hashes
 from mmkv_bench.evaluation.prompts import rows_hold_media
 from mmkv_bench.evaluation.running import RunningScores
 from mmkv_bench.evaluation.scoring import score
-from mmkv_bench.evaluation.shared import score_many
+from mmkv_bench.evaluation.shared import Scorer
 
 __all__ = [
     "Answer",
@@ -21,6 +21,7 @@ __all__ = [
     "RunningScores",
     "SampleRef",
     "SampleScore",
+    "Scorer",
     "fingerprint",
     "generate",
     "generation_settings",
@@ -31,5 +32,4 @@ __all__ = [
     "rows_hold_media",
     "sample_refs",
     "score",
-    "score_many",
 ]

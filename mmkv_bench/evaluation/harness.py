@@ -12,6 +12,7 @@ out in the order of their instances' `idx`, and that `TaskOutput` aggregates as 
 from __future__ import annotations
 
 import argparse
+import copy
 import dataclasses
 import functools
 import io
@@ -296,10 +297,10 @@ class SharingTask(ScoringTask):
                 self._score((doc_id, number), docs[doc_id], [instance.filtered_resps[ensemble.name]], None)
 
     def process_results(self, doc: Any, results: list, full_docs: Any = None) -> dict[str, Any]:
-        docs = self.eval_docs_no_media
-        doc_id = docs.current
-        for number, result in enumerate(results):
-            self._score((doc_id, number), docs[doc_id], [result], full_docs)
+        # A document of its own for each: scorers may change it, and reading it again takes longer than most of them.
+        doc_id, copies = self.eval_docs_no_media.current, [copy.deepcopy(doc) for _ in results]
+        for number, (own, result) in enumerate(zip(copies, results, strict=True)):
+            self._score((doc_id, number), own, [result], full_docs)
         return {}
 
 

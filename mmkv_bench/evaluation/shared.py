@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import copy
 import numbers
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby, islice
+from itertools import groupby
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -47,60 +47,74 @@ if TYPE_CHECKING:
 
 LEAST = 4  # cells; below it nothing is saved, two being scored twice
 AT_ONCE = 20_000  # answers to a pass, whose requests lmms-eval holds in memory
-CELLS = 256  # whose answers and scores are held at a time
+HELD = 1 << 17  # different answers whose outcomes are held in memory; they are forgotten together
 
 Answers = Callable[[str], Mapping[str, Answer]]
 
 
-def score_many(
-    spec: TaskSpec, cells: Sequence[str], answers: Answers, judge: Ledger | None = None
-) -> Iterator[tuple[str, CellScores]]:
-    """The scores of each cell, in their order, as `score` gives them for the cell alone and as far as its answers reach.
+class Scorer:
+    """Scores a dataset's cells, some of them at a time, as `score` does each alone and as far as its answers reach.
 
-    answers: gives a cell's, sample id -> answer; called more than once for each. Raises what `score` raises.
+    reach: cell -> how many documents its answers reach, of all cells that will be scored. answers: gives a cell's, sample id
+    -> answer; asked once where it is scored, and once more for the first and the last cell. failed: documents whose answer
+    failed in some cell, where they are known before.
     """
-    reach: dict[str, int] = {}
-    texts: dict[int, dict[int, dict[str | None, None]]] = {}
-    for cell in cells if len(cells) >= LEAST and spec.name not in JUDGED else ():
-        every = answers(cell).values()
-        reach[cell] = 1 + max(answer.doc_id for answer in every)
-        of_docs = texts.setdefault(reach[cell], {})
-        for answer in every:
-            if answer.status == "ok":
-                of_docs.setdefault(answer.doc_id, {})[answer.text] = None
-    shared = {limit: _shared(spec, limit, found, answers, _of(reach, limit)) for limit, found in texts.items()}
-    for limit, own in groupby(cells, reach.get):
-        together = None if limit is None else shared.get(limit)
-        while some := list(islice(own, CELLS)):
-            if together is not None:
-                yield from zip(some, together.scores([answers(cell) for cell in some]), strict=True)
+
+    def __init__(
+        self,
+        spec: TaskSpec,
+        reach: Mapping[str, int],
+        answers: Answers,
+        judge: Ledger | None = None,
+        failed: Collection[int] = (),
+    ) -> None:
+        self.spec, self.reach, self.answers, self.judge, self.failed = spec, reach, answers, judge, failed
+        self._shared: dict[int, Together | None] = {}
+
+    def scores(self, cells: Sequence[str]) -> Iterator[tuple[str, CellScores]]:
+        """Of these cells, in their order; their answers are in memory together. Raises what `score` raises."""
+        for limit, own in groupby(cells, self.reach.__getitem__):
+            given = {cell: self.answers(cell) for cell in own}
+            together = self._together(limit)
+            if together is not None and _asked(together, given.values()):
+                yield from zip(given, together.scores(list(given.values())), strict=True)
                 continue
-            for cell in some:
-                given = answers(cell)
-                yield cell, score(spec, given, 1 + max(answer.doc_id for answer in given.values()), judge)
+            for cell, answers in given.items():
+                yield cell, score(self.spec, answers, limit, self.judge)
+
+    def _together(self, limit: int) -> Together | None:
+        """None where the cells that reach so far are to be scored by themselves."""
+        if limit not in self._shared:
+            cells = [cell for cell, own in self.reach.items() if own == limit]
+            alone = len(cells) < LEAST or self.spec.name in JUDGED
+            self._shared[limit] = None if alone else self._tried(limit, cells[0], cells[-1])
+        return self._shared[limit]
+
+    def _tried(self, limit: int, *cells: str) -> Together | None:
+        together = Together(
+            self.spec, documents(self.spec, limit), [doc_id for doc_id in self.failed if doc_id < limit]
+        )
+        given = [self.answers(cell) for cell in cells]
+        if not _asked(together, given):
+            return None
+        for answers, shared in zip(given, together.scores(given), strict=True):
+            if score(self.spec, answers, limit) != shared:
+                return None
+        return together
 
 
-def _of(reach: Mapping[str, int], limit: int) -> list[str]:
-    return [cell for cell, own in reach.items() if own == limit]
-
-
-def _shared(
-    spec: TaskSpec, limit: int, texts: Mapping[int, Iterable[str | None]], answers: Answers, cells: Sequence[str]
-) -> Together | None:
-    """None where cells are to be scored by themselves, also where the scorer fails: it then fails in some cell."""
-    if len(cells) < LEAST:
-        return None
-    together = Together(spec, documents(spec, limit))
+def _asked(together: Together, cells: Iterable[Mapping[str, Answer]]) -> bool:
+    """Ask the scorer about the answers of cells; False where they are to be scored by themselves, also where the scorer
+    fails: it then fails in some cell."""
+    texts: dict[int, dict[str | None, None]] = {}
+    for answers in cells:
+        for answer in answers.values():
+            if answer.status == "ok":
+                texts.setdefault(answer.doc_id, {})[answer.text] = None
     try:
-        if not together.ask(texts):
-            return None
+        return together.ask(texts)
     except ScoringError:
-        return None
-    for cell in (cells[0], cells[-1]):
-        given = answers(cell)
-        if [score(spec, given, limit)] != together.scores([given]):
-            return None
-    return together
+        return False
 
 
 @dataclass(frozen=True)
@@ -157,40 +171,55 @@ class SharedReplay(Replay):
 
 
 class Together:
-    """The outcomes of a dataset's answers, and the cells' scores out of them."""
+    """The outcomes of a dataset's answers, and the cells' scores out of them; failed: as for `Scorer`."""
 
-    def __init__(self, spec: TaskSpec, docs: Documents) -> None:
-        self.spec, self.docs = spec, docs
+    def __init__(self, spec: TaskSpec, docs: Documents, failed: Collection[int] = ()) -> None:
+        self.spec, self.docs, self.failed = spec, docs, failed
         self.outcomes: dict[int, dict[str, Outcome]] = {ref.doc_id: {} for ref in docs.refs}
         self.unscored: dict[str, None] = {}
         self.due: dict[int, list[str]] = {}
         self.aggregating = Replay(spec, docs, {}, ScoringPass(Ledger(), ()))
+        self.opened = False
 
     def ask(self, texts: Mapping[int, Iterable[str | None]]) -> bool:
-        """Score all answers, doc_id -> its texts; False where that is not a matter of single samples."""
-        nothing = parts_of_nothing(self.spec)
-        every = [(doc_id, text) for doc_id, own in texts.items() for text in own]
-        waiting = [(doc_id, text) for doc_id, text in every if doc_id in self.outcomes and isinstance(text, str)]
-        if len(waiting) < len(every):
-            return False  # foreign or broken answers, which `score` refuses with the reason
-        for start in range(0, len(waiting), AT_ONCE):
-            own: dict[int, list[str]] = {}
-            for doc_id, text in waiting[start : start + AT_ONCE]:
-                own.setdefault(doc_id, []).append(text)
-            replay = SharedReplay(self.spec, self.docs, own)
-            with asking(replay.scoring_pass):
-                replay.name_metrics()
-            if not replay.alone:
+        """Score those answers, doc_id -> its texts, that are not known; False where that is not a matter of single samples."""
+        if sum(map(len, self.outcomes.values())) > HELD:
+            self.outcomes = {doc_id: {} for doc_id in self.outcomes}
+        waiting: list[tuple[int, int, str]] = []
+        for doc_id, own in texts.items():
+            if doc_id not in self.outcomes or not all(isinstance(text, str) for text in own):
+                return False  # foreign or broken answers, which `score` refuses with the reason
+            new = (text for text in own if text not in self.outcomes[doc_id])
+            waiting += [(number, doc_id, str(text)) for number, text in enumerate(new)]
+        # A pass goes through all documents, however few of them have an answer in it: it takes one answer to each, then another.
+        waiting.sort(key=lambda each: each[:2])
+        step = max(AT_ONCE, len(self.docs.refs))
+        for start in range(0, len(waiting), step):
+            of_docs: dict[int, list[str]] = {}
+            for _, doc_id, text in waiting[start : start + step]:
+                of_docs.setdefault(doc_id, []).append(text)
+            if not self._pass(of_docs):
                 return False
-            for doc_id, number in replay.returned:
-                key = doc_id, number
-                scores, parts = replay.values[key], replay.parts.get(key, {})
-                rows = rows_of_sample(self.docs.refs[doc_id], "ok", scores, parts, nothing)
-                self.outcomes[doc_id][own[doc_id][number]] = Outcome(scores, parts, replay.returned[key], rows)
-            self.unscored |= replay.unscored
-        module = harness(self.spec.offline)
-        with module.quiet(), task_environment(self.spec.media_root):
-            self.aggregating.open(module, task_config(self.spec), True)
+        if not self.opened:
+            module = harness(self.spec.offline)
+            with module.quiet(), task_environment(self.spec.media_root):
+                self.aggregating.open(module, task_config(self.spec), True)
+            self.opened = True
+        return True
+
+    def _pass(self, texts: Mapping[int, Sequence[str]]) -> bool:
+        nothing = parts_of_nothing(self.spec)
+        replay = SharedReplay(self.spec, self.docs, texts)
+        with asking(replay.scoring_pass):
+            replay.name_metrics()
+        if not replay.alone:
+            return False
+        for doc_id, number in replay.returned:
+            key = doc_id, number
+            scores, parts = replay.values[key], replay.parts.get(key, {})
+            rows = rows_of_sample(self.docs.refs[doc_id], "ok", scores, parts, nothing)
+            self.outcomes[doc_id][texts[doc_id][number]] = Outcome(scores, parts, replay.returned[key], rows)
+        self.unscored |= replay.unscored
         return True
 
     def scores(self, cells: Sequence[Mapping[str, Answer]]) -> list[CellScores]:
@@ -239,9 +268,16 @@ class Together:
         )
         count_parsed(found.values)
         failed = [ref.doc_id for ref in self.docs.refs if ref.sample_id in answers and ref.doc_id not in own]
+        return rows_of(self.spec, self.docs, answers, found, {}, self._due(failed))
+
+    def _due(self, failed: Sequence[int]) -> Mapping[int, list[str]]:
+        """`metrics_due` of a cell's failed documents: asked once for those of all cells, as a pass goes through all documents
+        however few are asked about."""
         if new := [doc_id for doc_id in failed if doc_id not in self.due]:
-            self.due |= metrics_due(self.spec, self.docs, new, ())
-        return rows_of(self.spec, self.docs, answers, found, {}, self.due)
+            self.due |= metrics_due(self.spec, self.docs, sorted({*new, *self.failed} - self.due.keys()), ())
+        if all(self.due[doc_id] for doc_id in failed):
+            return self.due
+        return metrics_due(self.spec, self.docs, failed, ())  # a scorer that fails tells nothing of those after, either
 
     def _aggregates(self, own: Mapping[int, Outcome]) -> tuple[dict[str, float], dict[str, str]]:
         """lmms-eval's aggregates of a cell, and why it has none of some metrics."""

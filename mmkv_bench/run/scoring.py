@@ -5,7 +5,7 @@ Every part of the store is read once for all cells of a dataset, and their score
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.judging.configured import not_judged
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from mmkv_bench.plan.cells import Cell
     from mmkv_bench.store.store import Store
     from mmkv_bench.tables.rows import ReadOnce
-
-_ANSWER_COLUMNS = ("cell", "sample_id", "answer", "status", "doc_id", "prompt_hash")
 
 
 def unscored(
@@ -89,52 +87,64 @@ def score_dataset(
     Raises:
         ScoringError: lmms-eval's metric code failed; the answers stay as they are.
     """
-    from mmkv_bench.evaluation import release, score_many
-    from mmkv_bench.tables.metrics import metrics_rows
-    from mmkv_bench.tables.rows import frame
+    from mmkv_bench.evaluation import Scorer, release
+    from mmkv_bench.run.answers import Answers
+    from mmkv_bench.run.measuring import Measuring
 
     stale = set(unscored(store, cells, judge) if stale is None else stale)
     if not stale:
         return 0
-    scored = _Scored(store, cells, stale)
-    answers = _Answers(store, stale)
-    by_name = {cell.cell: cell for cell in cells}
-    for name, scores in score_many(spec, [cell.cell for cell in cells if cell.cell in stale], answers.of, judge):
-        scored.add(by_name[name], scores)
-        after(by_name[name])
+    answers = Answers(store, [cell.cell for cell in cells])
+    reach = {cell.cell: answers.reach[cell.cell] for cell in cells if cell.cell in stale}
+    scorer = Scorer(spec, reach, answers.of, judge, answers.failed)
+    scored, measuring = _Scored(store, cells, stale), Measuring(store, cells, answers.reach)
+
+    def blocks() -> Iterator[pa.Table]:
+        for block in answers.blocks(cells):
+            scored.begin(block)
+            own = {cell.cell: cell for cell in block if cell.cell in stale}
+            for name, scores in scorer.scores(list(own)):
+                scored.add(own[name], scores)
+                after(own[name])
+            for measures in measuring.of(answers.rows, block[0].dataset):
+                scored.rows.add_table(measures)
+            yield scored.rows.table()
+
+    store.write_scores_by(blocks(), scored.metrics)
     release()
-    _add_measures(store, cells, scored.rows)
-    samples = scored.rows.table()
-    described = store.cells(samples["cell"].unique().to_pylist()).to_pandas()
-    metrics = metrics_rows(
-        frame(samples), described, lmms_eval=scored.aggregates, reasons=scored.reasons, judges=scored.judges
-    )
-    store.write_scores_of(samples, _metrics_table(metrics))
     return len(stale)
 
 
 class _Scored:
-    """The rows of a dataset's cells while they are scored: those of cells that stay as they are, and new ones.
+    """The rows of a dataset's cells while they are scored, some cells at a time: those of cells that stay as they are, and new
+    ones.
 
-    aggregates, judges: (cell, metric) -> lmms-eval's aggregate, the judge's columns; reasons: cell, or cell and metric ->
-    why there is no aggregate.
+    rows: of the cells that are worked on. aggregates, judges: (cell, metric) -> lmms-eval's aggregate, the judge's columns;
+    reasons: cell, or cell and metric -> why there is no aggregate.
     """
 
     def __init__(self, store: Store, cells: Sequence[Cell], stale: set[str]) -> None:
-        from mmkv_bench.evaluation.measures import NAMES
-
-        names = [cell.cell for cell in cells]
+        self._store, self._stale = store, stale
+        self._described = store.cells([cell.cell for cell in cells]).to_pandas()
         self.rows = SampleRows()
         self.aggregates: dict[tuple[str, str], float | None] = {}
         self.reasons: dict[str | tuple[str, str], str | None] = {}
         self.judges: dict[tuple[str, str], dict[str, Any]] = {}
         self._metrics: dict[str, list[dict[str, Any]]] = {}
-        self._stored = _Cells(store.samples([name for name in names if name in stale]))
-        self.rows.add_table(store.samples([name for name in names if name not in stale]), without=NAMES)
-        for row in store.metrics(names).to_pylist():
+        for row in store.metrics([cell.cell for cell in cells]).to_pylist():
             self._metrics.setdefault(row["cell"], []).append(row)
             if row["cell"] not in stale:
                 self._keep(row)
+
+    def begin(self, cells: Sequence[Cell]) -> None:
+        """`rows` are of these cells from now on."""
+        from mmkv_bench.evaluation.measures import NAMES
+        from mmkv_bench.run.answers import ByCell
+
+        names = [cell.cell for cell in cells]
+        self.rows = SampleRows()
+        self._stored = ByCell(self._store.samples([name for name in names if name in self._stale]))
+        self.rows.add_table(self._store.samples([name for name in names if name not in self._stale]), without=NAMES)
 
     def _keep(self, row: Mapping[str, Any]) -> None:
         from mmkv_bench.tables.metrics import JUDGE
@@ -168,91 +178,17 @@ class _Scored:
         self.aggregates |= {(name, metric): value for metric, value in kept.lmms_eval.items()}
         self.reasons |= {(name, metric): why for metric, why in kept.reasons.items()}
 
+    def metrics(self, samples: pa.Table) -> pa.Table:
+        """The rows of the table metrics that are made of these rows: all there are of some metrics."""
+        import pyarrow as pa
 
-class _Cells:
-    """A table cut by cell; the rows of a cell stand together."""
+        from mmkv_bench.tables.metrics import metrics_rows
+        from mmkv_bench.tables.rows import frame
 
-    def __init__(self, rows: pa.Table) -> None:
-        import numpy as np
-
-        self._rows = rows
-        if not rows.num_rows:
-            self._places: dict[str, tuple[int, int]] = {}
-            return
-        found = rows["cell"].combine_chunks().dictionary_encode()
-        codes = found.indices.to_numpy()
-        starts = np.append(0, np.flatnonzero(np.diff(codes)) + 1)
-        lengths = np.diff(np.append(starts, len(codes)))
-        names = found.dictionary.take(found.indices.take(starts)).to_pylist()
-        self._places = dict(zip(names, zip(starts.tolist(), lengths.tolist(), strict=True), strict=True))
-
-    def of(self, cell: str) -> pa.Table:
-        return self._rows.slice(*self._places.get(cell, (0, 0)))
-
-
-class _Answers:
-    """The stored answers of cells."""
-
-    def __init__(self, store: Store, cells: set[str]) -> None:
-        self._cells = _Cells(store.responses(cells, _ANSWER_COLUMNS))
-
-    def of(self, cell: str) -> dict[str, Any]:
-        """Sample id -> answer, in the order of the documents."""
-        from mmkv_bench.evaluation import Answer
-
-        own = self._cells.of(cell)
-        columns = (own[name].to_pylist() for name in ("doc_id", "sample_id", "answer", "status", "prompt_hash"))
-        return {
-            sample: Answer(text, status, doc_id, prompt)
-            for doc_id, sample, text, status, prompt in sorted(zip(*columns, strict=True), key=lambda row: row[0])
-        }
-
-
-def _add_measures(store: Store, cells: Sequence[Cell], rows: SampleRows) -> None:
-    """Put the measures of stored rows beside the task's scores, of every cell anew: they need the rows of `full`, which
-    may have come later than a cell's. What slim rows have lost stays as it is stored.
-
-    Beyond the stored columns memory holds some numbers per answer, and the rows of one cell or of
-    `agreement.AT_ONCE` answers.
-    """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    from mmkv_bench.evaluation.agreement import agreement, bare
-    from mmkv_bench.evaluation.measures import COLUMNS
-
-    answers = store.responses(rows.cells, COLUMNS)
-    found = set(answers["cell"].unique().to_pylist())
-    cells = [cell for cell in cells if cell.cell in found]
-    protocols = {cell.cell: cell.protocol for cell in cells}
-    full = {cell.protocol: cell.cell for cell in cells if cell.base == "full"}
-    answers = answers.filter(pc.is_in(answers["cell"], value_set=pa.array(list(protocols), pa.string())))
-    quick = bare(answers, full, protocols)
-    if cells:
-        for table in agreement(answers, quick, full, protocols):
-            rows.add_table(table.append_column("dataset", pa.repeat(pa.scalar(cells[0].dataset), table.num_rows)))
-    _add_others(store, [cell for cell in cells if cell.cell not in quick], full, answers, rows)
-
-
-def _add_others(
-    store: Store, cells: Sequence[Cell], full: Mapping[str, str], answers: pa.Table, rows: SampleRows
-) -> None:
-    """The measures of cells of which more is known than answers, cell by cell."""
-    import pyarrow.compute as pc
-
-    from mmkv_bench.evaluation.measures import measured, stored
-
-    if not cells:
-        return
-    slim = set(answers["cell"].filter(pc.fill_null(answers["slim"], False)).unique().to_pylist())
-    answered, before = _Cells(answers), _Cells(store.samples(slim))
-    of_full = {
-        protocol: {row["sample_id"]: row for row in answered.of(cell).to_pylist()} for protocol, cell in full.items()
-    }
-    for cell in cells:
-        own, known = answered.of(cell.cell).to_pylist(), stored(before.of(cell.cell).to_pylist())
-        scores = measured(own, of_full.get(cell.protocol, {}), cell.protocol, cell.base == "full", known)
-        rows.add(cell.cell, cell.dataset, scores)
+        own = self._described[self._described["cell"].isin(samples["cell"].unique().to_pylist())]
+        found = metrics_rows(frame(samples), own, lmms_eval=self.aggregates, reasons=self.reasons, judges=self.judges)
+        pa.default_memory_pool().release_unused()
+        return _metrics_table(found)
 
 
 def _metrics_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:

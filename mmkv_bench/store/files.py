@@ -84,7 +84,8 @@ def new_locked(hidden: Path) -> int:
 class Staged:
     """A file written and synced under a hidden name; `place` gives it its name in one step, `drop` forgets it.
 
-    The hidden name starts with a dot and ends in .tmp, so dataset readers never take it for a part.
+    The hidden name starts with a dot and ends in .tmp, so dataset readers never take it for a part. `final` may become another
+    name in the same folder before it is placed.
     """
 
     def __init__(self, final: Path, write: Callable[[BinaryIO], object]) -> None:
@@ -101,9 +102,13 @@ class Staged:
             self.drop()
             raise
 
-    def place(self) -> None:
+    @property
+    def hidden(self) -> Path:
         assert self._hidden is not None, "a file is placed once, and not after it was dropped"
-        os.replace(self._hidden, self.final)
+        return self._hidden
+
+    def place(self) -> None:
+        os.replace(self.hidden, self.final)
         self._hidden = None
         self._close()
         sync_folder(self.final.parent)

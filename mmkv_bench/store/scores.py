@@ -5,7 +5,8 @@ Writers wait for each other, and for packing: each of the two looks at what is t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,39 @@ def replace(store: Opened, tables: Tables, cells: Collection[str]) -> None:
             return
         for cell in cells:
             _write_own(store, cell, {name: rows.filter(pc.equal(rows["cell"], cell)) for name, rows in tables.items()})
+
+
+def replace_by(store: Opened, blocks: Iterable[pa.Table], metrics_of: Callable[[pa.Table], pa.Table]) -> None:
+    """The same of cells whose samples rows come block by block (checked, no cell in two); metrics_of gives the `metrics` rows
+    of all there are of some metrics. Nobody waits while they come; one block is held in memory, and not more."""
+    coming = iter(blocks)
+    first, second = next(coming), next(coming, None)
+    if second is None:
+        metrics = _metrics(metrics_of(first), first)
+        replace(store, {"samples": first, "metrics": metrics}, first["cell"].unique().to_pylist())
+        return
+    store.prepare()
+    staged: dict[str, Staged] = {}
+    with disk_errors("writing scores", store.root):
+        try:
+            growing = together.Growing(store.root, chain([first, second], coming))
+            staged["samples"] = growing.staged
+            metrics = pa.concat_tables([_metrics(metrics_of(rows), rows) for rows in growing.by_metric()])
+            metrics = metrics.sort_by([("cell", "ascending"), ("metric", "ascending")])
+            staged["metrics"] = Staged(store.file("metrics", "together"), parts.parquet(metrics))
+            with store.locked():
+                together.place(store.root, staged, growing.cells)
+        finally:
+            for file in staged.values():
+                file.drop()
+
+
+def _metrics(metrics: pa.Table, samples: pa.Table) -> pa.Table:
+    rows = checked("metrics", metrics)
+    known = samples["cell"].unique().to_pylist()
+    if not pc.all(pc.is_in(rows["cell"], value_set=pa.array(known, pa.string())), min_count=0).as_py():
+        raise StoreError("metrics: rows of a cell that has no samples")
+    return rows
 
 
 def forget(store: Opened, samples: Mapping[str, Collection[str]]) -> None:

@@ -8,11 +8,12 @@ Pages have checksums too. Files of older versions have neither and are read as t
 from __future__ import annotations
 
 import hashlib
+import io
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -33,14 +34,53 @@ class Damaged(ValueError):
 
 def sealed(table: pa.Table, row_group_size: int | None = None, **options: Any) -> bytes:
     """A parquet file of `table` with page checksums and its digest; options: those of `pyarrow.parquet.ParquetWriter`."""
-    stream = pa.BufferOutputStream()
-    with pq.ParquetWriter(stream, table.schema, write_page_checksum=True, **options) as writer:
-        writer.write_table(table, row_group_size=row_group_size)
+    stream = io.BytesIO()
+    write_sealed(stream, table.schema, [table], row_group_size, **options)
+    return stream.getvalue()
+
+
+def write_sealed(
+    stream: BinaryIO, schema: pa.Schema, tables: Iterable[pa.Table], row_group_size: int | None = None, **options: Any
+) -> None:
+    """The same of tables that are written one after the other, as they come: each begins a row group. None is held longer."""
+    sink = _Digesting(stream)
+    with pq.ParquetWriter(sink, schema, write_page_checksum=True, **options) as writer:
+        for table in tables:
+            writer.write_table(table, row_group_size=row_group_size)
         writer.add_key_value_metadata({KEY: _ZEROS.decode()})
-    data = bytearray(stream.getvalue())
-    start = data.rindex(_MARK) + len(_MARK)
-    data[start : start + 64] = hashlib.sha256(data).hexdigest().encode()
-    return bytes(data)
+        sink.hold()
+    sink.seal()
+
+
+class _Digesting:
+    """A file that keeps the digest of what is written to it, and holds the footer back until that is in its place."""
+
+    closed = False
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream, self._digest = stream, hashlib.sha256()
+        self._footer: bytearray | None = None
+
+    def write(self, data: Any) -> int:
+        self._digest.update(data)
+        if self._footer is None:
+            self._stream.write(data)
+        else:
+            self._footer += data
+        return len(data)
+
+    def hold(self) -> None:
+        self._footer = bytearray()
+
+    def seal(self) -> None:
+        assert self._footer is not None, "the footer is held before it is written"
+        start = self._footer.rindex(_MARK) + len(_MARK)
+        self._footer[start : start + 64] = self._digest.hexdigest().encode()
+        self._stream.write(self._footer)
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
 
 
 @contextmanager

@@ -178,12 +178,15 @@ class Store:
 
         Raises StoreError for rows against the schema and for metrics of other cells.
         """
+        self.write_scores_by([samples], lambda _: metrics)
+
+    def write_scores_by(self, blocks: Iterable[pa.Table], metrics_of: Callable[[pa.Table], pa.Table]) -> None:
+        """The same of more cells than memory holds: `blocks` are their `samples` rows, those of a cell in one of them.
+
+        metrics_of gives the `metrics` rows that are made of samples rows, all there are of some metrics.
+        """
         self._check_version()
-        tables = {"samples": scores.checked("samples", samples), "metrics": scores.checked("metrics", metrics)}
-        cells = tables["samples"]["cell"].unique()
-        if not pc.all(pc.is_in(tables["metrics"]["cell"], value_set=cells), min_count=0).as_py():
-            raise StoreError("metrics: rows of a cell that has no samples")
-        scores.replace(self, tables, cells.to_pylist())
+        scores.replace_by(self, (scores.checked("samples", rows) for rows in blocks), metrics_of)
 
     def samples(
         self, cells: Iterable[str] | None = None, columns: Sequence[str] | None = None, coded: bool = False

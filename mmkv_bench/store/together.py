@@ -11,19 +11,23 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from mmkv_bench.store import parts
 from mmkv_bench.store.files import Staged, sync_folder
-from mmkv_bench.store.sealed import opened
+from mmkv_bench.store.schema import SCHEMAS
+from mmkv_bench.store.sealed import opened, write_sealed
 
 APART = 64
 """Cells up to which each gets files of its own."""
 
+ROW_GROUP = 1 << 20
 _PREFIX = "together-"
+_WAITING = f"{_PREFIX}waiting"
 _EMPTY = b"cells_without_scores"
 """Metadata of a file of samples: cells that it replaces by nothing."""
 
@@ -55,22 +59,59 @@ def held(root: Path, name: str) -> set[str]:
 
 def write(root: Path, tables: Mapping[str, pa.Table], cells: set[str]) -> None:
     """Replaces the scores of `cells` by `tables` (checked `samples` and `metrics`), in one step."""
+    empty = sorted(cells.difference(tables["samples"]["cell"].unique().to_pylist()))
+    samples = tables["samples"].replace_schema_metadata({_EMPTY: json.dumps(empty)} if empty else None)
+    staged: dict[str, Staged] = {}
+    try:
+        for table, rows in (("metrics", tables["metrics"]), ("samples", samples)):
+            staged[table] = Staged(root / table / _WAITING, parts.parquet(rows))
+        place(root, staged, cells)
+    finally:
+        for file in staged.values():
+            file.drop()
+
+
+def place(root: Path, staged: Mapping[str, Staged], cells: set[str]) -> None:
+    """The files of both tables, written whole, in the place of all scores of `cells`."""
     older = files(root, "samples")
     # Newer than all that is there also where the clocks of two machines disagree.
     countdown = min([10**20 - time.time_ns(), *(int(path.name.split("-")[1]) - 1 for path in older[:1])])
     name = f"{_PREFIX}{countdown:020d}-{uuid.uuid4().hex[:8]}.parquet"
-    empty = sorted(cells.difference(tables["samples"]["cell"].unique().to_pylist()))
-    samples = tables["samples"].replace_schema_metadata({_EMPTY: json.dumps(empty)} if empty else None)
-    staged: list[Staged] = []
-    try:
-        for table, rows in (("metrics", tables["metrics"]), ("samples", samples)):
-            staged.append(Staged(root / table / name, parts.parquet(rows)))
-        for file in staged:
-            file.place()
-    finally:
-        for file in staged:
-            file.drop()
+    for table in ("metrics", "samples"):
+        staged[table].final = root / table / name
+        staged[table].place()
     _clear(root, name, cells)
+
+
+class Growing:
+    """Samples rows in a hidden file while more and more cells come, each block of them written as it comes.
+
+    blocks: checked rows; no cell is in two of them. cells: all that had rows.
+    """
+
+    def __init__(self, root: Path, blocks: Iterable[pa.Table]) -> None:
+        self.cells: set[str] = set()
+        self._groups: list[str] = []  # the metric of each row group
+        schema = SCHEMAS["samples"]
+        self.staged = Staged(
+            root / "samples" / _WAITING,
+            lambda stream: write_sealed(stream, schema, self._by_metric(blocks), ROW_GROUP, compression="zstd"),
+        )
+
+    def _by_metric(self, blocks: Iterable[pa.Table]) -> Iterator[pa.Table]:
+        for block in blocks:
+            self.cells.update(block["cell"].unique().to_pylist())
+            for metric in block["metric"].unique().to_pylist():
+                rows = block.filter(pc.equal(block["metric"], metric))
+                self._groups += [metric] * -(-rows.num_rows // ROW_GROUP)
+                yield rows
+
+    def by_metric(self) -> Iterator[pa.Table]:
+        """The rows of each metric, texts as dictionaries."""
+        texts = [field.name for field in SCHEMAS["samples"] if pa.types.is_string(field.type)]
+        with opened(self.staged.hidden, texts) as (file, _):
+            for metric in sorted(set(self._groups)):
+                yield file.read_row_groups([at for at, name in enumerate(self._groups) if name == metric])
 
 
 def _clear(root: Path, name: str, cells: set[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from unittest import mock
 
 import numpy as np
@@ -10,12 +11,17 @@ import pyarrow as pa
 import pytest
 
 from mmkv_bench.datasets.rouge import rouge_l
-from mmkv_bench.evaluation import agreement as agreement_module
-from mmkv_bench.evaluation.agreement import agreement, bare
-from mmkv_bench.evaluation.measures import COLUMNS, NAMES, POOLED, measured, stored
+from mmkv_bench.evaluation import lists
+from mmkv_bench.evaluation.contract import SampleScore
+from mmkv_bench.evaluation.measured import MEASURES, measured
+from mmkv_bench.evaluation.measures import COLUMNS, NAMES, POOLED
 from mmkv_bench.statistics import metric_kinds as known
-from mmkv_bench.store.schema import RESPONSES
+from mmkv_bench.store.schema import RESPONSES, SAMPLES
 from tests.each import each
+from tests.evaluation import measures_by_row
+
+_SCHEMA = pa.schema([RESPONSES.field(name) for name in COLUMNS])
+_STORED = pa.schema([SAMPLES.field(name) for name in ("cell", *SampleScore._fields)])
 
 
 def row(sample: str = "s0", status: str = "ok", **changed) -> dict:
@@ -24,9 +30,29 @@ def row(sample: str = "s0", status: str = "ok", **changed) -> dict:
     return empty | {"cell": "c", "sample_id": sample, "cluster": "k", "status": status, "token_ids": []} | ok | changed
 
 
+def table(rows: Sequence[Mapping]) -> pa.Table:
+    return pa.Table.from_pylist(list(rows), schema=_SCHEMA)
+
+
+def of_cells(rows, full, protocols, baselines, before=None) -> dict[str, list[SampleScore]]:
+    """Cell -> its scores, in their order."""
+    found: dict[str, list[SampleScore]] = {cell: [] for cell in protocols}
+    for scores in measured(table(rows), table(full), protocols, baselines, before):
+        for one in scores.to_pylist():
+            parts = None if one.get("parts") is None else tuple(one["parts"])
+            found[one.pop("cell")].append(SampleScore(**one | {"parts": parts}))
+    return found
+
+
+def scored(rows, full=(), protocol="paper", is_full=False, before=None) -> list[SampleScore]:
+    others = [one | {"cell": "full"} for one in full]
+    protocols = {"c": protocol, "full": protocol}
+    return of_cells(rows, others, protocols, ["c"] if is_full else ["full"], before)["c"]
+
+
 def values(rows, full=(), protocol="paper", is_full=False) -> dict:
     """(measure, sample) -> score."""
-    scores = measured(rows, {one["sample_id"]: one for one in full}, protocol, is_full)
+    scores = scored(rows, full, protocol, is_full)
     assert len({(score.metric, score.sample_id) for score in scores}) == len(scores)
     return {(score.metric, score.sample_id): score for score in scores}
 
@@ -121,6 +147,11 @@ def test_tables_know_the_measures_by_the_same_names():
     assert {name for name in NAMES if known.lower_is_better(name)} == {n for n in NAMES if "kl" in n or "ppl" in n}
 
 
+def stored(scores: Sequence[SampleScore], cell: str = "c") -> pa.Table:
+    rows = [score._asdict() | {"cell": cell, "parts": score.parts and list(score.parts)} for score in scores]
+    return pa.Table.from_pylist(rows, schema=_STORED)
+
+
 def test_a_slim_row_keeps_the_measures_whose_lists_it_lost():
     lists = {"forced_kl": [0.0, 0.3, 0.1], "forced_agree": [True, False, True], "reference_nll": [0.5, 0.25]}
     short = {"forced_kl": [0.0], "forced_agree": [True], "reference_nll": [0.5]}  # its fidelity means nothing
@@ -128,53 +159,60 @@ def test_a_slim_row_keeps_the_measures_whose_lists_it_lost():
     states = [lists, short, {}]
     for is_full in (True, False):
         rows = [row(f"s{i}", **lists_of) for i, lists_of in enumerate(states)] + [row("s3", "oom")]
-        full = {f"s{i}": row(f"s{i}", **of_full) for i in range(4)}
-        whole = measured(rows, full, "paper", is_full)
-        table = [score._asdict() | {"parts": score.parts and list(score.parts)} for score in whole]
+        full = [row(f"s{i}", **of_full) for i in range(4)]
+        whole = scored(rows, full, is_full=is_full)
+        before = stored(whole)
         slim = [one | dict.fromkeys(lists) | {"slim": True} for one in rows]
-        assert measured(slim, full, "paper", is_full, stored(table)) == whole
-        assert measured(slim, full, "paper", is_full) != whole
+        assert scored(slim, full, is_full=is_full, before=before) == whole
+        assert scored(slim, full, is_full=is_full) != whole
         # a row that was made again counts as it is
         again = [slim[0], *rows[1:3], row("s3", forced_kl=[0.0, 7.0])]
-        found = {
-            (one.metric, one.sample_id): one.value for one in measured(again, full, "paper", is_full, stored(table))
-        }
+        scores = scored(again, full, is_full=is_full, before=before)
+        found = {(one.metric, one.sample_id): one.value for one in scores}
         assert found["fidelity_kl", "s3"] == 7.0 and found["fidelity_kl", "s0"] == pytest.approx(0.2)
         again = [one | {"slim": None} for one in slim]
-        assert "fidelity_kl" not in {one.metric for one in measured(again, full, "paper", is_full, stored(table))}
+        assert "fidelity_kl" not in {one.metric for one in scored(again, full, is_full=is_full, before=before)}
 
 
-def test_agreement_of_many_cells_is_what_measured_gives_each():
-    """Seeded answers with missing and failed samples, with and without `full`, and longer than what is compared at once."""
+def _drawn(rng: np.random.Generator, cell: str, sample: int, status: str) -> dict:
+    """A row with any of what may be stored."""
+
+    def numbers(low: int = 0) -> list[float]:
+        return rng.choice([0.1, 0.2, 0.3, 0.7, 1e-17, 5.0], size=rng.integers(low, 5)).tolist()
+
+    def maybe(value):
+        return value if rng.random() < 0.8 else None
+
+    words = rng.choice(["a b", "a. c", "b", ""], size=3).tolist()
+    given = {"forced_kl": maybe(numbers()), "forced_agree": maybe((rng.random(rng.integers(0, 4)) < 0.7).tolist())}
+    given |= {"reference_nll": maybe(numbers()), "reference_samples": maybe(words[:2])}
+    given |= {"slim": maybe(rng.random() < 0.3)}
+    given |= {"answer": words[2], "token_ids": rng.integers(0, 3, size=rng.integers(0, 4)).tolist()}
+    return row(f"s{sample}", status, cell=cell, cluster=f"k{sample // 2}", **(given if status == "ok" else {}))
+
+
+def test_many_cells_have_the_measures_that_each_has_row_by_row():
+    """Seeded rows with missing, failed and slim samples, with and without `full`, more than what is worked on at once."""
     rng = np.random.default_rng(0)
+    protocols = {f"{p}{i}": p for p in ("paper", "strict") for i in range(4)}
     for number in range(12):
-        protocols = {f"{p}{i}": p for p in ("paper", "strict") for i in range(4)}
-        full = {p: f"{p}0" for p in ("paper", "strict")[: 1 + number % 2]}
-        rows = []
-        for cell in protocols:
-            for sample in np.flatnonzero(rng.random(9) < 0.8):
-                status = str(rng.choice(["ok", "ok", "ok", "oom"] if number % 4 else ["oom", "nan"]))
-                tokens = rng.integers(0, 3, size=rng.integers(0, 4)).tolist() if status == "ok" else None
-                rows.append(row(f"s{sample}", status, cell=cell, token_ids=tokens, cluster=f"k{sample // 2}"))
-        answers = pa.Table.from_pylist(rows, schema=pa.schema([RESPONSES.field(name) for name in COLUMNS]))
-        cells = bare(answers, full, protocols)
-        with mock.patch.object(agreement_module, "AT_ONCE", 7):
-            tables = list(agreement(answers, cells, full, protocols))
-        assert [set(table["metric"].to_pylist()) for table in tables] <= [{"divergence"}, {"same_answer"}]
-        found = [one for table in tables for one in table.to_pylist()]
+        full = {p: f"{p}0" for p in ("paper", "strict")[: number % 3]}
+        statuses = ["ok", "ok", "ok", "oom"] if number % 4 else ["oom", "nan"]
+        rows = [
+            _drawn(rng, cell, sample, str(rng.choice(statuses)))
+            for cell in protocols
+            for sample in np.flatnonzero(rng.random(9) < 0.8)
+        ]
+        bases = [cell for cell in protocols if cell.endswith("0")]
+        of_full = [one for one in rows if one["cell"] in full.values()]
+        with mock.patch.object(lists, "AT_ONCE", 7):
+            earlier = [_drawn(rng, one["cell"], int(one["sample_id"][1:]), "ok") for one in rows]
+            known = of_cells(earlier, [], protocols, bases)
+            before = pa.concat_tables([stored(scores[::2], cell) for cell, scores in known.items()])
+            found = of_cells(rows, of_full, protocols, bases, before)
         for cell, protocol in protocols.items():
             own = [one for one in rows if one["cell"] == cell]
             others = {one["sample_id"]: one for one in rows if one["cell"] == full.get(protocol)}
-            wanted = measured(own, others, protocol, cell == full.get(protocol))
-            given = [one for one in found if one["cell"] == cell]
-            names = ("sample_id", "cluster", "metric", "value", "status")
-            assert [tuple(one[name] for name in names) for one in given] == [score[:5] for score in wanted]
-
-
-@each("column, value", [("slim", True), ("forced_kl", [0.1]), ("reference_samples", ["a", "b"])])
-def test_a_cell_of_which_more_is_known_than_its_answers_is_not_bare(column, value):
-    full, protocols = {"paper": "f"}, {"f": "paper", "c": "paper", "d": "strict"}
-    for told, left in (("c", {"f", "d"}), ("f", {"d"}), ("d", {"f", "c"})):
-        rows = [row(cell=cell, **({column: value} if cell == told else {})) for cell in protocols]
-        answers = pa.Table.from_pylist(rows, schema=pa.schema([RESPONSES.field(name) for name in COLUMNS]))
-        assert bare(answers, full, protocols) == left
+            held = measures_by_row.stored([one for one in before.to_pylist() if one["cell"] == cell])
+            assert found[cell] == measures_by_row.measured(own, others, protocol, cell in bases, held)
+    assert set(MEASURES) == NAMES and len(NAMES & {one.metric for scores in known.values() for one in scores}) > 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from mmkv_bench.datasets.specs import spec_from_config
-from mmkv_bench.evaluation import score, score_many, shared
+from mmkv_bench.evaluation import Scorer, score, shared
 from tests.each import each
 from tests.evaluation.conftest import answered, ask_all, pages
 
@@ -51,6 +51,14 @@ def counted(monkeypatch) -> list:
     return alone
 
 
+def scored(spec, given: dict[str, dict], at_once: int = 2, failed=()) -> list:
+    """(cell, its scores), of some cells at a time."""
+    reach = {cell: 1 + max(answer.doc_id for answer in own.values()) for cell, own in given.items()}
+    scorer, cells = Scorer(spec, reach, given.get, failed=failed), list(given)
+    blocks = [cells[start : start + at_once] for start in range(0, len(cells), at_once)]
+    return [found for block in blocks for found in scorer.scores(block)]
+
+
 STATELESS = "def scored(doc, results):\n    doc['seen'] = True\n    return {'hit': float(results[0] == doc['answer'])"
 TOTAL = "\n\ndef total(values):\n    return sum(values)\n"
 
@@ -67,8 +75,11 @@ def test_many_cells_have_the_scores_that_each_has_by_itself(tmp_path, monkeypatc
     given = cells_of(ask_all(spec))
     wanted = [(cell, score(spec, given[cell], 6)) for cell in CELLS]
     alone = counted(monkeypatch)
-    assert list(score_many(spec, CELLS, given.get)) == wanted
+    assert scored(spec, given) == wanted
     assert len(alone) == 2  # the first and the last, held against what is shared
+    monkeypatch.setattr(shared, "AT_ONCE", 7)
+    monkeypatch.setattr(shared, "HELD", 8)  # some are asked again
+    assert scored(spec, given, failed=range(6)) == wanted
     assert {scores.aggregate is None for _, scores in wanted} == {True, False}
 
 
@@ -79,7 +90,7 @@ def test_pages_of_several_kinds_are_shared_too(monkeypatch):
     given = {cell: answered(requests, [texts[(i + j) % 2] for j in range(4)]) for i, cell in enumerate(CELLS)}
     wanted = [(cell, score(spec, given[cell], 4)) for cell in CELLS]
     alone = counted(monkeypatch)
-    assert list(score_many(spec, CELLS, given.get)) == wanted and len(alone) == 2
+    assert scored(spec, given) == wanted and len(alone) == 2
 
 
 def test_a_scorer_that_remembers_what_it_saw_scores_each_cell_by_itself(tmp_path, monkeypatch):
@@ -91,5 +102,5 @@ def test_a_scorer_that_remembers_what_it_saw_scores_each_cell_by_itself(tmp_path
     given = cells_of(ask_all(spec))
     wanted = [(cell, score(spec, given[cell], 6)) for cell in CELLS]
     alone = counted(monkeypatch)
-    assert list(score_many(spec, CELLS, given.get)) == wanted
+    assert scored(spec, given) == wanted
     assert len(alone) > len(CELLS)

@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 
+from mmkv_bench.run import answers as answers_of_cells
 from mmkv_bench.store.store import Store
 from tests.run import setting
 from tests.run.setting import answers, done, responses
@@ -72,6 +73,17 @@ def test_perplexity_is_that_of_the_stored_likelihoods(on):
         if row["metric"] == "ppl":
             nll = by_cell[row["cell"]]
             assert row["value"] == pytest.approx(math.exp(sum(nll) / len(nll)))
+
+
+def test_scores_of_one_cell_at_a_time_are_those_of_all_at_once(on, tmp_path, monkeypatch):
+    root = tmp_path / "rows"
+    shutil.copytree(on[0], root)
+    before = scores_of(root)
+    monkeypatch.setattr(answers_of_cells, "AT_ONCE", 1)
+    for name in ("samples", "metrics"):
+        shutil.rmtree(root / name)
+    done(root, *COMMAND, *BOTH, "stage=score")
+    assert len(list((root / "samples").glob("together-*"))) == 1 and scores_of(root) == before
 
 
 @pytest.mark.full

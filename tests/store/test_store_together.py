@@ -93,6 +93,33 @@ def test_samples_that_are_forgotten_are_scored_no_more_wherever_their_scores_sta
     assert store.metrics(MANY[:1])["value"].to_pylist() == [0.1]
 
 
+def test_scores_that_come_cell_by_cell_are_those_that_come_at_once(tmp_path):
+    """And a failure while they come, or a kill, leaves those that were there."""
+    store, metrics = Store(tmp_path), tables(MANY, 0.1)[1]
+    store.write_scores_of(*tables(MANY, 0.3))
+    asked = []
+
+    def blocks(many: int):
+        for cell in MANY[:many]:
+            yield tables([cell], 0.1)[0]
+        if many < len(MANY):
+            raise ArithmeticError
+
+    def metrics_of(samples: pa.Table) -> pa.Table:
+        asked.append((samples.num_rows, samples["metric"].unique().to_pylist()))
+        return metrics
+
+    with pytest.raises(ArithmeticError):
+        store.write_scores_by(blocks(9), metrics_of)
+    assert values(store) == of(0.3, MANY) and not list(tmp_path.glob("*/.*.tmp"))
+    store.write_scores_by(blocks(len(MANY)), metrics_of)
+    assert values(store) == of(0.1, MANY) and asked == [(2 * len(MANY), ["exact_match"])]
+    assert [len(list((tmp_path / name).glob("*.parquet"))) for name in ("samples", "metrics")] == [1, 1]
+    assert not Store(tmp_path).unchecked and store.samples().num_rows == 2 * len(MANY)
+    with pytest.raises(StoreError, match="no samples"):
+        store.write_scores_by((tables([cell], 0.1)[0] for cell in MANY[:2]), lambda _: metrics)
+
+
 def test_later_scores_count_also_where_clocks_disagree(tmp_path, monkeypatch):
     now, store = time.time_ns(), Store(tmp_path)
     for late, value in ((10**12, 0.1), (0, 0.2)):  # the second machine's clock is a quarter of an hour behind

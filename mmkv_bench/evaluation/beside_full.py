@@ -1,0 +1,132 @@
+"""Response rows of many cells, each beside the answer of `full` to the same sample: what measures are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from mmkv_bench.evaluation.lists import Lists
+from mmkv_bench.protocols import protocol
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+VALUE, UNMEASURED, MEANINGLESS = range(3)
+
+
+class Found(NamedTuple):
+    """A measure of each row. kinds: int [rows], `VALUE`, `UNMEASURED` or `MEANINGLESS`; values: float64 [rows], where that is
+    a value; parts: float64 [rows, 2] of a pooled measure."""
+
+    kinds: np.ndarray
+    values: np.ndarray
+    parts: np.ndarray | None = None
+
+
+class BesideFull:
+    """The rows, as `measured` (measures.py) is given them.
+
+    names: the cells; of_cell: int [rows] into them. ok, full_ok: bool [rows], the row's status is ok, and that of full's row;
+    other: int [rows], the place of that row in `full`, -1 for none. is_full: bool [rows], the cell is `full` itself; free: int
+    [rows], tokens that the cell's protocol takes from the full prefill; slim: bool [rows].
+    """
+
+    def __init__(
+        self, answers: pa.Table, full: pa.Table, protocols: Mapping[str, str], baselines: Collection[str]
+    ) -> None:
+        import pyarrow.compute as pc
+
+        self.answers, self.full = answers, full
+        coded = answers["cell"].combine_chunks().dictionary_encode()
+        self.names, self.of_cell = coded.dictionary.to_pylist(), coded.indices.to_numpy()
+        self.ok = _flags(pc.equal(answers["status"], "ok"))
+        self.slim = _flags(pc.fill_null(answers["slim"], False))
+        self.is_full = self._by_cell([name in baselines for name in self.names], bool)
+        self.free = self._by_cell([protocol(protocols[name]).from_prefill for name in self.names], np.int64)
+        of_protocol = {protocols[cell]: cell for cell in full["cell"].unique().to_pylist()}
+        self.other = self.places(full, [of_protocol.get(protocols[name]) for name in self.names])
+        self.full_ok = np.append(_flags(pc.equal(full["status"], "ok")), False)[self.other]
+        self._lists: dict[str, Lists] = {}
+
+    def _by_cell(self, values: list, kind: type) -> np.ndarray:
+        return np.array(values, kind)[self.of_cell]
+
+    def places(self, among: pa.Table, cells: list[str | None]) -> np.ndarray:
+        """int [rows]: where in `among` the row of the same sample stands, of the cell that `cells` names for each of
+        `names`; -1 where there is none."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        ids, own = among["sample_id"].unique(), among["cell"].unique()
+        samples = [
+            pc.fill_null(pc.index_in(rows["sample_id"], value_set=ids), -1).to_numpy().astype(np.int64)
+            for rows in (among, self.answers)
+        ]
+        wanted = pc.fill_null(pc.index_in(pa.array(cells, pa.string()), value_set=own), -1).to_numpy()
+        cell = pc.index_in(among["cell"], value_set=own).to_numpy().astype(np.int64)
+        key = cell * max(len(ids), 1) + samples[0]
+        order = np.argsort(key, kind="stable")
+        asked = wanted.astype(np.int64)[self.of_cell] * max(len(ids), 1) + samples[1]
+        at = np.minimum(np.searchsorted(key[order], asked), max(len(key) - 1, 0))
+        there = (wanted[self.of_cell] >= 0) & (samples[1] >= 0)
+        there[there] = key[order][at[there]] == asked[there]
+        return np.where(there, order[at] if len(order) else -1, -1)
+
+    def lists(self, column: str) -> Lists:
+        return self._lists.setdefault(column, Lists.of(self.answers[column]))
+
+    @cached_property
+    def full_tokens(self) -> Lists:
+        return Lists.of(self.full["token_ids"])
+
+    def kept(self, found: Found, before: pa.Table) -> Found:
+        """The measure, where slim rows have lost it, as it is stored: `before` are its rows of the table samples."""
+        held = self._by_cell([name in set(before["cell"].unique().to_pylist()) for name in self.names], bool)
+        gone = (found.kinds == UNMEASURED) & self.slim & held
+        if not gone.any():
+            return found
+        at = self.places(before, self.names)
+        known = np.flatnonzero(gone & (at >= 0))
+        stored = before["value"].to_numpy()[at[known]]
+        kinds, values = np.where(gone, MEANINGLESS, found.kinds), found.values.astype(np.float64)
+        kinds[known] = np.where(np.isnan(stored), UNMEASURED, VALUE)
+        values[known] = stored
+        if found.parts is None:
+            return Found(kinds, values)
+        sums, parts = Lists.of(before["parts"]), found.parts.copy()
+        parts[known] = sums.flat[sums.starts[at[known]][:, None] + np.arange(2)]
+        return Found(kinds, values, parts)
+
+    def table(self, metric: str, found: Found) -> pa.Table:
+        """Rows of the table samples, without dataset; none of cells in which no row has a value."""
+        import pyarrow as pa
+
+        valued = (found.kinds == VALUE) & self.ok
+        counted = np.zeros(len(self.names), dtype=bool)
+        counted[self.of_cell[valued]] = True
+        rows = np.flatnonzero(counted[self.of_cell] & (~self.ok | (found.kinds != MEANINGLESS)))
+        table = self.answers.select(["cell", "sample_id", "cluster", "status"]).take(pa.array(rows))
+        missing = ~valued[rows]
+        columns = {
+            "metric": pa.repeat(pa.scalar(metric), len(rows)),
+            "value": pa.array(found.values[rows].astype(np.float64), mask=missing),
+        }
+        if found.parts is not None:  # of what has no value those of an empty answer
+            parts = np.where(missing[:, None], 0.0, found.parts[rows])
+            ends = np.arange(0, 2 * len(rows) + 1, 2, dtype=np.int32)
+            columns["parts"] = pa.ListArray.from_arrays(ends, parts.ravel())
+        for name, column in columns.items():
+            table = table.append_column(name, column)
+        return table
+
+
+def is_there(column: pa.ChunkedArray) -> np.ndarray:
+    """bool [rows]: what is not null."""
+    return _flags(column.is_valid())
+
+
+def _flags(column: pa.ChunkedArray) -> np.ndarray:
+    return column.to_numpy().astype(bool)

@@ -1,0 +1,98 @@
+"""The stored answers of a dataset's cells for scoring, some cells at a time: those of all of them fit into no memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mmkv_bench.evaluation.measures import COLUMNS
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from mmkv_bench.evaluation.contract import Answer
+    from mmkv_bench.plan.cells import Cell
+    from mmkv_bench.store.store import Store
+
+AT_ONCE = 1 << 16  # answers in memory at a time, or those of one cell
+_OF_ANSWERS = ("doc_id", "sample_id", "answer", "status", "prompt_hash")
+
+
+class Answers:
+    """reach: cell -> 1 + the last document that it has an answer to, of all cells that have one; failed: the documents whose
+    answer failed in some cell. rows: the response rows of the cells that `blocks` gave last, as measures need them.
+    """
+
+    def __init__(self, store: Store, cells: Sequence[str]) -> None:
+        from mmkv_bench.store.parts import codes_of, numbers_of
+
+        self._store, self.rows, self._held = store, None, None
+        rows = store.responses(cells, ("cell", "doc_id", "status"), coded=True)
+        codes, docs = rows["cell"].combine_chunks(), numbers_of(rows["doc_id"]).astype(np.int64)
+        names, of_cell = codes.dictionary.to_pylist(), codes_of(codes)
+        reach = np.zeros(len(names), np.int64)
+        np.maximum.at(reach, of_cell, docs + 1)
+        counts = np.bincount(of_cell, minlength=len(names))
+        self.reach = {name: int(own) for name, own in zip(names, reach, strict=True) if own}
+        self._counts = dict(zip(names, counts.tolist(), strict=True))
+        self.failed = np.unique(docs[~_is_ok(rows["status"])]).tolist()
+
+    def blocks(self, cells: Sequence[Cell]) -> Iterator[list[Cell]]:
+        """The cells in their order, as many at a time as have `AT_ONCE` answers together; `rows` are then of them."""
+        block: list[Cell] = []
+        waiting = 0
+        for cell in cells:
+            own = self._counts.get(cell.cell, 0)
+            if block and waiting + own > AT_ONCE:
+                yield self._load(block)
+                block, waiting = [], 0
+            block, waiting = [*block, cell], waiting + own
+        if block:
+            yield self._load(block)
+
+    def _load(self, block: list[Cell]) -> list[Cell]:
+        self.rows = self._held = None  # before the next ones are read
+        columns = dict.fromkeys([*COLUMNS, *_OF_ANSWERS])
+        self.rows = self._store.responses([cell.cell for cell in block], list(columns))
+        self._held = ByCell(self.rows)
+        return block
+
+    def of(self, cell: str) -> dict[str, Answer]:
+        """Sample id -> answer, in the order of the documents."""
+        from mmkv_bench.evaluation import Answer
+
+        own = self._held.of(cell) if self._held is not None and cell in self._held.places else None
+        if own is None:
+            own = self._store.responses([cell], _OF_ANSWERS)
+        columns = (own[name].to_pylist() for name in _OF_ANSWERS)
+        return {
+            sample: Answer(text, status, doc_id, prompt)
+            for doc_id, sample, text, status, prompt in sorted(zip(*columns, strict=True), key=lambda row: row[0])
+        }
+
+
+class ByCell:
+    """A table cut by cell; the rows of a cell stand together. places: cell -> (start, length)."""
+
+    def __init__(self, rows: pa.Table) -> None:
+        self._rows = rows
+        self.places: dict[str, tuple[int, int]] = {}
+        if rows.num_rows:
+            found = rows["cell"].combine_chunks().dictionary_encode()
+            codes = found.indices.to_numpy()
+            starts = np.append(0, np.flatnonzero(np.diff(codes)) + 1)
+            lengths = np.diff(np.append(starts, len(codes)))
+            names = found.dictionary.take(found.indices.take(starts)).to_pylist()
+            self.places = dict(zip(names, zip(starts.tolist(), lengths.tolist(), strict=True), strict=True))
+
+    def of(self, cell: str) -> pa.Table:
+        return self._rows.slice(*self.places.get(cell, (0, 0)))
+
+
+def _is_ok(column: pa.ChunkedArray) -> np.ndarray:
+    from mmkv_bench.store.parts import texts_in
+
+    found = texts_in(column, lambda text: text == "ok")
+    return found.to_numpy(zero_copy_only=False)
