@@ -28,7 +28,9 @@ class Answers:
     def __init__(self, store: Store, cells: Sequence[str]) -> None:
         from mmkv_bench.store.parts import codes_of, numbers_of
 
-        self._store, self.rows, self._held = store, None, None
+        self._store = store
+        self.rows: pa.Table | None = None
+        self._held: ByCell | None = None
         rows = store.responses(cells, ("cell", "doc_id", "status"), coded=True)
         codes, docs = rows["cell"].combine_chunks(), numbers_of(rows["doc_id"]).astype(np.int64)
         names, of_cell = codes.dictionary.to_pylist(), codes_of(codes)
