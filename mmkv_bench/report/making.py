@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mmkv_bench.report.command import Commands
 from mmkv_bench.report.folder import PAGES, Folder, check
 from mmkv_bench.report.overview import COSTS, Views
+from mmkv_bench.report.store import StoreShown
 
-COPIED = ("report.css", "common.js", "overview.js", "table.js")
+COPIED = (".css", ".js")
 
 
 @dataclass(frozen=True)
@@ -34,16 +36,16 @@ def make(roots: Sequence[Path], out: Path, samples: int) -> Made:
             another version, a disk that refuses.
     """
     check(out)
-    views, stores, left_out = Views(), list[dict[str, Any]](), list[str]()
-    folder = Folder(out)
+    folder, views, commands = Folder(out), Views(), Commands()
+    stores, left_out = list[dict[str, Any]](), list[str]()
     for number, root in enumerate(roots):
-        stores.append(_add(number, root, views, left_out))
-        if not number:
-            folder.begin()  # not before some rows were read: a mistake leaves an earlier report as it was
+        stores.append(_add(number, root, folder, views, commands, samples, left_out))
     return _finish(folder, views, stores, left_out)
 
 
-def _add(number: int, root: Path, views: Views, left_out: list[str]) -> dict[str, Any]:
+def _add(
+    number: int, root: Path, folder: Folder, views: Views, commands: Commands, samples: int, left_out: list[str]
+) -> dict[str, Any]:
     """One store into the report; returns what the pages say of it."""
     from mmkv_bench.tables.build import build
     from mmkv_bench.tables.costs import known_tables
@@ -51,13 +53,13 @@ def _add(number: int, root: Path, views: Views, left_out: list[str]) -> dict[str
 
     rows = load(root)
     tables = build(rows)
-    views.add(number, tables, known_tables(root, COSTS), lambda cell: name_of(number, cell))
-    return {"rows": str(root), "cells": len(rows.cells), "answers": len(rows.responses)}
-
-
-def name_of(store: int, cell: str) -> str:
-    """What a cell's data and address are called: the number of its store, its hash."""
-    return f"{store}-{''.join(c if c.isascii() and c.isalnum() else '_' for c in cell)}"
+    if not number:
+        folder.begin()  # not before some rows were read: a mistake leaves an earlier report as it was
+    shown = StoreShown(number, root, rows, tables)
+    views.add(number, tables, known_tables(root, COSTS), shown.name)
+    answers = len(rows.responses)
+    left_out += shown.write(folder, commands, samples)
+    return {"rows": str(root), "cells": len(rows.cells), "answers": answers}
 
 
 def _finish(folder: Folder, views: Views, stores: Sequence[Mapping[str, Any]], left_out: Sequence[str]) -> Made:
@@ -67,21 +69,20 @@ def _finish(folder: Folder, views: Views, stores: Sequence[Mapping[str, Any]], l
     from mmkv_bench import __version__
 
     versions = folder.libraries()
-    for name in COPIED:
-        folder.write("pages", name, (PAGES / name).read_bytes())
     pages = Environment(loader=FileSystemLoader(PAGES), autoescape=True)
-    for path in sorted(PAGES.glob("*.html")):
-        if path.name != "base.html":
+    for path in sorted(PAGES.iterdir()):
+        if path.suffix in COPIED:
+            folder.write("pages", path.name, path.read_bytes())
+        elif path.name != "base.html":
             folder.write("pages", path.name, pages.get_template(path.name).render(page=path.name).encode())
     cells, answers = (sum(store[key] for store in stores) for key in ("cells", "answers"))
     names = ", ".join(store["rows"] for store in stores)
     about = f"{cells:,} cells, {answers:,} answers, {len(views.tables)} tables, of {names}."
+    said = ", ".join(f"{name} {version}" for name, version in versions.items())
     content = {
         "version": __version__,
         "about": about,
-        "libraries": "Charts and tables by "
-        + ", ".join(f"{name} {version}" for name, version in versions.items())
-        + "; licences in lib/.",
+        "libraries": f"Charts and tables by {said}; licences in lib/.",
         "left_out": list(left_out),
         "stores": list(stores),
         "views": views.tables,

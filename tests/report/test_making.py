@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from PIL import Image
 
+from mmkv_bench.config.compose import compose
+from mmkv_bench.datasets.page_data import to_row
 from mmkv_bench.errors import ConfigError, StoreError
+from mmkv_bench.plan.plan import make_plan
+from mmkv_bench.report.cells import first_difference
+from mmkv_bench.report.command import Commands
+from mmkv_bench.report.folder import Folder
 from mmkv_bench.report.making import make
+from mmkv_bench.report.prompts import Prompts
+from mmkv_bench.store.store import Store
 from mmkv_bench.tables.build import build
+from mmkv_bench.tables.metrics import metrics_rows
 from mmkv_bench.tables.rows import load
+from mmkv_bench.tiny.pages import make_sample
 from tests.cli.setting import verb
 from tests.each import each
 from tests.tables.examples import Example, zeros_and_ones
@@ -115,3 +128,80 @@ def test_a_mistake_is_one_sentence(arguments, words, tmp_path, monkeypatch, caps
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1) and words in err
     assert not (tmp_path / "report").exists()
+
+
+def test_cells_and_samples_show_their_rows(tmp_path: Path) -> None:
+    made = Example()
+    full = made.add("full", None, [1, 1, 1, 0, 1], answer={"token_ids": [5, 6, 7], "answer": "abc"})
+    cell = made.add(
+        "mm", 64, [1, 0, None, 0, 1], answer={"token_ids": [5, 6, 8, 9], "answer": "abd", "kept": [[60, 68]] * 2}
+    )
+    made.responses[-1]["kept"] = [[64, 64], [62, 66]]
+    rows = made.rows()
+    made.metrics = metrics_rows(rows.samples, rows.cells)
+    root, out = made.write(tmp_path / "rows"), tmp_path / "report"
+    found = make([root], out, 4)
+    assert "Single samples: the first 4 of each dataset are shown, of walk3 (5)" in " ".join(found.left_out)
+    told = value(out, f"cells/0-{cell}")
+    assert told["hash"] == cell and told["row"]["budget_entries"] == 64 and "config" not in told["row"]
+    assert told["kept"] == [[[61, 67], [60.5, 67.5]], [[60, 64], [60, 66]], [[64, 68], [62, 68]]]
+    assert told["counted"]["ended"] == {"oom": 1, "ok": 4} and told["counted"]["answers"] == 5
+    assert told["answers"]["status"] == ["ok", "ok", "oom", "ok"]
+    assert told["answers"]["differs"] == [2, 2, None, 2]
+    assert told["answers"]["values"] == {"exact_match": [1, 0, None, 0]}
+    assert [score["metric"] for score in told["scores"]] == ["exact_match"]
+    group = value(out, f"groups/{told['group']}")
+    assert [(each["name"], each["full"]) for each in group["cells"]] == [(f"0-{full}", True), (f"0-{cell}", False)]
+    assert (len(group["samples"]), group["total"]) == (4, 5)
+    assert all("hold no question" in sample["missing"] for sample in group["samples"])
+    one = value(out, f"answers/{told['group']}-2")
+    assert (one["status"], one["answer"], one["differs"]) == (["ok", "oom"], ["abc", None], [None, None])
+
+
+def test_first_differences_are_those_of_a_plain_loop() -> None:
+    pairs = [([1, 2], [1, 2]), ([1, 2], [1]), ([], [3]), ([], []), ([4, 5, 6], [4, 7, 6]), (None, [1]), ([1], None)]
+    lists = [pa.array(side, pa.list_(pa.int32())) for side in zip(*pairs, strict=True)]
+
+    def plain(a, b):
+        if a is None or b is None:
+            return None
+        for place in range(max(len(a), len(b))):
+            if a[place : place + 1] != b[place : place + 1]:
+                return place
+        return -1
+
+    assert first_difference(*lists) == [plain(*pair) for pair in pairs]
+
+
+def test_an_embedded_page_is_drawn_again_where_its_prompt_is_still_the_same(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "report")
+    folder.begin()
+    sample = make_sample("lookup", "small", "test", 3)
+    right = Prompts(folder, {}).of(sample.sample_id, to_row(sample)["prompt_hash"])
+    assert (right.question, right.reference, right.missing) == (sample.question, sample.answer, "")
+    with Image.open(tmp_path / "report" / right.images[0]) as image:
+        assert image.size == sample.images[0].size
+    other = Prompts(folder, {}).of(sample.sample_id, "0" * 64)
+    assert (other.question, other.images) == (None, []) and "another than the one that was answered" in other.missing
+
+
+def test_the_command_of_a_cell_plans_that_very_cell() -> None:
+    planned(("large", "snapkv"), ("ablations", None))
+
+
+@pytest.mark.full
+def test_commands_of_committed_cells_plan_them() -> None:
+    planned(*((name, method) for name in ("methods", "readings") for method in ("full", "prefixkv", "kivi", "mmshift")))
+
+
+def planned(*asked: tuple[str, str | None]) -> None:
+    """One cell of each committed store and method; None: of a variant that its run defined."""
+    for name, method in asked:
+        found = Store(f"results/tiny/{name}").cells().to_pylist()
+        variants = {row["cell"]: json.loads(row["config"])["variants"] for row in found} if method is None else {}
+        row = next(
+            row for row in found if (row["method"] == method if method else row["method"] in variants[row["cell"]])
+        )
+        command = Commands().of(row, 0, json.loads(row["config"]))
+        plan = make_plan(compose(shlex.split(command["line"])[1:]))
+        assert row["cell"] in plan.names, command

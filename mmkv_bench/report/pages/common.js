@@ -130,6 +130,8 @@ const place = {
   },
 };
 
+addEventListener("hashchange", () => location.reload());  // another cell or sample on the same page; replaceState is no such event
+
 addEventListener("DOMContentLoaded", () => {
   const report = mmkv.values.report;
   if (!report) return problem(new Error("data/report.js is not beside this page: the report was not copied whole, or is still being made"));

@@ -1,0 +1,112 @@
+"""What the pages of single cells show: the row of the cell, its scores, the audit of its answers by layer and head."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mmkv_bench.report.columns import number, numbers
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+_COUNTED = ("entries_asked", "entries_resident", "n_tokens", "tokens_from_compressed")
+_LEFT_OUT = ("config", "schema_version", "cell")  # shown elsewhere
+
+
+def described(cells: pd.DataFrame) -> dict[str, dict[str, Any]]:
+    """Cell -> its row as the page shows it, in the order of the schema, without what is null."""
+    found = {}
+    for row in cells.to_dict("records"):
+        shown = {key: _plain(value) for key, value in row.items() if key not in _LEFT_OUT}
+        found[row["cell"]] = {key: value for key, value in shown.items() if value is not None}
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """A scalar of a frame as JSON has it; whole numbers that a null among them made floats are whole again."""
+    if isinstance(value, str | bool):
+        return value
+    if hasattr(value, "isoformat"):
+        return None if value != value else value.isoformat(timespec="seconds")
+    return number(value.item() if hasattr(value, "item") else value)
+
+
+def scores(metrics: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
+    """Cell -> its rows of `metrics`."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    kept = [name for name in metrics.columns if name not in ("schema_version", "dataset")]
+    for row in metrics[kept].to_dict("records"):
+        found.setdefault(row.pop("cell"), []).append({key: _plain(value) for key, value in row.items()})
+    return found
+
+
+def counted(cell: slice, answers: Mapping[str, np.ndarray], statuses: Sequence[str]) -> dict[str, Any]:
+    """Sums over all answers of a cell; `answers`: columns of numbers, NaN for null, and `status`, int [rows]."""
+    status = answers["status"][cell]
+    ends = np.bincount(status, minlength=len(statuses))
+    ok = np.flatnonzero(status == statuses.index("ok")) if "ok" in statuses else np.array([], dtype=int)
+    told: dict[str, Any] = {
+        "answers": len(status),
+        "ended": {word: int(n) for word, n in zip(statuses, ends, strict=True) if n},
+    }
+    for name in _COUNTED:
+        values = answers[name][cell][ok]
+        values = values[~np.isnan(values)]
+        told[name] = numbers([values.min(), values.mean(), values.max()]) if len(values) else None
+    asked, resident = (answers[name][cell][ok] for name in _COUNTED[:2])
+    told["over"] = int(np.count_nonzero(resident > asked))
+    return told
+
+
+def kept_by_head(kept: pa.ListArray) -> list[list[list[float | int | None]]] | None:
+    """Mean, least and most entries of each layer and KV head over the answers of a cell: [3][layers][heads].
+
+    Args:
+        kept: of one cell, lists [layers] of lists [KV heads], null where an answer failed. None where no answer has any, or
+            where their shapes differ.
+    """
+    layers = kept.drop_null().flatten()
+    rows = len(kept) - kept.null_count
+    if not rows or not len(layers):
+        return None
+    values = layers.flatten().to_numpy(zero_copy_only=False)
+    widths = layers.value_lengths().to_numpy(zero_copy_only=False)
+    if len(layers) % rows or len(np.unique(widths)) > 1 or not widths[0]:
+        return None
+    whole = values.reshape(rows, len(layers) // rows, int(widths[0])).astype(np.float64)
+    ways = (whole.mean(axis=0), whole.min(axis=0), whole.max(axis=0))
+    return [[numbers(layer) for layer in way.tolist()] for way in ways]
+
+
+def first_difference(tokens: pa.ListArray, others: pa.ListArray) -> list[int | None]:
+    """Of each two lists of token ids, the place of the first that differs; -1 where none does, None where one is null."""
+    left, right = padded(tokens), padded(others)
+    width = max(left.shape[1], right.shape[1])
+    left, right = (np.pad(each, ((0, 0), (0, width - each.shape[1])), constant_values=-1) for each in (left, right))
+    differs = left != right
+    first = np.where(differs.any(axis=1), differs.argmax(axis=1), -1) if width else np.full(len(left), -1)
+    known = [a and b for a, b in zip(tokens.is_valid().to_pylist(), others.is_valid().to_pylist(), strict=True)]
+    return [int(place) if there else None for place, there in zip(first, known, strict=True)]
+
+
+def padded(lists: pa.ListArray) -> np.ndarray:
+    """int64 [n, longest], -1 behind the end of each."""
+    lengths = np.nan_to_num(lists.value_lengths().to_numpy(zero_copy_only=False)).astype(np.int64)
+    found = np.full((len(lengths), int(lengths.max(initial=0))), -1, dtype=np.int64)
+    found[np.arange(found.shape[1]) < lengths[:, None]] = lists.drop_null().flatten().to_numpy(zero_copy_only=False)
+    return found
+
+
+def parsed(text: str) -> Any:
+    """A configuration without what no page shows."""
+    config = json.loads(text)
+    for nodes in (config.get("methods") or {}, config.get("datasets") or {}):
+        for node in nodes.values():
+            if isinstance(node, dict):
+                node.pop("about", None)
+    return config

@@ -1,0 +1,125 @@
+"""The command that makes a stored cell again: its names, and what its run had set otherwise than the defaults.
+
+Each stored configuration is compared once with what its groups compose to now. A cell is what its hash says: versions of torch
+and transformers, weights and data are part of it, and a command cannot choose them.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from mmkv_bench.config.words import words
+from mmkv_bench.errors import MMKVError
+
+PROGRAM = "mmkv-bench"
+_FIXTURE = "_fixture"
+_RUN = ("baseline", "decode", "limit", "reading", "sharing")
+"""Settings of a run, beside its groups, on which its rows depend."""
+_NO_SETTINGS = {"about", "gates", "base", "name", "released"}
+
+
+class Commands:
+    """Commands of the cells of a report; the defaults of a run are composed once for all its cells."""
+
+    def __init__(self) -> None:
+        self._composed: dict[tuple[Any, ...], dict[str, Any]] = {}
+        self._differing: dict[int, dict[str, Any] | str] = {}
+
+    def of(self, row: Mapping[str, Any], number: int, config: Mapping[str, Any]) -> dict[str, str]:
+        """{"line", "note"}. row: of `cells`; number: of its configuration, equal for equal ones; config: that, parsed."""
+        if number not in self._differing:
+            try:
+                self._differing[number] = self._differences(config)
+            except (MMKVError, KeyError, TypeError, AttributeError) as error:
+                self._differing[number] = f"Its configuration cannot be composed now: {error}"
+        differing = self._differing[number]
+        if isinstance(differing, str):
+            return {"line": "", "note": differing}
+        label = row["dataset"]
+        said = _groups(config, [label]) | {"method": row["method"]}
+        if row["method"] in (config.get("variants") or {}):
+            said |= {"method": "full", f"variants.{row['method']}": config["variants"][row["method"]]}
+        if row.get("budget_kind") == "entries":
+            said["budget"] = row["budget_entries"]
+        elif row.get("budget_kind") == "fraction":
+            said["budget"] = row["budget_fraction"] if "." in row["budget_fraction"] else f"{row['budget_fraction']}.0"
+        if row["protocol"] != "paper":
+            said["protocol"] = row["protocol"]
+        if row.get("seed") is not None:
+            said["seed"] = row["seed"]
+        own = (f"methods.{row['method']}.", f"methods.{row['base']}.", f"datasets.{_option(config, label)}.")
+        said |= {key: value for key, value in differing.items() if not _of_one(key) or key.startswith(own)}
+        said = {key: value for key, value in said.items() if not (key == "reading" and row.get("reading") is None)}
+        versions = f"torch {row['torch']}, transformers {row['transformers']}"
+        note = f"It is this very cell under {versions} and the same weights and data."
+        return {"line": shlex.join([PROGRAM, *words(said)]), "note": note}
+
+    def _differences(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Key -> value, of what the run had set otherwise than its groups now say."""
+        from omegaconf import OmegaConf
+
+        from mmkv_bench.config.compose import compose
+
+        named = [name for name in config["methods"] if name not in (config.get("variants") or {})]
+        groups = _groups(config, list(config["datasets"])) | {"method": named or ["full"]}
+        key = tuple(words(groups))
+        if key not in self._composed:
+            self._composed[key] = OmegaConf.to_container(compose(list(key)), resolve=True)
+        now = self._composed[key]
+        found = {name: config[name] for name in _RUN if name in config and config[name] != now.get(name)}
+        found |= _other("model", config["model"], now["model"])
+        for name in named:
+            found |= _other(f"methods.{name}", config["methods"][name], now["methods"][name])
+        for label, node in config["datasets"].items():
+            option = _option(config, label)
+            found |= _other(f"datasets.{option}", node, now["datasets"][option])
+        return found
+
+
+def _groups(config: Mapping[str, Any], labels: list[str]) -> dict[str, Any]:
+    """Model, datasets and what their names depend on."""
+    from mmkv_bench.config.schema import options
+
+    names = [_option(config, label) for label in labels]
+    model = config["model"]["name"]
+    said: dict[str, Any] = {"model": model if model in options("model") else "hf"}
+    said["dataset"] = names[0] if len(names) == 1 else names
+    if any(str(config["datasets"][label].get("task", "")).startswith("pages") for label in labels):
+        said["page_size"] = config["page_size"]
+    if (config.get("data") or {}).get("source") == "fixture":
+        said["data"] = "fixture"
+    return said
+
+
+def _option(config: Mapping[str, Any], label: str) -> str:
+    """The dataset's name on the command line: labels of pages tell their size, those of fixtures that they are some."""
+    node = config["datasets"][label]
+    task = str(node.get("task") or "")
+    return task if task.startswith("pages") else label.removesuffix(_FIXTURE)
+
+
+def _of_one(key: str) -> bool:
+    return key.startswith(("methods.", "datasets."))
+
+
+def _other(prefix: str, stored: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """Values below a node that are set otherwise now; parts of a method follow from its parameters, and are left out."""
+    found = {}
+    for key, value in _leaves(stored):
+        other: Any = now
+        for part in key.split("."):
+            other = other.get(part) if isinstance(other, Mapping) else None
+        if value != other and not {*key.split(".")} & _NO_SETTINGS:
+            found[f"{prefix}.{key}"] = value
+    return found
+
+
+def _leaves(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in node.items():
+        if isinstance(value, Mapping):
+            if "_target_" not in value:
+                yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

@@ -1,0 +1,117 @@
+"""Questions, references and images of samples: from the store's table `prompts`, or, of the embedded pages, drawn again.
+
+Nothing is asked of lmms-eval or of a hub: what neither gives is said to be missing, with the reason.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mmkv_bench.report.folder import Folder
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+_PAGE = re.compile(
+    r"(?P<task>[a-z0-9_]+)-(?P<size>small|large)-(?P<split>test|dev|train|test_typeface)-(?P<index>\d{6})"
+)
+LONGEST = 672  # pixels of an image's longer side in the report
+NO_TABLE = (
+    "The rows hold no question of this sample: they are older than the table `prompts`, and only embedded pages can be drawn "
+    "again."
+)
+OTHER_PAGE = (
+    "The page that is drawn now is another than the one that was answered: other versions of what draws it are here."
+)
+
+
+@dataclass
+class Prompt:
+    """What one sample asks. images: files below the report's folder; missing: why something is not shown, "" for nothing."""
+
+    question: str | None = None
+    reference: str | None = None
+    images: list[str] = field(default_factory=list)
+    missing: str = ""
+
+    def plain(self) -> dict[str, Any]:
+        return {"question": self.question, "reference": self.reference, "images": self.images, "missing": self.missing}
+
+
+class Prompts:
+    """The prompts of samples, each looked for once; images are written as they are found.
+
+    stored: prompt hash -> row of the table `prompts`.
+    """
+
+    def __init__(self, folder: Folder, stored: Mapping[str, Mapping[str, Any]]) -> None:
+        self._folder, self._stored, self._known = folder, stored, dict[tuple[str, str], Prompt]()
+
+    def of(self, sample_id: str, prompt_hash: str | None) -> Prompt:
+        key = sample_id, prompt_hash or ""
+        if key not in self._known:
+            self._known[key] = self._found(sample_id, prompt_hash or "")
+        return self._known[key]
+
+    def _found(self, sample_id: str, prompt_hash: str) -> Prompt:
+        page = _PAGE.fullmatch(sample_id)
+        row = self._stored.get(prompt_hash)
+        if page is not None:
+            drawn = self._page(page, prompt_hash)
+            if row is None or not drawn.missing:
+                return drawn
+        if row is None:
+            return Prompt(missing=NO_TABLE)
+        return self._of_row(row)
+
+    def _page(self, page: re.Match[str], prompt_hash: str) -> Prompt:
+        from mmkv_bench.datasets.page_data import to_row
+        from mmkv_bench.errors import ConfigError
+        from mmkv_bench.tiny.pages import make_sample
+
+        try:
+            sample = make_sample(page["task"], page["size"], page["split"], int(page["index"]))
+        except ConfigError:
+            return Prompt(missing=NO_TABLE)
+        row = to_row(sample)
+        if prompt_hash and row["prompt_hash"] != prompt_hash:
+            return Prompt(missing=OTHER_PAGE)
+        return Prompt(sample.question, sample.answer, self._images(prompt_hash or page[0], sample.images))
+
+    def _of_row(self, row: Mapping[str, Any]) -> Prompt:
+        from PIL import Image
+
+        images, gone = [], []
+        for path in row["images"] or ():
+            try:
+                with Image.open(path) as image:
+                    image.load()
+                    images.append(image.convert("RGB"))
+            except (OSError, ValueError):
+                gone.append(Path(path).name)
+        missing = []
+        if gone:
+            missing.append(f"Images that cannot be read now: {', '.join(gone)}.")
+        lacking = row["media"] - len(row["images"] or ())
+        if lacking > 0:
+            missing.append(
+                f"{lacking} of its {row['media']} images or videos lie in the dataset itself, in no file of their own."
+            )
+        return Prompt(row["question"], row["reference"], self._images(row["prompt_hash"], images), " ".join(missing))
+
+    def _images(self, name: str, images: Sequence[Image.Image]) -> list[str]:
+        paths = []
+        for number, image in enumerate(images):
+            small = image.copy()
+            small.thumbnail((LONGEST, LONGEST))
+            file = io.BytesIO()
+            small.save(file, "WEBP", quality=60, method=2)
+            path = f"{re.sub('[^A-Za-z0-9]', '_', name)[:40]}-{number}.webp"
+            self._folder.write("images", path, file.getvalue())
+            paths.append(f"images/{path}")
+        return paths
