@@ -42,7 +42,8 @@ help:
 	@echo "make simulate          how often bold, ranks and separated pairs are wrong, in 1,000 made-up columns of each kind"
 	@echo "make verify            make 50 answers drawn from all committed rows again and compare; minutes (SAMPLES=, SEED=)"
 	@echo "make docs              write docs/methods.md, datasets.md and models.md from the files in conf/"
-	@echo "make papers            every table of the papers, measured beside printed, into runs/papers_pages, and docs/reproducibility.md"
+	@echo "make papers            every table of the papers, measured beside printed, into runs/papers_pages, docs/reproducibility.md, and the"
+	@echo "                       stand-ins of their layouts (results/tiny/papers)"
 	@echo "make site              docs, README and the API from docstrings as pages in site/, built offline"
 	@echo "make check-platforms   does the lock install on Linux, macOS and Windows, Python 3.11 to 3.14; downloads nothing"
 	@echo "make lock              resolve requirements.lock anew from pyproject.toml"
@@ -151,12 +152,14 @@ docs: $(STAMP)
 	$(BIN)/python -m tools.datasets_page
 	$(BIN)/python -m tools.models_page
 
-# From the rows below ROWS, one or several folders with commas; without any every cell says what would run it.
+# From the rows below ROWS, one or several folders with commas; without any every cell says what would run it. Stand-ins are filled
+# from rows in git, whose last ones experiment=standin/likelihood, standin/answers and standin/efficiency made.
 PAPERS := $(RUN) papers $(if $(ROWS),--rows $(ROWS))
 papers: $(STAMP)
 	mkdir -p runs/papers_pages
 	for form in md csv html; do $(PAPERS) all --format $$form > runs/papers_pages/tables.$$form || exit 1; done
 	$(PAPERS) --summary > docs/reproducibility.md
+	$(RUN) papers standins --out results/tiny/papers
 
 # Links that lead nowhere fail it. Open site/index.html, from the folder or from any server.
 site: $(STAMP)

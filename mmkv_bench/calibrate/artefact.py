@@ -153,7 +153,8 @@ class Calibrations:
     """The artefacts of one model that the methods of a run ask for: read once, and remembered for the rows.
 
     Attributes:
-        seen: checksum as rows show it -> what the artefact was made of: `dataset` in words, number of `samples`.
+        seen: checksum as rows show it -> what the artefact was made of: `dataset` in words, number of `samples`, and
+            `instruction`, the length of their text, where that chose them.
     """
 
     def __init__(self, model_name: str, model_fingerprint: str):
@@ -169,7 +170,9 @@ class Calibrations:
             self._loaded[key] = load(method, spec, self.model_name, self.model_fingerprint)
         artefact = self._loaded[key]
         self.used[method] = artefact.checksum[:SHOWN]
-        self.seen[artefact.checksum[:SHOWN]] = {"dataset": artefact.dataset, "samples": len(artefact.samples)}
+        told = {"dataset": artefact.dataset, "samples": len(artefact.samples)}
+        chosen = {key: artefact.settings[key] for key in ("instruction",) if key in artefact.settings}
+        self.seen[artefact.checksum[:SHOWN]] = told | chosen
         return json.loads(canonical_json(artefact.data))
 
     def taken(self) -> dict[str, str]:

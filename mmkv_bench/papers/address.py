@@ -21,16 +21,22 @@ from mmkv_bench.methods.plain import flat_parameters, read, under_reading
 from mmkv_bench.protocols import NAMES as PROTOCOLS
 
 NONE, ENTRIES, FRACTION = "none", "entries", "fraction"
-SYNTHETIC = "made_up_text"
+SYNTHETIC = ("made_up_text", "made_up_image", "made_up_video")
 """In a dataset's place, as `scenario=efficiency` names its prompts of a length."""
+STAND_IN = "tiny"
+"""The embedded model: what it shows stands in for what others would, and is no evidence of a paper's number."""
+_SIZES = ("small", "large")
 MEAN = "mean"
 """Metric of an address that is a mean over several."""
 
+_CONDITIONS = ("max_new_tokens", "cut_prompt", "frames", "length", "new_tokens", "batch")
 KEYS = (
     *("model", "dataset", "group", "metric", "method", "with", "calibration", "minus", "reading", "protocol", "budget"),
-    *("seeds", "max_new_tokens", "frames", "length", "new_tokens", "batch"),
+    *("seeds", *_CONDITIONS),
 )
 """What an address is written with."""
+CALIBRATED = ("samples", "data", "instruction")
+"""What a calibration is told apart by."""
 BESIDE_PARAMETERS = ("calibration", "reads_answer", "over_budget")
 """Keys in the rows' parameters that are no setting: which artefact was read, and marks."""
 
@@ -41,7 +47,8 @@ class Method:
 
     Attributes:
         name: of its file in conf/method; given: what is set besides, as sorted JSON.
-        calibration: what its calibration was made of, as sorted JSON of `samples` and `data`; empty: whatever it was.
+        calibration: what its calibration was made of, as sorted JSON of `samples`, `data` (a dataset) and `instruction`
+            (as of the command); empty: the model's own, that `auto` finds.
     """
 
     name: str
@@ -65,14 +72,25 @@ class Method:
         given = {key: float(value) if isinstance(defaults[key], float) else value for key, value in given.items()}
         changed = {key: value for key, value in given.items() if value != defaults[key]}
         of = calibration if isinstance(calibration, Mapping) else {}
-        if set(of) - {"samples", "data"} or not isinstance(calibration, Mapping | str | None):
-            raise ConfigError(f"calibration={calibration} of {name}: allowed: auto, or keys of samples and data")
+        if (
+            set(of) - {*CALIBRATED}
+            or (of and not {"samples", "data"} <= {*of})
+            or not isinstance(calibration, Mapping | str | None)
+        ):
+            raise ConfigError(
+                f"calibration={calibration} of {name}: allowed: auto, or samples and data, with or without instruction"
+            )
         return cls(name, _sorted(changed), _sorted(of) if of else "")
 
     @property
     def changed(self) -> dict[str, Any]:
         """What is set besides the defaults."""
         return dict(json.loads(self.given))
+
+    @property
+    def calibrated(self) -> dict[str, Any]:
+        """What its calibration was made of, where that is said."""
+        return dict(json.loads(self.calibration)) if self.calibration else {}
 
     @property
     def base(self) -> str:
@@ -92,7 +110,7 @@ class Method:
 
     def __str__(self) -> str:
         told = [f"{key}={_plain(value)}" for key, value in self.changed.items()]
-        told += [f"{key}={value}" for key, value in (json.loads(self.calibration) if self.calibration else {}).items()]
+        told += [f"{key}={value}" for key, value in self.calibrated.items()]
         return f"{self.name}({', '.join(told)})" if told else self.name
 
 
@@ -112,6 +130,7 @@ class Address:
     protocol: str = PROTOCOLS[0]
     seeds: tuple[int, ...] = (0,)
     max_new_tokens: int | None = None
+    cut_prompt: str | None = None
     frames: int | None = None
     length: int | None = None
     new_tokens: int | None = None
@@ -166,7 +185,11 @@ def address(parts: Mapping[str, Any]) -> Address:
         reading=parts.get("reading", READINGS[0]),
         protocol=parts.get("protocol", PROTOCOLS[0]),
         seeds=tuple(parts.get("seeds", (0,))),
-        **{key: parts[key] for key in ("max_new_tokens", "frames", "length", "new_tokens", "batch") if key in parts},
+        **{
+            key: parts[key]
+            for key in ("max_new_tokens", "cut_prompt", "frames", "length", "new_tokens", "batch")
+            if key in parts
+        },
     )
     _check(found)
     return found
@@ -203,6 +226,12 @@ def canonical(base: str, parameters: str) -> str:
     return _sorted(told)
 
 
+def file_of(dataset: str) -> str:
+    """Name of a data set's file in conf/dataset: rows name pages with their size, `pages_walk_small`."""
+    name, _, size = dataset.rpartition("_")
+    return name if size in _SIZES and name in _options("dataset") else dataset
+
+
 def members(group: str) -> list[tuple[str, str]]:
     """(dataset, metric that counts) of a benchmark's group, written as `MileBench T`.
 
@@ -234,14 +263,14 @@ def _check(found: Address) -> None:
     known = {*_options("model"), *UNAVAILABLE}
     if found.model not in known:
         raise ConfigError(f"there is no model {found.model!r}; {nearest(found.model, known)}")
-    if found.metric != MEAN and found.dataset != SYNTHETIC and found.dataset not in _options("dataset"):
+    if found.metric != MEAN and found.dataset not in SYNTHETIC and file_of(found.dataset) not in _options("dataset"):
         raise ConfigError(f"there is no dataset {found.dataset!r}; {nearest(found.dataset, _options('dataset'))}")
     if found.reading not in READINGS:
         raise ConfigError(f"reading={found.reading}; {nearest(found.reading, READINGS)}")
     if found.protocol not in PROTOCOLS:
         raise ConfigError(f"protocol={found.protocol}; {nearest(found.protocol, PROTOCOLS)}")
-    if found.dataset == SYNTHETIC and None in (found.length, found.new_tokens):
-        raise ConfigError(f"made-up text needs length and new_tokens: {found}")
+    if found.dataset in SYNTHETIC and None in (found.length, found.new_tokens):
+        raise ConfigError(f"made-up prompts need length and new_tokens: {found}")
 
 
 @cache

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations
 
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.papers.address import Address
+from mmkv_bench.papers.address import STAND_IN, Address
 from mmkv_bench.papers.match import Evidence
 from mmkv_bench.papers.measured import MEASURED, PART, Measured, Reader, aligned
 from mmkv_bench.papers.measures import has_numbers, margin
@@ -106,8 +106,8 @@ def fill(spec: Spec, evidence: Evidence, printed: Mapping[tuple[str, ...], Print
         ConfigError: a printed number is asked for beside what stands in for something.
     """
     if printed is None:
-        printed = of_table(spec.id)
-    if printed and any(cell.address.model == "tiny" for cell in spec.cells):
+        printed = {} if spec.stands_for else of_table(spec.id)
+    if printed and any(cell.address.model == STAND_IN for cell in spec.cells):
         raise ConfigError(f"{spec.id}: no printed number stands beside the embedded model, which stands in for others")
     reader = Reader(evidence, needed(spec))
     cells = [_filled(cell, printed, reader) for cell in spec.cells]

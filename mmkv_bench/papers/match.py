@@ -1,13 +1,15 @@
 """Rows -> addresses: which cells of which stores hold what stands at an address. By parameters, never by a display name.
 
 Several stores, of several machines, are one body of evidence; nothing is ever chosen among cells that differ. Rows of random
-weights, of the embedded model and of fixture data are no evidence and match no address, whatever their model is called.
+weights, of the embedded model and of fixture data are no evidence and match no address, whatever their model is called, but that
+times and bytes of made-up prompts are what they are whatever the weights; rows of the embedded model alone are what stand-ins
+are made of.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -18,7 +20,7 @@ import numpy as np
 from mmkv_bench.config.files import content
 from mmkv_bench.config.schema import options
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.papers.address import Address, canonical
+from mmkv_bench.papers.address import STAND_IN, SYNTHETIC, Address, canonical, file_of
 from mmkv_bench.tables.notes import FIXTURE
 from mmkv_bench.tables.rows import CONTEXT, config_of, with_limits
 
@@ -58,8 +60,11 @@ class Evidence:
     refused: int = 0
 
     @classmethod
-    def of(cls, roots: Sequence[Path]) -> Evidence:
+    def of(cls, roots: Sequence[Path], stand_in: bool = False) -> Evidence:
         """The cells below these folders: each is a store, or holds some.
+
+        Args:
+            stand_in: the cells of the embedded model and no others, in the place of all that are not.
 
         Raises:
             ConfigError: a folder that is not there. StoreError: a store of another schema version, with its name.
@@ -74,8 +79,8 @@ class Evidence:
         if not frames:
             return cls(tuple(stores), pd.DataFrame())
         every = with_limits(pd.concat(frames, ignore_index=True))
-        real = ~_stand_in(every)
-        return cls(tuple(stores), every[real].reset_index(drop=True), int((~real).sum()))
+        kept = every["model"] == STAND_IN if stand_in else ~_stand_in(every)
+        return cls(tuple(stores), every[kept].reset_index(drop=True), int((~kept).sum()))
 
     def match(self, wanted: Address) -> Match:
         """What stands at an address."""
@@ -109,38 +114,43 @@ class Evidence:
         return {name: tuple(sorted({str(value) for value in found[name]})) for name in VERSIONS if name in found}
 
     def _calibrated(self, rows: np.ndarray, wanted: Address) -> np.ndarray:
-        """Of these rows, those whose calibration was made of what the address says."""
-        asked: Mapping[str, Any] = json.loads(wanted.method.calibration) if wanted.method.calibration else {}
-        if not asked or not len(rows):
-            return rows
+        """Of these rows, those whose calibration was made of what the address says: if of nothing, the model's own."""
+        asked = wanted.method.calibrated
         return np.array([row for row in rows if self._made_of(row, asked)], dtype=np.int64)
 
     def _made_of(self, row: int, asked: Mapping[str, Any]) -> bool:
         used = json.loads(self.cells["parameters"].iloc[row]).get("calibration")
-        seen = config_of(self.cells["config"].iloc[row]).get("calibrations") or {}
-        artefacts = (
-            [seen.get(checksum) or {} for checksum in (used or {}).values()] if isinstance(used, Mapping) else []
-        )
+        if not isinstance(used, Mapping):
+            return not asked
+        told = config_of(self.cells["config"].iloc[row])
+        if not asked:
+            name = self.cells["method"].iloc[row]
+            node = (told.get("variants") or {}).get(name) or (told.get("methods") or {}).get(name) or {}
+            return node.get("calibration", "auto") in ("auto", None)
+        seen = told.get("calibrations") or {}
+        artefacts = [seen.get(checksum) or {} for checksum in used.values()]
         return bool(artefacts) and all(
             asked.get("samples") in (None, one.get("samples"))
-            and str(asked.get("data", "")) in str(one.get("dataset", ""))
+            and f" of {asked['data']} (" in str(one.get("dataset", ""))
+            and asked.get("instruction") == one.get("instruction")
             for one in artefacts
         )
 
     def _conditions(self, rows: np.ndarray, wanted: Address) -> tuple[np.ndarray, tuple[str, ...]]:
         """Of these rows, those under the conditions of the address, else all, with what is other about them."""
         other = []
-        usual = default_length(wanted.dataset)
-        for name, asked, default, had in (
-            ("max_new_tokens", wanted.max_new_tokens, usual, self._lengths),
-            ("frames", wanted.frames, np.nan, self._frames),
+        own = {name: default(wanted.dataset, name) for name in ("max_new_tokens", "cut_prompt")}
+        for name, asked, had in (
+            ("max_new_tokens", wanted.max_new_tokens, self._lengths),
+            ("cut_prompt", wanted.cut_prompt, self._cuts),
+            ("frames", wanted.frames, self._frames),
         ):
-            value = default if asked is None else asked
-            fits = np.isnan(had[rows]) if value != value else had[rows] == value
+            value = own.get(name) if asked is None else asked
+            fits = had[rows] == value
             if fits.any():
                 rows = rows[fits]
             elif asked is not None:
-                values = ", ".join(f"{one:g}" for one in np.unique(had[rows]) if one == one) or "the default"
+                values = ", ".join(sorted({str(one) for one in had[rows] if one is not None})) or "the default"
                 other.append(f"{name} {values}, the table has {asked}")
         return rows, tuple(other)
 
@@ -186,22 +196,30 @@ class Evidence:
 
     @cached_property
     def _lengths(self) -> np.ndarray:
-        known = {text: json.loads(text).get("max_new_tokens") for text in set(self.cells["generation"])}
-        return np.array([known[text] or np.nan for text in self.cells["generation"]], dtype=np.float64)
+        return self._of_json("generation", lambda told: told.get("max_new_tokens"))
+
+    @cached_property
+    def _cuts(self) -> np.ndarray:
+        return self._of_json("generation", lambda told: told.get("cut_prompt"))
 
     @cached_property
     def _frames(self) -> np.ndarray:
-        known = {text: (config_of(text).get("model") or {}).get("frames") for text in set(self.cells["config"])}
-        return np.array([known[text] or np.nan for text in self.cells["config"]], dtype=np.float64)
+        return self._of_json("config", lambda told: (told.get("model") or {}).get("frames"))
+
+    def _of_json(self, column: str, read: Callable[[Mapping[str, Any]], Any]) -> np.ndarray:
+        """What `read` finds in a column's JSON, None for nothing, object [cells]."""
+        known = {text: read(config_of(text)) for text in set(self.cells[column])}
+        found = np.empty(len(self.cells), dtype=object)
+        found[:] = [known[text] for text in self.cells[column]]
+        return found
 
 
 @cache
-def default_length(dataset: str) -> float:
-    """`max_new_tokens` of a data set's file; NaN where it has none."""
-    if dataset not in options("dataset"):
-        return float("nan")
-    told = (content("dataset", dataset).get("generation") or {}).get("max_new_tokens")
-    return float("nan") if told is None else float(told)
+def default(dataset: str, name: str) -> Any:
+    """A generation setting of a data set's file; None where it has none."""
+    if file_of(dataset) not in options("dataset"):
+        return None
+    return (content("dataset", file_of(dataset)).get("generation") or {}).get(name)
 
 
 def _stores(root: Path) -> list[Path]:
@@ -220,9 +238,8 @@ def _stand_in(cells: pd.DataFrame) -> pd.Series:
     weights = cells["weights"] if "weights" in cells else cells["model"].where(False)
     paths = {text: str((config_of(text).get("model") or {}).get("path") or "") for text in set(cells["config"])}
     own = cells["config"].map({text: TINY in path or path.endswith("tiny/weights") for text, path in paths.items()})
-    return (
-        (weights == "random").fillna(False) | (cells["model"] == "tiny") | own | cells["dataset"].str.endswith(FIXTURE)
-    )
+    random = (weights == "random").fillna(False) & ~cells["dataset"].isin(SYNTHETIC)
+    return random | (cells["model"] == STAND_IN) | own | cells["dataset"].str.endswith(FIXTURE)
 
 
 def _key_of(wanted: Address) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 
 from mmkv_bench.config.files import content
 from mmkv_bench.config.unavailable import UNAVAILABLE
-from mmkv_bench.papers.address import SYNTHETIC, Address, Method
+from mmkv_bench.papers.address import STAND_IN, SYNTHETIC, Address, Method, file_of
 from mmkv_bench.papers.match import AMBIGUOUS, FOUND, Evidence, Match
 from mmkv_bench.papers.measures import DIAGNOSTICS, PASSES, REDUCTIONS, Reduction, margin, no_cell
 from mmkv_bench.statistics.shared_draws import intervals
@@ -96,7 +96,7 @@ class Reader:
             return Measured(UNCLEAR, match.why, rows=match.rows)
         if match.state != FOUND:
             return Measured(NOT_RUN)
-        if address.dataset == SYNTHETIC:
+        if address.dataset in SYNTHETIC:
             return self._passes(address, match)
         found = (self._reduced if address.metric in REDUCTIONS else self._score)(address, match)
         return replace(found, other=match.other, rows=match.rows)
@@ -106,11 +106,11 @@ class Reader:
         if found is None:
             return Measured(UNCLEAR, "two stores hold the same cell with other scores", rows=match.rows)
         answers = max(self._answers(row) for row in match.rows)
-        of = samples_of(address.dataset)
+        of = _of(address)
         if not found.n:
             if not answers:
                 return Measured(NOT_RUN)
-            judged = content("dataset", address.dataset)["about"].get("judge") == "needed"
+            judged = content("dataset", file_of(address.dataset))["about"].get("judge") == "needed"
             return Measured(
                 WAITING, "for a judge" if judged else "for its scores: run with stage=score", n=answers, of=of
             )
@@ -129,7 +129,7 @@ class Reader:
         tables = [self._responses[self._store(row)] for row in match.rows]
         own = [table[(table["cell"] == self._cell(row))] for table, row in zip(tables, match.rows, strict=True)]
         answers = min(len(table) for table in own)
-        of = samples_of(address.dataset)
+        of = _of(address)
         failed = sum(int((table["status"] != "ok").sum()) for table in own)
         if failed:
             return Measured(FAILED, f"{failed} samples", n=answers, of=of)
@@ -150,8 +150,8 @@ class Reader:
         if reduction.layers == "std":
             value = float(ratios.std(axis=0).mean())
         else:
-            profile = replace(address, method=Method.of(address.method.name))
-            other = self.evidence.match(profile)
+            (profile,) = _behind(address)
+            other = self._matches[profile]
             if other.state != FOUND:
                 return Measured(NOT_RUN, f"it needs {profile.method} too")
             table = self._responses[self._store(other.rows[0])]
@@ -285,6 +285,11 @@ class Reader:
         return {number: read(Store(self.evidence.roots[number]), cells) for number, cells in self._needed.items()}
 
 
+def _of(address: Address) -> int:
+    """How many samples belong to a whole number; 0: unknown. A stand-in shows as many as there are."""
+    return 0 if address.model == STAND_IN else samples_of(address.dataset)
+
+
 @cache
 def samples_of(dataset: str) -> int:
     """How many samples a data set has, as its file says; 0 where that is no number."""
@@ -346,7 +351,9 @@ def _correlation(a: Scores | None, b: Scores | None) -> float:
 
 
 def _behind(address: Address) -> tuple[Address, ...]:
-    """The addresses that a difference needs besides."""
+    """The addresses that a number needs besides: what is subtracted, or the profile that it is a distance from."""
+    if address.metric in REDUCTIONS and REDUCTIONS[address.metric].layers == "mad":
+        return (replace(address, method=Method.of(address.method.name)),)
     return () if address.minus is None else (replace(address, method=address.minus, minus=None),)
 
 

@@ -10,10 +10,11 @@ from collections.abc import Iterator, Sequence
 from math import floor, log10
 from typing import TYPE_CHECKING
 
-from mmkv_bench.papers.commands import PROGRAM, command
+from mmkv_bench.papers.commands import command, experiment
 from mmkv_bench.papers.fill import Filled, Page
 from mmkv_bench.papers.measured import MEASURED, NOT_RUN, PART, STATES, UNCLEAR, Measured
 from mmkv_bench.papers.printed import COMPARABLE, Printed
+from mmkv_bench.papers.spec import Cell, Spec
 from mmkv_bench.papers.verdict import AGREES, CONFIRMED, CONTRADICTED, DIFFERS, UNDECIDED
 from mmkv_bench.tables.latex import escape
 from mmkv_bench.tables.render import aligned
@@ -21,7 +22,8 @@ from mmkv_bench.tables.render import aligned
 if TYPE_CHECKING:
     import pandas as pd
 
-FORMATS = ("md", "latex", "csv", "html")
+SUFFIXES = {"md": "md", "latex": "tex", "csv": "csv", "html": "html"}
+"""Format -> how its files end."""
 CSV = (
     *(
         "table",
@@ -55,10 +57,11 @@ CSV = (
     *("line", "difference", "verdict", "needed", "drop", "drop_counts", "command"),
 )
 _MANY = 6
+_EQUAL = 1e-9  # ends of an interval that are no further apart say nothing of digits
 
 
 def render(pages: Sequence[Page], form: str) -> str:
-    """Tables in a format of FORMATS."""
+    """Tables in a format of SUFFIXES."""
     if form == "csv":
         return _csv(pages)
     if form == "html":
@@ -80,7 +83,7 @@ def text(one: Filled) -> str:
     if own.value is None:
         why = {PART: f" ({own.why})", NOT_RUN: "", UNCLEAR: ""}.get(own.state, f" ({own.why})" if own.why else "")
         return f"{own.state}{why}{printed}"
-    places = _places(one.printed, own.value)
+    places = _places(one.printed, own)
     words = [f"{own.value:.{places}f}"]
     if own.low is not None and own.high is not None:
         words.append(f"[{own.low:.{places}f}, {own.high:.{places}f}]")
@@ -107,7 +110,8 @@ def notes(page: Page) -> list[str]:
     """What stands below a table."""
     states = page.states
     told = [f"{state} {states[state]}" for state in STATES if states[state]]
-    found = [f"{', '.join(told)}, of {len(page.cells)} cells."]
+    found = [_stands_in(page)] if page.spec.stands_for else []
+    found += [f"{', '.join(told)}, of {len(page.cells)} cells."]
     found += _commands(page)
     found += [f"{state}: {why}." for state in (UNCLEAR, "cannot run") for why in _whys(page, state)]
     found += _verdicts(page) + _leads(page) + _readings(page)
@@ -120,11 +124,22 @@ def notes(page: Page) -> list[str]:
     if any(one.measured.other for one in page.cells):
         others = dict.fromkeys(word for one in page.cells for word in one.measured.other)
         found.append(f"* under other conditions, shown and not judged: {'; '.join(others)}.")
-    if page.refused:
+    if page.refused and not page.spec.stands_for:
         found.append(
             f"{page.refused} cells of random weights, of the embedded model or of fixture data are no evidence here."
         )
     return found + [f"{note}." for note in page.spec.notes]
+
+
+def _stands_in(page: Page) -> str:
+    """What stands first below a stand-in."""
+    counts = sorted({one.measured.n for one in page.cells if one.measured.n})
+    size = "" if not counts else f" n = {' or '.join(f'{n:,}' for n in counts)}."
+    stores = ", ".join(f"results/tiny/{store}" for store in page.spec.stores)
+    return (
+        f"a stand-in: the embedded model on its own prompts, in the layout of {', '.join(page.spec.stands_for)}. It shows that "
+        f"this layout can be filled; it says nothing of these tables, nor of any method on another model.{size} Rows: {stores}."
+    )
 
 
 def _commands(page: Page) -> list[str]:
@@ -132,7 +147,7 @@ def _commands(page: Page) -> list[str]:
     if not lacking:
         return []
     if page.spec.experiments:
-        lines = [f"`{PROGRAM} experiment=papers/{name}`" for name in page.spec.experiments]
+        lines = [f"`{experiment(name)}`" for name in page.spec.experiments]
     else:
         every = dict.fromkeys(command(part) for one in lacking for part in one.cell.needed)
         lines = [f"`{line}`" for line in every if line]
@@ -233,7 +248,8 @@ def _at(own: dict[tuple[int, int, int | None], Filled], row: int, column: int, a
 
 
 def _caption(page: Page) -> str:
-    return f"{page.spec.title} ({page.spec.id}): {page.spec.caption}; measured [95%] / printed, difference, verdict"
+    said = "measured [95%]" if page.spec.stands_for else "measured [95%] / printed, difference, verdict"
+    return f"{page.spec.title} ({page.spec.id}): {page.spec.caption}; {said}"
 
 
 def _markdown(page: Page) -> str:
@@ -247,7 +263,7 @@ def _markdown(page: Page) -> str:
 
 def _latex(page: Page) -> str:
     lines = [r"\begin{table}", r"\centering\tiny", rf"\caption{{{escape(_caption(page))}}}"]
-    lines.append(rf"\label{{tab:{page.spec.id.replace('_', '-')}}}")
+    lines.append(rf"\label{{tab:{page.spec.id.replace('_', '-').replace('.', '-')}}}")
     for label, header, rows in _grid(page):
         lines += [rf"\par\smallskip {escape(label)}\par"] if label else []
         lines += [rf"\begin{{tabular}}{{l{'l' * (len(header) - 1)}}}", r"\toprule"]
@@ -316,8 +332,12 @@ def _line(page: Page, one: Filled) -> dict[str, object]:
         "needed": (one.verdict.needed or "") if one.verdict else "",
         "drop": one.drop.word if one.drop else "",
         "drop_counts": one.counted if one.drop else "",
-        "command": "; ".join(dict.fromkeys(filter(None, map(command, cell.needed)))) if run else "",
+        "command": _command(spec, cell) if run else "",
     }
+
+
+def _command(spec: Spec, cell: Cell) -> str:
+    return "; ".join(dict.fromkeys(filter(None, (command(one, spec.experiments) for one in cell.needed))))
 
 
 def _numbers(own: Measured) -> dict[str, object]:
@@ -330,7 +350,10 @@ def _digits(half: float) -> int:
     return max(0, -floor(log10(2 * half) + 1e-9)) if half else 0
 
 
-def _places(printed: Printed | None, value: float) -> int:
+def _places(printed: Printed | None, own: Measured) -> int:
+    """Decimals: the printed number's, else two digits of the interval's width, else four digits of the value."""
     if printed is not None and printed.number is not None:
         return _digits(printed.half)
-    return max(0, 3 - floor(log10(abs(value)))) if value else 3
+    if own.low is not None and own.high is not None and own.high - own.low > _EQUAL:
+        return max(0, 1 - floor(log10(own.high - own.low)))
+    return max(0, 3 - floor(log10(abs(own.number)))) if own.value else 3

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from mmkv_bench.config.schema import reference_dir
 from mmkv_bench.errors import ConfigError, StoreError, nearest
 from mmkv_bench.papers.address import NONE, Address, address
+from mmkv_bench.papers.spec import is_stand_in
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -156,8 +157,10 @@ def of_table(name: str) -> Mapping[tuple[str, ...], Printed]:
     """The printed values of a table by the part of an address that a paper prints (`Address.printed`).
 
     Raises:
-        ConfigError: a name without ours, or two values of one address.
+        ConfigError: a name without ours, two values of one address, or a stand-in, which nobody has printed.
     """
+    if is_stand_in(name):
+        raise ConfigError(f"{name} is a stand-in: no paper prints a number of it")
     rows = load()
     found: dict[tuple[str, ...], Printed] = {}
     for row in rows[(rows["id"] == name) & (rows["status"] != CLAIM)].to_dict("records"):

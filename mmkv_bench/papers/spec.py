@@ -10,10 +10,15 @@
                                        place are of a part that has no column
         readings: {name: {...}}        (rows) in the place of the table's
     across: [{budget: 64}, ...]        what every column is split by; a method without budget has one cell for all
-    readings: {name: {...}}            further readings, declared beforehand: keys that are laid over a cell's
+    readings: {name: {...}}            further readings, declared beforehand: keys that are laid over a cell's (not over times
+                                       and bytes of made-up prompts)
     together: true                     the columns of one budget stand in one cell ("PPL / ROUGE")
-    experiments: [name]                files of conf/experiment/papers that run its cells
+    figure: curves | radar             how its cells are drawn (papers/figure.py)
+    experiments: [name]                files of conf/experiment/papers, and efficiency_* of conf/experiment, that run its cells
     notes: [text]
+
+A stand-in (`conf/table/standin/<layout>.yaml`, id `standin.<layout>`) is a layout that the embedded model fills. It has no paper
+and no number but `stands_for`, the tables that are laid out so, and `stores`, folders of rows below results/tiny.
 
 A cell whose address is not complete, or to which two parts give different values, is an error.
 """
@@ -29,8 +34,11 @@ from typing import Any
 
 from mmkv_bench.config.schema import TABLES, conf_dir, options
 from mmkv_bench.errors import ConfigError, nearest
-from mmkv_bench.papers.address import KEYS, MEAN, Address, address, is_group, members
+from mmkv_bench.papers.address import KEYS, MEAN, STAND_IN, SYNTHETIC, Address, address, is_group, members
 
+STAND_INS = "standin"
+"""Folder of the stand-ins, and what their ids begin with."""
+FIGURES = ("curves", "radar")
 KINDS = ("accuracy", "likelihood", "efficiency", "analysis")
 PAPERS = {
     "mmshift": "MM-ShiftKV",
@@ -40,8 +48,6 @@ PAPERS = {
     "meda": "MEDA",
 }
 _TOP = (
-    "paper",
-    "number",
     "caption",
     "kind",
     "cell",
@@ -51,10 +57,13 @@ _TOP = (
     "across",
     "readings",
     "together",
+    "figure",
     "experiments",
     "notes",
 )
 _ITEM = ("label", "only", "mean", "readings")
+_NAMES = ("paper", "number")
+_NAMES_OF_STAND_INS = ("stands_for", "stores")
 
 
 @dataclass(frozen=True)
@@ -93,7 +102,8 @@ class Cell:
 
 @dataclass(frozen=True)
 class Spec:
-    """A table, laid out. `cells` are in the order of blocks, rows, columns and `across`."""
+    """A table, laid out. `cells` are in the order of blocks, rows, columns and `across`. Of a stand-in `paper` and `number` are
+    empty; `stands_for` names the tables that are laid out like it, `stores` folders of rows below results/tiny."""
 
     id: str
     paper: str
@@ -108,20 +118,35 @@ class Spec:
     together: bool = False
     notes: tuple[str, ...] = ()
     experiments: tuple[str, ...] = ()
+    stands_for: tuple[str, ...] = ()
+    stores: tuple[str, ...] = ()
+    figure: str = ""
 
     @property
     def title(self) -> str:
         """`MM-ShiftKV Table 1`."""
-        return f"{PAPERS[self.paper]} {self.number}"
+        return "Stand-in" if self.stands_for else f"{PAPERS[self.paper]} {self.number}"
 
     def own(self, cell: Cell) -> bool:
-        """Whether a cell is of the paper's own method, and not of a baseline."""
+        """Whether a cell is of the paper's own method, and not of a baseline; a stand-in has no such method."""
+        if self.stands_for:
+            return False
         return cell.address.method.name == self.paper or cell.address.method.name.startswith(f"{self.paper}_")
 
 
 def table_ids() -> tuple[str, ...]:
-    """All tables and figures, sorted."""
+    """All tables and figures of the papers, sorted; no stand-in is one."""
     return options(TABLES)
+
+
+def stand_in_ids() -> tuple[str, ...]:
+    """All stand-ins, sorted."""
+    return tuple(f"{STAND_INS}.{layout}" for layout in options(f"{TABLES}/{STAND_INS}"))
+
+
+def is_stand_in(name: str) -> bool:
+    """Whether an id is that of a stand-in, for which nothing is printed anywhere."""
+    return name.startswith(f"{STAND_INS}.")
 
 
 @cache
@@ -133,34 +158,37 @@ def load(name: str) -> Spec:
     """
     import yaml
 
-    if name not in table_ids():
+    known = stand_in_ids() if is_stand_in(name) else table_ids()
+    if name not in known:
         asked = re.sub(r"\d+$", lambda digits: digits[0].zfill(2), name)  # meda_table1
-        raise ConfigError(f"there is no table {name!r}; {nearest(asked, table_ids())}")
-    text = (conf_dir() / TABLES / f"{name}.yaml").read_text(encoding="utf-8")
+        raise ConfigError(f"there is no table {name!r}; {nearest(asked, known)}")
+    file = f"{TABLES}/{name.replace('.', '/')}.yaml"
+    text = (conf_dir() / file).read_text(encoding="utf-8")
     try:
         return parse(name, yaml.safe_load(text))
     except ConfigError as error:
-        raise ConfigError(f"conf/{TABLES}/{name}.yaml: {error}") from None
+        raise ConfigError(f"conf/{file}: {error}") from None
 
 
 def parse(name: str, told: Any) -> Spec:
     """A table of its file's content; errors as of `load`."""
     if not isinstance(told, Mapping):
         raise ConfigError("a table's file holds keys; see mmkv_bench/papers/spec.py")
-    _known(told, _TOP, "a table")
-    for key in ("paper", "number", "caption", "kind", "rows", "columns"):
+    own = _NAMES_OF_STAND_INS if is_stand_in(name) else _NAMES
+    _known(told, (*own, *_TOP), "a stand-in" if is_stand_in(name) else "a table")
+    for key in (*own, "caption", "kind", "rows", "columns"):
         if not told.get(key):
             raise ConfigError(f"it says nothing under {key}")
-    for key, allowed in (("paper", PAPERS), ("kind", KINDS)):
-        if told[key] not in allowed:
+    for key, allowed in (("paper", PAPERS), ("kind", KINDS), ("figure", FIGURES)):
+        if key in told and told[key] not in allowed:
             raise ConfigError(f"{key}={told[key]}; {nearest(str(told[key]), allowed)}")
     shared = told.get("cell") or {}
     _known(shared, KEYS, "cell")
     blocks, rows, columns, across = (_items(told.get(key), key) for key in ("blocks", "rows", "columns", "across"))
     spec = Spec(
         id=name,
-        paper=told["paper"],
-        number=told["number"],
+        paper=told.get("paper", ""),
+        number=told.get("number", ""),
         caption=told["caption"],
         kind=told["kind"],
         blocks=blocks,
@@ -171,8 +199,15 @@ def parse(name: str, told: Any) -> Spec:
         together=bool(told.get("together")),
         notes=tuple(told.get("notes") or ()),
         experiments=tuple(told.get("experiments") or ()),
+        stands_for=tuple(told.get("stands_for") or ()),
+        stores=tuple(told.get("stores") or ()),
+        figure=told.get("figure", ""),
     )
-    return replace(spec, cells=tuple(_cells(spec, shared, told.get("readings") or {})))
+    spec = replace(spec, cells=tuple(_cells(spec, shared, told.get("readings") or {})))
+    for one in (one for cell in spec.cells for one in cell.needed):
+        if (one.model == STAND_IN) != is_stand_in(name):
+            raise ConfigError(f"{one}: model {STAND_IN} is that of stand-ins and theirs alone; give another model")
+    return spec
 
 
 def _items(told: Any, what: str) -> tuple[Item, ...]:
@@ -289,7 +324,7 @@ def _readings(
     found = {}
     for name, told in overlays.items():
         over = dict(told)
-        if cell.address.method.unbudgeted or not _has(parts, over.pop("only", {})):
+        if cell.address.method.unbudgeted or cell.address.dataset in SYNTHETIC or not _has(parts, over.pop("only", {})):
             continue
         laid = {**parts, **over, "with": {**(parts.get("with") or {}), **(over.get("with") or {})}}
         own = _address(laid, f"{where}, reading {name!r}")

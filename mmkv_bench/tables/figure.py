@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,8 +83,15 @@ def _styles(tables: Sequence[Table]) -> dict[str, tuple[str, str]]:
 
 
 def looks(methods: Iterable[Line]) -> dict[str, tuple[str, str]]:
-    """Label -> colour and marker: black for `full`, grey for `random`, the others by name, 64 of them apart."""
-    kinds = {method.label: method.base for method in methods}
+    """Label -> colour and marker of lines."""
+    return looks_of({method.label: method.base for method in methods})
+
+
+def looks_of(kinds: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    """Label -> colour and marker: black for `full`, grey for `random`, the others by name, 64 of them apart.
+
+    kinds: label -> family.
+    """
     others = [label for label, base in sorted(kinds.items()) if base not in _FIXED]
     found = {label: _FIXED[base] for label, base in kinds.items() if base in _FIXED}
     for place, label in enumerate(others):

@@ -10,14 +10,16 @@ from mmkv_bench.efficiency.planned import planned
 from mmkv_bench.plan.validate import validate
 
 SETTINGS = [name for name in options("experiment") if name.startswith("efficiency_")]
+WITHOUT = {f"hybridkv_{what}" for what in ("static", "dynamic", "without_h", "without_both")}
 PRINTED = {  # lengths, methods beside full, budgets, new tokens
     "mmshift_table09": ([32768], {"snapkv", "expected_attention", "mmshift"}, {"256"}, 100),
     "mmshift_fig03": ([2**n for n in range(11, 16)], {"snapkv", "expected_attention", "mmshift"}, {"256"}, 100),
     "mmshift_fig05": ([2**n for n in range(11, 16)], {"mmshift"}, {"256"}, 100),
-    "flashcache_table06": ([2048, 4096, 8192], {"h2o", "snapkv", "look_m", "meda", "flashcache"}, {"10%"}, 16),
-    "flashcache_table08": ([2**n for n in range(11, 17)], {"flashcache"}, {"10%"}, 512),
-    "flashcache_fig06": ([2**n for n in range(11, 17)], {"flashcache"}, {"10%", "20%"}, 100),
+    "flashcache_table06": ([2000, 4000, 8000], {"h2o", "snapkv", "look_m", "meda", "flashcache"}, {"20%"}, 16),
+    "flashcache_table08": ([2000 * 2**n for n in range(6)], {"flashcache"}, {"10%"}, 512),
+    "flashcache_fig06": ([2000 * 2**n for n in range(6)], {"flashcache"}, {"10%", "20%"}, 100),
     "hybridkv_table03": ([30168], {"hybridkv"}, {"10%", "20%"}, 128),
+    "hybridkv_table04": ([30168], {"hybridkv"} | WITHOUT, {"10%"}, 128),
     "prefixkv_table03_13b_1024": ([1024], {"prefixkv"}, {"20%", "40%", "60%", "80%"}, 512),
     "prefixkv_table03_13b_624": ([624], {"prefixkv"}, {"20%", "40%", "60%", "80%"}, 256),
     "prefixkv_table03_7b_1024": ([1024], {"prefixkv"}, {"20%", "40%", "60%", "80%"}, 512),

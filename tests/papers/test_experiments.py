@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from mmkv_bench.config.compose import compose, method_defaults
-from mmkv_bench.config.schema import conf_dir
+from mmkv_bench.config.schema import conf_dir, options
+from mmkv_bench.efficiency.planned import planned as plan_of_passes
 from mmkv_bench.papers.address import SYNTHETIC, Address, canonical
+from mmkv_bench.papers.commands import SETTING, artefact, command, setting
 from mmkv_bench.papers.fill import needed
 from mmkv_bench.papers.measures import has_numbers
 from mmkv_bench.papers.spec import load, table_ids
 from mmkv_bench.plan.cells import DatasetIdentity, Identity, bases, expand
 
+SETTINGS = [name for name in options("experiment") if name.startswith(SETTING)]
 NAMES = sorted(file.stem for file in (conf_dir() / "experiment" / "papers").glob("*.yaml"))
 
 
@@ -25,8 +30,11 @@ def planned(name: str) -> set[tuple]:
     for cell in cells:
         length = config.datasets[cell.dataset].generation.max_new_tokens
         key = (cell.model, cell.dataset, cell.base, canonical(cell.base, cell.parameters), cell.reading or "")
+        file = (config.variants.get(cell.method) or {}).get("calibration", "auto")
         budget = cell.budget_fraction or cell.budget_entries or ""
-        told.add((*key, cell.protocol, str(budget), cell.seed, length, config.model.frames))
+        cut = config.datasets[cell.dataset].generation.get("cut_prompt")
+        own = "" if file == "auto" else file
+        told.add((*key, own, cell.protocol, str(budget), cell.seed, length, config.model.frames, cut))
     return told
 
 
@@ -34,13 +42,19 @@ def wanted(name: str) -> dict[tuple, list[Address]]:
     """The addresses of a table's numbers that a run can fill, by what a cell of a plan says of them."""
     found: dict[tuple, list[Address]] = {}
     for one in needed(load(name)):
-        if not one.runs or not has_numbers(one.metric) or one.dataset == SYNTHETIC or one.method.calibration:
+        if not one.runs or not has_numbers(one.metric) or one.dataset in SYNTHETIC:
             continue
         for method in filter(None, (one.method, one.minus)):
             reading = "" if method.base == "full" else one.reading
-            key = (one.model, one.dataset, method.base, method.parameters(one.reading), reading, one.protocol)
+            key = (one.model, one.dataset, method.base, method.parameters(one.reading), reading)
+            key = (*key, artefact(replace(one, method=method)), one.protocol)
             found.setdefault((*key, "" if method.unbudgeted else one.budget), []).append(one)
     return found
+
+
+def timed(name: str) -> list[Address]:
+    """The addresses of a table's numbers that a timed pass holds, those that can be run."""
+    return [cell.address for cell in load(name).cells if cell.address.dataset in SYNTHETIC and cell.address.runs]
 
 
 def check(experiments: list[str], tables: list[str]) -> None:
@@ -49,23 +63,47 @@ def check(experiments: list[str], tables: list[str]) -> None:
     for name in tables:
         for key, addresses in wanted(name).items():
             asked.setdefault(key, []).extend(addresses)
-    assert {cell[:7] for cell in plan} == {*asked}
+    assert {cell[:8] for cell in plan} == {*asked}
     by_key: dict[tuple, list[tuple]] = {}
     for cell in plan:
-        by_key.setdefault(cell[:7], []).append(cell[7:])
+        by_key.setdefault(cell[:8], []).append(cell[8:])
     for key, addresses in asked.items():
         for one in addresses:
             had = by_key[key]
             seeds = {seed for seed, *_ in had}
             assert seeds == {None} or {*one.seeds} <= seeds, f"{one}: seeds"
-            assert one.max_new_tokens is None or one.max_new_tokens in {length for _, length, _ in had}, str(one)
-            assert one.frames is None or one.frames in {frames for _, _, frames in had}, str(one)
+            assert one.max_new_tokens is None or one.max_new_tokens in {length for _, length, *_ in had}, str(one)
+            assert one.frames is None or one.frames in {frames for _, _, frames, _ in had}, str(one)
+            assert one.cut_prompt is None or {one.cut_prompt} == {cut for *_, cut in had}, str(one)
 
 
 def test_every_experiment_is_named_by_a_table_and_every_table_that_runs_names_its_own():
     named = {name for table in table_ids() for name in load(table).experiments}
-    assert named == {*NAMES}
+    assert named == {*NAMES, *SETTINGS}
     assert all(load(table).experiments for table in table_ids() if wanted(table))
+
+
+def test_every_timed_pass_of_a_table_has_a_setting_and_its_command_names_it():
+    for table in table_ids():
+        names = load(table).experiments
+        for one in timed(table):
+            assert setting(one, names) in {*SETTINGS}, f"{table}: {one}"
+            assert command(one, names) == f"mmkv-bench experiment={setting(one, names)}"
+
+
+@pytest.mark.full
+def test_the_settings_plan_the_timed_passes_of_the_tables():
+    plans = {name: plan_of_passes(compose([f"experiment={name}"]), outline=True) for name in SETTINGS}
+    for table in table_ids():
+        for one in timed(table):
+            plan = plans[setting(one, load(table).experiments)]
+            shapes = {(unit.cell, unit.tokens, unit.batch) for unit in plan.units}
+            keys = {
+                (cell.base, canonical(cell.base, cell.parameters), str(cell.budget_fraction or cell.budget_entries or "")):
+                cell.cell for cell in plan.cells
+            }  # fmt: skip
+            cell = keys[one.method.base, one.method.parameters(one.reading), one.budget]
+            assert (cell, one.length, one.batch or 1) in shapes, f"{table}: {one}"
 
 
 def test_a_tables_experiments_plan_its_cells():
