@@ -88,7 +88,7 @@ def make(folder: Path, cells: int, samples: int) -> None:
         for number, first in enumerate(range(0, samples, OF_PART)):
             table = part_rows(own, {key: values[first : first + OF_PART] for key, values in known.items()}, rng)
             file = folder / "responses" / f"w{model}-{number:012x}.parquet"
-            file.write_bytes(_bytes(parts.parquet(table)))
+            file.write_bytes(_bytes(parts.part(table)))
 
 
 def _bytes(write: Any) -> bytes:

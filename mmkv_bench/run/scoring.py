@@ -95,11 +95,11 @@ def score_dataset(
     if not stale:
         return 0
     answers = Answers(store, [cell.cell for cell in cells])
-    reach = {cell.cell: answers.reach[cell.cell] for cell in cells if cell.cell in stale}
-    scorer = Scorer(spec, reach, answers.of, judge, answers.failed)
     scored, measuring = _Scored(store, cells, stale), Measuring(store, cells, answers.reach)
 
     def blocks() -> Iterator[pa.Table]:
+        reach = {cell.cell: answers.reach[cell.cell] for cell in cells if cell.cell in stale}
+        scorer = Scorer(spec, reach, answers.of, judge, answers.failed)
         for block in answers.blocks(cells):
             scored.begin(block)
             own = {cell.cell: cell for cell in block if cell.cell in stale}

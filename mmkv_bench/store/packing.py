@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 
@@ -26,12 +27,22 @@ def is_packed(path: Path) -> bool:
     return path.name == "packed.parquet" or path.name.startswith("packed-")
 
 
+def alike(cells: pa.Table, names: Iterable[str] | None = None) -> list[str]:
+    """The cells of the table `cells`, neighbours in dataset, method and budget side by side; names: of these alone, and those
+    that are in no row of it last."""
+    known = cells.select(_ALIKE).sort_by([(name, "ascending") for name in _ALIKE])["cell"].to_pylist()
+    if names is None:
+        return known
+    wanted = set(names)
+    return [name for name in known if name in wanted] + sorted(wanted.difference(known))
+
+
 def ordered(rows: pa.Table, cells: pa.Table) -> pa.Table:
     """`rows` of any table with those of similar cells together: neighbours in dataset, method and budget.
 
     Rows of one cell stay in the order they have; cells that are in no row of `cells` come last.
     """
-    known = cells.select(_ALIKE).sort_by([(name, "ascending") for name in _ALIKE])["cell"].combine_chunks()
+    known = pa.array(alike(cells), pa.string())
     place = pc.index_in(rows["cell"], value_set=known).fill_null(len(known)).to_numpy()
     return rows.take(np.argsort(place, kind="stable"))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO
 
@@ -14,15 +15,31 @@ import pyarrow.parquet as pq
 
 from mmkv_bench.errors import StoreError
 from mmkv_bench.store.schema import SCHEMA_VERSION, SCHEMAS
-from mmkv_bench.store.sealed import Damaged, opened, sealed
+from mmkv_bench.store.sealed import Damaged, opened, sealed, write_sealed
 
 _RETRIES = 20
+ROW_GROUP = 1 << 13  # rows of a part above which it has several row groups, each of about so many
 CODED = pa.dictionary(pa.int32(), pa.string())
 
 
 def parquet(table: pa.Table) -> Callable[[BinaryIO], object]:
     """A writer of `table` for `files.Staged`."""
     return lambda stream: stream.write(sealed(table, compression="zstd"))
+
+
+def part(rows: pa.Table) -> Callable[[BinaryIO], object]:
+    """A writer of response rows as they were committed, sample after sample. Many are written cell after cell, in the order
+    in which the cells came, in row groups of whole cells: who asks for some cells then reads little more than their rows."""
+    if rows.num_rows <= ROW_GROUP:
+        return parquet(rows)
+    codes = codes_of(rows["cell"].combine_chunks().dictionary_encode())  # numbered as they come
+    order = np.argsort(codes, kind="stable")
+    ends = np.append(np.flatnonzero(np.diff(codes[order])) + 1, rows.num_rows)
+    cuts = np.unique(ends[np.searchsorted(ends, np.arange(ROW_GROUP, rows.num_rows, ROW_GROUP))])
+    by_cell = rows.take(column_of(order))
+    edges = np.unique([0, *cuts.tolist(), rows.num_rows]).tolist()
+    groups = [by_cell.slice(start, end - start) for start, end in pairwise(edges)]
+    return lambda stream: write_sealed(stream, rows.schema, groups, compression="zstd")
 
 
 def load(
@@ -129,15 +146,14 @@ def read_file(path: Path, schema: pa.Schema, cells: Collection[str] | None, unch
     """The rows of one file, as `load`; FileNotFoundError where it is gone. Of `cells` only those row groups are decoded that
     hold one of them."""
     with readable(path):
-        with opened(path, [field.name for field in schema if field.type == CODED]) as (file, checked):
+        coded = {field.name for field in schema if field.type == CODED}
+        with opened(path, sorted(coded if cells is None else coded | {"cell"})) as (file, checked):
             held = set(file.schema_arrow.names)
             names = [name for name in dict.fromkeys(["schema_version", *schema.names, "cell"]) if name in held]
             if cells is None:
                 rows = file.read(names)
             else:
-                few = file.read(["schema_version", "cell"])
-                _check_version(path, few)
-                rows = file.read_row_groups(_groups_of(file, is_in(few["cell"], texts_of(list(cells)))), names)
+                rows = file.read_row_groups(list(_groups_of(path, file, texts_of(list(cells)))), names)
         _check_version(path, rows)
         if not checked and unchecked is not None:
             unchecked.add(path)
@@ -149,17 +165,14 @@ def read_file(path: Path, schema: pa.Schema, cells: Collection[str] | None, unch
         return rows.select(schema.names).cast(schema)
 
 
-def _groups_of(file: pq.ParquetFile, wanted: pa.ChunkedArray) -> list[int]:
-    """The row groups that have a wanted row: most parts of a large store have none for a run's own cells."""
-    sizes = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
-    return [number for number, rows in enumerate(_pieces(wanted, sizes)) if pc.any(rows, min_count=0).as_py()]
-
-
-def _pieces(column: pa.ChunkedArray, sizes: Sequence[int]) -> Iterator[pa.ChunkedArray]:
-    start = 0
-    for size in sizes:
-        yield column.slice(start, size)
-        start += size
+def _groups_of(path: Path, file: pq.ParquetFile, cells: pa.Array) -> Iterator[int]:
+    """The row groups that have a row of `cells`: most parts of a large store have none for a run's own cells. One after the
+    other, so that of a large file no whole column is in memory."""
+    for number in range(file.num_row_groups):
+        few = file.read_row_group(number, ["schema_version", "cell"])
+        _check_version(path, few)
+        if pc.any(is_in(few["cell"], cells), min_count=0).as_py():
+            yield number
 
 
 def _check_version(path: Path, rows: pa.Table) -> None:

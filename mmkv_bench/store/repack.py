@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -12,10 +15,16 @@ from mmkv_bench.errors import StoreError
 from mmkv_bench.store.digests import checksum
 from mmkv_bench.store.files import disk_errors, sync_folder, write_bytes
 from mmkv_bench.store.interface import Opened
-from mmkv_bench.store.packing import is_packed, ordered, packed
+from mmkv_bench.store.packing import LARGEST, alike, is_packed, ordered, packed
+from mmkv_bench.store.sealed import number_of_rows
 from mmkv_bench.store.slim import slim as slimmed
 from mmkv_bench.store.superseded import superseded
 from mmkv_bench.store.together import is_together
+
+AT_ONCE = 1 << 17
+"""Rows up to which a table is read whole."""
+IN_MEMORY = 160 << 20
+"""Bytes of rows in memory where it is not."""
 
 
 def pack(store: Opened, slim: bool = False) -> int:
@@ -44,22 +53,62 @@ def _pack(store: Opened, slim: bool) -> int:
     for table in ("metrics", "samples", "timings", "responses", "cells"):  # cells last: no row is ever without its cell
         # Listed before the rows are read: a file that a run adds in between stays.
         before = store.files(table)
-        rows = {"responses": store.responses, "timings": store.timings}.get(table, partial(store.load, table, None))()
-        if not rows.num_rows:
-            continue
-        if dropped:
-            rows = rows.filter(pc.invert(pc.is_in(rows["cell"], value_set=pa.array(sorted(dropped)))))
-        rows = slimmed(rows) if slim and table == "responses" else rows
-        _replace(store.root / table, before, packed(ordered(rows, cells)))
+        packing = _Packing(store, table, cells, dropped, slim and table == "responses")
+        if packing.large(before):
+            _replace(store.root / table, before, packing.by_cells())
+        elif (rows := packing.rows(None)).num_rows:
+            _replace(store.root / table, before, packing.files(rows))
     return len(dropped)
 
 
-def _replace(folder: Path, before: list[Path], files: list[bytes]) -> None:
+class _Packing:
+    """The packed files of a table, one behind the other.
+
+    cells: the table of that name; dropped: cells that are left out; slim: whether rows lose what `schema.SLIM` lists.
+    """
+
+    def __init__(self, store: Opened, table: str, cells: pa.Table, dropped: set[str], slim: bool) -> None:
+        self._table, self._cells, self._dropped, self._slim = table, cells, dropped, slim
+        own = {"responses": store.responses, "timings": store.timings}
+        self._read: Callable[..., pa.Table] = own.get(table, partial(store.load, table))
+
+    def large(self, files: list[Path]) -> bool:
+        """Whether the rows are read and written some cells at a time."""
+        return self._table in ("responses", "samples") and sum(map(number_of_rows, files)) > AT_ONCE
+
+    def rows(self, names: list[str] | None) -> pa.Table:
+        """The rows of these cells, of all cells for None."""
+        rows = self._read(names)
+        if self._dropped:
+            rows = rows.filter(pc.invert(pc.is_in(rows["cell"], value_set=pa.array(sorted(self._dropped)))))
+        return rows
+
+    def files(self, rows: pa.Table) -> list[bytes]:
+        return packed(ordered(slimmed(rows) if self._slim else rows, self._cells))
+
+    def by_cells(self) -> Iterator[bytes]:
+        """Cells that answer alike side by side, as many at a time as should make one file, by what those before them took."""
+        counts = Counter(self._read(None, ["cell"], coded=True)["cell"].to_pylist())
+        waiting = [name for name in alike(self._cells, counts) if name not in self._dropped]
+        step = float(AT_ONCE)
+        while waiting:
+            ends = np.cumsum([counts[name] for name in waiting])
+            many = max(1, int(np.searchsorted(ends, step, side="right")))
+            rows = self.rows(waiting[:many])
+            made = self.files(rows)
+            yield from made
+            step = rows.num_rows * min(IN_MEMORY / rows.nbytes, 0.95 * LARGEST / sum(map(len, made)))
+            waiting = waiting[many:]
+
+
+def _replace(folder: Path, before: list[Path], files: Iterable[bytes]) -> None:
     """Packed files in the place of all that was there, in an order that a kill at any moment leaves readable: what counts
     before other files is removed after them."""
-    placed = {folder / f"packed-{checksum(data)}.parquet": data for data in files}
-    for path, data in placed.items():
+    placed = set()
+    for data in files:
+        path = folder / f"packed-{checksum(data)}.parquet"
         write_bytes(path, data)
+        placed.add(path)
     gone = [path for path in before if path not in placed]
     for path in sorted(gone, key=lambda path: (is_together(path), not is_packed(path), path.name)):
         path.unlink(missing_ok=True)

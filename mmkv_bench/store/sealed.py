@@ -104,6 +104,14 @@ def opened(path: Path, coded: Sequence[str] = ()) -> Iterator[tuple[pq.ParquetFi
             yield file, checked
 
 
+def number_of_rows(path: Path) -> int:
+    """By the file's footer alone; 0 where the file is gone or damaged, which whoever reads it is told."""
+    try:
+        return pq.read_metadata(path).num_rows
+    except (OSError, pa.ArrowException):
+        return 0
+
+
 def _check(data: bytes) -> bool:
     """Whether there is a digest; Damaged when it is not that of the bytes."""
     mark = data.rfind(_MARK)

@@ -258,7 +258,7 @@ class Store:
         content = journal.read(path)
         if content.records:
             rows = [row for record in content.records for row in _rows(path, record)]
-            write_whole(self.root / "responses" / f"{path.stem}.parquet", parts.parquet(to_table("responses", rows)))
+            write_whole(self.root / "responses" / f"{path.stem}.parquet", parts.part(to_table("responses", rows)))
         if content.torn:
             log.warning("%s: dropped a torn last line of %d bytes; its sample is generated again", path, content.torn)
         path.unlink()

@@ -15,7 +15,6 @@ from store_examples import ENVIRONMENT, cell, metric_row, response, sample_score
 
 from mmkv_bench import file_state
 from mmkv_bench.store import index, parts
-from mmkv_bench.store.sealed import sealed
 from mmkv_bench.store.store import Store
 from mmkv_bench.tables.status import status
 
@@ -181,12 +180,11 @@ def test_a_store_that_cannot_be_written_has_its_status_without_pandas_or_torch(t
 def test_of_some_cells_only_their_row_groups_are_decoded(tmp_path, monkeypatch):
     rows = [response(sample, name) for name in ("c0", "c1", "c2") for sample in range(2)]
     store = Store(tmp_path / "rows")
+    monkeypatch.setattr(parts, "ROW_GROUP", 2)
     with store.writer("w") as writer:
         for sample in range(2):
             writer.commit([row for row in rows if row["doc_id"] == sample])
     whole = store.responses()
-    (path,) = store.files("responses")
-    path.write_bytes(sealed(whole, row_group_size=2))
     decoded, real = [], pq.ParquetFile.read_row_groups
 
     def decoding(file, groups, *rest):

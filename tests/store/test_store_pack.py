@@ -16,6 +16,7 @@ from crash_points import die_before
 from store_examples import cell, failed, metric_row, response, sample_score
 
 from mmkv_bench.errors import StoreError
+from mmkv_bench.store import repack
 from mmkv_bench.store.packing import packed
 from mmkv_bench.store.schema import SLIM
 from mmkv_bench.store.slim import chosen
@@ -81,6 +82,38 @@ def test_files_stay_below_a_size_and_no_cell_is_in_two(tmp_path):
     cells = [set(file["cell"].to_pylist()) for file in files]
     assert sum(map(len, cells)) == len(set.union(*cells)) == 30
     assert len(packed(rows, 1)) == 30, "a cell stays whole"
+
+
+@each("slim", (False, True))
+def test_a_large_store_is_packed_some_cells_at_a_time(tmp_path, monkeypatch, slim):
+    names = [f"c{number}" for number in range(9)]
+    store = Store(tmp_path / "rows")
+    store.write_cells([cell(name, budget_entries=9 - i) for i, name in enumerate(names[:-1])])
+    with store.writer("w") as writer:
+        for i in range(5):
+            writer.commit([response(i, name) for name in names[: 9 - i % 2]])
+    for name in names:
+        store.write_scores(name, [sample_score(i, name, value=0.5) for i in range(5)], [metric_row(name, value=0.5)])
+    whole = Store(shutil.copytree(store.root, tmp_path / "whole"))
+    whole.pack(slim)
+    read: list[list[str]] = []
+    responses = Store.responses
+
+    def reading(self, cells=None, columns=None, coded=False):
+        if columns is None:
+            read.append(cells)
+        return responses(self, cells, columns, coded)
+
+    monkeypatch.setattr(Store, "responses", reading)
+    monkeypatch.setattr(repack, "AT_ONCE", 10)
+    monkeypatch.setattr(repack, "IN_MEMORY", 1)
+    store.pack(slim)
+    assert read[0] == ["c7", "c6"] and [name for own in read for name in own] == [*names[7::-1], "c8"], (
+        "alike, unknown last"
+    )
+    monkeypatch.undo()
+    assert content(Store(store.root)) == content(Store(whole.root))
+    assert len(files(store)) > len(files(whole)) and not [name for name in files(store) if "packed-" not in name]
 
 
 def test_slim_rows_lose_what_the_schema_lists_and_nothing_else(tmp_path):
@@ -186,8 +219,8 @@ def test_scores_that_are_written_while_packing_are_packed_or_stay(tmp_path):
     class Racing(Store):
         """A store of which a cell is scored again as soon as its metrics were read for packing."""
 
-        def load(self, table, cells, columns=None):
-            rows = super().load(table, cells, columns)
+        def load(self, table, cells, columns=None, coded=False):
+            rows = super().load(table, cells, columns, coded)
             if table == "metrics" and cells is None:
                 process.start()
                 process.join(0.5)
