@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
@@ -18,7 +19,12 @@ from mmkv_bench.run.progress import Progress
 from mmkv_bench.store.store import Store
 
 if TYPE_CHECKING:
+    from mmkv_bench.evaluation.contract import Request
+    from mmkv_bench.generation.encode import EncodedPrompt
+    from mmkv_bench.generation.result import ForkResult
     from mmkv_bench.models.load import LoadedModel
+
+    Watched = Callable[[LoadedModel, Request, EncodedPrompt, Sequence[ForkResult]], None]
 
 COMPARED = ("status", "prompt_hash", "answer", "token_ids", "kept", "kept_digest")
 """Columns that must agree; those that a stored row does not have (null) are not compared."""
@@ -61,6 +67,16 @@ def verify(roots: Sequence[Path], k: int, seed: int, other_versions: bool = Fals
         ConfigError: folders without rows.
     """
     drawn = draw(roots, k, seed)
+    make_again(drawn, other_versions)
+    return drawn
+
+
+def make_again(drawn: Sequence[Drawn], other_versions: bool = False, watch: Watched | None = None) -> None:
+    """Make these answers again and write into each what became of it.
+
+    Args:
+        other_versions: see `verify`; watch: told of the model, and of what it answered as `run.generate.Watch` says.
+    """
     quiet_libraries()
     wanted = []
     for one in drawn:
@@ -73,9 +89,8 @@ def verify(roots: Sequence[Path], k: int, seed: int, other_versions: bool = Fals
         for _, together in groupby(sorted(wanted, key=_run_of), key=_run_of):
             group = list(together)
             bar.relabel(f"{group[0].root.name} {group[0].row['dataset']}")
-            _repeat(group, model)
+            _repeat(group, model, watch)
             bar.advance(len(group))
-    return drawn
 
 
 def draw(roots: Sequence[Path], k: int, seed: int) -> list[Drawn]:
@@ -129,7 +144,7 @@ def exit_code(drawn: Sequence[Drawn]) -> int:
     return 1 if DIFFERENT in outcomes else 0 if EQUAL in outcomes else 2
 
 
-def _repeat(group: Sequence[Drawn], model: dict[str, LoadedModel]) -> None:
+def _repeat(group: Sequence[Drawn], model: dict[str, LoadedModel], watch: Watched | None) -> None:
     """Make the answers of one run's dataset again; `model` holds the one loaded last."""
     try:
         planned = plan_again([one.cell for one in group])
@@ -138,7 +153,7 @@ def _repeat(group: Sequence[Drawn], model: dict[str, LoadedModel]) -> None:
         asked = [one for one in group if not one.outcome]
         if not asked:
             return
-        rows = _answers(planned, asked, model)
+        rows = _answers(planned, asked, model, watch)
     except MMKVError as error:
         for one in group:
             one.outcome = one.outcome or f"its run being refused now: {error}"
@@ -149,7 +164,9 @@ def _repeat(group: Sequence[Drawn], model: dict[str, LoadedModel]) -> None:
         one.outcome = DIFFERENT if one.differing else EQUAL
 
 
-def _answers(planned: Planned, asked: Sequence[Drawn], model: dict[str, LoadedModel]) -> Mapping[tuple[str, str], Row]:
+def _answers(
+    planned: Planned, asked: Sequence[Drawn], model: dict[str, LoadedModel], watch: Watched | None
+) -> Mapping[tuple[str, str], Row]:
     """(cell, sample) -> the row that is made now."""
     from mmkv_bench.evaluation import generate, sample_refs
     from mmkv_bench.models.source import Source
@@ -170,7 +187,10 @@ def _answers(planned: Planned, asked: Sequence[Drawn], model: dict[str, LoadedMo
         store = Store(Path(folder) / "rows")
         with store.writer("verify") as writer:
             step = compiled_step(model[settings], planned.config)
-            answering = Answering(model[settings], planned.config, cells, done, writer, lambda rows: None, step=step)
+            told = None if watch is None else partial(watch, model[settings])
+            answering = Answering(
+                model[settings], planned.config, cells, done, writer, lambda rows: None, step=step, watch=told
+            )
             try:
                 generate(planned.spec, answering, limit, answering.wants)
             finally:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from mmkv_bench.compression.account import LayerAccount
@@ -48,8 +49,9 @@ def fill_stored(
         index: per layer int64 `[Hkv, m]` of what was selected; slot: bytes of one head's key and value.
     """
     refed, heads = lengths.refed, index[0].shape[0] * len(index)
-    result.kept, result.kept_digest = [(one.entries + refed).tolist() for one in layers], digest(index)
-    result.entries_planned = sum(int((one >= 0).sum()) for one in index) + refed * heads
+    result.selected = [one.to("cpu", torch.int32) for one in index]
+    result.kept, result.kept_digest = [(one.entries + refed).tolist() for one in layers], digest(result.selected)
+    result.entries_planned = sum(int((one >= 0).sum()) for one in result.selected) + refed * heads
     result.entries_resident = sum(map(sum, result.kept))
     result.entries_reachable = sum(int((one.reachable + refed).sum()) for one in layers)
     result.bytes_device = sum(one.device for one in layers) + refed * heads * slot

@@ -45,7 +45,14 @@ class CellSpec:
 
 
 class ForkResult(Response):
-    """One cell's answer to one prompt: what generation fills of its row."""
+    """One cell's answer to one prompt: what generation fills of its row.
+
+    Attributes:
+        selected: per layer int32 `[Hkv, m]` in host memory, the kept indices of which `kept_digest` is the digest, ascending
+            behind padding of -1; no column of the row. None where nothing was counted.
+    """
+
+    selected: Sequence[Tensor] | None = None  # of the class: no field of the row's
 
 
 def digest(kept: Sequence[Tensor]) -> str:

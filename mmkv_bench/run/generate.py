@@ -35,6 +35,9 @@ CONTEXT_END = "context_end"  # the fallback that is given here and not by a meth
 
 log = logging.getLogger(__name__)
 
+Watch = Callable[["Request", EncodedPrompt, Sequence[ForkResult]], None]
+"""Told of a request, the prompt that was made of it, and what cells answered to that."""
+
 
 def decode_rules(loaded: LoadedModel, settings: Mapping[str, Any]) -> DecodeRules:
     """How answers to a dataset with these generation settings are decoded.
@@ -95,7 +98,7 @@ class Answering:
         after: told about each committed sample's rows (progress, tracking).
         measures: what the dataset is measured by besides its metrics (`ppl`, `self_rouge`). They and fidelity need the
             fork engine: `sharing=off` leaves them null.
-        step: of `compiled_step`.
+        step: of `compiled_step`; watch: told of all results with their prompts, before their rows are stored.
     """
 
     def __init__(
@@ -108,8 +111,9 @@ class Answering:
         after: Callable[[list[dict[str, Any]]], None],
         measures: Sequence[str] = (),
         step: CompiledStep | None = None,
+        watch: Watch | None = None,
     ):
-        self.step = step
+        self.step, self.watch = step, watch
         self.loaded, self.config, self.cells, self.done = loaded, config, cells, done
         self.writer, self.after, self.measures = writer, after, tuple(measures)
         if self.measures and config.sharing == "off":
@@ -191,6 +195,8 @@ class Answering:
             if rules is not self._rules_for(request):
                 for result in results:
                     result.fallback += [CONTEXT_END] * (result.finish_reason == "length")
+            if self.watch is not None:
+                self.watch(request, prompt, results)
             yield results
 
     def _within_context(self, rules: DecodeRules, prompt: EncodedPrompt) -> DecodeRules:

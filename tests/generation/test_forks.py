@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mmkv_bench.generation.forks import Fork
+from mmkv_bench.generation.result import digest
 from tests import cover, zoo
 from tests.core import parts
 from tests.each import each
@@ -51,6 +52,7 @@ def test_every_method_of_the_registry_forks_as_it_runs_alone(name, chosen):
     forks = common.assert_forks_equal_alone(model, name, prompt, cells)
     assert len({tuple(fork.token_ids) for fork in forks}) > len(cells) // 4, "evictions must have changed answers"
     assert len({fork.kept_digest for fork in forks}) > len(cells) // 3
+    assert all(digest(fork.selected) == fork.kept_digest for fork in forks), "what was kept can be had"
 
 
 @pytest.mark.full
