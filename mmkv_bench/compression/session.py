@@ -319,7 +319,7 @@ class Session:
                 future = future.expand(3, *future.shape)
             like = torch.zeros(1, dtype=torch.float32, device=last.device)
             cos, sin = self.text.rotary_emb(like, future)
-            return cos[0], sin[0]
+            return cos[0].to(offsets.device), sin[0].to(offsets.device)  # the layer's, which may be another one
 
         return Observation(
             module.layer_idx,

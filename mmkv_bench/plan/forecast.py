@@ -7,10 +7,11 @@ prompts that only data tell are those of stored answers, else assumed.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -153,8 +154,23 @@ def forecast_of(plan: Plan, given: Given, datasets: Callable[[Counting], Sequenc
         missing.append(
             "the roofline needs a device's bandwidth: --bandwidth GB/s, or --measure auto, which measures this one's"
         )
-    missing += _unlike(plan.cells)
+    missing += _spread(plan.config.model.device_map, held, given.memory) + _unlike(plan.cells)
     return Forecast(given, sizes, held, read, per_token, plan.family.max_context, found, missing)
+
+
+def _spread(device_map: Any, held: int | None, memory: float | None) -> list[str]:
+    """What to say of a model that lies on several devices, or would have to."""
+    if device_map is not None:
+        return [
+            f"model.device_map={device_map} lays layers on several devices, which work one after the other: --device-memory is "
+            "of all of them together, --bandwidth and --matmul are of one"
+        ]
+    if held is None or memory is None or held < memory:
+        return []
+    return [
+        f"the weights alone fill {math.ceil(held / memory)} such devices or more: model.device_map=auto lays the layers on all "
+        "that a process sees (CUDA_VISIBLE_DEVICES)"
+    ]
 
 
 def _sizes(plan: Plan) -> Sizes:

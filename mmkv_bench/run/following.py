@@ -50,6 +50,7 @@ class Following:
         self._means, self._own, self._next = RunningMeans(), RunningMeans(), 0.0
         self._scores, self._sums = scores, dict[str, tuple[float, int]]()
         self._unscored: list[tuple[str, int, str]] = []
+        self._new = False
 
     def add(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """One sample's rows; single cells are told of now and then, and with the last sample."""
@@ -57,15 +58,26 @@ class Following:
         values[f"{self._dataset}/failed"] = sum(row["status"] != "ok" for row in rows)
         for row in rows:
             self._add_cell(row)
+        self._new = True
         told = self._means.add(values)
         self._left -= 1
         now = time.monotonic()
         if now >= self._next or self._left <= 0:
-            self._score()
+            self._report()
             ended = time.monotonic()
             self._next = ended + max(EVERY, SCORING * (ended - now))
             told = {**told, **self._cells}
         self._track.log(told)
+
+    def close(self) -> None:
+        """Tell what was answered since the last report: others may have had the last samples."""
+        if self._new:
+            self._report()
+            self._track.log(self._cells)
+
+    def _report(self) -> None:
+        self._score()
+        self._new = False
 
     def _score(self) -> None:
         """Score what was answered since the last report; a scorer that fails ends these scores and nothing else."""

@@ -1,8 +1,8 @@
 """One run split over N processes of this machine: what `mmkv-bench launch` does.
 
-Every process generates its part of each dataset (`shard=i/N`) into the same result folder, on a device of its own where
-there are devices; this process then scores all rows once. No scheduler is needed, and a shard that dies loses only the
-sample it was at: the same command continues.
+The processes answer samples as they are handed out (`dispatch.py`), the datasets with the most to do first, into the same
+result folder, on a device of their own where there are devices; this process then scores all rows once. What a process that dies
+was at goes to the others; where all die the same command continues.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from mmkv_bench import devices
 from mmkv_bench.errors import ConfigError
+from mmkv_bench.run.dispatch import VARIABLE, Dispatcher
 
 if TYPE_CHECKING:
     from mmkv_bench.plan.plan import Plan
@@ -70,26 +71,30 @@ def launch(overrides: Sequence[str], processes: int | None = None, run: Sequence
     if config.stage == "score":
         raise ConfigError("stage=score is one process's work; allowed here: both, generate; use mmkv-bench run")
     devices = visible_devices(config.model.device)
-    count = _count(processes, devices)
+    spread = config.model.device_map is not None
+    count = _count(processes, devices, spread)
     plan = make_plan(config)
     store = Store(plan.out)
     _prepare(plan, store)
     ordered = [*overrides, *_longest_first(plan)]
-    ended = run_all(workers(ordered, count, devices, Path(config.out), run, spread=config.model.device_map is not None))
+    ended = run_all(workers(ordered, count, devices, Path(config.out), run, spread=spread))
     failed = [end for end in ended if end.code]
     for end in failed:
         print(
-            f"mmkv_bench: shard {end.worker.name} ended with exit code {end.code}; see {end.worker.log}",
+            f"mmkv_bench: process {end.worker.name} ended with exit code {end.code}; see {end.worker.log}",
             file=sys.stderr,
         )
     stopped = _stopped(failed)
     for line in stopped:
         print(f"mmkv_bench: {line}", file=sys.stderr)
-    if failed and not stopped and (any(end.code != 1 for end in failed) or plan.unanswered(store)):
+    store.recover()  # what a process that died had committed
+    if failed and not stopped and plan.unanswered(store):
         print("mmkv_bench: run the same command again to continue at the first missing sample", file=sys.stderr)
         return max(abs(end.code) if end.code < 128 else 1 for end in failed)
+    if any(end.code != 1 for end in failed):
+        print("mmkv_bench: the others answered what was left", file=sys.stderr)
     if config.stage == "generate":
-        return 1 if failed else 0
+        return 1 if any(end.code == 1 for end in failed) else 0
     scored = carry_out(plan.at_stage("score"))
     return max(scored, int(bool(stopped)))
 
@@ -129,23 +134,30 @@ def workers(
             threads = max(1, (os.cpu_count() or 1) // count)
             environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}
         quiet = [text for text in overrides if text.lstrip("+") != "json=true"]
-        command = (*run, *quiet, f"shard={name}", "stage=generate")
-        made.append(Worker(name, command, environment, out / "logs" / f"shard-{index}-of-{count}.log"))
+        command = (*run, *quiet, "stage=generate")
+        made.append(Worker(name, command, environment, out / "logs" / f"process-{index}-of-{count}.log"))
     return made
 
 
 def run_all(started: Sequence[Worker]) -> list[Ended]:
-    """Run processes side by side until all have ended; what they print on stderr is shown with their name in front.
+    """Run processes side by side until all have ended, handing out samples; what they print on stderr is shown with their name
+    in front.
 
     Ctrl-C ends them all and is raised again.
     """
-    running = []
+    running, dispatcher = [], Dispatcher()
     for worker in started:
         worker.log.parent.mkdir(parents=True, exist_ok=True)
         log = worker.log.open("w")
-        process = subprocess.Popen(
-            worker.command, stdout=log, stderr=subprocess.PIPE, env={**os.environ, **worker.environment}, text=True
-        )
+        with dispatcher.connect() as theirs:
+            process = subprocess.Popen(
+                worker.command,
+                stdout=log,
+                stderr=subprocess.PIPE,
+                env={**os.environ, **worker.environment, VARIABLE: str(theirs.fileno())},
+                pass_fds=[theirs.fileno()],
+                text=True,
+            )
         thread = threading.Thread(target=_forward, args=(worker.name, process.stderr, log), daemon=True)
         thread.start()
         running.append((worker, process, thread, log))
@@ -174,9 +186,10 @@ def visible_devices(setting: str) -> list[str]:
     return [str(index) for index in range(devices.KINDS["cuda"].count())]
 
 
-def _count(processes: int | None, devices: Sequence[str]) -> int:
+def _count(processes: int | None, devices: Sequence[str], spread: bool) -> int:
+    """One process per device; one in all where a model is spread over several, and nobody says how many those are."""
     if processes is None and devices:
-        return len(devices)
+        return 1 if spread else len(devices)
     if processes is None:
         raise ConfigError(
             "this machine shows no device, so the number of processes is yours to say; write --processes N"

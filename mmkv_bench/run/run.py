@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from mmkv_bench.plan.standing import Standing
 from mmkv_bench.protocols import WHOLE, protocol
 from mmkv_bench.run import stopping
 from mmkv_bench.run.card import PromptSize, render
+from mmkv_bench.run.dispatch import Given
 from mmkv_bench.run.following import Following
 from mmkv_bench.run.preview import card_facts
 from mmkv_bench.run.progress import Progress
@@ -38,9 +39,11 @@ from mmkv_bench.tables.rows import ReadOnce
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+    from mmkv_bench.evaluation import SampleRef
     from mmkv_bench.judging.ledger import Ledger
     from mmkv_bench.models.load import LoadedModel
     from mmkv_bench.plan.cells import Cell
+    from mmkv_bench.run.generate import Answering
 
 
 def run(config: DictConfig) -> int:
@@ -203,35 +206,70 @@ def _generate(
     stopped: dict[str, str],
 ) -> None:
     """Answer what is missing; `stopped` takes the datasets that could not be."""
-    from mmkv_bench.evaluation import RunningScores, generate
+    from mmkv_bench.evaluation import RunningScores
     from mmkv_bench.run.generate import Answering, compiled_step
 
     step = compiled_step(loaded, plan.config)
     config, parts = plan.config, plan.parts
     standing = plan.standing(store)
     worker = f"w{os.getpid()}-{str(config.shard).replace('/', 'of')}"
+    given = Given(stopping.check)
     with stopping.deferred(), store.writer(worker) as writer:
-        for part in parts:
-            label = part.dataset
-            if not todo[label]:
-                continue
+        while True:
+            for part in parts:
+                if not todo[part.dataset]:
+                    continue
+                stopping.check()
+                scores = None if isinstance(track, NoTracker) else RunningScores(part.spec, config.limit)
+                following = Following(part, standing, todo[part.dataset], track, scores)
+                make = partial(Answering, loaded, config, part.cells, standing.done(part), writer)
+                with _one_of(parts, part.dataset, stopped):
+                    _answer(
+                        part,
+                        todo[part.dataset],
+                        config.limit,
+                        partial(make, measures=part.spec.measures, step=step),
+                        following,
+                        given,
+                    )
+            if not given.again():
+                return
+
+
+def _answer(
+    part: Part,
+    todo: int,
+    limit: int | None,
+    answering_of: Callable[..., Answering],
+    following: Following,
+    given: Given,
+) -> None:
+    """Answer what is missing of one dataset, as far as other processes do not."""
+    from mmkv_bench.evaluation import generate
+
+    with Progress(todo, f"{part.dataset}, {len(part.cells)} cells") as bar:
+
+        def after(rows: list[dict[str, Any]]) -> None:
+            given.done(part.dataset, rows[0]["sample_id"])
+            bar.advance()
+            following.add(rows)
             stopping.check()
-            scores = None if isinstance(track, NoTracker) else RunningScores(part.spec, config.limit)
-            following = Following(part, standing, todo[label], track, scores)
-            with Progress(todo[label], f"{label}, {len(part.cells)} cells") as bar:
 
-                def after(rows, bar=bar, following=following):
-                    bar.advance()
-                    following.add(rows)
-                    stopping.check()
+        answering = answering_of(after=after)
 
-                done = standing.done(part)
-                answering = Answering(loaded, config, part.cells, done, writer, after, part.spec.measures, step)
-                try:
-                    with _one_of(parts, label, stopped):
-                        generate(part.spec, answering, config.limit, answering.wants)
-                finally:
-                    answering.close()
+        def wanted(sample: SampleRef) -> bool:
+            """Whether it is to be answered here; one that another process answers is counted."""
+            if not answering.wants(sample):
+                return False
+            mine = given.take(part.dataset, sample.sample_id)
+            bar.advance(int(not mine))
+            return mine
+
+        try:
+            generate(part.spec, answering, limit, wanted)
+        finally:
+            answering.close()
+            following.close()
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 
 import pytest
@@ -18,17 +19,20 @@ main = verb("launch")
 
 ONE = ("model.device=cpu", "limit=1")
 
-# Stands in for `python -m mmkv_bench`: keeps what it was asked, prints, and fails where it is told to.
+# Stands in for `python -m mmkv_bench`: keeps what it was asked and given, prints, and dies where it is told to.
 CHILD = """
 import json, os, sys, pathlib
-shard = next(word for word in sys.argv if word.startswith("shard=")).removeprefix("shard=")
+from mmkv_bench.run.dispatch import Given
+given = Given()
+number = next(n for n in range(9) if given.take("number", str(n)))
+given.done("number", str(number))
 out = pathlib.Path(next(word for word in sys.argv if word.startswith("out=")).removeprefix("out="))
 out.mkdir(parents=True, exist_ok=True)
-(out / f"asked-{shard.replace('/', '-')}.json").write_text(
+(out / f"asked-{number}.json").write_text(
     json.dumps({"argv": sys.argv[1:], "threads": os.environ.get("OMP_NUM_THREADS")}))
-print("card of", shard)
-print("working on", shard, file=sys.stderr)
-sys.exit(3 if shard.startswith(os.environ.get("FAILING", "none")) else 0)
+print("card of", number)
+print("working on", number, file=sys.stderr)
+sys.exit(3 if str(number) == os.environ.get("FAILING", "none") else 0)
 """
 
 
@@ -53,18 +57,18 @@ def asked(out):
     return [json.loads(file.read_text()) for file in sorted(out.glob("asked-*.json"))]
 
 
-def test_every_process_generates_its_shard_and_one_scores_at_the_end(child, scored, tmp_path, capfd):
+def test_every_process_generates_what_it_is_given_and_one_scores_at_the_end(child, scored, tmp_path, capfd):
     out = tmp_path / "rows"
     assert launch([*ONE, f"out={out}", "budget=16", "json=true"], 3, child) == 0
     got = asked(out)
     assert all(entry["threads"] for entry in got)
-    assert [entry["argv"][-2:] for entry in got] == [[f"shard={i}/3", "stage=generate"] for i in range(3)]
+    assert [entry["argv"][-1] for entry in got] == ["stage=generate"] * 3
     assert all("budget=16" in entry["argv"] and "json=true" not in entry["argv"] for entry in got)
     assert [(config.stage, config.shard, config.json) for config in scored] == [("score", "0/1", True)]
     captured = capfd.readouterr()
-    assert "[1/3] working on 1/3" in captured.err
+    assert "[1/3] working on " in captured.err
     assert "card of" not in captured.out
-    assert (out / "logs" / "shard-1-of-3.log").read_text().count("1/3") == 2
+    assert (out / "logs" / "process-1-of-3.log").read_text().count(" o") == 2
 
 
 def test_a_process_that_fails_is_reported_and_nothing_is_scored(child, scored, tmp_path, monkeypatch, capfd):
@@ -72,8 +76,8 @@ def test_a_process_that_fails_is_reported_and_nothing_is_scored(child, scored, t
     out = tmp_path / "rows"
     assert launch([*ONE, f"out={out}"], 3, child) == 3
     err = capfd.readouterr().err
-    assert f"shard 1/3 ended with exit code 3; see {out}/logs/shard-1-of-3.log" in err
-    assert "run the same command again" in err
+    (number,) = re.findall(r"process (\d)/3 ended with exit code 3; see ", err)
+    assert f"see {out}/logs/process-{number}-of-3.log" in err and "run the same command again" in err
     assert len(asked(out)) == 3
     assert scored == []
 
@@ -92,6 +96,8 @@ def test_cores_are_divided_and_devices_dealt_out(tmp_path, monkeypatch):
     assert [worker.environment["CUDA_VISIBLE_DEVICES"] for worker in dealt] == ["4", "7", "4"]
     spread = workers(["budget=16"], 2, ["0", "1", "2", "3"], tmp_path, spread=True)
     assert [worker.environment["CUDA_VISIBLE_DEVICES"] for worker in spread] == ["0,2", "1,3"]
+    counts = [module._count(asked, ["0", "1"], spread) for asked in (None, 2) for spread in (False, True)]
+    assert counts == [2, 1, 2, 2]
 
 
 @each(

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 
 from mmkv_bench.config.compose import compose
-from mmkv_bench.config.schema import options
+from mmkv_bench.config.schema import conf_dir, options
 from mmkv_bench.plan.plan import outline
 from mmkv_bench.plan.validate import validate
 
@@ -25,7 +25,8 @@ NEEDED = {
 
 def answering(group: str) -> list[str]:
     """Choices of runs that answer datasets; those of scenario=efficiency are planned by tests/efficiency/test_settings.py."""
-    return [name for name in options(group) if not name.startswith("efficiency_")]
+    papers = sorted(f"papers/{file.stem}" for file in (conf_dir() / group / "papers").glob("*.yaml"))
+    return [name for name in (*options(group), *papers) if not name.startswith("efficiency_")]
 
 
 def shipped(every: int = 1) -> Iterator[list[str]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -61,10 +63,40 @@ def test_two_real_processes_of_launch_are_one_process_row_for_row(whole, tmp_pat
     captured = capfd.readouterr()
     root = tmp_path / "rows"
     assert setting.everything(root) == setting.everything(whole)
-    assert {row["shard"] for row in responses(root).values()} == {"0/2", "1/2"}
     assert "[0/2] " in captured.err and "[1/2] " in captured.err
     assert captured.out.count("**pages_walk_small, exact_match**") == 1
-    assert sorted(path.name for path in (root / "logs").iterdir()) == ["shard-0-of-2.log", "shard-1-of-2.log"]
+    assert sorted(path.name for path in (root / "logs").iterdir()) == ["process-0-of-2.log", "process-1-of-2.log"]
+
+
+@pytest.mark.full
+def test_what_a_killed_process_of_launch_was_at_is_answered_by_the_other(tmp_path, capfd, monkeypatch):
+    command = ("dataset=[pages_walk,pages_lookup]", "method=[snapkv,random]", "budget=16", "limit=30")
+    done(tmp_path / "alone", *command)
+    root, started = tmp_path / "rows", []
+    real = launch.subprocess.Popen
+
+    def popen(*args, **kwargs):
+        started.append(real(*args, **kwargs))
+        return started[-1]
+
+    def kill():
+        """One that has just stored an answer: it is at the next."""
+        while True:
+            for file in (root / "journal").glob("*.jsonl"):
+                for process in started:
+                    if f"w{process.pid}-" in file.name and file.stat().st_size:
+                        process.kill()
+                        return
+            time.sleep(0.001)
+
+    monkeypatch.setattr(launch.subprocess, "Popen", popen)
+    killer = threading.Thread(target=kill, daemon=True)
+    killer.start()
+    assert main(["launch", "--processes", "2", *command, "model.device=cpu", f"out={root}"]) == 0
+    err = capfd.readouterr().err
+    assert "ended with exit code -9" in err and "the others answered what was left" in err
+    assert setting.everything(root) == setting.everything(tmp_path / "alone")
+    assert len({row["worker"] for row in responses(root).values()}) == 2
 
 
 @pytest.mark.full
@@ -79,7 +111,7 @@ def test_launch_scores_when_failed_rows_are_all_that_went_wrong(tmp_path, own_pa
     assert launch.launch(overrides, 2, ("false",)) == 1  # `false` ends with 1 and does nothing
     captured = capfd.readouterr()
     assert "1/2 ok: " in captured.out and "1 rows failed" in captured.out
-    assert "shard 0/2 ended with exit code 1; see" in captured.err
+    assert "process 0/2 ended with exit code 1; see" in captured.err
     assert "run the same command again" not in captured.err
     assert launch.launch([*overrides, "limit=3"], 2, ("false",)) == 1
     assert "run the same command again" in capfd.readouterr().err
