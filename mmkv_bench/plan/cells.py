@@ -13,7 +13,7 @@ from mmkv_bench import protocols
 from mmkv_bench.calibrate.artefact import Calibrations
 from mmkv_bench.compression.budget import Budget
 from mmkv_bench.config.schema import as_list, plain
-from mmkv_bench.errors import ConfigError
+from mmkv_bench.errors import CalibrationError, ConfigError
 from mmkv_bench.methods.build import (
     DECODING,
     FULL,
@@ -214,9 +214,20 @@ def bases(config: DictConfig) -> list[str]:
     return list(dict.fromkeys([*map(str, config.methods), *variants, FULL]))
 
 
-def _methods(
-    config: DictConfig, defaults: Mapping[str, DictConfig], calibrations: Calibrations | None = None
-) -> Iterator[Method]:
+def uncalibrated(config: DictConfig, identity: Identity, defaults: Mapping[str, DictConfig]) -> list[str]:
+    """For each method of a run that lacks its calibration of this model, the sentence that says so."""
+    artefacts = Calibrations(config.model.name, identity.model_fingerprint)
+    found = []
+    for name, node, default, reading in _asked(config, defaults):
+        try:
+            composed(name, effective(name, node, reading, default), reading, artefacts)
+        except CalibrationError as error:
+            found.append(str(error))
+    return list(dict.fromkeys(found))
+
+
+def _asked(config: DictConfig, defaults: Mapping[str, DictConfig]) -> Iterator[tuple[str, DictConfig, DictConfig, str]]:
+    """(name, node, node without overrides, reading) of the methods of a run, `full` first."""
     nodes = {name: (node, defaults[name]) for name, node in config.methods.items()}
     for name, changes in config.variants.items():
         if name in nodes:
@@ -232,16 +243,23 @@ def _methods(
     for name, (node, default) in nodes.items():
         own = node.get("reading")
         for reading in dict.fromkeys(as_list(config.reading if own is None else own)):
-            as_it_runs = effective(name, node, reading, default)
-            compressor = composed(name, as_it_runs, reading, calibrations)
-            plain = identity_form(as_it_runs, compressor)
-            tuned = node != default and _identity_of(plain) != _identity_of(
-                _untouched(name, node, default, reading, plain, compressor)
-            )
-            used = {} if calibrations is None else calibrations.taken()
-            own_decoding = str(compressor.decoding) if _written(node) != _written(default) else None
-            seen = {} if calibrations is None else {checksum: calibrations.seen[checksum] for checksum in used.values()}
-            yield Method(name, with_checksums(plain, used), compressor, tuned, own_decoding, seen)
+            yield name, node, default, reading
+
+
+def _methods(
+    config: DictConfig, defaults: Mapping[str, DictConfig], calibrations: Calibrations | None = None
+) -> Iterator[Method]:
+    for name, node, default, reading in _asked(config, defaults):
+        as_it_runs = effective(name, node, reading, default)
+        compressor = composed(name, as_it_runs, reading, calibrations)
+        plain = identity_form(as_it_runs, compressor)
+        tuned = node != default and _identity_of(plain) != _identity_of(
+            _untouched(name, node, default, reading, plain, compressor)
+        )
+        used = {} if calibrations is None else calibrations.taken()
+        own_decoding = str(compressor.decoding) if _written(node) != _written(default) else None
+        seen = {} if calibrations is None else {checksum: calibrations.seen[checksum] for checksum in used.values()}
+        yield Method(name, with_checksums(plain, used), compressor, tuned, own_decoding, seen)
 
 
 def _written(node: DictConfig) -> Any:

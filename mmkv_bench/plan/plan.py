@@ -19,7 +19,7 @@ from mmkv_bench.models.families import Family, family_of
 from mmkv_bench.models.quiet import quiet_libraries
 from mmkv_bench.models.source import Source
 from mmkv_bench.plan import identity as identities
-from mmkv_bench.plan.cells import Cell, bases, expand
+from mmkv_bench.plan.cells import Cell, bases, expand, uncalibrated
 from mmkv_bench.plan.parts import Part, outlined_parts, parts_of
 from mmkv_bench.plan.standing import COLUMNS, Standing
 from mmkv_bench.plan.tasks import labelled, stay_offline, tasks_of
@@ -42,6 +42,7 @@ class Plan:
         cells: all of them, by dataset; parts: what each dataset has to do in this process, in the configuration's order.
         notes: sentences for the card: cells that are the same, what an outline could not look at.
         family: what is known of the model, None where an outline knows nothing.
+        uncalibrated: of an outline, a sentence for each method that lacks its calibration.
     """
 
     config: DictConfig
@@ -49,6 +50,7 @@ class Plan:
     parts: Sequence[Part]
     notes: Sequence[str]
     family: Family | None
+    uncalibrated: Sequence[str] = ()
 
     @property
     def out(self) -> Path:
@@ -134,12 +136,13 @@ def outline(config: DictConfig) -> Plan:
     stay_offline(config, specs)
     asked, config = config, labelled(config, specs)
     identity = identities.outline(config, specs, Store(Path(config.out).expanduser()).cells())
-    defaults, missing = _defaults(config), []
+    defaults, missing = _defaults(config), list[str]()
     try:
         cells, notes = expand(config, identity, defaults)
-    except CalibrationError as error:
-        missing.append(str(error))
+    except CalibrationError:
+        missing = uncalibrated(config, identity, defaults)
         cells, notes = expand(config, identity, defaults, calibrated=False)
+    lacking = list(missing)
     described = Source.of(config.model).outlined()[0]
     family = None if described is None else family_of(described)
     if family is None:
@@ -147,7 +150,7 @@ def outline(config: DictConfig) -> Plan:
     else:
         validate_combinations(config, family, _compressors(cells))
     parts, unseen = outlined_parts(asked, specs, cells)
-    return Plan(config, cells, parts, [*notes, *missing, *unseen], family)
+    return Plan(config, cells, parts, [*notes, *missing, *unseen], family, lacking)
 
 
 def _refuse_efficiency(config: DictConfig) -> None:

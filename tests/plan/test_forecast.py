@@ -64,6 +64,9 @@ def test_what_is_not_known_is_said_and_not_zero(tmp_path):
     (seen,) = foreseen(tmp_path, *QWEN, images=[(1344, 896), (280, 280)]).datasets
     assert seen.tokens == 48 * 32 + 10 * 10 + 64
     fewer = foreseen(tmp_path, *QWEN, "model.weights=random", "model.layers=2")
+    for words, sentence in ((), "fill 2 such devices"), (("model.device_map=auto",), "lays layers on several devices"):
+        large = foreseen(tmp_path, "model=qwen2_5_vl_72b", "dataset=docvqa", "method=snapkv", *words, **H100)
+        assert [sentence in text for text in large.missing if "model.device_map" in text] == [True]
     assert fewer.sizes.source == "bound" and 0 < fewer.held < no_device.held and fewer.kv_per_token == 57_344 // 14
 
 

@@ -1,0 +1,120 @@
+"""What a run needs and this machine lacks: weights, data, calibrations, a judge, room on the disk. No network is asked."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mmkv_bench.datasets.sources import preflight
+from mmkv_bench.errors import MissingDataError
+from mmkv_bench.models.fingerprint import cached_folder
+from mmkv_bench.models.source import HUB, Source
+
+if TYPE_CHECKING:
+    from mmkv_bench.plan.plan import Plan
+    from mmkv_bench.plan.standing import Standing
+    from mmkv_bench.store.store import Store
+
+ROW = 4096
+"""Bytes of an answer's rows, scores included, where none of the store's are there to measure."""
+
+
+@dataclass(frozen=True)
+class Lack:
+    """kind: weights, data, calibration, judge or disk; what: a sentence."""
+
+    kind: str
+    what: str
+
+
+@dataclass(frozen=True)
+class Disk:
+    """rows: bytes that the missing rows will take; row: bytes of one; measured: of the store's own, else assumed; free: bytes
+    where they go."""
+
+    rows: int
+    row: float
+    measured: bool
+    free: int
+
+
+def lacking(plan: Plan, disk: Disk) -> list[Lack]:
+    """Of an outline; empty where a run can start without a connection."""
+    found = [Lack("weights", what) for what in _weights(plan)]
+    found += [Lack("data", what) for what in _data(plan)]
+    found += [Lack("calibration", what) for what in plan.uncalibrated]
+    found += [Lack("judge", what) for what in _judges(plan)]
+    if disk.free < disk.rows:
+        found.append(Lack("disk", f"the rows may take {disk.rows:,} bytes and {disk.free:,} are free at {plan.out}"))
+    return found
+
+
+def _weights(plan: Plan) -> Iterator[str]:
+    source = Source.of(plan.config.model)
+    if source.kind != HUB:
+        return  # files of a folder were read to plan, random weights are made
+    folder = cached_folder(source.place, plan.config.model.revision)
+    get = f"`hf download {source.place}` gets them into HF_HOME, or model.weights=<folder>"
+    if folder is None:
+        yield f"{source.place} is not in the hub cache; {get}"
+        return
+    index = folder / "model.safetensors.index.json"
+    names = {"model.safetensors"}
+    if index.exists():
+        names = set(json.loads(index.read_text())["weight_map"].values())
+    absent = sorted(name for name in names if not (folder / name).exists())
+    if absent:
+        yield f"{len(absent)} of {len(names)} files of {source.place} are not in the hub cache ({absent[0]}); {get}"
+
+
+def _data(plan: Plan) -> Iterator[str]:
+    for part in plan.parts:
+        try:
+            preflight(replace(part.spec, offline=True))
+        except MissingDataError as error:
+            yield str(error)
+
+
+def _judges(plan: Plan) -> Iterator[str]:
+    config = plan.config
+    asking = [name for name, node in config.datasets.items() if (node.get("about") or {}).get("judge") == "needed"]
+    if not asking:
+        return
+    if config.judge.kind == "none":
+        yield f"{', '.join(asking)}: scored by a judge, and judge=none asks nobody; judge=openai, or judge=local judge.url=..."
+    elif config.judge.key_env and not os.environ.get(config.judge.key_env):
+        yield f"the judge's key: the environment variable {config.judge.key_env} is not set"
+
+
+def disk_of(plan: Plan, standing: Standing, store: Store) -> Disk:
+    """Room for the rows that are missing."""
+    missing = sum(int((~standing.answered(part)).sum()) for part in plan.parts)
+    stored = store.responses(columns=("cell",)).num_rows
+    tables = [store.root / name for name in ("responses", "samples", "journal")]
+    taken = sum(file.stat().st_size for folder in tables if folder.is_dir() for file in folder.iterdir())
+    row = taken / stored if stored else float(ROW)
+    place = store.root.absolute()
+    while not place.exists():
+        place = place.parent
+    return Disk(int(missing * row), row, stored > 0, shutil.disk_usage(place).free)
+
+
+def told(disk: Disk, lacks: list[Lack], place: Path) -> str:
+    """Both as lines of a plan's text."""
+    how = f"measured: {disk.row:,.0f} bytes each" if disk.measured else f"taken as {ROW:,} bytes each, none is stored"
+    lines = [f"disk       {_size(disk.rows)} for the missing rows ({how}); {_size(disk.free)} free at {place}"]
+    lines += [f"lacking    {lack.kind}: {lack.what}" for lack in lacks]
+    return "\n".join(lines if lacks else [*lines, "lacking    nothing: the run can start without a connection"])
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.4g} {unit}"
+        count /= 1024
+    return f"{count:.4g} TiB"
