@@ -21,7 +21,8 @@ def test_the_smoke_run_answers_scores_and_shows_everything_that_it_asks_for(tmp_
     for words in (["status", str(root)], ["tables", str(root)], ["tables", str(root), "--metric", "fidelity"]):
         assert main(words) == 0
     assert main(["plan", "experiment=smoke", f"out={root}", "limit=3"]) == 0
-    assert main(["plot", "budget", str(root), "--out", str(tmp_path / "accuracy")]) == 0
+    one = ["--metric", "exact_match", "--protocol", "paper", "--budgets", "entries"]
+    assert main(["plot", "budget", str(root), *one, "--out", str(tmp_path / "accuracy")]) == 0
     said = capsys.readouterr().out
     assert "128 of 128 answers" in said and "query_agnostic" in said and "kl" in said.lower()
     assert "for the missing rows (measured: " in said and "lacking    nothing" in said
