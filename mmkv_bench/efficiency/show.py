@@ -41,7 +41,7 @@ COLUMNS = (
         "MBU",
         "tokens/s",
     ),
-    *("x full: TPOT", "2nd token", "total", "peak MiB", "KV held", "useful/step", "read/step MiB"),
+    *("of full: TPOT", "2nd token", "total", "peak MiB", "KV held", "useful/step", "read/step MiB"),
 )
 
 
@@ -159,7 +159,7 @@ def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
 
 def _notes(lines: pd.DataFrame, limits: Limits | None) -> list[str]:
     said = [
-        "Medians over repeats; TPOT over all steps. x full: the full cache's time of the same repeat divided by the method's. "
+        "Medians over repeats; TPOT over all steps. of full: the method's time over the full cache's of the same repeat. "
         "Compare by 2nd token and total: a method may show its first token before it compresses.",
     ]
     if limits is None:

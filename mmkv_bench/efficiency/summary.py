@@ -43,7 +43,7 @@ def summarised(
 
     Returns:
         For each of `POINTS`, `score`, `tpot` and `tokens_s`: `<name>_low`, `<name>_median`, `<name>_high`, quartiles over repeats
-        (of TPOT over all steps) [s, tokens/s]; `<name>_ratio_...` of TPOT, second token, total: `full` over the cell;
+        (of TPOT over all steps) [s, tokens/s]; `<name>_ratio_...` of TPOT, second token, total: the cell's over `full`'s;
         `status` (the first failure, else ok), `repeats`, peaks and bytes of the pass that counts memory, `disturbed`;
         `largest_batch` of the cell at this length, null where no failure bounds it, and `largest_ratio`: that over full's;
         `batch_prefill` is null where there is one sequence.
@@ -90,14 +90,14 @@ def _state(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _ratios(wide: pd.DataFrame, baselines: Mapping[str, str]) -> pd.DataFrame:
-    """`full` of the same length, batch and repeat, divided by the cell; null where that pass is not there."""
+    """The cell's over `full`'s of the same length, batch and repeat; null where that pass is not there."""
     import pandas as pd
 
     cells = wide.index.get_level_values("cell")
     others = [wide.index.get_level_values(name) for name in (*LINE[1:], "repeat")]
     full = pd.MultiIndex.from_arrays([cells.map(baselines), *others], names=wide.index.names)
     names = ["tpot", "second_token", "total"]
-    ratios = wide[names].reindex(full).to_numpy() / wide[names]
+    ratios = wide[names] / wide[names].reindex(full).to_numpy()
     return ratios.add_suffix("_ratio")
 
 
