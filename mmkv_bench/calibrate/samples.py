@@ -57,12 +57,15 @@ class Questions:
 
     Attributes:
         described: which samples of what, in words, for the artefact; settings: what chose them, and the data's checksum.
-        each: calls a function with each of them, in the order of the dataset.
+        each: calls a function with each of them, in the order of the dataset; those of a third argument are left out.
+        ids: of the samples, where they are known before a model is loaded; prompt: what shapes their prompts.
     """
 
     described: str
-    each: Callable[[LoadedModel, Callable[[Asked], None]], None]
+    each: Callable[..., None]
     settings: Mapping[str, Any] = field(default_factory=dict)
+    ids: Sequence[str] = ()
+    prompt: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

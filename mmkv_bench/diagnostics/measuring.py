@@ -13,6 +13,9 @@ from mmkv_bench.calibrate.samples import Asked, Questions, encoded
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.store.digests import canonical_json, checksum
 
+PROCESSOR = ("min_pixels", "max_pixels", "max_prompt_tokens", "frames", "video_max_pixels")
+"""Settings of a model that shape its prompts."""
+
 if TYPE_CHECKING:
     import pyarrow as pa
     import torch
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     from mmkv_bench.diagnostics.quantities import Value
     from mmkv_bench.generation.encode import EncodedPrompt
     from mmkv_bench.models.load import LoadedModel
+    from mmkv_bench.models.source import Source
 
 Row = tuple[str, int | None, "Value"]
 """Sample, layer, and a number of it."""
@@ -30,12 +34,34 @@ Row = tuple[str, int | None, "Value"]
 
 @dataclass(frozen=True)
 class Kept:
-    """A method at a budget, whose kept entries an analysis looks at. label: both, as `snapkv@64`; parameters: JSON."""
+    """A method at a budget, whose kept entries an analysis looks at. label: both, as `snapkv@64`; base: the family of its
+    file; parameters: JSON."""
 
     label: str
+    base: str
     compressor: Compressor
     budget: Budget
     parameters: str
+
+    def told(self) -> dict[str, Any]:
+        """What rows say of it."""
+        entries = self.budget.kind == "entries"
+        return {
+            "base": self.base,
+            "reading": self.compressor.reading,
+            "parameters": json.loads(self.parameters),
+            "budget_kind": self.budget.kind,
+            "budget": str(self.budget.entries) if entries else self.budget.fraction_text,
+        }
+
+
+@dataclass(frozen=True)
+class Found:
+    """What `diagnose` did: samples measured now, samples that had been before, numbers written."""
+
+    measured: int
+    before: int
+    numbers: int
 
 
 def diagnose(
@@ -45,8 +71,8 @@ def diagnose(
     tokens: int,
     out: Path,
     methods: Callable[[str], Sequence[Kept]] | None = None,
-) -> tuple[Path, int]:
-    """Measure and store. Returns the file and how many numbers it holds.
+) -> Found:
+    """Measure and store, sample by sample; what the store has of the same model, prompts and methods is not measured again.
 
     Args:
         name: one of `quantities.QUANTITIES`; model: the `model` node of a run; tokens: of the full cache's own answer, at
@@ -62,28 +88,72 @@ def diagnose(
     store, source = Store(out.expanduser()), Source.of(model)
     store.check_writable()
     fingerprint, _ = source.fingerprint()
+    kept = [] if methods is None else methods(fingerprint)
+    told = measurements(name, source, questions, tokens, kept)
+    done = store.diagnosed([one["measurement"] for one in told.values()])
+
+    def lacking(sample: str) -> list[str]:
+        return [label for label, one in told.items() if sample not in done[one["measurement"]]]
+
+    before = [sample for sample in questions.ids if not lacking(sample)]
+    if len(before) == len(questions.ids):
+        return Found(0, len(before), 0)
     loaded = source.load()
     source.confirm(fingerprint)
-    rows: list[Row] = []
-    kept = [] if methods is None else methods(fingerprint)
-    questions.each(loaded, lambda sample: rows.extend(layers_of(loaded, name, sample, tokens, kept)))
-    told = {
+    numbers = 0
+
+    def take(sample: Asked) -> None:
+        nonlocal numbers
+        labels = lacking(sample.sample_id)
+        rows = layers_of(loaded, name, sample, tokens, [one for one in kept if one.label in labels])
+        rows = [row for row in rows if _label(row[2], told) in labels]
+        if rows:
+            store.write_diagnostics(table(told, rows))
+            numbers += len(rows)
+
+    questions.each(loaded, take, before)
+    if not numbers and not before:
+        raise ConfigError(f"{name} says nothing of these samples: it needs text and images; choose others")
+    return Found(len(questions.ids) - len(before), len(before), numbers)
+
+
+def measurements(
+    name: str, source: Source, questions: Questions, tokens: int, kept: Sequence[Kept]
+) -> dict[str, dict[str, str]]:
+    """Label of a method -> the columns that all its rows share, `measurement` their hash; "" for numbers of no method. A number
+    is of model, prompts and its own method, so that a further method or sample leaves the others as they are."""
+    from mmkv_bench.diagnostics.quantities import QUANTITIES
+    from mmkv_bench.plan.identity import resolve_dtype
+
+    quantity, model = QUANTITIES[name], source.settings
+    settings: dict[str, Any] = {
+        "weights": source.kind,
+        "attention": model.attention,
+        "prompt": dict(questions.prompt),
+        "processor": {key: model[key] for key in PROCESSOR if model[key] is not None},
+    }
+    if quantity.answer or quantity.decoding:
+        settings["tokens"] = tokens
+    shared = {
         "name": name,
-        "model": source.settings.name,
-        "model_fingerprint": fingerprint,
-        "dtype": loaded.dtype,
+        "model": model.name,
+        "model_fingerprint": source.fingerprint()[0],
+        "dtype": resolve_dtype(model.dtype, source.described(), source.path),
         "dataset": questions.settings["dataset"],
         "dataset_fingerprint": questions.settings["dataset_fingerprint"],
-        "settings": json.dumps(_settings(questions, tokens, kept), sort_keys=True),
         "versions": json.dumps({package: metadata.version(package) for package in ("torch", "transformers")}),
     }
-    return store.write_diagnostics(table(told, rows)), len(rows)
+    found = {} if quantity.decoding else {"": settings}
+    found |= {one.label: settings | {"method": one.told()} for one in kept}
+    columns = {label: shared | {"settings": json.dumps(own, sort_keys=True)} for label, own in found.items()}
+    return {
+        label: own | {"measurement": checksum(canonical_json(dict(own)).encode())} for label, own in columns.items()
+    }
 
 
-def _settings(questions: Questions, tokens: int, kept: Sequence[Kept]) -> dict[str, Any]:
-    """What a measurement is of besides model and data: its samples, the answer's length, the methods' parameters."""
-    found = {**questions.settings, "samples": questions.described, "tokens": tokens}
-    return found | ({"methods": {one.label: json.loads(one.parameters) for one in kept}} if kept else {})
+def _label(value: Value, told: Mapping[str, Any]) -> str:
+    """The method that a number is of, "" for none."""
+    return value.part if value.part in told else ""
 
 
 def layers_of(loaded: LoadedModel, name: str, sample: Asked, tokens: int, methods: Sequence[Kept] = ()) -> list[Row]:
@@ -174,16 +244,10 @@ def fed_tokens(loaded: LoadedModel, prompt: EncodedPrompt, tokens: int, endless:
     return answer[:-1] if len(answer) > 1 else answer
 
 
-def table(told: Mapping[str, str], rows: Sequence[Row]) -> pa.Table:
-    """The measurement's rows, `measurement` the hash of what is told of it.
-
-    Raises:
-        ConfigError: no row, where the analysis says nothing of such prompts.
-    """
+def table(told: Mapping[str, Mapping[str, str]], rows: Sequence[Row]) -> pa.Table:
+    """Rows of one sample, each with the columns of its measurement (`measurements`)."""
     import pyarrow as pa
 
-    if not rows:
-        raise ConfigError(f"{told['name']} says nothing of these samples: it needs text and images; choose others")
     samples, layers, values = zip(*rows, strict=True)
     columns: dict[str, Any] = {
         "sample_id": samples,
@@ -194,5 +258,5 @@ def table(told: Mapping[str, str], rows: Sequence[Row]) -> pa.Table:
         "x": pa.array([value.x for value in values], pa.float64()),
         "value": pa.array([value.value for value in values], pa.float64()),
     }
-    same = dict(told) | {"measurement": checksum(canonical_json(dict(told)).encode())}
-    return pa.table(columns | {name: [text] * len(rows) for name, text in same.items()})
+    own = [told[_label(value, told)] for value in values]
+    return pa.table(columns | {name: [one[name] for one in own] for name in own[0]})

@@ -36,5 +36,8 @@ def methods_of(config: DictConfig, fingerprint: str) -> list[Kept]:
         for value in [] if method.compressor.unbudgeted else dict.fromkeys(as_list(config.budget)):
             budget = Budget.parse(value)
             label = f"{method.name}@{budget}" + ("" if method.compressor.reading == "paper" else " released")
-            found.append(Kept(label, method.compressor, budget, parameters_json(method.plain)))
+            plain = method.plain
+            found.append(
+                Kept(label, str(plain["base"]), method.compressor, budget, parameters_json(plain, method.decoding))
+            )
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.calibrate.samples import Asked, Questions
@@ -12,7 +12,7 @@ from mmkv_bench.errors import CalibrationError, ConfigError, DataError
 
 if TYPE_CHECKING:
     from mmkv_bench.datasets.task_spec import TaskSpec
-    from mmkv_bench.evaluation.contract import Request
+    from mmkv_bench.evaluation.contract import Request, SampleRef
     from mmkv_bench.models.load import LoadedModel
 
 KEYS = ("dataset", "datasets", "data")
@@ -40,13 +40,15 @@ def of_dataset(
         ConfigError: other settings, no dataset or several, test pages, fewer samples than asked for.
         MissingDataError: data that are not there.
     """
+    from mmkv_bench.plan.identity import dataset_identity
+
     spec = _spec(overrides, calibrating)
     low, high = _bounds(instruction)
     if draw is not None and instruction:
         raise ConfigError(
             "--draw and --instruction do not go together: samples of a length are taken in order; drop one"
         )
-    numbers = _numbers(spec, count, draw)
+    refs = _chosen(spec, count, draw)
     which = f"the first {count} samples" if draw is None else f"{count} samples drawn with seed {draw}"
     if instruction:
         which += (
@@ -58,10 +60,17 @@ def of_dataset(
     settings |= {"draw": draw} if draw is not None else {}
     settings |= {"instruction": instruction} if instruction else {}
 
-    def each(loaded: LoadedModel, take: Callable[[Asked], None]) -> None:
-        _ask(spec, count, numbers, (lambda text: _inside(loaded, text, low, high)) if instruction else None, take)
+    def each(loaded: LoadedModel, take: Callable[[Asked], None], without: Collection[str] = ()) -> None:
+        if instruction:
+            _ask(spec, count, None, lambda ref: True, lambda text: _inside(loaded, text, low, high), take)
+            return
+        wanted = {ref.doc_id for ref in refs if ref.sample_id not in without}
+        first = count if draw is None else None
+        _ask(spec, len(wanted), first, lambda ref: ref.doc_id in wanted, None, take)
 
-    return Questions(f"{which} of {spec.dataset} (task {spec.name})", each, settings)
+    ids = () if instruction else tuple(ref.sample_id for ref in refs)
+    prompt = dataset_identity(spec, settings["dataset_fingerprint"]).prompt
+    return Questions(f"{which} of {spec.dataset} (task {spec.name})", each, settings, ids, prompt)
 
 
 def _spec(overrides: Sequence[str], calibrating: bool) -> TaskSpec:
@@ -100,16 +109,16 @@ def _fingerprint(spec: TaskSpec) -> str:
     return fingerprint(spec)
 
 
-def _numbers(spec: TaskSpec, count: int, draw: int | None) -> set[int] | None:
-    """Positions of the samples of a draw, None = the first ones."""
+def _chosen(spec: TaskSpec, count: int, draw: int | None) -> list[SampleRef]:
+    """The samples of a draw in the order of the dataset, None = the first ones."""
     from mmkv_bench.evaluation import sample_refs
 
     refs = sample_refs(spec, None)
     if len(refs) < count:
         raise CalibrationError(f"{spec.dataset} has {len(refs)} samples and {count} are asked for; lower --samples")
     if draw is None:
-        return None
-    return {ref.doc_id for ref in random.Random(draw).sample(refs, count)}
+        return refs[:count]
+    return sorted(random.Random(draw).sample(refs, count), key=lambda ref: ref.doc_id)
 
 
 def _bounds(instruction: str | None) -> tuple[int, int | None]:
@@ -129,10 +138,12 @@ def _inside(loaded: LoadedModel, text: str, low: int, high: int | None) -> bool:
 def _ask(
     spec: TaskSpec,
     count: int,
-    numbers: set[int] | None,
+    first: int | None,
+    wanted: Callable[[SampleRef], bool],
     fits: Callable[[str], bool] | None,
     take: Callable[[Asked], None],
 ) -> None:
+    """Gives `count` samples away, of the first ones or of all, and no other than those that are wanted and fit."""
     from mmkv_bench.evaluation import generate
 
     taken = 0
@@ -148,8 +159,6 @@ def _ask(
             raise _EnoughError
         return ""
 
-    wanted = None if numbers is None else (lambda ref: ref.doc_id in numbers)
-    first = count if numbers is None and fits is None else None
     try:
         generate(spec, answered, first, wanted)
     except _EnoughError:

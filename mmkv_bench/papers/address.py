@@ -29,7 +29,7 @@ _SIZES = ("small", "large")
 MEAN = "mean"
 """Metric of an address that is a mean over several."""
 
-_CONDITIONS = ("max_new_tokens", "cut_prompt", "frames", "length", "new_tokens", "batch")
+_CONDITIONS = ("max_new_tokens", "cut_prompt", "frames", "samples", "length", "new_tokens", "batch")
 KEYS = (
     *("model", "dataset", "group", "metric", "method", "with", "calibration", "minus", "reading", "protocol", "budget"),
     *("seeds", *_CONDITIONS),
@@ -87,6 +87,10 @@ class Method:
         """What is set besides the defaults."""
         return dict(json.loads(self.given))
 
+    def setting(self, key: str) -> Any:
+        """The value of one of its parameters."""
+        return self.changed.get(key, flat_parameters(_node(self.name))[key])
+
     @property
     def calibrated(self) -> dict[str, Any]:
         """What its calibration was made of, where that is said."""
@@ -117,7 +121,7 @@ class Method:
 @dataclass(frozen=True)
 class Address:
     """Where a number belongs. `metric` is `mean` where it is a mean over several; `minus` is the method whose number is
-    subtracted; numbers of tokens are None where the dataset's own settings hold."""
+    subtracted; numbers of tokens are None where the dataset's own settings hold, and samples where all of it is asked."""
 
     model: str
     dataset: str
@@ -132,6 +136,7 @@ class Address:
     max_new_tokens: int | None = None
     cut_prompt: str | None = None
     frames: int | None = None
+    samples: int | None = None
     length: int | None = None
     new_tokens: int | None = None
     batch: int | None = None
@@ -185,11 +190,7 @@ def address(parts: Mapping[str, Any]) -> Address:
         reading=parts.get("reading", READINGS[0]),
         protocol=parts.get("protocol", PROTOCOLS[0]),
         seeds=tuple(parts.get("seeds", (0,))),
-        **{
-            key: parts[key]
-            for key in ("max_new_tokens", "cut_prompt", "frames", "length", "new_tokens", "batch")
-            if key in parts
-        },
+        **{key: parts[key] for key in _CONDITIONS if key in parts},
     )
     _check(found)
     return found

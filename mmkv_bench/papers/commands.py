@@ -9,10 +9,14 @@ from typing import Any
 
 from mmkv_bench.config.schema import conf_dir
 from mmkv_bench.papers.address import SYNTHETIC, Address, file_of, is_group, members
+from mmkv_bench.papers.measured import samples_of
+from mmkv_bench.papers.measures import DIAGNOSTICS
 
 PROGRAM = "mmkv-bench"
 SETTING = "efficiency_"
 """How settings of timed passes begin; they lie in conf/experiment, experiments that ask questions in its folder `papers`."""
+SAMPLES = 100
+"""Of a diagnostic, where neither the figure nor the dataset's file says how many."""
 
 
 def experiment(name: str) -> str:
@@ -27,6 +31,8 @@ def command(address: Address, experiments: Sequence[str] = ()) -> str:
     """
     if not address.runs:
         return ""
+    if address.metric in DIAGNOSTICS:
+        return _diagnose(address)
     own = setting(address, experiments)
     if own:
         return experiment(own)
@@ -104,6 +110,22 @@ def _kind(address: Address) -> str:
     return address.dataset.removeprefix("made_up_")
 
 
+def _diagnose(address: Address) -> str:
+    """The line that measures a diagnostic; what is there already it leaves as it is."""
+    own = DIAGNOSTICS[address.metric]
+    words = ["diagnose", own.name, f"model={address.model}", f"dataset={address.dataset}"]
+    if own.of_method:
+        method = address.method
+        words.append(f"method={method.name}")
+        words += [f"methods.{method.name}.{key}={_value(value)}" for key, value in method.changed.items()]
+        words += [f"budget={address.budget}"] * bool(address.budget)
+        words += [f"reading={address.reading}"] * (address.reading != "paper")
+    words += [f"model.frames={address.frames}"] * (address.frames is not None)
+    words += ["--samples", str(address.samples or samples_of(address.dataset) or SAMPLES)]
+    words += ["--tokens", str(address.max_new_tokens)] if address.max_new_tokens is not None else []
+    return shlex.join([PROGRAM, *words])
+
+
 def _methods(address: Address) -> list[str]:
     names, words = [], []
     for method in (address.method, address.minus):
@@ -113,11 +135,13 @@ def _methods(address: Address) -> list[str]:
         if not changed:
             names.append(method.name)
             continue
-        told = ", ".join(
-            f"{key}: {str(value).lower() if isinstance(value, bool) else value}" for key, value in changed.items()
-        )
+        told = ", ".join(f"{key}: {_value(value)}" for key, value in changed.items())
         words.append(f"variants.{method.name}_variant={{base: {method.name}, {told}}}")
     return [f"method={_listed(names or ['full'])}", *words]
+
+
+def _value(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _listed(values: Iterable[object]) -> str:

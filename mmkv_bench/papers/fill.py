@@ -143,8 +143,11 @@ def _beside(address: Address) -> tuple[object, ...]:
 
 def _judged(one: Filled, full: Filled | None) -> Filled:
     """The cell with its verdicts."""
-    if one.printed is None or not has_numbers(one.cell.address.metric):
+    if one.printed is None:
         return one
+    if not has_numbers(one.cell.address.metric):
+        told = Verdict(NOT_COMPARABLE, why=one.printed.status) if one.measured.value is not None else None
+        return replace(one, verdict=told)
     gate = None if full is None or _is_full(one.cell) else _level(full)
     verdict = _level(one)
     if verdict is not None and verdict.word != NOT_COMPARABLE and gate is not None and gate.word == DIFFERS:

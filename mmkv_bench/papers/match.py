@@ -82,6 +82,21 @@ class Evidence:
         kept = every["model"] == STAND_IN if stand_in else ~_stand_in(every)
         return cls(tuple(stores), every[kept].reset_index(drop=True), int((~kept).sum()))
 
+    @cached_property
+    def diagnostics(self) -> pd.DataFrame:
+        """The rows of `mmkv-bench diagnose` of all stores; what several hold counts once."""
+        import pandas as pd
+
+        from mmkv_bench.store.store import Store
+
+        frames = [Store(store).diagnostics(coded=True).to_pandas() for store in self.roots]
+        frames = [frame for frame in frames if len(frame)]
+        if not frames:
+            return pd.DataFrame()
+        texts = [name for name in frames[0] if isinstance(frames[0][name].dtype, pd.CategoricalDtype)]
+        whole = pd.concat([frame.astype(dict.fromkeys(texts, "object")) for frame in frames], ignore_index=True)
+        return whole.drop_duplicates(["measurement", "sample_id", "layer", "head", "quantity", "part", "x"])
+
     def match(self, wanted: Address) -> Match:
         """What stands at an address."""
         rows = self._groups.get(_key_of(wanted), np.array([], dtype=np.int64))

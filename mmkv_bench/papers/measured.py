@@ -14,8 +14,9 @@ import numpy as np
 from mmkv_bench.config.files import content
 from mmkv_bench.config.unavailable import UNAVAILABLE
 from mmkv_bench.papers.address import STAND_IN, SYNTHETIC, Address, Method, file_of
+from mmkv_bench.papers.curves import Curve, Curves
 from mmkv_bench.papers.match import AMBIGUOUS, FOUND, Evidence, Match
-from mmkv_bench.papers.measures import DIAGNOSTICS, PASSES, REDUCTIONS, Reduction, margin, no_cell
+from mmkv_bench.papers.measures import DIAGNOSTICS, PASSES, REDUCTIONS, Reduction, margin
 from mmkv_bench.statistics.shared_draws import intervals
 from mmkv_bench.tables.macro import Mean, mean
 from mmkv_bench.tables.metrics import aggregator_of, headlines
@@ -40,6 +41,7 @@ class Measured:
         value, low, high: with a 95 % interval where there is one; None where no number is shown.
         n, of: samples with an answer, and how many the data set has (0: unknown).
         other: conditions of its rows that are not the table's; rows: places in the evidence.
+        curves: of a diagnostic, each line of the figure with its layers; `value` is that of the first.
         scores: what a paired comparison needs; None of means and reductions.
     """
 
@@ -52,6 +54,7 @@ class Measured:
     of: int = 0
     other: tuple[str, ...] = ()
     rows: tuple[int, ...] = ()
+    curves: tuple[Curve, ...] = ()
     scores: Scores | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -88,7 +91,7 @@ class Reader:
         if address.model in UNAVAILABLE:
             return Measured(CANNOT_RUN, f"{UNAVAILABLE[address.model].title} {_clause(UNAVAILABLE[address.model].why)}")
         if address.metric in DIAGNOSTICS:
-            return Measured(CANNOT_RUN, no_cell(address.metric))
+            return self._diagnosed(address)
         if address not in self._matches:
             self._matches[address] = self.evidence.match(address)
         match = self._matches[address]
@@ -159,6 +162,19 @@ class Reader:
             value = float(np.abs(ratios - fixed.mean(axis=0)).mean())
         state, why = _whole(len(own), of, match)
         return Measured(state, why, value, n=len(own), of=of)
+
+    def _diagnosed(self, address: Address) -> Measured:
+        """A diagnostic: what its rows say by layer, and the mean over layers."""
+        found = self._curves.read(address)
+        if found.state == AMBIGUOUS:
+            return Measured(UNCLEAR, found.why)
+        if found.state != FOUND:
+            return Measured(NOT_RUN)
+        of = address.samples or samples_of(address.dataset)
+        state, why = (PART, f"{found.n:,} of {of:,}") if of and found.n < of else (MEASURED, "")
+        first = found.curves[0]
+        shown = (first.value, first.low, first.high)
+        return Measured(state, why, *shown, found.n, of, found.other, curves=found.curves)
 
     def _passes(self, address: Address, match: Match) -> Measured:
         reduction = PASSES[address.metric]
@@ -253,6 +269,10 @@ class Reader:
         for row in rows:
             found.setdefault(self._store(row), []).append(self._cell(row))
         return found
+
+    @cached_property
+    def _curves(self) -> Curves:
+        return Curves.of(self.evidence)
 
     @cached_property
     def _samples(self) -> Mapping[int, pd.DataFrame]:

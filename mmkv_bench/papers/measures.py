@@ -9,7 +9,7 @@ from typing import Any
 
 from mmkv_bench.config.schema import reference_dir
 from mmkv_bench.errors import ConfigError, nearest
-from mmkv_bench.papers.address import MEAN, is_group
+from mmkv_bench.papers.address import MEAN, Address, is_group
 
 GIB = 2.0**30
 
@@ -44,28 +44,88 @@ PASSES = {
 }
 """Metric -> what of a timed pass it reduces (`scenario=efficiency`, columns of `tables.passes`)."""
 
+
+@dataclass(frozen=True)
+class Diagnostic:
+    """What a figure shows that is no score: curves of `mmkv-bench diagnose`.
+
+    Attributes:
+        what: the figure shows; name: of the analysis.
+        lines: (label, quantity, part) of each line; part `*`: whatever the rows of the method name.
+        of_method: its rows are of a method at a budget.
+        at: where a layer's number is taken on its curve: from x to x (added up), at the budget, or at a parameter of the
+            method; None where there is no curve. per: what it is multiplied by.
+    """
+
+    what: str
+    name: str
+    lines: tuple[tuple[str, str, str], ...]
+    of_method: bool = False
+    at: tuple[float, float] | str | None = None
+    per: float = 1.0
+
+    def stretch(self, address: Address) -> tuple[float, float] | None:
+        """From where to where on the curve the number of an address is taken."""
+        if not isinstance(self.at, str):
+            return self.at
+        place = float(address.budget if self.at == "budget" else address.method.setting(self.at))
+        return place, place
+
+
+def _sides(*quantities: str, suffix: str = "", parts: tuple[str, ...] = ("prompt", "answer")) -> Any:
+    return tuple((f"{part} {suffix or quantity}", quantity, part) for part in parts for quantity in quantities)
+
+
 DIAGNOSTICS = {
-    "hidden_mean_std": ("mean and spread of hidden states per layer, prompt against answer", "hidden_states"),
-    "hidden_histogram": ("histogram of hidden states per layer", "histogram"),
-    "attention_coverage": ("share of decode attention on kept entries", "coverage"),
-    "outlier_hit_rate": ("share of outlier channels that the proxies reach", "outlier_hits"),
-    "lorenz": ("cumulative priority per layer, and its Gini coefficient", "lorenz"),
-    "layer_ratio": ("kept ratio per layer", "prefix_search"),
-    "feature_error": ("mean absolute error of hidden states per layer", "feature_error"),
-    "search_steps": ("steps of the online search", "prefix_search"),
-    "power_spectrum": ("energy of keys and values over frequency", "power_spectrum"),
-    "focus_counts": ("how often tokens are among the top of the decode attention", "focus"),
-    "cumulative_attention": ("attention over the top share of tokens, per head", "cumulative_attention"),
-    "cross_modal_entropy": ("entropy of the attention between text and image, per layer", "entropy"),
+    "hidden_mean_std": Diagnostic(
+        "mean and spread of hidden states per layer, prompt against answer", "hidden_states", _sides("mean", "std")
+    ),
+    "hidden_histogram": Diagnostic(
+        "histogram of hidden states per layer; share of them within 1 of zero",
+        "histogram",
+        _sides("density", suffix="within 1"),
+        at=(-1.0, 1.0),
+        per=0.25,  # the width of a bin
+    ),
+    "attention_coverage": Diagnostic(
+        "share of decode attention on kept entries", "coverage", (("", "attention_coverage", "*"),), of_method=True
+    ),
+    "outlier_hit_rate": Diagnostic(
+        "share of outlier channels that the proxies reach",
+        "outlier_hits",
+        (("", "outlier_hit_rate", ""),),
+        at="gamma",
+        per=100.0,
+    ),
+    "lorenz": Diagnostic("cumulative priority per layer, and its Gini coefficient", "lorenz", (("Gini", "gini", ""),)),
+    "layer_ratio": Diagnostic("kept ratio per layer", "prefix_search", (("", "kept_ratio", ""),), at="budget"),
+    "feature_error": Diagnostic(
+        "mean absolute error of hidden states per layer", "feature_error", (("", "feature_error", "*"),), of_method=True
+    ),
+    "search_steps": Diagnostic("steps of the online search", "prefix_search", (("", "search_steps", ""),), at="delta"),
+    "power_spectrum": Diagnostic(
+        "energy of keys and values over frequency; share of it in the lowest eighth",
+        "power_spectrum",
+        _sides("power", suffix="in the lowest eighth", parts=("keys", "values")),
+        at=(0.0, 0.125),
+    ),
+    "focus_counts": Diagnostic(
+        "how often tokens are among the top of the decode attention; share of that on 5 % of the tokens",
+        "focus",
+        (("on 5 % of the tokens", "focus", ""),),
+        at=(0.05, 0.05),
+    ),
+    "cumulative_attention": Diagnostic(
+        "attention over the top share of tokens, per head; on the top 20 %",
+        "cumulative_attention",
+        (("on the top 20 %", "top_mass", ""),),
+        at=(0.2, 0.2),
+    ),
+    "cross_modal_entropy": Diagnostic(
+        "entropy of the attention between text and image, per layer", "entropy", (("nats", "cross_modal_entropy", ""),)
+    ),
 }
-"""Metric -> what an analysis shows, and the name under which `mmkv-bench diagnose` measures it ("": nothing does). Their rows are
-curves by layer, which say nothing of the weights they were made with: no cell of a table holds one."""
-
-
-def no_cell(metric: str) -> str:
-    """Why a cell of a diagnostic holds no number."""
-    what, name = DIAGNOSTICS[metric]
-    return f"{what}: mmkv-bench diagnose {name}" if name else f"{what}: no diagnostic measures it"
+"""Metric -> what an analysis shows, and which of its rows."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +159,7 @@ def margin(dataset: str, metric: str) -> Margin:
 
 
 def has_numbers(metric: str) -> bool:
-    """Whether rows can hold a metric: it is no diagnostic."""
+    """Whether answers or passes hold a metric: it is no diagnostic, which is shown and not judged."""
     return metric not in DIAGNOSTICS
 
 

@@ -11,8 +11,10 @@ from math import floor, log10
 from typing import TYPE_CHECKING
 
 from mmkv_bench.papers.commands import command, experiment
+from mmkv_bench.papers.curves import Curve
 from mmkv_bench.papers.fill import Filled, Page
 from mmkv_bench.papers.measured import MEASURED, NOT_RUN, PART, STATES, UNCLEAR, Measured
+from mmkv_bench.papers.measures import has_numbers
 from mmkv_bench.papers.printed import COMPARABLE, Printed
 from mmkv_bench.papers.spec import Cell, Spec
 from mmkv_bench.papers.verdict import AGREES, CONFIRMED, CONTRADICTED, DIFFERS, UNDECIDED
@@ -54,7 +56,7 @@ CSV = (
         "status",
         "reason",
     ),
-    *("line", "difference", "verdict", "needed", "drop", "drop_counts", "command"),
+    *("line", "difference", "verdict", "needed", "drop", "drop_counts", "command", "layers"),
 )
 _MANY = 6
 _EQUAL = 1e-9  # ends of an interval that are no further apart say nothing of digits
@@ -84,10 +86,8 @@ def text(one: Filled) -> str:
         why = {PART: f" ({own.why})", NOT_RUN: "", UNCLEAR: ""}.get(own.state, f" ({own.why})" if own.why else "")
         return f"{own.state}{why}{printed}"
     places = _places(one.printed, own)
-    words = [f"{own.value:.{places}f}"]
-    if own.low is not None and own.high is not None:
-        words.append(f"[{own.low:.{places}f}, {own.high:.{places}f}]")
-    told = " ".join(words) + printed
+    lines = [_with_interval(curve, _places(one.printed, curve), curve.label) for curve in own.curves]
+    told = ("; ".join(lines) or _with_interval(own, places)) + printed
     if own.state != MEASURED:
         told = f"{own.state} ({own.why}): {told}"
     if one.shown:
@@ -95,6 +95,14 @@ def text(one: Filled) -> str:
     if one.verdict is not None:
         told += f" {one.verdict}"
     return told + (" *" if own.other else "")
+
+
+def _with_interval(own: Measured | Curve, places: int, label: str = "") -> str:
+    """A number behind its label, with its interval where it has one."""
+    words = [*([label] if label else []), f"{own.value:.{places}f}"]
+    if own.low is not None and own.high is not None:
+        words.append(f"[{own.low:.{places}f}, {own.high:.{places}f}]")
+    return " ".join(words)
 
 
 def number(printed: Printed) -> str:
@@ -114,7 +122,7 @@ def notes(page: Page) -> list[str]:
     found += [f"{', '.join(told)}, of {len(page.cells)} cells."]
     found += _commands(page)
     found += [f"{state}: {why}." for state in (UNCLEAR, "cannot run") for why in _whys(page, state)]
-    found += _verdicts(page) + _leads(page) + _readings(page)
+    found += _verdicts(page) + _leads(page) + _readings(page) + _layers(page)
     statuses = Counter((one.printed.status, one.printed.reason) for one in page.cells if one.printed)
     for (status, reason), count in sorted(statuses.items(), key=lambda pair: -pair[1]):
         if status != COMPARABLE or reason:
@@ -146,14 +154,12 @@ def _commands(page: Page) -> list[str]:
     lacking = [one for one in page.cells if one.measured.state in (NOT_RUN, PART)]
     if not lacking:
         return []
-    if page.spec.experiments:
-        lines = [f"`{experiment(name)}`" for name in page.spec.experiments]
-    else:
-        every = dict.fromkeys(command(part) for one in lacking for part in one.cell.needed)
-        lines = [f"`{line}`" for line in every if line]
-        lines = lines[:_MANY] + (
-            [f"and {len(lines) - _MANY} more (--format csv lists them)"] if len(lines) > _MANY else []
-        )
+    runs = page.spec.experiments
+    apart = [part for one in lacking for part in one.cell.needed if not runs or not has_numbers(part.metric)]
+    lines = [f"`{experiment(name)}`" for name in runs]
+    every = [f"`{line}`" for line in dict.fromkeys(map(command, apart)) if line]
+    lines += every[:_MANY]
+    lines += [f"and {len(every) - _MANY} more (--format csv lists them)"] if len(every) > _MANY else []
     return [f"not run: {', '.join(lines)}."] if lines else []
 
 
@@ -204,6 +210,24 @@ def _readings(page: Page) -> list[str]:
     return [
         f"declared readings, none of them picked: {'; '.join(found[:_MANY])}{' ...' if len(found) > _MANY else ''}."
     ]
+
+
+def _layers(page: Page) -> list[str]:
+    """The layers of diagnostics: a line for each line of the figure."""
+    found = []
+    for one in page.cells:
+        for curve in one.measured.curves:
+            if len(curve.layers) > 1:
+                name = " ".join(filter(None, (*_edges(page, one), curve.label)))
+                found.append(f"by layer, {name}: {' '.join(f'{value:.3g}' for value in curve.layers)}.")
+    return found
+
+
+def _edges(page: Page, one: Filled) -> tuple[str, ...]:
+    """What stands at a cell's edges."""
+    spec, cell = page.spec, one.cell
+    across = "" if cell.across is None else spec.across[cell.across].label
+    return spec.blocks[cell.block].label, spec.rows[cell.row].label, spec.columns[cell.column].label, across
 
 
 def _grid(page: Page) -> Iterator[tuple[str, list[str], list[list[str]]]]:
@@ -308,10 +332,7 @@ def _line(page: Page, one: Filled) -> dict[str, object]:
     run = own.state in (NOT_RUN, PART)
     return {
         "table": spec.id,
-        "block": spec.blocks[cell.block].label,
-        "row": spec.rows[cell.row].label,
-        "column": spec.columns[cell.column].label,
-        "across": "" if cell.across is None else spec.across[cell.across].label,
+        **dict(zip(("block", "row", "column", "across"), _edges(page, one), strict=True)),
         "model": at.model,
         "dataset": at.dataset,
         "metric": at.metric,
@@ -333,6 +354,7 @@ def _line(page: Page, one: Filled) -> dict[str, object]:
         "drop": one.drop.word if one.drop else "",
         "drop_counts": one.counted if one.drop else "",
         "command": _command(spec, cell) if run else "",
+        "layers": "; ".join(f"{c.label} {' '.join(f'{v:.6g}' for v in c.layers)}".strip() for c in own.curves),
     }
 
 
@@ -350,10 +372,10 @@ def _digits(half: float) -> int:
     return max(0, -floor(log10(2 * half) + 1e-9)) if half else 0
 
 
-def _places(printed: Printed | None, own: Measured) -> int:
+def _places(printed: Printed | None, own: Measured | Curve) -> int:
     """Decimals: the printed number's, else two digits of the interval's width, else four digits of the value."""
     if printed is not None and printed.number is not None:
         return _digits(printed.half)
     if own.low is not None and own.high is not None and own.high - own.low > _EQUAL:
         return max(0, 1 - floor(log10(own.high - own.low)))
-    return max(0, 3 - floor(log10(abs(own.number)))) if own.value else 3
+    return max(0, 3 - floor(log10(abs(own.value)))) if own.value else 3

@@ -47,10 +47,10 @@ def ordered(rows: pa.Table, cells: pa.Table) -> pa.Table:
     return rows.take(np.argsort(place, kind="stable"))
 
 
-def packed(rows: pa.Table, largest: int = LARGEST) -> list[bytes]:
+def packed(rows: pa.Table, largest: int = LARGEST, together: str = "cell") -> list[bytes]:
     """`rows`, those of a cell together, as parquet files of at most `largest` bytes; no cell is in two of them.
 
-    A single cell that is larger stays whole.
+    A single cell that is larger stays whole. together: the column in a cell's place.
     """
     data = sealed(
         rows,
@@ -62,7 +62,7 @@ def packed(rows: pa.Table, largest: int = LARGEST) -> list[bytes]:
         data_page_size=64 << 20,  # one page per column and row group: zstd sees all of it
         max_rows_per_page=ROW_GROUP,
     )
-    names = rows["cell"].combine_chunks().dictionary_encode().indices.to_numpy()
+    names = rows[together].combine_chunks().dictionary_encode().indices.to_numpy()
     ends = np.flatnonzero(np.diff(names)) + 1
     if len(data) <= largest or not len(ends):
         return [data]
@@ -72,7 +72,7 @@ def packed(rows: pa.Table, largest: int = LARGEST) -> list[bytes]:
     return [
         file
         for start, end in pairwise([0, *cuts.tolist(), rows.num_rows])
-        for file in packed(rows.slice(start, end - start), largest)
+        for file in packed(rows.slice(start, end - start), largest, together)
     ]
 
 

@@ -58,7 +58,17 @@ def _pack(store: Opened, slim: bool) -> int:
             _replace(store.root / table, before, packing.by_cells())
         elif (rows := packing.rows(None)).num_rows:
             _replace(store.root / table, before, packing.files(rows))
+    _pack_diagnostics(store)
     return len(dropped)
+
+
+def _pack_diagnostics(store: Opened) -> None:
+    """Of no cell: measurements stand side by side in their place."""
+    before = store.files("diagnostics")
+    rows = store.diagnostics()
+    if rows.num_rows:
+        rows = rows.sort_by([(name, "ascending") for name in ("name", "model", "dataset", "measurement")])
+        _replace(store.root / "diagnostics", before, packed(rows, together="measurement"))
 
 
 class _Packing:

@@ -340,7 +340,11 @@ TIMING_COLUMNS = (
 
 DIAGNOSTIC_COLUMNS = (
     _VERSION,
-    _must("measurement", TEXT, "hash of name, settings, model, data, precision and versions; one file each"),
+    _must(
+        "measurement",
+        TEXT,
+        "hash of what its numbers depend on beside the sample: name, settings, model, data, versions",
+    ),
     _must("name", TEXT, "the analysis, as `mmkv-bench diagnose` names it"),
     _must("model", TEXT, "model name or folder name"),
     _must("model_fingerprint", TEXT, "checksum of configuration and weights"),
@@ -359,7 +363,7 @@ DIAGNOSTIC_COLUMNS = (
     ),
     Column("x", FLOAT, "place on the curve that the number is a point of; null where there is no curve"),
     _must("value", FLOAT, "the number", "quantity's own"),
-    _must("settings", TEXT, "which samples, tokens of the answer, parameters of methods", json=True),
+    _must("settings", TEXT, "weights, prompts, tokens of the answer, the method that part names", json=True),
     _must("versions", TEXT, "versions of the packages that touch numbers", json=True),
     _must("committed_at", TIME, "commit time", stamped=True),
 )
@@ -378,8 +382,7 @@ ABOUT = {
     "samples": "One row per cell, sample and metric.",
     "metrics": "One row per cell and metric.",
     "timings": "`scenario=efficiency`: one row per cell, prompt length, batch, pass and phase; raw, nothing is averaged.",
-    "diagnostics": "`mmkv-bench diagnose`: what an analysis found in each layer of each sample's prompt; of no cell, and `pack` "
-    "leaves its files as they are.",
+    "diagnostics": "`mmkv-bench diagnose`: what an analysis found in each layer of each sample's prompt; of no cell.",
 }
 SCHEMAS: dict[str, pa.Schema] = {
     table: pa.schema([column.field for column in columns]) for table, columns in COLUMNS.items()

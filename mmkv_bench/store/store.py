@@ -2,8 +2,8 @@
 
 Under the root: `journal/` (samples not yet in a part), `responses/` (one part per published journal), `cells/`,
 `samples/` and `metrics/` (which of their files count: `layers.py`), `timings/` (one file per pass), `diagnostics/` (one per
-measurement), `store.json` with the schema version, and perhaps `.index/`, a cache (`index.py`). Nothing is made before the
-first write.
+sample and analysis), `store.json` with the schema version, and perhaps `.index/`, a cache (`index.py`). Nothing is made
+before the first write.
 
 Why no row is lost or counted twice: a sample is durable in a journal before `commit` returns; a journal is removed only
 after its part is durable; a part carries its journal's name, so publishing again after a crash replaces it by the same
@@ -215,13 +215,13 @@ class Store:
         return timings.newest(self.read("timings", lambda: self.files("timings"), columns, wanted))
 
     def write_diagnostics(self, rows: pa.Table) -> Path:
-        """Stores one measurement in the place of an earlier one that is the same; returns its file.
+        """Stores what an analysis measured of one sample, durable when it returns; returns the file.
 
         Args:
-            rows: its columns but those that the store stamps.
+            rows: its columns but those that the store stamps; of several measurements where several were made together.
 
         Raises:
-            StoreError: other columns, a null where none may be, or rows of several measurements.
+            StoreError: other columns, a null where none may be, or rows of several samples.
         """
         self._check_version()
         stamps = {"schema_version": SCHEMA_VERSION, "committed_at": self.next_time()}
@@ -232,10 +232,18 @@ class Store:
             write_whole(path, parts.parquet(stamped))
         return path
 
-    def diagnostics(self) -> pa.Table:
-        """All rows of `mmkv-bench diagnose`."""
+    def diagnostics(self, coded: bool = False) -> pa.Table:
+        """Rows of `mmkv-bench diagnose`, of each measurement and sample the newest. coded: texts as dictionaries."""
         self._check_version()
-        return self.read("diagnostics", lambda: self.files("diagnostics"), SCHEMAS["diagnostics"].names, None)
+        names = SCHEMAS["diagnostics"].names
+        return diagnostics.newest(self.read("diagnostics", lambda: self.files("diagnostics"), names, None, coded))
+
+    def diagnosed(self, measurements: Collection[str]) -> dict[str, set[str]]:
+        """Measurement -> the ids of the samples that have rows of it."""
+        self._check_version()
+        names = ["measurement", "sample_id"]
+        rows = self.read("diagnostics", lambda: self.files("diagnostics"), names, None)
+        return diagnostics.samples_of(rows, measurements)
 
     # For Writer, scores and repack
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from statistics import fmean, pstdev
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from mmkv_bench.cli.tree import reader
 from mmkv_bench.cli.verbs.diagnose import MEASURED
 from mmkv_bench.compression.observation import Needs
 from mmkv_bench.diagnostics.quantities import BANDS, DELTAS, QUANTITIES, Seen
-from mmkv_bench.errors import StoreError
+from mmkv_bench.errors import DataError, StoreError
 from mmkv_bench.models.fingerprint import folder_fingerprint
 from mmkv_bench.store.store import Store
 from mmkv_bench.tiny import WEIGHTS
@@ -267,8 +268,45 @@ def test_the_command_writes_rows_of_every_layer_that_read_back(tmp_path, capsys)
     }
     assert rows[rows["x"] == 1]["value"].tolist() == pytest.approx([1] * 8)
     assert rows[rows["quantity"] == "gini"]["value"].between(0.2, 1).all()
-    assert verb("diagnose")(words) == 0
-    assert len(Store(out).diagnostics()) == len(rows), "the same measurement is one file"
+
+
+def test_what_was_measured_is_kept_packed_and_not_measured_again(tmp_path, capsys, monkeypatch):
+    """More samples and methods measure these alone; an interrupted command loses the sample in flight; a finished one loads
+    no model; packed rows are the same rows, and what comes later stands beside them."""
+    from mmkv_bench.diagnostics import measuring
+
+    words = ["coverage", "method=snapkv", "budget=8", "dataset=pages_lookup", "dataset.split=dev", f"out={tmp_path}"]
+    read, seen = measuring.layers_of, []
+
+    def noted(loaded, name, sample, tokens, methods=()):
+        seen.append((sample.sample_id, tuple(one.label for one in methods)))
+        if len(seen) == 2:
+            raise DataError("the disk is gone")
+        return read(loaded, name, sample, tokens, methods)
+
+    monkeypatch.setattr(measuring, "layers_of", noted)
+    assert verb("diagnose")([*words, "--samples", "3"]) != 0 and len(seen) == 2
+    first = Store(tmp_path).diagnostics()
+    assert set(first["part"].to_pylist()) == {"full", "snapkv@8"} and len(first) == 8
+    assert verb("diagnose")([*words, "--samples", "3"]) == 0
+    assert "wrote 16 numbers of 2 samples" in capsys.readouterr().out
+    assert len({sample for sample, _ in seen}) == 3 and len(seen) == 4
+    words[1] = "method=[streamingllm,snapkv]"
+    assert verb("diagnose")([*words, "--samples", "3"]) == 0
+    assert [labels for _, labels in seen[4:]] == [("streamingllm@8",)] * 3
+    rows = Store(tmp_path).diagnostics()
+    assert len(rows) == 3 * 4 * 3 and set(first["committed_at"].to_pylist()) < set(rows["committed_at"].to_pylist())
+    assert verb("pack")([str(tmp_path)]) == 0
+    (packed,) = (tmp_path / "diagnostics").iterdir()
+    assert packed.name.startswith("packed-")
+    order = [(name, "ascending") for name in ("measurement", "sample_id", "layer")]
+    assert Store(tmp_path).diagnostics().sort_by(order) == rows.sort_by(order)
+    assert verb("diagnose")([*words, "--samples", "4"]) == 0
+    assert len(seen) == 8 and len(Store(tmp_path).diagnostics()) == len(rows) + 12
+    monkeypatch.setattr(measuring, "layers_of", None)
+    monkeypatch.setattr("mmkv_bench.models.source.Source.load", None)
+    assert verb("diagnose")([*words, "--samples", "2"]) == 0
+    assert "wrote 0 numbers of 0 samples" in capsys.readouterr().out
 
 
 def test_coverage_of_methods_at_budgets_of_a_run(tmp_path):
@@ -279,7 +317,11 @@ def test_coverage_of_methods_at_budgets_of_a_run(tmp_path):
     assert set(rows["part"]) == {"full", "snapkv@8", "snapkv@32", "streamingllm@8", "streamingllm@32"}
     mean = rows.groupby("part")["value"].mean()
     assert mean["snapkv@8"] < mean["snapkv@32"] < mean["full"] <= 1 and mean["streamingllm@32"] < mean["snapkv@32"]
-    assert '"window"' in rows["settings"].iloc[0]
+    told = {part: json.loads(own["settings"].iloc[0]) for part, own in rows.groupby("part")}
+    assert "method" not in told["full"] and told["full"]["weights"] == "folder" and told["full"]["tokens"] == 64
+    own = told["snapkv@8"]["method"]
+    assert (own["base"], own["reading"], own["budget_kind"], own["budget"]) == ("snapkv", "paper", "entries", "8")
+    assert own["parameters"]["window"] == 32 and rows["measurement"].nunique() == 5
 
 
 def test_outputs_of_layers_are_those_of_feeding_fulls_answer_with_the_evicted_entries_masked():
@@ -296,7 +338,7 @@ def test_outputs_of_layers_are_those_of_feeding_fulls_answer_with_the_evicted_en
     fed = fed_tokens(loaded, prompt, 5, endless=True)
     assert len(fed) == 4
     made = build_compressor("snapkv", method_defaults(["snapkv"])["snapkv"], "paper")
-    method = Kept("snapkv@16", made, Budget.parse(16), "{}")
+    method = Kept("snapkv@16", "snapkv", made, Budget.parse(16), "{}")
     full, less = (decoded_outputs(loaded, prompt, fed, one) for one in (None, method))
     longer, _ = with_answer(prompt.inputs, prompt.types, fed)
     kept = reference.keep_of([layer[None] for layer in kept_entries(loaded, prompt, method)], prompt.length)

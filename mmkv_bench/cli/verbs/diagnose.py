@@ -50,7 +50,7 @@ def options(parser: Parser) -> None:
 
 
 def answer(given: argparse.Namespace) -> int:
-    """Measure, store, say where."""
+    """Measure what is missing, store it sample by sample, say where."""
     from mmkv_bench.config.compose import compose
     from mmkv_bench.diagnostics.measuring import diagnose
     from mmkv_bench.diagnostics.methods import methods_of
@@ -73,8 +73,10 @@ def answer(given: argparse.Namespace) -> int:
     quiet_libraries()
     questions = of_dataset(ours, given.samples, given.draw, calibrating=False)
     methods = partial(methods_of, config) if given.name in OF_METHODS else None
-    file, numbers = diagnose(given.name, config.model, questions, given.tokens, Path(config.out), methods)
-    print(f"wrote {numbers} numbers of {given.samples} samples to {file}")
+    out = Path(config.out)
+    found = diagnose(given.name, config.model, questions, given.tokens, out, methods)
+    known = f", {found.before} had been measured before" if found.before else ""
+    print(f"wrote {found.numbers} numbers of {found.measured} samples to {out / 'diagnostics'}{known}")
     return 0
 
 
