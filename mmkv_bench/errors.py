@@ -82,17 +82,21 @@ def check_output() -> None:
         raise ConfigError("standard output is closed; allowed: a terminal, a file or a pipe; name one, as >/dev/null")
 
 
+SIMILAR = "did you mean"
 LISTED = 40  # more names than that are counted beside a near one, not listed
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str:
-    """A 'did you mean' clause with the closest allowed names, or the full list when none is close."""
+    """A 'did you mean' clause with the closest allowed names, whatever their case, or the full list when none is close."""
     allowed = sorted(allowed)
-    close = difflib.get_close_matches(name, allowed, n=3, cutoff=0.5)
+    spelled: dict[str, list[str]] = {}
+    for one in allowed:
+        spelled.setdefault(one.lower(), []).append(one)
+    close = [one for key in difflib.get_close_matches(name.lower(), spelled, n=3, cutoff=0.5) for one in spelled[key]]
     if not close:
         return f"allowed: {', '.join(allowed)}"
     others = f"allowed: {', '.join(allowed)}" if len(allowed) <= LISTED else f"one of {len(allowed)} names"
-    return f"did you mean {' or '.join(repr(c) for c in close)}? ({others})"
+    return f"{SIMILAR} {' or '.join(repr(c) for c in close)}? ({others})"
 
 
 def moved(old: str, verb: str) -> int:

@@ -16,14 +16,15 @@ from typing import TYPE_CHECKING, Any
 from mmkv_bench.config import unavailable
 from mmkv_bench.config.composing import by_hydra, composed
 from mmkv_bench.config.interpolations import settle
+from mmkv_bench.config.overrides import SEARCHPATH, is_choice, parse, searched, searchpath
 from mmkv_bench.config.schema import LIST_GROUPS, accepts, allowed, as_list, groups, options
-from mmkv_bench.errors import ConfigError, nearest
+from mmkv_bench.config.shorthand import spelled_out
+from mmkv_bench.errors import SIMILAR, ConfigError, nearest
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
     from omegaconf import DictConfig
 
-SEARCHPATH = "hydra.searchpath"
 _OPTIONAL_GROUPS = ("experiment",)
 
 
@@ -33,17 +34,17 @@ def compose(overrides: Sequence[str] = ()) -> DictConfig:
     Raises:
         ConfigError: an override that cannot be read, an unknown group, option or key, a value of the wrong kind.
     """
-    parsed = [_parse(text) for text in overrides]
+    parsed = spelled_out([parse(text) for text in overrides])
     for override in parsed:
         if override.is_sweep_override():
             raise ConfigError(_sweep_sentence(override))
     parsed = _named(parsed)
-    extra = _searchpath(parsed)
-    choices = [o for o in parsed if _is_choice(o)]
+    extra = searchpath(parsed)
+    choices = [o for o in parsed if is_choice(o)]
     for override in choices:
         _check_choice(override, extra)
     fixed = [o.input_line for o in choices] + [o.input_line for o in parsed if o.key_or_group == SEARCHPATH]
-    values = [o for o in parsed if not _is_choice(o) and o.key_or_group != SEARCHPATH]
+    values = [o for o in parsed if not is_choice(o) and o.key_or_group != SEARCHPATH]
     reference = _reference(fixed, extra) if values else {}
     return completed(composed(fixed, [_check_value(o, reference) for o in values], extra), extra)
 
@@ -99,14 +100,14 @@ def method_defaults(names: Sequence[str], extra: Sequence[str] = ()) -> dict[str
     names = list(dict.fromkeys(names))
     for name in names:
         _check_option("method", name, tuple(extra))
-    folders = [_searched(extra)] if extra else []
+    folders = [searched(extra)] if extra else []
     return dict(composed((f"method=[{','.join(names)}]", *folders), extra=extra).methods) if names else {}
 
 
 def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
     """The jobs of a multirun: the product of all comma lists and ranges, as Hydra's basic sweeper forms it."""
     axes = []
-    for override in map(_parse, overrides):
+    for override in map(parse, overrides):
         if override.is_sweep_override():
             if not override.is_discrete_sweep():
                 raise ConfigError(
@@ -120,7 +121,7 @@ def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
 
 def for_hydra(overrides: Sequence[str]) -> list[str]:
     """Overrides as Hydra itself takes them: the user's own keys need `++` there, and datasets their names."""
-    named = _named([_parse(text) for text in overrides])
+    named = _named(spelled_out([parse(text) for text in overrides]))
     return ["++" + o.input_line.lstrip("+") if _is_own(o.key_or_group) else o.input_line for o in named]
 
 
@@ -135,40 +136,22 @@ def _named(parsed: Sequence[Override]) -> list[Override]:
         return list(parsed)
     text, key = short[0].input_line, short[0].key_or_group.removeprefix("dataset.")
     say = f"say which one: datasets.<name>.{key}=..."
-    fixed = [o for o in parsed if _is_choice(o) or o.key_or_group == SEARCHPATH]
+    fixed = [o for o in parsed if is_choice(o) or o.key_or_group == SEARCHPATH]
     if any(o.is_sweep_override() for o in fixed):
         raise ConfigError(f"{text}: a sweep over groups may change the dataset; {say}")
-    extra = _searchpath(parsed)
+    extra = searchpath(parsed)
     for override in fixed:
-        if _is_choice(override):
+        if is_choice(override):
             _check_choice(override, extra)
     names = list(_reference([o.input_line for o in fixed], extra)["datasets"])
     if len(names) != 1:
         raise ConfigError(f"{text}: this run has {len(names)} datasets ({', '.join(names)}); {say}")
-    return [_parse(o.input_line.replace("dataset.", f"datasets.{names[0]}.", 1)) if o in short else o for o in parsed]
+    return [parse(o.input_line.replace("dataset.", f"datasets.{names[0]}.", 1)) if o in short else o for o in parsed]
 
 
 def folders(overrides: Sequence[str]) -> tuple[str, ...]:
     """Further config folders that overrides name (`hydra.searchpath=[...]`, which `--config-dir` becomes)."""
-    return _searchpath([_parse(text) for text in overrides])
-
-
-def _parse(text: str) -> Override:
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
-    try:
-        override = OverridesParser.create().parse_override(text)
-    except HydraException as error:
-        raise ConfigError(
-            f"cannot read the override {text!r}; allowed: key=value, key=[a,b], key={{a: 1}}, values with '=', ',' or "
-            f"brackets in quotes (key='\"a=b\"'); write it that way ({str(error).splitlines()[0]})"
-        ) from None
-    if not override.key_or_group or override.package:
-        raise ConfigError(f"cannot read the override {text!r}; allowed: key=value; name a key before '='")
-    if override.key_or_group == SEARCHPATH and isinstance(override.value(), list):
-        return OverridesParser.create().parse_override(_searched(override.value()))
-    return override
+    return searchpath([parse(text) for text in overrides])
 
 
 def _is_own(key: str) -> bool:
@@ -183,11 +166,6 @@ def _is_own(key: str) -> bool:
         or (path[0] == "datasets" and path[2:3] == ["generation"] and len(path) <= 4)
         or path[:3] == ["hydra", "launcher", "additional_parameters"]
     )
-
-
-def _is_choice(override: Override) -> bool:
-    key = override.key_or_group
-    return key in groups() or key.startswith("hydra/")
 
 
 def _check_choice(override: Override, extra: tuple[str, ...]) -> None:
@@ -232,9 +210,9 @@ def _check_value(override: Override, reference: Mapping[str, Any]) -> str:
             f"{text}: keys cannot be removed, only changed; write key=value (key=null where null is allowed)"
         )
     if _is_own(override.key_or_group) and (path[0] == "variants" or path[1] in reference[path[0]]):
-        if path[2:] == ["decoding"]:
+        if path[0] == "methods" and path[2:] == ["decoding"]:
             _check_decoding(path[1], override.value(), reference["methods"][path[1]])
-        if path[2:3] == ["args"]:
+        if path[0] == "methods" and path[2:3] == ["args"]:
             _check_args(path, override.value(), reference["methods"][path[1]])
         if path[0] == "datasets":
             _check_generation(path, override.value(), reference["datasets"][path[1]]["generation"])
@@ -303,7 +281,13 @@ def _look_up(path: Sequence[str], reference: Mapping[str, Any], text: str) -> An
             if where in ("methods", "datasets"):
                 raise ConfigError(_not_chosen(text, where.removesuffix("s"), key, tuple(node)))
             known = node if where else {*node, *groups()}
-            raise ConfigError(f"{text}: unknown key {key!r}{' in ' + where if where else ''}; {nearest(key, known)}")
+            said = nearest(key, known)
+            if (
+                not where and len(path) > 1 and not said.startswith(SIMILAR)
+            ):  # it may be `snapkv.window`, see `shorthand`
+                names = nearest(key, [name for group in LIST_GROUPS for name in options(group)])
+                said = names if names.startswith(SIMILAR) else said
+            raise ConfigError(f"{text}: unknown key {key!r}{' in ' + where if where else ''}; {said}")
         node = node[key]
     return node
 
@@ -352,20 +336,6 @@ def same_kind(value: Any, default: Any) -> bool:
 def _kind(value: Any) -> str:
     names = {bool: "true or false", int: "a whole number", float: "a number", list: "a list", dict: "a group of keys"}
     return "null" if value is None else names.get(type(value), "text")
-
-
-def _searchpath(parsed: Sequence[Override]) -> tuple[str, ...]:
-    from mmkv_bench.config.source import SCHEME
-
-    found = [o.value() for o in parsed if o.key_or_group == SEARCHPATH]
-    return tuple(str(folder).removeprefix(f"{SCHEME}://") for value in found for folder in value)
-
-
-def _searched(folders: Sequence[str]) -> str:
-    """The override that has further config folders read as `conf/` is."""
-    from mmkv_bench.config.source import located
-
-    return f"{SEARCHPATH}=[{','.join(repr(located(str(folder))) for folder in folders)}]"
 
 
 def _sweep_sentence(override: Override) -> str:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 def attach(
     model: PreTrainedModel,
-    method: str | Compressor | Scorer | type[Scorer],
+    method: str | Path | Compressor | Scorer | type[Scorer],
     budget: int | float | str | None = None,
     *,
     protocol: str = DEFAULT,
@@ -50,7 +50,8 @@ def attach(
 
     Args:
         model: a transformers model of a supported family (docs/models.md), in eval mode, attention `sdpa` or `eager`.
-        method: a method's name (docs/methods.md), a scorer of your own (an object, or its class), or a `Compressor`.
+        method: a method's name (docs/methods.md), a file of your own (`"mine.py"`), a scorer of your own (an object, or its
+            class), or a `Compressor`.
         budget: entries kept per KV head (64), or the fraction of them (0.2, "20%"); None for methods without one.
         protocol: `paper`: a prompt, then its answer token by token. `query_agnostic`: give the model the context alone
             (`model(**context)`), then the whole prompt with `past_key_values=session.cache`; what follows the context

@@ -27,8 +27,8 @@ def evaluate(
     Only what is missing in `out` is generated; a finished run just returns its rows.
 
     Args:
-        model, method, budget, dataset: as on the command line, one or a list; None: the configuration's own (the embedded
-            model, mmshift, 64 entries, pages).
+        model, method, budget, dataset: as on the command line, one or a list (`method=["snapkv", "mine.py"]`); None: the
+            configuration's own (the embedded model, mmshift, 64 entries, pages).
         verbose: print what the command prints.
         overrides: any key of the configuration: `limit=20`, `out="runs/mine"`, `protocol=["paper", "strict"]`; keys with
             dots as mappings: `methods={"snapkv": {"window": 16}}`.

@@ -107,7 +107,7 @@ def composed(
     if plain.get("base") == FULL:
         return Compressor(name=name)
     parts = {part: plain.get(part) for part in (*PARTS, DECODING)}
-    own = _outside(plain) if own is None else dict(own)
+    own = _outside(name, plain) if own is None else dict(own)
     parts |= own
     optional = (
         (DECODING,) if parts[DECODING] is None else ("scorer",)
@@ -134,12 +134,12 @@ def composed(
     return compressor
 
 
-def _outside(plain: Mapping[str, Any]) -> dict[str, Any]:
+def _outside(name: str, plain: Mapping[str, Any]) -> dict[str, Any]:
     """Built parts whose code is not in this package; empty for all methods but those of `OUTSIDE`."""
     if plain.get("base") == CUSTOM:
         from mmkv_bench.methods import own_file
 
-        return own_file.parts(plain)
+        return own_file.parts(plain, name)
     if plain.get("base") == KVPRESS:
         from mmkv_bench.compression.scorers.kvpress import parts
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from mmkv_bench.config.compose import same_kind
 from mmkv_bench.errors import ConfigError, nearest
 from mmkv_bench.methods.build import CUSTOM, Calibrations, composed
+from mmkv_bench.methods.own_file import SELECTOR
 from mmkv_bench.methods.plain import flat_parameters, read, under_reading
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def method(
-    name: str | Scorer | type[Scorer],
+    name: str | Path | Scorer | type[Scorer],
     *,
     reading: str = "paper",
     calibrations: Calibrations | None = None,
@@ -28,11 +29,12 @@ def method(
     """A method as the compressor that a run would build with the same settings.
 
     Args:
-        name: a method of docs/methods.md, or a scorer of your own: an object, or a class that is built here. A scorer gets
-            what `custom` gives it: uniform budgets, the highest scores beside the last token, eviction.
+        name: a method of docs/methods.md, a file of your own (`"mine.py"`: any parts, as `method=mine.py` takes it), or a
+            scorer of your own: an object, or a class that is built here. A scorer gets what `custom` gives it: uniform
+            budgets, the highest scores beside the last token, eviction.
         reading: `paper`, or `released` for what the paper's released code does.
         calibrations: artefacts of one model. Without them a calibrated method can be looked at and refuses to work.
-        parameters: those of the method, as in docs/methods.md (`window=16`); of a scorer its constructor's, and
+        parameters: those of the method, as in docs/methods.md (`window=16`); of a file or a scorer its constructors', and
             `sinks`, `recents` and `window` of the selector.
 
     Returns:
@@ -47,6 +49,9 @@ def method(
         >>> method("snapkv", window=16).scorer.window
         16
     """
+    name = os.fspath(name) if isinstance(name, Path) else name
+    if isinstance(name, str) and name.endswith(".py"):
+        return _of_file(Path(name), reading, parameters)
     if isinstance(name, str):
         return composed(name, settings(name, reading, parameters), reading, calibrations)
     return _around(name, reading, parameters)
@@ -67,6 +72,13 @@ def settings(name: str, reading: str = "paper", parameters: Mapping[str, Any] | 
     return under_reading(name, {**defaults, **given}, reading, defaults)
 
 
+def _of_file(file: Path, reading: str, parameters: Mapping[str, Any]) -> Compressor:
+    """The parts of a Python file, as a run has them with `method=<file>`: named by its stem."""
+    own = {key: value for key, value in parameters.items() if key not in SELECTOR}
+    given = {key: value for key, value in parameters.items() if key in SELECTOR}
+    return composed(file.stem, settings(CUSTOM, reading, given | {"path": str(file), "args": own}), reading)
+
+
 def _around(scorer: Scorer | type[Scorer], reading: str, parameters: Mapping[str, Any]) -> Compressor:
     """A scorer of the caller's own with what `method=custom` gives one."""
     from mmkv_bench.compression.scorers.base import Scorer
@@ -83,10 +95,9 @@ def _around(scorer: Scorer | type[Scorer], reading: str, parameters: Mapping[str
             f"{made!r} is no method; allowed: a method's name, a Scorer (an object, or its class), or a Compressor"
         )
     title = type(made).__name__
-    known = ("sinks", "recents", "window")
-    unknown = [key for key in given if key not in known]
+    unknown = [key for key in given if key not in SELECTOR]
     if unknown:
-        raise ConfigError(f"{title} takes no parameter {unknown[0]!r}; {_among(unknown[0], known)}")
+        raise ConfigError(f"{title} takes no parameter {unknown[0]!r}; {_among(unknown[0], SELECTOR)}")
     return composed(title, settings(CUSTOM, reading, given), reading, own={"scorer": made})
 
 

@@ -7,7 +7,6 @@ What runs is exactly what was hashed: the text is read once, and no bytecode of 
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import importlib
 import inspect
@@ -16,13 +15,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.abc import InspectLoader
-from importlib.machinery import ModuleSpec
-from importlib.util import find_spec, module_from_spec, spec_from_file_location
-from pathlib import Path
+from importlib.util import module_from_spec, spec_from_file_location
 from types import CodeType, ModuleType
 from typing import Any
 
 from mmkv_bench.errors import ConfigError, MMKVError, nearest
+from mmkv_bench.methods import own_text
+from mmkv_bench.methods.own_text import CUSTOM, README
 
 ROLES = {
     "scorer": "Scorer",
@@ -39,48 +38,34 @@ SELECTOR = {"sinks": 0, "recents": 1, "window": 0}
 SHOWN = 16
 """Digits of a file's checksum that rows and identities hold."""
 
-_WHERE = "methods.custom"
-_README = "see README, 'A method of your own'"
-
 
 @dataclass(frozen=True)
 class OwnFile:
-    """A loaded file: `classes` maps each part that it provides to its class."""
+    """A loaded file: `classes` maps each part that it provides to its class; `where` is how its settings begin."""
 
     path: str
     sha256: str
     classes: Mapping[str, type]
+    where: str = own_text.where(CUSTOM)
 
 
-def load(path: str | None, name: str | Sequence[str] | None = None) -> OwnFile:
+def load(path: str | None, name: str | Sequence[str] | None = None, method: str = CUSTOM) -> OwnFile:
     """Load a user's file and choose its classes.
 
     Args:
         path: a Python file, relative to the working directory.
         name: the class, or classes, to use; None uses all parts that the file defines.
+        method: the name of the method that it is in the run.
 
     Raises:
         ConfigError: no such file, one that cannot be imported, no scorer in it, or several to choose from.
     """
-    if not path:
-        raise ConfigError(
-            f"method=custom needs a file; allowed: {_WHERE}.path=<file>.py with a subclass of Scorer; {_README}"
-        )
-    if not isinstance(path, str):
-        raise ConfigError(f"{_WHERE}.path={path} is no path; allowed: a .py file, relative to the working directory")
-    file = Path(path).expanduser()
-    if file.suffix != ".py" or not file.is_file():
-        what = "does not exist" if not file.exists() else "is not a Python file"
-        raise ConfigError(f"{_WHERE}.path={path} {what}; allowed: a .py file, relative to the working directory")
-    try:
-        data = file.read_bytes()
-        text = data.decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{_WHERE}.path={path} cannot be read ({error}); give a readable file in UTF-8") from None
-    digest = hashlib.sha256(data).hexdigest()
+    file, text = own_text.read(path, method)
+    assert path is not None, "it was read"
+    digest = hashlib.sha256(text.encode()).hexdigest()
     module = _module(str(file.resolve()), digest, text, path)
     names = (name,) if isinstance(name, str) else tuple(name or ())
-    return OwnFile(path, digest, _choose(path, module, names))
+    return OwnFile(path, digest, _choose(path, module, names, own_text.where(method)), own_text.where(method))
 
 
 def effective(source: OwnFile, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -96,7 +81,7 @@ def effective(source: OwnFile, given: Mapping[str, Any]) -> dict[str, Any]:
     if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters):
         classes = ", ".join(cls.__name__ for cls in source.classes.values())
         raise ConfigError(
-            f"{_WHERE}.args: {classes} of {source.path} takes no {unknown[0]!r}; {_allowed(unknown[0], known)}"
+            f"{source.where}.args: {classes} of {source.path} takes no {unknown[0]!r}; {_allowed(unknown[0], known)}"
         )
     settled = dict(given)
     for p in parameters:
@@ -106,7 +91,9 @@ def effective(source: OwnFile, given: Mapping[str, Any]) -> dict[str, Any]:
         elif p.default is not p.empty and _plain(p.default):
             settled[p.name] = p.default
         elif p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL):
-            raise ConfigError(f"{source.path} needs a value for {p.name}; write {_WHERE}.args={{{p.name}: <value>}}")
+            raise ConfigError(
+                f"{source.path} needs a value for {p.name}; write {source.where}.args={{{p.name}: <value>}}"
+            )
     return settled
 
 
@@ -124,26 +111,26 @@ def build(source: OwnFile, given: Mapping[str, Any]) -> dict[str, Any]:
         try:
             built[role] = cls(**own)
         except MMKVError as error:
-            raise ConfigError(f"{_WHERE}.args: {error}") from error
+            raise ConfigError(f"{source.where}.args: {error}") from error
         except Exception as error:  # a user's constructor may raise anything
             raise ConfigError(
-                f"{cls.__name__} of {source.path} cannot be built: {_said(error)}; correct {_WHERE}.args or the file"
+                f"{cls.__name__} of {source.path} cannot be built: {_said(error)}; correct {source.where}.args or the file"
             ) from error
     return built
 
 
-def parts(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """The file's built parts for an effective node of `conf/method/custom.yaml`.
+def parts(plain: Mapping[str, Any], method: str = CUSTOM) -> dict[str, Any]:
+    """The file's built parts for an effective node of `conf/method/custom.yaml`; method: its name in the run.
 
     Raises:
         ConfigError: see `load` and `build`; also a selector's parameter for a file that has a selector of its own.
     """
-    source = load(plain["path"], plain["name"])
+    source = load(plain["path"], plain["name"], method)
     changed = [key for key, value in SELECTOR.items() if plain[key] != value]
     if "selector" in source.classes and changed:
         raise ConfigError(
-            f"{_WHERE}.{changed[0]}={plain[changed[0]]} belongs to the selector of methods that bring none, and "
-            f"{source.path} has {source.classes['selector'].__name__}; give the value with {_WHERE}.args"
+            f"{source.where}.{changed[0]}={plain[changed[0]]} belongs to the selector of methods that bring none, and "
+            f"{source.path} has {source.classes['selector'].__name__}; give the value with {source.where}.args"
         )
     return build(source, plain["args"])
 
@@ -175,12 +162,7 @@ class _Text(InspectLoader):
 @cache
 def _module(file: str, digest: str, text: str, path: str) -> ModuleType:
     """The file as a module, run once per content: classes keep their identity, on which shared scores rely."""
-    try:
-        tree = ast.parse(text, file)
-    except (SyntaxError, ValueError) as error:
-        what = f"{error.msg} (line {error.lineno})" if isinstance(error, SyntaxError) else str(error)
-        raise ConfigError(f"{path} is not valid Python: {what}; correct the file") from None
-    _refuse_local_imports(tree, Path(file), path)
+    own_text.parsed(file, text, path)
     name = f"mmkv_bench_custom_{digest[:16]}_{hashlib.sha256(file.encode()).hexdigest()[:8]}"
     loader = _Text(text, file)
     spec = spec_from_file_location(name, file, loader=loader)
@@ -198,33 +180,7 @@ def _module(file: str, digest: str, text: str, path: str) -> ModuleType:
     return module
 
 
-def _refuse_local_imports(tree: ast.AST, file: Path, path: str) -> None:
-    """Modules beside the file (or in the working directory) would change answers without changing the cell."""
-    here = {file.parent, Path.cwd()}
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Import | ast.ImportFrom):
-            continue
-        roots = [alias.name.split(".")[0] for alias in node.names]
-        if isinstance(node, ast.ImportFrom):
-            roots = [(node.module or "").split(".")[0]] if node.level == 0 else ["."]
-        for root in roots:
-            spec = find_spec(root) if root not in ("", ".", "mmkv_bench", "__main__") else None
-            if root == "." or (spec and not _folders(spec).isdisjoint(here)):
-                raise ConfigError(
-                    f"{path} imports {'a module relative to it' if root == '.' else root} in line {node.lineno}, which "
-                    "the cell's checksum would not cover; put the method into one file, or install that module"
-                )
-
-
-def _folders(spec: ModuleSpec) -> set[Path]:
-    """The folders that hold a top-level module or package."""
-    packages = [Path(place).resolve() for place in spec.submodule_search_locations or ()]
-    if packages:
-        return {place.parent for place in packages}
-    return {Path(spec.origin).resolve().parent} if spec.has_location and spec.origin else set()
-
-
-def _choose(path: str, module: ModuleType, names: tuple[str, ...]) -> dict[str, type]:
+def _choose(path: str, module: ModuleType, names: tuple[str, ...], where: str) -> dict[str, type]:
     bases = {role: getattr(importlib.import_module(_home(role)), base) for role, base in ROLES.items()}
     own = [c for c in vars(module).values() if inspect.isclass(c) and c.__module__ == module.__name__]
     found = {role: [c for c in own if issubclass(c, base)] for role, base in bases.items()}
@@ -233,26 +189,26 @@ def _choose(path: str, module: ModuleType, names: tuple[str, ...]) -> dict[str, 
         if abstract and len(abstract) == len(classes):
             missing = ", ".join(sorted(vars(abstract[0])["__abstractmethods__"]))
             raise ConfigError(
-                f"{abstract[0].__name__} of {path} lacks {missing}; a {ROLES[role]} defines them; {_README}"
+                f"{abstract[0].__name__} of {path} lacks {missing}; a {ROLES[role]} defines them; {README}"
             )
         found[role] = [c for c in classes if c not in abstract]
     allowed = [c.__name__ for classes in found.values() for c in classes]
     for name in names:
         if name not in allowed:
-            raise ConfigError(f"{_WHERE}.name={name} is no part of {path}; {_allowed(name, allowed)}")
+            raise ConfigError(f"{where}.name={name} is no part of {path}; {_allowed(name, allowed)}")
     if names:
         found = {role: [c for c in classes if c.__name__ in names] for role, classes in found.items()}
     several = {role: classes for role, classes in found.items() if len(classes) > 1}
     for role, classes in several.items():
         raise ConfigError(
             f"{path} defines several {role} classes ({', '.join(c.__name__ for c in classes)}); name the ones to use with "
-            f"{_WHERE}.name=<class> or {_WHERE}.name=[<class>,<class>]"
+            f"{where}.name=<class> or {where}.name=[<class>,<class>]"
         )
     if not found["scorer"]:
         among = f" among {', '.join(names)}" if names else ""
         raise ConfigError(
             f"{path} defines no scorer{among}; a method needs a subclass of mmkv_bench.compression.scorers.base.Scorer; "
-            f"{_README}"
+            f"{README}"
         )
     return {role: classes[0] for role, classes in found.items() if classes}
 

@@ -15,7 +15,8 @@ from mmkv_bench.config.compose import same_kind
 from mmkv_bench.config.schema import allowed, as_list
 from mmkv_bench.errors import ConfigError, UnsupportedError, nearest
 from mmkv_bench.judging.configured import check_judge
-from mmkv_bench.methods.build import FULL, flat_parameters
+from mmkv_bench.methods import own_text
+from mmkv_bench.methods.build import CUSTOM, FULL, flat_parameters
 from mmkv_bench.plan.shards import parse_shard
 
 if TYPE_CHECKING:
@@ -199,6 +200,8 @@ def _methods(config: DictConfig) -> None:
     if not config.methods and not config.variants:
         raise ConfigError(f"no method is chosen; allowed: {', '.join(schema.options('method'))}; write method=<name>")
     for name, node in config.methods.items():
+        if node.base == CUSTOM:
+            own_text.check(node.path)
         reading = node.get("reading")
         for value in [] if reading is None else _values(f"methods.{name}.reading", reading):
             _one_of(f"methods.{name}.reading", value, schema.READINGS)
@@ -253,6 +256,8 @@ def _variants(config: DictConfig) -> None:
             raise ConfigError(f"variants.{name}.base={changes.base!r} is unknown; {nearest(str(changes.base), known)}")
         if changes.base == FULL:
             raise ConfigError(f"variants.{name}.base=full has no parameters to vary; allowed: {', '.join(known)}")
+        if changes.base == CUSTOM:
+            own_text.check(changes.get("path", (config.methods.get(CUSTOM) or {}).get("path")), str(name))
         if name in config.methods:
             raise ConfigError(
                 f"variants.{name} has the name of a method of this run; give the variant a name of its own"

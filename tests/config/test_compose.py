@@ -45,7 +45,8 @@ def test_every_shipped_file_composes_resolves_and_validates(group, name):
 @each("group", LIST_GROUPS)
 def test_every_shipped_method_and_dataset_composes_resolves_and_validates_under_its_own_name(group):
     names = options(group)
-    config = compose([f"{group}=[{','.join(names)}]", *MODEL])
+    own = [f"methods.custom.path={conf_dir().parent / 'examples' / 'value_norm.py'}"] if group == "method" else []
+    config = compose([f"{group}=[{','.join(names)}]", *own, *MODEL])
     assert list(config[f"{group}s"]) == list(names)
     OmegaConf.to_container(config, resolve=True)
     validate(config)

@@ -116,3 +116,15 @@ def test_parts_that_make_no_sense_together_are_refused():
     with pytest.raises(CompatibilityError, match="reading=released"):
         method("look_m", budget_rule="all_text")
     assert replace(method("snapkv"), decoding=KIVI(bits=2)).quantises
+
+
+def test_a_file_is_taken_as_a_run_takes_it(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(EXAMPLE.read_text())
+    made = method(str(file), power=2, window=4)
+    assert made == method(file, power=2, window=4) and made.name == "mine"
+    assert (made.scorer, made.selector) == (load(str(file)).classes["scorer"](2.0), TopK(window=4))
+    with pytest.raises(ConfigError, match="takes no 'pwoer'; did you mean 'power'"):
+        method(str(file), pwoer=2)
+    with pytest.raises(ConfigError, match="does not exist"):
+        method("nowhere.py")

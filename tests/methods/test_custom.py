@@ -19,6 +19,7 @@ from mmkv_bench.methods import made_up, promises
 from mmkv_bench.methods import own_file as custom
 from mmkv_bench.methods.build import build_compressor
 from mmkv_bench.plan.cells import build_methods
+from mmkv_bench.plan.validate import validate
 from tests import zoo
 from tests.each import each
 from tests.generation import common
@@ -143,10 +144,28 @@ def test_the_identity_is_the_content_and_all_arguments_not_the_place(folder):
     assert changed["sha256"] != plain["sha256"] and not changed["tuned"]
 
 
+def test_a_file_among_methods_is_custom_under_its_own_name_with_the_same_identity(folder):
+    shutil.copy(EXAMPLE, folder / "mine.py")
+    (folder / "other.py").write_text(scorer())
+    words = ["method=[snapkv,mine.py,other.py]", "baseline=none", "methods.mine.args.power=2", "mine.window=4"]
+    config = compose(words)
+    validate(config)
+    _, mine, other = build_methods(config, method_defaults(["snapkv", "custom", "full"]))
+    given = identity("methods.custom.path=mine.py", "methods.custom.args.power=2", "methods.custom.window=4")
+    assert dict(mine.plain) | {"tuned": mine.tuned} == given
+    assert (mine.name, mine.compressor.name, mine.compressor.scorer.power) == ("mine", "mine", 2.0)
+    assert (other.name, other.tuned, mine.plain["base"]) == ("other", False, "custom")
+    alone = compose(["method=mine.py"])
+    validate(alone)
+    assert [method.name for method in build_methods(alone, method_defaults(["custom", "full"]))] == ["full", "mine"]
+
+
 def test_an_argument_without_a_default_is_asked_for_and_is_no_tuning(folder):
     (folder / "mine.py").write_text(scorer().replace("float = 1.0", "float"))
-    with pytest.raises(ConfigError, match="needs a value for power"):
+    with pytest.raises(ConfigError, match="needs a value for power; write methods.custom.args={power: <value>}"):
         build("methods.custom.path=mine.py")
+    with pytest.raises(ConfigError, match="write variants.mine.args={power: <value>}"):
+        build_methods(compose(["method=mine.py"]), method_defaults(["custom", "full"]))
     assert not identity("methods.custom.path=mine.py", "methods.custom.args.power=2")["tuned"]
 
 

@@ -40,7 +40,7 @@ def arguments(verb: str) -> list[list[str]]:
 
 def of_own() -> list[str]:
     """README's command that runs its own method beside another."""
-    (command,) = (words for words in arguments("run") if any(word.startswith("methods.custom.path") for word in words))
+    (command,) = (words for words in arguments("run") if any("value_norm.py]" in word for word in words))
     return command
 
 
@@ -53,7 +53,7 @@ def test_every_method_of_the_package_is_in_the_section_on_methods():
 def test_the_example_is_the_file_that_it_names():
     ((name, content),) = ((name, content) for name, _, content in BLOCKS if name)
     assert (ROOT / name).read_text() == content
-    assert f"methods.custom.path={name}" in of_own()
+    assert f"method=[snapkv,{name}]" in of_own()
 
 
 @pytest.mark.full
@@ -62,13 +62,13 @@ def test_the_method_of_ones_own_runs_beside_the_others(tmp_path, monkeypatch):
     few = ("budget=64", "limit=2", "dataset=pages_lookup")
     outcome = done(tmp_path, *of_own(), *few)
     lines = [line.split("|")[1].strip() for line in outcome.out.splitlines() if line.startswith("|")]
-    assert "custom (tuned)" in lines and {"full", "snapkv"} <= set(lines)
-    own = [row for (cell, _), row in responses(tmp_path).items() if cell == cell_of(tmp_path, "custom")]
+    assert "value_norm (tuned)" in lines and {"full", "snapkv"} <= set(lines)
+    own = [row for (cell, _), row in responses(tmp_path).items() if cell == cell_of(tmp_path, "value_norm")]
     assert [row["status"] for row in own] == ["ok", "ok"]
     assert {row["entries_resident"] for row in own} == {row["entries_asked"] for row in own}
     other = [row for (cell, _), row in responses(tmp_path).items() if cell == cell_of(tmp_path, "snapkv")]
     assert {row["kept_digest"] for row in own}.isdisjoint(row["kept_digest"] for row in other)
-    assert '"power": 2.0' in setting.cells(tmp_path)[cell_of(tmp_path, "custom")]["parameters"]
+    assert '"power": 2.0' in setting.cells(tmp_path)[cell_of(tmp_path, "value_norm")]["parameters"]
     assert done(tmp_path, *of_own(), *few).generated == 0
     (named,) = (words for words in arguments("run") if any(word.startswith("variants.") for word in words))
     default = done(tmp_path, *named, *few)
@@ -85,8 +85,9 @@ def test_there_are_commands_to_check():
 @each("command", arguments("run"))
 def test_every_run_that_readme_shows_composes_and_is_valid(command, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
     validate(compose(overrides([word for word in command if word != "--help"])))
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["examples"]
 
 
 @each("command", arguments("check"))

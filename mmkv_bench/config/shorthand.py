@@ -1,0 +1,182 @@
+"""What users may write shorter than the configuration has it, spelled out before anything is composed.
+
+- `method=[snapkv,mine.py]`: a Python file among methods is a variant of `custom` named by the file's stem, and
+  `methods.mine.<key>` are its settings.
+- `model=<folder>` and `model=org/name`: `model=hf model.path=...`, or the file of `conf/model` with that very path.
+- `snapkv.window=8`: `methods.snapkv.window=8`; a dataset's name the same.
+
+Nothing here is guessed: a word means something only where no name of `conf/` and no key has it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mmkv_bench.config import unavailable
+from mmkv_bench.config.files import content
+from mmkv_bench.config.method_parts import FOLDERS
+from mmkv_bench.config.overrides import parse, searchpath
+from mmkv_bench.config.schema import LIST_GROUPS, groups, keys, options
+from mmkv_bench.config.words import words
+from mmkv_bench.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
+
+CUSTOM = "custom"
+"""The method whose parts come from a user's file."""
+
+_STEM = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
+_README = "see README, 'A method of your own'"
+
+
+def spelled_out(parsed: Sequence[Override]) -> list[Override]:
+    """The overrides with every short form in the words that the configuration has.
+
+    Raises:
+        ConfigError: a file whose name cannot be a method's, or a setting that a method's file does not take.
+    """
+    extra = searchpath(parsed)
+    files = {Path(path).stem: path for path in _method_files(parsed)}
+    for stem, path in files.items():
+        _check_name(stem, path, parsed, extra)
+    found = [one for override in parsed for one in _one(override, files, extra)]
+    named = {f"variants.{stem}": {"base": CUSTOM, "path": path} for stem, path in files.items()}
+    last = 1 + max((at for at, one in enumerate(found) if one.key_or_group == "method"), default=-1)
+    return [*found[:last], *map(parse, words(named)), *found[last:]]
+
+
+def _one(override: Override, files: Mapping[str, str], extra: tuple[str, ...]) -> Iterator[Override]:
+    """What one override is spelled as."""
+    key, text = override.key_or_group, override.input_line
+    if key == "method" and files and not override.is_sweep_override():
+        names = [str(name) for name in _listed(override) if not _is_file(name)]
+        yield parse(f"{text.partition('=')[0]}=[{','.join(names)}]")
+    elif key == "model" and _is_place(override, extra):
+        yield from _model(str(override.value()))
+    elif (stem := _settings_of(key, files)) is not None:
+        yield parse(f"variants.{stem}.{_setting(override, stem, files[stem])}")
+    elif (group := _group_of(key, extra)) is not None:
+        mark = len(text) - len(text.lstrip("+~"))
+        yield parse(f"{text[:mark]}{group}s.{text[mark:]}")
+    else:
+        yield override
+
+
+# ---------------------------------------------------------------------- files among methods
+def _method_files(parsed: Sequence[Override]) -> list[str]:
+    """The Python files among the methods; those of the last choice count, as in Hydra.
+
+    Raises:
+        ConfigError: a sweep over them, or two of one name.
+    """
+    files: list[str] = []
+    for override in parsed:
+        if override.key_or_group != "method" or override.is_delete():
+            continue
+        if override.is_sweep_override():
+            if ".py" in override.input_line:
+                names = override.input_line.partition("=")[2]
+                raise ConfigError(
+                    f"{override.input_line}: a sweep over methods takes names of conf/method; allowed: 'method=[{names}]' "
+                    "(one run that shares its prefills); write that"
+                )
+            continue
+        files = [str(name) for name in _listed(override) if _is_file(name)]
+    for path in files:
+        twin = next((other for other in files if other != path and Path(other).stem == Path(path).stem), None)
+        if twin is not None or files.count(path) > 1:
+            raise ConfigError(
+                f"method: {path} and {twin or path} are both the method {Path(path).stem!r}; name each once, and rename "
+                f"one file, or give it a name of its own: 'variants.<name>={{base: {CUSTOM}, path: {path}}}'"
+            )
+    return files
+
+
+def _listed(override: Override) -> list[object]:
+    value = override.value()
+    return value if isinstance(value, list) else [value]
+
+
+def _is_file(name: object) -> bool:
+    return str(name).endswith(".py")
+
+
+def _check_name(stem: str, path: str, parsed: Sequence[Override], extra: tuple[str, ...]) -> None:
+    own = f"'variants.<name>={{base: {CUSTOM}, path: {path}}}' gives it one"
+    if not _STEM.fullmatch(stem):
+        raise ConfigError(
+            f"method={path}: {stem!r} cannot be a method's name; allowed: letters, digits, _ and -, a letter first; rename the "
+            f"file, or {own}"
+        )
+    taken = any(o.key_or_group == f"variants.{stem}" for o in parsed)
+    if taken or stem in options("method", extra):
+        raise ConfigError(
+            f"method={path}: {stem} is the name of another method; allowed: a name of its own; rename the file, or {own}"
+        )
+
+
+def _settings_of(key: str, files: Mapping[str, str]) -> str | None:
+    """The file's stem whose settings a key is of: `methods.mine.window`, or `mine.window`."""
+    path = key.split(".")
+    path = path[1:] if path[0] == "methods" else path
+    return path[0] if len(path) > 1 and path[0] in files else None
+
+
+def _setting(override: Override, stem: str, path: str) -> str:
+    """`<key>=<value>` below the file's name.
+
+    Raises:
+        ConfigError: a key that `custom` does not have; parameters of the file's own classes stand in `args`.
+    """
+    text = override.input_line.lstrip("+~")
+    key, _, value = text.removeprefix("methods.").removeprefix(f"{stem}.").partition("=")
+    known = {*content("method", CUSTOM)} - {"base", "about", "path", "released", *FOLDERS} | {"reading", "decoding"}
+    first = key.split(".")[0]
+    if first not in known:
+        raise ConfigError(
+            f"{override.input_line}: {stem} has no setting {first!r}; {nearest(first, known)}; what the constructors of "
+            f"{path} take is written methods.{stem}.args.{key}={value}; {_README}"
+        )
+    return f"{key}={value}"
+
+
+# ---------------------------------------------------------------------- a model's place
+def _is_place(override: Override, extra: tuple[str, ...]) -> bool:
+    """Whether a model is named by where it lies: a folder, or a name of the hub.
+
+    Raises:
+        ConfigError: a sweep over such places.
+    """
+    if override.is_sweep_override():
+        if "/" in override.input_line:
+            places = override.input_line.partition("=")[2]
+            raise ConfigError(
+                f"{override.input_line}: a sweep over models takes names of conf/model; write model=hf -m model.path={places}"
+            )
+        return False
+    value = override.value()
+    if not isinstance(value, str) or value in options("model", extra) or unavailable.find(value) is not None:
+        return False
+    return "/" in value or value.startswith((".", "~")) or (value != "" and Path(value).is_dir())
+
+
+def _model(place: str) -> Iterator[Override]:
+    """The choice of a model by its place; a checkpoint that `conf/model` has is that file's, with its name and gates."""
+    named = [name for name in options("model") if content("model", name).get("path") == place]
+    if len(named) == 1:
+        yield parse(f"model={named[0]}")
+    else:
+        yield from map(parse, ["model=hf", *words({"model.path": place})])
+
+
+# ---------------------------------------------------------------------- keys that begin with a name
+def _group_of(key: str, extra: tuple[str, ...]) -> str | None:
+    """The group whose member a key begins with, where nothing else has that name."""
+    first, _, rest = key.partition(".")
+    if not rest or first in keys() or first in groups():
+        return None
+    return next((group for group in LIST_GROUPS if first in options(group, extra)), None)

@@ -1,0 +1,87 @@
+"""A user's method file as text: what can be said of it before it is run, and so without torch."""
+
+from __future__ import annotations
+
+import ast
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from pathlib import Path
+
+from mmkv_bench.errors import ConfigError
+
+CUSTOM = "custom"
+"""The method whose file `methods.custom.path` names; others are variants of it, a file's own name among them."""
+README = "see README, 'A method of your own'"
+
+
+def where(method: str) -> str:
+    """How the settings of a method of this name begin on a command line."""
+    return f"methods.{CUSTOM}" if method == CUSTOM else f"variants.{method}"
+
+
+def check(path: str | None, method: str = CUSTOM) -> None:
+    """What can be refused of a file without running it, and so without torch: it is there, it is Python, and it imports no
+    module beside it.
+
+    Raises:
+        ConfigError: as of `load`.
+    """
+    file, text = read(path, method)
+    parsed(str(file.resolve()), text, str(path))
+
+
+def read(path: str | None, method: str) -> tuple[Path, str]:
+    """A file and its text, whose bytes are those of its UTF-8."""
+    if not path:
+        raise ConfigError(
+            "method=custom needs a file; allowed: method=<file>.py, or methods.custom.path=<file>.py, with a subclass of "
+            f"Scorer; {README}"
+        )
+    if not isinstance(path, str):
+        raise ConfigError(
+            f"{where(method)}.path={path} is no path; allowed: a .py file, relative to the working directory"
+        )
+    file = Path(path).expanduser()
+    if file.suffix != ".py" or not file.is_file():
+        what = "does not exist" if not file.exists() else "is not a Python file"
+        raise ConfigError(f"the method's file {path} {what}; allowed: a .py file, relative to the working directory")
+    try:
+        return file, file.read_bytes().decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the method's file {path} cannot be read ({error}); give a readable file in UTF-8") from None
+
+
+def parsed(file: str, text: str, path: str) -> None:
+    """Refuse a text that is no Python, or that imports modules beside it."""
+    try:
+        tree = ast.parse(text, file)
+    except (SyntaxError, ValueError) as error:
+        what = f"{error.msg} (line {error.lineno})" if isinstance(error, SyntaxError) else str(error)
+        raise ConfigError(f"{path} is not valid Python: {what}; correct the file") from None
+    _refuse_local_imports(tree, Path(file), path)
+
+
+def _refuse_local_imports(tree: ast.AST, file: Path, path: str) -> None:
+    """Modules beside the file (or in the working directory) would change answers without changing the cell."""
+    here = {file.parent, Path.cwd()}
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Import | ast.ImportFrom):
+            continue
+        roots = [alias.name.split(".")[0] for alias in node.names]
+        if isinstance(node, ast.ImportFrom):
+            roots = [(node.module or "").split(".")[0]] if node.level == 0 else ["."]
+        for root in roots:
+            spec = find_spec(root) if root not in ("", ".", "mmkv_bench", "__main__") else None
+            if root == "." or (spec and not _folders(spec).isdisjoint(here)):
+                raise ConfigError(
+                    f"{path} imports {'a module relative to it' if root == '.' else root} in line {node.lineno}, which "
+                    "the cell's checksum would not cover; put the method into one file, or install that module"
+                )
+
+
+def _folders(spec: ModuleSpec) -> set[Path]:
+    """The folders that hold a top-level module or package."""
+    packages = [Path(place).resolve() for place in spec.submodule_search_locations or ()]
+    if packages:
+        return {place.parent for place in packages}
+    return {Path(spec.origin).resolve().parent} if spec.has_location and spec.origin else set()

@@ -1,0 +1,70 @@
+"""Promise: what may be written shorter is what it stands for, on a command line and for Hydra; all else is refused in words."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from mmkv_bench.config.compose import compose, for_hydra
+from mmkv_bench.config.composing import by_hydra
+from mmkv_bench.errors import ConfigError
+from tests.each import each
+
+QUALIFIED = "method=[] 'variants.mine={base: custom, path: a b/mine.py}'"
+
+
+@each(
+    ("short", "long"),
+    [
+        ("'method=a b/mine.py'", QUALIFIED),
+        ("'method=[snapkv,a b/mine.py]'", QUALIFIED.replace("[]", "[snapkv]")),
+        ("'method=a b/mine.py' methods.mine.args.x=2", QUALIFIED + " variants.mine.args.x=2"),
+        ("'method=a b/mine.py' mine.reading=released", QUALIFIED + " variants.mine.reading=released"),
+        ("snapkv.window=8 method=snapkv", "methods.snapkv.window=8 method=snapkv"),
+        ("dataset=pages_walk pages_walk.count=3", "dataset=pages_walk datasets.pages_walk.count=3"),
+        ("model=some/model", "model=hf model.path=some/model"),
+        ("model=./here", "model=hf model.path=./here"),
+        ("model=Qwen/Qwen2.5-VL-7B-Instruct", "model=qwen2_5_vl_7b"),
+        ("model=some/model model.revision=v2", "model=hf model.path=some/model model.revision=v2"),
+    ],
+)
+def test_a_short_form_composes_to_what_it_stands_for(short, long):
+    words = shlex.split(short)
+    assert compose(words) == compose(shlex.split(long))
+    assert by_hydra(for_hydra(words)).methods == compose(words).methods
+
+
+def test_a_folder_is_a_model_only_where_it_lies(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "tiny").mkdir()
+    assert compose(["model=checkpoint"]).model.path == "checkpoint"
+    assert compose(["model=tiny"]).model.name == "tiny"
+    with pytest.raises(ConfigError, match="unknown model 'chekpoint'"):
+        compose(["model=chekpoint"])
+
+
+@each(
+    ("words", "said"),
+    [
+        ("dataset=MMMU", "unknown dataset 'MMMU'; did you mean 'mmmu'"),
+        ("method=SnapKV", "unknown method 'SnapKV'; did you mean 'snapkv'"),
+        ("snapkv.window=8", "choose it with 'method=[mmshift,snapkv]'"),
+        ("snapkw.window=8", "unknown key 'snapkw'; did you mean 'snapkv'"),
+        ("method=[a/x.py,b/x.py]", "are both the method 'x'"),
+        ("method=[x.py,x.py]", "are both the method 'x'"),
+        ("method=snapkv.py", "snapkv is the name of another method"),
+        ("method=2nd.py", "'2nd' cannot be a method's name"),
+        ("method=mine.py 'variants.mine={base: snapkv}'", "mine is the name of another method"),
+        ("method=mine.py mine.power=2", "what the constructors of mine.py take is written methods.mine.args.power=2"),
+        ("method=mine.py,snapkv", "'method=[mine.py,snapkv]' (one run"),
+        ("model=a/b,c/d", "write model=hf -m model.path=a/b,c/d"),
+    ],
+)
+def test_what_no_short_form_is_gets_the_words_that_help(words, said):
+    for read in (compose, for_hydra):
+        if read is compose or "," in words.partition("=")[2].strip("[]"):
+            with pytest.raises(ConfigError) as refused:
+                read(shlex.split(words))
+            assert said in str(refused.value), read
