@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from mmkv_bench.compression.cache import CompressedLayer
+from mmkv_bench.compression.folded import FoldedLayer
 
 
 @dataclass(frozen=True)
@@ -53,15 +55,38 @@ def account(layer: CompressedLayer, fed: int) -> LayerAccount:
     )
 
 
-def by_itself(layer: CompressedLayer, row: int, width: int, slack: int) -> CompressedLayer:
-    """One row of a layer without policy as it would be stored alone: a view, only to be counted.
+def accounts(layer: CompressedLayer, slack: int, fed: Sequence[int]) -> list[LayerAccount]:
+    """Of each row of a layer without policy as it would be stored alone, counted for all rows at once.
 
     Args:
-        width: entries of the row's longest head; slack: free slots that it would have.
+        slack: free slots that a row alone would have. fed: per row, see `account`.
 
     Raises:
         ValueError: the layer has fewer free slots.
     """
     if layer.stored + slack > layer.capacity:
         raise ValueError(f"{layer.capacity - layer.stored} free slots cannot show {slack}")
-    return layer.view(row, slice(layer.stored - width, layer.stored + slack), width)
+    if isinstance(layer, FoldedLayer) and layer.folded:
+        return [account(layer.alone(row, slack), coming) for row, coming in enumerate(fed)]
+    counted = layer.entries()
+    widths, heads, slot = counted.amax(-1).tolist(), counted.shape[1], layer.slot_nbytes
+    place = 0 if layer.positions is None else layer.positions.element_size()
+    made = []
+    for entries, width, count, coming in zip(counted, widths, counted.sum(-1).tolist(), fed, strict=True):
+        stored, empty = heads * width, heads * width - count
+        read = (stored + heads * (coming + 1)) * slot
+        made.append(
+            LayerAccount(
+                entries=entries,
+                reachable=entries,
+                device=stored * slot,
+                metadata=stored * place,
+                host=0,
+                held=(stored + heads * slack) * (slot + place),
+                padding=empty * (slot + place),
+                read=read,
+                moved=0,
+                useful=read - empty * slot,
+            )
+        )
+    return made

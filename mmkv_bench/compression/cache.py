@@ -319,18 +319,6 @@ class CompressedLayer(CacheLayerMixin):
         """Bytes of one slot's key and value."""
         return sum(storage.shape[-1] * storage.element_size() for storage in (self._key_storage, self._value_storage))
 
-    def view(self, row: int, slots: slice, stored: int) -> CompressedLayer:
-        """Some slots of one row, the first `stored` of them filled, on the same storage."""
-        layer = CompressedLayer(self.reserve)
-        layer._key_storage, layer._value_storage = (
-            storage[row : row + 1, :, slots] for storage in (self._key_storage, self._value_storage)
-        )
-        if self._position_storage is not None:
-            layer._position_storage = self._position_storage[row : row + 1, :, slots]
-        layer.dtype, layer.device, layer.is_initialized = self.dtype, self.device, True
-        layer.stored, layer.seen = stored, self.seen
-        return layer
-
     def reachable(self) -> Tensor:
         """int64 `[B, Hkv]` entries that a later step may read, wherever they are."""
         return self.entries()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from mmkv_bench.compression.account import LayerAccount, account, by_itself
+from mmkv_bench.compression.account import LayerAccount, account, accounts
 from mmkv_bench.compression.answer import AnswerAttention
 from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.cache import CompressedLayer, Reduce
@@ -183,8 +183,7 @@ class Compressing:
         ]
         if rows == 1:
             return [account(layer, fed[0])]
-        widths, slack = layer.entries().amax(-1).tolist(), layer.capacity - layer.stored
-        return [account(by_itself(layer, row, widths[row], slack), fed[row]) for row in range(rows)]
+        return accounts(layer, layer.capacity - layer.stored, fed)
 
     def _types(self, prompt: Prompt, row: int) -> Tensor | None:
         """Int `[T]` of what C counts."""

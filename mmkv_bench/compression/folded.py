@@ -224,12 +224,10 @@ class FoldedLayer(CompressedLayer):
             return super().read_nbytes(fed)
         return (int(self.entries().sum()) + len(self._lengths) * (fed + 1)) * self.slot_nbytes
 
-    def view(self, row: int, slots: slice, stored: int) -> CompressedLayer:
-        """One row as it would be stored alone, with as much slack as `slots` have: only to be counted, its numbers are not
-        in their places."""
-        if not self.folded:
-            return super().view(row, slots, stored)
-        heads, slack = self._heads[1], slots.stop - self.stored
+    def alone(self, row: int, slack: int) -> CompressedLayer:
+        """One row of what is folded as it would be stored alone, with so many free slots: a view, only to be counted, its
+        numbers are not in their places."""
+        heads = self._heads[1]
         own = slice(row * heads, (row + 1) * heads)
         lengths = [length + self._appended for length in self._lengths[own]]
         size, start = sum(lengths) + heads * slack, int(self._starts[row * heads])
@@ -239,7 +237,7 @@ class FoldedLayer(CompressedLayer):
             flat = getattr(self, name)[start : start + size]
             setattr(layer, name, flat.view(1, heads, lengths[0] + slack, *flat.shape[1:]) if alike else flat)
         layer.dtype, layer.device, layer.is_initialized = self.dtype, self.device, True
-        layer.stored, layer.seen = stored, self.seen
+        layer.stored, layer.seen = max(lengths), self.seen
         if isinstance(layer, FoldedLayer):
             layer.folded, layer._heads, layer._lengths = True, (1, heads), lengths
             layer._slack, layer._appended = slack, 0

@@ -249,7 +249,8 @@ class Observation:
 
     def rope(self, offsets: Tensor) -> tuple[Tensor, Tensor]:
         """cos, sin ``[m,D]`` at the given offsets behind the prompt's last token (1 = first decoded position)."""
-        return self._future_rope(offsets.to(self.device))
+        cos, sin = self._future_rope(offsets)
+        return cos.to(self.device), sin.to(self.device)
 
     def future_queries(self, hidden: Tensor, offsets: Tensor) -> Tensor:
         """Queries ``[Hq,m,D]`` (float32) that hidden states ``[m,E]`` would give at future positions."""

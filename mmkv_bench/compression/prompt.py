@@ -17,6 +17,7 @@ class Prompt:
     Attributes:
         total: padded prompt length; pads: left padding of each row; cache: where the entries go.
         observations: layer -> one `Observation` per row, dropped as soon as the layer is done with.
+        rotations: cos and sin of places behind each row, which are the same in every layer, while it is prefilled.
     """
 
     total: int
@@ -25,6 +26,7 @@ class Prompt:
     n_layers: int
     token_types: Tensor | None = None
     observations: dict[int, list[Observation]] = field(default_factory=dict)
+    rotations: dict[tuple[int, ...], tuple[Tensor, Tensor]] = field(default_factory=dict)
     complete: bool = False
 
     def length(self, row: int) -> int:

@@ -199,6 +199,7 @@ class Session:
             return
         self._listening.prompt_done(prompt)
         prompt.observations.clear()
+        prompt.rotations.clear()
         prompt.complete = True
         if prompt.cache.is_compileable:
             fix(prompt.cache, prompt.pads)
@@ -308,18 +309,10 @@ class Session:
             return (query if norm is None else norm(query)).transpose(0, 1)
 
         def future_rope(offsets: Tensor) -> tuple[Tensor, Tensor]:
-            positions = self.position_ids
-            if positions is None:
-                last = torch.full((1, 1), prompt.total - 1, device=module.q_proj.weight.device)
-            else:
-                positions = positions[1:] if positions.ndim == 3 and positions.shape[0] == 4 else positions
-                last = positions[..., min(row, positions.shape[-2] - 1), -1:].unsqueeze(-2)
-            future = last + offsets.to(last)
-            if future.ndim == 2 and getattr(self.text.rotary_emb, "mrope_section", None) is not None:
-                future = future.expand(3, *future.shape)
-            like = torch.zeros(1, dtype=torch.float32, device=last.device)
-            cos, sin = self.text.rotary_emb(like, future)
-            return cos[0].to(offsets.device), sin[0].to(offsets.device)  # the layer's, which may be another one
+            name = (row, *offsets.tolist())
+            if name not in prompt.rotations:
+                prompt.rotations[name] = self._future_rope(prompt, row, offsets)
+            return prompt.rotations[name]
 
         return Observation(
             module.layer_idx,
@@ -333,6 +326,21 @@ class Session:
             identity=identity,
             module=module,
         )
+
+    def _future_rope(self, prompt: Prompt, row: int, offsets: Tensor) -> tuple[Tensor, Tensor]:
+        """cos, sin `[m, D]` at offsets `[m]` behind the last token of a row (1 = first position after it)."""
+        positions = self.position_ids
+        if positions is None:
+            last = torch.full((1, 1), prompt.total - 1, device=self.attentions[0].q_proj.weight.device)
+        else:
+            positions = positions[1:] if positions.ndim == 3 and positions.shape[0] == 4 else positions
+            last = positions[..., min(row, positions.shape[-2] - 1), -1:].unsqueeze(-2)
+        future = last + offsets.to(last)
+        if future.ndim == 2 and getattr(self.text.rotary_emb, "mrope_section", None) is not None:
+            future = future.expand(3, *future.shape)
+        like = torch.zeros(1, dtype=torch.float32, device=last.device)
+        cos, sin = self.text.rotary_emb(like, future)
+        return cos[0], sin[0]
 
     @property
     def filled(self) -> CompressedCache:

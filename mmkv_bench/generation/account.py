@@ -50,10 +50,11 @@ def fill_stored(
     """
     refed, heads = lengths.refed, index[0].shape[0] * len(index)
     result.selected = [one.to("cpu", torch.int32) for one in index]
-    result.kept, result.kept_digest = [(one.entries + refed).tolist() for one in layers], digest(result.selected)
-    result.entries_planned = sum(int((one >= 0).sum()) for one in result.selected) + refed * heads
-    result.entries_resident = sum(map(sum, result.kept))
-    result.entries_reachable = sum(int((one.reachable + refed).sum()) for one in layers)
+    kept = torch.stack([one.entries for one in layers]) + refed
+    result.kept, result.kept_digest = kept.tolist(), digest(result.selected)
+    result.entries_planned = int((torch.cat(result.selected, 1) >= 0).sum()) + refed * heads
+    result.entries_resident = int(kept.sum())
+    result.entries_reachable = int(torch.stack([one.reachable for one in layers]).sum()) + refed * heads
     result.bytes_device = sum(one.device for one in layers) + refed * heads * slot
     result.bytes_metadata = sum(one.metadata for one in layers)
     if not cell.keeps_all(lengths.reduced):

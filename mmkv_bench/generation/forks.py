@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from mmkv_bench import devices
-from mmkv_bench.compression.account import account, by_itself
+from mmkv_bench.compression.account import LayerAccount, account, accounts
 from mmkv_bench.compression.cache import CompressedCache, CompressedLayer
 from mmkv_bench.compression.context import Context
 from mmkv_bench.compression.decoding.base import Start
 from mmkv_bench.compression.decoding.rows import RowsLayer
+from mmkv_bench.compression.reducers.evict import Evict
 from mmkv_bench.generation.account import POSITION_BYTES, fill_stored
 from mmkv_bench.generation.group import Group
 from mmkv_bench.generation.prefill import Prefilled, score_key, summary_key
@@ -131,13 +132,7 @@ def gather(prefilled: Prefilled, forks: Sequence[Fork], reserve: int) -> Compres
     layers = []
     for number, source in enumerate(prefilled.cache.layers):
         key, value = source.keys[0, :, :seen], source.values[0, :, :seen]
-        rows = []
-        for fork in forks:
-            index = fork.chosen[number]
-            if fork.again is None:
-                rows.append((*_reduced(fork.cell, key, value, index, types), index))
-            else:
-                rows.append((*fork.again[number], index))
+        rows = _rows(forks, number, key, value, types)
         started = [
             policy.layer(_start(prefilled, fork, number, key, value, row, reserve))
             for policy, fork, row in zip(policies, forks, rows, strict=True)
@@ -153,10 +148,22 @@ def gather(prefilled: Prefilled, forks: Sequence[Fork], reserve: int) -> Compres
     return cache
 
 
-def _reduced(cell: CellSpec, key: Tensor, value: Tensor, index: Tensor, types: Tensor) -> tuple[Tensor, Tensor]:
-    reducer = cell.compressor.reducer
-    assert reducer is not None, "a method with entries of its own has a reducer"
-    return reducer.reduce(key, value, index, types)
+def _rows(
+    forks: Sequence[Fork], layer: int, key: Tensor, value: Tensor, types: Tensor
+) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Per fork its keys, values `[Hkv, m, D]` and their indices `[Hkv, m]` in one layer."""
+    chosen = [fork.chosen[layer] for fork in forks]
+    if all(fork.again is None and type(fork.cell.compressor.reducer) is Evict for fork in forks):
+        widths = [index.shape[1] for index in chosen]  # entries as they are: gathered for all forks at once
+        keys, values = Evict().reduce(key, value, torch.cat(chosen, 1), types)
+        return list(zip(keys.split(widths, 1), values.split(widths, 1), chosen, strict=True))
+    rows = []
+    for fork, index in zip(forks, chosen, strict=True):
+        reducer = fork.cell.compressor.reducer
+        assert reducer is not None, "a method with entries of its own has a reducer"
+        made = reducer.reduce(key, value, index, types) if fork.again is None else fork.again[layer]
+        rows.append((*made, index))
+    return rows
 
 
 def _start(
@@ -225,18 +232,17 @@ def audit(forks: Sequence[Fork], layers: Sequence[CompressedLayer], group: Group
         forks: one row of the cache each, or all of them its only row when everything stays.
     """
     lengths = group.prefilled.lengths[forks[0].cell.protocol]
-    entries = [layer.entries() for layer in layers]
+    whole, full = forks[0].index is None, group.prefilled.cache.layers[0]
+    acting = not whole and forks[0].cell.compressor.decoding is not None
+    room, rows = group.room(forks[0].cell.protocol), 1 if whole else len(forks)
+
+    def counted(layer: CompressedLayer) -> list[LayerAccount]:
+        if not acting:
+            return accounts(layer, room, [lengths.fed] * rows)
+        return [account(row, lengths.fed) for row in (layer.rows if isinstance(layer, RowsLayer) else [layer])]
+
+    found = [counted(layer) for layer in layers]
+    every = [torch.arange(lengths.candidates).expand(full.keys.shape[1], -1)] * len(layers)
     for number, fork in enumerate(forks):
-        row, index = (0 if fork.index is None else number), fork.index
-        if index is None:
-            index = [torch.arange(lengths.candidates).expand(entries[0].shape[1], -1)] * len(layers)
-        if fork.index is not None and fork.cell.compressor.decoding is not None:
-            own = [layer.rows[row] if isinstance(layer, RowsLayer) else layer for layer in layers]
-        else:
-            widths = [int(count[row].max()) for count in entries]
-            own = [
-                by_itself(layer, row, width, group.room(fork.cell.protocol))
-                for layer, width in zip(layers, widths, strict=True)
-            ]
-        counted = [account(layer, lengths.fed) for layer in own]
-        fill_stored(fork.result, fork.cell, lengths, index, counted, group.prefilled.cache.layers[0].slot_nbytes)
+        own = [layer[0 if whole else number] for layer in found]
+        fill_stored(fork.result, fork.cell, lengths, fork.index or every, own, full.slot_nbytes)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mmkv_bench import devices
 from mmkv_bench.compression import folded
-from mmkv_bench.compression.account import account
+from mmkv_bench.compression.account import account, accounts
 from mmkv_bench.compression.attention import _sdpa
 from mmkv_bench.compression.cache import CompressedLayer
 from mmkv_bench.compression.folded import FoldedLayer, attend, folds
@@ -110,14 +110,19 @@ def test_heads_alike_stay_as_they_are_and_rows_that_become_alike_are_no_longer_f
 
 def test_what_is_counted_is_without_padding_and_the_same_of_a_row_among_others_and_alone():
     lengths, slack = [[5, 1, 3], [2, 9, 1], [4, 4, 4]], 6
-    together = FoldedLayer.from_rows(rows(lengths), 20, slack)
     slot = 2 * D * 4
-    for number, counts in enumerate(lengths):
-        width = max(counts)
+    for kind in (CompressedLayer, FoldedLayer):
+        among = accounts(kind.from_rows(rows(lengths), 20, slack + 3), slack, [2, 0, 1])
+        for number, (counts, fed) in enumerate(zip(lengths, (2, 0, 1), strict=True)):
+            alone = account(kind.from_rows(rows([counts]), 20, slack), fed)
+            for name, value in dataclasses.asdict(alone).items():
+                assert str(getattr(among[number], name)) == str(value), (kind, number, name)
+        with pytest.raises(ValueError, match="5 free slots cannot show 6"):
+            accounts(kind.from_rows(rows(lengths), 20, slack - 1), slack, [2, 0, 1])
+    whole = CompressedLayer.from_rows([(some(H, 4, D), some(H, 4, D), None)] * 2, 4, slack)
+    assert whole.positions is None and accounts(whole, slack, [0, 0])[1].metadata == 0
+    for counts in lengths:
         alone = account(FoldedLayer.from_rows(rows([counts]), 20, slack), 2)
-        among = account(together.view(number, slice(together.stored - width, together.stored + slack), width), 2)
-        for name, value in dataclasses.asdict(alone).items():
-            assert str(getattr(among, name)) == str(value), (number, name)
         assert alone.padding == 0 and alone.device == sum(counts) * slot and alone.metadata == sum(counts) * 4
         assert alone.read == alone.useful == (sum(counts) + 3 * H) * slot
         # starts and ends of its heads, where they differ in length

@@ -42,6 +42,20 @@ class Spy(parts.RandomScores):
         return super().score(obs, budget, seed)
 
 
+@torch.no_grad()
+def test_places_behind_the_prompt_are_rotated_once_for_all_layers():
+    """Two prompts, each with places of its own; what the model itself rotates is one call of each."""
+    model, calls, spy = zoo.model("qwen2_5_vl"), [], Spy()
+    hook = model.get_decoder().rotary_emb.register_forward_hook(lambda *_: calls.append(1))
+    with attach(model, parts.compressor(scorer=spy), parts.budget(5)):
+        for sample in range(2):
+            model(**zoo.prompt("qwen2_5_vl", sample, before=2 * sample), use_cache=True)
+    hook.remove()
+    assert len(calls) == 4 and len(spy.seen) == 2 * zoo.LAYERS > 2
+    first, second = spy.seen[0][5][0], spy.seen[zoo.LAYERS][5][0]
+    assert not torch.equal(first, second) and torch.equal(second, spy.seen[-1][5][0])
+
+
 def _calls(model, run):
     """Per layer, the (hidden, cos, sin) of every attention call while `run()` ran."""
     calls = {layer: [] for layer in range(zoo.LAYERS)}

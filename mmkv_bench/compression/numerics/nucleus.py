@@ -13,7 +13,8 @@ HALVINGS = 10  # of the interval that holds the threshold; leaves a few undecide
 def _mass_above(mass: Tensor, bits: Tensor, threshold: Tensor) -> Tensor:
     import torch
 
-    return torch.where(bits > threshold.unsqueeze(-1), mass, 0.0).sum(-1, dtype=torch.float64)
+    # Times 0 or 1, here and below, is what `torch.where` would give, at a third of its time on a CPU.
+    return (mass * (bits > threshold.unsqueeze(-1))).sum(-1, dtype=torch.float64)
 
 
 def nucleus(mass: Tensor, tau: float, cover: Literal["left", "right"] = "left") -> Tensor:
@@ -49,13 +50,11 @@ def nucleus(mass: Tensor, tau: float, cover: Literal["left", "right"] = "left") 
     undecided = (bits > low.unsqueeze(-1)) & (bits <= high.unsqueeze(-1))
     count = undecided.sum(-1, keepdim=True)
     # Equal masses may come in any order here: only the threshold's value is read off.
-    candidates = torch.where(undecided, mass, 0.0).topk(int(count.amax()), -1).values
+    candidates = (mass * undecided).topk(int(count.amax()), -1).values
     reached = candidates.double().cumsum(-1) + above.unsqueeze(-1)
     last = torch.searchsorted(reached, target.unsqueeze(-1)).minimum(count - 1)
     threshold = candidates.gather(-1, last)
-    above = above.unsqueeze(-1) + torch.where(candidates > threshold, candidates, 0.0).sum(
-        -1, keepdim=True, dtype=torch.float64
-    )
+    above = above.unsqueeze(-1) + (candidates * (candidates > threshold)).sum(-1, keepdim=True, dtype=torch.float64)
     # How many of the keys AT the threshold belong to the set; the lower indices do.
     wanted = (target.unsqueeze(-1) - above) / threshold.double()
     wanted = wanted.ceil().clamp_min(1) if cover == "left" else wanted.floor()

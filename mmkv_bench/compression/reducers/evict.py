@@ -16,10 +16,10 @@ class Evict(Reducer):
     """Gathers the selected entries unchanged: keys keep the rotation of their own position. No parameters."""
 
     def reduce(self, key: Tensor, value: Tensor, index: Tensor, types: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        padding = (index < 0).unsqueeze(-1)
         slot = index.clamp_min(0).unsqueeze(-1)
-        kept_key, kept_value = (
-            entries.gather(1, slot.expand(-1, -1, entries.shape[-1])).masked_fill_(padding, 0)
-            for entries in (key, value)
-        )
+        kept_key, kept_value = (entries.gather(1, slot.expand(-1, -1, entries.shape[-1])) for entries in (key, value))
+        padding = (index < 0).unsqueeze(-1)
+        if bool(padding.any()):
+            kept_key.masked_fill_(padding, 0)
+            kept_value.masked_fill_(padding, 0)
         return kept_key, kept_value

@@ -66,9 +66,9 @@ class TopK(Selector):
         caps, protected = caps.to(device), protected.to(device)
         order = self.order(scores) if order is None else order
         # Rank every candidate: protected ones from the last backwards, then the others by score.
-        protected = protected.expand(heads, -1)
         count = protected.sum(-1, keepdim=True)
         from_last = protected.flip(-1).cumsum(-1).flip(-1)
+        protected = protected.expand(heads, -1)
         others = (~protected).gather(-1, order).cumsum(-1) + count
         rank = torch.empty_like(order).scatter_(-1, order, others)
         rank = torch.where(protected, from_last, rank)
