@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+SHORT = 12
+"""Digits of a cell's hash that tables show; every command takes them."""
+
+
 def csv_cells(tables: Sequence[Table]) -> str:
     """One line per table cell; `full` has one line per table, without a budget."""
     return as_csv(_cells(tables))
@@ -79,6 +83,7 @@ def _cell(table: Table, method: Line, budget: str, entry: Entry) -> dict[str, An
         "from_prefill": audit.from_prefill,
         "text_before_cut": audit.text_before_cut,
         "fallbacks": " ".join(f"{reason}={n}" for reason, n in audit.fallbacks.items()),
+        "cells": " ".join(cell[:SHORT] for cell in entry.cells),
     }
 
 

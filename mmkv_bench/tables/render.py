@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mmkv_bench.statistics.metric_kinds import MEASURES
+from mmkv_bench.statistics.intervals import ALPHA
+from mmkv_bench.statistics.metric_kinds import MEASURES, lower_is_better
+from mmkv_bench.tables.asked import better, comparisons
 from mmkv_bench.tables.best import pair_summary
 from mmkv_bench.tables.compare import Pair, separated_pairs
 from mmkv_bench.tables.line import Line
@@ -65,9 +67,68 @@ def entry_text(table: Table, method: Line, budget: str, intervals: bool) -> Text
     return Text(score(entry.value), span(entry.low, entry.high) if intervals else "", found, bold)
 
 
-def markdown(tables: Sequence[Table], *, intervals: bool = True, pairs: bool = False) -> str:
-    """All tables, each with caption and notes; with `pairs`, the separated pairs after each table."""
-    return "\n".join(_markdown_table(table, tables, intervals, pairs) for table in tables)
+LONG = 10
+"""So many tables have their contents before them."""
+
+
+def markdown(
+    tables: Sequence[Table],
+    *,
+    intervals: bool = True,
+    pairs: bool = False,
+    compare: bool = False,
+    against: str | None = None,
+) -> str:
+    """All tables, each with caption and notes, and their contents before them where they are many.
+
+    pairs: the separated pairs after each table. compare: every comparison of the lines that are shown (see `asked`), or with
+    `against` those with that line, beside the whole table's verdict.
+    """
+    texts = [_contents(tables)] if len(tables) >= LONG else []
+    for table in tables:
+        texts.append(_markdown_table(table, tables, intervals, pairs))
+        if compare:
+            texts.append("\n\n".join(_compared(table, against)) + "\n")
+    return "\n".join(texts)
+
+
+def _contents(tables: Sequence[Table]) -> str:
+    lines = [f"{number}. {title(table)}: {caption(table, tables, False)}" for number, table in enumerate(tables, 1)]
+    return "\n".join([f"{len(tables)} tables:", "", *lines]) + "\n"
+
+
+def _compared(table: Table, against: str | None) -> list[str]:
+    """The comparisons that were asked for, with how many they are and how many the whole table makes."""
+    found = comparisons(table, against)
+    if not found:
+        return ["No two lines were to be compared."]
+    most = {budget: len(column.p) for budget, column in table.columns.items()}
+    header = ["budget", "a", "b", "a - b", "p", "Holm, asked", "Holm, whole", "proven better, whole"]
+    grid = [
+        [
+            one.pair.budget or "all",
+            one.pair.a,
+            one.pair.b,
+            signed(one.pair.difference),
+            p_value(one.pair.p),
+            p_value(one.asked),
+            "-" if one.whole is None else p_value(one.whole),
+            better(one, one.whole, lower_is_better(table.metric)),
+        ]
+        for one in found
+    ]
+    falls = [one for one in found if one.whole is not None and one.asked <= ALPHA < one.whole]
+    budgets = dict.fromkeys(one.pair.budget for one in found)
+    counts = ", ".join(f"{most[budget]} at {budget or 'all'}" for budget in budgets if budget in most)
+    said = [
+        f"{len(found)} comparisons were asked for; among those that compete, the whole table makes {counts or 'none'}. Each p "
+        "is corrected over those asked for at its budget (asked), and over all that the whole table makes there (whole): who "
+        "asks for two has seen them all, so the latter counts. Bold and ranks are the whole table's, too.",
+    ]
+    if falls:
+        pairs = ", ".join(f"{one.pair.a} and {one.pair.b} at {one.pair.budget or 'all'}" for one in falls)
+        said.append(f"only among what was asked for, and not in the whole table, differ: {pairs}.")
+    return ["Comparisons asked for:", aligned(header, grid), "\n".join(f"- {line}" for line in said)]
 
 
 def _markdown_table(table: Table, tables: Sequence[Table], intervals: bool, pairs: bool) -> str:

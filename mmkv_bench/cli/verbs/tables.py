@@ -32,12 +32,22 @@ def options(parser: Parser) -> None:
         help="only these metrics; fidelity: KL, agreement and divergence from full in one table; costs, with the ratio to full: "
         "tpot_s,ttft_s,peak,bytes, and each column of responses and phase of timings (docs/rows.md)",
     )
+    parser.add_argument(
+        "--methods", action=Listed, metavar="NAMES", help="only these lines, each two of them compared (md)"
+    )
+    parser.add_argument("--budgets", action=Listed, metavar="NUMBERS", help="only these budgets")
+    parser.add_argument(
+        "--against",
+        metavar="NAME",
+        help="compare the lines with this one only; bold, ranks and verdicts stay those of all lines of the rows",
+    )
     parser.add_argument("--groups", action="store_true", help="means over the groups of a benchmark's datasets (md)")
     parser.add_argument("--no-interval", action="store_true", help="scores without their intervals (md, latex)")
     parser.add_argument("--pairs", action="store_true", help="also the separated pairs (csv: all pairs, instead)")
     parser.examples(
         "mmkv-bench tables results/tiny/large",
         "mmkv-bench tables runs/demo --protocol strict --format latex",
+        "mmkv-bench tables results/tiny/large --methods snapkv,keydiff --budgets 64,128 --against mmshift",
         "mmkv-bench tables results/tiny/ablations --metric fidelity",
         "mmkv-bench tables runs/speed --metric tpot_s,ttft_s,peak,bytes",
     )
@@ -81,6 +91,7 @@ def _costs(given: argparse.Namespace, costs: Sequence[Cost]) -> str:
 
 
 def _scores(given: argparse.Namespace, metrics: Sequence[str] | None) -> str:
+    from mmkv_bench.tables.asked import narrowed
     from mmkv_bench.tables.build import build
     from mmkv_bench.tables.cost_names import refuse_unknown
     from mmkv_bench.tables.fidelity import GROUP, fidelity_markdown, names
@@ -96,6 +107,9 @@ def _scores(given: argparse.Namespace, metrics: Sequence[str] | None) -> str:
     wanted = names(metrics, rows)
     refuse_unknown(wanted or (), rows.samples["metric"].drop_duplicates())
     tables = build(rows, datasets=given.dataset, protocols=given.protocol, readings=given.reading, metrics=wanted)
+    compare = bool(given.methods or given.against)
+    if compare or given.budgets:
+        tables = narrowed(tables, given.methods, given.budgets, given.against)
     if given.groups:
         if given.format != "md":
             raise ConfigError(f"--groups prints markdown, not {given.format}; leave out --format")
@@ -103,5 +117,6 @@ def _scores(given: argparse.Namespace, metrics: Sequence[str] | None) -> str:
         return group_markdown(means, intervals=not given.no_interval)
     if given.format == "csv":
         return csv_pairs(tables) if given.pairs else csv_cells(tables)
-    write = markdown if given.format == "md" else latex
-    return write(tables, intervals=not given.no_interval, pairs=given.pairs)
+    if given.format == "latex":
+        return latex(tables, intervals=not given.no_interval, pairs=given.pairs)
+    return markdown(tables, intervals=not given.no_interval, pairs=given.pairs, compare=compare, against=given.against)
