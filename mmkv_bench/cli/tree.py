@@ -19,6 +19,7 @@ VERBS = (
     "tables",
     "plot",
     "report",
+    "show",
     "papers",
     "verify",
     "data",
@@ -31,7 +32,7 @@ VERBS = (
 )
 """The verbs, in the order of the help; `verbs/<name>.py` answers each."""
 
-COMING = ("show", "export", "new")
+COMING = ("export", "new")
 """Words that are kept for verbs of later versions, so that no configuration takes them."""
 
 

@@ -46,10 +46,10 @@ class Prompt:
 class Prompts:
     """The prompts of samples, each looked for once; images are written as they are found.
 
-    stored: prompt hash -> row of the table `prompts`.
+    folder: where to; None: nowhere. stored: prompt hash -> row of the table `prompts`.
     """
 
-    def __init__(self, folder: Folder, stored: Mapping[str, Mapping[str, Any]]) -> None:
+    def __init__(self, folder: Folder | None, stored: Mapping[str, Mapping[str, Any]]) -> None:
         self._folder, self._stored, self._known = folder, stored, dict[tuple[str, str], Prompt]()
 
     def of(self, sample_id: str, prompt_hash: str | None) -> Prompt:
@@ -105,7 +105,9 @@ class Prompts:
         return Prompt(row["question"], row["reference"], self._images(row["prompt_hash"], images), " ".join(missing))
 
     def _images(self, name: str, images: Sequence[Image.Image]) -> list[str]:
-        paths = []
+        paths: list[str] = []
+        if self._folder is None:
+            return paths
         for number, image in enumerate(images):
             small = image.copy()
             small.thumbnail((LONGEST, LONGEST))

@@ -1,0 +1,103 @@
+"""Which visual tokens a method kept, as characters over the image: darker where more layers and KV heads keep a place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Box = tuple[int, float, float, float, float]
+"""An image's number, and top, bottom, left and right as parts of its sides."""
+
+SHADES, ASCII = "·░▒▓█", ".-+#@"
+NOTHING = " "  # no visual token shows that place
+ACROSS, DOWN = 2, 48  # characters to a column, so that squares look like squares; lines at most
+GAP = "   "
+
+
+def shares(kept: Sequence[np.ndarray], tokens: int) -> np.ndarray:
+    """float64 [tokens]: the share of layers and KV heads that keep each token.
+
+    Args:
+        kept: per layer int [KV heads, m], positions; negative ones are padding.
+    """
+    heads = sum(len(layer) for layer in kept)
+    flat = np.concatenate([layer[layer >= 0] for layer in kept])
+    return np.bincount(flat, minlength=tokens)[:tokens] / heads
+
+
+def raster(boxes: Sequence[Box | None], share: np.ndarray, image: int, width: int) -> np.ndarray:
+    """float64 [lines, columns]: the mean share of what shows each part of an image, weighted by how much of the part it shows;
+    NaN where nothing does.
+
+    Args:
+        boxes, share: of every visual token. width: columns at most; there are no more than the finest tokens make.
+    """
+    found = [(place, box) for place, box in enumerate(boxes) if box is not None and box[0] == image]
+    own, edges = [place for place, _ in found], np.array([list(box[1:]) for _, box in found]).reshape(-1, 4)
+    if not len(edges):
+        return np.full((1, 1), np.nan)
+    top, bottom, left, right = (edges[:, side] for side in range(4))
+    lines, columns = round(1 / (bottom - top).min()), round(1 / (right - left).min())
+    smaller = min(1.0, width / columns, DOWN / lines)
+    down = _overlap(top, bottom, max(1, round(lines * smaller)))
+    across = _overlap(left, right, max(1, int(columns * smaller)))
+    covered = down @ across.T
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(covered > 1e-12, (down * share[own]) @ across.T / covered, np.nan)
+
+
+def _overlap(start: np.ndarray, end: np.ndarray, parts: int) -> np.ndarray:
+    """float64 [parts, n]: how much of each of n spans lies in each part of the unit interval."""
+    low = np.arange(parts)[:, None] / parts
+    return np.clip(np.minimum(end, low + 1 / parts) - np.maximum(start, low), 0, None)
+
+
+def drawn(grid: np.ndarray, shades: str) -> list[str]:
+    """A raster as lines: the first shade where nothing is kept, the last above three quarters."""
+    levels = np.ceil(np.clip(np.nan_to_num(grid), 0, 1) * (len(shades) - 1) - 1e-9).astype(int)
+    letters = np.where(np.isnan(grid), NOTHING, np.array(list(shades))[levels])
+    return ["".join(letter * ACROSS for letter in line) for line in letters]
+
+
+def legend(shades: str) -> str:
+    """What the shades mean."""
+    steps = len(shades) - 1
+    told = [f"{shades[0]} no layer and KV head keeps it"]
+    told += [f"{shades[i]} up to {i / steps:.0%}" for i in range(1, steps)]
+    return ", ".join([*told, f"{shades[-1]} more, up to all"])
+
+
+def shades_of(console: Console) -> str:
+    """Blocks, or letters where the output cannot show blocks."""
+    try:
+        SHADES.encode(console.encoding)
+    except (UnicodeEncodeError, LookupError):
+        return ASCII
+    return SHADES
+
+
+def side_by_side(blocks: Sequence[Sequence[str]], width: int) -> list[str]:
+    """Blocks of lines, as many beside each other as fit."""
+    lines: list[str] = []
+    row: list[Sequence[str]] = []
+    for block in blocks:
+        if row and len(GAP) * len(row) + sum(map(_width, [*row, block])) > width:
+            lines += [*_joined(row), ""]
+            row = []
+        row.append(block)
+    return lines + _joined(row) if row else lines
+
+
+def _joined(row: Sequence[Sequence[str]]) -> list[str]:
+    tall = max(map(len, row))
+    padded = [[line.ljust(_width(block)) for line in [*block, *[""] * (tall - len(block))]] for block in row]
+    return [GAP.join(parts).rstrip() for parts in zip(*padded, strict=True)]
+
+
+def _width(block: Sequence[str]) -> int:
+    return max(map(len, block), default=0)

@@ -1,0 +1,156 @@
+"""One sample in a terminal: its question, its reference, and what all cells that have it answered, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from mmkv_bench.errors import ConfigError
+from mmkv_bench.report.prompts import Prompts
+from mmkv_bench.report.terminal.known import Cells
+from mmkv_bench.report.terminal.text import MARK, marked, pairs, plain, table
+from mmkv_bench.statistics.metric_kinds import MEASURES
+from mmkv_bench.store.parts import is_in
+from mmkv_bench.tables.render import score
+from mmkv_bench.tables.rows import BASELINE, context_key, with_limits
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+    from mmkv_bench.store.store import Store
+
+Row = Mapping[str, Any]
+_COLUMNS = (
+    *("cell", "sample_id", "status", "error", "answer", "token_ids", "fallback", "prompt_hash", "entries_resident"),
+    *("prompt_tokens", "visual_tokens"),
+)
+
+
+def show(console: Console, cells: Cells, sample: str, chosen: Sequence[str]) -> dict[str, list[str]]:
+    """Print a sample with the answers of these cells. Returns dataset -> the cells that answered it, in the order shown.
+
+    Raises:
+        ConfigError: none of them has a row for it.
+    """
+    rows = _of_sample(cells.store.responses(None, _COLUMNS, coded=True), sample)
+    if not rows.keys() & set(chosen):
+        raise ConfigError(f"none of the {len(chosen)} cells that were named has a row for {sample}; name others")
+    values = _values(cells.store, list(rows), sample)
+    console.print(sample, style="bold")
+    shown: dict[str, list[str]] = {}
+    for dataset, of_dataset in groupby(
+        [cell for cell in cells.rows if cell in rows], lambda c: cells.rows[c]["dataset"]
+    ):
+        every = list(of_dataset)
+        if not {*every} & {*chosen}:
+            continue
+        _prompt(console, sample, [rows[cell] for cell in every])
+        for context in _contexts(cells, every):
+            own = [cell for cell in context if cell in chosen]
+            if own:
+                one = cells.rows[own[0]]
+                console.print(f"\n{dataset}, {one['model']}, protocol={one['protocol']}", style="bold")
+                full = context[0] if cells.rows[context[0]]["base"] == BASELINE else None
+                _answers(console, cells, own, full, rows, values)
+                shown.setdefault(dataset, []).extend(own)
+    console.print(
+        f"\n{MARK} stands where an answer leaves that of {BASELINE}, left at: the token that does; kept: entries of all layers "
+        "and KV heads."
+    )
+    return shown
+
+
+def _of_sample(table: Any, sample: str) -> dict[str, Row]:
+    """Cell -> its row."""
+    import pyarrow as pa
+
+    mine = table.filter(is_in(table["sample_id"], pa.array([sample])))
+    return {row["cell"]: row for row in mine.to_pylist()}
+
+
+def _values(store: Store, names: Sequence[str], sample: str) -> dict[str, dict[str, float | None]]:
+    """Cell -> metric of the task -> the sample's value."""
+    import pyarrow as pa
+
+    rows = store.samples(names, ("cell", "sample_id", "metric", "value"), coded=True)
+    found: dict[str, dict[str, float | None]] = {}
+    for row in rows.filter(is_in(rows["sample_id"], pa.array([sample]))).to_pylist():
+        if row["metric"] not in MEASURES:
+            found.setdefault(row["cell"], {})[row["metric"]] = row["value"]
+    return found
+
+
+def _contexts(cells: Cells, own: Sequence[str]) -> list[list[str]]:
+    """Cells that may be compared with each other; `full` first."""
+    frame = with_limits(cells.store.cells(own).to_pandas())
+    key = {row["cell"]: context_key(row) for row in frame.to_dict("records")}
+    found: dict[tuple[str, ...], list[str]] = {}
+    for cell in own:
+        found.setdefault(key[cell], []).append(cell)
+    return list(found.values())
+
+
+def _prompt(console: Console, sample: str, rows: Sequence[Row]) -> None:
+    """The question, as far as it is known without a model and without data."""
+    hashed = next((row["prompt_hash"] for row in rows if row["prompt_hash"]), None)
+    counted = next((row for row in rows if row["prompt_tokens"] is not None), None)
+    prompt = Prompts(None, {}).of(sample, hashed)
+    told: list[tuple[str, str]] = []
+    if prompt.question is not None:
+        told.append(("question", plain(prompt.question)))
+    if prompt.reference is not None:
+        told.append(("reference", plain(prompt.reference)))
+    if counted is not None:
+        told.append(("prompt", f"{counted['prompt_tokens']} tokens, {counted['visual_tokens']} of them visual"))
+    if prompt.missing:
+        told.append(("missing", prompt.missing))
+    pairs(console, told)
+
+
+def _answers(
+    console: Console,
+    cells: Cells,
+    own: Sequence[str],
+    full: str | None,
+    rows: Mapping[str, Row],
+    values: Mapping[str, Mapping[str, Any]],
+) -> None:
+    compared = None if full is None or rows[full]["status"] != "ok" else rows[full]
+    metrics = list(dict.fromkeys(name for cell in own for name in values.get(cell, {})))
+    protocol = cells.rows[own[0]]["protocol"]
+    lines = []
+    for cell in own:
+        row = rows[cell]
+        label = " ".join(word for word in cells.label(cell).split(" ") if word != protocol)
+        answer, left = _answer(row, None if cell == full else compared)
+        scored = [score(values.get(cell, {}).get(name)) for name in metrics]
+        resident = "" if row["entries_resident"] is None else f"{row['entries_resident']:,}"
+        lines.append([cells.short(cell), label, answer, *scored, left, resident])
+    header = ["cell", "method", "answer", *metrics, "left at", "kept"]
+    table(console, header, lines, right=(*metrics, "left at", "kept"), wrapped=("answer",))
+    for cell in own:
+        if rows[cell]["fallback"]:
+            console.print(f"{cells.label(cell)}: {', '.join(rows[cell]['fallback'])}")
+
+
+def _answer(row: Row, full: Row | None) -> tuple[Text | str, str]:
+    """(the answer, marked where it leaves that of full; at which token it does)."""
+    if row["status"] != "ok":
+        return plain(f"{row['status']}: {row['error']}"), ""
+    text = row["answer"]
+    if full is None:
+        return marked(text, None), ""
+    place = left_at(row["token_ids"], full["token_ids"])
+    if place is None:
+        return marked(text, None), "never"
+    return marked(text, left_at(text, full["answer"])), str(place + 1)
+
+
+def left_at(tokens: Sequence[Any], others: Sequence[Any]) -> int | None:
+    """The place of the first token, or character, that differs, from 0; None where none does."""
+    if tokens == others:
+        return None
+    shared = zip(tokens, others, strict=False)
+    return next((i for i, (a, b) in enumerate(shared) if a != b), min(len(tokens), len(others)))
