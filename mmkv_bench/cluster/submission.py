@@ -9,13 +9,13 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from submitit.core.utils import FailedJobError, FailedSubmissionError
 from submitit.slurm.slurm import SlurmExecutor
 
 from mmkv_bench.config.schema import as_list, plain
-from mmkv_bench.errors import ConfigError, MMKVError
+from mmkv_bench.errors import ConfigError, MMKVError, nearest
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -42,6 +42,22 @@ class Executor(SlurmExecutor):
             return self._make_submission_file_text(self._submitit_command_str, "")
         finally:
             self.parameters.pop("map_count", None)
+
+
+def for_model(launcher: DictConfig, slurm: DictConfig, model: str) -> DictConfig:
+    """`hydra.launcher` with what `slurm.models` says of a model.
+
+    Raises:
+        ConfigError: keys that the launcher does not have.
+    """
+    from omegaconf import OmegaConf
+
+    own = (plain(slurm)["models"] or {}).get(model) or {}
+    known = [str(key) for key in launcher if key not in ("_target_", "submitit_folder")]
+    for key in own:
+        if key not in known:
+            raise ConfigError(f"slurm.models.{model}.{key} is no key of hydra.launcher; {nearest(str(key), known)}")
+    return cast("DictConfig", OmegaConf.merge(launcher, own))
 
 
 def executor(launcher: DictConfig, slurm: DictConfig, out: Path) -> Executor:

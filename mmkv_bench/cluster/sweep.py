@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from mmkv_bench.cluster import checks, queue, submission
 from mmkv_bench.cluster.pieces import Piece, check, pieces
 from mmkv_bench.plan.plan import Plan, make_plan, outline
+from mmkv_bench.plan.versions import other_versions
 from mmkv_bench.run.waiting import waiting
 from mmkv_bench.store.store import Store
 
@@ -51,6 +52,8 @@ def sweep(jobs: Sequence[tuple[list[str], DictConfig]], launcher: DictConfig, jo
         checks.check_folder(folder)
     with waiting("planning"):
         runs = [_run(overrides, config) for overrides, config in jobs]
+    for said in dict.fromkeys(note for run in runs for note in other_versions(run.plan, run.store)):
+        print(f"mmkv_bench: {said}", file=sys.stderr)
     config, folder = jobs[0][1], _notes(launcher)
     subjects = {f"{run.plan.config.model.name} {part.dataset}" for run in runs for part in run.plan.parts}
     earlier = queue.queued(queue.remembered(folder, subjects)) or set()
@@ -59,12 +62,13 @@ def sweep(jobs: Sequence[tuple[list[str], DictConfig]], launcher: DictConfig, jo
         queue.wait_for(earlier)
     todo = [piece for run in runs for piece in pieces(run.overrides, run.plan, run.store)]
     ids: dict[str, Piece] = {}
-    if todo:
-        made = submission.executor(launcher, config.slurm, runs[0].plan.out)
-        taken = submission.submit(made, [job(piece.overrides) for piece in todo])
-        ids = dict(zip(taken, todo, strict=True))
-        queue.remember(folder, {name: piece.subject for name, piece in ids.items()})
-        print(f"mmkv_bench: {len(ids)} jobs submitted ({_named(taken)}); their logs are in {folder}", file=sys.stderr)
+    for own, pieces_of in _by_resources(todo, launcher, config.slurm):
+        made = submission.executor(own, config.slurm, runs[0].plan.out)
+        taken = submission.submit(made, [job(piece.overrides) for piece in pieces_of])
+        queue.remember(folder, {name: piece.subject for name, piece in zip(taken, pieces_of, strict=True)})
+        ids |= zip(taken, pieces_of, strict=True)
+    if ids:
+        print(f"mmkv_bench: {len(ids)} jobs submitted ({_named([*ids])}); their logs are in {folder}", file=sys.stderr)
     if ids and not config.slurm.wait:
         print("mmkv_bench: the same command, or mmkv-bench score, scores when they are done", file=sys.stderr)
         return 0
@@ -83,18 +87,31 @@ def dry(jobs: Sequence[tuple[list[str], DictConfig]], launcher: DictConfig) -> l
     plans = [outline(config) for _, config in jobs]
     told = zip(jobs, plans, strict=True)
     todo = [piece for (overrides, _), plan in told for piece in pieces(overrides, plan, Store(plan.out))]
-    made = submission.executor(launcher, jobs[0][1].slurm, plans[0].out)
-    print(made.script(max(1, len(todo))).rstrip())
-    print(f"\n# {len(todo)} jobs; each runs mmkv-bench with")
-    for place, piece in enumerate(todo):
-        print(f"# {place}: {piece}: {shlex.join(piece.overrides)}")
+    slurm = jobs[0][1].slurm
+    for own, pieces_of in _by_resources(todo, launcher, slurm) or [(launcher, [])]:
+        print(submission.executor(own, slurm, plans[0].out).script(max(1, len(pieces_of))).rstrip())
+        print(f"\n# {len(pieces_of)} jobs; each runs mmkv-bench with")
+        for place, piece in enumerate(pieces_of):
+            print(f"# {place}: {piece}: {shlex.join(piece.overrides)}")
     return plans
+
+
+def _by_resources(
+    todo: Sequence[Piece], launcher: DictConfig, slurm: DictConfig
+) -> list[tuple[DictConfig, list[Piece]]]:
+    """The jobs that ask Slurm for the same, one array each."""
+    found: dict[str, tuple[DictConfig, list[Piece]]] = {}
+    for piece in todo:
+        own = submission.for_model(launcher, slurm, piece.model)
+        found.setdefault(repr(own), (own, []))[1].append(piece)
+    return [*found.values()]
 
 
 def _check(jobs: Sequence[tuple[list[str], DictConfig]], launcher: DictConfig) -> None:
     checks.check_launcher(launcher)
     for _, config in jobs:
         check(config)
+        checks.check_launcher(submission.for_model(launcher, config.slurm, str(config.model.name)))
 
 
 def _run(overrides: Sequence[str], config: DictConfig) -> Run:

@@ -158,6 +158,9 @@ class Slurm:
     mounts: Any = _key([], "folders that the image sees; a value or a list", "/folder or /folder:/inside")
     python: str | None = _key(None, "Python of the jobs; null = this one, and `python` inside an image", "a program")
     srun: Any = _key([], "further flags of srun; a value or a list", "--flag=value")
+    models: Any = _key(
+        None, "what jobs of a model ask for beside the others'", "{<model>: {<key of hydra.launcher>: <value>}}"
+    )
     wait: bool = _key(True, "wait for the jobs, then score and print; false ends after sbatch", ("true", "false"))
 
 

@@ -99,6 +99,27 @@ def test_modules_images_and_flags_of_srun_are_in_the_script(launcher, tmp_path):
         assert '"$code" = 75 ] && [ "${SLURM_RESTART_COUNT:-0}" -lt 8 ]' in text.partition("\nsrun ")[2]
 
 
+def test_a_model_may_ask_for_more_than_the_others(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    words = (
+        "sweep",
+        "launcher=slurm",
+        "dry=true",
+        "model=tiny,hf",
+        "model.path=pkg://mmkv_bench/tiny/weights",
+        "limit=2",
+    )
+    more = "slurm.models={hf: {gpus_per_node: 4, timeout_min: 600}}"
+    assert main([*words, "out=rows", more]) == 0
+    first, second = capsys.readouterr().out.split("#!/bin/bash")[1:]
+    assert "--gpus-per-node=1\n" in first and "--time=240\n" in first and "model=tiny" in first
+    assert "--gpus-per-node=4\n" in second and "--time=600\n" in second and "model=hf" in second
+    for wrong, reason in (("gpus: 4", "no key of hydra.launcher"), ("timeout_min: 5", "would never be queued again")):
+        assert main([*words, f"slurm.models={{hf: {{{wrong}}}}}"]) == 2
+        assert reason in capsys.readouterr().err
+
+
 def test_a_stop_signal_waits_for_the_sample_in_flight():
     before = [signal.getsignal(number) for number in stopping.SIGNALS]
     for number in stopping.SIGNALS:

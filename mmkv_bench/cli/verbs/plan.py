@@ -92,7 +92,7 @@ def answer(given: argparse.Namespace) -> int:
 
 def printed(plan: Plan, given: argparse.Namespace) -> dict[str, Any]:
     """Prints a plan, and gives it as data; `given` are this verb's flags."""
-    from mmkv_bench.plan import lacking, measured
+    from mmkv_bench.plan import lacking, measured, versions
     from mmkv_bench.plan.forecast import forecast
     from mmkv_bench.run import foretold
     from mmkv_bench.run.outlined import document, outlined
@@ -108,10 +108,12 @@ def printed(plan: Plan, given: argparse.Namespace) -> dict[str, Any]:
         print(f"\n{said}")
     told = document(plan, standing) | {"forecast": foretold.document(known)}
     told["measured"] = [asdict(rate) | {"hours": rate.hours} for rate in rates]
+    for said in (older := versions.other_versions(plan, store)):
+        print(f"note       {said}")
     disk = lacking.disk_of(plan, standing, store)
     lacks = lacking.lacking(plan, disk)
     print(lacking.told(disk, lacks, plan.out))
-    told |= {"disk": asdict(disk), "lacking": [asdict(lack) for lack in lacks]}
+    told |= {"other_versions": older, "disk": asdict(disk), "lacking": [asdict(lack) for lack in lacks]}
     if given.memory:
         from mmkv_bench.run import planned_memory
 
