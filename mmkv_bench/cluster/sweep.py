@@ -139,7 +139,8 @@ def _finish(runs: Sequence[Run], ids: dict[str, Piece], folder: Path) -> int:
     missing = {piece.subject for run in runs for piece in pieces(run.overrides, run.plan, run.store)}
     code = 0
     for run in runs:
-        if run.plan.config.stage != "generate":
+        standing = run.plan.standing(run.store)
+        if run.plan.config.stage != "generate" and any(standing.count(part) for part in run.plan.parts):
             code = max(code, carry_out(run.plan.at_stage("score")))
     for name, piece in ids.items():
         if piece.subject in missing:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.cluster import slurm
+from tests.cluster.setting import rows
+from tests.run.setting import done
 
 
 @pytest.fixture(scope="session")
@@ -15,3 +17,18 @@ def cluster(tmp_path_factory):
     started = slurm.start(tmp_path_factory.mktemp("slurm"))
     yield started
     slurm.stop(started)
+
+
+@pytest.fixture(scope="session")
+def alone(tmp_path_factory):
+    """The rows of one uninterrupted run in this process, by its overrides."""
+    made = {}
+
+    def rows_of(work):
+        if work not in made:
+            root = tmp_path_factory.mktemp("alone")
+            done(root, *work)
+            made[work] = rows(root)
+        return made[work]
+
+    return rows_of

@@ -8,18 +8,23 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mmkv_bench.store.store import Store
-from tests.cluster.slurm import Cluster
+from tests.cluster.slurm import Cluster, until
 from tests.run.setting import CIRCUMSTANCES
 
 SMALL = ("hydra.launcher.gpus_per_node=null", "hydra.launcher.cpus_per_task=1", "hydra.launcher.mem_gb=1")
+LONG = ("model=tiny", "dataset=[pages_walk]", "method=[snapkv,random]", "budget=[8,32]", "limit=40")
 WORK = ("model=tiny", "dataset=[pages_walk,pages_lookup]", "method=[snapkv,random]", "budget=[8,32]", "limit=6")
 
 
-def start(cluster: Cluster, out: Path, *overrides: str, verb: Sequence[str] = ("sweep",)) -> subprocess.Popen[str]:
-    """A sweep of `launcher=slurm`, begun."""
+def start(
+    cluster: Cluster, out: Path, *overrides: str, verb: Sequence[str] = ("sweep",), **variables: str
+) -> subprocess.Popen[str]:
+    """A sweep of `launcher=slurm`, begun with further environment variables."""
     command = [sys.executable, "-m", "mmkv_bench", *verb, "launcher=slurm", "model.device=cpu", f"out={out}", *SMALL]
     pipe = subprocess.PIPE
-    return subprocess.Popen([*command, *overrides], env={**cluster.environment}, stdout=pipe, stderr=pipe, text=True)
+    return subprocess.Popen(
+        [*command, *overrides], env={**cluster.environment, **variables}, stdout=pipe, stderr=pipe, text=True
+    )
 
 
 def finished(process: subprocess.Popen[str], seconds: float = 400) -> tuple[int, str, str]:
@@ -30,6 +35,18 @@ def finished(process: subprocess.Popen[str], seconds: float = 400) -> tuple[int,
         process.kill()
         raise
     return process.returncode, out, err
+
+
+def answering(cluster: Cluster, root: Path) -> str:
+    """Waits until a job has stored some samples, but not all; its id."""
+    until("a first sample", lambda: any(path.stat().st_size for path in (root / "journal").glob("*.jsonl")), 300)
+    return cluster.ask("squeue", "-h", "-o", "%i").split()[0]
+
+
+def log_of(root: Path, job: str) -> str:
+    """What a job printed on stderr, in all its attempts."""
+    (log,) = (root / "sweep" / ".submitit").glob(f"{job}/*_log.err")
+    return log.read_text()
 
 
 def rows(root: Path) -> tuple[dict, dict]:

@@ -14,27 +14,8 @@ import pytest
 
 from mmkv_bench.config.schema import conf_dir
 from mmkv_bench.store.store import Store
-from tests.cluster.setting import SMALL, WORK, finished, rows, start
-from tests.cluster.slurm import until
+from tests.cluster.setting import LONG, SMALL, WORK, answering, finished, log_of, rows, start
 from tests.each import each
-from tests.run.setting import done
-
-LONG = ("model=tiny", "dataset=[pages_walk]", "method=[snapkv,random]", "budget=[8,32]", "limit=40")
-
-
-@pytest.fixture(scope="session")
-def alone(tmp_path_factory):
-    """The rows of one uninterrupted run in this process, by its overrides."""
-    made = {}
-
-    def rows_of(work):
-        if work not in made:
-            root = tmp_path_factory.mktemp("alone")
-            done(root, *work)
-            made[work] = rows(root)
-        return made[work]
-
-    return rows_of
 
 
 @pytest.mark.full
@@ -52,12 +33,6 @@ def test_an_array_of_jobs_makes_the_rows_of_one_run(cluster, alone, tmp_path, ve
     assert code == 0 and "submitted" not in err
 
 
-def answering(cluster, root: Path) -> str:
-    """Waits until a job has stored some samples, but not all; its id."""
-    until("a first sample", lambda: any(path.stat().st_size for path in (root / "journal").glob("*.jsonl")), 300)
-    return cluster.ask("squeue", "-h", "-o", "%i").split()[0]
-
-
 def step_of(job: str) -> int:
     """The process that answers in a job."""
     found = subprocess.run(["pgrep", "-f", "submitit.core._submit .*"], capture_output=True, text=True).stdout.split()
@@ -66,20 +41,19 @@ def step_of(job: str) -> int:
 
 
 @pytest.mark.full
-@each("way", ["usr2", "requeue"])
+@each("way", ["usr1", "usr2", "requeue"])
 def test_a_job_that_slurm_stops_comes_back_and_the_sweep_goes_on(cluster, alone, tmp_path, way):
     process = start(cluster, tmp_path, *LONG)
     job = answering(cluster, tmp_path)
-    if way == "usr2":
-        cluster.ask("scancel", "--signal=USR2", f"{job}.0")
+    if way != "requeue":
+        cluster.ask("scancel", f"--signal={way.upper()}", f"{job}.0")
     else:
         cluster.ask("scontrol", "requeue", job)
     code, _, err = finished(process)
     assert code == 0, err
     assert rows(tmp_path) == alone(LONG)
-    (log,) = (tmp_path / "sweep" / ".submitit").glob(f"{job}/*_log.err")
-    said = log.read_text()
-    assert ("ended by SIGUSR2 after the sample in flight, to be queued again" in said) is (way == "usr2")
+    said = f"ended by SIG{way.upper()} after the sample in flight, to be queued again"
+    assert (said in log_of(tmp_path, job)) is (way != "requeue")
     assert set(Store(tmp_path).responses(columns=["status"])["status"].to_pylist()) == {"ok"}
 
 
@@ -126,7 +100,7 @@ def test_the_commands_of_the_page_about_clusters_work(cluster, tmp_path):
     blocks = re.findall(r"```bash\n(.*?)```", page, re.DOTALL)
     commands = [line.partition("  #")[0] for block in blocks for line in block.splitlines()]
     ours = [line for line in commands if line.startswith("mmkv-bench ")]
-    assert [line.split()[1] for line in ours] == ["data", "sweep", "sweep", "status", "tables"]
+    assert [line.split()[1] for line in ours] == ["plan", "data", "sweep", "sweep", "status", "tables"]
     offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "WANDB_MODE": "offline"}
     environment = {**cluster.environment, **offline}
     for line in ours:
@@ -137,4 +111,9 @@ def test_the_commands_of_the_page_about_clusters_work(cluster, tmp_path):
         assert told.returncode == 0, f"{line}: {told.stderr}"
         if "dry=true" in words:
             assert "#SBATCH --partition=low" in told.stdout and not (tmp_path / "rows").exists()
+        if words[0] == "plan":
+            assert "lacking    nothing" in told.stdout
     assert len(rows(tmp_path / "rows")[0]) == 2 * 2 * 19
+    shown = [path.name for path in (tmp_path / "rows" / "wandb").glob("offline-run-*")]
+    assert len([name for name in shown if name.endswith("-summary")]) == 1
+    assert {name.split("-")[-2] for name in shown if not name.endswith("-summary")} == {"0of2", "1of2"}

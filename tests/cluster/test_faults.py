@@ -1,0 +1,104 @@
+"""Sweeps on a real Slurm that takes a job's time, its node, its disk: the rows end as those of a run that nobody disturbed."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.setting import LONG, answering, finished, log_of, rows, start
+
+SLEEPING = """
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+
+from mmkv_bench.compression.scorers.base import Scorer
+
+
+@dataclass(frozen=True)
+class SleepingScorer(Scorer):
+    def key(self, budget, length):
+        return ()
+
+    def score(self, obs, budget, seed):
+        time.sleep(float(os.environ.get("SLEEP_S", "0")))
+        return obs.key.float().norm(dim=-1)
+"""
+
+
+@pytest.mark.full
+def test_a_job_near_its_time_limit_is_queued_again_and_goes_on(cluster, alone, tmp_path):
+    """The shortest limit that submitit takes for one, and its signal as early as in a job's last ten minutes."""
+    (tmp_path / "sleeping.py").write_text(SLEEPING)
+    own = ("method=[custom]", f"methods.custom.path={tmp_path / 'sleeping.py'}", "budget=16")
+    work = ("model=tiny", "dataset=[pages_walk]", *own, "limit=30", "fidelity=off")
+    limit = ("hydra.launcher.timeout_min=11", "hydra.launcher.signal_delay_s=585")
+    root = tmp_path / "rows"
+    process = start(cluster, root, *work, *limit, SLEEP_S="1.2")  # 3 layers: two minutes in all
+    job = answering(cluster, root)
+    assert "Requeue=1" in cluster.ask("scontrol", "show", "job", job)
+    code, _, err = finished(process)
+    assert code == 0, err
+    said = log_of(root, job)
+    assert "ended by SIGUSR2 after the sample in flight, to be queued again" in said
+    assert rows(root) == alone(work)
+
+
+@pytest.mark.full
+def test_a_preempted_job_comes_back_when_its_node_is_free(cluster, alone, tmp_path):
+    process = start(cluster, tmp_path, *LONG, "hydra.launcher.partition=low")
+    job = answering(cluster, tmp_path)
+    other = ("sbatch", "--partition=high", "--cpus-per-task=8", f"--output={tmp_path}/other", "--wrap=sleep 2")
+    cluster.ask(*other)
+    code, _, err = finished(process)
+    assert code == 0, err
+    assert "ended by SIGTERM after the sample in flight, to be queued again" in log_of(tmp_path, job)
+    assert rows(tmp_path) == alone(LONG)
+
+
+@pytest.mark.full
+def test_a_full_disk_loses_nothing_and_the_same_command_goes_on(cluster, alone, tmp_path):
+    """A quota on files, set on the node: what a job has committed stays, and it says what it could not write."""
+    root = tmp_path / "rows"
+    full = "hydra.launcher.setup=['ulimit -f 48']"  # KiB
+    code, _, err = finished(start(cluster, root, *LONG, full))
+    assert code == 1 and "Traceback" not in err, err
+    assert "samples are missing of tiny pages_walk_small; run the same command again" in err
+    (said,) = [line for line in err.splitlines() if "(tiny pages_walk_small): " in line]
+    assert "full" in said or "quota" in said or "too large" in said.lower(), said
+    code, _, err = finished(start(cluster, root, *LONG))
+    assert code == 0, err
+    assert rows(root) == alone(LONG)
+
+
+@pytest.fixture
+def read_only(tmp_path):
+    """A function that lets nobody write to a folder any more."""
+    mounted = []
+
+    def shut(folder: Path) -> None:
+        for words in (("--bind", str(folder), str(folder)), ("-o", "remount,ro,bind", str(folder))):
+            done = subprocess.run(["mount", *words], capture_output=True, text=True, check=False)
+            if done.returncode:
+                pytest.skip(f"only root may mount a folder read-only: {done.stderr.strip()}")
+            mounted.append(folder)
+
+    yield shut
+    for folder in dict.fromkeys(mounted):
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.mark.full
+def test_a_store_that_nobody_can_write_to_is_refused_before_anything_is_submitted(cluster, tmp_path, read_only):
+    root = tmp_path / "rows"
+    code, _, err = finished(start(cluster, root, *LONG[:4], "limit=2"))
+    assert code == 0, err
+    before = rows(root)
+    read_only(root)
+    code, _, err = finished(start(cluster, root, *LONG[:4], "limit=4"))
+    assert code and "read-only" in err.lower() and "submitted" not in err and "Traceback" not in err
+    assert rows(root) == before and not cluster.ask("squeue", "-h")
