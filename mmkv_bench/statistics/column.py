@@ -70,11 +70,15 @@ class Column:
     @cached_property
     def beats(self) -> np.ndarray:
         """Who beats whom: bool [m, m], line better than column."""
-        m = len(self.names)
-        proven = self.separated | (self.p <= ALPHA / max(m - 1, 1))
-        found = np.zeros((m, m), dtype=bool)
-        found[self.a, self.b] = proven & self.a_better
-        found[self.b, self.a] = proven & ~self.a_better
+        return self._beats(np.arange(len(self.p)), ALPHA, len(self.names))
+
+    def _beats(self, pairs: np.ndarray, alpha: float, m: int) -> np.ndarray:
+        """Who is proven better of m methods, of which these are all pairs; bool [names, names]."""
+        a, b, p, a_better = self.a[pairs], self.b[pairs], self.p[pairs], self.a_better[pairs]
+        proven = (p <= holm(p, alpha)[1]) | (p <= alpha / max(m - 1, 1))
+        found = np.zeros((len(self.names), len(self.names)), dtype=bool)
+        found[a, b] = proven & a_better
+        found[b, a] = proven & ~a_better
         return found
 
     @cached_property
@@ -90,7 +94,13 @@ class Column:
     @cached_property
     def ranks(self) -> np.ndarray:
         """From and to, int [m, 2]."""
-        return np.stack([1 + self.beats.sum(axis=0), len(self.names) - self.beats.sum(axis=1)], axis=1)
+        return _ranks(self.beats)
+
+    def ranks_among(self, names: Sequence[str], alpha: float) -> np.ndarray:
+        """Ranks among some of the methods, in their order, int [len(names), 2]; all true ones are within at 1 - alpha."""
+        own = [self.names.index(name) for name in names]
+        pairs = np.flatnonzero(np.isin(self.a, own) & np.isin(self.b, own))
+        return _ranks(self._beats(pairs, alpha, len(own))[np.ix_(own, own)])
 
     def intervals(self, pairs: np.ndarray | None = None, alpha: np.ndarray | float | None = None) -> np.ndarray:
         """Ends of the differences' intervals float64 [len(pairs), 2]; of all pairs unless positions are given.
@@ -110,6 +120,10 @@ class Column:
             if block.log:  # exact for the estimate, and (b, a) is minus (a, b)
                 ends[at] = 2 * np.sqrt(block.of_a * block.of_b)[:, None] * np.sinh(ends[at] / 2)
         return np.clip(ends[pairs], -self.samples.span, self.samples.span)
+
+
+def _ranks(beats: np.ndarray) -> np.ndarray:
+    return np.stack([1 + beats.sum(axis=0), len(beats) - beats.sum(axis=1)], axis=1)
 
 
 def compare_column(names: Sequence[str], samples: Samples, *, falling: bool = False) -> Column:

@@ -42,12 +42,14 @@ def options(parser: Parser) -> None:
         help="compare the lines with this one only; bold, ranks and verdicts stay those of all lines of the rows",
     )
     parser.add_argument("--groups", action="store_true", help="means over the groups of a benchmark's datasets (md)")
+    parser.add_argument("--ranks", action="store_true", help="ranks over all tasks, in place of the tables (md)")
     parser.add_argument("--no-interval", action="store_true", help="scores without their intervals (md, latex)")
     parser.add_argument("--pairs", action="store_true", help="also the separated pairs (csv: all pairs, instead)")
     parser.examples(
         "mmkv-bench tables results/tiny/large",
         "mmkv-bench tables runs/demo --protocol strict --format latex",
         "mmkv-bench tables results/tiny/large --methods snapkv,keydiff --budgets 64,128 --against mmshift",
+        "mmkv-bench tables results/tiny/methods --ranks",
         "mmkv-bench tables results/tiny/ablations --metric fidelity",
         "mmkv-bench tables runs/speed --metric tpot_s,ttft_s,peak,bytes",
     )
@@ -66,10 +68,9 @@ def text(given: argparse.Namespace) -> str:
     names, costs = divided(given.metric or ())
     if not costs:
         return _scores(given, given.metric)
-    if given.groups or given.pairs:
-        raise ConfigError(
-            f"--{'groups' if given.groups else 'pairs'} is for scores; leave out --metric {costs[0].name}"
-        )
+    for name in ("groups", "pairs", "ranks", "methods", "budgets", "against"):
+        if getattr(given, name):
+            raise ConfigError(f"--{name} is for scores; leave out --metric {costs[0].name}")
     if names and given.format == "csv":
         raise ConfigError(
             f"scores ({', '.join(names)}) and costs ({', '.join(cost.name for cost in costs)}) have other columns in csv; "
@@ -100,6 +101,7 @@ def _scores(given: argparse.Namespace, metrics: Sequence[str] | None) -> str:
     from mmkv_bench.tables.raw import csv_cells, csv_pairs
     from mmkv_bench.tables.render import markdown
     from mmkv_bench.tables.rows import load
+    from mmkv_bench.tables.task_ranks import ranks_markdown
 
     rows = load(given.rows)
     if metrics == [GROUP] and given.format == "md":
@@ -110,9 +112,12 @@ def _scores(given: argparse.Namespace, metrics: Sequence[str] | None) -> str:
     compare = bool(given.methods or given.against)
     if compare or given.budgets:
         tables = narrowed(tables, given.methods, given.budgets, given.against)
+    for name in ("groups", "ranks"):
+        if getattr(given, name) and given.format != "md":
+            raise ConfigError(f"--{name} prints markdown, not {given.format}; leave out --format")
+    if given.ranks:
+        return ranks_markdown(tables)
     if given.groups:
-        if given.format != "md":
-            raise ConfigError(f"--groups prints markdown, not {given.format}; leave out --format")
         means = group_tables(tables, groups_of(rows), gate_configs(rows))
         return group_markdown(means, intervals=not given.no_interval)
     if given.format == "csv":

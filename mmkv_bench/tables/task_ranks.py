@@ -1,0 +1,100 @@
+"""Ranks over tasks: on each dataset the ranks that are proven, and the mean over datasets, whose ends hold together.
+
+The mean is that of the true ranks on these very tasks, not on tasks of which they would be a sample. On each of K tasks a
+method is proven better at alpha / K in place of alpha, so that with 95 % confidence every rank of every task is within its ends,
+and so is every mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mmkv_bench.errors import ConfigError
+from mmkv_bench.statistics.intervals import ALPHA, LEVEL
+from mmkv_bench.tables.notes import axis_words, context_words
+from mmkv_bench.tables.render import aligned
+from mmkv_bench.tables.rows import CONTEXT
+from mmkv_bench.tables.table import Table
+
+_OF_A_TASK = ("dataset", "dataset_fingerprint", "generation")
+
+
+@dataclass(frozen=True)
+class TaskRanks:
+    """Ranks of the methods that compete on every one of the tasks at a budget.
+
+    tables: one for each task; methods: labels [m]; ranks: from and to, int [tasks, m, 2]; apart: labels that compete on some
+    of the tasks only.
+    """
+
+    tables: tuple[Table, ...]
+    budget: str
+    methods: tuple[str, ...]
+    ranks: np.ndarray
+    apart: tuple[str, ...]
+
+    @property
+    def means(self) -> np.ndarray:
+        """Ends of the mean rank over tasks, float64 [m, 2]."""
+        return self.ranks.mean(axis=0)
+
+
+def task_ranks(tables: Sequence[Table]) -> list[TaskRanks]:
+    """For every budget at which two methods compete on two tasks or more. Tasks belong together that differ in nothing but the
+    dataset; of a dataset's tables the first metric counts. Tasks with failed samples among those that compete are left out."""
+    families: dict[tuple[str, ...], dict[str, Table]] = {}
+    for table in tables:
+        key = (table.axis, *(table.context[name] for name in CONTEXT if name not in _OF_A_TASK))
+        families.setdefault(key, {}).setdefault(table.dataset, table)
+    found = []
+    for own in families.values():
+        for budget in dict.fromkeys(budget for table in own.values() for budget in table.budgets):
+            ranked = [t for t in own.values() if budget in t.columns and budget not in t.unranked()]
+            among = [set(table.columns[budget].names) for table in ranked]
+            if len(ranked) < 2 or len(common := set.intersection(*among)) < 2:
+                continue
+            names = tuple(line.label for line in ranked[0].methods if line.label in common)
+            ranks = np.stack([table.columns[budget].ranks_among(names, ALPHA / len(ranked)) for table in ranked])
+            apart = tuple(sorted(set.union(*among) - common))
+            found.append(TaskRanks(tuple(ranked), budget, names, ranks, apart))
+    return found
+
+
+def ranks_markdown(tables: Sequence[Table]) -> str:
+    """A table for every budget, the best mean first.
+
+    Raises ConfigError where no two tasks have the same methods at a budget.
+    """
+    found = task_ranks(tables)
+    if not found:
+        raise ConfigError(
+            "No two tasks have two methods at the same budget that compete and are ok on the same samples: no ranks over tasks."
+        )
+    return "\n".join(_text(one, [each.tables[0].context for each in found]) for one in found)
+
+
+def _text(found: TaskRanks, contexts: Sequence[dict[str, str]]) -> str:
+    first = found.tables[0]
+    words = context_words(first.context, first.readings, contexts)
+    order = np.lexsort((found.means[:, 1], found.means.sum(axis=1)))
+    header = ["method", *(f"{table.dataset}, {table.metric}" for table in found.tables), "mean"]
+    grid = [
+        [
+            found.methods[at],
+            *("-".join(map(str, dict.fromkeys(ends))) for ends in found.ranks[:, at].tolist()),
+            "-".join(dict.fromkeys(f"{end:.1f}" for end in found.means[at])),
+        ]
+        for at in order.tolist()
+    ]
+    said = [
+        f"ranks from 1 + those proven better to m - those proven worse, of m = {len(found.methods)} that compete on all "
+        f"{len(found.tables)} tasks, each task at p <= {ALPHA:g} / {len(found.tables)}: with {LEVEL:.0%} confidence all true "
+        "ranks, and all means over these tasks, are within."
+    ]
+    if found.apart:
+        said.append(f"on some of the tasks only: {', '.join(found.apart)}.")
+    title = f"**Ranks over tasks at {found.budget}**: {'; '.join([axis_words(first.axis), *words])}"
+    return "\n\n".join([title, aligned(header, grid), "\n".join(f"- {line}" for line in said)]) + "\n"
