@@ -229,6 +229,11 @@ class Config:
         None, "time limit of one answer, and of each of its measures [s]; null = none", "a number > 0 or null"
     )
     fidelity: str = _key("on", "compare every answer's distributions with full's, token by token", SWITCH)
+    keep: str = _key(
+        "counts",
+        "what new rows tell of the entries that stay: how many, or which ones, too (for reports)",
+        ("counts", "indices"),
+    )
     fork_batch: int = _key(16, "answers decoded together at most; 1 = no shared decoding", "a whole number >= 1")
     fork_memory: Any = _key(None, "memory cap of the forks' caches; null = none", "bytes, 512MiB, 2GiB, or null")
     json: bool = _key(False, "end stdout with one JSON document (same as --json)", ("true", "false"))

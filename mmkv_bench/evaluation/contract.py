@@ -32,6 +32,8 @@ class Request:
                  cannot be read
     error        why the sample's images or videos cannot be read; messages and media are empty then. None otherwise
     reference    the dataset's reference answer, which `ppl` is measured on; None where there is none
+    target       the reference answer for people to read, also where nothing is measured on it; None where there is none
+    files        what the images and videos were read from, where each has a file of its own; empty otherwise
     instruction  what the prompt's text begins with and `cut_prompt: left` keeps; "" for none, or where nothing is cut so
     """
 
@@ -48,6 +50,8 @@ class Request:
     error: str | None = None
     reference: str | None = None
     instruction: str = ""
+    target: str | None = None
+    files: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

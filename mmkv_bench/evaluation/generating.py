@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +13,15 @@ from mmkv_bench.errors import DataError, MMKVError
 from mmkv_bench.evaluation.contract import Request, SampleRef
 from mmkv_bench.evaluation.documents import Documents, documents, generation_settings, task_config
 from mmkv_bench.evaluation.environment import harness, task_environment
-from mmkv_bench.evaluation.files_read import opened
+from mmkv_bench.evaluation.files_read import OpenedFiles, opened
 from mmkv_bench.evaluation.prompts import Memory, memory_of
 from mmkv_bench.evaluation.task_errors import of_one_sample, task_errors
 
 if TYPE_CHECKING:
     from lmms_eval.api.instance import Instance
+
+
+PICTURES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 
 
 def generate(
@@ -50,8 +54,10 @@ def generate(
                 return ""
             with task_errors(spec.name, folder=spec.dataset_path):
                 request = _request(spec, docs, ref, instance, settings, memory)
-                if "ppl" in spec.measures and request.error is None:
-                    request.reference = _reference(task, docs.bare[docs.split][ref.doc_id])
+                if request.error is None:
+                    request.target = _target(spec, task, docs.bare[docs.split][ref.doc_id])
+                if "ppl" in spec.measures:
+                    request.reference = request.target
             calls += 1
             with loud():
                 return answer(request)
@@ -84,6 +90,16 @@ def prompt_hashes(spec: TaskSpec, doc_ids: Collection[int], limit: int | None, a
     if missing:
         generate(spec, lambda request: "", limit, wanted=lambda ref: ref.doc_id in missing)
     return {doc_id: memory.looked[doc_id] for doc_id in doc_ids}
+
+
+def _target(spec: TaskSpec, task: Any, doc: Any) -> str | None:
+    """The reference answer. Where nothing is measured on it, a task that cannot give one has none."""
+    try:
+        return _reference(task, doc)
+    except (Exception, SystemExit):
+        if "ppl" in spec.measures:
+            raise
+        return None
 
 
 def _reference(task: Any, doc: Any) -> str | None:
@@ -136,7 +152,16 @@ def _request(
         prompt_hash=found,
         error=error,
         instruction=_instruction(docs.bare[split][doc_id], prompt) if settings.get("cut_prompt") == "left" else "",
+        files=_files(prompt, heard),
     )
+
+
+def _files(prompt: Conversation, heard: OpenedFiles) -> list[str]:
+    """The file of each image and then of each video; none where not each has one that is known."""
+    images = [path for path in heard.files if path.lower().endswith(PICTURES)]
+    videos = [video["video"] if isinstance(video, dict) else video for video in prompt.videos]
+    known = len(images) == len(prompt.images) and all(isinstance(video, str | os.PathLike) for video in videos)
+    return [*images, *map(str, videos)] if known else []
 
 
 def _instruction(doc: Any, prompt: Conversation) -> str:

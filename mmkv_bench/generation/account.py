@@ -13,6 +13,7 @@ from torch import Tensor
 from mmkv_bench.compression.account import LayerAccount
 from mmkv_bench.generation.result import CellSpec, ForkResult, digest
 from mmkv_bench.protocols import Lengths
+from mmkv_bench.store.kept import packed
 
 POSITION_BYTES = 4  # int32 per slot and KV head
 
@@ -55,6 +56,9 @@ def fill_stored(
     result.entries_planned = int((torch.cat(result.selected, 1) >= 0).sum()) + refed * heads
     result.entries_resident = int(kept.sum())
     result.entries_reachable = int(torch.stack([one.reachable for one in layers]).sum()) + refed * heads
+    if cell.keep_indices:
+        places = [[head[head >= 0].numpy() for head in layer] for layer in result.selected]
+        result.kept_indices = packed(places, lengths.reduced)
     result.bytes_device = sum(one.device for one in layers) + refed * heads * slot
     result.bytes_metadata = sum(one.metadata for one in layers)
     if not cell.keeps_all(lengths.reduced):

@@ -17,13 +17,14 @@ from mmkv_bench.store.response import Response
 
 @dataclass(frozen=True)
 class CellSpec:
-    """One cell of a run: `budget=None` is the full cache."""
+    """One cell of a run: `budget=None` is the full cache; keep_indices: its row says which entries stay."""
 
     cell: str
     compressor: Compressor
     budget: Budget | None
     protocol: str = DEFAULT
     seed: int = 0
+    keep_indices: bool = False
 
     def entries(self, length: int) -> int:
         """C for a prompt (or context) of `length` tokens; everything for `full`."""

@@ -58,6 +58,10 @@ class Prompts:
             self._known[key] = self._found(sample_id, prompt_hash or "")
         return self._known[key]
 
+    def visual(self, prompt_hash: str | None) -> list[float] | None:
+        """The places of the prompt's visual tokens, as the table `prompts` has them; None where it has none."""
+        return self._stored.get(prompt_hash or "", {}).get("visual")
+
     def _found(self, sample_id: str, prompt_hash: str) -> Prompt:
         page = _PAGE.fullmatch(sample_id)
         row = self._stored.get(prompt_hash)

@@ -21,22 +21,9 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-COLUMNS = (
-    *(
-        "cell",
-        "sample_id",
-        "dataset",
-        "doc_id",
-        "status",
-        "error",
-        "answer",
-        "token_ids",
-        "fallback",
-        "prompt_hash",
-        "kept",
-    ),
-    *("entries_asked", "entries_resident", "n_tokens", "tokens_from_compressed"),
-)
+_COUNTED = ("entries_asked", "entries_resident", "n_tokens", "tokens_from_compressed")
+_TEXTS = ("status", "error", "answer", "token_ids", "fallback", "prompt_hash", "kept", "kept_indices", "kept_digest")
+COLUMNS = ("cell", "sample_id", "dataset", "doc_id", *_TEXTS, *_COUNTED)
 
 
 @dataclass(frozen=True)
@@ -61,11 +48,11 @@ class Answers:
         """table: of `Store.responses` with `COLUMNS`, texts coded."""
         from mmkv_bench.tables.rows import frame
 
-        narrow = frame(table.select(["cell", "sample_id", "doc_id", "status", *COLUMNS[-4:]]))
+        narrow = frame(table.select(["cell", "sample_id", "doc_id", "status", *_COUNTED]))
         names, of_cell = coded(narrow["cell"])
         ids, sample = coded(narrow["sample_id"])
         statuses, status = coded(narrow["status"])
-        told = {name: numbers(narrow[name]) for name in COLUMNS[-4:]} | {"status": status}
+        told = {name: numbers(narrow[name]) for name in _COUNTED} | {"status": status}
         starts = np.searchsorted(of_cell, np.arange(len(names) + 1))
         return cls(table, tuple(names), starts, sample, narrow["doc_id"].to_numpy(), ids, told, tuple(statuses))
 

@@ -11,6 +11,7 @@ from typing import Any
 from mmkv_bench.report import cells as cell_pages
 from mmkv_bench.report.command import Commands
 from mmkv_bench.report.folder import Folder
+from mmkv_bench.report.kept import kept_maps
 from mmkv_bench.report.prompts import Prompts
 from mmkv_bench.report.samples import COLUMNS, Answers, Values, chosen, of_cell
 from mmkv_bench.statistics.metric_kinds import lower_is_better
@@ -28,6 +29,16 @@ class Group:
     name: str
     names: list[str]
     full: str | None
+
+
+@dataclass(frozen=True)
+class Writing:
+    """What the scripts of a store are made of, and where they go."""
+
+    folder: Folder
+    answers: Answers
+    prompts: Prompts
+    values: Values
 
 
 class StoreShown:
@@ -72,18 +83,23 @@ class StoreShown:
 
         store = Store(self.root)
         answers = Answers.of(store.responses(None, COLUMNS, coded=True))
-        prompts = Prompts(folder, {})
-        configs = self._configs(folder)
-        said: dict[str, int] = {}
-        scored = cell_pages.scores(self.rows.metrics)
+        stored = {row["prompt_hash"]: row for row in store.prompts().to_pylist()}
         groups = list(self._groups())
         picked = [chosen(answers, group.names, most) for group in groups]
         values = Values(self.rows.samples, {sample for samples, _ in picked for sample in samples})
+        writing = Writing(folder, answers, Prompts(folder, stored), values)
+        configs, scored = self._configs(folder), cell_pages.scores(self.rows.metrics)
+        config_of = dict(zip(self.rows.cells["cell"], self.rows.cells["config"], strict=True))
+        said: dict[str, int] = {}
         for group, (samples, total) in zip(groups, picked, strict=True):
-            self._group(folder, answers, group, samples, total, prompts, values, scored, configs, commands)
+            told = {cell: of_cell(answers, cell, samples, group.full, values) for cell in group.names}
+            for cell in group.names:
+                content = self._of_cell(cell, group, commands, configs[config_of[cell]])
+                content |= {"scores": scored.get(cell, []), "answers": told[cell], **answers.account(cell)}
+                folder.script(f"cells/{self.name(cell)}", content)
+            self._samples(writing, group, samples, total, told)
             if total > len(samples):
-                dataset = self._described[group.names[0]]["dataset"]
-                said[dataset] = total
+                said[self._described[group.names[0]]["dataset"]] = total
         return self._left_out(said, most)
 
     def _left_out(self, said: Mapping[str, int], most: int) -> list[str]:
@@ -117,61 +133,54 @@ class StoreShown:
             full = names[0] if self._described[names[0]]["base"] == BASELINE else None
             yield Group(f"{self.number}-{number}", names, full)
 
-    def _group(
+    def _of_cell(self, cell: str, group: Group, commands: Commands, config: tuple[int, str, Any]) -> dict[str, Any]:
+        """What a cell is and how it is made again."""
+        number, name, content = config
+        row = self._described[cell]
+        return {
+            "hash": cell,
+            "store": self.number,
+            "label": ", ".join(filter(None, self.label(cell))),
+            "row": row,
+            "config": name,
+            "command": commands.of(row, number, content),
+            "seeds": self._seeds(cell, group.names),
+            "group": group.name,
+        }
+
+    def _samples(
         self,
-        folder: Folder,
-        answers: Answers,
+        writing: Writing,
         group: Group,
         samples: Sequence[str],
         total: int,
-        prompts: Prompts,
-        values: Values,
-        scored: Mapping[str, list[dict[str, Any]]],
-        configs: Mapping[str, tuple[int, str, Any]],
-        commands: Commands,
+        told: Mapping[str, Mapping[str, Any] | None],
     ) -> None:
-        """The scripts of a group, its cells and its samples."""
-        told = {cell: of_cell(answers, cell, samples, group.full, values) for cell in group.names}
-        config_of = dict(zip(self.rows.cells["cell"], self.rows.cells["config"], strict=True))
-        for cell in group.names:
-            number, name, config = configs[config_of[cell]]
-            row = self._described[cell]
-            folder.script(
-                f"cells/{self.name(cell)}",
-                {
-                    "hash": cell,
-                    "store": self.number,
-                    "label": ", ".join(filter(None, self.label(cell))),
-                    "row": row,
-                    "config": name,
-                    "command": commands.of(row, number, config),
-                    "scores": scored.get(cell, []),
-                    "seeds": self._seeds(cell, group.names),
-                    "group": group.name,
-                    "answers": told[cell],
-                    **answers.account(cell),
-                },
-            )
-        hashes = answers.hashes(group.names, samples)
+        """The scripts of a group and of its samples. told: cell -> what it answered to them."""
+        hashes = writing.answers.hashes(group.names, samples)
         first = self._described[group.names[0]]
-        metrics = [
-            metric
-            for metric in self._metrics
-            if any(metric in (each or {}).get("values", {}) for each in told.values())
-        ]
+        held = {metric for each in told.values() if each for metric in each["values"]}
+        metrics = [metric for metric in self._metrics if metric in held]
+        maps = kept_maps(
+            writing.answers, group.names, samples, [writing.prompts.visual(hashes.get(sample)) for sample in samples]
+        )
         content = {
             **{key: first[key] for key in ("model", "dataset", "protocol")},
             "total": total,
             "metrics": metrics or [""],
             "less_is_better": [metric for metric in metrics if lower_is_better(metric)],
             "cells": [self._of_group(cell, group) for cell in group.names],
-            "samples": [{"id": sample, **prompts.of(sample, hashes.get(sample)).plain()} for sample in samples],
+            "samples": [
+                {"id": sample, **writing.prompts.of(sample, hashes.get(sample)).plain(), "kept": found is not None}
+                for sample, found in zip(samples, maps, strict=True)
+            ],
         }
-        folder.script(f"groups/{group.name}", content)
-        for place, _ in enumerate(samples):
-            folder.script(
-                f"answers/{group.name}-{place}", _of_sample(place, [told[cell] for cell in group.names], metrics)
-            )
+        writing.folder.script(f"groups/{group.name}", content)
+        every = [told[cell] for cell in group.names]
+        for place, found in enumerate(maps):
+            writing.folder.script(f"answers/{group.name}-{place}", _of_sample(place, every, metrics))
+            if found is not None:
+                writing.folder.script(f"kept/{group.name}-{place}", found)
 
     def _of_group(self, cell: str, group: Group) -> dict[str, Any]:
         label, budget = self.label(cell)

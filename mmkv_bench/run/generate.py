@@ -20,6 +20,7 @@ from mmkv_bench.generation.rules import DecodeRules
 from mmkv_bench.generation.status import describe, status_of
 from mmkv_bench.plan.shards import in_shard
 from mmkv_bench.plan.validate import bytes_of
+from mmkv_bench.run.asked import prompt_row, visual_places
 from mmkv_bench.secrecy import without_secrets
 from mmkv_bench.store.response import COUNTED
 
@@ -119,11 +120,14 @@ class Answering:
         if self.measures and config.sharing == "off":
             log.warning("sharing=off measures no %s; run these with sharing=on", " and no ".join(self.measures))
         self.specs = {
-            cell.cell: CellSpec(cell.cell, cell.compressor, cell.budget, cell.protocol, cell.seed or 0)
+            cell.cell: CellSpec(
+                cell.cell, cell.compressor, cell.budget, cell.protocol, cell.seed or 0, config.get("keep") == "indices"
+            )
             for cell in cells
         }
         self._engine: Engine | None = None
         self._rules: tuple[str, DecodeRules] | None = None
+        self._visual: list[float] | None = None  # of the sample at hand
 
     def wants(self, sample: SampleRef) -> bool:
         """Whether a sample is this shard's and some cell has no row for it."""
@@ -142,10 +146,11 @@ class Answering:
         pending = [cell for cell in self.cells if request.sample_id not in self.done[cell.cell]]
         specs = [self.specs[cell.cell] for cell in pending]
         identity = f"{request.dataset}/{request.sample_id}"
-        rows = []
+        rows, self._visual = list[dict[str, Any]](), None
         for results in self._results(request, identity, specs):
             ready = [self._row(request, pending[0].dataset, result) for result in results]
-            self.writer.commit(ready)
+            asked = prompt_row(request, pending[0].dataset, pending[0].model_fingerprint, self._visual)
+            self.writer.commit(ready, None if rows or request.error is not None else asked)
             rows += ready
         self.after(rows)
         return rows[0]["answer"] or ""
@@ -170,6 +175,8 @@ class Answering:
         self._rules_for(request)  # what cannot be honoured is said before pictures are read
         prompt = encoded(self.loaded, self.config, request, identity, self.loaded.device)
         extras = self._extras(request)
+        if self.config.get("keep") == "indices":
+            self._visual = visual_places(self.loaded, prompt, request)
         apart = resampled(specs, prompt, self.loaded.family)
         together = [spec for spec in specs if spec not in apart]
         if together:

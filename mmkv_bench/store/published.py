@@ -18,10 +18,13 @@ from mmkv_bench.store.files import disk_errors, write_bytes
 from mmkv_bench.store.interface import Opened
 from mmkv_bench.store.schema import SCHEMAS
 
+PUBLISHED = tuple(
+    table for table in SCHEMAS if table != "prompts"
+)  # questions are their datasets', which have licences
 MANIFEST = "manifest.json"
 MARK = "store.json"
 FORMAT = "mmkv_bench rows 1"
-_PATH = re.compile(rf"{re.escape(MARK)}|({'|'.join(SCHEMAS)})/[A-Za-z0-9_][A-Za-z0-9_.-]*\.parquet")
+_PATH = re.compile(rf"{re.escape(MARK)}|({'|'.join(PUBLISHED)})/[A-Za-z0-9_][A-Za-z0-9_.-]*\.parquet")
 """All names that a manifest may hold: no absolute one, none that leads out of its folder, none that is hidden."""
 
 
@@ -61,7 +64,7 @@ def publish(store: Opened, folder: Path) -> str:
     check_empty(folder)
     entries = []
     with disk_errors("publishing", folder), store.locked():
-        paths = [store.root / MARK, *(path for table in SCHEMAS for path in sorted(store.files(table)))]
+        paths = [store.root / MARK, *(path for table in PUBLISHED for path in sorted(store.files(table)))]
         for path in paths:
             data = path.read_bytes()
             inside = path.relative_to(store.root).as_posix()

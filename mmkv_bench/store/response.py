@@ -83,6 +83,9 @@ class Response:
     kept_digest: str | None = _when_ok(
         None, "first 16 hex digits of the sha256 of the kept indices; slim rows: of a seeded tenth"
     )
+    kept_indices: str | None = _column(
+        None, "keep=indices: places in the prompt of what stays, by layer and KV head, packed as `store/kept.py` says"
+    )
     bytes_device: int = _column(
         0,
         "bytes of K and V kept where the model computes, after compression: padding to a layer's longest head is "

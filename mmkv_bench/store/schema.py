@@ -368,6 +368,32 @@ DIAGNOSTIC_COLUMNS = (
     _must("committed_at", TIME, "commit time", stamped=True),
 )
 
+PROMPT_COLUMNS = (
+    _VERSION,
+    _must("prompt_hash", TEXT, "hash of the prompt, as in responses"),
+    _must("model_fingerprint", TEXT, "checksum of the model that it was made for: `visual` is this model's"),
+    _DATASET,
+    _SAMPLE,
+    _must("doc_id", INT, "index of the sample in its dataset"),
+    _must(
+        "question",
+        TEXT,
+        "text of its messages, `<image>` and `<video>` where media stand, turns told apart by their roles",
+    ),
+    Column("reference", TEXT, "the dataset's reference answer; null where there is none"),
+    _must("media", INT, "images and videos in it"),
+    Column(
+        "images", TEXTS, "files that its images and videos were read from; null where the dataset itself holds them"
+    ),
+    Column(
+        "visual",
+        FLOATS,
+        "keep=indices: of each visual token its place in the prompt, the number of its image, and top, bottom, left and right as "
+        "parts of that image (-1: it shows no place), one behind the other; null where that is not known",
+    ),
+    _must("committed_at", TIME, "commit time", stamped=True),
+)
+
 COLUMNS: dict[str, tuple[Column, ...]] = {
     "responses": RESPONSE_COLUMNS,
     "cells": CELL_COLUMNS,
@@ -375,6 +401,7 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
     "metrics": METRIC_COLUMNS,
     "timings": TIMING_COLUMNS,
     "diagnostics": DIAGNOSTIC_COLUMNS,
+    "prompts": PROMPT_COLUMNS,
 }
 ABOUT = {
     "responses": "One row per cell and sample: the answer, how it ended, what was kept, what it cost.",
@@ -383,6 +410,8 @@ ABOUT = {
     "metrics": "One row per cell and metric.",
     "timings": "`scenario=efficiency`: one row per cell, prompt length, batch, pass and phase; raw, nothing is averaged.",
     "diagnostics": "`mmkv-bench diagnose`: what an analysis found in each layer of each sample's prompt; of no cell.",
+    "prompts": "One row per prompt and model, written with its first answer: what was asked, for people who look at answers. "
+    "Older rows have none. Questions are their datasets': `pack` leaves the files as they are, `--publish` leaves them out.",
 }
 SCHEMAS: dict[str, pa.Schema] = {
     table: pa.schema([column.field for column in columns]) for table, columns in COLUMNS.items()

@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mmkv_bench.errors import ConfigError, StoreError, nearest
-from mmkv_bench.store import diagnostics, journal, layers, parts, repack, scores, timings
+from mmkv_bench.store import diagnostics, journal, layers, parts, prompts, repack, scores, timings
 from mmkv_bench.store.cell_rows import refuse_other, shown
 from mmkv_bench.store.files import check_folder, disk_errors, lock_held, remove_stale, sync_folder, write_whole
 from mmkv_bench.store.rows import check, safe_name, to_table
@@ -245,6 +245,15 @@ class Store:
         rows = self.read("diagnostics", lambda: self.files("diagnostics"), names, None)
         return diagnostics.samples_of(rows, measurements)
 
+    def prompts(self) -> pa.Table:
+        """What samples ask: the newest row per prompt, sample and model."""
+        self._check_version()
+        pending = [
+            record["prompt"] for path in self.journals() for record in self._records(path) if record.get("prompt")
+        ]
+        rows = self.read(prompts.TABLE, lambda: self.files(prompts.TABLE), SCHEMAS[prompts.TABLE].names, None)
+        return prompts.newest(pa.concat_tables([rows, to_table(prompts.TABLE, pending)]) if pending else rows)
+
     # For Writer, scores and repack
 
     def prepare(self) -> None:
@@ -266,6 +275,10 @@ class Store:
         content = journal.read(path)
         if content.records:
             rows = [row for record in content.records for row in _rows(path, record)]
+            asked = [record["prompt"] for record in content.records if record.get("prompt")]
+            if asked:  # before the answers: none is ever published without its question
+                target = self.root / prompts.TABLE / f"{path.stem}.parquet"
+                write_whole(target, parts.parquet(to_table(prompts.TABLE, asked)))
             write_whole(self.root / "responses" / f"{path.stem}.parquet", parts.part(to_table("responses", rows)))
         if content.torn:
             log.warning("%s: dropped a torn last line of %d bytes; its sample is generated again", path, content.torn)
@@ -368,6 +381,10 @@ class Store:
             yield from self._in_journal(path)
 
     def _in_journal(self, path: Path) -> Iterable[list[dict[str, Any]]]:
+        return [_rows(path, record) for record in self._records(path)]
+
+    def _records(self, path: Path) -> Sequence[Mapping[str, Any]]:
+        """The records of a journal; none where it has been published meanwhile."""
         try:
             content = journal.read(path)
         except FileNotFoundError:
@@ -375,7 +392,7 @@ class Store:
         if content.torn and path not in self._warned and not journal.in_use(path):
             self._warned.add(path)
             log.warning("%s: ignored a torn last line of %d bytes (its writer was killed)", path, content.torn)
-        return [_rows(path, record) for record in content.records]
+        return content.records
 
 
 def _known(table: str, columns: Iterable[str]) -> list[str]:

@@ -28,10 +28,11 @@ class Writer:
         self._process = os.getpid()
         self._folder: os.stat_result | None = None  # the store's, as it was at the first commit
 
-    def commit(self, rows: Sequence[Mapping[str, Any]]) -> None:
+    def commit(self, rows: Sequence[Mapping[str, Any]], prompt: Mapping[str, Any] | None = None) -> None:
         """Stores ONE sample with all its cells, or nothing; when this returns, it survives kill -9 and power failure.
 
-        Columns that may be null can be left out; schema_version, worker and committed_at are filled in here.
+        prompt: the sample's row of the table `prompts`, stored with them. Columns that may be null can be left out;
+        schema_version, worker and committed_at are filled in here.
         Raises StoreError: a row against the schema, rows of several samples, two rows of one cell, a disk that refuses.
         The rows are then not stored, unless the message says that publishing failed: those stay in the journal, which
         readers and later runs see.
@@ -55,14 +56,18 @@ class Writer:
             if row["error"]:
                 row["error"] = without_secrets(row["error"])
             row["committed_at"] = time.isoformat(timespec="microseconds")
+        asked = None
+        if prompt is not None:
+            asked = check("prompts", prompt, {"schema_version": SCHEMA_VERSION, "committed_at": time})
+            asked["committed_at"] = time.isoformat(timespec="microseconds")
         try:
-            self._add(checked)
+            self._add(checked, asked)
         except FileNotFoundError as problem:
             raise self._vanished(1) from problem
         if self._samples >= self._every:
             self.publish()
 
-    def _add(self, rows: list[dict[str, Any]]) -> None:
+    def _add(self, rows: list[dict[str, Any]], prompt: dict[str, Any] | None) -> None:
         """Raises FileNotFoundError where the folder that was written to is there no more, StoreError for other faults."""
         root = self._store.root
         if self._folder is not None and not os.path.samestat(self._folder, os.stat(root)):
@@ -74,7 +79,8 @@ class Writer:
             if self._journal is None:
                 self._journal = Journal(root / "journal", self._worker)
                 self._samples = 0
-            self._journal.append({"schema_version": SCHEMA_VERSION, "rows": rows})
+            record = {"schema_version": SCHEMA_VERSION, "rows": rows}
+            self._journal.append(record if prompt is None else record | {"prompt": prompt})
         self._samples += 1
 
     def publish(self) -> None:

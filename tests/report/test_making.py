@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import shlex
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from PIL import Image
@@ -21,6 +23,7 @@ from mmkv_bench.report.command import Commands
 from mmkv_bench.report.folder import Folder
 from mmkv_bench.report.making import make
 from mmkv_bench.report.prompts import Prompts
+from mmkv_bench.store.kept import digest, packed, unpacked
 from mmkv_bench.store.store import Store
 from mmkv_bench.tables.build import build
 from mmkv_bench.tables.metrics import metrics_rows
@@ -156,6 +159,50 @@ def test_cells_and_samples_show_their_rows(tmp_path: Path) -> None:
     assert all("hold no question" in sample["missing"] for sample in group["samples"])
     one = value(out, f"answers/{told['group']}-2")
     assert (one["status"], one["answer"], one["differs"]) == (["ok", "oom"], ["abc", None], [None, None])
+
+
+def test_maps_say_which_visual_tokens_each_cell_kept(tmp_path: Path) -> None:
+    places = [[np.array([0, 2, 3]), np.array([1, 4])], [np.array([2]), np.array([], dtype=int)]]
+    text = packed(places, 6)
+    made = Example()
+    made.add("full", None, [1, 1])
+    cell = made.add("mm", 64, [1, 0], answer={"kept_indices": text, "kept_digest": digest(unpacked(text))})
+    made.responses[-1]["kept_digest"] = "f" * 16
+    root, out = made.write(tmp_path / "rows"), tmp_path / "report"
+    boxes = [[1, 0, 0, 0.5, 0, 1], [2, 0, 0.5, 1, 0, 1], [3, -1, -1, -1, -1, -1]]
+    row = {name: made.responses[0][name] for name in ("prompt_hash", "dataset", "sample_id", "doc_id")}
+    row |= {
+        "model_fingerprint": "m" * 16,
+        "question": "<image>\nWhere?",
+        "reference": "here",
+        "media": 1,
+        "visual": sum(boxes, []),
+    }
+    image = tmp_path / "cat.png"
+    Image.new("RGB", (900, 300), "red").save(image)
+    again = {name: made.responses[0][name] for name in made.responses[0]}
+    with Store(root).writer("w") as writer:
+        writer.commit([again], row | {"images": [str(image)]})
+    make([root], out, 5)
+    group = value(out, "groups/0-0")
+    first, second = group["samples"]
+    assert (first["question"], first["reference"], first["missing"]) == ("<image>\nWhere?", "here", "")
+    with Image.open(out / first["images"][0]) as shown:
+        assert shown.size == (672, 224)
+    assert first["kept"] and second["kept"]  # one prompt hash: both samples ask the same
+    told = value(out, "kept/0-0-0")
+    assert told["visual"] == [[0, 0, 0.5, 0, 1], [0, 0.5, 1, 0, 1], [-1] * 5]
+    assert list(told["cells"]) == ["1"] and group["cells"][1]["name"] == f"0-{cell}"
+    mine = told["cells"]["1"]
+    assert (mine["entries"], mine["visual"], mine["proven"]) == ([[3, 2], [1, 0]], [[2, 1], [1, 0]], True)
+    assert [[base64.b64decode(head)[0] for head in layer] for layer in mine["bits"]] == [
+        [0b011 << 5, 0b100 << 5],
+        [0b010 << 5, 0],
+    ]
+    assert value(out, "kept/0-0-1")["cells"]["1"]["proven"] is False
+    image.unlink()
+    make([root], out, 5)
+    assert value(out, "groups/0-0")["samples"][0]["missing"] == "Images that cannot be read now: cat.png."
 
 
 def test_first_differences_are_those_of_a_plain_loop() -> None:

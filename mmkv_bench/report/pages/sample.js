@@ -47,7 +47,8 @@ async function start() {
   if (place.get("which")) $("which").value = place.get("which");
   for (const id of ["budget", "metric", "which"]) $(id).addEventListener("change", show);
   show();
-  if (typeof keptMaps === "function") keptMaps(group, answers, sample);
+  place.set({ sample: number });
+  await keptMaps(group, sample);
   document.body.dataset.ready = "sample";
 }
 start();

@@ -1,0 +1,57 @@
+"""What a sample asked, as its row of the table `prompts`: for people who look at answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mmkv_bench.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from mmkv_bench.evaluation.contract import Request
+    from mmkv_bench.generation.encode import EncodedPrompt
+    from mmkv_bench.models.load import LoadedModel
+
+
+def prompt_row(request: Request, dataset: str, fingerprint: str, visual: Sequence[float] | None) -> dict[str, Any]:
+    """The row. dataset: as the cells' rows call it; fingerprint: of the model; visual: of `visual_places`."""
+    return {
+        "prompt_hash": request.prompt_hash,
+        "model_fingerprint": fingerprint,
+        "dataset": dataset,
+        "sample_id": request.sample_id,
+        "doc_id": request.doc_id,
+        "question": question_text(request.messages),
+        "reference": request.target,
+        "media": len(request.images) + len(request.videos),
+        "images": request.files or None,
+        "visual": None if visual is None else list(visual),
+    }
+
+
+def question_text(messages: Sequence[Mapping[str, Any]]) -> str:
+    """The text of messages in order, `<image>` and `<video>` for media; roles before turns where there are several."""
+    turns = []
+    for turn in messages:
+        parts = [part["text"] if part["type"] == "text" else f"<{part['type']}>" for part in turn["content"]]
+        turns.append((turn["role"], "\n".join(parts)))
+    return "\n\n".join(text if len(turns) == 1 else f"{role}: {text}" for role, text in turns)
+
+
+def visual_places(loaded: LoadedModel, prompt: EncodedPrompt, request: Request) -> list[float] | None:
+    """Of each visual token: place in the prompt, number of its image, top, bottom, left, right; -1 where it shows no place.
+    None where the family's rule is not known, or the prompt has videos."""
+    from mmkv_bench.models.token_boxes import token_boxes
+
+    if request.videos or not request.images:
+        return None
+    places = prompt.types[0].nonzero().flatten().tolist()
+    sizes = [image.size for image in request.images]
+    try:
+        boxes = token_boxes(loaded.model.config, loaded.processor, prompt.inputs, sizes, len(places))
+    except UnsupportedError:
+        return None
+    found: list[float] = []
+    for place, box in zip(places, boxes, strict=True):
+        found += [float(place), *((-1.0,) * 5 if box is None else (float(part) for part in box))]
+    return found

@@ -1,0 +1,48 @@
+"""Which entries stay, as a text of a row: `<layers>x<KV heads>x<tokens>:`, then base64 of zlib of a bit per layer, head, token.
+
+The bits of a head are those of the prompt's tokens in order, filled to whole bytes, the first in the highest bit. A merging
+method's are the entries that others were merged into. `digest` is what `kept_digest` of the same row must be.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from mmkv_bench.errors import StoreError
+
+
+def packed(kept: Sequence[Sequence[np.ndarray]], tokens: int) -> str:
+    """The text of what stays. kept: per layer and KV head the places in the prompt, int [m]; tokens: that could stay."""
+    bits = np.zeros((len(kept), len(kept[0]), tokens), dtype=bool)
+    for layer, heads in enumerate(kept):
+        for head, places in enumerate(heads):
+            bits[layer, head, places] = True
+    data = zlib.compress(np.packbits(bits, axis=-1).tobytes(), 9)
+    return f"{'x'.join(map(str, bits.shape))}:{base64.b64encode(data).decode()}"
+
+
+def unpacked(text: str) -> np.ndarray:
+    """bool [layers, KV heads, tokens]. Raises StoreError for a text that `packed` did not write."""
+    try:
+        shape, _, data = text.partition(":")
+        layers, heads, tokens = map(int, shape.split("x"))
+        found = np.frombuffer(zlib.decompress(base64.b64decode(data, validate=True)), np.uint8)
+        bits = np.unpackbits(found.reshape(layers, heads, -(-tokens // 8)), axis=-1, count=tokens)
+    except (ValueError, zlib.error) as problem:
+        raise StoreError(
+            f"kept_indices {text[:40]!r} is no packed choice of entries ({problem}); see store/kept.py"
+        ) from None
+    return bits.astype(bool)
+
+
+def digest(bits: np.ndarray) -> str:
+    """16 hex digits over the kept places of all layers and heads, as `generation/result.py` makes them."""
+    running = hashlib.sha256()
+    for head in bits.reshape(-1, bits.shape[-1]):
+        running.update(np.flatnonzero(head).astype("<i4").tobytes() + b"|")
+    return running.hexdigest()[:16]

@@ -1,0 +1,54 @@
+"""What a run writes beside its answers, for people who look at them: questions, references, and with keep=indices the choice."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mmkv_bench.run.asked import question_text
+from mmkv_bench.store.kept import digest, unpacked
+from mmkv_bench.store.store import Store
+from mmkv_bench.tiny.pages import make_sample
+from tests.run.setting import done
+
+
+def test_a_question_is_its_messages_text_with_places_for_media():
+    image, text = {"type": "image"}, {"type": "text", "text": "What is it?"}
+    assert question_text([{"role": "user", "content": [image, text]}]) == "<image>\nWhat is it?"
+    turns = [
+        {"role": "user", "content": [text]},
+        {"role": "assistant", "content": [{"type": "text", "text": "A cat."}]},
+    ]
+    assert question_text(turns) == "user: What is it?\n\nassistant: A cat."
+    assert question_text([]) == ""
+
+
+@pytest.mark.full
+def test_rows_say_what_was_asked_and_which_entries_stay(tmp_path):
+    done(
+        tmp_path,
+        "dataset=pages_multi_image",
+        "method=[snapkv,adakv]",
+        "budget=24",
+        "protocol=[paper,strict]",
+        "limit=2",
+        "keep=indices",
+    )
+    store = Store(tmp_path)
+    prompts = {row["sample_id"]: row for row in store.prompts().to_pylist()}
+    rows = store.responses().to_pylist()
+    protocols = {row["cell"]: row["protocol"] for row in store.cells().to_pylist()}
+    assert {row["sample_id"] for row in rows} == set(prompts) and len(prompts) == 2
+    for row in rows:
+        bits = unpacked(row["kept_indices"])
+        assert digest(bits) == row["kept_digest"]
+        refed = int(protocols[row["cell"]] == "strict")  # its last token is fed again
+        assert (bits.sum(axis=-1) + refed).tolist() == row["kept"]
+        assert prompts[row["sample_id"]]["prompt_hash"] == row["prompt_hash"]
+    for name, row in prompts.items():
+        task, size, split, index = name.rsplit("-", 3)
+        page = make_sample(task, size, split, int(index))
+        assert row["question"].endswith(page.question) and (row["reference"], row["media"]) == (page.answer, 4)
+        visual = np.reshape(row["visual"], (-1, 6))
+        assert len(visual) == next(one["visual_tokens"] for one in rows if one["sample_id"] == name)
+        assert np.all(np.diff(visual[:, 0]) > 0) and set(visual[:, 1]) == {0, 1, 2, 3}
