@@ -17,7 +17,7 @@ ifneq ($(PIP_INDEX_URL),)
 export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 
-.PHONY: help bench test test-quick test-full test-dispatch fuzz fuzz-store lint docs results verify matrix bench-statistics bench-fork bench-decode bench-tables bench-store bench-methods bench-start bench-gpu simulate papers site check-platforms lock
+.PHONY: help bench test test-quick test-full test-dispatch fuzz fuzz-store soak lint docs results verify matrix bench-statistics bench-fork bench-decode bench-tables bench-store bench-methods bench-start bench-gpu simulate papers site check-platforms lock
 
 help:
 	@echo "make bench             install if needed, run mmshift at 64 entries and experiment=demo on the embedded model"
@@ -27,6 +27,7 @@ help:
 	@echo "make test-full         the tests marked full as well; before a release"
 	@echo "make test-dispatch     the numerical tests with the kernels of two older processors; long"
 	@echo "make fuzz              300 drawn configurations, right and wrong, through the command line (FUZZ='--seed 5 --runs 50')"
+	@echo "make soak              200 random kill -9 of a sweep while readers poll, rows compared: an hour (SOAK='--seed 1 --kills 50')"
 	@echo "make fuzz-store        flip 400 single bits in copies of stores in git: 0 may change a value silently; a minute"
 	@echo "make lint              ruff check, ruff format --check, mypy, and no file or results too large for git"
 	@echo "make results           make or continue results/tiny: every method, released readings, ablations; hours"
@@ -84,6 +85,10 @@ test-dispatch: $(STAMP)
 # Every right one gives all its rows, every wrong one a sentence; minutes. A case alone: FUZZ='--seed 0 --only 17'.
 fuzz: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz $(FUZZ)
+
+# An hour: SIGKILL at 200 random moments of a sweep, with readers; other moments: SOAK='--seed 1 --kills 50'.
+soak: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.soak --write results/bench/soak.md $(SOAK)
 
 fuzz-store: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/store/bit_flips.py --flips 400 results/tiny/large results/tiny/ablations
