@@ -213,7 +213,7 @@ def measure(what: str, folder: Path, samples: int) -> None:
     from mmkv_bench.plan.standing import COLUMNS, Standing
 
     ids = store.responses([cells[0].cell], ["sample_id"])["sample_id"].to_pylist()
-    standing = Standing(store.responses([cell.cell for cell in cells], COLUMNS))
+    standing = Standing(store.responses([cell.cell for cell in cells], COLUMNS, coded=True))
     if standing.missing(Part("pages", "pages", spec_of(samples), cells, ids)):
         raise SystemExit("error: samples are missing")
 

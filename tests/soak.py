@@ -83,6 +83,11 @@ def started(root: Path) -> subprocess.Popen:
         return subprocess.Popen(words, cwd=ROOT, stdout=said, stderr=said)
 
 
+def ended(root: Path) -> None:
+    """A run that nobody stops."""
+    assert started(root).wait() == 0, root.with_suffix(".said").read_text()
+
+
 class Shot:
     """One run and its end. seen: the rows (cell, sample) -> (commit, worker) that were there before and while it ran."""
 
@@ -145,7 +150,7 @@ def soak(folder: Path, kills: int, seed: int, minutes: float) -> dict:
     """Rounds until that many kills, or until the time is over; what was met."""
     rng, begin = random.Random(seed), time.monotonic()
     whole = folder / "uninterrupted"
-    assert started(whole).wait() == 0, "the uninterrupted run failed"
+    ended(whole)
     expected, cells = setting.everything(whole), len(setting.cells(whole))
     met: collections.Counter[str] = collections.Counter()
     moments: collections.Counter[str] = collections.Counter()
@@ -155,7 +160,7 @@ def soak(folder: Path, kills: int, seed: int, minutes: float) -> dict:
         while True:
             over = met["kills"] >= kills or time.monotonic() - begin > 60 * minutes
             if over or met["kills of a round"] >= 16:  # the last run of a round is left alone
-                assert started(root).wait() == 0, "the last run of a round failed"
+                ended(root)
                 break
             shot = Shot(root, rng)
             if shot.code != -signal.SIGKILL:

@@ -82,11 +82,13 @@ class Plan:
 
         rows: those of its cells, where they were read already (see `Standing`).
         """
-        return Standing(store.responses(self.names, COLUMNS) if rows is None else rows, list(self.config.retry))
+        return Standing(
+            store.responses(self.names, COLUMNS, coded=True) if rows is None else rows, list(self.config.retry)
+        )
 
     def unanswered(self, store: Store) -> int:
         """How many samples some cell has no row for: 0 when every process of a split run did its part."""
-        standing = Standing(store.responses(self.names, COLUMNS))
+        standing = Standing(store.responses(self.names, COLUMNS, coded=True))
         return sum(standing.missing(part) for part in self.parts)
 
     def at_stage(self, stage: str) -> Plan:

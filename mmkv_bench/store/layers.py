@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,7 +19,7 @@ from mmkv_bench.store import parts, together
 from mmkv_bench.store.packing import is_packed
 from mmkv_bench.store.rows import safe_name
 
-Read = Callable[[str, Callable[[], list[Path]], Sequence[str], Collection[str] | None], pa.Table]
+Read = Callable[..., pa.Table]
 """Reads columns of all files that a function lists: `parts.load`, with what a store adds to it."""
 
 
@@ -39,19 +40,34 @@ def packed_files(root: Path, table: str) -> list[Path]:
     return sorted(path for path in files(root, table) if is_packed(path))
 
 
-def load(root: Path, table: str, columns: Sequence[str], cells: set[str] | None, read: Read) -> pa.Table:
-    """The rows that count, `cell` among `columns`; of all cells unless given."""
+def load(
+    root: Path,
+    table: str,
+    columns: Sequence[str],
+    cells: set[str] | None,
+    read: Read,
+    metrics: Collection[str] | None = None,
+) -> pa.Table:
+    """The rows that count, `cell` among `columns`; of all cells and metrics unless given."""
+    whole = read  # what hides others is told by all rows of a file, whatever is asked for
+
+    def named(rows: pa.Table, list_files: Callable[[], list[Path]], of: Collection[str] | None) -> set[str]:
+        return _names(rows if metrics is None else whole(table, list_files, ["cell"], of))
+
+    if metrics is not None:
+        read = partial(read, metrics=metrics)
     while True:
         newer, packed = together.files(root, table), packed_files(root, table)
         try:
             found = [(_one(read, table, path, columns, cells), together.held(root, path.name)) for path in newer]
         except FileNotFoundError:
             continue
-        own = read(table, lambda: _own_files(root, table, cells), columns, None)
-        found.append((own, _names(own)))
+        own_files = partial(_own_files, root, table, cells)
+        own = read(table, own_files, columns, None)
+        found.append((own, named(own, own_files, None)))
         for path in packed:
             rows = _one(read, table, path, columns, cells)
-            found.append((rows, _names(rows) if path != packed[-1] else set()))
+            found.append((rows, named(rows, partial(_there, path), cells) if path != packed[-1] else set()))
         if (together.files(root, table), packed_files(root, table)) == (newer, packed):
             break  # otherwise somebody packed or wrote meanwhile
     hidden: set[str] = set()
@@ -76,7 +92,11 @@ def among_others(root: Path, cells: Collection[str], read: Read) -> bool:
 
 def _one(read: Read, table: str, path: Path, columns: Sequence[str], cells: set[str] | None) -> pa.Table:
     """The rows of a file, none where it is gone."""
-    return read(table, lambda: [path] if path.exists() else [], columns, cells)
+    return read(table, partial(_there, path), columns, cells)
+
+
+def _there(path: Path) -> list[Path]:
+    return [path] if path.exists() else []
 
 
 def _own_files(root: Path, table: str, cells: set[str] | None) -> list[Path]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -49,8 +49,10 @@ def load(
     cells: Collection[str] | None = None,
     unchecked: set[Path] | None = None,
     coded: bool = False,
+    metrics: Collection[str] | None = None,
 ) -> pa.Table:
-    """The rows of all files that `list_files` names, in the order of their names: `columns`, and of `cells` only if given.
+    """The rows of all files that `list_files` names, in the order of their names: `columns`, and of `cells` only if given, and
+    of `metrics`.
 
     File by file: as quick as a pyarrow dataset, whose import alone (it brings pandas) costs more than most reads.
     coded: texts as dictionaries, as they stand in the files: each once, and not once per row.
@@ -60,7 +62,7 @@ def load(
     schema = of_columns(table, columns, coded)
     for _ in range(_RETRIES):
         try:
-            tables = [read_file(path, schema, cells, unchecked) for path in sorted(list_files())]
+            tables = [read_file(path, schema, cells, unchecked, metrics) for path in sorted(list_files())]
         except FileNotFoundError:
             continue  # a cell's scores were being replaced between the listing and the reading
         return pa.concat_tables([no_rows(schema), *tables])
@@ -142,36 +144,43 @@ def places(column: pa.ChunkedArray, texts: pa.Array) -> np.ndarray:
     return found[codes_of(codes)]
 
 
-def read_file(path: Path, schema: pa.Schema, cells: Collection[str] | None, unchecked: set[Path] | None) -> pa.Table:
-    """The rows of one file, as `load`; FileNotFoundError where it is gone. Of `cells` only those row groups are decoded that
-    hold one of them."""
+def read_file(
+    path: Path,
+    schema: pa.Schema,
+    cells: Collection[str] | None,
+    unchecked: set[Path] | None,
+    metrics: Collection[str] | None = None,
+) -> pa.Table:
+    """The rows of one file, as `load`; FileNotFoundError where it is gone. Of `cells` and `metrics` only those row groups are
+    decoded that hold one of them."""
+    wanted = {"cell": cells, "metric": metrics}
+    asked = {column: texts_of(list(texts)) for column, texts in wanted.items() if texts is not None}
     with readable(path):
-        coded = {field.name for field in schema if field.type == CODED}
-        with opened(path, sorted(coded if cells is None else coded | {"cell"})) as (file, checked):
+        with opened(path, sorted({*asked, *(field.name for field in schema if field.type == CODED)})) as (
+            file,
+            checked,
+        ):
             held = set(file.schema_arrow.names)
-            names = [name for name in dict.fromkeys(["schema_version", *schema.names, "cell"]) if name in held]
-            if cells is None:
-                rows = file.read(names)
-            else:
-                rows = file.read_row_groups(list(_groups_of(path, file, texts_of(list(cells)))), names)
+            names = [name for name in dict.fromkeys(["schema_version", *schema.names, *asked]) if name in held]
+            rows = file.read_row_groups(list(_groups_of(path, file, asked)), names) if asked else file.read(names)
         _check_version(path, rows)
         if not checked and unchecked is not None:
             unchecked.add(path)
         for name in schema.names:  # columns that may be null can be newer than the file
             if name not in held and schema.field(name).nullable:
                 rows = rows.append_column(schema.field(name), pa.nulls(rows.num_rows, schema.field(name).type))
-        if cells is not None:
-            rows = rows.filter(is_in(rows["cell"], texts_of(list(cells))))
+        for column, texts in asked.items():
+            rows = rows.filter(is_in(rows[column], texts))
         return rows.select(schema.names).cast(schema)
 
 
-def _groups_of(path: Path, file: pq.ParquetFile, cells: pa.Array) -> Iterator[int]:
-    """The row groups that have a row of `cells`: most parts of a large store have none for a run's own cells. One after the
-    other, so that of a large file no whole column is in memory."""
+def _groups_of(path: Path, file: pq.ParquetFile, asked: Mapping[str, pa.Array]) -> Iterator[int]:
+    """The row groups that have a row of the texts that are asked for in each of some columns: most parts of a large store have
+    none of a run's own cells. One after the other, so that of a large file no whole column is in memory."""
     for number in range(file.num_row_groups):
-        few = file.read_row_group(number, ["schema_version", "cell"])
+        few = file.read_row_group(number, ["schema_version", *asked])
         _check_version(path, few)
-        if pc.any(is_in(few["cell"], cells), min_count=0).as_py():
+        if all(pc.any(is_in(few[column], texts), min_count=0).as_py() for column, texts in asked.items()):
             yield number
 
 

@@ -189,10 +189,15 @@ class Store:
         scores.replace_by(self, (scores.checked("samples", rows) for rows in blocks), metrics_of)
 
     def samples(
-        self, cells: Iterable[str] | None = None, columns: Sequence[str] | None = None, coded: bool = False
+        self,
+        cells: Iterable[str] | None = None,
+        columns: Sequence[str] | None = None,
+        coded: bool = False,
+        metrics: Collection[str] | None = None,
     ) -> pa.Table:
-        """Metric values per sample, of all scored cells and all columns unless given. coded: texts as dictionaries."""
-        return self.load("samples", cells, columns, coded)
+        """Metric values per sample, of all scored cells, all columns and all metrics unless given. coded: texts as
+        dictionaries."""
+        return self.load("samples", cells, columns, coded, metrics)
 
     def metrics(self, cells: Iterable[str] | None = None, columns: Sequence[str] | None = None) -> pa.Table:
         """Metrics per cell, of all scored cells and all columns unless given."""
@@ -322,10 +327,11 @@ class Store:
         columns: Sequence[str],
         cells: Collection[str] | None,
         coded: bool = False,
+        metrics: Collection[str] | None = None,
     ) -> pa.Table:
         """`parts.load`, with a warning about files that carry no checksums."""
         with self._telling_unchecked():
-            return parts.load(table, list_files, columns, cells, self.unchecked, coded)
+            return parts.load(table, list_files, columns, cells, self.unchecked, coded, metrics)
 
     def read_file(self, table: str, path: Path, columns: Sequence[str], coded: bool = False) -> pa.Table:
         """The rows of one file. Raises FileNotFoundError where it is gone, StoreError where it is damaged."""
@@ -346,7 +352,12 @@ class Store:
             )
 
     def load(
-        self, table: str, cells: Iterable[str] | None, columns: Sequence[str] | None = None, coded: bool = False
+        self,
+        table: str,
+        cells: Iterable[str] | None,
+        columns: Sequence[str] | None = None,
+        coded: bool = False,
+        metrics: Collection[str] | None = None,
     ) -> pa.Table:
         """Rows of `cells`, `samples` or `metrics` that count (see `layers.py`), of all cells and all columns unless given.
         coded: texts as dictionaries."""
@@ -354,7 +365,7 @@ class Store:
         asked = SCHEMAS[table].names if columns is None else _known(table, columns)
         names = list(dict.fromkeys([*asked, "cell"]))
         wanted = None if cells is None else set(cells)
-        return layers.load(self.root, table, names, wanted, partial(self.read, coded=coded)).select(asked)
+        return layers.load(self.root, table, names, wanted, partial(self.read, coded=coded), metrics).select(asked)
 
     def pack(self, slim: bool = False) -> int:
         """Few large files per table instead of one per cell or part: small enough to publish. Reading is the same, and what

@@ -47,13 +47,15 @@ def build(
     aggregators: metric -> aggregate, where it is not the one known by the metric's name.
     Raises ConfigError when a filter names what the rows do not hold, StoreError when rows contradict each other.
     """
+    import pandas as pd
+
     if rows.samples.empty:
         raise ConfigError("There are no scored rows to make a table of: run the same command again with stage=score.")
     check(rows.cells, rows.samples)
     rows = replace(rows, cells=with_limits(_of_trained(rows.cells)))
     keep = choose(rows.cells["dataset"], datasets, "dataset") & choose(rows.cells["protocol"], protocols, "protocol")
     keep &= choose(rows.cells["reading"], readings, "reading") | rows.cells["reading"].isna()
-    choose(rows.samples["metric"].drop_duplicates(), metrics, "metric")
+    choose(pd.Series(list(rows.names), dtype=object), metrics, "metric")
     parts = _Parts(rows, aggregators or {})
     cells = rows.cells.assign(place=np.arange(len(rows.cells)), latest=latest(rows.cells))[keep]
     tables = []

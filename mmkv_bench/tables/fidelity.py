@@ -27,7 +27,7 @@ COLUMNS = {
 
 def names(metrics: Sequence[str] | None, rows: Rows) -> list[str] | None:
     """A list of metrics in which `fidelity` stands for those of its metrics that the rows hold."""
-    held = [name for name in FIDELITY if (rows.samples["metric"] == name).any()]
+    held = [name for name in FIDELITY if name in rows.names]
     return (
         None
         if metrics is None
@@ -45,7 +45,7 @@ def fidelity_markdown(
 
     Raises ConfigError when no answer of the rows was held against full's.
     """
-    found = [name for name in COLUMNS if (rows.samples["metric"] == name).any()]
+    found = [name for name in COLUMNS if name in rows.names]
     if not found:
         raise ConfigError(
             "These rows hold no fidelity: they were made with fidelity=off, with sharing=off, without `full`, or before it "

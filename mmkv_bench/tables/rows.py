@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.errors import ConfigError, StoreError, nearest
+from mmkv_bench.statistics.metric_kinds import FIDELITY
 from mmkv_bench.tables import audit, free
 
 if TYPE_CHECKING:
@@ -51,7 +52,8 @@ RESPONSE_COLUMNS = ("cell", "sample_id", "status", "fallback", "finish_reason", 
 class Rows:
     """The frames of one store. `responses` and `metrics` may be empty; then what they would mark is not marked.
 
-    full: the answers of `full` alone, columns of `free.COLUMNS`; None where nobody has read them.
+    full: the answers of `full` alone, columns of `free.COLUMNS`; None where nobody has read them. held: the metrics that the
+    store has rows of, where `samples` are not those of all.
     """
 
     cells: pd.DataFrame
@@ -59,25 +61,50 @@ class Rows:
     responses: pd.DataFrame
     metrics: pd.DataFrame
     full: pd.DataFrame | None = None
+    held: Sequence[str] | None = None
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The metrics that the store has rows of."""
+        return list(self.samples["metric"].drop_duplicates()) if self.held is None else self.held
 
 
 class ReadOnce:
     """The rows of a store's cells (None: of all), each table read when it is first asked for and never again.
 
-    further: columns of `responses` beside those that tables read.
+    further: columns of `responses` beside those that tables read. fidelity: the metrics of fidelity whose scores are read
+    beside those of all others; None: all of them.
     """
 
-    def __init__(self, store: Store, cells: Collection[str] | None = None, further: Sequence[str] = ()) -> None:
-        self.store, self.names, self._further = store, cells, further
+    def __init__(
+        self,
+        store: Store,
+        cells: Collection[str] | None = None,
+        further: Sequence[str] = (),
+        fidelity: Collection[str] | None = None,
+    ) -> None:
+        self.store, self.names, self._further, self._fidelity = store, cells, further, fidelity
 
     @cached_property
     def responses(self) -> pa.Table:
-        columns = dict.fromkeys([*RESPONSE_COLUMNS, *free.COLUMNS, *self._further])
+        columns = dict.fromkeys([*RESPONSE_COLUMNS, *self._further])
         return self.store.responses(self.names, list(columns), coded=True)
 
     @cached_property
+    def held(self) -> list[str] | None:
+        """The metrics that there are scores of, where not all scores are read."""
+        if self._fidelity is None:
+            return None
+        return sorted(self.store.samples(self.names, ["metric"], coded=True)["metric"].unique().to_pylist())
+
+    @cached_property
     def samples(self) -> pa.Table:
-        return self.store.samples(self.names, SAMPLE_COLUMNS, coded=True)
+        wanted = [name for name in self.held or () if name not in FIDELITY or name in (self._fidelity or ())]
+        return self.store.samples(self.names, SAMPLE_COLUMNS, coded=True, metrics=wanted or None)
+
+    def full(self, cells: Collection[str]) -> pa.Table:
+        """What the cells of `full`, which these are, said."""
+        return self.store.responses(cells, free.COLUMNS)
 
     @cached_property
     def metrics(self) -> pa.Table:
@@ -88,8 +115,9 @@ class ReadOnce:
         return self.store.cells(self.names)
 
 
-def load(root: Path | str, cells: Collection[str] | None = None) -> Rows:
-    """Rows of the store at `root`: of all its cells, or of those named (a run's own).
+def load(root: Path | str, cells: Collection[str] | None = None, fidelity: Collection[str] | None = None) -> Rows:
+    """Rows of the store at `root`: of all its cells, or of those named (a run's own). fidelity: see `ReadOnce`; six of every
+    seven scores are of fidelity, and most tables show none.
 
     Raises ConfigError when there is no such folder, when it holds no rows, or when none of its answers is scored.
     """
@@ -98,7 +126,7 @@ def load(root: Path | str, cells: Collection[str] | None = None) -> Rows:
     root = Path(root)
     if not root.is_dir():
         raise ConfigError(f"There is no rows folder at '{root}': give the folder that a run printed as its rows.")
-    return frames(ReadOnce(Store(root), cells))
+    return frames(ReadOnce(Store(root), cells, fidelity=fidelity))
 
 
 def frames(rows: ReadOnce) -> Rows:
@@ -107,7 +135,8 @@ def frames(rows: ReadOnce) -> Rows:
 
     root = rows.store.root
     samples, described = frame(rows.samples), rows.cells.to_pandas()
-    responses, full = _answers(rows.responses, described)
+    responses = frame(rows.responses.select(RESPONSE_COLUMNS))
+    full = rows.full(set(described["cell"][described["base"] == BASELINE])).to_pandas()
     pa.default_memory_pool().release_unused()  # what reading took and these frames do not hold
     if samples.empty and responses.empty:
         raise ConfigError(f"'{root}' holds no result rows: give the folder that a run printed as its rows.")
@@ -115,25 +144,7 @@ def frames(rows: ReadOnce) -> Rows:
         raise ConfigError(
             f"'{root}' holds {len(responses)} answers but no scores: run the same command again with stage=score."
         )
-    return Rows(described, samples, responses, rows.metrics.to_pandas(), full)
-
-
-def _answers(answers: pa.Table, described: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """(the responses, those of `full` with what it said)."""
-    import pyarrow as pa
-
-    from mmkv_bench.store.parts import is_in
-
-    of_full = pa.array(described["cell"][described["base"] == BASELINE], pa.string())
-    full = answers.filter(is_in(answers["cell"], of_full)).select(free.COLUMNS)
-    full = full.cast(pa.schema([field.with_type(_plain(field.type)) for field in full.schema])).to_pandas()
-    return frame(answers.select(RESPONSE_COLUMNS)), full
-
-
-def _plain(kind: pa.DataType) -> pa.DataType:
-    import pyarrow as pa
-
-    return kind.value_type if pa.types.is_dictionary(kind) else kind
+    return Rows(described, samples, responses, rows.metrics.to_pandas(), full, rows.held)
 
 
 def frame(table: pa.Table) -> pd.DataFrame:

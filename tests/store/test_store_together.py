@@ -120,6 +120,22 @@ def test_scores_that_come_cell_by_cell_are_those_that_come_at_once(tmp_path):
         store.write_scores_by((tables([cell], 0.1)[0] for cell in MANY[:2]), lambda _: metrics)
 
 
+def test_scores_of_some_metrics_are_hidden_by_newer_ones_of_any(tmp_path):
+    """A cell's newer file without a metric hides older, packed scores of that metric, whichever metric is asked for."""
+    store = Store(tmp_path)
+    for value, metric in ((0.1, "other"), (0.2, "exact_match")):
+        samples, metrics = tables(MANY[:3], value)
+        named = pa.array([metric] * samples.num_rows)
+        store.write_scores_of(samples.set_column(samples.schema.get_field_index("metric"), "metric", named), metrics)
+        assert store.samples(metrics=[metric]).num_rows == 6 and store.samples(metrics=["another"]).num_rows == 0
+        assert store.samples(metrics=[metric], coded=True).num_rows == 6
+        store.pack() if metric == "other" else None
+    assert store.samples(metrics=["other"]).num_rows == 0
+    store.write_scores_of(*tables(MANY, 0.3))
+    assert store.samples(metrics=["exact_match"])["value"].unique().to_pylist() == [0.3]
+    assert store.samples(MANY[:2], metrics=["exact_match", "other"]).num_rows == 4
+
+
 def test_later_scores_count_also_where_clocks_disagree(tmp_path, monkeypatch):
     now, store = time.time_ns(), Store(tmp_path)
     for late, value in ((10**12, 0.1), (0, 0.2)):  # the second machine's clock is a quarter of an hour behind

@@ -93,6 +93,7 @@ def _costs(given: argparse.Namespace, costs: Sequence[Cost]) -> str:
 
 def _scores(given: argparse.Namespace, metrics: Sequence[str] | None) -> str:
     from mmkv_bench.tables.asked import narrowed
+    from mmkv_bench.statistics.metric_kinds import FIDELITY
     from mmkv_bench.tables.build import build
     from mmkv_bench.tables.cost_names import refuse_unknown
     from mmkv_bench.tables.fidelity import GROUP, fidelity_markdown, names
@@ -103,11 +104,12 @@ def _scores(given: argparse.Namespace, metrics: Sequence[str] | None) -> str:
     from mmkv_bench.tables.rows import load
     from mmkv_bench.tables.task_ranks import ranks_markdown
 
-    rows = load(given.rows)
+    shown = {name for metric in metrics or () for name in (FIDELITY if metric == GROUP else (metric,))}
+    rows = load(given.rows, fidelity=shown)
     if metrics == [GROUP] and given.format == "md":
         return fidelity_markdown(rows, given.dataset, given.protocol, given.reading)
     wanted = names(metrics, rows)
-    refuse_unknown(wanted or (), rows.samples["metric"].drop_duplicates())
+    refuse_unknown(wanted or (), rows.names)
     tables = build(rows, datasets=given.dataset, protocols=given.protocol, readings=given.reading, metrics=wanted)
     compare = bool(given.methods or given.against)
     if compare or given.budgets:
