@@ -25,6 +25,11 @@ COLUMNS = {
 }
 
 
+def among(metrics: Sequence[str]) -> set[str]:
+    """The metrics of fidelity that a list asks for."""
+    return set(FIDELITY) if GROUP in metrics else set(FIDELITY).intersection(metrics)
+
+
 def names(metrics: Sequence[str] | None, rows: Rows) -> list[str] | None:
     """A list of metrics in which `fidelity` stands for those of its metrics that the rows hold."""
     held = [name for name in FIDELITY if name in rows.names]

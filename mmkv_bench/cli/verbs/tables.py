@@ -93,10 +93,9 @@ def _costs(given: argparse.Namespace, costs: Sequence[Cost]) -> str:
 
 def _scores(given: argparse.Namespace, metrics: Sequence[str] | None) -> str:
     from mmkv_bench.tables.asked import narrowed
-    from mmkv_bench.statistics.metric_kinds import FIDELITY
     from mmkv_bench.tables.build import build
     from mmkv_bench.tables.cost_names import refuse_unknown
-    from mmkv_bench.tables.fidelity import GROUP, fidelity_markdown, names
+    from mmkv_bench.tables.fidelity import GROUP, among, fidelity_markdown, names
     from mmkv_bench.tables.latex import latex
     from mmkv_bench.tables.macro import gate_configs, group_markdown, group_tables, groups_of
     from mmkv_bench.tables.raw import csv_cells, csv_pairs
@@ -104,8 +103,7 @@ def _scores(given: argparse.Namespace, metrics: Sequence[str] | None) -> str:
     from mmkv_bench.tables.rows import load
     from mmkv_bench.tables.task_ranks import ranks_markdown
 
-    shown = {name for metric in metrics or () for name in (FIDELITY if metric == GROUP else (metric,))}
-    rows = load(given.rows, fidelity=shown)
+    rows = load(given.rows, fidelity=among(metrics or ()))
     if metrics == [GROUP] and given.format == "md":
         return fidelity_markdown(rows, given.dataset, given.protocol, given.reading)
     wanted = names(metrics, rows)
