@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Okabe and Ito's colours, told apart with every common colour vision; shapes repeat the distinction without colour.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D1F", "#5B3A8E")
-_SHAPES = "osD^vP*X"
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D1F", "#5B3A8E")
+SHAPES = "osD^vP*X"
 _FIXED = {BASELINE: ("black", "*"), "random": ("#7F7F7F", "x")}
 _DIFFERS_BY_PANEL = ("n=", "dataset_fingerprint=")
 
@@ -95,8 +95,8 @@ def looks_of(kinds: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     others = [label for label, base in sorted(kinds.items()) if base not in _FIXED]
     found = {label: _FIXED[base] for label, base in kinds.items() if base in _FIXED}
     for place, label in enumerate(others):
-        turn, step = divmod(place, len(_COLOURS))
-        found[label] = _COLOURS[step], _SHAPES[(step + turn) % len(_SHAPES)]
+        turn, step = divmod(place, len(COLOURS))
+        found[label] = COLOURS[step], SHAPES[(step + turn) % len(SHAPES)]
     return found
 
 

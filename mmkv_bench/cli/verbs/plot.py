@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mmkv_bench.cli.grammar import Listed, Parser, count, rows_folder
+from mmkv_bench.cli.verbs.diagnose import MEASURED as DIAGNOSED
 from mmkv_bench.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
     from mmkv_bench.tables.costs import CostTable
     from mmkv_bench.tables.table import Table
 
-SUMMARY = "draw rows: accuracy against budget, latency against length, accuracy against bytes and ms/token"
-KINDS = ("budget", "length", "front")
+SUMMARY = "draw rows: accuracy against budget, latency against length, accuracy against costs, diagnostics as papers have them"
+KINDS = ("budget", "length", "front", "removal", *DIAGNOSED)
 
 
 def options(parser: Parser) -> None:
@@ -28,10 +29,11 @@ def options(parser: Parser) -> None:
         "kind",
         choices=KINDS,
         help="budget: scores against the budget; length: a cost against the length of the prompt, with the roofline where the "
-        "device was measured; front: scores against costs, one point a cell, the Pareto front drawn",
+        "device was measured; front: scores against costs, one point a cell, the Pareto front drawn; removal: scores against "
+        "the share of entries that FlashCache removed; others: the diagnostic of that name, as its paper's figure has it",
     )
     parser.add_argument(
-        "rows", type=Path, help="rows folder that a run printed; of scores, or for `length` of efficiency"
+        "rows", type=Path, help="rows folder that a run printed; of scores, for `length` of efficiency, of diagnostics"
     )
     parser.add_argument(
         "--out", type=Path, required=True, metavar="PATH", help="without suffix; makes PATH.png and PATH.svg"
@@ -60,6 +62,7 @@ def options(parser: Parser) -> None:
         "mmkv-bench plot budget results/tiny/large --out large",
         "mmkv-bench plot length runs/speed --out latency",
         "mmkv-bench plot front runs/demo --costs runs/speed --tokens 512 --out front",
+        "mmkv-bench plot lorenz runs/figures --out lorenz",
     )
 
 
@@ -67,7 +70,8 @@ def answer(given: argparse.Namespace) -> int:
     """Draw it and print the files' names; what is left out of the picture is said."""
     from mmkv_bench.tables.figure import save
 
-    figure, said = {"budget": _budget, "length": _length, "front": _front}[given.kind](given)
+    own = {"budget": _budget, "length": _length, "front": _front, "removal": _removal}
+    figure, said = own.get(given.kind, _diagnostic)(given)
     for path in save(figure, given.out):
         print(path)
     for sentence in said:
@@ -79,6 +83,20 @@ def _budget(given: argparse.Namespace) -> tuple[Figure, list[str]]:
     from mmkv_bench.tables.figure import accuracy_figure
 
     return accuracy_figure(_chosen(given)), []
+
+
+def _removal(given: argparse.Namespace) -> tuple[Figure, list[str]]:
+    from mmkv_bench.tables.removal_figure import removal_figure
+
+    given.budgets = given.budgets or "fraction"
+    return removal_figure(_chosen(given)), []
+
+
+def _diagnostic(given: argparse.Namespace) -> tuple[Figure, list[str]]:
+    from mmkv_bench.tables.diagnostic_figure import diagnostic_figure
+    from mmkv_bench.tables.diagnostic_rows import panels
+
+    return diagnostic_figure(panels(rows_folder(given.rows), given.kind, given.dataset)), []
 
 
 def _length(given: argparse.Namespace) -> tuple[Figure, list[str]]:
