@@ -18,7 +18,7 @@ from mmkv_bench.papers.measures import has_numbers
 from mmkv_bench.papers.printed import COMPARABLE, Printed
 from mmkv_bench.papers.spec import Cell, Spec
 from mmkv_bench.papers.verdict import AGREES, CONFIRMED, CONTRADICTED, DIFFERS, UNDECIDED
-from mmkv_bench.tables.latex import escape
+from mmkv_bench.tables.latex import escape, stacked
 from mmkv_bench.tables.render import aligned
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ CSV = (
     *("line", "difference", "verdict", "needed", "drop", "drop_counts", "command", "layers"),
 )
 _MANY = 6
+_FITTED = r"\ifdim\wd0>\linewidth \resizebox{\linewidth}{!}{\box0}\else\leavevmode\box0\fi"
 _EQUAL = 1e-9  # ends of an interval that are no further apart say nothing of digits
 
 
@@ -68,7 +69,9 @@ def render(pages: Sequence[Page], form: str) -> str:
         return _csv(pages)
     if form == "html":
         return "\n".join([_HEAD, *(_html(page) for page in pages), "</html>", ""])
-    return "\n".join(_latex(page) if form == "latex" else _markdown(page) for page in pages)
+    if form == "latex":
+        return "% needs booktabs and graphicx\n" + stacked([_latex(page) for page in pages])
+    return "\n".join(_markdown(page) for page in pages)
 
 
 def frame(pages: Sequence[Page]) -> pd.DataFrame:
@@ -290,10 +293,10 @@ def _latex(page: Page) -> str:
     lines.append(rf"\label{{tab:{page.spec.id.replace('_', '-').replace('.', '-')}}}")
     for label, header, rows in _grid(page):
         lines += [rf"\par\smallskip {escape(label)}\par"] if label else []
-        lines += [rf"\begin{{tabular}}{{l{'l' * (len(header) - 1)}}}", r"\toprule"]
+        lines += [r"\setbox0=\hbox{%", rf"\begin{{tabular}}{{l{'l' * (len(header) - 1)}}}", r"\toprule"]
         lines += [" & ".join(map(escape, header)) + r" \\", r"\midrule"]
         lines += [" & ".join(map(escape, row)) + r" \\" for row in rows]
-        lines += [r"\bottomrule", r"\end{tabular}"]
+        lines += [r"\bottomrule", r"\end{tabular}}%", _FITTED]
     lines.append(r"\par\smallskip\raggedright " + r" \\ ".join(escape(note) for note in notes(page)))
     return "\n".join([*lines, r"\end{table}", ""])
 

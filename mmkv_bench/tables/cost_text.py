@@ -10,7 +10,7 @@ from typing import Any
 from mmkv_bench.statistics.intervals import LEVEL
 from mmkv_bench.tables.cost_names import Cost
 from mmkv_bench.tables.costs import CostEntry, CostTable
-from mmkv_bench.tables.latex import escape
+from mmkv_bench.tables.latex import escape, stacked
 from mmkv_bench.tables.notes import axis_words, context_words, line_label, where
 from mmkv_bench.tables.raw import as_csv
 from mmkv_bench.tables.render import aligned
@@ -35,7 +35,7 @@ def cost_markdown(tables: Sequence[CostTable], *, intervals: bool = True) -> str
 
 def cost_latex(tables: Sequence[CostTable], *, intervals: bool = True) -> str:
     r"""All tables, each a `table` environment with caption and notes, for `\usepackage{booktabs}`."""
-    return "\n".join(_latex(table, tables, intervals) for table in tables)
+    return stacked([_latex(table, tables, intervals) for table in tables])
 
 
 def cost_csv(tables: Sequence[CostTable]) -> str:

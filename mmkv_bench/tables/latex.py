@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mmkv_bench.tables.compare import separated_pairs
-from mmkv_bench.tables.notes import BEFORE_CUT, OVER, PREFILL, caption, line_label, notes, title
+from mmkv_bench.tables.notes import BEFORE_CUT, OVER, PACKED, PREFILL, RETRIEVED, caption, line_label, notes, title
 from mmkv_bench.tables.render import (
     PAIRS,
     RANKS,
@@ -36,12 +36,21 @@ _SPECIAL = {
     OVER: r"\dag{}",
     PREFILL: r"\S{}",
     BEFORE_CUT: r"\P{}",
+    PACKED: r"\ddag{}",
+    RETRIEVED: r"\ensuremath{\diamond}",
 }
+_FLOATS = 10
 
 
 def escape(text: str) -> str:
     """Plain text as LaTeX text."""
     return "".join(_SPECIAL.get(character, character) for character in text)
+
+
+def stacked(tables: Sequence[str]) -> str:
+    """Tables behind each other; LaTeX gives up where 18 floats wait for a page, as they do without text between them."""
+    ends = {*range(_FLOATS, len(tables), _FLOATS)}
+    return "\n".join(table + ("\\clearpage\n" if number in ends else "") for number, table in enumerate(tables, 1))
 
 
 def latex(tables: Sequence[Table], *, intervals: bool = True, pairs: bool = False) -> str:
@@ -51,7 +60,7 @@ def latex(tables: Sequence[Table], *, intervals: bool = True, pairs: bool = Fals
         blocks.append(_scores(table, tables, intervals))
         if pairs:
             blocks.append(_pairs(table))
-    return "\n".join(blocks)
+    return stacked(blocks)
 
 
 def _scores(table: Table, tables: Sequence[Table], intervals: bool) -> str:

@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import shutil
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -261,18 +260,3 @@ def test_every_format_has_every_cell_and_none_is_blank(tmp_path):
     assert all(line["command"].startswith("mmkv-bench ") for line in lines if line["state"] == "not run")
     assert not any(cell.strip() == "" for line in shown["md"].splitlines() if line.startswith("| ")
                    for cell in line.strip("|").split("|")[1:])  # fmt: skip
-
-
-def test_latex_compiles(tmp_path):
-    program = shutil.which("pdflatex") or shutil.which("tectonic") or shutil.which("lualatex")
-    if program is None:
-        pytest.skip("no LaTeX here (pdflatex, tectonic or lualatex)")
-    body = render([page(table=name) for name in ("flashcache_table05", "prefixkv_table13")], "latex")
-    file = tmp_path / "tables.tex"
-    file.write_text(
-        "\\documentclass{article}\n\\usepackage{booktabs}\n\\begin{document}\n" + body + "\\end{document}\n"
-    )
-    done = subprocess.run(
-        [program, "-interaction=nonstopmode", "-halt-on-error", file.name], cwd=tmp_path, capture_output=True
-    )
-    assert done.returncode == 0, done.stdout.decode()[-2000:]

@@ -1,0 +1,46 @@
+"""Promise: LaTeX of tables compiles: every mark, every character of their words, and as many of them as there are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mmkv_bench.papers.fill import fill
+from mmkv_bench.papers.match import Evidence
+from mmkv_bench.papers.page import render
+from mmkv_bench.papers.spec import load
+from mmkv_bench.tables import notes
+from mmkv_bench.tables.latex import escape, stacked
+from tests.cli.setting import verb
+from tests.latex import compiled
+
+TINY = Path(__file__).resolve().parents[2] / "results" / "tiny"
+MARKS = (notes.OVER, notes.PREFILL, notes.BEFORE_CUT, notes.PACKED, notes.RETRIEVED)
+
+
+def test_marks_special_characters_and_many_tables_compile(tmp_path):
+    words = escape("".join(MARKS) + r" \ { } _ % & # $ ^ ~ < > [0.1, 0.2]")
+    assert words.isascii()
+    one = f"\\begin{{table}}\\caption{{{words}}}\\begin{{tabular}}{{l}}{words}\\\\\\end{{tabular}}\\end{{table}}\n"
+    compiled(stacked([one] * 40), tmp_path)
+    paper = fill(load("mmshift_table01"), Evidence.of([]))
+    said = compiled(render([paper, fill(load("prefixkv_table13"), Evidence.of([]))], "latex"), tmp_path)
+    assert "Overfull \\hbox" not in said, "a wide table is made to fit"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("which", ["all", "standins"])
+def test_every_table_of_the_papers_compiles(which, tmp_path, capsys):
+    assert verb("papers")([which, "--format", "latex"]) == 0
+    said = compiled(capsys.readouterr().out, tmp_path)
+    assert "Overfull \\hbox" not in said and "Float too large" not in said
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "rows", [["methods"], ["ablations", "--pairs"], ["efficiency", "--metric", "tpot_s,peak"]], ids=str
+)
+def test_every_committed_table_compiles(rows, tmp_path, capsys):
+    assert verb("tables")([str(TINY / rows[0]), *rows[1:], "--format", "latex"]) == 0
+    compiled(capsys.readouterr().out, tmp_path)
