@@ -47,7 +47,7 @@ def run(config: DictConfig) -> int:
     print(card(plan, len(todo)), flush=True)
     ran = _tracked(plan, store, found, track) if todo else 0
     code = _close(plan, store, found, ran, time.perf_counter() - started)
-    summarise(config, plan.cells, store, ran > 0)
+    summarise(config, store, ran > 0)
     return code
 
 

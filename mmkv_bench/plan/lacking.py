@@ -16,6 +16,8 @@ from mmkv_bench.models.fingerprint import cached_folder
 from mmkv_bench.models.source import HUB, Source
 
 if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
     from mmkv_bench.plan.plan import Plan
     from mmkv_bench.plan.standing import Standing
     from mmkv_bench.store.store import Store
@@ -45,7 +47,7 @@ class Disk:
 
 def lacking(plan: Plan, disk: Disk) -> list[Lack]:
     """Of an outline; empty where a run can start without a connection."""
-    found = [Lack("weights", what) for what in _weights(plan)]
+    found = weights_lacking(plan.config.model)
     found += [Lack("data", what) for what in _data(plan)]
     found += [Lack("calibration", what) for what in plan.uncalibrated]
     found += [Lack("judge", what) for what in _judges(plan)]
@@ -54,22 +56,24 @@ def lacking(plan: Plan, disk: Disk) -> list[Lack]:
     return found
 
 
-def _weights(plan: Plan) -> Iterator[str]:
-    source = Source.of(plan.config.model)
+def weights_lacking(model: DictConfig) -> list[Lack]:
+    """Of the `model` node of a configuration: files of a hub repository that the cache has not."""
+    source = Source.of(model)
     if source.kind != HUB:
-        return  # files of a folder were read to plan, random weights are made
-    folder = cached_folder(source.place, plan.config.model.revision)
+        return []  # files of a folder were read to plan, random weights are made
+    folder = cached_folder(source.place, model.revision)
     get = f"`hf download {source.place}` gets them into HF_HOME, or model.weights=<folder>"
     if folder is None:
-        yield f"{source.place} is not in the hub cache; {get}"
-        return
+        return [Lack("weights", f"{source.place} is not in the hub cache; {get}")]
     index = folder / "model.safetensors.index.json"
     names = {"model.safetensors"}
     if index.exists():
         names = set(json.loads(index.read_text())["weight_map"].values())
     absent = sorted(name for name in names if not (folder / name).exists())
-    if absent:
-        yield f"{len(absent)} of {len(names)} files of {source.place} are not in the hub cache ({absent[0]}); {get}"
+    if not absent:
+        return []
+    files = f"{len(absent)} of {len(names)} files of {source.place}"
+    return [Lack("weights", f"{files} are not in the hub cache ({absent[0]}); {get}")]
 
 
 def _data(plan: Plan) -> Iterator[str]:
@@ -108,8 +112,12 @@ def told(disk: Disk, lacks: list[Lack], place: Path) -> str:
     """Both as lines of a plan's text."""
     how = f"measured: {disk.row:,.0f} bytes each" if disk.measured else f"taken as {ROW:,} bytes each, none is stored"
     lines = [f"disk       {_size(disk.rows)} for the missing rows ({how}); {_size(disk.free)} free at {place}"]
-    lines += [f"lacking    {lack.kind}: {lack.what}" for lack in lacks]
-    return "\n".join(lines if lacks else [*lines, "lacking    nothing: the run can start without a connection"])
+    return "\n".join([*lines, *(said(lacks) or ["lacking    nothing: the run can start without a connection"])])
+
+
+def said(lacks: list[Lack]) -> list[str]:
+    """As lines of a plan's text."""
+    return [f"lacking    {lack.kind}: {lack.what}" for lack in lacks]
 
 
 def _size(count: float) -> str:

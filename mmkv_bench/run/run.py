@@ -103,7 +103,7 @@ def carry_out(plan: Plan) -> int:
     seconds, asked = time.perf_counter() - started, summary(judge, report.metrics)
     report.close(todo if generating else dict.fromkeys(todo, 0), scored, failed, seconds, asked, stopped)
     if config.logger.kind != "none" and scoring and not stopped and not plan.unanswered(store):
-        summarise(config, plan.cells, store, generating or bool(scored))
+        summarise(config, store, generating or bool(scored))
     return 1 if failed or stopped else 0
 
 

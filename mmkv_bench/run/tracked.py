@@ -57,12 +57,17 @@ def _joined(values: Iterable[Any]) -> str:
     return ",".join(dict.fromkeys(map(str, values)))
 
 
-def summarise(config: DictConfig, cells: Sequence[Cell], store: Store, worked: bool) -> None:
-    """Show what the rows of a run's folder came to, once for all processes and attempts that made them; a run that found nothing
-    to do (not `worked`) writes nothing where nothing was shown before."""
+_SUMMARY = ("model", "dtype", "attention", "device", "dataset", "method", "budget", "protocol", "reading", "seed")
+"""Keys of a summary's configuration; of its rows and of no run, since several may have made them."""
+
+
+def summarise(config: DictConfig, store: Store, worked: bool) -> None:
+    """Show what the rows of a run's folder came to, once for all runs, processes and attempts that made them; a run that found
+    nothing to do (not `worked`) writes nothing where nothing was shown before."""
     if config.logger.kind == "none" or not (worked or (store.root / "wandb").is_dir()):
         return
     from mmkv_bench.tables.viewed import viewed
 
-    about = {key: value for key, value in described(config, cells).items() if key not in ("shard", "run", "cells")}
-    show_summary(settings(config), store.root, about, viewed(store), bool(config.logger.cells))
+    lines = viewed(store)
+    about = {key: _joined(line[key] for line in lines if line[key] is not None) for key in _SUMMARY}
+    show_summary(settings(config), store.root, about, lines, bool(config.logger.cells))

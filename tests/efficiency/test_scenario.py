@@ -34,6 +34,7 @@ from tests.efficiency.conftest import BANDWIDTH, RATE
 from tests.generation import common
 from tests.run.setting import done, go, tree
 from tests.second_device import far, second_device, there
+from tests.wandb_double import installed
 
 ASKED = ["scenario=efficiency", "method=snapkv", "budget=24", "lengths=[40,96]", "repeats=2", "new_tokens=4"]
 
@@ -362,3 +363,22 @@ def test_a_store_of_failures_alone_is_summed_up_too(ran):
         assert [(line["status"], line["repeats"], line["tpot_median"], line["mbu"]) for line in lines] == [
             ("oom", 0, None, None)
         ] * 4
+
+
+@pytest.mark.full
+def test_wandb_shows_each_pass_and_what_cells_came_to_once(tmp_path, monkeypatch):
+    met, root = installed(monkeypatch, tmp_path), tmp_path / "rows"
+    words = [word for word in ASKED if not word.startswith(("lengths", "repeats"))]
+    done(root, *words, "lengths=[40]", "repeats=1", "logger=wandb")
+    logged = {key: value for what, values in met() if what == "log" for key, value in values.items()}
+    ((columns, lines),) = [values["results"] for what, values in met() if what == "log" and "results" in values]
+    table = [dict(zip(columns, line, strict=True)) for line in lines]
+    assert {line["method"] for line in table} == {"full", "snapkv"} and {line["score"] for line in table} == {None}
+    for line in table:
+        label = f"{line['dataset']}/{'full' if line['method'] == 'full' else 'snapkv@24'}/40x1"
+        for name in ("ttft_s", "tpot_s", "peak_bytes"):
+            assert line[name] == logged[f"{label}/{name}"] > 0
+        assert (line["prompt_tokens"], line["batch"], line["failures"]) == (40, 1, 0)
+    before = met()
+    done(root, *words, "lengths=[40]", "repeats=1", "logger=wandb")
+    assert met() == before

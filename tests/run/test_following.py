@@ -1,4 +1,4 @@
-"""A tracker is told of every cell's answers and failures, and of times that are the cell's own."""
+"""Promise: a tracker is told each cell's own numbers now and then and at the end; a scorer that fails ends its scores alone."""
 
 from __future__ import annotations
 
@@ -9,44 +9,65 @@ import numpy as np
 from mmkv_bench.run import following
 from mmkv_bench.run.following import Following
 
-PART = SimpleNamespace(
-    dataset="pages",
-    cells=[SimpleNamespace(cell="c0", label="full"), SimpleNamespace(cell="c1", label="snapkv@16")],
-)
-# Three samples: one is answered by both cells, of which one failed.
-STATUSES = np.array([[0, -1, -1], [1, -1, -1]], np.int8)
-STANDING = SimpleNamespace(answered=lambda part: STATUSES >= 0, statuses=lambda part: STATUSES)
+CELLS = [SimpleNamespace(cell=name, label=f"{name}@8") for name in ("a", "b")]
+PART = SimpleNamespace(dataset="d", cells=CELLS)
+NONE = SimpleNamespace(answered=lambda part: np.zeros((2, 4), bool), statuses=lambda part: np.full((2, 4), -1))
 
 
-def row(cell: str, **more) -> dict:
-    return {"cell": cell, "status": "ok", "measured": "own", "ttft_s": None, "tpot_s": None, "n_tokens": 4, **more}
+class Told(list):
+    log = list.append
 
 
-def test_cells_are_counted_from_what_is_stored_and_own_times_stand_under_them(monkeypatch):
-    monkeypatch.setattr(following, "EVERY", 1e9)
-    for measured in ("own", "group"):
-        told = []
-        follow = Following(PART, STANDING, 2, SimpleNamespace(log=told.append))
-        follow._told = 0.0  # told a moment ago
-        more = {"measured": measured}
-        follow.add([row("c0", ttft_s=1.0, peak_resident_bytes=7, **more), row("c1", ttft_s=2.0, **more)])
-        failed = row("c1", status="oom", n_tokens=None, **more)
-        follow.add([row("c0", ttft_s=3.0, tpot_s=0.5, peak_resident_bytes=5, **more), failed])
-        assert [{name for name in one if name.count("/") > 1} == set() for one in told] == [True, False]
-        cells = {name: value for name, value in told[-1].items() if name.count("/") > 1}
-        assert cells == {
-            "pages/full/answers": 3,
-            "pages/full/failures": 0,
-            "pages/snapkv@16/answers": 3,
-            "pages/snapkv@16/failures": 2,
-        } | (
-            {
-                "pages/full/ttft_s": 2.0,
-                "pages/full/tpot_s": 0.5,
-                "pages/full/peak_resident_bytes": 7,
-                "pages/snapkv@16/ttft_s": 2.0,
-            }
-            if measured == "own"
-            else {}
-        )
-        assert told[-1]["pages/n_tokens"] == 4 and told[-1]["pages/failed"] == 0.5
+class Scores:
+    def __init__(self, fails_at: int | None = None) -> None:
+        self.asked: list = []
+        self.fails_at = fails_at
+
+    def of(self, answers):
+        self.asked.append(answers)
+        if len(self.asked) == self.fails_at:
+            raise RuntimeError("no scorer")
+        return [{"hit": float(text == "right")} for _, text in answers]
+
+
+def rows(doc_id: int, a: str, b: str | None) -> list[dict]:
+    return [
+        {"cell": cell, "doc_id": doc_id, "answer": text, "status": "ok" if text else "oom", "measured": "group"}
+        for cell, text in (("a", a), ("b", b))
+    ]
+
+
+def test_scores_run_over_answers_that_are_there_each_text_scored_once(monkeypatch):
+    monkeypatch.setattr(following, "EVERY", 0.0)
+    monkeypatch.setattr(following, "SCORING", 0.0)
+    told, scores = Told(), Scores()
+    follow = Following(PART, NONE, 9, told, scores)
+    for doc_id, texts in enumerate((("right", "right"), ("wrong", "right"), ("right", None))):
+        follow.add(rows(doc_id, *texts))
+    assert [step["d/a@8/hit"] for step in told] == [1, 0.5, 2 / 3] and [step["d/b@8/hit"] for step in told] == [1, 1, 1]
+    assert scores.asked == [[(0, "right")], [(1, "wrong"), (1, "right")], [(2, "right")]]
+    assert (told[-1]["d/b@8/failures"], told[-1]["d/b@8/answers"], told[-1]["d/failed"]) == (1, 3, 1 / 3)
+
+
+def test_what_came_after_the_last_report_is_told_at_the_end(monkeypatch):
+    told, scores = Told(), Scores()
+    follow = Following(PART, NONE, 9, told, scores)
+    for doc_id in range(3):
+        follow.add(rows(doc_id, "right", "wrong"))
+    assert [("d/a@8/hit" in step) for step in told] == [True, False, False]  # no sooner than every so many seconds
+    follow.close()
+    assert (told[-1]["d/a@8/hit"], told[-1]["d/b@8/hit"], told[-1]["d/a@8/answers"]) == (1, 0, 3)
+    before = len(told)
+    follow.close()
+    assert len(told) == before and len(scores.asked) == 2
+
+
+def test_a_scorer_that_fails_is_not_asked_again_and_the_rest_is_told(monkeypatch, caplog):
+    monkeypatch.setattr(following, "EVERY", 0.0)
+    monkeypatch.setattr(following, "SCORING", 0.0)
+    told, scores = Told(), Scores(fails_at=2)
+    follow = Following(PART, NONE, 9, told, scores)
+    for doc_id in range(4):
+        follow.add(rows(doc_id, "right", "wrong"))
+    assert len(scores.asked) == 2 and caplog.text.count("no running scores: no scorer") == 1
+    assert told[-1]["d/a@8/answers"] == 4

@@ -21,6 +21,7 @@ from mmkv_bench.errors import ConfigError
 from mmkv_bench.store import tracking
 from mmkv_bench.store.tracking import RunningMeans, tracker
 from tests.each import each
+from tests.wandb_double import installed
 
 RUN = """
 import json, logging, os, sys
@@ -178,45 +179,9 @@ def test_unknown_settings_are_refused(tmp_path, config, message):
         tracker(config, tmp_path)
 
 
-DOUBLE = """
-import json, os, time
-
-def meet(what, value=None):
-    with open(os.environ["MET"], "a") as file:
-        file.write(json.dumps([what, value]) + "\\n")
-    if os.environ["FAILS"] == what:
-        raise RuntimeError("wandb-core is gone")
-    while os.environ["BLOCKS"] == what:
-        time.sleep(60)
-
-class Run:
-    summary = {}
-    def log(self, values): meet("log", values)
-    def finish(self, exit_code): meet("finish", exit_code)
-
-class Settings:
-    def __init__(self, **given): pass
-
-def Table(columns, data): return [columns, data]
-
-def init(**given):
-    meet("init", given["id"])
-    return Run()
-
-def teardown(): meet("teardown")
-"""
-
-
 @pytest.fixture
 def double(monkeypatch, tmp_path):
-    """A wandb that does what it is told to; gives a function that says what it met, in order."""
-    (tmp_path / "double").mkdir()
-    (tmp_path / "double" / "wandb.py").write_text(DOUBLE)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "double"), prepend=os.pathsep)
-    monkeypatch.setenv("MET", str(tmp_path / "met"))
-    monkeypatch.setenv("FAILS", "")
-    monkeypatch.setenv("BLOCKS", "")
-    return lambda: [json.loads(line) for line in (tmp_path / "met").read_text().splitlines()]
+    return installed(monkeypatch, tmp_path)
 
 
 def follow(root: Path) -> None:
@@ -229,8 +194,8 @@ def follow(root: Path) -> None:
 
 def test_a_wandb_that_fails_is_a_warning_and_ends_tracking_only(tmp_path, caplog, double, monkeypatch):
     follow(tmp_path)
-    steps = [["log", {"a": float(step)}] for step in range(3)]
-    assert double() == [["init", "g-0of1-1"], *steps, ["finish", 0], ["teardown", None]] and not caplog.text
+    steps = [("log", {"a": float(step)}) for step in range(3)]
+    assert double() == [("init", "g-0of1-1"), *steps, ("finish", 0), ("teardown", None)] and not caplog.text
     for number, fails in enumerate(("init", "log", "finish"), 1):
         monkeypatch.setenv("FAILS", fails)
         follow(tmp_path)
@@ -260,9 +225,9 @@ def test_the_end_of_a_run_that_was_killed_ends_its_wandb(tmp_path, double):
     code += "while not os.path.exists(os.environ['MET']): pass\nos.kill(os.getpid(), 9)"
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], env={**os.environ})
     end = time.monotonic() + 60
-    while ["teardown", None] not in double() and time.monotonic() < end:
+    while ("teardown", None) not in double() and time.monotonic() < end:
         time.sleep(0.02)
-    assert double() == [["init", "g-0of1-1"], ["finish", 1], ["teardown", None]]
+    assert double() == [("init", "g-0of1-1"), ("finish", 1), ("teardown", None)]
 
 
 def summary(root: Path, score: float) -> bool:

@@ -132,6 +132,7 @@ def _efficiency(given: argparse.Namespace, config: DictConfig) -> int:
     from mmkv_bench.efficiency import foreseen
     from mmkv_bench.efficiency.planned import planned
     from mmkv_bench.efficiency.run import missing
+    from mmkv_bench.plan import lacking
     from mmkv_bench.run import foretold
     from mmkv_bench.store.store import Store
 
@@ -147,7 +148,10 @@ def _efficiency(given: argparse.Namespace, config: DictConfig) -> int:
     known = foreseen.forecast(plan, _known(given, foreseen.general(plan)), todo)
     print(foreseen.outlined(plan, todo))
     print(foretold.foretold(known))
+    lacks = lacking.weights_lacking(config.model)
+    print("\n".join(lacking.said(lacks)), end="\n" * bool(lacks))
     told = foreseen.document(plan, todo) | {"forecast": foretold.document(known)}
+    told["lacking"] = [asdict(lack) for lack in lacks]
     if given.memory:
         from mmkv_bench.run import planned_memory
 
