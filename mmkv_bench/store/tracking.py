@@ -137,7 +137,10 @@ class WandbTracker:
         self._left_out = 0
 
     def start(self, config: Mapping[str, Any]) -> None:
-        self.open(attempt(self.folder, f"{self.group}-{self._shard}"), "live", config, self._name)
+        try:
+            self.open(attempt(self.folder, f"{self.group}-{self._shard}"), "live", config, self._name)
+        except OSError as problem:
+            log.warning("wandb cannot start (%s); nothing is tracked, the results go into the store", problem)
 
     def open(self, name: str, kind: str, config: Mapping[str, Any], shown: str | None = None) -> None:
         """Begin a run of this id; the one before it has been closed.
@@ -180,23 +183,23 @@ class WandbTracker:
         thread.join(max(until - time.monotonic(), 0))
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(max(until - time.monotonic(), 0.01))
-        slow = process.poll() is None
+        code = process.poll()
         with contextlib.suppress(ProcessLookupError):  # and what wandb started
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         with contextlib.suppress(queue.Full):
             self._mail.put(None, timeout=1)
         self._process = self._thread = None
-        return self._told(slow)
+        return self._told(code)
 
-    def _told(self, slow: bool) -> bool:
-        """Say what went wrong; whether nothing did."""
+    def _told(self, code: int | None) -> bool:
+        """Say what went wrong; whether nothing did. code: of its process, None where it had not ended."""
         said = self._said.read_text(errors="replace") if self._said is not None and self._said.exists() else ""
-        if said:
-            log.warning("wandb failed (%s); tracking stopped there, the store has all results", said)
-        elif slow or self._left_out:
+        if code or said:
+            log.warning("wandb failed (%s); tracking stopped there, the store has all results", said or f"code {code}")
+        elif code is None or self._left_out:
             log.warning("wandb was too slow: its run lacks steps (%d) or its end; the store lacks none", self._left_out)
-        return not (said or slow or self._left_out)
+        return code == 0 and not said and not self._left_out
 
     def _begin(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -262,6 +265,15 @@ def show_summary(
     shown = tracker(config, root)
     if not isinstance(shown, WandbTracker) or not cells:
         return False
+    try:
+        return _show(shown, about, cells, each)
+    except OSError as problem:
+        log.warning("wandb's summary cannot be written (%s); the results are all in the store", problem)
+        return False
+
+
+def _show(shown: WandbTracker, about: Mapping[str, Any], cells: Sequence[Mapping[str, Any]], each: bool) -> bool:
+    """What `show_summary` does."""
     digest = hashlib.sha256(json.dumps([about, cells, each], sort_keys=True, default=str).encode()).hexdigest()[:16]
     marks = shown.folder / ".attempts"
     marks.mkdir(parents=True, exist_ok=True)

@@ -201,6 +201,9 @@ def test_a_wandb_that_fails_is_a_warning_and_ends_tracking_only(tmp_path, caplog
         follow(tmp_path)
         assert double()[-1][0] == fails
         assert caplog.text.count("wandb-core is gone") == number
+    (tmp_path / "taken").write_text("")
+    follow(tmp_path / "taken")  # no folder can be made there
+    assert "wandb cannot start" in caplog.text and not summary(tmp_path / "taken", 0.5)
 
 
 def test_a_wandb_that_answers_nothing_holds_nobody_up_and_is_ended(tmp_path, caplog, double, monkeypatch):
