@@ -25,6 +25,7 @@ VERBS = (
     "data",
     "calibrate",
     "diagnose",
+    "new",
     "check",
     "pack",
     "fetch",
@@ -32,7 +33,7 @@ VERBS = (
 )
 """The verbs, in the order of the help; `verbs/<name>.py` answers each."""
 
-COMING = ("export", "new")
+COMING = ("export",)
 """Words that are kept for verbs of later versions, so that no configuration takes them."""
 
 

@@ -42,7 +42,9 @@ def spelled_out(parsed: Sequence[Override]) -> list[Override]:
     extra = searchpath(parsed)
     files = {Path(path).stem: path for path in _method_files(parsed)}
     for stem, path in files.items():
-        _check_name(stem, path, parsed, extra)
+        check_name(stem, path, extra)
+        if any(override.key_or_group == f"variants.{stem}" for override in parsed):
+            raise ConfigError(f"method={path} and variants.{stem} are two methods of one name; rename one of them")
     found = [one for override in parsed for one in _one(override, files, extra)]
     named = {f"variants.{stem}": {"base": CUSTOM, "path": path} for stem, path in files.items()}
     last = 1 + max((at for at, one in enumerate(found) if one.key_or_group == "method"), default=-1)
@@ -105,15 +107,19 @@ def _is_file(name: object) -> bool:
     return str(name).endswith(".py")
 
 
-def _check_name(stem: str, path: str, parsed: Sequence[Override], extra: tuple[str, ...]) -> None:
+def check_name(stem: str, path: str, extra: tuple[str, ...] = ()) -> None:
+    """Refuse a file whose stem cannot be a method's name, or is one.
+
+    Raises:
+        ConfigError: the sentence says both ways out.
+    """
     own = f"'variants.<name>={{base: {CUSTOM}, path: {path}}}' gives it one"
     if not _STEM.fullmatch(stem):
         raise ConfigError(
             f"method={path}: {stem!r} cannot be a method's name; allowed: letters, digits, _ and -, a letter first; rename the "
             f"file, or {own}"
         )
-    taken = any(o.key_or_group == f"variants.{stem}" for o in parsed)
-    if taken or stem in options("method", extra):
+    if stem in options("method", extra):
         raise ConfigError(
             f"method={path}: {stem} is the name of another method; allowed: a name of its own; rename the file, or {own}"
         )

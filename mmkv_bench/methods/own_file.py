@@ -70,7 +70,8 @@ def load(path: str | None, name: str | Sequence[str] | None = None, method: str 
 
 def effective(source: OwnFile, given: Mapping[str, Any]) -> dict[str, Any]:
     """Every constructor argument of the file's classes: those given, and the others' defaults as far as they are plain
-    values. A whole number given for a real one is real, so that 3 and 3.0 are one cell.
+    values. A whole number given for a real one is real, so that 3 and 3.0 are one cell. One that two classes have with
+    different defaults is left out: each has its own, and the file's checksum covers both.
 
     Raises:
         ConfigError: an argument that no class has, or one that a class needs and nobody gave.
@@ -84,17 +85,19 @@ def effective(source: OwnFile, given: Mapping[str, Any]) -> dict[str, Any]:
             f"{source.where}.args: {classes} of {source.path} takes no {unknown[0]!r}; {_allowed(unknown[0], known)}"
         )
     settled = dict(given)
+    own: set[str] = set()
     for p in parameters:
         if p.name in given:
             real = isinstance(p.default, float) and isinstance(given[p.name], int)
             settled[p.name] = float(given[p.name]) if real and not isinstance(given[p.name], bool) else given[p.name]
         elif p.default is not p.empty and _plain(p.default):
+            own |= {p.name} if settled.get(p.name, p.default) != p.default else set()
             settled[p.name] = p.default
         elif p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL):
             raise ConfigError(
                 f"{source.path} needs a value for {p.name}; write {source.where}.args={{{p.name}: <value>}}"
             )
-    return settled
+    return {key: value for key, value in settled.items() if key not in own}
 
 
 def build(source: OwnFile, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -44,7 +44,10 @@ def read(path: str | None, method: str) -> tuple[Path, str]:
     file = Path(path).expanduser()
     if file.suffix != ".py" or not file.is_file():
         what = "does not exist" if not file.exists() else "is not a Python file"
-        raise ConfigError(f"the method's file {path} {what}; allowed: a .py file, relative to the working directory")
+        new = f"; `mmkv-bench new {path}` writes one" if file.suffix == ".py" and not file.exists() else ""
+        raise ConfigError(
+            f"the method's file {path} {what}; allowed: a .py file, relative to the working directory{new}"
+        )
     try:
         return file, file.read_bytes().decode()
     except (OSError, UnicodeDecodeError) as error:

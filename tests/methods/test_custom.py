@@ -98,6 +98,7 @@ class Firsts(TopK):
     made = build("methods.custom.path=mine.py", "methods.custom.args={power: 2, beta: 7, sinks: 3}")
     assert (type(made.allocator).__name__, made.allocator.beta) == ("Steep", 7)
     assert (type(made.selector).__name__, made.selector.sinks) == ("Firsts", 3)
+    assert (made.allocator.window, made.selector.window) == (32, 0), "each class has its own default"
     assert type(build("methods.custom.path=mine.py", "methods.custom.name=Mine").selector) is TopK, "only what is named"
     both = build("methods.custom.path=mine.py", "methods.custom.name=[Mine,Firsts]")
     assert (type(both.selector).__name__, type(both.allocator)) == ("Firsts", Uniform)

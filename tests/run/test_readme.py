@@ -23,6 +23,8 @@ README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"(?:^`([^`\n]+)`:\n\n)?^```(\w+)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
 """(file that the text before names, or "", language, content) of every code block."""
 
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
 COMMANDS = [
     shlex.split(line, comments=True)
     for _, language, content in BLOCKS
@@ -50,10 +52,11 @@ def test_every_method_of_the_package_is_in_the_section_on_methods():
     assert missing == []
 
 
-def test_the_example_is_the_file_that_it_names():
-    ((name, content),) = ((name, content) for name, _, content in BLOCKS if name)
-    assert (ROOT / name).read_text() == content
-    assert f"method=[snapkv,{name}]" in of_own()
+def test_the_examples_are_the_files_that_they_name():
+    shown = {name: content for name, _, content in BLOCKS if name}
+    assert all((ROOT / name).read_text() == content for name, content in shown.items())
+    assert "method=[snapkv,examples/value_norm.py]" in of_own() and len(shown) == 2
+    assert all(f"({file.relative_to(ROOT)})" in README or str(file.relative_to(ROOT)) in shown for file in EXAMPLES)
 
 
 @pytest.mark.full
