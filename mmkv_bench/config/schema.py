@@ -183,6 +183,9 @@ class Config:
     reading: Any = _key("paper", "a paper's text or its released code; a value or a list", READINGS)
     page_size: str = _key("small", "pages of 16x16 (small) or 24x24 (large) cells", PAGE_SIZES)
     limit: int | None = _key(None, "first N samples of each dataset; null = all", "a whole number >= 1 or null")
+    samples: Any = _key(
+        None, "answer these samples alone, whatever the limit; null = all of the limit", "ids of samples, a list or one"
+    )
     baseline: str = _key("full", "add the full cache to every run, for paired differences", BASELINES)
     sharing: str = _key("on", "share one prefill among all cells; off runs every cell by itself", SWITCH)
     decode: str = _key("eager", "run the model's decode step as it is, or compiled as one graph", DECODES)

@@ -87,13 +87,14 @@ def run_config(stored: Mapping[str, Any], datasets: Iterable[str], methods: Iter
     variants = {name: node for name, node in stored["variants"].items() if name in methods}
     named = methods | {str(node["base"]) for node in variants.values()}
     fixture = (stored.get("data") or {}).get("source") == "fixture"
-    one = {
+    one: dict[str, Any] = {
         "datasets": {
             name.removesuffix(_FIXTURE) if fixture else name: stored["datasets"][name] for name in sorted(datasets)
         },
         "methods": {name: node for name, node in stored["methods"].items() if name in named},
         "variants": variants,
         "shard": "0/1",
+        "samples": None,
         "stage": "generate",
         "fidelity": "off",
         "retry": [],

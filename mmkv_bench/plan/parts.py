@@ -7,7 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from mmkv_bench.config.schema import as_list
 from mmkv_bench.errors import MMKVError
+from mmkv_bench.plan.chosen import chosen
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -49,7 +51,8 @@ def _part(config: DictConfig, name: str, spec: TaskSpec, cells: Sequence[Cell]) 
     from mmkv_bench.evaluation import sample_refs
     from mmkv_bench.plan.shards import in_shard
 
-    samples = [ref.sample_id for ref in sample_refs(spec, config.limit) if in_shard(ref.cluster, config.shard)]
+    refs = chosen(sample_refs(spec, config.limit), config)
+    samples = [ref.sample_id for ref in refs if in_shard(ref.cluster, config.shard)]
     return Part(name, spec.dataset, spec, _own(spec, cells), samples)
 
 
@@ -78,6 +81,7 @@ def outlined_parts(
             notes.append(f"which samples of {label} are of shard {config.shard} its data tell: all are counted here")
         count = 0 if total is None else min(total, limited(spec, config.limit) or total)
         samples = [spec.sample_id(number) for number in range(count)]
+        samples = samples if config.samples is None else [one for one in samples if one in as_list(config.samples)]
         parts.append(Part(str(name), label, spec, _own(spec, cells), samples, counted=counted))
     return parts, notes
 

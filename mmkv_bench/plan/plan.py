@@ -20,6 +20,7 @@ from mmkv_bench.models.quiet import quiet_libraries
 from mmkv_bench.models.source import Source
 from mmkv_bench.plan import identity as identities
 from mmkv_bench.plan.cells import Cell, bases, expand, uncalibrated
+from mmkv_bench.plan.chosen import reaching
 from mmkv_bench.plan.parts import Part, outlined_parts, parts_of
 from mmkv_bench.plan.standing import COLUMNS, Standing
 from mmkv_bench.plan.tasks import labelled, stay_offline, tasks_of
@@ -117,6 +118,7 @@ def make_plan(config: DictConfig) -> Plan:
     for spec in specs.values():
         preflight(spec)
     quiet_libraries()
+    config = reaching(config, specs)
     asked, config = config, labelled(config, specs)
     identity = identities.gather(config, specs)
     cells, notes = expand(config, identity, _defaults(config))

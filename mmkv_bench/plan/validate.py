@@ -156,6 +156,12 @@ def _words(config: DictConfig) -> None:
             _one_of(key, value, words)
     for value in as_list(config.retry):
         _one_of("retry", value, schema.RETRIES)
+    if config.samples is not None:
+        named = as_list(config.samples)
+        if not named or not all(isinstance(name, str) and name for name in named):
+            raise ConfigError(
+                f"samples={named} are no names of samples; allowed: {allowed('samples')}; give some, or null"
+            )
 
 
 def _numbers(config: DictConfig) -> None:

@@ -18,6 +18,7 @@ from mmkv_bench.generation.reference import reference_tokens
 from mmkv_bench.generation.result import CellSpec, ForkResult
 from mmkv_bench.generation.rules import DecodeRules
 from mmkv_bench.generation.status import describe, status_of
+from mmkv_bench.plan.chosen import chosen
 from mmkv_bench.plan.shards import in_shard
 from mmkv_bench.plan.validate import bytes_of
 from mmkv_bench.run.asked import prompt_row, visual_places
@@ -130,10 +131,9 @@ class Answering:
         self._visual: list[float] | None = None  # of the sample at hand
 
     def wants(self, sample: SampleRef) -> bool:
-        """Whether a sample is this shard's and some cell has no row for it."""
-        return in_shard(sample.cluster, self.config.shard) and any(
-            sample.sample_id not in self.done[cell.cell] for cell in self.cells
-        )
+        """Whether a sample is this run's and this shard's, and some cell has no row for it."""
+        asked = in_shard(sample.cluster, self.config.shard) and bool(chosen([sample], self.config))
+        return asked and any(sample.sample_id not in self.done[cell.cell] for cell in self.cells)
 
     def close(self) -> None:
         if self._engine is not None:
@@ -276,6 +276,7 @@ class Answering:
             "cluster": request.cluster,
             "prompt_hash": request.prompt_hash,
             "shard": str(self.config.shard),
+            "chosen": True if self.config.samples is not None else None,
         }
         if row["status"] != "ok":  # a failed row carries no answer that anything could score
             row |= {"answer": None, "token_ids": [], "n_tokens": 0, "finish_reason": None}

@@ -144,6 +144,7 @@ RESPONSE_COLUMNS = (
     ),
     _must("worker", TEXT, "writer that committed the row", stamped=True),
     Column("shard", TEXT, "i/n when the dataset was split"),
+    Column("chosen", BOOL, "asked for by its id (`samples=[...]`), not as one of the first N; null otherwise"),
     _must("committed_at", TIME, "commit time; later than every row the writer had seen", stamped=True),
 )
 

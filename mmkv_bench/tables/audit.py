@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mmkv_bench.tables.chosen import COLUMN
 from mmkv_bench.tables.scores import Sheet, coded, is_text, numbers
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ class Audit:
     entries than are resident. Their cells are not told by entries alone: device and host are the mean bytes there, with
     metadata, over those of the full cache, and reach is the mean of reachable over resident entries. held: the mean of all
     bytes that are held, reserved slots and buffers included, over the same; None where a row is older than that column.
+    chosen: answers to samples that were asked for by id (`chosen.apart`).
     """
 
     n: int = 0
@@ -41,6 +43,7 @@ class Audit:
     host: float = 0.0
     reach: float = 1.0
     held: float | None = None
+    chosen: int = 0
 
     @property
     def entries_only(self) -> bool:
@@ -101,6 +104,8 @@ class Answers:
         starts = np.searchsorted(of_cell[order], np.arange(len(sheet.cells) + 1))
         columns = {name: numbers(responses[name])[order] for name in (*_NUMBERS, *storage, *held)}
         flags = _flags(columns, is_text(responses["finish_reason"], "eos")[order])
+        if COLUMN in responses:
+            flags[COLUMN] = responses[COLUMN].to_numpy()[order]
         made = cls(
             starts=starts,
             sample=of_sample[order].astype(np.int32),

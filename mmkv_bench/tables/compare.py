@@ -92,14 +92,17 @@ def samples_of(scores: Sequence[Scores], metric: str, aggregator: Aggregator | N
 
 
 def columns(table: Table) -> dict[str, Column]:
-    """Budget -> the column of the lines that compete there (see `family`); a cell over its budget, and one whose entries
-    are packed or can be retrieved, which are another axis, do not. "" where the table has no budgets."""
+    """Budget -> the column of the lines that compete there (see `family`); a cell over its budget, one whose entries are packed
+    or can be retrieved, which are another axis, and one with samples that somebody chose do not. "" where the table has no
+    budgets."""
     found = {}
     for budget in table.budgets or ("",):
         entries = {
             method.label: entry
             for method in table.family(budget).rivals
-            if not (entry := table.entries[method.label, budget]).audit.over and entry.audit.entries_only
+            if not (entry := table.entries[method.label, budget]).audit.over
+            and entry.audit.entries_only
+            and not entry.audit.chosen
         }
         if entries:
             samples = samples_of([entry.scores for entry in entries.values()], table.metric, table.aggregator)

@@ -169,6 +169,12 @@ def _failure_notes(table: Table) -> list[str]:
     short = [f"{words} (n={e.scores.n})" for words, _, e in _named(table) if e.scores.n < table.sizes[-1]]
     if short:
         lines.append(f"fewer samples than the {table.sizes[-1]} of the largest cell: {', '.join(short)}.")
+    picked = [(words, e.audit.chosen, e.audit.n) for words, _, e in _named(table) if e.audit.chosen]
+    if picked:
+        lines.append(
+            "samples that were asked for by their ids (samples=[...]) say nothing of the dataset, and cells with such are not "
+            f"compared: {_listed(picked)}."
+        )
     unranked = table.unranked()
     if unranked:
         at = "" if len(unranked) == len(table.columns) else f" at {', '.join(unranked)}"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.errors import ConfigError, StoreError, nearest
 from mmkv_bench.statistics.metric_kinds import FIDELITY
-from mmkv_bench.tables import audit, free
+from mmkv_bench.tables import audit, chosen, free
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -87,7 +87,7 @@ class ReadOnce:
 
     @cached_property
     def responses(self) -> pa.Table:
-        columns = dict.fromkeys([*RESPONSE_COLUMNS, *self._further])
+        columns = dict.fromkeys([*RESPONSE_COLUMNS, chosen.COLUMN, *self._further])
         return self.store.responses(self.names, list(columns), coded=True)
 
     @cached_property
@@ -136,6 +136,8 @@ def frames(rows: ReadOnce) -> Rows:
     root = rows.store.root
     samples, described = frame(rows.samples), rows.cells.to_pandas()
     responses = frame(rows.responses.select(RESPONSE_COLUMNS))
+    if (apart := chosen.apart(rows.store, rows.responses)) is not None:
+        responses[chosen.COLUMN] = apart
     full = rows.full(set(described["cell"][described["base"] == BASELINE])).to_pandas()
     pa.default_memory_pool().release_unused()  # what reading took and these frames do not hold
     if samples.empty and responses.empty:

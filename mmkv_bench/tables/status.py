@@ -192,7 +192,8 @@ def _asked(config: Mapping[str, Any], dataset: str) -> int:
     fixture = (config.get("data") or {}).get("source") == "fixture"
     stated = str((node.get("about") or {}).get("samples") or "").split(" ")[0]
     total = node.get("count") or (int(stated) if stated.isdigit() and not fixture else None)
-    limit = config.get("limit")
+    chosen = config.get("samples")
+    limit = config.get("limit") if chosen is None else len(chosen) if isinstance(chosen, list) else 1
     return min((number for number in (limit, total) if number is not None), default=0) if total else 0
 
 
