@@ -52,8 +52,10 @@ def histogram(axes: Sequence[Axes], panel: Panel) -> None:
         each.set_xlabel(f"layer {layer}: input of the query projection")
     ends = [end for each in axes[: len(chosen)] for end in each.get_xlim()]
     reach = max(map(abs, ends))
+    heights = [end for each in axes[: len(chosen)] for end in each.get_ylim()]
     for each in axes[: len(chosen)]:
         each.set_xlim(-reach, reach)
+        each.set_ylim(min(heights), max(heights))
     for each in axes[len(chosen) :]:
         each.set_visible(False)
     axes[0].set_ylabel("density")
@@ -74,7 +76,7 @@ def of_heads(axes: Sequence[Axes], panel: Panel) -> None:
     across, up = _LABELS[panel.name]
     each.set_xlabel(across)
     each.set_ylabel(up)
-    each.set_ylim(top=1.02)
+    each.set_ylim(0, 1.02)
     each.legend(frameon=False, fontsize=8.5, loc="lower right")
     _bar(each, panel)
 

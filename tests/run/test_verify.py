@@ -6,6 +6,8 @@ import shutil
 
 import pytest
 
+from mmkv_bench.cli.verbs.verify import with_answers
+from mmkv_bench.config.schema import conf_dir
 from mmkv_bench.diagnostics.verify import draw
 from mmkv_bench.plan import cells as planning
 from mmkv_bench.store import provenance
@@ -87,3 +89,8 @@ def test_the_draw_is_even_over_stores_seeded_and_without_repetition(rows, tmp_pa
 def test_folders_without_rows_are_refused(tmp_path, capsys):
     assert main([str(tmp_path)]) == 2
     assert "is no folder of result rows" in capsys.readouterr().err
+
+
+def test_by_default_stores_that_hold_answers_are_drawn_from():
+    found = {root.name for root in with_answers(conf_dir().parent / "results" / "tiny")}
+    assert {"large", "methods", "ablations"} <= found and found.isdisjoint({"diagnostics", "efficiency", "papers"})

@@ -29,7 +29,12 @@ def answer(given: argparse.Namespace) -> int:
     """0 all equal, 1 some answer differs, 2 nothing could be made again."""
     from mmkv_bench.diagnostics.verify import exit_code, lines, verify
 
-    roots = given.rows or sorted(file.parent for file in RESULTS.glob("*/store.json"))
+    roots = given.rows or with_answers(RESULTS)
     drawn = verify([rows_folder(root) for root in roots], given.samples, given.seed, given.other_versions)
     print("\n".join(lines(drawn)))
     return exit_code(drawn)
+
+
+def with_answers(folder: Path) -> list[Path]:
+    """The stores below a folder that hold answers: others hold passes or diagnostics alone, which are not made again."""
+    return sorted(file.parent for file in folder.glob("*/store.json") if any(file.parent.glob("responses/*.parquet")))
