@@ -53,6 +53,14 @@ class Columns:
         assert not row, f"columns that nobody named: {', '.join(row)}"
         self.n += 1
 
+    def value(self, name: str, row: int) -> Any:
+        """A value of a column that is none of texts."""
+        return self._others[name][row]
+
+    def put(self, name: str, row: int, value: Any) -> None:
+        """Another value in its place."""
+        self._others[name][row] = value
+
     def plain(self) -> dict[str, Any]:
         """Name -> the column; of texts as `Texts.plain` gives it."""
         return {name: column.plain() for name, column in self._texts.items()} | self._others

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from mmkv_bench.errors import ConfigError
 from mmkv_bench.report.command import Commands
 from mmkv_bench.report.folder import PAGES, Folder, check
 from mmkv_bench.report.overview import COSTS, Views
 from mmkv_bench.report.store import StoreShown
+
+if TYPE_CHECKING:
+    from mmkv_bench.tables.costs import CostTable
 
 COPIED = (".css", ".js")
 
@@ -36,38 +40,61 @@ def make(roots: Sequence[Path], out: Path, samples: int) -> Made:
             another version, a disk that refuses.
     """
     check(out)
-    folder, views, commands = Folder(out), Views(), Commands()
-    stores, left_out = list[dict[str, Any]](), list[str]()
+    report = _Report(Folder(out), Views(), Commands(), [], [], [])
     for number, root in enumerate(roots):
-        stores.append(_add(number, root, folder, views, commands, samples, left_out))
-    return _finish(folder, views, stores, left_out)
+        _add(report, number, root, samples)
+    report.left_out += report.views.join_passes(report.costs)
+    return _finish(report)
 
 
-def _add(
-    number: int, root: Path, folder: Folder, views: Views, commands: Commands, samples: int, left_out: list[str]
-) -> dict[str, Any]:
-    """One store into the report; returns what the pages say of it."""
+@dataclass
+class _Report:
+    """A report that is being made. stores: what the pages say of each; costs: tables of all of them."""
+
+    folder: Folder
+    views: Views
+    commands: Commands
+    stores: list[dict[str, Any]]
+    costs: list[CostTable]
+    left_out: list[str]
+
+
+def _add(report: _Report, number: int, root: Path, samples: int) -> None:
+    """One store into the report."""
     from mmkv_bench.tables.build import build
     from mmkv_bench.tables.costs import known_tables
     from mmkv_bench.tables.rows import load
 
-    rows = load(root)
-    tables = build(rows)
+    costs = known_tables(root, COSTS)
+    report.costs += costs
+    try:
+        rows = load(root)
+    except ConfigError:
+        if not any(table.per_pass for table in costs):
+            raise
+        rows = None
     if not number:
-        folder.begin()  # not before some rows were read: a mistake leaves an earlier report as it was
+        report.folder.begin()  # not before some rows were read: a mistake leaves an earlier report as it was
+    if rows is None:
+        report.left_out.append(
+            f"{root} holds timed passes alone; `mmkv-bench tables {root} --metric tpot_s,ttft_s,peak` prints all they tell."
+        )
+        report.stores.append({"rows": str(root), "cells": 0, "answers": 0})
+        return
+    tables = build(rows)
     shown = StoreShown(number, root, rows, tables)
-    views.add(number, tables, known_tables(root, COSTS), shown.name)
-    answers = len(rows.responses)
-    left_out += shown.write(folder, commands, samples)
-    return {"rows": str(root), "cells": len(rows.cells), "answers": answers}
+    report.views.add(number, tables, costs, shown.name)
+    report.stores.append({"rows": str(root), "cells": len(rows.cells), "answers": len(rows.responses)})
+    report.left_out += shown.write(report.folder, report.commands, samples)
 
 
-def _finish(folder: Folder, views: Views, stores: Sequence[Mapping[str, Any]], left_out: Sequence[str]) -> Made:
+def _finish(report: _Report) -> Made:
     """The libraries, the data of the overview, and the pages."""
     from jinja2 import Environment, FileSystemLoader
 
     from mmkv_bench import __version__
 
+    folder, views, stores = report.folder, report.views, report.stores
     versions = folder.libraries()
     pages = Environment(loader=FileSystemLoader(PAGES), autoescape=True)
     for path in sorted(PAGES.iterdir()):
@@ -83,8 +110,8 @@ def _finish(folder: Folder, views: Views, stores: Sequence[Mapping[str, Any]], l
         "version": __version__,
         "about": about,
         "libraries": f"Charts and tables by {said}; licences in lib/.",
-        "left_out": list(left_out),
-        "stores": list(stores),
+        "left_out": report.left_out,
+        "stores": stores,
         "views": views.tables,
         "entries": views.entries.plain(),
     }
@@ -92,4 +119,4 @@ def _finish(folder: Folder, views: Views, stores: Sequence[Mapping[str, Any]], l
     parts = ", ".join(f"{name} {size / 1e6:.1f}" for name, size in folder.bytes.items() if size)
     size = f"{folder.size / 1e6:.1f} MB in {folder.files + 1:,} files ({parts})"
     folder.script("size", size)
-    return Made(folder.root / "index.html", about, size, tuple(left_out))
+    return Made(folder.root / "index.html", about, size, tuple(report.left_out))

@@ -29,6 +29,7 @@ class Views:
     def __init__(self) -> None:
         self.tables: list[dict[str, Any]] = []
         self.entries = Columns(TEXTS, OTHERS)
+        self._keys: list[tuple[str, ...]] = []  # of the entries: what a pass of another store is found by
 
     def add(self, store: int, tables: Sequence[Table], costs: Sequence[CostTable], name: Any) -> None:
         """The tables of one store. costs: of the same store; name: cell hash -> the name of its page's data."""
@@ -58,6 +59,7 @@ class Views:
         cells: Sequence[str],
     ) -> None:
         low, high = table.rank(method.label, budget) or (None, None)
+        self._keys.append(_anywhere(table.context, method, table.axis, budget))
         held, device, took = (costs.get(cost.key) for cost in COSTS)
         held = held if held is not None and held.value is not None else device  # rows that are older than bytes_held
         self.entries.add(
@@ -82,6 +84,32 @@ class Views:
             **_cost("bytes", held),
             **_cost("token", took, "_s"),
         )
+
+    def join_passes(self, tables: Sequence[CostTable]) -> list[str]:
+        """Times of passes (`scenario=efficiency`), of any store, to entries without a time of their own; model, method, reading,
+        parameters, protocol and budget must agree. Returns a sentence on it where there are passes.
+
+        tables: of costs, of all stores; of passes those of the smallest batch and its longest prompt count.
+        """
+        passes = [table for table in tables if table.per_pass]
+        if not passes:
+            return []
+        shape = max((table.shape for table in passes), key=lambda one: (-int(one["batch"]), int(one["prompt_tokens"])))
+        found = {
+            _anywhere(table.context, method, table.axis, budget): table.entries[method.label, budget]
+            for table in passes
+            if table.shape == shape
+            for method, budget in table.lines()
+        }
+        joined = 0
+        for place, key in enumerate(self._keys):
+            took = found.get(key, {}).get(COSTS[-1].key)
+            if took is not None and took.value is not None and self.entries.value("token_s", place) is None:
+                joined += 1
+                for name, value in _cost("token", took, "_s").items():
+                    self.entries.put(name, place, value)
+        words = f"passes of {shape['prompt_tokens']} prompt tokens, batch {shape['batch']}"
+        return [f"Times per token of {joined} of {self.entries.n} lines are those of {words}."]
 
 
 def audit_words(audit: Audit) -> str:
@@ -108,6 +136,11 @@ def _cost(name: str, entry: CostEntry | None, unit: str = "") -> dict[str, Any]:
     found = (None,) * 4 if entry is None else (entry.value, entry.low, entry.high, entry.ratio)
     keys = (f"{name}{unit}", f"{name}_low", f"{name}_high", f"{name}_ratio")
     return dict(zip(keys, map(number, found), strict=True))
+
+
+def _anywhere(context: Mapping[str, str], method: Line, axis: str, budget: str) -> tuple[str, ...]:
+    kind = axis if budget else "none"
+    return context["model"], context["protocol"], method.base, method.reading or "", method.parameters, kind, budget
 
 
 def _where(context: Mapping[str, str]) -> tuple[str, ...]:

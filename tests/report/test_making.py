@@ -32,6 +32,8 @@ from mmkv_bench.tiny.pages import make_sample
 from tests.cli.setting import verb
 from tests.each import each
 from tests.tables.examples import Example, zeros_and_ones
+from tests.tables.test_cost_figures import scored
+from tests.tables.test_costs import STEPS, timed
 
 main = verb("report")
 
@@ -203,6 +205,19 @@ def test_maps_say_which_visual_tokens_each_cell_kept(tmp_path: Path) -> None:
     image.unlink()
     make([root], out, 5)
     assert value(out, "groups/0-0")["samples"][0]["missing"] == "Images that cannot be read now: cat.png."
+
+
+def test_scores_meet_the_times_of_passes_of_another_store(tmp_path: Path) -> None:
+    score, speed, out = scored(tmp_path / "score"), timed(tmp_path / "speed", STEPS), tmp_path / "report"
+    found = make([score, speed], out, 5)
+    assert "Times per token of 2 of 5 lines are those of passes of 64 prompt tokens, batch 2." in found.left_out
+    assert any("holds timed passes alone" in sentence for sentence in found.left_out)
+    shown = {(row["method"], row["budget"]): row for row in rows(value(out, "report")["entries"])}
+    assert {key: row["token_s"] for key, row in shown.items() if row["token_s"] is not None} == {
+        ("snapkv", "0.1"): 0.1,
+        ("full", ""): 0.3,
+    }
+    assert {row["bytes"] for row in shown.values()} == {1000, 100, 200, 120, 220}
 
 
 def test_first_differences_are_those_of_a_plain_loop() -> None:

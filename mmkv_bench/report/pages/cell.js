@@ -62,4 +62,4 @@ async function start() {
   $("config").textContent = JSON.stringify(await mmkv.load(cell.config), null, 1);
   document.body.dataset.ready = "cell";
 }
-start();
+run(start);

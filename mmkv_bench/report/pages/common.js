@@ -55,8 +55,10 @@ function problem(error) {
   $("problem").hidden = false;
   $("problem").textContent = error.message || String(error);
 }
-window.addEventListener("error", (event) => problem(event.error || event));
-window.addEventListener("unhandledrejection", (event) => problem(event.reason));
+/** Run what a page does and show what goes wrong. A browser tells listeners nothing of errors in scripts that came from files. */
+async function run(does) {
+  try { await does(); } catch (error) { problem(error); }
+}
 
 const score = (value) => (value === null || value === undefined ? "–" : value.toFixed(Math.abs(value) >= 100 ? 1 : 3));
 const span = (low, high) => (low === null || low === undefined ? "" : `[${score(low)}, ${score(high)}]`);
@@ -107,6 +109,7 @@ function chart(id, traces, layout = {}, table = null) {
   if (table) place.after(el("details", { "data-of": id }, el("summary", {}, "as numbers"), el("div", { class: "wide" }, table)));
 }
 function redraw(id, printing = false) {
+  if (!window.Plotly || !$(id)) return;  // the library is large: texts and tables are there before it
   const { traces, layout } = drawn.get(id), style = getComputedStyle(document.documentElement);
   const text = printing ? "#000" : style.getPropertyValue("--text").trim();
   const line = printing ? "#999" : style.getPropertyValue("--line").trim();
@@ -117,6 +120,7 @@ function redraw(id, printing = false) {
   Plotly.react($(id), traces, full, { responsive: true, displaylogo: false, displayModeBar: printing ? false : "hover" });
 }
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => drawn.forEach((_, id) => redraw(id)));
+addEventListener("DOMContentLoaded", () => drawn.forEach((_, id) => redraw(id)));
 addEventListener("beforeprint", () => drawn.forEach((_, id) => redraw(id, true)));
 addEventListener("afterprint", () => drawn.forEach((_, id) => redraw(id)));
 

@@ -34,27 +34,45 @@ function grid(image, share) {
   return { xs, ys, z: sum.map((row, r) => row.map((value, c) => (n[r][c] ? value / n[r][c] : null))) };
 }
 
+const total = (list) => list.flat().reduce((a, b) => a + b, 0);
+const PROOF = { true: "The digest in its row proves the choice.", null: "Its row has no digest to check the choice by.",
+  false: "The digest in its row is that of ANOTHER choice: the row is damaged." };
+
+/** A figure per image: the image, over it the shares. */
+function overlays(number, sample, caption) {
+  return el("div", { class: "cell-maps" }, el("p", {}, caption), sample.images.map((path, k) => el("figure", { class: "stack" },
+    el("img", { src: path, alt: `image ${k + 1}` }), el("div", { id: `map-${number}-${k}`, class: "over" }))));
+}
+
+/** Cells of the choice: one, or all of a budget. */
+function chosenCells(group) {
+  const value = $("kept-cell").value;
+  return value.startsWith("all ") ? Object.keys(told.cells).map(Number).filter((i) => group.cells[i].budget === value.slice(4)) : [+value];
+}
+
 async function keptShow(group, sample) {
-  const cell = told.cells[$("kept-cell").value], layer = $("layer").value, head = $("head").value;
-  const { heads, share } = shares(cell, layer, head);
+  const cells = chosenCells(group), layer = $("layer").value, head = $("head").value;
   place.set({ kept: $("kept-cell").value, layer, head });
-  const sum = (list) => list.flat().reduce((a, b) => a + b, 0);
-  const proof = cell.proven ? "The digest in the row proves the choice." : cell.proven === null ? "The row has no digest to check it by." :
-    "The digest in the row is that of ANOTHER choice: the row is damaged.";
-  $("kept-note").textContent = `${sum(cell.visual)} of the ${sum(cell.entries)} entries that stay are visual tokens, counted over all layers and heads; ` +
-    `the prompt has ${told.visual.length}. ${proof}`;
-  tell("kept", sample.images.map((path, k) => el("figure", { class: "stack" }, el("img", { src: path, alt: `image ${k + 1}` }), el("div", { id: `map-${k}`, class: "over" }))),
-    el("h3", {}, "Visual tokens by layer and head"), el("div", { id: "kept-heads", class: "chart" }));
-  // The chart over an image takes the image's size, which is there when it was decoded.
+  [...drawn.keys()].filter((id) => id.startsWith("map-") || id === "kept-heads").forEach((id) => drawn.delete(id));
+  tell("kept", cells.map((i) => overlays(i, sample, el("span", {}, el("b", {}, cellWords(group.cells[i])),
+    `: ${total(told.cells[i].visual)} of its ${total(told.cells[i].entries)} entries are visual tokens. ${PROOF[told.cells[i].proven]}`))));
+  // A chart over an image takes the image's size, which is there when it was decoded.
   await Promise.all([...document.querySelectorAll("#kept img")].map((image) => image.decode().catch(() => null)));
-  const most = Math.max(...share) || 1, hidden = { visible: false, fixedrange: true };
-  $("kept-scale").textContent = `Dark blue: kept by none of ${heads} layers × heads; yellow: by ${(100 * most).toFixed(0)} % of them.`;
-  sample.images.forEach((_, k) => {
-    const { xs, ys, z } = grid(k, share), box = $(`map-${k}`).getBoundingClientRect();
-    chart(`map-${k}`, [{ type: "heatmap", x: xs, y: ys, z, zmin: 0, zmax: most, colorscale: SCALE, opacity: 0.62, showscale: false,
-      hovertemplate: `kept by %{z:.0%} of ${heads} layers × heads<extra></extra>` }],
+  const found = cells.map((i) => shares(told.cells[i], layer, head)), most = Math.max(...found.flatMap(({ share }) => share)) || 1;
+  $("kept-scale").textContent = `Dark blue: kept by none of ${found[0].heads} layers × heads; yellow: by ${(100 * most).toFixed(0)} % of them. ` +
+    `The prompt has ${told.visual.length} visual tokens; counts are over all layers and heads.`;
+  const hidden = { visible: false, fixedrange: true };
+  cells.forEach((i, n) => sample.images.forEach((_, k) => {
+    const id = `map-${i}-${k}`, { xs, ys, z } = grid(k, found[n].share), box = $(id).getBoundingClientRect();
+    chart(id, [{ type: "heatmap", x: xs, y: ys, z, zmin: 0, zmax: most, colorscale: SCALE, opacity: 0.62, showscale: false,
+      hovertemplate: `kept by %{z:.0%} of ${found[n].heads} layers × heads<extra></extra>` }],
     { width: box.width, height: box.height, margin: { l: 0, r: 0, t: 0, b: 0 }, xaxis: { ...hidden, range: [0, 1] }, yaxis: { ...hidden, range: [1, 0] } });
-  });
+  }));
+  if (cells.length === 1) byHead(told.cells[cells[0]]);
+}
+
+function byHead(cell) {
+  $("kept").append(el("h3", {}, "Visual tokens by layer and head"), el("div", { id: "kept-heads", class: "chart" }));
   const rows = cell.visual.map((own, i) => [String(i), ...own.map((visual, j) => `${visual} of ${cell.entries[i][j]}`)]);
   chart("kept-heads", [{ type: "heatmap", z: cell.visual, colorscale: SCALE, xgap: 1, ygap: 1, hovertemplate: "layer %{y}, KV head %{x}: %{z} visual tokens<extra></extra>",
     colorbar: { title: { text: "visual" } }, text: rows.map((row) => row.slice(1)), texttemplate: rows.length * rows[0].length < 200 ? "%{text}" : undefined }],
@@ -67,15 +85,16 @@ async function keptMaps(group, sample) {
   $("kept-section").hidden = false;
   if (!sample.kept) {
     $("kept-form").hidden = true;
-    $("kept-note").textContent = "These rows do not tell which entries stay: run with keep=indices into a folder of its own.";
+    $("kept-scale").textContent = "These rows do not tell which entries stay: run with keep=indices into a folder of its own.";
     return;
   }
   told = await mmkv.load(`kept/${place.get("group")}-${place.get("sample")}`);
-  const cells = Object.keys(told.cells).map(Number), evicting = cells.filter((i) => told.cells[i].visual.flat().some((n) => n < told.visual.length));
-  options($("kept-cell"), cells.map((i) => [i, cellWords(group.cells[i])]), place.get("kept") ?? evicting.find((i) => !group.cells[i].label.startsWith("random")) ?? cells[0]);
+  const cells = Object.keys(told.cells).map(Number), budgets = distinct(cells.map((i) => group.cells[i].budget).filter(Boolean));
+  const pairs = [...budgets.map((budget) => [`all ${budget}`, `all at ${budget}`]), ...cells.map((i) => [i, cellWords(group.cells[i])])];
+  options($("kept-cell"), pairs, place.get("kept") ?? pairs[0][0]);
   const shape = told.cells[cells[0]].bits;
   options($("layer"), [["", "mean of all"], ...shape.map((_, i) => [i, `${i}`])], place.get("layer") ?? "");
   options($("head"), [["", "mean of all"], ...shape[0].map((_, i) => [i, `${i}`])], place.get("head") ?? "");
-  for (const id of ["kept-cell", "layer", "head"]) $(id).addEventListener("change", () => keptShow(group, sample));
+  for (const id of ["kept-cell", "layer", "head"]) $(id).addEventListener("change", () => run(() => keptShow(group, sample)));
   await keptShow(group, sample);
 }

@@ -78,7 +78,7 @@ function ranks() {
 
 function nothing(id, words) {
   drawn.delete(id);
-  if ($(id).data) Plotly.purge($(id));
+  if (window.Plotly && $(id).data) Plotly.purge($(id));
   const next = $(id).nextElementSibling;
   if (next && next.dataset.of === id) next.remove();
   tell(id, el("p", { class: "quiet" }, words));
@@ -167,4 +167,4 @@ function start() {
   $("dataset").addEventListener("change", () => chosen("dataset"));
   $("budget").addEventListener("input", () => chosen("budget"));
 }
-start();
+run(start);

@@ -45,10 +45,10 @@ async function start() {
   options($("budget"), [["", "all"], ...distinct(group.cells.map((cell) => cell.budget).filter(Boolean)).map((budget) => [budget, budget])], place.get("budget") ?? "");
   options($("metric"), group.metrics.map((metric) => [metric, metric]), place.get("metric") ?? group.metrics[0]);
   if (place.get("which")) $("which").value = place.get("which");
-  for (const id of ["budget", "metric", "which"]) $(id).addEventListener("change", show);
+  for (const id of ["budget", "metric", "which"]) $(id).addEventListener("change", () => run(show));
   show();
   place.set({ sample: number });
   await keptMaps(group, sample);
   document.body.dataset.ready = "sample";
 }
-start();
+run(start);

@@ -50,8 +50,8 @@ async function start() {
   options($("b"), pairs, place.get("other") ?? place.get("cell"));
   options($("metric"), group.metrics.map((metric) => [metric, metric]), place.get("metric") ?? group.metrics[0]);
   if (place.get("which")) $("which").value = place.get("which");
-  for (const id of ["a", "b", "metric", "which"]) $(id).addEventListener("change", show);
-  $("swap").addEventListener("click", () => { [$("a").value, $("b").value] = [$("b").value, $("a").value]; show(); });
+  for (const id of ["a", "b", "metric", "which"]) $(id).addEventListener("change", () => run(show));
+  $("swap").addEventListener("click", () => { [$("a").value, $("b").value] = [$("b").value, $("a").value]; run(show); });
   await show();
 }
-start();
+run(start);

@@ -84,4 +84,4 @@ async function start() {
   });
   document.body.dataset.ready = "table";
 }
-start();
+run(start);
