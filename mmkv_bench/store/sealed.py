@@ -87,7 +87,7 @@ class _Digesting:
 def opened(path: Path, coded: Sequence[str] = ()) -> Iterator[tuple[pq.ParquetFile, bool]]:
     """The file, checked, and whether it carries a digest to check; each state of a file is hashed once in a process.
 
-    coded: columns of texts that are read as dictionaries. Raises Damaged, OSError, pa.ArrowException.
+    coded: columns of texts that are read as dictionaries, where the file has them. Raises Damaged, OSError, pa.ArrowException.
     """
     with open(path, "rb") as stream:
         state = State.of(os.fstat(stream.fileno()))
@@ -100,7 +100,10 @@ def opened(path: Path, coded: Sequence[str] = ()) -> Iterator[tuple[pq.ParquetFi
                 _known[state] = checked
         else:
             checked = _known[state]
-        with pq.ParquetFile(source, read_dictionary=list(coded), page_checksum_verification=True) as file:
+        footer = pq.read_metadata(source)
+        held = {footer.schema.column(place).path for place in range(footer.num_columns)} if coded else set()
+        options = {"metadata": footer, "read_dictionary": sorted(held.intersection(coded))}
+        with pq.ParquetFile(source, page_checksum_verification=True, **options) as file:
             yield file, checked
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -76,3 +77,11 @@ def test_a_text_that_nobody_packed_is_refused():
     for text in ("", "1x1x9:", good.replace("1x1x9", "1x2x9"), good.replace("1x1x9", "1x1x90"), good[:-6]):
         with pytest.raises(StoreError, match="is no packed choice of entries"):
             unpacked(text)
+
+
+def test_older_files_read_coded_have_nulls_where_a_text_column_is_newer():
+    rows = Store(Path(__file__).parent / "stores" / "ad8597f").responses(
+        None, ["cell", "answer", "kept_indices"], coded=True
+    )
+    assert rows.num_rows and rows["kept_indices"].null_count == rows.num_rows
+    assert rows["answer"].null_count < rows.num_rows
