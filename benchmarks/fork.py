@@ -11,6 +11,9 @@ Five ways of answering the same samples in one process, encoding included in eac
 - 21 cells measured: the same, and fidelity of every answer to full's, as a run does unless fidelity=off;
 - 21 separate runs: each cell alone, through attach() and stock generate() (`sharing=off`).
 
+Beside them what no sharing can avoid is timed: the steps of the 20 reduced answers, by the untouched model from caches of its
+own, all rows in one batch and every row as long as the mean budget.
+
 Every sample is answered in all ways before the next one, the first four several times and in turns, because their ratios are
 what is promised. Time is CPU time of one thread on the CPU (other work on the machine does not count, but for the caches that
 it takes) and wall-clock time on CUDA. The first sample is a warm-up. A profiler then tells where the time goes. Scoring by
@@ -146,8 +149,29 @@ class Bench:
             names = list(ways)
             for way in names[turn % len(names) :] + names[: turn % len(names)]:
                 found[way] = self.timed(way, ways[way])
+            self.bare_steps(max(result.n_tokens for result in found["21 cells shared"][1:]) - 1)
         self.changed += differences([found["21 cells measured"]], [found["21 cells shared"]])
         return found["21 cells shared"]
+
+    def bare_steps(self, steps: int) -> None:
+        """So many steps of the untouched model with a row per reduced cell, whatever their tokens are."""
+        import torch
+        from transformers import DynamicCache
+
+        model, rows, length = self.loaded.model, len(self.cells) - 1, sum(BUDGETS) // len(BUDGETS)
+        config = model.config.get_text_config()
+        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        cache, like = DynamicCache(config=model.config), next(model.parameters())
+        for layer in range(config.num_hidden_layers):
+            cache.update(*like.new_zeros(2, rows, config.num_key_value_heads, length, width), layer)
+        token = torch.ones(rows, 1, dtype=torch.int64, device=like.device)
+
+        @torch.no_grad()
+        def decode() -> None:
+            for step in range(steps):
+                model(input_ids=token, position_ids=token * (length + step), past_key_values=cache, logits_to_keep=1)
+
+        self.timed("steps alone", decode)
 
     def separate(self, request: Request) -> list[ForkResult]:
         """The last way: each cell by itself."""
@@ -268,7 +292,7 @@ def report(bench: Bench, options: argparse.Namespace, requests: Sequence[Request
     commit = f"commit {(source['git_commit'] or 'unknown')[:10]}{' with changes' if source['git_dirty'] else ''}"
     model = options.random or options.model.name
     weights = "random weights" if options.random else f"sha256 of the weights {sha256(options.model)}"
-    scored = mean["score one cell"] / options.samples
+    scored, load = mean["score one cell"] / options.samples, os.getloadavg()[1]
     return [
         "# Prefill once, fork many: the cost of 21 cells",
         "",
@@ -277,7 +301,7 @@ def report(bench: Bench, options: argparse.Namespace, requests: Sequence[Request
         f" answers of {min(tokens)} to {max(tokens)} tokens. Model {model}"
         f" ({weights}), {bench.loaded.dtype}, {device}.",
         f"{'CPU' if device == 'cpu' else 'Wall-clock'} time per sample, one process, {options.threads} thread(s),"
-        " encoding included. Written by `python benchmarks/fork.py`.",
+        f" encoding included; load average {load:.1f} on {os.cpu_count()} cores. Written by `python benchmarks/fork.py`.",
         "",
         f"{datetime.date.today().isoformat()}, mmkv-bench {__version__} ({commit}), torch {versions['torch']},"
         f" transformers {versions['transformers']}, lmms-eval {versions['lmms_eval']}, Python {versions['python']},"
@@ -293,6 +317,9 @@ def report(bench: Bench, options: argparse.Namespace, requests: Sequence[Request
         f"21 cells cost {many / one:.2f} full runs (promise: at most {PROMISE:g}); run separately they cost"
         f" {apart / one:.1f}. Measuring their fidelity adds {measured / many - 1:.0%}, outside of every time in the rows.",
         f"One full run costs {overhead:.3f} of bare generate() (promise: at most {OVERHEAD:g}).",
+        "",
+        f"The untouched model alone takes {mean['steps alone']:.1f} ms for the steps of the 20 reduced answers, in one batch:"
+        f" with one full run that is {1 + mean['steps alone'] / one:.2f} full runs before anything is scored or selected.",
         "",
         *table_of_phases(bench, requests, one, many),
         "",

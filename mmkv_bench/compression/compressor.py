@@ -224,21 +224,19 @@ class Compressor:
         protected = selector.protected(length, budget, token_types)[..., :candidates].to(rows.device)
         caps = allocator.caps([score[:, :candidates] for score in scores], granted, layers, n_layers, context)
         together = selector.select(rows[:, :candidates], torch.cat(caps), protected, order, context.candidate_types)
-        counts = (together >= 0).sum(-1).cpu()
+        counts = (together >= 0).sum(-1).tolist()
         if self.reading != "released" and not self.exceeds_as_printed:
-            kept = int(counts.sum())
+            kept = sum(counts)
             allowed = scores[0].shape[0] * self._allowance(granted, candidates, layers, n_layers)
             if kept > allowed:
                 raise OverBudgetError(f"{self.name} kept {kept} entries where the budget allows {allowed}")
-        heads = [len(cap) for cap in caps]
-        parts = together.split(heads)
-        widths = [
-            int(count.max()) for count in counts.split(heads)
-        ]  # not the caps: a released selector may exceed them
-        return [
-            part[:, part.shape[1] - width :].to(score.device)
-            for part, width, score in zip(parts, widths, scores, strict=True)
-        ]
+        parts, first = [], 0
+        for score, cap in zip(scores, caps, strict=True):
+            last = first + len(cap)
+            width = max(counts[first:last])  # not the caps: a released selector may exceed them
+            parts.append(together[first:last, together.shape[1] - width :].to(score.device))
+            first = last
+        return parts
 
     def _allowance(self, granted: int, candidates: int, layers: Sequence[int], n_layers: int) -> int:
         """Entries per KV head that these layers may hold together; no division among layers may exceed the model's."""

@@ -102,9 +102,10 @@ def decode(
     chooser = _Chooser(group.rules, group.prompt.input_ids, rows, pick)
     lead, offset = group.lead(protocol)
     feed = lead.expand(rows, -1) if lead.shape[1] else chooser.choose(prefilled.logits.expand(rows, -1))
-    # Rows with policies cost time of their own, so those that have ended leave the batch; in low precision every shape
-    # stays what it was, because a change of shape alone can flip a token.
-    alive, shrinks = list(range(rows)), acting and model.dtype == torch.float32
+    # Rows that have ended leave the batch: with policies, which cost time of their own, at once, else when they are half of
+    # it and worth a copy of the others. In low precision every shape stays what it was, because a change of shape alone can
+    # flip a token; so it does for a graph.
+    alive, shrinks = list(range(rows)), model.dtype == torch.float32 and step is None
     if step is not None:
         cache = fixed_view(cache)
     while True:
@@ -115,7 +116,7 @@ def decode(
         if deadline is not None and time.monotonic() > deadline:
             raise GenerationTimeout("decoding ran past timeout_s")
         if shrinks:
-            alive = _leave(chooser.rows, alive, cache)
+            alive = _leave(chooser.rows, alive, cache, 1 if acting else -(-len(alive) // 2))
         forward = model if step is None or feed.shape[1] > 1 else step
         output = forward(
             input_ids=feed[alive],
@@ -134,12 +135,13 @@ def decode(
         feed = chooser.choose(logits)
 
 
-def _leave(rows: list[Decoded], alive: list[int], cache: CompressedCache) -> list[int]:
-    """Take rows that have ended out of the cache; returns the numbers of those that stay."""
+def _leave(rows: list[Decoded], alive: list[int], cache: CompressedCache, least: int) -> list[int]:
+    """Take rows that have ended out of the cache, where there are at least so many; returns the numbers of those in it."""
     stay = [place for place, row in enumerate(alive) if not rows[row].done]
-    if len(stay) < len(alive):
-        for layer in cache.layers:
-            layer.batch_select_indices(torch.tensor(stay))
+    if len(alive) - len(stay) < least:
+        return alive
+    for layer in cache.layers:
+        layer.batch_select_indices(torch.tensor(stay))
     return [alive[place] for place in stay]
 
 

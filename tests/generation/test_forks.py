@@ -5,6 +5,7 @@ Token ids, answers, finish reasons, kept counts and indices, entries and bytes: 
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 
 import pytest
@@ -100,6 +101,24 @@ def test_mixed_answer_lengths_with_early_eos_end_as_alone(name, attention):
         zoo.model(name)
     lengths = {fork.n_tokens for fork in forks}
     assert {"eos", "length"} == {fork.finish_reason for fork in forks} and len(lengths) >= 5 and 1 in lengths
+
+
+def test_rows_that_have_ended_leave_the_batch_when_they_are_half_of_it_in_float32_alone():
+    name, rows = "qwen2_vl", []
+    prompt, model = common.encoded(name), copy.deepcopy(zoo.model(name))
+    cells = grid({kind: parts.compressor(kind) for kind in ("uniform", "all_ragged")}, (1, 4, 12), ("paper",))
+    free = common.together(model, name, prompt, cells, common.rules(model, 8))
+    model.generation_config.eos_token_id = [fork.token_ids[place] for place, fork in enumerate(free, 1)]
+    model.register_forward_pre_hook(lambda _, args, kwargs: rows.append(len(kwargs["input_ids"])), with_kwargs=True)
+    for dtype in (torch.float32, torch.bfloat16):
+        rows.clear()
+        forks = common.together(model.to(dtype), name, prompt, cells, common.rules(model, 8))
+        going = [sum(fork.n_tokens > step for fork in forks) for step in range(1, max(f.n_tokens for f in forks))]
+        assert [fork.status for fork in forks] == ["ok"] * len(cells) and going[-1] <= len(cells) / 2
+        expected = [len(cells)]
+        for alive in going:
+            expected.append(alive if dtype == torch.float32 and alive <= expected[-1] / 2 else expected[-1])
+        assert rows[1:] == expected[1:], dtype  # the first pass is the prefill
 
 
 @pytest.mark.full
