@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
+from torch import Tensor
 from transformers import DynamicCache
 
 from mmkv_bench.compression import session as sessions
@@ -119,6 +120,7 @@ class Attached:
         )
         self._session = sessions.attach(model, compressor, budget, protocol, seed, **room)
         self._report: SessionReport | None = None
+        self._kept: list[Tensor] = []
         self._prompt: object | None = None
         self._hooks: list[Any] = []
 
@@ -160,6 +162,16 @@ class Attached:
         if self._report is None:
             raise ConfigError("there is nothing to report yet; call model.generate(...) inside the with, then report()")
         return self._report
+
+    def kept(self) -> list[Tensor]:
+        """Which tokens of the latest prompt were stored: per layer int64 `[KV heads, m]`, their places in the prompt, in any
+        order; -1 is padding of heads that keep fewer. On the CPU.
+
+        Raises:
+            ConfigError: no prompt has been prefilled yet.
+        """
+        self.report()
+        return self._kept
 
     # ------------------------------------------------------------------ hooks
     def _refuse(self, text: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -203,6 +215,7 @@ class Attached:
         if prompt is not None and prompt.complete and prompt is not self._prompt:
             self._prompt = prompt
             report = counted(self._session, self.compressor, self.budget, self.protocol)
+            self._kept = [layer[0].cpu() for layer in self._session.kept()]
             eager = self.compiled and self.compressor.decoding is not None
             self._report = replace(report, fallback=(*report.fallback, EAGER_DECODE)) if eager else report
 

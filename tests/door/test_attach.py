@@ -55,6 +55,8 @@ def test_full_is_plain_generate_and_others_are_the_single_run(name):
         report = session.report()
         assert tokens == alone.token_ids, one
         assert [list(heads) for heads in report.kept] == alone.kept, one
+        assert [(layer >= 0).sum(1).tolist() for layer in session.kept()] == alone.kept, one
+        assert all(layer.min() >= -1 and layer.max() < prompt.length for layer in session.kept()), one
         assert {key: getattr(report, key) for key in COUNTS + BYTES} == {
             key: getattr(alone, key) for key in COUNTS + BYTES
         }, one
