@@ -10,6 +10,8 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from mmkv_bench import attach
@@ -32,6 +34,9 @@ def main() -> None:
         return_tensors="pt",
     )
     places = np.flatnonzero(inputs["input_ids"][0].numpy() == model.config.image_token_id)
+    text = model.config.text_config
+    heads = text.num_hidden_layers * text.num_key_value_heads
+    colours = ScalarMappable(Normalize(0, heads), "cividis")
     assert len(places) == CELLS**2, "one visual token a cell, row by row"
     figure, axes = plt.subplots(1, 1 + len(METHODS), figsize=(13, 4), layout="constrained")
     axes[0].imshow(page.images[0])
@@ -41,13 +46,12 @@ def main() -> None:
             tokens = model.generate(**inputs, max_new_tokens=24, do_sample=False)
             kept = session.kept()
         answer = processor.decode(tokens[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
-        heads = sum(layer.shape[0] for layer in kept)
         counts = np.bincount(np.concatenate([layer[layer >= 0].numpy() for layer in kept]), minlength=places[-1] + 1)
-        shown = panel.imshow(counts[places].reshape(CELLS, CELLS), cmap="cividis", vmin=0, vmax=heads)
+        panel.imshow(counts[places].reshape(CELLS, CELLS), norm=colours.norm, cmap=colours.cmap)
         word = "right" if answer == page.answer else "wrong"
         on_page = counts[places].sum() / heads
         panel.set_title(f"{method}: {answer} ({word})\n{on_page:.0f} of {BUDGET} entries on the page", fontsize=11)
-    figure.colorbar(shown, ax=axes[1:], label=f"of {heads} KV heads, how many keep the cell", shrink=0.85)
+    figure.colorbar(colours, ax=axes[1:], label=f"of {heads} KV heads, how many keep the cell", shrink=0.85)
     for panel in axes:
         panel.set_xticks([])
         panel.set_yticks([])
