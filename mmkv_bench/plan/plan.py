@@ -83,9 +83,8 @@ class Plan:
 
         rows: those of its cells, where they were read already (see `Standing`).
         """
-        return Standing(
-            store.responses(self.names, COLUMNS, coded=True) if rows is None else rows, list(self.config.retry)
-        )
+        held = store.responses(self.names, COLUMNS, coded=True) if rows is None else rows.select(COLUMNS)
+        return Standing(held, list(self.config.retry))
 
     def unanswered(self, store: Store) -> int:
         """How many samples some cell has no row for: 0 when every process of a split run did its part."""

@@ -66,6 +66,14 @@ class Standing:
         """How many samples some cell has no row for."""
         return int((~self.answered(part)).any(0).sum())
 
+    def ok(self, cells: Collection[str]) -> dict[str, int]:
+        """Cell -> how many answers it has, of those of these cells that have one."""
+        names = sorted(cells)
+        of_cell = places(self.rows["cell"], pa.array(names, pa.string()))
+        ok = places(self.rows["status"], pa.array(STATUSES[:1], pa.string())) == 0
+        counts = np.bincount(of_cell[ok & (of_cell >= 0)], minlength=len(names))
+        return {name: int(count) for name, count in zip(names, counts, strict=True) if count}
+
     def failed(self, part: Part) -> int:
         """How many rows of the part are failures, whichever run made them."""
         return int((self.statuses(part) > 0).sum())

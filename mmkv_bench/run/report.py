@@ -116,22 +116,15 @@ class Report:
         suspects = {cell for metrics_of in wanted.values() for cell in self._short(metrics_of)}
         if not suspects:
             return None
-        answered: dict[str, set[str]] = {}
-        valued: dict[tuple[str, str], set[str]] = {}
-        for row in self.store.samples(suspects).to_pylist():
-            if row["status"] == "ok":
-                answered.setdefault(row["cell"], set()).add(row["sample_id"])
-                if row["value"] is not None:
-                    valued.setdefault((row["cell"], row["metric"]), set()).add(row["sample_id"])
+        answered = self.standing.ok(suspects & {row["cell"] for row in self.metrics})
         found = []
         for measure, metrics_of in wanted.items():
-            cells = [cell for cell in self._short(metrics_of) if cell in answered]
-            lacking = sum(
-                len(answered[cell].difference(*(valued.get((cell, metric), ()) for metric in metrics_of[cell])))
-                for cell in cells
-            )
-            if lacking:
-                found.append(f"{measure} ({lacking} of {sum(len(answered[cell]) for cell in cells)} answers)")
+            cells = {cell: metrics for cell, metrics in metrics_of.items() if cell in answered}
+            cells = {cell: cells[cell] for cell in self._short(cells)}
+            valued = sum(row["n_ok"] for row in self.metrics if row["metric"] in cells.get(row["cell"], ()))
+            total = sum(answered[cell] for cell in cells)
+            if lacking := total - valued:
+                found.append(f"{measure} ({lacking} of {total} answers)")
         return f"note: answers stored without {', '.join(found)}; out=<another folder> measures them" if found else None
 
     def _short(self, metrics_of: Mapping[str, set[str]]) -> list[str]:

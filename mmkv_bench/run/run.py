@@ -93,6 +93,7 @@ def carry_out(plan: Plan) -> int:
             rows, standing = _read(plan, store)
             stale = unscored(store, plan.cells, judge, rows) if scoring else []
         if stale:
+            del rows  # scores need the memory
             scored = _score(store, plan.parts, stale, judge, stopped)
             rows, _ = _read(plan, store)
         failed = sum(standing.failed(part) for part in plan.parts)

@@ -26,6 +26,7 @@ from mmkv_bench.statistics.intervals import (
 from mmkv_bench.statistics.metric_kinds import Pooled
 
 WIDTH = 32
+AT_ONCE = 16  # products of a draw; the sums of all draws take 2.5 MB each
 
 Cell = tuple[np.ndarray, np.ndarray]  # values [n], or parts [n, k], and clusters [n]
 
@@ -77,18 +78,36 @@ def _bootstrap(
     """The percentile intervals of cells with the same clusters, `index` int [n] of `count`."""
     size = 1 if aggregator is None else values[0].shape[1]
     step = max(1, (WIDTH - (aggregator is None)) // size)
-    for start in range(0, len(values), step):
-        own = values[start : start + step]
-        # The last column of means is how many samples a draw has.
-        columns = np.zeros((count, max(WIDTH, step * size)))
-        for i, each in enumerate(own):
-            np.add.at(columns[:, i * size : (i + 1) * size], index, each.reshape(len(each), size))
-        if aggregator is None:
-            columns[:, -1] = np.bincount(index, minlength=count)
-        totals = np.concatenate([block.astype(np.float64) @ columns for block in cluster_draws(dataset, count, DRAWS)])
-        if aggregator is None:
-            drawn = totals[:, : len(own)] / totals[:, -1:]
-        else:
-            drawn = np.stack([aggregator.function(totals[:, i * size : (i + 1) * size]) for i in range(len(own))], 1)
-        for statistics in drawn.T:
-            yield Interval(*percentile_ends(statistics, 1 - LEVEL), "bootstrap")
+    several = [values[start : start + step] for start in range(0, len(values), step)]
+    for start in range(0, len(several), AT_ONCE):
+        waiting = several[start : start + AT_ONCE]
+        columns = [_columns(own, index, count, max(WIDTH, step * size)) for own in waiting]
+        for own, totals in zip(waiting, _drawn(columns, dataset, count), strict=True):
+            if aggregator is None:
+                drawn = totals[:, : len(own)] / totals[:, -1:]
+            else:
+                sums = [totals[:, i * size : (i + 1) * size] for i in range(len(own))]
+                drawn = np.stack([aggregator.function(each) for each in sums], 1)
+            for statistics in drawn.T:
+                yield Interval(*percentile_ends(statistics, 1 - LEVEL), "bootstrap")
+
+
+def _columns(values: Sequence[np.ndarray], index: np.ndarray, count: int, width: int) -> np.ndarray:
+    """The clusters' sums of each cell, float64 [clusters, width]; of means the last column is how many samples a cluster has."""
+    columns = np.zeros((count, width))
+    for i, each in enumerate(values):
+        size = each.size // len(each)
+        np.add.at(columns[:, i * size : (i + 1) * size], index, each.reshape(len(each), size))
+    if values[0].ndim == 1:
+        columns[:, -1] = np.bincount(index, minlength=count)
+    return columns
+
+
+def _drawn(columns: Sequence[np.ndarray], dataset: str, count: int) -> Iterator[np.ndarray]:
+    """The sums of each draw, float64 [draws, width]; draws of many clusters, which are made anew each time, are made once."""
+    totals: list[list[np.ndarray]] = [[] for _ in columns]
+    for block in cluster_draws(dataset, count, DRAWS):
+        counts = block.astype(np.float64)
+        for own, each in zip(totals, columns, strict=True):
+            own.append(counts @ each)
+    yield from map(np.concatenate, totals)
