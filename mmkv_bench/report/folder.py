@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from mmkv_bench.errors import ConfigError, StoreError
 MARK = "report.json"
 FORMAT = "mmkv-bench report 1"
 _OURS = ("data", "images", "lib", "pages")
+_MAKING = ".making"  # a new report lies here until it is whole
 _SAFE = re.compile(r"[A-Za-z0-9_-]+(/[A-Za-z0-9_-]+)*")
 PAGES = Path(__file__).with_name("pages")
 LIBRARIES = ("plotly", "itables")
@@ -23,7 +25,7 @@ MISSING = "a report needs the package {name}, which carries scripts of its pages
 
 
 class Folder:
-    """Where a report is written. Files of another report of ours are replaced, others are never touched.
+    """Where a report is written. An earlier one of ours is replaced when the new one is whole, other files are never touched.
 
     Attributes:
         bytes: of everything written so far, by kind: `data`, `images`, `lib`, `pages`.
@@ -35,7 +37,7 @@ class Folder:
         self.files = 0
 
     def begin(self) -> None:
-        """Take the folder, or make it, and empty it of an earlier report.
+        """Take the folder, or make it; an earlier report in it stays until `finish`.
 
         Raises:
             ConfigError: it is no folder, or holds something and no report of ours; a library is missing.
@@ -43,13 +45,28 @@ class Folder:
         """
         check(self.root)
         try:
-            self.root.mkdir(parents=True, exist_ok=True)
+            self._making.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(self._making)
+            self._making.mkdir()
             (self.root / MARK).write_text(json.dumps({"format": FORMAT}) + "\n")
+        except OSError as problem:
+            raise _refused(self.root, problem) from problem
+
+    def finish(self) -> None:
+        """Put what was written in the place of an earlier report. Raises StoreError where the disk refuses."""
+        try:
             for name in _OURS[:3]:
                 if (self.root / name).is_dir():
                     shutil.rmtree(self.root / name)
+            for path in self._making.iterdir():
+                os.replace(path, self.root / path.name)
+            self._making.rmdir()
         except OSError as problem:
             raise _refused(self.root, problem) from problem
+
+    @property
+    def _making(self) -> Path:
+        return self.root / _MAKING
 
     def script(self, name: str, value: Any) -> None:
         """Write `data/<name>.js`, which gives `value` to the pages under that name."""
@@ -59,7 +76,7 @@ class Folder:
     def write(self, kind: str, name: str, data: bytes) -> None:
         """Write `<kind>/<name>`; pages lie at the top. Raises StoreError where the disk refuses."""
         assert _SAFE.fullmatch(name.rpartition(".")[0]), f"{name!r} is no name of a file"
-        path = self.root / name if kind == "pages" else self.root / kind / name
+        path = self._making / name if kind == "pages" else self._making / kind / name
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)

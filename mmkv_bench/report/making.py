@@ -119,4 +119,5 @@ def _finish(report: _Report) -> Made:
     parts = ", ".join(f"{name} {size / 1e6:.1f}" for name, size in folder.bytes.items() if size)
     size = f"{folder.size / 1e6:.1f} MB in {folder.files + 1:,} files ({parts})"
     folder.script("size", size)
+    folder.finish()
     return Made(folder.root / "index.html", about, size, tuple(report.left_out))

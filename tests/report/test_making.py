@@ -97,7 +97,7 @@ def load_nothing_from_elsewhere(report: Path) -> None:
             assert (page.parent / source).is_file(), (page.name, source)
 
 
-def test_an_earlier_report_is_replaced_and_nothing_else_is(tmp_path: Path, capsys) -> None:
+def test_an_earlier_report_is_replaced_and_nothing_else_is(tmp_path: Path, monkeypatch) -> None:
     root, out = store(tmp_path / "rows"), tmp_path / "report"
     make([root], out, 5)
     (out / "data" / "old.js").write_text("old")
@@ -116,6 +116,14 @@ def test_an_earlier_report_is_replaced_and_nothing_else_is(tmp_path: Path, capsy
     with pytest.raises(StoreError, match="row schema version 99"):
         make([root], out, 5)
     assert value(out, "report")["views"]
+    (root / "store.json").write_text('{"schema_version": 1}')
+    with monkeypatch.context() as patched:
+        patched.setattr(Prompts, "of", lambda *_: (_ for _ in ()).throw(StoreError("the disk is gone")))
+        with pytest.raises(StoreError, match="the disk is gone"):
+            make([root], out, 5)
+    assert value(out, "report")["views"] and (out / "data" / "groups").is_dir()  # the earlier one, whole
+    make([root], out, 5)
+    assert not (out / ".making").exists()
 
 
 @each(
@@ -241,9 +249,10 @@ def test_an_embedded_page_is_drawn_again_where_its_prompt_is_still_the_same(tmp_
     sample = make_sample("lookup", "small", "test", 3)
     right = Prompts(folder, {}).of(sample.sample_id, to_row(sample)["prompt_hash"])
     assert (right.question, right.reference, right.missing) == (sample.question, sample.answer, "")
+    other = Prompts(folder, {}).of(sample.sample_id, "0" * 64)
+    folder.finish()
     with Image.open(tmp_path / "report" / right.images[0]) as image:
         assert image.size == sample.images[0].size
-    other = Prompts(folder, {}).of(sample.sample_id, "0" * 64)
     assert (other.question, other.images) == (None, []) and "another than the one that was answered" in other.missing
 
 
