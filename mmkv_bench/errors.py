@@ -99,6 +99,16 @@ def nearest(name: str, allowed: Iterable[str]) -> str:
     return f"{SIMILAR} {' or '.join(repr(c) for c in close)}? ({others})"
 
 
+def own_line(error: BaseException, file: str) -> int | None:
+    """The last line of a file that an exception came through."""
+    number, trace = None, error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == file:
+            number = trace.tb_lineno
+        trace = trace.tb_next
+    return number
+
+
 def moved(old: str, verb: str) -> int:
     """What a command of earlier versions, `python -m mmkv_bench.<old>`, says: its new spelling. Exit code 2."""
     new = f"`mmkv-bench {verb}` (or python -m mmkv_bench {verb})"

@@ -19,7 +19,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from types import CodeType, ModuleType
 from typing import Any
 
-from mmkv_bench.errors import ConfigError, MMKVError, nearest
+from mmkv_bench.errors import ConfigError, MMKVError, nearest, own_line
 from mmkv_bench.methods import own_text
 from mmkv_bench.methods.own_text import CUSTOM, README
 
@@ -179,7 +179,9 @@ def _module(file: str, digest: str, text: str, path: str) -> ModuleType:
         raise
     except BaseException as error:  # a user's file may raise anything, SystemExit too
         del sys.modules[name]
-        raise ConfigError(f"{path} cannot be imported: {_said(error)}{_line(error, file)}; correct the file") from error
+        line = own_line(error, file)
+        where = f"{path}:{line}" if line else path
+        raise ConfigError(f"{where}: the file cannot be imported: {_said(error)}; correct the line") from error
     return module
 
 
@@ -190,9 +192,11 @@ def _choose(path: str, module: ModuleType, names: tuple[str, ...], where: str) -
     for role, classes in found.items():
         abstract = [c for c in classes if inspect.isabstract(c)]
         if abstract and len(abstract) == len(classes):
-            missing = ", ".join(sorted(vars(abstract[0])["__abstractmethods__"]))
+            missing = sorted(vars(abstract[0])["__abstractmethods__"])
+            lines = " and ".join(f"`def {name}{_signature(bases[role], name)}:`" for name in missing)
             raise ConfigError(
-                f"{abstract[0].__name__} of {path} lacks {missing}; a {ROLES[role]} defines them; {README}"
+                f"{path}: {abstract[0].__name__} lacks {', '.join(missing)}; write {lines}; `mmkv-bench new other.py --part "
+                f"{role}` shows a whole one"
             )
         found[role] = [c for c in classes if c not in abstract]
     allowed = [c.__name__ for classes in found.values() for c in classes]
@@ -210,10 +214,15 @@ def _choose(path: str, module: ModuleType, names: tuple[str, ...], where: str) -
     if not found["scorer"]:
         among = f" among {', '.join(names)}" if names else ""
         raise ConfigError(
-            f"{path} defines no scorer{among}; a method needs a subclass of mmkv_bench.compression.scorers.base.Scorer; "
-            f"{README}"
+            f"{path} defines no scorer{among}; write `from mmkv_bench.compression.scorers.base import Scorer` and `class "
+            f"Mine(Scorer):`, or subclass a scorer of the package to have its scores; {README}"
         )
     return {role: classes[0] for role, classes in found.items() if classes}
+
+
+def _signature(base: type, name: str) -> str:
+    """The parameters of a base's method as a subclass writes them."""
+    return f"({', '.join(inspect.signature(getattr(base, name)).parameters)})"
 
 
 def _home(role: str) -> str:
@@ -237,13 +246,3 @@ def _allowed(name: str, known: Any) -> str:
 def _said(error: BaseException) -> str:
     first = next(iter(str(error).strip().splitlines()), "")
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
-
-
-def _line(error: BaseException, file: str) -> str:
-    """The last line of the user's file that an exception came through."""
-    number, trace = None, error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code.co_filename == file:
-            number = trace.tb_lineno
-        trace = trace.tb_next
-    return "" if number is None else f" (line {number})"

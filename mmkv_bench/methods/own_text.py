@@ -58,9 +58,13 @@ def parsed(file: str, text: str, path: str) -> None:
     """Refuse a text that is no Python, or that imports modules beside it."""
     try:
         tree = ast.parse(text, file)
-    except (SyntaxError, ValueError) as error:
-        what = f"{error.msg} (line {error.lineno})" if isinstance(error, SyntaxError) else str(error)
-        raise ConfigError(f"{path} is not valid Python: {what}; correct the file") from None
+    except SyntaxError as error:
+        shown = f" in `{error.text.strip()}`" if error.text and error.text.strip() else ""
+        raise ConfigError(
+            f"{path}:{error.lineno}: the file is not valid Python: {error.msg}{shown}; correct the line"
+        ) from None
+    except ValueError as error:  # a null byte
+        raise ConfigError(f"{path}: the file is not valid Python: {error}; correct it") from None
     _refuse_local_imports(tree, Path(file), path)
 
 
@@ -77,7 +81,7 @@ def _refuse_local_imports(tree: ast.AST, file: Path, path: str) -> None:
             spec = find_spec(root) if root not in ("", ".", "mmkv_bench", "__main__") else None
             if root == "." or (spec and not _folders(spec).isdisjoint(here)):
                 raise ConfigError(
-                    f"{path} imports {'a module relative to it' if root == '.' else root} in line {node.lineno}, which "
+                    f"{path}:{node.lineno}: imports {'a module relative to it' if root == '.' else root}, which "
                     "the cell's checksum would not cover; put the method into one file, or install that module"
                 )
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from mmkv_bench.compression.observation import Needs, Observation
 
 PAGES = 2
+IN_REDUCE = "key or value has changed in reduce"
 
 
 def method(path: str, settings: Sequence[str] = ()) -> Compressor:
@@ -141,7 +142,7 @@ def nothing_is_remembered(
         disturb()
         seen = problem.observe(needs or made.needs)
         if not all(_same(first, select(made, problem, seen)) for _ in range(2)):
-            return f"{problem}: another selection the second time; draw from obs.generator, keep no state"
+            return f"{problem}: another selection the second time"
     return None
 
 
@@ -159,8 +160,16 @@ def seeds_matter_only_if_declared(made: Compressor, problems: Sequence[Problem] 
         seen = problem.observe(made.needs)
         moved.append(not _same(*(scores(made, seen, problem.budget, seed) for seed in (0, 1))))
         if moved[-1] and not made.stochastic:
-            return f"{problem}: set stochastic=True"
-    return "it says stochastic=True, and no seed changes anything" if made.stochastic and not any(moved) else None
+            return (
+                f"{problem}: another seed gives other scores; write `stochastic = True` into the class {_class(made)}"
+            )
+    if made.stochastic and not any(moved):
+        return f"no seed changes anything; take `stochastic = True` out of the class {_class(made)}"
+    return None
+
+
+def _class(made: Compressor) -> str:
+    return type(made.scorer).__name__
 
 
 def equal_keys_give_equal_scores(made: Compressor, problems: Sequence[Problem] = ()) -> str | None:
@@ -169,20 +178,24 @@ def equal_keys_give_equal_scores(made: Compressor, problems: Sequence[Problem] =
         seen, budget = problem.observe(made.needs), problem.budget
         scorer, length = made.eviction.scorer, seen[0].length
         mine = _scored(scorer, seen, budget)
-        for one in _neighbours(scorer):
-            for other in (3, budget):
+        for name, one in _neighbours(scorer):
+            for other in (budget, 3):
                 if one.key(other, length) == scorer.key(budget, length):
                     theirs = _scored(one, seen, other)
                     if mine is not None and theirs is not None and not _same(mine, theirs):
-                        return f"{scorer} at budget {budget} and {one} at budget {other} share {one.key(other, length)}"
+                        missing = f"self.{name}" if name else "budget"
+                        return (
+                            f"scores differ with {missing}, and key returns {one.key(other, length)} for {scorer} at budget "
+                            f"{budget} and for {one} at budget {other}; add {missing} to what it returns"
+                        )
     return None
 
 
-def _neighbours(scorer: Any) -> list[Any]:
-    """The scorer, and copies with one number changed, as far as it accepts them."""
+def _neighbours(scorer: Any) -> list[tuple[str, Any]]:
+    """The scorer, and copies with one number changed, as far as it accepts them, with the number's name."""
     import dataclasses
 
-    found = [scorer]
+    found = [("", scorer)]
     for field in dataclasses.fields(scorer) if dataclasses.is_dataclass(scorer) else ():
         value = getattr(scorer, field.name)
         changes: list[float] = [value + 2, value * 3] if isinstance(value, (int, float)) else []
@@ -190,7 +203,7 @@ def _neighbours(scorer: Any) -> list[Any]:
             changes = [not value]
         for change in changes:
             try:
-                found.append(dataclasses.replace(scorer, **{field.name: change}))
+                found.append((field.name, dataclasses.replace(scorer, **{field.name: change})))
             except Exception:  # noqa: BLE001, S112 - a value that the scorer refuses
                 continue
     return found
@@ -209,10 +222,12 @@ def nothing_is_written_to(made: Compressor, problems: Sequence[Problem] = ()) ->
         seen = problem.observe(made.needs)
         before = [(one.key.clone(), one.value.clone()) for one in seen]
         found = select(made, problem, seen)
+        if not all(_same(pair, (one.key, one.value)) for pair, one in zip(before, seen, strict=True)):
+            return f"{problem}: obs.key or obs.value has changed"
         for one, index in zip(seen, found, strict=True):
             made.eviction.reducer.reduce(one.key, one.value, index, one.token_types)
         if not all(_same(pair, (one.key, one.value)) for pair, one in zip(before, seen, strict=True)):
-            return f"{problem}: obs.key or obs.value has changed"
+            return f"{problem}: {IN_REDUCE}"
     return None
 
 
@@ -281,9 +296,9 @@ CHECKS: tuple[Callable[[Any], str | None], ...] = (
     scores_are_finite,
     the_budget_is_kept,
     nothing_is_remembered,
+    nothing_is_written_to,
     seeds_matter_only_if_declared,
     equal_keys_give_equal_scores,
-    nothing_is_written_to,
     answers_are_the_same_alone,
     a_budget_of_everything_is_full,
 )

@@ -231,17 +231,20 @@ BAD = {
     "nothing": (None, "needs a file"),
     "missing": ("missing.py", "does not exist"),
     "a folder": (".", "is not a Python file"),
-    "syntax": ("def x(:\n", "is not valid Python: invalid syntax (line 1)"),
+    "syntax": ("def x(:\n", "bad.py:1: the file is not valid Python: invalid syntax in `def x(:`; correct the line"),
     "import": (
         "import no_such_module\n",
-        "cannot be imported: ModuleNotFoundError: No module named 'no_such_module' (line 1)",
+        "bad.py:1: the file cannot be imported: ModuleNotFoundError: No module named 'no_such_module'; correct",
     ),
-    "exception": ("x = 1\n\ny = x / 0\n", "cannot be imported: ZeroDivisionError: division by zero (line 3)"),
-    "exit": ("import sys\nsys.exit('bye')\n", "cannot be imported: SystemExit: bye (line 2)"),
+    "exception": ("x = 1\n\ny = x / 0\n", "bad.py:3: the file cannot be imported: ZeroDivisionError: division by zero"),
+    "exit": ("import sys\nsys.exit('bye')\n", "bad.py:2: the file cannot be imported: SystemExit: bye"),
     "no scorer": ("from mmkv_bench.compression.scorers.window import WindowScorer\n", "defines no scorer"),
-    "not finished": (HEAD + "class A(Scorer):\n    pass\n", "A of bad.py lacks key, score"),
+    "not finished": (
+        HEAD + "class A(Scorer):\n    pass\n",
+        "bad.py: A lacks key, score; write `def key(self, budget, length):`",
+    ),
     "several": (scorer() + "class Two(Mine):\n    pass\n", "several scorer classes (Mine, Two)"),
-    "beside": ("import neighbour\n", "imports neighbour in line 1, which the cell's checksum would not cover"),
+    "beside": ("import neighbour\n", "bad.py:1: imports neighbour, which the cell's checksum would not cover"),
     "relative": ("from . import neighbour\n", "imports a module relative to it"),
     "arguments": (scorer(), "takes no 'pwoer'; did you mean 'power'"),
     "refused": (
@@ -269,7 +272,9 @@ def test_a_refusal_is_one_sentence_without_a_trace_and_leaves_nothing_behind(fol
     (folder / "bad.py").write_text("x = 1 / 0\n")
     assert main(["method=custom", "methods.custom.path=bad.py", "out=rows", "limit=1"]) == 2
     said = capsys.readouterr()
-    assert said.out == "" and said.err.startswith("mmkv_bench: bad.py cannot be imported: ZeroDivisionError")
+    assert said.out == "" and said.err.startswith(
+        "mmkv_bench: bad.py:1: the file cannot be imported: ZeroDivisionError"
+    )
     assert said.err.count("\n") == 1 and sorted(path.name for path in folder.iterdir()) == ["bad.py"]
 
 
@@ -308,6 +313,84 @@ def said(check, made) -> str | None:
         return check(made)
     except Exception as error:  # noqa: BLE001 - as the command does
         return str(error)
+
+
+NORM = "obs.key.float().norm(dim=-1)"
+GREEDY = """
+from mmkv_bench.compression.allocators.base import Allocator
+class Greedy(Allocator):
+    def caps(self, scores, budget, layers, n_layers, context=None):
+        import torch
+        return [torch.full((score.shape[0],), score.shape[1]) for score in scores]
+"""
+CAUSES = {
+    "an exception": (scorer("return 1 / 0"), "mine.py:13: ZeroDivisionError: division by zero", 5),
+    "an undeclared need": (
+        scorer("return obs.window_mass(8)"),
+        "mine.py:13: RuntimeError: the scorer reads tail_queries >= 8 but its `needs` does not declare it; write `needs = "
+        "Needs(tail_queries=8)` into the class Mine",
+        5,
+    ),
+    "another dtype": (scorer(f"return {NORM}.half()"), "mine.py:12: ScoreError: Mine of custom gave torch.float16", 5),
+    "infinity": (
+        scorer(f"return {NORM} / 0"),
+        "budget 1: NaN or infinity; return finite scores; `.clamp_min(1e-12)`",
+        5,
+    ),
+    "a parameter missing in key": (
+        scorer(key="()"),
+        "mine.py:10: scores differ with self.power, and key returns ()",
+        0,
+    ),
+    "the budget missing in key": (
+        scorer(f"return {NORM} * (1 if budget > 5 else -1)"),
+        "mine.py:10: scores differ with budget, and key returns (1.0,)",
+        0,
+    ),
+    "torch's own stream": (
+        scorer("import torch; return torch.rand(obs.key.shape[:2])"),
+        "another selection the second time; draw with `generator=obs.generator(seed)`",
+        2,
+    ),
+    "an undeclared seed": (
+        scorer("import torch; return torch.rand(obs.key.shape[:2], generator=obs.generator(seed))"),
+        "mine.py:7: 2 tokens, 1 KV heads, 2 query heads, budget 1: another seed gives other scores; write `stochastic = True`",
+        0,
+    ),
+    "a declared one": (scorer(fields="stochastic = True"), "mine.py:9: no seed changes anything; take `stochastic", 0),
+    "writing": (
+        scorer(f"obs.key.mul_(2); return {NORM}"),
+        "mine.py:12: 2 tokens, 1 KV heads, 2 query heads, budget 1: obs",
+        2,
+    ),
+    "an allocator": (
+        scorer() + GREEDY,
+        "mine.py:17: OverBudgetError: custom kept",
+        4,
+    ),
+}
+
+
+def one_sentence(cause, folder, capsys, monkeypatch):
+    text, words, waiting = CAUSES[cause]
+    monkeypatch.setattr(promises, "CHECKS", promises.CHECKS[:6])
+    (folder / "mine.py").write_text(text)
+    assert main(["check", "mine.py"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    (broken,) = (line for line in lines if line.startswith("BROKEN"))
+    assert words in broken, broken
+    assert lines[-1] == f"{5 - waiting} of 6 promises are kept" + f"; {waiting} wait for the line above" * bool(waiting)
+
+
+@each("cause", ["an exception", "an undeclared need", "another dtype", "infinity"])
+def test_the_check_says_where_and_what_to_write_and_says_it_once(cause, folder, capsys, monkeypatch):
+    one_sentence(cause, folder, capsys, monkeypatch)
+
+
+@pytest.mark.full
+@each("cause", CAUSES)
+def test_every_cause_is_one_sentence_with_its_line(cause, folder, capsys, monkeypatch):
+    one_sentence(cause, folder, capsys, monkeypatch)
 
 
 @pytest.mark.full

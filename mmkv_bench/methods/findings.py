@@ -1,0 +1,129 @@
+"""What `mmkv-bench check` says of a broken promise: where in the user's file, what it is, and what to write there."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mmkv_bench.errors import own_line
+from mmkv_bench.methods import promises
+
+if TYPE_CHECKING:
+    from mmkv_bench.compression.compressor import Compressor
+
+Check = Callable[["Compressor"], "str | None"]
+
+_UNDECLARED = re.compile(r"the scorer reads (\w+)(?: >= (\d+))? but its `needs` does not declare it")
+_SCORED = re.compile(r"gave (torch\.\w+) (\[[\d, ]*\]) in layer \d+; a score is .*? (\[[\d, ]*\])")
+
+_MENDS: dict[Check, tuple[str, str, str]] = {
+    promises.scores_are_finite: (
+        "scorer",
+        "score",
+        "return finite scores; `.clamp_min(1e-12)` below a division or a log",
+    ),
+    promises.the_budget_is_kept: (
+        "allocator",
+        "caps",
+        "let the caps of a layer add up to `budget * KV heads`, or say in `allowance` what they add up to",
+    ),
+    promises.nothing_is_remembered: (
+        "scorer",
+        "score",
+        "draw with `generator=obs.generator(seed)`, and keep nothing in the object or the module",
+    ),
+    promises.seeds_matter_only_if_declared: ("scorer", "stochastic", ""),
+    promises.equal_keys_give_equal_scores: ("scorer", "key", ""),
+    promises.nothing_is_written_to: ("scorer", "score", "write to a copy: `obs.key.clone()`"),
+}
+"""Promise -> the part that breaks it as a rule, the method to look at, and what to write."""
+
+
+_SAME_TWICE = (promises.nothing_is_remembered, promises.nothing_is_written_to)
+_NEEDED: dict[Check, tuple[Check, ...]] = {
+    promises.seeds_matter_only_if_declared: _SAME_TWICE,
+    promises.equal_keys_give_equal_scores: _SAME_TWICE,
+}
+"""Promise -> those without which nothing can be told of it; all need finite scores."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One cause: `path:line` (or what it was found in), what was found, what to write (or nothing), and the error, if it
+    was one, by which a second promise is known to meet the same."""
+
+    where: str
+    said: str
+    mend: str = ""
+    error: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.said}" + (f"; {self.mend}" if self.mend else "")
+
+    def again(self, other: Finding) -> bool:
+        """Whether another promise met this very error."""
+        return bool(self.error) and (self.error == other.error or self.error in other.said)
+
+
+def hidden(check: Check, broken: Collection[Check]) -> bool:
+    """Whether nothing can be told of a promise while these are broken."""
+    return any(one in broken for one in (promises.scores_are_finite, *_NEEDED.get(check, ())))
+
+
+def tried(check: Check, made: Compressor, path: str) -> Finding | None:
+    """Run one check; None where the promise is kept."""
+    try:
+        said = check(made)
+    except Exception as error:  # noqa: BLE001 - whatever the user's code raises is the finding
+        return _raised(error, made, path)
+    return None if said is None else _broken(check, said, made, path)
+
+
+def _broken(check: Check, said: str, made: Compressor, path: str) -> Finding:
+    if check not in _MENDS:
+        return Finding(path, said)
+    part, method, mend = _MENDS[check]
+    if part == "allocator" and line_of(path, made.allocator, method) is None:
+        part, method, mend = "selector", "select", "keep as many indices of each head as its cap says"
+    if said.endswith(promises.IN_REDUCE):
+        part, method, mend = "reducer", "reduce", "write to a copy: `key.clone()`"
+    line = line_of(path, getattr(made, part), method)
+    return Finding(f"{path}:{line}" if line else path, said, mend)
+
+
+def _raised(error: Exception, made: Compressor, path: str) -> Finding:
+    """An exception: the last line of the file that it came through, else the method that gave what was refused."""
+    first = next(iter(str(error).strip().splitlines()), "").partition(" (Needs(")[0]
+    text = f"{type(error).__name__}: {first}" if first else type(error).__name__
+    line = own_line(error, str(Path(path).expanduser().resolve()))
+    need, scored = _UNDECLARED.search(first), _SCORED.search(first)
+    mend = ""
+    if need is not None:
+        mend = f"write `needs = Needs({need[1]}={need[2] or True})` into the class {type(made.scorer).__name__}"
+    elif scored is not None:
+        line = line_of(path, made.scorer, "score")
+        mend = "end with `.float()`" if scored[2] == scored[3] else f"return {scored[3]} numbers, KV heads by tokens"
+    elif type(error).__name__ == "NonFiniteScoreError":
+        line, mend = line_of(path, made.scorer, "score"), _MENDS[promises.scores_are_finite][2]
+    elif type(error).__name__ == "OverBudgetError":
+        line, mend = line_of(path, made.allocator, "caps"), _MENDS[promises.the_budget_is_kept][2]
+    return Finding(f"{path}:{line}" if line else path, text, mend, text)
+
+
+def line_of(path: str, part: Any, method: str) -> int | None:
+    """The line of a part's method in a file, else that of its class; None where its class stands elsewhere."""
+    tree = ast.parse(Path(path).expanduser().read_bytes())
+    name = type(part).__name__
+    found = next((node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name), None)
+    if found is None:
+        return None
+    for node in found.body:
+        targets = [node.target] if isinstance(node, ast.AnnAssign) else getattr(node, "targets", [])
+        names = [target.id for target in targets if isinstance(target, ast.Name)]
+        if getattr(node, "name", None) == method or method in names:
+            return node.lineno
+    return found.lineno
