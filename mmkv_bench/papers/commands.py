@@ -32,7 +32,7 @@ def command(address: Address, experiments: Sequence[str] = ()) -> str:
     if not address.runs:
         return ""
     if address.metric in DIAGNOSTICS:
-        return _diagnose(address)
+        return _diagnose([address])
     own = setting(address, experiments)
     if own:
         return experiment(own)
@@ -110,15 +110,33 @@ def _kind(address: Address) -> str:
     return address.dataset.removeprefix("made_up_")
 
 
-def _diagnose(address: Address) -> str:
-    """The line that measures a diagnostic; what is there already it leaves as it is."""
+def commands(addresses: Iterable[Address]) -> list[str]:
+    """The lines of several addresses; methods and budgets that one measurement of prompts can share are in one line."""
+    found: dict[tuple[object, ...], list[Address]] = {}
+    for one in addresses:
+        key = (one.metric, one.model, one.dataset, one.reading, one.frames, one.samples, one.max_new_tokens)
+        alike = (*key, one.method.given) if one.runs and one.metric in DIAGNOSTICS else (command(one),)
+        found.setdefault(alike, []).append(one)
+    lines = (
+        _diagnose(own) if own[0].metric in DIAGNOSTICS and own[0].runs else command(own[0]) for own in found.values()
+    )
+    return list(dict.fromkeys(filter(None, lines)))
+
+
+def _diagnose(addresses: Sequence[Address]) -> str:
+    """The line that measures a diagnostic at addresses which differ in method and budget alone; what is there already it
+    leaves as it is, and the numbers of `full` are beside those of any method."""
+    address = addresses[0]
     own = DIAGNOSTICS[address.metric]
     words = ["diagnose", own.name, f"model={address.model}", f"dataset={address.dataset}"]
     if own.of_method:
-        method = address.method
-        words.append(f"method={method.name}")
-        words += [f"methods.{method.name}.{key}={_value(value)}" for key, value in method.changed.items()]
-        words += [f"budget={address.budget}"] * bool(address.budget)
+        names = list(dict.fromkeys(one.method.name for one in addresses if one.budget)) or [address.method.name]
+        words.append(f"method={_listed(names)}")
+        words += [
+            f"methods.{name}.{key}={_value(value)}" for name in names for key, value in address.method.changed.items()
+        ]
+        budgets = list(dict.fromkeys(one.budget for one in addresses if one.budget))
+        words += [f"budget={_listed(budgets)}"] * bool(budgets)
         words += [f"reading={address.reading}"] * (address.reading != "paper")
     words += [f"model.frames={address.frames}"] * (address.frames is not None)
     words += ["--samples", str(address.samples or samples_of(address.dataset) or SAMPLES)]

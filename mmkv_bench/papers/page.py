@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from math import floor, log10
 from typing import TYPE_CHECKING
 
-from mmkv_bench.papers.commands import command, experiment
+from mmkv_bench.papers.commands import command, commands, experiment
 from mmkv_bench.papers.curves import Curve
 from mmkv_bench.papers.fill import Filled, Page
 from mmkv_bench.papers.measured import MEASURED, NOT_RUN, PART, STATES, UNCLEAR, Measured
@@ -160,7 +160,7 @@ def _commands(page: Page) -> list[str]:
     runs = page.spec.experiments
     apart = [part for one in lacking for part in one.cell.needed if not runs or not has_numbers(part.metric)]
     lines = [f"`{experiment(name)}`" for name in runs]
-    every = [f"`{line}`" for line in dict.fromkeys(map(command, apart)) if line]
+    every = [f"`{line}`" for line in commands(apart)]
     lines += every[:_MANY]
     lines += [f"and {len(every) - _MANY} more (--format csv lists them)"] if len(every) > _MANY else []
     return [f"not run: {', '.join(lines)}."] if lines else []

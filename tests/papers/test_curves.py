@@ -149,3 +149,7 @@ def test_no_cell_of_a_figure_is_blank_and_each_names_the_command_that_measures_i
     for command in {line["command"] for line in lines if line["state"] == "not run"}:
         assert parse(shlex.split(command)[2:]).name in {one.name for one in DIAGNOSTICS.values()}
     assert all("mmkv-bench diagnose" in " ".join(notes(page)) for page in pages if page.states["not run"])
+    (shown,) = [notes(page) for page in pages if page.spec.id == "mmshift_fig01"]
+    together = next(line for line in shown[1].split("`") if "coverage" in line)
+    assert "'method=[streamingllm,expected_attention,snapkv,keydiff,mmshift]' 'budget=[64,128,256,512]'" in together
+    assert shown[1].count("diagnose coverage") == 1, "one prefill of a sample serves all of them"
