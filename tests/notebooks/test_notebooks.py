@@ -31,7 +31,7 @@ def test_notebooks_are_stripped_named_in_the_readme_and_import_public_names_alon
             node for text in code(path) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)
         ]
         assert {node.module for node in imported if node.module.startswith("mmkv_bench")} <= PUBLIC, path.name
-    assert len(NOTEBOOKS) >= 4
+    assert len(NOTEBOOKS) >= 7
 
 
 @pytest.mark.full
