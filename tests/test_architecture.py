@@ -93,6 +93,8 @@ ARROWS = {
         "calibrate",
         "compression",
         "config",
+        "datasets",
+        "evaluation",
         "generation",
         "methods",
         "models",

@@ -123,10 +123,15 @@ def generation_settings(spec: TaskSpec) -> dict[str, Any]:
     config = plain_config(task_file(spec))
     settings = dict(config.get("generation_kwargs") or {})
     settings |= (config.get("model_specific_generation_kwargs") or {}).get("default") or {}
-    settings = {name: value for name, value in settings.items() if name not in SAMPLING} | {"do_sample": False}
+    return greedy(settings) | dict(spec.generation)
+
+
+def greedy(given: Mapping[str, Any]) -> dict[str, Any]:
+    """A task's generation settings as they are asked here: greedy, with the defaults, `until` a list."""
+    settings = {name: value for name, value in given.items() if name not in SAMPLING} | {"do_sample": False}
     until = settings.get("until") or []
     settings["until"] = [until] if isinstance(until, str) else list(until)
-    return GENERATION_DEFAULTS | settings | dict(spec.generation)
+    return GENERATION_DEFAULTS | settings
 
 
 def _pages(spec: TaskSpec, count: int) -> Documents:

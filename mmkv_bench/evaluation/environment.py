@@ -33,7 +33,7 @@ def harness(offline: bool) -> ModuleType:
     """
     if offline:
         go_offline()
-    _require_single_rank()
+    require_single_rank()
     from loguru import logger
     from PIL import ImageFile
 
@@ -50,7 +50,8 @@ def harness(offline: bool) -> ModuleType:
     return module
 
 
-def _require_single_rank() -> None:
+def require_single_rank() -> None:
+    """Raises UnsupportedError under a launcher of several ranks."""
     ranks = os.environ.get("WORLD_SIZE", "1")
     if ranks != "1":
         raise UnsupportedError(

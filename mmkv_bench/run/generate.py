@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from mmkv_bench.errors import DataError
 from mmkv_bench.generation.compiled import COMPILED, CompiledStep, config_of
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from mmkv_bench.evaluation.contract import Request, SampleRef
     from mmkv_bench.models.load import LoadedModel
     from mmkv_bench.plan.cells import Cell
-    from mmkv_bench.store.writer import Writer
 
 CONTEXT_END = "context_end"  # the fallback that is given here and not by a method's part
 
@@ -91,6 +90,13 @@ def compiled_step(loaded: LoadedModel, config: DictConfig) -> CompiledStep | Non
     return CompiledStep(loaded.model) if config.decode == COMPILED else None
 
 
+class Commits(Protocol):
+    """Where rows go: a `Writer` of a store."""
+
+    def commit(self, rows: Sequence[Mapping[str, Any]], prompt: Mapping[str, Any] | None = None) -> None:
+        """Keep the rows of one sample."""
+
+
 class Answering:
     """Answers requests of one dataset with the cells that have no row for them yet, and commits each sample,
     or each of its cells where they share nothing.
@@ -109,7 +115,7 @@ class Answering:
         config: DictConfig,
         cells: Sequence[Cell],
         done: Mapping[str, set[str]],
-        writer: Writer,
+        writer: Commits,
         after: Callable[[list[dict[str, Any]]], None],
         measures: Sequence[str] = (),
         step: CompiledStep | None = None,

@@ -1,0 +1,141 @@
+"""`lmms-eval --model mmkv`: lmms-eval's command asks and scores, a method of ours answers as a run would answer.
+
+The model that lmms-eval gets is a run without a store: the same configuration, the same cell, the same prompts and engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from mmkv_bench.config.schema import Model, keys
+from mmkv_bench.config.words import words
+from mmkv_bench.errors import ConfigError, DataError
+from mmkv_bench.evaluation.contract import Request
+from mmkv_bench.evaluation.harness import Respondent
+
+if TYPE_CHECKING:
+    from lmms_eval.api.instance import Instance
+
+    from mmkv_bench.plan.plan import Plan
+    from mmkv_bench.run.generate import Answering
+
+_OF_RUN = ("budget", "protocol", "reading", "seed", "decode", "timeout_s")
+_ONE = (None, 1, "1", "auto")
+
+
+class MMKV(Respondent):
+    """A model with a compressor, in lmms-eval's chat form; prompts are answered one by one.
+
+    Args:
+        pretrained: a folder, an id on the hub, or a name of conf/model (`tiny`); method: its name (docs/methods.md) or a file.
+        dataset: the name under which samples draw random numbers, a run's label of its dataset; None: the task's name.
+        batch_size, max_batch_size, device: lmms-eval's flags.
+        settings: `budget`, `protocol`, `reading`, `seed`, `decode`, `timeout_s` of a run; keys of its `model` (`dtype=float32`,
+            `max_pixels=...`); every other name is a parameter of the method (`window=16`).
+
+    Raises:
+        MMKVError: what would refuse the run; several prompts at a time, several ranks.
+    """
+
+    def __init__(
+        self,
+        pretrained: str,
+        method: str = "full",
+        dataset: str | None = None,
+        batch_size: int | str | None = None,
+        max_batch_size: int | str | None = None,
+        device: str | None = None,
+        **settings: Any,
+    ) -> None:
+        from mmkv_bench.evaluation.environment import require_single_rank
+
+        super().__init__(self._answered)
+        require_single_rank()
+        if batch_size not in _ONE or max_batch_size not in _ONE:
+            raise ConfigError(f"--batch_size {batch_size}: prompts are answered one by one; leave it out, or give 1")
+        self.plan, self._dataset = _plan(pretrained, method, device, settings), dataset
+        self._rows: list[Mapping[str, Any]] = []
+
+    def _answered(self, instance: Instance) -> str:
+        """The answer to one request.
+
+        Raises:
+            DataError: there is none; lmms-eval would score an empty one.
+        """
+        from mmkv_bench.models.threads import computing_with, threads_for
+
+        request, answering = _request(instance, self.task_dict, self._dataset), self.answering
+        with computing_with(threads_for(answering.loaded, self.plan.config.model.threads)):
+            answering(request)
+        (row,) = self._rows
+        if row["status"] != "ok":
+            raise DataError(f"{request.dataset} {request.sample_id} has no answer, {row['status']}: {row['error']}")
+        return str(row["answer"])
+
+    @cached_property
+    def answering(self) -> Answering:
+        """The generate stage of a run of one cell, which has answered nothing yet."""
+        from mmkv_bench.models.source import Source
+        from mmkv_bench.run.generate import Answering, compiled_step
+
+        plan, source = self.plan, Source.of(self.plan.config.model)
+        plan.check_device()
+        loaded = source.load()
+        source.confirm(plan.cells[0].model_fingerprint)
+        done: dict[str, set[str]] = {cell: set() for cell in plan.names}
+        step = compiled_step(loaded, plan.config)
+        return Answering(loaded, plan.config, plan.cells, done, _Nowhere(), self._take, step=step)
+
+    def _take(self, rows: list[dict[str, Any]]) -> None:
+        self._rows = list(rows)
+
+
+class _Nowhere:
+    """A writer of a run that keeps no rows."""
+
+    def commit(self, rows: Sequence[Mapping[str, Any]], prompt: Mapping[str, Any] | None = None) -> None:
+        """Leave them."""
+
+
+def _plan(pretrained: str, method: str, device: str | None, settings: Mapping[str, Any]) -> Plan:
+    """The plan of a run of this one cell; its dataset is asked nothing."""
+    from mmkv_bench.config.compose import compose
+    from mmkv_bench.plan.plan import make_plan
+    from mmkv_bench.plan.validate import validate
+
+    of_model = {name: value for name, value in settings.items() if name in keys(Model)}
+    of_run = {name: value for name, value in settings.items() if name in _OF_RUN}
+    own = {name: value for name, value in settings.items() if name not in of_model and name not in of_run}
+    if device is not None:
+        of_model.setdefault("device", device.partition(":")[0])
+    said = {"model": pretrained, "method": method, "baseline": "none", "fidelity": "off", "limit": 1} | of_run
+    config = compose([*words(said), *words({"model": of_model} if of_model else {}), *words(_own(method, own))])
+    validate(config)
+    plan = make_plan(config)
+    if len(plan.cells) != 1:
+        raise ConfigError(f"{len(plan.cells)} cells cannot answer at once; give one method, budget, protocol and seed")
+    return plan
+
+
+def _own(method: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    return {"methods": {method: dict(parameters)}} if parameters else {}
+
+
+def _request(instance: Instance, data: Mapping[str, Any], dataset: str | None) -> Request:
+    """What lmms-eval asks, as a run's loop hands it on.
+
+    Args:
+        data: task -> split -> documents; dataset: see `MMKV`.
+    """
+    from mmkv_bench.datasets.messages import to_prompt
+    from mmkv_bench.evaluation.documents import greedy
+
+    _, doc_to_messages, settings, doc_id, task, split = instance.args
+    doc = data[task][split][doc_id]
+    prompt, label = to_prompt(doc_to_messages(doc), task), dataset or task
+    own_name = doc.get("sample_id") if task.startswith("pages") else None
+    name = own_name or f"{label}-{doc_id:06d}"
+    media = prompt.messages, prompt.images, prompt.videos
+    return Request(label, name, doc_id, name, None, *media, greedy(settings), "")

@@ -1,0 +1,18 @@
+"""lmms-eval's own command line with a compressor on the model: what its entry-point group `lmms_eval.models` names."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lmms_eval.models.registry_v2 import ModelManifest
+
+NAME = "mmkv"
+MODEL = "mmkv_bench.door.lmms_eval_model.MMKV"
+
+
+def manifest() -> ModelManifest:
+    """Which class `--model mmkv` is, in chat form; imported when it is asked for."""
+    from lmms_eval.models.registry_v2 import ModelManifest
+
+    return ModelManifest(NAME, chat_class_path=MODEL)
