@@ -109,6 +109,8 @@ def draw(roots: Sequence[Path], k: int, seed: int) -> list[Drawn]:
         if not len(places):
             raise ConfigError(f"{root} holds no answers; give folders of rows, as runs print them")
         share = k // len(roots) + (position < k % len(roots))
+        if not share:  # fewer are drawn than there are stores
+            continue
         chosen = rows.take(np.sort(generator.choice(places, min(share, len(places)), replace=False))).to_pylist()
         cells = {row["cell"]: row for row in store.cells({row["cell"] for row in chosen}).to_pylist()}
         columns = ("cell", "dataset", "sample_id", "doc_id", *COMPARED)

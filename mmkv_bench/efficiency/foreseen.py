@@ -78,7 +78,13 @@ def memory(plan: Planned, told: Forecast) -> tuple[list[PlannedMemory], list[str
     """
     from mmkv_bench.run import planned_memory
 
-    return planned_memory.planned(general(plan), told, _prompts(plan), int(plan.config.new_tokens) - 1)
+    found, notes = planned_memory.planned(general(plan), told, _prompts(plan), int(plan.config.new_tokens) - 1)
+    if plan.searches or set(plan.batches) - {1}:
+        notes.append(
+            "counted for one sequence, whatever batch says: how the caches of several are padded and joined follows from what "
+            "each keeps, which the passes of a run that count memory measure"
+        )
+    return found, notes
 
 
 def _prompts(plan: Planned) -> list[tuple[Tensor, Mapping[str, Tensor] | None]]:

@@ -68,6 +68,14 @@ def test_what_is_measured_already_is_not_foreseen_again(tmp_path):
 
 
 @pytest.mark.full
+@each(("batch", "says"), [("batch=1", False), ("batch=[1,3]", True)])
+def test_memory_of_batches_is_said_to_be_counted_for_one_sequence(batch, says, tmp_path, capsys):
+    words = ["scenario=efficiency", "method=full", "lengths=40", "new_tokens=3", "prompts=text", batch]
+    assert verb("plan")([*words, f"out={tmp_path}/rows", "model.device=cpu", "--memory"]) == 0
+    assert ("counted for one sequence, whatever batch says" in capsys.readouterr().out) is says
+
+
+@pytest.mark.full
 def test_memory_of_the_prompts_that_are_measured_is_counted_with_their_tower(tmp_path, capsys):
     words = [
         "scenario=efficiency",

@@ -84,6 +84,7 @@ def test_the_draw_is_even_over_stores_seeded_and_without_repetition(rows, tmp_pa
     assert len(set(keys)) == 9 and {sum(one.root == root for one in drawn) for root in (rows, other)} == {4, 5}
     assert keys == [(one.root, one.row["cell"], one.row["sample_id"]) for one in draw([other, rows], 9, 5)]
     assert keys != [(one.root, one.row["cell"], one.row["sample_id"]) for one in draw([rows, other], 9, 6)]
+    assert len(draw([rows, other], 1, 5)) == 1  # nothing is drawn from the other
 
 
 def test_folders_without_rows_are_refused(tmp_path, capsys):
