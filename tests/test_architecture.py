@@ -31,7 +31,7 @@ ARROWS = {
     "datasets": {"file_state", "judging", "tiny"},
     "generation": {"models", "compression", "devices", "protocols", "store"},
     "tables": {"config", "protocols", "statistics", "store"},
-    "papers": {"config", "methods", "protocols", "statistics", "store", "tables"},
+    "papers": {"config", "methods", "models", "protocols", "statistics", "store", "tables"},
     "report": {"config", "datasets", "statistics", "store", "tables", "tiny"},
     "calibrate": {"config", "compression", "models", "generation", "store", "tiny"},
     "evaluation": {"datasets", "judging", "file_state", "protocols"},

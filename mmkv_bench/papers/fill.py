@@ -10,7 +10,7 @@ from itertools import combinations
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.papers.address import STAND_IN, Address
 from mmkv_bench.papers.match import Evidence
-from mmkv_bench.papers.measured import MEASURED, PART, Measured, Reader, aligned
+from mmkv_bench.papers.measured import MEASURED, PART, WHOLE, Measured, Reader, aligned
 from mmkv_bench.papers.measures import has_numbers, margin
 from mmkv_bench.papers.printed import COMPARABLE, OPEN, RATIOS, Printed, of_table
 from mmkv_bench.papers.spec import Cell, Spec
@@ -172,7 +172,7 @@ def _level(one: Filled) -> Verdict | None:
 def _one_level(measured: Measured, one: Filled) -> Verdict | None:
     assert one.printed is not None
     assert one.printed.number is not None
-    if measured.state not in (MEASURED, PART) or measured.value is None:
+    if measured.state not in (*WHOLE, PART) or measured.value is None:
         return None
     if measured.other:
         return Verdict(NOT_COMPARABLE, why="; ".join(measured.other))
@@ -181,7 +181,7 @@ def _one_level(measured: Measured, one: Filled) -> Verdict | None:
         measured.value,
         one.printed.number,
         _limits(one),
-        same_items=measured.state == MEASURED,
+        same_items=measured.state in WHOLE,
         interval=ends,
         n=measured.n,
         n_paper=measured.of or None,

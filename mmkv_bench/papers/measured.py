@@ -14,6 +14,7 @@ import numpy as np
 from mmkv_bench.config.files import content
 from mmkv_bench.config.unavailable import UNAVAILABLE
 from mmkv_bench.papers.address import STAND_IN, SYNTHETIC, Address, Method, file_of
+from mmkv_bench.papers.computed import cache_size, lacking
 from mmkv_bench.papers.curves import Curve, Curves
 from mmkv_bench.papers.match import AMBIGUOUS, FOUND, Evidence, Match
 from mmkv_bench.papers.measures import DIAGNOSTICS, PASSES, REDUCTIONS, Reduction, margin
@@ -26,10 +27,12 @@ from mmkv_bench.tables.scores import Scores, Sheet
 if TYPE_CHECKING:
     import pandas as pd
 
-MEASURED, PART, WAITING, FAILED, NOT_RUN, CANNOT_RUN, UNCLEAR = (
-    *("measured", "part", "waiting", "failed", "not run", "cannot run", "ambiguous"),
+MEASURED, COMPUTED, PART, WAITING, FAILED, NOT_RUN, CANNOT_RUN, UNCLEAR = (
+    *("measured", "computed", "part", "waiting", "failed", "not run", "cannot run", "ambiguous"),
 )
-STATES = (MEASURED, PART, WAITING, FAILED, NOT_RUN, CANNOT_RUN, UNCLEAR)
+WHOLE = (MEASURED, COMPUTED)
+"""States of a number that nothing is missing from."""
+STATES = (MEASURED, COMPUTED, PART, WAITING, FAILED, NOT_RUN, CANNOT_RUN, UNCLEAR)
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,7 @@ class Reader:
 
     def _one(self, address: Address) -> Measured:
         if address not in self._known:
-            found = self._number(address)
+            found = _without_rows(address, self._number(address))
             if address.minus is not None:
                 found = self._minus(address, found)
             self._known[address] = found
@@ -201,7 +204,8 @@ class Reader:
         other = self._number(replace(address, method=address.minus, minus=None))
         for one in (own, other):
             if one.scores is None or one.value is None:
-                return replace(one, value=None, low=None, high=None, why=one.why or one.state)
+                state = one.state if one.value is None else CANNOT_RUN
+                return replace(one, state=state, value=None, low=None, high=None, why=one.why or "no score of a sample")
         assert own.scores is not None
         assert other.scores is not None
         scale = margin(address.dataset, address.metric).scale
@@ -303,6 +307,16 @@ class Reader:
         from mmkv_bench.store.store import Store
 
         return {number: read(Store(self.evidence.roots[number]), cells) for number, cells in self._needed.items()}
+
+
+def _without_rows(address: Address, found: Measured) -> Measured:
+    """A number that no rows hold, where it needs none; else with what it needs."""
+    if found.state != NOT_RUN or found.why:
+        return found
+    size = cache_size(address)
+    if size is not None:
+        return replace(found, state=COMPUTED, value=size[0], why=size[1])
+    return replace(found, why=lacking(address))
 
 
 def _of(address: Address) -> int:

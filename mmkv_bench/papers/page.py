@@ -86,7 +86,7 @@ def text(one: Filled) -> str:
     printed = "" if one.printed is None else f" / {number(one.printed)}"
     own = one.measured
     if own.value is None:
-        why = {PART: f" ({own.why})", NOT_RUN: "", UNCLEAR: ""}.get(own.state, f" ({own.why})" if own.why else "")
+        why = f" ({own.why})" if own.why and own.state != UNCLEAR else ""
         return f"{own.state}{why}{printed}"
     places = _places(one.printed, own)
     lines = [_with_interval(curve, _places(one.printed, curve), curve.label) for curve in own.curves]

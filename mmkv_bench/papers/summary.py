@@ -11,25 +11,23 @@ from mmkv_bench.config.schema import conf_dir
 from mmkv_bench.papers import printed
 from mmkv_bench.papers.claims import tested
 from mmkv_bench.papers.fill import Filled, Page
-from mmkv_bench.papers.measured import MEASURED
+from mmkv_bench.papers.measured import COMPUTED, MEASURED
 from mmkv_bench.papers.spec import PAPERS
 from mmkv_bench.papers.verdict import AGREES, CONFIRMED, DIFFERS, UNDECIDED
 from mmkv_bench.tables.render import aligned
 
 _FIRST = (
+    ("bytes of caches, which need no weights: done, `computed` above", "", None),
+    ("the gates of Qwen2.5-VL-7B and MM-ShiftKV Table 1 in both readings", "mmshift_qwen_{1..5}", 7.5),
+    ("HybridKV Table 1, Qwen2.5-VL-7B", "hybridkv_image_qwen2_5_vl_7b_{1..5}", 2.1),
     (
-        "what needs no weights: bytes of a cache at its shape",
-        "mmkv-bench plan model=qwen2_5_vl_7b method=flashcache budget=0.1",
+        "FlashCache Tables 4, 5 and 7",
+        "flashcache_favor, flashcache_milebench_qwen2_5_vl_7b_6, flashcache_milebench_qwen2_5_vl_7b_7",
+        7.1,
     ),
-    (
-        "the gates of Qwen2.5-VL-7B and MM-ShiftKV Table 1 in both readings",
-        "mmkv-bench experiment=papers/mmshift_qwen_1",
-    ),
-    ("HybridKV Table 1", "mmkv-bench experiment=papers/hybridkv_image_qwen2_5_vl_7b_1"),
-    ("FlashCache Tables 4, 5 and 7", "mmkv-bench experiment=papers/flashcache_favor"),
-    ("MEDA and PrefixKV", "mmkv-bench experiment=papers/prefixkv_mmvet_llava_v1_5_7b_1"),
+    ("MEDA and PrefixKV", "meda_*, prefixkv_*", None),
 )
-"""In the order of value per hour."""
+"""(what, experiments of conf/experiment/papers, hours at least), in the order of value per hour."""
 
 
 def summary(pages: Sequence[Page]) -> str:
@@ -50,28 +48,35 @@ def summary(pages: Sequence[Page]) -> str:
             _HEADER, [_row(paper, [page for page in pages if page.spec.paper == paper]) for paper in PAPERS]
         ).split("\n"),
         "",
-        "Values are those of numbered tables. Comparable are those whose status is `comparable` or `settings open`. Run, and the",
-        "words behind it, are cells with a number; `own` is the paper's method, `others` its baselines and the full cache. Drops",
-        "to full count only where the full cache itself agrees. Leads are those that the paper prints for its method over",
-        "its strongest baseline.",
+        "Values are those of numbered tables. Comparable are those whose status is `comparable` or `settings open`. Run are",
+        "cells with a measured number, computed those whose number follows from the model's shape; the words behind them are",
+        "of both. `own` is the paper's method, `others` its baselines and the full cache. Drops to full count only where the",
+        "full cache itself agrees. Leads are those that the paper prints for its method over its strongest baseline.",
         "",
         "## Sentences of the papers",
         "",
         *_claims(pages),
         "",
-        "## Printed values with a status or a remark, and why",
+        "## What cannot be reproduced or only in part, and why",
         "",
         *_reasons(),
         "",
-        "## What the next rows need",
+        "## What the next rows cost",
         "",
-        "Weights and data of the hub and a GPU; `mmkv-bench plan experiment=papers/<name>` says hours and memory before a run.",
-        "In the order of value per hour:",
+        "Weights and data of the hub and a GPU. Hours are those of a roofline, at least, with prompts of 2,048 tokens where",
+        "only the data tell their length, of each experiment:",
+        "`mmkv-bench plan experiment=papers/<name> --device-memory 80 --bandwidth 3350 --matmul 400` (an H100). On a machine",
+        "that has run some of it, `plan` goes by what that took. In the order of value per hour:",
         "",
-        *(f"{number}. {what}: `{line}`" for number, (what, line) in enumerate(_FIRST, 1)),
+        *(f"{number}. {_next(*one)}" for number, one in enumerate(_FIRST, 1)),
         "",
     ]
     return "\n".join(lines)
+
+
+def _next(what: str, experiments: str, hours: float | None) -> str:
+    told = f"{what}: `experiment=papers/` {experiments}" if experiments else what
+    return told + (f" ({hours:g} h)" if hours else "")
 
 
 _HEADER = [
@@ -79,6 +84,7 @@ _HEADER = [
     "printed",
     "comparable",
     "run",
+    "computed",
     "own: agrees, differs, undecided",
     "others",
     "drops agree",
@@ -89,16 +95,18 @@ _HEADER = [
 
 def _said(pages: Sequence[Page]) -> str:
     run = sum(page.states[MEASURED] for page in pages)
+    computed = sum(page.states[COMPUTED] for page in pages)
+    needless = f"{computed} cells hold a number that needs no weights: bytes of a cache by the model's shape."
     if not run:
-        return "**Nothing of real weights has been run yet: no number below was measured.**"
-    return f"{run} cells hold a number."
+        return f"**Nothing of real weights has been run yet: no number below was measured.** {needless}"
+    return f"{run} cells hold a measured number. {needless}"
 
 
 def _row(paper: str, pages: Sequence[Page]) -> list[str]:
     rows = printed.load()
     own = rows[(rows["paper"] == paper) & (rows["status"] != printed.CLAIM) & (rows["value"] != "")]
     held = own["status"].isin([printed.COMPARABLE, printed.OPEN])
-    run = sum(page.states[MEASURED] for page in pages)
+    run, computed = (sum(page.states[state] for page in pages) for state in (MEASURED, COMPUTED))
     words = [Counter[str](), Counter[str]()]
     for page in pages:
         for number, of_paper in enumerate((True, False)):
@@ -113,7 +121,7 @@ def _row(paper: str, pages: Sequence[Page]) -> list[str]:
         f"{leads.count(CONFIRMED)} of {len(leads)}",
         f"{passed} of {len(gates)}",
     ]
-    return [PAPERS[paper], str(len(own)), str(int(held.sum())), str(run), *told, *texts]
+    return [PAPERS[paper], str(len(own)), str(int(held.sum())), str(run), str(computed), *told, *texts]
 
 
 def _is_gate(table: str, one: Filled, gates: Sequence[tuple[str, ...]]) -> bool:

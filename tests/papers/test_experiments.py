@@ -23,6 +23,7 @@ NAMES = sorted(file.stem for file in (conf_dir() / "experiment" / "papers").glob
 def planned(name: str) -> set[tuple]:
     """The cells of an experiment, as no model and no data are needed to know them."""
     config = compose([f"experiment=papers/{name}"])
+    assert config.limit is None, f"{name} asks a part of the questions"
     datasets = {str(one): DatasetIdentity("d", generation=config.datasets[one].generation) for one in config.datasets}
     world = Identity("m", None, "bfloat16", "t", "t", datasets)
     cells, _ = expand(config, world, method_defaults(bases(config)), calibrated=False)

@@ -17,7 +17,7 @@ from mmkv_bench.methods.named import settings
 from mmkv_bench.methods.plain import flat_parameters
 from mmkv_bench.papers.fill import Page, fill
 from mmkv_bench.papers.match import Evidence
-from mmkv_bench.papers.measured import Measured, _wider
+from mmkv_bench.papers.measured import STATES, WHOLE, Measured, _wider
 from mmkv_bench.papers.page import notes, render, text
 from mmkv_bench.papers.spec import load, parse
 from mmkv_bench.store.digests import checksum
@@ -60,12 +60,13 @@ def page(*roots: Path, table: str = "flashcache_table05") -> Page:
     return fill(load(table), Evidence.of(roots))
 
 
-def cell(found: Page, row: str, column: str = "milebench_image_needle"):
+def cell(found: Page, row: str, column: str = "milebench_image_needle", across: str = ""):
     spec = found.spec
     (one,) = [
         one
         for one in found.cells
-        if (spec.rows[one.cell.row].label, spec.columns[one.cell.column].label) in ((row, column), (column, row))
+        if (not across or spec.across[one.cell.across].label == across)
+        and (spec.rows[one.cell.row].label, spec.columns[one.cell.column].label) in ((row, column), (column, row))
     ]
     return one
 
@@ -98,6 +99,54 @@ def test_failed_and_unjudged_samples_leave_no_number(tmp_path):
     values = [None, *zeros_and_ones(92, N - 1)]
     root = stored(tmp_path, (("flashcache", "0.2", values), {"given": {"gamma": 0.1}}))
     assert text(cell(page(root), "cutoff_gamma=0.1")) == "failed (1 of 320 samples) / 29.06"
+
+
+def test_a_cell_without_a_number_still_shows_what_is_printed():
+    (one,) = [one for one in page().cells if one.printed.value == "29.06"]
+    for state in {*STATES} - {*WHOLE, "part"}:
+        assert text(replace(one, measured=Measured(state, "a reason"))).endswith(" / 29.06"), state
+
+
+def test_what_needs_no_weights_is_computed_and_what_needs_them_says_so():
+    """FlashCache Table 8: 57,344 bytes a token of Qwen2.5-VL-7B; its 8K at 10 % is printed below a tenth of full's."""
+    found = page(table="flashcache_table08")
+    sizes = [one for one in found.cells if one.cell.address.metric == "kv_gib"]
+    assert {one.measured.state for one in sizes} == {"computed"}
+    assert [one.verdict.word for one in sizes].count("agrees") == 11
+    full = cell(found, "64K", "kv_gib", across="FullKV")
+    assert full.measured.value == pytest.approx(64_000 * 2 * 28 * 4 * 128 * 2 / 2**30)
+    assert text(full) == "computed (64,000 entries of 57,344 bytes): 3.42 / 3.42 -0.00 agrees"
+    hybrid = cell(page(table="hybridkv_table03"), "HybridKV 20%", "kv_gib")
+    assert text(hybrid).startswith("not run (needs weights") and text(hybrid).endswith(" / 0.40")
+    tokens = cell(page(table="mmshift_table04"), "qwen2_5_vl_7b", "docvqa")
+    assert text(tokens) == "not run (needs the pictures' sizes; one becomes 4 to 16,384 tokens) / 4830"
+
+
+def test_rows_of_other_calibrations_are_no_seeds_of_a_method(tmp_path):
+    """The model's own artefact and one of other samples: the plain address means the first, one that names data the other."""
+    n, told = 218, {"dataset": "mmvet_prefixkv", "metric": "ppl", "model": "llava_v1_5_7b"}
+    seen = {"other": {"dataset": "the first 10 samples of textvqa (task x)", "samples": 10}}
+    example = Example()
+    for label, config in (
+        ("prefixkv", {"methods": {"prefixkv": {"calibration": "auto"}}}),
+        ("mine", {"variants": {"mine": {"calibration": "mine.json"}}, "calibrations": seen}),
+    ):
+        add(example, "prefixkv", "0.5", [2.0] * n, label=label, config=json.dumps(config), **told)
+        row = example.cells[-1]
+        row["parameters"] = json.dumps(
+            json.loads(row["parameters"]) | {"calibration": {"prefixkv": "own" if label == "prefixkv" else "other"}}
+        )
+    evidence = Evidence.of([example.write(tmp_path / "rows")])
+    wanted = {
+        cell.address.method.calibration: replace(cell.address, reading="paper")
+        for name in ("prefixkv_table04", "prefixkv_table08")
+        for cell in load(name).cells
+        if cell.address.budget == "0.5" and cell.address.method.name == "prefixkv"
+    }
+    names = {key: [evidence.cells["method"][row] for row in evidence.match(one).rows] for key, one in wanted.items()}
+    assert names[""] == ["prefixkv"]
+    assert [own for key, own in names.items() if "textvqa" in key] == [["mine"]]
+    assert [own for key, own in names.items() if "ocrbench" in key] == [[]]
 
 
 def test_two_machines_are_one_body_of_evidence_and_what_differs_is_ambiguous(tmp_path):

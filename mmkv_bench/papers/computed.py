@@ -1,0 +1,74 @@
+"""Numbers of the tables that no weights and no data are needed for, and what is known of those that need them.
+
+A cache's bytes are entries times the bytes of one, which the model's shape states. How many tokens a picture becomes follows
+from its size and the processor's settings; how large a data set's pictures are, its questions do not say.
+"""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from functools import cache
+from typing import Any
+
+from mmkv_bench.config.files import content
+from mmkv_bench.models.families import kv_bytes_per_token
+from mmkv_bench.models.stated import Stated
+from mmkv_bench.models.visual_tokens import image_tokens
+from mmkv_bench.papers.address import FRACTION, NONE, SYNTHETIC, Address
+from mmkv_bench.papers.measures import GIB
+
+BYTES, TOKENS = "kv_gib", "prompt_tokens"
+_PROMPTED = ("hybridkv",)
+"""Families whose bytes on the device follow the prompt: which heads keep what is known with weights alone."""
+_FEWER_BITS = ("kivi", "kivi_prefixkv")
+_SIDES = tuple(range(28, 3585, 28))
+"""Widths and heights of the pictures that are tried for a processor's least and most tokens [pixels]."""
+
+
+def cache_size(address: Address) -> tuple[float, str] | None:
+    """(GiB, how) of the keys and values that a prompt of the address's length leaves, batch of one; None where it is no
+    such number, or where it does not follow from the shape."""
+    told = content("model", address.model) if address.runs else {}
+    if address.metric != BYTES or address.dataset not in SYNTHETIC or not told.get("shape") or not address.length:
+        return None
+    if address.method.base in (*_PROMPTED, *_FEWER_BITS):
+        return None
+    entries, each = _entries(address), bytes_per_token(address.model)
+    return entries * each / GIB, f"{entries:,} entries of {each:,} bytes"
+
+
+def lacking(address: Address) -> str:
+    """What a number that was not run needs besides a device, with what is known of it; empty where nothing is to be said."""
+    if address.metric == BYTES and address.dataset in SYNTHETIC and address.method.base in _PROMPTED:
+        share = _entries(address) / (address.length or 1)
+        return f"needs weights, by which heads are told apart; {share:.1%} of full's entries are read in a step"
+    if address.metric == TOKENS and address.runs:
+        low, high = image_bounds(address.model)
+        return f"needs the pictures' sizes; one becomes {low:,} to {high:,} tokens"
+    return ""
+
+
+def _entries(address: Address) -> int:
+    """Entries per KV head that a budget comes to: the exact floor, at least one."""
+    length = address.length or 0
+    if address.budget_kind == NONE:
+        return length
+    budget = Decimal(address.budget)
+    return min(length, max(1, int(budget * length) if address.budget_kind == FRACTION else int(budget)))
+
+
+@cache
+def bytes_per_token(model: str) -> int:
+    """Of the keys and values in all layers and KV heads of a model of conf/model, in the precision of its file."""
+    told = content("model", model)
+    return kv_bytes_per_token(Stated(told["shape"]), told["dtype"])
+
+
+@cache
+def image_bounds(model: str) -> tuple[int, int]:
+    """The fewest and the most visual tokens of one picture whose sides are 28 to 3,584 pixels, neither 20 times the other."""
+    told: dict[str, Any] = content("model", model)
+    kind, settings = told["shape"]["model_type"], told["processor"]
+    sizes = [(width, height) for width in _SIDES for height in _SIDES if max(width, height) <= 20 * min(width, height)]
+    counts = [image_tokens(kind, settings, *size) for size in sizes]
+    return min(counts), max(counts)
