@@ -224,13 +224,7 @@ def _refuse_others(config: DictConfig) -> None:
         )
     from omegaconf import OmegaConf
 
-    for key, allowed in {
-        "stage": "both",
-        "shard": "0/1",
-        "samples": None,
-        "logger.kind": "none",
-        "judge.kind": "none",
-    }.items():
+    for key, allowed in {"stage": "both", "shard": "0/1", "samples": None, "judge.kind": "none"}.items():
         if (given := OmegaConf.select(config, key)) != allowed:
             raise ConfigError(f"{key}={given} has no meaning under scenario=efficiency; leave it out")
     for name in as_list(config.protocol):

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from mmkv_bench.config.schema import resolve_path
+from mmkv_bench.store import tracking
 from mmkv_bench.store.store import Store
 from tests.each import each
 from tests.run import setting
 from tests.run.setting import done, forked, go, responses
+from tests.wandb_double import installed
 
 WEIGHTS = Path(resolve_path("pkg://mmkv_bench/tiny/weights"))
 UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
@@ -168,6 +170,19 @@ def test_wandb_shows_a_run_while_it_goes_on_and_its_rows_once(tmp_path):
     before = sorted(tmp_path.glob("wandb/*"))
     done(tmp_path, *command)
     assert sorted(tmp_path.glob("wandb/*")) == before
+
+
+@pytest.mark.full
+def test_a_wandb_that_fails_or_never_answers_costs_a_run_nothing(tmp_path, monkeypatch):
+    command = ("dataset=pages_lookup", "method=[snapkv]", "budget=16", "limit=2")
+    done(tmp_path / "alone", *command)
+    monkeypatch.setattr(tracking, "PATIENCE_S", 0.2)
+    installed(monkeypatch, tmp_path)
+    for what in ("FAILS", "BLOCKS"):
+        monkeypatch.setenv(what, "log")
+        done(tmp_path / what, *command, "logger=wandb")
+        assert setting.everything(tmp_path / what) == setting.everything(tmp_path / "alone")
+        monkeypatch.setenv(what, "")
 
 
 @pytest.mark.full
