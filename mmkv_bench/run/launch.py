@@ -65,7 +65,7 @@ def launch(overrides: Sequence[str], processes: int | None = None, run: Sequence
 
     for text in overrides:
         if text.partition("=")[0].lstrip("+") == "shard":
-            raise ConfigError(f"{text}: launch makes the shards itself; drop it, or run that one with mmkv-bench run")
+            raise ConfigError(f"{text}: launch divides the run itself; drop it, or run that one with mmkv-bench run")
     config = compose(overrides)
     validate(config)
     if config.stage == "score":

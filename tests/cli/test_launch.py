@@ -114,7 +114,7 @@ def test_visible_devices_are_those_of_the_environment(monkeypatch, value, device
     ("overrides", "processes", "words"),
     [
         ((), None, "write --processes N"),
-        (("shard=0/2",), 2, "launch makes the shards itself"),
+        (("shard=0/2",), 2, "launch divides the run itself"),
         (("stage=score",), 2, "stage=score is one process's work"),
         (("budget=0",), 2, "budget=0 keeps nothing"),
     ],
