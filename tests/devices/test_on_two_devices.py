@@ -71,7 +71,7 @@ def assert_same_on_two_devices(run, family: str, asked) -> None:
 
 
 def test_a_method_that_asks_the_model_again_runs_alone_with_layers_on_two_devices():
-    assert_same_on_two_devices(common.alone, "qwen2_5_vl", cells("qwen2_5_vl", ("mmshift_adakv",), turns=True))
+    assert_same_on_two_devices(common.alone, "qwen2_5_vl", cells("qwen2_5_vl", ("mmshift_adakv",)))
 
 
 @pytest.mark.full
