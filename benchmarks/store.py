@@ -7,8 +7,8 @@
 Two stores, each also made at half the rows: `wide`, 10,000 cells x 100 samples (of 50 models, each a job of 200 cells with
 its own part), and `deep`, 200 cells x 20,000 samples (one job, a part every 256 samples). Cells and parts are files as a run
 writes them, rows fill every column that a run of the embedded model fills. They are made in a temporary folder (`--keep`
-names another, which stays). Each measurement is a process of its own: CPU time of all threads, user and system, imports
-included, and the largest resident set.
+names another, which stays, and where an interrupted bench goes on). Each measurement is a process of its own: CPU time of all
+threads, user and system, imports included, and the largest resident set.
 
 - resume: what a finished run of all cells reads before it says so; one job: of the cells of one model alone.
 - status: the command; again: with the index that the first one left.
@@ -30,6 +30,7 @@ import contextlib
 import datetime
 import importlib.metadata
 import io
+import json
 import os
 import platform
 import shlex
@@ -265,12 +266,14 @@ def compared(shape: str, scale: float, folder: Path, measures: Sequence[str]) ->
                 [sys.executable, __file__, "--make", str(count), "--samples", str(of_each), "--keep", str(own)],
                 check=True,
             )
-        files, mib = size(own)
+        known = own.with_suffix(".json")  # an interrupted bench goes on where it was
+        before = json.loads(known.read_text()) if known.exists() else {"size": size(own)}
         if name == "whole":
+            files, mib = before["size"]
             lines = [f"`{shape}`: {count:,} cells x {of_each:,} samples, {files:,} files, {mib:,.0f} MiB unscored.", ""]
         for what in measures:
-            found.setdefault(what, {})[name] = measured(what, own, of_each)
-            used = found[what][name]
+            used = found.setdefault(what, {})[name] = before.get(what) or measured(what, own, of_each)
+            known.write_text(json.dumps(before := before | {what: used}))
             print(f"{own.name} {what}: {used['cpu']:.2f} s CPU, {used['mib']:.0f} MiB", file=sys.stderr, flush=True)
     lines += ["| | CPU s | of half the rows | ratio | peak MiB | goal |", "| --- | --- | --- | --- | --- | --- |"]
     for what, used in found.items():
