@@ -26,6 +26,8 @@ class Answers:
     """
 
     def __init__(self, store: Store, cells: Sequence[str]) -> None:
+        import pyarrow as pa
+
         from mmkv_bench.store.parts import codes_of, numbers_of
 
         self._store = store
@@ -40,6 +42,8 @@ class Answers:
         self.reach = {name: int(own) for name, own in zip(names, reach, strict=True) if own}
         self._counts = dict(zip(names, counts.tolist(), strict=True))
         self.failed = np.unique(docs[~_is_ok(rows["status"])]).tolist()
+        del rows, codes
+        pa.default_memory_pool().release_unused()  # lmms-eval needs more than a gigabyte beside
 
     def blocks(self, cells: Sequence[Cell]) -> Iterator[list[Cell]]:
         """The cells in their order, as many at a time as have `AT_ONCE` answers together; `rows` are then of them."""

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from mmkv_bench.store import parts
 from mmkv_bench.store.files import Staged, sync_folder
@@ -52,9 +53,10 @@ def held(root: Path, name: str) -> set[str]:
     Raises FileNotFoundError, StoreError.
     """
     path = root / "samples" / name
-    with parts.readable(path), opened(path) as (file, _):
+    with parts.readable(path), opened(path, ["cell"]) as (file, _):
         empty = json.loads((file.schema_arrow.metadata or {}).get(_EMPTY, b"[]"))
-        return {*file.read(["cell"])["cell"].unique().to_pylist(), *empty}
+        cells = file.read(["cell"])["cell"]
+        return {*(name for chunk in cells.chunks for name in chunk.dictionary.to_pylist()), *empty}
 
 
 def write(root: Path, tables: Mapping[str, pa.Table], cells: set[str]) -> None:
@@ -109,7 +111,7 @@ class Growing:
     def by_metric(self) -> Iterator[pa.Table]:
         """The rows of each metric, texts as dictionaries."""
         texts = [field.name for field in SCHEMAS["samples"] if pa.types.is_string(field.type)]
-        with opened(self.staged.hidden, texts) as (file, _):
+        with pq.ParquetFile(self.staged.hidden, read_dictionary=texts) as file:  # what this process has just written
             for metric in sorted(set(self._groups)):
                 yield file.read_row_groups([at for at, name in enumerate(self._groups) if name == metric])
 
