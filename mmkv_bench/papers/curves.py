@@ -43,13 +43,14 @@ class Curve:
 @dataclass(frozen=True)
 class Reading:
     """What diagnostics hold for an address. state: found, none or ambiguous; why: of the last, what differs; other: conditions
-    that are not the address's; n: samples; versions: of their packages and precision."""
+    that are not the address's; n: samples; made: the packages and the precision behind them."""
 
     state: str
     why: str = ""
     other: tuple[str, ...] = ()
     n: int = 0
     curves: tuple[Curve, ...] = ()
+    made: str = ""
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,9 @@ class Curves:
         curves = tuple(filter(None, (_curve(rows, wanted, line, address) for line in wanted.lines)))
         if not curves:
             return Reading(NONE)
-        return Reading(FOUND, other=other, n=int(rows["sample_id"].nunique()), curves=curves)
+        versions = json.loads(told["versions"].iloc[0])
+        made = ", ".join([*(f"{name} {version}" for name, version in versions.items()), told["dtype"].iloc[0]])
+        return Reading(FOUND, other=other, n=int(rows["sample_id"].nunique()), curves=curves, made=made)
 
     @cached_property
     def _of(self) -> Mapping[str, pd.DataFrame]:

@@ -44,7 +44,7 @@ class Measured:
         value, low, high: with a 95 % interval where there is one; None where no number is shown.
         n, of: samples with an answer, and how many the data set has (0: unknown).
         other: conditions of its rows that are not the table's; rows: places in the evidence.
-        curves: of a diagnostic, each line of the figure with its layers; `value` is that of the first.
+        curves: of a diagnostic, each line of the figure with its layers; `value` is that of the first; made: with what.
         scores: what a paired comparison needs; None of means and reductions.
     """
 
@@ -58,6 +58,7 @@ class Measured:
     other: tuple[str, ...] = ()
     rows: tuple[int, ...] = ()
     curves: tuple[Curve, ...] = ()
+    made: str = ""
     scores: Scores | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -177,7 +178,7 @@ class Reader:
         state, why = (PART, f"{found.n:,} of {of:,}") if of and found.n < of else (MEASURED, "")
         first = found.curves[0]
         shown = (first.value, first.low, first.high)
-        return Measured(state, why, *shown, found.n, of, found.other, curves=found.curves)
+        return Measured(state, why, *shown, found.n, of, found.other, curves=found.curves, made=found.made)
 
     def _passes(self, address: Address, match: Match) -> Measured:
         reduction = PASSES[address.metric]

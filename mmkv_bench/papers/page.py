@@ -216,14 +216,15 @@ def _readings(page: Page) -> list[str]:
 
 
 def _layers(page: Page) -> list[str]:
-    """The layers of diagnostics: a line for each line of the figure."""
+    """The layers of diagnostics, a line for each line of the figure, and what they were made with."""
     found = []
     for one in page.cells:
         for curve in one.measured.curves:
             if len(curve.layers) > 1:
                 name = " ".join(filter(None, (*_edges(page, one), curve.label)))
                 found.append(f"by layer, {name}: {' '.join(f'{value:.3g}' for value in curve.layers)}.")
-    return found
+    made = dict.fromkeys(one.measured.made for one in page.cells if one.measured.made)
+    return [*found, f"diagnostics made with {'; '.join(made)}."] if made else found
 
 
 def _edges(page: Page, one: Filled) -> tuple[str, ...]:

@@ -126,10 +126,14 @@ def _outliers(axes: Sequence[Axes], panel: Panel) -> None:
 
 
 def _prefix(axes: Sequence[Axes], panel: Panel) -> None:
-    """Kept ratios of every layer, one line a budget."""
+    """Kept ratios of every layer, one line a budget, and the Gini coefficients of the attention where they were measured."""
     rows = panel.rows[(panel.rows["quantity"] == "kept_ratio")]
     rows = rows[rows["x"].round(6).isin(_BUDGETS)]
     by_layer(axes[0], panel, rows.assign(budget=rows["x"].map("{:.0%} in all".format)), "budget")
+    gini = panel.rows[panel.rows["quantity"] == "gini"].groupby("layer")["value"].mean()
+    if len(gini):
+        axes[0].plot(gini.index, gini, color="black", linestyle="--", linewidth=1.4, label="Gini of attention")
+        _legend(axes[0])
     axes[0].set_ylabel("share of the layer's entries kept")
     axes[0].set_ylim(-0.02, 1.02)
 

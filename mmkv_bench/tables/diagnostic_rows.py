@@ -17,10 +17,14 @@ if TYPE_CHECKING:
 _OF = ("model", "model_fingerprint", "dtype", "dataset", "dataset_fingerprint", "versions", "setting")
 
 
+_BESIDE = {"prefix_search": "lorenz"}
+"""Analysis -> another one that its figure shows too, where the same samples have it."""
+
+
 @dataclass(frozen=True)
 class Panel:
-    """Rows of one analysis of one model, dataset and setting. `rows` has `budget` and `budget_kind` of its methods, null where
-    a number is of none."""
+    """Rows of one analysis of one model, dataset and setting, with those that its figure has beside. `rows` has `budget` and
+    `budget_kind` of its methods, null where a number is of none."""
 
     name: str
     title: str
@@ -47,6 +51,7 @@ def panels(root: Path, name: str, datasets: Sequence[str] | None = None) -> list
         raise ConfigError(
             f"'{root}' holds no rows of {name} (it holds: {held}); `mmkv-bench diagnose {name}` makes them"
         )
+    own = every[every["name"].isin([name, _BESIDE.get(name, name)])]
     own = own[choose(own["dataset"], datasets, "dataset")]
     known = {text: json.loads(text) for text in own["settings"].unique()}
     methods = {text: told.get("method", {}) for text, told in known.items()}
@@ -60,7 +65,9 @@ def panels(root: Path, name: str, datasets: Sequence[str] | None = None) -> list
         budget=texts.map({text: float(told["budget"]) if told else None for text, told in methods.items()}),
         budget_kind=texts.map({text: told.get("budget_kind") for text, told in methods.items()}),
     )
-    groups = list(own.groupby(list(_OF), observed=True, sort=True))
+    groups = [
+        (key, rows) for key, rows in own.groupby(list(_OF), observed=True, sort=True) if (rows["name"] == name).any()
+    ]
     return [Panel(name, _title(rows, key, [other for other, _ in groups]), rows) for key, rows in groups]
 
 

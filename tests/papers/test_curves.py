@@ -81,6 +81,7 @@ def test_a_figures_lines_are_means_over_samples_with_every_layer_beside(tmp_path
         assert curve.value == pytest.approx(fmean(curve.layers)) and curve.low <= curve.value <= curve.high
     assert "prompt mean 0.6 [" in text(one) and "answer std 3.6 [" in text(one)
     assert "by layer, FullKV a: hidden states answer std: 3.5 3.62 3.75." in notes(page)
+    assert "diagnostics made with torch 2.8, bfloat16." in notes(page)
     (line,) = [line for line in csv.DictReader(io.StringIO(render([page], "csv"))) if line["layers"]]
     assert line["layers"].startswith("prompt mean 0.5 0.625 0.75; prompt std 1.5") and line["value"] == "0.625"
 
