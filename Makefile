@@ -17,7 +17,7 @@ ifneq ($(PIP_INDEX_URL),)
 export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 
-.PHONY: help bench test test-quick test-full test-dispatch fuzz fuzz-store soak lint docs results verify matrix bench-statistics bench-fork bench-decode bench-tables bench-store bench-methods bench-start bench-gpu simulate papers site check-platforms lock
+.PHONY: help bench test test-quick test-full test-dispatch fuzz fuzz-store soak lint docs results verify matrix bench-statistics bench-fork bench-decode bench-tables bench-store bench-methods bench-start bench-gpu simulate papers site check-platforms check-export lock
 
 help:
 	@echo "make bench             install if needed, run mmshift at 64 entries and experiment=demo on the embedded model"
@@ -46,6 +46,7 @@ help:
 	@echo "make papers            every table of the papers, measured beside printed, into runs/papers_pages, docs/reproducibility.md, and the"
 	@echo "                       stand-ins of their layouts (results/tiny/papers)"
 	@echo "make site              docs, README and the API from docstrings as pages in site/, built offline"
+	@echo "make check-export      are exported records (RECORDS=<folder>, or those of results/tiny/large) valid Every Eval Ever ones"
 	@echo "make check-platforms   does the lock install on Linux, macOS and Windows, Python 3.11 to 3.14; downloads nothing"
 	@echo "make lock              resolve requirements.lock anew from pyproject.toml"
 
@@ -169,6 +170,10 @@ papers: $(STAMP)
 # Links that lead nowhere fail it. Open site/index.html, from the folder or from any server.
 site: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --clean -f tools/site/mkdocs.yml -d $(CURDIR)/site
+
+# Downloads the wheel of every-eval-ever (for Python 3.12) to read its schema.
+check-export: $(STAMP)
+	$(BIN)/python tools/check_export.py $(RECORDS)
 
 check-platforms: $(STAMP)
 	$(BIN)/python tools/check_platforms.py --uv $(BIN)/uv $(CHECK)

@@ -29,12 +29,10 @@ VERBS = (
     "check",
     "pack",
     "fetch",
+    "export",
     "tokens",
 )
 """The verbs, in the order of the help; `verbs/<name>.py` answers each."""
-
-COMING = ("export",)
-"""Words that are kept for verbs of later versions, so that no configuration takes them."""
 
 
 def split(arguments: Sequence[str]) -> tuple[str, list[str]]:
@@ -48,10 +46,6 @@ def split(arguments: Sequence[str]) -> tuple[str, list[str]]:
     first, *rest = arguments
     if first in VERBS:
         return first, rest
-    if first in COMING:
-        raise ConfigError(
-            f"{first} is kept for a later version, this one has nothing to do for it; verbs: {', '.join(VERBS)}"
-        )
     if "=" in first or first.startswith(("-", "~", "+")):
         return "run", list(arguments)
     raise ConfigError(f"{first!r} is no verb; {nearest(first, VERBS)}; settings of a run are written key=value")

@@ -1,0 +1,248 @@
+"""Cells as records of Every Eval Ever (schema 0.3.0): scores with their intervals, the budget asked and counted, checksums.
+
+One record is one cell: a model under one method at one budget on one dataset. What a compressor changes has no place of its own
+in that schema and stands in the model's and the generation's `additional_details`, whose values are strings.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mmkv_bench import __version__
+from mmkv_bench.report.cells import parsed
+from mmkv_bench.report.command import Commands
+from mmkv_bench.report.samples import Answers
+from mmkv_bench.statistics.metric_kinds import is_share, lower_is_better
+from mmkv_bench.store.digests import canonical_json
+from mmkv_bench.tables.rows import missing
+from mmkv_bench.tables.status import label
+
+if TYPE_CHECKING:
+    from mmkv_bench.store.store import Store
+
+SCHEMA = "0.3.0"
+RELATIONSHIPS = ("first_party", "third_party", "collaborative", "other")
+CONFIDENCE = 0.95
+_DESCRIBED = ("method", "base", "reading", "protocol", "budget_entries", "budget_fraction", "seed", "parameters")
+_PROVEN = (
+    *(
+        "model_fingerprint",
+        "model_revision",
+        "dataset_fingerprint",
+        "dtype",
+        "attention",
+        "numerics_version",
+        "git_commit",
+    ),
+    *("torch", "transformers", "device", "cpu", "versions"),
+)
+_COUNTED = ("entries_asked", "entries_resident", "n_tokens", "tokens_from_compressed")
+_ANSWERS = ("sample_id", "status", "answer", "token_ids")
+
+
+@dataclass(frozen=True)
+class By:
+    """Who hands the records out, and when (seconds of Unix time). relationship: to the model, one of `RELATIONSHIPS`."""
+
+    organization: str
+    relationship: str
+    time: int
+
+
+def records(store: Store, by: By) -> Iterator[tuple[str, dict[str, Any] | None]]:
+    """(cell, its record), in the order of datasets, methods and budgets; None where none of its metrics has a value."""
+    commands = Commands()
+    answers = Answers.of(
+        store.responses(None, dict.fromkeys(["cell", "doc_id", "kept", "chosen", *_ANSWERS, *_COUNTED]), coded=True)
+    )
+    metrics: dict[str, list[Mapping[str, Any]]] = {}
+    for row in store.metrics().to_pylist():
+        metrics.setdefault(row["cell"], []).append(row)
+    numbers: dict[str, int] = {}
+    cells = store.cells().to_pylist()
+    for cell in sorted(cells, key=lambda row: (row["dataset"], label(row), row["cell"])):
+        scored = [row for row in metrics.get(cell["cell"], ()) if not missing(row["value"])]
+        if not scored:
+            yield cell["cell"], None
+            continue
+        config = parsed(cell["config"])
+        number = numbers.setdefault(cell["config"], len(numbers))
+        command = commands.of({key: value for key, value in cell.items() if value is not None}, number, config)
+        yield cell["cell"], _record(answers, cell, config, scored, command["line"], by)
+
+
+def write(store: Store, by: By, out: Path) -> tuple[list[Path], list[str]]:
+    """One file per record below `out`, as the project's data repository has them: data/<dataset>/<developer>/<model>/<uuid>.json.
+    The same cell has the same file name, so that a further export replaces it.
+
+    Returns:
+        The files, and the cells that have no record.
+    """
+    files, left = [], []
+    for cell, record in records(store, by):
+        if record is None:
+            left.append(cell)
+            continue
+        developer, _, model = record["model_info"]["id"].rpartition("/")
+        name = uuid.UUID(bytes=hashlib.sha256(cell.encode()).digest()[:16], version=4)
+        dataset = record["evaluation_results"][0]["source_data"]["dataset_name"]
+        folder = out.joinpath("data", *(_file_name(part) for part in (dataset, developer or "unknown", model)))
+        folder.mkdir(parents=True, exist_ok=True)
+        files.append(folder / f"{name}.json")
+        files[-1].write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    return files, left
+
+
+def _record(
+    answers: Answers,
+    cell: Mapping[str, Any],
+    config: Mapping[str, Any],
+    metrics: Sequence[Mapping[str, Any]],
+    command: str,
+    by: By,
+) -> dict[str, Any]:
+    at = answers.rows(cell["cell"])
+    table = answers.table.slice(at.start, at.stop - at.start)
+    account = answers.account(cell["cell"])["counted"] or {}
+    path = (config.get("model") or {}).get("path") or ""
+    model = (
+        path
+        if re.fullmatch(r"[\w.-]+/[\w.-]+", path) and not Path(path).exists()
+        else f"mmkv_bench/{cell['model'].replace('/', '_')}"
+    )
+    name = f"{cell['dataset']} {label(cell)}"
+    generation = _generation(cell, command, account)
+    source = _source(cell, config, metrics)
+    made = cell["created_at"].isoformat(timespec="seconds")
+    return {
+        "schema_version": SCHEMA,
+        "evaluation_id": f"{cell['dataset']}.{cell['cell']}/{model}/{by.time}",
+        "evaluation_timestamp": made,
+        "retrieved_timestamp": str(by.time),
+        "source_metadata": {
+            "source_name": f"mmkv_bench rows, cell {cell['cell']}",
+            "source_type": "evaluation_run",
+            "source_organization_name": by.organization,
+            "evaluator_relationship": by.relationship,
+            "additional_details": {
+                "cell": cell["cell"],
+                "answers_sha256": answers_sha256(table),
+                "samples_chosen_by_id": str(len(table) - table["chosen"].null_count),
+            },
+        },
+        "eval_library": {
+            "name": "mmkv_bench",
+            "version": __version__,
+            "additional_details": {"lmms_eval": _versions(cell).get("lmms_eval", "unknown")},
+        },
+        "model_info": {
+            "name": cell["model"],
+            "id": model,
+            "inference_engine": {"name": "transformers", "version": cell["transformers"]},
+            "additional_details": {
+                "deployment_type": "self_deployed",
+                "model_availability": "unknown" if cell["weights"] == "random" else "open_weights",
+                "kv_cache_compression": label(cell),
+                **_strings(cell, _PROVEN),
+            },
+        },
+        "evaluation_results": [
+            {
+                "evaluation_result_id": f"{cell['cell']}.{row['metric']}",
+                "evaluation_name": name,
+                "source_data": source,
+                "evaluation_timestamp": made,
+                "metric_config": _metric(row),
+                "score_details": _score(row),
+                "generation_config": generation,
+            }
+            for row in sorted(metrics, key=lambda row: row["metric"])
+        ],
+    }
+
+
+def answers_sha256(table: Any) -> str:
+    """sha256 (hex) of a cell's answers: of each row, by sample, the JSON list [sample id, status, answer, token ids], without
+    spaces, and a line break."""
+    digest = hashlib.sha256()
+    columns = [table[name].to_pylist() for name in _ANSWERS]
+    for row in sorted(zip(*columns, strict=True), key=lambda row: row[0]):
+        digest.update(canonical_json(list(row)).encode() + b"\n")
+    return digest.hexdigest()
+
+
+def _generation(cell: Mapping[str, Any], command: str, account: Mapping[str, Any]) -> dict[str, Any]:
+    settings = json.loads(cell["generation"])
+    arguments: dict[str, Any] = {"temperature": 0}  # greedy
+    if isinstance(settings.get("max_new_tokens"), int):
+        arguments["max_tokens"] = settings["max_new_tokens"]
+    if command:
+        arguments["execution_command"] = command
+    details = _strings(cell, _DESCRIBED)
+    for name in _COUNTED:  # least, mean, most over answers
+        if account.get(name) is not None:
+            details |= {
+                f"{name}_{what}": str(value)
+                for what, value in zip(("least", "mean", "most"), account[name], strict=True)
+            }
+    details |= {f"answers_{status}": str(n) for status, n in account.get("ended", {}).items()}
+    if "over" in account:
+        details["answers_over_budget"] = str(account["over"])
+    return {"generation_args": arguments, "additional_details": details}
+
+
+def _source(cell: Mapping[str, Any], config: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    node = (config.get("datasets") or {}).get(cell["dataset"]) or {}
+    hub = re.match(r"([\w.-]+/[\w.-]+)(?:,|$|\s)", str((node.get("about") or {}).get("hub") or ""))
+    details = {"dataset_fingerprint": cell["dataset_fingerprint"], "task": str(node.get("task") or cell["dataset"])}
+    if hub is None or (config.get("data") or {}).get("source") == "fixture":
+        return {"dataset_name": cell["dataset"], "source_type": "other", "additional_details": details}
+    found = {"dataset_name": cell["dataset"], "source_type": "hf_dataset", "hf_repo": hub[1]}
+    return found | {"samples_number": max(row["n"] for row in metrics), "additional_details": details}
+
+
+def _metric(row: Mapping[str, Any]) -> dict[str, Any]:
+    share = is_share(row["metric"]) and 0 <= row["value"] <= 1
+    told = _strings(row, ("judge", "judge_prompts", "judge_temperature", "lmms_eval"))
+    return {
+        "metric_id": row["metric"],
+        "metric_name": row["metric"],
+        "metric_unit": "proportion" if share else "metric's own",
+        "lower_is_better": lower_is_better(row["metric"]),
+        "score_type": "continuous",
+        "min_score": 0 if share or not is_share(row["metric"]) else "-Infinity",  # amounts have no upper end
+        "max_score": 1 if share else "Infinity",
+    } | ({"additional_details": told} if told else {})
+
+
+def _score(row: Mapping[str, Any]) -> dict[str, Any]:
+    uncertainty: dict[str, Any] = {"num_samples": row["n"]}
+    if not missing(row["low"]) and not missing(row["high"]):
+        ends = {"lower": row["low"], "upper": row["high"]}
+        uncertainty["confidence_interval"] = ends | {"confidence_level": CONFIDENCE, "method": row["interval"]}
+    details = {"samples": str(row["n"]), "samples_ok": str(row["n_ok"])}
+    details |= {
+        f"minus_full{end}": repr(row[f"difference{end}"])
+        for end in ("", "_low", "_high")
+        if not missing(row[f"difference{end}"])
+    }
+    return {"score": row["value"], "details": details, "uncertainty": uncertainty}
+
+
+def _strings(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, str]:
+    return {name: str(row[name]) for name in names if not missing(row[name])}
+
+
+def _versions(cell: Mapping[str, Any]) -> dict[str, str]:
+    return json.loads(cell["versions"])
+
+
+def _file_name(text: str) -> str:
+    return re.sub(r"[^\w.-]", "_", text).strip(".") or "unknown"
