@@ -32,7 +32,7 @@ ARROWS = {
     "generation": {"models", "compression", "devices", "protocols", "store"},
     "tables": {"config", "protocols", "statistics", "store"},
     "papers": {"config", "methods", "models", "protocols", "statistics", "store", "tables"},
-    "report": {"config", "datasets", "statistics", "store", "tables", "tiny"},
+    "report": {"config", "datasets", "models", "statistics", "store", "tables", "tiny"},
     "calibrate": {"config", "compression", "models", "generation", "store", "tiny"},
     "evaluation": {"datasets", "judging", "file_state", "protocols"},
     "methods": {"config", "compression", "calibrate", "generation", "models", "protocols", "tiny"},

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mmkv_bench.errors import ConfigError, DataError
 from mmkv_bench.report.folder import Folder
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 _PAGE = re.compile(
     r"(?P<task>[a-z0-9_]+)-(?P<size>small|large)-(?P<split>test|dev|train|test_typeface)-(?P<index>\d{6})"
 )
+FRAMES = 4  # of a video
 LONGEST = 672  # pixels of an image's longer side in the report
 NO_TABLE = (
     "The rows hold no question of this sample: they are older than the table `prompts`, and only embedded pages can be drawn "
@@ -41,6 +43,23 @@ class Prompt:
 
     def plain(self) -> dict[str, Any]:
         return {"question": self.question, "reference": self.reference, "images": self.images, "missing": self.missing}
+
+
+def pictures_of(path: str) -> list[Image.Image]:
+    """The image of a file, or evenly spaced frames of a video.
+
+    Raises:
+        OSError, ValueError, DataError: the file is gone, or neither.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    from mmkv_bench.models.video import sample_frames
+
+    try:
+        with Image.open(path) as image:
+            return [image.convert("RGB")]
+    except UnidentifiedImageError:
+        return [Image.fromarray(frame) for frame in sample_frames(path, FRAMES).frames]
 
 
 class Prompts:
@@ -75,7 +94,6 @@ class Prompts:
 
     def _page(self, page: re.Match[str], prompt_hash: str) -> Prompt:
         from mmkv_bench.datasets.page_data import to_row
-        from mmkv_bench.errors import ConfigError
         from mmkv_bench.tiny.pages import make_sample
 
         try:
@@ -88,19 +106,16 @@ class Prompts:
         return Prompt(sample.question, sample.answer, self._images(prompt_hash or page[0], sample.images))
 
     def _of_row(self, row: Mapping[str, Any]) -> Prompt:
-        from PIL import Image
-
-        images, gone = [], []
+        images: list[Image.Image] = []
+        gone = []
         for path in row["images"] or ():
             try:
-                with Image.open(path) as image:
-                    image.load()
-                    images.append(image.convert("RGB"))
-            except (OSError, ValueError):
+                images += pictures_of(path)
+            except (OSError, ValueError, DataError):
                 gone.append(Path(path).name)
         missing = []
         if gone:
-            missing.append(f"Images that cannot be read now: {', '.join(gone)}.")
+            missing.append(f"Images or videos that cannot be read now: {', '.join(gone)}.")
         lacking = row["media"] - len(row["images"] or ())
         if lacking > 0:
             missing.append(

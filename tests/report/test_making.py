@@ -22,7 +22,7 @@ from mmkv_bench.report.cells import first_difference
 from mmkv_bench.report.command import Commands
 from mmkv_bench.report.folder import Folder
 from mmkv_bench.report.making import make
-from mmkv_bench.report.prompts import Prompts
+from mmkv_bench.report.prompts import Prompts, pictures_of
 from mmkv_bench.store.kept import digest, packed, unpacked
 from mmkv_bench.store.store import Store
 from mmkv_bench.tables.build import build
@@ -30,6 +30,7 @@ from mmkv_bench.tables.metrics import metrics_rows
 from mmkv_bench.tables.rows import load
 from mmkv_bench.tiny.pages import make_sample
 from tests.cli.setting import verb
+from tests.clips import write_clip
 from tests.each import each
 from tests.tables.examples import Example, zeros_and_ones
 from tests.tables.test_cost_figures import scored
@@ -213,9 +214,11 @@ def test_maps_say_which_visual_tokens_each_cell_kept(tmp_path: Path) -> None:
         [0b010 << 5, 0],
     ]
     assert value(out, "kept/0-0-1")["cells"]["1"]["proven"] is False
+    frames = pictures_of(str(write_clip(tmp_path / "clip.mkv", frames=9)))
+    assert [frame.size for frame in frames] == [(64, 48)] * 4 and len({frame.getpixel((9, 9)) for frame in frames}) == 4
     image.unlink()
     make([root], out, 5)
-    assert value(out, "groups/0-0")["samples"][0]["missing"] == "Images that cannot be read now: cat.png."
+    assert value(out, "groups/0-0")["samples"][0]["missing"] == "Images or videos that cannot be read now: cat.png."
 
 
 def test_scores_meet_the_times_of_passes_of_another_store(tmp_path: Path) -> None:
