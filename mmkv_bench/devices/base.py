@@ -101,6 +101,11 @@ class Device(ABC):
     def count(cls) -> int:
         """How many of this kind this process can use."""
 
+    @classmethod
+    def ruled_out(cls) -> bool:
+        """Whether it is certain, without asking torch, that there is none."""
+        return False
+
     @abstractmethod
     def name(self) -> str:
         """As its maker calls it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
@@ -16,6 +17,10 @@ from mmkv_bench.devices.base import Bytes, Counters, Device, Lane
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+
+_DRIVERS = ("nvidia", "nvhost", "nvgpu", "nvmap", "kfd", "dxg")
+"""How files of `/dev` begin through which torch reaches a device that it calls cuda."""
 
 
 @cache
@@ -118,6 +123,12 @@ class Cuda(Device):
         import torch
 
         return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+    @classmethod
+    def ruled_out(cls) -> bool:
+        """Whether it is certain, without asking torch, that none is here: Linux has no file of a driver (NVIDIA's, that of its
+        boards with shared memory, AMD's, Windows')."""
+        return sys.platform == "linux" and not any(name.startswith(_DRIVERS) for name in os.listdir("/dev"))
 
     def name(self) -> str:
         import torch

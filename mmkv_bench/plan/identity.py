@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from mmkv_bench import devices
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.models.source import Source
+from mmkv_bench.plan.absent import no_cuda
 from mmkv_bench.plan.cells import DatasetIdentity, Identity
 
 if TYPE_CHECKING:
@@ -112,15 +113,7 @@ def usable_device(model: DictConfig, dtype: str) -> str:
     device = devices.kind_of(model.device)
     if model.device != "cuda" or device == "cuda":
         return device
-    parameters = (model.about or {}).get("parameters")
-    size = ""
-    if parameters and model.layers is None:
-        taken = parameters * (4 if dtype == "float32" else 2) / 2**30
-        size = f" with more than {taken:.1f} GiB: {parameters / 1e9:.2f} B parameters in {dtype}, before any cache"
-    raise ConfigError(
-        f"model.device=cuda, but this machine has no CUDA device; this run needs one{size}; allowed here: cpu, auto; a "
-        "form shrunk to two layers of random weights runs on CPU: model.weights=random model.layers=2 model.device=cpu"
-    )
+    raise no_cuda(model, dtype)
 
 
 def resolve_dtype(setting: str, config: Any, path: str | None) -> str:

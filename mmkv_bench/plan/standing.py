@@ -66,6 +66,10 @@ class Standing:
         """How many samples some cell has no row for."""
         return int((~self.answered(part)).any(0).sum())
 
+    def left(self, part: Part) -> int:
+        """How many of the part's rows there are not."""
+        return int((~self.answered(part)).sum())
+
     def ok(self, cells: Collection[str]) -> dict[str, int]:
         """Cell -> how many answers it has, of those of these cells that have one."""
         names = sorted(cells)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from textwrap import wrap
+from typing import TextIO
 
 
 @dataclass(frozen=True)
@@ -75,8 +78,16 @@ class CardFacts:
     notes: Sequence[str] = ()
 
 
-def render(facts: CardFacts) -> str:
-    """The card as text of at most about 100 columns."""
+_INDENT = " " * 11
+
+
+def columns(stream: TextIO) -> int | None:
+    """How wide a terminal is; None where the stream is none, whose lines are nobody's to wrap."""
+    return shutil.get_terminal_size().columns if stream.isatty() else None
+
+
+def render(facts: CardFacts, width: int | None = None) -> str:
+    """The card as text; width: columns that its lines are wrapped at, None for lines as long as they are."""
     lines = _model(facts)
     prompt = next((line.prompt for line in facts.datasets if line.prompt), None)
     if prompt is not None:
@@ -89,7 +100,13 @@ def render(facts: CardFacts) -> str:
     lines += [f"dataset    {_dataset(line)}" for line in facts.datasets]
     lines.append(f"rows       {_rows(facts)}")
     lines += [f"note       {note}" for note in facts.notes]
-    return "\n".join(lines)
+    return "\n".join(lines if width is None else [part for line in lines for part in _wrapped(line, width)])
+
+
+def _wrapped(line: str, width: int) -> list[str]:
+    """One line of the card, what does not fit below its text."""
+    room = max(width, 2 * len(_INDENT))
+    return wrap(line, room, subsequent_indent=_INDENT, break_long_words=False, break_on_hyphens=False)
 
 
 def _model(facts: CardFacts) -> list[str]:

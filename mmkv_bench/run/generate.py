@@ -103,7 +103,8 @@ class Answering:
 
     Args:
         loaded: the model; cells: this dataset's; done: cell -> sample ids that have rows; writer: where rows go.
-        after: told about each committed sample's rows (progress, tracking).
+        after: told about each committed sample's rows (progress, tracking); committed: how many rows each commit had, which
+            is every cell's own where they share nothing.
         measures: what the dataset is measured by besides its metrics (`ppl`, `self_rouge`). They and fidelity need the
             fork engine: `sharing=off` leaves them null.
         step: of `compiled_step`; watch: told of all results with their prompts, before their rows are stored.
@@ -120,10 +121,12 @@ class Answering:
         measures: Sequence[str] = (),
         step: CompiledStep | None = None,
         watch: Watch | None = None,
+        committed: Callable[[int], None] | None = None,
     ):
         self.step, self.watch = step, watch
         self.loaded, self.config, self.cells, self.done = loaded, config, cells, done
         self.writer, self.after, self.measures = writer, after, tuple(measures)
+        self.committed = committed or (lambda rows: None)
         if self.measures and config.sharing == "off":
             log.warning("sharing=off measures no %s; run these with sharing=on", " and no ".join(self.measures))
         self.specs = {
@@ -135,6 +138,10 @@ class Answering:
         self._engine: Engine | None = None
         self._rules: tuple[str, DecodeRules] | None = None
         self._visual: list[float] | None = None  # of the sample at hand
+
+    def pending(self, sample_id: str) -> int:
+        """How many cells have no row for a sample."""
+        return sum(sample_id not in self.done[cell.cell] for cell in self.cells)
 
     def wants(self, sample: SampleRef) -> bool:
         """Whether a sample is this run's and this shard's, and some cell has no row for it."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mmkv_bench.run.card import render
+from mmkv_bench.run.card import columns, render
 from mmkv_bench.run.columns import aligned
 from mmkv_bench.run.preview import card_facts
 
@@ -22,7 +23,7 @@ _COUNTED = {"documented": " as documented", "unknown": ", an unknown number"}
 def outlined(plan: Plan, standing: Standing) -> str:
     """The text; `standing` is what there is in the plan's folder."""
     done = {part.dataset: standing.count(part) for part in plan.parts}
-    lines = [render(card_facts(plan, done, {}, None))]
+    lines = [render(card_facts(plan, done, {}, None), columns(sys.stdout))]
     for part in plan.parts:
         samples = f"{len(part.samples)} samples{_COUNTED.get(part.counted, '')}"
         lines += [

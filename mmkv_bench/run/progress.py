@@ -1,4 +1,4 @@
-"""Progress with an ETA: a bar on a terminal, a line every few seconds elsewhere (logs, pipes, CI)."""
+"""Progress with an ETA from the first sample on: a bar on a terminal, a line every few seconds elsewhere (logs, pipes, CI)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Progress:
         self._bar: Any = None  # rich's, on a terminal
 
     def __enter__(self) -> Self:
-        self._start = self._shown = time.monotonic()
+        self._start = self._shown = self._last = time.monotonic()
         if self.stream.isatty():
             self._bar = self._terminal()
             self._task = self._bar.add_task(self.label, total=self.total, note="")
@@ -39,9 +39,10 @@ class Progress:
     def advance(self, samples: int = 1, note: str = "") -> None:
         """Count finished samples; `note` is shown behind them (running accuracy, say)."""
         self.count += samples
+        self._last = time.monotonic()
         if self._bar is not None:
             self._bar.update(self._task, advance=samples, note=note)
-        elif time.monotonic() - self._shown >= self.every:
+        elif self.count and (not self._told or self._last - self._shown >= self.every):
             self._line(note)
 
     def relabel(self, label: str) -> None:
@@ -60,17 +61,29 @@ class Progress:
 
     def _line(self, note: str) -> None:
         self._shown, self._told = time.monotonic(), self.count
-        elapsed = self._shown - self._start
-        rate = self.count / elapsed if elapsed > 0 else 0.0
-        left = duration((self.total - self.count) / rate) if rate else "?"
+        elapsed, left = self._shown - self._start, self.left()
         tail = f", {note}" if note else ""
         text = f"{self.label}: {self.count}/{self.total}, {duration(elapsed)} gone, {left} left{tail}"
         print(text, file=self.stream, flush=True)
 
+    def left(self) -> str:
+        """The time left in words, by the mean of all samples so far; `?` before the first."""
+        if not self.count:
+            return "?"
+        each = (self._last - self._start) / self.count
+        return duration(max(0.0, (self.total - self.count) * each - (time.monotonic() - self._last)))
+
     def _terminal(self):
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, TextColumn, TimeElapsedColumn
         from rich.progress import Progress as Bar
+        from rich.text import Text
+
+        class Left(ProgressColumn):
+            """rich's own column knows no speed before the second sample."""
+
+            def render(_, task):
+                return Text(self.left(), style="progress.remaining")
 
         return Bar(
             TextColumn("{task.description}"),
@@ -78,7 +91,7 @@ class Progress:
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TextColumn("ETA"),
-            TimeRemainingColumn(),
+            Left(),
             TextColumn("{task.fields[note]}"),
             console=Console(file=self.stream),
         )

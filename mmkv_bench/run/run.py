@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ from mmkv_bench.plan.standing import COLUMNS as STANDING
 from mmkv_bench.plan.standing import Standing
 from mmkv_bench.protocols import WHOLE, protocol
 from mmkv_bench.run import stopping
-from mmkv_bench.run.card import PromptSize, render
+from mmkv_bench.run.card import PromptSize, columns, render
 from mmkv_bench.run.dispatch import Given
 from mmkv_bench.run.following import Following
 from mmkv_bench.run.preview import card_facts
@@ -77,7 +78,7 @@ def carry_out(plan: Plan) -> int:
         loaded = _loaded(plan, todo) if generating else None
         prompts = _first_prompts(config, plan.parts, loaded) if loaded else {}
     done = {part.dataset: standing.count(part) for part in plan.parts}
-    print(render(card_facts(plan, done, prompts, loaded, beside)), flush=True)
+    print(render(card_facts(plan, done, prompts, loaded, beside), columns(sys.stdout)), flush=True)
     stale = unscored(store, plan.cells, judge, rows) if scoring else []
     if not generating:  # nothing to follow
         track = NoTracker()
@@ -228,6 +229,7 @@ def _generate(
                     _answer(
                         part,
                         todo[part.dataset],
+                        standing.left(part) if config.sharing == "off" else None,
                         config.limit,
                         partial(make, measures=part.spec.measures, step=step),
                         following,
@@ -240,30 +242,34 @@ def _generate(
 def _answer(
     part: Part,
     todo: int,
+    alone: int | None,
     limit: int | None,
     answering_of: Callable[..., Answering],
     following: Following,
     given: Given,
 ) -> None:
-    """Answer what is missing of one dataset, as far as other processes do not."""
+    """Answer what is missing of one dataset, as far as other processes do not: so many samples, whose cells share a prefill
+    and are counted together, or so many answers `alone`."""
     from mmkv_bench.evaluation import generate
 
-    with Progress(todo, f"{part.dataset}, {len(part.cells)} cells") as bar:
+    total, label = (todo, "cells") if alone is None else (alone, "cells one by one")
+    with Progress(total, f"{part.dataset}, {len(part.cells)} {label}") as bar:
 
         def after(rows: list[dict[str, Any]]) -> None:
             given.done(part.dataset, rows[0]["sample_id"])
-            bar.advance()
+            bar.advance(int(alone is None))
             following.add(rows)
             stopping.check()
 
-        answering = answering_of(after=after)
+        answering = answering_of(after=after, committed=None if alone is None else bar.advance)
 
         def wanted(sample: SampleRef) -> bool:
             """Whether it is to be answered here; one that another process answers is counted."""
             if not answering.wants(sample):
                 return False
             mine = given.take(part.dataset, sample.sample_id)
-            bar.advance(int(not mine))
+            if not mine:
+                bar.advance(1 if alone is None else answering.pending(sample.sample_id))
             return mine
 
         try:

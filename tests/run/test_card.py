@@ -106,8 +106,32 @@ def test_progress_is_quiet_between_lines():
     with Progress(1000, "pages", stream, every=3600.0) as bar:
         for _ in range(1000):
             bar.advance()
-    assert stream.getvalue().splitlines()[0].startswith("pages: 1000/1000, ")
-    assert len(stream.getvalue().splitlines()) == 1
+    first, last = stream.getvalue().splitlines()
+    assert first.startswith("pages: 1/1000, ") and last.startswith("pages: 1000/1000, ")
+
+
+def test_what_is_left_is_known_from_the_first_sample_on(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    for stream in (io.StringIO(), Terminal()):
+        now = iter([100.0, *[130.0] * 1000])
+        monkeypatch.setattr("mmkv_bench.run.progress.time.monotonic", lambda now=now: next(now))
+        with Progress(5, "pages", stream, every=3600.0) as bar:
+            assert bar.left() == "?"
+            bar.advance()
+            assert bar.left() == "2:00 min"
+        assert "2:00 min" in stream.getvalue()
+
+
+def test_the_card_is_wrapped_where_a_terminal_ends_and_nowhere_else():
+    facts = replace(FACTS, methods=[f"a_method_with_a_name_{n}" for n in range(9)])
+    lines, wrapped = render(facts).splitlines(), render(facts, 60).splitlines()
+    assert max(map(len, lines)) > 100 and max(map(len, wrapped)) <= 60
+    assert " ".join(wrapped).split() == " ".join(lines).split()
+    assert all(line[:11].strip() for line in lines if "a_method" in line)
+    assert [line[:11] for line in wrapped if "a_method" in line][1:] == [" " * 11] * 4
 
 
 def test_progress_on_a_terminal_is_a_bar_with_an_eta():

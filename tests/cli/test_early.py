@@ -1,0 +1,60 @@
+"""Promise: what can be refused without torch is refused before it is imported."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from mmkv_bench import devices
+from mmkv_bench.cli.main import main
+from tests.cli.setting import CHECKOUT
+
+SCRIPT = """
+import sys
+from mmkv_bench import devices
+from mmkv_bench.cli.main import main
+devices.KINDS["cuda"].ruled_out = classmethod(lambda cls: True)
+for words in (["method=custom"], ["method=bad.py"], ["method=nowhere.py"], ["model.device=cuda"]):
+    assert main([*words, "out=rows"]) == 2, words
+print(sorted({"torch", "transformers", "lmms_eval", "datasets"} & set(sys.modules)))
+"""
+
+
+def test_what_needs_no_torch_to_be_refused_is_refused_without_it(tmp_path):
+    (tmp_path / "bad.py").write_text("x = 1\ndef y(:\n")
+    ended = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        cwd=tmp_path,
+        env=CHECKOUT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.stdout == "[]\n", ended.stdout + ended.stderr
+    said = [line.partition(": ")[2] for line in ended.stderr.splitlines()]
+    assert [text[:40] for text in said] == [
+        "method=custom needs a file; allowed: met",
+        "bad.py:2: the file is not valid Python: ",
+        "the method's file nowhere.py does not ex",
+        "model.device=cuda, but this machine has ",
+    ]
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.py"]
+
+
+def test_a_device_is_ruled_out_by_its_drivers_files_alone(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "linux")
+    for files, gone in ((["null", "tty"], True), (["nvidia0"], False), (["kfd"], False), (["nvhost-gpu"], False)):
+        monkeypatch.setattr("mmkv_bench.devices.cuda.os.listdir", lambda folder, files=files: files)
+        assert devices.Cuda.ruled_out() is gone, files
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert not devices.Cuda.ruled_out()
+
+
+@pytest.mark.full
+def test_cells_one_by_one_are_counted_one_by_one(tmp_path, capsys):
+    words = ["method=snapkv", "budget=32", "limit=2", "dataset=pages_lookup", "sharing=off", "model.device=cpu"]
+    assert main([*words, f"out={tmp_path}"]) == 0
+    err = capsys.readouterr().err
+    assert "2 cells one by one: 1/4, " in err and "2 cells one by one: 4/4, " in err
