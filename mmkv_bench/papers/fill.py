@@ -70,7 +70,8 @@ class Lead:
 @dataclass(frozen=True)
 class Page:
     """A table, filled. `pairs`: of all other pairs that our intervals tell apart, how many have the printed sign, and how
-    many the other one; `versions`: column -> values behind its numbers; `refused`: cells of rows that stand in for something.
+    many the other one; `versions`: column -> values behind its numbers; `refused`: cells of rows that stand in for something;
+    `sources`: place of a cell in the evidence -> its rows folder and hash.
     """
 
     spec: Spec
@@ -79,6 +80,7 @@ class Page:
     pairs: tuple[int, int]
     versions: Mapping[str, tuple[str, ...]]
     refused: int
+    sources: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def states(self) -> Counter[str]:
@@ -115,7 +117,8 @@ def fill(spec: Spec, evidence: Evidence, printed: Mapping[tuple[str, ...], Print
     judged = [_judged(one, _full_of(one, fulls, spec)) for one in cells]
     leads, pairs = _order(spec, judged, reader)
     rows = sorted({row for one in judged for row in one.measured.rows})
-    return Page(spec, tuple(judged), tuple(leads), pairs, evidence.told(rows), evidence.refused)
+    sources = {row: evidence.source(row) for row in rows}
+    return Page(spec, tuple(judged), tuple(leads), pairs, evidence.told(rows), evidence.refused, sources)
 
 
 def _filled(cell: Cell, printed: Mapping[tuple[str, ...], Printed], reader: Reader) -> Filled:

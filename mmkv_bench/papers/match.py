@@ -123,6 +123,12 @@ class Evidence:
         names = self.cells["cell"].to_numpy()
         return [int(place) for place in np.flatnonzero(names == names[row]) if place != row]
 
+    def source(self, row: int) -> str:
+        """Its rows folder, from here where it lies below, and its hash: what `mmkv-bench show` takes."""
+        root = self.roots[int(self.cells["store"].iloc[row])].resolve()
+        near = root.relative_to(Path.cwd()) if root.is_relative_to(Path.cwd()) else root
+        return f"{near} {self.cells['cell'].iloc[row]}"
+
     def told(self, rows: Sequence[int]) -> dict[str, tuple[str, ...]]:
         """Versions behind these cells: column -> its values."""
         found = self.cells.iloc[list(rows)] if len(rows) else self.cells.iloc[:0]

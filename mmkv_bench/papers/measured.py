@@ -214,7 +214,8 @@ class Reader:
             [own.scores], aligned(other.scores, own.scores), address.metric, aggregator_of(address.metric)
         )
         low, high = (None if end is None else scale * end for end in (found.low, found.high))
-        return replace(own, value=own.number - other.number, low=low, high=high)
+        rows = (*own.rows, *other.rows)
+        return replace(own, value=own.number - other.number, low=low, high=high, rows=rows)
 
     def _mean(self, address: Address, parts: Sequence[Measured], of: Sequence[Address]) -> Measured:
         """A mean over several: only where all of them are whole."""

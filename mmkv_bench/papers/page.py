@@ -56,7 +56,10 @@ CSV = (
         "status",
         "reason",
     ),
-    *("line", "difference", "verdict", "needed", "drop", "drop_counts", "command", "layers"),
+    *("line", "difference", "verdict", "needed", "drop", "drop_counts", "command", "source", "layers"),
+)
+_SOURCES = (
+    "rows of each cell: `mmkv-bench papers {} --format csv`, column source; `mmkv-bench show <source>` shows them."
 )
 _MANY = 6
 _FITTED = r"\ifdim\wd0>\linewidth \resizebox{\linewidth}{!}{\box0}\else\leavevmode\box0\fi"
@@ -132,6 +135,7 @@ def notes(page: Page) -> list[str]:
             found.append(f"{status} ({count}): {reason}." if reason else f"{status} ({count}).")
     mixed = [f"{name} {', '.join(values)}" for name, values in page.versions.items()]
     found += [f"made with {'; '.join(mixed)}."] if states[MEASURED] and mixed else []
+    found += [_SOURCES.format(page.spec.id)] if states[MEASURED] and page.sources else []
     if any(one.measured.other for one in page.cells):
         others = dict.fromkeys(word for one in page.cells for word in one.measured.other)
         found.append(f"* under other conditions, shown and not judged: {'; '.join(others)}.")
@@ -358,6 +362,7 @@ def _line(page: Page, one: Filled) -> dict[str, object]:
         "drop": one.drop.word if one.drop else "",
         "drop_counts": one.counted if one.drop else "",
         "command": _command(spec, cell) if run else "",
+        "source": "; ".join(page.sources[row] for row in own.rows),
         "layers": "; ".join(f"{c.label} {' '.join(f'{v:.6g}' for v in c.layers)}".strip() for c in own.curves),
     }
 

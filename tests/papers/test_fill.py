@@ -21,6 +21,7 @@ from mmkv_bench.papers.measured import STATES, WHOLE, Measured, _wider
 from mmkv_bench.papers.page import notes, render, text
 from mmkv_bench.papers.spec import load, parse
 from mmkv_bench.store.digests import checksum
+from mmkv_bench.store.store import Store
 from mmkv_bench.tables.macro import Mean, mean
 from mmkv_bench.tables.scores import Scores
 from tests.each import each
@@ -147,6 +148,18 @@ def test_rows_of_other_calibrations_are_no_seeds_of_a_method(tmp_path):
     assert names[""] == ["prefixkv"]
     assert [own for key, own in names.items() if "textvqa" in key] == [["mine"]]
     assert [own for key, own in names.items() if "ocrbench" in key] == [[]]
+
+
+def test_a_cells_source_is_two_steps_away(tmp_path, monkeypatch):
+    """The line of a cell names its rows as `mmkv-bench show` takes them, and where the paper prints its number."""
+    adds = (("flashcache", "0.2", zeros_and_ones(93, N)), {"given": {"gamma": 0.1}})
+    monkeypatch.chdir(tmp_path)
+    found = page(stored(tmp_path, adds))
+    (line,) = [one for one in csv.DictReader(io.StringIO(render([found], "csv"))) if one["state"] == "measured"]
+    folder, name = line["source"].split()
+    assert folder == "rows" and line["line"] == "641"
+    assert Store(Path(folder)).cells({name}).to_pylist()[0]["base"] == "flashcache"
+    assert any("`mmkv-bench show <source>`" in note for note in notes(found))
 
 
 def test_two_machines_are_one_body_of_evidence_and_what_differs_is_ambiguous(tmp_path):
