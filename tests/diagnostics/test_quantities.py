@@ -270,6 +270,7 @@ def test_the_command_writes_rows_of_every_layer_that_read_back(tmp_path, capsys)
     assert rows[rows["quantity"] == "gini"]["value"].between(0.2, 1).all()
 
 
+@pytest.mark.full
 def test_what_was_measured_is_kept_packed_and_not_measured_again(tmp_path, capsys, monkeypatch):
     """More samples and methods measure these alone; an interrupted command loses the sample in flight; a finished one loads
     no model; packed rows are the same rows, and what comes later stands beside them."""

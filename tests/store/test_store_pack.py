@@ -296,3 +296,33 @@ def test_a_kill_at_any_file_operation_loses_and_doubles_no_row(tmp_path, doing):
             assert found == allowed[-1]
             return
     raise AssertionError("never came to the end")
+
+
+def test_diagnostics_are_kept_by_sample_packed_and_replaced_by_newer_ones(tmp_path):
+    """Of no cell: each sample is there when it is written, packing changes no row, and what comes later counts."""
+    store = Store(tmp_path)
+
+    def written(sample, value, measurements=("m", "n")):
+        told = dict.fromkeys(("name", "model", "model_fingerprint", "dtype", "dataset", "dataset_fingerprint"), "a")
+        told |= {"settings": "{}", "versions": "{}", "quantity": "q", "part": "", "sample_id": sample, "layer": 0}
+        store.write_diagnostics(
+            pa.Table.from_pylist(
+                [told | {"measurement": one, "value": value, "head": None, "x": 0.5} for one in measurements]
+            )
+        )
+
+    def held():
+        return {(row["measurement"], row["sample_id"]): row["value"] for row in store.diagnostics().to_pylist()}
+
+    written("first", 1.0)
+    written("second", 2.0, ("m",))
+    assert store.diagnosed(["m", "n", "o"]) == {"m": {"first", "second"}, "n": {"first"}, "o": set()}
+    before = held()
+    store.pack()
+    assert [path.name[:7] for path in (tmp_path / "diagnostics").iterdir()] == ["packed-"] and held() == before
+    written("first", 3.0)
+    assert held() == before | {("m", "first"): 3.0, ("n", "first"): 3.0}
+    store.pack()
+    assert len(store.diagnostics()) == 3 and held()["n", "first"] == 3.0
+    with pytest.raises(StoreError, match="rows of 2 samples"):
+        store.write_diagnostics(store.diagnostics().drop(["schema_version", "committed_at"]))
