@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mmkv_bench.diagnostics.verify import COMPARED, EQUAL, Drawn, make_again
-from mmkv_bench.errors import ConfigError, UnsupportedError
+from mmkv_bench.errors import ConfigError
 from mmkv_bench.store.store import Store
 
 if TYPE_CHECKING:
@@ -30,16 +29,13 @@ class Seen:
 
     Attributes:
         tokens: of the whole prompt; visual: int64 [V], positions of the visual ones.
-        sizes: width and height of each image in pixels.
-        boxes: of every visual token its image's number, and top, bottom, left and right as parts of the image's sides; None for a
-            token that shows no place. None where no rule tells them, and `why` says so.
+        places: float64 [V, 5], of every visual token its image's number, and top, bottom, left and right as parts of the image's
+            sides; -1 where it shows no place. None where no rule tells them (a video, an unknown family).
     """
 
     tokens: int
     visual: np.ndarray
-    sizes: list[tuple[int, int]]
-    boxes: list[tuple[int, float, float, float, float] | None] | None
-    why: str = ""
+    places: np.ndarray | None
 
 
 @dataclass
@@ -109,24 +105,8 @@ def _stored(store: Store, cells: Collection[str], sample_id: str) -> list[Drawn]
 def _seen(loaded: LoadedModel, request: Request, prompt: EncodedPrompt) -> Seen:
     import numpy as np
 
+    from mmkv_bench.run.asked import visual_places
+
     visual = np.flatnonzero(prompt.types[0].cpu().numpy() > 0)
-    sizes: list[tuple[int, int]] = [image.size for image in request.images]
-    boxes, why = None, ""
-    if not sizes or request.videos:
-        why = "the prompt has a video, whose tokens show no one place" if request.videos else "the prompt has no images"
-    else:
-        try:
-            boxes = [_plain(box) for box in _boxes(loaded, prompt, sizes, len(visual))]
-        except UnsupportedError as error:
-            why = str(error)
-    return Seen(prompt.length, visual, sizes, boxes, why)
-
-
-def _boxes(loaded: LoadedModel, prompt: EncodedPrompt, sizes: Sequence[tuple[int, int]], visual: int) -> list[Any]:
-    from mmkv_bench.models.token_boxes import token_boxes
-
-    return token_boxes(loaded.model.config, loaded.processor, prompt.inputs, sizes, visual)
-
-
-def _plain(box: tuple[int, Fraction, Fraction, Fraction, Fraction] | None) -> Any:
-    return None if box is None else (box[0], *map(float, box[1:]))
+    told = visual_places(loaded, prompt, request)
+    return Seen(prompt.length, visual, None if told is None else np.reshape(told, (-1, 6))[:, 1:])

@@ -12,6 +12,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mmkv_bench import __version__
 from mmkv_bench.diagnostics.stored import VERSIONS, Planned, Row, plan_again
 from mmkv_bench.errors import ConfigError, MMKVError
 from mmkv_bench.models.quiet import quiet_libraries
@@ -138,6 +139,19 @@ def lines(drawn: Sequence[Drawn]) -> Iterator[str]:
         name: sum(one.row[name] is not None for one in equal) for name in ("answer", "token_ids", "kept", "kept_digest")
     }
     yield f"equal: {len(equal)} of {len(drawn)} drawn ({', '.join(f'{name} in {n}' for name, n in held.items())})"
+
+
+def receipt(drawn: Sequence[Drawn], seed: int) -> str:
+    """What was compared, which draw it was, and under what: a line to put beside published rows."""
+    from mmkv_bench.store.provenance import collect
+
+    here = collect()
+    commit = f", commit {here['git_commit'][:12]}" * bool(here["git_commit"]) + ", changed" * bool(here["git_dirty"])
+    under = ", ".join(f"{name} {version(name)}" for name in VERSIONS)
+    return (
+        f"receipt: {len(drawn)} answers, seed {seed}; compared: {', '.join(COMPARED)}; mmkv_bench {__version__}{commit}, "
+        f"{under}, on {here['cpu'] or here['device']}"
+    )
 
 
 def exit_code(drawn: Sequence[Drawn]) -> int:

@@ -12,6 +12,7 @@ from mmkv_bench.datasets.page_data import to_row
 from mmkv_bench.report.terminal.kept_map import ASCII, drawn, raster, shares, side_by_side
 from mmkv_bench.report.terminal.sample import left_at
 from mmkv_bench.report.terminal.text import plain
+from mmkv_bench.store.kept import digest, packed, unpacked
 from mmkv_bench.store.store import Store
 from mmkv_bench.tiny.pages import make_sample
 from tests.cli.setting import CHECKOUT, verb
@@ -151,11 +152,11 @@ def test_a_map_is_the_share_of_heads_that_keep_each_part():
     share = shares(kept, tokens)
     slow = [np.mean([token in head for layer in kept for head in layer]) for token in range(tokens)]
     assert np.allclose(share, slow)
-    even = [(0, r / 6, (r + 1) / 6, c / 6, (c + 1) / 6) for r in range(6) for c in range(6)]
+    even = np.array([(0, r / 6, (r + 1) / 6, c / 6, (c + 1) / 6) for r in range(6) for c in range(6)])
     assert np.allclose(raster(even, share[visual], 0, 40), share[visual].reshape(6, 6))
     halves = raster(even, share[visual], 0, 3)
     assert np.allclose(halves, share[visual].reshape(3, 2, 3, 2).mean((1, 3)))
-    both = [*even, (0, 0.0, 1.0, 0.0, 1.0), None, (1, 0.0, 1.0, 0.0, 0.5)]
+    both = np.vstack([even, (0, 0.0, 1.0, 0.0, 1.0), [-1.0] * 5, (1, 0.0, 1.0, 0.0, 0.5)])
     grid = raster(both, np.append(share[visual], [1.0, 1.0, 0.25]), 0, 40)
     assert np.allclose(grid, (share[visual].reshape(6, 6) + 1) / 2)
     (line,) = raster(both, np.append(share[visual], [1.0, 1.0, 0.25]), 1, 40)
@@ -179,3 +180,33 @@ def test_a_store_without_cells_is_refused(tmp_path, capsys):
     Store(tmp_path / "rows").prepare()
     assert main([str(tmp_path / "rows")]) == 2
     assert "holds no cells" in capsys.readouterr().err
+
+
+def test_rows_that_hold_what_was_kept_are_drawn_without_a_model(tmp_path, capsys):
+    """Of another dataset: question and places of tokens come from the table `prompts`."""
+    kept = [[np.array([0, 1]), np.array([1, 3])], [np.array([1, 2]), np.array([1, 5])]]
+    text = packed(kept, 6)
+    made = Example()
+    told = {"kept_indices": text, "kept_digest": digest(unpacked(text)), "prompt_hash": "h"}
+    made.add("full", None, {"q-0": 1.0}, answer={"prompt_hash": "h"})
+    made.add("snapkv", 64, {"q-0": 1.0}, answer=told)
+    store = Store(made.write(tmp_path / "rows"))
+    visual = [
+        value for i in range(4) for value in (i + 1.0, 0.0, i // 2 / 2, i // 2 / 2 + 0.5, i % 2 / 2, i % 2 / 2 + 0.5)
+    ]
+    asked = {
+        "prompt_hash": "h",
+        "model_fingerprint": "m",
+        "dataset": "walk3",
+        "sample_id": "q-0",
+        "doc_id": 0,
+        "media": 1,
+    }
+    asked |= {"question": "<image>\nWhere [b]?", "reference": "there", "visual": visual}
+    with store.writer("later") as writer:
+        writer.commit([row for row in made.responses if row["cell"] == "c001"], asked)
+    lines = shown(capsys, tmp_path / "rows", "q-0")
+    assert "question   <image>" in lines and any("Where [b]?" in line for line in lines)
+    place = lines.index("Kept, as the rows say (keep=indices)")
+    assert lines[place + 1 : place + 4] == ["snapkv@64 (c001)", "visual 2 of 4, text 0 of 2", "digest the same"]
+    assert lines[place + 4 : place + 6] == ["██░░", "░░··"]

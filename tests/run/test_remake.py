@@ -27,7 +27,7 @@ def test_the_indices_made_again_are_those_of_the_stored_digests(tmp_path):
         assert digest([torch.from_numpy(layer) for layer in one.kept]) == row["kept_digest"]
         assert [(layer >= 0).sum(1).tolist() for layer in one.kept] == row["kept"]
         assert one.seen.tokens == row["prompt_tokens"] and len(one.seen.visual) == row["visual_tokens"]
-        assert len(one.seen.boxes) == len(one.seen.visual) and len(one.seen.sizes) == 4
+        assert one.seen.places.shape == (len(one.seen.visual), 5) and set(one.seen.places[:, 0]) == {0, 1, 2, 3}
     full = found[cell_of(tmp_path, "full")]
     assert all((layer == np.arange(full.seen.tokens)).all() for layer in full.kept)
 

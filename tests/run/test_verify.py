@@ -47,6 +47,10 @@ def test_answers_are_made_again_and_a_tampered_one_is_found(rows, tmp_path, caps
     assert f"{rows}: {count} drawn, {count} equal" in out and f"equal: {count} of {count} drawn" in out
     digests = count - Store(rows).responses(columns=["kept_digest"])["kept_digest"].null_count
     assert 0 < digests < count and f"kept_digest in {digests})" in out
+    receipt = out.splitlines()[-1]
+    assert receipt.startswith(
+        f"receipt: {count} answers, seed 0; compared: status, prompt_hash, answer, token_ids, kept, kept_digest"
+    )
 
     root = shutil.copytree(rows, tmp_path / "rows")
     store = Store(root)

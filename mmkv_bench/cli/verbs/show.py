@@ -56,7 +56,7 @@ def answer(given: argparse.Namespace) -> int:
     out, cells = console(), Cells(Store(rows_folder(given.rows)))
     meant = cells.meant(given.what)
     if meant.sample is not None:
-        shown = sample.show(out, cells, meant.sample, meant.cells)
+        shown = sample.show(out, cells, meant.sample, meant.cells, given.remake)
         return _remake(out, cells, meant.sample, shown, given.other_versions) if given.remake else 0
     if given.remake:
         raise ConfigError("--remake needs a sample: name one, as in mmkv-bench show <rows> <sample id> --remake")
@@ -70,57 +70,24 @@ def answer(given: argparse.Namespace) -> int:
 def _remake(out: Console, cells: Cells, name: str, shown: Mapping[str, Sequence[str]], other_versions: bool) -> int:
     """Print what was kept, by cell."""
     from mmkv_bench.diagnostics.remake import remake
-    from mmkv_bench.report.terminal.kept_map import legend, shades_of, side_by_side
+    from mmkv_bench.report.terminal.kept_map import Map, shares, show
 
     found: dict[str, Remade] = {}
     for own in shown.values():
         again = remake(cells.store.root, own, name, other_versions)
         found |= {cell: again[cell] for cell in own if cell in again}
-    shades = shades_of(out)
-    out.print("\nMade again", style="bold")
-    blocks = []
+    maps = []
     for one in found.values():
-        head = [f"{cells.label(one.cell)} ({cells.short(one.cell)})", *_words(one)]
-        if one.kept is None or one.seen is None:
-            continue
-        maps = _maps(one, shades, out.width)
-        if len(maps) > 1:  # images of one prompt stand beside each other
-            maps = [side_by_side(maps, out.width)]
-        blocks.append([*head, *(line for block in maps for line in block)])
-    for line in side_by_side(blocks, out.width):
-        out.print(line, overflow="ignore", no_wrap=True, crop=False)
-    out.print(f"\n{legend(shades)}")
+        if one.kept is not None and one.seen is not None:
+            proof = "digest the same" if one.proven else "answer and counts the same" if one.same else "NOT the same"
+            share = shares(one.kept, one.seen.tokens)
+            maps.append(Map(cells.title(one.cell), [proof], share, one.seen.visual, one.seen.places))
+    out.print("\nMade again", style="bold")
+    show(out, maps)
     for one in found.values():
         if not one.same:
             what = f"differs in {', '.join(one.differing)}" if one.differing else f"not made again: {one.outcome}"
-            out.print(f"{cells.label(one.cell)} ({cells.short(one.cell)}) {what}")
+            out.print(f"{cells.title(one.cell)} {what}")
     if any(one.differing for one in found.values()):
         return 1
     return 0 if any(one.same for one in found.values()) else 2
-
-
-def _words(one: Remade) -> list[str]:
-    """How much was kept, and whether it is what the row's digest is of."""
-    if one.kept is None or one.seen is None:
-        return []
-    from mmkv_bench.report.terminal.kept_map import shares
-
-    share = shares(one.kept, one.seen.tokens)
-    visual, text = share[one.seen.visual].sum(), share.sum() - share[one.seen.visual].sum()
-    told = f"visual {visual:.0f} of {len(one.seen.visual)}, text {text:.0f} of {one.seen.tokens - len(one.seen.visual)}"
-    proof = "digest the same" if one.proven else "answer and counts the same" if one.same else "NOT the same"
-    return [told, proof] + ([one.seen.why] if one.seen.why else [])
-
-
-def _maps(one: Remade, shades: str, width: int) -> list[list[str]]:
-    """A block of lines per image."""
-    from mmkv_bench.report.terminal.kept_map import ACROSS, drawn, raster, shares
-
-    if one.kept is None or one.seen is None or one.seen.boxes is None:
-        return []
-    share = shares(one.kept, one.seen.tokens)[one.seen.visual]
-    if share.min() == 1:
-        return [["all of them"]]
-    return [
-        drawn(raster(one.seen.boxes, share, image, width // ACROSS), shades) for image in range(len(one.seen.sizes))
-    ]

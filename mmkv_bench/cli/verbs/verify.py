@@ -27,11 +27,11 @@ def options(parser: Parser) -> None:
 
 def answer(given: argparse.Namespace) -> int:
     """0 all equal, 1 some answer differs, 2 nothing could be made again."""
-    from mmkv_bench.diagnostics.verify import exit_code, lines, verify
+    from mmkv_bench.diagnostics.verify import exit_code, lines, receipt, verify
 
     roots = given.rows or with_answers(RESULTS)
     drawn = verify([rows_folder(root) for root in roots], given.samples, given.seed, given.other_versions)
-    print("\n".join(lines(drawn)))
+    print("\n".join([*lines(drawn), receipt(drawn, given.seed)]))
     return exit_code(drawn)
 
 

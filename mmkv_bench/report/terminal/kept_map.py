@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-Box = tuple[int, float, float, float, float]
-"""An image's number, and top, bottom, left and right as parts of its sides."""
 
 SHADES, ASCII = "·░▒▓█", ".-+#@"
 NOTHING = " "  # no visual token shows that place
@@ -30,18 +28,55 @@ def shares(kept: Sequence[np.ndarray], tokens: int) -> np.ndarray:
     return np.bincount(flat, minlength=tokens)[:tokens] / heads
 
 
-def raster(boxes: Sequence[Box | None], share: np.ndarray, image: int, width: int) -> np.ndarray:
+@dataclass(frozen=True)
+class Map:
+    """What one cell kept of a prompt.
+
+    title, words: lines above it. share: float64 [tokens], of layers and KV heads that keep each token; visual: int [V], positions
+    of the visual tokens; places: float64 [V, 5], of each its image, top, bottom, left and right as parts of the image's sides, -1
+    where it shows no place; None where that is not known.
+    """
+
+    title: str
+    words: Sequence[str]
+    share: np.ndarray
+    visual: np.ndarray
+    places: np.ndarray | None
+
+    def lines(self, shades: str, width: int) -> list[str]:
+        """As a block of lines."""
+        own = self.share[self.visual]
+        text = len(self.share) - len(own)
+        counted = f"visual {own.sum():.0f} of {len(own)}, text {self.share.sum() - own.sum():.0f} of {text}"
+        head = [self.title, counted, *self.words]
+        if self.places is None or not len(own):
+            return [*head, "where its visual tokens lie is not known"]
+        if own.min() == 1:
+            return [*head, "all of them"]
+        images = range(int(self.places[:, 0].max()) + 1)
+        blocks = [drawn(raster(self.places, own, image, width // ACROSS), shades) for image in images]
+        return head + side_by_side(blocks, width)
+
+
+def show(console: Console, maps: Sequence[Map]) -> None:
+    """Print maps beside each other, with what their shades mean."""
+    shades = shades_of(console)
+    for line in side_by_side([one.lines(shades, console.width) for one in maps], console.width):
+        console.print(line, overflow="ignore", no_wrap=True, crop=False)
+    console.print(f"\n{legend(shades)}")
+
+
+def raster(places: np.ndarray, share: np.ndarray, image: int, width: int) -> np.ndarray:
     """float64 [lines, columns]: the mean share of what shows each part of an image, weighted by how much of the part it shows;
     NaN where nothing does.
 
     Args:
-        boxes, share: of every visual token. width: columns at most; there are no more than the finest tokens make.
+        places: see `Map`; share: float64 [V]. width: columns at most; there are no more than the finest tokens make.
     """
-    found = [(place, box) for place, box in enumerate(boxes) if box is not None and box[0] == image]
-    own, edges = [place for place, _ in found], np.array([list(box[1:]) for _, box in found]).reshape(-1, 4)
-    if not len(edges):
+    own = places[:, 0] == image
+    if not own.any():
         return np.full((1, 1), np.nan)
-    top, bottom, left, right = (edges[:, side] for side in range(4))
+    top, bottom, left, right = (places[own, side] for side in range(1, 5))
     lines, columns = round(1 / (bottom - top).min()), round(1 / (right - left).min())
     smaller = min(1.0, width / columns, DOWN / lines)
     down = _overlap(top, bottom, max(1, round(lines * smaller)))

@@ -65,6 +65,10 @@ class Cells:
         """`snapkv@64 strict seed=1`."""
         return label(self.rows[cell])
 
+    def title(self, cell: str) -> str:
+        """`snapkv@64 (37f7b1d0)`."""
+        return f"{self.label(cell)} ({self.short(cell)})"
+
     def metrics(self, cell: str) -> list[str]:
         """The metrics that the cell's dataset is judged by, where its configuration names them."""
         row = self.rows[cell]

@@ -6,11 +6,17 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from mmkv_bench.errors import ConfigError
+from mmkv_bench.report import kept
 from mmkv_bench.report.prompts import Prompts
+from mmkv_bench.report.terminal import kept_map
+from mmkv_bench.report.terminal.kept_map import Map
 from mmkv_bench.report.terminal.known import Cells
 from mmkv_bench.report.terminal.text import MARK, marked, pairs, plain, table
 from mmkv_bench.statistics.metric_kinds import MEASURES
+from mmkv_bench.store.kept import digest, unpacked
 from mmkv_bench.store.parts import is_in
 from mmkv_bench.tables.render import score
 from mmkv_bench.tables.rows import BASELINE, context_key, with_limits
@@ -24,12 +30,17 @@ if TYPE_CHECKING:
 Row = Mapping[str, Any]
 _COLUMNS = (
     *("cell", "sample_id", "status", "error", "answer", "token_ids", "fallback", "prompt_hash", "entries_resident"),
-    *("prompt_tokens", "visual_tokens"),
+    *("prompt_tokens", "visual_tokens", "kept_indices", "kept_digest"),
 )
 
 
-def show(console: Console, cells: Cells, sample: str, chosen: Sequence[str]) -> dict[str, list[str]]:
-    """Print a sample with the answers of these cells. Returns dataset -> the cells that answered it, in the order shown.
+def show(
+    console: Console, cells: Cells, sample: str, chosen: Sequence[str], remade: bool = False
+) -> dict[str, list[str]]:
+    """Print a sample with the answers of these cells, and what they kept where rows tell it and it is not `remade`.
+
+    Returns:
+        Dataset -> the cells that answered it, in the order shown.
 
     Raises:
         ConfigError: none of them has a row for it.
@@ -38,15 +49,17 @@ def show(console: Console, cells: Cells, sample: str, chosen: Sequence[str]) -> 
     if not rows.keys() & set(chosen):
         raise ConfigError(f"none of the {len(chosen)} cells that were named has a row for {sample}; name others")
     values = _values(cells.store, list(rows), sample)
+    prompts = Prompts(None, _stored(cells.store, sample))
     console.print(sample, style="bold")
     shown: dict[str, list[str]] = {}
+    maps: list[Map] = []
     for dataset, of_dataset in groupby(
         [cell for cell in cells.rows if cell in rows], lambda c: cells.rows[c]["dataset"]
     ):
         every = list(of_dataset)
         if not {*every} & {*chosen}:
             continue
-        _prompt(console, sample, [rows[cell] for cell in every])
+        _prompt(console, sample, [rows[cell] for cell in every], prompts)
         for context in _contexts(cells, every):
             own = [cell for cell in context if cell in chosen]
             if own:
@@ -55,10 +68,14 @@ def show(console: Console, cells: Cells, sample: str, chosen: Sequence[str]) -> 
                 full = context[0] if cells.rows[context[0]]["base"] == BASELINE else None
                 _answers(console, cells, own, full, rows, values)
                 shown.setdefault(dataset, []).extend(own)
+                maps += _maps(cells, own, rows, prompts)
     console.print(
         f"\n{MARK} stands where an answer leaves that of {BASELINE}, left at: the token that does; kept: entries of all layers "
         "and KV heads."
     )
+    if maps and not remade:
+        console.print("\nKept, as the rows say (keep=indices)", style="bold")
+        kept_map.show(console, maps)
     return shown
 
 
@@ -92,11 +109,37 @@ def _contexts(cells: Cells, own: Sequence[str]) -> list[list[str]]:
     return list(found.values())
 
 
-def _prompt(console: Console, sample: str, rows: Sequence[Row]) -> None:
-    """The question, as far as it is known without a model and without data."""
+def _stored(store: Store, sample: str) -> dict[str, Row]:
+    """Prompt hash -> its row of the table `prompts`."""
+    import pyarrow.compute as pc
+
+    table = store.prompts()
+    return {row["prompt_hash"]: row for row in table.filter(pc.equal(table["sample_id"], sample)).to_pylist()}
+
+
+def _maps(cells: Cells, own: Sequence[str], rows: Mapping[str, Row], prompts: Prompts) -> list[Map]:
+    """What the rows themselves say was kept, of those that say it."""
+    found = []
+    for cell in own:
+        text, proof = rows[cell]["kept_indices"], rows[cell]["kept_digest"]
+        visual = prompts.visual(rows[cell]["prompt_hash"])
+        if text is None or not visual:
+            continue
+        bits, told = unpacked(text), np.reshape(np.asarray(visual, float), (-1, kept.WIDTH))
+        if told[:, 0].max() < bits.shape[-1]:  # a cell of fewer pixels was answered from another prompt
+            proven = (
+                [] if proof is None else ["digest the same" if digest(bits) == proof else "NOT what its digest is of"]
+            )
+            place = told[:, 0].astype(int)
+            found.append(Map(cells.title(cell), proven, bits.mean((0, 1)), place, told[:, 1:]))
+    return found
+
+
+def _prompt(console: Console, sample: str, rows: Sequence[Row], prompts: Prompts) -> None:
+    """Print the question, as far as it is known without a model and without data."""
     hashed = next((row["prompt_hash"] for row in rows if row["prompt_hash"]), None)
     counted = next((row for row in rows if row["prompt_tokens"] is not None), None)
-    prompt = Prompts(None, {}).of(sample, hashed)
+    prompt = prompts.of(sample, hashed)
     told: list[tuple[str, str]] = []
     if prompt.question is not None:
         told.append(("question", plain(prompt.question)))
