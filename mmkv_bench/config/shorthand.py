@@ -59,6 +59,8 @@ def _one(override: Override, files: Mapping[str, str], extra: tuple[str, ...]) -
         yield parse(f"{text.partition('=')[0]}=[{','.join(names)}]")
     elif key == "model" and _is_place(override, extra):
         yield from _model(str(override.value()))
+    elif key.removeprefix("methods.") in files and key.startswith("methods."):
+        yield parse(text.lstrip("+~").replace("methods.", "variants.", 1))
     elif (stem := _settings_of(key, files)) is not None:
         yield parse(f"variants.{stem}.{_setting(override, stem, files[stem])}")
     elif (group := _group_of(key, extra)) is not None:

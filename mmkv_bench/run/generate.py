@@ -146,7 +146,7 @@ class Answering:
     def wants(self, sample: SampleRef) -> bool:
         """Whether a sample is this run's and this shard's, and some cell has no row for it."""
         asked = in_shard(sample.cluster, self.config.shard) and bool(chosen([sample], self.config))
-        return asked and any(sample.sample_id not in self.done[cell.cell] for cell in self.cells)
+        return asked and self.pending(sample.sample_id) > 0
 
     def close(self) -> None:
         if self._engine is not None:
@@ -164,6 +164,7 @@ class Answering:
             ready = [self._row(request, pending[0].dataset, result) for result in results]
             asked = prompt_row(request, pending[0].dataset, pending[0].model_fingerprint, self._visual)
             self.writer.commit(ready, None if rows or request.error is not None else asked)
+            self.committed(len(ready))
             rows += ready
         self.after(rows)
         return rows[0]["answer"] or ""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from mmkv_bench import devices
 from mmkv_bench.cli.main import main
+from mmkv_bench.run import generate
 from tests.cli.setting import CHECKOUT
 
 SCRIPT = """
@@ -50,6 +52,22 @@ def test_a_device_is_ruled_out_by_its_drivers_files_alone(monkeypatch):
         assert devices.Cuda.ruled_out() is gone, files
     monkeypatch.setattr(sys, "platform", "win32")
     assert not devices.Cuda.ruled_out()
+
+
+def test_progress_is_told_of_every_commit(monkeypatch):
+    """Of each cell's own where they share nothing, of all cells' at once where they share a prefill."""
+    monkeypatch.setattr(generate, "prompt_row", lambda *given: {})
+    for results, told in (([["a"], ["b"], ["c"]], [1, 1, 1]), ([["a", "b", "c"]], [3])):
+        found: list[int] = []
+        cells = [SimpleNamespace(cell=name, dataset="pages", model_fingerprint="m") for name in "abc"]
+        answering = generate.Answering.__new__(generate.Answering)
+        vars(answering).update(
+            cells=cells, done=dict.fromkeys("abc", ()), specs=dict.fromkeys("abc"), committed=found.append
+        )
+        vars(answering).update(writer=SimpleNamespace(commit=lambda *given: None), after=lambda rows: None)
+        vars(answering).update(_results=lambda *given, r=results: r, _row=lambda *given: {"answer": "x"})
+        assert answering(SimpleNamespace(sample_id="1", dataset="pages", error=None)) == "x"
+        assert found == told and answering.pending("1") == 3
 
 
 @pytest.mark.full

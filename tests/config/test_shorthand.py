@@ -20,6 +20,7 @@ QUALIFIED = "method=[] 'variants.mine={base: custom, path: a b/mine.py}'"
         ("'method=a b/mine.py'", QUALIFIED),
         ("'method=[snapkv,a b/mine.py]'", QUALIFIED.replace("[]", "[snapkv]")),
         ("'method=a b/mine.py' methods.mine.args.x=2", QUALIFIED + " variants.mine.args.x=2"),
+        ("'method=a b/mine.py' 'methods.mine={window: 4}'", QUALIFIED + " variants.mine.window=4"),
         ("'method=a b/mine.py' mine.reading=released", QUALIFIED + " variants.mine.reading=released"),
         ("snapkv.window=8 method=snapkv", "methods.snapkv.window=8 method=snapkv"),
         ("dataset=pages_walk pages_walk.count=3", "dataset=pages_walk datasets.pages_walk.count=3"),
