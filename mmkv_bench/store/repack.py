@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -16,6 +15,7 @@ from mmkv_bench.store.digests import checksum
 from mmkv_bench.store.files import disk_errors, sync_folder, write_bytes
 from mmkv_bench.store.interface import Opened
 from mmkv_bench.store.packing import LARGEST, alike, is_packed, ordered, packed
+from mmkv_bench.store.parts import codes_of
 from mmkv_bench.store.sealed import number_of_rows
 from mmkv_bench.store.slim import slim as slimmed
 from mmkv_bench.store.superseded import superseded
@@ -98,7 +98,9 @@ class _Packing:
 
     def by_cells(self) -> Iterator[bytes]:
         """Cells that answer alike side by side, as many at a time as should make one file, by what those before them took."""
-        counts = Counter(self._read(None, ["cell"], coded=True)["cell"].to_pylist())
+        codes = self._read(None, ["cell"], coded=True)["cell"].combine_chunks()
+        names = codes.dictionary.to_pylist()
+        counts = dict(zip(names, np.bincount(codes_of(codes), minlength=len(names)).tolist(), strict=True))
         waiting = [name for name in alike(self._cells, counts) if name not in self._dropped]
         step = float(AT_ONCE)
         while waiting:
