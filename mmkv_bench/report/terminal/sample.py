@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Row = Mapping[str, Any]
 _COLUMNS = (
     *("cell", "sample_id", "status", "error", "answer", "token_ids", "fallback", "prompt_hash", "entries_resident"),
-    *("prompt_tokens", "visual_tokens", "kept_indices", "kept_digest"),
+    *("prompt_tokens", "visual_tokens"),
 )
 
 
@@ -45,11 +45,14 @@ def show(
     Raises:
         ConfigError: none of them has a row for it.
     """
-    rows = _of_sample(cells.store.responses(None, _COLUMNS, coded=True), sample)
+    stored = _stored(cells.store, sample)
+    drawn = any(row["visual"] for row in stored.values())  # else nobody could say where what was kept lies
+    columns = (*_COLUMNS, "kept_indices", "kept_digest") if drawn else _COLUMNS
+    rows = _of_sample(cells.store.responses(None, columns, coded=True), sample)
     if not rows.keys() & set(chosen):
         raise ConfigError(f"none of the {len(chosen)} cells that were named has a row for {sample}; name others")
     values = _values(cells.store, list(rows), sample)
-    prompts = Prompts(None, _stored(cells.store, sample))
+    prompts = Prompts(None, stored)
     console.print(sample, style="bold")
     shown: dict[str, list[str]] = {}
     maps: list[Map] = []
@@ -121,7 +124,7 @@ def _maps(cells: Cells, own: Sequence[str], rows: Mapping[str, Row], prompts: Pr
     """What the rows themselves say was kept, of those that say it."""
     found = []
     for cell in own:
-        text, proof = rows[cell]["kept_indices"], rows[cell]["kept_digest"]
+        text, proof = rows[cell].get("kept_indices"), rows[cell].get("kept_digest")
         visual = prompts.visual(rows[cell]["prompt_hash"])
         if text is None or not visual:
             continue
