@@ -62,7 +62,7 @@ def nowhere(tmp_path, monkeypatch):
         (["-m", *HUB, "sede=1,2"], "did you mean 'seed'"),
         (["budget"], "'budget' is no verb; allowed: "),
         (["tabels"], "did you mean 'tables'"),
-        (["show"], "is kept for a later version"),
+        (["show"], "the following arguments are required: rows"),
         (["run", "budget"], "cannot read the override 'budget'"),
         (["tables"], "the following arguments are required: rows"),
         (["tables", "x", "--format", "pdf"], "--format: invalid choice: 'pdf'"),
