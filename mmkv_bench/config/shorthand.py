@@ -30,7 +30,7 @@ CUSTOM = "custom"
 """The method whose parts come from a user's file."""
 
 _STEM = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
-_README = "see README, 'A method of your own'"
+README = "see README, 'A method of your own'"
 
 
 def spelled_out(parsed: Sequence[Override]) -> list[Override]:
@@ -147,7 +147,7 @@ def _setting(override: Override, stem: str, path: str) -> str:
     if first not in known:
         raise ConfigError(
             f"{override.input_line}: {stem} has no setting {first!r}; {nearest(first, known)}; what the constructors of "
-            f"{path} take is written methods.{stem}.args.{key}={value}; {_README}"
+            f"{path} take is written methods.{stem}.args.{key}={value}; {README}"
         )
     return f"{key}={value}"
 

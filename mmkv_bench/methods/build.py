@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mmkv_bench.config.interpolations import settle
+from mmkv_bench.config.shorthand import CUSTOM
 from mmkv_bench.errors import ConfigError, MMKVError, nearest
 from mmkv_bench.methods.compatibility import refuse
 from mmkv_bench.methods.plain import DECODING, PARTS, flat_parameters, under_reading
@@ -35,8 +36,6 @@ CALIBRATION = "calibration"
 """Parameter of parts that are built with what was measured of a model beforehand."""
 FULL = "full"
 """`base` of the method that compresses nothing: it has no budget, seed or reading."""
-CUSTOM = "custom"
-"""`base` of the method whose parts come from a user's file."""
 KVPRESS = "kvpress"
 """`base` of the method whose scorer comes from the installed package kvpress."""
 READS_ANSWER = "reads_answer"

@@ -7,11 +7,8 @@ from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 
+from mmkv_bench.config.shorthand import CUSTOM, README
 from mmkv_bench.errors import ConfigError
-
-CUSTOM = "custom"
-"""The method whose file `methods.custom.path` names; others are variants of it, a file's own name among them."""
-README = "see README, 'A method of your own'"
 
 
 def where(method: str) -> str:
