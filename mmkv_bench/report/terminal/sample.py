@@ -49,7 +49,8 @@ def show(
     drawn = any(row["visual"] for row in stored.values())  # else nobody could say where what was kept lies
     columns = (*_COLUMNS, "kept_indices", "kept_digest") if drawn else _COLUMNS
     rows = _of_sample(cells.store.responses(None, columns, coded=True), sample)
-    if not rows.keys() & set(chosen):
+    named = {*chosen}
+    if not rows.keys() & named:
         raise ConfigError(f"none of the {len(chosen)} cells that were named has a row for {sample}; name others")
     values = _values(cells.store, list(rows), sample)
     prompts = Prompts(None, stored)
@@ -60,11 +61,11 @@ def show(
         [cell for cell in cells.rows if cell in rows], lambda c: cells.rows[c]["dataset"]
     ):
         every = list(of_dataset)
-        if not {*every} & {*chosen}:
+        if named.isdisjoint(every):
             continue
         _prompt(console, sample, [rows[cell] for cell in every], prompts)
         for context in _contexts(cells, every):
-            own = [cell for cell in context if cell in chosen]
+            own = [cell for cell in context if cell in named]
             if own:
                 one = cells.rows[own[0]]
                 console.print(f"\n{dataset}, {one['model']}, protocol={one['protocol']}", style="bold")
