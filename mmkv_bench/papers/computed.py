@@ -28,10 +28,9 @@ _SIDES = tuple(range(28, 3585, 28))
 def cache_size(address: Address) -> tuple[float, str] | None:
     """(GiB, how) of the keys and values that a prompt of the address's length leaves, batch of one; None where it is no
     such number, or where it does not follow from the shape."""
-    told = content("model", address.model) if address.runs else {}
-    if address.metric != BYTES or address.dataset not in SYNTHETIC or not told.get("shape") or not address.length:
+    if address.metric != BYTES or address.dataset not in SYNTHETIC or not address.length:
         return None
-    if address.method.base in (*_PROMPTED, *_FEWER_BITS):
+    if address.method.base in (*_PROMPTED, *_FEWER_BITS) or not (address.runs and _shaped(address.model)):
         return None
     entries, each = _entries(address), bytes_per_token(address.model)
     return entries * each / GIB, f"{entries:,} entries of {each:,} bytes"
@@ -55,6 +54,11 @@ def _entries(address: Address) -> int:
         return length
     budget = Decimal(address.budget)
     return min(length, max(1, int(budget * length) if address.budget_kind == FRACTION else int(budget)))
+
+
+@cache
+def _shaped(model: str) -> bool:
+    return bool(content("model", model).get("shape"))
 
 
 @cache

@@ -140,6 +140,7 @@ def test_the_tokens_of_a_cell_are_those_that_its_pixels_reach(name, combinations
         assert check(name, [size], cells, grid) > 0 or (name == "llava_v1_5_7b" and size[0] != size[1])
 
 
+@pytest.mark.full
 @cover.few("name", TILED, first=1)
 @settings(max_examples=6, deadline=None, derandomize=True)
 @given(width=st.integers(56, 1100), height=st.integers(56, 1100), seed=st.integers(0, 99))

@@ -265,6 +265,7 @@ COMMANDED = (
 )
 
 
+@pytest.mark.full
 @cover.few("name", COMMANDED)
 def test_the_command_measures_every_family_and_the_method_takes_what_it_writes(name, tmp_path, capsys):
     """A narrow model, saved and measured as any checkpoint."""

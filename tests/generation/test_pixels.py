@@ -74,6 +74,7 @@ def by_hand(processor, images, messages, entries: int):
     return best
 
 
+@pytest.mark.full
 def test_tokens_are_those_of_plain_generate_on_a_picture_made_smaller_by_hand(tiny, page):
     model, processor = tiny
     images, messages = page

@@ -72,6 +72,7 @@ def test_composed_is_the_method(fake):
     assert composed("LoudPress", first=1) == make("LoudPress", "{first: 1}")
 
 
+@pytest.mark.full
 @each(
     ("args", "wanted"),
     [

@@ -37,7 +37,7 @@ tables = st.tuples(st.integers(1, 4), st.sampled_from([1, 2, 4]), st.sampled_fro
         st.just(shape[1]),
         st.lists(
             st.lists(
-                st.one_of(st.sampled_from([0.0, 1.0, 2.5]), st.floats(0, 50)),
+                st.one_of(st.sampled_from([0.0, 1.0, 2.5]), st.floats(0, 50, width=16)),
                 min_size=shape[1] * shape[2],
                 max_size=shape[1] * shape[2],
             ),

@@ -97,6 +97,7 @@ def test_images_of_any_size_have_the_tokens_that_the_processor_counts(name):
     check()
 
 
+@pytest.mark.full
 @each("name", MULTIMODAL)
 def test_several_images_of_one_prompt_have_each_its_own(name):
     sizes = [(300, 200), (100, 350)]

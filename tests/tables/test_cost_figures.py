@@ -88,6 +88,7 @@ def test_points_are_drawn_one_a_cell_with_the_front_through_the_best(tmp_path):
     assert left.get_xlabel() == "bytes that the cache holds [B]" and right.get_xlabel() == "time per token [ms]"
 
 
+@pytest.mark.full
 def test_the_verb_draws_each_kind_and_says_what_is_missing(tmp_path, capsys):
     score, speed, out = scored(tmp_path / "score"), timed(tmp_path / "speed", STEPS), tmp_path / "figures" / "one"
     for words in (["budget", score], ["length", speed], ["front", score, "--costs", speed, "--tokens", 64]):

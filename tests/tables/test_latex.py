@@ -19,6 +19,7 @@ TINY = Path(__file__).resolve().parents[2] / "results" / "tiny"
 MARKS = (notes.OVER, notes.PREFILL, notes.BEFORE_CUT, notes.PACKED, notes.RETRIEVED)
 
 
+@pytest.mark.full
 def test_marks_special_characters_and_many_tables_compile(tmp_path):
     words = escape("".join(MARKS) + r" \ { } _ % & # $ ^ ~ < > [0.1, 0.2]")
     assert words.isascii()
