@@ -183,6 +183,11 @@ def room(file: Path) -> str:
 
 
 @cache
+@cache
+def parsed(file: Path) -> ast.Module:
+    return ast.parse(file.read_text())
+
+
 def imports(file: Path, top_level_only: bool = False) -> set[str]:
     """Absolute names of the modules that a file imports, `TYPE_CHECKING` blocks left out."""
     found: set[str] = set()
@@ -201,7 +206,7 @@ def imports(file: Path, top_level_only: bool = False) -> set[str]:
         for inner in ast.iter_child_nodes(node):
             visit(inner)
 
-    visit(ast.parse(file.read_text()))
+    visit(parsed(file))
     return found
 
 
@@ -218,7 +223,7 @@ MODULES = {
 def imported(file: Path) -> set[str]:
     """The modules of this package that a file imports anywhere, also inside functions and for types alone."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in ast.walk(parsed(file)):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -272,9 +277,7 @@ def test_every_room_says_in_readme_what_it_says_of_itself():
         re.findall(r"^\| `mmkv_bench/(\w+)` \| (.+) \|$", (ROOT.parent / "README.md").read_text(), re.MULTILINE)
     )
     folders = {file.parent.name: file for file in ROOT.glob("*/__init__.py")}
-    assert table == {
-        name: ast.get_docstring(ast.parse(file.read_text())).split("\n")[0] for name, file in folders.items()
-    }
+    assert table == {name: ast.get_docstring(parsed(file)).split("\n")[0] for name, file in folders.items()}
 
 
 @each("package", FOREIGN)
@@ -305,7 +308,7 @@ def test_nothing_of_a_library_is_replaced():
     """No assignment to an attribute of an imported foreign module."""
     wrong = []
     for file in FILES:
-        tree = ast.parse(file.read_text())
+        tree = parsed(file)
         modules = {
             (alias.asname or alias.name).split(".")[0]
             for node in ast.walk(tree)
@@ -334,7 +337,7 @@ def test_only_the_device_object_asks_what_a_device_is_and_has():
     wrong = []
     elsewhere = [file for folder in ("benchmarks", "scripts") for file in (ROOT.parent / folder).glob("*.py")]
     for file in [file for file in FILES if room(file) != "devices"] + elsewhere:
-        for node in ast.walk(ast.parse(file.read_text())):
+        for node in ast.walk(parsed(file)):
             asked = isinstance(node, ast.Attribute) and (
                 ast.unparse(node) in ("torch.cuda", "torch.accelerator", "torch.backends.cuda")
                 or node.attr in ("is_cuda", "is_cpu", "pin_memory", "is_pinned")
@@ -349,7 +352,7 @@ def test_only_the_device_object_asks_what_a_device_is_and_has():
 
 def test_unsafe_loading_is_nowhere():
     for file in FILES:
-        for node in ast.walk(ast.parse(file.read_text())):
+        for node in ast.walk(parsed(file)):
             if isinstance(node, ast.Call):
                 given = {keyword.arg: keyword.value for keyword in node.keywords}
                 trust = given.get("trust_remote_code")

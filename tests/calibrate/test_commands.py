@@ -75,6 +75,7 @@ def test_the_committed_prefix_configuration_comes_from_its_command():
             assert shares == pytest.approx(known, abs=ONE_ENTRY)
 
 
+@pytest.mark.full
 @each(
     ("words", "message"),
     [

@@ -42,6 +42,7 @@ def test_every_shipped_file_composes_resolves_and_validates(group, name):
     validate(config)
 
 
+@pytest.mark.full
 @each("group", LIST_GROUPS)
 def test_every_shipped_method_and_dataset_composes_resolves_and_validates_under_its_own_name(group):
     names = options(group)

@@ -139,6 +139,7 @@ def test_drawn_test_pages_are_the_frozen_ones(task):
     assert page_data.content_digest(rows) == page_data.frozen_digests()[name][0]
 
 
+@pytest.mark.full
 def test_test_pages_that_are_not_the_frozen_ones_are_refused(fresh_cache, monkeypatch):
     frozen = json.loads(page_data.FROZEN.read_text())
     frozen["pages_walk_small"][0] = "0" * 64

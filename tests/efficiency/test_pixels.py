@@ -3,6 +3,8 @@ asked for."""
 
 from __future__ import annotations
 
+import pytest
+
 from mmkv_bench.cli.main import main
 from mmkv_bench.store.store import Store
 from mmkv_bench.tables.cost_names import divided
@@ -13,6 +15,7 @@ ASKED = ("scenario=efficiency", "method=pixels", "lengths=[160]", "repeats=1", "
 TOKEN = 2 * 4 * 2 * 32 * 4  # K and V, layers, KV heads, channels, float32
 
 
+@pytest.mark.full
 def test_pixels_holds_and_reads_its_budget_beside_full_of_the_same_shape(tmp_path):
     outcome = done(tmp_path, *ASKED, "prompts=image", "budget=60%")
     assert "pixels@60%" in outcome.out

@@ -75,6 +75,7 @@ def test_a_division_is_scaled_exactly_and_what_a_head_cannot_hold_goes_to_the_ot
     assert replayed.allowance(15, 50, [0], 2) == 20 and replayed.allowance(15, 50, [0, 1], 2) == 30
 
 
+@pytest.mark.full
 @each(
     "words, said",
     [

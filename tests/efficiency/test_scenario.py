@@ -239,6 +239,7 @@ def test_the_order_is_drawn_by_the_seed_and_every_repeat_meets_all_cells_and_len
 RANDOM = ["model=qwen2_5_vl_3b", "model.weights=random", "model.layers=1", "model.dtype=float32"]
 
 
+@pytest.mark.full
 @each(
     "words, said",
     [
@@ -328,6 +329,7 @@ def test_padding_of_ragged_heads_is_read_and_not_useful():
     assert np.isfinite(counted.resident)
 
 
+@pytest.mark.full
 def test_on_another_device_passes_are_timed_by_marks_counted_by_its_allocator_and_answer_alike():
     def bench(model):
         device = next(model.parameters()).device

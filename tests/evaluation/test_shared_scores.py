@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from mmkv_bench.datasets.specs import spec_from_config
 from mmkv_bench.evaluation import Scorer, score, shared
 from tests.each import each
@@ -83,6 +85,7 @@ def test_many_cells_have_the_scores_that_each_has_by_itself(tmp_path, monkeypatc
     assert {scores.aggregate is None for _, scores in wanted} == {True, False}
 
 
+@pytest.mark.full
 def test_pages_of_several_kinds_are_shared_too(monkeypatch):
     spec = pages("pages")
     requests = ask_all(spec, 4)

@@ -204,6 +204,7 @@ def test_methods_that_act_while_decoding_stay_eager_and_say_so():
     same_tokens(shared, common.together(model, name, prompt, acting))
 
 
+@pytest.mark.full
 def test_attach_compiles_by_the_cache_that_it_gives_and_says_where_it_does_not():
     name, counter = "internvl", Counter()
     model, inputs = zoo.model(name), zoo.prompt(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -83,6 +84,7 @@ def test_the_order_of_heads_matters_to_the_maximum_alone():
     assert torch.equal(*(s.score(layer.observe(s.needs), 40, 0) for s in same))
 
 
+@pytest.mark.full
 def test_presets_hold_the_constants_of_their_releases():
     kvpress, official, plain = built("snapkv_kvpress"), built("adakv_official"), built("snapkv")
     assert kvpress.scorer == WindowScorer(64, 5, "average", "last") and kvpress.selector == TopK(window=64)

@@ -144,6 +144,7 @@ def test_pixel_limits_bind_images(name):
     check()
 
 
+@pytest.mark.full
 @each("name", VIDEO)
 def test_videos_have_the_tokens_that_the_processor_writes(name):
     @few
@@ -249,6 +250,7 @@ def test_the_command_prints_tokens_and_bytes(capsys):
     assert "32 frames of 640x480: 6,273 visual tokens" in capsys.readouterr().out
 
 
+@pytest.mark.full
 @each(
     ("words", "why"),
     [

@@ -82,6 +82,7 @@ def test_lengths_of_stored_answers_are_taken(tmp_path):
     assert (given.source, given.tokens) == ("given", 7)
 
 
+@pytest.mark.full
 @each(
     ("flags", "sentence"),
     [

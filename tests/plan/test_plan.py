@@ -20,7 +20,7 @@ from tests.cli.setting import CHECKOUT
 from tests.plan.outline_all import WITHOUT, answering
 
 
-@pytest.mark.parametrize("every", [9, pytest.param(1, marks=pytest.mark.full)])
+@pytest.mark.parametrize("every", [24, pytest.param(1, marks=pytest.mark.full)])
 def test_every_shipped_configuration_comes_to_a_plan_without_model_data_or_heavy_imports(every):
     script = Path(__file__).with_name("outline_all.py")
     ended = subprocess.run(

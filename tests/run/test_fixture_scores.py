@@ -91,6 +91,7 @@ def test_answers_without_a_readable_choice_are_counted_and_told_where_the_score_
     assert ("synthdog_fixture", "parse_failed") not in rows
 
 
+@pytest.mark.full
 def test_a_picture_that_does_not_decode_is_a_row_with_a_status_and_the_run_goes_on(tmp_path):
     import pyarrow.parquet as pq
 

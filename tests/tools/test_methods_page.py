@@ -44,6 +44,7 @@ def test_about_is_no_parameter_and_changes_no_compressor(name):
     assert build_compressor(name, bare, "paper") == build_compressor(name, node, "paper")
 
 
+@pytest.mark.full
 def test_the_committed_page_is_what_the_command_writes(tmp_path, capsys):
     assert methods_page.main([str(tmp_path / "methods.md")]) == 0
     committed = conf_dir().parent / "docs" / "methods.md"
