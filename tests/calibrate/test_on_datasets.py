@@ -59,6 +59,7 @@ def test_samples_of_a_dataset_give_what_the_same_pages_give():
     assert theirs.checksum != ours.checksum
 
 
+@pytest.mark.full
 def test_a_local_dataset_is_read_by_order_by_chance_and_by_length(own):
     first = measured(options("hybridkv", "--samples", "2", *own), of_dataset(own, 2))
     drawn = [

@@ -9,12 +9,13 @@ import pytest
 from mmkv_bench.config.compose import compose, for_hydra
 from mmkv_bench.config.composing import by_hydra
 from mmkv_bench.errors import ConfigError
+from tests import cover
 from tests.each import each
 
 QUALIFIED = "method=[] 'variants.mine={base: custom, path: a b/mine.py}'"
 
 
-@each(
+@cover.few(
     ("short", "long"),
     [
         ("'method=a b/mine.py'", QUALIFIED),
@@ -29,6 +30,7 @@ QUALIFIED = "method=[] 'variants.mine={base: custom, path: a b/mine.py}'"
         ("model=Qwen/Qwen2.5-VL-7B-Instruct", "model=qwen2_5_vl_7b"),
         ("model=some/model model.revision=v2", "model=hf model.path=some/model model.revision=v2"),
     ],
+    keep=3,
 )
 def test_a_short_form_composes_to_what_it_stands_for(short, long):
     words = shlex.split(short)

@@ -55,6 +55,7 @@ def test_rows_are_the_samples_of_the_generator(fresh_cache):
         assert [image.tobytes() for image in row["images"]] == [image.tobytes() for image in sample.images]
 
 
+@pytest.mark.full
 def test_only_as_many_chunks_are_drawn_as_the_limit_asks_and_a_larger_limit_keeps_earlier_samples(fresh_cache):
     few = page_data.load("pages_walk_small", "test", 3)
     before = files(fresh_cache)

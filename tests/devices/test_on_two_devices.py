@@ -70,6 +70,7 @@ def assert_same_on_two_devices(run, family: str, asked) -> None:
     assert sum(one.status == "ok" for one in found) >= 0.8 * len(found), "refused combinations are the exception"
 
 
+@pytest.mark.full
 def test_a_method_that_asks_the_model_again_runs_alone_with_layers_on_two_devices():
     assert_same_on_two_devices(common.alone, "qwen2_5_vl", cells("qwen2_5_vl", ("mmshift_adakv",)))
 

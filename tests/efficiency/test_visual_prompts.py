@@ -186,6 +186,7 @@ def answers_as_stock(loaded: LoadedModel, kind: str, length: int, *words: str) -
         assert bench.timed([prompt], spec).answers == stock.sequences[:, length:].tolist(), cell.label
 
 
+@pytest.mark.full
 def test_a_timed_pass_over_pictures_answers_as_stock_generate_does():
     loaded = Source.of(compose(["model.device=cpu"]).model).load()
     answers_as_stock(loaded, "image", 180, "method=[full,snapkv,mmshift,kivi]")

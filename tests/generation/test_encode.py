@@ -115,6 +115,7 @@ def test_a_video_file_end_to_end(name, clip):
     assert set(prompt.types[0].tolist()) == {0, wanted}
 
 
+@pytest.mark.full
 @each("name", VIDEO)
 def test_a_video_with_fewer_frames_than_asked_gives_all_it_has(name, short):
     prompt = ask(name, videos=[short], frames=32)

@@ -124,6 +124,7 @@ def asked(kind: str) -> list[dict]:
     return [{"role": "user", "content": [{"type": kind}, {"type": "text", "text": QUESTION}]}]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.full] * (name != "internvl3_2b")) for name in MODELS]
 )

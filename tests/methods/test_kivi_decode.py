@@ -76,6 +76,7 @@ def test_decoding_is_attention_over_the_oracles_numbers(name):
     assert moved > 0.01, "quantising must have changed something"
 
 
+@pytest.mark.full
 @cover.few("name", FAMILIES, first=2)
 def test_kivi_alone_and_after_any_eviction_forks_as_it_runs_alone(name):
     model, prompt = zoo.model(name), common.encoded(name)

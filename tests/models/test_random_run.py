@@ -59,6 +59,7 @@ def test_an_answer_ends_where_the_context_does_and_says_so(tmp_path, sharing):
         assert ("context_end" in row["fallback"]) == (room < 12)
 
 
+@pytest.mark.full
 def test_rows_of_a_refused_prompt_count_nothing(tmp_path):
     go(tmp_path, *ASKED, "model.max_prompt_tokens=50")
     for row in responses(tmp_path).values():

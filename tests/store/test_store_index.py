@@ -89,7 +89,7 @@ def test_status_is_a_slow_count_of_rows_that_come_at_random(tmp_path, opened):
     names = {f"c{number}": f"d{number % 2}" for number in range(4)}
     store.write_cells([cell(name, dataset=dataset) for name, dataset in names.items()])
     writer = store.writer("live", publish_every=1000)
-    for step in range(12):
+    for step in range(9):
         with store.writer(f"w{step}", publish_every=int(rng.integers(1, 4))) as made:
             for sample in rng.integers(0, 6, 3):
                 for dataset in ("d0", "d1"):

@@ -20,6 +20,7 @@ OWN = """\
 """Gates that bring numbers of their own."""
 
 
+@pytest.mark.full
 def test_the_committed_page_is_what_the_command_writes(tmp_path, capsys, monkeypatch):
     assert models_page.main([str(tmp_path / "models.md")]) == 0
     committed = conf_dir().parent / "docs" / "models.md"
