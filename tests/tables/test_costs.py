@@ -223,6 +223,9 @@ def test_scores_and_costs_are_asked_in_one_call(tmp_path, capsys):
     assert "did you mean" in refusal(capsys, root, "--metric", "exact_match,tpott_s")
     assert "These rows know no tokens_s" in refusal(capsys, root, "--metric", "tokens_s")
     assert "--pairs is for scores" in refusal(capsys, root, "--metric", "bytes", "--pairs")
+    assert "--against prints markdown" in refusal(capsys, root, "--against", "snapkv", "--format", "csv")
+    for option in (["--ranks"], ["--methods", "snapkv"], ["--pairs"], ["--budgets", "8"]):
+        assert f"{option[0]} is for tables of one metric" in refusal(capsys, root, "--metric", "fidelity", *option)
 
 
 def test_every_column_of_numbers_has_a_name():

@@ -91,7 +91,23 @@ def _costs(given: argparse.Namespace, costs: Sequence[Cost]) -> str:
     return write(tables, intervals=not given.no_interval)
 
 
+def _refuse_unheard(given: argparse.Namespace, together: str) -> None:
+    """Options that would change nothing of what is printed. together: the metrics of fidelity where one table has them all.
+
+    Raises ConfigError.
+    """
+    for name in ("groups", "ranks", "against"):
+        if getattr(given, name) and given.format != "md":
+            raise ConfigError(f"--{name} prints markdown, not {given.format}; leave out --format")
+    if given.groups and given.ranks:
+        raise ConfigError("--groups and --ranks print two things; ask for them in two commands")
+    for name in ("groups", "ranks", "pairs", "methods", "budgets", "against"):
+        if together and getattr(given, name):
+            raise ConfigError(f"--{name} is for tables of one metric; give --metric one or more of {together}")
+
+
 def _scores(given: argparse.Namespace, metrics: Sequence[str] | None) -> str:
+    from mmkv_bench.statistics.metric_kinds import FIDELITY
     from mmkv_bench.tables.asked import narrowed
     from mmkv_bench.tables.build import build
     from mmkv_bench.tables.cost_names import refuse_unknown
@@ -103,8 +119,10 @@ def _scores(given: argparse.Namespace, metrics: Sequence[str] | None) -> str:
     from mmkv_bench.tables.rows import load
     from mmkv_bench.tables.task_ranks import ranks_markdown
 
+    together = metrics == [GROUP] and given.format == "md"
+    _refuse_unheard(given, ", ".join(FIDELITY) if together else "")
     rows = load(given.rows, fidelity=among(metrics or ()))
-    if metrics == [GROUP] and given.format == "md":
+    if together:
         return fidelity_markdown(rows, given.dataset, given.protocol, given.reading)
     wanted = names(metrics, rows)
     refuse_unknown(wanted or (), rows.names)
@@ -112,9 +130,6 @@ def _scores(given: argparse.Namespace, metrics: Sequence[str] | None) -> str:
     compare = bool(given.methods or given.against)
     if compare or given.budgets:
         tables = narrowed(tables, given.methods, given.budgets, given.against)
-    for name in ("groups", "ranks"):
-        if getattr(given, name) and given.format != "md":
-            raise ConfigError(f"--{name} prints markdown, not {given.format}; leave out --format")
     if given.ranks:
         return ranks_markdown(tables)
     if given.groups:
