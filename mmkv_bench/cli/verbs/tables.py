@@ -107,7 +107,6 @@ def _refuse_unheard(given: argparse.Namespace, together: str) -> None:
 
 
 def _scores(given: argparse.Namespace, metrics: Sequence[str] | None) -> str:
-    from mmkv_bench.statistics.metric_kinds import FIDELITY
     from mmkv_bench.tables.asked import narrowed
     from mmkv_bench.tables.build import build
     from mmkv_bench.tables.cost_names import refuse_unknown
@@ -120,7 +119,7 @@ def _scores(given: argparse.Namespace, metrics: Sequence[str] | None) -> str:
     from mmkv_bench.tables.task_ranks import ranks_markdown
 
     together = metrics == [GROUP] and given.format == "md"
-    _refuse_unheard(given, ", ".join(FIDELITY) if together else "")
+    _refuse_unheard(given, ", ".join(sorted(among([GROUP]))) if together else "")
     rows = load(given.rows, fidelity=among(metrics or ()))
     if together:
         return fidelity_markdown(rows, given.dataset, given.protocol, given.reading)
