@@ -167,9 +167,12 @@ def _level(one: Filled) -> Verdict | None:
         return None
     if one.printed.number is None or one.printed.status not in (COMPARABLE, OPEN):
         return Verdict(NOT_COMPARABLE, why=one.printed.status)
-    found = [_one_level(measured, one) for measured in (one.measured, *one.readings.values())]
-    known = [verdict for verdict in found if verdict is not None]
-    return of_readings(known) if known and found[0] is not None else None
+    return of_readings({name: _one_level(measured, one) for name, measured in _under(one).items()})
+
+
+def _under(one: Filled) -> dict[str, Measured]:
+    """What there is under the table's own reading, and under every further one."""
+    return {"": one.measured, **one.readings}
 
 
 def _one_level(measured: Measured, one: Filled) -> Verdict | None:
@@ -201,10 +204,17 @@ def _drop(one: Filled, full: Filled) -> Verdict | None:
     assert one.printed is not None
     if full.printed is None or one.printed.status not in DROPS or full.printed.status not in DROPS:
         return None
-    if {one.measured.state, full.measured.state} != {MEASURED} or one.measured.other or full.measured.other:
-        return None
+    found = {name: _one_drop(replace(one, measured=measured), full) for name, measured in _under(one).items()}
+    return of_readings(found)
+
+
+def _one_drop(one: Filled, full: Filled) -> Verdict | None:
+    assert one.printed is not None
+    assert full.printed is not None
     own, theirs = one.shown, full.shown
-    if own is None or theirs is None:
+    if own is None or theirs is None or one.measured.other or full.measured.other:
+        return None
+    if {one.measured.state, full.measured.state} != {MEASURED}:
         return None
     return drop((own[0], theirs[0]), (own[1], theirs[1]), (one.printed.half, full.printed.half), _limits(one))
 

@@ -31,6 +31,7 @@ TINY = "mmkv_bench/tiny/weights"
 FOUND, NONE, AMBIGUOUS = "found", "none", "ambiguous"
 _OF_CELL = tuple(name for name in CONTEXT if name not in ("model", "dataset", "protocol"))
 """Columns in which two cells of one address may differ."""
+_SHOWN = 48  # characters of what differs
 VERSIONS = ("torch", "transformers", "dtype", "attention")
 
 
@@ -112,11 +113,14 @@ class Evidence:
         _, first = np.unique(twice, return_index=True)
         rows = rows[np.sort(first)]
         seeds = self.cells["seed"].to_numpy(np.float64, na_value=np.nan)[rows]
-        if np.isnan(seeds).all():
-            return Match(FOUND, tuple(rows.tolist()), other=other)
-        rows = rows[np.isin(seeds, wanted.seeds)]
-        missing = tuple(seed for seed in wanted.seeds if seed not in seeds)
-        return Match(FOUND, tuple(rows.tolist()), other=other, missing=missing) if len(rows) else Match(NONE)
+        if not np.isnan(seeds).all():
+            rows, seeds = rows[np.isin(seeds, wanted.seeds)], seeds[np.isin(seeds, wanted.seeds)]
+        if not len(rows):
+            return Match(NONE)
+        if len(np.unique(seeds)) < len(rows):  # as of two artefacts, both the model's own: no mean of them is a seed's
+            return Match(AMBIGUOUS, tuple(rows.tolist()), self._differences(rows))
+        missing = () if np.isnan(seeds).all() else tuple(seed for seed in wanted.seeds if seed not in seeds)
+        return Match(FOUND, tuple(rows.tolist()), other=other, missing=missing)
 
     def copies(self, row: int) -> list[int]:
         """The other places of a cell: it may lie in several stores."""
@@ -168,23 +172,27 @@ class Evidence:
         ):
             value = own.get(name) if asked is None else asked
             fits = had[rows] == value
+            values = ", ".join(sorted({str(one) for one in had[rows] if one is not None}))
             if fits.any():
                 rows = rows[fits]
-            elif asked is not None:
-                values = ", ".join(sorted({str(one) for one in had[rows] if one is not None})) or "the default"
-                other.append(f"{name} {values}, the table has {asked}")
+            elif asked is not None or (values and name in own):
+                other.append(f"{name} {values or 'the default'}, the table has {'none' if value is None else value}")
         return rows, tuple(other)
 
     def _differences(self, rows: np.ndarray) -> str:
+        """What cells of one address differ in, and the stores that hold them."""
         found = self.cells.iloc[rows]
-        words = []
-        for name in (*_OF_CELL, "store"):
-            values = sorted({str(value) for value in found[name]})
-            if name == "store":
-                words.append("in " + ", ".join(str(self.roots[int(value)]) for value in values))
-            elif len(values) > 1:
-                words.append(f"{name} {' | '.join(value[:24] for value in values)}")
-        return "; ".join(words)
+        parameters = [json.loads(text) for text in found["parameters"]]
+        columns = {name: [str(value) for value in found[name]] for name in _OF_CELL}
+        for key in sorted({key for one in parameters for key in one}):
+            columns[key] = [json.dumps(one.get(key, "not there"), sort_keys=True) for one in parameters]
+        words = [
+            f"{name} {' | '.join(value[:_SHOWN] for value in sorted({*values}))}"
+            for name, values in columns.items()
+            if len({*values}) > 1
+        ]
+        stores = sorted({int(number) for number in found["store"]})
+        return "; ".join([*words, "in " + ", ".join(str(self.roots[number]) for number in stores)])
 
     @cached_property
     def _groups(self) -> Mapping[str, np.ndarray]:

@@ -112,10 +112,11 @@ class Reader:
         found = self._scores(match, address.metric)
         if found is None:
             return Measured(UNCLEAR, "two stores hold the same cell with other scores", rows=match.rows)
-        answers = max(self._answers(row) for row in match.rows)
+        each = [self._answers(row) for row in match.rows]
+        answers = min(each)
         of = _of(address)
         if not found.n:
-            if not answers:
+            if not any(each):
                 return Measured(NOT_RUN)
             judged = content("dataset", file_of(address.dataset))["about"].get("judge") == "needed"
             return Measured(

@@ -9,7 +9,7 @@ Where less than a number is meant (perplexity, times), all of it holds on the lo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil, isfinite, log, sqrt
 
@@ -22,7 +22,8 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Verdict:
-    """`needed`: samples that would decide, where it is undecided and any number would; `why`: of what is not comparable."""
+    """`needed`: samples that would decide, where it is undecided and any number would; `why`: of what is not comparable, or is
+    undecided since a reading is missing."""
 
     word: str
     needed: int | None = None
@@ -88,13 +89,21 @@ def lead(low: float | None, high: float | None) -> Verdict:
     return Verdict(CONTRADICTED if high is not None and high < 0 else UNDECIDED)
 
 
-def of_readings(verdicts: Sequence[Verdict]) -> Verdict:
-    """The word over readings that were declared beforehand: it differs only if all of them do, and agrees if one does."""
-    words = [verdict.word for verdict in verdicts]
+def of_readings(verdicts: Mapping[str, Verdict | None]) -> Verdict | None:
+    """The word over all readings that were declared beforehand, the table's own first; None for one without a number.
+
+    It agrees if one does, and differs only if every one does: with one that was not run or is not comparable it is undecided.
+    """
+    (_, own), *others = verdicts.items()
+    if own is None or own.word == NOT_COMPARABLE:
+        return own
+    known = [own, *(verdict for _, verdict in others if verdict is not None)]
     for word in (AGREES, UNDECIDED):
-        if word in words:
-            return verdicts[words.index(word)]
-    return verdicts[0]
+        for verdict in known:
+            if verdict.word == word:
+                return verdict
+    lacking = [name for name, verdict in others if verdict is None or verdict.word == NOT_COMPARABLE]
+    return Verdict(UNDECIDED, why=f"differs as read here; not judged as {', '.join(lacking)}") if lacking else own
 
 
 def _within(gap: float, limit: float) -> Verdict:

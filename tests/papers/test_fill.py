@@ -66,7 +66,7 @@ def cell(found: Page, row: str, column: str = "milebench_image_needle", across: 
     (one,) = [
         one
         for one in found.cells
-        if (not across or spec.across[one.cell.across].label == across)
+        if (not across or (one.cell.across is not None and spec.across[one.cell.across].label == across))
         and (spec.rows[one.cell.row].label, spec.columns[one.cell.column].label) in ((row, column), (column, row))
     ]
     return one
@@ -84,9 +84,17 @@ def test_rows_meet_cells_by_parameters_whatever_they_are_called(tmp_path):
     agreed = cell(found, "cutoff_gamma=0.1")
     assert agreed.measured.state == "measured" and agreed.verdict.word == "agrees"
     assert text(agreed).startswith("29.06 [") and text(agreed).endswith("] / 29.06 +0.00 agrees")
-    assert cell(found, "cutoff_gamma=0.3").verdict.word == "differs"
+    assert text(cell(found, "cutoff_gamma=0.3")).endswith(
+        "undecided: differs as read here; not judged as per head, unrotated keys"
+    )
     assert text(cell(found, "cutoff_gamma=0.5")) == "not run / 22.5"
     assert found.states == {"measured": 2, "not run": 16}
+    every = [
+        (("flashcache", "0.2", zeros_and_ones(200, N)), {"label": f"reading {number}", "given": {"gamma": 0.3, **own}})
+        for number, own in enumerate(({"heads": "per_head"}, {"keys": "unrotated"}))
+    ]
+    found = page(root, stored(tmp_path, *every, name="readings"))
+    assert cell(found, "cutoff_gamma=0.3").verdict.word == "differs", "now that every reading does"
 
 
 def test_a_part_of_the_samples_is_another_draw_and_says_how_many_would_decide(tmp_path):
@@ -100,6 +108,31 @@ def test_failed_and_unjudged_samples_leave_no_number(tmp_path):
     values = [None, *zeros_and_ones(92, N - 1)]
     root = stored(tmp_path, (("flashcache", "0.2", values), {"given": {"gamma": 0.1}}))
     assert text(cell(page(root), "cutoff_gamma=0.1")) == "failed (1 of 320 samples) / 29.06"
+
+
+def test_seeds_are_averaged_and_nothing_else_is(tmp_path):
+    """A seed with fewer answers leaves a part; two cells of one seed, as of two artefacts of the model's own, are ambiguous."""
+    told = {"dataset": "ocrbench", "metric": "ocrbench_accuracy", "generation": json.dumps({"max_new_tokens": 64})}
+    adds = [
+        (("mmshift", 64, zeros_and_ones(n // 2, n)), {**told, "seed": seed})
+        for seed, n in ((0, 1000), (1, 1000), (2, 9))
+    ]
+    one = cell(page(stored(tmp_path, *adds), table="mmshift_table01"), "MM-ShiftKV", "ocrbench", across="64")
+    assert text(one).startswith("part (9 of 1,000): ") and one.measured.n == 1000
+    example = Example()
+    for number in range(2):
+        add(example, "prefixkv", "0.5", [2.0] * 218, dataset="mmvet_prefixkv", metric="ppl", model="llava_v1_5_7b")
+        row = example.cells[-1]
+        artefact = {"calibration": {"prefixkv": f"artefact {number}"}}
+        row["parameters"] = json.dumps(json.loads(row["parameters"]) | artefact)
+    evidence = Evidence.of([example.write(tmp_path / "artefacts")])
+    (wanted,) = [
+        cell.address
+        for cell in load("prefixkv_table04").cells
+        if (cell.address.method.name, cell.address.budget) == ("prefixkv", "0.5")
+    ]
+    found = evidence.match(replace(wanted, reading="paper"))
+    assert found.state == "ambiguous" and 'calibration {"prefixkv": "artefact 0"} | ' in found.why
 
 
 def test_a_cell_without_a_number_still_shows_what_is_printed():
@@ -216,6 +249,11 @@ def test_other_conditions_are_shown_and_not_judged(tmp_path):
         assert told in text(one) and text(one).startswith("part (50 of 1,000): 82.0 [")
     found = page(tmp_path, table="mmshift_table01")
     assert told in text(cell(found, "FullKV", "ocrbench")), "of two lengths the table's is taken"
+    for own, said in (({"max_new_tokens": 2}, "max_new_tokens 2, the table has 16"), ({"max_new_tokens": 16}, "")):
+        added = {"dataset": "muirbench", "metric": "muirbench_score_overall", "generation": json.dumps(own)}
+        root = stored(tmp_path, (("full", None, zeros_and_ones(23, 50)), added), name=f"own{own['max_new_tokens']}")
+        one = cell(page(root, table="flashcache_table02"), "FullKV", "muirbench")
+        assert "; ".join(one.measured.other) == said, "where a table says nothing the data set's own length is meant"
 
 
 @pytest.mark.full

@@ -14,6 +14,7 @@ from mmkv_bench.papers.verdict import (
     CONFIRMED,
     CONTRADICTED,
     DIFFERS,
+    NOT_COMPARABLE,
     UNDECIDED,
     Limits,
     Verdict,
@@ -100,8 +101,16 @@ def test_a_lead_is_confirmed_only_where_our_interval_excludes_none(low, high, wo
 
 def test_open_settings_differ_only_if_every_declared_reading_does():
     a, d, u = Verdict(AGREES), Verdict(DIFFERS), Verdict(UNDECIDED, needed=5)
-    assert of_readings([d, d]).word == DIFFERS and of_readings([d, a]).word == AGREES
-    assert of_readings([d, u]) == u and of_readings([u, a]).word == AGREES and of_readings([d]) == d
+    none = Verdict(NOT_COMPARABLE, why="max_new_tokens 8, the table has 64")
+
+    def of(*verdicts):
+        return of_readings(dict(zip(("", "per head", "released"), verdicts, strict=False)))
+
+    assert of(d, d).word == DIFFERS and of(d, a).word == AGREES
+    assert of(d, u) == u and of(u, a).word == AGREES and of(d) == d
+    assert str(of(d, d, None)) == "undecided: differs as read here; not judged as released"
+    assert of(d, none, d).word == UNDECIDED and of(d, None, a).word == AGREES
+    assert of(None, d) is None and of(none, a) == none
 
 
 def test_a_gate_has_the_tolerance_of_its_metric():
