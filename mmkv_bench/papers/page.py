@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import html
 import io
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -18,8 +17,9 @@ from mmkv_bench.papers.measures import has_numbers
 from mmkv_bench.papers.printed import COMPARABLE, Printed
 from mmkv_bench.papers.spec import Cell, Spec
 from mmkv_bench.papers.verdict import AGREES, CONFIRMED, CONTRADICTED, DIFFERS, UNDECIDED
+from mmkv_bench.tables.html import page as html_page
 from mmkv_bench.tables.latex import escape, stacked
-from mmkv_bench.tables.render import aligned
+from mmkv_bench.tables.sections import Block, Grid, Label, Notes, Section, as_markdown
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -71,10 +71,10 @@ def render(pages: Sequence[Page], form: str) -> str:
     if form == "csv":
         return _csv(pages)
     if form == "html":
-        return "\n".join([_HEAD, *(_html(page) for page in pages), "</html>", ""])
+        return html_page("Tables of the papers", [_section(page) for page in pages])
     if form == "latex":
         return "% needs booktabs and graphicx\n" + stacked([_latex(page) for page in pages])
-    return "\n".join(_markdown(page) for page in pages)
+    return as_markdown([_section(page) for page in pages])
 
 
 def frame(pages: Sequence[Page]) -> pd.DataFrame:
@@ -284,13 +284,12 @@ def _caption(page: Page) -> str:
     return f"{page.spec.title} ({page.spec.id}): {page.spec.caption}; {said}"
 
 
-def _markdown(page: Page) -> str:
-    blocks = [f"**{_caption(page)}**"]
+def _section(page: Page) -> Section:
+    blocks: list[Block] = []
     for label, header, rows in _grid(page):
-        blocks += [f"*{label}*"] if label else []
-        blocks.append(aligned(header, rows))
-    blocks.append("\n".join(f"- {note}" for note in notes(page)))
-    return "\n\n".join(blocks) + "\n"
+        blocks += [Label(label)] if label else []
+        blocks.append(Grid(header, rows))
+    return Section(_caption(page), "", (*blocks, Notes(notes(page))), name=page.spec.id)
 
 
 def _latex(page: Page) -> str:
@@ -304,23 +303,6 @@ def _latex(page: Page) -> str:
         lines += [r"\bottomrule", r"\end{tabular}}%", _FITTED]
     lines.append(r"\par\smallskip\raggedright " + r" \\ ".join(escape(note) for note in notes(page)))
     return "\n".join([*lines, r"\end{table}", ""])
-
-
-_HEAD = """<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<title>Tables of the papers</title>
-<style>table{border-collapse:collapse}td,th{padding:.2em .6em;border:1px solid #ccc;text-align:left}</style>"""
-
-
-def _html(page: Page) -> str:
-    lines = [f'<h2 id="{page.spec.id}">{html.escape(_caption(page))}</h2>']
-    for label, header, rows in _grid(page):
-        lines += [f"<h3>{html.escape(label)}</h3>"] if label else []
-        lines += ["<table>", "<tr>" + "".join(f"<th>{html.escape(cell)}</th>" for cell in header) + "</tr>"]
-        lines += ["<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows]
-        lines.append("</table>")
-    return "\n".join([*lines, "<ul>", *(f"<li>{html.escape(note)}</li>" for note in notes(page)), "</ul>"])
 
 
 def _csv(pages: Sequence[Page]) -> str:

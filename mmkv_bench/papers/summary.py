@@ -14,7 +14,7 @@ from mmkv_bench.papers.fill import Filled, Page
 from mmkv_bench.papers.measured import COMPUTED, MEASURED
 from mmkv_bench.papers.spec import PAPERS
 from mmkv_bench.papers.verdict import AGREES, CONFIRMED, DIFFERS, UNDECIDED
-from mmkv_bench.tables.render import aligned
+from mmkv_bench.tables.sections import aligned
 
 _FIRST = (
     ("bytes of caches, which need no weights: done, `computed` above", "", None),

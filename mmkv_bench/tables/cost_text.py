@@ -1,4 +1,4 @@
-"""Tables of costs as markdown, LaTeX and csv. Units are chosen by size, but for csv, which has seconds and bytes unrounded."""
+"""Tables of costs as sections, LaTeX and csv. Units are chosen by size, but for csv, which has seconds and bytes unrounded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mmkv_bench.tables.costs import CostEntry, CostTable
 from mmkv_bench.tables.latex import escape, stacked
 from mmkv_bench.tables.notes import axis_words, context_words, line_label, where
 from mmkv_bench.tables.raw import as_csv
-from mmkv_bench.tables.render import aligned
+from mmkv_bench.tables.sections import Grid, Notes, Section
 
 OVER_FULL = "/ full"
 _SIZES = {"seconds": ((1.0, "s"), (1e-3, "ms")), "bytes": ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))}
@@ -28,9 +28,9 @@ class _Shown:
     grid: list[list[str]]
 
 
-def cost_markdown(tables: Sequence[CostTable], *, intervals: bool = True) -> str:
+def cost_sections(tables: Sequence[CostTable], *, intervals: bool = True) -> list[Section]:
     """All tables, each with caption and notes."""
-    return "\n".join(_markdown(table, tables, intervals) for table in tables)
+    return [_section(table, tables, intervals) for table in tables]
 
 
 def cost_latex(tables: Sequence[CostTable], *, intervals: bool = True) -> str:
@@ -68,10 +68,10 @@ def unit_of(cost: Cost, values: Sequence[float]) -> tuple[float, str]:
     return next((size for size in sizes if most >= size[0]), sizes[-1])
 
 
-def _markdown(table: CostTable, tables: Sequence[CostTable], intervals: bool) -> str:
-    shown = _texts(table, intervals)
-    blocks = [f"**{_title(table)}**: {_caption(table, tables, intervals)}", aligned(shown.header, shown.grid)]
-    return "\n\n".join([*blocks, "\n".join(f"- {note}" for note in _notes(table))]) + "\n"
+def _section(table: CostTable, tables: Sequence[CostTable], intervals: bool) -> Section:
+    shown, remarks = _texts(table, intervals), _notes(table)
+    grid, said = Grid(shown.header, shown.grid), (Notes(remarks),) if remarks else ()
+    return Section(_title(table), _caption(table, tables, intervals), (grid, *said))
 
 
 def _latex(table: CostTable, tables: Sequence[CostTable], intervals: bool) -> str:

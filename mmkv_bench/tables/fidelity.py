@@ -9,8 +9,8 @@ from mmkv_bench.protocols import protocol
 from mmkv_bench.statistics.metric_kinds import FIDELITY
 from mmkv_bench.tables.build import build
 from mmkv_bench.tables.notes import caption, line_label
-from mmkv_bench.tables.render import aligned
 from mmkv_bench.tables.rows import BASELINE, Rows
+from mmkv_bench.tables.sections import Grid, Notes, Section
 from mmkv_bench.tables.table import Table
 
 GROUP = "fidelity"
@@ -40,12 +40,12 @@ def names(metrics: Sequence[str] | None, rows: Rows) -> list[str] | None:
     )
 
 
-def fidelity_markdown(
+def fidelity_sections(
     rows: Rows,
     datasets: Sequence[str] | None = None,
     protocols: Sequence[str] | None = None,
     readings: Sequence[str] | None = None,
-) -> str:
+) -> list[Section]:
     """One table per dataset, protocol and kind of budget: a line per method and budget, a column per metric.
 
     Raises ConfigError when no answer of the rows was held against full's.
@@ -60,10 +60,10 @@ def fidelity_markdown(
     groups: dict[tuple[str, ...], dict[str, Table]] = {}
     for table in tables:
         groups.setdefault((*table.context.values(), table.axis), {})[table.metric] = table
-    return "\n".join(_one(group, tables) for group in groups.values())
+    return [_one(group, tables) for group in groups.values()]
 
 
-def _one(group: Mapping[str, Table], tables: Sequence[Table]) -> str:
+def _one(group: Mapping[str, Table], tables: Sequence[Table]) -> Section:
     shown = [metric for metric in COLUMNS if metric in group]
     some = group[shown[0]]
     lines = {
@@ -75,11 +75,8 @@ def _one(group: Mapping[str, Table], tables: Sequence[Table]) -> str:
         if any((label, budget) in table.entries for table in group.values())
     ]
     budget = ["budget", *(COLUMNS[metric] for metric in shown)]
-    blocks = [
-        f"**{some.dataset}, {GROUP}**: {caption(some, tables, intervals=False)}",
-        aligned(["method", *budget], grid),
-    ]
-    return "\n\n".join([*blocks, "\n".join(f"- {note}" for note in _notes(some, group))]) + "\n"
+    body = (Grid(["method", *budget], grid), Notes(_notes(some, group)))
+    return Section(f"{some.dataset}, {GROUP}", caption(some, tables, intervals=False), body)
 
 
 def _cell(table: Table, label: str, budget: str) -> str:

@@ -9,7 +9,6 @@ from mmkv_bench.tables.notes import BEFORE_CUT, OVER, PACKED, PREFILL, RETRIEVED
 from mmkv_bench.tables.render import (
     PAIRS,
     RANKS,
-    Text,
     entry_text,
     p_value,
     rank_grid,
@@ -18,6 +17,7 @@ from mmkv_bench.tables.render import (
     span,
     towards_better,
 )
+from mmkv_bench.tables.sections import Text
 from mmkv_bench.tables.table import Table
 
 _SPECIAL = {

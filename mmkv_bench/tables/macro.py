@@ -23,8 +23,9 @@ from mmkv_bench.errors import ConfigError, StoreError
 from mmkv_bench.tables.compare import against
 from mmkv_bench.tables.gates import find_group, gates_of, verdict
 from mmkv_bench.tables.notes import FIXTURE
-from mmkv_bench.tables.render import aligned, score, signed, span
+from mmkv_bench.tables.render import score, signed, span
 from mmkv_bench.tables.rows import BASELINE, CONTEXT, Rows, config_of
+from mmkv_bench.tables.sections import Block, Grid, Notes, Section
 from mmkv_bench.tables.table import Entry, Table
 
 OF_ONE_DATASET = ("dataset", "dataset_fingerprint", "generation")  # in which the datasets of a group may differ
@@ -233,23 +234,20 @@ def mean(parts: Sequence[Mean]) -> Mean:
     return Mean(value, value - below, value + above)
 
 
-def group_markdown(tables: Sequence[GroupTable], *, intervals: bool = True) -> str:
+def group_sections(tables: Sequence[GroupTable], *, intervals: bool = True) -> list[Section]:
     """The tables with their captions; below each, the differences to `full`."""
-    return "\n".join(_markdown(table, intervals) for table in tables)
+    return [_section(table, intervals) for table in tables]
 
 
-def _markdown(table: GroupTable, intervals: bool) -> str:
+def _section(table: GroupTable, intervals: bool) -> Section:
     words = [f"model={table.context['model']}", f"protocol={table.context['protocol']}"]
     words += [f"budget={table.budget}"] if table.budget else []
-    blocks = [f"**{table.benchmark}, means over datasets**: {'; '.join(words)}; each dataset of a group counts once"]
+    blocks: list[Block] = []
     if table.groups:
         header = ["method", *table.groups]
-        blocks.append(aligned(header, _grid(table, table.means, score, intervals)))
+        blocks.append(Grid(header, _grid(table, table.means, score, intervals)))
         if table.against:
-            blocks += [
-                "Minus `full`, paired by sample:",
-                aligned(header, _grid(table, table.against, signed, intervals)),
-            ]
+            blocks += ["Minus `full`, paired by sample:", Grid(header, _grid(table, table.against, signed, intervals))]
     notes = ["fixture data, made to exercise the tasks: the scores say nothing."] * table.fixture
     if table.absent:
         lacking = ", ".join(f"{name} ({here} of {size} datasets)" for name, (here, size) in table.absent.items())
@@ -260,8 +258,9 @@ def _markdown(table: GroupTable, intervals: bool) -> str:
             f"calibrated on data that the other methods have not seen (named below each dataset's table): {told}."
         )
     notes += table.gates
-    blocks += ["\n".join(f"- {note}" for note in notes)] if notes else []
-    return "\n\n".join(blocks) + "\n"
+    blocks += [Notes(notes)] if notes else []
+    caption = f"{'; '.join(words)}; each dataset of a group counts once"
+    return Section(f"{table.benchmark}, means over datasets", caption, tuple(blocks))
 
 
 def _grid(

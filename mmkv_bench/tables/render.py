@@ -1,9 +1,8 @@
-"""Tables as markdown, aligned so that it reads well in a terminal too; and the texts that LaTeX shares with it."""
+"""Tables as sections, which are written as markdown or as a page, and the texts that LaTeX shares with them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from mmkv_bench.statistics.intervals import ALPHA
 from mmkv_bench.statistics.metric_kinds import MEASURES, lower_is_better
@@ -12,18 +11,9 @@ from mmkv_bench.tables.best import pair_summary
 from mmkv_bench.tables.compare import Pair, separated_pairs
 from mmkv_bench.tables.line import Line
 from mmkv_bench.tables.notes import caption, line_label, marks, notes, title
+from mmkv_bench.tables.raw import SHORT
+from mmkv_bench.tables.sections import Block, Grid, Notes, Section, Text, as_markdown
 from mmkv_bench.tables.table import Entry, Table
-
-
-@dataclass(frozen=True)
-class Text:
-    """One printed table cell, not yet in any format: `range` is the interval or "", `marks` what follows the number."""
-
-    number: str
-    range: str = ""
-    marks: tuple[str, ...] = ()
-    bold: bool = False
-
 
 EMPTY = Text("")
 RANKS = "Ranks among those that compete (95%):"
@@ -58,46 +48,47 @@ def entry_text(table: Table, method: Line, budget: str, intervals: bool) -> Text
     if entry is None:
         return EMPTY
     found = tuple(marks(table, method, entry))
+    cells = tuple(cell[:SHORT] for cell in entry.cells)
     if entry.scores.unjudged:
         word = "not measured" if table.metric in MEASURES else "not judged"
-        return Text(f"{word}: {entry.scores.n - entry.scores.n_ok}/{entry.scores.n}", "", found)
+        return Text(f"{word}: {entry.scores.n - entry.scores.n_ok}/{entry.scores.n}", "", found, cells=cells)
     if entry.value is None:
-        return Text(f"{entry.scores.n_ok}/{entry.scores.n} ok: {score(entry.zero)} / {score(entry.common)}", "", found)
+        told = f"{entry.scores.n_ok}/{entry.scores.n} ok: {score(entry.zero)} / {score(entry.common)}"
+        return Text(told, "", found, cells=cells)
     bold = method.label in table.best(budget) and (method.label, budget) in table.entries
-    return Text(score(entry.value), span(entry.low, entry.high) if intervals else "", found, bold)
+    return Text(score(entry.value), span(entry.low, entry.high) if intervals else "", found, bold, cells)
 
 
-LONG = 10
-"""So many tables have their contents before them."""
+def markdown(tables: Sequence[Table], *, intervals: bool = True, pairs: bool = False) -> str:
+    """All tables as markdown; see `sections`."""
+    return as_markdown(sections(tables, intervals=intervals, pairs=pairs))
 
 
-def markdown(
+def sections(
     tables: Sequence[Table],
     *,
     intervals: bool = True,
     pairs: bool = False,
     compare: bool = False,
     against: str | None = None,
-) -> str:
-    """All tables, each with caption and notes, and their contents before them where they are many.
+) -> list[Section]:
+    """Every table with caption and notes.
 
     pairs: the separated pairs after each table. compare: every comparison of the lines that are shown (see `asked`), or with
     `against` those with that line, beside the whole table's verdict.
     """
-    texts = [_contents(tables)] if len(tables) >= LONG else []
-    for table in tables:
-        texts.append(_markdown_table(table, tables, intervals, pairs))
-        if compare:
-            texts.append("\n\n".join(_compared(table, against)) + "\n")
-    return "\n".join(texts)
+    return [
+        Section(
+            title(table),
+            caption(table, tables, intervals),
+            (*_body(table, intervals, pairs), *(_compared(table, against) if compare else ())),
+            short=caption(table, tables, False),
+        )
+        for table in tables
+    ]
 
 
-def _contents(tables: Sequence[Table]) -> str:
-    lines = [f"{number}. {title(table)}: {caption(table, tables, False)}" for number, table in enumerate(tables, 1)]
-    return "\n".join([f"{len(tables)} tables:", "", *lines]) + "\n"
-
-
-def _compared(table: Table, against: str | None) -> list[str]:
+def _compared(table: Table, against: str | None) -> list[Block]:
     """The comparisons that were asked for, with how many they are and how many the whole table makes."""
     found = comparisons(table, against)
     if not found:
@@ -128,34 +119,27 @@ def _compared(table: Table, against: str | None) -> list[str]:
     if falls:
         pairs = ", ".join(f"{one.pair.a} and {one.pair.b} at {one.pair.budget or 'all'}" for one in falls)
         said.append(f"only among what was asked for, and not in the whole table, differ: {pairs}.")
-    return ["Comparisons asked for:", aligned(header, grid), "\n".join(f"- {line}" for line in said)]
+    return ["Comparisons asked for:", Grid(header, grid), Notes(said)]
 
 
-def _markdown_table(table: Table, tables: Sequence[Table], intervals: bool, pairs: bool) -> str:
+def _body(table: Table, intervals: bool, pairs: bool) -> list[Block]:
     columns = table.budgets or ("",)
     header = ["method", *(budget or "all" for budget in columns)]
-    grid = [
-        [line_label(method), *(_cell(entry_text(table, method, budget, intervals)) for budget in columns)]
+    grid: list[list[Text | str]] = [
+        [line_label(method), *(entry_text(table, method, budget, intervals) for budget in columns)]
         for method in table.methods
     ]
-    blocks = [f"**{title(table)}**: {caption(table, tables, intervals)}", aligned(header, grid)]
+    blocks: list[Block] = [Grid(header, grid)]
     if not table.comparable and len(table.common_ids):
         common = [[line_label(m), *(_common(table.entry(m.label, b)) for b in columns)] for m in table.methods]
-        blocks += [f"The same over the {len(table.common_ids)} samples ok in every cell:", aligned(header, common)]
+        blocks += [f"The same over the {len(table.common_ids)} samples ok in every cell:", Grid(header, common)]
     ranks = rank_grid(table)
     if ranks and intervals:
-        blocks += [RANKS, aligned(["method", *(budget for budget in columns if table.ranked(budget))], ranks)]
+        blocks += [RANKS, Grid(["method", *(budget for budget in columns if table.ranked(budget))], ranks)]
     remarks = notes(table)
     if remarks:
-        blocks.append("\n".join(f"- {note}" for note in remarks))
-    if pairs:
-        blocks += _markdown_pairs(table)
-    return "\n\n".join(blocks) + "\n"
-
-
-def _cell(text: Text) -> str:
-    number = f"**{text.number}**" if text.bold else text.number
-    return " ".join(part for part in (number, text.range, "".join(text.marks)) if part)
+        blocks.append(Notes(remarks))
+    return blocks + (_pairs(table) if pairs else [])
 
 
 def _common(entry: Entry | None) -> str:
@@ -177,7 +161,7 @@ def _rank(rank: tuple[int, int] | None) -> str:
     return "" if rank is None else "-".join(map(str, dict.fromkeys(rank)))
 
 
-def _markdown_pairs(table: Table) -> list[str]:
+def _pairs(table: Table) -> list[Block]:
     header = ["budget", "better", "worse", "difference", "Holm interval", "Holm p", "n"]
     grid = [
         [
@@ -190,9 +174,8 @@ def _markdown_pairs(table: Table) -> list[str]:
         ]
         for pair in separated_pairs(table)
     ]
-    summary = "\n".join(f"- {line}" for line in pair_summary(table))
-    heading = f"{PAIRS}:"
-    return [heading, aligned(header, grid), summary] if grid else [heading + " none.", summary]
+    summary = Notes(pair_summary(table))
+    return [f"{PAIRS}:", Grid(header, grid), summary] if grid else [f"{PAIRS}: none.", summary]
 
 
 def towards_better(pair: Pair) -> tuple[float, float | None, float | None]:
@@ -201,13 +184,3 @@ def towards_better(pair: Pair) -> tuple[float, float | None, float | None]:
         return pair.difference, pair.low, pair.high
     low, high = (None if end is None else -end for end in (pair.high, pair.low))
     return -pair.difference, low, high
-
-
-def aligned(header: Sequence[str], grid: Sequence[Sequence[str]]) -> str:
-    """A markdown table whose columns line up in a fixed-width font."""
-    lines = [list(header), *map(list, grid)]
-    widths = [max(3, *(len(line[i]) for line in lines)) for i in range(len(header))]
-    rows = [
-        "| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |" for line in lines
-    ]
-    return "\n".join([rows[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *rows[1:]])

@@ -15,8 +15,8 @@ import numpy as np
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.statistics.intervals import ALPHA, LEVEL
 from mmkv_bench.tables.notes import axis_words, context_words
-from mmkv_bench.tables.render import aligned
 from mmkv_bench.tables.rows import CONTEXT
+from mmkv_bench.tables.sections import Grid, Notes, Section
 from mmkv_bench.tables.table import Table
 
 _OF_A_TASK = ("dataset", "dataset_fingerprint", "generation")
@@ -63,7 +63,7 @@ def task_ranks(tables: Sequence[Table]) -> list[TaskRanks]:
     return found
 
 
-def ranks_markdown(tables: Sequence[Table]) -> str:
+def rank_sections(tables: Sequence[Table]) -> list[Section]:
     """A table for every budget, the best mean first.
 
     Raises ConfigError where no two tasks have the same methods at a budget.
@@ -73,10 +73,10 @@ def ranks_markdown(tables: Sequence[Table]) -> str:
         raise ConfigError(
             "No two tasks have two methods at the same budget that compete and are ok on the same samples: no ranks over tasks."
         )
-    return "\n".join(_text(one, [each.tables[0].context for each in found]) for one in found)
+    return [_section(one, [each.tables[0].context for each in found]) for one in found]
 
 
-def _text(found: TaskRanks, contexts: Sequence[dict[str, str]]) -> str:
+def _section(found: TaskRanks, contexts: Sequence[dict[str, str]]) -> Section:
     first = found.tables[0]
     words = context_words(first.context, first.readings, contexts)
     order = np.lexsort((found.means[:, 1], found.means.sum(axis=1)))
@@ -96,5 +96,5 @@ def _text(found: TaskRanks, contexts: Sequence[dict[str, str]]) -> str:
     ]
     if found.apart:
         said.append(f"on some of the tasks only: {', '.join(found.apart)}.")
-    title = f"**Ranks over tasks at {found.budget}**: {'; '.join([axis_words(first.axis), *words])}"
-    return "\n\n".join([title, aligned(header, grid), "\n".join(f"- {line}" for line in said)]) + "\n"
+    caption = "; ".join([axis_words(first.axis), *words])
+    return Section(f"Ranks over tasks at {found.budget}", caption, (Grid(header, grid), Notes(said)))

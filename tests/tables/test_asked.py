@@ -9,7 +9,8 @@ from mmkv_bench.tables.asked import better, comparisons, narrowed
 from mmkv_bench.tables.build import build
 from mmkv_bench.tables.latex import latex
 from mmkv_bench.tables.raw import csv_cells, csv_pairs
-from mmkv_bench.tables.render import markdown
+from mmkv_bench.tables.render import markdown, sections
+from mmkv_bench.tables.sections import as_markdown
 from mmkv_bench.tables.table import Table
 from tests.tables.examples import Example
 
@@ -48,7 +49,7 @@ def test_what_is_asked_for_keeps_bold_ranks_and_proof_of_the_whole_table():
             assert one.whole == pairs[one.pair.budget, one.pair.a, one.pair.b].whole
         assert latex([part]) and csv_cells([part]).count("\n") == 1 + len(part.entries)
         assert csv_pairs([part]).count("\n") == 1 + len(comparisons(part))
-    assert markdown([whole], compare=False) == markdown(narrowed([whole]))
+    assert markdown([whole]) == markdown(narrowed([whole]))
 
 
 def test_choosing_two_methods_buys_no_significance():
@@ -56,7 +57,7 @@ def test_choosing_two_methods_buys_no_significance():
     [one] = comparisons(part)
     assert one.asked == one.pair.p <= 0.05 < one.whole
     assert better(one, one.asked, False) == "mmshift" and better(one, one.whole, False) == "undecided"
-    said = markdown([part], compare=True)
+    said = as_markdown(sections([part], compare=True))
     assert "1 comparisons were asked for; among those that compete, the whole table makes 15 at 64." in said
     assert "and not in the whole table, differ: keydiff and mmshift at 64" in said
 

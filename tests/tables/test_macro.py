@@ -16,16 +16,22 @@ from mmkv_bench.tables.macro import (
     MacroColumn,
     Mean,
     gate_configs,
-    group_markdown,
+    group_sections,
     group_tables,
     groups_of,
     mean,
 )
+from mmkv_bench.tables.sections import as_markdown
 from tests.cli.setting import verb
 from tests.each import each
 from tests.tables.examples import Example, zeros_and_ones
 
 main = verb("tables")
+
+
+def printed(tables, **how) -> str:
+    return as_markdown(group_sections(tables, **how))
+
 
 CONFIG = json.dumps(
     {
@@ -155,21 +161,21 @@ def test_protocols_stay_apart_and_two_versions_of_a_dataset_are_refused() -> Non
 
 
 def test_markdown_has_a_line_a_method_and_a_column_a_group() -> None:
-    lines = group_markdown(made(two_datasets())[:1]).splitlines()
+    lines = printed(made(two_datasets())[:1]).splitlines()
     assert lines[0].startswith("**Bench, means over datasets**: model=tiny; protocol=paper; budget=0.05; each dataset")
     assert [cell.strip() for cell in lines[2].strip("|").split("|")] == ["method", "G", "H"]
     assert lines[4].startswith("| full") and "0.50 [0.4" in lines[4] and "0.25 [" in lines[4]
     assert "Minus `full`, paired by sample:" in lines and any("-0.17 [-0.2" in line for line in lines)
-    assert "[" not in group_markdown(made(two_datasets())[:1], intervals=False)
+    assert "[" not in printed(made(two_datasets())[:1], intervals=False)
     alone = Example()
     alone.add("full", None, [1.0, 0.0], dataset="walk")
-    assert group_markdown(made(alone)).splitlines()[-1] == "- not complete: G (1 of 2 datasets)."
+    assert printed(made(alone)).splitlines()[-1] == "- not complete: G (1 of 2 datasets)."
 
 
 def test_calibrated_lines_are_named() -> None:
-    text = group_markdown(made(two_datasets(parameters={"calibration": {"sparsemm": "a" * 16}})))
+    text = printed(made(two_datasets(parameters={"calibration": {"sparsemm": "a" * 16}})))
     assert "dataset's table): snapkv.\n" in text
-    assert "calibrated" not in group_markdown(made(two_datasets()))
+    assert "calibrated" not in printed(made(two_datasets()))
 
 
 @each(("expected", "word"), [(50.4, "passed"), (51.6, "failed")])
@@ -188,7 +194,7 @@ def test_a_printed_mean_of_the_full_cache_is_held_against_the_groups(expected: f
     goal = f"expected {expected} +- 1 (Table 1)"
     assert of_g.startswith(f"G: gate {word}: full scores 50, {goal}; n=120, transformers 5.23")  # 30/40 and 20/80
     assert of_h.startswith(f"H: gate failed: full scores 25, {goal}; n=80, transformers 5.23")
-    assert f"- {of_g}\n- {of_h}\n" in group_markdown([low])
+    assert f"- {of_g}\n- {of_h}\n" in printed([low])
     cut = Example()
     cut.add("full", None, zeros_and_ones(30, 40), dataset="walk", config=example.cells[0]["config"])
     rows = cut.rows()
@@ -214,6 +220,6 @@ def test_the_command_prints_them(tmp_path, capsys) -> None:
     tables = made(example)
     root = example.write(tmp_path / "rows")
     assert main([str(root), "--groups"]) == 0
-    assert capsys.readouterr().out == group_markdown(tables)
+    assert capsys.readouterr().out == printed(tables)
     assert main([str(root), "--groups", "--format", "csv"]) == 2
     assert "markdown" in capsys.readouterr().err

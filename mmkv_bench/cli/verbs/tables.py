@@ -13,6 +13,10 @@ from mmkv_bench.errors import ConfigError
 
 if TYPE_CHECKING:
     from mmkv_bench.tables.cost_names import Cost
+    from mmkv_bench.tables.costs import CostTable
+    from mmkv_bench.tables.rows import Rows
+    from mmkv_bench.tables.sections import Section
+    from mmkv_bench.tables.table import Table
 
 SUMMARY = "print the tables of a run again, from its rows"
 
@@ -20,7 +24,7 @@ SUMMARY = "print the tables of a run again, from its rows"
 def options(parser: Parser) -> None:
     """Which rows, which tables, in which form."""
     parser.add_argument("rows", type=Path, help="rows folder that a run printed")
-    parser.add_argument("--format", choices=("md", "csv", "latex"), default="md", help="default: md")
+    parser.add_argument("--format", choices=("md", "csv", "latex", "html"), default="md", help="default: md")
     parser.add_argument("--dataset", action=Listed, metavar="NAMES", help="only these datasets")
     parser.add_argument("--protocol", action=Listed, metavar="NAMES", help="only these protocols")
     parser.add_argument("--reading", action=Listed, metavar="NAMES", help="only these readings (paper, released)")
@@ -33,7 +37,7 @@ def options(parser: Parser) -> None:
         "tpot_s,ttft_s,peak,bytes, and each column of responses and phase of timings (docs/rows.md)",
     )
     parser.add_argument(
-        "--methods", action=Listed, metavar="NAMES", help="only these lines, each two of them compared (md)"
+        "--methods", action=Listed, metavar="NAMES", help="only these lines, each two of them compared (md, html)"
     )
     parser.add_argument("--budgets", action=Listed, metavar="NUMBERS", help="only these budgets")
     parser.add_argument(
@@ -41,15 +45,18 @@ def options(parser: Parser) -> None:
         metavar="NAME",
         help="compare the lines with this one only; bold, ranks and verdicts stay those of all lines of the rows",
     )
-    parser.add_argument("--groups", action="store_true", help="means over the groups of a benchmark's datasets (md)")
-    parser.add_argument("--ranks", action="store_true", help="ranks over all tasks, in place of the tables (md)")
-    parser.add_argument("--no-interval", action="store_true", help="scores without their intervals (md, latex)")
+    parser.add_argument(
+        "--groups", action="store_true", help="means over the groups of a benchmark's datasets (md, html)"
+    )
+    parser.add_argument("--ranks", action="store_true", help="ranks over all tasks, in place of the tables (md, html)")
+    parser.add_argument("--no-interval", action="store_true", help="scores without their intervals (not csv)")
     parser.add_argument("--pairs", action="store_true", help="also the separated pairs (csv: all pairs, instead)")
     parser.examples(
         "mmkv-bench tables results/tiny/large",
         "mmkv-bench tables runs/demo --protocol strict --format latex",
         "mmkv-bench tables results/tiny/large --methods snapkv,keydiff --budgets 64,128 --against mmshift",
         "mmkv-bench tables results/tiny/methods --ranks",
+        "mmkv-bench tables results/tiny/methods --format html > tables.html",
         "mmkv-bench tables results/tiny/ablations --metric fidelity",
         "mmkv-bench tables runs/speed --metric tpot_s,ttft_s,peak,bytes",
     )
@@ -64,78 +71,121 @@ def answer(given: argparse.Namespace) -> int:
 def text(given: argparse.Namespace) -> str:
     """The text that the options ask for: tables of scores, then those of costs."""
     from mmkv_bench.tables.cost_names import divided
+    from mmkv_bench.tables.html import page
+    from mmkv_bench.tables.sections import as_markdown
 
     names, costs = divided(given.metric or ())
-    if not costs:
-        return _scores(given, given.metric)
-    for name in ("groups", "pairs", "ranks", "methods", "budgets", "against"):
-        if getattr(given, name):
-            raise ConfigError(f"--{name} is for scores; leave out --metric {costs[0].name}")
-    if names and given.format == "csv":
+    _refuse_unheard(given, names, costs)
+    if given.format == "html":
+        return page(f"Tables of {given.rows}", _sections(given, names, costs))
+    if given.format == "md":
+        return as_markdown(_sections(given, names, costs))
+    before = [_scores(given, names)] if names or not costs else []
+    return "\n".join([*before, *([_costs(given, costs)] if costs else [])])
+
+
+def _refuse_unheard(given: argparse.Namespace, names: Sequence[str], costs: Sequence[Cost]) -> None:
+    """Options that would change nothing of what is printed, and what no format prints together.
+
+    Raises ConfigError.
+    """
+    from mmkv_bench.tables.fidelity import GROUP, among
+
+    if costs:
+        for name in ("groups", "pairs", "ranks", "methods", "budgets", "against"):
+            if getattr(given, name):
+                raise ConfigError(f"--{name} is for scores; leave out --metric {costs[0].name}")
+    if names and costs and given.format == "csv":
         raise ConfigError(
             f"scores ({', '.join(names)}) and costs ({', '.join(cost.name for cost in costs)}) have other columns in csv; "
             "ask for them in two commands"
         )
-    before = [_scores(given, names)] if names else []
-    return "\n".join([*before, _costs(given, costs)])
-
-
-def _costs(given: argparse.Namespace, costs: Sequence[Cost]) -> str:
-    from mmkv_bench.tables.cost_text import cost_csv, cost_latex, cost_markdown
-    from mmkv_bench.tables.costs import cost_tables
-
-    tables = cost_tables(given.rows, costs, datasets=given.dataset, protocols=given.protocol, readings=given.reading)
-    if given.format == "csv":
-        return cost_csv(tables)
-    write = cost_markdown if given.format == "md" else cost_latex
-    return write(tables, intervals=not given.no_interval)
-
-
-def _refuse_unheard(given: argparse.Namespace, together: str) -> None:
-    """Options that would change nothing of what is printed. together: the metrics of fidelity where one table has them all.
-
-    Raises ConfigError.
-    """
     for name in ("groups", "ranks", "against"):
-        if getattr(given, name) and given.format != "md":
-            raise ConfigError(f"--{name} prints markdown, not {given.format}; leave out --format")
+        if getattr(given, name) and given.format not in ("md", "html"):
+            raise ConfigError(f"--{name} prints markdown or html, not {given.format}; leave out --format")
     if given.groups and given.ranks:
         raise ConfigError("--groups and --ranks print two things; ask for them in two commands")
     for name in ("groups", "ranks", "pairs", "methods", "budgets", "against"):
-        if together and getattr(given, name):
-            raise ConfigError(f"--{name} is for tables of one metric; give --metric one or more of {together}")
+        if _together(given, names) and getattr(given, name):
+            one = ", ".join(sorted(among([GROUP])))
+            raise ConfigError(f"--{name} is for tables of one metric; give --metric one or more of {one}")
 
 
-def _scores(given: argparse.Namespace, metrics: Sequence[str] | None) -> str:
+def _together(given: argparse.Namespace, names: Sequence[str]) -> bool:
+    """Whether all metrics of fidelity stand in one table."""
+    from mmkv_bench.tables.fidelity import GROUP
+
+    return list(names) == [GROUP] and given.format in ("md", "html")
+
+
+def _sections(given: argparse.Namespace, names: Sequence[str], costs: Sequence[Cost]) -> list[Section]:
+    from mmkv_bench.tables.cost_text import cost_sections
+
+    found = _score_sections(given, names) if names or not costs else []
+    return found + (cost_sections(_cost_tables(given, costs), intervals=not given.no_interval) if costs else [])
+
+
+def _score_sections(given: argparse.Namespace, names: Sequence[str]) -> list[Section]:
+    from mmkv_bench.tables.fidelity import fidelity_sections
+    from mmkv_bench.tables.macro import gate_configs, group_sections, group_tables, groups_of
+    from mmkv_bench.tables.render import sections
+    from mmkv_bench.tables.task_ranks import rank_sections
+
+    if _together(given, names):
+        return fidelity_sections(_rows(given, names), given.dataset, given.protocol, given.reading)
+    rows, tables = _tables(given, names)
+    if given.ranks:
+        return rank_sections(tables)
+    if given.groups:
+        means = group_tables(tables, groups_of(rows), gate_configs(rows))
+        return group_sections(means, intervals=not given.no_interval)
+    compare = bool(given.methods or given.against)
+    return sections(tables, intervals=not given.no_interval, pairs=given.pairs, compare=compare, against=given.against)
+
+
+def _scores(given: argparse.Namespace, names: Sequence[str]) -> str:
+    """Tables of scores as csv or LaTeX."""
+    from mmkv_bench.tables.latex import latex
+    from mmkv_bench.tables.raw import csv_cells, csv_pairs
+
+    _, tables = _tables(given, names)
+    if given.format == "csv":
+        return csv_pairs(tables) if given.pairs else csv_cells(tables)
+    return latex(tables, intervals=not given.no_interval, pairs=given.pairs)
+
+
+def _costs(given: argparse.Namespace, costs: Sequence[Cost]) -> str:
+    """Tables of costs as csv or LaTeX."""
+    from mmkv_bench.tables.cost_text import cost_csv, cost_latex
+
+    tables = _cost_tables(given, costs)
+    return cost_csv(tables) if given.format == "csv" else cost_latex(tables, intervals=not given.no_interval)
+
+
+def _cost_tables(given: argparse.Namespace, costs: Sequence[Cost]) -> list[CostTable]:
+    from mmkv_bench.tables.costs import cost_tables
+
+    return cost_tables(given.rows, costs, datasets=given.dataset, protocols=given.protocol, readings=given.reading)
+
+
+def _rows(given: argparse.Namespace, names: Sequence[str]) -> Rows:
+    from mmkv_bench.tables.fidelity import among
+    from mmkv_bench.tables.rows import load
+
+    return load(given.rows, fidelity=among(names))
+
+
+def _tables(given: argparse.Namespace, asked: Sequence[str]) -> tuple[Rows, list[Table]]:
+    """The tables of scores that are asked for, and the rows that they are of."""
     from mmkv_bench.tables.asked import narrowed
     from mmkv_bench.tables.build import build
     from mmkv_bench.tables.cost_names import refuse_unknown
-    from mmkv_bench.tables.fidelity import GROUP, among, fidelity_markdown, names
-    from mmkv_bench.tables.latex import latex
-    from mmkv_bench.tables.macro import gate_configs, group_markdown, group_tables, groups_of
-    from mmkv_bench.tables.raw import csv_cells, csv_pairs
-    from mmkv_bench.tables.render import markdown
-    from mmkv_bench.tables.rows import load
-    from mmkv_bench.tables.task_ranks import ranks_markdown
+    from mmkv_bench.tables.fidelity import names
 
-    together = metrics == [GROUP] and given.format == "md"
-    _refuse_unheard(given, ", ".join(sorted(among([GROUP]))) if together else "")
-    rows = load(given.rows, fidelity=among(metrics or ()))
-    if together:
-        return fidelity_markdown(rows, given.dataset, given.protocol, given.reading)
-    wanted = names(metrics, rows)
+    rows = _rows(given, asked)
+    wanted = names(asked or None, rows)
     refuse_unknown(wanted or (), rows.names)
     tables = build(rows, datasets=given.dataset, protocols=given.protocol, readings=given.reading, metrics=wanted)
-    compare = bool(given.methods or given.against)
-    if compare or given.budgets:
+    if given.methods or given.against or given.budgets:
         tables = narrowed(tables, given.methods, given.budgets, given.against)
-    if given.ranks:
-        return ranks_markdown(tables)
-    if given.groups:
-        means = group_tables(tables, groups_of(rows), gate_configs(rows))
-        return group_markdown(means, intervals=not given.no_interval)
-    if given.format == "csv":
-        return csv_pairs(tables) if given.pairs else csv_cells(tables)
-    if given.format == "latex":
-        return latex(tables, intervals=not given.no_interval, pairs=given.pairs)
-    return markdown(tables, intervals=not given.no_interval, pairs=given.pairs, compare=compare, against=given.against)
+    return rows, tables
