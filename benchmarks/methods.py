@@ -224,9 +224,14 @@ def methods(shape: str, names: Sequence[str]) -> tuple[dict[str, Compressor], di
     made, left_out = {}, {}
     for name in names or sorted(set(options("method")) - {"full"}):
         try:
-            made[name] = build_compressor(name, method_defaults([name])[name], "paper", calibrations=Invented(shape))
+            one = build_compressor(name, method_defaults([name])[name], "paper", calibrations=Invented(shape))
         except ConfigError as error:
             left_out[name] = str(error).split(";")[0]
+            continue
+        if one.scorer.resamples:
+            left_out[name] = "it makes the prompt smaller and compresses no cache"
+        else:
+            made[name] = one
     return made, left_out
 
 
