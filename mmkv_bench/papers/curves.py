@@ -43,7 +43,8 @@ class Curve:
 @dataclass(frozen=True)
 class Reading:
     """What diagnostics hold for an address. state: found, none or ambiguous; why: of the last, what differs; other: conditions
-    that are not the address's; n: samples; made: the packages and the precision behind them."""
+    that are not the address's; n: samples; made: the packages and the precision behind them; source: the rows folder and the
+    measurement; rows: what its picture is drawn from."""
 
     state: str
     why: str = ""
@@ -51,28 +52,31 @@ class Reading:
     n: int = 0
     curves: tuple[Curve, ...] = ()
     made: str = ""
+    source: str = ""
+    rows: pd.DataFrame | None = None
 
 
 @dataclass(frozen=True)
 class Curves:
     """The diagnostics of all stores that are evidence; `told` has a row per measurement."""
 
+    evidence: Evidence
     rows: pd.DataFrame
     told: pd.DataFrame
 
     @classmethod
     def of(cls, evidence: Evidence) -> Curves:
-        """Those that are evidence: of real weights and data."""
+        """Those that are evidence: of real weights and data; for stand-ins those of the embedded model."""
         rows = evidence.diagnostics
         if not len(rows):
-            return cls(rows, rows)
+            return cls(evidence, rows, rows)
         told = rows.drop_duplicates("measurement").set_index("measurement")
         settings = {text: json.loads(text) for text in set(told["settings"])}
         told = told.assign(settings=told["settings"].map(settings))
-        real = (told["model"] != STAND_IN) & ~told["dataset"].str.endswith(FIXTURE)
-        real &= told["settings"].map(lambda own: own.get("weights") in REAL)
-        told = told[real]
-        return cls(rows[rows["measurement"].isin(told.index)], told)
+        real = told["settings"].map(lambda own: own.get("weights") in REAL)
+        real &= told["model"] == STAND_IN if evidence.stand_in else told["model"] != STAND_IN
+        told = told[real & ~told["dataset"].str.endswith(FIXTURE)]
+        return cls(evidence, rows[rows["measurement"].isin(told.index)], told)
 
     def read(self, address: Address) -> Reading:
         """What there is at the address of a diagnostic."""
@@ -91,7 +95,9 @@ class Curves:
             return Reading(NONE)
         versions = json.loads(told["versions"].iloc[0])
         made = ", ".join([*(f"{name} {version}" for name, version in versions.items()), told["dtype"].iloc[0]])
-        return Reading(FOUND, other=other, n=int(rows["sample_id"].nunique()), curves=curves, made=made)
+        source = f"{self.evidence.folder(int(rows['store'].iloc[0]))} {told.index[0]}"
+        n = int(rows["sample_id"].nunique())
+        return Reading(FOUND, other=other, n=n, curves=curves, made=made, source=source, rows=rows)
 
     @cached_property
     def _of(self) -> Mapping[str, pd.DataFrame]:

@@ -1,4 +1,4 @@
-"""The pictures of filled tables: curves over budgets or lengths, and the radar of percents of full.
+"""The pictures of filled tables: curves over budgets or lengths, the radar of percents of full, analyses as `plot` draws them.
 
 What a stand-in draws says so in every panel, so that no copy of the picture loses it.
 """
@@ -6,12 +6,14 @@ What a stand-in draws says so in every panel, so that no copy of the picture los
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.papers.address import FRACTION, NONE
 from mmkv_bench.papers.fill import Filled, Page
+from mmkv_bench.papers.measures import DIAGNOSTICS
 from mmkv_bench.tables.figure import looks_of
 
 if TYPE_CHECKING:
@@ -20,10 +22,13 @@ if TYPE_CHECKING:
     from matplotlib.projections.polar import PolarAxes
 
 _PERCENT = 100.0
+_SMALL, _LETTERS = 9, 15  # points of a title's letters, and how many an inch surely holds
+_BAR = "<colorbar>"  # as matplotlib calls the axes of one
 
 
-def picture(page: Page) -> Figure:
-    """The picture of a figure's page (`Spec.figure`). Points without a number are left out.
+def pictures(page: Page) -> dict[str, Figure]:
+    """The pictures of a figure's page (`Spec.figure`), by what their files' names have behind its id: one, or one of each
+    analysis. Points without a number are left out.
 
     Raises:
         ConfigError: it is no figure that is drawn from its cells, or none of its cells holds a number.
@@ -32,21 +37,42 @@ def picture(page: Page) -> Figure:
         raise ConfigError(f"{page.spec.id} is no figure that is drawn from its cells")
     if all(one.measured.value is None for one in page.cells):
         raise ConfigError(f"no cell of {page.spec.id} holds a number, so there is nothing to draw; {page.spec.title}")
-    figure = PICTURES[page.spec.figure](page)
-    for axes in figure.axes:
-        if page.spec.stands_for:
-            _mark(axes)
+    found = PICTURES[page.spec.figure](page)
+    for figure in found.values():
+        for axes in figure.axes:
+            if page.spec.stands_for and axes.get_visible() and axes.get_label() != _BAR:
+                _mark(axes)
+        title = f"{page.spec.title} ({page.spec.id}): {page.spec.caption}"
+        figure.suptitle(textwrap.fill(title, int(_LETTERS * figure.get_figwidth())), fontsize=_SMALL, color="#555555")
+    return found
+
+
+def _analyses(page: Page) -> dict[str, Figure]:
+    """Each analysis as `mmkv-bench plot` draws it, from the rows of these cells alone."""
+    import pandas as pd
+
+    from mmkv_bench.tables.diagnostic_figure import diagnostic_figure
+    from mmkv_bench.tables.diagnostic_rows import BESIDE, panels_of
+
+    own = {one.measured.source: one for one in page.cells if one.measured.drawn is not None}
+    rows = pd.concat([one.measured.drawn for one in own.values()], ignore_index=True)
+    names = dict.fromkeys(DIAGNOSTICS[one.cell.address.metric].name for one in own.values())
+    alone = [name for name in names if not any(BESIDE.get(other) == name for other in names)]
+    return {f".{name}": diagnostic_figure(panels_of(rows, name)) for name in alone}
+
+
+def _with_legend(figure: Figure) -> dict[str, Figure]:
+    """The one picture of its page, its lines' names below."""
     handles = {
         label: handle for axes in figure.axes for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
     figure.legend(
         handles.values(), handles, loc="outside lower center", ncols=min(len(handles), 4), frameon=False, fontsize=10.5
     )
-    figure.suptitle(f"{page.spec.title} ({page.spec.id}): {page.spec.caption}", fontsize=9, color="#555555")
-    return figure
+    return {"": figure}
 
 
-def _curves(page: Page) -> Figure:
+def _curves(page: Page) -> dict[str, Figure]:
     """A panel for each block and column, over what columns are split by; over the columns where nothing splits them."""
     spec = page.spec
     split = len(spec.across) > 1
@@ -70,7 +96,7 @@ def _curves(page: Page) -> Figure:
         axes.grid(axis="y", color="#DDDDDD", linewidth=0.8)
         axes.spines[["top", "right"]].set_visible(False)
         axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
-    return figure
+    return _with_legend(figure)
 
 
 def _line(axes: Axes, cells: Sequence[Filled], label: str, styles: Mapping[str, tuple[str, str]]) -> None:
@@ -90,7 +116,7 @@ def _line(axes: Axes, cells: Sequence[Filled], label: str, styles: Mapping[str, 
         axes.fill_between(at, low, high, color=colour, alpha=0.15, linewidth=0)
 
 
-def _radar(page: Page) -> Figure:
+def _radar(page: Page) -> dict[str, Figure]:
     """Percent of `full`, an axis for each column."""
     spec = page.spec
     full = {one.cell.column: one.measured.value for one in page.cells if one.cell.address.method.base == "full"}
@@ -114,10 +140,14 @@ def _radar(page: Page) -> Figure:
     axes.set_xticks(angles, [spec.columns[column].label for column in columns], fontsize=9)
     axes.tick_params(axis="x", pad=22)
     axes.set_ylim(0, None)
-    return figure
+    return _with_legend(figure)
 
 
-PICTURES: Mapping[str, Callable[[Page], Figure]] = {"curves": _curves, "radar": _radar}
+PICTURES: Mapping[str, Callable[[Page], dict[str, Figure]]] = {
+    "curves": _curves,
+    "radar": _radar,
+    "analysis": _analyses,
+}
 """What `figure` of a table's file may say -> how its cells are drawn."""
 
 

@@ -54,11 +54,13 @@ class Match:
 
 @dataclass(frozen=True)
 class Evidence:
-    """The cells of all stores. `cells` has the columns of that table and `store` (number of its folder in `roots`)."""
+    """The cells of all stores. `cells` has the columns of that table and `store` (number of its folder in `roots`); stand_in:
+    they are those of the embedded model alone."""
 
     roots: tuple[Path, ...]
     cells: pd.DataFrame
     refused: int = 0
+    stand_in: bool = False
 
     @classmethod
     def of(cls, roots: Sequence[Path], stand_in: bool = False) -> Evidence:
@@ -78,19 +80,22 @@ class Evidence:
         frames = [Store(store).cells().to_pandas().assign(store=number) for number, store in enumerate(stores)]
         frames = [frame for frame in frames if len(frame)]
         if not frames:
-            return cls(tuple(stores), pd.DataFrame())
+            return cls(tuple(stores), pd.DataFrame(), stand_in=stand_in)
         every = with_limits(pd.concat(frames, ignore_index=True))
         kept = every["model"] == STAND_IN if stand_in else ~_stand_in(every)
-        return cls(tuple(stores), every[kept].reset_index(drop=True), int((~kept).sum()))
+        return cls(tuple(stores), every[kept].reset_index(drop=True), int((~kept).sum()), stand_in)
 
     @cached_property
     def diagnostics(self) -> pd.DataFrame:
-        """The rows of `mmkv-bench diagnose` of all stores; what several hold counts once."""
+        """The rows of `mmkv-bench diagnose` of all stores, and `store`, the number of theirs; what several hold counts once."""
         import pandas as pd
 
         from mmkv_bench.store.store import Store
 
-        frames = [Store(store).diagnostics(coded=True).to_pandas() for store in self.roots]
+        frames = [
+            Store(store).diagnostics(coded=True).to_pandas().assign(store=number)
+            for number, store in enumerate(self.roots)
+        ]
         frames = [frame for frame in frames if len(frame)]
         if not frames:
             return pd.DataFrame()
@@ -129,9 +134,12 @@ class Evidence:
 
     def source(self, row: int) -> str:
         """Its rows folder, from here where it lies below, and its hash: what `mmkv-bench show` takes."""
-        root = self.roots[int(self.cells["store"].iloc[row])].resolve()
-        near = root.relative_to(Path.cwd()) if root.is_relative_to(Path.cwd()) else root
-        return f"{near} {self.cells['cell'].iloc[row]}"
+        return f"{self.folder(int(self.cells['store'].iloc[row]))} {self.cells['cell'].iloc[row]}"
+
+    def folder(self, store: int) -> Path:
+        """The rows folder of a store, from here where it lies below."""
+        root = self.roots[store].resolve()
+        return root.relative_to(Path.cwd()) if root.is_relative_to(Path.cwd()) else root
 
     def told(self, rows: Sequence[int]) -> dict[str, tuple[str, ...]]:
         """Versions behind these cells: column -> its values."""

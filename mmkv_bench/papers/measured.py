@@ -44,7 +44,8 @@ class Measured:
         value, low, high: with a 95 % interval where there is one; None where no number is shown.
         n, of: samples with an answer, and how many the data set has (0: unknown).
         other: conditions of its rows that are not the table's; rows: places in the evidence.
-        curves: of a diagnostic, each line of the figure with its layers; `value` is that of the first; made: with what.
+        curves: of a diagnostic, each line of the figure with its layers; `value` is that of the first; made: with what;
+            source: rows folder and measurement; drawn: the rows of its picture.
         scores: what a paired comparison needs; None of means and reductions.
     """
 
@@ -59,6 +60,8 @@ class Measured:
     rows: tuple[int, ...] = ()
     curves: tuple[Curve, ...] = ()
     made: str = ""
+    source: str = ""
+    drawn: pd.DataFrame | None = field(default=None, compare=False, repr=False)
     scores: Scores | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -175,11 +178,11 @@ class Reader:
             return Measured(UNCLEAR, found.why)
         if found.state != FOUND:
             return Measured(NOT_RUN)
-        of = address.samples or samples_of(address.dataset)
+        of = address.samples or _of(address)
         state, why = (PART, f"{found.n:,} of {of:,}") if of and found.n < of else (MEASURED, "")
         first = found.curves[0]
-        shown = (first.value, first.low, first.high)
-        return Measured(state, why, *shown, found.n, of, found.other, curves=found.curves, made=found.made)
+        shown = Measured(state, why, first.value, first.low, first.high, found.n, of, found.other)
+        return replace(shown, curves=found.curves, made=found.made, source=found.source, drawn=found.rows)
 
     def _passes(self, address: Address, match: Match) -> Measured:
         reduction = PASSES[address.metric]

@@ -247,8 +247,12 @@ def _grid(page: Page) -> Iterator[tuple[str, list[str], list[list[str]]]]:
         if not own:
             continue
         sides = [(c, a) for c in range(len(spec.columns)) for a in range(len(spec.across))]
+        alone = {c for c in range(len(spec.columns)) if {key[2] for key in own if key[1] == c} == {None}}
         sides = [
-            (c, a) for c, a in sides if any((r, c, side) in own for r in range(len(spec.rows)) for side in (a, None))
+            (c, a)
+            for c, a in sides
+            if any((r, c, side) in own for r in range(len(spec.rows)) for side in (a, None))
+            and (c not in alone or not a)
         ]
         if spec.together:
             heads = [across.label for across in spec.across]
@@ -263,7 +267,9 @@ def _grid(page: Page) -> Iterator[tuple[str, list[str], list[list[str]]]]:
             yield block.label, [" ; ".join(column.label for column in spec.columns), *heads], rows
             continue
         heads = [
-            f"{spec.columns[c].label} {spec.across[a].label}".strip() if spans else spec.columns[c].label
+            f"{spec.columns[c].label} {spec.across[a].label}".strip()
+            if spans and c not in alone
+            else spec.columns[c].label
             for c, a in sides
         ]
         rows = [
@@ -344,7 +350,7 @@ def _line(page: Page, one: Filled) -> dict[str, object]:
         "drop": one.drop.word if one.drop else "",
         "drop_counts": one.counted if one.drop else "",
         "command": _command(spec, cell) if run else "",
-        "source": "; ".join(page.sources[row] for row in own.rows),
+        "source": "; ".join(page.sources[row] for row in own.rows) or own.source,
         "layers": "; ".join(f"{c.label} {' '.join(f'{v:.6g}' for v in c.layers)}".strip() for c in own.curves),
     }
 

@@ -13,7 +13,7 @@
     readings: {name: {...}}            further readings, declared beforehand: keys that are laid over a cell's (not over times
                                        and bytes of made-up prompts)
     together: true                     the columns of one budget stand in one cell ("PPL / ROUGE")
-    figure: curves | radar             how its cells are drawn (papers/figure.py)
+    figure: curves | radar | analysis  how its cells are drawn (papers/figure.py)
     experiments: [name]                files of conf/experiment/papers, and efficiency_* of conf/experiment, that run its cells
     notes: [text]
 
@@ -38,7 +38,7 @@ from mmkv_bench.papers.address import KEYS, MEAN, STAND_IN, SYNTHETIC, Address, 
 
 STAND_INS = "standin"
 """Folder of the stand-ins, and what their ids begin with."""
-FIGURES = ("curves", "radar")
+FIGURES = ("curves", "radar", "analysis")
 KINDS = ("accuracy", "likelihood", "efficiency", "analysis")
 PAPERS = {
     "mmshift": "MM-ShiftKV",

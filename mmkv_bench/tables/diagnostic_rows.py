@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _OF = ("model", "model_fingerprint", "dtype", "dataset", "dataset_fingerprint", "versions", "setting")
 
 
-_BESIDE = {"prefix_search": "lorenz"}
+BESIDE = {"prefix_search": "lorenz"}
 """Analysis -> another one that its figure shows too, where the same samples have it."""
 
 
@@ -37,7 +37,7 @@ class Panel:
 
 
 def panels(root: Path, name: str, datasets: Sequence[str] | None = None) -> list[Panel]:
-    """The panels of an analysis, one per model, dataset and setting.
+    """The panels of an analysis in a store, one per model, dataset and setting.
 
     Raises:
         ConfigError: rows that hold nothing of it, or of none of these datasets.
@@ -45,14 +45,17 @@ def panels(root: Path, name: str, datasets: Sequence[str] | None = None) -> list
     from mmkv_bench.store.store import Store
 
     every = Store(root).diagnostics(coded=True).to_pandas()
-    own = every[every["name"] == name]
-    if not len(own):
+    if not (every["name"] == name).any():
         held = ", ".join(sorted(map(str, every["name"].unique()))) or "none"
         raise ConfigError(
             f"'{root}' holds no rows of {name} (it holds: {held}); `mmkv-bench diagnose {name}` makes them"
         )
-    own = every[every["name"].isin([name, _BESIDE.get(name, name)])]
-    own = own[choose(own["dataset"], datasets, "dataset")]
+    return panels_of(every[choose(every["dataset"], datasets, "dataset")], name)
+
+
+def panels_of(every: pd.DataFrame, name: str) -> list[Panel]:
+    """The same of rows of the table `diagnostics`."""
+    own = every[every["name"].isin([name, BESIDE.get(name, name)])]
     known = {text: json.loads(text) for text in own["settings"].unique()}
     methods = {text: told.get("method", {}) for text, told in known.items()}
     settings = {

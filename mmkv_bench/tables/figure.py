@@ -51,15 +51,19 @@ def accuracy_figure(tables: Sequence[Table]) -> Figure:
     return figure
 
 
-def save(figure: Figure, stem: Path) -> list[Path]:
-    """Writes `<stem>.png` and `<stem>.svg`; the same figure always gives the same SVG. Returns the paths."""
+def save(figure: Figure, stem: Path, *, plain: bool = False) -> list[Path]:
+    """Writes `<stem>.png` and `<stem>.svg`; the same figure always gives the same SVG. Returns the paths.
+
+    plain: the SVG alone, its words as text: small, and whoever searches it finds them.
+    """
     from matplotlib import rc_context
 
     stem.parent.mkdir(parents=True, exist_ok=True)
-    paths = [stem.with_name(f"{stem.name}.png"), stem.with_name(f"{stem.name}.svg")]
-    with rc_context({"svg.hashsalt": "mmkv_bench"}):
-        figure.savefig(paths[0], metadata={"Software": None})
-        figure.savefig(paths[1], metadata={"Date": None, "Creator": None})
+    paths = [stem.with_name(f"{stem.name}.{suffix}") for suffix in (("svg",) if plain else ("png", "svg"))]
+    with rc_context({"svg.hashsalt": "mmkv_bench", "svg.fonttype": "none" if plain else "path"}):
+        for path in paths:
+            gone = ("Software",) if path.suffix == ".png" else ("Date", "Creator")
+            figure.savefig(path, metadata=dict.fromkeys(gone))
     return paths
 
 

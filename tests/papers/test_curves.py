@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import shlex
+from pathlib import Path
 from statistics import fmean
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ import pytest
 
 from mmkv_bench.cli.tree import reader
 from mmkv_bench.methods.plain import flat_parameters, read
+from mmkv_bench.papers.figure import pictures
 from mmkv_bench.papers.fill import fill
 from mmkv_bench.papers.match import Evidence
 from mmkv_bench.papers.measures import DIAGNOSTICS
@@ -84,6 +86,9 @@ def test_a_figures_lines_are_means_over_samples_with_every_layer_beside(tmp_path
     assert "diagnostics made with torch 2.8, bfloat16." in notes(page)
     (line,) = [line for line in csv.DictReader(io.StringIO(render([page], "csv"))) if line["layers"]]
     assert line["layers"].startswith("prompt mean 0.5 0.625 0.75; prompt std 1.5") and line["value"] == "0.625"
+    folder, name = line["source"].split()
+    assert {*Store(Path(folder)).diagnostics()["measurement"].to_pylist()} == {name}
+    assert [*pictures(page)] == [".hidden_states"], "the analysis that has no rows is not drawn"
 
 
 def test_points_and_stretches_of_curves_are_those_of_the_address(tmp_path):

@@ -116,7 +116,9 @@ def _roots(spec: Spec, rows: Sequence[str]) -> list[Path]:
 def _pictures(page: Page, folder: Path) -> list[Path]:
     if not page.spec.figure or all(one.measured.value is None for one in page.cells):
         return []
-    from mmkv_bench.papers.figure import picture
+    from mmkv_bench.papers.figure import pictures
     from mmkv_bench.tables.figure import save
 
-    return save(picture(page), folder / page.spec.id)
+    plain = bool(page.spec.stands_for)
+    drawn = pictures(page).items()
+    return [path for name, figure in drawn for path in save(figure, folder / f"{page.spec.id}{name}", plain=plain)]
