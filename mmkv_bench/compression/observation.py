@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mmkv_bench.compression.numerics.attention import column_sums, window_mass
-from mmkv_bench.compression.numerics.moments import ROWS, ElementMoments, JointMoments
-from mmkv_bench.compression.numerics.rotary import rotate, unrotate
+from mmkv_bench.compression.numerics.moments import ElementMoments, JointMoments
+from mmkv_bench.compression.numerics.rotary import rotate
 
 if TYPE_CHECKING:
     import torch
@@ -124,9 +124,7 @@ class Observation:
             )
         if self._queries is not None:
             skip = max(0, QUERY_MOMENTS_SKIP - self._seen)
-            for start in range(skip, rows, ROWS):
-                end = min(start + ROWS, rows)
-                self._queries.add(unrotate(chunk.query[:, start:end], chunk.cos[start:end], chunk.sin[start:end]))
+            self._queries.add(chunk.query[:, skip:], (chunk.cos[skip:], chunk.sin[skip:]))
         if self._hidden is not None:
             self._hidden.add(chunk.hidden)
         if self.needs.column_sums:

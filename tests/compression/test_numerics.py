@@ -279,6 +279,18 @@ def test_partial_rotation_is_refused():
         rotate(torch.zeros(1, 2, 8), torch.ones(2, 4), torch.zeros(2, 4))
 
 
+def test_joint_moments_of_turned_queries_hold_some_tiles_whatever_the_heads(monkeypatch):
+    monkeypatch.setattr(Host, "tile", 2**13)
+    x = torch.randn(48, 64, 32, generator=torch.Generator().manual_seed(1))
+    rotation, moments = [one.float() for one in oracles.cos_sin(torch.arange(64), 32)], JointMoments()
+    result = 48 * (32 + 32 * 32) * 8
+    peak = oracles.allocator_peak(lambda: moments.add(x, rotation))
+    assert result < peak <= result + 6 * Host.tile * 4 < result + x.nbytes
+    rows = unrotate(x, *rotation)[5].double()
+    assert torch.allclose(moments.mean()[5], rows.mean(0), rtol=1e-12)
+    assert torch.allclose(moments.covariance()[5], rows.T.cov(correction=0), atol=1e-12)
+
+
 def test_expected_logits_are_the_log_of_the_mean_exponential():
     g = torch.Generator().manual_seed(2)
     key, mean = torch.randn(1, 5, 2, generator=g), torch.randn(2, 2, generator=g, dtype=torch.float64)

@@ -13,12 +13,9 @@ if TYPE_CHECKING:
 
 def average_rotation(mean: Tensor, covariance: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """Mean ``[H, D]`` and covariance ``[H, D, D]`` of a query after the average of m rotations ``cos, sin [m, D]``."""
-    import torch
-
     cos, sin = cos.to(mean.dtype).mean(0), sin.to(mean.dtype).mean(0)
-    # rotate(x) = x R^T for rows x, so rotating the rows of the identity gives R^T.
-    turned = rotate(torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device), cos, sin)
-    return mean @ turned, turned.T @ covariance @ turned
+    rows = rotate(covariance, cos, sin).transpose(-1, -2)  # rotate(x) = x R^T for rows x, and R C R^T takes it twice
+    return rotate(mean, cos, sin), rotate(rows, cos, sin).transpose(-1, -2)
 
 
 def expected_logits(key: Tensor, mean: Tensor, covariance: Tensor | None, scaling: float) -> Tensor:
@@ -39,7 +36,9 @@ def expected_logits(key: Tensor, mean: Tensor, covariance: Tensor | None, scalin
     if covariance is not None:
         group = mean.shape[1]
         covariance = covariance.float().view(heads, group, dim, dim)
-        for start, end in row_blocks(total, heads * group * dim, key.device):
-            block = keys[:, None, start:end]
-            logits[..., start:end] += (block @ covariance).mul_(block).sum(-1).mul_(scaling * scaling / 2)
+        for first, last in row_blocks(heads, total * group * dim, key.device):  # whole heads as far as they fit a tile
+            for start, end in row_blocks(total, (last - first) * group * dim, key.device):
+                block = keys[first:last, None, start:end]
+                second = (block @ covariance[first:last]).mul_(block).sum(-1)
+                logits[first:last, :, start:end] += second.mul_(scaling * scaling / 2)
     return logits

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mmkv_bench.compression.numerics.rotary import unrotate
+from mmkv_bench.compression.numerics.tiles import row_blocks
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -57,19 +60,28 @@ class JointMoments:
         self.count = 0
         self._sum = self._products = torch.empty(0)
 
-    def add(self, x: Tensor) -> None:
-        """Take in ``x [H, n, D]`` of any float dtype (n may be 0)."""
+    def add(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None = None) -> None:
+        """Take in ``x [H, n, D]`` of any float dtype (n may be 0). rotation: cos, sin ``[n, D]`` that turned it, undone first.
+
+        Some heads at a time, so that no temporary is larger than a tile: memory that is got anew from the system for every
+        block costs as much as the products.
+        """
         import torch
 
+        heads, total, dim = x.shape
         if not len(self._sum):
-            heads, _, dim = x.shape
             self._sum = torch.zeros(heads, dim, dtype=torch.float64, device=x.device)
             self._products = torch.zeros(heads, dim, dim, dtype=torch.float64, device=x.device)
-        for block in x.split(ROWS, 1):
-            block = block.double()
-            self._sum += block.sum(1)
-            self._products += block.transpose(1, 2) @ block
-        self.count += x.shape[1]
+        for start in range(0, total, ROWS):
+            rows = slice(start, min(start + ROWS, total))
+            for first, last in row_blocks(heads, (rows.stop - start) * dim, x.device):
+                block = x[first:last, rows]
+                if rotation is not None:
+                    block = unrotate(block, rotation[0][rows], rotation[1][rows])
+                block = block.double()
+                self._sum[first:last] += block.sum(1)
+                self._products[first:last] += block.transpose(1, 2) @ block
+        self.count += total
 
     def mean(self) -> Tensor:
         """``[H, D]`` float64. Raises ValueError when nothing was taken in."""
