@@ -17,7 +17,7 @@ from mmkv_bench.papers.measures import has_numbers
 from mmkv_bench.papers.printed import COMPARABLE, Printed
 from mmkv_bench.papers.spec import Cell, Spec
 from mmkv_bench.papers.verdict import AGREES, CONFIRMED, CONTRADICTED, DIFFERS, UNDECIDED
-from mmkv_bench.tables.html import page as html_page
+from mmkv_bench.tables.html_page import page as html_page
 from mmkv_bench.tables.latex import escape, stacked
 from mmkv_bench.tables.sections import Block, Grid, Label, Notes, Section, as_markdown
 

@@ -113,6 +113,7 @@ def _finish(report: _Report) -> Made:
         "left_out": report.left_out,
         "stores": stores,
         "views": views.tables,
+        "families": views.families,
         "entries": views.entries.plain(),
     }
     folder.script("report", content)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mmkv_bench.report import families
 from mmkv_bench.report.columns import Columns, number
 from mmkv_bench.statistics.metric_kinds import lower_is_better
 from mmkv_bench.tables.audit import Audit
@@ -24,16 +25,19 @@ OTHERS = (
 
 
 class Views:
-    """The tables of all stores, and their entries. `cells`: of each store, the names of the cells that an entry has."""
+    """The tables of all stores, families of them, and their entries. `cells`: of each store, the names of the cells that an
+    entry has."""
 
     def __init__(self) -> None:
         self.tables: list[dict[str, Any]] = []
+        self.families: list[dict[str, Any]] = []
         self.entries = Columns(TEXTS, OTHERS)
         self._keys: list[tuple[str, ...]] = []  # of the entries: what a pass of another store is found by
 
     def add(self, store: int, tables: Sequence[Table], costs: Sequence[CostTable], name: Any) -> None:
         """The tables of one store. costs: of the same store; name: cell hash -> the name of its page's data."""
         known = _costs(costs)
+        self.families += families.shown(store, tables, len(self.tables))
         for table in tables:
             number_of_view = len(self.tables)
             self.tables.append(_view(store, table, tables))
@@ -170,8 +174,4 @@ def _view(store: int, table: Table, tables: Sequence[Table]) -> dict[str, Any]:
         "less_is_better": lower_is_better(table.metric),
         "caption": caption(table, tables),
         "notes": notes(table),
-        # Tasks that are ranked together differ in nothing but the dataset.
-        "family": [
-            table.context[name] for name in CONTEXT if name not in ("dataset", "dataset_fingerprint", "generation")
-        ],
     }

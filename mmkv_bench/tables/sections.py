@@ -1,6 +1,6 @@
 """Tables as they are printed, in no format yet: sections of a heading, grids, sentences and notes, and markdown of them.
 
-Markdown is aligned so that it reads well in a terminal too; `html.py` writes the same sections as a page.
+Markdown is aligned so that it reads well in a terminal too; `html_page.py` writes the same sections as a page.
 """
 
 from __future__ import annotations

@@ -43,23 +43,43 @@ class TaskRanks:
 
 
 def task_ranks(tables: Sequence[Table]) -> list[TaskRanks]:
-    """For every budget at which two methods compete on two tasks or more. Tasks belong together that differ in nothing but the
-    dataset; of a dataset's tables the first metric counts. Tasks with failed samples among those that compete are left out."""
-    families: dict[tuple[str, ...], dict[str, Table]] = {}
+    """For every budget at which two methods compete on two tasks or more, of every family of tasks."""
+    found = []
+    for own in families(tables):
+        found += [one for one in ranks_over(headlines(own)) if len(one.tables) > 1]
+    return found
+
+
+def families(tables: Sequence[Table]) -> list[list[Table]]:
+    """Tables that belong together: of tasks that differ in nothing but the dataset."""
+    found: dict[tuple[str, ...], list[Table]] = {}
     for table in tables:
         key = (table.axis, *(table.context[name] for name in CONTEXT if name not in _OF_A_TASK))
-        families.setdefault(key, {}).setdefault(table.dataset, table)
+        found.setdefault(key, []).append(table)
+    return list(found.values())
+
+
+def headlines(family: Sequence[Table]) -> list[Table]:
+    """One table of each dataset: that of its first metric."""
+    found: dict[str, Table] = {}
+    for table in family:
+        found.setdefault(table.dataset, table)
+    return list(found.values())
+
+
+def ranks_over(tasks: Sequence[Table]) -> list[TaskRanks]:
+    """Ranks at every budget at which two methods compete on all of these tasks, one of each dataset. Those with failed samples
+    among the ones that compete are left out."""
     found = []
-    for own in families.values():
-        for budget in dict.fromkeys(budget for table in own.values() for budget in table.budgets):
-            ranked = [t for t in own.values() if budget in t.columns and budget not in t.unranked()]
-            among = [set(table.columns[budget].names) for table in ranked]
-            if len(ranked) < 2 or len(common := set.intersection(*among)) < 2:
-                continue
-            names = tuple(line.label for line in ranked[0].methods if line.label in common)
-            ranks = np.stack([table.columns[budget].ranks_among(names, ALPHA / len(ranked)) for table in ranked])
-            apart = tuple(sorted(set.union(*among) - common))
-            found.append(TaskRanks(tuple(ranked), budget, names, ranks, apart))
+    for budget in dict.fromkeys(budget for table in tasks for budget in table.budgets):
+        ranked = [t for t in tasks if budget in t.columns and budget not in t.unranked()]
+        among = [set(table.columns[budget].names) for table in ranked]
+        if not ranked or len(common := set.intersection(*among)) < 2:
+            continue
+        names = tuple(line.label for line in ranked[0].methods if line.label in common)
+        ranks = np.stack([table.columns[budget].ranks_among(names, ALPHA / len(ranked)) for table in ranked])
+        apart = tuple(sorted(set.union(*among) - common))
+        found.append(TaskRanks(tuple(ranked), budget, names, ranks, apart))
     return found
 
 

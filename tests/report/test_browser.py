@@ -77,7 +77,7 @@ def opened(tmp_path_factory) -> Iterator[Any]:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
 
         def go(page: str, **options: Any) -> Any:
-            tab = browser.new_page(viewport={"width": 1300, "height": 900}, **options)
+            tab = browser.new_page(**{"viewport": {"width": 1300, "height": 900}} | options)
             tab.on("request", lambda request: asked.append(request.url))
             tab.on("pageerror", lambda error: wrong.append(f"{page}: {error}"))
             tab.goto(f"file://{folder}/{page}")
@@ -93,9 +93,15 @@ def names(tab: Any) -> list[str]:
 
 def test_every_page_opens_from_a_file_and_asks_for_files_alone(opened) -> None:
     go, asked, wrong = opened
-    tab = go("index.html")
+    tab = go("index.html", viewport={"width": 1300, "height": 200})
     assert tab.evaluate("fetch('data/report.js').then(() => 'fetched', () => 'refused')") == "refused"
     assert tab.locator("#leaders tbody tr").count() == 2
+    assert not tab.locator("#curve .main-svg").count(), "drawn when it is about to be seen"
+    assert tab.locator("#ranks ~ details table").count() == 0
+    tab.click("#ranks + details summary")
+    assert tab.locator("#ranks + details tbody td:first-child").all_inner_texts() == ["mmshift", "snapkv", EVIL]
+    tab.locator("#curve").scroll_into_view_if_needed()
+    tab.wait_for_selector("#curve .scatterlayer .trace", state="attached")
     assert tab.locator("#curve .scatterlayer .trace").count() == 4
     words = tab.inner_text("#budget-is")
     tab.focus("#budget")
@@ -152,6 +158,7 @@ def test_the_table_filters_hints_and_leads_to_its_cells_to_their_samples_and_to_
     assert {"384q5", "384q592m107."} == set(tab.locator("#answers mark").all_inner_texts())
     assert tab.locator("#kept .cell-maps").count() == 2  # both methods at the smallest budget
     tab.select_option("#kept-cell", label="mmshift, 64 entries")
+    tab.locator("#kept-heads").scroll_into_view_if_needed()
     tab.wait_for_selector("#kept-heads .heatmaplayer image", state="attached")
     image, over = (tab.locator(f"#kept {part}").first.bounding_box() for part in ("img", ".over"))
     assert all(abs(image[side] - over[side]) <= 2 for side in ("x", "y", "width", "height"))
@@ -164,6 +171,8 @@ def test_dark_light_and_printed_pages_are_readable(opened) -> None:
     shades = {}
     for scheme in ("light", "dark"):
         tab = go("index.html", color_scheme=scheme)
+        tab.locator("#curve").scroll_into_view_if_needed()
+        tab.wait_for_selector("#curve .xtick text", state="attached")
         ground, text = tab.evaluate(
             "[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color]"
         )
@@ -172,6 +181,8 @@ def test_dark_light_and_printed_pages_are_readable(opened) -> None:
         assert ticks == text
     assert shades["light"][0] != shades["dark"][0] and shades["light"][1] != shades["dark"][1]
     tab.emulate_media(media="print")
+    tab.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert tab.locator("#bytes .main-svg, #bytes p").count() and tab.locator("#ranks .main-svg").count(), "all of it"
     assert not tab.locator("nav").is_visible() and not tab.locator("form").first.is_visible()
     assert tab.evaluate("getComputedStyle(document.body).color") == "rgb(0, 0, 0)"
     assert tab.pdf()[:4] == b"%PDF" and wrong == []

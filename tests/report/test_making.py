@@ -28,6 +28,7 @@ from mmkv_bench.store.store import Store
 from mmkv_bench.tables.build import build
 from mmkv_bench.tables.metrics import metrics_rows
 from mmkv_bench.tables.rows import load
+from mmkv_bench.tables.task_ranks import rank_sections
 from mmkv_bench.tiny.pages import make_sample
 from tests.cli.setting import verb
 from tests.clips import write_clip
@@ -88,6 +89,32 @@ def test_the_report_shows_what_the_tables_say(tmp_path: Path, capsys) -> None:
     assert f"{sum(path.stat().st_size for path in files) / 1e6:.1f} MB in {len(files)} files" in printed
     assert value(out, "size") in printed
     load_nothing_from_elsewhere(out)
+
+
+def test_ranks_over_tasks_are_proven_at_each_tasks_share_as_the_command_prints_them(tmp_path: Path) -> None:
+    """Eight samples apart: p = .039 proves a rank on one task, and none of those of two."""
+    made = Example()
+    for dataset, metric in (("lookup", "exact_match"), ("walk3", "exact_match"), ("long", "anls")):
+        of = {"dataset": dataset, "sample": {"metric": metric}}
+        made.add("full", None, zeros_and_ones(40, 40), **of)
+        made.add("a", 64, zeros_and_ones(28, 40), **of)
+        made.add("b", 64, zeros_and_ones(20, 40), **of)
+    root, out = made.write(tmp_path / "rows"), tmp_path / "report"
+    make([root], out, 5)
+    content, tables = value(out, "report"), build(load(root))
+    assert all((table.rank("a", "64"), table.rank("b", "64")) == ((1, 1), (2, 2)) for table in tables)
+    words = [one["words"].split(" · ")[0] for one in content["families"]]
+    assert words == ["each task's first metric", "anls", "exact_match"]
+    for one, kept in zip(content["families"], ("long lookup walk3", "long", "lookup walk3"), strict=True):
+        shown = one["ranks"]["64"]
+        assert [content["views"][view]["dataset"] for view in shown["views"]] == kept.split()
+        own = [table for table in tables if table.dataset in kept.split()]
+        if len(own) == 1:
+            assert shown["ends"] == [[[1, 1], [2, 2]]]
+            continue
+        assert shown["ends"] == [[[1, 2], [1, 2]]] * len(own) and shown["means"] == [[1, 2], [1, 2]]
+        (section,) = rank_sections(own)
+        assert [row[-1] for row in section.body[0].rows] == ["1.0-2.0"] * 2
 
 
 def load_nothing_from_elsewhere(report: Path) -> None:

@@ -1,4 +1,4 @@
-"""Promise: `tables --format html` is one page that asks for nothing: what markdown prints, and the cells behind each number."""
+"""Promise: `tables --format html` is one page that asks for nothing: what markdown prints, and the cells behind numbers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mmkv_bench.tables.build import build
-from mmkv_bench.tables.html import page
+from mmkv_bench.tables.html_page import page
 from mmkv_bench.tables.render import sections
 from mmkv_bench.tables.sections import Grid, Label, Notes, Section, Text, as_markdown
 from tests.cli.setting import verb

@@ -71,7 +71,7 @@ def answer(given: argparse.Namespace) -> int:
 def text(given: argparse.Namespace) -> str:
     """The text that the options ask for: tables of scores, then those of costs."""
     from mmkv_bench.tables.cost_names import divided
-    from mmkv_bench.tables.html import page
+    from mmkv_bench.tables.html_page import page
     from mmkv_bench.tables.sections import as_markdown
 
     names, costs = divided(given.metric or ())

@@ -11,7 +11,7 @@ function heads() {
     return;
   }
   const values = cell.kept[which], layers = values.length, width = values[0].length;
-  const table = plainTable(["layer", ...values[0].map((_, head) => `head ${head}`)], values.map((row, layer) => [String(layer), ...row]));
+  const table = () => plainTable(["layer", ...values[0].map((_, head) => `head ${head}`)], values.map((row, layer) => [String(layer), ...row]));
   chart("heads", [{ type: "heatmap", z: values, colorscale: SCALE, xgap: 1, ygap: 1, hovertemplate: "layer %{y}, KV head %{x}: %{z:.1f} entries<extra></extra>",
     colorbar: { title: { text: "entries" } }, text: layers * width <= 400 ? values.map((row) => row.map((value) => value.toFixed(value >= 100 ? 0 : 1))) : undefined,
     texttemplate: layers * width <= 400 ? "%{text}" : undefined }],

@@ -99,18 +99,46 @@ function styleOf(number) {
 }
 
 const drawn = new Map();
-/** A chart that is drawn again when the colour scheme changes or the page is printed. */
+/* A chart is drawn when it is about to be seen: the library takes a second for one of a hundred lines. */
+const seen = new IntersectionObserver((changes) => {
+  for (const { target, isIntersecting } of changes) if (drawn.has(target.id)) {
+    drawn.get(target.id).seen = isIntersecting;
+    if (isIntersecting && drawn.get(target.id).stale) redraw(target.id);
+  }
+}, { rootMargin: "200px" });
+
+/** A chart that is drawn again when the colour scheme changes or the page is printed; table: makes its numbers when asked for. */
 function chart(id, traces, layout = {}, table = null) {
-  drawn.set(id, { traces, layout });
-  const place = $(id);
-  redraw(id);
-  const next = place.nextElementSibling;
-  if (next && next.dataset.of === id) next.remove();
-  if (table) place.after(el("details", { "data-of": id }, el("summary", {}, "as numbers"), el("div", { class: "wide" }, table)));
+  const place = $(id), before = drawn.get(id);
+  drawn.set(id, { traces, layout, stale: true, seen: before ? before.seen : false });
+  place.style.minHeight = `${layout.height}px`;
+  if (before) {
+    if (before.seen) redraw(id);
+  } else {
+    place.replaceChildren();
+    seen.observe(place);
+  }
+  numbersOf(id)?.remove();
+  if (table) place.after(el("details", { "data-of": id, ontoggle: ({ target }) => {
+    if (target.open && target.children.length === 1) target.append(el("div", { class: "wide" }, table()));
+  } }, el("summary", {}, "as numbers")));
+}
+function numbersOf(id) {
+  const next = $(id).nextElementSibling;
+  return next && next.dataset.of === id ? next : null;
+}
+/** Forget a chart, of which nothing is left on the page. */
+function undraw(id) {
+  drawn.delete(id);
+  seen.unobserve($(id));
+  $(id).style.minHeight = "";
+  if (window.Plotly && $(id).data) Plotly.purge($(id));
+  numbersOf(id)?.remove();
 }
 function redraw(id, printing = false) {
   if (!window.Plotly || !$(id)) return;  // the library is large: texts and tables are there before it
   const { traces, layout } = drawn.get(id), style = getComputedStyle(document.documentElement);
+  drawn.get(id).stale = false;
   const text = printing ? "#000" : style.getPropertyValue("--text").trim();
   const line = printing ? "#999" : style.getPropertyValue("--line").trim();
   const axis = { gridcolor: line, zerolinecolor: line, linecolor: line, automargin: true };
@@ -119,8 +147,9 @@ function redraw(id, printing = false) {
   for (const name of Object.keys(full).filter((key) => /^[xy]axis/.test(key))) full[name] = { ...axis, ...full[name] };
   Plotly.react($(id), traces, full, { responsive: true, displaylogo: false, displayModeBar: printing ? false : "hover" });
 }
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => drawn.forEach((_, id) => redraw(id)));
-addEventListener("DOMContentLoaded", () => drawn.forEach((_, id) => redraw(id)));
+const redrawSeen = () => drawn.forEach((one, id) => { one.stale = true; if (one.seen) redraw(id); });
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redrawSeen);
+addEventListener("DOMContentLoaded", redrawSeen);
 addEventListener("beforeprint", () => drawn.forEach((_, id) => redraw(id, true)));
 addEventListener("afterprint", () => drawn.forEach((_, id) => redraw(id)));
 

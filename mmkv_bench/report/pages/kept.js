@@ -78,7 +78,7 @@ function byHead(cell) {
     colorbar: { title: { text: "visual" } }, text: rows.map((row) => row.slice(1)), texttemplate: rows.length * rows[0].length < 200 ? "%{text}" : undefined }],
   { height: Math.min(700, 130 + 26 * rows.length), xaxis: { title: { text: "KV head" }, dtick: 1, showgrid: false },
     yaxis: { title: { text: "layer" }, autorange: "reversed", dtick: rows.length > 40 ? 4 : 1, showgrid: false } },
-  plainTable(["layer", ...cell.visual[0].map((_, j) => `head ${j}: visual of all`)], rows));
+  () => plainTable(["layer", ...cell.visual[0].map((_, j) => `head ${j}: visual of all`)], rows));
 }
 
 async function keptMaps(group, sample) {

@@ -6,20 +6,9 @@ const byView = views.map(() => []);
 for (const entry of entries) byView[entry.view].push(entry);
 const numbers = new Map(distinct(entries.map((entry) => entry.method)).map((name, i) => [name, i]));
 
-const families = new Map();
-views.forEach((view, i) => {
-  const key = JSON.stringify([view.store, view.family, view.metric, view.axis]);
-  if (!families.has(key)) families.set(key, []);
-  families.get(key).push(i);
-});
-const familyKeys = [...families.keys()];
-
-function familyWords(members) {
-  const view = views[members[0]], store = report.stores.length > 1 ? ` · ${report.stores[view.store].rows}` : "";
-  return `${view.model} · ${view.protocol} · ${view.metric} · ${view.axis} (${members.length} ${members.length > 1 ? "tasks" : "task"})${store}`;
-}
-
-function members() { return families.get(familyKeys[$("family").value]) || []; }
+const family = () => report.families[$("family").value] ?? report.families[0];
+const familyWords = (one) => one.words + (report.stores.length > 1 ? ` · ${report.stores[one.store].rows}` : "");
+const members = () => family().views;
 const budgetsOf = (of) => distinct(of.flatMap((i) => views[i].budgets)).sort((a, b) => a - b);
 const chosenBudget = () => budgetsOf(members())[$("budget").value] ?? "";
 
@@ -39,48 +28,41 @@ function leaders() {
   tell("leaders", plainTable(["task", ...budgets.map((budget) => budgetWord(views[members()[0]], budget))], rows));
 }
 
+/** Of the methods that compete on all tasks, best mean first: proven by `tables --ranks`, each task at its share of the error. */
 function ranks() {
-  const budget = chosenBudget(), found = new Map();
-  for (const i of members()) for (const entry of byView[i]) {
-    if (entry.budget !== budget || entry.rank_low === null) continue;
-    if (!found.has(entry.method)) found.set(entry.method, []);
-    found.get(entry.method).push(entry);
-  }
-  const mean = (list, name) => list.reduce((sum, entry) => sum + entry[name], 0) / list.length;
-  const lines = [...found].map(([method, list]) => ({ method, list, low: mean(list, "rank_low"), high: mean(list, "rank_high") }));
-  lines.sort((a, b) => a.low + a.high - b.low - b.high || collator.compare(a.method, b.method));
-  const single = [], thin = { x: [], y: [], text: [] };
-  lines.forEach(({ list }, y) => list.forEach((entry, k) => {
-    const at = lines.length - 1 - y + (list.length > 1 ? 0.6 * (k / (list.length - 1) - 0.5) : 0.25);
-    single.push({ type: "line", x0: entry.rank_low - 0.12, x1: entry.rank_high + 0.12, y0: at, y1: at, line: { color: "#8a8a8a", width: 2 } });
-    thin.x.push((entry.rank_low + entry.rank_high) / 2);
-    thin.y.push(at);
-    thin.text.push(`${views[entry.view].dataset}: rank ${rank(entry.rank_low, entry.rank_high)}, ${score(entry.value)} ${span(entry.low, entry.high)}`);
+  const found = family().ranks[chosenBudget()];
+  tell("apart", found && found.apart.length ? `On some of the tasks only: ${found.apart.join(", ")}.` : "");
+  if (!found) return nothing("ranks", "No two methods compete at this budget on all of these tasks with the same samples.");
+  const lines = found.methods.map((method, m) => ({ method, ends: found.ends.map((task) => task[m]), mean: found.means[m] }));
+  lines.sort((a, b) => a.mean[0] + a.mean[1] - b.mean[0] - b.mean[1] || a.mean[1] - b.mean[1] || collator.compare(a.method, b.method));
+  const single = { x: [], y: [] }, hints = { x: [], y: [], text: [] }, tasks = found.views;
+  lines.forEach(({ ends }, y) => ends.forEach(([low, high], k) => {
+    const at = lines.length - 1 - y + (tasks.length > 1 ? 0.6 * (k / (tasks.length - 1) - 0.5) : 0.25);
+    single.x.push(low - 0.12, high + 0.12, null);
+    single.y.push(at, at, null);
+    hints.x.push((low + high) / 2);
+    hints.y.push(at);
+    hints.text.push(`${views[tasks[k]].dataset}: rank ${rank(low, high)}`);
   }));
+  const grey = "#8a8a8a", middle = ({ mean: [low, high] }) => (low + high) / 2;
+  const words = ({ mean: [low, high] }) => (low === high ? low.toFixed(1) : `${low.toFixed(1)}–${high.toFixed(1)}`);
   const traces = [
-    { type: "scatter", mode: "markers", x: thin.x, y: thin.y, text: thin.text, hoverinfo: "text", marker: { color: "#8a8a8a", size: 5 }, showlegend: false },
-    { type: "scatter", mode: "markers", x: lines.map((l) => (l.low + l.high) / 2), y: lines.map((_, y) => lines.length - 1 - y), showlegend: false,
-      error_x: { type: "data", array: lines.map((l) => (l.high - l.low) / 2), thickness: 5, width: 0, color: COLOURS[0] },
+    { type: "scatter", mode: "lines", ...single, line: { color: grey, width: 2 }, hoverinfo: "skip", showlegend: false },
+    { type: "scatter", mode: "markers", ...hints, hoverinfo: "text", marker: { color: grey, size: 5 }, showlegend: false },
+    { type: "scatter", mode: "markers", x: lines.map(middle), y: lines.map((_, y) => lines.length - 1 - y), showlegend: false,
+      error_x: { type: "data", array: lines.map(({ mean: [low, high] }) => (high - low) / 2), thickness: 5, width: 0, color: COLOURS[0] },
       marker: { color: COLOURS[0], size: 9 }, hoverinfo: "text",
-      text: lines.map((l) => `${l.method}: ${l.low.toFixed(1)} to ${l.high.toFixed(1)} over ${l.list.length} tasks`) },
+      text: lines.map((line) => `${line.method}: mean ${words(line)} over ${tasks.length} ${tasks.length > 1 ? "tasks" : "task"}`) },
   ];
-  const most = Math.max(1, ...lines.flatMap((line) => line.list.map((entry) => entry.rank_high)));
-  const table = plainTable(["method", "mean lowest", "mean highest", "tasks", ...members().map((i) => views[i].dataset)],
-    lines.map((l) => [l.method, l.low, l.high, String(l.list.length), ...members().map((i) => {
-      const entry = l.list.find((each) => each.view === i);
-      return entry ? rank(entry.rank_low, entry.rank_high) : "";
-    })]));
-  if (!lines.length) return nothing("ranks", "No task ranks methods at this budget: none is proven better than another, or samples failed.");
-  chart("ranks", traces, { height: 90 + 34 * lines.length, shapes: single,
-    xaxis: { title: { text: "rank, 1 = best" }, range: [0.5, most + 0.5], dtick: most > 20 ? 5 : 1 },
-    yaxis: { tickvals: lines.map((_, y) => lines.length - 1 - y), ticktext: lines.map((l) => l.method), zeroline: false } }, table);
+  const table = () => plainTable(["method", "mean", ...tasks.map((view) => views[view].dataset)],
+    lines.map((line) => [line.method, words(line), ...line.ends.map(([low, high]) => rank(low, high))]));
+  chart("ranks", traces, { height: 90 + 34 * lines.length,
+    xaxis: { title: { text: "rank, 1 = best" }, range: [0.5, lines.length + 0.5], dtick: lines.length > 20 ? 5 : 1 },
+    yaxis: { tickvals: lines.map((_, y) => lines.length - 1 - y), ticktext: lines.map((line) => line.method), zeroline: false } }, table);
 }
 
 function nothing(id, words) {
-  drawn.delete(id);
-  if (window.Plotly && $(id).data) Plotly.purge($(id));
-  const next = $(id).nextElementSibling;
-  if (next && next.dataset.of === id) next.remove();
+  undraw(id);
   tell(id, el("p", { class: "quiet" }, words));
 }
 
@@ -113,7 +95,7 @@ function curve() {
   const ends = view.budgets.length ? [+view.budgets[0], +view.budgets[view.budgets.length - 1]] : [0, 1];
   const flat = without.map((entry) => ({ type: "scatter", mode: "lines", name: entry.method, x: ends, y: [entry.value, entry.value],
     line: { color: "#8a8a8a", dash: "dash", width: 2 }, hoverinfo: "text", text: `${entry.method}: ${score(entry.value)} ${span(entry.low, entry.high)}` }));
-  const table = plainTable(["method", ...["", ...view.budgets].map((budget) => budgetWord(view, budget))],
+  const table = () => plainTable(["method", ...["", ...view.budgets].map((budget) => budgetWord(view, budget))],
     distinct(list.map((entry) => entry.method)).map((method) => [method, ...["", ...view.budgets].map((budget) => {
       const entry = list.find((each) => each.method === method && each.budget === budget);
       return entry ? `${score(entry.value)} ${span(entry.low, entry.high)}` : "";
@@ -125,13 +107,20 @@ function curve() {
   against("times", list, view, "token_s", "seconds per token", "None of these rows was timed by itself.");
 }
 
+/** The powers of two around these numbers, ten at most. */
+function powers(values) {
+  const low = Math.floor(Math.log2(Math.min(...values))), high = Math.ceil(Math.log2(Math.max(...values))), step = Math.ceil((high - low + 1) / 10);
+  return Array.from({ length: Math.floor((high - low) / step) + 1 }, (_, k) => 2 ** (low + k * step));
+}
+
 function against(id, list, view, column, words, none) {
   const traces = lines(list, (entry) => entry[column], column, null, null, view);
   if (!traces.length) return nothing(id, none);
-  const table = plainTable(["method", "budget", words, "ratio to full", view.metric], list.filter((entry) => entry[column] !== null).map((entry) =>
+  const table = () => plainTable(["method", "budget", words, "ratio to full", view.metric], list.filter((entry) => entry[column] !== null).map((entry) =>
     [entry.method, budgetWord(view, entry.budget), column === "bytes" ? bytes(entry.bytes) : `${(1000 * entry.token_s).toPrecision(3)} ms`,
       entry[column === "bytes" ? "bytes_ratio" : "token_ratio"], entry.value]));
-  chart(id, traces, { height: 480, xaxis: { type: "log", title: { text: words } }, yaxis: { title: { text: view.metric } } }, table);
+  const ticks = column === "bytes" ? powers(traces.flatMap((trace) => trace.x)) : null;
+  chart(id, traces, { height: 480, xaxis: { type: "log", title: { text: words }, ...(ticks && { tickvals: ticks, ticktext: ticks.map(bytes) }) }, yaxis: { title: { text: view.metric } } }, table);
 }
 
 function chosen(from) {
@@ -160,7 +149,7 @@ function start() {
     document.querySelectorAll("section, .filters").forEach((node) => { node.hidden = true; });
     return;
   }
-  options($("family"), familyKeys.map((key, k) => [k, familyWords(families.get(key))]), place.get("family") ?? 0);
+  options($("family"), report.families.map((one, k) => [k, familyWords(one)]), place.get("family") ?? 0);
   options($("dataset"), members().map((i) => [i, views[i].dataset]), place.get("dataset") ?? "");
   chosen("family");
   $("family").addEventListener("change", () => { place.set({ budget: "" }); chosen("family"); });
