@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 
-def each(names: str | Sequence[str], cases: Iterable[Any]) -> Callable[[Callable], Callable]:
-    """One test of all cases. Arguments as of `pytest.mark.parametrize`; decorators may stand on each other.
+def each(names: str | Sequence[str], cases: Iterable[Any], keep: int | None = None) -> Callable[[Callable], Callable]:
+    """One test of all cases. Arguments as of `pytest.mark.parametrize`; decorators may stand on each other. keep: so many of
+    them, spread evenly, in `make test`, and all in `make test-full`.
 
     Every case has `monkeypatch` for itself, an empty `tmp_path`, and in `capsys` only what it printed.
     """
@@ -27,9 +28,9 @@ def each(names: str | Sequence[str], cases: Iterable[Any]) -> Callable[[Callable
 
     def decorated(test: Callable) -> Callable:
         @functools.wraps(test)
-        def all_cases(**fixtures: Any) -> None:
+        def all_cases(*, asked: list[Any] = cases, **fixtures: Any) -> None:
             failed, skipped = [], []
-            for number, case in enumerate(cases):
+            for number, case in enumerate(asked):
                 values = dict(zip(keys, case if len(keys) > 1 else [case], strict=True))
                 try:
                     with ExitStack() as stack:
@@ -40,15 +41,21 @@ def each(names: str | Sequence[str], cases: Iterable[Any]) -> Callable[[Callable
                     error.add_note(f"case {number} of {test.__name__}: {values}")
                     failed.append(error)
             if failed:
-                raise BaseExceptionGroup(f"{len(failed)} of {len(cases)} cases of {test.__name__} fail", failed)
+                raise BaseExceptionGroup(f"{len(failed)} of {len(asked)} cases of {test.__name__} fail", failed)
             if skipped:
-                pytest.skip(f"{len(skipped)} of {len(cases)} cases, the others pass: {'; '.join(skipped)}")
+                pytest.skip(f"{len(skipped)} of {len(asked)} cases, the others pass: {'; '.join(skipped)}")
 
         wanted = inspect.signature(test)
         assert set(keys) <= set(wanted.parameters), f"{test.__name__} takes no {set(keys) - set(wanted.parameters)}"
         left = [parameter for name, parameter in wanted.parameters.items() if name not in keys]
-        all_cases.__signature__ = wanted.replace(parameters=left)
-        return all_cases
+        if keep is None:
+            all_cases.__signature__ = wanted.replace(parameters=left)
+            return all_cases
+        asked = inspect.Parameter("asked", inspect.Parameter.KEYWORD_ONLY)
+        all_cases.__signature__ = wanted.replace(parameters=[*left, asked])
+        some = [cases[i * len(cases) // keep] for i in range(keep)]
+        whole = pytest.param(cases, id="whole", marks=pytest.mark.full)
+        return pytest.mark.parametrize("asked", [pytest.param(some, id="some"), whole])(all_cases)
 
     return decorated
 

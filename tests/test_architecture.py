@@ -183,11 +183,11 @@ def room(file: Path) -> str:
 
 
 @cache
-@cache
 def parsed(file: Path) -> ast.Module:
     return ast.parse(file.read_text())
 
 
+@cache
 def imports(file: Path, top_level_only: bool = False) -> set[str]:
     """Absolute names of the modules that a file imports, `TYPE_CHECKING` blocks left out."""
     found: set[str] = set()
@@ -220,6 +220,7 @@ MODULES = {
 }
 
 
+@cache
 def imported(file: Path) -> set[str]:
     """The modules of this package that a file imports anywhere, also inside functions and for types alone."""
     found: set[str] = set()

@@ -61,3 +61,18 @@ def test_no_cases_and_unknown_names_are_refused():
         each("name", [])
     with pytest.raises(AssertionError, match="takes no {'nam'}"):
         each("nam", [1])(lambda name: None)
+
+
+def test_of_cases_that_say_the_same_some_are_left_to_test_full():
+    seen = []
+
+    @each("number", range(10), keep=3)
+    def test_number(number):
+        seen.append(number)
+
+    (mark,) = test_number.pytestmark
+    some, whole = mark.args[1]
+    assert [each_mark.name for each_mark in whole.marks] == ["full"] and not some.marks
+    test_number(asked=some.values[0])
+    test_number(asked=whole.values[0])
+    assert seen == [0, 3, 6, *range(10)]

@@ -127,6 +127,7 @@ def naive_shares(importance: list[list[float]], rho: Fraction) -> list[float]:
         closed |= over
 
 
+@pytest.mark.full
 def test_prefix_shares_are_those_of_the_attention_that_the_model_reports():
     from mmkv_bench.calibrate.samples import page
     from mmkv_bench.generation.encode import encode

@@ -193,6 +193,7 @@ def test_internvl_shows_a_cell_in_its_tile_and_in_the_thumbnail():
     assert visual_tokens([(0, 3, 20)], (16, 32), boxes) == [256 + 3 * 16 + 4, 512 + 3 * 16 + 10]
 
 
+@pytest.mark.full
 def test_the_last_pixels_of_a_tile_lie_in_no_token_of_llava_onevision():
     """384 = 27 * 14 + 6: of a page of one tile a cell of 6 pixels at the edge is seen by nobody, one of 8 is."""
     boxes = boxes_of("llava_onevision_7b", [blank(384, 384)])

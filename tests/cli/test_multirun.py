@@ -59,6 +59,7 @@ def test_keys_of_the_users_own_reach_every_job(ran):
         assert list(config.retry) == ["nan"]
 
 
+@pytest.mark.full
 def test_every_job_knows_the_further_config_folder(ran, tmp_path_factory):
     folder = tmp_path_factory.mktemp("conf")
     (folder / "experiment").mkdir()

@@ -467,6 +467,7 @@ def test_padding_is_no_part_of_the_signal():
     assert [[[j - pad for j in row] for row in rows] for rows in rows_of([index[1] for index in kept])] == alone[1]
 
 
+@pytest.mark.full
 @cover.few("family", FAMILIES, first=1)
 def test_forks_answer_as_the_method_alone(family):
     variants = [shipped(), shipped(dba=False, heads="per_head"), shipped(keys="unrotated", gamma=0.4)]

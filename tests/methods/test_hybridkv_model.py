@@ -279,6 +279,7 @@ def test_retrieval_of_all_chunks_is_the_full_cache(family, protocol):
 # ---------------------------------------------------------------- forks, rows and what they count
 
 
+@pytest.mark.full
 @cover.few("family", FAMILIES)
 def test_forks_answer_as_alone(family):
     model, prompt = zoo.model(family), common.encoded(family, before=30)

@@ -292,6 +292,7 @@ def test_answers_are_those_of_the_oracles_cache(name, reading, merge, protocol):
         assert (run.logits - other.logits).abs().max() <= 2e-6 and torch.equal(run.tokens, other.tokens)
 
 
+@pytest.mark.full
 @cover.few("name", FAMILIES, first=2)
 def test_forks_answer_as_they_do_alone(name):
     model, prompt = zoo.model(name), common.encoded(name)

@@ -399,6 +399,7 @@ def test_layers_are_freed_one_after_the_other_during_the_prefill(family):
     assert sum(caps) == budget * zoo.LAYERS
 
 
+@pytest.mark.full
 @cover.few("family", FAMILIES, first=2)
 def test_forks_answer_as_the_method_alone(family):
     variants = [shipped(), shipped(carry="printed", theta=0.6), shipped(proxies=4, recents=2)]

@@ -360,6 +360,7 @@ def test_reducing_late_within_the_budget_keeps_the_budget():
         assert fork.tokens_from_compressed == new  # the first two are the full cache's under every protocol
 
 
+@pytest.mark.full
 @cover.few("name", FAMILIES)
 def test_forks_answer_as_they_do_alone(name):
     model, prompt = zoo.model(name), common.encoded(name)

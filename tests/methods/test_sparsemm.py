@@ -303,6 +303,7 @@ def test_decoding_equals_full_attention_with_the_evicted_entries_masked(family):
     assert torch.equal(run.tokens, masked.tokens)
 
 
+@pytest.mark.full
 @cover.few("family", FAMILIES, first=1)
 def test_forks_answer_as_the_method_alone(family):
     table = zoo_table(family)

@@ -52,7 +52,7 @@ def test_the_classes_are_those_that_transformers_would_choose(model_type):
         assert IMAGE_PROCESSOR_MAPPING_NAMES[model_type]["torchvision"] == classes.image
 
 
-@each("name", SETTINGS)
+@each("name", SETTINGS, keep=3)
 def test_special_tokens_have_the_checkpoints_ids(name):
     tokenizer = tokenizer_of(name)
     for text, index in SETTINGS[name]["special_tokens"].items():

@@ -70,6 +70,7 @@ def test_weights_are_the_same_whatever_ran_before_and_leave_the_generators_alone
     assert first.keys() == second.keys() and all(torch.equal(first[key], second[key]) for key in first)
 
 
+@pytest.mark.full
 def test_a_lower_precision_holds_the_rounded_values():
     full, half = weights("qwen2_vl_7b").state_dict(), weights("qwen2_vl_7b", dtype=torch.bfloat16).state_dict()
     assert {v.dtype for v in half.values()} == {torch.bfloat16}
@@ -92,6 +93,7 @@ def test_every_parameter_is_made_and_buffers_are_computed(name):
         assert parameter.ndim < 2 or parameter.float().std() > 0, key
 
 
+@pytest.mark.full
 def test_tied_embeddings_stay_one_parameter():
     model = weights("qwen2_5_vl_7b")
     assert model.lm_head.weight is not model.get_input_embeddings().weight

@@ -156,6 +156,7 @@ def test_pixel_limits_reach_the_processor_of_models_that_have_them():
         assert int((made["input_ids"] == 151655).sum()) in tokens
 
 
+@pytest.mark.full
 def test_a_limit_on_a_video_as_a_whole_grows_with_its_frames():
     processor = Source.of(small("qwen3_vl_8b", video_max_pixels=65536, frames=8)).load().processor
     assert processor.video_processor.size["longest_edge"] == 8 * 65536

@@ -23,6 +23,11 @@ NEEDED = {
 """What a choice leaves to its user."""
 
 
+def choices(group: str) -> list[str]:
+    """What names a method or dataset by itself."""
+    return [name for name in options(group) if name not in WITHOUT[group]]
+
+
 def answering(group: str) -> list[str]:
     """Choices of runs that answer datasets; those of scenario=efficiency are planned by tests/efficiency/test_settings.py."""
     papers = sorted(f"papers/{file.stem}" for file in (conf_dir() / group / "papers").glob("*.yaml"))
@@ -30,9 +35,9 @@ def answering(group: str) -> list[str]:
 
 
 def shipped(every: int = 1) -> Iterator[list[str]]:
-    """The words of configurations: all methods with the default model on all datasets, each experiment and each model with
-    the defaults of the rest; of both every so manieth."""
-    yield [f"{group}=[{','.join(n for n in options(group) if n not in WITHOUT[group])}]" for group in WITHOUT]
+    """The words of configurations: methods with the default model on datasets, each experiment and each model with the
+    defaults of the rest; of all four every so manieth."""
+    yield [f"{group}=[{','.join(choices(group)[::every])}]" for group in WITHOUT]
     for group in ("experiment", "model"):
         for name in answering(group)[::every]:
             yield [f"{group}={name}", *NEEDED.get(name, [])]

@@ -112,7 +112,7 @@ def again(root: Path, runs: int | None = None) -> tuple[Counter, int]:
     return lost, count
 
 
-@each("root", ROOTS)
+@each("root", ROOTS, keep=4)
 def test_the_cells_of_a_stores_first_run_have_the_hash_that_its_configuration_plans(root):
     lost, count = again(root, runs=1)
     assert lost <= Counter(OLDER.get(root.name, {}))

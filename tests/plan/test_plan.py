@@ -12,12 +12,11 @@ import pyarrow as pa
 import pytest
 
 from mmkv_bench.config.compose import compose
-from mmkv_bench.config.schema import options
 from mmkv_bench.plan.plan import make_plan, outline
 from mmkv_bench.plan.standing import Standing
 from mmkv_bench.store.response import STATUSES
 from tests.cli.setting import CHECKOUT
-from tests.plan.outline_all import WITHOUT, answering
+from tests.plan.outline_all import answering, choices
 
 
 @pytest.mark.parametrize("every", [24, pytest.param(1, marks=pytest.mark.full)])
@@ -35,8 +34,8 @@ def test_every_shipped_configuration_comes_to_a_plan_without_model_data_or_heavy
         assert plan["family"] and plan["datasets"], name
         assert all(cells and (samples or counted == "unknown") for cells, samples, counted in plan["datasets"].values())
     everything = plans["method="]
-    assert {*everything["methods"]} == {*options("method")} - WITHOUT["method"] | {"full"}
-    assert len(everything["datasets"]) == len(options("dataset")) - len(WITHOUT["dataset"])
+    assert {*everything["methods"]} == {*choices("method")[::every], "full"}
+    assert len(everything["datasets"]) == len(choices("dataset")[::every])
 
 
 def test_an_outline_of_what_is_at_hand_is_the_plan(tmp_path):

@@ -12,7 +12,7 @@ from mmkv_bench.store.store import Store
 from tests.run import setting
 from tests.run.setting import answers, done, responses
 
-COMMAND = ("dataset=pages_walk", "method=[snapkv,h2o,kivi]", "budget=[16,48]", "protocol=[paper,strict]", "limit=3")
+COMMAND = ("dataset=pages_walk", "method=[snapkv,h2o,kivi]", "budget=[16,48]", "protocol=[paper,strict]", "limit=2")
 MEASURED = ("forced_kl", "forced_agree", "reference_nll", "reference_samples")
 BOTH = ("dataset.measures=[ppl,self_rouge]", "dataset.metrics=[exact_match,ppl,rouge_l_sampled]")
 

@@ -224,10 +224,6 @@ def test_a_method_a_budget_and_more_samples_generate_only_what_is_missing(tmp_pa
     assert {key: after[key] for key in before} == before
     done(tmp_path / "at_once", *large)
     assert setting.everything(root) == setting.everything(tmp_path / "at_once")
-    further = done(root, *large, "limit=4")
-    assert further.generated == 1  # nothing but the new sample is prefilled
-    assert len(commits(root)) == 5 * 4
-    assert {key: commits(root)[key] for key in after} == after
 
 
 def test_a_missing_row_in_the_middle_is_generated_alone(uninterrupted, tmp_path):

@@ -117,6 +117,7 @@ def test_the_verb_draws_one_table_of_each_dataset_and_says_what_it_needs(tmp_pat
     assert "no table of scores with a budget" in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_removal_curves_start_at_the_full_cache_and_fall_with_the_share_removed(tmp_path, capsys):
     """FlashCache's Figure 2: an orders' line each, from the score of full where nothing is removed."""
     made = Example()

@@ -115,7 +115,7 @@ def test_the_shipped_weights_fit_in_five_megabytes():
     assert not list(WEIGHTS.glob("*.bin")) and not list(WEIGHTS.glob("*.pt"))
 
 
-@each(("task", "floor"), [("lookup", 0.9), ("walk3", 0.8), ("handwritten", 0.7)])
+@each(("task", "floor"), [("lookup", 0.9), ("walk3", 0.8), ("handwritten", 0.7)], keep=1)
 def test_the_shipped_weights_answer_pages(task, floor):
     model = AutoModelForImageTextToText.from_pretrained(WEIGHTS, dtype=torch.float32).eval()
     processor = AutoProcessor.from_pretrained(WEIGHTS)

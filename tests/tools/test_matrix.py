@@ -39,6 +39,7 @@ def test_every_dataset_is_in_the_grid_but_the_mix_and_the_users_choice():
     assert set(options("dataset")) - set(datasets()) == {"pages", "lmms_eval"}
 
 
+@pytest.mark.full
 def test_every_family_with_a_shape_has_a_model_in_the_grid():
     def family(name: str) -> tuple[str, str]:
         found = family_of(Source.of(node(name, weights="random", layers=1)).hf_config())
