@@ -7,7 +7,8 @@
 Two stores, each also made at half the rows: `wide`, 10,000 cells x 100 samples (of 50 models, each a job of 200 cells with
 its own part), and `deep`, 200 cells x 20,000 samples (one job, a part every 256 samples). Cells and parts are files as a run
 writes them, rows fill every column that a run of the embedded model fills. They are made in a temporary folder (`--keep`
-names another, which stays, and where an interrupted bench goes on). Each measurement is a process of its own: CPU time of all
+names another, which stays, and where an interrupted bench goes on; pages too, blank behind the frozen ones: no measurement looks
+at a picture). Each measurement is a process of its own: CPU time of all
 threads, user and system, imports included, and the largest resident set.
 
 - resume: what a finished run of all cells reads before it says so; one job: of the cells of one model alone.
@@ -63,12 +64,43 @@ def spec_of(samples: int) -> Any:
     )
 
 
+def blank_pages(samples: int) -> None:
+    """Pages of the embedded model's task for the scorer, which looks at no picture: the frozen ones as they are, blank ones
+    behind them (20,000 pages take ten minutes to draw and 5 GB). In the cache that `pages_cache` names, never in the user's.
+    """
+    from PIL import Image
+
+    from mmkv_bench.datasets import page_data
+    from mmkv_bench.datasets.chunks import DataChunk
+    from mmkv_bench.tiny.pages import Sample
+
+    name = spec_of(samples).name
+    blank = Image.new("RGB", (1, 1))
+    chunks = -(-samples // page_data.CHUNK)
+    frozen = len(page_data.frozen_digests()[page_data.frozen_name(name, "test")])
+    named = page_data.named(name, "test", chunks * page_data.CHUNK)
+    for number in range(frozen, chunks):
+        chunk = DataChunk(page_data.folder(name, "test"), number)
+        own = named[number * page_data.CHUNK : (number + 1) * page_data.CHUNK]
+        rows = [
+            Sample(sample, sample, kind, [blank], f"blank page {sample}", f"{sample[-6:]}.") for sample, kind in own
+        ]
+        if not chunk.exists():
+            chunk.publish(page_data._table(rows), manifest=page_data.generator())
+
+
+def pages_cache(folder: Path) -> dict[str, str]:
+    """The environment of a process that makes or reads a store in `folder`."""
+    return os.environ | {"MMKV_BENCH_CACHE": str(folder.parent / "pages")}
+
+
 def make(folder: Path, cells: int, samples: int) -> None:
     """A store of that many answered cells, nothing scored."""
     from mmkv_bench.evaluation.documents import documents
     from mmkv_bench.store import parts
     from mmkv_bench.store.store import Store
 
+    blank_pages(samples)
     docs = documents(spec_of(samples), samples)
     refs = docs.refs
     known = {
@@ -223,7 +255,7 @@ def measured(what: str, folder: Path, samples: int) -> dict[str, float]:
     """CPU seconds, wall-clock seconds and MiB of one measurement."""
     wall = time.perf_counter()
     words = [sys.executable, __file__, "--do", what, "--keep", str(folder), "--samples", str(samples)]
-    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, cwd=ROOT)
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, cwd=ROOT, env=pages_cache(folder))
     _, status, used = os.wait4(process.pid, 0)
     if status:
         raise SystemExit(f"error: {what} of {folder} failed")
@@ -265,6 +297,7 @@ def compared(shape: str, scale: float, folder: Path, measures: Sequence[str]) ->
             subprocess.run(
                 [sys.executable, __file__, "--make", str(count), "--samples", str(of_each), "--keep", str(own)],
                 check=True,
+                env=pages_cache(own),
             )
         known = own.with_suffix(".json")  # an interrupted bench goes on where it was
         before = json.loads(known.read_text()) if known.exists() else {"size": size(own)}

@@ -47,7 +47,9 @@ if TYPE_CHECKING:
 
 LEAST = 4  # cells; below it nothing is saved, two being scored twice
 AT_ONCE = 20_000  # answers to a pass, whose requests lmms-eval holds in memory
-HELD = 1 << 16  # different answers whose outcomes are held in memory; they are forgotten together
+HELD = (
+    1 << 16
+)  # different answers whose outcomes are held in memory; then those are forgotten that one block of cells gave
 
 Answers = Callable[[str], Mapping[str, Answer]]
 
@@ -176,6 +178,7 @@ class Together:
     def __init__(self, spec: TaskSpec, docs: Documents, failed: Collection[int] = ()) -> None:
         self.spec, self.docs, self.failed = spec, docs, failed
         self.outcomes: dict[int, dict[str, Outcome]] = {ref.doc_id: {} for ref in docs.refs}
+        self.again: set[tuple[int, str]] = set()  # documents and texts that a later cell gave too
         self.unscored: dict[str, None] = {}
         self.due: dict[int, list[str]] = {}
         self.aggregating = Replay(spec, docs, {}, ScoringPass(Ledger(), ()))
@@ -184,12 +187,14 @@ class Together:
     def ask(self, texts: Mapping[int, Iterable[str | None]]) -> bool:
         """Score those answers, doc_id -> its texts, that are not known; False where that is not a matter of single samples."""
         if sum(map(len, self.outcomes.values())) > HELD:
-            self.outcomes = {doc_id: {} for doc_id in self.outcomes}
+            self._forget()
         waiting: list[tuple[int, int, str]] = []
         for doc_id, own in texts.items():
             if doc_id not in self.outcomes or not all(isinstance(text, str) for text in own):
                 return False  # foreign or broken answers, which `score` refuses with the reason
-            new = (text for text in own if text not in self.outcomes[doc_id])
+            known = self.outcomes[doc_id]
+            self.again.update((doc_id, text) for text in own if text in known)
+            new = (text for text in own if text not in known)
             waiting += [(number, doc_id, str(text)) for number, text in enumerate(new)]
         # A pass goes through all documents, however few of them have an answer in it: it takes one answer to each, then another.
         waiting.sort(key=lambda each: each[:2])
@@ -206,6 +211,16 @@ class Together:
                 self.aggregating.open(module, task_config(self.spec), True)
             self.opened = True
         return True
+
+    def _forget(self) -> None:
+        """Outcomes that nobody asked for again since the last time; all where those are many too."""
+        kept = {
+            doc_id: {text: outcome for text, outcome in own.items() if (doc_id, text) in self.again}
+            for doc_id, own in self.outcomes.items()
+        }
+        few = sum(map(len, kept.values())) <= HELD // 2
+        self.outcomes = kept if few else {doc_id: {} for doc_id in kept}
+        self.again = set()
 
     def _pass(self, texts: Mapping[int, Sequence[str]]) -> bool:
         nothing = parts_of_nothing(self.spec)

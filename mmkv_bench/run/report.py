@@ -147,8 +147,8 @@ class Report:
 
         if self.config.model.weights == "random":
             return RANDOM
-        rows = frames(self.rows)
         specs = [part.spec for part in self.parts]
         headlines = {metric for spec in specs for metric in spec.metrics}
-        shown = sorted(headlines & set(rows.samples["metric"])) if all(spec.metrics for spec in specs) else None
+        rows = frames(self.rows.of_metrics(headlines))
+        shown = sorted(headlines.intersection(rows.names)) if all(spec.metrics for spec in specs) else None
         return markdown(build(rows, metrics=shown))

@@ -30,16 +30,30 @@ def unscored(
     rows: those of the cells, where some were read already.
     """
     names = [cell.cell for cell in cells]
-    columns = ("cell", "sample_id", "status")
-    answered = store.responses(names, columns, coded=True) if rows is None else rows.responses.select(columns)
-    scored = store.samples(names, columns, coded=True) if rows is None else rows.samples.select(columns)
     metrics = (store.metrics(names) if rows is None else rows.metrics).to_pylist()
     with_metrics = {row["cell"] for row in metrics}
     to_judge = {row["cell"] for row in metrics if judge is not None and _to_judge(row, judge)}
-    changed, found = _changed(answered, scored), set(answered["cell"].unique().to_pylist())
+    changed: set[str] = set()
+    found: set[str] = set()
+    for answered, scored in _standing(store, names, rows):
+        changed |= _changed(answered, scored)
+        found.update(answered["cell"].unique().to_pylist())
     return [
         name for name in names if name in found and (name in changed or name not in with_metrics or name in to_judge)
     ]
+
+
+def _standing(store: Store, names: Sequence[str], rows: ReadOnce | None) -> Iterator[tuple[pa.Table, pa.Table]]:
+    """Cell, sample and status of answers and of scores, of some cells after the other where all are many."""
+    from mmkv_bench.store.blocks import blocks
+    from mmkv_bench.tables.rows import AT_ONCE
+
+    columns = ("cell", "sample_id", "status")
+    if rows is not None and not rows.large:
+        yield rows.responses.select(columns), rows.samples.select(columns)
+        return
+    for own in blocks(names, store.counts("responses"), AT_ONCE):
+        yield store.responses(own, columns, coded=True), store.samples(own, columns, coded=True)
 
 
 def _changed(answered: pa.Table, scored: pa.Table) -> set[str]:

@@ -16,6 +16,9 @@ from mmkv_bench.store.slim import TIMES
 LARGEST = 9_500_000
 """Bytes of a packed file: below the 10 MB that a repository of results takes (`store/weight.py`)."""
 ROW_GROUP = 1 << 19
+DENSEST = 22
+"""zstd's level for rows that go into git. Of a million answers it takes minutes to save a sixteenth of what `QUICK` leaves."""
+QUICK = 9
 _ALIKE = (
     *("model", "dataset", "dataset_fingerprint", "base", "method", "reading", "protocol", "budget_kind"),
     *("budget_entries", "budget_fraction", "seed", "parameters", "cell"),
@@ -47,16 +50,16 @@ def ordered(rows: pa.Table, cells: pa.Table) -> pa.Table:
     return rows.take(np.argsort(place, kind="stable"))
 
 
-def packed(rows: pa.Table, largest: int = LARGEST, together: str = "cell") -> list[bytes]:
+def packed(rows: pa.Table, largest: int = LARGEST, together: str = "cell", level: int = DENSEST) -> list[bytes]:
     """`rows`, those of a cell together, as parquet files of at most `largest` bytes; no cell is in two of them.
 
-    A single cell that is larger stays whole. together: the column in a cell's place.
+    A single cell that is larger stays whole. together: the column in a cell's place. level: zstd's.
     """
     data = sealed(
         rows,
         row_group_size=ROW_GROUP,
         compression="zstd",
-        compression_level=22,
+        compression_level=level,
         **_encodings(rows.schema),
         dictionary_pagesize_limit=64 << 20,
         data_page_size=64 << 20,  # one page per column and row group: zstd sees all of it
@@ -72,7 +75,7 @@ def packed(rows: pa.Table, largest: int = LARGEST, together: str = "cell") -> li
     return [
         file
         for start, end in pairwise([0, *cuts.tolist(), rows.num_rows])
-        for file in packed(rows.slice(start, end - start), largest, together)
+        for file in packed(rows.slice(start, end - start), largest, together, level)
     ]
 
 

@@ -14,8 +14,7 @@ from mmkv_bench.errors import StoreError
 from mmkv_bench.store.digests import checksum
 from mmkv_bench.store.files import disk_errors, sync_folder, write_bytes
 from mmkv_bench.store.interface import Opened
-from mmkv_bench.store.packing import LARGEST, alike, is_packed, ordered, packed
-from mmkv_bench.store.parts import codes_of
+from mmkv_bench.store.packing import DENSEST, LARGEST, QUICK, alike, is_packed, ordered, packed
 from mmkv_bench.store.sealed import number_of_rows
 from mmkv_bench.store.slim import slim as slimmed
 from mmkv_bench.store.superseded import superseded
@@ -81,6 +80,7 @@ class _Packing:
         self._table, self._cells, self._dropped, self._slim = table, cells, dropped, slim
         own = {"responses": store.responses, "timings": store.timings}
         self._read: Callable[..., pa.Table] = own.get(table, partial(store.load, table))
+        self._counts = partial(store.counts, table)
 
     def large(self, files: list[Path]) -> bool:
         """Whether the rows are read and written some cells at a time."""
@@ -93,24 +93,23 @@ class _Packing:
             rows = rows.filter(pc.invert(pc.is_in(rows["cell"], value_set=pa.array(sorted(self._dropped)))))
         return rows
 
-    def files(self, rows: pa.Table) -> list[bytes]:
-        return packed(ordered(slimmed(rows) if self._slim else rows, self._cells))
+    def files(self, rows: pa.Table, level: int = DENSEST) -> list[bytes]:
+        return packed(ordered(slimmed(rows) if self._slim else rows, self._cells), level=level)
 
     def by_cells(self) -> Iterator[bytes]:
         """Cells that answer alike side by side, as many at a time as should make one file, by what those before them took."""
-        codes = self._read(None, ["cell"], coded=True)["cell"].combine_chunks()
-        names = codes.dictionary.to_pylist()
-        counts = dict(zip(names, np.bincount(codes_of(codes), minlength=len(names)).tolist(), strict=True))
+        counts = self._counts()
         waiting = [name for name in alike(self._cells, counts) if name not in self._dropped]
         step = float(AT_ONCE)
         while waiting:
             ends = np.cumsum([counts[name] for name in waiting])
             many = max(1, int(np.searchsorted(ends, step, side="right")))
             rows = self.rows(waiting[:many])
-            made = self.files(rows)
-            yield from made
-            step = rows.num_rows * min(IN_MEMORY / rows.nbytes, 0.95 * LARGEST / sum(map(len, made)))
             waiting = waiting[many:]
+            if rows.num_rows:
+                made = self.files(rows, QUICK)
+                yield from made
+                step = rows.num_rows * min(IN_MEMORY / rows.nbytes, 0.95 * LARGEST / sum(map(len, made)))
 
 
 def _replace(folder: Path, before: list[Path], files: Iterable[bytes]) -> None:

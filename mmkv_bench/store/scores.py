@@ -52,6 +52,7 @@ def replace_by(store: Opened, blocks: Iterable[pa.Table], metrics_of: Callable[[
         try:
             growing = together.Growing(store.root, chain([first, second], coming))
             staged["samples"] = growing.staged
+            pa.default_memory_pool().release_unused()
             metrics = pa.concat_tables([_metrics(metrics_of(rows), rows) for rows in growing.by_metric()])
             metrics = metrics.sort_by([("cell", "ascending"), ("metric", "ascending")])
             staged["metrics"] = Staged(store.file("metrics", "together"), parts.parquet(metrics))

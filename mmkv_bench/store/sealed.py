@@ -24,6 +24,9 @@ KEY = "mmkv_sha256"
 _ZEROS = b"0" * 64
 # As the footer spells the pair: the key, then (thrift's compact protocol) "string", "64 bytes", the value.
 _MARK = KEY.encode() + b"\x18\x40"
+WHOLE = 32 << 20
+"""Bytes of a file up to which it is read into memory; a larger one is hashed piece by piece and then read from the disk."""
+_PIECE = 1 << 22
 _known: dict[State, bool] = {}
 """Files of this process that were hashed, by all that changes with their bytes -> whether they carry a digest."""
 
@@ -92,14 +95,18 @@ def opened(path: Path, coded: Sequence[str] = ()) -> Iterator[tuple[pq.ParquetFi
     with open(path, "rb") as stream:
         state = State.of(os.fstat(stream.fileno()))
         source: Any = stream
-        if state not in _known:
+        if state in _known:
+            checked = _known[state]
+        elif state.size > WHOLE:
+            checked = _check(stream)
+            if state != State.of(os.fstat(stream.fileno())):
+                raise Damaged("it was written to while it was read")
+        else:
             # What is parsed is what was hashed, whatever becomes of the file meanwhile.
             data = stream.read()
-            source, checked = pa.BufferReader(data), _check(data)
-            if state.settled:
-                _known[state] = checked
-        else:
-            checked = _known[state]
+            source, checked = pa.BufferReader(data), _check(io.BytesIO(data))
+        if state not in _known and state.settled:
+            _known[state] = checked
         footer = pq.read_metadata(source)
         held = {footer.schema.column(place).path for place in range(footer.num_columns)} if coded else set()
         options = {"metadata": footer, "read_dictionary": sorted(held.intersection(coded))}
@@ -115,15 +122,42 @@ def number_of_rows(path: Path) -> int:
         return 0
 
 
-def _check(data: bytes) -> bool:
+def _check(stream: BinaryIO) -> bool:
     """Whether there is a digest; Damaged when it is not that of the bytes."""
-    mark = data.rfind(_MARK)
-    if mark < 0:
+    mark = _last(stream, _MARK)
+    if mark is None:
         return False
     start = mark + len(_MARK)
-    digest = hashlib.sha256(data[:start])
-    digest.update(_ZEROS)
-    digest.update(data[start + 64 :])
-    if digest.hexdigest().encode() != data[start : start + 64]:
+    stream.seek(start)
+    stored = stream.read(64)
+    digest, at = hashlib.sha256(), 0
+    for piece in _pieces(stream):
+        own = bytearray(piece)
+        first, last = max(start - at, 0), min(start + 64 - at, len(own))
+        if first < last:
+            own[first:last] = _ZEROS[: last - first]
+        digest.update(own)
+        at += len(own)
+    stream.seek(0)
+    if digest.hexdigest().encode() != stored:
         raise Damaged("its bytes are not those that were written: the checksum does not match")
     return True
+
+
+def _pieces(stream: BinaryIO) -> Iterator[bytes]:
+    stream.seek(0)
+    while piece := stream.read(_PIECE):
+        yield piece
+
+
+def _last(stream: BinaryIO, text: bytes) -> int | None:
+    """Where a text stands last in a file, None where it does not."""
+    found, before, at = None, b"", 0
+    for piece in _pieces(stream):
+        joined = before + piece
+        place = joined.rfind(text)
+        if place >= 0:
+            found = at - len(before) + place
+        at += len(piece)
+        before = joined[-(len(text) - 1) :]
+    return found

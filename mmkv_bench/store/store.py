@@ -15,8 +15,9 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -27,10 +28,12 @@ import pyarrow.compute as pc
 
 from mmkv_bench.errors import ConfigError, StoreError, nearest
 from mmkv_bench.store import diagnostics, journal, layers, parts, prompts, repack, scores, timings
+from mmkv_bench.store.blocks import counted
 from mmkv_bench.store.cell_rows import refuse_other, shown
 from mmkv_bench.store.files import check_folder, disk_errors, lock_held, remove_stale, sync_folder, write_whole
 from mmkv_bench.store.rows import check, safe_name, to_table
 from mmkv_bench.store.schema import FAILURES, RESPONSES, SCHEMA_VERSION, SCHEMAS
+from mmkv_bench.store.sealed import number_of_rows
 from mmkv_bench.store.writer import Writer
 
 log = logging.getLogger(__name__)
@@ -120,6 +123,22 @@ class Store:
             newest = pc.max(rows["committed_at"]).as_py()
             self._latest = max(self._latest or newest, newest)
         return rows.select(asked)
+
+    def counts(self, table: str) -> dict[str, int]:
+        """Cell -> how many rows of `responses` or `samples` the files hold: at most what counts, since newer rows stand beside
+        those that they replace. One column of one row group at a time is in memory."""
+        self._check_version()
+        found: Counter[str] = Counter()
+        if table == "responses":
+            found.update(row["cell"] for rows in self._pending() for row in rows)
+        for path in self.files(table):
+            with suppress(FileNotFoundError):
+                found.update(counted(path))
+        return dict(found)
+
+    def rows_in_files(self, table: str) -> int:
+        """How many rows the files of a table hold, by their footers alone; those in journals are few."""
+        return sum(map(number_of_rows, self.files(table)))
 
     def journal_damage(self) -> dict[str, int]:
         """Journals of dead writers that end in a torn line: file name -> bytes dropped, of no acknowledged sample."""

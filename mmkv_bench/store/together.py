@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from mmkv_bench.file_state import State, state_of
 from mmkv_bench.store import parts
 from mmkv_bench.store.files import Staged, sync_folder
 from mmkv_bench.store.schema import SCHEMAS
@@ -31,6 +32,9 @@ _PREFIX = "together-"
 _WAITING = f"{_PREFIX}waiting"
 _EMPTY = b"cells_without_scores"
 """Metadata of a file of samples: cells that it replaces by nothing."""
+
+_held: dict[State, frozenset[str]] = {}
+"""Files of this process that were looked into -> the cells that they replace."""
 
 
 def is_together(path: Path) -> bool:
@@ -53,10 +57,18 @@ def held(root: Path, name: str) -> set[str]:
     Raises FileNotFoundError, StoreError.
     """
     path = root / "samples" / name
-    with parts.readable(path), opened(path, ["cell"]) as (file, _):
-        empty = json.loads((file.schema_arrow.metadata or {}).get(_EMPTY, b"[]"))
-        cells = file.read(["cell"])["cell"]
-        return {*(name for chunk in cells.chunks for name in chunk.dictionary.to_pylist()), *empty}
+    with parts.readable(path):
+        state = state_of(path)
+    if state not in _held:
+        with parts.readable(path), opened(path, ["cell"]) as (file, _):
+            found = set(json.loads((file.schema_arrow.metadata or {}).get(_EMPTY, b"[]")))
+            for group in range(file.num_row_groups):
+                for chunk in file.read_row_group(group, ["cell"])["cell"].chunks:
+                    found.update(chunk.dictionary.to_pylist())
+        if not state.settled:
+            return found
+        _held[state] = frozenset(found)
+    return set(_held[state])
 
 
 def write(root: Path, tables: Mapping[str, pa.Table], cells: set[str]) -> None:
@@ -109,11 +121,12 @@ class Growing:
                 yield rows
 
     def by_metric(self) -> Iterator[pa.Table]:
-        """The rows of each metric, texts as dictionaries."""
+        """The rows of each metric, texts as dictionaries; without what all of them have in common."""
         texts = [field.name for field in SCHEMAS["samples"] if pa.types.is_string(field.type)]
+        names = [name for name in SCHEMAS["samples"].names if name not in ("schema_version", "dataset")]
         with pq.ParquetFile(self.staged.hidden, read_dictionary=texts) as file:  # what this process has just written
             for metric in sorted(set(self._groups)):
-                yield file.read_row_groups([at for at, name in enumerate(self._groups) if name == metric])
+                yield file.read_row_groups([at for at, name in enumerate(self._groups) if name == metric], names)
 
 
 def _clear(root: Path, name: str, cells: set[str]) -> None:

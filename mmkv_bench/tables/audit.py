@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -85,10 +85,24 @@ class Answers:
     scored: np.ndarray
 
     @classmethod
-    def of(cls, responses: pd.DataFrame, sheet: Sheet) -> Answers | None:
-        """The rows of the sheet's cells; None where no row is given."""
-        if responses.empty:
+    def of(cls, responses: pd.DataFrame | Iterable[pd.DataFrame], sheet: Sheet) -> Answers | None:
+        """The rows of the sheet's cells; None where no row is given.
+
+        Args:
+            responses: all rows, or some cells after the other: each cell in one of the frames, in the sheet's order.
+        """
+        import pandas as pd
+
+        frames = [responses] if isinstance(responses, pd.DataFrame) else responses
+        made = joined([cls._of(frame, sheet) for frame in frames if not frame.empty])
+        if made is None:
             return None
+        for cell, _, at in sheet.every():
+            made.scored[made.behind(cell, sheet.sample[at])] = True
+        return made
+
+    @classmethod
+    def _of(cls, responses: pd.DataFrame, sheet: Sheet) -> Answers:
         names, of_cell = coded(responses["cell"])
         place = {name: position for position, name in enumerate(sheet.cells)}
         of_cell = np.array([place.get(name, -1) for name in names], dtype=np.int64)[of_cell]
@@ -106,7 +120,7 @@ class Answers:
         flags = _flags(columns, is_text(responses["finish_reason"], "eos")[order])
         if COLUMN in responses:
             flags[COLUMN] = responses[COLUMN].to_numpy()[order]
-        made = cls(
+        return cls(
             starts=starts,
             sample=of_sample[order].astype(np.int32),
             ok=is_text(responses["status"], "ok")[order],
@@ -115,9 +129,6 @@ class Answers:
             **_reasons(responses, order),
             scored=np.zeros(len(order), dtype=bool),
         )
-        for cell, _, at in sheet.every():
-            made.scored[made.behind(cell, sheet.sample[at])] = True
-        return made
 
     def behind(self, cell: int, samples: np.ndarray) -> slice | np.ndarray:
         """The rows of a cell's answers to these samples, int [n]; both ascending."""
@@ -196,6 +207,41 @@ class Answers:
             reason = reason[np.isin(self.reason_row[low:high], kept)]
         counts = np.bincount(reason, minlength=len(self.reasons))
         return {self.reasons[number]: int(counts[number]) for number in np.flatnonzero(counts)}
+
+
+def joined(parts: list[Answers]) -> Answers | None:
+    """Answers of some cells after the other as one; `parts` is emptied on the way, so that little is held twice."""
+    if len(parts) < 2:
+        return parts[0] if parts else None
+    names = sorted({name for part in parts for name in part.reasons})
+    before = np.cumsum([0, *(len(part.ok) for part in parts)])
+    columns: dict[str, list[np.ndarray]] = {}
+    flags: dict[str, list[np.ndarray]] = {name: [] for part in parts for name in part.flags}
+    reason, reason_row = [], []
+    rest: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+    starts = np.sum([part.starts for part in parts], axis=0)
+    while parts:
+        part, first = parts.pop(0), before[len(rest)]
+        for name, values in part.columns.items():
+            columns.setdefault(name, []).append(values)
+        for name, found in flags.items():
+            found.append(part.flags.get(name, np.zeros(len(part.ok), dtype=bool)))
+        rank = np.array([names.index(name) for name in part.reasons], dtype=np.int64)
+        reason.append(rank[part.reason] if len(rank) else part.reason)
+        reason_row.append(part.reason_row + first)
+        rest.append((part.sample, part.ok, part.scored))
+    sample, ok, scored = (np.concatenate(each) for each in zip(*rest, strict=True))
+    return Answers(
+        starts=starts,
+        sample=sample,
+        ok=ok,
+        columns={name: np.concatenate(columns.pop(name)) for name in list(columns)},
+        flags={name: np.concatenate(found) for name, found in flags.items()},
+        reasons=tuple(names),
+        reason=np.concatenate(reason),
+        reason_row=np.concatenate(reason_row),
+        scored=scored,
+    )
 
 
 def _reasons(responses: pd.DataFrame, order: np.ndarray) -> dict[str, Any]:

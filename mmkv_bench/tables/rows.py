@@ -8,7 +8,7 @@ reads them: each name once.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -44,21 +44,26 @@ CONTEXT = (
 LIMITS = ("min_pixels", "max_pixels", "video_max_pixels", "frames", "max_prompt_tokens")
 """Settings of `model` that change what a model is shown; the context's `limits` are those that were set."""
 
+AT_ONCE = 1 << 18
+"""Answers of a store above which those of some cells at a time are read for the audit, and of a cell never a part."""
+
 SAMPLE_COLUMNS = ("cell", "sample_id", "cluster", "metric", "value", "status", "parts")
-RESPONSE_COLUMNS = ("cell", "sample_id", "status", "fallback", "finish_reason", *audit.COLUMNS)
+_FEW = ("cell", "sample_id", "status")
+RESPONSE_COLUMNS = (*_FEW, "fallback", "finish_reason", *audit.COLUMNS)
 
 
 @dataclass
 class Rows:
     """The frames of one store. `responses` and `metrics` may be empty; then what they would mark is not marked.
 
-    full: the answers of `full` alone, columns of `free.COLUMNS`; None where nobody has read them. held: the metrics that the
-    store has rows of, where `samples` are not those of all.
+    responses: of a large store they are read, some cells after the other, whenever they are gone through (`AnswerBlocks`). full:
+    the answers of `full` alone, columns of `free.COLUMNS`; None where nobody has read them. held: the metrics that the store has
+    rows of, where `samples` are not those of all.
     """
 
     cells: pd.DataFrame
     samples: pd.DataFrame
-    responses: pd.DataFrame
+    responses: pd.DataFrame | AnswerBlocks
     metrics: pd.DataFrame
     full: pd.DataFrame | None = None
     held: Sequence[str] | None = None
@@ -70,7 +75,8 @@ class Rows:
 
 
 class ReadOnce:
-    """The rows of a store's cells (None: of all), each table read when it is first asked for and never again.
+    """The rows of a store's cells (None: of all), each table read when it is first asked for and never again, but for the
+    answers of a `large` store: `responses` are then without what an audit counts, which `blocks` read.
 
     further: columns of `responses` beside those that tables read. fidelity: the metrics of fidelity whose scores are read
     beside those of all others; None: all of them.
@@ -85,10 +91,28 @@ class ReadOnce:
     ) -> None:
         self.store, self.names, self._further, self._fidelity = store, cells, further, fidelity
 
+    def of_metrics(self, metrics: Collection[str]) -> ReadOnce:
+        """The same for tables of these metrics, or of all but those of fidelity: of a large store without the scores of other
+        metrics of fidelity, which are most."""
+        wanted = set(FIDELITY).intersection(metrics)
+        return ReadOnce(self.store, self.names, self._further, wanted) if self.large else self
+
+    @cached_property
+    def large(self) -> bool:
+        """Whether the answers of all cells are more than memory should hold in all columns."""
+        return self.store.rows_in_files("responses") > AT_ONCE
+
     @cached_property
     def responses(self) -> pa.Table:
-        columns = dict.fromkeys([*RESPONSE_COLUMNS, chosen.COLUMN, *self._further])
-        return self.store.responses(self.names, list(columns), coded=True)
+        columns = _FEW if self.large else (*RESPONSE_COLUMNS, chosen.COLUMN)
+        return self.store.responses(self.names, list(dict.fromkeys([*columns, *self._further])), coded=True)
+
+    def blocks(self, cells: Sequence[str]) -> Iterator[pa.Table]:
+        """The answers of these cells as `responses` of a small store has them, some cells after the other."""
+        from mmkv_bench.store.blocks import blocks
+
+        for own in blocks(cells, self.store.counts("responses"), AT_ONCE):
+            yield self.store.responses(own, (*RESPONSE_COLUMNS, chosen.COLUMN), coded=True)
 
     @cached_property
     def held(self) -> list[str] | None:
@@ -115,6 +139,33 @@ class ReadOnce:
         return self.store.cells(self.names)
 
 
+class AnswerBlocks:
+    """The frames of answers of some cells after the other; each time they are gone through they are read.
+
+    cells: whose, in their order.
+    """
+
+    def __init__(self, rows: ReadOnce, cells: Sequence[str]) -> None:
+        self._rows, self._cells = rows, cells
+
+    def __len__(self) -> int:
+        """How many answers."""
+        return self._rows.responses.num_rows
+
+    def __iter__(self) -> Iterator[pd.DataFrame]:
+        for block in self._rows.blocks(self._cells):
+            yield _answers(self._rows.store, block)
+
+
+def _answers(store: Store, rows: pa.Table) -> pd.DataFrame:
+    """The frame of answers, of whole cells; `chosen` only where some lie apart."""
+    apart = chosen.apart(store, rows)
+    found = frame(rows.select(RESPONSE_COLUMNS))
+    if apart is not None:
+        found[chosen.COLUMN] = apart
+    return found
+
+
 def load(root: Path | str, cells: Collection[str] | None = None, fidelity: Collection[str] | None = None) -> Rows:
     """Rows of the store at `root`: of all its cells, or of those named (a run's own). fidelity: see `ReadOnce`; six of every
     seven scores are of fidelity, and most tables show none.
@@ -135,12 +186,10 @@ def frames(rows: ReadOnce) -> Rows:
 
     root = rows.store.root
     samples, described = frame(rows.samples), rows.cells.to_pandas()
-    responses = frame(rows.responses.select(RESPONSE_COLUMNS))
-    if (apart := chosen.apart(rows.store, rows.responses)) is not None:
-        responses[chosen.COLUMN] = apart
+    responses = AnswerBlocks(rows, list(described["cell"])) if rows.large else _answers(rows.store, rows.responses)
     full = rows.full(set(described["cell"][described["base"] == BASELINE])).to_pandas()
     pa.default_memory_pool().release_unused()  # what reading took and these frames do not hold
-    if samples.empty and responses.empty:
+    if samples.empty and not len(responses):
         raise ConfigError(f"'{root}' holds no result rows: give the folder that a run printed as its rows.")
     if samples.empty:
         raise ConfigError(

@@ -80,6 +80,24 @@ def test_damage_after_a_first_reading_is_noticed_in_the_same_process(tmp_path):
         part.write_bytes(data)
 
 
+def test_a_file_that_is_hashed_piece_by_piece_reads_the_same_and_no_flip_in_it_is_silent(tmp_path, monkeypatch):
+    path = filled(tmp_path, packed=True).file("responses", next((tmp_path / "responses").glob("*.parquet")).stem)
+    names = ["cell", "sample_id", "answer"]
+    whole = Store(tmp_path).read_file("responses", path, names)
+    monkeypatch.setattr("mmkv_bench.store.sealed.WHOLE", 0)
+    monkeypatch.setattr("mmkv_bench.store.sealed._known", {})
+    data = path.read_bytes()
+    mark = data.rindex(b"mmkv_sha256")
+    for piece in (len(data), 97, mark + 5):  # the digest's place is cut by the pieces' ends, too
+        monkeypatch.setattr("mmkv_bench.store.sealed._PIECE", piece)
+        assert Store(tmp_path).read_file("responses", path, names).equals(whole)
+        for place in (10, len(data) // 2, mark - 3, mark + 20, len(data) - 9, *range(4, len(data), len(data) // 7)):
+            path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+            with pytest.raises(StoreError):
+                Store(tmp_path).read_file("responses", path, names)
+        path.write_bytes(data)
+
+
 def test_pages_are_checked_too():
     table = pa.table({"value": [3.77] * 1000})
     file = pq.ParquetFile(pa.BufferReader(data := sealed(table)), page_checksum_verification=True)

@@ -1,0 +1,72 @@
+"""Promise: a store that memory does not hold gives the same tables, read some cells at a time."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+
+from mmkv_bench.run.scoring import unscored
+from mmkv_bench.store.store import Store
+from mmkv_bench.tables import rows as reading
+from mmkv_bench.tables.build import build
+from mmkv_bench.tables.metrics import metrics_rows
+from mmkv_bench.tables.raw import csv_cells
+from mmkv_bench.tables.render import markdown
+from mmkv_bench.tables.rows import ReadOnce, load
+from tests.tables.test_oracle import random_example
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """Cells that miss samples, seeds, fallbacks of several names, samples chosen by id, and a cell nobody has scored."""
+    made = random_example(1)
+    for row in made.responses[-3:]:
+        row |= {"chosen": True, "doc_id": 900}
+    cell = made.responses[0]["cell"]
+    made.samples = [row for row in made.samples if row["cell"] != made.cells[1]["cell"]]
+    made.metrics = metrics_rows(pd.DataFrame(made.samples), pd.DataFrame(made.cells))
+    folder = made.write(tmp_path_factory.mktemp("large"))
+    with Store(folder).writer("again") as writer:  # a newer row of an answer
+        writer.commit([next(row for row in made.responses if row["cell"] == cell) | {"fallback": ["padded"]}])
+    return folder
+
+
+def shown(root) -> tuple[str, str]:
+    tables = build(load(root))
+    return markdown(tables), csv_cells(tables)
+
+
+def read(monkeypatch) -> list[int]:
+    """How many cells each reading of answers was of, from now on."""
+    found: list[int] = []
+    responses = Store.responses
+
+    def counting(self, cells=None, columns=None, coded=False):
+        found.append(len(cells or ()))
+        return responses(self, cells, columns, coded)
+
+    monkeypatch.setattr(Store, "responses", counting)
+    return found
+
+
+def test_tables_of_blocks_of_cells_are_those_of_all_cells_at_once(root, monkeypatch):
+    whole = shown(root)
+    assert "padded" in whole[0] and "their ids" in whole[0] and "not scored yet" in whole[0]
+    monkeypatch.setattr(reading, "AT_ONCE", 100)
+    cells, sizes = Store(root).cells().num_rows, read(monkeypatch)
+    assert shown(root) == whole
+    blocks = [size for size in sizes if size]
+    assert len(blocks) > 3 and max(blocks) < cells // 2, "some cells at a time"
+    monkeypatch.setattr(reading, "AT_ONCE", 1)
+    assert shown(root) == whole
+
+
+def test_what_is_left_to_score_is_the_same_in_blocks(root, monkeypatch):
+    store = Store(root)
+    cells = [SimpleNamespace(cell=name) for name in store.cells()["cell"].to_pylist()]
+    left = unscored(store, cells, rows=ReadOnce(store))
+    assert 0 < len(left) < len(cells) and unscored(store, cells) == left
+    monkeypatch.setattr(reading, "AT_ONCE", 100)
+    assert unscored(store, cells, rows=ReadOnce(store)) == unscored(store, cells) == left
