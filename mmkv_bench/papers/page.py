@@ -5,21 +5,20 @@ from __future__ import annotations
 import csv
 import io
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from math import floor, log10
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from mmkv_bench.papers.commands import command, commands, experiment
-from mmkv_bench.papers.curves import Curve
+from mmkv_bench.papers.cells import caption, edges, grid, number, words
+from mmkv_bench.papers.commands import commands, experiment
 from mmkv_bench.papers.fill import Filled, Page
 from mmkv_bench.papers.measured import MEASURED, NOT_RUN, PART, STATES, UNCLEAR, Measured
 from mmkv_bench.papers.measures import has_numbers
-from mmkv_bench.papers.printed import COMPARABLE, Printed
-from mmkv_bench.papers.spec import Cell, Spec
+from mmkv_bench.papers.printed import COMPARABLE
+from mmkv_bench.papers.sources import behind, command_of, rows_of
 from mmkv_bench.papers.verdict import AGREES, CONFIRMED, CONTRADICTED, DIFFERS, UNDECIDED
 from mmkv_bench.tables.html_page import page as html_page
 from mmkv_bench.tables.latex import escape, stacked
-from mmkv_bench.tables.sections import Block, Grid, Label, Notes, Section, as_markdown
+from mmkv_bench.tables.sections import Block, Grid, Label, Notes, Section, Text, as_markdown
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -59,11 +58,12 @@ CSV = (
     *("line", "difference", "verdict", "needed", "drop", "drop_counts", "command", "source", "layers"),
 )
 _SOURCES = (
-    "rows of each cell: `mmkv-bench papers {} --format csv`, column source; `mmkv-bench show <source>` shows them."
+    "each cell's rows (`mmkv-bench show <source>`) or the command that makes them: `mmkv-bench papers {} --format csv`, columns "
+    "source and command; --format html has them behind the cell."
 )
+_PRINTED = "printed numbers: results/reference/{}.csv, whose column line is that of the paper's text."
 _MANY = 6
 _FITTED = r"\ifdim\wd0>\linewidth \resizebox{\linewidth}{!}{\box0}\else\leavevmode\box0\fi"
-_EQUAL = 1e-9  # ends of an interval that are no further apart say nothing of digits
 
 
 def render(pages: Sequence[Page], form: str) -> str:
@@ -84,42 +84,6 @@ def frame(pages: Sequence[Page]) -> pd.DataFrame:
     return pd.read_csv(io.StringIO(_csv(pages)))
 
 
-def text(one: Filled) -> str:
-    """A cell: measured [interval] / printed, difference, verdict; or its state beside what is printed."""
-    printed = "" if one.printed is None else f" / {number(one.printed)}"
-    own = one.measured
-    if own.value is None:
-        why = f" ({own.why})" if own.why and own.state != UNCLEAR else ""
-        return f"{own.state}{why}{printed}"
-    places = _places(one.printed, own)
-    lines = [_with_interval(curve, _places(one.printed, curve), curve.label) for curve in own.curves]
-    told = ("; ".join(lines) or _with_interval(own, places)) + printed
-    if own.state != MEASURED:
-        told = f"{own.state} ({own.why}): {told}"
-    if one.shown:
-        told += f" {one.shown[0] - one.shown[1]:+.{places}f}"
-    if one.verdict is not None:
-        told += f" {one.verdict}"
-    return told + (" *" if own.other else "")
-
-
-def _with_interval(own: Measured | Curve, places: int, label: str = "") -> str:
-    """A number behind its label, with its interval where it has one."""
-    words = [*([label] if label else []), f"{own.value:.{places}f}"]
-    if own.low is not None and own.high is not None:
-        words.append(f"[{own.low:.{places}f}, {own.high:.{places}f}]")
-    return " ".join(words)
-
-
-def number(printed: Printed) -> str:
-    """A printed value as it is shown: the literal, or the number where a scan has lost its point."""
-    if not printed.value:
-        return "unreadable"
-    if printed.number is None or "." in printed.value:
-        return printed.value
-    return f"{printed.number:.{_digits(printed.half)}f}"
-
-
 def notes(page: Page) -> list[str]:
     """What stands below a table."""
     states = page.states
@@ -135,7 +99,8 @@ def notes(page: Page) -> list[str]:
             found.append(f"{status} ({count}): {reason}." if reason else f"{status} ({count}).")
     mixed = [f"{name} {', '.join(values)}" for name, values in page.versions.items()]
     found += [f"made with {'; '.join(mixed)}."] if states[MEASURED] and mixed else []
-    found += [_SOURCES.format(page.spec.id)] if states[MEASURED] and page.sources else []
+    found += [_SOURCES.format(page.spec.id)]
+    found += [_PRINTED.format(page.spec.id)] if any(one.printed for one in page.cells) else []
     if any(one.measured.other for one in page.cells):
         others = dict.fromkeys(word for one in page.cells for word in one.measured.other)
         found.append(f"* under other conditions, shown and not judged: {'; '.join(others)}.")
@@ -225,87 +190,33 @@ def _layers(page: Page) -> list[str]:
     for one in page.cells:
         for curve in one.measured.curves:
             if len(curve.layers) > 1:
-                name = " ".join(filter(None, (*_edges(page, one), curve.label)))
+                name = " ".join(filter(None, (*edges(page, one), curve.label)))
                 found.append(f"by layer, {name}: {' '.join(f'{value:.3g}' for value in curve.layers)}.")
     made = dict.fromkeys(one.measured.made for one in page.cells if one.measured.made)
     return [*found, f"diagnostics made with {'; '.join(made)}."] if made else found
 
 
-def _edges(page: Page, one: Filled) -> tuple[str, ...]:
-    """What stands at a cell's edges."""
-    spec, cell = page.spec, one.cell
-    across = "" if cell.across is None else spec.across[cell.across].label
-    return spec.blocks[cell.block].label, spec.rows[cell.row].label, spec.columns[cell.column].label, across
-
-
-def _grid(page: Page) -> Iterator[tuple[str, list[str], list[list[str]]]]:
-    """(block's label, header, rows) of each block."""
-    spec = page.spec
-    spans = len(spec.across) > 1
-    for b, block in enumerate(spec.blocks):
-        own = {(one.cell.row, one.cell.column, one.cell.across): one for one in page.cells if one.cell.block == b}
-        if not own:
-            continue
-        sides = [(c, a) for c in range(len(spec.columns)) for a in range(len(spec.across))]
-        alone = {c for c in range(len(spec.columns)) if {key[2] for key in own if key[1] == c} == {None}}
-        sides = [
-            (c, a)
-            for c, a in sides
-            if any((r, c, side) in own for r in range(len(spec.rows)) for side in (a, None))
-            and (c not in alone or not a)
-        ]
-        if spec.together:
-            heads = [across.label for across in spec.across]
-            rows = [
-                [
-                    row.label,
-                    *(" ; ".join(_at(own, r, c, a) for c in range(len(spec.columns))) for a in range(len(spec.across))),
-                ]
-                for r, row in enumerate(spec.rows)
-                if any(key[0] == r for key in own)
-            ]
-            yield block.label, [" ; ".join(column.label for column in spec.columns), *heads], rows
-            continue
-        heads = [
-            f"{spec.columns[c].label} {spec.across[a].label}".strip()
-            if spans and c not in alone
-            else spec.columns[c].label
-            for c, a in sides
-        ]
-        rows = [
-            [row.label, *(_at(own, r, c, a) for c, a in sides)]
-            for r, row in enumerate(spec.rows)
-            if any(key[0] == r for key in own)
-        ]
-        yield block.label, ["", *heads], rows
-
-
-def _at(own: dict[tuple[int, int, int | None], Filled], row: int, column: int, across: int) -> str:
-    one = own.get((row, column, across)) or own.get((row, column, None))
-    return "no such cell" if one is None else text(one)
-
-
-def _caption(page: Page) -> str:
-    said = "measured [95%]" if page.spec.stands_for else "measured [95%] / printed, difference, verdict"
-    return f"{page.spec.title} ({page.spec.id}): {page.spec.caption}; {said}"
-
-
 def _section(page: Page) -> Section:
     blocks: list[Block] = []
-    for label, header, rows in _grid(page):
+    for label, header, rows in grid(page):
         blocks += [Label(label)] if label else []
-        blocks.append(Grid(header, rows))
-    return Section(_caption(page), "", (*blocks, Notes(notes(page))), name=page.spec.id)
+        told: list[list[Text | str]] = [[row, *(_place(page, cells) for cells in places)] for row, places in rows]
+        blocks.append(Grid(header, told))
+    return Section(caption(page), "", (*blocks, Notes(notes(page))), name=page.spec.id)
+
+
+def _place(page: Page, cells: Sequence[Filled]) -> Text:
+    return Text(words(cells), behind=tuple(line for one in cells for line in behind(page, one)))
 
 
 def _latex(page: Page) -> str:
-    lines = [r"\begin{table}", r"\centering\tiny", rf"\caption{{{escape(_caption(page))}}}"]
+    lines = [r"\begin{table}", r"\centering\tiny", rf"\caption{{{escape(caption(page))}}}"]
     lines.append(rf"\label{{tab:{page.spec.id.replace('_', '-').replace('.', '-')}}}")
-    for label, header, rows in _grid(page):
+    for label, header, rows in grid(page):
         lines += [rf"\par\smallskip {escape(label)}\par"] if label else []
         lines += [r"\setbox0=\hbox{%", rf"\begin{{tabular}}{{l{'l' * (len(header) - 1)}}}", r"\toprule"]
         lines += [" & ".join(map(escape, header)) + r" \\", r"\midrule"]
-        lines += [" & ".join(map(escape, row)) + r" \\" for row in rows]
+        lines += [" & ".join(map(escape, [row, *map(words, places)])) + r" \\" for row, places in rows]
         lines += [r"\bottomrule", r"\end{tabular}}%", _FITTED]
     lines.append(r"\par\smallskip\raggedright " + r" \\ ".join(escape(note) for note in notes(page)))
     return "\n".join([*lines, r"\end{table}", ""])
@@ -322,13 +233,12 @@ def _csv(pages: Sequence[Page]) -> str:
 
 
 def _line(page: Page, one: Filled) -> dict[str, object]:
-    cell, spec, at, own = one.cell, page.spec, one.cell.address, one.measured
+    spec, at, own = page.spec, one.cell.address, one.measured
     printed = one.printed
     shown = one.shown
-    run = own.state in (NOT_RUN, PART)
     return {
         "table": spec.id,
-        **dict(zip(("block", "row", "column", "across"), _edges(page, one), strict=True)),
+        **dict(zip(("block", "row", "column", "across"), edges(page, one), strict=True)),
         "model": at.model,
         "dataset": at.dataset,
         "metric": at.metric,
@@ -349,30 +259,13 @@ def _line(page: Page, one: Filled) -> dict[str, object]:
         "needed": (one.verdict.needed or "") if one.verdict else "",
         "drop": one.drop.word if one.drop else "",
         "drop_counts": one.counted if one.drop else "",
-        "command": _command(spec, cell) if run else "",
-        "source": "; ".join(page.sources[row] for row in own.rows) or own.source,
+        "command": command_of(spec, one),
+        "source": "; ".join(rows_of(page, one)),
         "layers": "; ".join(f"{c.label} {' '.join(f'{v:.6g}' for v in c.layers)}".strip() for c in own.curves),
     }
-
-
-def _command(spec: Spec, cell: Cell) -> str:
-    return "; ".join(dict.fromkeys(filter(None, (command(one, spec.experiments) for one in cell.needed))))
 
 
 def _numbers(own: Measured) -> dict[str, object]:
     texts = {name: "" if value is None else f"{value:.6g}" for name, value in
              (("value", own.value), ("low", own.low), ("high", own.high))}  # fmt: skip
     return {"state": own.state, "why": own.why, **texts, "n": own.n or "", "of": own.of or ""}
-
-
-def _digits(half: float) -> int:
-    return max(0, -floor(log10(2 * half) + 1e-9)) if half else 0
-
-
-def _places(printed: Printed | None, own: Measured | Curve) -> int:
-    """Decimals: the printed number's, else two digits of the interval's width, else four digits of the value."""
-    if printed is not None and printed.number is not None:
-        return _digits(printed.half)
-    if own.low is not None and own.high is not None and own.high - own.low > _EQUAL:
-        return max(0, 1 - floor(log10(own.high - own.low)))
-    return max(0, 3 - floor(log10(abs(own.value)))) if own.value else 3

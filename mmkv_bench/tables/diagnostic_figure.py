@@ -78,7 +78,8 @@ def _hidden_states(axes: Sequence[Axes], panel: Panel) -> None:
     ends = [end for each in axes for end in each.get_ylim()]
     for each in axes:
         each.set_ylim(min(ends), max(ends) + 0.15 * (max(ends) - min(ends)))
-        each.legend(frameon=False, fontsize=8.5, loc="upper center", ncols=2)
+        if each.lines:  # a prompt of text alone has no parts
+            each.legend(frameon=False, fontsize=8.5, loc="upper center", ncols=2)
     axes[0].set_ylabel("input of the query projection")
 
 

@@ -14,7 +14,8 @@ _STYLE = """:root{color-scheme:light dark;--line:#c8c8c8;--quiet:#595959;--raise
 body{margin:0 auto;padding:0 1.2rem 2rem;max-width:100rem;font:15px/1.5 system-ui,sans-serif}
 h1{font-size:1.5rem}h2{font-size:1.15rem;margin:2rem 0 .2rem}h3{font-size:1rem;margin:1rem 0 .2rem}
 p,ul{margin:.3rem 0;max-width:75rem}.quiet,li,small{color:var(--quiet)}nav li{color:inherit}
-.wide{overflow-x:auto}table{border-collapse:collapse;margin:.5rem 0;font-size:14px}
+.wide{overflow-x:auto}summary{cursor:pointer}details p{max-width:45ch;font-size:13px;overflow-wrap:anywhere}
+table{border-collapse:collapse;margin:.5rem 0;font-size:14px}
 th,td{border:1px solid var(--line);padding:.2rem .55rem;text-align:left;vertical-align:top;font-variant-numeric:tabular-nums}
 thead th{background:var(--raised)}tbody th{font-weight:400}small{display:block;font:11px/1.3 ui-monospace,monospace}
 @media print{section{break-inside:avoid}body{font-size:11px}}"""
@@ -79,7 +80,9 @@ def _cell(cell: Text | str) -> str:
         return _inline(cell)
     number = f"<b>{escape(cell.number)}</b>" if cell.bold else escape(cell.number)
     words = " ".join(part for part in (number, escape(cell.range), escape("".join(cell.marks))) if part)
-    return words + (f"<small>{escape(' '.join(cell.cells))}</small>" if cell.cells else "")
+    shown = words + (f"<small>{escape(' '.join(cell.cells))}</small>" if cell.cells else "")
+    told = "".join(f"<p>{_inline(line)}</p>" for line in cell.behind)
+    return f"<details><summary>{shown}</summary>{told}</details>" if told else shown
 
 
 def _inline(text: str) -> str:

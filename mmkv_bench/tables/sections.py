@@ -14,13 +14,15 @@ LONG = 10
 
 @dataclass(frozen=True)
 class Text:
-    """One printed table cell: `range` is the interval or "", `marks` what follows the number, `cells` the hashes behind it."""
+    """One printed table cell: `range` is the interval or "", `marks` what follows the number, `cells` the hashes behind it;
+    `behind`: sentences on where it is from, which a page opens at the cell."""
 
     number: str
     range: str = ""
     marks: tuple[str, ...] = ()
     bold: bool = False
     cells: tuple[str, ...] = ()
+    behind: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +16,11 @@ import pytest
 from mmkv_bench.errors import ConfigError, StoreError
 from mmkv_bench.methods.named import settings
 from mmkv_bench.methods.plain import flat_parameters
+from mmkv_bench.papers.cells import text
 from mmkv_bench.papers.fill import Page, fill
 from mmkv_bench.papers.match import Evidence
 from mmkv_bench.papers.measured import STATES, WHOLE, Measured, _wider
-from mmkv_bench.papers.page import notes, render, text
+from mmkv_bench.papers.page import notes, render
 from mmkv_bench.papers.spec import load, parse
 from mmkv_bench.store.digests import checksum
 from mmkv_bench.store.store import Store
@@ -193,6 +195,20 @@ def test_a_cells_source_is_two_steps_away(tmp_path, monkeypatch):
     assert folder == "rows" and line["line"] == "641"
     assert Store(Path(folder)).cells({name}).to_pylist()[0]["base"] == "flashcache"
     assert any("`mmkv-bench show <source>`" in note for note in notes(found))
+    assert (
+        "printed numbers: results/reference/flashcache_table05.csv, whose column line is that of the paper's text."
+        in (notes(found))
+    )
+    shown = render([found], "html")
+    opened = dict(re.findall(r"<details><summary>([^<]*)</summary>(.*?)</details>", shown))
+    assert len(re.findall("<details>", shown)) == len(found.cells)
+    (ours,) = [told for words, told in opened.items() if words.startswith("29.06 [")]
+    assert (
+        "printed: 29.06 %, results/reference/flashcache_table05.csv, line 641 of the paper&#x27;s text; settings open"
+        in ours
+    )
+    assert f"<p>ours: <code>mmkv-bench show rows {name}</code></p>" in ours
+    assert all("to run: <code>mmkv-bench " in told for words, told in opened.items() if words.startswith("not run"))
 
 
 def test_two_machines_are_one_body_of_evidence_and_what_differs_is_ambiguous(tmp_path):

@@ -1,0 +1,67 @@
+"""Where a cell of a paper's table is from: its address, where its number is printed, which rows or command are behind ours."""
+
+from __future__ import annotations
+
+import shlex
+
+from mmkv_bench.papers.cells import number
+from mmkv_bench.papers.commands import PROGRAM, command
+from mmkv_bench.papers.fill import Filled, Page
+from mmkv_bench.papers.measured import COMPUTED, NOT_RUN, PART, UNCLEAR
+from mmkv_bench.papers.printed import Printed
+from mmkv_bench.papers.spec import Cell, Spec
+
+_MANY = 8
+
+
+def behind(page: Page, one: Filled) -> tuple[str, ...]:
+    """Sentences: the address of a cell, its printed number, ours, and what is said of the two besides its verdict."""
+    printed = [] if one.printed is None else [_printed(page.spec.id, one.printed)]
+    told = [f"{name}: {made.value:.6g}" for name, made in one.readings.items() if made.value is not None]
+    readings = [f"further readings: {', '.join(told)}"] if told else []
+    return (_address(one.cell), *printed, *_ours(page, one), *readings, *_drop(one))
+
+
+def rows_of(page: Page, one: Filled) -> list[str]:
+    """Rows folder and hash of each cell behind a number, or folder and measurement of a diagnostic."""
+    return [page.sources[row] for row in one.measured.rows] or [source for source in (one.measured.source,) if source]
+
+
+def command_of(spec: Spec, one: Filled) -> str:
+    """What makes the rows that a cell lacks; empty where nothing can or nothing is lacking."""
+    if one.measured.state not in (NOT_RUN, PART):
+        return ""
+    return "; ".join(dict.fromkeys(filter(None, (command(each, spec.experiments) for each in one.cell.needed))))
+
+
+def _address(cell: Cell) -> str:
+    if not cell.parts:
+        return str(cell.address)
+    parts = "; ".join(map(str, cell.parts[:_MANY]))
+    return f"{cell.address}: the mean of {len(cell.parts)}, {parts}{'; ...' if len(cell.parts) > _MANY else ''}"
+
+
+def _printed(table: str, printed: Printed) -> str:
+    line = "" if printed.line is None else f", line {printed.line} of the paper's text"
+    why = f": {printed.reason}" if printed.reason else ""
+    return f"printed: {number(printed)} {printed.unit}, results/reference/{table}.csv{line}; {printed.status}{why}"
+
+
+def _ours(page: Page, one: Filled) -> list[str]:
+    own, lacking = one.measured, command_of(page.spec, one)
+    if own.state == COMPUTED:
+        return [f"ours: computed, {own.why}"]
+    if own.source:
+        found = [f"ours: measurement {own.source.rpartition(' ')[2]} of {own.source.rpartition(' ')[0]}"]
+    else:
+        shows = [shlex.join([PROGRAM, "show", *source.rsplit(" ", 1)]) for source in rows_of(page, one)]
+        found = [f"ours: `{line}`" for line in shows[:_MANY]]
+        found += [f"and {len(shows) - _MANY} more"] if len(shows) > _MANY else []
+    found += [f"{own.state}: {own.why}"] if own.state == UNCLEAR or (not found and own.why) else []
+    return [*found, f"to run: `{lacking}`"] if lacking else found
+
+
+def _drop(one: Filled) -> list[str]:
+    if one.drop is None:
+        return []
+    return [f"drop to full: {one.drop}" + ("" if one.counted else ", not counted since full does not agree")]
