@@ -156,3 +156,8 @@ def test_readmes_python_runs_as_it_stands(tmp_path, monkeypatch, capsys):
     assert seen["page"].answer in seen["processor"].decode(seen["output"][0])
     assert len(seen["answers"]) == 2 and seen["narrow"].scorer.window == 8
     assert "pages_lookup" in capsys.readouterr().out
+    first = re.search(r"^```python\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)
+    assert first and readme[: first.start()].count("\n") < 25, "the door is on the first screen"
+    exec(compile(first[1].replace("limit=20", "limit=2"), "README.md", "exec"), seen)
+    told = capsys.readouterr().out
+    assert "snapkv@64" in told and "exact_match**" in told and "| mmshift" in told

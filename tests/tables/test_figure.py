@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from mmkv_bench.errors import ConfigError
+from mmkv_bench.tables import figure as figures
 from mmkv_bench.tables.build import build
 from mmkv_bench.tables.figure import accuracy_figure, save
 from mmkv_bench.tables.removal_figure import removal_figure
@@ -115,6 +116,25 @@ def test_the_verb_draws_one_table_of_each_dataset_and_says_what_it_needs(tmp_pat
     assert "no dataset 'pages_chain'" in capsys.readouterr().err
     assert main([*argv, "--dataset", "pages_lookup", "--budgets", "fraction"]) == 2
     assert "no table of scores with a budget" in capsys.readouterr().err
+
+
+def test_the_verb_draws_the_lines_and_budgets_that_are_named(tmp_path: Path, capsys, monkeypatch) -> None:
+    drawn = []
+    monkeypatch.setattr(figures, "accuracy_figure", drawn.append)
+    monkeypatch.setattr(figures, "save", lambda *_: [])
+    argv = ["budget", str(example().write(tmp_path / "rows")), "--out", str(tmp_path / "figure")]
+    assert main([*argv, "--methods", "full,snapkv", "--budgets", "entries,128", "--budgets", "32"]) == 0
+    assert [[line.label for line in table.methods] for table in drawn[0]] == [["full", "snapkv"]] * 2
+    assert [table.budgets for table in drawn[0]] == [("32", "128")] * 2
+    assert {budget for table in drawn[0] for _, budget in table.entries} == {"", "32", "128"}
+    for words, sentence in (
+        (["--methods", "snapkw"], "no method 'snapkw': did you mean 'snapkv'?"),
+        (["--budgets", "65"], "no budget '65'"),
+    ):
+        assert main([*argv, *words]) == 2
+        assert sentence in capsys.readouterr().err
+    assert main(["length", *argv[1:], "--methods", "snapkv"]) == 2
+    assert "--methods snapkv chooses among scores, and plot length draws none" in capsys.readouterr().err
 
 
 @pytest.mark.full

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mmkv_bench.tables.table import Table
 
 SUMMARY = "draw rows: accuracy against budget, latency against length, accuracy against costs, diagnostics as papers have them"
+AXES = ("entries", "fraction")
 KINDS = ("budget", "length", "front", "removal", *DIAGNOSED)
 
 
@@ -42,7 +43,13 @@ def options(parser: Parser) -> None:
     parser.add_argument("--protocol", action=Listed, metavar="NAMES", help="only these protocols; default: paper")
     parser.add_argument("--reading", action=Listed, metavar="NAMES", help="only these readings")
     parser.add_argument("--metric", metavar="NAME", help="the score; needed where the rows hold several")
-    parser.add_argument("--budgets", choices=("entries", "fraction"), help="only budgets of this kind")
+    parser.add_argument("--methods", action=Listed, metavar="NAMES", help="(budget, front, removal) only these lines")
+    parser.add_argument(
+        "--budgets",
+        action=Listed,
+        metavar="NAMES",
+        help="only budgets of a kind, entries or fraction; or (budget, front, removal) only these, as 64,128",
+    )
     parser.add_argument(
         "--cost",
         action=Listed,
@@ -60,6 +67,7 @@ def options(parser: Parser) -> None:
     parser.add_argument("--prompts", choices=("text", "image", "video"), help="(front) passes of this kind of prompts")
     parser.examples(
         "mmkv-bench plot budget results/tiny/large --out large",
+        "mmkv-bench plot budget results/tiny/large --methods snapkv,mmshift --budgets 64,128,256 --out two",
         "mmkv-bench plot length runs/speed --out latency",
         "mmkv-bench plot front runs/demo --costs runs/speed --tokens 512 --out front",
         "mmkv-bench plot lorenz runs/figures --out lorenz",
@@ -71,6 +79,12 @@ def answer(given: argparse.Namespace) -> int:
     from mmkv_bench.tables.figure import save
 
     own = {"budget": _budget, "length": _length, "front": _front, "removal": _removal}
+    if given.kind not in ("budget", "front", "removal"):
+        for flag, chosen in (("methods", given.methods), ("budgets", _numbers(given))):
+            if chosen:
+                raise ConfigError(
+                    f"--{flag} {','.join(chosen)} chooses among scores, and plot {given.kind} draws none; leave it out"
+                )
     figure, said = own.get(given.kind, _diagnostic)(given)
     for path in save(figure, given.out):
         print(path)
@@ -88,7 +102,7 @@ def _budget(given: argparse.Namespace) -> tuple[Figure, list[str]]:
 def _removal(given: argparse.Namespace) -> tuple[Figure, list[str]]:
     from mmkv_bench.tables.removal_figure import removal_figure
 
-    given.budgets = given.budgets or "fraction"
+    given.budgets = [*(given.budgets or []), *_axes(given, "fraction")]
     return removal_figure(_chosen(given)), []
 
 
@@ -115,7 +129,7 @@ def _length(given: argparse.Namespace) -> tuple[Figure, list[str]]:
         table
         for table in known_tables(rows, wanted)
         if (given.protocol or ["paper"])[0] == table.context["protocol"]
-        and given.budgets in (None, table.axis)
+        and table.axis in _axes(given, table.axis)
         and (given.dataset is None or table.context["dataset"] in given.dataset)
     ]
     return length_figure(tables, costs[0], _bound(rows)), []
@@ -143,12 +157,23 @@ def _costs(given: argparse.Namespace, usual: Sequence[str]) -> list[Cost]:
     return costs
 
 
+def _axes(given: argparse.Namespace, default: str) -> list[str]:
+    """The kinds of budgets that were asked for, or this one."""
+    return [name for name in given.budgets or () if name in AXES] or [default]
+
+
+def _numbers(given: argparse.Namespace) -> list[str]:
+    """The single budgets that were asked for."""
+    return [name for name in given.budgets or () if name not in AXES]
+
+
 def _chosen(given: argparse.Namespace) -> list[Table]:
     """The tables of scores: one of each dataset.
 
     Raises:
         ConfigError: a dataset with several, or none at all.
     """
+    from mmkv_bench.tables.asked import narrowed
     from mmkv_bench.tables.build import build
     from mmkv_bench.tables.rows import load
 
@@ -159,7 +184,9 @@ def _chosen(given: argparse.Namespace) -> list[Table]:
         readings=given.reading,
         metrics=[given.metric] if given.metric else None,
     )
-    tables = [table for table in tables if table.budgets and given.budgets in (None, table.axis)]
+    tables = [table for table in tables if table.budgets and table.axis in _axes(given, table.axis)]
+    if given.methods or _numbers(given):
+        tables = [table for table in narrowed(tables, given.methods, _numbers(given) or None) if table.budgets]
     found: dict[str, list[Table]] = {}
     for table in tables:
         found.setdefault(table.dataset, []).append(table)
