@@ -94,6 +94,7 @@ ARROWS = {
         "compression",
         "config",
         "datasets",
+        "devices",
         "evaluation",
         "generation",
         "methods",

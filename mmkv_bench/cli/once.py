@@ -20,12 +20,12 @@ def once(overrides: list[str]) -> int:
             raise ConfigError(f"{text} only matters to the jobs of a multirun; add -m, or leave it out")
     with waiting("reading the configuration"):
         from mmkv_bench.config.compose import compose
-        from mmkv_bench.plan.absent import refuse_absent_device
+        from mmkv_bench.plan.absent import refuse_absent
         from mmkv_bench.plan.validate import validate
 
         config = compose(overrides)
         validate(config)
-        refuse_absent_device(config)
+        refuse_absent(config)
         for key, set_to in (("shards", config.shards != 1), ("dry", config.dry)):
             if set_to:
                 raise ConfigError(

@@ -8,7 +8,6 @@ nothing of the size of queries times slots is made. Causality is the kernel's.
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -16,9 +15,9 @@ from torch import Tensor
 from transformers.masking_utils import causal_mask_function
 
 from mmkv_bench import devices
-from mmkv_bench.errors import ConfigError, UnsupportedError
+from mmkv_bench.devices.installed import FLASH, check_flash_attn
+from mmkv_bench.errors import UnsupportedError
 
-FLASH = "flash_attention_2"
 NAME = "mmkv_fa2"  # a name with "flash" in it transformers takes for a kernel of its own, and looks for it on the hub
 DTYPES = ("bfloat16", "float16")
 WIDEST_HEAD = 256
@@ -37,11 +36,7 @@ def check(attention: str | None, place: torch.device | str, dtype: torch.dtype |
     if attention != FLASH:
         return
     kind, precision = torch.device(place).type, str(dtype).removeprefix("torch.")
-    if find_spec("flash_attn") is None:
-        raise ConfigError(
-            f"model.attention={FLASH} needs the package flash-attn, which is not installed; allowed without it: sdpa, "
-            "eager; install it (pip install 'mmkv-bench[gpu]'), or choose model.attention=sdpa"
-        )
+    check_flash_attn()
     if not devices.at(place).runs_flash_attention:
         raise UnsupportedError(
             f"model.attention={FLASH} runs on a CUDA device, and the model is on {kind}; allowed there: sdpa, eager; choose "

@@ -298,7 +298,7 @@ def _profiled(
     Raises:
         UnsupportedError: random weights, such a method, and no rows; ConfigError: rows that nothing takes.
     """
-    from mmkv_bench.efficiency.profiles import imposed
+    from mmkv_bench.efficiency.profiles import imposed, refuse_unseen
 
     found, profiles = [], {}
     for cell in cells:
@@ -306,6 +306,7 @@ def _profiled(
         if not random_weights or allocator is None or not allocator.follows_prompt:
             found.append(cell)
             continue
+        refuse_unseen(cell)
         if config.profiles is None:
             raise UnsupportedError(
                 f"method {cell.method} divides its budget by what the weights make of the prompt ({type(allocator).__name__}), "

@@ -69,7 +69,7 @@ def imposed(cell: Cell, folder: str, family: Family) -> tuple[Cell, Profile]:
         ConfigError: no store, or none of its rows goes with the cell.
         UnsupportedError: a method of which rows do not tell enough.
     """
-    _refuse_unseen(cell)
+    refuse_unseen(cell)
     profile = _profile(cell, folder, family)
     made = cell.compressor
     assert made.allocator is not None, "a division is an allocator's"
@@ -83,12 +83,14 @@ def imposed(cell: Cell, folder: str, family: Family) -> tuple[Cell, Profile]:
     ), profile
 
 
-def _refuse_unseen(cell: Cell) -> None:
+def refuse_unseen(cell: Cell) -> None:
+    """Raises UnsupportedError for a method whose rows do not tell how it divided."""
     decoding = cell.compressor.decoding
     if decoding is not None and decoding.retrieves:
         raise UnsupportedError(
-            f"method {cell.method} takes no profile: rows tell how many entries every head reads (kept) and not which heads are "
-            "dynamic, which decides what is fetched; a column of the heads' classes is needed; give real weights, or leave it out"
+            f"method {cell.method} is not timed with random weights, nor with profiles: rows tell how many entries every head "
+            "reads (kept) and not which heads are dynamic, which decides what is fetched; allowed: real weights "
+            "(model.weights=<folder>); give them, or leave it out"
         )
     if hasattr(decoding, "allocator"):
         raise UnsupportedError(

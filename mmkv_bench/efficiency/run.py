@@ -128,8 +128,9 @@ def _tracked(plan: Planned, store: Store, found: dict[Unit, str], track: Tracker
 def _measure(plan: Planned, store: Store, found: dict[Unit, str], track: Tracker) -> int:
     """Runs what is missing, until nothing is; returns the number of passes."""
     from mmkv_bench.compression.flash import check as check_flash
+    from mmkv_bench.devices.installed import COMPILED, check_compiler
     from mmkv_bench.efficiency.measure import Bench
-    from mmkv_bench.generation.compiled import COMPILED, CompiledStep, check_compiler
+    from mmkv_bench.generation.compiled import CompiledStep
     from mmkv_bench.models.source import Source
     from mmkv_bench.models.threads import computing_with, threads_for
     from mmkv_bench.plan import identity

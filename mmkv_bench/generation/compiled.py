@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shlex
-import shutil
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -14,25 +10,9 @@ from torch import nn
 from transformers import CompileConfig
 
 from mmkv_bench import devices
-from mmkv_bench.errors import ConfigError
 
-COMPILED = "compiled"
 EAGER_DECODE = "eager_decode"  # the fallback of cells whose decode policy acts, under decode=compiled
 RECOMPILES = 64  # programs of one model: by rows (one or several), ragged or not, and the protocol's first step
-
-
-def check_compiler() -> None:
-    """Refuse what would fail at the first compiled step.
-
-    Raises:
-        ConfigError: no C++ compiler, which writes the kernels of a CPU and the launchers of a GPU's.
-    """
-    wanted = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
-    if shutil.which(shlex.split(wanted)[0]) is None:
-        raise ConfigError(
-            f"decode=compiled needs a C++ compiler, and there is no {wanted}; install one, name one in the variable CXX, or "
-            "use decode=eager"
-        )
 
 
 def config_of(device: torch.device, backend: str | Callable[..., Any] = "inductor") -> CompileConfig:

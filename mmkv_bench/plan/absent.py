@@ -1,4 +1,4 @@
-"""A device that is asked for and not there, in words; and before torch is imported, where that is certain."""
+"""What is asked for and not here, in words, before torch is imported where that is certain: a device, a compiler, a package."""
 
 from __future__ import annotations
 
@@ -6,23 +6,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mmkv_bench import devices
+from mmkv_bench.devices.installed import COMPILED, FLASH, check_compiler, check_flash_attn
 from mmkv_bench.errors import ConfigError
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 
-def refuse_absent_device(config: DictConfig) -> None:
-    """Refuse `model.device=cuda` at once where no driver is here and no row either: a run whose rows are all there needs no
-    device, which only the store tells.
+def refuse_absent(config: DictConfig) -> None:
+    """Refuse at once `model.device=cuda` without a driver, decode=compiled without a compiler and flash-attn without its package,
+    where no row is here either: a run whose rows are all there needs none of them, which only the store tells.
 
     Raises:
-        ConfigError: see `no_cuda`.
+        ConfigError: see `no_cuda` and `devices/installed.py`.
     """
-    if config.model.device != "cuda" or config.stage == "score" or not devices.KINDS["cuda"].ruled_out():
+    if config.stage == "score" or (Path(config.out).expanduser() / "store.json").exists():
         return
-    if not (Path(config.out).expanduser() / "store.json").exists():
+    if config.model.device == "cuda" and devices.KINDS["cuda"].ruled_out():
         raise no_cuda(config.model, str(config.model.dtype))
+    if config.model.attention == FLASH:
+        check_flash_attn()
+    if config.decode == COMPILED:
+        check_compiler()
 
 
 def no_cuda(model: DictConfig, dtype: str) -> ConfigError:

@@ -6,8 +6,9 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from mmkv_bench.devices.installed import COMPILED
 from mmkv_bench.errors import DataError
-from mmkv_bench.generation.compiled import COMPILED, CompiledStep, config_of
+from mmkv_bench.generation.compiled import CompiledStep, config_of
 from mmkv_bench.generation.cut import fitted, prompt_limit
 from mmkv_bench.generation.deadline import time_limit
 from mmkv_bench.generation.encode import EncodedPrompt, encode

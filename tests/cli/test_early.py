@@ -18,7 +18,8 @@ import sys
 from mmkv_bench import devices
 from mmkv_bench.cli.main import main
 devices.KINDS["cuda"].ruled_out = classmethod(lambda cls: True)
-for words in (["method=custom"], ["method=bad.py"], ["method=nowhere.py"], ["model.device=cuda"]):
+mistakes = ["method=custom"], ["method=bad.py"], ["method=nowhere.py"], ["model.device=cuda"]
+for words in (*mistakes, ["decode=compiled"], ["scenario=efficiency", "model.attention=flash_attention_2"]):
     assert main([*words, "out=rows"]) == 2, words
 print(sorted({"torch", "transformers", "lmms_eval", "datasets"} & set(sys.modules)))
 """
@@ -29,7 +30,7 @@ def test_what_needs_no_torch_to_be_refused_is_refused_without_it(tmp_path):
     ended = subprocess.run(
         [sys.executable, "-c", SCRIPT],
         cwd=tmp_path,
-        env=CHECKOUT,
+        env={**CHECKOUT, "CXX": "no-such-compiler"},
         capture_output=True,
         text=True,
         check=False,
@@ -41,6 +42,8 @@ def test_what_needs_no_torch_to_be_refused_is_refused_without_it(tmp_path):
         "bad.py:2: the file is not valid Python: ",
         "the method's file nowhere.py does not ex",
         "model.device=cuda, but this machine has ",
+        "decode=compiled needs a C++ compiler, an",
+        "model.attention=flash_attention_2 needs ",
     ]
     assert [path.name for path in tmp_path.iterdir()] == ["bad.py"]
 

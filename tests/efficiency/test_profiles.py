@@ -95,6 +95,7 @@ def test_a_division_is_scaled_exactly_and_what_a_head_cannot_hold_goes_to_the_ot
             "longer than its budget with 3 layers of 2 KV heads",
         ),
         ([*RANDOM, "method=hybridkv", "prompts=image", "profiles={ROWS}"], "not which heads are dynamic"),
+        ([*RANDOM, "method=hybridkv", "prompts=image"], "not which heads are dynamic"),
         ([*RANDOM, "method=snapkv", "profiles={ROWS}"], "is taken by no method of this run"),
         (["method=adakv", "profiles={ROWS}"], "is taken by no method of this run"),
     ],

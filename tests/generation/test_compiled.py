@@ -15,9 +15,10 @@ from mmkv_bench.compression.cache import CompressedCache
 from mmkv_bench.compression.compressor import full
 from mmkv_bench.compression.fixed import FixedLayer, fix
 from mmkv_bench.compression.session import attach as attached
+from mmkv_bench.devices.installed import check_compiler
 from mmkv_bench.errors import ConfigError, UnsupportedError
 from mmkv_bench.generation import compiled
-from mmkv_bench.generation.compiled import EAGER_DECODE, CompiledStep, check_compiler, config_of
+from mmkv_bench.generation.compiled import EAGER_DECODE, CompiledStep, config_of
 from tests import zoo
 from tests.core import parts
 from tests.each import each
