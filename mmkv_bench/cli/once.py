@@ -31,6 +31,7 @@ def once(overrides: list[str]) -> int:
                 raise ConfigError(
                     f"{key} only matters to a sweep with launcher=slurm; write mmkv-bench sweep, or drop it"
                 )
+    with waiting("loading", log=True):  # not before: a mistake in the words above stays one sentence, in logs too
         if config.scenario == EFFICIENCY:
             from mmkv_bench.efficiency.run import run
         else:

@@ -10,6 +10,11 @@ import mmkv_bench
 CHECKOUT = {**os.environ, "PYTHONPATH": str(Path(mmkv_bench.__file__).parents[1])}
 
 
+def refusal(err: str) -> str:
+    """What stderr, a log, says after the line that a run has begun, if it had."""
+    return err.removeprefix("loading ...\n")
+
+
 def verb(name: str):
     """A verb as a function of its words, which returns the exit code."""
     from mmkv_bench.cli.main import main

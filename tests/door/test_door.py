@@ -160,4 +160,4 @@ def test_readmes_python_runs_as_it_stands(tmp_path, monkeypatch, capsys):
     assert first and readme[: first.start()].count("\n") < 25, "the door is on the first screen"
     exec(compile(first[1].replace("limit=20", "limit=2"), "README.md", "exec"), seen)
     told = capsys.readouterr().out
-    assert "snapkv@64" in told and "exact_match**" in told and "| mmshift" in told
+    assert "snapkv@64" in told and "exact_match**" in told and "| snapkv" in told

@@ -14,7 +14,7 @@ from mmkv_bench.cli.guard import guarded
 from mmkv_bench.cli.main import main
 from mmkv_bench.store.schema import FALLBACKS, STATUSES
 from mmkv_bench.store.store import Store
-from tests.cli.setting import overrides
+from tests.cli.setting import overrides, refusal
 from tests.fuzz.drawing import Case
 
 
@@ -69,7 +69,7 @@ def _of_output(code: int, out: str, err: str) -> list[str]:
     """A refusal is one sentence on stderr; nothing ever prints a traceback."""
     found = ["a traceback was printed"] if "Traceback" in out + err else []
     if code == 2:
-        lines = [line for line in err.splitlines() if line.strip()]
+        lines = [line for line in refusal(err).splitlines() if line.strip()]
         if len(lines) != 1 or not lines[0].startswith("mmkv_bench: ") or len(lines[0]) < 30:
             found.append(f"no sentence on stderr: {err[-800:]!r}")
         elif any(word in lines[0] for word in ("Error:", "Exception", "object at 0x", "NoneType")):

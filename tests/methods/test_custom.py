@@ -21,6 +21,7 @@ from mmkv_bench.methods.build import build_compressor
 from mmkv_bench.plan.cells import build_methods
 from mmkv_bench.plan.validate import validate
 from tests import zoo
+from tests.cli.setting import refusal
 from tests.each import each
 from tests.generation import common
 from tests.run.setting import cells, commits, done
@@ -272,10 +273,10 @@ def test_a_refusal_is_one_sentence_without_a_trace_and_leaves_nothing_behind(fol
     (folder / "bad.py").write_text("x = 1 / 0\n")
     assert main(["method=custom", "methods.custom.path=bad.py", "out=rows", "limit=1"]) == 2
     said = capsys.readouterr()
-    assert said.out == "" and said.err.startswith(
+    assert said.out == "" and refusal(said.err).startswith(
         "mmkv_bench: bad.py:1: the file cannot be imported: ZeroDivisionError"
     )
-    assert said.err.count("\n") == 1 and sorted(path.name for path in folder.iterdir()) == ["bad.py"]
+    assert refusal(said.err).count("\n") == 1 and sorted(path.name for path in folder.iterdir()) == ["bad.py"]
 
 
 @each(

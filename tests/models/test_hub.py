@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from tests.cli.setting import CHECKOUT
+from tests.cli.setting import CHECKOUT, refusal
 
 ANSWERS = {  # repository -> status and the hub's own header
     "gated": (403, "GatedRepo"),
@@ -107,5 +107,5 @@ def test_a_run_of_a_gated_model_ends_with_2_and_leaves_nothing(hub, tmp_path):
         capture_output=True, text=True, check=False, env=env, timeout=300,
     )  # fmt: skip
     assert ended.returncode == 2, ended.stderr
-    assert ended.stderr.count("\n") == 1 and "is a gated repository" in ended.stderr
+    assert refusal(ended.stderr).count("\n") == 1 and "is a gated repository" in ended.stderr
     assert ended.stdout == "" and not (tmp_path / "rows" / "cells").exists()

@@ -1,12 +1,15 @@
-"""Promise: a terminal says at once what is waited for, and keeps nothing of it; logs get nothing."""
+"""Promise: a terminal says at once what is waited for, and keeps nothing of it; a log keeps the first line."""
 
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
 
 import pytest
 
 from mmkv_bench.run.waiting import waiting
+from tests.cli.setting import CHECKOUT
 
 
 class Terminal(io.StringIO):
@@ -29,8 +32,37 @@ def test_a_terminal_shows_it_until_the_work_is_done_or_fails():
     assert shown(stream.getvalue()) == ""
 
 
-def test_logs_get_nothing():
+def test_logs_get_the_one_line_that_says_a_run_has_begun():
     stream = io.StringIO()
-    with waiting("loading the model", stream):
-        pass
-    assert stream.getvalue() == ""
+    with waiting("reading the configuration", stream):
+        assert stream.getvalue() == ""
+    with waiting("loading", stream, log=True):
+        assert stream.getvalue() == "loading ...\n"
+    assert stream.getvalue() == "loading ...\n"
+
+
+def test_a_runs_first_line_in_a_log_comes_before_anything_heavy_is_imported(tmp_path):
+    """Not timed: torch and pandas take seconds, what is imported before the line takes less than one."""
+    code = """
+import sys
+
+class Log:
+    isatty = staticmethod(lambda: False)
+    flush = staticmethod(lambda: None)
+
+    def write(self, text):
+        print("said", repr(text), "heavy:", sorted({"torch", "pandas", "pyarrow", "transformers", "lmms_eval"} & {*sys.modules}))
+        sys.stdout.flush()
+        raise KeyboardInterrupt
+
+sys.stderr, stderr = Log(), sys.stderr
+from mmkv_bench.cli.once import once
+try:
+    once(["method=snapkv", "limit=1", "out=" + sys.argv[1]])
+except KeyboardInterrupt:
+    pass
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, env=CHECKOUT, check=True
+    )
+    assert ended.stdout == "said 'loading ...' heavy: []\n"
