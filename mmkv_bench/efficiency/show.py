@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from mmkv_bench.efficiency.kinds import TEXT
 from mmkv_bench.efficiency.summary import LEAST_REPEATS
 from mmkv_bench.models.roofline import MS
+from mmkv_bench.store.busy import busy
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -60,6 +61,8 @@ def shown(plan: Planned, lines: pd.DataFrame, limits: Limits | None) -> str:
             texts += ["", "  peak MiB by phase, weights included", *_peaks(records)]
     if plan.searches and len(lines):
         texts += _largest(plan, lines, labels)
+    if len(lines) and limits is not None:
+        texts += _read_at(lines, labels, limits)
     return "\n".join([*texts, "", *_notes(lines, limits)])
 
 
@@ -77,6 +80,20 @@ def _largest(plan: Planned, lines: pd.DataFrame, labels: dict[str, tuple[int, st
         for cell, line in found.items():
             texts.append(f"{labels[cell][1]}: {_said(line, found.get(plan.baselines[cell], {}))}")
     return texts
+
+
+def _read_at(lines: pd.DataFrame, labels: dict[str, tuple[int, str]], limits: Limits) -> list[str]:
+    """At what rate further keys and values are read, of cells that were measured at several lengths."""
+    texts = []
+    for (kind, batch), group in lines.dropna(subset=["kv_bandwidth"]).groupby(["prompts", "batch"]):
+        ends = f"{group['prompt_tokens'].min()} to {group['prompt_tokens'].max()}"
+        shown = group.drop_duplicates("cell").to_dict("records")
+        rates = ", ".join(
+            f"{labels[line['cell']][1]} {line['kv_bandwidth'] / 1e9:.1f} GB/s ({line['kv_bandwidth'] / limits.bandwidth:.2f})"
+            for line in shown
+        )
+        texts.append(f"From {ends} prompt tokens ({kind}, batch {batch}) a step reads what it has more of at: {rates}")
+    return ["", *texts, "  (in brackets the share of the read-only bandwidth)"] if texts else []
 
 
 def _at_largest(sizes: list[dict[str, Any]]) -> dict[str, Any]:
@@ -177,6 +194,9 @@ def _notes(lines: pd.DataFrame, limits: Limits | None) -> list[str]:
         said.append(
             f"Fewer than {LEAST_REPEATS} repeats are too few to tell whether a step is launch_bound: give more."
         )
-    if len(lines) and (disturbed := sorted(set(lines["disturbed"].dropna()))):
+    disturbed = sorted(set(lines["disturbed"].dropna())) if len(lines) else []
+    if len(lines) and (other := busy(lines["load"], lines["threads"])):
+        disturbed.append(other)
+    if disturbed:
         said.append(f"Disturbed: {'; '.join(disturbed)}.")
     return said

@@ -44,7 +44,8 @@ def summarised(
     Returns:
         For each of `POINTS`, `score`, `tpot` and `tokens_s`: `<name>_low`, `<name>_median`, `<name>_high`, quartiles over repeats
         (of TPOT over all steps) [s, tokens/s]; `<name>_ratio_...` of TPOT, second token, total: the cell's over `full`'s;
-        `status` (the first failure, else ok), `repeats`, peaks and bytes of the pass that counts memory, `disturbed`;
+        `status` (the first failure, else ok), `repeats`, peaks and bytes of the pass that counts memory, `load` (median),
+        `threads` and `disturbed`;
         `largest_batch` of the cell at this length, null where no failure bounds it, and `largest_ratio`: that over full's;
         `batch_prefill` is null where there is one sequence.
     """
@@ -84,6 +85,9 @@ def _state(table: pd.DataFrame) -> pd.DataFrame:
     state["prompts"] = state["prompts"].fillna(TEXT)  # of rows older than the column
     repeats = ended[ended["repeat"].notna() & (ended["status"] == "ok")].groupby(LINE).size()
     state["repeats"] = repeats.reindex(state.index, fill_value=0)
+    state = state.join(ended[[*LINE, "load"]].groupby(LINE).median()).join(
+        ended[[*LINE, "threads"]].groupby(LINE).max()
+    )
     said = ended[[*LINE, "disturbed"]].explode("disturbed").dropna().drop_duplicates().groupby(LINE)["disturbed"]
     state["disturbed"] = said.agg("; ".join).reindex(state.index)
     return state

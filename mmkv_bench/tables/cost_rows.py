@@ -33,7 +33,8 @@ class Seen:
         group: the line is of a shared run, whose times are the group's, bool [lines].
         values: key of a cost -> float64 [lines], NaN where it is not known; of shared runs their groups' times too.
         reasons: names of fallbacks; reason, reason_line: int [found], which of them and where, in the order of lines.
-        disturbed: what disturbed passes, object [lines], empty for answers.
+        disturbed: what disturbed passes, object [lines]; load, threads: of the machine and of the pass, float64 [lines]; all
+            empty for answers.
         per_pass: lines are passes: a cost may be known of some alone.
     """
 
@@ -49,6 +50,8 @@ class Seen:
     reason: np.ndarray
     reason_line: np.ndarray
     disturbed: np.ndarray
+    load: np.ndarray
+    threads: np.ndarray
     per_pass: bool
 
     def lines(self, cells: Sequence[int]) -> np.ndarray:
@@ -112,6 +115,8 @@ def _seen(
         reason=reason,
         reason_line=reason_line,
         disturbed=table["disturbed"].to_numpy()[order] if per_pass else np.array([], dtype=object),
+        load=numbers(table["load"])[order] if per_pass else np.array([]),
+        threads=numbers(table["threads"])[order] if per_pass else np.array([]),
         per_pass=per_pass,
     )
 

@@ -17,6 +17,7 @@ from mmkv_bench.efficiency.limits import Limits
 from mmkv_bench.efficiency.measure import Bench
 from mmkv_bench.efficiency.planned import Shape, Unit, order, planned
 from mmkv_bench.efficiency.run import missing
+from mmkv_bench.efficiency.show import shown
 from mmkv_bench.efficiency.summary import document, summarised
 from mmkv_bench.errors import ConfigError, MMKVError
 from mmkv_bench.models.load import LoadedModel
@@ -158,6 +159,15 @@ def test_a_step_is_called_launch_bound_only_where_there_are_repeats_enough_to_te
     lines = summarised(table, {full_of(ran[1]): full_of(ran[1])}, limits)
     assert set(lines["launch_unknown"]) == {told is None}
     assert set(lines["launch_bound"]) == {bool(told)}
+    said = shown(planned(composed(ran[0])), lines, limits)
+    assert ("From 40 to 96 prompt tokens (text, batch 1) a step reads what it has more of at: full " in said) is (
+        told is False
+    )
+    if told is False:
+        short, long = lines["bytes_useful_step"]
+        rate = (long - short) / (9 * 0.01 - 0.01)
+        assert list(lines["kv_bandwidth"]) == pytest.approx([rate] * 2)
+        assert f"full {rate / 1e9:.1f} GB/s ({rate / BANDWIDTH:.2f})" in said
 
 
 def test_what_is_printed_is_a_table_per_length_and_says_the_limit(ran):
@@ -361,7 +371,7 @@ def test_a_store_of_failures_alone_is_summed_up_too(ran):
         )
     cells = {name: name for name in failed["cell"].to_pylist()}
     for limits in (None, Limits(decoder_of(Source.of(compose([]).model).described()), 4, BANDWIDTH, RATE, "here")):
-        lines = document(summarised(failed, cells, limits))
+        lines = document(summarised(failed, cells, limits), planned(composed(ran[0])).cells)
         assert [(line["status"], line["repeats"], line["tpot_median"], line["mbu"]) for line in lines] == [
             ("oom", 0, None, None)
         ] * 4

@@ -148,6 +148,7 @@ def timed(root: Path, steps: dict[tuple[str, int], list[list[float]]], oom: tupl
             rows = [common | {"repeat": repeat, "phase": phase, "seconds": value} for phase, value in phases.items()]
             rows[-1] |= held | {"steps_s": own}
             rows[-2] |= {"disturbed": ["clock held down"] if repeat else [], "fallback": []}
+            rows[-2] |= {"load": 1.5 + 2 * repeat, "threads": 2}
             store.write_timings(rows)
     return root
 
@@ -173,7 +174,9 @@ def test_passes_have_a_table_per_shape_with_ratios_of_the_same_repeat(tmp_path):
     assert line["tokens_s"] == pytest.approx(median(2 * 3 / sum(steps) for steps in STEPS["full", 64]))
     del line["tpot_s"], line["tokens_s"]
     assert line == {"ttft_s": 6, "peak_total": 6400, "peak_decode": 640, "bytes_held": 64, "compress_s": 6}
-    assert long.disturbed == ("clock held down",) and not short.disturbed
+    held, busy = long.disturbed
+    assert held == "clock held down" and not short.disturbed
+    assert busy.startswith("other work on the machine, whose load was 3.5 (median) beside passes of 2 threads")
 
 
 def test_sizes_that_a_search_only_tried_are_in_no_table_and_two_ways_of_a_batch_are_two_shapes(tmp_path):
