@@ -124,7 +124,7 @@ def score_dataset(
                 scored.rows.add_table(measures)
             yield scored.rows.table()
 
-    store.write_scores_by(blocks(), scored.metrics)
+    store.write_scores_by(blocks(), scored.metrics, beside=[cell.cell for cell in cells if cell.base == "full"])
     release()
     return len(stale)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -23,9 +24,13 @@ def counted(path: Path) -> dict[str, int]:
     return {name: count for name, count in found.items() if count}
 
 
-def blocks(names: Iterable[str], counts: Mapping[str, int], at_once: int) -> Iterator[list[str]]:
-    """The cells in their order, as many at a time as have `at_once` rows together by `counts`, or one that has more."""
-    block: list[str] = []
+Name = TypeVar("Name", str, int)
+
+
+def blocks(names: Iterable[Name], counts: Mapping[Name, int], at_once: int) -> Iterator[list[Name]]:
+    """The cells, or what else is named, in their order: as many at a time as have `at_once` rows together by `counts`, or one
+    that has more."""
+    block: list[Name] = []
     waiting = 0
     for name in names:
         own = counts.get(name, 0)

@@ -37,9 +37,15 @@ def replace(store: Opened, tables: Tables, cells: Collection[str]) -> None:
             _write_own(store, cell, {name: rows.filter(pc.equal(rows["cell"], cell)) for name, rows in tables.items()})
 
 
-def replace_by(store: Opened, blocks: Iterable[pa.Table], metrics_of: Callable[[pa.Table], pa.Table]) -> None:
+def replace_by(
+    store: Opened,
+    blocks: Iterable[pa.Table],
+    metrics_of: Callable[[pa.Table], pa.Table],
+    beside: Collection[str] = (),
+) -> None:
     """The same of cells whose samples rows come block by block (checked, no cell in two); metrics_of gives the `metrics` rows
-    of all there are of some metrics. Nobody waits while they come; one block is held in memory, and not more."""
+    of rows of some metrics, with which those of the cells `beside` always come. Nobody waits while they come; one block is held
+    in memory, and not more."""
     coming = iter(blocks)
     first, second = next(coming), next(coming, None)
     if second is None:
@@ -50,10 +56,12 @@ def replace_by(store: Opened, blocks: Iterable[pa.Table], metrics_of: Callable[[
     staged: dict[str, Staged] = {}
     with disk_errors("writing scores", store.root):
         try:
-            growing = together.Growing(store.root, chain([first, second], coming))
+            growing = together.Growing(store.root, chain([first, second], coming), beside)
             staged["samples"] = growing.staged
             pa.default_memory_pool().release_unused()
-            metrics = pa.concat_tables([_metrics(metrics_of(rows), rows) for rows in growing.by_metric()])
+            metrics = pa.concat_tables(
+                [_of(_metrics(metrics_of(rows), rows), cells) for rows, cells in growing.by_metric()]
+            )
             metrics = metrics.sort_by([("cell", "ascending"), ("metric", "ascending")])
             staged["metrics"] = Staged(store.file("metrics", "together"), parts.parquet(metrics))
             with store.locked():
@@ -61,6 +69,10 @@ def replace_by(store: Opened, blocks: Iterable[pa.Table], metrics_of: Callable[[
         finally:
             for file in staged.values():
                 file.drop()
+
+
+def _of(rows: pa.Table, cells: Collection[str]) -> pa.Table:
+    return rows.filter(parts.is_in(rows["cell"], parts.texts_of(sorted(cells))))
 
 
 def _metrics(metrics: pa.Table, samples: pa.Table) -> pa.Table:

@@ -199,13 +199,19 @@ class Store:
         """
         self.write_scores_by([samples], lambda _: metrics)
 
-    def write_scores_by(self, blocks: Iterable[pa.Table], metrics_of: Callable[[pa.Table], pa.Table]) -> None:
+    def write_scores_by(
+        self,
+        blocks: Iterable[pa.Table],
+        metrics_of: Callable[[pa.Table], pa.Table],
+        beside: Collection[str] = (),
+    ) -> None:
         """The same of more cells than memory holds: `blocks` are their `samples` rows, those of a cell in one of them.
 
-        metrics_of gives the `metrics` rows that are made of samples rows, all there are of some metrics.
+        metrics_of gives the `metrics` rows that are made of samples rows: of some metrics all that some cells have, and those of
+        the cells `beside`, which others are held against.
         """
         self._check_version()
-        scores.replace_by(self, (scores.checked("samples", rows) for rows in blocks), metrics_of)
+        scores.replace_by(self, (scores.checked("samples", rows) for rows in blocks), metrics_of, beside)
 
     def samples(
         self,

@@ -11,8 +11,9 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,9 +21,13 @@ import pyarrow.parquet as pq
 
 from mmkv_bench.file_state import State, state_of
 from mmkv_bench.store import parts
+from mmkv_bench.store.blocks import blocks as blocks_of
 from mmkv_bench.store.files import Staged, sync_folder
 from mmkv_bench.store.schema import SCHEMAS
 from mmkv_bench.store.sealed import opened, write_sealed
+
+AT_ONCE = 1 << 21
+"""Scores of a metric that are in memory together while metrics are made of them."""
 
 APART = 64
 """Cells up to which each gets files of its own."""
@@ -100,12 +105,14 @@ def place(root: Path, staged: Mapping[str, Staged], cells: set[str]) -> None:
 class Growing:
     """Samples rows in a hidden file while more and more cells come, each block of them written as it comes.
 
-    blocks: checked rows; no cell is in two of them. cells: all that had rows.
+    blocks: checked rows; no cell is in two of them. beside: cells that others are held against. cells: all that had rows.
     """
 
-    def __init__(self, root: Path, blocks: Iterable[pa.Table]) -> None:
+    def __init__(self, root: Path, blocks: Iterable[pa.Table], beside: Collection[str] = ()) -> None:
         self.cells: set[str] = set()
-        self._groups: list[str] = []  # the metric of each row group
+        self._beside = set(beside)
+        self._groups: dict[str, list[_Group]] = {}
+        self._written = 0
         schema = SCHEMAS["samples"]
         self.staged = Staged(
             root / "samples" / _WAITING,
@@ -114,19 +121,38 @@ class Growing:
 
     def _by_metric(self, blocks: Iterable[pa.Table]) -> Iterator[pa.Table]:
         for block in blocks:
-            self.cells.update(block["cell"].unique().to_pylist())
+            cells = set(block["cell"].unique().to_pylist())
+            self.cells |= cells
             for metric in block["metric"].unique().to_pylist():
                 rows = block.filter(pc.equal(block["metric"], metric))
-                self._groups += [metric] * -(-rows.num_rows // ROW_GROUP)
+                places = range(self._written, self._written + -(-rows.num_rows // ROW_GROUP))
+                self._groups.setdefault(metric, []).append(_Group(places, rows.num_rows, cells))
+                self._written = places.stop
                 yield rows
 
-    def by_metric(self) -> Iterator[pa.Table]:
-        """The rows of each metric, texts as dictionaries; without what all of them have in common."""
+    def by_metric(self) -> Iterator[tuple[pa.Table, set[str]]]:
+        """The rows of each metric, of some cells after the other where they are many, with those of the cells beside; and which
+        cells they are. Texts are dictionaries; without what all rows have in common."""
         texts = [field.name for field in SCHEMAS["samples"] if pa.types.is_string(field.type)]
         names = [name for name in SCHEMAS["samples"].names if name not in ("schema_version", "dataset")]
         with pq.ParquetFile(self.staged.hidden, read_dictionary=texts) as file:  # what this process has just written
-            for metric in sorted(set(self._groups)):
-                yield file.read_row_groups([at for at, name in enumerate(self._groups) if name == metric], names)
+            for _, groups in sorted(self._groups.items()):
+                numbers = range(len(groups))
+                for piece in blocks_of(numbers, {number: groups[number].rows for number in numbers}, AT_ONCE):
+                    rows = [file.read_row_groups([at for number in piece for at in groups[number].places], names)]
+                    for number in numbers:
+                        if number not in piece and (beside := groups[number].cells & self._beside):
+                            found = file.read_row_groups([*groups[number].places], names)
+                            rows.append(found.filter(parts.is_in(found["cell"], parts.texts_of(sorted(beside)))))
+                    yield pa.concat_tables(rows), set().union(*(groups[number].cells for number in piece))
+
+
+class _Group(NamedTuple):
+    """The rows of a metric in a block: in which row groups, how many, of which cells."""
+
+    places: range
+    rows: int
+    cells: set[str]
 
 
 def _clear(root: Path, name: str, cells: set[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from mmkv_bench.errors import StoreError
@@ -118,6 +119,21 @@ def test_scores_that_come_cell_by_cell_are_those_that_come_at_once(tmp_path):
     assert not Store(tmp_path).unchecked and store.samples().num_rows == 2 * len(MANY)
     with pytest.raises(StoreError, match="no samples"):
         store.write_scores_by((tables([cell], 0.1)[0] for cell in MANY[:2]), lambda _: metrics)
+
+
+def test_metrics_are_made_of_some_cells_at_a_time_beside_those_that_they_are_held_against(tmp_path, monkeypatch):
+    store, metrics, full = Store(tmp_path), tables(MANY, 0.1)[1], MANY[5]
+    monkeypatch.setattr("mmkv_bench.store.together.AT_ONCE", 6)
+    asked = []
+
+    def metrics_of(samples: pa.Table) -> pa.Table:
+        asked.append(samples["cell"].unique().to_pylist())
+        assert samples.num_rows == 2 * len(asked[-1]) <= 8
+        return metrics.filter(pc.is_in(metrics["cell"], pa.array(asked[-1])))
+
+    store.write_scores_by((tables([cell], 0.1)[0] for cell in MANY), metrics_of, beside=[full])
+    assert len(asked) == -(-len(MANY) // 3) and all(full in cells for cells in asked)
+    assert values(store) == of(0.1, MANY) and store.metrics().num_rows == len(MANY)
 
 
 def test_scores_of_some_metrics_are_hidden_by_newer_ones_of_any(tmp_path):

@@ -70,3 +70,17 @@ def test_what_is_left_to_score_is_the_same_in_blocks(root, monkeypatch):
     assert 0 < len(left) < len(cells) and unscored(store, cells) == left
     monkeypatch.setattr(reading, "AT_ONCE", 100)
     assert unscored(store, cells, rows=ReadOnce(store)) == unscored(store, cells) == left
+
+
+def test_metrics_of_some_cells_beside_full_are_those_of_all_cells_at_once():
+    made = random_example(1)
+    samples, cells = pd.DataFrame(made.samples), pd.DataFrame(made.cells)
+    whole = metrics_rows(samples, cells)
+    (full,) = cells["cell"][cells["base"] == "full"]
+    for of in (2, 5):
+        found = []
+        for start in range(0, len(cells), of):
+            own = {full, *cells["cell"][start : start + of]}
+            rows = metrics_rows(samples[samples["cell"].isin(own)], cells[cells["cell"].isin(own)])
+            found += [row for row in rows if row["cell"] in {*cells["cell"][start : start + of]}]
+        assert found == whole
