@@ -28,9 +28,9 @@ def each(names: str | Sequence[str], cases: Iterable[Any], keep: int | None = No
 
     def decorated(test: Callable) -> Callable:
         @functools.wraps(test)
-        def all_cases(*, asked: list[Any] = cases, **fixtures: Any) -> None:
+        def all_cases(*, cases_of_each: list[Any] = cases, **fixtures: Any) -> None:
             failed, skipped = [], []
-            for number, case in enumerate(asked):
+            for number, case in enumerate(cases_of_each):
                 values = dict(zip(keys, case if len(keys) > 1 else [case], strict=True))
                 try:
                     with ExitStack() as stack:
@@ -41,9 +41,9 @@ def each(names: str | Sequence[str], cases: Iterable[Any], keep: int | None = No
                     error.add_note(f"case {number} of {test.__name__}: {values}")
                     failed.append(error)
             if failed:
-                raise BaseExceptionGroup(f"{len(failed)} of {len(asked)} cases of {test.__name__} fail", failed)
+                raise BaseExceptionGroup(f"{len(failed)} of {len(cases_of_each)} cases of {test.__name__} fail", failed)
             if skipped:
-                pytest.skip(f"{len(skipped)} of {len(asked)} cases, the others pass: {'; '.join(skipped)}")
+                pytest.skip(f"{len(skipped)} of {len(cases_of_each)} cases, the others pass: {'; '.join(skipped)}")
 
         wanted = inspect.signature(test)
         assert set(keys) <= set(wanted.parameters), f"{test.__name__} takes no {set(keys) - set(wanted.parameters)}"
@@ -51,11 +51,11 @@ def each(names: str | Sequence[str], cases: Iterable[Any], keep: int | None = No
         if keep is None:
             all_cases.__signature__ = wanted.replace(parameters=left)
             return all_cases
-        asked = inspect.Parameter("asked", inspect.Parameter.KEYWORD_ONLY)
-        all_cases.__signature__ = wanted.replace(parameters=[*left, asked])
+        cases_of_each = inspect.Parameter("cases_of_each", inspect.Parameter.KEYWORD_ONLY)
+        all_cases.__signature__ = wanted.replace(parameters=[*left, cases_of_each])
         some = [cases[i * len(cases) // keep] for i in range(keep)]
         whole = pytest.param(cases, id="whole", marks=pytest.mark.full)
-        return pytest.mark.parametrize("asked", [pytest.param(some, id="some"), whole])(all_cases)
+        return pytest.mark.parametrize("cases_of_each", [pytest.param(some, id="some"), whole])(all_cases)
 
     return decorated
 

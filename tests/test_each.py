@@ -73,6 +73,6 @@ def test_of_cases_that_say_the_same_some_are_left_to_test_full():
     (mark,) = test_number.pytestmark
     some, whole = mark.args[1]
     assert [each_mark.name for each_mark in whole.marks] == ["full"] and not some.marks
-    test_number(asked=some.values[0])
-    test_number(asked=whole.values[0])
+    test_number(cases_of_each=some.values[0])
+    test_number(cases_of_each=whole.values[0])
     assert seen == [0, 3, 6, *range(10)]

@@ -106,7 +106,8 @@ def _settings(before: Sequence[str], last: str) -> list[str]:
 
 
 def _hydra_offers(before: Sequence[str], last: str) -> list[str]:
-    """Hydra's answer for a run's settings."""
+    """Hydra's answer for a run's settings; the papers' tables stand in conf/ too and are none."""
+    from mmkv_bench.config.schema import TABLES
     from mmkv_bench.run.multirun import hydra_main
 
     line = " ".join([PROGRAM, *before, last])
@@ -122,4 +123,5 @@ def _hydra_offers(before: Sequence[str], last: str) -> list[str]:
         os.environ.pop("COMP_LINE", None)
         if earlier is not None:
             os.environ["COMP_LINE"] = earlier
-    return sorted({word for word in printed.getvalue().split() if word.startswith(last)})
+    found = {word for word in printed.getvalue().split() if word.startswith(last)}
+    return sorted(word for word in found if re.split(r"\W", word)[0] != TABLES)

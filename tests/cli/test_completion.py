@@ -40,10 +40,11 @@ def environment(tmp_path_factory):
 
 def test_what_may_follow():
     assert {text.strip() for text in candidates(["mmkv-bench "])} >= {*VERBS}
-    assert candidates(["mmkv-bench tables rows --format "]) == ["md ", "csv ", "latex "]
+    assert candidates(["mmkv-bench tables rows --format "]) == ["md ", "csv ", "latex ", "html "]
     assert candidates(["mmkv-bench data ch"]) == ["check "]
     assert candidates(["mmkv-bench 'method=[full,snapkv_"]) == ["'method=[full,snapkv_kvpress"]
     assert "method=snapkv" in candidates(["mmkv-bench sweep budget=16 method=s"])
+    assert candidates(["mmkv-bench tab"]) == ["tables "]
     assert candidates(["mmkv-bench run nothing.of.the.kind="]) == []
     with pytest.raises(ConfigError, match="fish"):
         script("tcsh")
