@@ -87,9 +87,10 @@ test-dispatch: $(STAMP)
 fuzz: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz $(FUZZ)
 
-# An hour: SIGKILL at 200 random moments of a sweep, with readers; other moments: SOAK='--seed 1 --kills 50'.
+# An hour: SIGKILL at 200 random moments of a sweep, with readers; other moments: SOAK='--seed 1 --kills 50'. With bytecode,
+# as the tests; after SOAK='--minutes 20', Ctrl-C or TERM it writes what it has met.
 soak: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.soak --write results/bench/soak.md $(SOAK)
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m tests.soak --write results/bench/soak.md $(SOAK)
 
 fuzz-store: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/store/bit_flips.py --flips 400 results/tiny/large results/tiny/ablations
