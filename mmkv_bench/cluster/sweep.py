@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -133,15 +133,27 @@ def _named(ids: Sequence[str]) -> str:
 
 
 def _finish(runs: Sequence[Run], ids: dict[str, Piece], folder: Path) -> int:
-    """Score and print what is there; say what is not."""
+    """Score and print what is there; say what is not, also where scoring is refused.
+
+    Raises:
+        MMKVError: by `carry_out`.
+    """
     from mmkv_bench.run.run import carry_out
 
     missing = {piece.subject for run in runs for piece in pieces(run.overrides, run.plan, run.store)}
-    code = 0
-    for run in runs:
-        standing = run.plan.standing(run.store)
-        if run.plan.config.stage != "generate" and any(standing.count(part) for part in run.plan.parts):
-            code = max(code, carry_out(run.plan.at_stage("score")))
+    code = int(bool(missing))
+    try:
+        for run in runs:
+            standing = run.plan.standing(run.store)
+            if run.plan.config.stage != "generate" and any(standing.count(part) for part in run.plan.parts):
+                code = max(code, carry_out(run.plan.at_stage("score")))
+    finally:
+        _tell(missing, ids, folder)
+    return code
+
+
+def _tell(missing: Collection[str], ids: Mapping[str, Piece], folder: Path) -> None:
+    """What samples are missing of, and what the jobs at them said last."""
     for name, piece in ids.items():
         if piece.subject in missing:
             print(f"mmkv_bench: job {name} ({piece}): {_last_words(submission.log_of(folder, name))}", file=sys.stderr)
@@ -150,7 +162,6 @@ def _finish(runs: Sequence[Run], ids: dict[str, Piece], folder: Path) -> int:
             f"mmkv_bench: samples are missing of {', '.join(sorted(missing))}; run the same command again to continue",
             file=sys.stderr,
         )
-    return max(code, int(bool(missing)))
 
 
 def _last_words(log: Path) -> str:

@@ -200,9 +200,12 @@ def check_folder(folder: Path, need_bytes: int) -> None:
             os.fsync(probe.fileno())
         free = shutil.disk_usage(ancestor).free
     except OSError as problem:
+        if problem.errno in _FULL:
+            remedies = "Free some space (or raise the quota), or choose another result folder"
+        else:
+            remedies = f"{remedy}, or make this one writable"
         raise ConfigError(
-            f"result folder {folder}: cannot write in {ancestor} ({problem.strerror or problem}). {remedy}, "
-            "or make this one writable."
+            f"result folder {folder}: cannot write in {ancestor} ({problem.strerror or problem}). {remedies}."
         ) from problem
     if free < need_bytes:
         raise ConfigError(

@@ -17,10 +17,19 @@ WORK = ("model=tiny", "dataset=[pages_walk,pages_lookup]", "method=[snapkv,rando
 
 
 def start(
-    cluster: Cluster, out: Path, *overrides: str, verb: Sequence[str] = ("sweep",), **variables: str
+    cluster: Cluster,
+    out: Path,
+    *overrides: str,
+    verb: Sequence[str] = ("sweep",),
+    unseen: Path | None = None,
+    **variables: str,
 ) -> subprocess.Popen[str]:
-    """A sweep of `launcher=slurm`, begun with further environment variables."""
+    """A sweep of `launcher=slurm`, begun with further environment variables. unseen: a folder over which the sweep alone
+    has a file system."""
     command = [sys.executable, "-m", "mmkv_bench", *verb, "launcher=slurm", "model.device=cpu", f"out={out}", *SMALL]
+    if unseen is not None:
+        mounted = 'mount -t tmpfs tmpfs "$0" && exec "$@"'
+        command = ["unshare", "--mount", "sh", "-c", mounted, str(unseen), *command]
     pipe = subprocess.PIPE
     return subprocess.Popen(
         [*command, *overrides], env={**cluster.environment, **variables}, stdout=pipe, stderr=pipe, text=True

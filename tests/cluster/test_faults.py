@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 from pathlib import Path
 
@@ -73,6 +74,65 @@ def test_a_full_disk_loses_nothing_and_the_same_command_goes_on(cluster, alone, 
     code, _, err = finished(start(cluster, root, *LONG))
     assert code == 0, err
     assert rows(root) == alone(LONG)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of its own with 96 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    words = ["mount", "-t", "tmpfs", "-o", "size=96m", "tmpfs", str(folder)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"only root may mount a small file system: {done.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def fill(disk: Path) -> Path:
+    """A file that takes all the room that is left."""
+    with (disk / "filler").open("wb", buffering=0) as file:
+        with contextlib.suppress(OSError):
+            while file.write(bytes(1 << 16)):
+                pass
+        with contextlib.suppress(OSError):
+            while file.write(b"\0"):
+                pass
+    return disk / "filler"
+
+
+@pytest.mark.full
+def test_a_disk_that_fills_up_under_a_job_ends_the_sweep_with_a_sentence_and_it_goes_on(cluster, alone, small_disk):
+    """The file system itself is full (ENOSPC), for the job, its log, and the sweep that waits for it."""
+    root = small_disk / "rows"
+    process = start(cluster, root, *LONG)
+    answering(cluster, root)
+    filler = fill(small_disk)
+    code, _, err = finished(process)
+    assert code == 2 and "Traceback" not in err, err
+    assert "samples are missing of tiny pages_walk_small; run the same command again" in err
+    assert "No space left on device" in err.splitlines()[-1] and "ree some space" in err.splitlines()[-1], err
+    assert rows(root)[0].items() <= alone(LONG)[0].items()
+    code, _, err = finished(start(cluster, root, *LONG))
+    assert code == 2 and "No space left on device" in err and "submitted" not in err, err
+    filler.unlink()
+    code, _, err = finished(start(cluster, root, *LONG))
+    assert code == 0, err
+    assert rows(root) == alone(LONG)
+
+
+@pytest.mark.full
+def test_a_folder_that_only_the_login_node_sees_is_named_and_nothing_is_lost(cluster, tmp_path):
+    """The sweep has a file system there that the node's daemon, started before in another mount namespace, has not."""
+    root = tmp_path / "rows"
+    root.mkdir()
+    if subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode:
+        pytest.skip("only root may mount a folder that others do not see")
+    code, _, err = finished(start(cluster, root, *LONG[:4], "limit=2", unseen=root))
+    assert code == 1 and "Traceback" not in err, err
+    assert "does not see this folder" in err and str(root) in err
+    assert "samples are missing of tiny pages_walk_small; run the same command again" in err
+    assert not any(root.iterdir())
 
 
 @pytest.fixture

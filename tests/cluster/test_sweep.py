@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 
 from mmkv_bench.config.schema import conf_dir
+from mmkv_bench.store import provenance
 from mmkv_bench.store.store import Store
 from tests.cluster.setting import LONG, SMALL, WORK, answering, finished, log_of, rows, start
 from tests.each import each
+from tests.run.setting import done
 
 
 @pytest.mark.full
@@ -92,6 +94,24 @@ def test_slurms_own_sentence_is_passed_on_and_nothing_is_lost(cluster, tmp_path)
     (said,) = [line for line in err.splitlines() if "sbatch" in line]
     assert "sbatch refuses" in said and "invalid partition" in said.lower() and "nothing was submitted" in said
     assert not cluster.ask("squeue", "-h")
+
+
+@pytest.mark.full
+def test_cells_that_another_version_wrote_are_named_and_stay_beside_those_of_this_one(
+    cluster, alone, tmp_path, monkeypatch
+):
+    work = (*LONG[:4], "limit=2")
+    plain = provenance.version
+    monkeypatch.setattr(provenance, "version", lambda name: "0.1" if name == "torch" else plain(name))
+    done(tmp_path, *work)
+    monkeypatch.undo()
+    older = rows(tmp_path)
+    code, _, err = finished(start(cluster, tmp_path, *work))
+    assert code == 0, err
+    (said,) = [line for line in err.splitlines() if "of another version" in line]
+    assert "have rows of another version" in said and "torch 0.1 for " in said and "those rows stay" in said
+    for now, before, own in zip(rows(tmp_path), older, alone(work), strict=True):
+        assert now == before | own and not before.keys() & own.keys()
 
 
 @pytest.mark.full
