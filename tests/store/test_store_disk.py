@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -68,6 +70,15 @@ def test_a_folder_without_permission_is_refused_with_the_remedy(tmp_path):
     assert "cannot write in" in said
     assert "Permission denied" in said
     assert "Choose another result folder" in said
+
+
+def test_a_disk_without_room_for_a_file_asks_for_room_and_not_for_rights(tmp_path, monkeypatch):
+    def full(**_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
+    with pytest.raises(ConfigError, match=r"cannot write in .* \(No space left on device\)\. Free some space"):
+        Store(tmp_path).check_writable()
 
 
 def test_too_little_space_is_refused_with_both_numbers(tmp_path):
