@@ -25,7 +25,8 @@ _FIRST = (
         "flashcache_favor, flashcache_milebench_qwen2_5_vl_7b_6, flashcache_milebench_qwen2_5_vl_7b_7",
         7.1,
     ),
-    ("MEDA and PrefixKV", "meda_*, prefixkv_*", None),
+    ("MEDA", "meda_*", 16.1),
+    ("PrefixKV", "prefixkv_*", 49.7),
 )
 """(what, experiments of conf/experiment/papers, hours at least), in the order of value per hour."""
 
