@@ -25,7 +25,7 @@ def experiment(name: str) -> str:
 
 
 def command(address: Address, experiments: Sequence[str] = ()) -> str:
-    """One line that runs what an address needs; empty where nothing of it can be run.
+    """One line that runs what an address needs, of all its questions; empty where nothing of it can be run.
 
     experiments: those of its table; of timed passes the one that plans them is the line.
     """
@@ -46,7 +46,7 @@ def command(address: Address, experiments: Sequence[str] = ()) -> str:
         words = ["scenario=efficiency", *words, f"prompts={_kind(address)}", *passes]
     else:
         names = [name for name, _ in members(address.dataset)] if is_group(address.dataset) else [address.dataset]
-        words.append(f"dataset={_listed(map(file_of, names))}")
+        words += [f"dataset={_listed(map(file_of, names))}", "limit=null"]
         words += [f"page_size={name.rpartition('_')[2]}" for name in names if name != file_of(name)][:1]
         if address.max_new_tokens is not None:
             words += [f"datasets.{name}.generation.max_new_tokens={address.max_new_tokens}" for name in names]

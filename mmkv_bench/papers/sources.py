@@ -42,9 +42,10 @@ def _address(cell: Cell) -> str:
 
 
 def _printed(table: str, printed: Printed) -> str:
+    unit = f" ({printed.unit})" if printed.unit else ""
     line = "" if printed.line is None else f", line {printed.line} of the paper's text"
     why = f": {printed.reason}" if printed.reason else ""
-    return f"printed: {number(printed)} {printed.unit}, results/reference/{table}.csv{line}; {printed.status}{why}"
+    return f"printed: {number(printed)}{unit}, results/reference/{table}.csv{line}; {printed.status}{why}"
 
 
 def _ours(page: Page, one: Filled) -> list[str]:

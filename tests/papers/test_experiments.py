@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 
 import pytest
@@ -90,6 +91,17 @@ def test_every_timed_pass_of_a_table_has_a_setting_and_its_command_names_it():
         for one in timed(table):
             assert setting(one, names) in {*SETTINGS}, f"{table}: {one}"
             assert command(one, names) == f"mmkv-bench experiment={setting(one, names)}"
+
+
+def test_a_cells_own_command_asks_every_question_under_the_tables_conditions():
+    (one,) = [
+        cell.address
+        for cell in load("mmshift_table07").cells
+        if cell.address.dataset == "textcaps" and cell.address.method.setting("tau") == 0.99
+    ]
+    config = compose(shlex.split(command(one))[1:])
+    assert config.limit is None and list(config.seed) == [0, 1, 2]
+    assert config.datasets.textcaps.generation.max_new_tokens == 64
 
 
 @pytest.mark.full

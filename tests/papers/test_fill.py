@@ -204,7 +204,7 @@ def test_a_cells_source_is_two_steps_away(tmp_path, monkeypatch):
     assert len(re.findall("<details>", shown)) == len(found.cells)
     (ours,) = [told for words, told in opened.items() if words.startswith("29.06 [")]
     assert (
-        "printed: 29.06 %, results/reference/flashcache_table05.csv, line 641 of the paper&#x27;s text; settings open"
+        "printed: 29.06 (%), results/reference/flashcache_table05.csv, line 641 of the paper&#x27;s text; settings open"
         in ours
     )
     assert f"<p>ours: <code>mmkv-bench show rows {name}</code></p>" in ours
