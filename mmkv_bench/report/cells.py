@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mmkv_bench.report.columns import number, numbers
+from mmkv_bench.statistics.metric_kinds import MEASURES
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,7 +38,8 @@ def _plain(value: Any) -> Any:
 
 
 def scores(metrics: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
-    """Cell -> its rows of `metrics`."""
+    """Cell -> its rows of `metrics`, those of the task before what every run measures."""
+    metrics = metrics.sort_values("metric", key=lambda names: names.isin(list(MEASURES)), kind="stable")
     found: dict[str, list[dict[str, Any]]] = {}
     kept = [name for name in metrics.columns if name not in ("schema_version", "dataset")]
     for row in metrics[kept].to_dict("records"):

@@ -68,7 +68,7 @@ def _add(report: _Report, number: int, root: Path, samples: int) -> None:
     costs = known_tables(root, COSTS)
     report.costs += costs
     try:
-        rows = load(root)
+        rows = load(root, fidelity=())  # of which no table of scores shows any
     except ConfigError:
         if not any(table.per_pass for table in costs):
             raise
@@ -85,6 +85,7 @@ def _add(report: _Report, number: int, root: Path, samples: int) -> None:
     shown = StoreShown(number, root, rows, tables)
     report.views.add(number, tables, costs, shown.name)
     report.stores.append({"rows": str(root), "cells": len(rows.cells), "answers": len(rows.responses)})
+    del rows, tables  # answers are read next, with their texts: not beside what tables are made of
     report.left_out += shown.write(report.folder, report.commands, samples)
 
 

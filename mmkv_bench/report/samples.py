@@ -94,11 +94,12 @@ class Answers:
 
 
 class Values:
-    """Scores of samples: (cell, metric) -> sample id -> value; of the samples that are shown."""
+    """Scores of samples: (cell, metric) -> sample id -> value; of these cells and samples alone."""
 
-    def __init__(self, samples: pd.DataFrame, shown: Collection[str]) -> None:
+    def __init__(self, samples: pd.DataFrame, cells: Collection[str], shown: Collection[str]) -> None:
         self._found: dict[str, dict[str, dict[str, float | None]]] = {}
-        kept = samples["sample_id"].isin(list(shown)).to_numpy() & ~samples["metric"].isin(list(FIDELITY)).to_numpy()
+        kept = samples["cell"].isin(list(cells)).to_numpy() & samples["sample_id"].isin(list(shown)).to_numpy()
+        kept &= ~samples["metric"].isin(list(FIDELITY)).to_numpy()
         part = samples.loc[kept, ["cell", "sample_id", "metric", "value", "status"]]
         ok = is_text(part["status"], "ok")
         rows = zip(part["cell"], part["metric"], part["sample_id"], numbers(part["value"]), ok, strict=True)

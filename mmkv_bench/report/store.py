@@ -15,8 +15,9 @@ from mmkv_bench.report.kept import kept_maps
 from mmkv_bench.report.prompts import Prompts
 from mmkv_bench.report.samples import COLUMNS, Answers, Values, chosen, of_cell
 from mmkv_bench.statistics.metric_kinds import lower_is_better
+from mmkv_bench.store.blocks import blocks
 from mmkv_bench.tables.notes import line_label
-from mmkv_bench.tables.rows import BASELINE, Rows, context_key, with_limits
+from mmkv_bench.tables.rows import AT_ONCE, BASELINE, Rows, context_key, with_limits
 from mmkv_bench.tables.table import Table
 
 _PER_CELL = ("status", "error", "answer", "fallback")
@@ -38,7 +39,6 @@ class Writing:
     folder: Folder
     answers: Answers
     prompts: Prompts
-    values: Values
 
 
 class StoreShown:
@@ -49,7 +49,8 @@ class StoreShown:
     """
 
     def __init__(self, number: int, root: Path, rows: Rows, tables: Sequence[Table]) -> None:
-        self.number, self.root, self.rows = number, root, rows
+        self.number, self.root = number, root
+        self.cells, self.samples, self.metrics = rows.cells, rows.samples, rows.metrics
         self._described = cell_pages.described(rows.cells)
         self._labels = {
             cell: (line_label(method), budget_words(table.axis, budget))
@@ -82,25 +83,35 @@ class StoreShown:
         from mmkv_bench.store.store import Store
 
         store = Store(self.root)
-        answers = Answers.of(store.responses(None, COLUMNS, coded=True))
-        stored = {row["prompt_hash"]: row for row in store.prompts().to_pylist()}
-        groups = list(self._groups())
-        picked = [chosen(answers, group.names, most) for group in groups]
-        values = Values(self.rows.samples, {sample for samples, _ in picked for sample in samples})
-        writing = Writing(folder, answers, Prompts(folder, stored), values)
-        configs, scored = self._configs(folder), cell_pages.scores(self.rows.metrics)
-        config_of = dict(zip(self.rows.cells["cell"], self.rows.cells["config"], strict=True))
+        prompts = Prompts(folder, {row["prompt_hash"]: row for row in store.prompts().to_pylist()})
+        configs, scored = self._configs(folder), cell_pages.scores(self.metrics)
+        config_of = dict(zip(self.cells["cell"], self.cells["config"], strict=True))
         said: dict[str, int] = {}
-        for group, (samples, total) in zip(groups, picked, strict=True):
-            told = {cell: of_cell(answers, cell, samples, group.full, values) for cell in group.names}
-            for cell in group.names:
-                content = self._of_cell(cell, group, commands, configs[config_of[cell]])
-                content |= {"scores": scored.get(cell, []), "answers": told[cell], **answers.account(cell)}
-                folder.script(f"cells/{self.name(cell)}", content)
-            self._samples(writing, group, samples, total, told)
-            if total > len(samples):
-                said[self._described[group.names[0]]["dataset"]] = total
+        for block in self._blocks(store.counts("responses")):
+            names = [cell for group in block for cell in group.names]
+            answers = Answers.of(store.responses(names, COLUMNS, coded=True))
+            for group in block:
+                samples, total = chosen(answers, group.names, most)
+                values = Values(self.samples, group.names, samples)
+                told = {cell: of_cell(answers, cell, samples, group.full, values) for cell in group.names}
+                for cell in group.names:
+                    content = self._of_cell(cell, group, commands, configs[config_of[cell]])
+                    content |= {"scores": scored.get(cell, []), "answers": told[cell], **answers.account(cell)}
+                    folder.script(f"cells/{self.name(cell)}", content)
+                self._samples(Writing(folder, answers, prompts), group, samples, total, told)
+                if total > len(samples):
+                    said[self._described[group.names[0]]["dataset"]] = total
         return self._left_out(said, most)
+
+    def _blocks(self, answers: Mapping[str, int]) -> Iterator[list[Group]]:
+        """Groups whose answers are read together: with texts and lists those of all are more than memory should hold.
+
+        answers: cell -> how many.
+        """
+        groups = {group.name: group for group in self._groups()}
+        rows = {name: sum(answers.get(cell, 0) for cell in group.names) for name, group in groups.items()}
+        for block in blocks(groups, rows, AT_ONCE):
+            yield [groups[name] for name in block]
 
     def _left_out(self, said: Mapping[str, int], most: int) -> list[str]:
         if not said:
@@ -115,7 +126,7 @@ class StoreShown:
     def _configs(self, folder: Folder) -> dict[str, tuple[int, str, Any]]:
         """The text of a configuration -> (its number, the name of its script, what it holds)."""
         found: dict[str, tuple[int, str, Any]] = {}
-        for text in dict.fromkeys(self.rows.cells["config"]):
+        for text in dict.fromkeys(self.cells["config"]):
             place, content = len(found), cell_pages.parsed(text)
             found[text] = (1_000_000 * self.number + place, f"configs/{self.number}-{place}", content)
             folder.script(found[text][1], content)
@@ -123,7 +134,7 @@ class StoreShown:
 
     def _groups(self) -> Iterator[Group]:
         """Cells by context, in the order of the tables' lines; `full` first."""
-        cells = with_limits(self.rows.cells)
+        cells = with_limits(self.cells)
         order = {cell: place for place, cell in enumerate(self._labels)}
         found: dict[tuple[str, ...], list[str]] = {}
         for row in cells.to_dict("records"):

@@ -248,6 +248,24 @@ def test_maps_say_which_visual_tokens_each_cell_kept(tmp_path: Path) -> None:
     assert value(out, "groups/0-0")["samples"][0]["missing"] == "Images or videos that cannot be read now: cat.png."
 
 
+def test_a_report_of_groups_that_were_read_one_by_one_is_the_same(tmp_path: Path, monkeypatch) -> None:
+    root, read = store(tmp_path / "rows"), []
+    make([root], tmp_path / "whole", 5)
+    monkeypatch.setattr("mmkv_bench.report.store.AT_ONCE", 1)
+    answers = Store.responses
+
+    def seen(self, cells=None, columns=None, coded=False):
+        read.append((cells, columns))
+        return answers(self, cells, columns, coded)
+
+    monkeypatch.setattr(Store, "responses", seen)
+    make([root], tmp_path / "parts", 5)
+    together = [set(cells) for cells, columns in read if columns and "kept_indices" in columns]
+    assert len(together) == 2 and not set.intersection(*together), "no two groups at once"
+    for path in (tmp_path / "whole").rglob("*.js"):
+        assert path.read_bytes() == (tmp_path / "parts" / path.relative_to(tmp_path / "whole")).read_bytes(), path
+
+
 def test_scores_meet_the_times_of_passes_of_another_store(tmp_path: Path) -> None:
     score, speed, out = scored(tmp_path / "score"), timed(tmp_path / "speed", STEPS), tmp_path / "report"
     found = make([score, speed], out, 5)

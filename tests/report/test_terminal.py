@@ -65,6 +65,17 @@ def test_a_store_is_a_line_per_cell_by_dataset_and_protocol(rows, capsys):
     assert of(lines, "full")[0].startswith("c000")
 
 
+def test_of_many_cells_the_first_are_listed_and_the_words_that_choose_among_all(rows, capsys, monkeypatch):
+    monkeypatch.setattr("mmkv_bench.report.terminal.overview.MOST", 2)
+    lines = shown(capsys, rows)
+    assert len([line for line in lines if line[:2] == "c0"]) == 2
+    assert lines[-6:-4] == [
+        "3 more cells: choose by words, as method@budget or several of these",
+        "dataset: lookup walk3",
+    ]
+    assert lines[-3:] == ["protocol: paper strict", "reading: paper", "method: full mmshift snapkv"]
+
+
 @each(
     ("words", "cells"),
     [

@@ -12,7 +12,7 @@ function heads() {
   }
   const values = cell.kept[which], layers = values.length, width = values[0].length;
   const table = () => plainTable(["layer", ...values[0].map((_, head) => `head ${head}`)], values.map((row, layer) => [String(layer), ...row]));
-  chart("heads", [{ type: "heatmap", z: values, colorscale: SCALE, xgap: 1, ygap: 1, hovertemplate: "layer %{y}, KV head %{x}: %{z:.1f} entries<extra></extra>",
+  chart("heads", [{ type: "heatmap", z: values, zmin: 0, colorscale: SCALE, xgap: 1, ygap: 1, hovertemplate: "layer %{y}, KV head %{x}: %{z:.1f} entries<extra></extra>",
     colorbar: { title: { text: "entries" } }, text: layers * width <= 400 ? values.map((row) => row.map((value) => value.toFixed(value >= 100 ? 0 : 1))) : undefined,
     texttemplate: layers * width <= 400 ? "%{text}" : undefined }],
   { height: Math.min(900, 120 + 26 * layers), xaxis: { title: { text: "KV head" }, dtick: width > 20 ? 4 : 1, showgrid: false },
@@ -25,7 +25,7 @@ function audit() {
   const told = cell.counted;
   if (!told) return "No answers of this cell are stored.";
   const ended = Object.entries(told.ended).map(([status, n]) => `${n} ${status}`).join(", ");
-  return `${told.answers} answers (${ended}). Entries asked: ${ends(told.entries_asked)}; counted in the stored tensors: ${ends(told.entries_resident)}; ` +
+  return `${told.answers} answers (${ended}). Entries asked over all layers and KV heads: ${ends(told.entries_asked)}; counted in the stored tensors: ${ends(told.entries_resident)}; ` +
     `${told.over} over what was asked. Tokens per answer: ${ends(told.n_tokens)}; of these from the compressed cache: ${ends(told.tokens_from_compressed)}.`;
 }
 

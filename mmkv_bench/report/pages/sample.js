@@ -19,7 +19,7 @@ function show() {
   const budget = $("budget").value, base = full < 0 ? null : answers.answer[full];
   const wanted = group.cells.map((_, i) => i).filter((i) => (i === full || budget === "" || group.cells[i].budget === budget) && (i === full || TESTS[$("which").value](i)) && answers.status[i] !== null);
   place.set({ budget, metric: $("metric").value, which: $("which").value });
-  tell("answers", plainTable(["method", "budget", "answer", "score", "leaves full", "counted entries", "remarks"], wanted.map((i) => {
+  tell("answers", plainTable(["method", "budget", "answer", "score", "leaves full", "counted entries, all heads", "remarks"], wanted.map((i) => {
     const cell = group.cells[i];
     return [el("td", {}, el("a", { href: `cell.html#cell=${cell.name}` }, `${cell.label}${cell.seed === null ? "" : `, seed ${cell.seed}`}`)), cell.budget || "–",
       el("td", {}, answerNode(answers.answer[i], answers.status[i], base, answers.error[i])), el("td", {}, valueNode(valueOf(i))),

@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.report.terminal.known import Cells
-from mmkv_bench.report.terminal.text import table
+from mmkv_bench.report.terminal.text import plain, table
 from mmkv_bench.statistics.metric_kinds import MEASURES
 from mmkv_bench.store.index import remembered
 from mmkv_bench.store.tally import tally
@@ -36,9 +36,10 @@ def show(console: Console, cells: Cells, chosen: Sequence[str]) -> None:
         lines = [_line(cells, cell, scores.get(cell, {}).get(metric), ended.get(cell, {})) for cell in own]
         table(console, header, lines, right=("n", metric or "score"))
     if len(chosen) > MOST:
-        console.print(
-            f"\n{len(chosen) - MOST:,} more cells: choose by words, such as a method, method@budget, a dataset or a protocol"
-        )
+        console.print(f"\n{len(chosen) - MOST:,} more cells: choose by words, as method@budget or several of these")
+        for what in ("dataset", "model", "protocol", "reading", "method"):
+            names = dict.fromkeys(cells.rows[cell][what] for cell in chosen)
+            console.print(plain(f"{what}: {' '.join(sorted(filter(None, names)))}"))
 
 
 def metrics(cells: Cells) -> Metrics:
