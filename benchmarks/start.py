@@ -11,6 +11,8 @@ spends on modules (`-X importtime`, each module's own share summed); what is lef
 - A run with one sample to make is held against what it cannot do without: torch, the classes of the model and of its
   processor, lmms-eval's tasks, and the libraries that read settings and write rows.
 - The first line on a terminal is timed from the start of the process.
+
+Bytecode is kept, as an installation keeps it, whatever the shell says.
 """
 
 from __future__ import annotations
@@ -153,6 +155,9 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=3, help="processes of each kind (default: 3)")
     parser.add_argument("--write", type=Path, help="file to write as well")
     asked = parser.parse_args()
+    os.environ.pop(
+        "PYTHONDONTWRITEBYTECODE", None
+    )  # or every process would compile every module anew, ours and others'
     with tempfile.TemporaryDirectory() as folder:
         found = costs(Path(folder), asked.times)
         line = min(
