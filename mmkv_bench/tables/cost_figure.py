@@ -25,6 +25,10 @@ Bound = Callable[[CostTable], "Callable[[float, int], float] | None"]
 """Of a table: bytes that a step reads usefully and the batch -> the least seconds of a step; None where that is not known."""
 _STROKES = ("-", "--", "-.", ":")
 _COLUMNS = 3
+_LETTERS = 13  # of the small print, in an inch
+_BANDS = 4
+"""Of so many lines in a panel intervals are bands; of more they are bars, each line's a little beside the others'."""
+_BESIDE = 0.02  # between the bars of two lines, in doublings of the length
 
 
 def length_figure(tables: Sequence[CostTable], cost: Cost, bound: Bound = lambda table: None) -> Figure:
@@ -59,8 +63,10 @@ def length_figure(tables: Sequence[CostTable], cost: Cost, bound: Bound = lambda
         axes.set_visible(False)
     _legend(figure, grid[: len(panels)])
     words = context_words(every[0].context, every[0].readings, [table.context for table in every])
-    said = [*words[1:], "medians with their intervals", *_failures(every, cost)]
-    figure.suptitle(textwrap.fill("; ".join(said), 120), fontsize=9, color="#555555")
+    words += [f"device={name}" for name in dict.fromkeys(table.context["device"] for table in every)]
+    said = [*words[1:], "medians with their intervals", *_failures(every, cost), *_disturbed(every)]
+    width = int(_LETTERS * figure.get_figwidth())
+    figure.suptitle(textwrap.fill("; ".join(said), width), fontsize=9, color="#555555")
     return figure
 
 
@@ -77,7 +83,7 @@ def _draw(
     for table in tables:
         lines |= {(method.label, budget): method for method, budget in table.lines()}
     budgets = sorted({budget for _, budget in lines if budget}, key=float)
-    for key, method in lines.items():
+    for number, (key, method) in enumerate(lines.items()):
         colour, shape = styles[method.label]
         stroke = "-" if not key[1] else _STROKES[budgets.index(key[1]) % len(_STROKES)]
         points = [
@@ -94,8 +100,12 @@ def _draw(
         ends = [
             (tokens, entry.low / size, entry.high / size) for tokens, entry, _ in points if entry.low and entry.high
         ]
-        if ends:
+        if ends and len(lines) <= _BANDS:
             axes.fill_between(*zip(*ends, strict=True), color=colour, alpha=0.15, linewidth=0)
+        elif ends:
+            at, low, high = zip(*ends, strict=True)
+            beside = 2 ** (_BESIDE * (number - (len(lines) - 1) / 2))
+            axes.vlines([tokens * beside for tokens in at], low, high, color=colour, alpha=0.55, linewidth=1.3)
         if cost.key == "tpot_s":
             _roofline(axes, points, key, colour, size, bound)
     ticks = sorted({int(table.shape["prompt_tokens"]) for table in tables})
@@ -151,6 +161,12 @@ def _legend(figure: Figure, panels: Sequence[Axes]) -> None:
     figure.legend(
         handles.values(), handles, loc="outside lower center", ncols=min(len(handles), 4), frameon=False, fontsize=9.5
     )
+
+
+def _disturbed(tables: Sequence[CostTable]) -> list[str]:
+    """What disturbed the passes, as the table of the shortest prompt says it."""
+    said = next((table.disturbed for table in tables if table.disturbed), ())
+    return [f"disturbed: {', '.join(said)}"] if said else []
 
 
 def _failures(tables: Sequence[CostTable], cost: Cost) -> list[str]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _FRONT = "#999999"
+_NAMED = 12  # points of a panel that all have their budget beside them; of more only those on the front
 _NAMES = {"tpot_s": "time per token", "ttft_s": "time to first token", "bytes_held": "bytes that the cache holds"}
 
 
@@ -74,7 +75,7 @@ def _draw(axes: Axes, front: Front, styles: dict[str, tuple[str, str]]) -> None:
             label=line_label(own[0].method),
             zorder=3,
         )
-    for point in best:
+    for point in best if len(front.points) > _NAMED else front.points:
         axes.annotate(
             point.budget or "",
             (point.x / size, point.y),

@@ -50,6 +50,18 @@ def test_a_line_per_method_runs_through_the_medians_at_every_length(tmp_path):
     assert [text.get_text() for text in axes.get_xticklabels()] == ["32", "64"]
 
 
+def test_intervals_of_many_lines_are_bars_beside_each_other(tmp_path):
+    methods = ("full", "snapkv", "keydiff", "mmshift", "h2o")
+    steps = {(method, tokens): STEPS["full", 64] for method in methods for tokens in (32, 64)}
+    figure = length_figure(known_tables(timed(tmp_path, steps), [KNOWN["tpot_s"]]), KNOWN["tpot_s"])
+    bars = [one for one in figure.axes[0].collections if hasattr(one, "get_segments")]
+    assert len(bars) == len(figure.axes[0].collections) == len(methods)
+    at = [segment[0][0] for one in bars for segment in one.get_segments() if segment[0][0] < 40]
+    assert len(set(at)) == len(methods) and max(at) / min(at) < 1.1
+    said = figure.get_suptitle().replace("\n", " ")
+    assert "disturbed: clock held down, other work on the machine" in said and "device=" in said
+
+
 def test_what_failed_has_no_point_and_is_named(tmp_path):
     tables = known_tables(timed(tmp_path, STEPS, ("snapkv", 64)), [KNOWN["tpot_s"]])
     figure = length_figure(tables, KNOWN["tpot_s"])
