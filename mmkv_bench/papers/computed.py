@@ -6,18 +6,23 @@ from its size and the processor's settings; how large a data set's pictures are,
 
 from __future__ import annotations
 
+import csv
 from decimal import Decimal
 from functools import cache
 from typing import Any
 
 from mmkv_bench.config.files import content
+from mmkv_bench.config.schema import READINGS, reference_dir
 from mmkv_bench.models.families import kv_bytes_per_token
 from mmkv_bench.models.stated import Stated
 from mmkv_bench.models.visual_tokens import image_tokens
 from mmkv_bench.papers.address import FRACTION, NONE, SYNTHETIC, Address
 from mmkv_bench.papers.measures import GIB
 
-BYTES, TOKENS = "kv_gib", "prompt_tokens"
+BYTES, TOKENS, PEAK = "kv_gib", "prompt_tokens", "peak_gb"
+PEAKS = reference_dir() / "planned" / "peaks.csv"
+"""Peaks that `plan --memory` counted (`tools/planned_peaks.py`): the dry run takes minutes, a page of tables seconds."""
+PLANNED_COLUMNS = ("setting", "model", "dataset", "method", "budget", "length", "new_tokens", "phase", "bytes")
 _PROMPTED = ("hybridkv",)
 """Families whose bytes on the device follow the prompt: which heads keep what is known with weights alone."""
 _FEWER_BITS = ("kivi", "kivi_prefixkv")
@@ -34,6 +39,33 @@ def cache_size(address: Address) -> tuple[float, str] | None:
         return None
     entries, each = _entries(address), bytes_per_token(address.model)
     return entries * each / GIB, f"{entries:,} entries of {each:,} bytes"
+
+
+def planned_peak(address: Address) -> tuple[float, str] | None:
+    """(GB, how) of the most that a pass of the address holds, as a dry run of the code at the model's shape counted it; None
+    where it is no peak, or none was counted."""
+    if address.metric != PEAK or address.batch not in (None, 1) or address.reading != READINGS[0]:
+        return None
+    key = (address.model, address.dataset, str(address.method), address.budget, address.length, address.new_tokens)
+    found = _peaks().get(key)
+    return None if found is None else (int(found["bytes"]) / 1e9, f"counted in a dry run, {found['phase']}")
+
+
+def planned_lines() -> list[dict[str, str]]:
+    """The lines of `PEAKS`."""
+    if not PEAKS.is_file():
+        return []
+    with PEAKS.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@cache
+def _peaks() -> dict[tuple[object, ...], dict[str, str]]:
+    """By what an address says of them; a pass that two settings have is the same."""
+    return {
+        (*(line[name] for name in PLANNED_COLUMNS[1:5]), int(line["length"]), int(line["new_tokens"])): line
+        for line in planned_lines()
+    }
 
 
 def lacking(address: Address) -> str:

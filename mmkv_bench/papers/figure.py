@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.papers.address import FRACTION, NONE
 from mmkv_bench.papers.fill import Filled, Page
+from mmkv_bench.papers.measured import PLANNED
 from mmkv_bench.papers.measures import DIAGNOSTICS
 from mmkv_bench.tables.figure import looks_of
 
@@ -26,6 +27,11 @@ _SMALL, _LETTERS = 9, 15  # points of a title's letters, and how many an inch su
 _BAR = "<colorbar>"  # as matplotlib calls the axes of one
 
 
+def drawable(page: Page) -> bool:
+    """Whether a page is a figure that has a number to draw."""
+    return bool(page.spec.figure) and any(map(_drawn, page.cells))
+
+
 def pictures(page: Page) -> dict[str, Figure]:
     """The pictures of a figure's page (`Spec.figure`), by what their files' names have behind its id: one, or one of each
     analysis. Points without a number are left out.
@@ -35,7 +41,7 @@ def pictures(page: Page) -> dict[str, Figure]:
     """
     if page.spec.figure not in PICTURES:
         raise ConfigError(f"{page.spec.id} is no figure that is drawn from its cells")
-    if all(one.measured.value is None for one in page.cells):
+    if not any(map(_drawn, page.cells)):
         raise ConfigError(f"no cell of {page.spec.id} holds a number, so there is nothing to draw; {page.spec.title}")
     found = PICTURES[page.spec.figure](page)
     for figure in found.values():
@@ -45,6 +51,11 @@ def pictures(page: Page) -> dict[str, Figure]:
         title = f"{page.spec.title} ({page.spec.id}): {page.spec.caption}"
         figure.suptitle(textwrap.fill(title, int(_LETTERS * figure.get_figwidth())), fontsize=_SMALL, color="#555555")
     return found
+
+
+def _drawn(one: Filled) -> bool:
+    """Whether it is a point: what a dry run foresees is none beside what was measured."""
+    return one.measured.value is not None and one.measured.state != PLANNED
 
 
 def _analyses(page: Page) -> dict[str, Figure]:
@@ -84,7 +95,7 @@ def _curves(page: Page) -> dict[str, Figure]:
     styles = _styles(page)
     for axes, ((block, column), cells) in zip(grid, panels.items(), strict=True):
         for row in dict.fromkeys(one.cell.row for one in cells):
-            own = [one for one in cells if one.cell.row == row and one.measured.value is not None]
+            own = [one for one in cells if one.cell.row == row and _drawn(one)]
             _line(axes, own, spec.rows[row].label, styles)
         axes.set_xscale("log", base=2)
         places = {_place(one): _told(one) for one in cells if _place(one) is not None}

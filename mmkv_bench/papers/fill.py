@@ -10,7 +10,7 @@ from itertools import combinations
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.papers.address import STAND_IN, Address
 from mmkv_bench.papers.match import Evidence
-from mmkv_bench.papers.measured import MEASURED, PART, WHOLE, Measured, Reader, aligned
+from mmkv_bench.papers.measured import MEASURED, PART, PLANNED, WHOLE, Measured, Reader, aligned
 from mmkv_bench.papers.measures import has_numbers, margin
 from mmkv_bench.papers.printed import COMPARABLE, OPEN, RATIOS, Printed, of_table
 from mmkv_bench.papers.spec import Cell, Spec
@@ -114,7 +114,7 @@ def fill(spec: Spec, evidence: Evidence, printed: Mapping[tuple[str, ...], Print
     reader = Reader(evidence, needed(spec))
     cells = [_filled(cell, printed, reader) for cell in spec.cells]
     fulls = {(one.cell.block, one.cell.column, one.cell.across): one for one in cells if _is_full(one.cell)}
-    judged = [_judged(one, _full_of(one, fulls, spec)) for one in cells]
+    judged = [_judged(one, _full_of(one, fulls, spec), reader) for one in cells]
     leads, pairs = _order(spec, judged, reader)
     rows = sorted({row for one in judged for row in one.measured.rows})
     sources = {row: evidence.source(row) for row in rows}
@@ -144,7 +144,7 @@ def _beside(address: Address) -> tuple[object, ...]:
     return address.model, address.dataset, address.metric, address.length, address.new_tokens, address.batch
 
 
-def _judged(one: Filled, full: Filled | None) -> Filled:
+def _judged(one: Filled, full: Filled | None, reader: Reader) -> Filled:
     """The cell with its verdicts."""
     if one.printed is None:
         return one
@@ -155,9 +155,12 @@ def _judged(one: Filled, full: Filled | None) -> Filled:
     verdict = _level(one)
     if verdict is not None and verdict.word != NOT_COMPARABLE and gate is not None and gate.word == DIFFERS:
         verdict = Verdict(NOT_COMPARABLE, why="full differs from what is printed for it")
-    if one.printed.status == RATIOS and full is not None and not _is_full(one.cell):
+    if one.measured.state == PLANNED:
+        return one
+    if one.printed.status == RATIOS and full is not None and not _is_full(one.cell) and full.measured.state != PLANNED:
         verdict = _ratio(one, full) or verdict
-    found = _drop(one, full) if full is not None and not _is_full(one.cell) and one.cell.address.minus is None else None
+    dropped = full is not None and not _is_full(one.cell) and one.cell.address.minus is None
+    found = _drop(one, full, reader) if dropped and full is not None else None
     return replace(one, verdict=verdict, drop=found, counted=gate is not None and gate.word == AGREES)
 
 
@@ -167,17 +170,22 @@ def _level(one: Filled) -> Verdict | None:
         return None
     if one.printed.number is None or one.printed.status not in (COMPARABLE, OPEN):
         return Verdict(NOT_COMPARABLE, why=one.printed.status)
-    return of_readings({name: _one_level(measured, one) for name, measured in _under(one).items()})
+    return of_readings({name: _one_level(own) for name, own in _under(one).items()})
 
 
-def _under(one: Filled) -> dict[str, Measured]:
-    """What there is under the table's own reading, and under every further one."""
-    return {"": one.measured, **one.readings}
+def _under(one: Filled) -> dict[str, Filled]:
+    """The cell as the table reads it, and as every further reading does."""
+    others = {
+        name: replace(one, cell=replace(one.cell, address=own, parts=parts), measured=one.readings[name])
+        for name, (own, parts) in one.cell.readings.items()
+    }
+    return {"": one, **others}
 
 
-def _one_level(measured: Measured, one: Filled) -> Verdict | None:
+def _one_level(one: Filled) -> Verdict | None:
     assert one.printed is not None
     assert one.printed.number is not None
+    measured = one.measured
     if measured.state not in (*WHOLE, PART) or measured.value is None:
         return None
     if measured.other:
@@ -200,23 +208,35 @@ def _limits(one: Filled) -> Limits:
     return Limits(one.printed.half, own.margin, own.spread, own.relative)
 
 
-def _drop(one: Filled, full: Filled) -> Verdict | None:
+def _drop(one: Filled, full: Filled, reader: Reader) -> Verdict | None:
+    """What is said of the difference to `full`, paired by sample; of a part of the samples as of another draw of them."""
     assert one.printed is not None
     if full.printed is None or one.printed.status not in DROPS or full.printed.status not in DROPS:
         return None
-    found = {name: _one_drop(replace(one, measured=measured), full) for name, measured in _under(one).items()}
-    return of_readings(found)
+    return of_readings({name: _one_drop(own, full, reader) for name, own in _under(one).items()})
 
 
-def _one_drop(one: Filled, full: Filled) -> Verdict | None:
+def _one_drop(one: Filled, full: Filled, reader: Reader) -> Verdict | None:
     assert one.printed is not None
     assert full.printed is not None
-    own, theirs = one.shown, full.shown
-    if own is None or theirs is None or one.measured.other or full.measured.other:
+    own, theirs, states = one.shown, full.shown, {one.measured.state, full.measured.state}
+    if own is None or theirs is None or one.measured.other or full.measured.other or states - {MEASURED, PART}:
         return None
-    if {one.measured.state, full.measured.state} != {MEASURED}:
+    halves = one.printed.half, full.printed.half
+    if states == {MEASURED}:
+        return drop((own[0], theirs[0]), (own[1], theirs[1]), halves, _limits(one))
+    ours, limits = _paired(reader, one, full, 1), _limits(one)
+    if ours is None or ours.low is None or ours.high is None or limits.relative:
         return None
-    return drop((own[0], theirs[0]), (own[1], theirs[1]), (one.printed.half, full.printed.half), _limits(one))
+    return level(
+        ours.value,
+        own[1] - theirs[1],
+        replace(limits, half=sum(halves)),
+        same_items=False,
+        interval=(ours.low, ours.high),
+        n=one.measured.n,
+        n_paper=one.measured.of or None,
+    )
 
 
 def _ratio(one: Filled, full: Filled) -> Verdict | None:

@@ -14,7 +14,7 @@ import numpy as np
 from mmkv_bench.config.files import content
 from mmkv_bench.config.unavailable import UNAVAILABLE
 from mmkv_bench.papers.address import STAND_IN, SYNTHETIC, Address, Method, file_of
-from mmkv_bench.papers.computed import cache_size, lacking
+from mmkv_bench.papers.computed import cache_size, lacking, planned_peak
 from mmkv_bench.papers.curves import Curve, Curves
 from mmkv_bench.papers.match import AMBIGUOUS, FOUND, Evidence, Match
 from mmkv_bench.papers.measures import DIAGNOSTICS, PASSES, REDUCTIONS, Reduction, margin
@@ -27,12 +27,10 @@ from mmkv_bench.tables.scores import Scores, Sheet
 if TYPE_CHECKING:
     import pandas as pd
 
-MEASURED, COMPUTED, PART, WAITING, FAILED, NOT_RUN, CANNOT_RUN, UNCLEAR = (
-    *("measured", "computed", "part", "waiting", "failed", "not run", "cannot run", "ambiguous"),
-)
+STATES = ("measured", "computed", "planned", "part", "waiting", "failed", "not run", "cannot run", "ambiguous")
+MEASURED, COMPUTED, PLANNED, PART, WAITING, FAILED, NOT_RUN, CANNOT_RUN, UNCLEAR = STATES
 WHOLE = (MEASURED, COMPUTED)
-"""States of a number that nothing is missing from."""
-STATES = (MEASURED, COMPUTED, PART, WAITING, FAILED, NOT_RUN, CANNOT_RUN, UNCLEAR)
+"""States of a number that nothing is missing from. `planned` is none: a dry run foresees it, and it is shown and not judged."""
 
 
 @dataclass(frozen=True)
@@ -322,6 +320,9 @@ def _without_rows(address: Address, found: Measured) -> Measured:
     size = cache_size(address)
     if size is not None:
         return replace(found, state=COMPUTED, value=size[0], why=size[1])
+    peak = planned_peak(address)
+    if peak is not None:
+        return replace(found, state=PLANNED, value=peak[0], why=peak[1])
     return replace(found, why=lacking(address))
 
 

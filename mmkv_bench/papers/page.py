@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from mmkv_bench.papers.cells import caption, edges, grid, number, words
 from mmkv_bench.papers.commands import commands, experiment
 from mmkv_bench.papers.fill import Filled, Page
-from mmkv_bench.papers.measured import MEASURED, NOT_RUN, PART, STATES, UNCLEAR, Measured
+from mmkv_bench.papers.measured import MEASURED, NOT_RUN, PART, PLANNED, STATES, UNCLEAR, Measured
 from mmkv_bench.papers.measures import has_numbers
 from mmkv_bench.papers.printed import COMPARABLE
 from mmkv_bench.papers.sources import behind, command_of, rows_of
@@ -123,7 +123,7 @@ def _stands_in(page: Page) -> str:
 
 
 def _commands(page: Page) -> list[str]:
-    lacking = [one for one in page.cells if one.measured.state in (NOT_RUN, PART)]
+    lacking = [one for one in page.cells if one.measured.state in (NOT_RUN, PART, PLANNED)]
     if not lacking:
         return []
     runs = page.spec.experiments

@@ -7,7 +7,7 @@ import shlex
 from mmkv_bench.papers.cells import number
 from mmkv_bench.papers.commands import PROGRAM, command
 from mmkv_bench.papers.fill import Filled, Page
-from mmkv_bench.papers.measured import COMPUTED, NOT_RUN, PART, UNCLEAR
+from mmkv_bench.papers.measured import COMPUTED, NOT_RUN, PART, PLANNED, UNCLEAR
 from mmkv_bench.papers.printed import Printed
 from mmkv_bench.papers.spec import Cell, Spec
 
@@ -29,7 +29,7 @@ def rows_of(page: Page, one: Filled) -> list[str]:
 
 def command_of(spec: Spec, one: Filled) -> str:
     """What makes the rows that a cell lacks; empty where nothing can or nothing is lacking."""
-    if one.measured.state not in (NOT_RUN, PART):
+    if one.measured.state not in (NOT_RUN, PART, PLANNED):
         return ""
     return "; ".join(dict.fromkeys(filter(None, (command(each, spec.experiments) for each in one.cell.needed))))
 
@@ -52,7 +52,9 @@ def _ours(page: Page, one: Filled) -> list[str]:
     own, lacking = one.measured, command_of(page.spec, one)
     if own.state == COMPUTED:
         return [f"ours: computed, {own.why}"]
-    if own.source:
+    if own.state == PLANNED:
+        found = [f"ours: planned, {own.why}, results/reference/planned/peaks.csv"]
+    elif own.source:
         found = [f"ours: measurement {own.source.rpartition(' ')[2]} of {own.source.rpartition(' ')[0]}"]
     else:
         shows = [shlex.join([PROGRAM, "show", *source.rsplit(" ", 1)]) for source in rows_of(page, one)]

@@ -11,7 +11,7 @@ from mmkv_bench.config.schema import conf_dir
 from mmkv_bench.papers import printed
 from mmkv_bench.papers.claims import tested
 from mmkv_bench.papers.fill import Filled, Page
-from mmkv_bench.papers.measured import COMPUTED, MEASURED
+from mmkv_bench.papers.measured import COMPUTED, MEASURED, PLANNED
 from mmkv_bench.papers.spec import PAPERS
 from mmkv_bench.papers.verdict import AGREES, CONFIRMED, DIFFERS, UNDECIDED
 from mmkv_bench.tables.sections import aligned
@@ -98,6 +98,8 @@ def _said(pages: Sequence[Page]) -> str:
     run = sum(page.states[MEASURED] for page in pages)
     computed = sum(page.states[COMPUTED] for page in pages)
     needless = f"{computed} cells hold a number that needs no weights: bytes of a cache by the model's shape."
+    planned = sum(page.states[PLANNED] for page in pages)
+    needless += f" {planned} hold a peak that a dry run counted (planned): shown, and not judged." if planned else ""
     if not run:
         return f"**Nothing of real weights has been run yet: no number below was measured.** {needless}"
     return f"{run} cells hold a measured number. {needless}"

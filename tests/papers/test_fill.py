@@ -16,11 +16,13 @@ import pytest
 from mmkv_bench.errors import ConfigError, StoreError
 from mmkv_bench.methods.named import settings
 from mmkv_bench.methods.plain import flat_parameters
+from mmkv_bench.papers import computed
 from mmkv_bench.papers.cells import text
 from mmkv_bench.papers.fill import Page, fill
 from mmkv_bench.papers.match import Evidence
 from mmkv_bench.papers.measured import STATES, WHOLE, Measured, _wider
 from mmkv_bench.papers.page import notes, render
+from mmkv_bench.papers.sources import behind
 from mmkv_bench.papers.spec import load, parse
 from mmkv_bench.store.digests import checksum
 from mmkv_bench.store.store import Store
@@ -28,6 +30,7 @@ from mmkv_bench.tables.macro import Mean, mean
 from mmkv_bench.tables.scores import Scores
 from tests.each import each
 from tests.tables.examples import Example, zeros_and_ones
+from tools import planned_peaks
 
 N = 320  # samples of milebench_image_needle
 MODEL = "qwen2_5_vl_7b"
@@ -106,6 +109,17 @@ def test_a_part_of_the_samples_is_another_draw_and_says_how_many_would_decide(tm
     assert text(one).startswith("part (100 of 320): 29.00 [") and "undecided (needs n = " in text(one)
 
 
+def test_a_part_of_the_samples_tells_of_the_drop_to_full_as_another_draw(tmp_path):
+    """MUIRBench of FlashCache's Table 2 prints 45.54 for full, 45.15 for FlashCache and 37.58 for StreamingLLM."""
+    told = {"dataset": "muirbench", "metric": "muirbench_score_overall"}
+    adds = [(("full", None, zeros_and_ones(91, 200)), told), (("flashcache", "0.1", zeros_and_ones(60, 200)), told)]
+    adds += [(("streamingllm", "0.1", zeros_and_ones(75, 200)), told)]
+    found = page(stored(tmp_path, *adds), table="flashcache_table02")
+    drops = {one.cell.address.method.name: one.drop for one in found.cells if one.drop}
+    assert str(drops["flashcache"]) == "undecided: differs as read here; not judged as per head, unrotated keys"
+    assert drops["streamingllm"].word == "undecided" and drops["streamingllm"].needed > 200
+
+
 def test_failed_and_unjudged_samples_leave_no_number(tmp_path):
     values = [None, *zeros_and_ones(92, N - 1)]
     root = stored(tmp_path, (("flashcache", "0.2", values), {"given": {"gamma": 0.1}}))
@@ -156,6 +170,29 @@ def test_what_needs_no_weights_is_computed_and_what_needs_them_says_so():
     assert text(hybrid).startswith("not run (needs weights") and text(hybrid).endswith(" / 0.40")
     tokens = cell(page(table="mmshift_table04"), "qwen2_5_vl_7b", "docvqa")
     assert text(tokens) == "not run (needs the pictures' sizes; one becomes 4 to 16,384 tokens) / 4830"
+
+
+def test_a_peak_of_a_dry_run_is_shown_as_planned_and_not_judged(tmp_path, monkeypatch):
+    counted = {"full": 31_000_000_000, "snapkv@256": 15_500_000_000}
+    cells = [
+        {"cell": name, "tokens": 32768, "peaks": {"load": 10, "prefill": most}, "largest": most, "error": None}
+        for name, most in counted.items()
+    ]
+    told = json.dumps({"model": "llava_v1_6_vicuna_7b", "memory": {"measured": "planned", "cells": cells}})
+    monkeypatch.setattr(computed, "PEAKS", tmp_path / "planned" / "peaks.csv")
+    monkeypatch.setattr("sys.argv", ["planned_peaks", "efficiency_mmshift_table09"])
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"what a plan says\n{told}\n"))
+    planned_peaks.main()
+    computed._peaks.cache_clear()
+    found = page(table="mmshift_table09")
+    computed._peaks.cache_clear()
+    peaks = [one for one in found.cells if one.cell.address.metric == "peak_gb"]
+    assert [one.measured.value for one in peaks] == [31.0, 15.5, None, None]
+    assert text(peaks[1]) == "planned (counted in a dry run, prefill): 15.50 / 17.28 -1.78"
+    assert {one.verdict for one in peaks[:2]} == {None} and found.states["planned"] == 2
+    assert any("experiment=efficiency_mmshift_table09" in line for line in behind(found, peaks[1])), (
+        "it can still be measured"
+    )
 
 
 def test_rows_of_other_calibrations_are_no_seeds_of_a_method(tmp_path):

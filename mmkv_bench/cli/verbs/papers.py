@@ -114,9 +114,10 @@ def _roots(spec: Spec, rows: Sequence[str]) -> list[Path]:
 
 
 def _pictures(page: Page, folder: Path) -> list[Path]:
-    if not page.spec.figure or all(one.measured.value is None for one in page.cells):
+    from mmkv_bench.papers.figure import drawable, pictures
+
+    if not drawable(page):
         return []
-    from mmkv_bench.papers.figure import pictures
     from mmkv_bench.tables.figure import save
 
     plain = bool(page.spec.stands_for)

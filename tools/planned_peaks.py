@@ -1,0 +1,60 @@
+"""`results/reference/planned/peaks.csv` from what a dry run counts of an efficiency setting:
+
+    mmkv-bench plan experiment=<setting> --memory --json | python -m tools.planned_peaks <setting>
+
+The setting's lines are written anew, those of others stay.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Any
+
+from mmkv_bench.config.compose import compose
+from mmkv_bench.papers import computed
+from mmkv_bench.papers.computed import PLANNED_COLUMNS, planned_lines
+
+
+def lines_of(setting: str, document: Mapping[str, Any]) -> list[dict[str, str]]:
+    """The lines of a setting out of the last line that `plan --memory --json` prints. Raises ValueError on a cell that was not
+    counted."""
+    config = compose([f"experiment={setting}"])
+    found = []
+    for cell in document["memory"]["cells"]:
+        if not cell["largest"]:
+            raise ValueError(f"{setting}: {cell['cell']} was not counted: {cell['error']}")
+        method, _, budget = cell["cell"].partition("@")
+        if budget.endswith("%"):
+            budget = f"{(Decimal(budget[:-1]) / 100).normalize():f}"
+        told = (
+            setting,
+            document["model"],
+            f"made_up_{config.prompts}",
+            method,
+            budget,
+            cell["tokens"],
+            config.new_tokens,
+        )
+        phase = max(cell["peaks"], key=cell["peaks"].get)
+        found.append(dict(zip(PLANNED_COLUMNS, map(str, (*told, phase, cell["largest"])), strict=True)))
+    return found
+
+
+def main() -> None:
+    """Reads the plan from the standard input."""
+    setting = sys.argv[1]
+    document = json.loads(sys.stdin.read().strip().splitlines()[-1])
+    others = [line for line in planned_lines() if line["setting"] != setting]
+    computed.PEAKS.parent.mkdir(parents=True, exist_ok=True)
+    with computed.PEAKS.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, PLANNED_COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(sorted([*others, *lines_of(setting, document)], key=lambda line: line["setting"]))
+
+
+if __name__ == "__main__":
+    main()
