@@ -228,7 +228,7 @@ def methods(shape: str, names: Sequence[str]) -> tuple[dict[str, Compressor], di
         except ConfigError as error:
             left_out[name] = str(error).split(";")[0]
             continue
-        if one.scorer.resamples:
+        if one.resamples:
             left_out[name] = "it makes the prompt smaller and compresses no cache"
         else:
             made[name] = one
