@@ -10,13 +10,20 @@ from tests.run.setting import done
 
 
 @pytest.fixture(scope="session")
-def cluster(tmp_path_factory):
+def daemons(tmp_path_factory):
     """A running cluster; without Slurm its tests skip and say what is missing."""
     if lacking := slurm.missing():
         pytest.skip(f"Slurm is not installed (no {', '.join(lacking)}); apt-get install slurm-wlm munge")
     started = slurm.start(tmp_path_factory.mktemp("slurm"))
     yield started
     slurm.stop(started)
+
+
+@pytest.fixture
+def cluster(daemons):
+    """The same with an empty queue: jobs that a failed test leaves are not the next one's."""
+    yield daemons
+    slurm.clear(daemons)
 
 
 @pytest.fixture(scope="session")

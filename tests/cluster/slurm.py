@@ -112,11 +112,15 @@ def start(folder: Path) -> Cluster:
     return cluster
 
 
+def clear(cluster: Cluster) -> None:
+    """Ends its jobs."""
+    if cluster.ask("squeue", "-h"):
+        subprocess.run(["scancel", "-u", getpass.getuser(), "--full"], env={**cluster.environment}, capture_output=True)
+        until("an empty queue", lambda: not cluster.ask("squeue", "-h"))
+
+
 def stop(cluster: Cluster) -> None:
-    """Ends its jobs, then its daemons."""
-    subprocess.run(["scancel", "-u", getpass.getuser(), "--full"], env={**cluster.environment}, capture_output=True)
-    with contextlib.suppress(AssertionError):
-        until("an empty queue", lambda: not cluster.ask("squeue", "-h"), 20)
+    """Ends its daemons."""
     for name in ("slurmd", "slurmctld", "munged"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError, ValueError):
             process = int((cluster.folder / f"{name}.pid").read_text())

@@ -37,9 +37,10 @@ def test_a_job_near_its_time_limit_is_queued_again_and_goes_on(cluster, alone, t
     (tmp_path / "sleeping.py").write_text(SLEEPING)
     own = ("method=[custom]", f"methods.custom.path={tmp_path / 'sleeping.py'}", "budget=16")
     work = ("model=tiny", "dataset=[pages_walk]", *own, "limit=30", "fidelity=off")
-    limit = ("hydra.launcher.timeout_min=11", "hydra.launcher.signal_delay_s=585")
+    # the signal comes after two minutes: a busy machine begins late
+    limit = ("hydra.launcher.timeout_min=11", "hydra.launcher.signal_delay_s=540")
     root = tmp_path / "rows"
-    process = start(cluster, root, *work, *limit, SLEEP_S="1.2")  # 3 layers: two minutes in all
+    process = start(cluster, root, *work, *limit, SLEEP_S="1.6")  # 3 layers: two and a half minutes in all
     job = answering(cluster, root)
     assert "Requeue=1" in cluster.ask("scontrol", "show", "job", job)
     code, _, err = finished(process)
