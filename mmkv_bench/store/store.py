@@ -175,9 +175,11 @@ class Store:
             with disk_errors("writing a cell", self.root):
                 write_whole(self.file("cells", row["cell"]), parts.parquet(to_table("cells", [row])))
 
-    def cells(self, cells: Iterable[str] | None = None, columns: Sequence[str] | None = None) -> pa.Table:
-        """Cell rows, of all cells and all columns unless given."""
-        return self.load("cells", cells, columns)
+    def cells(
+        self, cells: Iterable[str] | None = None, columns: Sequence[str] | None = None, coded: bool = False
+    ) -> pa.Table:
+        """Cell rows, of all cells and all columns unless given. coded: texts as dictionaries."""
+        return self.load("cells", cells, columns, coded)
 
     def forget_scores(self, samples: Mapping[str, Collection[str]]) -> None:
         """Drops the scores of samples (cell -> ids) whose answers are about to be made again, so that the new ones are

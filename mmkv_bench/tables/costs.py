@@ -22,7 +22,7 @@ from mmkv_bench.store.schema import STATUSES
 from mmkv_bench.tables.cost_names import Cost
 from mmkv_bench.tables.cost_rows import Seen, answers_seen, passes_seen
 from mmkv_bench.tables.line import Line
-from mmkv_bench.tables.rows import BASELINE, CONTEXT, choose, latest, with_limits
+from mmkv_bench.tables.rows import BASELINE, CONTEXT, cells_of, choose, latest, with_limits
 from mmkv_bench.tables.sweep import Sweep
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def _read(
     if not root.is_dir():
         raise ConfigError(f"There is no rows folder at '{root}': give the folder that a run printed as its rows.")
     store = Store(root)
-    cells = store.cells().to_pandas()
+    cells = cells_of(store)
     if cells.empty:
         raise ConfigError(f"'{root}' holds no result rows: give the folder that a run printed as its rows.")
     cells = with_limits(cells)

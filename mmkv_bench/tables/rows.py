@@ -135,8 +135,8 @@ class ReadOnce:
         return self.store.metrics(self.names)
 
     @cached_property
-    def cells(self) -> pa.Table:
-        return self.store.cells(self.names)
+    def cells(self) -> pd.DataFrame:
+        return cells_of(self.store, self.names)
 
 
 class AnswerBlocks:
@@ -185,7 +185,7 @@ def frames(rows: ReadOnce) -> Rows:
     import pyarrow as pa
 
     root = rows.store.root
-    samples, described = frame(rows.samples), rows.cells.to_pandas()
+    samples, described = frame(rows.samples), rows.cells
     responses = AnswerBlocks(rows, list(described["cell"])) if rows.large else _answers(rows.store, rows.responses)
     full = rows.full(set(described["cell"][described["base"] == BASELINE])).to_pandas()
     pa.default_memory_pool().release_unused()  # what reading took and these frames do not hold
@@ -196,6 +196,18 @@ def frames(rows: ReadOnce) -> Rows:
             f"'{root}' holds {len(responses)} answers but no scores: run the same command again with stage=score."
         )
     return Rows(described, samples, responses, rows.metrics.to_pandas(), full, rows.held)
+
+
+def cells_of(store: Store, names: Collection[str] | None = None) -> pd.DataFrame:
+    """The frame of `cells`. Configurations, which are long and the same for all cells of a run, are in memory once each."""
+    import pyarrow as pa
+
+    table = store.cells(names, coded=True)
+    for number, field in enumerate(table.schema):
+        if field.name != "config" and pa.types.is_dictionary(field.type):
+            table = table.set_column(number, field.name, table[field.name].cast(pa.string()))
+    found = table.to_pandas()
+    return found.assign(config=found["config"].astype(object))
 
 
 def frame(table: pa.Table) -> pd.DataFrame:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pandas as pd
@@ -14,7 +15,8 @@ from mmkv_bench.tables.build import build
 from mmkv_bench.tables.metrics import metrics_rows
 from mmkv_bench.tables.raw import csv_cells
 from mmkv_bench.tables.render import markdown
-from mmkv_bench.tables.rows import ReadOnce, load
+from mmkv_bench.tables.rows import ReadOnce, cells_of, load
+from tests.tables.examples import Example, zeros_and_ones
 from tests.tables.test_oracle import random_example
 
 
@@ -84,3 +86,14 @@ def test_metrics_of_some_cells_beside_full_are_those_of_all_cells_at_once():
             rows = metrics_rows(samples[samples["cell"].isin(own)], cells[cells["cell"].isin(own)])
             found += [row for row in rows if row["cell"] in {*cells["cell"][start : start + of]}]
         assert found == whole
+
+
+def test_configurations_are_in_memory_once_and_all_else_of_cells_is_as_stored(tmp_path: Path) -> None:
+    made = Example()
+    for number in range(6):
+        made.add("snapkv", 16 * (number + 1), zeros_and_ones(1, 2), config=f'{{"limit": {number % 2}}}')
+    store = Store(made.write(tmp_path / "rows"))
+    found, stored = cells_of(store), store.cells().to_pandas()
+    assert len({id(text) for text in found["config"]}) == 2 and list(found["config"]) == list(stored["config"])
+    pd.testing.assert_frame_equal(found.drop(columns="config"), stored.drop(columns="config"))
+    assert list(found) == list(stored) and list(cells_of(store, ["c002"])["cell"]) == ["c002"]
