@@ -47,9 +47,7 @@ if TYPE_CHECKING:
 
 LEAST = 4  # cells; below it nothing is saved, two being scored twice
 AT_ONCE = 20_000  # answers to a pass, whose requests lmms-eval holds in memory
-HELD = (
-    1 << 16
-)  # different answers whose outcomes are held in memory; then those are forgotten that one block of cells gave
+HELD = 1 << 16  # different answers whose outcomes are held in memory; those of a single block of cells go first
 
 Answers = Callable[[str], Mapping[str, Answer]]
 
