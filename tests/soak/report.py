@@ -46,7 +46,7 @@ def report(met: Met, reader: Mapping[str, int], seed: int) -> str:
         f"| of them with tables (`make_table`) | {reader.get('tables', 0)} |",
         f"| of them that met an unreadable file or fewer rows than before | {unread} |",
         "",
-        "Polls that came before there were scores, and were told so:" if early else "No poll was too early.",
+        "Polls that came too early for tables, and were told so:" if early else "No poll was too early.",
         "",
         *early,
         *wrong,
