@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from mmkv_bench import devices
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.run.dispatch import VARIABLE, Dispatcher
+from mmkv_bench.run.waiting import waiting
 
 if TYPE_CHECKING:
     from mmkv_bench.plan.plan import Plan
@@ -58,10 +59,7 @@ def launch(overrides: Sequence[str], processes: int | None = None, run: Sequence
             processes on a machine without devices.
     """
     from mmkv_bench.config.compose import compose
-    from mmkv_bench.plan.plan import make_plan
     from mmkv_bench.plan.validate import validate
-    from mmkv_bench.run.run import carry_out
-    from mmkv_bench.store.store import Store
 
     for text in overrides:
         if text.partition("=")[0].lstrip("+") == "shard":
@@ -70,10 +68,15 @@ def launch(overrides: Sequence[str], processes: int | None = None, run: Sequence
     validate(config)
     if config.stage == "score":
         raise ConfigError("stage=score is one process's work; allowed here: both, generate; use mmkv-bench run")
-    devices = visible_devices(config.model.device)
     spread = config.model.device_map is not None
-    count = _count(processes, devices, spread)
-    plan = make_plan(config)
+    with waiting("loading", log=True):
+        from mmkv_bench.plan.plan import make_plan
+        from mmkv_bench.run.run import carry_out
+        from mmkv_bench.store.store import Store
+
+        devices = visible_devices(config.model.device)
+        count = _count(processes, devices, spread)
+        plan = make_plan(config)
     store = Store(plan.out)
     _prepare(plan, store)
     ordered = [*overrides, *_longest_first(plan)]

@@ -10,6 +10,7 @@ import pytest
 
 from mmkv_bench.run.waiting import waiting
 from tests.cli.setting import CHECKOUT
+from tests.each import each
 
 
 class Terminal(io.StringIO):
@@ -41,7 +42,8 @@ def test_logs_get_the_one_line_that_says_a_run_has_begun():
     assert stream.getvalue() == "loading ...\n"
 
 
-def test_a_runs_first_line_in_a_log_comes_before_anything_heavy_is_imported(tmp_path):
+@each("call", ["once.once(words)", "launch.launch(words, 2)"])
+def test_a_runs_first_line_in_a_log_comes_before_anything_heavy_is_imported(call, tmp_path):
     """Not timed: torch and pandas take seconds, what is imported before the line takes less than one."""
     code = """
 import sys
@@ -56,13 +58,19 @@ class Log:
         raise KeyboardInterrupt
 
 sys.stderr, stderr = Log(), sys.stderr
-from mmkv_bench.cli.once import once
+from mmkv_bench.cli import once
+from mmkv_bench.run import launch
+words = ["method=snapkv", "limit=1", "out=" + sys.argv[1]]
 try:
-    once(["method=snapkv", "limit=1", "out=" + sys.argv[1]])
+    CALL
 except KeyboardInterrupt:
     pass
 """
     ended = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, env=CHECKOUT, check=True
+        [sys.executable, "-c", code.replace("CALL", call), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        env=CHECKOUT,
+        check=True,
     )
     assert ended.stdout == "said 'loading ...' heavy: []\n"
