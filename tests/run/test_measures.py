@@ -116,7 +116,7 @@ def scores_of(root) -> list[dict]:
 
 @pytest.mark.full
 def test_a_method_that_comes_later_is_held_against_the_same_answers(on, tmp_path):
-    few = ("dataset=pages_walk", "budget=[16,48]", "protocol=[paper,strict]", "limit=3", *BOTH)
+    few = ("dataset=pages_walk", "budget=[16,48]", "protocol=[paper,strict]", "limit=2", *BOTH)
     done(tmp_path, *few, "method=snapkv")
     done(tmp_path, *few, "method=[snapkv,h2o,kivi]")
     assert setting.everything(tmp_path) == setting.everything(on[0])
