@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -35,8 +36,8 @@ COMMANDS = [
 
 
 def arguments(verb: str) -> list[list[str]]:
-    """What follows the verb in each of its commands."""
-    found = [split(words[3:]) for words in COMMANDS if words[1:3] == ["-m", "mmkv_bench"]]
+    """What follows the verb in each of its commands, up to where the shell writes the output to a file."""
+    found = [split(list(takewhile(">".__ne__, words[3:]))) for words in COMMANDS if words[1:3] == ["-m", "mmkv_bench"]]
     return [rest for name, rest in found if name == verb]
 
 
