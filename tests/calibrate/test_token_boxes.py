@@ -186,6 +186,7 @@ def test_llava_next_shows_a_cell_in_the_whole_and_in_a_tile():
     assert [n for n, box in enumerate(boxes) if box is None] == [576 + row * 49 + 48 for row in range(48)]
 
 
+@pytest.mark.full
 def test_internvl_shows_a_cell_in_its_tile_and_in_the_thumbnail():
     """896x448 is two tiles and the thumbnail of 16x16 tokens each; in 16x32 cells one is a token of a tile."""
     boxes = boxes_of("internvl3_2b", [blank(896, 448)])

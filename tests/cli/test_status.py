@@ -47,7 +47,7 @@ def test_a_published_store_is_whole(capsys):
     root = conf_dir().parent / "results" / "tiny" / "large"
     assert verb("status")([str(root)]) == 0
     said = capsys.readouterr().out
-    assert "25000 of 25000 answers" in said and said.count("25 of 25") == 4
+    assert "29000 of 29000 answers" in said and said.count("29 of 29") == 4
 
 
 def test_a_folder_without_rows_is_told(tmp_path, monkeypatch, capsys):

@@ -289,6 +289,7 @@ def test_a_sweep_over_datasets_names_the_one_it_means():
         for_hydra(["dataset=pages,pages_walk", "dataset.count=3"])
 
 
+@pytest.mark.full
 def test_values_laid_on_kept_choices_are_what_hydra_composes_at_once(tmp_path):
     """Kept choices are a command's own copy, and are composed anew when one of their files is another."""
     (tmp_path / "method").mkdir()

@@ -9,7 +9,7 @@ from mmkv_bench.evaluation.data_check import check
 from tests.each import each
 
 
-@each("name", fixtures.names())
+@each("name", fixtures.names(), keep=24)
 def test_the_fixture_of_a_dataset_is_complete(name):
     node = content("dataset", name)
     found = check(spec_from_config(name, node, {"source": "fixture"}), node["about"])

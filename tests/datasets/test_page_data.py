@@ -133,6 +133,7 @@ def test_every_test_page_is_frozen_and_the_dev_pages_that_fingerprints_are_made_
     assert {name: len(digests) for name, digests in page_data.frozen_digests().items()} == wanted
 
 
+@pytest.mark.full
 @each("task", PAGE_TASKS)
 def test_drawn_test_pages_are_the_frozen_ones(task):
     name = lmms_eval_name(task, "small")

@@ -38,6 +38,7 @@ def composed(*words: str):
     return config
 
 
+@pytest.mark.full
 def test_what_a_timed_pass_keeps_is_the_profile_scaled_to_the_prompt():
     plan = planned(composed(*RANDOM, METHODS, f"profiles={ROWS}", "budget=32", "prompts=image"))
     assert [cell.base for cell in plan.cells] == ["full", "adakv", "meda"]

@@ -85,6 +85,7 @@ def frames_of(path: str) -> int:
         return sum(1 for _ in container.decode(video=0))
 
 
+@pytest.mark.full
 @each("name", fixtures.names())
 def test_it_is_the_same_on_every_call(name, tmp_path):
     module, argument = fixtures._module(name), fixtures._argument(fixtures._module(name), name)
@@ -100,7 +101,7 @@ NEEDS_JAVA = pytest.mark.skipif(
 )
 
 
-@cover.few("name", SCORED, keep=25, first=1)
+@cover.few("name", SCORED, keep=16, first=1)
 def test_known_answers_score_what_is_known(name):
     if name == "nextqa_oe" and find_spec("pywsd") is None:
         pytest.skip("its scorer needs pywsd and WordNet's data, which are not ours to install")

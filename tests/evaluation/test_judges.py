@@ -185,6 +185,7 @@ def test_a_failed_half_leaves_its_pair_without_a_score(answers, ledger):
     assert scores.aggregate is None
 
 
+@pytest.mark.full
 def test_the_environment_of_a_scorer_holds_no_key_and_is_put_back(answers, server, ledger, monkeypatch):
     import os
 

@@ -80,6 +80,7 @@ def test_an_incomplete_cell_is_not_aggregated_at_all(own_task):
     assert answered_scores(spec, ANSWERS).aggregate == {"acc": 1.0}
 
 
+@pytest.mark.full
 def test_failed_samples_of_a_mix_count_under_their_kind():
     requests = ask_all(pages("pages_redundant"), 4)
     right = right_answers(requests)

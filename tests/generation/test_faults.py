@@ -71,7 +71,7 @@ FAULTS = {
 }
 
 
-@each("fault", FAULTS, keep=6)
+@each("fault", FAULTS, keep=4)
 def test_a_fault_in_one_fork_leaves_every_other_result_unchanged(fault, baseline, clock):
     made, status, text = FAULTS[fault]
     cells, sick = healthy(), {}

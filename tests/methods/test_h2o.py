@@ -38,6 +38,7 @@ def protocols_of(name: str) -> tuple[str, ...]:
 # ---------------------------------------------------------------- decoding, through whole models
 
 
+@pytest.mark.full
 @cover.few("name", FAMILIES, first=1)
 @each("budget", [2, 9, 16])
 def test_decoding_is_masked_full_attention_whose_mask_changes_each_step(name, budget):

@@ -216,6 +216,7 @@ def built(name: str, reading: str = "paper", changes=None):
     return build_compressor(name, node, reading, default)
 
 
+@pytest.mark.full
 @each(
     ("table", "row", "changes", "want"),
     [

@@ -98,6 +98,7 @@ def test_the_first_token_is_bos_where_the_checkpoint_adds_it(name, bos):
     assert (ids[0] == bos and len(ids) == 2) if bos is not None else len(ids) == 1
 
 
+@pytest.mark.full
 @each("name", ["qwen2_5_vl", "llava_next", "llava_onevision", "internvl", "llama"])
 def test_a_saved_processor_is_loaded_as_a_checkpoints(name, tmp_path):
     small_config(name).save_pretrained(tmp_path)

@@ -137,6 +137,7 @@ def test_logits_are_finite_differ_between_prompts_and_move_when_the_cache_is_cut
     assert (first - second).abs().max() > 0.1
 
 
+@pytest.mark.full
 def test_text_queries_and_keys_are_sharpened_and_nothing_else_of_a_model():
     model = weights("qwen2_5_vl_7b")
     layer = model.get_decoder().layers[1].self_attn
@@ -147,6 +148,7 @@ def test_text_queries_and_keys_are_sharpened_and_nothing_else_of_a_model():
     assert (normed.q_norm.weight == QUERY_KEY_GAIN).all() and (normed.k_norm.weight == QUERY_KEY_GAIN).all()
 
 
+@pytest.mark.full
 def test_generation_ends_with_the_checkpoints_ids_and_never_samples():
     loaded = Source.of(small("qwen2_5_vl_7b")).load()
     config = loaded.model.generation_config

@@ -140,6 +140,7 @@ def test_a_truncated_weights_file_is_one_sentence(folder, tmp_path):
 
 
 # ---------------------------------------------------------------------- limits
+@pytest.mark.full
 def test_pixel_limits_reach_the_processor_of_models_that_have_them():
     limits = {"min_pixels": 100 * 28 * 28, "max_pixels": 400 * 28 * 28, "video_max_pixels": 64 * 28 * 28}
     processor = Source.of(small("qwen2_5_vl_7b", **limits)).load().processor
@@ -202,6 +203,7 @@ def test_other_names_are_unknown():
         compose(["model=qwen2_5_vl_8b"])
 
 
+@pytest.mark.full
 def test_what_a_config_states_is_what_transformers_makes_of_it():
     """Every shape of `conf/model` and the embedded model say all that planning asks; what leaves something to a default, or
     is not supported, is left to transformers."""

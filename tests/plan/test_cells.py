@@ -63,6 +63,7 @@ def test_a_reading_that_changes_nothing_of_a_method_is_said():
     assert plan("method=[full,blind,snapkv]", "reading=paper")[1] == []
 
 
+@pytest.mark.full
 @each(
     ("first", "second"),
     [

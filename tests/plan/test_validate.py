@@ -168,6 +168,7 @@ def test_text_models_are_refused_what_needs_visual_tokens():
     combinations(MULTIMODAL, "protocol=query_agnostic")
 
 
+@pytest.mark.full
 def test_methods_that_do_more_than_evict_are_refused_where_kept_entries_are_made_anew():
     for method, why in (("look_m", "merges"), ("kivi", "fewer bits"), ("hybridkv", "off the device")):
         with pytest.raises(UnsupportedError, match=f"protocol=masked.*{method} .*{why}"):

@@ -59,6 +59,7 @@ def test_an_empty_field_is_that_samples_row_and_the_run_goes_on(folder, tmp_path
     assert f"sample {dataset}-000001 cannot be read" in why[0]
 
 
+@pytest.mark.full
 def test_a_reference_that_no_scorer_can_read_leaves_the_other_dataset_its_scores(folder, tmp_path):
     emptied(folder, "docvqa", "answers", row=1)
     outcome = go(tmp_path / "rows", *ASKED, *SHORT, f"data.root={folder}")
@@ -82,6 +83,7 @@ def test_hr_bench_without_a_judge_does_not_say_what_was_read(tmp_path):
     assert not {row["metric"] for row in scores(tmp_path / "rows")} & {"parse_failed"}
 
 
+@pytest.mark.full
 @each("value", ["", "[1,"])
 def test_a_field_that_is_no_literal_is_that_samples_row_too(tmp_path, value):
     shutil.copytree(fixtures.folder("mmmu"), tmp_path / "data" / "mmmu")

@@ -86,7 +86,7 @@ def test_there_are_commands_to_check():
     assert {words[2] for words in COMMANDS if words[1] == "-m"} == {"mmkv_bench"}
 
 
-@each("command", arguments("run"))
+@each("command", arguments("run"), keep=6)
 def test_every_run_that_readme_shows_composes_and_is_valid(command, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "examples").symlink_to(ROOT / "examples")

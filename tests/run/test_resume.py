@@ -210,6 +210,7 @@ def test_measurements_of_the_other_kind_are_not_reused(uninterrupted):
 
 
 # ---------------------------------------------------------------------- more of it
+@pytest.mark.full
 def test_a_method_a_budget_and_more_samples_generate_only_what_is_missing(tmp_path):
     small = ("dataset=pages_walk", "method=[snapkv]", "budget=12", "limit=2")
     large = ("dataset=pages_walk", "method=[snapkv,keydiff]", "budget=[12,'20%']", "limit=3")

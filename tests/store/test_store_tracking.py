@@ -302,6 +302,7 @@ def test_online_with_a_server_that_refuses_is_refused(online, tmp_path):
         assert "127.0.0.1 cannot be reached" in refused(tmp_path)
 
 
+@pytest.mark.full
 def test_online_with_a_server_that_never_answers_is_refused(online, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         online.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")

@@ -127,6 +127,7 @@ def _expected(task: str, question: str, entries: dict[str, str]) -> str:
         key = entries[key][3].upper()
 
 
+@pytest.mark.full
 @each(("task", "size"), CELLS)
 def test_the_answer_stands_on_the_page(task, size):
     mark = {"walk3": ">", "chain3": "*"}.get(task.split("_")[-1], "?")

@@ -24,6 +24,7 @@ def nodes():
     return method_defaults(NAMES)
 
 
+@pytest.mark.full
 @each("name", NAMES)
 def test_every_method_says_what_it_is_about_and_explains_its_parameters(name):
     made = methods_page.read(name, nodes()[name])
@@ -32,6 +33,7 @@ def test_every_method_says_what_it_is_about_and_explains_its_parameters(name):
     assert all(len(p.meaning) > 3 and p.default for p in made.parameters)
 
 
+@pytest.mark.full
 @each("name", NAMES)
 def test_about_is_no_parameter_and_changes_no_compressor(name):
     node = nodes()[name]
