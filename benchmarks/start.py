@@ -106,6 +106,8 @@ def costs(folder: Path, times: int) -> dict[str, Cost]:
             "mmkv_bench",
             "plan",
             "scenario=efficiency",
+            "lengths=[590,1180]",
+            "new_tokens=32",
             "method=snapkv",
             f"out={done}",
         ],
