@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mmkv_bench import devices
 from mmkv_bench.compression.cache import CompressedLayer
+from mmkv_bench.compression.numerics.entries import at_slots
 from mmkv_bench.errors import UnsupportedError
 
 
@@ -95,7 +96,7 @@ class Pages:
             # The next step waits for its rows first, so this copy has ended when the buffer is written again.
             entries = buffer.to(device, non_blocking=True).view(self.heads, self.slots * self.chunk, -1)
             entries = torch.nn.functional.pad(entries, (0, 0, token.shape[1] - entries.shape[1], 0))
-            found.append(entries.gather(1, order.unsqueeze(-1).expand(-1, -1, entries.shape[-1])))
+            found.append(at_slots(entries, order))
         keys, values = found
         return keys, values, token.gather(1, order)
 

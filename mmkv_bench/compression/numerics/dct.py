@@ -75,32 +75,49 @@ def high_pass(x: Tensor, omega: int) -> HighPass:
     if omega < 1:
         raise ValueError(f"omega is {omega}; allowed: 1 or more, so that bin 0 belongs to the base")
     heads, length, dim = x.shape
-    order = _order(length, x.device)
-    deviation = torch.zeros(heads, length, dtype=_dtype(x), device=x.device)  # in the order of `order`, as sums
-    outlier = torch.zeros(heads, dtype=torch.float64, device=x.device)
+    order, dtype = _order(length, x.device), _dtype(x)
+    deviation = torch.zeros(heads, length, dtype=dtype, device=x.device)  # in the order of `order`, as sums
+    edge = torch.zeros(heads, dtype=torch.float64, device=x.device)  # energy of bin omega
     total = torch.zeros(heads, dtype=torch.float64, device=x.device)
+    turns = _quarter_turns(length, torch.empty(0, dtype=dtype.to_complex(), device=x.device))
     for start, end in row_blocks(heads, HELD * length * dim, x.device):
         for first, last in row_blocks(dim, HELD * (end - start) * length, x.device):
-            block = torch.empty(end - start, last - first, length, dtype=_dtype(x), device=x.device)
-            block.copy_(x[start:end, :, first:last].index_select(1, order).transpose(1, 2))
-            total[start:end] += torch.linalg.vector_norm(block, dim=(1, 2)).double().square_()
+            block = torch.empty(end - start, last - first, length, dtype=dtype, device=x.device)
+            for channels, head in zip(block, x[start:end, :, first:last], strict=True):  # a stack is copied more slowly
+                channels.copy_(head.index_select(0, order).T)
+            total[start:end] += _energy(block)
             if omega >= length:
                 continue
             block -= block[..., :1].clone()
-            spectrum = _half_spectrum(block)
+            spectrum = torch.fft.rfft(block)
             del block
-            outlier[start:end] += _energies(spectrum, length)[:, omega + 1 :].sum(-1)
-            parts = torch.view_as_real(spectrum)
-            parts[..., :omega, 0] = 0
-            parts[..., length - omega + 1 :, 1] = 0
-            deviation[start:end] += _from_half_spectrum(spectrum, length).square_().sum(1)
+            edge[start:end] += _drop(spectrum, turns, omega, length)
+            deviation[start:end] += torch.fft.irfft(spectrum, n=length).square_().sum(1)
+    # Parseval: tokens hold what the bins from omega on hold. Where none is above omega nothing is, not what rounding leaves.
+    outlier = (deviation.sum(-1, dtype=torch.float64) - edge).clamp_min_(0) * (omega < length - 1)
     return HighPass(torch.empty_like(deviation).index_copy_(1, order, deviation / dim), outlier.cpu(), total.cpu())
 
 
-def _energies(spectrum: Tensor, length: int) -> Tensor:
-    """Half spectra ``[h, D, T // 2 + 1]`` -> energy of every bin over the D channels, ``[h, T]`` float64 (bin 0 doubled)."""
-    parts = torch.view_as_real(spectrum).square().sum(1).double()
-    return torch.cat([parts[..., 0], parts[:, 1 : (length + 1) // 2, 1].flip(-1)], -1) * (2 / length)
+def _drop(spectrum: Tensor, turns: Tensor, omega: int, length: int) -> Tensor:
+    """Zero the bins m < omega of FFTs ``[h, D, T // 2 + 1]`` IN PLACE; returns the energy of bin omega, ``[h]`` float64.
+
+    Only numbers that hold a dropped bin, or omega, are turned to bins and back; the others stay what they are.
+    """
+    middle = length / 2
+    turned = slice(0, omega + 1) if omega < middle else slice(None)
+    spectrum[..., turned] *= turns[turned]
+    parts = torch.view_as_real(spectrum)
+    edge = parts[..., omega, 0] if omega <= middle else parts[..., length - omega, 1]
+    energy = _energy(edge) * (2 / length)
+    parts[..., :omega, 0] = 0
+    parts[..., length - omega + 1 :, 1] = 0
+    spectrum[..., turned] *= turns[turned].conj()
+    return energy
+
+
+def _energy(x: Tensor) -> Tensor:
+    """Sum of squares of each head, ``[h, ...]`` -> ``[h]`` float64."""
+    return torch.linalg.vector_norm(x.flatten(1), dim=1).double().square_()
 
 
 def _order(length: int, device: torch.device) -> Tensor:

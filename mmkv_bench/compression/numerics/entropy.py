@@ -54,12 +54,11 @@ def cross_modal_entropy(query: Tensor, key: Tensor, scaling: float, types: Tenso
     Raises:
         ValueError: one modality only, for which no map exists.
     """
-    visual = types.to(key.device) > 0
-    text = ~visual
-    if not bool(visual.any()) or not bool(text.any()):
+    visual, text = (((types.to(key.device) > 0) == seen).nonzero().flatten() for seen in (True, False))
+    if not len(visual) or not len(text):
         raise ValueError("cross-modal entropy needs text and visual tokens; this prompt has one of them")
-    seeing = map_entropy(query[:, text], key[:, visual], scaling)
-    return seeing + map_entropy(query[:, visual], key[:, text], scaling)
+    seeing = map_entropy(query.index_select(1, text), key.index_select(1, visual), scaling)
+    return seeing + map_entropy(query.index_select(1, visual), key.index_select(1, text), scaling)
 
 
 def causal_entropy(query: Tensor, key: Tensor, scaling: float) -> float:

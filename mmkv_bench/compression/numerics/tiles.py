@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
 _ENDS = (0, -2, -1)
 _ends_only: ContextVar[bool] = ContextVar("ends_only", default=False)
-ROWS = 64  # of a head in one product: with fewer, as many heads at once leave it short of arithmetic
+ROWS = 128  # of a head in one product: with fewer, as many heads at once leave it short of arithmetic
 
 
 def head_blocks(heads: int, width: int, device: torch.device) -> Iterator[tuple[int, int]]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mmkv_bench.compression.numerics.entries import at_slots
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -49,11 +51,11 @@ def cluster_means(entries: Tensor, index: Tensor, source: Tensor, target: Tensor
 
     heads, slots = index.shape
     dim = entries.shape[-1]
-    kept = entries.gather(1, index.clamp_min(0).unsqueeze(-1).expand(-1, -1, dim))
+    kept = at_slots(entries, index.clamp_min(0))
     sums = torch.cat([kept.float(), kept.new_zeros(heads, 1, dim, dtype=torch.float32)], 1)  # one more for "none"
     count = torch.ones(heads, slots + 1, dtype=torch.float32, device=entries.device)
     count.scatter_add_(1, target, torch.ones_like(target, dtype=torch.float32))
-    merged = entries.gather(1, source.unsqueeze(-1).expand(-1, -1, dim)).float()
+    merged = at_slots(entries, source).float()
     sums.scatter_add_(1, target.unsqueeze(-1).expand(-1, -1, dim), merged)
     means = (sums / count.unsqueeze(-1))[:, :slots].to(entries.dtype)
     return means.masked_fill_((index < 0).unsqueeze(-1), 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from mmkv_bench.compression.numerics.entries import at_slots
 from mmkv_bench.compression.reducers.base import Reducer
 
 if TYPE_CHECKING:
@@ -16,8 +17,8 @@ class Evict(Reducer):
     """Gathers the selected entries unchanged: keys keep the rotation of their own position. No parameters."""
 
     def reduce(self, key: Tensor, value: Tensor, index: Tensor, types: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        slot = index.clamp_min(0).unsqueeze(-1)
-        kept_key, kept_value = (entries.gather(1, slot.expand(-1, -1, entries.shape[-1])) for entries in (key, value))
+        slots = index.clamp_min(0)
+        kept_key, kept_value = at_slots(key, slots), at_slots(value, slots)
         padding = (index < 0).unsqueeze(-1)
         if bool(padding.any()):
             kept_key.masked_fill_(padding, 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from mmkv_bench.compression.numerics.entries import at_slots
 from mmkv_bench.compression.numerics.tiles import row_blocks
 from mmkv_bench.compression.reducers.base import Reducer
 from mmkv_bench.compression.reducers.cluster_mean import cluster_means, pruned_places
@@ -40,7 +41,7 @@ class FeatureMerge(Reducer):
         if slots == 0:
             return target
         direction = torch.nn.functional.normalize(key.float(), dim=-1)
-        kept = direction.gather(1, index.clamp_min(0).unsqueeze(-1).expand(-1, -1, key.shape[-1])).transpose(1, 2)
+        kept = at_slots(direction, index.clamp_min(0)).transpose(1, 2)
         padding = (index < 0).unsqueeze(1)
         for start, end in row_blocks(key.shape[1], heads * slots, key.device):
             cosine = torch.bmm(direction[:, start:end], kept).masked_fill_(padding, -2.0)

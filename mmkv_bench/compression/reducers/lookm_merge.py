@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from mmkv_bench import devices
+from mmkv_bench.compression.numerics.entries import at_slots
 from mmkv_bench.compression.numerics.tiles import head_blocks, row_blocks
 from mmkv_bench.compression.reducers.base import Reducer
 from mmkv_bench.compression.reducers.evict import Evict
@@ -115,18 +116,18 @@ class LookMMerge(Reducer):
         in_order = devices.at(kept.device).adds_in_order
         total = torch.zeros(kept.shape, dtype=torch.float32, device=kept.device)
         for start, end in row_blocks(rows.shape[1], heads * (dim if in_order else slots), kept.device):
-            source = old.gather(1, rows[:, start:end, None].expand(-1, -1, dim)).float()
+            source = at_slots(old, rows[:, start:end]).float()
             target, share = slot[:, start:end], weight[:, start:end]
             if in_order:
                 target = target + torch.arange(heads, device=kept.device)[:, None] * slots
-                total.view(-1, dim).index_add_(0, target.flatten(), (source * share[..., None]).flatten(0, 1))
+                total.view(-1, dim).index_add_(0, target.flatten(), source.mul_(share[..., None]).flatten(0, 1))
                 continue
             # A product with the assignment matrix: unlike scattered additions, the same on every run.
             assigned = torch.zeros(heads, end - start, slots, device=kept.device)
             total += torch.bmm(assigned.scatter_(2, target[..., None], share[..., None]).transpose(1, 2), source)
         own, count = kept.float(), count[..., None]
-        summed = own * (1 + count / 2) + total / 2 if self.merge == "pivot" else own + total
-        return torch.where(count > 0, summed / (count + 1), own).to(kept.dtype)
+        summed = own * (1 + count / 2) + total / 2 if self.merge == "pivot" else total.add_(own)
+        return torch.where(count > 0, summed.div_(count + 1), own).to(kept.dtype)
 
 
 def _evicted(index: Tensor, real: Tensor, n: int) -> tuple[Tensor, Tensor]:
@@ -147,14 +148,14 @@ def _nearest_kept(key: Tensor, rows: Tensor, kept: Tensor, real: Tensor) -> tupl
     import torch
     from torch.nn.functional import normalize
 
-    units = normalize(kept.float(), dim=-1).transpose(1, 2)
+    units, padded = normalize(kept.float(), dim=-1).transpose(1, 2), not bool(real.all())
     cosine = torch.empty(rows.shape, dtype=torch.float32, device=key.device)
     slot = torch.empty_like(rows)
     for first, last in head_blocks(len(key), kept.shape[1], key.device):
         some = slice(first, last)
         for start, end in row_blocks(rows.shape[1], (last - first) * kept.shape[1], key.device):
-            part = rows[some, start:end, None].expand(-1, -1, key.shape[-1])
-            alike = torch.bmm(normalize(key[some].gather(1, part).float(), dim=-1), units[some])
-            alike.masked_fill_(~real[some, None], -torch.inf)
+            alike = torch.bmm(normalize(at_slots(key[some], rows[some, start:end]).float(), dim=-1), units[some])
+            if padded:
+                alike.masked_fill_(~real[some, None], -torch.inf)
             cosine[some, start:end], slot[some, start:end] = alike.max(-1)
     return cosine, slot
