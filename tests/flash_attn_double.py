@@ -17,6 +17,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from unittest import mock
 
+import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -121,8 +122,9 @@ def installed(exact: bool = True) -> Iterator[Package]:
     package = Package((torch.float32,) if exact else (torch.bfloat16,))
     names = ("float32",) if exact else flash.DTYPES
     with (
-        mock.patch.dict(sys.modules, flash_attn=package),
+        pytest.MonkeyPatch.context() as patch,
         mock.patch.dict(devices.KINDS, cpu=WithFlash),
         mock.patch.object(flash, "DTYPES", names),
     ):
+        patch.setitem(sys.modules, "flash_attn", package)  # patch.dict would forget what is imported meanwhile
         yield package

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from unittest import mock
 
+import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -107,8 +108,11 @@ def reading(dtypes: tuple[torch.dtype, ...] = (torch.float32,)) -> Iterator[Kern
     module = ModuleType("torch.nn.attention.varlen")
     module.varlen_attn = kernel
     with (
-        mock.patch.dict(sys.modules, {"torch.nn.attention.varlen": module}),
+        pytest.MonkeyPatch.context() as patch,
         mock.patch.dict(devices.KINDS, cpu=BackToBack),
         mock.patch.object(folded, "DTYPES", dtypes),
     ):
+        patch.setitem(
+            sys.modules, "torch.nn.attention.varlen", module
+        )  # patch.dict would forget what is imported meanwhile
         yield kernel
