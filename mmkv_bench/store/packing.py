@@ -16,8 +16,9 @@ from mmkv_bench.store.slim import TIMES
 LARGEST = 9_500_000
 """Bytes of a packed file: below the 10 MB that a repository of results takes (`store/weight.py`)."""
 ROW_GROUP = 1 << 19
-DENSEST = 22
-"""zstd's level for rows that go into git. Of a million answers it takes minutes to save a sixteenth of what `QUICK` leaves."""
+DENSEST = 19
+"""zstd's level for rows that go into git; those above it need half a gigabyte more for a two-thousandth. Of a million answers it
+takes minutes to save a sixteenth of what `QUICK` leaves."""
 QUICK = 9
 _ALIKE = (
     *("model", "dataset", "dataset_fingerprint", "base", "method", "reading", "protocol", "budget_kind"),

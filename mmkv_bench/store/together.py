@@ -26,7 +26,7 @@ from mmkv_bench.store.files import Staged, sync_folder
 from mmkv_bench.store.schema import SCHEMAS
 from mmkv_bench.store.sealed import opened, write_sealed
 
-AT_ONCE = 1 << 21
+AT_ONCE = 1 << 20
 """Scores of a metric that are in memory together while metrics are made of them."""
 
 APART = 64
