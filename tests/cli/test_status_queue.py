@@ -1,4 +1,4 @@
-"""What squeue says, without Slurm: a program of that name on PATH."""
+"""What squeue and sacct say, without Slurm: programs of these names on PATH."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from mmkv_bench.cli.queue import jobs
+from mmkv_bench.cli.queue import ended, jobs
 from mmkv_bench.store.store import Store
 from tests.cli.setting import verb
 from tests.store.store_examples import cell, response
@@ -15,6 +15,11 @@ from tests.store.store_examples import cell, response
 FAKE = """#!/bin/sh
 [ "$*" = "--me --array --noheader --format=%T %j" ] || { echo "squeue: unexpected $*" >&2; exit 3; }
 printf 'RUNNING mmkv_bench\\nPENDING mmkv_bench\\nPENDING mmkv_bench\\nRUNNING somebody_elses\\n'
+"""
+ENDED = """#!/bin/sh
+case "$*" in *--allocations*--format=State,JobName) ;; *) echo "sacct: unexpected $*" >&2; exit 3 ;; esac
+printf 'COMPLETED|mmkv_bench\\nTIMEOUT|mmkv_bench\\nCANCELLED by 1000|mmkv_bench\\nOUT_OF_MEMORY|mmkv_bench\\n'
+printf 'TIMEOUT|mmkv_bench\\nRUNNING|mmkv_bench\\nFAILED|somebody_elses\\n'
 """
 
 
@@ -24,9 +29,9 @@ def squeue(tmp_path, monkeypatch):
     folder.mkdir()
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
 
-    def put(text: str) -> None:
-        (folder / "squeue").write_text(text)
-        (folder / "squeue").chmod(0o755)
+    def put(text: str, name: str = "squeue") -> None:
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
 
     return put
 
@@ -45,6 +50,13 @@ def test_jobs_of_ours_are_counted_by_state_and_a_queue_that_cannot_be_asked_stop
     assert verb("status")([str(store.root), "--json"]) == 0
     (told,) = json.loads(capsys.readouterr().out)
     assert told["jobs"] == {"RUNNING": 1, "PENDING": 2} and told["seconds_left"] > 0
+    squeue(ENDED, "sacct")
+    assert verb("status")([str(store.root)]) == 0
+    said = capsys.readouterr().out
+    assert "Slurm: 2 pending, 1 running; ended within a day: 1 cancelled, 1 out_of_memory, 2 timeout\n" in said
+    squeue("#!/bin/sh\necho 'Slurm accounting storage is disabled' >&2\nexit 1\n", "sacct")
+    assert verb("status")([str(store.root), "--json"]) == 0 and ended() == {}
+    assert json.loads(capsys.readouterr().out)[0]["jobs_ended"] == {}
     squeue("#!/bin/sh\necho 'slurm_load_jobs error: Unable to contact slurm controller' >&2\nexit 1\n")
     assert verb("status")([str(store.root)]) == 0
     assert "Unable to contact slurm controller" in capsys.readouterr().err

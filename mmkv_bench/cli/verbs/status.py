@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.cli.grammar import Parser, rows_folder
-from mmkv_bench.cli.queue import jobs
+from mmkv_bench.cli.queue import ended, jobs
 from mmkv_bench.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -64,23 +64,29 @@ def _say(stores: Sequence[Store], given: argparse.Namespace) -> int:
 
     found = [(status(store), failed_rows(store) if given.failed else []) for store in stores]
     queue = jobs()
+    gone = {} if queue is None else ended()
     if given.json:
-        print(json.dumps([_document(one, failed, given.failed) | {"jobs": queue} for one, failed in found]))
+        slurm = {"jobs": queue, "jobs_ended": gone}
+        print(json.dumps([_document(one, failed, given.failed) | slurm for one, failed in found]))
     else:
         if given.watch is not None and sys.stdout.isatty():
             print("\x1b[H\x1b[2J", end="")
         print("\n\n".join("\n".join(lines(one, failed)) for one, failed in found))
-        if said := _queued(queue):
+        if said := _queued(queue, gone):
             print(said, file=sys.stderr if isinstance(queue, str) else sys.stdout)
         sys.stdout.flush()
     return sum(one.missing for one, _ in found)
 
 
-def _queued(queue: Mapping[str, int] | str | None) -> str:
+def _queued(queue: Mapping[str, int] | str | None, gone: Mapping[str, int]) -> str:
     if isinstance(queue, str):
         return queue
-    states = ", ".join(f"{number} {state.lower()}" for state, number in sorted((queue or {}).items()))
-    return f"Slurm: {states}" if states else ""
+    said = [_states(queue or {}), f"ended within a day: {_states(gone)}" if gone else ""]
+    return f"Slurm: {'; '.join(filter(None, said))}" if any(said) else ""
+
+
+def _states(jobs: Mapping[str, int]) -> str:
+    return ", ".join(f"{number} {state.lower()}" for state, number in sorted(jobs.items()))
 
 
 def _pace(status: Status) -> list[str]:
