@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from mmkv_bench.evaluation.harness import ScoringTask
 
 LEAST = 4  # cells; below it nothing is saved, two being scored twice
-AT_ONCE = 1 << 16  # answers to a pass, whose requests lmms-eval holds in memory; a pass goes through all documents
+AT_ONCE = 40_000  # answers to a pass, whose requests lmms-eval holds in memory; a pass goes through all documents
 HELD = 1 << 16  # different answers whose outcomes are held in memory; those of a single block of cells go first
 
 Answers = Callable[[str], Mapping[str, Answer]]

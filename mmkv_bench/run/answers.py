@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mmkv_bench.plan.cells import Cell
     from mmkv_bench.store.store import Store
 
-AT_ONCE = 1 << 17  # answers in memory at a time, or those of one cell
+AT_ONCE = 1 << 16  # answers in memory at a time, or those of one cell
 _OF_ANSWERS = ("doc_id", "sample_id", "answer", "status", "prompt_hash")
 
 
