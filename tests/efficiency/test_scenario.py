@@ -20,6 +20,7 @@ from mmkv_bench.efficiency.run import missing
 from mmkv_bench.efficiency.show import shown
 from mmkv_bench.efficiency.summary import document, summarised
 from mmkv_bench.errors import ConfigError, MMKVError
+from mmkv_bench.models.devices import DeviceSpeed, save
 from mmkv_bench.models.load import LoadedModel
 from mmkv_bench.models.sizes import decoder_of
 from mmkv_bench.models.source import Source
@@ -357,6 +358,22 @@ def test_on_another_device_passes_are_timed_by_marks_counted_by_its_allocator_an
             assert "vision" in found.seconds and min(found.seconds.values()) >= 0
             assert counted.peaks["total"].reserved >= counted.peaks["total"].allocated > 0 and counted.resident is None
             assert device.waits > 0
+
+
+@pytest.mark.full
+def test_the_whole_command_on_another_device_does_the_same_passes_and_holds_the_same_bytes(ran, tmp_path):
+    with second_device() as device:
+        save(DeviceSpeed("second device", "cuda", 0, BANDWIDTH, {"float32": RATE}, 1 << 34, "2", "2026-11-22"))
+        outcome = done(tmp_path, *ASKED, "model.device=cuda")
+        assert device.waits > 0
+    assert set(Store(tmp_path).cells()["device"].to_pylist()) == {"second device"}
+    assert "MBU" in outcome.out and "launch_bound" in outcome.out
+    kept = ("phase", "prompt_tokens", "batch", "repeat", "status", "bytes_held", "bytes_useful_step", "bytes_read_step")
+    rows, other = (
+        sorted(tuple(map(str, (row[name] for name in kept))) for row in Store(root).timings().to_pylist())
+        for root in (tmp_path, ran[0])
+    )
+    assert rows == other
 
 
 @pytest.mark.full
