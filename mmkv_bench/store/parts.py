@@ -162,16 +162,26 @@ def read_file(
         ):
             held = set(file.schema_arrow.names)
             names = [name for name in dict.fromkeys(["schema_version", *schema.names, *asked]) if name in held]
-            rows = file.read_row_groups(list(_groups_of(path, file, asked)), names) if asked else file.read(names)
+            rows = _rows_of(path, file, names, asked) if asked else file.read(names)
         _check_version(path, rows)
         if not checked and unchecked is not None:
             unchecked.add(path)
         for name in schema.names:  # columns that may be null can be newer than the file
             if name not in held and schema.field(name).nullable:
                 rows = rows.append_column(schema.field(name), pa.nulls(rows.num_rows, schema.field(name).type))
+        return rows.select(schema.names).cast(schema)
+
+
+def _rows_of(path: Path, file: pq.ParquetFile, names: list[str], asked: Mapping[str, pa.Array]) -> pa.Table:
+    """The rows of the texts that are asked for in each of some columns, one row group after the other: cells that were scored
+    together may lie in all groups of a file that fits into no memory."""
+    found = [file.read_row_groups([], names)]
+    for number in _groups_of(path, file, asked):
+        rows = file.read_row_group(number, names)
         for column, texts in asked.items():
             rows = rows.filter(is_in(rows[column], texts))
-        return rows.select(schema.names).cast(schema)
+        found.append(rows)
+    return pa.concat_tables(found)
 
 
 def _groups_of(path: Path, file: pq.ParquetFile, asked: Mapping[str, pa.Array]) -> Iterator[int]:
