@@ -83,6 +83,7 @@ class LookMMerge(Reducer):
         if rows.shape[1] == 0:
             return kept
         cosine, slot = _nearest_kept(key, rows, kept[0], real)
+        plain = self.merge != "weighted" and bool(valid.all())  # every weight is 1
         weight = cosine if self.merge == "weighted" else torch.ones_like(cosine)
         if self.sources == "misaligned" and self.merge != "pivot":
             rows, slot, weight = self._filtered(rows, valid, cosine, slot, weight)
@@ -90,7 +91,8 @@ class LookMMerge(Reducer):
         weight = weight * valid
         count = torch.zeros(index.shape, device=key.device).scatter_add_(1, slot, valid.float())
         merged_key, merged_value = (
-            self._merged(old, new, rows, slot, weight, count) for old, new in zip((key, value), kept, strict=True)
+            self._merged(old, new, rows, slot, None if plain else weight, count)
+            for old, new in zip((key, value), kept, strict=True)
         )
         return merged_key, merged_value
 
@@ -108,8 +110,11 @@ class LookMMerge(Reducer):
         taken = passed if self.merge == "weighted" else passed.new_tensor(range(len(passed)))
         return rows[:, taken], slot[:, passed], weight[:, passed]
 
-    def _merged(self, old: Tensor, kept: Tensor, rows: Tensor, slot: Tensor, weight: Tensor, count: Tensor) -> Tensor:
-        """``[Hkv, m, D]``: kept entries with the tokens ``rows [Hkv, e]`` of ``old`` added at their slots."""
+    def _merged(
+        self, old: Tensor, kept: Tensor, rows: Tensor, slot: Tensor, weight: Tensor | None, count: Tensor
+    ) -> Tensor:
+        """``[Hkv, m, D]``: kept entries with the tokens ``rows [Hkv, e]`` of ``old`` added at their slots, ``weight`` times
+        each (None: once)."""
         import torch
 
         heads, slots, dim = kept.shape
@@ -117,11 +122,13 @@ class LookMMerge(Reducer):
         total = torch.zeros(kept.shape, dtype=torch.float32, device=kept.device)
         for start, end in row_blocks(rows.shape[1], heads * (dim if in_order else slots), kept.device):
             source = at_slots(old, rows[:, start:end]).float()
-            target, share = slot[:, start:end], weight[:, start:end]
+            target = slot[:, start:end]
             if in_order:
                 target = target + torch.arange(heads, device=kept.device)[:, None] * slots
-                total.view(-1, dim).index_add_(0, target.flatten(), source.mul_(share[..., None]).flatten(0, 1))
+                source = source if weight is None else source.mul_(weight[:, start:end, None])
+                total.view(-1, dim).index_add_(0, target.flatten(), source.flatten(0, 1))
                 continue
+            share = torch.ones_like(target, dtype=torch.float32) if weight is None else weight[:, start:end]
             # A product with the assignment matrix: unlike scattered additions, the same on every run.
             assigned = torch.zeros(heads, end - start, slots, device=kept.device)
             total += torch.bmm(assigned.scatter_(2, target[..., None], share[..., None]).transpose(1, 2), source)
