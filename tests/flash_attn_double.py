@@ -126,5 +126,6 @@ def installed(exact: bool = True) -> Iterator[Package]:
         mock.patch.dict(devices.KINDS, cpu=WithFlash),
         mock.patch.object(flash, "DTYPES", names),
     ):
-        patch.setitem(sys.modules, "flash_attn", package)  # patch.dict would forget what is imported meanwhile
+        # `mock.patch.dict` would forget what is imported meanwhile.
+        patch.setitem(sys.modules, "flash_attn", package)
         yield package

@@ -112,7 +112,6 @@ def reading(dtypes: tuple[torch.dtype, ...] = (torch.float32,)) -> Iterator[Kern
         mock.patch.dict(devices.KINDS, cpu=BackToBack),
         mock.patch.object(folded, "DTYPES", dtypes),
     ):
-        patch.setitem(
-            sys.modules, "torch.nn.attention.varlen", module
-        )  # patch.dict would forget what is imported meanwhile
+        # `mock.patch.dict` would forget what is imported meanwhile.
+        patch.setitem(sys.modules, "torch.nn.attention.varlen", module)
         yield kernel
