@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 from mmkv_bench.errors import MMKVError
@@ -65,6 +67,12 @@ def limits_of(plan: Planned, rows: pa.Table) -> Limits | None:
     with computing_with(threads):
         speed = measured(plan.config.model.device)
     return Limits(decoder, _BYTES[dtype], speed.bandwidth, speed.rates.get(dtype), speed.slug)
+
+
+def limits_by_context(store: Store) -> Callable[[Mapping[str, str]], Limits | None]:
+    """Of a table's context: its limits, as far as `known_limits` has them; nothing is read before the first is asked for."""
+    found = cache(lambda: known_limits(store))
+    return lambda context: found().get((context["model"], context["dtype"], context["device"]))
 
 
 def known_limits(store: Store) -> dict[tuple[str, str, str], Limits]:

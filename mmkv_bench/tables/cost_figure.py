@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.errors import ConfigError
@@ -14,15 +14,12 @@ from mmkv_bench.tables.figure import looks
 from mmkv_bench.tables.line import Line
 from mmkv_bench.tables.notes import context_words, line_label
 from mmkv_bench.tables.rows import BASELINE
+from mmkv_bench.tables.step_limits import TIMED
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-USEFUL = "bytes_useful_step"
-"""The cost that a roofline is computed from."""
-Bound = Callable[[CostTable], "Callable[[float, int], float] | None"]
-"""Of a table: bytes that a step reads usefully and the batch -> the least seconds of a step; None where that is not known."""
 _STROKES = ("-", "--", "-.", ":")
 _COLUMNS = 3
 _LETTERS = 13  # of the small print, in an inch
@@ -31,8 +28,8 @@ _BANDS = 4
 _BESIDE = 0.02  # between the bars of two lines, in doublings of the length
 
 
-def length_figure(tables: Sequence[CostTable], cost: Cost, bound: Bound = lambda table: None) -> Figure:
-    """The picture. tables: of `cost_tables` of `cost` and, for rooflines, `USEFUL`; bound: for ms/token, the roofline.
+def length_figure(tables: Sequence[CostTable], cost: Cost) -> Figure:
+    """The picture, of ms/token with the rooflines of the tables' limits.
 
     Raises:
         ConfigError: nothing was measured at any length.
@@ -57,7 +54,7 @@ def length_figure(tables: Sequence[CostTable], cost: Cost, bound: Bound = lambda
     figure = Figure(figsize=(max(5.2 * across, 7.6), 4.3 * down + 0.8), dpi=150, layout="constrained")
     grid = figure.subplots(down, across, squeeze=False).ravel()
     for axes, own in zip(grid, panels.values(), strict=False):
-        _draw(axes, own, cost, scale, styles, bound)
+        _draw(axes, own, cost, scale, styles)
         axes.set_title(_title(own[0], every), fontsize=11)
     for axes in grid[len(panels) :]:
         axes.set_visible(False)
@@ -76,7 +73,6 @@ def _draw(
     cost: Cost,
     scale: tuple[float, str],
     styles: dict[str, tuple[str, str]],
-    bound: Bound,
 ) -> None:
     size, unit = scale
     lines: dict[tuple[str, str], Line] = {}
@@ -106,15 +102,15 @@ def _draw(
             at, low, high = zip(*ends, strict=True)
             beside = 2 ** (_BESIDE * (number - (len(lines) - 1) / 2))
             axes.vlines([tokens * beside for tokens in at], low, high, color=colour, alpha=0.55, linewidth=1.3)
-        if cost.key == "tpot_s":
-            _roofline(axes, points, key, colour, size, bound)
+        if cost.key == TIMED:
+            _roofline(axes, points, key, colour, size)
     ticks = sorted({int(table.shape["prompt_tokens"]) for table in tables})
     axes.set_xscale("log", base=2)
     axes.set_xticks(ticks, [_length(tokens) for tokens in ticks])
     axes.set_xticks([], minor=True)
     axes.set_ylim(bottom=0)
     axes.set_xlabel("prompt tokens", fontsize=10.5)
-    per = "ms/token" if cost.key == "tpot_s" and unit == "ms" else f"{cost.name} [{unit}]" if unit else cost.name
+    per = "ms/token" if cost.key == TIMED and unit == "ms" else f"{cost.name} [{unit}]" if unit else cost.name
     axes.set_ylabel(per, fontsize=10.5)
     axes.grid(axis="y", color="#DDDDDD", linewidth=0.8)
     axes.spines[["top", "right"]].set_visible(False)
@@ -126,13 +122,12 @@ def _roofline(
     key: tuple[str, str],
     colour: str,
     size: float,
-    bound: Bound,
 ) -> None:
-    found = []
-    for tokens, _, table in points:
-        least, useful = bound(table), table.entries[key].get(USEFUL)
-        if least is not None and useful is not None and useful.value is not None:
-            found.append((tokens, least(useful.value, int(table.shape["batch"])) / size))
+    found = [
+        (tokens, table.limits.least[key] / size)
+        for tokens, _, table in points
+        if table.limits is not None and key in table.limits.least
+    ]
     if found:
         label = "roofline, in the line's colour" if key[0] == BASELINE else "_"
         axes.plot(*zip(*found, strict=True), color=colour, linestyle=(0, (1, 1.5)), linewidth=1.2, label=label)

@@ -14,8 +14,10 @@ from mmkv_bench.tables.latex import escape, stacked
 from mmkv_bench.tables.notes import axis_words, context_words, line_label, where
 from mmkv_bench.tables.raw import as_csv
 from mmkv_bench.tables.sections import Grid, Notes, Section
+from mmkv_bench.tables.step_limits import TIMED, StepLimits
 
 OVER_FULL = "/ full"
+LIMIT = "limit"
 _SIZES = {"seconds": ((1.0, "s"), (1e-3, "ms")), "bytes": ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))}
 _TIMED = ("seconds", "tokens/s")
 
@@ -96,6 +98,10 @@ def _texts(table: CostTable, intervals: bool) -> _Shown:
         if any(entry and entry.ratio is not None for entry in entries):
             header.append(OVER_FULL)
             columns.append([_ratio(entry, intervals) for entry in entries])
+        if cost.key == TIMED and table.limits is not None:
+            header.append(f"{LIMIT} [{unit}]")
+            least = [table.limits.least.get((method.label, budget)) for method, budget in table.lines()]
+            columns.append([number(None if value is None else value / size) for value in least])
     names = [[line_label(method), budget or "all"] for method, budget in table.lines()]
     grid = [[*name, *(column[row] for column in columns)] for row, name in enumerate(names)]
     return _Shown(header, grid)
@@ -173,8 +179,9 @@ def _notes(table: CostTable) -> list[str]:
             + ("" if min(levels) >= LEVEL else "; of fewer than six values they are the least and the largest")
             + "."
         )
-    if table.per_pass and any(cost.key == "tpot_s" for cost in table.costs):
+    if table.per_pass and any(cost.key == TIMED for cost in table.costs):
         lines.append("tpot_s: of each repeat the median over its steps.")
+        lines.append(_limit(table.limits))
     if any(cost.key == "peak_total" for cost in table.costs):
         lines.append(_peak(table))
     for reason, found in table.fallbacks.items():
@@ -185,6 +192,15 @@ def _notes(table: CostTable) -> list[str]:
     if table.random_weights:
         lines.append("random weights: times and bytes are those of the true shape, answers mean nothing.")
     return lines
+
+
+def _limit(limits: StepLimits | None) -> str:
+    if limits is None:
+        return "No limit is beside tpot_s: this device was not measured here (mmkv-bench plan --measure does)."
+    return (
+        f"{LIMIT}: the roofline of a step, whose weights and kept keys and values are read at {limits.bandwidth / 1e9:.1f} GB/s, "
+        f"the read-only bandwidth of {limits.device}."
+    )
 
 
 def _peak(table: CostTable) -> str:
@@ -220,4 +236,5 @@ def _record(table: CostTable, label: str, budget: str, cost: Cost) -> dict[str, 
         "ratio_low": entry.ratio_low,
         "ratio_high": entry.ratio_high,
         "n_paired": entry.paired,
+        LIMIT: table.limits.least.get((label, budget)) if table.limits and cost.key == TIMED else None,
     }

@@ -28,6 +28,8 @@ from mmkv_bench.tables.sweep import Sweep
 if TYPE_CHECKING:
     import pandas as pd
 
+    from mmkv_bench.tables.step_limits import StepLimits
+
 WITHIN = (*CONTEXT, "device")
 """What must agree for two costs to be compared: of scores, and the machine."""
 SHARED_RUN = (
@@ -64,7 +66,8 @@ class CostEntry:
 class CostTable:
     """Entries by (label, budget) and cost's key; budgets are texts, "" for none; shape: of the prompt, empty for answers.
 
-    fallbacks: reason -> [(label, budget, how many answers or passes)]; disturbed: what disturbed the passes.
+    fallbacks: reason -> [(label, budget, how many answers or passes)]; disturbed: what disturbed the passes; limits: of decode
+    steps, where `set_limits` found them.
     """
 
     context: dict[str, str]
@@ -77,6 +80,7 @@ class CostTable:
     fallbacks: dict[str, list[tuple[str, str, int]]] = field(default_factory=dict)
     disturbed: tuple[str, ...] = ()
     random_weights: bool = False
+    limits: StepLimits | None = None
 
     @property
     def readings(self) -> tuple[str, ...]:
@@ -95,18 +99,20 @@ def cost_tables(
     root: Path | str,
     costs: Sequence[Cost],
     *,
+    beside: Sequence[Cost] = (),
     datasets: Sequence[str] | None = None,
     protocols: Sequence[str] | None = None,
     readings: Sequence[str] | None = None,
 ) -> list[CostTable]:
-    """The tables of a store, those of answers first; the filters name what to keep.
+    """The tables of a store, those of answers first; the filters name what to keep. beside: costs that need not be known.
 
     Raises:
         ConfigError: no store, a filter that names what the rows do not hold, a cost that they do not know, and times that only
             groups of cells have.
     """
-    seen, chosen = _read(root, costs, datasets, protocols, readings)
-    wanted = [_own(part, list(chosen["place"]), costs) for part in seen]
+    every = [*costs, *beside]
+    seen, chosen = _read(root, every, datasets, protocols, readings)
+    wanted = [_own(part, list(chosen["place"]), every) for part in seen]
     _refuse_unknown(seen, wanted, list(chosen["place"]), costs)
     return _every_table(chosen, seen, wanted)
 

@@ -3,6 +3,8 @@ once only, and does nothing where all is there."""
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 from statistics import median
 
@@ -136,6 +138,20 @@ def test_every_derived_number_is_that_of_a_slow_loop_over_the_raw_ones(ran):
         assert math.isclose(line["roofline_ms"], 1e3 * max(read / BANDWIDTH, products / RATE), rel_tol=1e-9)
         assert (line["status"], line["repeats"], line["bytes_useful_step"]) == ("ok", 2, kv)
         assert line["peak_total"] == memory["total"]["peak_allocated"]
+
+
+def test_a_table_of_step_times_has_the_limit_that_the_run_printed(ran, capsys):
+    capsys.readouterr()
+    assert verb("tables")([str(ran[0]), "--metric", "tpot_s", "--format", "csv"]) == 0
+    found = {
+        (line["method"], int(line["prompt_tokens"])): float(line["limit"])
+        for line in csv.DictReader(io.StringIO(capsys.readouterr().out))
+    }
+    lines = ran[1].document["efficiency"]
+    assert len(found) == len(lines) == 4
+    for line in lines:
+        name = "full" if line["cell"] == full_of(ran[1]) else next(name for name, _ in found if name != "full")
+        assert math.isclose(1e3 * found[name, line["prompt_tokens"]], line["roofline_ms"], rel_tol=1e-9)
 
 
 @each("repeats, longer, told", [(1, 9.0, None), (3, 1.0, True), (3, 9.0, False)])

@@ -9,15 +9,16 @@ import pytest
 
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.tables.build import build
-from mmkv_bench.tables.cost_figure import USEFUL, length_figure
+from mmkv_bench.tables.cost_figure import length_figure
 from mmkv_bench.tables.cost_names import KNOWN, divided
 from mmkv_bench.tables.costs import known_tables
 from mmkv_bench.tables.front_figure import front_figure
 from mmkv_bench.tables.fronts import fronts
 from mmkv_bench.tables.rows import load
+from mmkv_bench.tables.step_limits import needed, set_limits
 from tests.cli.setting import verb
 from tests.tables.examples import Example, zeros_and_ones
-from tests.tables.test_costs import STEPS, timed
+from tests.tables.test_costs import STEPS, OneByte, timed
 
 main = verb("plot")
 N = 20
@@ -38,8 +39,10 @@ def scored(root: Path) -> Path:
 
 
 def test_a_line_per_method_runs_through_the_medians_at_every_length(tmp_path):
-    tables = known_tables(timed(tmp_path, STEPS), [KNOWN["tpot_s"], KNOWN[USEFUL]])
-    figure = length_figure(tables, KNOWN["tpot_s"], lambda table: lambda useful, batch: useful * batch / 1000)
+    costs = [KNOWN["tpot_s"]]
+    tables = known_tables(timed(tmp_path, STEPS), [*costs, *needed(costs)])
+    set_limits(tables, costs, lambda context: OneByte())
+    figure = length_figure(tables, KNOWN["tpot_s"])
     (axes,) = (panel for panel in figure.axes if panel.get_visible())
     lines = {line.get_label(): line for line in axes.get_lines() if not line.get_label().startswith("_")}
     assert set(lines) == {"full", "snapkv, 0.1", "roofline, in the line's colour"}

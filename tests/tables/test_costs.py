@@ -12,8 +12,9 @@ import pytest
 
 from mmkv_bench.store.store import Store
 from mmkv_bench.tables.cost_names import KNOWN, divided
-from mmkv_bench.tables.cost_text import number, unit_of
+from mmkv_bench.tables.cost_text import cost_csv, cost_sections, number, unit_of
 from mmkv_bench.tables.costs import cost_tables
+from mmkv_bench.tables.step_limits import needed, set_limits
 from tests.cli.setting import verb
 from tests.tables.examples import Example, cell_row
 from tests.tables.test_tables_command import printed, refusal
@@ -216,6 +217,42 @@ def test_the_three_forms_say_the_same_numbers(tmp_path, capsys):
         assert "100 [100, 200]" in text and "tpot_s [ms]" in text and "0.333 [0.333, 0.400]" in text
         assert "75% intervals" in text
         assert "[100, 200]" not in printed(capsys, root, "--metric", "tpot_s", "--format", form, "--no-interval")
+
+
+class OneByte:
+    """A device that reads a byte in a millisecond."""
+
+    bandwidth, device = 2e9, "a-slow-device"  # as it says
+
+    def step_s(self, useful: float, batch: int) -> float:
+        return useful * batch / 1000
+
+
+def test_the_least_time_of_a_step_stands_beside_its_time_and_what_it_is_made_of_does_not(tmp_path):
+    costs = divided(["peak", "tpot_s"])[1]
+    tables = cost_tables(timed(tmp_path, STEPS, ("snapkv", 64)), costs, beside=needed(costs))
+    set_limits(tables, costs, lambda context: OneByte() if context["device"] == "cpu" else None)
+    long = cost_sections(tables)[1]
+    grid, notes = long.body
+    assert grid.header[-3:] == ["tpot_s [ms]", "/ full", "limit [ms]"] and "bytes_useful_step" not in str(grid.header)
+    assert [row[-1] for row in grid.rows] == [
+        "128",
+        "-",
+    ]  # 64 bytes in a batch of two; of failed passes nothing is known
+    assert any("read at 2.0 GB/s, the read-only bandwidth of a-slow-device" in note for note in notes.lines)
+    records = list(csv.DictReader(io.StringIO(cost_csv(tables))))
+    assert {(one["metric"], one["prompt_tokens"]): one["limit"] for one in records if one["method"] == "full"} == {
+        ("peak", "32"): "",
+        ("peak", "64"): "",
+        ("tpot_s", "32"): "0.064",
+        ("tpot_s", "64"): "0.128",
+    }
+
+
+def test_without_a_measured_device_a_table_of_step_times_says_that_no_limit_is_there(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("MMKV_BENCH_CACHE", str(tmp_path / "empty"))
+    text = printed(capsys, timed(tmp_path / "rows", STEPS), "--metric", "tpot_s")
+    assert "| limit" not in text and "No limit is beside tpot_s" in text
 
 
 def test_scores_and_costs_are_asked_in_one_call(tmp_path, capsys):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,9 +14,7 @@ from mmkv_bench.errors import ConfigError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from mmkv_bench.tables.cost_figure import Bound
     from mmkv_bench.tables.cost_names import Cost
-    from mmkv_bench.tables.costs import CostTable
     from mmkv_bench.tables.table import Table
 
 SUMMARY = "draw rows: accuracy against budget, latency against length, accuracy against costs, diagnostics as papers have them"
@@ -114,9 +112,11 @@ def _diagnostic(given: argparse.Namespace) -> tuple[Figure, list[str]]:
 
 
 def _length(given: argparse.Namespace) -> tuple[Figure, list[str]]:
-    from mmkv_bench.tables.cost_figure import USEFUL, length_figure
-    from mmkv_bench.tables.cost_names import KNOWN
+    from mmkv_bench.efficiency.limits import limits_by_context
+    from mmkv_bench.store.store import Store
+    from mmkv_bench.tables.cost_figure import length_figure
     from mmkv_bench.tables.costs import known_tables
+    from mmkv_bench.tables.step_limits import needed, set_limits
 
     costs = _costs(given, ["tpot_s"])
     if len(costs) > 1:
@@ -124,15 +124,15 @@ def _length(given: argparse.Namespace) -> tuple[Figure, list[str]]:
             f"plot length draws one cost, got {', '.join(cost.name for cost in costs)}; name one with --cost"
         )
     rows = rows_folder(given.rows)
-    wanted = [*costs, *([KNOWN[USEFUL]] if costs[0].key != USEFUL else [])]
     tables = [
         table
-        for table in known_tables(rows, wanted)
+        for table in known_tables(rows, [*costs, *needed(costs)])
         if (given.protocol or ["paper"])[0] == table.context["protocol"]
         and table.axis in _axes(given, table.axis)
         and (given.dataset is None or table.context["dataset"] in given.dataset)
     ]
-    return length_figure(tables, costs[0], _bound(rows)), []
+    set_limits(tables, costs, limits_by_context(Store(rows)))
+    return length_figure(tables, costs[0]), []
 
 
 def _front(given: argparse.Namespace) -> tuple[Figure, list[str]]:
@@ -202,17 +202,3 @@ def _chosen(given: argparse.Namespace) -> list[Table]:
     if not tables:
         raise ConfigError("The rows hold no table of scores with a budget of that kind, so there is nothing to draw")
     return sorted(tables, key=lambda table: (given.dataset or [table.dataset]).index(table.dataset))
-
-
-def _bound(rows: Path) -> Bound:
-    """The roofline of the tables of these rows."""
-    from mmkv_bench.efficiency.limits import known_limits
-    from mmkv_bench.store.store import Store
-
-    limits = known_limits(Store(rows))
-
-    def bound(table: CostTable) -> Callable[[float, int], float] | None:
-        own = limits.get((table.context["model"], table.context["dtype"], table.context["device"]))
-        return None if own is None else own.step_s
-
-    return bound

@@ -163,9 +163,17 @@ def _costs(given: argparse.Namespace, costs: Sequence[Cost]) -> str:
 
 
 def _cost_tables(given: argparse.Namespace, costs: Sequence[Cost]) -> list[CostTable]:
+    from mmkv_bench.efficiency.limits import limits_by_context
+    from mmkv_bench.store.store import Store
     from mmkv_bench.tables.costs import cost_tables
+    from mmkv_bench.tables.step_limits import needed, set_limits
 
-    return cost_tables(given.rows, costs, datasets=given.dataset, protocols=given.protocol, readings=given.reading)
+    beside = needed(costs)
+    tables = cost_tables(
+        given.rows, costs, beside=beside, datasets=given.dataset, protocols=given.protocol, readings=given.reading
+    )
+    set_limits(tables, costs, limits_by_context(Store(given.rows)))
+    return tables
 
 
 def _rows(given: argparse.Namespace, names: Sequence[str]) -> Rows:
