@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
 
@@ -152,7 +152,7 @@ def rows_of(
     replay: values and parts of a pass; lost: doc_id -> metrics whose judge did not answer; due: see `metrics_due`.
     """
     rows = []
-    headline = _headline(spec, replay.values)
+    headline = headline_of(spec, replay.values)
     nothing = parts_of_nothing(spec)
     for ref in docs.refs:
         answer = answers.get(ref.sample_id)
@@ -163,10 +163,14 @@ def rows_of(
             if ref.doc_id in lost:
                 scores |= dict.fromkeys(lost[ref.doc_id])
         else:
-            of_kind = (f"{metric}_{ref.kind}" for metric in headline if spec.is_mix)
-            scores = dict.fromkeys([*headline, *of_kind, *due[ref.doc_id]])
+            scores = dict.fromkeys(of_failed(spec, ref, headline, due[ref.doc_id]))
         rows += rows_of_sample(ref, answer.status, scores, replay.parts.get(ref.doc_id, {}), nothing)
     return rows
+
+
+def of_failed(spec: TaskSpec, ref: SampleRef, headline: Sequence[str], due: Sequence[str]) -> list[str]:
+    """The metrics that a failed sample has rows of."""
+    return [*headline, *(f"{metric}_{ref.kind}" for metric in headline if spec.is_mix), *due]
 
 
 def rows_of_sample(
@@ -191,7 +195,7 @@ def parts_of_nothing(spec: TaskSpec) -> dict[str, tuple[float, ...]]:
     return {metric: tuple(map(float, parts)) for metric, parts in (given or {}).items()}
 
 
-def _headline(spec: TaskSpec, values: Mapping[int, Mapping[str, float]]) -> list[str]:
+def headline_of(spec: TaskSpec, values: Mapping[int, Mapping[str, float]]) -> list[str]:
     """The metrics a failed sample counts in: those of the config, else those seen, else those of the task's YAML."""
     if spec.metrics:
         return list(spec.metrics)

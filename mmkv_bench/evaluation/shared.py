@@ -29,6 +29,8 @@ from mmkv_bench.evaluation.parsing import PARSE_FAILED, seed, state_kept
 from mmkv_bench.evaluation.replay import Replay, count_parsed, scratch_folder
 from mmkv_bench.evaluation.scoring import (
     checked_texts,
+    headline_of,
+    of_failed,
     parts_of_nothing,
     rows_of,
     rows_of_sample,
@@ -179,6 +181,7 @@ class Together:
         self.again: set[tuple[int, str]] = set()  # documents and texts that a later cell gave too
         self.unscored: dict[str, None] = {}
         self.due: dict[int, list[str]] = {}
+        self.nothing = parts_of_nothing(spec)
         self.aggregating = Replay(spec, docs, {}, ScoringPass(Ledger(), ()))
         self.opened = False
 
@@ -221,7 +224,6 @@ class Together:
         self.again = set()
 
     def _pass(self, texts: Mapping[int, Sequence[str]]) -> bool:
-        nothing = parts_of_nothing(self.spec)
         replay = SharedReplay(self.spec, self.docs, texts)
         with asking(replay.scoring_pass):
             replay.name_metrics()
@@ -230,7 +232,7 @@ class Together:
         for doc_id, number in replay.returned:
             key = doc_id, number
             scores, parts = replay.values[key], replay.parts.get(key, {})
-            rows = rows_of_sample(self.docs.refs[doc_id], "ok", scores, parts, nothing)
+            rows = rows_of_sample(self.docs.refs[doc_id], "ok", scores, parts, self.nothing)
             self.outcomes[doc_id][texts[doc_id][number]] = Outcome(scores, parts, replay.returned[key], rows)
         self.unscored |= replay.unscored
         return True
@@ -271,17 +273,23 @@ class Together:
         )
 
     def _rows(self, answers: Mapping[str, Answer], own: Mapping[int, Outcome]) -> list[SampleScore]:
-        """Of a cell: those of its answers one by one, unless an answer failed or could not be read."""
-        parsed = any(name.startswith(PARSE_FAILED) for name in set().union(*(each.values for each in own.values())))
-        if len(own) == len(answers) and not parsed:
-            return [row for ref in self.docs.refs if ref.doc_id in own for row in own[ref.doc_id].rows]
-        found = _Scored(
-            {doc_id: dict(outcome.values) for doc_id, outcome in own.items()},
-            {doc_id: outcome.parts for doc_id, outcome in own.items() if outcome.parts},
-        )
-        count_parsed(found.values)
-        failed = [ref.doc_id for ref in self.docs.refs if ref.sample_id in answers and ref.doc_id not in own]
-        return rows_of(self.spec, self.docs, answers, found, {}, self._due(failed))
+        """Of a cell: those that each of its answers has, and of failed ones nothing; unless one could not be read."""
+        failed = [ref for ref in self.docs.refs if ref.sample_id in answers and ref.doc_id not in own]
+        due = self._due([ref.doc_id for ref in failed])
+        if any(name.startswith(PARSE_FAILED) for name in set().union(*(each.values for each in own.values()))):
+            found = _Scored(
+                {doc_id: dict(outcome.values) for doc_id, outcome in own.items()},
+                {doc_id: outcome.parts for doc_id, outcome in own.items() if outcome.parts},
+            )
+            count_parsed(found.values)
+            return rows_of(self.spec, self.docs, answers, found, {}, due)
+        of_sample = {doc_id: outcome.rows for doc_id, outcome in own.items()}
+        headline = headline_of(self.spec, {doc_id: outcome.values for doc_id, outcome in own.items()}) if failed else []
+        for ref in failed:
+            names = of_failed(self.spec, ref, headline, due[ref.doc_id])
+            status = answers[ref.sample_id].status
+            of_sample[ref.doc_id] = rows_of_sample(ref, status, dict.fromkeys(names), {}, self.nothing)
+        return [row for ref in self.docs.refs if ref.doc_id in of_sample for row in of_sample[ref.doc_id]]
 
     def _due(self, failed: Sequence[int]) -> Mapping[int, list[str]]:
         """`metrics_due` of a cell's failed documents: asked once for those of all cells, as a pass goes through all documents

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
@@ -15,11 +16,13 @@ import pyarrow.parquet as pq
 
 from mmkv_bench.errors import StoreError
 from mmkv_bench.store.schema import SCHEMA_VERSION, SCHEMAS
-from mmkv_bench.store.sealed import Damaged, opened, sealed, write_sealed
+from mmkv_bench.store.sealed import KEY, Damaged, opened, sealed, write_sealed
 
 _RETRIES = 20
 ROW_GROUP = 1 << 13  # rows of a part above which it has several row groups, each of about so many
 CODED = pa.dictionary(pa.int32(), pa.string())
+GROUPS_HELD = 1 << 16  # cells of a file's row groups that are remembered
+_cells_of_groups: dict[bytes, dict[int, frozenset[str]]] = {}  # digest of a file -> of its row groups
 
 
 def parquet(table: pa.Table) -> Callable[[BinaryIO], object]:
@@ -187,11 +190,26 @@ def _rows_of(path: Path, file: pq.ParquetFile, names: list[str], asked: Mapping[
 def _groups_of(path: Path, file: pq.ParquetFile, asked: Mapping[str, pa.Array]) -> Iterator[int]:
     """The row groups that have a row of the texts that are asked for in each of some columns: most parts of a large store have
     none of a run's own cells. One after the other, so that of a large file no whole column is in memory."""
+    known = _known_groups(file) if [*asked] == ["cell"] else None
+    wanted = set(asked["cell"].to_pylist()) if known is not None else set()
     for number in range(file.num_row_groups):
-        few = file.read_row_group(number, ["schema_version", *asked])
-        _check_version(path, few)
-        if all(pc.any(is_in(few[column], texts), min_count=0).as_py() for column, texts in asked.items()):
+        if known is not None and number in known:
+            found = not known[number].isdisjoint(wanted)
+        else:
+            few = file.read_row_group(number, ["schema_version", *asked])
+            _check_version(path, few)
+            found = all(pc.any(is_in(few[column], texts), min_count=0).as_py() for column, texts in asked.items())
+            if known is not None and sum(map(len, known.values())) < GROUPS_HELD:
+                known[number] = frozenset(map(sys.intern, few["cell"].unique().to_pylist()))
+        if found:
             yield number
+
+
+def _known_groups(file: pq.ParquetFile) -> dict[int, frozenset[str]] | None:
+    """Row group -> its cells, as far as they were read in this process: cells that are scored or packed some at a time look
+    into every part again and again. None of a file without a digest."""
+    digest = (file.metadata.metadata or {}).get(KEY.encode())
+    return None if digest is None else _cells_of_groups.setdefault(digest, {})
 
 
 def _check_version(path: Path, rows: pa.Table) -> None:

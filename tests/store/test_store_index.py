@@ -185,11 +185,11 @@ def test_of_some_cells_only_their_row_groups_are_decoded(tmp_path, monkeypatch):
         for sample in range(2):
             writer.commit([row for row in rows if row["doc_id"] == sample])
     whole = store.responses()
-    decoded, real = [], pq.ParquetFile.read_row_group
+    decoded, looked, real = [], [], pq.ParquetFile.read_row_group
 
     def decoding(file, number, columns):
-        if set(columns) != {"schema_version", "cell"}:  # more than which cells it holds
-            decoded.append(number)
+        only_cells = set(columns) == {"schema_version", "cell"}
+        (looked if only_cells else decoded).append(number)
         return real(file, number, columns)
 
     monkeypatch.setattr(pq.ParquetFile, "read_row_group", decoding)
@@ -199,3 +199,8 @@ def test_of_some_cells_only_their_row_groups_are_decoded(tmp_path, monkeypatch):
             found = store.responses(wanted, coded=coded)
             assert decoded == groups
             assert found.to_pylist() == [row for row in whole.to_pylist() if row["cell"] in wanted]
+    assert looked == [0, 1, 2]  # once
+    with store.writer("w") as writer:
+        writer.commit([response(2, "c1"), response(2, "c3")])
+    assert store.responses(["c3"])["doc_id"].to_pylist() == [2] and looked == [0, 1, 2, 0]  # the new part's alone
+    assert store.responses(["c1"])["doc_id"].to_pylist() == [0, 1, 2]
