@@ -18,6 +18,7 @@ from mmkv_bench.evaluation.contract import SampleRef
 from mmkv_bench.evaluation.environment import go_offline, harness, task_environment
 from mmkv_bench.evaluation.extract import BESIDE
 from mmkv_bench.evaluation.measures import NAMES as MEASURES
+from mmkv_bench.evaluation.media import media_columns
 from mmkv_bench.evaluation.task_errors import task_errors
 
 if TYPE_CHECKING:
@@ -207,17 +208,6 @@ def _refs(spec: TaskSpec, docs: datasets.Dataset, doc_ids: range) -> list[Sample
             cluster = _short(str(row[spec.cluster_key])) if spec.cluster_key else _digest(row) or sample_id
         refs.append(SampleRef(doc_id, sample_id, cluster, None))
     return refs
-
-
-def media_columns(docs: datasets.Dataset) -> list[str]:
-    """Names of the columns that hold pictures, sound or videos, or lists of them."""
-    from datasets import Audio, Image, Video
-
-    return [
-        name
-        for name, feature in docs.features.items()
-        if isinstance(getattr(feature, "feature", feature), Image | Audio | Video)
-    ]
 
 
 def _short(value: str) -> str:

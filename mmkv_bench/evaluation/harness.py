@@ -29,7 +29,7 @@ from lmms_eval.api.task import ConfigurableMessagesTask, ConfigurableTask
 from lmms_eval.evaluator_utils import TaskOutput
 
 from mmkv_bench.errors import UnsupportedError
-from mmkv_bench.evaluation.documents import media_columns
+from mmkv_bench.evaluation.media import media_columns
 from mmkv_bench.evaluation.task_errors import of_one_sample
 
 AnswerInstance = Callable[[Instance], str]

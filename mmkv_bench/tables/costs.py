@@ -23,12 +23,11 @@ from mmkv_bench.tables.cost_names import Cost
 from mmkv_bench.tables.cost_rows import Seen, answers_seen, passes_seen
 from mmkv_bench.tables.line import Line
 from mmkv_bench.tables.rows import BASELINE, CONTEXT, cells_of, choose, latest, with_limits
+from mmkv_bench.tables.step_limits import TIMED, USEFUL, Known, Limit, StepLimits
 from mmkv_bench.tables.sweep import Sweep
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from mmkv_bench.tables.step_limits import StepLimits
 
 WITHIN = (*CONTEXT, "device")
 """What must agree for two costs to be compared: of scores, and the machine."""
@@ -67,7 +66,7 @@ class CostTable:
     """Entries by (label, budget) and cost's key; budgets are texts, "" for none; shape: of the prompt, empty for answers.
 
     fallbacks: reason -> [(label, budget, how many answers or passes)]; disturbed: what disturbed the passes; limits: of decode
-    steps, where `set_limits` found them.
+    steps, which `set_limits` sets.
     """
 
     context: dict[str, str]
@@ -122,6 +121,27 @@ def known_tables(root: Path | str, costs: Sequence[Cost]) -> list[CostTable]:
     of `cost_tables`."""
     seen, chosen = _read(root, costs)
     return _every_table(chosen, seen, [_own(part, list(chosen["place"]), costs) for part in seen])
+
+
+def set_limits(tables: Sequence[CostTable], costs: Sequence[Cost], known: Known) -> None:
+    """Sets the `limits` of tables of these costs and what is `needed` beside them, which is shown no more."""
+    for table in tables:
+        if table.per_pass and any(cost.key == TIMED for cost in table.costs):
+            table.limits = _limits(table, known(table.context))
+        table.costs = tuple(cost for cost in table.costs if cost in costs)
+        shown = {cost.key for cost in table.costs}
+        table.entries = {
+            line: {key: entry for key, entry in own.items() if key in shown} for line, own in table.entries.items()
+        }
+
+
+def _limits(table: CostTable, limit: Limit | None) -> StepLimits | None:
+    if limit is None:
+        return None
+    batch = int(table.shape["batch"])
+    useful = {key: own[USEFUL].value for key, own in table.entries.items() if USEFUL in own}
+    least = {key: limit.step_s(value, batch) for key, value in useful.items() if value is not None}
+    return StepLimits(least, limit.bandwidth, limit.device)
 
 
 def _read(

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from mmkv_bench.tables.cost_names import KNOWN, Cost
-
-if TYPE_CHECKING:
-    from mmkv_bench.tables.costs import CostTable
 
 TIMED = "tpot_s"
 USEFUL = "bytes_useful_step"
@@ -46,24 +43,3 @@ def needed(costs: Sequence[Cost]) -> list[Cost]:
     """What limits are computed from and is not among the costs, where a step's time is."""
     keys = {cost.key for cost in costs}
     return [KNOWN[USEFUL]] if TIMED in keys and USEFUL not in keys else []
-
-
-def set_limits(tables: Sequence[CostTable], costs: Sequence[Cost], known: Known) -> None:
-    """Sets the `limits` of tables of these costs and what is `needed` beside them, which is shown no more."""
-    for table in tables:
-        if table.per_pass and any(cost.key == TIMED for cost in table.costs):
-            table.limits = _limits(table, known(table.context))
-        table.costs = tuple(cost for cost in table.costs if cost in costs)
-        shown = {cost.key for cost in table.costs}
-        table.entries = {
-            line: {key: entry for key, entry in own.items() if key in shown} for line, own in table.entries.items()
-        }
-
-
-def _limits(table: CostTable, limit: Limit | None) -> StepLimits | None:
-    if limit is None:
-        return None
-    batch = int(table.shape["batch"])
-    useful = {key: own[USEFUL].value for key, own in table.entries.items() if USEFUL in own}
-    least = {key: limit.step_s(value, batch) for key, value in useful.items() if value is not None}
-    return StepLimits(least, limit.bandwidth, limit.device)

@@ -13,8 +13,8 @@ import pytest
 from mmkv_bench.store.store import Store
 from mmkv_bench.tables.cost_names import KNOWN, divided
 from mmkv_bench.tables.cost_text import cost_csv, cost_sections, number, unit_of
-from mmkv_bench.tables.costs import cost_tables
-from mmkv_bench.tables.step_limits import needed, set_limits
+from mmkv_bench.tables.costs import cost_tables, set_limits
+from mmkv_bench.tables.step_limits import needed
 from tests.cli.setting import verb
 from tests.tables.examples import Example, cell_row
 from tests.tables.test_tables_command import printed, refusal

@@ -115,8 +115,8 @@ def _length(given: argparse.Namespace) -> tuple[Figure, list[str]]:
     from mmkv_bench.efficiency.limits import limits_by_context
     from mmkv_bench.store.store import Store
     from mmkv_bench.tables.cost_figure import length_figure
-    from mmkv_bench.tables.costs import known_tables
-    from mmkv_bench.tables.step_limits import needed, set_limits
+    from mmkv_bench.tables.costs import known_tables, set_limits
+    from mmkv_bench.tables.step_limits import needed
 
     costs = _costs(given, ["tpot_s"])
     if len(costs) > 1:

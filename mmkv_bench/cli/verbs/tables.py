@@ -165,8 +165,8 @@ def _costs(given: argparse.Namespace, costs: Sequence[Cost]) -> str:
 def _cost_tables(given: argparse.Namespace, costs: Sequence[Cost]) -> list[CostTable]:
     from mmkv_bench.efficiency.limits import limits_by_context
     from mmkv_bench.store.store import Store
-    from mmkv_bench.tables.costs import cost_tables
-    from mmkv_bench.tables.step_limits import needed, set_limits
+    from mmkv_bench.tables.costs import cost_tables, set_limits
+    from mmkv_bench.tables.step_limits import needed
 
     beside = needed(costs)
     tables = cost_tables(
