@@ -8,8 +8,8 @@ Two stores, each also made at half the rows: `wide`, 10,000 cells x 100 samples 
 its own part), and `deep`, 200 cells x 20,000 samples (one job, a part every 256 samples). Cells and parts are files as a run
 writes them, rows fill every column that a run of the embedded model fills. They are made in a temporary folder (`--keep`
 names another, which stays, and where an interrupted bench goes on; pages too, blank behind the frozen ones: no measurement looks
-at a picture). Each measurement is a process of its own: CPU time of all
-threads, user and system, imports included, and the largest resident set.
+at a picture). Each measurement is a process of its own, half and whole one after the other: CPU time of all threads, user and
+system, imports included, and the largest resident set.
 
 - resume: what a finished run of all cells reads before it says so; one job: of the cells of one model alone.
 - status: the command; again: with the index that the first one left.
@@ -31,10 +31,12 @@ import contextlib
 import datetime
 import importlib.metadata
 import io
+import itertools
 import json
 import os
 import platform
 import shlex
+import shutil
 import subprocess
 import tempfile
 import time
@@ -289,25 +291,26 @@ def compared(shape: str, scale: float, folder: Path, measures: Sequence[str]) ->
     cells, samples = SHAPES[shape]
     cells, samples = (int(cells * scale), samples) if shape == "wide" else (cells, int(samples * scale))
     halves = {"half": (cells // 2, samples) if shape == "wide" else (cells, samples // 2), "whole": (cells, samples)}
-    found: dict[str, dict[str, dict[str, float]]] = {}
-    lines = []
-    for name, (count, of_each) in halves.items():
-        own = folder / f"{shape}-{name}-{count}-{of_each}"
-        if not own.is_dir():
+    folders = {name: folder / f"{shape}-{name}-{count}-{of_each}" for name, (count, of_each) in halves.items()}
+    for name, own in folders.items():
+        if not own.with_suffix(".json").exists():
+            shutil.rmtree(own, ignore_errors=True)  # perhaps half made
+            count, of_each = map(str, halves[name])
             subprocess.run(
-                [sys.executable, __file__, "--make", str(count), "--samples", str(of_each), "--keep", str(own)],
+                [sys.executable, __file__, "--make", count, "--samples", of_each, "--keep", str(own)],
                 check=True,
                 env=pages_cache(own),
             )
-        known = own.with_suffix(".json")  # an interrupted bench goes on where it was
-        before = json.loads(known.read_text()) if known.exists() else {"size": size(own)}
-        if name == "whole":
-            files, mib = before["size"]
-            lines = [f"`{shape}`: {count:,} cells x {of_each:,} samples, {files:,} files, {mib:,.0f} MiB unscored.", ""]
-        for what in measures:
-            used = found.setdefault(what, {})[name] = before.get(what) or measured(what, own, of_each)
-            known.write_text(json.dumps(before := before | {what: used}))
-            print(f"{own.name} {what}: {used['cpu']:.2f} s CPU, {used['mib']:.0f} MiB", file=sys.stderr, flush=True)
+            own.with_suffix(".json").write_text(json.dumps({"size": size(own)}))
+    found: dict[str, dict[str, dict[str, float]]] = {what: {} for what in measures}
+    # Half and whole one after the other, so that what else the machine does meanwhile slows both.
+    for what, (name, own) in itertools.product(measures, folders.items()):
+        known = json.loads(own.with_suffix(".json").read_text())  # an interrupted bench goes on where it was
+        used = found[what][name] = known.get(what) or measured(what, own, halves[name][1])
+        own.with_suffix(".json").write_text(json.dumps(known | {what: used}))
+        print(f"{own.name} {what}: {used['cpu']:.2f} s CPU, {used['mib']:.0f} MiB", file=sys.stderr, flush=True)
+    files, mib = json.loads(folders["whole"].with_suffix(".json").read_text())["size"]
+    lines = [f"`{shape}`: {cells:,} cells x {samples:,} samples, {files:,} files, {mib:,.0f} MiB unscored.", ""]
     lines += ["| | CPU s | of half the rows | ratio | peak MiB | goal |", "| --- | --- | --- | --- | --- | --- |"]
     for what, used in found.items():
         whole, half = used["whole"], used["half"]
