@@ -180,7 +180,10 @@ def _notes(lines: pd.DataFrame, limits: Limits | None) -> list[str]:
         "Compare by 2nd token and total: a method may show its first token before it compresses.",
     ]
     if limits is None:
-        said.append("No limit is beside the times: nothing was timed, or the model's files do not state its shape.")
+        said.append(
+            "No limit is beside the times: nothing was timed, the model's shape is not known here, or the rows' device was not "
+            "measured here (mmkv-bench plan --measure)."
+        )
     else:
         rate = "" if limits.rate is None else f", {limits.rate / 1e12:.2f} TFLOP/s"
         said.append(

@@ -6,6 +6,9 @@ from __future__ import annotations
 import csv
 import io
 import math
+import shutil
+import subprocess
+import sys
 from statistics import median
 
 import numpy as np
@@ -32,7 +35,7 @@ from mmkv_bench.store.schema import PHASES
 from mmkv_bench.store.store import Store
 from mmkv_bench.tables.status import status
 from tests import zoo
-from tests.cli.setting import verb
+from tests.cli.setting import CHECKOUT, verb
 from tests.each import each
 from tests.efficiency.conftest import BANDWIDTH, RATE
 from tests.generation import common
@@ -204,9 +207,30 @@ def test_a_finished_store_does_nothing_and_one_more_repeat_runs_alone(ran):
     assert {unit.repeat for unit in todo} == {2} and len(todo) == 4
 
 
-def test_packed_times_are_the_same_rows(ran, tmp_path):
-    import shutil
+def test_a_finished_run_prints_the_limits_of_its_rows_device_without_torch(ran, tmp_path, monkeypatch):
+    root, cache = tmp_path / "rows", tmp_path / "cache"
+    shutil.copytree(ran[0], root)
+    rows = Store(root).cells().to_pylist()
+    shutil.rmtree(root / "cells")
+    Store(root).write_cells(
+        {key: row[key] for key in row if key not in ("schema_version", "created_at")} | {"cpu": "Another Processor"}
+        for row in rows
+    )  # as if they came from there
+    monkeypatch.setenv("MMKV_BENCH_CACHE", str(cache))
+    threads = pc.max(Store(root).timings()["threads"]).as_py()
+    known = save(DeviceSpeed("Another Processor", "cpu", threads, 3e10, {"float32": RATE}, 1 << 34, "2", "2026-11-22"))
+    words = [*ASKED, "model.device=cpu", f"out={root}"]
+    code = f"import sys; from mmkv_bench.cli.main import main; main({words!r}); print('torch' in sys.modules)"
+    environment = CHECKOUT | {"MMKV_BENCH_CACHE": str(cache)}
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment, cwd=tmp_path
+    )
+    assert "nothing to do" in ended.stdout and ended.stdout.endswith("False\n"), ended.stderr
+    assert f"Limits of {known.stem}: 30.0 GB/s read-only" in ended.stdout
+    assert [*known.parent.iterdir()] == [known], "nothing was measured"
 
+
+def test_packed_times_are_the_same_rows(ran, tmp_path):
     shutil.copytree(ran[0], tmp_path / "packed")
     rows = Store(ran[0]).timings()
     Store(tmp_path / "packed").pack()
