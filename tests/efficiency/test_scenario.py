@@ -416,6 +416,14 @@ def test_the_whole_command_on_another_device_does_the_same_passes_and_holds_the_
     assert rows == other
 
 
+def test_where_every_kernel_is_waited_for_the_command_measures_nothing(tmp_path, capsys):
+    with second_device() as device:
+        type(device).blocking = True
+        assert verb("run")([*ASKED, "model.device=cuda", f"out={tmp_path / 'rows'}"]) == 2
+    assert "CUDA_LAUNCH_BLOCKING is set, so every kernel is waited for" in capsys.readouterr().err
+    assert not len(Store(tmp_path / "rows").timings()) and not len(Store(tmp_path / "rows").cells())
+
+
 @pytest.mark.full
 def test_a_store_of_failures_alone_is_summed_up_too(ran):
     rows = Store(ran[0]).timings()
