@@ -113,7 +113,10 @@ def test_every_derived_number_is_that_of_a_slow_loop_over_the_raw_ones(ran):
     found, lines, full = passes(ran[0]), ran[1].document["efficiency"], full_of(ran[1])
     decoder = decoder_of(Source.of(compose([]).model).described())
     assert len(lines) == 4
+    rooflines = {line["prompt_tokens"]: line["roofline_ms"] for line in lines if line["cell"] == full}
     for line in lines:
+        allowed = None if line["cell"] == full else rooflines[line["prompt_tokens"]] / line["roofline_ms"]
+        assert line["speed_up_allowed"] == allowed and (allowed is None or allowed > 1)
         timed = [found[Unit(line["cell"], line["prompt_tokens"], 1, repeat)] for repeat in range(2)]
         base = [found[Unit(full, line["prompt_tokens"], 1, repeat)] for repeat in range(2)]
         memory = found[Unit(line["cell"], line["prompt_tokens"], 1, None)]
