@@ -86,7 +86,7 @@ REHEARSAL = Size(
     new_tokens=4,
     batch_tokens=4,
     repeats=1,
-    memory=("memory_limit=20MiB",),
+    memory=("memory_limit=8MiB",),
     fork=("--samples", "1"),
 )
 

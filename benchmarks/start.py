@@ -94,13 +94,25 @@ def first_line(arguments: Sequence[str]) -> float:
 def costs(folder: Path, times: int) -> dict[str, Cost]:
     """Every process `times` times, in turn; the run of one sample into a new folder each time."""
     run = ["-m", "mmkv_bench", "method=mmshift", "budget=64", "limit=1"]
-    done = folder / "done"
+    timed = [
+        "-m",
+        "mmkv_bench",
+        "scenario=efficiency",
+        "method=snapkv",
+        "budget=24",
+        "lengths=[40]",
+        "repeats=1",
+        "new_tokens=4",
+    ]
+    done, passes = folder / "done", f"out={folder / 'passes'}"
     measured([*run, f"out={done}"])
+    measured([*timed, passes])
     commands = {
         "import torch": ["-c", "import torch"],
         "what a run cannot avoid": ["-c", "; ".join(UNAVOIDABLE)],
         "with the loop": ["-c", "; ".join([*UNAVOIDABLE, LOOP])],
         "a finished run": [*run, f"out={done}"],
+        "a finished run of scenario=efficiency": [*timed, passes],
         "status": ["-m", "mmkv_bench", "status", f"{done}"],
         "tables": ["-m", "mmkv_bench", "tables", f"{done}"],
         "plan": ["-m", "mmkv_bench", "plan", *run[2:], f"out={done}"],

@@ -69,35 +69,44 @@ def limits_of(plan: Planned, rows: pa.Table) -> Limits | None:
     return Limits(decoder, _BYTES[dtype], speed.bandwidth, speed.rates.get(dtype), speed.slug)
 
 
+def limits_before(store: Store, rows: pa.Table) -> Limits | None:
+    """`limits_of` where nothing ran: of the device that the rows are of, as it was measured before; None where that is not known
+    here, or not one."""
+    found = set(known_limits(store, rows).values())
+    return found.pop() if len(found) == 1 else None
+
+
 def limits_by_context(store: Store) -> Callable[[Mapping[str, str]], Limits | None]:
     """Of a table's context: its limits, as far as `known_limits` has them; nothing is read before the first is asked for."""
-    found = cache(lambda: known_limits(store))
-    return lambda context: found().get((context["model"], context["dtype"], context["device"]))
+    found = cache(lambda: known_limits(store, store.timings()))
+    return lambda context: found().get(tuple(context[name] for name in _KEY))
 
 
-def known_limits(store: Store) -> dict[tuple[str, str, str], Limits]:
-    """(model, dtype, device) of the cells of timed passes -> its limits, of those whose model's files are here and whose device
-    was measured before; nothing is measured now."""
+_KEY = ("model", "model_fingerprint", "dtype", "device")
+"""Columns of a cell on which its limits hang; models of one name may differ in their layers."""
+
+
+def known_limits(store: Store, rows: pa.Table) -> dict[tuple[str, ...], Limits]:
+    """`_KEY` of cells of timed passes -> their limits, of those whose model's shape is known here and whose device was measured
+    before; nobody is asked and nothing is measured now. rows: of the table `timings`."""
     import json
 
     from omegaconf import OmegaConf
 
     from mmkv_bench.models.devices import slug_of, stored
 
-    rows, speeds = store.timings().to_pandas(), stored()
-    threads = rows.dropna(subset=["threads"]).groupby("cell")["threads"].max().astype(int) if len(rows) else {}
-    found: dict[tuple[str, str, str], Limits] = {}
-    for cell in store.cells([*dict(threads)]).to_pylist():
-        key = cell["model"], cell["dtype"], cell["device"]
-        kind = "cpu" if cell["device"] == "cpu" else "cuda"
-        speed = speeds.get(
-            slug_of((cell["cpu"] or "") if kind == "cpu" else cell["device"], kind, threads[cell["cell"]])
-        )
+    timed, speeds = rows.select(["cell", "threads"]).to_pandas().dropna(), stored()
+    threads = timed.groupby("cell")["threads"].max().astype(int).to_dict()
+    found: dict[tuple[str, ...], Limits] = {}
+    for cell in store.cells([*threads]).to_pylist():
+        key, host = tuple(cell[name] for name in _KEY), cell["device"] == "cpu"
+        name, kind = (cell["cpu"] or "cpu", "cpu") if host else (cell["device"], "cuda")
+        speed = speeds.get(slug_of(name, kind, threads[cell["cell"]]))
         if key in found or speed is None:
             continue
         with suppress(MMKVError):
-            model = OmegaConf.create(json.loads(cell["config"])["model"])
-            decoder = decoder_of(Source.of(model).described())
+            described = Source.of(OmegaConf.create(json.loads(cell["config"])["model"])).described_here()
+            decoder = None if described is None else decoder_of(described)
             if decoder is not None:
                 rate = speed.rates.get(cell["dtype"])
                 found[key] = Limits(decoder, _BYTES[cell["dtype"]], speed.bandwidth, rate, speed.slug)

@@ -334,14 +334,14 @@ def _without_mfu(plan: Planned, lines: pd.DataFrame) -> pd.DataFrame:
 
 
 def _close(plan: Planned, store: Store, found: Mapping[Unit, str], ran: int, seconds: float) -> int:
-    from mmkv_bench.efficiency.limits import limits_of
+    from mmkv_bench.efficiency.limits import limits_before, limits_of
     from mmkv_bench.efficiency.show import shown
     from mmkv_bench.efficiency.summary import document, summarised
 
     rows = store.timings([cell.cell for cell in plan.cells])
     if not ran:
         print("every pass has its rows; nothing to do")
-    limits = limits_of(plan, rows)
+    limits = limits_of(plan, rows) if ran else limits_before(store, rows)
     summary = _without_mfu(plan, summarised(rows, plan.baselines, limits, plan.memory_limit))
     print(shown(plan, summary, limits))
     expected = {

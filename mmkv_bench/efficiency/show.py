@@ -39,6 +39,7 @@ COLUMNS = (
         "total ms",
         "TPOT ms [quartiles]",
         "roofline ms",
+        "speed-up allowed",
         "MBU",
         "tokens/s",
     ),
@@ -131,6 +132,7 @@ def _row(label: str, line: dict[str, Any]) -> tuple[str, ...]:
         *(_ms(line, f"{name}_median") for name in ("compression", "second_token", "total")),
         quartiles,
         _number(line, "roofline_ms", 2),
+        _number(line, "speed_up_allowed", 2),
         _number(line, "mbu", 2),
         _number(line, "tokens_s_median", 1),
         *(_number(line, f"{name}_ratio_median", 2) for name in ("tpot", "second_token", "total")),
@@ -180,13 +182,16 @@ def _notes(lines: pd.DataFrame, limits: Limits | None) -> list[str]:
         "Compare by 2nd token and total: a method may show its first token before it compresses.",
     ]
     if limits is None:
-        said.append("No limit is beside the times: nothing was timed, or the model's files do not state its shape.")
+        said.append(
+            "No limit is beside the times: nothing was timed, the model's shape is not known here, or the rows' device was not "
+            "measured here (mmkv-bench plan --measure)."
+        )
     else:
         rate = "" if limits.rate is None else f", {limits.rate / 1e12:.2f} TFLOP/s"
         said.append(
             f"Limits of {limits.device}: {limits.bandwidth / 1e9:.1f} GB/s read-only{rate}. MBU: weights and useful keys and "
-            "values of a step, over its time and that bandwidth; roofline: the least time of a step; MFU: the text model's "
-            "operations over the prompt, over its time and that rate."
+            "values of a step, over its time and that bandwidth; roofline: the least time of a step; speed-up allowed: full's "
+            "roofline over the line's; MFU: the text model's operations over the prompt, over its time and that rate."
         )
     if len(lines) and lines["launch_bound"].any():
         said.append("* launch_bound: the step takes no longer with the longest prompt than with the shortest.")

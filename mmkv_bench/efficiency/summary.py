@@ -38,7 +38,7 @@ def summarised(
 
     Args:
         rows: of the table `timings`; baselines: cell -> the cell of `full` that its ratios are to.
-        limits: of model and device, None where they are not known: MBU, MFU and rooflines are then null.
+        limits: of model and device, None where they are not known: MBU, MFU, rooflines and `speed_up_allowed` are then null.
         memory_limit: passes that counted memory under another one are left out.
 
     Returns:
@@ -74,7 +74,7 @@ def summarised(
     found.loc[found["batch"] == 1, "batch_prefill"] = None
     for name in ("tpot_median", "ttft_median", "vision_median", "compression_median", "bytes_useful_step"):
         found[name] = found[name] if name in found else float("nan")
-    return _limited(found, limits)
+    return _allowed(_limited(found, limits), baselines)
 
 
 def _state(table: pd.DataFrame) -> pd.DataFrame:
@@ -167,6 +167,17 @@ def _limited(lines: pd.DataFrame, limits: Limits | None) -> pd.DataFrame:
         text = lines["ttft_median"] - lines["vision_median"].fillna(0) - lines["compression_median"]
         lines["prefill_mfu"] = mfu(operations, text, limits.rate)
     return _between_lengths(lines, pd.Series(read, lines.index))
+
+
+def _allowed(lines: pd.DataFrame, baselines: Mapping[str, str]) -> pd.DataFrame:
+    """`speed_up_allowed`: full's roofline of the same length and batch over the line's; null for `full` itself."""
+    import pandas as pd
+
+    places, base = lines[LINE].fillna({"batch_prefill": ONE_BY_ONE}), lines["cell"].map(baselines)
+    rooflines = lines["roofline_ms"].set_axis(pd.MultiIndex.from_frame(places))
+    full = rooflines.reindex(pd.MultiIndex.from_frame(places.assign(cell=base))).to_numpy()
+    lines["speed_up_allowed"] = (full / lines["roofline_ms"]).where(lines["cell"] != base)
+    return lines
 
 
 def _between_lengths(lines: pd.DataFrame, read: pd.Series) -> pd.DataFrame:

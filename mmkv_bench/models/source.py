@@ -154,8 +154,16 @@ class Source:
         what `hf_config` raises."""
         return self._described
 
+    def described_here(self) -> Any:
+        """`described` as far as it is known without a connection, None where it is not: of a hub id what the cache has, else its
+        file in conf/model. Raises what `described` raises, of what is there."""
+        if self.kind != HUB:
+            return self.described()
+        folder = cached_folder(self.place, self.settings.revision)
+        return (read(folder) if folder else None) or (self._shaped() if self.settings.shape else None)
+
     def outlined(self) -> tuple[Any, str | None, str | None]:
-        """`described`, fingerprint and commit as far as they are known without a connection: None for what is not.
+        """`described_here`, fingerprint and commit as far as they are known without a connection: None for what is not.
 
         Raises:
             ConfigError, UnsupportedError: as `described`, of what is there.
@@ -163,8 +171,8 @@ class Source:
         if self.kind != HUB:
             return self.described(), *self.fingerprint()
         folder = cached_folder(self.place, self.settings.revision)
-        found = (read(folder) if folder else None) or (self._shaped() if self.settings.shape else None)
-        return found, *((hub_fingerprint(self.place, folder.name), folder.name) if folder else (None, None))
+        known = (hub_fingerprint(self.place, folder.name), folder.name) if folder else (None, None)
+        return self.described_here(), *known
 
     def hf_config(self) -> Any:
         """The transformers config, read or built once.

@@ -71,7 +71,8 @@ class Line:
         label: the budget, `full` without one; scope: when its methods reduce a layer (`layer`, `model`), `full`: never.
         methods: those of it; kept: entries per KV head of the prompt; kv: bytes of one prompt's keys and values then.
         read: useful bytes of the first decode step; ms: the least milliseconds of it, None without a bandwidth.
-        speed_up: over the full cache that the roofline allows; needs: bytes that the device must have at least.
+        speed_up: over the full cache that the roofline allows, by bytes alone without a bandwidth; needs: bytes that the device
+            must have at least.
         batch: sequences whose caches fit beside the weights up to the end of their answers, None without a device memory.
     """
 
@@ -183,7 +184,7 @@ def _sizes(plan: Plan) -> Sizes:
         from mmkv_bench.models.shapes import values_of
 
         whole = stated(values_of(model.shape))
-    return sizes_of(model, source.outlined()[0], whole, folder)
+    return sizes_of(model, source.described_here(), whole, folder)
 
 
 def _check(plan: Plan, given: Given) -> None:
@@ -290,8 +291,7 @@ class Counting:
         """One budget; `methods` reduce their layers as `scope` says, answers have `new` tokens at most."""
         kept = tokens if budget is None else min(tokens, budget.entries_for(tokens))
         kv, full = float(kept * self.per_token), float(tokens * self.per_token)
-        bandwidth, weights = self.given.bandwidth, self.held or self.read
-        read = roofline.step_bytes(self.read, kv)
+        weights, ms, whole = self.held or self.read, self._step_ms(kept), self._step_ms(tokens)
         decoder = self.sizes.decoder
         assert decoder is not None, "without a shape nothing is forecast"
         one_layer = full / decoder.layers
@@ -306,14 +306,20 @@ class Counting:
             methods=methods,
             kept=kept,
             kv=kv,
-            read=read,
-            ms=None
-            if bandwidth is None
-            else roofline.roofline_ms(read, bandwidth, roofline.step_operations(decoder, kept), self.given.rate),
-            speed_up=roofline.speed_up_allowed(self.read, full, kv),
+            read=roofline.step_bytes(self.read, kv),
+            ms=ms,
+            speed_up=roofline.speed_up_allowed(self.read, full, kv) if ms is None or whole is None else whole / ms,
             needs=weights + prefilled + alive,
             batch=None if free is None else max(0, int(free // (kv + new * self.per_token))),
         )
+
+    def _step_ms(self, entries: int) -> float | None:
+        """The least milliseconds of a decode step over so many entries, None without a bandwidth."""
+        if self.given.bandwidth is None or self.sizes.decoder is None:
+            return None
+        read = roofline.step_bytes(self.read, entries * self.per_token)
+        work = roofline.step_operations(self.sizes.decoder, entries)
+        return roofline.roofline_ms(read, self.given.bandwidth, work, self.given.rate)
 
     def prefill_hours(self, part: Part, tokens: int, samples: int) -> float | None:
         """Of the samples' prefills: one for all cells of a protocol, one more for each that prefills again."""

@@ -196,10 +196,14 @@ def _notes(table: CostTable) -> list[str]:
 
 def _limit(limits: StepLimits | None) -> str:
     if limits is None:
-        return "No limit is beside tpot_s: this device was not measured here (mmkv-bench plan --measure does)."
+        return (
+            "No limit is beside tpot_s: the model's shape is not known here, or this device was not measured here "
+            "(mmkv-bench plan --measure does)."
+        )
     return (
-        f"{LIMIT}: the roofline of a step, whose weights and kept keys and values are read at {limits.bandwidth / 1e9:.1f} GB/s, "
-        f"the read-only bandwidth of {limits.device}."
+        f"{LIMIT}: the roofline of a step, the longer of two times: that of reading weights and kept keys and values at "
+        f"{limits.bandwidth / 1e9:.1f} GB/s, the read-only bandwidth of {limits.device}, and that of computing with them, where "
+        "the device's rate is known."
     )
 
 

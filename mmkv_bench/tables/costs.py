@@ -123,8 +123,9 @@ def known_tables(root: Path | str, costs: Sequence[Cost]) -> list[CostTable]:
     return _every_table(chosen, seen, [_own(part, list(chosen["place"]), costs) for part in seen])
 
 
-def set_limits(tables: Sequence[CostTable], costs: Sequence[Cost], known: Known) -> None:
-    """Sets the `limits` of tables of these costs and what is `needed` beside them, which is shown no more."""
+def set_limits(tables: Sequence[CostTable], costs: Sequence[Cost], known: Known) -> list[CostTable]:
+    """Sets the `limits` of tables of these costs and what is `needed` beside them, which is shown no more; returns those that
+    know one of the costs."""
     for table in tables:
         if table.per_pass and any(cost.key == TIMED for cost in table.costs):
             table.limits = _limits(table, known(table.context))
@@ -133,6 +134,7 @@ def set_limits(tables: Sequence[CostTable], costs: Sequence[Cost], known: Known)
         table.entries = {
             line: {key: entry for key, entry in own.items() if key in shown} for line, own in table.entries.items()
         }
+    return [table for table in tables if table.costs]
 
 
 def _limits(table: CostTable, limit: Limit | None) -> StepLimits | None:

@@ -6,6 +6,9 @@ from __future__ import annotations
 import csv
 import io
 import math
+import shutil
+import subprocess
+import sys
 from statistics import median
 
 import numpy as np
@@ -32,7 +35,7 @@ from mmkv_bench.store.schema import PHASES
 from mmkv_bench.store.store import Store
 from mmkv_bench.tables.status import status
 from tests import zoo
-from tests.cli.setting import verb
+from tests.cli.setting import CHECKOUT, verb
 from tests.each import each
 from tests.efficiency.conftest import BANDWIDTH, RATE
 from tests.generation import common
@@ -110,7 +113,10 @@ def test_every_derived_number_is_that_of_a_slow_loop_over_the_raw_ones(ran):
     found, lines, full = passes(ran[0]), ran[1].document["efficiency"], full_of(ran[1])
     decoder = decoder_of(Source.of(compose([]).model).described())
     assert len(lines) == 4
+    rooflines = {line["prompt_tokens"]: line["roofline_ms"] for line in lines if line["cell"] == full}
     for line in lines:
+        allowed = None if line["cell"] == full else rooflines[line["prompt_tokens"]] / line["roofline_ms"]
+        assert line["speed_up_allowed"] == allowed and (allowed is None or allowed > 1)
         timed = [found[Unit(line["cell"], line["prompt_tokens"], 1, repeat)] for repeat in range(2)]
         base = [found[Unit(full, line["prompt_tokens"], 1, repeat)] for repeat in range(2)]
         memory = found[Unit(line["cell"], line["prompt_tokens"], 1, None)]
@@ -204,9 +210,30 @@ def test_a_finished_store_does_nothing_and_one_more_repeat_runs_alone(ran):
     assert {unit.repeat for unit in todo} == {2} and len(todo) == 4
 
 
-def test_packed_times_are_the_same_rows(ran, tmp_path):
-    import shutil
+def test_a_finished_run_prints_the_limits_of_its_rows_device_without_torch(ran, tmp_path, monkeypatch):
+    root, cache = tmp_path / "rows", tmp_path / "cache"
+    shutil.copytree(ran[0], root)
+    rows = Store(root).cells().to_pylist()
+    shutil.rmtree(root / "cells")
+    Store(root).write_cells(
+        {key: row[key] for key in row if key not in ("schema_version", "created_at")} | {"cpu": "Another Processor"}
+        for row in rows
+    )  # as if they came from there
+    monkeypatch.setenv("MMKV_BENCH_CACHE", str(cache))
+    threads = pc.max(Store(root).timings()["threads"]).as_py()
+    known = save(DeviceSpeed("Another Processor", "cpu", threads, 3e10, {"float32": RATE}, 1 << 34, "2", "2026-11-22"))
+    words = [*ASKED, "model.device=cpu", f"out={root}"]
+    code = f"import sys; from mmkv_bench.cli.main import main; main({words!r}); print('torch' in sys.modules)"
+    environment = CHECKOUT | {"MMKV_BENCH_CACHE": str(cache)}
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment, cwd=tmp_path
+    )
+    assert "nothing to do" in ended.stdout and ended.stdout.endswith("False\n"), ended.stderr
+    assert f"Limits of {known.stem}: 30.0 GB/s read-only" in ended.stdout
+    assert [*known.parent.iterdir()] == [known], "nothing was measured"
 
+
+def test_packed_times_are_the_same_rows(ran, tmp_path):
     shutil.copytree(ran[0], tmp_path / "packed")
     rows = Store(ran[0]).timings()
     Store(tmp_path / "packed").pack()
@@ -390,6 +417,14 @@ def test_the_whole_command_on_another_device_does_the_same_passes_and_holds_the_
         for root in (tmp_path, ran[0])
     )
     assert rows == other
+
+
+def test_where_every_kernel_is_waited_for_the_command_measures_nothing(tmp_path, capsys):
+    with second_device() as device:
+        type(device).blocking = True
+        assert verb("run")([*ASKED, "model.device=cuda", f"out={tmp_path / 'rows'}"]) == 2
+    assert "CUDA_LAUNCH_BLOCKING is set, so every kernel is waited for" in capsys.readouterr().err
+    assert not len(Store(tmp_path / "rows").timings()) and not len(Store(tmp_path / "rows").cells())
 
 
 @pytest.mark.full

@@ -109,7 +109,7 @@ def test_a_mistake_is_told_in_one_sentence(flags, sentence, tmp_path, capsys, mo
 def test_the_command_needs_no_torch_and_knows_a_measured_device(tmp_path, monkeypatch):
     monkeypatch.setenv("MMKV_BENCH_CACHE", str(tmp_path))
     save(DeviceSpeed("NVIDIA H100", "cuda", 8, 3e12, {"bfloat16": 7e14}, 80 * 2**30, "2.15.0", "2026-11-22"))
-    words = ["plan", *QWEN, "method=snapkv", "--prompt-tokens", "2048", "--bandwidth", "3350", "--json"]
+    words = ["plan", *QWEN, "method=snapkv", "--prompt-tokens", "2048", "--json"]
     code = f"import sys; from mmkv_bench.cli.main import main; main({words!r}); print('torch' in sys.modules)"
     environment = CHECKOUT | {"MMKV_BENCH_CACHE": str(tmp_path)}
     ended = subprocess.run(
@@ -119,11 +119,40 @@ def test_the_command_needs_no_torch_and_knows_a_measured_device(tmp_path, monkey
     assert heavy == "False", ended.stderr
     told = json.loads(document)["forecast"]
     assert told["given"] | {"prompt_tokens": []} == {
-        "prompt_tokens": [], "visual_tokens": None, "images": [], "memory": 80 * 2**30, "bandwidth": 3.35e12, "rate": 7e14,
+        "prompt_tokens": [], "visual_tokens": None, "images": [], "memory": 80 * 2**30, "bandwidth": 3e12, "rate": 7e14,
         "device": "nvidia-h100",
     }  # fmt: skip
     assert [line["label"] for line in told["datasets"][0]["lines"]] == ["full", "64", "20%"]
-    assert any("1.02x" in line or "4.26" in line for line in text) and any("may fit" in line for line in text)
+    assert any("1.01x" in line and "4.71" in line for line in text) and any("may fit" in line for line in text)
+
+
+@each(
+    ("flags", "told"),
+    [
+        (["--device-memory", "24", "--bandwidth", "936"], (24 * 2**30, 9.36e11, None, "")),
+        (["--matmul", "400"], (None, None, 4e14, "")),
+        (["--device", "nvidia-h100"], (80 * 2**30, 3e12, 7e14, "nvidia-h100")),
+        (
+            ["--device", "nvidia-h100", "--bandwidth", "936", "--matmul", "40"],
+            (80 * 2**30, 9.36e11, 4e13, "nvidia-h100 with --bandwidth and --matmul as given"),
+        ),
+    ],
+)
+def test_numbers_of_two_devices_are_not_mixed_unless_one_is_named(flags, told, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("MMKV_BENCH_CACHE", str(tmp_path))
+    save(DeviceSpeed("NVIDIA H100", "cuda", 8, 3e12, {"bfloat16": 7e14}, 80 * 2**30, "2.15.0", "2026-11-22"))
+    assert verb("plan")([*QWEN, "method=snapkv", f"out={tmp_path}/rows", *flags, "--json"]) == 0
+    given = json.loads(capsys.readouterr().out.splitlines()[-1])["forecast"]["given"]
+    assert tuple(given[name] for name in ("memory", "bandwidth", "rate", "device")) == told
+
+
+def test_the_speed_up_is_that_of_the_milliseconds_beside_it_where_computing_binds_too(tmp_path):
+    slow = H100 | {"rate": 5e12}
+    full, few, _ = foreseen(tmp_path, *QWEN, "method=snapkv", prompt_tokens=[32768], **slow).datasets[0].lines
+    assert full.ms > 1000 * full.read / slow["bandwidth"], "operations bind"
+    assert few.speed_up == pytest.approx(full.ms / few.ms) and few.speed_up != pytest.approx(full.read / few.read)
+    full, few, _ = foreseen(tmp_path, *QWEN, "method=snapkv", prompt_tokens=[32768]).datasets[0].lines
+    assert few.ms is None and few.speed_up == pytest.approx(full.read / few.read)
 
 
 def test_a_long_prompt_is_refused_before_anything_is_counted(tmp_path):

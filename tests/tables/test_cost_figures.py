@@ -41,8 +41,7 @@ def scored(root: Path) -> Path:
 def test_a_line_per_method_runs_through_the_medians_at_every_length(tmp_path):
     costs = [KNOWN["tpot_s"]]
     tables = known_tables(timed(tmp_path, STEPS), [*costs, *needed(costs)])
-    set_limits(tables, costs, lambda context: OneByte())
-    figure = length_figure(tables, KNOWN["tpot_s"])
+    figure = length_figure(set_limits(tables, costs, lambda context: OneByte()), KNOWN["tpot_s"])
     (axes,) = (panel for panel in figure.axes if panel.get_visible())
     lines = {line.get_label(): line for line in axes.get_lines() if not line.get_label().startswith("_")}
     assert set(lines) == {"full", "snapkv, 0.1", "roofline, in the line's colour"}

@@ -46,7 +46,8 @@ def options(parser: Parser) -> None:
     parser.add_argument(
         "--device",
         metavar="NAME",
-        help="a device that `--measure` measured, for all three; the one that was measured if there is one alone",
+        help="a device that `--measure` measured, for what these three leave open; where none of them is given, the one that was "
+        "measured if there is one alone",
     )
     parser.add_argument(
         "--measure",
@@ -192,18 +193,20 @@ def _measured(given: argparse.Namespace) -> str:
 
 
 def _known(given: argparse.Namespace, plan: Plan) -> Given:
-    """The flags, and what was measured of a device where they leave it open."""
+    """The flags, and what was measured of a device where they leave it open: of the one that `--device` names, or of the only one
+    where nothing else is said. A number that is given is another device's, and those of two make none."""
     from mmkv_bench.models import devices
     from mmkv_bench.plan.forecast import GIB, Given
 
-    measured = devices.stored()
+    flags = {"--device-memory": given.device_memory, "--bandwidth": given.bandwidth, "--matmul": given.matmul}
+    said, measured = [flag for flag, value in flags.items() if value is not None], devices.stored()
     speed = devices.named(given.device) if given.device else None
-    if speed is None and len(measured) == 1:
+    if speed is None and not said and len(measured) == 1:
         (speed,) = measured.values()
     memory = None if given.device_memory is None else given.device_memory * GIB
     bandwidth = None if given.bandwidth is None else given.bandwidth * 1e9
     rate = None if given.matmul is None else given.matmul * 1e12
-    if speed is None or None not in (memory, bandwidth, rate):
+    if speed is None or len(said) == len(flags):
         return Given(_tokens(given), given.visual_tokens, _images(given), memory, bandwidth, rate)
     return Given(
         _tokens(given),
@@ -212,7 +215,7 @@ def _known(given: argparse.Namespace, plan: Plan) -> Given:
         speed.memory_bytes if memory is None else memory,
         speed.bandwidth if bandwidth is None else bandwidth,
         speed.rates.get(plan.cells[0].dtype) if rate is None else rate,
-        speed.slug,
+        speed.slug + (f" with {' and '.join(said)} as given" if said else ""),
     )
 
 

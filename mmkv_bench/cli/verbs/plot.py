@@ -131,8 +131,7 @@ def _length(given: argparse.Namespace) -> tuple[Figure, list[str]]:
         and table.axis in _axes(given, table.axis)
         and (given.dataset is None or table.context["dataset"] in given.dataset)
     ]
-    set_limits(tables, costs, limits_by_context(Store(rows)))
-    return length_figure(tables, costs[0]), []
+    return length_figure(set_limits(tables, costs, limits_by_context(Store(rows))), costs[0]), []
 
 
 def _front(given: argparse.Namespace) -> tuple[Figure, list[str]]:

@@ -172,8 +172,7 @@ def _cost_tables(given: argparse.Namespace, costs: Sequence[Cost]) -> list[CostT
     tables = cost_tables(
         given.rows, costs, beside=beside, datasets=given.dataset, protocols=given.protocol, readings=given.reading
     )
-    set_limits(tables, costs, limits_by_context(Store(given.rows)))
-    return tables
+    return set_limits(tables, costs, limits_by_context(Store(given.rows)))
 
 
 def _rows(given: argparse.Namespace, names: Sequence[str]) -> Rows:
