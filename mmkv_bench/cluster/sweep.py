@@ -18,6 +18,7 @@ from mmkv_bench.cluster.pieces import Piece, check, pieces
 from mmkv_bench.plan.plan import Plan, make_plan, outline
 from mmkv_bench.plan.versions import other_versions
 from mmkv_bench.run.waiting import waiting
+from mmkv_bench.store import planned
 from mmkv_bench.store.store import Store
 
 if TYPE_CHECKING:
@@ -61,6 +62,9 @@ def sweep(jobs: Sequence[tuple[list[str], DictConfig]], launcher: DictConfig, jo
         print(f"mmkv_bench: waiting for jobs of an earlier sweep here: {' '.join(sorted(earlier))}", file=sys.stderr)
         queue.wait_for(earlier)
     todo = [piece for run in runs for piece in pieces(run.overrides, run.plan, run.store)]
+    if todo:
+        for run in runs:
+            planned.note(run.store, _cells(run))
     ids: dict[str, Piece] = {}
     for own, pieces_of in _by_resources(todo, launcher, config.slurm):
         made = submission.executor(own, config.slurm, runs[0].plan.out)
@@ -73,6 +77,8 @@ def sweep(jobs: Sequence[tuple[list[str], DictConfig]], launcher: DictConfig, jo
         print("mmkv_bench: the same command, or mmkv-bench score, scores when they are done", file=sys.stderr)
         return 0
     queue.wait_for(ids)
+    for run in runs:
+        planned.forget(run.store, _cells(run))
     return _finish(runs, ids, Path(str(launcher.submitit_folder)).absolute())
 
 
@@ -117,6 +123,11 @@ def _check(jobs: Sequence[tuple[list[str], DictConfig]], launcher: DictConfig) -
 def _run(overrides: Sequence[str], config: DictConfig) -> Run:
     plan = make_plan(config)
     return Run(overrides, plan, Store(plan.out))
+
+
+def _cells(run: Run) -> dict[str, tuple[str, int]]:
+    """Cell -> its dataset and how many samples it is to answer."""
+    return {cell.cell: (part.dataset, len(part.samples)) for part in run.plan.parts for cell in part.cells}
 
 
 def _notes(launcher: DictConfig) -> Path:

@@ -29,11 +29,11 @@ from lmms_eval.api.task import ConfigurableMessagesTask, ConfigurableTask
 from lmms_eval.evaluator_utils import TaskOutput
 
 from mmkv_bench.errors import UnsupportedError
-from mmkv_bench.evaluation.media import media_columns
+from mmkv_bench.evaluation.media import holds_media
 from mmkv_bench.evaluation.task_errors import of_one_sample
 
 AnswerInstance = Callable[[Instance], str]
-_DECODED = 256  # documents without media that are decoded together
+_DECODED, _DECODED_BYTES = 256, 1 << 20  # documents without media that are decoded together, and what these may hold
 
 
 def load_config(path: Path) -> dict[str, Any]:
@@ -65,14 +65,20 @@ class CountedDocs:
             yield doc
 
     def _rows(self) -> Iterator[Any]:
-        """Documents of texts and numbers are decoded some at a time: a fifth of what each by itself takes."""
-        if not isinstance(self.docs, Dataset) or media_columns(self.docs):
+        """Small documents without media are decoded some at a time, in a fifteenth of what each by itself takes."""
+        at_once = self._at_once()
+        if at_once < 2:
             yield from self.docs
             return
-        for batch in self.docs.iter(_DECODED):
+        for batch in self.docs.iter(at_once):
             names = list(batch)
             for values in zip(*batch.values(), strict=True):
                 yield dict(zip(names, values, strict=True))
+
+    def _at_once(self) -> int:
+        if not isinstance(self.docs, Dataset) or any(map(holds_media, self.docs.features.values())):
+            return 1
+        return min(_DECODED, _DECODED_BYTES * len(self.docs) // max(self.docs.data.nbytes, 1))  # pictures may be texts
 
 
 class _MessagesTask(ConfigurableMessagesTask):

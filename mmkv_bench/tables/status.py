@@ -22,6 +22,7 @@ from mmkv_bench.errors import StoreError
 from mmkv_bench.protocols import DEFAULT
 from mmkv_bench.store.index import remembered
 from mmkv_bench.store.parts import column_of, numbers_of, places, texts_in, texts_of
+from mmkv_bench.store.planned import noted
 from mmkv_bench.store.response import STATUSES
 from mmkv_bench.store.store import Store
 from mmkv_bench.store.tally import Tally, tally
@@ -36,6 +37,7 @@ class DatasetStatus:
     """One dataset of a store.
 
     Attributes:
+        cells: begun, and those that jobs in a queue are to begin.
         samples: that its cells are to answer: the largest limit of their runs, or all there are; where neither is
             written down, those that some cell has answered.
         rows: answered by its cells, failures among them; complete: cells that have answered all samples.
@@ -112,14 +114,16 @@ def status(store: Store) -> Status:
     np.maximum.at(scored, of_metric[of_metric >= 0], numbers_of(metrics["n"])[of_metric >= 0])
     dataset = np.asarray(cells["dataset"].to_pylist(), object)
     stated = _stated(cells)
+    waiting = _waiting(store.root, names)
     datasets = []
-    for name in sorted(set(dataset)):
-        own = dataset == name
-        samples = max(int(stated[own].max()), _seen(found, own[of_row]), int(answered[own].max()))
+    for name in sorted({*dataset, *waiting}):
+        own, later = dataset == name, waiting.get(name, [])
+        told = [*later, int(stated[own].max(initial=0)), int(answered[own].max(initial=0))]
+        samples = max(*told, _seen(found, own[of_row]))
         datasets.append(
             DatasetStatus(
                 dataset=str(name),
-                cells=int(own.sum()),
+                cells=int(own.sum()) + len(later),
                 samples=samples,
                 rows=int(answered[own].sum()),
                 complete=int((answered[own] >= samples).sum()),
@@ -133,6 +137,16 @@ def status(store: Store) -> Status:
     failures = _failures(counts.take(column_of(np.flatnonzero(bad))), dataset[of_row[bad]])
     rate, last = _pace(n, numbers_of(counts["first"]) / 1e6, numbers_of(counts["last"]) / 1e6, time.time())
     return Status(store.root, tuple(datasets), failures, ended, len(found.running), found.writers, rate, last)
+
+
+def _waiting(root: Path, names: pa.Array) -> dict[str, list[int]]:
+    """Dataset -> samples of each cell that jobs are to answer and that none of them has begun."""
+    begun = set(names.to_pylist()) if (planned := noted(root)) else set()
+    found: dict[str, list[int]] = {}
+    for cell, (dataset, samples) in planned.items():
+        if cell not in begun:
+            found.setdefault(dataset, []).append(samples)
+    return found
 
 
 def _seen(found: Tally, own: np.ndarray) -> int:

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from mmkv_bench.config.schema import conf_dir
+from mmkv_bench.store import planned
 from mmkv_bench.store.store import Store
 from mmkv_bench.tables.status import status
 from tests.cli.setting import verb
@@ -41,6 +42,25 @@ def test_a_store_is_counted(store, capsys):
         assert verb("status")([str(store.root), "--json", "--failed"]) == 0
         (told,) = json.loads(capsys.readouterr().out)
         assert told["datasets"][0]["rows"] == 6 and told["failed"][0]["sample_id"] == "s0001"
+
+
+def test_cells_that_jobs_in_a_queue_are_to_begin_are_planned(store, tmp_path, capsys):
+    planned.note(store, {"c0": ("pages", 6), "c2": ("pages", 6), "d0": ("charts", 10)})
+    planned.note(store, {"d1": ("charts", 10)})
+    charts, pages = status(store).datasets
+    assert (pages.cells, pages.samples, pages.planned, pages.rows) == (3, 6, 18, 6)
+    assert (charts.cells, charts.samples, charts.planned, charts.rows, charts.complete) == (2, 10, 20, 0, 0)
+    assert status(store).missing == 32
+    planned.forget(store, ["c0", "c2", "d0"])
+    assert [(one.dataset, one.cells) for one in status(store).datasets] == [("charts", 1), ("pages", 2)]
+    (store.root / "planned.json").write_text("{")  # a disk that was full
+    assert [one.dataset for one in status(store).datasets] == ["pages"]
+    waiting = Store(tmp_path / "waiting")
+    planned.note(waiting, {"c0": ("pages", 6)})  # and no job has begun
+    assert verb("status")([str(waiting.root)]) == 0
+    assert f"{waiting.root}: 0 of 6 answers" in capsys.readouterr().out
+    planned.forget(waiting, ["c0"])
+    assert not (waiting.root / "planned.json").exists()
 
 
 def test_a_published_store_is_whole(capsys):

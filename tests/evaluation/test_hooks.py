@@ -107,8 +107,20 @@ def test_documents_that_are_decoded_together_are_those_that_are_decoded_one_by_o
     for own in (docs, docs.select([4, 1, 6]), docs.select([])):
         counted = harness.CountedDocs(own)
         assert [(counted.current, doc) for doc in counted] == [*enumerate(own)]
-    pictures = Dataset.from_list([{"picture": Picture.new("RGB", (2, 2))}] * 2, features=Features({"picture": Image()}))
-    assert [doc["picture"].size for doc in harness.CountedDocs(pictures)] == [(2, 2)] * 2
+    picture = Picture.new("RGB", (2, 2))
+    nested = Features({"all": List({"picture": Image()}), "first": {"picture": Image()}})
+    for row, features in (
+        ({"picture": picture}, Features({"picture": Image()})),
+        ({"all": [{"picture": picture}], "first": {"picture": picture}}, nested),
+    ):
+        counted = harness.CountedDocs(Dataset.from_list([row] * 2, features=features))
+        assert counted._at_once() == 1 and len(list(counted)) == 2
+    long = Dataset.from_dict({"picture": ["x" * 1_000_000] * 3, "number": [0, 1, 2]})  # as base64 text
+    assert harness.CountedDocs(long)._at_once() == 1 and [doc["number"] for doc in harness.CountedDocs(long)] == [
+        0,
+        1,
+        2,
+    ]
 
 
 def test_lmms_eval_import_leaves_damaged_images_an_error(harness):
