@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 REQUEUE = 75
 """Exit code of a job in an image, where there is no scontrol, that wants to be queued again (EX_TEMPFAIL of sysexits.h)."""
+ASK = 76
+"""Exit code of a job that got TERM and could not ask Slurm whether it was preempted or cancelled; its script asks."""
 
 _OWN_NAMES = ("_target_", "submitit_folder", "max_num_timeout")
 _LARGEST_ARRAY = 1001  # MaxArraySize where Slurm is not asked; indices end one below
@@ -79,21 +81,36 @@ def executor(launcher: DictConfig, slurm: DictConfig, out: Path) -> Executor:
 
 def beside(given: Mapping[str, Any], slurm: DictConfig, out: Path, attempts: int) -> dict[str, Any]:
     """Parameters of submitit that `slurm.<key>` comes to: modules before the user's own lines, flags of srun, and in an
-    image, which has no scontrol, the lines that queue a job again from outside of it."""
+    image, which has neither squeue nor scontrol, the lines that queue a job again from outside of it."""
     modules = [shlex.quote(str(name)) for name in as_list(slurm.modules)]
     setup = [f"module load {' '.join(modules)}"] if modules else []
     srun = [str(flag) for flag in as_list(slurm.srun)]
     if slurm.container is not None and slurm.runtime == "pyxis":
         srun += [f"--container-image={slurm.container}", f"--container-mounts={','.join(_mounts(slurm, out))}"]
     found: dict[str, Any] = {}
+    if slurm.container is not None:
+        setup = ["trap : TERM", *setup]  # preemption may signal the script, too, and would end it before its last lines
+        found["teardown"] = _again(attempts)
     if setup:
         found["setup"] = [*setup, *(given.get("setup") or ())]
     if srun:
         found["srun_args"] = srun
-    if slurm.container is not None:
-        again = f'[ "$code" = {REQUEUE} ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {attempts} ]'
-        found["teardown"] = ["code=$?", f'if {again}; then scontrol requeue "$SLURM_JOB_ID"; fi', 'exit "$code"']
     return found
+
+
+def _again(attempts: int) -> list[str]:
+    """Lines of a script after its job: whether to queue it again. A task of an array has a name of its own: by the array's
+    id, which is one task's number, too, Slurm would take all of them."""
+    return [
+        "code=$?",
+        "job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}; job=${job:-$SLURM_JOB_ID}",
+        "case $code in",
+        f'{REQUEUE}) [ "${{SLURM_RESTART_COUNT:-0}}" -lt {attempts} ] ;;',
+        f'{ASK}) [ "$(squeue -h -j "$job" -o %T)" = RUNNING ] ;;  # preempted; after scancel it is on its way out',
+        "*) false ;;",
+        'esac && scontrol requeue "$job"',
+        'exit "$code"',
+    ]
 
 
 def _python(slurm: DictConfig, out: Path) -> str | None:
