@@ -6,7 +6,7 @@ import io
 import re
 import shlex
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stderr
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -130,25 +130,28 @@ def _mounts(slurm: DictConfig, out: Path) -> list[str]:
     return [text if ":" in text else f"{text}:{text}" for text in [str(out.absolute()), *named]]
 
 
-def submit(made: Executor, jobs: Sequence[Callable[[], None]]) -> list[str]:
-    """The jobs' ids, in order, `<array>_<place>` where there are several.
+def submit(made: Executor, jobs: Sequence[Callable[[], None]], before: int = 0) -> Iterator[list[str]]:
+    """The jobs' ids, in order, `<array>_<place>` where there are several; those of each array as soon as Slurm took it, so
+    that they can be noted whatever becomes of the next one.
+
+    Args:
+        before: how many jobs of this sweep Slurm has already.
 
     Raises:
         ConfigError: Slurm refuses them, in its own words. What it took before stays queued.
     """
-    ids: list[str] = []
     largest = largest_array()
     for start in range(0, len(jobs), largest):
         try:
             with redirect_stderr(io.StringIO()), made.batch():  # submitit prints sbatch's words and raises them, too
                 taken = [made.submit(job) for job in jobs[start : start + largest]]
         except (FailedJobError, FailedSubmissionError) as error:
-            before = f"; {len(ids)} of {len(jobs)} jobs were taken before" if ids else "; nothing was submitted"
-            raise ConfigError(f"sbatch refuses: {_words(str(error))}{before}") from error
+            count = before + start
+            stays = f"{count} jobs were taken before and stay queued" if count else "nothing was submitted"
+            raise ConfigError(f"sbatch refuses: {_words(str(error))}; {stays}") from error
         except OSError as error:
             raise MMKVError(f"the jobs cannot be written below {made.folder}: {error.strerror or error}") from error
-        ids += [job.job_id for job in taken]
-    return ids
+        yield [job.job_id for job in taken]
 
 
 def largest_array() -> int:
