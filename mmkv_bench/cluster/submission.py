@@ -11,7 +11,7 @@ from contextlib import redirect_stderr
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from submitit.core.utils import FailedJobError, FailedSubmissionError
+from submitit.core.utils import FailedJobError, FailedSubmissionError, JobPaths
 from submitit.slurm.slurm import SlurmExecutor
 
 from mmkv_bench.config.schema import as_list, plain
@@ -162,8 +162,8 @@ def largest_array() -> int:
 
 
 def log_of(folder: Path, job: str) -> Path:
-    """Where a job's stderr goes."""
-    return Path(str(folder).replace("%j", job.partition("_")[0])) / f"{job}_0_log.err"
+    """Where a job's stderr goes; a task of an array has a folder of its own."""
+    return JobPaths(folder, job, 0).stderr
 
 
 def _words(text: str) -> str:

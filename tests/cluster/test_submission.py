@@ -73,3 +73,14 @@ def test_where_squeue_never_answers_nothing_is_submitted_twice(slurm, tmp_path, 
     assert main([*SWEEP]) == 0
     assert "waiting for jobs of an earlier sweep here: 71_0 71_1 71_2\n" in capsys.readouterr().err
     assert len(slurm.lines("scripts")) == 2
+
+
+def test_of_tasks_of_an_array_that_left_samples_the_last_words_are_quoted_from_their_own_logs(slurm, tmp_path, capsys):
+    slurm.put(ends="yes")
+    log = tmp_path / "rows/sweep/.submitit/71_1/71_1_0_log.err"
+    log.parent.mkdir(parents=True)
+    log.write_text("mmkv_bench: the disk is full\nsomething of a library\n")
+    assert main([*SWEEP, "slurm.wait=true"]) == 1
+    said = capsys.readouterr().err
+    assert f"job 71_1 (tiny pages_walk_small shard 2/5): the disk is full; see {log}\n" in said
+    assert f"it left no log at {tmp_path / 'rows/sweep/.submitit/71_0/71_0_0_log.err'}: " in said
