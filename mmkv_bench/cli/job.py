@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NoReturn
 
 from mmkv_bench.cli.guard import guarded
+
+_AGAIN = (signal.SIGUSR2, signal.SIGUSR1)
 
 
 @dataclass(frozen=True)
@@ -38,34 +40,54 @@ class Job:
 
     def _work(self, overrides: Sequence[str]) -> int:
         from mmkv_bench.cli.once import once
+        from mmkv_bench.cluster.submission import ASK
         from mmkv_bench.run.stopping import Stopped
 
+        again = _bound()
         try:
             return once(list(overrides))
         except Stopped as stop:
-            again = stop.signal != signal.SIGTERM or _wanted()
-            goes_on = "to be queued again" if again else "not queued again, since it was cancelled"
-            print(f"mmkv_bench: ended by {stop} after the sample in flight, {goes_on}", file=sys.stderr)
-            return _queue_again() if again else 128 + stop.signal
+            wanted = _wanted() if stop.signal == signal.SIGTERM else True
+            goes_on = {
+                True: ", to be queued again",
+                False: ", not queued again, since it was cancelled",
+                None: "; whether it was cancelled or preempted cannot be asked from here",
+            }
+            print(f"mmkv_bench: ended by {stop} after the sample in flight{goes_on[wanted]}", file=sys.stderr)
+            if wanted:
+                again(signal.SIGUSR2, None)
+            return ASK if wanted is None else 128 + stop.signal
 
 
-def _wanted() -> bool:
-    """Whether Slurm still has this job as running: TERM says preempted then, after scancel the job is on its way out."""
-    squeue = shutil.which("squeue")
-    if squeue is None:
-        return False
-    asked = [squeue, "-h", "-j", os.environ.get("SLURM_JOB_ID", ""), "-o", "%T"]
-    told = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=10)
-    return told.stdout.strip() == "RUNNING"
+def _bound() -> Callable[[int, Any], NoReturn]:
+    """Both user signals queue the job again, also where no sample is in flight: while a model is loaded, while answers are
+    scored. submitit binds one of them only; the other one would just end the job. Returns what they call."""
+    submitits = next((found for number in _AGAIN if callable(found := signal.getsignal(number))), None)
+    again = partial(_queue_again, submitits)
+    for number in _AGAIN:
+        signal.signal(number, again)
+    return again
 
 
-def _queue_again() -> int:
+def _queue_again(submitits: Callable[[int, Any], Any] | None, number: int, frame: Any) -> NoReturn:
     """Hand over to submitit's handler, which queues the job again and ends the process; where it cannot, in an image
     without scontrol, the exit code tells the job's script to."""
     from mmkv_bench.cluster.submission import REQUEUE
 
-    handler = signal.getsignal(signal.SIGUSR2)
-    if shutil.which("scontrol") is None or not callable(handler):
-        return REQUEUE
-    handler(signal.SIGUSR2, None)
-    return REQUEUE
+    if submitits is not None and shutil.which("scontrol") is not None:
+        submitits(number, frame)
+    sys.exit(REQUEUE)
+
+
+def _wanted() -> bool | None:
+    """Whether Slurm still has this job as running: TERM says preempted then, after scancel the job is on its way out. None
+    where it cannot be asked, as in an image."""
+    from submitit.slurm.slurm import SlurmJobEnvironment
+
+    # A task of an array by its own name: by the array's id, which is one task's number, too, squeue lists all of them.
+    asked = ["squeue", "-h", "-j", SlurmJobEnvironment().job_id, "-o", "%T"]
+    try:
+        told = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return None if told.returncode else told.stdout.strip() == "RUNNING"

@@ -45,7 +45,7 @@ def check_launcher(launcher: DictConfig) -> None:
 
 def check_here() -> None:
     """Raises ConfigError where nothing can be submitted."""
-    for program in ("sbatch", "squeue", "scontrol"):
+    for program in ("sbatch", "squeue", "scontrol", "sinfo", "srun"):
         if shutil.which(program) is None:
             raise ConfigError(
                 f"launcher=slurm needs {program}, which is not on PATH; start the sweep on a login node of the cluster, or "

@@ -10,8 +10,11 @@ import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
+from mmkv_bench.errors import ConfigError
+
 _NAME = "jobs.jsonl"
 _SHORTEST_S, _LONGEST_S = 1.0, 15.0
+_ATTEMPTS = 6
 
 
 def remember(folder: Path, jobs: Mapping[str, str]) -> None:
@@ -40,6 +43,26 @@ def queued(jobs: Collection[str]) -> set[str] | None:
     asked = ["squeue", "-h", "-r", "-u", getpass.getuser(), "-o", "%i"]
     told = subprocess.run(asked, capture_output=True, text=True, check=False)
     return None if told.returncode else {*jobs} & {*told.stdout.split()}
+
+
+def surely_queued(jobs: Collection[str]) -> set[str]:
+    """As `queued`, asked again for some 20 seconds where Slurm does not answer.
+
+    Raises:
+        ConfigError: it never does. Taken for an empty queue, that would submit everything a second time.
+    """
+    if not jobs:
+        return set()
+    for attempt in range(_ATTEMPTS):
+        if attempt:
+            time.sleep(_SHORTEST_S * 1.5**attempt)
+        found = queued(jobs)
+        if found is not None:
+            return found
+    raise ConfigError(
+        f"squeue does not answer, and any of {len(jobs)} jobs that were submitted here before may still be at work; nothing "
+        "was submitted; run the same command again when it answers"
+    )
 
 
 def wait_for(jobs: Collection[str]) -> None:

@@ -6,12 +6,12 @@ import io
 import re
 import shlex
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stderr
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from submitit.core.utils import FailedJobError, FailedSubmissionError
+from submitit.core.utils import FailedJobError, FailedSubmissionError, JobPaths
 from submitit.slurm.slurm import SlurmExecutor
 
 from mmkv_bench.config.schema import as_list, plain
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 REQUEUE = 75
 """Exit code of a job in an image, where there is no scontrol, that wants to be queued again (EX_TEMPFAIL of sysexits.h)."""
+ASK = 76
+"""Exit code of a job that got TERM and could not ask Slurm whether it was preempted or cancelled; its script asks."""
 
 _OWN_NAMES = ("_target_", "submitit_folder", "max_num_timeout")
 _LARGEST_ARRAY = 1001  # MaxArraySize where Slurm is not asked; indices end one below
@@ -79,21 +81,36 @@ def executor(launcher: DictConfig, slurm: DictConfig, out: Path) -> Executor:
 
 def beside(given: Mapping[str, Any], slurm: DictConfig, out: Path, attempts: int) -> dict[str, Any]:
     """Parameters of submitit that `slurm.<key>` comes to: modules before the user's own lines, flags of srun, and in an
-    image, which has no scontrol, the lines that queue a job again from outside of it."""
+    image, which has neither squeue nor scontrol, the lines that queue a job again from outside of it."""
     modules = [shlex.quote(str(name)) for name in as_list(slurm.modules)]
     setup = [f"module load {' '.join(modules)}"] if modules else []
     srun = [str(flag) for flag in as_list(slurm.srun)]
     if slurm.container is not None and slurm.runtime == "pyxis":
         srun += [f"--container-image={slurm.container}", f"--container-mounts={','.join(_mounts(slurm, out))}"]
     found: dict[str, Any] = {}
+    if slurm.container is not None:
+        setup = ["trap : TERM", *setup]  # preemption may signal the script, too, and would end it before its last lines
+        found["teardown"] = _again(attempts)
     if setup:
         found["setup"] = [*setup, *(given.get("setup") or ())]
     if srun:
         found["srun_args"] = srun
-    if slurm.container is not None:
-        again = f'[ "$code" = {REQUEUE} ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {attempts} ]'
-        found["teardown"] = ["code=$?", f'if {again}; then scontrol requeue "$SLURM_JOB_ID"; fi', 'exit "$code"']
     return found
+
+
+def _again(attempts: int) -> list[str]:
+    """Lines of a script after its job: whether to queue it again. A task of an array has a name of its own: by the array's
+    id, which is one task's number, too, Slurm would take all of them."""
+    return [
+        "code=$?",
+        "job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}; job=${job:-$SLURM_JOB_ID}",
+        "case $code in",
+        f'{REQUEUE}) [ "${{SLURM_RESTART_COUNT:-0}}" -lt {attempts} ] ;;',
+        f'{ASK}) [ "$(squeue -h -j "$job" -o %T)" = RUNNING ] ;;  # preempted; after scancel it is on its way out',
+        "*) false ;;",
+        'esac && scontrol requeue "$job"',
+        'exit "$code"',
+    ]
 
 
 def _python(slurm: DictConfig, out: Path) -> str | None:
@@ -113,25 +130,28 @@ def _mounts(slurm: DictConfig, out: Path) -> list[str]:
     return [text if ":" in text else f"{text}:{text}" for text in [str(out.absolute()), *named]]
 
 
-def submit(made: Executor, jobs: Sequence[Callable[[], None]]) -> list[str]:
-    """The jobs' ids, in order, `<array>_<place>` where there are several.
+def submit(made: Executor, jobs: Sequence[Callable[[], None]], before: int = 0) -> Iterator[list[str]]:
+    """The jobs' ids, in order, `<array>_<place>` where there are several; those of each array as soon as Slurm took it, so
+    that they can be noted whatever becomes of the next one.
+
+    Args:
+        before: how many jobs of this sweep Slurm has already.
 
     Raises:
         ConfigError: Slurm refuses them, in its own words. What it took before stays queued.
     """
-    ids: list[str] = []
     largest = largest_array()
     for start in range(0, len(jobs), largest):
         try:
             with redirect_stderr(io.StringIO()), made.batch():  # submitit prints sbatch's words and raises them, too
                 taken = [made.submit(job) for job in jobs[start : start + largest]]
         except (FailedJobError, FailedSubmissionError) as error:
-            before = f"; {len(ids)} of {len(jobs)} jobs were taken before" if ids else "; nothing was submitted"
-            raise ConfigError(f"sbatch refuses: {_words(str(error))}{before}") from error
+            count = before + start
+            stays = f"{count} jobs were taken before and stay queued" if count else "nothing was submitted"
+            raise ConfigError(f"sbatch refuses: {_words(str(error))}; {stays}") from error
         except OSError as error:
             raise MMKVError(f"the jobs cannot be written below {made.folder}: {error.strerror or error}") from error
-        ids += [job.job_id for job in taken]
-    return ids
+        yield [job.job_id for job in taken]
 
 
 def largest_array() -> int:
@@ -142,8 +162,8 @@ def largest_array() -> int:
 
 
 def log_of(folder: Path, job: str) -> Path:
-    """Where a job's stderr goes."""
-    return Path(str(folder).replace("%j", job.partition("_")[0])) / f"{job}_0_log.err"
+    """Where a job's stderr goes; a task of an array has a folder of its own."""
+    return JobPaths(folder, job, 0).stderr
 
 
 def _words(text: str) -> str:

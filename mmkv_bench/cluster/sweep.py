@@ -57,7 +57,7 @@ def sweep(jobs: Sequence[tuple[list[str], DictConfig]], launcher: DictConfig, jo
         print(f"mmkv_bench: {said}", file=sys.stderr)
     config, folder = jobs[0][1], _notes(launcher)
     subjects = {f"{run.plan.config.model.name} {part.dataset}" for run in runs for part in run.plan.parts}
-    earlier = queue.queued(queue.remembered(folder, subjects)) or set()
+    earlier = queue.surely_queued(queue.remembered(folder, subjects))
     if earlier:
         print(f"mmkv_bench: waiting for jobs of an earlier sweep here: {' '.join(sorted(earlier))}", file=sys.stderr)
         queue.wait_for(earlier)
@@ -68,9 +68,11 @@ def sweep(jobs: Sequence[tuple[list[str], DictConfig]], launcher: DictConfig, jo
     ids: dict[str, Piece] = {}
     for own, pieces_of in _by_resources(todo, launcher, config.slurm):
         made = submission.executor(own, config.slurm, runs[0].plan.out)
-        taken = submission.submit(made, [job(piece.overrides) for piece in pieces_of])
-        queue.remember(folder, {name: piece.subject for name, piece in zip(taken, pieces_of, strict=True)})
-        ids |= zip(taken, pieces_of, strict=True)
+        left = iter(pieces_of)
+        for taken in submission.submit(made, [job(piece.overrides) for piece in pieces_of], len(ids)):
+            new = {name: next(left) for name in taken}
+            queue.remember(folder, {name: piece.subject for name, piece in new.items()})
+            ids |= new
     if ids:
         print(f"mmkv_bench: {len(ids)} jobs submitted ({_named([*ids])}); their logs are in {folder}", file=sys.stderr)
     if ids and not config.slurm.wait:

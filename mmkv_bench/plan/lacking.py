@@ -100,12 +100,20 @@ def disk_of(plan: Plan, standing: Standing, store: Store) -> Disk:
     missing = sum(int((~standing.answered(part)).sum()) for part in plan.parts)
     stored = store.responses(columns=("cell",)).num_rows
     tables = [store.root / name for name in ("responses", "samples", "journal")]
-    taken = sum(file.stat().st_size for folder in tables if folder.is_dir() for file in folder.iterdir())
+    taken = sum(_bytes(file) for folder in tables if folder.is_dir() for file in folder.iterdir())
     row = taken / stored if stored else float(ROW)
     place = store.root.absolute()
     while not place.exists():
         place = place.parent
     return Disk(int(missing * row), row, stored > 0, shutil.disk_usage(place).free)
+
+
+def _bytes(file: Path) -> int:
+    """Of a file; 0 where it is gone by now, as journals of jobs that publish their rows while others plan."""
+    try:
+        return file.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def told(disk: Disk, lacks: list[Lack], place: Path) -> str:

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.cluster.setting import LONG, answering, finished, log_of, rows, start
+from tests.cluster.slurm import until
+from tests.each import each
 
+IMAGE = ("slurm.container=image.sif", "slurm.runtime=apptainer", f"slurm.python={sys.executable}")
+APPTAINER = """\
+#!/bin/sh
+# exec --nv --bind <folders> <image> <command>: where Slurm's programs are not on PATH
+shift 5
+PATH=/nowhere exec "$@"
+"""
 SLEEPING = """
 from __future__ import annotations
 
@@ -51,15 +61,30 @@ def test_a_job_near_its_time_limit_is_queued_again_and_goes_on(cluster, alone, t
 
 
 @pytest.mark.full
-def test_a_preempted_job_comes_back_when_its_node_is_free(cluster, alone, tmp_path):
-    process = start(cluster, tmp_path, *LONG, "hydra.launcher.partition=low")
-    job = answering(cluster, tmp_path)
-    other = ("sbatch", "--partition=high", "--cpus-per-task=8", f"--output={tmp_path}/other", "--wrap=sleep 2")
-    cluster.ask(*other)
+@each(
+    "words, said",
+    [
+        ((), ", to be queued again"),
+        (("shards=2",), ", to be queued again"),
+        (("shards=2", *IMAGE), "; whether it was cancelled or preempted cannot be asked from here"),
+    ],
+)
+def test_preempted_jobs_come_back_when_their_node_is_free(cluster, alone, tmp_path, words, said):
+    """One job, tasks of an array, whose last has the array's own id, and tasks in an image."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "apptainer").write_text(APPTAINER)
+    (tmp_path / "bin" / "apptainer").chmod(0o755)
+    path, root = f"{tmp_path / 'bin'}:{cluster.environment['PATH']}", tmp_path / "rows"
+    process = start(cluster, root, *LONG, "hydra.launcher.partition=low", *words, PATH=path)
+    jobs = 2 if "shards=2" in words else 1
+    at_work = lambda: sum(path.stat().st_size > 0 for path in (root / "journal").glob("*.jsonl"))  # noqa: E731
+    until("all jobs at work", lambda: at_work() >= jobs, 300)
+    cluster.ask("sbatch", "--partition=high", "--cpus-per-task=8", f"--output={tmp_path}/other", "--wrap=sleep 2")
     code, _, err = finished(process)
     assert code == 0, err
-    assert "ended by SIGTERM after the sample in flight, to be queued again" in log_of(tmp_path, job)
-    assert rows(tmp_path) == alone(LONG)
+    logs = [path.read_text() for path in (root / "sweep" / ".submitit").glob("*/*_log.err")]
+    assert [f"ended by SIGTERM after the sample in flight{said}" in log for log in logs] == [True] * jobs, logs
+    assert rows(root) == alone(LONG)
 
 
 @pytest.mark.full

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from mmkv_bench.config.schema import conf_dir
@@ -18,6 +19,17 @@ from mmkv_bench.store.store import Store
 from tests.cluster.setting import LONG, SMALL, WORK, answering, finished, log_of, rows, start
 from tests.each import each
 from tests.run.setting import done
+
+TOGETHER = """\
+#!/bin/sh
+touch "{folder}/$$"
+for second in $(seq 60); do
+    [ "$(ls "{folder}" | wc -l)" -lt 2 ] || break
+    sleep 1
+done
+PATH="{path}" exec sbatch "$@"
+"""
+"""In the place of sbatch: waits for a second one."""
 
 
 @pytest.mark.full
@@ -81,10 +93,21 @@ def test_after_a_job_that_was_killed_the_same_command_finds_the_rest(cluster, al
 
 @pytest.mark.full
 def test_two_sweeps_at_the_same_cells_make_their_rows_once(cluster, alone, tmp_path):
-    both = [start(cluster, tmp_path, *LONG, f"shards={count}") for count in (1, 2)]
+    """Each sends its jobs only when the other one does: neither finds the other's, and both answer every sample."""
+    program, root = tmp_path / "bin" / "sbatch", tmp_path / "rows"
+    (tmp_path / "here").mkdir()
+    program.parent.mkdir()
+    program.write_text(TOGETHER.format(folder=tmp_path / "here", path=cluster.environment["PATH"]))
+    program.chmod(0o755)
+    path = f"{program.parent}:{cluster.environment['PATH']}"
+    both = [start(cluster, root, *LONG, f"shards={count}", PATH=path) for count in (1, 2)]
     ended = [finished(process) for process in both]
     assert [code for code, _, _ in ended] == [0, 0], ended
-    assert rows(tmp_path) == alone(LONG)
+    assert [f"{count} jobs submitted" in err for count, (_, _, err) in enumerate(ended, 1)] == [True, True], ended
+    stored = [row for file in Store(root).files("responses") for row in pq.read_table(file).to_pylist()]
+    assert {row["worker"].partition("-")[2] for row in stored} == {"0of1", "0of2", "1of2"}
+    assert len(stored) > len(alone(LONG)[0]), "no sample was answered by two jobs"
+    assert rows(root) == alone(LONG)
 
 
 @pytest.mark.full

@@ -73,3 +73,13 @@ def test_room_is_that_of_missing_rows_where_they_go(cache, tmp_path):
     text = told(disk, lacking(plan, disk), plan.out)
     assert "56 KiB for the missing rows" in text and "lacking    nothing" in text
     assert not (tmp_path / "rows").exists()
+
+
+def test_a_file_that_goes_while_rows_are_counted_stops_no_plan(cache, tmp_path):
+    """A journal ends when its job publishes: a link to nothing is listed, and gone when it is looked at."""
+    plan = outline(compose(["method=snapkv", "limit=7", f"out={tmp_path}"]))
+    store = Store(plan.out)
+    standing = plan.standing(store)
+    (tmp_path / "journal").mkdir()
+    (tmp_path / "journal" / "gone.jsonl").symlink_to(tmp_path / "nothing")
+    assert disk_of(plan, standing, store).rows == 7 * 2 * 4096

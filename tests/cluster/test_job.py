@@ -1,0 +1,145 @@
+"""What a signal does to a job, with submitit's handlers and stand-ins for Slurm's programs; and in an image, to its script."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from itertools import count
+
+import pytest
+from omegaconf import OmegaConf
+from submitit.core.utils import DelayedSubmission, JobPaths
+from submitit.slurm.slurm import SlurmJobEnvironment
+
+from mmkv_bench.cli.job import Job
+from mmkv_bench.cluster.submission import ASK, REQUEUE, executor
+from mmkv_bench.config.compose import compose, launcher_of
+from tests.cluster.stand_ins import stand_ins
+from tests.each import each
+
+SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGCONT)
+QUESTION = "squeue -h -j 7_1 -o %T"
+METHOD = """
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass
+
+from mmkv_bench.compression.scorers.base import Scorer
+
+
+@dataclass(frozen=True)
+class SignallingScorer(Scorer):
+    def __post_init__(self):
+        if {before}:
+            os.kill(os.getpid(), signal.{number})
+
+    def key(self, budget, length):
+        return ()
+
+    def score(self, obs, budget, seed):
+        os.kill(os.getpid(), signal.{number})
+        return obs.key.float().norm(dim=-1)
+"""
+
+
+@pytest.fixture(scope="module")
+def script_of_an_image(tmp_path_factory) -> str:
+    node = OmegaConf.merge(compose(["launcher=slurm"]).slurm, {"container": "image.sqsh"})
+    launcher = launcher_of(["launcher=slurm", "out=rows"])
+    return executor(launcher, node, tmp_path_factory.mktemp("image")).script(2)
+
+
+@pytest.fixture
+def ended(tmp_path, monkeypatch):
+    """The exit code of a job, task 1 of array 7, that gets a signal while it plans, or later, while it answers."""
+    slurm, handlers = stand_ins(tmp_path / "slurm"), {number: signal.getsignal(number) for number in SIGNALS}
+    for name, value in {"JOB_ID": "7", "ARRAY_JOB_ID": "7", "ARRAY_TASK_ID": "1"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    fresh = (tmp_path / str(number) for number in count())
+
+    def run(number: str, image: bool = False, before: bool = False, state: str = "RUNNING"):
+        slurm.put(asked="", state=state)
+        folder = next(fresh)
+        folder.mkdir()
+        (folder / "method.py").write_text(METHOD.format(number=number, before=before))
+        method = ("method=[custom]", f"methods.custom.path={folder / 'method.py'}", "budget=16", "fidelity=off")
+        job = Job(("model=tiny", "dataset=[pages_walk]", "limit=1", *method, f"out={folder / 'rows'}"))
+        delayed = DelayedSubmission(job)
+        delayed.set_timeout(240, 8)
+        SlurmJobEnvironment()._handle_signals(JobPaths(folder, "7_1", 0), delayed)
+        monkeypatch.setenv("PATH", str(folder) if image else f"{slurm.folder / 'bin'}:/usr/bin:/bin")
+        with pytest.raises(SystemExit) as stopped:
+            job()
+        return stopped.value.code, slurm
+
+    yield run
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@each("number", ["SIGUSR1", "SIGUSR2"])
+def test_a_user_signal_queues_a_job_again_also_where_no_sample_is_in_flight(ended, number):
+    code, slurm = ended(number, before=True)
+    assert code == -1 and slurm.lines("asked") == ["scontrol requeue 7_1"]
+    code, slurm = ended(number, before=True, image=True)
+    assert code == REQUEUE and slurm.lines("asked") == []
+
+
+def test_a_user_signal_while_answering_queues_a_job_again(ended, capsys):
+    code, slurm = ended("SIGUSR1")
+    assert code == -1 and slurm.lines("asked") == ["scontrol requeue 7_1"]
+    assert "ended by SIGUSR1 after the sample in flight, to be queued again" in capsys.readouterr().err
+
+
+@each(
+    "image, state, wanted, words, asked",
+    [
+        (False, "RUNNING", -1, ", to be queued again", [QUESTION, "scontrol requeue 7_1"]),
+        (False, "COMPLETING", 128 + signal.SIGTERM, ", not queued again, since it was cancelled", [QUESTION]),
+        (True, "RUNNING", ASK, "; whether it was cancelled or preempted cannot be asked from here", []),
+    ],
+)
+def test_term_queues_a_job_again_where_slurm_has_its_own_task_as_running(
+    ended, capsys, image, state, wanted, words, asked
+):
+    code, slurm = ended("SIGTERM", image=image, state=state)
+    assert code == wanted and f"ended by SIGTERM after the sample in flight{words}" in capsys.readouterr().err
+    assert slurm.lines("asked") == asked
+
+
+@each(
+    "code, state, restarts, again",
+    [
+        (0, "RUNNING", 0, False),
+        (143, "RUNNING", 0, False),
+        (REQUEUE, "RUNNING", 7, True),
+        (REQUEUE, "RUNNING", 8, False),
+        (ASK, "RUNNING", 99, True),  # preemption is no attempt
+        (ASK, "COMPLETING", 0, False),
+        (ASK, "", 0, False),
+    ],
+)
+@each("array", [True, False])
+def test_outside_of_an_image_a_script_queues_its_own_task_again_if_slurm_wants_it(
+    script_of_an_image, tmp_path, code, state, restarts, again, array
+):
+    """srun signals the script, as preemption may, and ends as the job."""
+    slurm = stand_ins(tmp_path / "slurm")
+    slurm.put(state=state)
+    (slurm.folder / "bin" / "srun").write_text(f"#!/bin/sh\nkill -TERM $PPID\nexit {code}\n")
+    variables = {
+        "PATH": f"{slurm.folder / 'bin'}:/usr/bin:/bin",
+        "SLURM_JOB_ID": "7",
+        "SLURM_RESTART_COUNT": str(restarts),
+    }
+    if array:  # the last task of an array has the array's own id
+        variables |= {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "1"}
+    name = "7_1" if array else "7"
+    assert (
+        subprocess.run(["bash", "-c", script_of_an_image], env=variables, capture_output=True, check=False).returncode
+        == code
+    )
+    asked = [f"squeue -h -j {name} -o %T"] if code == ASK else []
+    assert slurm.lines("asked") == asked + ([f"scontrol requeue {name}"] if again else [])
