@@ -62,9 +62,6 @@ def sweep(jobs: Sequence[tuple[list[str], DictConfig]], launcher: DictConfig, jo
         print(f"mmkv_bench: waiting for jobs of an earlier sweep here: {' '.join(sorted(earlier))}", file=sys.stderr)
         queue.wait_for(earlier)
     todo = [piece for run in runs for piece in pieces(run.overrides, run.plan, run.store)]
-    if todo:
-        for run in runs:
-            planned.note(run.store, _cells(run))
     ids: dict[str, Piece] = {}
     for own, pieces_of in _by_resources(todo, launcher, config.slurm):
         made = submission.executor(own, config.slurm, runs[0].plan.out)
@@ -72,6 +69,8 @@ def sweep(jobs: Sequence[tuple[list[str], DictConfig]], launcher: DictConfig, jo
         for taken in submission.submit(made, [job(piece.overrides) for piece in pieces_of], len(ids)):
             new = {name: next(left) for name in taken}
             queue.remember(folder, {name: piece.subject for name, piece in new.items()})
+            for run in runs if not ids else ():  # not before: what Slurm refuses is not planned
+                planned.note(run.store, _cells(run))
             ids |= new
     if ids:
         print(f"mmkv_bench: {len(ids)} jobs submitted ({_named([*ids])}); their logs are in {folder}", file=sys.stderr)
