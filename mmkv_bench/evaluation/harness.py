@@ -16,7 +16,7 @@ import copy
 import functools
 import io
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -244,6 +244,11 @@ class ScoringTask(GivenTask):
             self.wrapped = tuple(self.left_out), kept
         return self.wrapped[1]
 
+    def close(self) -> None:
+        """Let go of what knows this task: the pass around it, its requests, what it aggregates by."""
+        self._instances, self.wrapped = [], None
+        del self.on_document, self.on_scores, self.guard
+
     def _kept_error(self, metric: str, function: Callable) -> Callable:
         @functools.wraps(function)  # the loop reads the signature
         def aggregate(*args: Any, **options: Any) -> Any:
@@ -297,17 +302,18 @@ class SharingTask(ScoringTask):
     def build_all_requests(self, **options: Any) -> None:
         # Made here, as nobody reads their prompts: the loop's own take as long as scoring an answer, for every document.
         self._instances = [
-            self._request(doc_id, number) for doc_id in sorted(self.counts) for number in range(self.counts[doc_id])
+            request for doc_id in sorted(self.counts) for request in self._requests(doc_id, range(self.counts[doc_id]))
         ]
 
-    def _request(self, doc_id: int, number: int) -> Instance:
-        return Instance("generate_until", (), number, {"task": self.config.task, "doc_id": doc_id, "repeats": 1})
+    def _requests(self, doc_id: int, numbers: Iterable[int]) -> list[Instance]:
+        of_document = {"task": self.config.task, "doc_id": doc_id, "repeats": 1}
+        return [Instance("generate_until", (), number, of_document) for number in numbers]
 
     def score_answers(self, answers: Sequence[tuple[int, tuple[int, str]]]) -> None:
         """Score single answers, (number, (doc_id, text)), without the loop: filters, then the scorer, as the loop does."""
         docs = self.eval_docs_no_media
         for number, (doc_id, text) in answers:
-            instance = self._request(doc_id, number)
+            [instance] = self._requests(doc_id, [number])
             instance.resps.append(text)
             for ensemble in self._filters:
                 ensemble.apply([instance], self.task_docs.select([doc_id]))

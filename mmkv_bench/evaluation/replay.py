@@ -78,11 +78,19 @@ class Replay:
 
     def run(self, with_aggregates: bool) -> dict[str, float]:
         """Returns lmms-eval's aggregates by metric."""
-        return self.aggregates(self._pass(with_aggregates, over_samples=True))
+        found = self.aggregates(self._pass(with_aggregates, over_samples=True))
+        self._close()
+        return found
 
     def name_metrics(self) -> None:
         """A pass that only finds out what a sample is scored by (`names_of`): scores over several samples are left out."""
         self._pass(with_aggregates=False, over_samples=False)
+        self._close()
+
+    def _close(self) -> None:
+        """Let go of the task, which knows this pass: Python would find that circle late, and all its answers in it."""
+        self.task.close()
+        del self.task
 
     def names_of(self, doc_id: int) -> list[str]:
         """The metrics that the scorer gave a sample, those made of several samples among them."""

@@ -135,8 +135,11 @@ def why_incomplete(docs: Documents, answers: Mapping[str, Answer]) -> str | None
 class Passed(Protocol):
     """What `rows_of` reads of a pass."""
 
-    values: dict[int, dict[str, float]]
-    parts: dict[int, dict[str, tuple[float, ...]]]
+    @property
+    def values(self) -> Mapping[int, Mapping[str, float]]: ...
+
+    @property
+    def parts(self) -> Mapping[int, Mapping[str, tuple[float, ...]]]: ...
 
 
 def rows_of(

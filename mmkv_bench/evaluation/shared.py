@@ -25,6 +25,7 @@ from mmkv_bench.evaluation.contract import Answer, CellScores, SampleScore
 from mmkv_bench.evaluation.documents import Documents, documents, task_config
 from mmkv_bench.evaluation.due import metrics_due
 from mmkv_bench.evaluation.environment import harness, task_environment
+from mmkv_bench.evaluation.outcomes import Outcome, Outcomes
 from mmkv_bench.evaluation.parsing import PARSE_FAILED, seed, state_kept
 from mmkv_bench.evaluation.replay import Replay, count_parsed, scratch_folder
 from mmkv_bench.evaluation.scoring import (
@@ -48,8 +49,8 @@ if TYPE_CHECKING:
     from mmkv_bench.evaluation.harness import ScoringTask
 
 LEAST = 4  # cells; below it nothing is saved, two being scored twice
-AT_ONCE = 40_000  # answers to a pass, whose requests lmms-eval holds in memory; a pass goes through all documents
-HELD = 1 << 16  # different answers whose outcomes are held in memory; those of a single block of cells go first
+AT_ONCE = 1 << 16  # answers to a pass, whose requests lmms-eval holds in memory; a pass goes through all documents
+READ = 1 << 16  # answers of the cells whose rows are made together, or those of one cell
 
 Answers = Callable[[str], Mapping[str, Answer]]
 
@@ -58,8 +59,8 @@ class Scorer:
     """Scores a dataset's cells, some of them at a time, as `score` does each alone and as far as its answers reach.
 
     reach: cell -> how many documents its answers reach, of all cells that will be scored. answers: gives a cell's, sample id
-    -> answer; asked once where it is scored, and once more for the first and the last cell. failed: documents whose answer
-    failed in some cell, where they are known before.
+    -> answer; asked for what the scorer is to be asked about, and again where the cell is scored, so that those of few cells
+    are in memory. failed: documents whose answer failed in some cell, where they are known before.
     """
 
     def __init__(
@@ -74,15 +75,15 @@ class Scorer:
         self._shared: dict[int, Together | None] = {}
 
     def scores(self, cells: Sequence[str]) -> Iterator[tuple[str, CellScores]]:
-        """Of these cells, in their order; their answers are in memory together. Raises what `score` raises."""
-        for limit, own in groupby(cells, self.reach.__getitem__):
-            given = {cell: self.answers(cell) for cell in own}
-            together = self._together(limit)
-            if together is not None and _asked(together, given.values()):
-                yield from zip(given, together.scores(list(given.values())), strict=True)
+        """Of these cells, in their order; what they answered differently is in memory together. Raises what `score` raises."""
+        for limit, group in groupby(cells, self.reach.__getitem__):
+            own, together = list(group), self._together(limit)
+            if together is None or not _asked(together, map(self.answers, own)):
+                for cell in own:
+                    yield cell, score(self.spec, self.answers(cell), limit, self.judge)
                 continue
-            for cell, answers in given.items():
-                yield cell, score(self.spec, answers, limit, self.judge)
+            for some in _batches(own, max(READ // limit, 1)):
+                yield from zip(some, together.scores([self.answers(cell) for cell in some]), strict=True)
 
     def _together(self, limit: int) -> Together | None:
         """None where the cells that reach so far are to be scored by themselves."""
@@ -105,6 +106,10 @@ class Scorer:
         return together
 
 
+def _batches(cells: Sequence[str], count: int) -> Iterator[Sequence[str]]:
+    yield from (cells[start : start + count] for start in range(0, len(cells), count))
+
+
 def _asked(together: Together, cells: Iterable[Mapping[str, Answer]]) -> bool:
     """Ask the scorer about the answers of cells; False where they are to be scored by themselves, also where the scorer
     fails: it then fails in some cell."""
@@ -119,23 +124,12 @@ def _asked(together: Together, cells: Iterable[Mapping[str, Answer]]) -> bool:
         return False
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What became of one answer: metric -> score, metric -> parts, what the scorer returned for each filter, and the rows
-    that it has in a cell that counts no unreadable answers."""
-
-    values: dict[str, float]
-    parts: dict[str, tuple[float, ...]]
-    returned: list[dict[str, Any]]
-    rows: list[SampleScore]
-
-
 @dataclass
 class _Scored:
     """What `rows_of` reads of a pass."""
 
     values: dict[int, dict[str, float]]
-    parts: dict[int, dict[str, tuple[float, ...]]] = field(default_factory=dict)
+    parts: dict[int, Mapping[str, tuple[float, ...]]] = field(default_factory=dict)
 
 
 class SharedReplay(Replay):
@@ -177,8 +171,7 @@ class Together:
 
     def __init__(self, spec: TaskSpec, docs: Documents, failed: Collection[int] = ()) -> None:
         self.spec, self.docs, self.failed = spec, docs, failed
-        self.outcomes: dict[int, dict[str, Outcome]] = {ref.doc_id: {} for ref in docs.refs}
-        self.again: set[tuple[int, str]] = set()  # documents and texts that a later cell gave too
+        self.outcomes = Outcomes(ref.doc_id for ref in docs.refs)
         self.unscored: dict[str, None] = {}
         self.due: dict[int, list[str]] = {}
         self.nothing = parts_of_nothing(spec)
@@ -187,16 +180,13 @@ class Together:
 
     def ask(self, texts: Mapping[int, Iterable[str | None]]) -> bool:
         """Score those answers, doc_id -> its texts, that are not known; False where that is not a matter of single samples."""
-        if sum(map(len, self.outcomes.values())) > HELD:
-            self._forget()
+        self.outcomes.make_room()
         waiting: list[tuple[int, int, str]] = []
         for doc_id, own in texts.items():
             if doc_id not in self.outcomes or not all(isinstance(text, str) for text in own):
                 return False  # foreign or broken answers, which `score` refuses with the reason
-            known = self.outcomes[doc_id]
-            self.again.update((doc_id, text) for text in own if text in known)
-            new = (text for text in own if text not in known)
-            waiting += [(number, doc_id, str(text)) for number, text in enumerate(new)]
+            new = self.outcomes.unknown(doc_id, map(str, own))
+            waiting += [(number, doc_id, text) for number, text in enumerate(new)]
         # A pass goes through all documents, however few of them have an answer in it: it takes one answer to each, then another.
         waiting.sort(key=lambda each: each[:2])
         step = max(AT_ONCE, len(self.docs.refs))
@@ -213,16 +203,6 @@ class Together:
             self.opened = True
         return True
 
-    def _forget(self) -> None:
-        """Outcomes that nobody asked for again since the last time; all where those are many too."""
-        kept = {
-            doc_id: {text: outcome for text, outcome in own.items() if (doc_id, text) in self.again}
-            for doc_id, own in self.outcomes.items()
-        }
-        few = sum(map(len, kept.values())) <= HELD // 2
-        self.outcomes = kept if few else {doc_id: {} for doc_id in kept}
-        self.again = set()
-
     def _pass(self, texts: Mapping[int, Sequence[str]]) -> bool:
         replay = SharedReplay(self.spec, self.docs, texts)
         with asking(replay.scoring_pass):
@@ -231,9 +211,8 @@ class Together:
             return False
         for doc_id, number in replay.returned:
             key = doc_id, number
-            scores, parts = replay.values[key], replay.parts.get(key, {})
-            rows = rows_of_sample(self.docs.refs[doc_id], "ok", scores, parts, self.nothing)
-            self.outcomes[doc_id][texts[doc_id][number]] = Outcome(scores, parts, replay.returned[key], rows)
+            found = Outcome(replay.values[key], replay.parts.get(key, {}), replay.returned[key])
+            self.outcomes.put(doc_id, texts[doc_id][number], found)
         self.unscored |= replay.unscored
         return True
 
@@ -252,7 +231,7 @@ class Together:
         """(doc_id -> outcome of its answer, why the cell has no aggregate)."""
         texts = checked_texts(self.spec, self.docs, answers)
         reason = why_incomplete(self.docs, answers)
-        return {doc_id: self.outcomes[doc_id][text] for doc_id, text in texts.items()}, reason
+        return {doc_id: self.outcomes.of(doc_id, text) for doc_id, text in texts.items()}, reason
 
     def _scores(
         self,
@@ -283,13 +262,15 @@ class Together:
             )
             count_parsed(found.values)
             return rows_of(self.spec, self.docs, answers, found, {}, due)
-        of_sample = {doc_id: outcome.rows for doc_id, outcome in own.items()}
         headline = headline_of(self.spec, {doc_id: outcome.values for doc_id, outcome in own.items()}) if failed else []
-        for ref in failed:
-            names = of_failed(self.spec, ref, headline, due[ref.doc_id])
-            status = answers[ref.sample_id].status
-            of_sample[ref.doc_id] = rows_of_sample(ref, status, dict.fromkeys(names), {}, self.nothing)
-        return [row for ref in self.docs.refs if ref.doc_id in of_sample for row in of_sample[ref.doc_id]]
+        rows = []
+        for ref in self.docs.refs:
+            if (outcome := own.get(ref.doc_id)) is not None:
+                rows += rows_of_sample(ref, "ok", outcome.values, outcome.parts, self.nothing)
+            elif (answer := answers.get(ref.sample_id)) is not None:
+                names = of_failed(self.spec, ref, headline, due[ref.doc_id])
+                rows += rows_of_sample(ref, answer.status, dict.fromkeys(names), {}, self.nothing)
+        return rows
 
     def _due(self, failed: Sequence[int]) -> Mapping[int, list[str]]:
         """`metrics_due` of a cell's failed documents: asked once for those of all cells, as a pass goes through all documents

@@ -16,13 +16,14 @@ if TYPE_CHECKING:
     from mmkv_bench.plan.cells import Cell
     from mmkv_bench.store.store import Store
 
-AT_ONCE = 1 << 16  # answers in memory at a time, or those of one cell
+AT_ONCE = 1 << 18  # answers that are read at a time, or those of one cell
+ROWS_AT_ONCE = 1 << 16  # answers whose scores and measures are rows in memory at a time
 _OF_ANSWERS = ("doc_id", "sample_id", "answer", "status", "prompt_hash")
 
 
 class Answers:
     """reach: cell -> 1 + the last document that it has an answer to, of all cells that have one; failed: the documents whose
-    answer failed in some cell. rows: the response rows of the cells that `blocks` gave last, as measures need them.
+    answer failed in some cell.
     """
 
     def __init__(self, store: Store, cells: Sequence[str]) -> None:
@@ -31,7 +32,6 @@ class Answers:
         from mmkv_bench.store.parts import codes_of, numbers_of
 
         self._store = store
-        self.rows: pa.Table | None = None
         self._held: ByCell | None = None
         rows = store.responses(cells, ("cell", "doc_id", "status"), coded=True)
         codes, docs = rows["cell"].combine_chunks(), numbers_of(rows["doc_id"]).astype(np.int64)
@@ -46,24 +46,27 @@ class Answers:
         pa.default_memory_pool().release_unused()  # lmms-eval needs more than a gigabyte beside
 
     def blocks(self, cells: Sequence[Cell]) -> Iterator[list[Cell]]:
-        """The cells in their order, as many at a time as have `AT_ONCE` answers together; `rows` are then of them."""
-        block: list[Cell] = []
-        waiting = 0
-        for cell in cells:
-            own = self._counts.get(cell.cell, 0)
-            if block and waiting + own > AT_ONCE:
-                yield self._load(block)
-                block, waiting = [], 0
-            block, waiting = [*block, cell], waiting + own
-        if block:
-            yield self._load(block)
+        """The cells by name, as they lie in files, as many at a time as have `AT_ONCE` answers together, which are then in
+        memory."""
+        columns = list(dict.fromkeys([*COLUMNS, *_OF_ANSWERS]))
+        for block in self._some(sorted(cells, key=lambda cell: cell.cell), AT_ONCE):
+            self._held = None  # before the next ones are read
+            self._held = ByCell(self._store.responses([cell.cell for cell in block], columns))
+            yield block
 
-    def _load(self, block: list[Cell]) -> list[Cell]:
-        self.rows = self._held = None  # before the next ones are read
-        columns = dict.fromkeys([*COLUMNS, *_OF_ANSWERS])
-        self.rows = self._store.responses([cell.cell for cell in block], list(columns))
-        self._held = ByCell(self.rows)
-        return block
+    def parts(self, block: Sequence[Cell]) -> Iterator[tuple[list[Cell], pa.Table]]:
+        """The cells of a block in their order, as many at a time as have `ROWS_AT_ONCE` answers together; with their response
+        rows, as measures need them."""
+        assert self._held is not None, "a block that `blocks` gave last"
+        for part in self._some(block, ROWS_AT_ONCE):
+            yield part, self._held.of(*(cell.cell for cell in part))
+
+    def _some(self, cells: Sequence[Cell], at_once: int) -> Iterator[list[Cell]]:
+        from mmkv_bench.store.blocks import blocks
+
+        by_name = {cell.cell: cell for cell in cells}
+        for names in blocks(by_name, self._counts, at_once):
+            yield [by_name[name] for name in names]
 
     def of(self, cell: str) -> dict[str, Answer]:
         """Sample id -> answer, in the order of the documents."""
@@ -93,8 +96,11 @@ class ByCell:
             names = found.dictionary.take(found.indices.take(starts)).to_pylist()
             self.places = dict(zip(names, zip(starts.tolist(), lengths.tolist(), strict=True), strict=True))
 
-    def of(self, cell: str) -> pa.Table:
-        return self._rows.slice(*self.places.get(cell, (0, 0)))
+    def of(self, *cells: str) -> pa.Table:
+        import pyarrow as pa
+
+        own = [self._rows.slice(*self.places[cell]) for cell in cells if cell in self.places]
+        return pa.concat_tables(own) if own else self._rows.slice(0, 0)
 
 
 def _is_ok(column: pa.ChunkedArray) -> np.ndarray:

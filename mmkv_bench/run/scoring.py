@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from mmkv_bench.tables.rows import ReadOnce
 
 
+AT_ONCE = 1 << 20  # answers and scores that are compared at a time
+
+
 def unscored(
     store: Store, cells: Sequence[Cell], judge: Ledger | None = None, rows: ReadOnce | None = None
 ) -> list[str]:
@@ -45,14 +48,16 @@ def unscored(
 
 def _standing(store: Store, names: Sequence[str], rows: ReadOnce | None) -> Iterator[tuple[pa.Table, pa.Table]]:
     """Cell, sample and status of answers and of scores, of some cells after the other where all are many."""
+    from collections import Counter
+
     from mmkv_bench.store.blocks import blocks
-    from mmkv_bench.tables.rows import AT_ONCE
 
     columns = ("cell", "sample_id", "status")
     if rows is not None and not rows.large:
         yield rows.responses.select(columns), rows.samples.select(columns)
         return
-    for own in blocks(names, store.counts("responses"), AT_ONCE):
+    counts = Counter(store.counts("responses")) + Counter(store.counts("samples"))
+    for own in blocks(names, counts, AT_ONCE):
         yield store.responses(own, columns, coded=True), store.samples(own, columns, coded=True)
 
 
@@ -115,14 +120,18 @@ def score_dataset(
         reach = {cell.cell: answers.reach[cell.cell] for cell in cells if cell.cell in stale}
         scorer = Scorer(spec, reach, answers.of, judge, answers.failed)
         for block in answers.blocks(cells):
-            scored.begin(block)
-            own = {cell.cell: cell for cell in block if cell.cell in stale}
-            for name, scores in scorer.scores(list(own)):
-                scored.add(own[name], scores)
-                after(own[name])
-            for measures in measuring.of(answers.rows, block[0].dataset):
-                scored.rows.add_table(measures)
-            yield scored.rows.table()
+            scores = scorer.scores([cell.cell for cell in block if cell.cell in stale])
+            for part, rows in answers.parts(block):
+                scored.begin(part)
+                for cell in part:
+                    if cell.cell in stale:
+                        name, found = next(scores)
+                        assert name == cell.cell, "scores come in the order of the cells"
+                        scored.add(cell, found)
+                        after(cell)
+                for measures in measuring.of(rows, cell.dataset):
+                    scored.rows.add_table(measures)
+                yield scored.rows.table()
 
     store.write_scores_by(blocks(), scored.metrics, beside=[cell.cell for cell in cells if cell.base == "full"])
     release()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 
 import pytest
 
 from mmkv_bench.datasets.specs import spec_from_config
-from mmkv_bench.evaluation import Scorer, score, shared
+from mmkv_bench.evaluation import Scorer, outcomes, score, shared
+from mmkv_bench.evaluation.replay import Replay
 from tests.each import each
 from tests.evaluation.conftest import answered, ask_all, pages
 
@@ -80,9 +83,24 @@ def test_many_cells_have_the_scores_that_each_has_by_itself(tmp_path, monkeypatc
     assert scored(spec, given) == wanted
     assert len(alone) == 2  # the first and the last, held against what is shared
     monkeypatch.setattr(shared, "AT_ONCE", 7)
-    monkeypatch.setattr(shared, "HELD", 8)  # some are asked again
+    monkeypatch.setattr(outcomes, "HELD", 8)  # some are asked again
     assert scored(spec, given, failed=range(6)) == wanted
     assert {scores.aggregate is None for _, scores in wanted} == {True, False}
+
+
+def test_what_a_pass_held_goes_with_it_and_not_when_python_looks_for_circles(tmp_path, monkeypatch):
+    spec = own_task(tmp_path, STATELESS + "}\n")
+    given, tasks = cells_of(ask_all(spec)), []
+    made = Replay.open
+    monkeypatch.setattr(Replay, "open", lambda own, *rest: (made(own, *rest), tasks.append(weakref.ref(own.task)))[0])
+    gc.collect()
+    gc.disable()
+    try:
+        scored(spec, given, at_once=len(CELLS))
+        left = [task() for task in tasks if task() is not None]
+        assert len(tasks) > 4 and len(left) == 1  # aggregates of all cells are made by one that is kept
+    finally:
+        gc.enable()
 
 
 @pytest.mark.full
