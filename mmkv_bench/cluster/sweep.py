@@ -160,18 +160,19 @@ def _finish(runs: Sequence[Run], ids: dict[str, Piece], folder: Path) -> int:
             if run.plan.config.stage != "generate" and any(standing.count(part) for part in run.plan.parts):
                 code = max(code, carry_out(run.plan.at_stage("score")))
     finally:
-        _tell(missing, ids, folder)
+        _tell(missing, ids, folder, list(dict.fromkeys(status for run in runs for status in run.plan.config.retry)))
     return code
 
 
-def _tell(missing: Collection[str], ids: Mapping[str, Piece], folder: Path) -> None:
-    """What samples are missing of, and what the jobs at them said last."""
+def _tell(missing: Collection[str], ids: Mapping[str, Piece], folder: Path, retry: Sequence[str]) -> None:
+    """What samples are missing of, and what the jobs at them said last; retry: what does not count as answered."""
     for name, piece in ids.items():
         if piece.subject in missing:
             print(f"mmkv_bench: job {name} ({piece}): {_last_words(submission.log_of(folder, name))}", file=sys.stderr)
     if missing:
+        again = f", or failed again as retry=[{','.join(retry)}] has it" if retry else ""
         print(
-            f"mmkv_bench: samples are missing of {', '.join(sorted(missing))}; run the same command again to continue",
+            f"mmkv_bench: samples are missing of {', '.join(sorted(missing))}{again}; run the same command again to continue",
             file=sys.stderr,
         )
 

@@ -54,8 +54,7 @@ class Request:
     files: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(NamedTuple):
     """A stored answer: its text (None when there is none), the sample's status and the prompt it answers."""
 
     text: str | None

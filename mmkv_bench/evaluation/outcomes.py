@@ -11,9 +11,9 @@ HELD = 1 << 17  # different answers beyond which those that no block of cells as
 _PLAIN = (float, int, bool, str, type(None))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Outcome:
-    """Of one answer: metric -> score, metric -> parts, and what the scorer returned for each filter."""
+    """Of one answer: metric -> score, metric -> parts, and what the scorer returned for each filter. Only itself is equal."""
 
     values: Mapping[str, float]
     parts: Mapping[str, tuple[float, ...]]

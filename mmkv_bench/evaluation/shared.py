@@ -25,7 +25,7 @@ from mmkv_bench.evaluation.contract import Answer, CellScores, SampleScore
 from mmkv_bench.evaluation.documents import Documents, documents, task_config
 from mmkv_bench.evaluation.due import metrics_due
 from mmkv_bench.evaluation.environment import harness, task_environment
-from mmkv_bench.evaluation.outcomes import Outcome, Outcomes
+from mmkv_bench.evaluation.outcomes import HELD, Outcome, Outcomes
 from mmkv_bench.evaluation.parsing import PARSE_FAILED, seed, state_kept
 from mmkv_bench.evaluation.replay import Replay, count_parsed, scratch_folder
 from mmkv_bench.evaluation.scoring import (
@@ -172,6 +172,7 @@ class Together:
     def __init__(self, spec: TaskSpec, docs: Documents, failed: Collection[int] = ()) -> None:
         self.spec, self.docs, self.failed = spec, docs, failed
         self.outcomes = Outcomes(ref.doc_id for ref in docs.refs)
+        self.rows: dict[tuple[int, Outcome], list[SampleScore]] = {}  # doc_id and outcome -> rows of a cell
         self.unscored: dict[str, None] = {}
         self.due: dict[int, list[str]] = {}
         self.nothing = parts_of_nothing(spec)
@@ -181,6 +182,8 @@ class Together:
     def ask(self, texts: Mapping[int, Iterable[str | None]]) -> bool:
         """Score those answers, doc_id -> its texts, that are not known; False where that is not a matter of single samples."""
         self.outcomes.make_room()
+        if len(self.rows) > HELD:
+            self.rows.clear()
         waiting: list[tuple[int, int, str]] = []
         for doc_id, own in texts.items():
             if doc_id not in self.outcomes or not all(isinstance(text, str) for text in own):
@@ -266,7 +269,10 @@ class Together:
         rows = []
         for ref in self.docs.refs:
             if (outcome := own.get(ref.doc_id)) is not None:
-                rows += rows_of_sample(ref, "ok", outcome.values, outcome.parts, self.nothing)
+                if (of_answer := self.rows.get((ref.doc_id, outcome))) is None:
+                    of_answer = rows_of_sample(ref, "ok", outcome.values, outcome.parts, self.nothing)
+                    self.rows[ref.doc_id, outcome] = of_answer
+                rows += of_answer
             elif (answer := answers.get(ref.sample_id)) is not None:
                 names = of_failed(self.spec, ref, headline, due[ref.doc_id])
                 rows += rows_of_sample(ref, answer.status, dict.fromkeys(names), {}, self.nothing)

@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     from mmkv_bench.plan.cells import Cell
     from mmkv_bench.store.store import Store
 
-AT_ONCE = 1 << 18  # answers that are read at a time, or those of one cell
+AT_ONCE = 1 << 18  # answers that are read at a time, or those of one cell; a long one counts as several
 ROWS_AT_ONCE = 1 << 16  # answers whose scores and measures are rows in memory at a time
-_OF_ANSWERS = ("doc_id", "sample_id", "answer", "status", "prompt_hash")
+_TOKENS = 16  # of an answer that counts as one
+_OF_ANSWERS = ("sample_id", "answer", "status", "doc_id", "prompt_hash")
 
 
 class Answers:
@@ -28,21 +29,23 @@ class Answers:
 
     def __init__(self, store: Store, cells: Sequence[str]) -> None:
         import pyarrow as pa
+        import pyarrow.compute as pc
 
         from mmkv_bench.store.parts import codes_of, numbers_of
 
         self._store = store
         self._held: ByCell | None = None
-        rows = store.responses(cells, ("cell", "doc_id", "status"), coded=True)
+        rows = store.responses(cells, ("cell", "doc_id", "status", "n_tokens"), coded=True)
         codes, docs = rows["cell"].combine_chunks(), numbers_of(rows["doc_id"]).astype(np.int64)
         names, of_cell = codes.dictionary.to_pylist(), codes_of(codes)
         reach = np.zeros(len(names), np.int64)
         np.maximum.at(reach, of_cell, docs + 1)
-        counts = np.bincount(of_cell, minlength=len(names))
+        tokens = numbers_of(pc.fill_null(rows["n_tokens"], 0))
+        counts = np.bincount(of_cell, np.maximum(tokens / _TOKENS, 1), len(names)).astype(np.int64)
         self.reach = {name: int(own) for name, own in zip(names, reach, strict=True) if own}
         self._counts = dict(zip(names, counts.tolist(), strict=True))
         self.failed = np.unique(docs[~_is_ok(rows["status"])]).tolist()
-        del rows, codes
+        del rows, codes, docs, of_cell, tokens
         pa.default_memory_pool().release_unused()  # lmms-eval needs more than a gigabyte beside
 
     def blocks(self, cells: Sequence[Cell]) -> Iterator[list[Cell]]:
@@ -71,15 +74,16 @@ class Answers:
     def of(self, cell: str) -> dict[str, Answer]:
         """Sample id -> answer, in the order of the documents."""
         from mmkv_bench.evaluation import Answer
+        from mmkv_bench.store.parts import column_of, numbers_of
 
         own = self._held.of(cell) if self._held is not None and cell in self._held.places else None
         if own is None:
             own = self._store.responses([cell], _OF_ANSWERS)
-        columns = (own[name].to_pylist() for name in _OF_ANSWERS)
-        return {
-            sample: Answer(text, status, doc_id, prompt)
-            for doc_id, sample, text, status, prompt in sorted(zip(*columns, strict=True), key=lambda row: row[0])
-        }
+        docs = numbers_of(own["doc_id"])
+        if (docs[1:] < docs[:-1]).any():
+            own = own.take(column_of(np.argsort(docs, kind="stable")))
+        samples, *fields = (own[name].to_pylist() for name in _OF_ANSWERS)
+        return dict(zip(samples, map(Answer, *fields), strict=True))
 
 
 class ByCell:

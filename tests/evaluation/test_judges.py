@@ -176,7 +176,7 @@ def test_a_failed_half_leaves_its_pair_without_a_score(answers, ledger):
     name = "videochatgpt_consistency"
     stored = answers(name)
     failed = list(stored)[2]
-    stored[failed] = dataclasses.replace(stored[failed], text=None, status="oom")
+    stored[failed] = stored[failed]._replace(text=None, status="oom")
     scores = score(fixture_spec(name), stored, judge=ledger())
     rows = {row.sample_id: (row.value, row.status) for row in scores.samples}
     assert rows[failed] == (None, "oom")

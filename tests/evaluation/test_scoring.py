@@ -66,7 +66,7 @@ def test_a_failed_sample_never_reaches_the_scorer_and_empties_the_aggregate(own_
     spec = own_task()
     requests = ask_all(spec)
     answers = answered(requests, ["a", None, "c", "x"])
-    answers[requests[1].sample_id] = dataclasses.replace(answers[requests[1].sample_id], text="b")  # a row gone wrong
+    answers[requests[1].sample_id] = answers[requests[1].sample_id]._replace(text="b")  # a row gone wrong
     scores = score(spec, answers)
     assert values(scores, "acc") == [1.0, None, 1.0, 0.0]
     assert [row.status for row in scores.samples] == ["ok", "oom", "ok", "ok"]
@@ -131,7 +131,7 @@ def test_an_answer_to_another_prompt_is_refused(own_task):
     requests = ask_all(spec)
     for change in ({"prompt_hash": "0" * 64}, {"doc_id": 2}):
         answers = answered(requests, ANSWERS)
-        answers[requests[1].sample_id] = dataclasses.replace(answers[requests[1].sample_id], **change)
+        answers[requests[1].sample_id] = answers[requests[1].sample_id]._replace(**change)
         with pytest.raises(DataError, match=f"{requests[1].sample_id}.*retry=.changed. answers such samples again"):
             score(spec, answers)
 
@@ -146,7 +146,7 @@ def test_prompts_are_checked_in_a_process_that_made_none(own_task, monkeypatch):
     assert score(spec, answered(requests, ANSWERS)).aggregate == {"acc": 1.0}
     monkeypatch.setattr(prompts, "_MEMORIES", {})
     foreign = answered(requests, ANSWERS)
-    foreign[requests[3].sample_id] = dataclasses.replace(foreign[requests[3].sample_id], prompt_hash="1" * 64)
+    foreign[requests[3].sample_id] = foreign[requests[3].sample_id]._replace(prompt_hash="1" * 64)
     with pytest.raises(DataError, match="prompt"):
         score(spec, foreign)
 
