@@ -170,7 +170,7 @@ def _tell(missing: Collection[str], ids: Mapping[str, Piece], folder: Path, retr
         if piece.subject in missing:
             print(f"mmkv_bench: job {name} ({piece}): {_last_words(submission.log_of(folder, name))}", file=sys.stderr)
     if missing:
-        again = f", or failed again as retry=[{','.join(retry)}] has it" if retry else ""
+        again = f", or still have what retry=[{','.join(retry)}] is to make again" if retry else ""
         print(
             f"mmkv_bench: samples are missing of {', '.join(sorted(missing))}{again}; run the same command again to continue",
             file=sys.stderr,

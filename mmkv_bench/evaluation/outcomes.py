@@ -6,7 +6,8 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-HELD = 1 << 17  # different answers beyond which those that no block of cells asked about lately are forgotten
+HELD = 1 << 17  # different answers beyond which those are forgotten that the cells scored next did not give
+KINDS = 1 << 12  # different outcomes that are looked for again; where there are more, few are alike
 
 _PLAIN = (float, int, bool, str, type(None))
 
@@ -21,45 +22,33 @@ class Outcome:
 
 
 class Outcomes:
-    """Those of answers to the documents `doc_ids`. An answer that was asked about after the last but one `make_room` is there."""
+    """Those of answers to the documents `doc_ids`; outcomes that nothing tells apart are one object."""
 
     def __init__(self, doc_ids: Iterable[int]) -> None:
-        self._late: dict[int, dict[str, Outcome]] = {doc_id: {} for doc_id in doc_ids}
-        self._early: dict[int, dict[str, Outcome]] = {}
-        self._count = 0
-        self._same: dict[Hashable, Outcome] = {}
+        self._held: dict[int, dict[str, Outcome]] = {doc_id: {} for doc_id in doc_ids}
+        self._kinds: dict[Hashable, Outcome] = {}
 
     def __contains__(self, doc_id: int) -> bool:
-        return doc_id in self._late
+        return doc_id in self._held
 
-    def unknown(self, doc_id: int, texts: Iterable[str]) -> list[str]:
-        """The answers to a document that have no outcome; those of the others stay."""
-        late, early = self._late[doc_id], self._early.get(doc_id, {})
-        new = []
-        for text in texts:
-            if text in late:
-                continue
-            if text in early:
-                late[text] = early[text]
-                self._count += 1
-            else:
-                new.append(text)
+    def unknown(self, asked: Mapping[int, Iterable[str]]) -> dict[int, list[str]]:
+        """Of answers, doc_id -> texts, those without an outcome. The others' stay; where many are held, no others do."""
+        new = {doc_id: [text for text in texts if text not in self._held[doc_id]] for doc_id, texts in asked.items()}
+        if sum(map(len, self._held.values())) > HELD:
+            self._held = {
+                doc_id: {text: own[text] for text in asked.get(doc_id, ()) if text in own}
+                for doc_id, own in self._held.items()
+            }
         return new
 
     def put(self, doc_id: int, text: str, outcome: Outcome) -> None:
         key = _key(outcome)
-        self._late[doc_id][text] = outcome if key is None else self._same.setdefault(key, outcome)
-        self._count += 1
+        if key is not None and (key in self._kinds or len(self._kinds) < KINDS):
+            outcome = self._kinds.setdefault(key, outcome)
+        self._held[doc_id][text] = outcome
 
     def of(self, doc_id: int, text: str) -> Outcome:
-        return self._late[doc_id][text]
-
-    def make_room(self) -> None:
-        """Where they are many, those that nobody asked about since the last time are forgotten."""
-        if self._count > HELD:
-            self._late, self._early = {doc_id: {} for doc_id in self._late}, self._late
-            self._count = 0
-            self._same = {}
+        return self._held[doc_id][text]
 
 
 def _key(outcome: Outcome) -> Hashable | None:
@@ -68,7 +57,7 @@ def _key(outcome: Outcome) -> Hashable | None:
     if not all(type(value) in _PLAIN for own in returned for _, value in own):
         return None
     told = [[(name, type(value), _told(value)) for name, value in own] for own in returned]
-    values = [(name, _told(value)) for name, value in outcome.values.items()]
+    values = [(name, type(value), _told(value)) for name, value in outcome.values.items()]
     parts = [(name, *map(_told, own)) for name, own in outcome.parts.items()]
     return tuple(map(tuple, told)), tuple(values), tuple(parts)
 

@@ -25,7 +25,7 @@ from mmkv_bench.evaluation.contract import Answer, CellScores, SampleScore
 from mmkv_bench.evaluation.documents import Documents, documents, task_config
 from mmkv_bench.evaluation.due import metrics_due
 from mmkv_bench.evaluation.environment import harness, task_environment
-from mmkv_bench.evaluation.outcomes import HELD, Outcome, Outcomes
+from mmkv_bench.evaluation.outcomes import Outcome, Outcomes
 from mmkv_bench.evaluation.parsing import PARSE_FAILED, seed, state_kept
 from mmkv_bench.evaluation.replay import Replay, count_parsed, scratch_folder
 from mmkv_bench.evaluation.scoring import (
@@ -172,24 +172,21 @@ class Together:
     def __init__(self, spec: TaskSpec, docs: Documents, failed: Collection[int] = ()) -> None:
         self.spec, self.docs, self.failed = spec, docs, failed
         self.outcomes = Outcomes(ref.doc_id for ref in docs.refs)
-        self.rows: dict[tuple[int, Outcome], list[SampleScore]] = {}  # doc_id and outcome -> rows of a cell
+        self.rows: dict[tuple[int, Outcome], list[SampleScore]] = {}  # doc_id and outcome -> its rows in a cell
         self.unscored: dict[str, None] = {}
         self.due: dict[int, list[str]] = {}
         self.nothing = parts_of_nothing(spec)
         self.aggregating = Replay(spec, docs, {}, ScoringPass(Ledger(), ()))
         self.opened = False
 
-    def ask(self, texts: Mapping[int, Iterable[str | None]]) -> bool:
+    def ask(self, texts: Mapping[int, Collection[str | None]]) -> bool:
         """Score those answers, doc_id -> its texts, that are not known; False where that is not a matter of single samples."""
-        self.outcomes.make_room()
-        if len(self.rows) > HELD:
-            self.rows.clear()
-        waiting: list[tuple[int, int, str]] = []
-        for doc_id, own in texts.items():
-            if doc_id not in self.outcomes or not all(isinstance(text, str) for text in own):
-                return False  # foreign or broken answers, which `score` refuses with the reason
-            new = self.outcomes.unknown(doc_id, map(str, own))
-            waiting += [(number, doc_id, text) for number, text in enumerate(new)]
+        asked = {doc_id: [text for text in own if isinstance(text, str)] for doc_id, own in texts.items()}
+        if any(doc_id not in self.outcomes or len(asked[doc_id]) < len(own) for doc_id, own in texts.items()):
+            return False  # foreign or broken answers, which `score` refuses with the reason
+        self.rows.clear()
+        new = self.outcomes.unknown(asked)
+        waiting = [(number, doc_id, text) for doc_id, own in new.items() for number, text in enumerate(own)]
         # A pass goes through all documents, however few of them have an answer in it: it takes one answer to each, then another.
         waiting.sort(key=lambda each: each[:2])
         step = max(AT_ONCE, len(self.docs.refs))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from mmkv_bench.store.store import Store
 
 AT_ONCE = 1 << 18  # answers that are read at a time, or those of one cell; a long one counts as several
-ROWS_AT_ONCE = 1 << 16  # answers whose scores and measures are rows in memory at a time
-_TOKENS = 16  # of an answer that counts as one
+ROWS_AT_ONCE = 1 << 16  # answers whose scores and measures are rows in memory at a time, or those of one cell
+_TOKENS = 64  # up to which an answer counts as one
 _OF_ANSWERS = ("sample_id", "answer", "status", "doc_id", "prompt_hash")
 
 
@@ -41,9 +41,10 @@ class Answers:
         reach = np.zeros(len(names), np.int64)
         np.maximum.at(reach, of_cell, docs + 1)
         tokens = numbers_of(pc.fill_null(rows["n_tokens"], 0))
-        counts = np.bincount(of_cell, np.maximum(tokens / _TOKENS, 1), len(names)).astype(np.int64)
+        room = np.bincount(of_cell, np.maximum(tokens / _TOKENS, 1), len(names)).astype(np.int64)
+        counts = np.bincount(of_cell, minlength=len(names))
         self.reach = {name: int(own) for name, own in zip(names, reach, strict=True) if own}
-        self._counts = dict(zip(names, counts.tolist(), strict=True))
+        self._counts, self._room = (dict(zip(names, each.tolist(), strict=True)) for each in (counts, room))
         self.failed = np.unique(docs[~_is_ok(rows["status"])]).tolist()
         del rows, codes, docs, of_cell, tokens
         pa.default_memory_pool().release_unused()  # lmms-eval needs more than a gigabyte beside
@@ -52,7 +53,7 @@ class Answers:
         """The cells by name, as they lie in files, as many at a time as have `AT_ONCE` answers together, which are then in
         memory."""
         columns = list(dict.fromkeys([*COLUMNS, *_OF_ANSWERS]))
-        for block in self._some(sorted(cells, key=lambda cell: cell.cell), AT_ONCE):
+        for block in _some(sorted(cells, key=lambda cell: cell.cell), self._room, AT_ONCE):
             self._held = None  # before the next ones are read
             self._held = ByCell(self._store.responses([cell.cell for cell in block], columns))
             yield block
@@ -61,15 +62,8 @@ class Answers:
         """The cells of a block in their order, as many at a time as have `ROWS_AT_ONCE` answers together; with their response
         rows, as measures need them."""
         assert self._held is not None, "a block that `blocks` gave last"
-        for part in self._some(block, ROWS_AT_ONCE):
+        for part in _some(block, self._counts, ROWS_AT_ONCE):
             yield part, self._held.of(*(cell.cell for cell in part))
-
-    def _some(self, cells: Sequence[Cell], at_once: int) -> Iterator[list[Cell]]:
-        from mmkv_bench.store.blocks import blocks
-
-        by_name = {cell.cell: cell for cell in cells}
-        for names in blocks(by_name, self._counts, at_once):
-            yield [by_name[name] for name in names]
 
     def of(self, cell: str) -> dict[str, Answer]:
         """Sample id -> answer, in the order of the documents."""
@@ -79,11 +73,20 @@ class Answers:
         own = self._held.of(cell) if self._held is not None and cell in self._held.places else None
         if own is None:
             own = self._store.responses([cell], _OF_ANSWERS)
+        own = own.select(_OF_ANSWERS)
         docs = numbers_of(own["doc_id"])
         if (docs[1:] < docs[:-1]).any():
             own = own.take(column_of(np.argsort(docs, kind="stable")))
         samples, *fields = (own[name].to_pylist() for name in _OF_ANSWERS)
         return dict(zip(samples, map(Answer, *fields), strict=True))
+
+
+def _some(cells: Sequence[Cell], counts: Mapping[str, int], at_once: int) -> Iterator[list[Cell]]:
+    from mmkv_bench.store.blocks import blocks
+
+    by_name = {cell.cell: cell for cell in cells}
+    for names in blocks(by_name, counts, at_once):
+        yield [by_name[name] for name in names]
 
 
 class ByCell:

@@ -120,18 +120,21 @@ def score_dataset(
         reach = {cell.cell: answers.reach[cell.cell] for cell in cells if cell.cell in stale}
         scorer = Scorer(spec, reach, answers.of, judge, answers.failed)
         for block in answers.blocks(cells):
-            scores = scorer.scores([cell.cell for cell in block if cell.cell in stale])
-            for part, rows in answers.parts(block):
-                scored.begin(part)
-                for cell in part:
-                    if cell.cell in stale:
-                        name, found = next(scores)
-                        assert name == cell.cell, "scores come in the order of the cells"
-                        scored.add(cell, found)
-                        after(cell)
-                for measures in measuring.of(rows, cell.dataset):
-                    scored.rows.add_table(measures)
-                yield scored.rows.table()
+            yield from parts(block, scorer.scores([cell.cell for cell in block if cell.cell in stale]))
+
+    def parts(block: Sequence[Cell], scores: Iterator[tuple[str, CellScores]]) -> Iterator[pa.Table]:
+        """Of a block, so that nothing of it is kept while the next one is read."""
+        for part, rows in answers.parts(block):
+            scored.begin(part)
+            for cell in part:
+                if cell.cell in stale:
+                    name, found = next(scores)
+                    assert name == cell.cell, "scores come in the order of the cells"
+                    scored.add(cell, found)
+                    after(cell)
+            for measures in measuring.of(rows, part[0].dataset):
+                scored.rows.add_table(measures)
+            yield scored.rows.table()
 
     store.write_scores_by(blocks(), scored.metrics, beside=[cell.cell for cell in cells if cell.base == "full"])
     release()

@@ -86,4 +86,7 @@ def test_of_tasks_of_an_array_that_left_samples_the_last_words_are_quoted_from_t
     assert f"job 71_1 (tiny pages_walk_small shard 2/5): the disk is full; see {log}\n" in said
     assert f"it left no log at {tmp_path / 'rows/sweep/.submitit/71_0/71_0_0_log.err'}: " in said
     assert main([*SWEEP, "slurm.wait=true", "retry=[oom]"]) == 1
-    assert "missing of tiny pages_walk_small, or failed again as retry=[oom] has it; run" in capsys.readouterr().err
+    assert (
+        "missing of tiny pages_walk_small, or still have what retry=[oom] is to make again; run"
+        in capsys.readouterr().err
+    )

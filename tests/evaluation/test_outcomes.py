@@ -34,14 +34,23 @@ def test_equal_outcomes_are_one_object_unless_a_value_can_be_changed():
     assert held.of(2, "text") is not held.of(3, "text")
 
 
-def test_an_answer_that_is_asked_about_stays_and_another_is_forgotten(monkeypatch):
-    monkeypatch.setattr(outcomes, "HELD", 0)
-    held = Outcomes([0])
-    often = Outcome({}, {}, [])
-    held.put(0, "often", often)
-    held.put(0, "once", Outcome({"hit": 1.0}, {}, []))
-    for _ in range(3):
-        held.make_room()
-        assert held.unknown(0, ["often", "new"]) == ["new"]
-        assert held.of(0, "often") is often
-    assert held.unknown(0, ["once"]) == ["once"]
+def test_where_many_are_held_those_that_are_asked_about_stay_and_others_are_forgotten(monkeypatch):
+    monkeypatch.setattr(outcomes, "HELD", 2)
+    held = Outcomes([0, 1])
+    for doc_id, text in ((0, "often"), (0, "once")):
+        held.put(doc_id, text, Outcome({text: 1.0}, {}, []))
+    assert held.unknown({0: ["often", "new"]}) == {0: ["new"]}
+    assert held.unknown({0: ["once"]}) == {0: []}  # two are not many
+    held.put(1, "once", Outcome({}, {}, []))
+    assert held.unknown({0: ["often"], 1: ["new"]}) == {0: [], 1: ["new"]}
+    assert held.of(0, "often").values == {"often": 1.0}
+    assert held.unknown({0: ["once"], 1: ["once"]}) == {0: ["once"], 1: ["once"]}
+
+
+def test_no_more_kinds_are_looked_for_than_are_worth_it(monkeypatch):
+    monkeypatch.setattr(outcomes, "KINDS", 1)
+    held = Outcomes(range(4))
+    for doc_id, value in enumerate([1.0, 2.0, 2.0, 1.0]):
+        held.put(doc_id, "text", Outcome({"hit": value}, {}, []))
+    assert [held.of(doc_id, "text").values["hit"] for doc_id in range(4)] == [1.0, 2.0, 2.0, 1.0]
+    assert held.of(0, "text") is held.of(3, "text") and held.of(1, "text") is not held.of(2, "text")

@@ -83,6 +83,7 @@ def test_many_cells_have_the_scores_that_each_has_by_itself(tmp_path, monkeypatc
     assert scored(spec, given) == wanted
     assert len(alone) == 2  # the first and the last, held against what is shared
     monkeypatch.setattr(shared, "AT_ONCE", 7)
+    monkeypatch.setattr(shared, "READ", 6)  # one cell after the other
     monkeypatch.setattr(outcomes, "HELD", 8)  # some are asked again
     assert scored(spec, given, failed=range(6)) == wanted
     assert {scores.aggregate is None for _, scores in wanted} == {True, False}

@@ -13,9 +13,9 @@ from tests.store.store_examples import failed, response
 @each(
     ("tokens", "blocks", "parts"),
     [
-        (3, ["c0 c1 c2", "c3"], ["c0", "c1", "c2", "c3"]),
-        (32, ["c0 c1", "c2 c3"], ["c0", "c1", "c2", "c3"]),  # c1's answers count as two
-        (160, ["c0", "c1", "c2 c3"], ["c0", "c1", "c2", "c3"]),  # more than there is room for, and alone
+        (3, ["c0 c1 c2", "c3"], ["c0 c1", "c2", "c3"]),
+        (128, ["c0 c1", "c2 c3"], ["c0 c1", "c2 c3"]),  # c1's answers count as two
+        (640, ["c0", "c1", "c2 c3"], ["c0", "c1", "c2 c3"]),  # more than there is room for, and alone
     ],
 )
 def test_long_answers_count_as_several(tmp_path, monkeypatch, tokens, blocks, parts):
@@ -26,7 +26,7 @@ def test_long_answers_count_as_several(tmp_path, monkeypatch, tokens, blocks, pa
             own = [response(sample, name, n_tokens=tokens if name == "c1" else 3, **at) for name in ("c3", "c1", "c0")]
             writer.commit([*own, failed(sample, "c2") | at])
     monkeypatch.setattr(answers, "AT_ONCE", 12)
-    monkeypatch.setattr(answers, "ROWS_AT_ONCE", 4)
+    monkeypatch.setattr(answers, "ROWS_AT_ONCE", 8)
     cells = [SimpleNamespace(cell=name) for name in ("c3", "c2", "c1", "c0")]
     found = answers.Answers(store, [cell.cell for cell in cells])
     assert found.reach == dict.fromkeys(("c0", "c1", "c2", "c3"), 4) and found.failed == [0, 1, 2, 3]

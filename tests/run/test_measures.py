@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 
+from mmkv_bench.evaluation import shared
 from mmkv_bench.run import answers as answers_of_cells
 from mmkv_bench.store.store import Store
 from tests.run import setting
@@ -75,15 +76,23 @@ def test_perplexity_is_that_of_the_stored_likelihoods(on):
             assert row["value"] == pytest.approx(math.exp(sum(nll) / len(nll)))
 
 
-def test_scores_of_one_cell_at_a_time_are_those_of_all_at_once(on, tmp_path, monkeypatch):
+def test_scores_of_some_cells_at_a_time_are_those_of_all_at_once(on, tmp_path, monkeypatch):
     root = tmp_path / "rows"
     shutil.copytree(on[0], root)
-    before = scores_of(root)
-    monkeypatch.setattr(answers_of_cells, "AT_ONCE", 1)
-    for name in ("samples", "metrics"):
-        shutil.rmtree(root / name)
+    before, answered = scores_of(root), responses(root)
+    for read, rows, made in ((1, 1, 1), (12, 4, 6)):  # answers: of one cell, and of 6, 2 and 3
+        monkeypatch.setattr(answers_of_cells, "AT_ONCE", read)
+        monkeypatch.setattr(answers_of_cells, "ROWS_AT_ONCE", rows)
+        monkeypatch.setattr(shared, "READ", made)
+        for name in ("samples", "metrics"):
+            shutil.rmtree(root / name)
+        done(root, *COMMAND, *BOTH, "stage=score")
+        assert len(list((root / "samples").glob("together-*"))) == 1 and scores_of(root) == before
+    some = dict(list(answered)[::3])  # cells of which one answer is scored again, between others that stay
+    Store(root).forget_scores({cell: [sample] for cell, sample in some.items()})
+    assert scores_of(root) != before and 1 < len(some) < len({cell for cell, _ in answered})
     done(root, *COMMAND, *BOTH, "stage=score")
-    assert len(list((root / "samples").glob("together-*"))) == 1 and scores_of(root) == before
+    assert scores_of(root) == before
 
 
 @pytest.mark.full

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
+from mmkv_bench.run import scoring
 from mmkv_bench.run.scoring import unscored
 from mmkv_bench.store.store import Store
 from mmkv_bench.tables import rows as reading
@@ -70,8 +71,11 @@ def test_what_is_left_to_score_is_the_same_in_blocks(root, monkeypatch):
     cells = [SimpleNamespace(cell=name) for name in store.cells()["cell"].to_pylist()]
     left = unscored(store, cells, rows=ReadOnce(store))
     assert 0 < len(left) < len(cells) and unscored(store, cells) == left
-    monkeypatch.setattr(reading, "AT_ONCE", 100)
+    monkeypatch.setattr(reading, "AT_ONCE", 100)  # what is read once is large then
+    monkeypatch.setattr(scoring, "AT_ONCE", 100)
+    sizes = read(monkeypatch)
     assert unscored(store, cells, rows=ReadOnce(store)) == unscored(store, cells) == left
+    assert len(sizes) > 6, "some cells at a time"
 
 
 def test_metrics_of_some_cells_beside_full_are_those_of_all_cells_at_once():
