@@ -50,10 +50,9 @@ class Answers:
         pa.default_memory_pool().release_unused()  # lmms-eval needs more than a gigabyte beside
 
     def blocks(self, cells: Sequence[Cell]) -> Iterator[list[Cell]]:
-        """The cells by name, as they lie in files, as many at a time as have `AT_ONCE` answers together, which are then in
-        memory."""
+        """The cells in their order, as many at a time as have `AT_ONCE` answers together, which are then in memory."""
         columns = list(dict.fromkeys([*COLUMNS, *_OF_ANSWERS]))
-        for block in _some(sorted(cells, key=lambda cell: cell.cell), self._room, AT_ONCE):
+        for block in _some(cells, self._room, AT_ONCE):
             self._held = None  # before the next ones are read
             self._held = ByCell(self._store.responses([cell.cell for cell in block], columns))
             yield block

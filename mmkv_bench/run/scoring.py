@@ -109,12 +109,17 @@ def score_dataset(
     from mmkv_bench.evaluation import Scorer, release
     from mmkv_bench.run.answers import Answers
     from mmkv_bench.run.measuring import Measuring
+    from mmkv_bench.store.packing import alike
 
     stale = set(unscored(store, cells, judge) if stale is None else stale)
     if not stale:
         return 0
-    answers = Answers(store, [cell.cell for cell in cells])
-    scored, measuring = _Scored(store, cells, stale), Measuring(store, cells, answers.reach)
+    described = store.cells([cell.cell for cell in cells])
+    named = {cell.cell: cell for cell in cells}
+    cells = [named[name] for name in alike(described, named)]  # as they lie in files
+    answers = Answers(store, list(named))
+    scored, measuring = _Scored(store, described, stale), Measuring(store, cells, answers.reach)
+    del described
 
     def blocks() -> Iterator[pa.Table]:
         reach = {cell.cell: answers.reach[cell.cell] for cell in cells if cell.cell in stale}
@@ -149,15 +154,15 @@ class _Scored:
     reasons: cell, or cell and metric -> why there is no aggregate.
     """
 
-    def __init__(self, store: Store, cells: Sequence[Cell], stale: set[str]) -> None:
+    def __init__(self, store: Store, cells: pa.Table, stale: set[str]) -> None:
         self._store, self._stale = store, stale
-        self._described = store.cells([cell.cell for cell in cells]).to_pandas()
+        self._described = cells.to_pandas()
         self.rows = SampleRows()
         self.aggregates: dict[tuple[str, str], float | None] = {}
         self.reasons: dict[str | tuple[str, str], str | None] = {}
         self.judges: dict[tuple[str, str], dict[str, Any]] = {}
         self._metrics: dict[str, list[dict[str, Any]]] = {}
-        for row in store.metrics([cell.cell for cell in cells]).to_pylist():
+        for row in store.metrics(cells["cell"].to_pylist()).to_pylist():
             self._metrics.setdefault(row["cell"], []).append(row)
             if row["cell"] not in stale:
                 self._keep(row)

