@@ -20,7 +20,7 @@ DENSEST = 19
 """zstd's level for rows that go into git; those above it need half a gigabyte more for a two-thousandth. Of a million answers it
 takes minutes to save a sixteenth of what `QUICK` leaves."""
 QUICK = 9
-_ALIKE = (
+ALIKE = (  # columns of `cells`, by whose order packed files have their rows
     *("model", "dataset", "dataset_fingerprint", "base", "method", "reading", "protocol", "budget_kind"),
     *("budget_entries", "budget_fraction", "seed", "parameters", "cell"),
 )
@@ -34,7 +34,7 @@ def is_packed(path: Path) -> bool:
 def alike(cells: pa.Table, names: Iterable[str] | None = None) -> list[str]:
     """The cells of the table `cells`, neighbours in dataset, method and budget side by side; names: of these alone, and those
     that are in no row of it last."""
-    known = cells.select(_ALIKE).sort_by([(name, "ascending") for name in _ALIKE])["cell"].to_pylist()
+    known = cells.select(ALIKE).sort_by([(name, "ascending") for name in ALIKE])["cell"].to_pylist()
     if names is None:
         return known
     wanted = set(names)

@@ -89,7 +89,7 @@ class Answers:
         """The rows of the sheet's cells; None where no row is given.
 
         Args:
-            responses: all rows, or some cells after the other: each cell in one of the frames, in the sheet's order.
+            responses: all rows, or some cells after the other: each cell in one of the frames.
         """
         import pandas as pd
 
@@ -220,6 +220,7 @@ def joined(parts: list[Answers]) -> Answers | None:
     reason, reason_row = [], []
     rest: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
     starts = np.sum([part.starts for part in parts], axis=0)
+    runs = [np.diff(part.starts) for part in parts]
     while parts:
         part, first = parts.pop(0), before[len(rest)]
         for name, values in part.columns.items():
@@ -230,18 +231,37 @@ def joined(parts: list[Answers]) -> Answers | None:
         reason.append(rank[part.reason] if len(rank) else part.reason)
         reason_row.append(part.reason_row + first)
         rest.append((part.sample, part.ok, part.scored))
-    sample, ok, scored = (np.concatenate(each) for each in zip(*rest, strict=True))
+    order = _by_cell(runs)
+    row_of = np.concatenate(reason_row)
+    if order is not None:
+        place = np.empty_like(order)
+        place[order] = np.arange(len(order))
+        row_of = place[row_of]
+    by_row = np.argsort(row_of, kind="stable")
+
+    def whole(values: Sequence[np.ndarray]) -> np.ndarray:
+        found = np.concatenate(values)
+        return found if order is None else found[order]
+
+    sample, ok, scored = (whole(each) for each in zip(*rest, strict=True))
     return Answers(
         starts=starts,
         sample=sample,
         ok=ok,
-        columns={name: np.concatenate(columns.pop(name)) for name in list(columns)},
-        flags={name: np.concatenate(found) for name, found in flags.items()},
+        columns={name: whole(columns.pop(name)) for name in list(columns)},
+        flags={name: whole(flags.pop(name)) for name in list(flags)},
         reasons=tuple(names),
-        reason=np.concatenate(reason),
-        reason_row=np.concatenate(reason_row),
+        reason=np.concatenate(reason)[by_row],
+        reason_row=row_of[by_row],
         scored=scored,
     )
+
+
+def _by_cell(runs: Sequence[np.ndarray]) -> np.ndarray | None:
+    """int64 [rows]: the order in which rows lie cell after cell, those of a cell as they are; None where they do. runs: of
+    each part, how many rows it has of each cell."""
+    of_cell = np.concatenate([np.repeat(np.arange(len(run), dtype=np.int32), run) for run in runs])
+    return None if (of_cell[1:] >= of_cell[:-1]).all() else np.argsort(of_cell, kind="stable")
 
 
 def _reasons(responses: pd.DataFrame, order: np.ndarray) -> dict[str, Any]:

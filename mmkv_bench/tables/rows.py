@@ -184,9 +184,14 @@ def frames(rows: ReadOnce) -> Rows:
     """The frames of rows that are read, or are read now; errors as of `load`."""
     import pyarrow as pa
 
+    from mmkv_bench.store.packing import ALIKE
+
     root = rows.store.root
     samples, described = frame(rows.samples), rows.cells
-    responses = AnswerBlocks(rows, list(described["cell"])) if rows.large else _answers(rows.store, rows.responses)
+    if rows.large:  # read as they lie in files
+        responses = AnswerBlocks(rows, list(described.sort_values([*ALIKE])["cell"]))
+    else:
+        responses = _answers(rows.store, rows.responses)
     full = rows.full(set(described["cell"][described["base"] == BASELINE])).to_pandas()
     pa.default_memory_pool().release_unused()  # what reading took and these frames do not hold
     if samples.empty and not len(responses):
