@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mmkv_bench.tables.rows import ReadOnce
 
 
-AT_ONCE = 1 << 20  # answers and scores that are compared at a time
+AT_ONCE = 1 << 21  # answers and scores that are compared at a time
 
 
 def unscored(
