@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
 from pathlib import Path
@@ -35,6 +35,8 @@ class Opened(Protocol):
     def read(self, table: str, list_files: Callable[[], list[Path]], *which: Any) -> pa.Table: ...
 
     def read_file(self, table: str, path: Path, columns: Sequence[str], coded: bool = False) -> pa.Table: ...
+
+    def read_by_group(self, table: str, path: Path) -> Iterator[pa.Table]: ...
 
     def load(
         self, table: str, cells: Iterable[str] | None, columns: Sequence[str] | None = None, coded: bool = False

@@ -37,12 +37,16 @@ def part(rows: pa.Table) -> Callable[[BinaryIO], object]:
         return parquet(rows)
     codes = codes_of(rows["cell"].combine_chunks().dictionary_encode())  # numbered as they come
     order = np.argsort(codes, kind="stable")
-    ends = np.append(np.flatnonzero(np.diff(codes[order])) + 1, rows.num_rows)
-    cuts = np.unique(ends[np.searchsorted(ends, np.arange(ROW_GROUP, rows.num_rows, ROW_GROUP))])
     by_cell = rows.take(column_of(order))
-    edges = np.unique([0, *cuts.tolist(), rows.num_rows]).tolist()
-    groups = [by_cell.slice(start, end - start) for start, end in pairwise(edges)]
+    groups = [by_cell.slice(start, end - start) for start, end in runs(codes[order], ROW_GROUP)]
     return lambda stream: write_sealed(stream, rows.schema, groups, compression="zstd")
+
+
+def runs(codes: np.ndarray, rows: int) -> list[tuple[int, int]]:
+    """Where pieces of so many rows begin and end, and more where a cell's reach further; codes: sorted, a number per cell."""
+    ends = np.append(np.flatnonzero(np.diff(codes)) + 1, len(codes))
+    cuts = ends[np.searchsorted(ends, np.arange(rows, len(codes), rows))]
+    return list(pairwise(np.unique([0, *cuts.tolist(), len(codes)]).tolist()))
 
 
 def load(
@@ -166,13 +170,30 @@ def read_file(
             held = set(file.schema_arrow.names)
             names = [name for name in dict.fromkeys(["schema_version", *schema.names, *asked]) if name in held]
             rows = _rows_of(path, file, names, asked) if asked else file.read(names)
-        _check_version(path, rows)
+        rows = _as(path, rows, schema)
         if not checked and unchecked is not None:
             unchecked.add(path)
-        for name in schema.names:  # columns that may be null can be newer than the file
-            if name not in held and schema.field(name).nullable:
-                rows = rows.append_column(schema.field(name), pa.nulls(rows.num_rows, schema.field(name).type))
-        return rows.select(schema.names).cast(schema)
+        return rows
+
+
+def read_by_group(path: Path, schema: pa.Schema, unchecked: set[Path] | None) -> Iterator[pa.Table]:
+    """The rows of one file, as `load`, one row group after the other; FileNotFoundError where it is gone."""
+    with readable(path), opened(path) as (file, checked):
+        if not checked and unchecked is not None:
+            unchecked.add(path)
+        held = set(file.schema_arrow.names)
+        names = [name for name in dict.fromkeys(["schema_version", *schema.names]) if name in held]
+        for number in range(file.num_row_groups):
+            yield _as(path, file.read_row_group(number, names), schema)
+
+
+def _as(path: Path, rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Rows as this version has them; columns that may be null can be newer than the file."""
+    _check_version(path, rows)
+    for field in schema:
+        if field.name not in rows.column_names and field.nullable:
+            rows = rows.append_column(field, pa.nulls(rows.num_rows, field.type))
+    return rows.select(schema.names).cast(schema)
 
 
 def _rows_of(path: Path, file: pq.ParquetFile, names: list[str], asked: Mapping[str, pa.Array]) -> pa.Table:

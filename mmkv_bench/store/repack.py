@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +16,9 @@ from mmkv_bench.store.digests import checksum
 from mmkv_bench.store.files import disk_errors, sync_folder, write_bytes
 from mmkv_bench.store.interface import Opened
 from mmkv_bench.store.packing import DENSEST, LARGEST, QUICK, alike, is_packed, ordered, packed
+from mmkv_bench.store.parts import newest
+from mmkv_bench.store.regrouped import Regrouped
+from mmkv_bench.store.schema import SCHEMAS
 from mmkv_bench.store.sealed import number_of_rows
 from mmkv_bench.store.slim import slim as slimmed
 from mmkv_bench.store.superseded import superseded
@@ -54,7 +58,7 @@ def _pack(store: Opened, slim: bool) -> int:
         before = store.files(table)
         packing = _Packing(store, table, cells, dropped, slim and table == "responses")
         if packing.large(before):
-            _replace(store.root / table, before, packing.by_cells())
+            _replace(store.root / table, before, packing.by_cells(before))
         elif (rows := packing.rows(None)).num_rows:
             _replace(store.root / table, before, packing.files(rows))
     _pack_diagnostics(store)
@@ -77,7 +81,7 @@ class _Packing:
     """
 
     def __init__(self, store: Opened, table: str, cells: pa.Table, dropped: set[str], slim: bool) -> None:
-        self._table, self._cells, self._dropped, self._slim = table, cells, dropped, slim
+        self._store, self._table, self._cells, self._dropped, self._slim = store, table, cells, dropped, slim
         own = {"responses": store.responses, "timings": store.timings}
         self._read: Callable[..., pa.Table] = own.get(table, partial(store.load, table))
         self._counts = partial(store.counts, table)
@@ -96,20 +100,32 @@ class _Packing:
     def files(self, rows: pa.Table, level: int = DENSEST) -> list[bytes]:
         return packed(ordered(slimmed(rows) if self._slim else rows, self._cells), level=level)
 
-    def by_cells(self) -> Iterator[bytes]:
+    def by_cells(self, before: Sequence[Path]) -> Iterator[bytes]:
         """Cells that answer alike side by side, as many at a time as should make one file, by what those before them took."""
         counts = self._counts()
         waiting = [name for name in alike(self._cells, counts) if name not in self._dropped]
         step = float(AT_ONCE)
-        while waiting:
-            ends = np.cumsum([counts[name] for name in waiting])
-            many = max(1, int(np.searchsorted(ends, step, side="right")))
-            rows = self.rows(waiting[:many])
-            waiting = waiting[many:]
-            if rows.num_rows:
-                made = self.files(rows, QUICK)
-                yield from made
-                step = rows.num_rows * min(IN_MEMORY / rows.nbytes, 0.95 * LARGEST / sum(map(len, made)))
+        with self._by_some(waiting, before) as read:
+            while waiting:
+                ends = np.cumsum([counts[name] for name in waiting])
+                many = max(1, int(np.searchsorted(ends, step, side="right")))
+                rows = read(waiting[:many])
+                waiting = waiting[many:]
+                if rows.num_rows:
+                    made = self.files(rows, QUICK)
+                    yield from made
+                    step = rows.num_rows * min(IN_MEMORY / rows.nbytes, 0.95 * LARGEST / sum(map(len, made)))
+
+    @contextmanager
+    def _by_some(self, cells: list[str], before: Sequence[Path]) -> Iterator[Callable[[list[str]], pa.Table]]:
+        """What reads the rows of neighbours among these cells. Parts have all cells of a job, so those are regrouped; scores
+        were written some cells after the other."""
+        if self._table != "responses":
+            yield self.rows
+            return
+        rows = (group for path in sorted(before) for group in self._store.read_by_group(self._table, path))
+        with Regrouped(self._store.root / self._table, SCHEMAS[self._table], rows, cells) as regrouped:
+            yield lambda names: newest(regrouped.of(names))
 
 
 def _replace(folder: Path, before: list[Path], files: Iterable[bytes]) -> None:

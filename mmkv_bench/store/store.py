@@ -366,6 +366,12 @@ class Store:
         with self._telling_unchecked():
             return parts.read_file(path, parts.of_columns(table, columns, coded), None, self.unchecked)
 
+    def read_by_group(self, table: str, path: Path) -> Iterator[pa.Table]:
+        """The same in all columns, one row group after the other: of a large file all rows fit into no memory."""
+        self._check_version()
+        with self._telling_unchecked():
+            yield from parts.read_by_group(path, SCHEMAS[table], self.unchecked)
+
     @contextmanager
     def _telling_unchecked(self) -> Iterator[None]:
         warned = bool(self.unchecked)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 from store_examples import metric_row, response, sample_score
 
 from mmkv_bench.errors import StoreError
+from mmkv_bench.store import repack
 from mmkv_bench.store.store import Store
 
 
@@ -71,6 +73,18 @@ def main(root: Path) -> None:
     with fresh.writer("w") as writer:
         writer.commit([response(0)])
     assert ids(fresh) == ["s0000"]
+
+    # Packing what memory does not hold: what is put aside for it needs room, too.
+    with store.writer("w") as writer:
+        writer.commit([response(3, answer=os.urandom(1 << 15).hex())])
+    repack.AT_ONCE = 1
+    rows, parts = store.responses(), sorted((root / "responses").iterdir())
+    limit(1 << 15)
+    refused(store.pack, "packing failed", "Free space")
+    limit(resource.RLIM_INFINITY)
+    assert store.responses().equals(rows) and sorted((root / "responses").iterdir()) == parts
+    store.pack()
+    assert store.responses().equals(rows) and sorted((root / "responses").iterdir()) != parts
 
     # A full disk while an exception is under way: the exception stays the one that is seen.
     try:

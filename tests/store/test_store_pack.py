@@ -9,15 +9,18 @@ import os
 import shutil
 import signal
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from crash_points import die_before
 from store_examples import cell, failed, metric_row, response, sample_score
 
 from mmkv_bench.errors import StoreError
-from mmkv_bench.store import repack
+from mmkv_bench.store import regrouped, repack
 from mmkv_bench.store.packing import packed
+from mmkv_bench.store.regrouped import Regrouped
 from mmkv_bench.store.schema import SLIM
 from mmkv_bench.store.slim import chosen
 from mmkv_bench.store.store import Store
@@ -84,29 +87,32 @@ def test_files_stay_below_a_size_and_no_cell_is_in_two(tmp_path):
     assert len(packed(rows, 1)) == 30, "a cell stays whole"
 
 
-@each("slim", (False, True))
-def test_a_large_store_is_packed_some_cells_at_a_time(tmp_path, monkeypatch, slim):
+@each("slim, lot", [(False, 1), (True, 1 << 20)])
+def test_a_large_store_is_packed_some_cells_at_a_time(tmp_path, monkeypatch, slim, lot):
     names = [f"c{number}" for number in range(9)]
     store = Store(tmp_path / "rows")
     store.write_cells([cell(name, budget_entries=9 - i) for i, name in enumerate(names[:-1])])
     with store.writer("w") as writer:
         for i in range(5):
             writer.commit([response(i, name) for name in names[: 9 - i % 2]])
+    with store.writer("v") as writer:  # made again: the newer row counts
+        writer.commit([response(3, name, answer="again") for name in names[:4]])
     for name in names:
         store.write_scores(name, [sample_score(i, name, value=0.5) for i in range(5)], [metric_row(name, value=0.5)])
     whole = Store(shutil.copytree(store.root, tmp_path / "whole"))
     whole.pack(slim)
     read: list[list[str]] = []
-    responses = Store.responses
+    of = Regrouped.of
 
-    def reading(self, cells=None, columns=None, coded=False):
-        if columns is None:
-            read.append(cells)
-        return responses(self, cells, columns, coded)
+    def reading(self, cells):
+        read.append(cells)
+        return of(self, cells)
 
-    monkeypatch.setattr(Store, "responses", reading)
+    monkeypatch.setattr(Regrouped, "of", reading)
     monkeypatch.setattr(repack, "AT_ONCE", 10)
     monkeypatch.setattr(repack, "IN_MEMORY", 1)
+    monkeypatch.setattr(regrouped, "LOT", lot)
+    monkeypatch.setattr(regrouped, "BATCH", 8)
     store.pack(slim)
     assert read[0] == ["c7", "c6"] and [name for own in read for name in own] == [*names[7::-1], "c8"], (
         "alike, unknown last"
@@ -114,6 +120,24 @@ def test_a_large_store_is_packed_some_cells_at_a_time(tmp_path, monkeypatch, sli
     monkeypatch.undo()
     assert content(Store(store.root)) == content(Store(whole.root))
     assert len(files(store)) > len(files(whole)) and not [name for name in files(store) if "packed-" not in name]
+
+
+def test_regrouped_rows_are_those_of_the_cells_in_the_order_in_which_they_came(tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+    for lot, batch in ((1, 1), (600, 5), (1 << 20, 5), (1 << 20, 1 << 20)):
+        monkeypatch.setattr(regrouped, "LOT", lot)
+        monkeypatch.setattr(regrouped, "BATCH", batch)
+        cells = rng.integers(0, 9, 60)
+        rows = pa.table({"cell": [f"c{cell}" for cell in cells], "n": range(60), "l": [[cell] * 3 for cell in cells]})
+        wanted = [f"c{cell}" for cell in rng.permutation(9)[:7]] + ["c9"]
+        tables = [rows.slice(start, 20) for start in (0, 20, 40)]
+        with Regrouped(tmp_path, rows.schema, tables, wanted) as found:
+            for start, end in ((0, 3), (3, 4), (2, 7), (7, 8), (0, 8)):
+                for name in wanted[start:end]:
+                    own = found.of(wanted[start:end])
+                    assert own.filter(pc.equal(own["cell"], name)).equals(rows.filter(pc.equal(rows["cell"], name)))
+                assert set(own["cell"].to_pylist()) <= set(wanted[start:end])
+        assert not list(tmp_path.iterdir()), "nothing is left"
 
 
 def test_slim_rows_lose_what_the_schema_lists_and_nothing_else(tmp_path):
