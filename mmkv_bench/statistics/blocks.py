@@ -35,6 +35,11 @@ class Samples:
         return np.unique(np.asarray(self.clusters), return_inverse=True)[1].reshape(-1)
 
     @cached_property
+    def by_cluster(self) -> np.ndarray:
+        """The samples, those of a cluster together, int [n]: of every pair's common samples none are sorted again."""
+        return np.argsort(self.index, kind="stable")
+
+    @cached_property
     def count(self) -> int:
         """How many clusters there are."""
         return int(self.index.max(initial=-1)) + 1
@@ -142,9 +147,14 @@ def _pieces(samples: Samples, a: np.ndarray, b: np.ndarray, pairs: np.ndarray) -
 
 def _cluster_sums(samples: Samples, members: np.ndarray, common: np.ndarray) -> ClusterSums:
     """Sums over all clusters of the column, 0 in those that hold none of the common samples."""
-    held, index = np.unique(samples.index[common], return_inverse=True)
-    found = cluster_sums(samples.scores[members][:, common], index.reshape(-1), len(held), samples.aggregator)
-    if len(held) == samples.count:
+    own = samples.by_cluster[common[samples.by_cluster]]
+    index = samples.index[own]
+    held = np.bincount(index, minlength=samples.count) > 0
+    whole = bool(held.all())
+    if not whole:
+        index = (np.cumsum(held) - 1)[index]
+    found = cluster_sums(samples.scores[members[:, None], own], index, np.count_nonzero(held), samples.aggregator)
+    if whole:
         return found
     sums, sizes = np.zeros((len(members), samples.count)), np.zeros(samples.count)
     sums[:, held], sizes[held] = found.sums, found.sizes

@@ -55,9 +55,11 @@ def cluster_sums(
 
 def _by_cluster(scores: np.ndarray, index: np.ndarray, count: int) -> np.ndarray:
     """Sums of [m, n, ...] over the samples of each cluster, [m, count, ...]."""
-    order = np.argsort(index, kind="stable")
-    starts = np.searchsorted(index[order], np.arange(count))
-    return np.add.reduceat(scores[:, order], starts, axis=1)
+    if (index[1:] < index[:-1]).any():
+        order = np.argsort(index, kind="stable")
+        index, scores = index[order], scores[:, order]
+    sizes = np.bincount(index, minlength=count)
+    return np.add.reduceat(scores, np.cumsum(sizes) - sizes, axis=1)
 
 
 def _left_out(
