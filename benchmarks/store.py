@@ -8,8 +8,9 @@ Two stores, each also made at half the rows: `wide`, 10,000 cells x 100 samples 
 its own part), and `deep`, 200 cells x 20,000 samples (one job, a part every 256 samples). Cells and parts are files as a run
 writes them, rows fill every column that a run of the embedded model fills. They are made in a temporary folder (`--keep`
 names another, which stays, and where an interrupted bench goes on; pages too, blank behind the frozen ones: no measurement looks
-at a picture). Each measurement is a process of its own, half and whole one after the other: CPU time of all threads, user and
-system, imports included, and the largest resident set.
+at a picture). Each measurement is a process of its own: CPU time of all threads, user and system, imports included, and the
+largest resident set. A machine's pace moves by a fifth within an hour, and with what runs beside, so that beside the whole two
+stores of half the rows are measured, one after the other; their mean is what the whole is held against.
 
 - resume: what a finished run of all cells reads before it says so; one job: of the cells of one model alone.
 - status: the command; again: with the index that the first one left.
@@ -31,7 +32,6 @@ import contextlib
 import datetime
 import importlib.metadata
 import io
-import itertools
 import json
 import os
 import platform
@@ -41,6 +41,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -286,29 +287,47 @@ def size(folder: Path) -> tuple[int, float]:
     return len(files), sum(path.stat().st_size for path in files) / 2**20
 
 
+def made(folder: Path, cells: int, samples: int, like: Path | None = None) -> None:
+    """A store for measurements; like: one of the same size, which it is a copy of."""
+    shutil.rmtree(folder, ignore_errors=True)  # perhaps half made
+    if like is None:
+        words = [sys.executable, __file__, "--make", str(cells), "--samples", str(samples), "--keep", str(folder)]
+        subprocess.run(words, check=True, env=pages_cache(folder))
+    else:
+        shutil.copytree(like, folder)
+    folder.with_suffix(".json").write_text(json.dumps({"size": size(folder)}))
+
+
+def noted(what: str, folder: Path, samples: int) -> dict[str, float]:
+    """`measured`, once for each store: an interrupted bench goes on where it was."""
+    notes = folder.with_suffix(".json")
+    known = json.loads(notes.read_text())
+    used: dict[str, float] = known.get(what) or measured(what, folder, samples)
+    notes.write_text(json.dumps(known | {what: used}))
+    print(f"{folder.name} {what}: {used['cpu']:.2f} s CPU, {used['mib']:.0f} MiB", file=sys.stderr, flush=True)
+    return used
+
+
 def compared(shape: str, scale: float, folder: Path, measures: Sequence[str]) -> list[str]:
     """Lines of one shape: each measurement at its size and at half the rows."""
     cells, samples = SHAPES[shape]
     cells, samples = (int(cells * scale), samples) if shape == "wide" else (cells, int(samples * scale))
-    halves = {"half": (cells // 2, samples) if shape == "wide" else (cells, samples // 2), "whole": (cells, samples)}
-    folders = {name: folder / f"{shape}-{name}-{count}-{of_each}" for name, (count, of_each) in halves.items()}
+    half = (cells // 2, samples) if shape == "wide" else (cells, samples // 2)
+    sizes = {"half": half, "again": half, "whole": (cells, samples)}
+    folders = {name: folder / f"{shape}-{name}-{count}-{of_each}" for name, (count, of_each) in sizes.items()}
     for name, own in folders.items():
         if not own.with_suffix(".json").exists():
-            shutil.rmtree(own, ignore_errors=True)  # perhaps half made
-            count, of_each = map(str, halves[name])
-            subprocess.run(
-                [sys.executable, __file__, "--make", count, "--samples", of_each, "--keep", str(own)],
-                check=True,
-                env=pages_cache(own),
-            )
-            own.with_suffix(".json").write_text(json.dumps({"size": size(own)}))
-    found: dict[str, dict[str, dict[str, float]]] = {what: {} for what in measures}
-    # Half and whole one after the other, so that what else the machine does meanwhile slows both.
-    for what, (name, own) in itertools.product(measures, folders.items()):
-        known = json.loads(own.with_suffix(".json").read_text())  # an interrupted bench goes on where it was
-        used = found[what][name] = known.get(what) or measured(what, own, halves[name][1])
-        own.with_suffix(".json").write_text(json.dumps(known | {what: used}))
-        print(f"{own.name} {what}: {used['cpu']:.2f} s CPU, {used['mib']:.0f} MiB", file=sys.stderr, flush=True)
+            made(own, *sizes[name], folders["half"] if name == "again" else None)
+
+    def taken(what: str, *names: str) -> list[dict[str, float]]:
+        return [noted(what, folders[name], sizes[name][1]) for name in names]
+
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    with ThreadPoolExecutor(2 if (os.cpu_count() or 1) > 1 else 1) as pool:
+        for what in measures:
+            whole, halves = pool.submit(taken, what, "whole"), pool.submit(taken, what, "half", "again")
+            mean = {key: sum(used[key] for used in halves.result()) / 2 for key in ("cpu", "mib")}
+            found[what] = {"whole": whole.result()[0], "half": mean}
     files, mib = json.loads(folders["whole"].with_suffix(".json").read_text())["size"]
     lines = [f"`{shape}`: {cells:,} cells x {samples:,} samples, {files:,} files, {mib:,.0f} MiB unscored.", ""]
     lines += ["| | CPU s | of half the rows | ratio | peak MiB | goal |", "| --- | --- | --- | --- | --- | --- |"]

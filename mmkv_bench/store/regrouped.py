@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
+from typing import IO
 
 import numpy as np
 import pyarrow as pa
@@ -24,40 +25,33 @@ BATCH = 1 << 10
 """Rows of a batch, or those that a lot has of a cell: what is read for a cell has no more rows of its neighbours."""
 
 
-class Regrouped:
-    """A context manager; closing it frees the disk.
+@contextmanager
+def regrouped(folder: Path, schema: pa.Schema, rows: Iterable[pa.Table], cells: Sequence[str]) -> Iterator[Regrouped]:
+    """The rows of `cells`, to be asked for in their order, some neighbours at a time.
 
     Args:
-        folder: where there is room for the rows, compressed.
-        schema: that of the rows; rows: as they come, any number of tables.
-        cells: all that are wanted, in the order in which they are asked for.
+        folder: where there is room for all rows, compressed; what they take is free again at the end.
+        rows: as they come, of any cells and in any number of tables of this schema.
 
     Raises:
         OSError: the disk is full or refuses.
     """
+    with tempfile.TemporaryFile(dir=folder) as file:
+        yield Regrouped(file, schema, rows, cells)
 
-    def __init__(self, folder: Path, schema: pa.Schema, rows: Iterable[pa.Table], cells: Sequence[str]) -> None:
+
+class Regrouped:
+    """See `regrouped`."""
+
+    def __init__(self, file: IO[bytes], schema: pa.Schema, rows: Iterable[pa.Table], cells: Sequence[str]) -> None:
         self._schema, self._cells = schema, pa.array(cells, pa.string())
         self._place = {cell: place for place, cell in enumerate(cells)}
         self._ends: list[tuple[int, int]] = []  # of each batch the places of its first and its last cell
-        self._file = tempfile.TemporaryFile(dir=folder)
-        try:
-            with pa.ipc.new_file(self._file, schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
-                for lot in _lots(rows):
-                    self._write(writer, lot)
-            self._file.flush()
-        except BaseException:
-            self._file.close()
-            raise
-        self._reader = pa.ipc.open_file(pa.PythonFile(self._file, mode="r"))
-
-    def __enter__(self) -> Regrouped:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._file.close()
+        with pa.ipc.new_file(file, schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
+            for lot in _lots(rows):
+                self._write(writer, lot)
+        file.flush()
+        self._reader = pa.ipc.open_file(pa.PythonFile(file, mode="r"))
 
     def of(self, cells: Sequence[str]) -> pa.Table:
         """The rows of these cells, neighbours in the order; those of a cell in the order in which they came."""

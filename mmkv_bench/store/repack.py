@@ -17,7 +17,7 @@ from mmkv_bench.store.files import disk_errors, sync_folder, write_bytes
 from mmkv_bench.store.interface import Opened
 from mmkv_bench.store.packing import DENSEST, LARGEST, QUICK, alike, is_packed, ordered, packed
 from mmkv_bench.store.parts import newest
-from mmkv_bench.store.regrouped import Regrouped
+from mmkv_bench.store.regrouped import regrouped
 from mmkv_bench.store.schema import SCHEMAS
 from mmkv_bench.store.sealed import number_of_rows
 from mmkv_bench.store.slim import slim as slimmed
@@ -124,8 +124,8 @@ class _Packing:
             yield self.rows
             return
         rows = (group for path in sorted(before) for group in self._store.read_by_group(self._table, path))
-        with Regrouped(self._store.root / self._table, SCHEMAS[self._table], rows, cells) as regrouped:
-            yield lambda names: newest(regrouped.of(names))
+        with regrouped(self._store.root / self._table, SCHEMAS[self._table], rows, cells) as found:
+            yield lambda names: newest(found.of(names))
 
 
 def _replace(folder: Path, before: list[Path], files: Iterable[bytes]) -> None:

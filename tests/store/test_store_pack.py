@@ -131,7 +131,7 @@ def test_regrouped_rows_are_those_of_the_cells_in_the_order_in_which_they_came(t
         rows = pa.table({"cell": [f"c{cell}" for cell in cells], "n": range(60), "l": [[cell] * 3 for cell in cells]})
         wanted = [f"c{cell}" for cell in rng.permutation(9)[:7]] + ["c9"]
         tables = [rows.slice(start, 20) for start in (0, 20, 40)]
-        with Regrouped(tmp_path, rows.schema, tables, wanted) as found:
+        with regrouped.regrouped(tmp_path, rows.schema, tables, wanted) as found:
             for start, end in ((0, 3), (3, 4), (2, 7), (7, 8), (0, 8)):
                 for name in wanted[start:end]:
                     own = found.of(wanted[start:end])
