@@ -153,7 +153,7 @@ def _cluster_sums(samples: Samples, members: np.ndarray, common: np.ndarray) -> 
     whole = bool(held.all())
     if not whole:
         index = (np.cumsum(held) - 1)[index]
-    found = cluster_sums(samples.scores[members[:, None], own], index, np.count_nonzero(held), samples.aggregator)
+    found = cluster_sums(samples.scores[members[:, None], own], index, int(held.sum()), samples.aggregator)
     if whole:
         return found
     sums, sizes = np.zeros((len(members), samples.count)), np.zeros(samples.count)
