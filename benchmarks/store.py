@@ -10,7 +10,8 @@ writes them, rows fill every column that a run of the embedded model fills. They
 names another, which stays, and where an interrupted bench goes on; pages too, blank behind the frozen ones: no measurement looks
 at a picture). Each measurement is a process of its own: CPU time of all threads, user and system, imports included, and the
 largest resident set. A machine's pace moves by a fifth within an hour, and with what runs beside, so that beside the whole two
-stores of half the rows are measured, one after the other; their mean is what the whole is held against.
+stores of half the rows are measured, one after the other (with one core after it); their mean is what the whole is held
+against.
 
 - resume: what a finished run of all cells reads before it says so; one job: of the cells of one model alone.
 - status: the command; again: with the index that the first one left.
@@ -287,14 +288,14 @@ def size(folder: Path) -> tuple[int, float]:
     return len(files), sum(path.stat().st_size for path in files) / 2**20
 
 
-def made(folder: Path, cells: int, samples: int, like: Path | None = None) -> None:
-    """A store for measurements; like: one of the same size, which it is a copy of."""
+def make_for(folder: Path, cells: int, samples: int, like: Path | None = None) -> None:
+    """A store for measurements; like: one of the same size, which it is a copy of as long as that was not measured."""
     shutil.rmtree(folder, ignore_errors=True)  # perhaps half made
-    if like is None:
+    if like is not None and list(json.loads(like.with_suffix(".json").read_text())) == ["size"]:
+        shutil.copytree(like, folder)
+    else:
         words = [sys.executable, __file__, "--make", str(cells), "--samples", str(samples), "--keep", str(folder)]
         subprocess.run(words, check=True, env=pages_cache(folder))
-    else:
-        shutil.copytree(like, folder)
     folder.with_suffix(".json").write_text(json.dumps({"size": size(folder)}))
 
 
@@ -317,7 +318,7 @@ def compared(shape: str, scale: float, folder: Path, measures: Sequence[str]) ->
     folders = {name: folder / f"{shape}-{name}-{count}-{of_each}" for name, (count, of_each) in sizes.items()}
     for name, own in folders.items():
         if not own.with_suffix(".json").exists():
-            made(own, *sizes[name], folders["half"] if name == "again" else None)
+            make_for(own, *sizes[name], folders["half"] if name == "again" else None)
 
     def taken(what: str, *names: str) -> list[dict[str, float]]:
         return [noted(what, folders[name], sizes[name][1]) for name in names]
@@ -326,8 +327,10 @@ def compared(shape: str, scale: float, folder: Path, measures: Sequence[str]) ->
     with ThreadPoolExecutor(2 if (os.cpu_count() or 1) > 1 else 1) as pool:
         for what in measures:
             whole, halves = pool.submit(taken, what, "whole"), pool.submit(taken, what, "half", "again")
-            mean = {key: sum(used[key] for used in halves.result()) / 2 for key in ("cpu", "mib")}
-            found[what] = {"whole": whole.result()[0], "half": mean}
+            found[what] = {
+                "whole": whole.result()[0],
+                "half": {"cpu": sum(used["cpu"] for used in halves.result()) / 2},
+            }
     files, mib = json.loads(folders["whole"].with_suffix(".json").read_text())["size"]
     lines = [f"`{shape}`: {cells:,} cells x {samples:,} samples, {files:,} files, {mib:,.0f} MiB unscored.", ""]
     lines += ["| | CPU s | of half the rows | ratio | peak MiB | goal |", "| --- | --- | --- | --- | --- | --- |"]

@@ -109,14 +109,14 @@ def score_dataset(
     from mmkv_bench.evaluation import Scorer, release
     from mmkv_bench.run.answers import Answers
     from mmkv_bench.run.measuring import Measuring
-    from mmkv_bench.store.packing import alike
+    from mmkv_bench.store.packing import alike, arranged
 
     stale = set(unscored(store, cells, judge) if stale is None else stale)
     if not stale:
         return 0
     described = store.cells([cell.cell for cell in cells])
     named = {cell.cell: cell for cell in cells}
-    cells = [named[name] for name in alike(described, named)]  # as they lie in files
+    cells = [named[name] for name in arranged(named, alike(described))]  # as they lie in files
     answers = Answers(store, list(named))
     scored, measuring = _Scored(store, described, stale), Measuring(store, cells, answers.reach)
     del described

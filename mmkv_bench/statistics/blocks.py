@@ -10,6 +10,7 @@ import numpy as np
 
 from mmkv_bench.statistics.influence import ClusterSums, cluster_sums
 from mmkv_bench.statistics.intervals import Aggregator
+from mmkv_bench.statistics.metric_kinds import Pooled
 
 _BLOCK = 1 << 20  # entries of pairs x clusters at a time
 _ROUNDING = 1e-12  # of the largest sum: what is smaller is a difference of the order of addition
@@ -147,13 +148,15 @@ def _pieces(samples: Samples, a: np.ndarray, b: np.ndarray, pairs: np.ndarray) -
 
 def _cluster_sums(samples: Samples, members: np.ndarray, common: np.ndarray) -> ClusterSums:
     """Sums over all clusters of the column, 0 in those that hold none of the common samples."""
-    own = samples.by_cluster[common[samples.by_cluster]]
+    pooled = samples.aggregator is None or isinstance(samples.aggregator, Pooled)
+    # A function sees the samples in their order.
+    own = samples.by_cluster[common[samples.by_cluster]] if pooled else np.flatnonzero(common)
     index = samples.index[own]
     held = np.bincount(index, minlength=samples.count) > 0
     whole = bool(held.all())
     if not whole:
         index = (np.cumsum(held) - 1)[index]
-    found = cluster_sums(samples.scores[members[:, None], own], index, int(held.sum()), samples.aggregator)
+    found = cluster_sums(samples.scores[members].take(own, axis=1), index, int(held.sum()), samples.aggregator)
     if whole:
         return found
     sums, sizes = np.zeros((len(members), samples.count)), np.zeros(samples.count)

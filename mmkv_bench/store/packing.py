@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -31,23 +31,25 @@ def is_packed(path: Path) -> bool:
     return path.name == "packed.parquet" or path.name.startswith("packed-")
 
 
-def alike(cells: pa.Table, names: Iterable[str] | None = None) -> list[str]:
-    """The cells of the table `cells`, neighbours in dataset, method and budget side by side; names: of these alone, and those
-    that are in no row of it last."""
-    known = cells.select(ALIKE).sort_by([(name, "ascending") for name in ALIKE])["cell"].to_pylist()
-    if names is None:
-        return known
+def alike(cells: pa.Table) -> list[str]:
+    """The cells of the table `cells`, neighbours in dataset, method and budget side by side."""
+    described = cells.select(ALIKE).combine_chunks()
+    return described.sort_by([(name, "ascending") for name in ALIKE])["cell"].to_pylist()
+
+
+def arranged(names: Iterable[str], order: Iterable[str]) -> list[str]:
+    """Cells in that order, and those that are not in it last."""
     wanted = set(names)
-    return [name for name in known if name in wanted] + sorted(wanted.difference(known))
+    known = [name for name in order if name in wanted]
+    return known + sorted(wanted.difference(known))
 
 
-def ordered(rows: pa.Table, cells: pa.Table) -> pa.Table:
-    """`rows` of any table with those of similar cells together: neighbours in dataset, method and budget.
+def ordered(rows: pa.Table, order: Sequence[str]) -> pa.Table:
+    """`rows` of any table with those of a cell together, in the order of the cells.
 
-    Rows of one cell stay in the order they have; cells that are in no row of `cells` come last.
+    Rows of one cell stay in the order they have; those of cells that are not in it come last.
     """
-    known = pa.array(alike(cells), pa.string())
-    place = pc.index_in(rows["cell"], value_set=known).fill_null(len(known)).to_numpy()
+    place = pc.index_in(rows["cell"], value_set=pa.array(order, pa.string())).fill_null(len(order)).to_numpy()
     return rows.take(np.argsort(place, kind="stable"))
 
 

@@ -21,7 +21,7 @@ from mmkv_bench.store.sealed import KEY, Damaged, opened, sealed, write_sealed
 _RETRIES = 20
 ROW_GROUP = 1 << 13  # rows of a part above which it has several row groups, each of about so many
 CODED = pa.dictionary(pa.int32(), pa.string())
-GROUPS_HELD = 1 << 16  # cells of a file's row groups that are remembered
+GROUPS_HELD = 1 << 18  # cells of a file's row groups that are remembered
 _cells_of_groups: dict[bytes, dict[int, frozenset[str]]] = {}  # digest of a file -> of its row groups
 
 
@@ -190,8 +190,9 @@ def read_by_group(path: Path, schema: pa.Schema, unchecked: set[Path] | None) ->
 def _as(path: Path, rows: pa.Table, schema: pa.Schema) -> pa.Table:
     """Rows as this version has them; columns that may be null can be newer than the file."""
     _check_version(path, rows)
+    held = set(rows.column_names)
     for field in schema:
-        if field.name not in rows.column_names and field.nullable:
+        if field.name not in held and field.nullable:
             rows = rows.append_column(field, pa.nulls(rows.num_rows, field.type))
     return rows.select(schema.names).cast(schema)
 

@@ -8,21 +8,22 @@ name, which is gone with the process however that ends. A block of cells is then
 from __future__ import annotations
 
 import tempfile
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from mmkv_bench.store.parts import column_of, places, runs
+from mmkv_bench.errors import StoreError
+from mmkv_bench.store.parts import column_of, is_in, no_rows, places, runs, texts_of
 
 LOT = 256 << 20
-"""Bytes of rows in memory that are sorted together."""
+"""Bytes of rows that are sorted together; sorting takes as much again, and so may the last table that came."""
 BATCH = 1 << 10
-"""Rows of a batch, or those that a lot has of a cell: what is read for a cell has no more rows of its neighbours."""
+"""Rows after which a batch ends, with the cell that it is at."""
 
 
 @contextmanager
@@ -36,44 +37,65 @@ def regrouped(folder: Path, schema: pa.Schema, rows: Iterable[pa.Table], cells: 
     Raises:
         OSError: the disk is full or refuses.
     """
-    with tempfile.TemporaryFile(dir=folder) as file:
+    with tempfile.TemporaryFile(dir=folder, prefix=".", suffix=".tmp") as file:
         yield Regrouped(file, schema, rows, cells)
+
+
+class _Batch(NamedTuple):
+    """Rows in the file: the places of the first and the last cell, where they begin, how long they are, their checksum."""
+
+    first: int
+    last: int
+    start: int
+    length: int
+    crc: int
 
 
 class Regrouped:
     """See `regrouped`."""
 
     def __init__(self, file: IO[bytes], schema: pa.Schema, rows: Iterable[pa.Table], cells: Sequence[str]) -> None:
-        self._schema, self._cells = schema, pa.array(cells, pa.string())
+        self._file, self._schema, self._cells = file, schema, list(cells)
         self._place = {cell: place for place, cell in enumerate(cells)}
-        self._ends: list[tuple[int, int]] = []  # of each batch the places of its first and its last cell
-        with pa.ipc.new_file(file, schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
-            for lot in _lots(rows):
-                self._write(writer, lot)
+        self._batches = [batch for lot in _lots(rows) for batch in self._written(lot)]
         file.flush()
-        self._reader = pa.ipc.open_file(pa.PythonFile(file, mode="r"))
 
     def of(self, cells: Sequence[str]) -> pa.Table:
-        """The rows of these cells, neighbours in the order; those of a cell in the order in which they came."""
+        """The rows of these cells, neighbours in the order; those of a cell in the order in which they came.
+
+        Raises StoreError where the disk gives back other bytes than it was given.
+        """
         first, last = self._place[cells[0]], self._place[cells[-1]]
         assert last - first == len(cells) - 1, "cells that stand together"
-        batches = [
-            self._reader.get_batch(number)
-            for number, (start, end) in enumerate(self._ends)
-            if start <= last and end >= first
-        ]
-        found = pa.Table.from_batches(batches, self._schema)
-        return found.filter(pc.is_in(found["cell"], value_set=self._cells.slice(first, len(cells))))
+        found = [self._read(batch) for batch in self._batches if batch.first <= last and batch.last >= first]
+        rows = pa.concat_tables([no_rows(self._schema), *found])
+        return rows.filter(is_in(rows["cell"], texts_of(list(cells))))
 
-    def _write(self, writer: pa.RecordBatchWriter, lot: pa.Table) -> None:
-        lot = lot.combine_chunks()
-        place = places(lot["cell"], self._cells)
+    def _written(self, lot: pa.Table) -> Iterator[_Batch]:
+        place = places(lot["cell"], texts_of(self._cells))
         order = np.argsort(place, kind="stable")
         order = order[np.count_nonzero(place < 0) :]  # others' rows
         for start, end in runs(place[order], BATCH):
-            for batch in lot.take(column_of(order[start:end])).to_batches():
-                writer.write_batch(batch)
-                self._ends.append((int(place[order[start]]), int(place[order[end - 1]])))
+            data = _bytes(lot.take(column_of(order[start:end])))
+            first, last = (int(place[order[row]]) for row in (start, end - 1))
+            yield _Batch(first, last, self._file.tell(), len(data), zlib.crc32(data))
+            self._file.write(data)
+
+    def _read(self, batch: _Batch) -> pa.Table:
+        self._file.seek(batch.start)
+        data = self._file.read(batch.length)
+        if zlib.crc32(data) != batch.crc:
+            raise StoreError(
+                "Rows that were put aside came back from the disk as others; the store has them as they were. Check the disk."
+            )
+        return pa.ipc.open_stream(data).read_all()
+
+
+def _bytes(rows: pa.Table) -> memoryview:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
+        writer.write_table(rows)
+    return memoryview(sink.getvalue())
 
 
 def _lots(rows: Iterable[pa.Table]) -> Iterator[pa.Table]:
@@ -83,7 +105,12 @@ def _lots(rows: Iterable[pa.Table]) -> Iterator[pa.Table]:
         waiting.append(table)
         size += table.nbytes
         if size >= LOT:
-            yield pa.concat_tables(waiting)
-            waiting, size = [], 0
+            lot, waiting, size = _one(waiting), [], 0
+            yield lot
     if waiting:
-        yield pa.concat_tables(waiting)
+        yield _one(waiting)
+
+
+def _one(tables: Sequence[pa.Table]) -> pa.Table:
+    """In one piece: whoever takes rows of many copies all of them every time."""
+    return pa.concat_tables(tables).combine_chunks()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from mmkv_bench.errors import StoreError
 from mmkv_bench.store.digests import checksum
 from mmkv_bench.store.files import disk_errors, sync_folder, write_bytes
 from mmkv_bench.store.interface import Opened
-from mmkv_bench.store.packing import DENSEST, LARGEST, QUICK, alike, is_packed, ordered, packed
+from mmkv_bench.store.packing import DENSEST, LARGEST, QUICK, alike, arranged, is_packed, ordered, packed
 from mmkv_bench.store.parts import newest
 from mmkv_bench.store.regrouped import regrouped
 from mmkv_bench.store.schema import SCHEMAS
@@ -52,13 +52,16 @@ def _pack(store: Opened, slim: bool) -> int:
             f"{store.root} has samples in journals: a run is writing, or was interrupted; let it finish (the same "
             "command continues it) and pack then"
         )
-    cells, dropped = store.cells(), superseded(store)
+    # Listed before the rows are read: a file that a run adds in between stays.
+    described = store.files("cells")
+    cells = store.cells()
+    order, dropped = alike(cells), superseded(store, cells)
     for table in ("metrics", "samples", "timings", "responses", "cells"):  # cells last: no row is ever without its cell
-        # Listed before the rows are read: a file that a run adds in between stays.
-        before = store.files(table)
-        packing = _Packing(store, table, cells, dropped, slim and table == "responses")
+        before = described if table == "cells" else store.files(table)
+        packing = _Packing(store, table, cells, order, dropped, slim and table == "responses")
         if packing.large(before):
-            _replace(store.root / table, before, packing.by_cells(before))
+            with closing(packing.by_cells(before)) as files:
+                _replace(store.root / table, before, files)
         elif (rows := packing.rows(None)).num_rows:
             _replace(store.root / table, before, packing.files(rows))
     _pack_diagnostics(store)
@@ -77,12 +80,15 @@ def _pack_diagnostics(store: Opened) -> None:
 class _Packing:
     """The packed files of a table, one behind the other.
 
-    cells: the table of that name; dropped: cells that are left out; slim: whether rows lose what `schema.SLIM` lists.
+    cells: the table of that name; order: its cells, as packed files have them; dropped: cells that are left out; slim: whether
+    rows lose what `schema.SLIM` lists.
     """
 
-    def __init__(self, store: Opened, table: str, cells: pa.Table, dropped: set[str], slim: bool) -> None:
-        self._store, self._table, self._cells, self._dropped, self._slim = store, table, cells, dropped, slim
-        own = {"responses": store.responses, "timings": store.timings}
+    def __init__(
+        self, store: Opened, table: str, cells: pa.Table, order: list[str], dropped: set[str], slim: bool
+    ) -> None:
+        self._store, self._table, self._order, self._dropped, self._slim = store, table, order, dropped, slim
+        own = {"responses": store.responses, "timings": store.timings, "cells": lambda _: cells}
         self._read: Callable[..., pa.Table] = own.get(table, partial(store.load, table))
         self._counts = partial(store.counts, table)
 
@@ -98,12 +104,12 @@ class _Packing:
         return rows
 
     def files(self, rows: pa.Table, level: int = DENSEST) -> list[bytes]:
-        return packed(ordered(slimmed(rows) if self._slim else rows, self._cells), level=level)
+        return packed(ordered(slimmed(rows) if self._slim else rows, self._order), level=level)
 
-    def by_cells(self, before: Sequence[Path]) -> Iterator[bytes]:
+    def by_cells(self, before: Sequence[Path]) -> Generator[bytes]:
         """Cells that answer alike side by side, as many at a time as should make one file, by what those before them took."""
         counts = self._counts()
-        waiting = [name for name in alike(self._cells, counts) if name not in self._dropped]
+        waiting = [name for name in arranged(counts, self._order) if name not in self._dropped]
         step = float(AT_ONCE)
         with self._by_some(waiting, before) as read:
             while waiting:
@@ -118,14 +124,23 @@ class _Packing:
 
     @contextmanager
     def _by_some(self, cells: list[str], before: Sequence[Path]) -> Iterator[Callable[[list[str]], pa.Table]]:
-        """What reads the rows of neighbours among these cells. Parts have all cells of a job, so those are regrouped; scores
-        were written some cells after the other."""
+        """What reads the rows of neighbours among these cells. A part has all cells of a job, so answers are regrouped; scores
+        are mostly written as they are packed."""
         if self._table != "responses":
             yield self.rows
             return
-        rows = (group for path in sorted(before) for group in self._store.read_by_group(self._table, path))
+        rows = (group for path in sorted(before) for group in self._groups(path))
         with regrouped(self._store.root / self._table, SCHEMAS[self._table], rows, cells) as found:
             yield lambda names: newest(found.of(names))
+
+    def _groups(self, path: Path) -> Iterator[pa.Table]:
+        try:
+            yield from self._store.read_by_group(self._table, path)
+        except FileNotFoundError:
+            raise StoreError(
+                f"{path} vanished while it was packed: is another program packing or removing files? No row of it is packed; "
+                "pack again when the other has ended."
+            ) from None
 
 
 def _replace(folder: Path, before: list[Path], files: Iterable[bytes]) -> None:

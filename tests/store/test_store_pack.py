@@ -138,6 +138,31 @@ def test_regrouped_rows_are_those_of_the_cells_in_the_order_in_which_they_came(t
                     assert own.filter(pc.equal(own["cell"], name)).equals(rows.filter(pc.equal(rows["cell"], name)))
                 assert set(own["cell"].to_pylist()) <= set(wanted[start:end])
         assert not list(tmp_path.iterdir()), "nothing is left"
+    with regrouped.regrouped(tmp_path, rows.schema, [rows], wanted) as found:
+        found._file.seek(1000)
+        found._file.write(b"?")
+        with pytest.raises(StoreError, match="came back from the disk as others"):
+            found.of(wanted)
+
+
+def test_a_part_that_vanishes_while_it_is_packed_is_named(tmp_path, monkeypatch, capsys):
+    store = filled(tmp_path)
+    monkeypatch.setattr(repack, "AT_ONCE", 1)
+    (part, *_) = sorted((tmp_path / "responses").iterdir())
+
+    def listed(self, table):
+        found = files_of(self, table)
+        if table == "responses":
+            part.unlink(missing_ok=True)
+        return found
+
+    files_of = Store.files
+    monkeypatch.setattr(Store, "files", listed)
+    assert main([str(tmp_path)]) != 0
+    said = capsys.readouterr().err
+    assert f"{part} vanished while it was packed" in said and "Traceback" not in said
+    monkeypatch.undo()
+    assert store.responses().num_rows == 3, "the other part is as it was"
 
 
 def test_slim_rows_lose_what_the_schema_lists_and_nothing_else(tmp_path):
