@@ -27,6 +27,7 @@ _MARK = KEY.encode() + b"\x18\x40"
 WHOLE = 32 << 20
 """Bytes of a file up to which it is read into memory; a larger one is hashed piece by piece and then read from the disk."""
 _PIECE = 1 << 22
+_TAIL = 1 << 16
 _known: dict[State, bool] = {}
 """Files of this process that were hashed, by all that changes with their bytes -> whether they carry a digest."""
 
@@ -132,12 +133,11 @@ def _check(stream: BinaryIO) -> bool:
     stored = stream.read(64)
     digest, at = hashlib.sha256(), 0
     for piece in _pieces(stream):
-        own = bytearray(piece)
-        first, last = max(start - at, 0), min(start + 64 - at, len(own))
+        first, last = max(start - at, 0), min(start + 64 - at, len(piece))
+        at += len(piece)
         if first < last:
-            own[first:last] = _ZEROS[: last - first]
-        digest.update(own)
-        at += len(own)
+            piece = piece[:first] + _ZEROS[: last - first] + piece[last:]
+        digest.update(piece)
     stream.seek(0)
     if digest.hexdigest().encode() != stored:
         raise Damaged("its bytes are not those that were written: the checksum does not match")
@@ -151,13 +151,14 @@ def _pieces(stream: BinaryIO) -> Iterator[bytes]:
 
 
 def _last(stream: BinaryIO, text: bytes) -> int | None:
-    """Where a text stands last in a file, None where it does not."""
-    found, before, at = None, b"", 0
-    for piece in _pieces(stream):
-        joined = before + piece
+    """Where a text stands last in a file, None where it does not: looked for from the end, near which a footer is."""
+    end, after = stream.seek(0, os.SEEK_END), b""
+    while end:
+        start = max(end - _TAIL, 0)
+        stream.seek(start)
+        joined = stream.read(end - start) + after
         place = joined.rfind(text)
         if place >= 0:
-            found = at - len(before) + place
-        at += len(piece)
-        before = joined[-(len(text) - 1) :]
-    return found
+            return start + place
+        end, after = start, joined[: len(text) - 1]
+    return None
