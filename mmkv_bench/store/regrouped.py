@@ -31,7 +31,8 @@ def regrouped(folder: Path, schema: pa.Schema, rows: Iterable[pa.Table], cells: 
     """The rows of `cells`, to be asked for in their order, some neighbours at a time.
 
     Args:
-        folder: where there is room for all rows, some twice what they take as parts; that is free again at the end.
+        folder: where there is room for all rows, some two and a half times what they take as parts and many times what packed
+            ones do; it is free again at the end.
         rows: as they come, of any cells and in any number of tables of this schema.
 
     Raises:

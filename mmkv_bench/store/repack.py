@@ -124,14 +124,20 @@ class _Packing:
 
     @contextmanager
     def _by_some(self, cells: list[str], before: Sequence[Path]) -> Iterator[Callable[[list[str]], pa.Table]]:
-        """What reads the rows of neighbours among these cells. A part has all cells of a job, so answers are regrouped; scores
-        are mostly written as they are packed."""
+        """What reads the rows of neighbours among these cells. A part has all cells of a job, so answers in parts are
+        regrouped; packed ones, and scores mostly, lie as they are packed."""
         if self._table != "responses":
             yield self.rows
             return
-        rows = (group for path in sorted(before) for group in self._groups(path))
+        kept, columns = [path for path in before if is_packed(path)], SCHEMAS[self._table].names
+        parts = sorted(path for path in before if not is_packed(path))
+        rows = (group for path in parts for group in self._groups(path))
         with regrouped(self._store.root / self._table, SCHEMAS[self._table], rows, cells) as found:
-            yield lambda names: newest(found.of(names))
+            yield lambda names: newest(
+                pa.concat_tables(
+                    [self._store.read(self._table, lambda: kept, columns, set(names)), found.of(names)],
+                )
+            )
 
     def _groups(self, path: Path) -> Iterator[pa.Table]:
         try:

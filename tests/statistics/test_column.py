@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from mmkv_bench.statistics.blocks import Samples
+from mmkv_bench.statistics.blocks import Samples, blocks
 from mmkv_bench.statistics.column import compare_column, compare_pairs, holm, mcnemar_p
 from mmkv_bench.statistics.influence import cluster_sums
 from mmkv_bench.statistics.metric_kinds import METEOR, PERPLEXITY
@@ -37,6 +37,20 @@ def test_left_out_clusters_give_a_mean_the_same_sums_as_counting():
     index = np.unique(index, return_inverse=True)[1]
     plain, left_out = (cluster_sums(values, index, index.max() + 1, kind) for kind in (None, lambda x: float(x.mean())))
     np.testing.assert_allclose(left_out.sums, plain.sums, atol=1e-10)
+
+
+def test_a_function_sees_the_samples_that_two_methods_have_in_their_order():
+    rng = np.random.default_rng(0)
+    scores = rng.random((4, 40))
+    scores[rng.random(scores.shape) < 0.1] = np.nan
+    samples = Samples(
+        scores, rng.permutation(np.repeat(np.arange(10), 4)), lambda x: float(x @ np.arange(len(x))), False
+    )
+    a, b = np.triu_indices(4, 1)
+    for block in blocks(samples, a, b, np.arange(6)):
+        for pair, *values in zip(block.at, block.of_a, block.of_b, strict=True):
+            both = scores[:, samples.ok[a[pair]] & samples.ok[b[pair]]]
+            assert values == pytest.approx([samples.aggregator(both[method]) for method in (a[pair], b[pair])])
 
 
 @each("make", [f1, corpus_bleu])
