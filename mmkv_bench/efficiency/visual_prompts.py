@@ -12,7 +12,8 @@ from mmkv_bench.efficiency.kinds import DATASETS, IMAGE, SCHEMES, VIDEO
 from mmkv_bench.efficiency.prompts import sentences
 from mmkv_bench.efficiency.sizing import Rules
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.generation.encode import EncodedPrompt, encode, rendered
+from mmkv_bench.generation.encode import EncodedPrompt, encode
+from mmkv_bench.models.chat_template import rendered
 from mmkv_bench.models.load import LoadedModel
 from mmkv_bench.models.visual_tokens import Limits, image_tokens, video_tokens
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mmkv_bench.errors import DataError, UnsupportedError
 from mmkv_bench.generation.video_inputs import frames_of, video_arguments
+from mmkv_bench.models.chat_template import rendered, tokens_of
 from mmkv_bench.models.families import Family, context_length, token_types
 from mmkv_bench.models.smaller import smaller
 from mmkv_bench.models.video import DEFAULT_FRAMES
@@ -27,6 +28,7 @@ class EncodedPrompt:
         inputs: the processor's tensors, batch dimension 1, without an all-ones attention mask.
         types: int `[1, T]`, 0 text, 1 image, 2 video.
         question_text_before_cut: tokens of the message's own text that stand before its last image or video.
+        rendered: the text that the chat template made; None of a prompt that was made from tokens.
     """
 
     identity: str
@@ -34,6 +36,7 @@ class EncodedPrompt:
     types: Tensor
     encode_s: float = 0.0
     question_text_before_cut: int = 0
+    rendered: str | None = None
 
     @property
     def input_ids(self) -> Tensor:
@@ -120,6 +123,7 @@ def encode(
     inputs = _tensors(processor, text, media)
     tensors = {name: value.to(device) for name, value in inputs.items() if isinstance(value, Tensor)}
     prompt = from_tensors(identity, tensors, family, time.perf_counter() - start)
+    prompt.rendered = text
     prompt.question_text_before_cut = _text_before_media(messages, getattr(processor, "tokenizer", processor))
     if max_prompt_tokens is not None and prompt.length > max_prompt_tokens:
         raise UnsupportedError(
@@ -132,46 +136,6 @@ def encode(
             f"{family.max_context}{_shorter(processor, images, videos) or '; it cannot take this sample'}"
         )
     return prompt
-
-
-def rendered(processor, messages: Sequence[dict]) -> str:
-    """The messages in the processor's chat template, up to where the answer begins, images where the messages have them.
-
-    Some templates (LLaVA-1.5's on the hub) write a message's images before its text, wherever they stand. Where that would
-    move an image, the template gets the message as text, with what it writes for an image in the image's place.
-    """
-    messages = [_in_place(processor, message) for message in messages]
-    return processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-
-
-_PROBE = "mmkvprobe"
-
-
-def _in_place(processor, message: dict) -> dict:
-    parts = message["content"]
-    kinds = [] if isinstance(parts, str) else [part["type"] for part in parts]
-    if "video" in kinds or "image" not in kinds[kinds.index("text") if "text" in kinds else len(kinds) :]:
-        return message  # no image behind a text: no template moves it
-    written = _written_image(processor, message["role"])
-    if written is None:
-        return message
-    text = "".join(written if part["type"] == "image" else part["text"] for part in parts)
-    return message | {"content": [{"type": "text", "text": text}]}
-
-
-def _written_image(processor, role: str) -> str | None:
-    """What a template writes for an image that it puts before the text in front of it; None where it does not move it."""
-    image, probe = {"type": "image"}, {"type": "text", "text": _PROBE}
-
-    def text(*parts: dict) -> str:
-        return processor.apply_chat_template([{"role": role, "content": list(parts)}], tokenize=False)
-
-    alone, behind = text(probe), text(probe, image)
-    marker = getattr(processor, "image_token", None)
-    if not marker or behind.count(marker) != 1 or behind.index(_PROBE) < behind.index(marker):
-        return None
-    start = alone.index(_PROBE)
-    return behind[start : start + len(behind) - len(alone)]
 
 
 def prompt_length(processor, messages: Sequence[dict], images: Sequence = ()) -> int:
@@ -188,8 +152,8 @@ def prompt_length(processor, messages: Sequence[dict], images: Sequence = ()) ->
 
 def _tensors(processor, text: str, media: Mapping[str, Any]) -> Mapping[str, Any]:
     if hasattr(processor, "image_processor") or media:
-        return processor(text=[text], return_tensors="pt", **media)
-    return processor([text], return_tensors="pt", add_special_tokens=False)
+        return processor(text=[text], return_tensors="pt", **media, **tokens_of(processor, text))
+    return processor([text], return_tensors="pt", **tokens_of(processor, text))
 
 
 def _check_counts(processor, family: Family, messages: Sequence[dict], images: Sequence, videos: Sequence) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mmkv_bench.errors import DataError
+from mmkv_bench.models.chat_template import rendered
 
 
 def reference_tokens(processor, messages: Sequence[dict], reference: str) -> tuple[int, ...]:
@@ -24,8 +25,8 @@ def reference_tokens(processor, messages: Sequence[dict], reference: str) -> tup
     if not answer:
         raise DataError("the reference answer is empty; give one, or take ppl out of the dataset's measures")
     turn = {"role": "assistant", "content": [{"type": "text", "text": answer}]}
-    prompt = processor.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
-    whole = processor.apply_chat_template([*messages, turn], tokenize=False, add_generation_prompt=False)
+    prompt = rendered(processor, messages)
+    whole = rendered(processor, [*messages, turn], answering=False)
     rest = whole.removeprefix(prompt)
     lead = len(rest) - len(rest.lstrip())
     if rest == whole or not rest.startswith(answer, lead):

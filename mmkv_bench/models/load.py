@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from mmkv_bench import devices
 from mmkv_bench.errors import ConfigError, UnsupportedError
 from mmkv_bench.models import hub_errors
+from mmkv_bench.models.chat_template import Template, check_media
 from mmkv_bench.models.families import Family, family_of, text_model
 from mmkv_bench.models.limits import apply_limits
 from mmkv_bench.models.shapes import OWN
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 class LoadedModel:
     """A model in eval mode with what is needed to prompt it.
 
-    `processor` is the tokenizer itself for text models; `device` is where inputs go.
+    `processor` is the tokenizer itself for text models; `device` is where inputs go; `prompt_format` is what its chat template
+    makes of one user message that says `chat_template.PROBE`.
     """
 
     name: str
@@ -31,6 +33,7 @@ class LoadedModel:
     family: Family
     device: torch.device
     dtype: str
+    prompt_format: str | None = None
 
 
 def load_config(path: str, revision: str | None = None) -> Any:
@@ -108,20 +111,22 @@ def set_up(
     """A model and its processor, ready to be prompted: eval mode, the wrapped attention in its text layers.
 
     Raises:
-        UnsupportedError: a processor without a chat template.
+        UnsupportedError: a chat template that does not pass prompts on: see `chat_template.Template.of`.
     """
     model = model.eval()
     alone = model.config is text_model(model).config
     model.set_attn_implementation(stock(attention) if alone else {"text_config": stock(attention)})
     tokenizer = getattr(processor, "tokenizer", processor)
-    if getattr(processor, "chat_template", None) is None:
-        raise UnsupportedError(
-            f"{name} has no chat template, so its prompts cannot be rendered; add chat_template.jinja to its folder"
-        )
+    try:
+        template = Template.of(processor)
+        check_media(name, processor)
+    except UnsupportedError as error:
+        raise UnsupportedError(f"{name}: {error}") from error
     if device_map is not None:
         where = model.get_input_embeddings().weight.device
     family = family_of(config, tokenizer)
-    return LoadedModel(name, model, processor, tokenizer, family, where, str(model.dtype).removeprefix("torch."))
+    dtype = str(model.dtype).removeprefix("torch.")
+    return LoadedModel(name, model, processor, tokenizer, family, where, dtype, template.probe)
 
 
 def stock(attention: str) -> str:

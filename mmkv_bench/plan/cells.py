@@ -122,10 +122,14 @@ class Cell:
         return " ".join(parts + ([f"seed={self.seed}"] if self.seed is not None else []))
 
 
-def stored_rows(cells: Iterable[Cell], config: DictConfig, provenance: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Rows of the table `cells`: the cells, under what they are made (`identity.provenance`), and the run's configuration."""
+def stored_rows(
+    cells: Iterable[Cell], config: DictConfig, provenance: Mapping[str, Any], prompt_format: str | None = None
+) -> list[dict[str, Any]]:
+    """Rows of the table `cells`: the cells, under what they are made (`identity.provenance`), and the run's configuration.
+    prompt_format: of the loaded model."""
     origin = ("git_commit", "git_dirty", "versions", "device", "driver", "cpu", "weights")
-    common, resolved = {key: provenance[key] for key in origin}, plain(config)
+    common = {key: provenance[key] for key in origin} | {"prompt_format": prompt_format}
+    resolved = plain(config)
     return [cell.row() | common | {"config": json.dumps(resolved | cell.told(), sort_keys=True)} for cell in cells]
 
 

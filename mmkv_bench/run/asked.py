@@ -13,8 +13,11 @@ if TYPE_CHECKING:
     from mmkv_bench.models.load import LoadedModel
 
 
-def prompt_row(request: Request, dataset: str, fingerprint: str, visual: Sequence[float] | None) -> dict[str, Any]:
-    """The row. dataset: as the cells' rows call it; fingerprint: of the model; visual: of `visual_places`."""
+def prompt_row(
+    request: Request, dataset: str, fingerprint: str, visual: Sequence[float] | None, rendered: str | None
+) -> dict[str, Any]:
+    """The row. dataset: as the cells' rows call it; fingerprint: of the model; visual: of `visual_places`; rendered: the
+    prompt's text."""
     return {
         "prompt_hash": request.prompt_hash,
         "model_fingerprint": fingerprint,
@@ -22,6 +25,7 @@ def prompt_row(request: Request, dataset: str, fingerprint: str, visual: Sequenc
         "sample_id": request.sample_id,
         "doc_id": request.doc_id,
         "question": question_text(request.messages),
+        "rendered": rendered,
         "reference": request.target,
         "media": len(request.images) + len(request.videos),
         "images": request.files or None,

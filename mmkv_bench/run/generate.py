@@ -139,6 +139,7 @@ class Answering:
         self._engine: Engine | None = None
         self._rules: tuple[str, DecodeRules] | None = None
         self._visual: list[float] | None = None  # of the sample at hand
+        self._rendered: str | None = None
 
     def pending(self, sample_id: str) -> int:
         """How many cells have no row for a sample."""
@@ -160,10 +161,10 @@ class Answering:
         pending = [cell for cell in self.cells if request.sample_id not in self.done[cell.cell]]
         specs = [self.specs[cell.cell] for cell in pending]
         identity = f"{request.dataset}/{request.sample_id}"
-        rows, self._visual = list[dict[str, Any]](), None
+        rows, self._visual, self._rendered = list[dict[str, Any]](), None, None
         for results in self._results(request, identity, specs):
             ready = [self._row(request, pending[0].dataset, result) for result in results]
-            asked = prompt_row(request, pending[0].dataset, pending[0].model_fingerprint, self._visual)
+            asked = prompt_row(request, pending[0].dataset, pending[0].model_fingerprint, self._visual, self._rendered)
             self.writer.commit(ready, None if rows or request.error is not None else asked)
             self.committed(len(ready))
             rows += ready
@@ -189,6 +190,7 @@ class Answering:
             raise DataError(request.error)
         self._rules_for(request)  # what cannot be honoured is said before pictures are read
         prompt = encoded(self.loaded, self.config, request, identity, self.loaded.device)
+        self._rendered = prompt.rendered
         extras = self._extras(request)
         if self.config.get("keep") == "indices":
             self._visual = visual_places(self.loaded, prompt, request)

@@ -87,7 +87,7 @@ def carry_out(plan: Plan) -> int:
     stopped: dict[str, str] = {}
     try:
         if loaded is not None:
-            store.write_cells(stored_rows(plan.cells, plan.config, plan.provenance))
+            store.write_cells(stored_rows(plan.cells, plan.config, plan.provenance, loaded.prompt_format))
             store.forget_scores(changed)
             with computing_with(threads_for(loaded, config.model.threads)):
                 _generate(plan, loaded, store, todo, track, stopped)

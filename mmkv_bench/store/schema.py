@@ -198,6 +198,12 @@ CELL_COLUMNS = (
     Column("cpu", TEXT, "processor model"),
     Column("weights", TEXT, "where the weights came from; null in older rows", allowed=("hub", "folder", "random")),
     Column("model_revision", TEXT, "revision on the hub; null for local folders"),
+    Column(
+        "prompt_format",
+        TEXT,
+        "what the model's chat template made of one user message `mmkvprobe`: its system prompt, markers, a fixed date; null in "
+        "older rows",
+    ),
     _must("created_at", TIME, "when the cell was first planned", stamped=True),
 )
 
@@ -381,6 +387,7 @@ PROMPT_COLUMNS = (
         TEXT,
         "text of its messages, `<image>` and `<video>` where media stand, turns told apart by their roles",
     ),
+    Column("rendered", TEXT, "the whole prompt, as the model's chat template made it; null in older rows"),
     Column("reference", TEXT, "the dataset's reference answer; null where there is none"),
     _must("media", INT, "images and videos in it"),
     Column(

@@ -9,7 +9,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from mmkv_bench.errors import DataError
+from mmkv_bench.errors import DataError, UnsupportedError
 from mmkv_bench.generation.reference import reference_tokens
 from mmkv_bench.generation.sampling import SEEDS, TEMPERATURE, Sampler
 from mmkv_bench.models.processors import chat_template
@@ -57,13 +57,14 @@ def test_tokens_of_a_reference_follow_the_prompt_and_leave_out_the_end_of_the_tu
 def test_a_reference_that_the_template_changes_or_moves_is_refused():
     tokenizer = common.tokenizer()
     changing = {
-        "upper": "{% for m in messages %}{{ m.role }}: {{ m.content[0].text | upper }} {% endfor %}assistant: ",
+        "upper": "{% for m in messages %}{{ m.role }}: {{ m.content[0].text | upper if m.role == 'assistant' else "
+        "m.content[0].text }} {% endfor %}assistant: ",
         "moving": "{% for m in messages | reverse %}{{ m.role }}: {{ m.content[0].text }} {% endfor %}",
         "swallowing": "{{ messages[0].content[0].text }}",
     }
     for text in changing.values():
         tokenizer.chat_template = text
-        with pytest.raises(DataError, match="template does not render the reference"):
+        with pytest.raises((DataError, UnsupportedError), match="template does not render the reference|ends the turn"):
             reference_tokens(tokenizer, question(), "cat")
     with pytest.raises(DataError, match="empty"):
         reference_tokens(tokenizer, question(), " \n")
@@ -73,11 +74,13 @@ def test_a_reference_that_melts_into_the_prompt_is_refused():
     """The tokenizer of the zoo takes two letters a token: an odd prompt shares one with the answer."""
     tokenizer = common.tokenizer()
     tokenizer.chat_template = (
-        "{% for m in messages %}{% if m.role == 'user' %}abc{% else %}{{ m.content[0].text }}{% endif %}{% endfor %}"
+        "{% for m in messages %}{{ m.content[0].text }}{% if m.role == 'user' %}abc{% endif %}{% endfor %}"
     )
+    even = len(question()[0]["content"][0]["text"]) % 2 == 0
+    tokenizer.chat_template = tokenizer.chat_template.replace("abc", "abc" if even else "ab")
     with pytest.raises(DataError, match="joins the end of the prompt"):
         reference_tokens(tokenizer, question(), "dd")
-    tokenizer.chat_template = tokenizer.chat_template.replace("abc", "abcd")
+    tokenizer.chat_template = tokenizer.chat_template.replace("abc" if even else "ab", "abcd" if even else "abc")
     assert tokenizer.decode(reference_tokens(tokenizer, question(), "efgh")) == "efgh"
 
 

@@ -52,3 +52,17 @@ def test_rows_say_what_was_asked_and_which_entries_stay(tmp_path):
         visual = np.reshape(row["visual"], (-1, 6))
         assert len(visual) == next(one["visual_tokens"] for one in rows if one["sample_id"] == name)
         assert np.all(np.diff(visual[:, 0]) > 0) and set(visual[:, 1]) == {0, 1, 2, 3}
+
+
+def test_show_prints_the_whole_prompt_as_the_model_read_it(tmp_path, capsys):
+    from mmkv_bench.cli.main import main
+
+    done(tmp_path / "rows", "dataset=pages_lookup", "method=snapkv", "budget=16", "limit=1")
+    row = Store(tmp_path / "rows").prompts().to_pylist()[0]
+    capsys.readouterr()
+    assert main(["show", str(tmp_path / "rows"), row["sample_id"], "--prompt"]) == 0
+    shown = capsys.readouterr().out
+    assert row["rendered"].count("<|image_pad|>") == row["media"] and row["rendered"].endswith("assistant\n")
+    assert "".join(shown.split()).endswith("".join(row["rendered"].split()))
+    assert main(["show", str(tmp_path / "rows"), "--prompt"]) == 2
+    assert "--prompt needs a sample" in capsys.readouterr().err

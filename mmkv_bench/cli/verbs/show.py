@@ -29,6 +29,9 @@ def options(parser: Parser) -> None:
         "reading, seed=0); the id of a sample; nothing: all cells",
     )
     parser.add_argument(
+        "--prompt", action="store_true", help="with a sample: its whole prompt, as the chat template made it"
+    )
+    parser.add_argument(
         "--remake",
         action="store_true",
         help="with a sample: load the model, answer it again, show which visual tokens each method kept",
@@ -42,6 +45,7 @@ def options(parser: Parser) -> None:
         "mmkv-bench show results/tiny/large",
         "mmkv-bench show results/tiny/large mmshift@128 pages_walk_large",
         "mmkv-bench show results/tiny/large walk3-large-test-000000",
+        "mmkv-bench show runs/default lookup-small-test-000000 --prompt",
         "mmkv-bench show results/tiny/large walk3-large-test-000000 mmshift@128 --remake",
     )
 
@@ -56,10 +60,11 @@ def answer(given: argparse.Namespace) -> int:
     out, cells = console(), Cells(Store(rows_folder(given.rows)))
     meant = cells.meant(given.what)
     if meant.sample is not None:
-        shown = sample.show(out, cells, meant.sample, meant.cells, given.remake)
+        shown = sample.show(out, cells, meant.sample, meant.cells, given.remake, given.prompt)
         return _remake(out, cells, meant.sample, shown, given.other_versions) if given.remake else 0
-    if given.remake:
-        raise ConfigError("--remake needs a sample: name one, as in mmkv-bench show <rows> <sample id> --remake")
+    if given.remake or given.prompt:
+        flag = "--remake" if given.remake else "--prompt"
+        raise ConfigError(f"{flag} needs a sample: name one, as in mmkv-bench show <rows> <sample id> {flag}")
     if meant.one:
         cell.show(out, cells, meant.cells[0])
     else:

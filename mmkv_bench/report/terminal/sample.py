@@ -35,9 +35,11 @@ _COLUMNS = (
 
 
 def show(
-    console: Console, cells: Cells, sample: str, chosen: Sequence[str], remade: bool = False
+    console: Console, cells: Cells, sample: str, chosen: Sequence[str], remade: bool = False, whole: bool = False
 ) -> dict[str, list[str]]:
     """Print a sample with the answers of these cells, and what they kept where rows tell it and it is not `remade`.
+
+    whole: with its prompts as models read them.
 
     Returns:
         Dataset -> the cells that answered it, in the order shown.
@@ -77,10 +79,24 @@ def show(
         f"\n{MARK} stands where an answer leaves that of {BASELINE}, left at: the token that does; kept: entries of all layers "
         "and KV heads."
     )
+    if whole:
+        _rendered(console, cells, stored)
     if maps and not remade:
         console.print("\nKept, as the rows say (keep=indices)", style="bold")
         kept_map.show(console, maps)
     return shown
+
+
+def _rendered(console: Console, cells: Cells, stored: Mapping[str, Row]) -> None:
+    """Print the prompt of each model that answered."""
+    described = cells.store.cells().select(["model_fingerprint", "model"]).to_pylist()
+    models = {row["model_fingerprint"]: row["model"] for row in described}
+    texts = {(models.get(row["model_fingerprint"], ""), row["rendered"]) for row in stored.values() if row["rendered"]}
+    for model, text in sorted(texts):
+        console.print(f"\nThe prompt that {model} read, its media as markers", style="bold")
+        console.print(plain(text))
+    if not texts:
+        console.print("\nThe rows do not hold the prompt's text: they are older than the column `rendered`, or slim.")
 
 
 def _of_sample(table: Any, sample: str) -> dict[str, Row]:
