@@ -98,16 +98,15 @@ class Compressing:
             if entries >= length:
                 scores.append(None)
                 continue
-            scorer, allocator, _, _ = self.compressor.eviction
+            scorer = self.compressor.eviction.scorer
             with self.phases("score"):
                 score = self.compressor.score(observation, entries, self.seed)
-                self.observed[row] += scorer.observed_fallbacks(observation, entries, self.seed)
+                self.observed[row] += self.compressor.observed_fallbacks(observation, entries, self.seed)
                 if self.needs.answer:
                     score = scorer.with_answer(score, None if self.answer is None else self.answer.mass(layer))
                 scores.append(score)
-                if allocator.summary_key(entries, observation.length) is not None:
-                    summary = allocator.summary(observation, entries, self.seed)
-                    assert summary is not None, "an allocator with a summary's key has the summary"
+                summary = self.compressor.summary(observation, entries, self.seed)
+                if summary is not None:
                     self.summaries[row][layer] = summary
         self.scores[layer] = scores
         self._scaling[layer] = observations[0].scaling

@@ -162,7 +162,7 @@ class Compressor:
         """
         from torch import Tensor
 
-        score = self.eviction.scorer.score(observation, entries, seed)
+        score = self.eviction.scorer.score(self._seen(observation, entries, seed), entries, seed)
         wanted = tuple(observation.key.shape[:2])
         if not isinstance(score, Tensor) or tuple(score.shape) != wanted or str(score.dtype) not in SCORE_DTYPES:
             got = f"{score.dtype} {list(score.shape)}" if isinstance(score, Tensor) else type(score).__name__
@@ -171,6 +171,22 @@ class Compressor:
                 f"torch.float32 or torch.float64 {list(wanted)}, KV heads by tokens"
             )
         return score
+
+    def observed_fallbacks(self, observation: Observation, entries: int, seed: int) -> tuple[str, ...]:
+        """What the scorer could not do in this layer, as only its scores tell."""
+        return self.eviction.scorer.observed_fallbacks(self._seen(observation, entries, seed), entries, seed)
+
+    def summary(self, observation: Observation, entries: int, seed: int) -> Tensor | None:
+        """The allocator's summary of one layer; None where it makes none at this budget."""
+        allocator = self.eviction.allocator
+        key = allocator.summary_key(entries, observation.length)
+        if key is None:
+            return None
+        return allocator.summary(observation.seen_by(allocator, allocator.needs, key, seed), entries, seed)
+
+    def _seen(self, observation: Observation, entries: int, seed: int) -> Observation:
+        scorer = self.eviction.scorer
+        return observation.seen_by(scorer, scorer.needs, scorer.key(entries, observation.length), seed)
 
     def answer_fallbacks(self, steps: int) -> tuple[str, ...]:
         """What turned out to be impossible once the full cache's answer was known, beside `fallbacks`."""

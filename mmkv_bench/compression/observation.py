@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from collections.abc import Callable, Hashable
@@ -67,11 +68,12 @@ class Observation:
     """One layer of one sequence: fed chunk by chunk with ``observe``, read after the last chunk.
 
     Sums run in float64, so chunked and one-shot prefill agree to float32 rounding. Only what ``needs`` names is
-    gathered; anything else raises, so that an undeclared need is found at once.
+    gathered; anything else raises. One observation serves all methods of a run, and each scorer and allocator reads it through
+    a view of its own (``seen_by``), so that no method depends on which others run beside it.
 
     Args:
         layer, layers: index of the layer, layers of the model.
-        needs: union of the needs of all scorers of the run.
+        needs: what is gathered; of a view, what its reader declared.
         scaling: factor of the attention scores, usually ``head_dim ** -0.5``.
         length: T, tokens of the prompt (context tokens under ``query_agnostic``).
         token_types: int ``[T]``, 0 text, 1 image, 2 video; None when unknown.
@@ -109,6 +111,19 @@ class Observation:
         self._columns: Tensor | None = None
         self._pieces: dict[str, list[Tensor]] = {}
         self._memo: dict[Hashable, Any] = {}
+        self._reader: tuple[Hashable, ...] = ()
+
+    def seen_by(self, part: object, needs: Needs, *key: Hashable) -> Observation:
+        """The same layer for one reader, after the last chunk: what others declared raises here, and what others memoised is
+        not there.
+
+        Args:
+            part: the scorer or allocator, which outlives the observation. needs: its own.
+            key: what else its results hang on (its key at the budget, the seed).
+        """
+        view = copy.copy(self)
+        view.needs, view._reader = needs, (id(part), *key)
+        return view
 
     # ---- during prefill
 
@@ -197,7 +212,8 @@ class Observation:
     def window_mass(self, w: int) -> Tensor:
         """``[Hkv,T]`` float32: mean over the last w queries and the g query heads of their causal softmax over all T
         keys. Memoised."""
-        return self.memo(("window_mass", w), lambda: window_mass(self.tail(w), self.key, self.scaling))
+        tail = self.tail(w)
+        return self.shared(("window_mass", w), lambda: window_mass(tail, self.key, self.scaling))
 
     def last_attention(self) -> Tensor:
         """``[Hkv,T]`` float32: attention of the prompt's last query, mean over the g query heads."""
@@ -206,13 +222,13 @@ class Observation:
     @property
     def query_mean(self) -> Tensor:
         """``[Hq,D]`` float64: mean pre-RoPE query of tokens 4..T-1."""
-        self._require(self._queries is not None, "query_moments")
+        self._require(self.needs.query_moments, "query_moments")
         return self._complete(self._queries).mean()
 
     @property
     def query_covariance(self) -> Tensor:
         """``[Hq,D,D]`` float64: population covariance of the pre-RoPE queries of tokens 4..T-1."""
-        self._require(self._queries is not None, "query_moments")
+        self._require(self.needs.query_moments, "query_moments")
         return self._complete(self._queries).covariance()
 
     @property
@@ -263,11 +279,16 @@ class Observation:
         return torch.Generator().manual_seed(seed)
 
     def memo(self, name: Hashable, make: Callable[[], T]) -> T:
-        """The value of ``make()``, computed once for all scorers of this layer. Readers must not write to it."""
+        """The value of ``make()``, computed once for this scorer in this layer, at its key and seed; not to be written to."""
+        return self.shared(("memo", *self._reader, name), make)
+
+    def shared(self, name: Hashable, make: Callable[[], T]) -> T:
+        """As ``memo``, once for all methods of the run: for the package's own parts, whose ``name`` holds everything that the
+        value depends on."""
         if name not in self._memo:
             self._memo[name] = make()
-        found: T = self._memo[name]
-        return found
+        value: T = self._memo[name]
+        return value
 
     # ---- checks
 

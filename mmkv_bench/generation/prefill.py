@@ -78,12 +78,11 @@ class Recording:
             with self._own_fault(key, layer):
                 entries = cell.entries(self.lengths[cell.protocol].reduced)
                 self.scores[key].append(cell.compressor.score(observation, entries, cell.seed))
-                scorer = cell.compressor.eviction.scorer
-                self.fallbacks[key] += scorer.observed_fallbacks(observation, entries, cell.seed)
+                self.fallbacks[key] += cell.compressor.observed_fallbacks(observation, entries, cell.seed)
         for key, cell in self._alive(self.allocators):
             with self._own_fault(key, layer):
                 entries = cell.entries(self.lengths[cell.protocol].reduced)
-                summary = cell.compressor.eviction.allocator.summary(observation, entries, cell.seed)
+                summary = cell.compressor.summary(observation, entries, cell.seed)
                 assert summary is not None, "an allocator with a summary's key has the summary"
                 self.summaries[key][layer] = summary
 

@@ -1,15 +1,17 @@
 """What every method promises, as checks of one composed method: `mmkv-bench check` runs them on a user's file with the
 problems made up here, the registry's tests on every shipped method with problems of their own.
 
-Six look at its parts on made-up layers, two at whole answers of the embedded model. Each returns what is broken, or None.
+Seven look at its parts on made-up layers, two at whole answers of the embedded model. Each returns what is broken, or None.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
+from mmkv_bench.compression.observation import Needs
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.methods import made_up
 from mmkv_bench.methods.made_up import Problem
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mmkv_bench.compression.compressor import Compressor
-    from mmkv_bench.compression.observation import Needs, Observation
+    from mmkv_bench.compression.observation import Observation
 
 PAGES = 2
 IN_REDUCE = "key or value has changed in reduce"
@@ -55,10 +57,7 @@ def scores(made: Compressor, seen: Sequence[Observation], budget: int, seed: int
 
 
 def summaries(made: Compressor, seen: Sequence[Observation], budget: int, seed: int = 0) -> dict[int, Tensor]:
-    allocator = made.eviction.allocator
-    if allocator.summary_key(budget, seen[0].length) is None:
-        return {}
-    found = {one.layer: allocator.summary(one, budget, seed) for one in seen}
+    found = {one.layer: made.summary(one, budget, seed) for one in seen}
     return {layer: summary for layer, summary in found.items() if summary is not None}
 
 
@@ -177,11 +176,11 @@ def equal_keys_give_equal_scores(made: Compressor, problems: Sequence[Problem] =
     for problem in problems or [made_up.problem(shape, 12) for shape in made_up.SHAPES[3:]]:
         seen, budget = problem.observe(made.needs), problem.budget
         scorer, length = made.eviction.scorer, seen[0].length
-        mine = _scored(scorer, seen, budget)
+        mine = _scored(made, seen, budget)
         for name, one in _neighbours(scorer):
             for other in (budget, 3):
                 if one.key(other, length) == scorer.key(budget, length):
-                    theirs = _scored(one, seen, other)
+                    theirs = _scored(dataclasses.replace(made, scorer=one), seen, other)
                     if mine is not None and theirs is not None and not _same(mine, theirs):
                         missing = f"self.{name}" if name else "budget"
                         return (
@@ -193,8 +192,6 @@ def equal_keys_give_equal_scores(made: Compressor, problems: Sequence[Problem] =
 
 def _neighbours(scorer: Any) -> list[tuple[str, Any]]:
     """The scorer, and copies with one number changed, as far as it accepts them, with the number's name."""
-    import dataclasses
-
     found = [("", scorer)]
     for field in dataclasses.fields(scorer) if dataclasses.is_dataclass(scorer) else ():
         value = getattr(scorer, field.name)
@@ -209,11 +206,26 @@ def _neighbours(scorer: Any) -> list[tuple[str, Any]]:
     return found
 
 
-def _scored(scorer: Any, seen: Sequence[Observation], budget: int) -> list[Tensor] | None:
+def _scored(made: Compressor, seen: Sequence[Observation], budget: int) -> list[Tensor] | None:
     try:
-        return [scorer.score(one, budget, 0) for one in seen]
+        return scores(made, seen, budget)
     except Exception:  # noqa: BLE001 - a neighbour may need more than was gathered
         return None
+
+
+def neighbours_change_nothing(made: Compressor, problems: Sequence[Problem] = ()) -> str | None:
+    """the same entries stay whatever other methods and settings of a run gather, score and memoise beside it"""
+    everything = Needs(**{name: 64 if name == "tail_queries" else True for name in vars(Needs())})
+    for problem in problems or [made_up.problem(shape, shape[0] // 3) for shape in made_up.SHAPES[3:]]:
+        alone = select(made, problem)
+        seen = problem.observe(everything)
+        for name, one in _neighbours(made.eviction.scorer)[1:]:
+            _scored(dataclasses.replace(made, scorer=one), seen, problem.budget)
+            if not _same(alone, select(made, problem, seen)):
+                return f"{problem}: other entries stay beside the same method with another {name}"
+        if not _same(alone, select(made, problem, seen)):
+            return f"{problem}: other entries stay where other methods need more of the prompt"
+    return None
 
 
 def nothing_is_written_to(made: Compressor, problems: Sequence[Problem] = ()) -> str | None:
@@ -296,6 +308,7 @@ CHECKS: tuple[Callable[[Any], str | None], ...] = (
     scores_are_finite,
     the_budget_is_kept,
     nothing_is_remembered,
+    neighbours_change_nothing,
     nothing_is_written_to,
     seeds_matter_only_if_declared,
     equal_keys_give_equal_scores,

@@ -306,7 +306,7 @@ def test_other_requests_that_make_no_sense_are_refused(overrides, words, folder)
 def broken(folder: Path, text: str) -> list[str]:
     (folder / "mine.py").write_text(text)
     made = promises.method("mine.py")
-    return [check.__name__ for check in promises.CHECKS[:6] if said(check, made) is not None]
+    return [check.__name__ for check in promises.CHECKS[:7] if said(check, made) is not None]
 
 
 def said(check, made) -> str | None:
@@ -374,13 +374,13 @@ CAUSES = {
 
 def one_sentence(cause, folder, capsys, monkeypatch):
     text, words, waiting = CAUSES[cause]
-    monkeypatch.setattr(promises, "CHECKS", promises.CHECKS[:6])
+    monkeypatch.setattr(promises, "CHECKS", promises.CHECKS[:7])
     (folder / "mine.py").write_text(text)
     assert main(["check", "mine.py"]) == 1
     lines = capsys.readouterr().out.splitlines()
     (broken,) = (line for line in lines if line.startswith("BROKEN"))
     assert words in broken, broken
-    assert lines[-1] == f"{5 - waiting} of 6 promises are kept" + f"; {waiting} wait for the line above" * bool(waiting)
+    assert lines[-1] == f"{6 - waiting} of 7 promises are kept" + f"; {waiting} wait for the line above" * bool(waiting)
 
 
 @each("cause", ["an exception", "an undeclared need", "another dtype", "infinity"])
@@ -420,7 +420,7 @@ class All(TopK):
 def test_the_check_runs_the_example_through_the_embedded_model(capsys):
     assert main(["check", str(EXAMPLE), "power=2"]) == 0
     text = capsys.readouterr().out
-    assert "8 of 8 promises are kept" in text and "BROKEN" not in text and "ValueNormScorer(power=2.0)" in text
+    assert "9 of 9 promises are kept" in text and "BROKEN" not in text and "ValueNormScorer(power=2.0)" in text
 
 
 def test_the_check_refuses_what_is_no_method(capsys, folder):

@@ -52,8 +52,8 @@ def filtered(obs: Observation, gamma: float, keys: str) -> tuple[HighPass, HighP
         return high_pass(obs.key if keys == "cached" else unrotate(obs.key, *obs.rotation), omega)
 
     return (
-        obs.memo(("high_pass", keys, omega), of_keys),
-        obs.memo(("high_pass", "values", omega), lambda: high_pass(obs.value, omega)),
+        obs.shared(("high_pass", keys, omega), of_keys),
+        obs.shared(("high_pass", "values", omega), lambda: high_pass(obs.value, omega)),
     )
 
 
