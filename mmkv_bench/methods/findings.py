@@ -38,6 +38,11 @@ _MENDS: dict[Check, tuple[str, str, str]] = {
     ),
     promises.seeds_matter_only_if_declared: ("scorer", "stochastic", ""),
     promises.equal_keys_give_equal_scores: ("scorer", "key", ""),
+    promises.neighbours_change_nothing: (
+        "scorer",
+        "score",
+        "put every parameter that a value depends on into the name that it is shared under, or use `obs.memo`",
+    ),
     promises.nothing_is_written_to: ("scorer", "score", "write to a copy: `obs.key.clone()`"),
 }
 """Promise -> the part that breaks it as a rule, the method to look at, and what to write."""
@@ -45,6 +50,7 @@ _MENDS: dict[Check, tuple[str, str, str]] = {
 
 _SAME_TWICE = (promises.nothing_is_remembered, promises.nothing_is_written_to)
 _NEEDED: dict[Check, tuple[Check, ...]] = {
+    promises.neighbours_change_nothing: (promises.nothing_is_remembered,),
     promises.seeds_matter_only_if_declared: _SAME_TWICE,
     promises.equal_keys_give_equal_scores: _SAME_TWICE,
 }

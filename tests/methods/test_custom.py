@@ -325,18 +325,18 @@ class Greedy(Allocator):
         return [torch.full((score.shape[0],), score.shape[1]) for score in scores]
 """
 CAUSES = {
-    "an exception": (scorer("return 1 / 0"), "mine.py:13: ZeroDivisionError: division by zero", 5),
+    "an exception": (scorer("return 1 / 0"), "mine.py:13: ZeroDivisionError: division by zero", 6),
     "an undeclared need": (
         scorer("return obs.window_mass(8)"),
         "mine.py:13: RuntimeError: the scorer reads tail_queries >= 8 but its `needs` does not declare it; write `needs = "
         "Needs(tail_queries=8)` into the class Mine",
-        5,
+        6,
     ),
-    "another dtype": (scorer(f"return {NORM}.half()"), "mine.py:12: ScoreError: Mine of custom gave torch.float16", 5),
+    "another dtype": (scorer(f"return {NORM}.half()"), "mine.py:12: ScoreError: Mine of custom gave torch.float16", 6),
     "infinity": (
         scorer(f"return {NORM} / 0"),
         "budget 1: NaN or infinity; return finite scores; `.clamp_min(1e-12)`",
-        5,
+        6,
     ),
     "a parameter missing in key": (
         scorer(key="()"),
@@ -351,7 +351,7 @@ CAUSES = {
     "torch's own stream": (
         scorer("import torch; return torch.rand(obs.key.shape[:2])"),
         "another selection the second time; draw with `generator=obs.generator(seed)`",
-        2,
+        3,
     ),
     "an undeclared seed": (
         scorer("import torch; return torch.rand(obs.key.shape[:2], generator=obs.generator(seed))"),
@@ -367,7 +367,7 @@ CAUSES = {
     "an allocator": (
         scorer() + GREEDY,
         "mine.py:17: OverBudgetError: custom kept",
-        4,
+        5,
     ),
 }
 
