@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import glob
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,44 @@ def source(spec: TaskSpec, path: Path) -> dict[str, Any]:
         local_data.require_rows(files, local_data.count_rows(files.files))
     _require_videos(spec, config.get("dataset_kwargs") or {})
     return files.source()
+
+
+def data_files(spec: TaskSpec) -> list[Path]:
+    """The local files that a task's rows are read from, sorted, media that rows name by path not among them; none for
+    embedded pages and repositories of the hub. Raises what `source` raises."""
+    if spec.is_pages:
+        return []
+    path = task_file(spec)
+    config = plain_config(path)
+    replaced = source(spec, path)
+    if replaced.get("dataset_path") == "parquet":
+        return sorted({Path(file) for files in replaced["dataset_kwargs"]["data_files"].values() for file in files})
+    config |= replaced
+    place, kwargs = str(config.get("dataset_path")), config.get("dataset_kwargs") or {}
+    named = list(_leaves(kwargs.get("data_files"))) if not replaced else []
+    folders = [Path(str(part)).expanduser() for part in (place, kwargs.get("data_dir")) if part]
+    if named:
+        base = folders[0] if folders[0].is_dir() else Path()
+        files = {file for name in named for file in _matching(base, name)}
+    else:
+        files = {file for folder in folders if folder.is_dir() for file in folder.rglob("*")}
+    of_media = {folder / local_data.MEDIA for folder in folders}
+    return sorted(file for file in files if file.is_file() and not of_media.intersection(file.parents))
+
+
+def _leaves(value: Any) -> Iterator[str]:
+    """The texts in nested lists and mappings."""
+    if isinstance(value, Mapping | list | tuple):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from _leaves(part)
+    elif isinstance(value, str):
+        yield value
+
+
+def _matching(base: Path, name: str) -> list[Path]:
+    """Files that a name or pattern of a YAML means."""
+    whole = str(base / Path(name).expanduser())
+    return [Path(whole)] if os.path.exists(whole) else [Path(file) for file in glob.glob(whole, recursive=True)]
 
 
 def require_upstream(spec: TaskSpec, path: Path) -> bool:

@@ -6,7 +6,7 @@ Only `harness.py` imports lmms-eval, and only when a function needs it: importin
 from mmkv_bench.evaluation.captions import release
 from mmkv_bench.evaluation.content import fingerprint
 from mmkv_bench.evaluation.contract import Answer, CellScores, Request, SampleRef, SampleScore
-from mmkv_bench.evaluation.documents import generation_settings, prepare, sample_refs
+from mmkv_bench.evaluation.documents import forget_changed, generation_settings, prepare, sample_refs
 from mmkv_bench.evaluation.environment import go_offline
 from mmkv_bench.evaluation.generating import generate, prompt_hashes
 from mmkv_bench.evaluation.prompts import rows_hold_media
@@ -23,6 +23,7 @@ __all__ = [
     "SampleScore",
     "Scorer",
     "fingerprint",
+    "forget_changed",
     "generate",
     "generation_settings",
     "go_offline",

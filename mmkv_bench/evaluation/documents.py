@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mmkv_bench.checksums import cache_dir, digest_of
 from mmkv_bench.datasets import local_data, page_data, sources
 from mmkv_bench.datasets.catalog import plain_config, task_file
 from mmkv_bench.datasets.page_tasks import DEFAULT_COUNT
@@ -37,6 +40,7 @@ class Documents:
     refs            the samples in order
     prompt_hashes   pages: doc_id -> hash of its prompt; empty for other tasks (see prompts.py)
     digest          of the rows of the evaluated split, once it was made
+    source          digest of the local files that they were read from
     """
 
     full: Mapping[str, datasets.Dataset]
@@ -45,6 +49,7 @@ class Documents:
     refs: list[SampleRef]
     prompt_hashes: dict[int, str] = field(default_factory=dict)
     digest: str | None = None
+    source: str = ""
 
 
 _LOADED: dict[tuple[str, int | None], Documents] = {}
@@ -147,6 +152,7 @@ def _pages(spec: TaskSpec, count: int) -> Documents:
 
 def _fetch(spec: TaskSpec, count: int | None) -> Documents:
     from_hub = sources.require_upstream(spec, task_file(spec))
+    content = _content(spec)
     config = task_config(spec)
     module, read = harness(spec.offline), sources.reads_itself(config)
     if spec.offline and from_hub and not go_offline():
@@ -154,20 +160,68 @@ def _fetch(spec: TaskSpec, count: int | None) -> Documents:
             f"task {spec.name} reads data of a hub and is to stay offline, but huggingface_hub was imported online "
             "before; set HF_HUB_OFFLINE=1 in the environment to use what its cache holds, or say offline=false"
         )
-    with task_errors(spec.name, folder=spec.dataset_path), task_environment(spec.media_root), module.quiet():
+    with (
+        task_errors(spec.name, folder=spec.dataset_path),
+        task_environment(spec.media_root),
+        module.quiet(),
+        _uncached(spec),
+    ):
         if read:
             full = read(Path(config["dataset_path"]), config)
             _require_split(spec, str(config.get("test_split") or config.get("validation_split")), full)
             bare = {name: docs.remove_columns(media_columns(docs)) for name, docs in full.items()}
             task = module.GivenTask(config, full, bare)
         else:
-            task = module.FetchedTask(_with_pictures(spec, config), spec.offline)
+            task = module.FetchedTask(_with_pictures(spec, config), spec.offline, _converted(spec))
     split = task.config.test_split or task.config.validation_split
     _require_split(spec, split, task.dataset)
     local_data.require_columns(spec.dataset, spec.columns, task.dataset[split].column_names)
     total = len(task.dataset[split])
     refs = _refs(spec, task.dataset[split], range(min(total, count or total)))
-    return Documents(task.dataset, task.dataset_no_image, split, refs)
+    return Documents(task.dataset, task.dataset_no_image, split, refs, source=content)
+
+
+def _converted(spec: TaskSpec) -> Path | None:
+    """Where `datasets` keeps what it makes of a task's local files; None for others.
+
+    It keeps that under the files' paths and modification times, and would give old rows where both are those of other content.
+    So it works in a folder that is named by their bytes.
+    """
+    files = sources.data_files(spec)
+    if not files:
+        return None
+    base = os.environ.get("HF_DATASETS_CACHE")
+    digest = digest_of((str(number), file) for number, file in enumerate(files))[:16]
+    return (Path(base) if base else cache_dir() / "datasets") / f"content-{digest}"
+
+
+@contextmanager
+def _uncached(spec: TaskSpec) -> Iterator[None]:
+    """What a task makes of rows of save_to_disk would lie beside them, under a name that the rows bring along."""
+    import datasets
+
+    saved = spec.dataset_path and (Path(spec.dataset_path).expanduser() / local_data.SAVED).is_file()
+    if not (saved and datasets.is_caching_enabled()):
+        yield
+        return
+    datasets.disable_caching()
+    try:
+        yield
+    finally:
+        datasets.enable_caching()
+
+
+def forget_changed(spec: TaskSpec) -> None:
+    """Forget documents of files whose content is another one now."""
+    for key in [key for key in _LOADED if key[0] == spec.key()]:
+        if _LOADED[key].source != _content(spec):
+            del _LOADED[key]
+
+
+def _content(spec: TaskSpec) -> str:
+    """Digest of the local files that rows are read from; empty for none."""
+    files = sources.data_files(spec)
+    return digest_of((str(file), file) for file in files) if files else ""
 
 
 def _with_pictures(spec: TaskSpec, config: dict[str, Any]) -> dict[str, Any]:

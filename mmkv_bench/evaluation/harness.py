@@ -114,15 +114,26 @@ class _MessagesTask(ConfigurableMessagesTask):
             self.dataset = self.dataset_no_image
 
 
-class FetchedTask(_MessagesTask):
-    """Loads its data as lmms-eval does; offline without its retries, which only cost time."""
+_OF_ARCHIVES = ("video", "cache_dir", "force_download", "force_unzip", "local_files_only", "create_link")
 
-    def __init__(self, config: Mapping[str, Any], offline: bool) -> None:
-        self.offline = offline
+
+class FetchedTask(_MessagesTask):
+    """Loads its data as lmms-eval does; offline without its retries, which only cost time.
+
+    converted: where `datasets` keeps what it makes of local files; None: in its usual place. Media of local files lie there
+    already, so nothing is unpacked for them.
+    """
+
+    def __init__(self, config: Mapping[str, Any], offline: bool, converted: Path | None = None) -> None:
+        self.offline, self.converted = offline, converted
         super().__init__(config)
 
     def fetch(self, dataset_kwargs: dict | None) -> None:
         method = ConfigurableTask.download
+        if self.converted is not None:
+            kept = {name: value for name, value in (dataset_kwargs or {}).items() if name not in _OF_ARCHIVES}
+            dataset_kwargs = kept | {"cache_dir": str(self.converted)}
+            self.converted.mkdir(parents=True, exist_ok=True)
         (method.__wrapped__ if self.offline else method)(self, dataset_kwargs)
 
 

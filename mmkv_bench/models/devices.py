@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from mmkv_bench.checksums import cache_dir
 from mmkv_bench.errors import ConfigError, nearest
-from mmkv_bench.models.fingerprint import cache_dir
 
 SCHEME = 1
 """Version of the file's keys; files of another one are not read."""

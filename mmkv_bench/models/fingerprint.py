@@ -5,38 +5,28 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import os
 import re
-import tempfile
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, ClassVar
 
+from mmkv_bench.checksums import digest_of
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.file_state import outlives_the_process, state_of
 
 _PATTERNS = ("*.safetensors", "*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt")
 _REPORTS = {"card.json"}  # what was measured of a model does not change what it answers
-_BLOCK = 1 << 22
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-
-
-def cache_dir() -> Path:
-    """Where checksums are remembered: `$MMKV_BENCH_CACHE`, else `$XDG_CACHE_HOME/mmkv_bench`, else `~/.cache/mmkv_bench`."""
-    own = os.environ.get("MMKV_BENCH_CACHE")
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(own) if own else Path(base) / "mmkv_bench"
 
 
 def model_files(folder: Path) -> list[Path]:
     """The files that decide what the model answers, sorted by name; model cards and optimizer states are not among them.
+    Shards that an index names in sub folders are.
 
     Raises:
-        ConfigError: no config.json, or no weights in safetensors form.
+        ConfigError: no config.json, no weights in safetensors form, or an index of shards that are not in the folder.
     """
-    found = sorted(
-        {file for pattern in _PATTERNS for file in folder.glob(pattern) if file.is_file() and file.name not in _REPORTS}
-    )
+    beside = {
+        file for pattern in _PATTERNS for file in folder.glob(pattern) if file.is_file() and file.name not in _REPORTS
+    }
+    found = sorted(beside | {shard for index in folder.glob("*.safetensors.index.json") for shard in _shards(index)})
     names = {file.name for file in found}
     if "config.json" not in names:
         raise ConfigError(f"model folder {folder} has no config.json; give the folder of a Hugging Face checkpoint")
@@ -60,13 +50,26 @@ def folder_fingerprint(folder: str | Path, cache: Path | None = None) -> str:
     Raises:
         ConfigError: see `model_files`; a file that is written while it is read.
     """
-    files = model_files(Path(folder))
-    memory = _Memory((cache or cache_dir()) / "checksums.json")
-    whole = hashlib.sha256()
-    for file in files:
-        whole.update(f"{file.name}\0{memory.digest(file)}\n".encode())
-    memory.save()
-    return whole.hexdigest()[:16]
+    root = Path(folder)
+    return digest_of(((file.relative_to(root).as_posix(), file) for file in model_files(root)), cache)[:16]
+
+
+def _shards(index: Path) -> set[Path]:
+    """The files in which an index says that weights lie."""
+    try:
+        names = {str(name) for name in json.loads(index.read_text())["weight_map"].values()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise ConfigError(f"{index} is no index of weights; copy or download it again") from None
+    shards = {index.parent / name for name in names}
+    outside = sorted(name for name in names if Path(name).is_absolute() or ".." in Path(name).parts)
+    missing = sorted(shard.name for shard in shards if not shard.is_file())
+    if outside:
+        raise ConfigError(
+            f"{index} names weights outside of its folder ({outside[0]}); give one that lies in one folder"
+        )
+    if missing:
+        raise ConfigError(f"{index.parent} lacks {missing[0]}, one of {len(shards)} shards; copy or download it again")
+    return shards
 
 
 def hub_fingerprint(path: str, commit: str) -> str:
@@ -110,62 +113,3 @@ def cached_folder(path: str, revision: str | None) -> Path | None:
     file = try_to_load_from_cache(path, "config.json", revision=revision)
     folder = Path(file).parent if isinstance(file, str) else None
     return folder if folder is not None and _COMMIT.fullmatch(folder.name) else None
-
-
-class _Memory:
-    """Checksums of files seen before, in one JSON file written by rename: path -> the file's state, then its sha256."""
-
-    here: ClassVar[dict[str, list[Any]]] = {}
-    """What this process has read itself. It holds what cannot be written down too, so that a look after the weights were
-    loaded reads nothing again."""
-
-    def __init__(self, file: Path):
-        self.file = file
-        self.new: dict[str, list[Any]] = {}
-        self.known = self._read()
-
-    def _read(self) -> dict[str, Any]:
-        try:
-            known = json.loads(self.file.read_text())
-        except (OSError, ValueError):
-            return {}
-        return known if isinstance(known, dict) else {}
-
-    def digest(self, file: Path) -> str:
-        path, state = str(file.resolve()), state_of(file)
-        for known in (self.here.get(path), self.known.get(path)):
-            if isinstance(known, list) and known[:-1] == list(state):
-                return known[-1]
-        found = _sha256(file)
-        if state_of(file) != state:
-            raise ConfigError(f"{file} changed while its checksum was made; start the run when it is written")
-        if state.settled:
-            self.here[path] = [*state, found]
-        if outlives_the_process(file, state):
-            self.new[path] = [*state, found]
-        return found
-
-    def save(self) -> None:
-        if not self.new:
-            return
-        try:
-            self.file.parent.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(dir=self.file.parent, prefix=".checksums")
-            with os.fdopen(handle, "w") as stream:
-                json.dump(self._read() | self.new, stream)
-            os.replace(name, self.file)
-        except OSError:
-            return
-
-
-def _sha256(file: Path) -> str:
-    digest = hashlib.sha256()
-    for block in _blocks(file):
-        digest.update(block)
-    return digest.hexdigest()
-
-
-def _blocks(file: Path) -> Iterable[bytes]:
-    with file.open("rb") as stream:
-        while block := stream.read(_BLOCK):
-            yield block

@@ -94,6 +94,8 @@ def dataset_identity(spec: TaskSpec, fingerprint: str | None = None) -> DatasetI
     """
     from mmkv_bench import evaluation
 
+    if fingerprint is None:
+        evaluation.forget_changed(spec)  # by an earlier run of this process
     prompt: dict[str, Any] = {"task": spec.name, "size": spec.size, "split": spec.split}
     if spec.placeholders:
         prompt["placeholders"] = spec.placeholders

@@ -7,10 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from mmkv_bench import checksums as module
 from mmkv_bench import file_state
+from mmkv_bench.checksums import cache_dir
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.models import fingerprint as module
-from mmkv_bench.models.fingerprint import cache_dir, folder_fingerprint
+from mmkv_bench.models.fingerprint import folder_fingerprint, model_files
 from tests.plan.setting import model_folder
 
 
@@ -54,7 +55,7 @@ def test_a_model_card_does_not_change_the_fingerprint(folder, cache):
 def reads(monkeypatch) -> list[str]:
     """Names of the files that are read for a checksum; files count as settled the moment they are written."""
     monkeypatch.setattr(file_state, "SETTLED_NS", -1)
-    monkeypatch.setattr(module._Memory, "here", {})
+    monkeypatch.setattr(module.Checksums, "here", {})
     found, plain = [], module._sha256
     monkeypatch.setattr(module, "_sha256", lambda file: found.append(file.name) or plain(file))
     return found
@@ -62,9 +63,9 @@ def reads(monkeypatch) -> list[str]:
 
 def test_unchanged_files_are_read_once_here_and_in_later_processes(folder, cache, reads):
     before = folder_fingerprint(folder, cache)
-    assert sorted(reads) == sorted(file.name for file in module.model_files(folder))
+    assert sorted(reads) == sorted(file.name for file in model_files(folder))
     assert folder_fingerprint(folder, cache / "not written yet") == before
-    module._Memory.here.clear()  # another process
+    module.Checksums.here.clear()  # another process
     assert folder_fingerprint(folder, cache) == before
     assert len(reads) == len(set(reads))
 

@@ -1,0 +1,93 @@
+"""Checksums of files, remembered with the files' states (see `file_state`), so that gigabytes are read once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, ClassVar
+
+from mmkv_bench.errors import ConfigError
+from mmkv_bench.file_state import outlives_the_process, state_of
+
+
+def cache_dir() -> Path:
+    """Where checksums are remembered: `$MMKV_BENCH_CACHE`, else `$XDG_CACHE_HOME/mmkv_bench`, else `~/.cache/mmkv_bench`."""
+    chosen = os.environ.get("MMKV_BENCH_CACHE")
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(chosen) if chosen else Path(base) / "mmkv_bench"
+
+
+def digest_of(files: Iterable[tuple[str, Path]], cache: Path | None = None) -> str:
+    """Sha256 (hex) over names and contents of files, in the order given.
+
+    A file's checksum is remembered with its state; a memory that cannot be written costs time only.
+
+    Args:
+        files: (name, path); cache: the folder of the memory, `cache_dir()` by default.
+
+    Raises:
+        ConfigError: a file that is written while it is read. OSError: one that cannot be read.
+    """
+    memory = Checksums((cache or cache_dir()) / "checksums.json")
+    whole = hashlib.sha256()
+    for name, file in files:
+        whole.update(f"{name}\0{memory.digest(file)}\n".encode())
+    memory.save()
+    return whole.hexdigest()
+
+
+class Checksums:
+    """Checksums of files seen before, in one JSON file written by rename: path -> the file's state, then its sha256."""
+
+    here: ClassVar[dict[str, list[Any]]] = {}
+    """What this process has read itself. It holds what cannot be written down too, so that a look after the weights were
+    loaded reads nothing again."""
+
+    def __init__(self, file: Path):
+        self.file = file
+        self.new: dict[str, list[Any]] = {}
+        self.known = self._read()
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            known = json.loads(self.file.read_text())
+        except (OSError, ValueError):
+            return {}
+        return known if isinstance(known, dict) else {}
+
+    def digest(self, file: Path) -> str:
+        """Sha256 (hex) of a file's content. Raises what `digest_of` raises."""
+        path, state = str(file.resolve()), state_of(file)
+        for known in (self.here.get(path), self.known.get(path)):
+            if isinstance(known, list) and known[:-1] == list(state):
+                return known[-1]
+        checksum = _sha256(file)
+        if state_of(file) != state:
+            raise ConfigError(f"{file} changed while its checksum was made; start the run when it is written")
+        if state.settled:
+            self.here[path] = [*state, checksum]
+        if outlives_the_process(file, state):
+            self.new[path] = [*state, checksum]
+        return checksum
+
+    def save(self) -> None:
+        """Write what is new beside what others wrote."""
+        if not self.new:
+            return
+        try:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            handle, name = tempfile.mkstemp(dir=self.file.parent, prefix=".checksums")
+            with os.fdopen(handle, "w") as stream:
+                json.dump(self._read() | self.new, stream)
+            os.replace(name, self.file)
+        except OSError:
+            return
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
