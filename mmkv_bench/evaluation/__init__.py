@@ -4,7 +4,7 @@ Only `harness.py` imports lmms-eval, and only when a function needs it: importin
 """
 
 from mmkv_bench.evaluation.captions import release
-from mmkv_bench.evaluation.content import fingerprint
+from mmkv_bench.evaluation.content import fingerprint, inputs_of
 from mmkv_bench.evaluation.contract import Answer, CellScores, Request, SampleRef, SampleScore
 from mmkv_bench.evaluation.documents import forget_changed, generation_settings, prepare, sample_refs
 from mmkv_bench.evaluation.environment import go_offline
@@ -27,6 +27,7 @@ __all__ = [
     "generate",
     "generation_settings",
     "go_offline",
+    "inputs_of",
     "prepare",
     "prompt_hashes",
     "release",

@@ -7,9 +7,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mmkv_bench.datasets import page_data
-from mmkv_bench.datasets.catalog import includes, lmms_eval_folder, task_file
+from mmkv_bench.datasets import page_data, sources
+from mmkv_bench.datasets.catalog import includes, task_file
 from mmkv_bench.datasets.task_spec import TaskSpec
+from mmkv_bench.evaluation import task_code
 from mmkv_bench.evaluation.documents import documents
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def fingerprint(spec: TaskSpec) -> str:
 
     Pages: questions, answers and pixels of the first chunk (all chunks of the test split are held to frozen digests).
     Other tasks: every row of the evaluated split, undecoded (about a second per GB), the task's YAML files, the version
-    of lmms-eval, whose code makes the prompts, and the Python files beside YAML files that are not lmms-eval's own.
+    of lmms-eval, whose code makes the prompts, and the Python files that YAML files which are not lmms-eval's own can reach.
     """
     if spec.is_pages:
         content = page_data.fingerprint(spec.name, spec.split or "test")
@@ -31,9 +32,14 @@ def fingerprint(spec: TaskSpec) -> str:
         docs = documents(spec, None)
         path = task_file(spec)
         docs.digest = docs.digest or _rows_digest(docs.full[docs.split])
-        parts = [docs.digest, _yaml_digest(path), version("lmms-eval"), *code_digests(path)]
+        parts = [docs.digest, _yaml_digest(path), version("lmms-eval"), *task_code.digests(path)]
         content = " ".join(parts)
     return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+
+def inputs_of(spec: TaskSpec) -> list[Path]:
+    """The local files that a dataset's content and code are read from; media that its rows name are not among them."""
+    return [] if spec.is_pages else sorted({*sources.data_files(spec), *task_code.files(task_file(spec))})
 
 
 def _rows_digest(data: datasets.Dataset) -> str:
@@ -67,15 +73,3 @@ def _yaml_digest(path: Path) -> str:
     for included in includes(path):
         digest.update(_yaml_digest(included).encode())
     return digest.hexdigest()
-
-
-def code_digests(path: Path) -> list[str]:
-    """Of each Python file beside a task's YAML and those it includes; none where lmms-eval's version stands for them."""
-    code = {file for folder in _folders(path) for file in folder.glob("*.py")}
-    return sorted(f"{file.name}:{hashlib.sha256(file.read_bytes()).hexdigest()}" for file in code)
-
-
-def _folders(path: Path) -> set[Path]:
-    """Folders of a task's YAML and of those it includes, without lmms-eval's own."""
-    own = set() if path.resolve().is_relative_to(lmms_eval_folder().resolve()) else {path.resolve().parent}
-    return own.union(*(_folders(included) for included in includes(path)))

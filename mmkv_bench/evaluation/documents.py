@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.checksums import cache_dir, digest_of
 from mmkv_bench.datasets import local_data, page_data, sources
-from mmkv_bench.datasets.catalog import plain_config, task_file
+from mmkv_bench.datasets.catalog import lmms_eval_folder, plain_config, task_file
 from mmkv_bench.datasets.page_tasks import DEFAULT_COUNT
 from mmkv_bench.datasets.specs import GENERATION_DEFAULTS, limited
 from mmkv_bench.datasets.task_spec import TaskSpec
@@ -20,6 +20,7 @@ from mmkv_bench.errors import ConfigError, MissingDataError, UnsupportedError, n
 from mmkv_bench.evaluation.contract import SampleRef
 from mmkv_bench.evaluation.environment import go_offline, harness, task_environment
 from mmkv_bench.evaluation.extract import BESIDE
+from mmkv_bench.evaluation.files_read import OpenedFiles, opened
 from mmkv_bench.evaluation.measures import NAMES as MEASURES
 from mmkv_bench.evaluation.media import media_columns
 from mmkv_bench.evaluation.task_errors import task_errors
@@ -52,6 +53,8 @@ class Documents:
     source: str = ""
 
 
+READ_AT_IMPORT: dict[Path, OpenedFiles] = {}
+"""What a task's code opened while it was imported, by the task's YAML."""
 _LOADED: dict[tuple[str, int | None], Documents] = {}
 
 
@@ -90,8 +93,10 @@ def task_config(spec: TaskSpec) -> dict[str, Any]:
     path = task_file(spec)
     source = sources.source(spec, path)
     module = harness(spec.offline)
-    with module.quiet(), task_errors(spec.name, code=True), task_environment(spec.media_root):
+    with module.quiet(), task_errors(spec.name, code=True), task_environment(spec.media_root), opened() as heard:
         config = module.load_config(path)
+    if not path.resolve().is_relative_to(lmms_eval_folder().resolve()):
+        READ_AT_IMPORT[path] = heard
     if config.get("class") is not None:
         raise UnsupportedError(f"task {spec.name} is a Python class of lmms-eval; tasks defined by YAML can be run")
     kind, repeats = config.get("output_type", "generate_until"), config.get("repeats", 1)

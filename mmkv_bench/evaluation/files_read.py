@@ -1,7 +1,8 @@
 """Which files a piece of code reads, as the interpreter itself tells (audit event `open`, PEP 578).
 
-A task's code finds its pictures in ways of its own, so nothing else names them all. Readers written in C that open files by
-themselves (video decoders) are not heard: what they read has to be named by those who call them.
+A task's code finds its pictures in ways of its own, so nothing else names them all. What is read by programs that it starts, over
+the network, or from a list of a folder's files cannot be looked at again: then the files are not `traceable`. Readers written in
+C that open files by themselves (video decoders, cv2) are not heard: see `task_code`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,16 @@ from contextlib import contextmanager
 from mmkv_bench.file_state import State
 
 CODE = (".py", ".pyc", ".so")  # imported on the way; the versions of packages stand for it
+_UNTRACEABLE = {
+    "os.listdir",
+    "os.scandir",
+    "glob.glob",
+    "subprocess.Popen",
+    "os.system",
+    "os.posix_spawn",
+    "socket.connect",
+}
+_MADE_UP = ("/proc/", "/sys/", "/dev/")  # the kernel makes these up; they have no size
 _listeners: list[OpenedFiles] = []
 _hooked = False
 
@@ -22,7 +33,8 @@ _hooked = False
 class OpenedFiles:
     """Files that were opened for reading: path -> state before that, None where there was no file.
 
-    `traceable`: whether every path says where its file lies; a relative one depends on the working folder.
+    `traceable`: whether every path says where its file lies (a relative one depends on the working folder), and nothing but files
+    was read.
     """
 
     def __init__(self) -> None:
@@ -42,7 +54,7 @@ class OpenedFiles:
         except OSError:
             self.files[name] = None
             return
-        if stat.S_ISREG(found.st_mode) and found.st_size:  # what the kernel makes up has no size
+        if stat.S_ISREG(found.st_mode) and not name.startswith(_MADE_UP):
             self.files[name] = State.of(found)
 
 
@@ -66,3 +78,11 @@ def _hear(event: str, arguments: tuple) -> None:
         path, _, flags = arguments
         for listener in _listeners:
             listener.hear(path, flags)
+    elif event in _UNTRACEABLE and _listeners and not _importing():
+        for listener in _listeners:
+            listener.traceable = False
+
+
+def _importing() -> bool:
+    """Whether the interpreter itself lists a folder, to find a module in it. Called by `_hear`."""
+    return sys._getframe(2).f_code.co_filename.startswith("<frozen importlib")

@@ -19,13 +19,15 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from mmkv_bench.checksums import digest_of
 from mmkv_bench.datasets import sources
 from mmkv_bench.datasets.catalog import task_file
 from mmkv_bench.datasets.chunks import cache_root
 from mmkv_bench.datasets.messages import Conversation
 from mmkv_bench.datasets.task_spec import TaskSpec
+from mmkv_bench.evaluation import task_code
 from mmkv_bench.evaluation.content import fingerprint
-from mmkv_bench.evaluation.documents import documents
+from mmkv_bench.evaluation.documents import READ_AT_IMPORT, documents
 from mmkv_bench.evaluation.files_read import OpenedFiles
 from mmkv_bench.evaluation.media import media_columns
 from mmkv_bench.file_state import State, outlives_the_process, state_of
@@ -46,13 +48,13 @@ class Memory:
     """The prompts that are known of one dataset. `looked`: doc_id -> the hash found when this process last looked.
 
     Args:
-        file: where they are remembered; media: whether the dataset's rows may hold media.
+        file: where they are remembered, None: nowhere; media: whether the dataset's rows may hold media.
     """
 
-    def __init__(self, file: Path, media: bool) -> None:
+    def __init__(self, file: Path | None, media: bool) -> None:
         self.file, self.media, self.looked = file, media, dict[int, str]()
         self.new: dict[int, KnownPrompt] = {}
-        self.known = _read(file)
+        self.known = {} if file is None else _read(file)
         self._saved = time.monotonic()
 
     def note(self, doc_id: int, found: str, prompt: Conversation, heard: OpenedFiles) -> None:
@@ -62,7 +64,7 @@ class Memory:
         paths = [video["video"] if isinstance(video, dict) else video for video in prompt.videos]
         frames = any(not isinstance(path, str | os.PathLike) for path in paths)
         unheard = (prompt.images or prompt.videos) and not (heard.files or self.media)
-        if not found or frames or unheard or not heard.traceable:
+        if self.file is None or not found or frames or unheard or not heard.traceable:
             return
         if all(state is None or outlives_the_process(path, state) for path, state in heard.files.items()):
             self.known[doc_id] = self.new[doc_id] = KnownPrompt(found, dict(heard.files))
@@ -90,7 +92,7 @@ class Memory:
     def save(self) -> None:
         """Write what is new beside what others wrote meanwhile; a cache that cannot be written costs time only."""
         self._saved = time.monotonic()
-        if not self.new:
+        if not self.new or self.file is None:
             return
         try:
             _write(self.file, _read(self.file) | self.new)
@@ -105,12 +107,25 @@ _MEMORIES: dict[str, Memory] = {}
 def memory_of(spec: TaskSpec) -> Memory:
     """What is known of the dataset's prompts: of its content, task and task's code as they are now."""
     home = str(sources.home(spec.media_root))
-    parts = [SCHEME, fingerprint(spec), spec.name, spec.split, spec.placeholders, home, version("pillow")]
+    content, task = fingerprint(spec), task_file(spec)  # which imports the task's code
+    surroundings, at_import = task_code.remembered(task), READ_AT_IMPORT.get(task)
+    parts = [SCHEME, content, spec.name, spec.split, spec.placeholders, home, version("pillow")]
+    parts += [surroundings] * bool(surroundings) + _read_at_import(at_import)
+    remember = surroundings is not None and (at_import is None or at_import.traceable)
     key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
     if key not in _MEMORIES:
         docs = documents(spec, None)
-        _MEMORIES[key] = Memory(cache_root() / "prompts" / f"{key}.parquet", bool(media_columns(docs.full[docs.split])))
+        file = cache_root() / "prompts" / f"{key}.parquet" if remember else None
+        _MEMORIES[key] = Memory(file, bool(media_columns(docs.full[docs.split])))
     return _MEMORIES[key]
+
+
+def _read_at_import(heard: OpenedFiles | None) -> list[str]:
+    """Digests of what a task's code opened while it was imported, YAML files left out: the fingerprint has them."""
+    if heard is None:
+        return []
+    paths = [Path(path) for path in sorted(heard.files) if not path.endswith((".yaml", ".yml"))]
+    return [digest_of([(str(path), path)]) if path.is_file() else f"{path} is not there" for path in paths]
 
 
 def rows_hold_media(spec: TaskSpec) -> bool:

@@ -13,7 +13,7 @@ from mmkv_bench.datasets.catalog import OWN_FOLDER, lmms_eval_tasks, own_tasks, 
 from mmkv_bench.datasets.page_tasks import PAGE_TASKS, SIZES, lmms_eval_name, page_task, place
 from mmkv_bench.datasets.specs import KEYS, spec_from_config
 from mmkv_bench.errors import ConfigError, DataError, UnsupportedError
-from mmkv_bench.evaluation import content, fingerprint, sample_refs
+from mmkv_bench.evaluation import fingerprint, sample_refs, task_code
 from tests.each import each
 from tests.evaluation.conftest import pages
 
@@ -127,9 +127,9 @@ def test_code_beside_a_task_is_part_of_its_fingerprint_and_its_place_is_not(own_
 
 def test_code_of_every_task_of_this_project_is_told_apart_and_lmms_evals_is_its_version():
     for path in own_tasks().values():
-        names = [line.split(":")[0] for line in content.code_digests(path)]
+        names = [line.split(":")[0] for line in task_code.digests(path)]
         assert names == sorted(file.name for file in path.parent.glob("*.py")) and "utils.py" in names
-    assert content.code_digests(lmms_eval_tasks()[0]["docvqa_val"]) == []
+    assert task_code.digests(lmms_eval_tasks()[0]["docvqa_val"]) == []
 
 
 def test_a_headline_metric_that_the_task_does_not_give_is_refused():

@@ -1,0 +1,136 @@
+"""Promise: what a task's code may read and nobody hears is part of what its prompts are remembered under, or they are not
+remembered across runs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mmkv_bench import file_state
+from mmkv_bench.datasets.specs import spec_from_config
+from mmkv_bench.datasets.task_spec import TaskSpec
+from mmkv_bench.evaluation import documents, fingerprint, generating, inputs_of, prompt_hashes, prompts, task_code
+from tests.run.own_media import write_task
+
+HEAD = "from pathlib import Path\nimport json, os\nfrom PIL import Image\nHERE = Path(__file__).parent\n"
+TAIL = """
+def scored(doc, results):
+    return {"exact": float(results[0] == doc["answer"])}
+def text(doc):
+    return TEXT if "TEXT" in globals() else said(doc)
+"""
+PICTURE = 'def visual(doc):\n    return [Image.open(HERE / doc["file"]).convert("RGB")]\n'
+CODE = {
+    "cv2": 'import cv2\ndef visual(doc):\n    json.load(open(HERE / "a.json"))\n'
+    '    return [Image.fromarray(cv2.imread(str(HERE / doc["file"])))]\nTEXT = "What?"\n',
+    "listing": PICTURE + 'def said(doc):\n    return " ".join(sorted(os.listdir(HERE / "words")))\n',
+    "variable": PICTURE + 'def said(doc):\n    return os.environ.get("MMKV_TEST_WORD", "What?")\n',
+    "made-up variable": PICTURE + 'def said(doc):\n    return os.environ["MMKV_" + "TEST_WORD"]\n',
+    "template": PICTURE + 'TEXT = (HERE.parent / "template.txt").read_text()\n',
+    "empty": PICTURE + 'def said(doc):\n    return (HERE / "empty.txt").read_text() + "What?"\n',
+    "program": PICTURE + "import subprocess\n"
+    'def said(doc):\n    return subprocess.run(["cat", HERE.parent / "template.txt"], capture_output=True, text=True).stdout\n',
+}
+
+
+def draw(file: Path, seed: int) -> None:
+    Image.fromarray(np.random.default_rng(seed).integers(0, 256, (56, 56, 3), np.uint8)).save(file)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setattr(file_state, "SETTLED_NS", -1)
+    monkeypatch.setenv("MMKV_TEST_WORD", "one")
+    folder = tmp_path / "task"
+    (folder / "words").mkdir(parents=True)
+    (folder / "words" / "one").touch()
+    (folder / "a.json").write_text("{}")
+    (folder / "empty.txt").touch()
+    (tmp_path / "template.txt").write_text("one?")
+    draw(folder / "0.bmp", 0)
+    return folder
+
+
+def change(case: str, folder: Path, monkeypatch) -> None:
+    if case == "cv2":
+        draw(folder / "0.bmp", 1)
+    elif case == "listing":
+        (folder / "words" / "two").touch()
+    elif "variable" in case:
+        monkeypatch.setenv("MMKV_TEST_WORD", "two")
+    elif case == "empty":
+        (folder / "empty.txt").write_text("two")
+    else:
+        (folder.parent / "template.txt").write_text("two?")
+
+
+def looked(spec: TaskSpec) -> dict[int, str]:
+    """The prompts' hashes as another process finds them."""
+    prompts._MEMORIES.clear()
+    documents._LOADED.clear()
+    documents.READ_AT_IMPORT.clear()
+    return prompt_hashes(spec, [0], None, anew=True)
+
+
+def test_what_nobody_hears_is_noticed_by_the_next_run(folder, monkeypatch):
+    for case, code in CODE.items():
+        if case == "cv2":
+            pytest.importorskip("cv2")
+        name = case.replace(" ", "_").replace("-", "_")
+        own = folder.parent / name
+        own.mkdir()
+        for file in folder.rglob("*"):
+            target = own / file.relative_to(folder)
+            target.mkdir() if file.is_dir() else target.write_bytes(file.read_bytes())
+        write_task(own, name, ["0.bmp"], "", 2)
+        (own / "utils.py").write_text(HEAD + code + TAIL)
+        spec = spec_from_config(name, {"task": name, "include_path": str(own)})
+        first = looked(spec)
+        assert first[0], case
+        change(case, own, monkeypatch)
+        assert looked(spec) != first, case
+        monkeypatch.setenv("MMKV_TEST_WORD", "one")
+        (folder.parent / "template.txt").write_text("one?")
+
+
+def test_prompts_of_files_that_are_heard_are_not_made_again(folder, monkeypatch):
+    write_task(folder, "heard", ["0.bmp"], 'Image.open(path).convert("RGB")', 2)
+    spec = spec_from_config("heard", {"task": "heard", "include_path": str(folder)})
+    first = looked(spec)
+    monkeypatch.setattr(generating, "generate", lambda *a, **k: pytest.fail("made again"))
+    assert looked(spec) == first
+
+
+def test_packages_that_a_tasks_code_imports_are_part_of_the_datasets_identity(folder):
+    write_task(folder, "packaged", ["0.bmp"], 'Image.open(path).convert("RGB")', 2)
+    spec = spec_from_config("packaged", {"task": "packaged", "include_path": str(folder)})
+    plain = fingerprint(spec)
+    for unused in ("runs", ".venv"):
+        (folder / unused).mkdir()
+        (folder / unused / "a.py").write_text("")
+    assert fingerprint(spec) == plain
+    (folder / "inside" / "deep").mkdir(parents=True)
+    (folder / "inside" / "deep" / "b.py").write_text("WORD = 1\n")
+    utils = folder / "utils.py"
+    text = utils.read_text()
+    known = []
+    for line in ("", "from inside.deep import b\n", "import importlib\n"):
+        utils.write_text(text + line)
+        known.append(fingerprint(spec))
+        (folder / "inside" / "deep" / "b.py").write_text(f"WORD = {line!r}\n")
+        assert (fingerprint(spec) != known[-1]) == bool(line)
+    assert utils in inputs_of(spec) and folder / "inside" / "deep" / "b.py" in inputs_of(spec)
+
+
+def test_variables_that_code_names_are_found_in_every_spelling():
+    named = ['os.environ["A"]', 'os.environ.get("A")', 'os.getenv("A")', 'getenv("A", "b")', '"A" in os.environ']
+    for text in named:
+        reading = task_code._variables(task_code.ast.parse(text))
+        assert reading.variables == {"A"} and not reading.any_variable, text
+    for text in ("os.environ[a]", "dict(os.environ)", "os.getenv(a)", "f(environ)", "os.environ.items()"):
+        assert task_code._variables(task_code.ast.parse(text)).any_variable, text
+    assert os.environ is not None
