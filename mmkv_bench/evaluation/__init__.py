@@ -4,10 +4,18 @@ Only `harness.py` imports lmms-eval, and only when a function needs it: importin
 """
 
 from mmkv_bench.evaluation.captions import release
-from mmkv_bench.evaluation.content import fingerprint, inputs_of
+from mmkv_bench.evaluation.content import (
+    confirm,
+    files_as_scored,
+    fingerprint,
+    inputs_of,
+    scorer_digest,
+    scorer_files,
+)
 from mmkv_bench.evaluation.contract import Answer, CellScores, Request, SampleRef, SampleScore
 from mmkv_bench.evaluation.documents import forget_changed, generation_settings, prepare, sample_refs
 from mmkv_bench.evaluation.environment import go_offline
+from mmkv_bench.evaluation.files_read import opened
 from mmkv_bench.evaluation.generating import generate, prompt_hashes
 from mmkv_bench.evaluation.prompts import rows_hold_media
 from mmkv_bench.evaluation.running import RunningScores
@@ -22,16 +30,21 @@ __all__ = [
     "SampleRef",
     "SampleScore",
     "Scorer",
+    "confirm",
+    "files_as_scored",
     "fingerprint",
     "forget_changed",
     "generate",
     "generation_settings",
     "go_offline",
     "inputs_of",
+    "opened",
     "prepare",
     "prompt_hashes",
     "release",
     "rows_hold_media",
     "sample_refs",
     "score",
+    "scorer_digest",
+    "scorer_files",
 ]

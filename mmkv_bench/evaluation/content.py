@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mmkv_bench.checksums import cache_dir
 from mmkv_bench.datasets import page_data, sources
 from mmkv_bench.datasets.catalog import includes, task_file
 from mmkv_bench.datasets.task_spec import TaskSpec
+from mmkv_bench.errors import DataError
 from mmkv_bench.evaluation import task_code
-from mmkv_bench.evaluation.documents import documents
+from mmkv_bench.evaluation.documents import changed, documents
+from mmkv_bench.evaluation.files_read import OpenedFiles
 
 if TYPE_CHECKING:
     import datasets
@@ -35,6 +42,56 @@ def fingerprint(spec: TaskSpec) -> str:
         parts = [docs.digest, _yaml_digest(path), version("lmms-eval"), *task_code.digests(path)]
         content = " ".join(parts)
     return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+
+SCORING = 1  # version of what we make of a scorer's values
+
+
+def scorer_digest(spec: TaskSpec) -> str:
+    """Digest (16 hex digits) of what scores a task's answers: its YAML and Python files, lmms-eval's version and ours."""
+    path = task_file(spec)
+    parts = [str(SCORING), version("lmms-eval"), _yaml_digest(path), *task_code.digests(path)]
+    return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:16]
+
+
+def scorer_files(spec: TaskSpec, heard: OpenedFiles, store: Path) -> dict[str, str]:
+    """Files that a task of the user's own opened while it scored: place beside its YAML -> digest of the content, "" of one that
+    was not there. Packages, caches, rows of the dataset and the store's own are not among them."""
+    if spec.is_pages or not spec.include_path:
+        return {}
+    path = task_file(spec).resolve()
+    rows = {file.resolve() for file in sources.data_files(spec)}
+    elsewhere = [
+        Path(place).resolve() for place in (sys.prefix, sys.base_prefix, cache_dir(), store, tempfile.gettempdir())
+    ]
+    elsewhere = [place for place in elsewhere if not path.is_relative_to(place)]
+    known = {}
+    for name in sorted(heard.files):
+        file = Path(name).resolve()
+        if file in rows or file.suffix in (".yaml", ".yml") or any(file.is_relative_to(place) for place in elsewhere):
+            continue
+        known[os.path.relpath(file, path.parent)] = _content_of(file)
+    return known
+
+
+def files_as_scored(spec: TaskSpec, known: Mapping[str, str]) -> bool:
+    """Whether the files of `scorer_files` hold what they held then."""
+    folder = task_file(spec).resolve().parent
+    return all(_content_of(folder / name) == digest for name, digest in known.items())
+
+
+def _content_of(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:16] if file.is_file() else ""
+
+
+def confirm(spec: TaskSpec, known: str) -> None:
+    """Raise DataError where a dataset's files are not those of the fingerprint `known` any more: what is read now would be
+    answered, or scored, under the old one."""
+    if not spec.is_pages and (changed(spec) or fingerprint(spec) != known):
+        raise DataError(
+            f"the data or the task's code of {spec.dataset} changed while the run went on; what it stored stands. Put the files "
+            "back and run the same command again, or run it as they are now for cells of their own"
+        )
 
 
 def inputs_of(spec: TaskSpec) -> list[Path]:

@@ -216,6 +216,11 @@ def _uncached(spec: TaskSpec) -> Iterator[None]:
         datasets.enable_caching()
 
 
+def changed(spec: TaskSpec) -> bool:
+    """Whether the files of loaded documents hold something else now."""
+    return any(docs.source != _content(spec) for key, docs in _LOADED.items() if key[0] == spec.key())
+
+
 def forget_changed(spec: TaskSpec) -> None:
     """Forget documents of files whose content is another one now."""
     for key in [key for key in _LOADED if key[0] == spec.key()]:

@@ -110,7 +110,8 @@ def memory_of(spec: TaskSpec) -> Memory:
     content, task = fingerprint(spec), task_file(spec)  # which imports the task's code
     surroundings, at_import = task_code.remembered(task), READ_AT_IMPORT.get(task)
     parts = [SCHEME, content, spec.name, spec.split, spec.placeholders, home, version("pillow")]
-    parts += [surroundings] * bool(surroundings) + _read_at_import(at_import)
+    parts += [surroundings] if surroundings else []
+    parts += _read_at_import(at_import)
     remember = surroundings is not None and (at_import is None or at_import.traceable)
     key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
     if key not in _MEMORIES:

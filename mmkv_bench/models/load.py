@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench import devices
@@ -10,6 +11,7 @@ from mmkv_bench.errors import ConfigError, UnsupportedError
 from mmkv_bench.models import hub_errors
 from mmkv_bench.models.chat_template import Template, check_media
 from mmkv_bench.models.families import Family, family_of, text_model
+from mmkv_bench.models.fingerprint import cached_folder
 from mmkv_bench.models.limits import apply_limits
 from mmkv_bench.models.shapes import OWN
 
@@ -97,6 +99,7 @@ def load_model(
             use_safetensors=True,
             dtype=dtype if dtype == "auto" else getattr(torch, dtype),
             device_map=device_map,
+            disable_mmap=where.type == "cpu" and _fits(path, revision),
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ConfigError(hub_errors.sentence(path, revision, error)) from error
@@ -127,6 +130,16 @@ def set_up(
     family = family_of(config, tokenizer)
     dtype = str(model.dtype).removeprefix("torch.")
     return LoadedModel(name, model, processor, tokenizer, family, where, dtype, template.probe)
+
+
+def _fits(path: str, revision: str | None) -> bool:
+    """Whether weights fit into the memory that is free, with one shard more: then they are read whole. Mapped ones would become
+    others with their file."""
+    import psutil
+
+    folder = Path(path) if Path(path).is_dir() else cached_folder(path, revision)
+    sizes = [file.stat().st_size for file in folder.rglob("*.safetensors")] if folder else []
+    return bool(sizes) and sum(sizes) + max(sizes) < psutil.virtual_memory().available
 
 
 def stock(attention: str) -> str:

@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.config.schema import options, resolve_path
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.models.fingerprint import cached_folder, folder_fingerprint, hub_commit, hub_fingerprint, hub_folder
+from mmkv_bench.models.fingerprint import (
+    cached_folder,
+    folder_fingerprint,
+    hub_commit,
+    hub_fingerprint,
+    hub_folder,
+    model_files,
+)
 from mmkv_bench.models.limits import apply_limits
 from mmkv_bench.models.load import LoadedModel, device_of, load_config, load_model, set_up
 from mmkv_bench.models.quiet import quiet_transformers
@@ -221,9 +228,19 @@ class Source:
                 "answers could be of neither version; nothing was written: start the run again when they stay as they are"
             )
 
+    def files(self) -> list[Path]:
+        """The files that the model is read from, sorted; none of random weights."""
+        if self.kind == RANDOM:
+            return []
+        return model_files(Path(self.place) if self.kind == FOLDER else hub_folder(self.place, self.settings.revision))
+
     def stored_bytes(self) -> int:
         """Bytes of a folder's weights; 0 where they are known only after loading."""
-        return sum(file.stat().st_size for file in Path(self.place).glob("*.safetensors")) if self.kind == FOLDER else 0
+        return (
+            sum(file.stat().st_size for file in self.files() if file.suffix == ".safetensors")
+            if self.kind == FOLDER
+            else 0
+        )
 
     def load(self) -> LoadedModel:
         """The model in eval mode with its processor, on its device and in its precision, as the settings say.

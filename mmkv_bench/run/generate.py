@@ -295,8 +295,19 @@ class Answering:
             "shard": str(self.config.shard),
             "chosen": True if self.config.samples is not None else None,
         }
-        if row["status"] != "ok":  # a failed row carries no answer that anything could score
-            row |= {"answer": None, "token_ids": [], "n_tokens": 0, "finish_reason": None}
-            row |= dict.fromkeys(("forced_kl", "forced_agree", "reference_nll", "reference_samples"))
-            row |= {name: row[name] or None for name in COUNTED}  # 0 where it was never counted
-        return row
+        return row if row["status"] == "ok" else failed(row, row["status"], row["error"])
+
+
+def failed(row: Mapping[str, Any], status: str, error: str | None) -> dict[str, Any]:
+    """A response row with a failure's status: it carries no answer that anything could score."""
+    empty: dict[str, Any] = {
+        "status": status,
+        "error": error,
+        "answer": None,
+        "token_ids": [],
+        "n_tokens": 0,
+        "finish_reason": None,
+    }
+    measured = dict.fromkeys(("forced_kl", "forced_agree", "reference_nll", "reference_samples"))
+    counted = {name: row[name] or None for name in COUNTED}  # 0 where it was never counted
+    return {**row, **empty, **measured, **counted}

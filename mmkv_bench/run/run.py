@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from mmkv_bench.models.load import LoadedModel
     from mmkv_bench.plan.cells import Cell
     from mmkv_bench.run.generate import Answering
+    from mmkv_bench.run.inputs import Inputs
 
 
 def run(config: DictConfig) -> int:
@@ -79,7 +80,9 @@ def carry_out(plan: Plan) -> int:
         prompts = _first_prompts(config, plan.parts, loaded) if loaded else {}
     done = {part.dataset: standing.count(part) for part in plan.parts}
     print(render(card_facts(plan, done, prompts, loaded, beside), columns(sys.stdout)), flush=True)
-    stale = unscored(store, plan.cells, judge, rows) if scoring else []
+    specs = {part.dataset: part.spec for part in plan.parts}
+    anew = config.stage == "score"
+    stale = unscored(store, plan.cells, judge, rows, specs, undigested=anew) if scoring else []
     if not generating:  # nothing to follow
         track = NoTracker()
     track.start(described(config, plan.cells))
@@ -92,7 +95,7 @@ def carry_out(plan: Plan) -> int:
             with computing_with(threads_for(loaded, config.model.threads)):
                 _generate(plan, loaded, store, todo, track, stopped)
             rows, standing = _read(plan, store)
-            stale = unscored(store, plan.cells, judge, rows) if scoring else []
+            stale = unscored(store, plan.cells, judge, rows, specs) if scoring else []
         if stale:
             del rows  # scores need the memory
             scored = _score(store, plan.parts, stale, judge, stopped)
@@ -208,8 +211,9 @@ def _generate(
     stopped: dict[str, str],
 ) -> None:
     """Answer what is missing; `stopped` takes the datasets that could not be."""
-    from mmkv_bench.evaluation import RunningScores
+    from mmkv_bench.evaluation import RunningScores, confirm, inputs_of
     from mmkv_bench.run.generate import Answering, compiled_step
+    from mmkv_bench.run.inputs import Inputs
 
     step = compiled_step(loaded, plan.config)
     config, parts = plan.config, plan.parts
@@ -226,6 +230,7 @@ def _generate(
                 following = Following(part, standing, todo[part.dataset], track, scores)
                 make = partial(Answering, loaded, config, part.cells, standing.done(part), writer)
                 with _one_of(parts, part.dataset, stopped):
+                    confirm(part.spec, part.cells[0].dataset_fingerprint)
                     _answer(
                         part,
                         todo[part.dataset],
@@ -234,6 +239,7 @@ def _generate(
                         partial(make, measures=part.spec.measures, step=step),
                         following,
                         given,
+                        Inputs(Source.of(config.model).files(), inputs_of(part.spec), writer),
                     )
             if not given.again():
                 return
@@ -247,6 +253,7 @@ def _answer(
     answering_of: Callable[..., Answering],
     following: Following,
     given: Given,
+    inputs: Inputs,
 ) -> None:
     """Answer what is missing of one dataset, as far as other processes do not: so many samples, whose cells share a prefill
     and are counted together, or so many answers `alone`."""
@@ -259,6 +266,7 @@ def _answer(
             given.done(part.dataset, rows[0]["sample_id"])
             bar.advance(int(alone is None))
             following.add(rows)
+            inputs.committed(rows)
             stopping.check()
 
         answering = answering_of(after=after, committed=None if alone is None else bar.advance)
@@ -277,6 +285,7 @@ def _answer(
         finally:
             answering.close()
             following.close()
+            inputs.look()
 
 
 @contextmanager
@@ -300,11 +309,14 @@ def _advance(bar: Progress, cell: Cell) -> None:
 
 def _score(store: Store, parts: Sequence[Part], stale: Sequence[str], judge: Ledger, stopped: dict[str, str]) -> int:
     """Score what is stale; `stopped` takes the datasets that could not be. Returns how many cells were scored."""
+    from mmkv_bench.evaluation import confirm
+
     done, waiting = 0, set(stale)
     for part in parts:
         own = waiting.intersection(cell.cell for cell in part.cells)
         if own:
             label = f"scoring {part.dataset}"
             with Progress(len(own), label, unit="cells") as bar, _one_of(parts, label, stopped):
+                confirm(part.spec, part.cells[0].dataset_fingerprint)
                 done += score_dataset(store, part.spec, part.cells, partial(_advance, bar), judge, own)
     return done

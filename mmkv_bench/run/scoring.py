@@ -5,6 +5,7 @@ Every part of the store is read once for all cells of a dataset, and their score
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,18 +23,28 @@ if TYPE_CHECKING:
     from mmkv_bench.tables.rows import ReadOnce
 
 
+EVIDENCE = ("answers_digest", "scorer_digest", "scorer_files")
+"""Columns of `metrics` that say what was scored, by what."""
 AT_ONCE = 1 << 21  # answers and scores that are compared at a time
 
 
 def unscored(
-    store: Store, cells: Sequence[Cell], judge: Ledger | None = None, rows: ReadOnce | None = None
+    store: Store,
+    cells: Sequence[Cell],
+    judge: Ledger | None = None,
+    rows: ReadOnce | None = None,
+    specs: Mapping[str, TaskSpec] | None = None,
+    undigested: bool = False,
 ) -> list[str]:
-    """Cells whose stored answers are not the ones that were scored: new samples, never scored, or for the judge to do.
+    """Cells whose stored answers are not the ones that were scored, or not by this scorer: new samples, other answers, never
+    scored, a scorer whose code or files are others now, or for the judge to do.
 
-    rows: those of the cells, where some were read already.
+    rows: those of the cells, where some were read already. specs: dataset -> its task, of those whose scorers are looked at.
+    undigested: cells whose scores are older than digests, too.
     """
     names = [cell.cell for cell in cells]
     metrics = (store.metrics(names) if rows is None else rows.metrics).to_pylist()
+    other = _otherwise_scored(store, metrics, specs or {}, undigested)
     with_metrics = {row["cell"] for row in metrics}
     to_judge = {row["cell"] for row in metrics if judge is not None and _to_judge(row, judge)}
     changed: set[str] = set()
@@ -42,8 +53,34 @@ def unscored(
         changed |= _changed(answered, scored)
         found.update(answered["cell"].unique().to_pylist())
     return [
-        name for name in names if name in found and (name in changed or name not in with_metrics or name in to_judge)
+        name
+        for name in names
+        if name in found and (name in changed or name not in with_metrics or name in to_judge or name in other)
     ]
+
+
+def _otherwise_scored(
+    store: Store, metrics: Sequence[Mapping[str, Any]], specs: Mapping[str, TaskSpec], undigested: bool
+) -> set[str]:
+    """Cells whose scores name other answers or another scorer than there are now."""
+    from mmkv_bench.evaluation import files_as_scored, scorer_digest
+    from mmkv_bench.store.tally import tally
+
+    digested = [row for row in metrics if row["answers_digest"] is not None]
+    other = {row["cell"] for row in metrics if undigested and row["answers_digest"] is None}
+    held = tally(store).digests if digested else {}
+    other |= {row["cell"] for row in digested if held.get(row["cell"], (0, ""))[1] != row["answers_digest"]}
+    scorers = {name: scorer_digest(spec) for name, spec in specs.items()}
+    files: dict[tuple[str, str], bool] = {}
+    for row in digested:
+        if row["dataset"] not in scorers:
+            continue
+        key = row["dataset"], row["scorer_files"] or "{}"
+        if key not in files:
+            files[key] = files_as_scored(specs[key[0]], json.loads(key[1]))
+        if row["scorer_digest"] != scorers[row["dataset"]] or not files[key]:
+            other.add(row["cell"])
+    return other
 
 
 def _standing(store: Store, names: Sequence[str], rows: ReadOnce | None) -> Iterator[tuple[pa.Table, pa.Table]]:
@@ -106,9 +143,10 @@ def score_dataset(
     Raises:
         ScoringError: lmms-eval's metric code failed; the answers stay as they are.
     """
-    from mmkv_bench.evaluation import Scorer, release
+    from mmkv_bench.evaluation import Scorer, opened, release, scorer_digest, scorer_files
     from mmkv_bench.run.answers import Answers
     from mmkv_bench.run.measuring import Measuring
+    from mmkv_bench.store.answer_digests import of_cells
     from mmkv_bench.store.packing import alike, arranged
 
     stale = set(unscored(store, cells, judge) if stale is None else stale)
@@ -131,6 +169,7 @@ def score_dataset(
         """Of a block, so that nothing of it is kept while the next one is read."""
         for part, rows in answers.parts(block):
             scored.begin(part)
+            scored.answers |= {name: digest for name, digest in of_cells(rows).items() if name in stale}
             for cell in part:
                 if cell.cell in stale:
                     name, found = next(scores)
@@ -141,7 +180,10 @@ def score_dataset(
                 scored.rows.add_table(measures)
             yield scored.rows.table()
 
-    store.write_scores_by(blocks(), scored.metrics, beside=[cell.cell for cell in cells if cell.base == "full"])
+    scored.scorer = scorer_digest(spec)
+    with opened() as heard:
+        scored.files = lambda: scorer_files(spec, heard, store.root)
+        store.write_scores_by(blocks(), scored.metrics, beside=[cell.cell for cell in cells if cell.base == "full"])
     release()
     return len(stale)
 
@@ -151,7 +193,8 @@ class _Scored:
     ones.
 
     rows: of the cells that are worked on. aggregates, judges: (cell, metric) -> lmms-eval's aggregate, the judge's columns;
-    reasons: cell, or cell and metric -> why there is no aggregate.
+    reasons: cell, or cell and metric -> why there is no aggregate. answers: cell -> digest of what was scored; scorer: digest of
+    its code; files: what it has opened so far.
     """
 
     def __init__(self, store: Store, cells: pa.Table, stale: set[str]) -> None:
@@ -161,6 +204,10 @@ class _Scored:
         self.aggregates: dict[tuple[str, str], float | None] = {}
         self.reasons: dict[str | tuple[str, str], str | None] = {}
         self.judges: dict[tuple[str, str], dict[str, Any]] = {}
+        self.answers: dict[str, str] = {}
+        self.scorer: str | None = None
+        self.files: Callable[[], Mapping[str, str]] = dict
+        self._evidence: dict[str, dict[str, Any]] = {}
         self._metrics: dict[str, list[dict[str, Any]]] = {}
         for row in store.metrics(cells["cell"].to_pylist()).to_pylist():
             self._metrics.setdefault(row["cell"], []).append(row)
@@ -184,6 +231,7 @@ class _Scored:
         self.aggregates |= {key: row["lmms_eval"]} if row["lmms_eval"] is not None else {}
         self.reasons |= {key: row["lmms_eval_reason"]} if row["lmms_eval_reason"] is not None else {}
         self.judges[key] = {name: row[name] for name in JUDGE}
+        self._evidence[row["cell"]] = {name: row[name] for name in EVIDENCE}
 
     def add(self, cell: Cell, scores: CellScores) -> None:
         """What a pass gave a cell; what an earlier judge gave stays where it gave nothing."""
@@ -219,6 +267,12 @@ class _Scored:
         own = self._described[self._described["cell"].isin(samples["cell"].unique().to_pylist())]
         found = metrics_rows(frame(samples), own, lmms_eval=self.aggregates, reasons=self.reasons, judges=self.judges)
         pa.default_memory_pool().release_unused()
+        files = json.dumps(dict(self.files()), sort_keys=True)
+        new = {"scorer_digest": self.scorer, "scorer_files": None if files == "{}" else files}
+        nothing = dict.fromkeys(EVIDENCE)
+        for row in found:
+            digest = self.answers.get(row["cell"])
+            row |= self._evidence.get(row["cell"], nothing) if digest is None else {**new, "answers_digest": digest}
         return _metrics_table(found)
 
 

@@ -254,6 +254,16 @@ METRIC_COLUMNS = (
         "hash of the judge's prompts: of its questions about the first two samples, with one text for every answer",
     ),
     Column("judge_temperature", FLOAT, "temperature the judge answered at; null where several"),
+    Column(
+        "answers_digest", TEXT, "digest of the answers that were scored (sample, status and text); null in older rows"
+    ),
+    Column("scorer_digest", TEXT, "digest of the task's scoring code and lmms-eval's version; null in older rows"),
+    Column(
+        "scorer_files",
+        TEXT,
+        "files that a task of the user's own opened to score, by their place beside its YAML, with their digests; null for none",
+        json=True,
+    ),
 )
 
 PHASES = {

@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from mmkv_bench.store import journal, parts
+from mmkv_bench.store import answer_digests, journal, parts
 from mmkv_bench.store.index import indexed
 from mmkv_bench.store.parts import codes_of, column_of, no_rows, numbers_of, texts_of
 from mmkv_bench.store.store import Store
 
-_COLUMNS = ("cell", "sample_id", "status", "error", "committed_at")
+_COLUMNS = ("cell", "sample_id", "status", "error", "committed_at", "answer")
 _SHOWN = 100
 """Characters of a failure's message."""
 COUNTS = pa.schema(
@@ -30,6 +30,8 @@ COUNTS = pa.schema(
         ("n", pa.int64()),
         ("first", pa.int64()),  # commit times, microseconds
         ("last", pa.int64()),
+        ("low", pa.int64()),  # sums of the answers' digests, modulo 2^64
+        ("high", pa.int64()),
     ]
 )
 _SETS = pa.field("ids", pa.list_(pa.string()))  # the samples of a digest, in its first row
@@ -49,6 +51,17 @@ class Tally:
     sets: dict[str, list[str]]
     running: set[str]
     writers: int
+
+    @property
+    def digests(self) -> dict[str, tuple[int, str]]:
+        """Cell -> how many answers it has, and their digest (`answer_digests`)."""
+        cells = _coded(self.counts["cell"])
+        names, codes = cells.dictionary.to_pylist(), codes_of(cells)
+        n = np.bincount(codes, numbers_of(self.counts["n"]), len(names)).astype(int)
+        low, high = (
+            _sums(numbers_of(self.counts[name]).view(np.uint64), codes, len(names)) for name in ("low", "high")
+        )
+        return {name: (int(n[at]), answer_digests.shown(low[at], high[at])) for at, name in enumerate(names)}
 
 
 def tally(store: Store) -> Tally:
@@ -109,6 +122,7 @@ def counted(rows: pa.Table) -> pa.Table:
     of_status = numbers_of(statuses.indices)
     key = (run * len(statuses.dictionary) + of_status) * (len(heads) + 1) + of_error
     keys, places, group, n = np.unique(key, return_index=True, return_inverse=True, return_counts=True)
+    low, high = (_sums(lane, group, len(keys)) for lane in answer_digests.lanes(rows).T)
     first, last = np.full(len(keys), np.iinfo(np.int64).max), np.full(len(keys), np.iinfo(np.int64).min)
     np.minimum.at(first, group, when)
     np.maximum.at(last, group, when)
@@ -122,11 +136,19 @@ def counted(rows: pa.Table) -> pa.Table:
             texts_of(hexes).take(column_of(own_set)),
             statuses.dictionary.take(column_of(of_status[places])),
             _chosen(heads, of_error[places]),
-            *map(column_of, (n, first, last)),
+            *map(column_of, (n, first, last, low, high)),
             _lists(ids, own_set, shown),
         ],
         schema=COUNTS.append(_SETS),
     )
+
+
+def _sums(values: np.ndarray, group: np.ndarray, groups: int) -> np.ndarray:
+    """int64 [groups]: the sum of each group's uint64 values, modulo 2^64."""
+    sums = np.zeros(groups, np.uint64)
+    with np.errstate(over="ignore"):
+        np.add.at(sums, group, values)
+    return sums.view(np.int64)
 
 
 def _coded(column: pa.ChunkedArray) -> pa.DictionaryArray:

@@ -95,7 +95,7 @@ def status(store: Store) -> Status:
     """Count a store's rows. Raises StoreError for damaged ones."""
     # Cells last: whoever writes rows has written their cells before.
     found = tally(store)
-    metrics = remembered(store, "metrics", ("cell", "n"))
+    metrics = remembered(store, "metrics", ("cell", "n", "answers_digest"))
     times = store.timings()
     timings = [times[name].to_pylist() for name in ("status", "phase", "searched")]
     cells = remembered(store, "cells", _CELL)
@@ -112,6 +112,12 @@ def status(store: Store) -> Status:
     scored = np.zeros(len(names), np.int64)
     of_metric = places(metrics["cell"], names)
     np.maximum.at(scored, of_metric[of_metric >= 0], numbers_of(metrics["n"])[of_metric >= 0])
+    digests = dict(zip(metrics["cell"].to_pylist(), metrics["answers_digest"].to_pylist(), strict=True))
+    held = found.digests
+    other = [
+        name for name, digest in digests.items() if digest is not None and held.get(name, (0, digest))[1] != digest
+    ]
+    scored[places(pa.chunked_array([texts_of(other)]), names)] = 0  # of answers that were made again since
     dataset = np.asarray(cells["dataset"].to_pylist(), object)
     stated = _stated(cells)
     waiting = _waiting(store.root, names)

@@ -1,0 +1,77 @@
+"""The files that a run reads, looked at again while it goes on: what changes under it belongs to no cell.
+
+A look costs a `stat` a file. Where a file's state is another one its content is compared, so that a new time alone stops nothing.
+Rows that were written since the last good look may be answers to either content: they are made failed rows, which
+`retry=[error]` answers again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mmkv_bench.checksums import Checksums, cache_dir
+from mmkv_bench.errors import ConfigError, DataError
+from mmkv_bench.file_state import State, state_of
+from mmkv_bench.run.generate import Commits, failed
+
+EVERY_S = 1.0
+
+
+class Inputs:
+    """The files behind one dataset's answers.
+
+    Args:
+        model: files of weights, configuration and processor; data: of the dataset's rows and its task's code.
+        writer: where rows go.
+    """
+
+    def __init__(self, model: Iterable[Path], data: Iterable[Path], writer: Commits) -> None:
+        self._writer, self._model = writer, frozenset(model)
+        self._checksums = Checksums(cache_dir() / "checksums.json")
+        self._known: dict[Path, tuple[State, str]] = {}
+        for file in sorted({*self._model, *data}):
+            self._known[file] = state_of(file), self._checksums.digest(file)
+        self._since: list[Sequence[Mapping[str, Any]]] = []
+        self._looked = time.monotonic()
+
+    def committed(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Take note of a sample's rows, and look again where the last look is a while ago. Raises what `look` raises."""
+        self._since.append(rows)
+        if time.monotonic() - self._looked > EVERY_S:
+            self.look()
+
+    def look(self) -> None:
+        """Look at all files.
+
+        Raises:
+            ConfigError: the model's changed. DataError: the dataset's. Rows since the last look are failed rows then.
+        """
+        unsure, self._since, self._looked = self._since, [], time.monotonic()
+        changed = self._changed()
+        if changed is None:
+            return
+        reason = f"{changed.name} changed while this was answered"
+        for rows in unsure:
+            self._writer.commit([failed(row, "error", reason) for row in rows])
+        error = ConfigError if changed in self._model else DataError
+        raise error(
+            f"{changed} changed while the run was reading it; {len(unsure)} samples that were answered since the last look are "
+            "rows with status error, all others stand; put the file back and run the same command with retry=[error], or run it "
+            "as it is now for cells of their own"
+        )
+
+    def _changed(self) -> Path | None:
+        for file, (state, digest) in self._known.items():
+            try:
+                now = state_of(file)
+                if now == state:
+                    continue
+                if self._checksums.digest(file) != digest:
+                    return file
+                self._known[file] = now, digest
+            except (OSError, ConfigError):  # it is gone, or being written
+                return file
+        return None
