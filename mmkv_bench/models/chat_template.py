@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -31,7 +31,8 @@ class Template:
     """How one processor's chat template takes messages.
 
     Attributes:
-        takes_text: content is one string; else a list of parts.
+        takes_text: the content of a user's message is one string; else a list of parts. roles: the same of other roles, each
+            probed when it is first met: some templates write a user's parts well and of a system turn Python's repr.
         probe: what it makes of one user message that says `PROBE`: all that it adds by itself.
         add_special_tokens: what the tokenizer is asked for behind it, None where its default is right: as the chat methods of
             transformers do, so that a prompt begins with one beginning-of-text token.
@@ -42,6 +43,7 @@ class Template:
     probe: str
     add_special_tokens: bool | None
     source: str
+    roles: dict[str, bool] = field(default_factory=dict)
 
     @classmethod
     def of(cls, processor: Any) -> Template:
@@ -62,24 +64,29 @@ _known: WeakKeyDictionary[Any, Template] = WeakKeyDictionary()
 
 
 def rendered(processor: Any, messages: Sequence[Mapping[str, Any]], answering: bool = True) -> str:
-    """Messages in the processor's chat template, images where the messages have them.
+    """Messages in the processor's chat template, media where the messages have them.
 
     Some templates (LLaVA-1.5's on the hub) write a message's images before its text, wherever they stand. Where that would
-    move an image, the template gets the message as text, with what it writes for an image in the image's place.
+    move one, the template gets the message as text, with what it writes for an image in the image's place.
 
     Args:
         messages: Hugging Face's chat format, content as parts or text. answering: up to where the next answer begins.
 
     Raises:
-        UnsupportedError: see `Template.of`; media for a template that takes text.
+        UnsupportedError: see `Template.of`; media for a template that takes text; a user's words or media that do not stand in
+            the prompt, whole and in their order, or a role whose text is lost.
         DataError: the template refuses these messages (a system turn, say).
     """
     template = Template.of(processor)
-    if template.takes_text:
-        turns: list[Mapping[str, Any]] = [{**message, "content": _text_of(message["content"])} for message in messages]
-    else:
-        turns = [_in_place(processor, template.source, message) for message in messages]
-    return _render(processor, template.source, turns, answering)
+    turns: list[Mapping[str, Any]] = []
+    for message in messages:
+        if _takes_text(processor, template, str(message["role"])):
+            turns.append({**message, "content": _text_of(message["content"])})
+        else:
+            turns.append(_in_place(processor, template.source, message))
+    text = _render(processor, template.source, turns, answering)
+    _check_whole(processor, text, messages)
+    return text
 
 
 def tokens_of(processor: Any, text: str) -> dict[str, Any]:
@@ -112,29 +119,71 @@ def check_media(name: str, processor: Any) -> None:
 
 # ---------------------------------------------------------------------- probes
 def _probed(processor: Any, source: str) -> Template:
-    parts = _attempt(processor, source, [{"type": "text", "text": PROBE}])
-    text = _attempt(processor, source, PROBE)
-    reprs = len(_REPR.findall(text)) if isinstance(text, str) else 0  # a system prompt may speak of such keys
-    if isinstance(parts, str) and parts.count(PROBE) == 1 and len(_REPR.findall(parts)) <= reprs:
-        takes_text, probe = False, parts
-    elif isinstance(text, str) and text.count(PROBE) == 1 and not re.search(f"""['"]{PROBE}['"]""", text):
-        takes_text, probe = True, text
-    else:
-        said = text if isinstance(text, str) else parts if isinstance(parts, str) else None
-        problem = f"fails ({text})" if said is None else f"makes of it {_short(said)}"
+    parts, text = (_attempt(processor, source, [("user", PROBE)], takes_text) for takes_text in (False, True))
+    takes_text = _choice(parts, text)
+    if takes_text is None:
+        made = next((one for one in (text, parts) if isinstance(one, str)), None)
+        problem = f"fails ({text})" if made is None else f"makes of it {_short(made)}"
         raise UnsupportedError(
             f"a chat template does not pass a user's text on: given {PROBE!r}, as text or as a list of parts, it {problem}; give "
             "the model's folder a chat_template.jinja that writes each message's content once"
         )
+    probe = str(text if takes_text else parts)
     template = Template(takes_text, probe, _add_special_tokens(processor, probe), source)
     _check_start(processor, template)
     _check_end(processor, template)
     return template
 
 
-def _attempt(processor: Any, source: str, content: Any) -> str | Exception:
+def _choice(parts: str | Exception, text: str | Exception) -> bool | None:
+    """Whether a template takes text, of what it made of `PROBE` as parts and as text; None if neither came out right."""
+    reprs = len(_REPR.findall(text)) if isinstance(text, str) else 0  # a system prompt may speak of such keys
+    if isinstance(parts, str) and parts.count(PROBE) == 1 and len(_REPR.findall(parts)) <= reprs:
+        return False
+    if isinstance(text, str) and text.count(PROBE) == 1 and not re.search(f"""['"]{PROBE}['"]""", text):
+        return True
+    return None
+
+
+def _takes_text(processor: Any, template: Template, role: str) -> bool:
+    """Whether the template takes the content of messages of this role as text."""
+    if role == "user":
+        return template.takes_text
+    if role not in template.roles:
+        spoken = [("user", "a"), (role, PROBE)] if role == "assistant" else [(role, PROBE), ("user", "a")]
+        user = template.takes_text
+        answering = role != "assistant"
+        parts, text = (_attempt(processor, template.source, spoken, form, user, answering) for form in (False, True))
+        takes_text = _choice(parts, text)
+        if takes_text is None:
+            refused = next((one for one in (text, parts) if isinstance(one, DataError)), None)
+            if refused is not None and not isinstance(text, str):
+                raise refused
+            made = (
+                f"fails ({text})" if isinstance(text, Exception) else f"makes of one that says {PROBE!r} {_short(text)}"
+            )
+            raise UnsupportedError(
+                f"the chat template does not pass the text of {role} turns on: it {made}; it cannot be asked this"
+            )
+        template.roles[role] = takes_text
+    return template.roles[role]
+
+
+def _attempt(
+    processor: Any,
+    source: str,
+    spoken: Sequence[tuple[str, str]],
+    takes_text: bool,
+    user: bool | None = None,
+    answering: bool = True,
+) -> str | Exception:
+    """What the template makes of these (role, text), or how it fails. user: the form of a user's messages, if another."""
+    messages = []
+    for role, words in spoken:
+        as_text = user if role == "user" and user is not None else takes_text
+        messages.append({"role": role, "content": words if as_text else [{"type": "text", "text": words}]})
     try:
-        return _render(processor, source, [{"role": "user", "content": content}], True)
+        return _render(processor, source, messages, answering)
     except Exception as error:  # noqa: BLE001 - a template is a program of others, and fails in ways of its own
         return error
 
@@ -142,9 +191,8 @@ def _attempt(processor: Any, source: str, content: Any) -> str | Exception:
 def _add_special_tokens(processor: Any, probe: str) -> bool | None:
     tokenizer = getattr(processor, "tokenizer", processor)
     begins = tokenizer.bos_token_id
-    adds = begins is not None and list(tokenizer("a")["input_ids"][:1]) == [begins]
-    if adds:
-        return not probe.startswith(tokenizer.bos_token)
+    if begins is not None and list(tokenizer("a")["input_ids"][:1]) == [begins]:
+        return tokenizer.bos_token not in probe.partition(PROBE)[0]  # some templates write blanks before it
     return False if tokenizer is processor else None
 
 
@@ -159,20 +207,25 @@ def _check_start(processor: Any, template: Template) -> None:
 
 
 def _check_end(processor: Any, template: Template) -> None:
-    """A prompt that ends a turn would be answered by the end of the text, or by a turn that the model makes up."""
+    """A prompt that ends a turn would be answered by the end of the text, or by a turn that the model makes up.
+
+    A template may write the same with and without `add_generation_prompt`. Then an answer that is rendered with the prompt tells:
+    what it puts between the two is lacking in the prompt.
+    """
     tokenizer = getattr(processor, "tokenizer", processor)
-    prompt, ends = template.probe, set()
-    user = {"role": "user", "content": PROBE if template.takes_text else [{"type": "text", "text": PROBE}]}
-    answer = {"role": "assistant", "content": _ANSWER if template.takes_text else [{"type": "text", "text": _ANSWER}]}
-    try:
-        if _render(processor, template.source, [user], False) == prompt:  # the switch is not listened to
-            ends.add(_render(processor, template.source, [user, answer], False).rpartition(_ANSWER)[2].strip())
-    except Exception:  # noqa: BLE001, S110 - it takes no answers: nothing is known but the end of text
-        pass
-    ends |= {str(tokenizer.eos_token)} if tokenizer.eos_token else set()
-    ids = _ids(processor, template)
-    closed = any(end and prompt.rstrip().endswith(end) for end in ends)
-    if closed or (tokenizer.eos_token_id is not None and ids and ids[-1] == tokenizer.eos_token_id):
+    prompt, ids, takes_text = template.probe, _ids(processor, template), template.takes_text
+    lacking = (
+        [str(tokenizer.eos_token)] if tokenizer.eos_token and prompt.rstrip().endswith(tokenizer.eos_token) else []
+    )
+    lacking += ["end of text"] if tokenizer.eos_token_id is not None and ids[-1:] == [tokenizer.eos_token_id] else []
+    if not lacking and _attempt(processor, template.source, [("user", PROBE)], takes_text, answering=False) == prompt:
+        spoken = [("user", PROBE), ("assistant", _ANSWER)]
+        for form in (takes_text, not takes_text):
+            whole = _attempt(processor, template.source, spoken, form, takes_text, answering=False)
+            if isinstance(whole, str) and _ANSWER in whole and whole.startswith(prompt.rstrip()):
+                lacking.append(whole[len(prompt.rstrip()) : whole.index(_ANSWER)].strip())
+        lacking = lacking if all(lacking) else []
+    if lacking:
         raise UnsupportedError(
             f"the chat template's prompts do not end where an answer begins: {_short(prompt)} ends the turn; give the model's "
             "folder a chat_template.jinja that listens to add_generation_prompt, and a tokenizer that adds no end of text"
@@ -189,7 +242,12 @@ def _ids(processor: Any, template: Template) -> list[int]:
 def _source(processor: Any) -> str:
     source = getattr(processor, "chat_template", None)
     if isinstance(source, Mapping):
-        source = source.get("default")
+        if "default" not in source:
+            raise UnsupportedError(
+                f"a model with chat templates called {', '.join(source)} and none called default; name it in its "
+                "tokenizer_config.json, or add chat_template.jinja"
+            )
+        source = source["default"]
     if not source:
         raise UnsupportedError(
             "a model without a chat template: its prompts cannot be rendered; add chat_template.jinja"
@@ -201,23 +259,21 @@ def _render(processor: Any, source: str, messages: Sequence[Mapping[str, Any]], 
     from jinja2.exceptions import TemplateError
 
     given = {"chat_template": _dated(source)} if "strftime_now" in source else {}
+    if "date_string" in source:  # a processor warns of what its template does not name
+        given["date_string"] = DATE.strftime("%d %b %Y")
     try:
-        return processor.apply_chat_template(
-            list(messages),
-            tokenize=False,
-            add_generation_prompt=answering,
-            date_string=DATE.strftime("%d %b %Y"),
-            **given,
-        )
+        return processor.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=answering, **given)
     except TemplateError as error:
         roles = ", ".join(str(message["role"]) for message in messages)
         raise DataError(f"the chat template refuses messages of {roles}: {error}; it cannot be asked this") from error
 
 
 def _dated(source: str) -> str:
-    """A template whose `strftime_now` is a macro of its own, which hides the clock that transformers gives it."""
+    """A template whose `strftime_now` is a macro of its own, which hides the clock that transformers gives it.
+
+    Jinja drops the line's end behind the macro, so that the template begins a line, as it did."""
     chain = "".join(f' | replace("%{code}", "{_of_date(code)}")' for code in _DIRECTIVES)
-    return f"{{%- macro strftime_now(format) -%}}{{{{ format{chain} }}}}{{%- endmacro -%}}{{{{ '' }}}}{source}"
+    return f"{{%- macro strftime_now(format) -%}}{{{{ format{chain} }}}}{{%- endmacro %}}\n{source}"
 
 
 def _of_date(code: str) -> str:
@@ -225,8 +281,12 @@ def _of_date(code: str) -> str:
     return (plain.lstrip("0") or "0") if code.startswith("-") else plain
 
 
+def _parts_of(content: Any) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
+
+
 def _text_of(content: Any) -> str:
-    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    parts = _parts_of(content)
     kinds = {part["type"] for part in parts} - {"text"}
     if kinds:
         raise UnsupportedError(
@@ -236,30 +296,51 @@ def _text_of(content: Any) -> str:
 
 
 def _in_place(processor: Any, source: str, message: Mapping[str, Any]) -> Mapping[str, Any]:
-    parts = message["content"]
-    kinds = [] if isinstance(parts, str) else [part["type"] for part in parts]
-    if "video" in kinds or "image" not in kinds[kinds.index("text") if "text" in kinds else len(kinds) :]:
-        return message  # no image behind a text: no template moves it
-    written = _written_image(processor, source, message["role"])
-    if written is None:
-        return message
-    text = "".join(written if part["type"] == "image" else part["text"] for part in parts)
+    parts = _parts_of(message["content"])
+    message = {**message, "content": parts}
+    kinds = [part["type"] for part in parts]
+    behind = set(kinds[kinds.index("text") :] if "text" in kinds else ()) - {"text"}
+    if not any(_moved(processor, source, message["role"], kind) for kind in behind):
+        return message  # no medium behind a text, or the template leaves it there
+    written = {kind: _written(processor, source, message["role"], kind) for kind in {*kinds} - {"text"}}
+    text = "".join(part["text"] if part["type"] == "text" else written[part["type"]] for part in parts)
     return {**message, "content": [{"type": "text", "text": text}]}
 
 
-def _written_image(processor: Any, source: str, role: str) -> str | None:
-    """What a template writes for an image that it puts before the text in front of it; None where it does not move it."""
-    image, probe = {"type": "image"}, {"type": "text", "text": PROBE}
+def _moved(processor: Any, source: str, role: str, kind: str) -> bool:
+    """Whether a template writes an image or video before the text in front of it."""
+    marker = getattr(processor, f"{kind}_token", None)
+    made = _with(processor, source, role, kind)
+    return bool(marker) and made.count(marker) == 1 and made.index(marker) < made.index(PROBE)
 
-    def text(*parts: dict[str, str]) -> str:
-        return _render(processor, source, [{"role": role, "content": list(parts)}], False)
 
-    alone, behind = text(probe), text(probe, image)
-    marker = getattr(processor, "image_token", None)
-    if not marker or behind.count(marker) != 1 or behind.index(PROBE) < behind.index(marker):
-        return None
-    start = alone.index(PROBE)
+def _written(processor: Any, source: str, role: str, kind: str) -> str:
+    """What such a template writes for an image or video."""
+    alone, behind = _with(processor, source, role), _with(processor, source, role, kind)
+    differing = (place for place, pair in enumerate(zip(alone, behind, strict=False)) if pair[0] != pair[1])
+    start = next(differing, len(alone))
     return behind[start : start + len(behind) - len(alone)]
+
+
+def _with(processor: Any, source: str, role: str, *kinds: str) -> str:
+    parts = [{"type": "text", "text": PROBE}, *({"type": kind} for kind in kinds)]
+    return _render(processor, source, [{"role": role, "content": parts}], False)
+
+
+def _check_whole(processor: Any, text: str, messages: Sequence[Mapping[str, Any]]) -> None:
+    """A user's words and media stand in the prompt, whole and in their order, whatever a template does with some of them."""
+    place = 0
+    for message in messages:
+        for part in _parts_of(message["content"] if message["role"] == "user" else ()):
+            kind = part["type"]
+            wanted = part["text"].strip() if kind == "text" else getattr(processor, f"{kind}_token", None) or ""
+            at = text.find(wanted, place)
+            if at < 0 and (kind == "text" or wanted in text):  # a medium without a place at all: `encode` counts them
+                raise UnsupportedError(
+                    f"the chat template does not write the message's {_short(wanted)} where it stands; it makes of the "
+                    f"messages {_short(text)}"
+                )
+            place = max(place, at + len(wanted))
 
 
 def _short(text: str) -> str:
