@@ -290,7 +290,8 @@ def _text_of(content: Any) -> str:
     kinds = {part["type"] for part in parts} - {"text"}
     if kinds:
         raise UnsupportedError(
-            f"this model's chat template takes text, and the message has parts of type {', '.join(kinds)}"
+            f"this model's chat template takes text, and the message has parts of type {', '.join(sorted(kinds))}; ask with text "
+            "alone, or give the model's folder a chat_template.jinja that takes parts"
         )
     return "".join(part["text"] for part in parts)
 

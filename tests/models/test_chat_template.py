@@ -212,7 +212,7 @@ def test_a_tokenizer_writes_the_beginning_where_its_template_does_not():
 def test_turns_that_a_template_refuses_are_a_sentence():
     with pytest.raises(DataError, match="refuses messages of system, user: Conversation roles must alternate"):
         rendered(tokenizer("mistral", INST), [{"role": "system", "content": "S"}, *user("Q")])
-    with pytest.raises(UnsupportedError, match="takes text, and the message has parts of type image"):
+    with pytest.raises(UnsupportedError, match="takes text, and the message has parts of type image; ask"):
         rendered(tokenizer("chatml", PLUS), [{"role": "user", "content": [{"type": "image"}]}])
 
 
