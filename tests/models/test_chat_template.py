@@ -3,14 +3,17 @@ not is refused in a sentence that shows the prompt, when the model is loaded."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 from types import SimpleNamespace
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 import transformers as tf
 
-from mmkv_bench.errors import DataError, UnsupportedError
+from mmkv_bench.errors import ConfigError, DataError, UnsupportedError
 from mmkv_bench.generation.encode import prompt_length
 from mmkv_bench.generation.reference import reference_tokens
 from mmkv_bench.models.chat_template import DATE, PROBE, Template, check_media, rendered, tokens_of
@@ -333,10 +336,25 @@ def test_hundreds_of_published_templates_pass_a_users_words_on_or_are_refused():
     assert refused < 40
 
 
+def test_older_rows_of_templates_that_are_written_as_before_may_be_added_to():
+    from mmkv_bench.run.prompt_forms import refuse_other_prompts
+
+    store = SimpleNamespace(
+        root="rows", cells=lambda names, columns: pa.table({"prompt_format": pa.array([None], pa.string())})
+    )
+    for roles, template, same in (("chatml", PARTS, True), ("chatml", PLUS, False), ("llama", PARTS, False)):
+        made = tokenizer(roles, template)
+        loaded = SimpleNamespace(processor=made, tokenizer=made, prompt_format=Template.of(made).probe)
+        with contextlib.nullcontext() if same else pytest.raises(ConfigError, match="cannot be added to: give another"):
+            refuse_other_prompts(store, ["cell"], loaded)
+
+
 def test_a_text_model_with_a_published_kind_of_template_answers_every_sample(tmp_path):
     """320 of 320 rows were errors."""
     from mmkv_bench.datasets.fixtures import needle
-    from tests.run.setting import done, responses
+    from mmkv_bench.store.schema import CELLS
+    from mmkv_bench.store.store import Store
+    from tests.run.setting import done, go, responses
 
     folder, data = tmp_path / "smol", tmp_path / "data"
     torch.manual_seed(0)
@@ -353,7 +371,15 @@ def test_a_text_model_with_a_published_kind_of_template_answers_every_sample(tmp
     done(tmp_path / "rows", "model=hf", f"model.path={folder}", *chosen)
     rows = responses(tmp_path / "rows")
     assert len(rows) == 4 and {row["status"] for row in rows.values()} == {"ok"}
-    from mmkv_bench.store.store import Store
-
-    formats = set(Store(tmp_path / "rows").cells()["prompt_format"].to_pylist())
-    assert formats == {Template.of(made).probe} and PROBE in formats.pop()
+    store = Store(tmp_path / "rows")
+    assert set(store.cells()["prompt_format"].to_pylist()) == {Template.of(made).probe}
+    before = {file: file.read_bytes() for file in store.files("cells")}
+    for older in (None, "Human: mmkvprobe"):  # what an older version wrote of this template, or another one
+        for file in before:
+            row = pq.ParquetFile(file).read().to_pylist()[0] | {"prompt_format": older}
+            pq.write_table(pa.Table.from_pylist([row], CELLS), file)
+        again = go(tmp_path / "rows", "model=hf", f"model.path={folder}", *chosen[:-1], "limit=3")
+        assert again.code == 2 and "whose prompts another version of mmkv_bench wrote otherwise" in again.err
+    for file, content in before.items():
+        file.write_bytes(content)
+    done(tmp_path / "rows", "model=hf", f"model.path={folder}", *chosen[:-1], "limit=3")
