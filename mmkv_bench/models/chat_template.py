@@ -4,7 +4,7 @@ A template is a publisher's program. Some take a message's content as a list of 
 that is given the other form may fail (`+` with a list), write Python's repr of the list, or leave the text out without a word.
 Which form one takes is read off probes, which also show whether a prompt arrives whole: see `Template.of`.
 
-Templates that write today's date would make other prompts tomorrow. They get `DATE`, whatever the day.
+Templates that write today's date would make other prompts tomorrow. They get `chat_rendering.DATE`, whatever the day.
 """
 
 from __future__ import annotations
@@ -12,17 +12,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from mmkv_bench.errors import DataError, UnsupportedError
+from mmkv_bench.models.chat_rendering import PROBE, in_place, parts_of, render, short, source_of, text_of
 
-PROBE = "mmkvprobe"
 _ANSWER = "mmkvanswer"
-DATE = datetime(2024, 7, 26)  # noqa: DTZ001 - a date without a place; Llama 3.1's template writes it where it is given none
-_DIRECTIVES = ("-d", "-m", "-H", "-I", "-M", "-S", "-j", "-y", *"aAbBcdHIjmMpSUwWxXyYZz")
-_SHOWN = 300  # characters of a rendered prompt in a message
 _REPR = re.compile(r"""['"](type|text|content)['"]\s*:""")
 
 
@@ -53,7 +49,7 @@ class Template:
             UnsupportedError: there is none, or the text of a message does not come out of it whole, once and as text; a prompt
                 that begins with two beginning-of-text tokens or none where the tokenizer knows one, or that ends a turn.
         """
-        source = _source(processor)
+        source = source_of(processor)
         known = _known.get(processor)
         if known is None or known.source != source:
             known = _known[processor] = _probed(processor, source)
@@ -81,12 +77,28 @@ def rendered(processor: Any, messages: Sequence[Mapping[str, Any]], answering: b
     turns: list[Mapping[str, Any]] = []
     for message in messages:
         if _takes_text(processor, template, str(message["role"])):
-            turns.append({**message, "content": _text_of(message["content"])})
+            turns.append({**message, "content": text_of(message["content"])})
         else:
-            turns.append(_in_place(processor, template.source, message))
-    text = _render(processor, template.source, turns, answering)
+            turns.append(in_place(processor, template.source, message))
+    text = render(processor, template.source, turns, answering)
     _check_whole(processor, text, messages)
     return text
+
+
+def _check_whole(processor: Any, text: str, messages: Sequence[Mapping[str, Any]]) -> None:
+    """A user's words and media stand in the prompt, whole and in their order, whatever a template does with some of them."""
+    place = 0
+    for message in messages:
+        for part in parts_of(message["content"] if message["role"] == "user" else ()):
+            kind = part["type"]
+            wanted = part["text"].strip() if kind == "text" else getattr(processor, f"{kind}_token", None) or ""
+            at = text.find(wanted, place)
+            if at < 0 and (kind == "text" or wanted in text):  # a medium without a place at all: `encode` counts them
+                raise UnsupportedError(
+                    f"the chat template does not write the message's {short(wanted)} where it stands; it makes of the "
+                    f"messages {short(text)}"
+                )
+            place = max(place, at + len(wanted))
 
 
 def tokens_of(processor: Any, text: str) -> dict[str, Any]:
@@ -111,7 +123,7 @@ def check_media(name: str, processor: Any) -> None:
                 break  # the template knows no videos: who asks with one is refused then
             if pieces != wanted:
                 raise UnsupportedError(
-                    f"the chat template of {name} makes of a message of {' and '.join(wanted)} the prompt {_short(text)}, in "
+                    f"the chat template of {name} makes of a message of {' and '.join(wanted)} the prompt {short(text)}, in "
                     f"which they stand as {' and '.join(pieces) or 'nothing'}; give the model's folder the template of its "
                     "publisher (chat_template.jinja)"
                 )
@@ -123,7 +135,7 @@ def _probed(processor: Any, source: str) -> Template:
     takes_text = _choice(parts, text)
     if takes_text is None:
         made = next((one for one in (text, parts) if isinstance(one, str)), None)
-        problem = f"fails ({text})" if made is None else f"makes of it {_short(made)}"
+        problem = f"fails ({text})" if made is None else f"makes of it {short(made)}"
         raise UnsupportedError(
             f"a chat template does not pass a user's text on: given {PROBE!r}, as text or as a list of parts, it {problem}; give "
             "the model's folder a chat_template.jinja that writes each message's content once"
@@ -160,7 +172,7 @@ def _takes_text(processor: Any, template: Template, role: str) -> bool:
             if refused is not None and not isinstance(text, str):
                 raise refused
             made = (
-                f"fails ({text})" if isinstance(text, Exception) else f"makes of one that says {PROBE!r} {_short(text)}"
+                f"fails ({text})" if isinstance(text, Exception) else f"makes of one that says {PROBE!r} {short(text)}"
             )
             raise UnsupportedError(
                 f"the chat template does not pass the text of {role} turns on: it {made}; it cannot be asked this"
@@ -183,7 +195,7 @@ def _attempt(
         as_text = user if role == "user" and user is not None else takes_text
         messages.append({"role": role, "content": words if as_text else [{"type": "text", "text": words}]})
     try:
-        return _render(processor, source, messages, answering)
+        return render(processor, source, messages, answering)
     except Exception as error:  # noqa: BLE001 - a template is a program of others, and fails in ways of its own
         return error
 
@@ -201,7 +213,7 @@ def _check_start(processor: Any, template: Template) -> None:
     begins, ids = tokenizer.bos_token_id, _ids(processor, template)
     if begins is not None and ids[:2] == [begins, begins]:
         raise UnsupportedError(
-            f"the chat template's prompts begin with two {tokenizer.bos_token}: {_short(template.probe)} is tokenised to "
+            f"the chat template's prompts begin with two {tokenizer.bos_token}: {short(template.probe)} is tokenised to "
             f"{ids[:4]}...; let either the template or the tokenizer write it"
         )
 
@@ -227,7 +239,7 @@ def _check_end(processor: Any, template: Template) -> None:
         lacking = lacking if all(lacking) else []
     if lacking:
         raise UnsupportedError(
-            f"the chat template's prompts do not end where an answer begins: {_short(prompt)} ends the turn; give the model's "
+            f"the chat template's prompts do not end where an answer begins: {short(prompt)} ends the turn; give the model's "
             "folder a chat_template.jinja that listens to add_generation_prompt, and a tokenizer that adds no end of text"
         )
 
@@ -236,113 +248,3 @@ def _ids(processor: Any, template: Template) -> list[int]:
     tokenizer = getattr(processor, "tokenizer", processor)
     asked = {} if template.add_special_tokens is None else {"add_special_tokens": template.add_special_tokens}
     return list(tokenizer(template.probe, **asked)["input_ids"])
-
-
-# ---------------------------------------------------------------------- rendering
-def _source(processor: Any) -> str:
-    source = getattr(processor, "chat_template", None)
-    if isinstance(source, Mapping):
-        if "default" not in source:
-            raise UnsupportedError(
-                f"a model with chat templates called {', '.join(source)} and none called default; name it in its "
-                "tokenizer_config.json, or add chat_template.jinja"
-            )
-        source = source["default"]
-    if not source:
-        raise UnsupportedError(
-            "a model without a chat template: its prompts cannot be rendered; add chat_template.jinja"
-        )
-    return str(source)
-
-
-def _render(processor: Any, source: str, messages: Sequence[Mapping[str, Any]], answering: bool) -> str:
-    from jinja2.exceptions import TemplateError
-
-    given = {"chat_template": _dated(source)} if "strftime_now" in source else {}
-    if "date_string" in source:  # a processor warns of what its template does not name
-        given["date_string"] = DATE.strftime("%d %b %Y")
-    try:
-        return processor.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=answering, **given)
-    except TemplateError as error:
-        roles = ", ".join(str(message["role"]) for message in messages)
-        raise DataError(f"the chat template refuses messages of {roles}: {error}; it cannot be asked this") from error
-
-
-def _dated(source: str) -> str:
-    """A template whose `strftime_now` is a macro of its own, which hides the clock that transformers gives it.
-
-    Jinja drops the line's end behind the macro, so that the template begins a line, as it did."""
-    chain = "".join(f' | replace("%{code}", "{_of_date(code)}")' for code in _DIRECTIVES)
-    return f"{{%- macro strftime_now(format) -%}}{{{{ format{chain} }}}}{{%- endmacro %}}\n{source}"
-
-
-def _of_date(code: str) -> str:
-    plain = DATE.strftime(f"%{code[-1]}")
-    return (plain.lstrip("0") or "0") if code.startswith("-") else plain
-
-
-def _parts_of(content: Any) -> list[dict[str, Any]]:
-    return [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
-
-
-def _text_of(content: Any) -> str:
-    parts = _parts_of(content)
-    kinds = {part["type"] for part in parts} - {"text"}
-    if kinds:
-        raise UnsupportedError(
-            f"this model's chat template takes text, and the message has parts of type {', '.join(sorted(kinds))}; ask with text "
-            "alone, or give the model's folder a chat_template.jinja that takes parts"
-        )
-    return "".join(part["text"] for part in parts)
-
-
-def _in_place(processor: Any, source: str, message: Mapping[str, Any]) -> Mapping[str, Any]:
-    parts = _parts_of(message["content"])
-    message = {**message, "content": parts}
-    kinds = [part["type"] for part in parts]
-    behind = set(kinds[kinds.index("text") :] if "text" in kinds else ()) - {"text"}
-    if not any(_moved(processor, source, message["role"], kind) for kind in behind):
-        return message  # no medium behind a text, or the template leaves it there
-    written = {kind: _written(processor, source, message["role"], kind) for kind in {*kinds} - {"text"}}
-    text = "".join(part["text"] if part["type"] == "text" else written[part["type"]] for part in parts)
-    return {**message, "content": [{"type": "text", "text": text}]}
-
-
-def _moved(processor: Any, source: str, role: str, kind: str) -> bool:
-    """Whether a template writes an image or video before the text in front of it."""
-    marker = getattr(processor, f"{kind}_token", None)
-    made = _with(processor, source, role, kind)
-    return bool(marker) and made.count(marker) == 1 and made.index(marker) < made.index(PROBE)
-
-
-def _written(processor: Any, source: str, role: str, kind: str) -> str:
-    """What such a template writes for an image or video."""
-    alone, behind = _with(processor, source, role), _with(processor, source, role, kind)
-    differing = (place for place, pair in enumerate(zip(alone, behind, strict=False)) if pair[0] != pair[1])
-    start = next(differing, len(alone))
-    return behind[start : start + len(behind) - len(alone)]
-
-
-def _with(processor: Any, source: str, role: str, *kinds: str) -> str:
-    parts = [{"type": "text", "text": PROBE}, *({"type": kind} for kind in kinds)]
-    return _render(processor, source, [{"role": role, "content": parts}], False)
-
-
-def _check_whole(processor: Any, text: str, messages: Sequence[Mapping[str, Any]]) -> None:
-    """A user's words and media stand in the prompt, whole and in their order, whatever a template does with some of them."""
-    place = 0
-    for message in messages:
-        for part in _parts_of(message["content"] if message["role"] == "user" else ()):
-            kind = part["type"]
-            wanted = part["text"].strip() if kind == "text" else getattr(processor, f"{kind}_token", None) or ""
-            at = text.find(wanted, place)
-            if at < 0 and (kind == "text" or wanted in text):  # a medium without a place at all: `encode` counts them
-                raise UnsupportedError(
-                    f"the chat template does not write the message's {_short(wanted)} where it stands; it makes of the "
-                    f"messages {_short(text)}"
-                )
-            place = max(place, at + len(wanted))
-
-
-def _short(text: str) -> str:
-    return repr(text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]} ... {text[-_SHOWN // 2 :]}")
