@@ -4,25 +4,21 @@ A template is a publisher's program. Some take a message's content as a list of 
 that is given the other form may fail (`+` with a list), write Python's repr of the list, or leave the text out without a word.
 Which form one takes is read off probes, which also show whether a prompt arrives whole: see `Template.of`.
 
-Templates that write today's date would make other prompts tomorrow. They get `DATE`, whatever the day.
+Templates that write today's date would make other prompts tomorrow. They get `chat_rendering.DATE`, whatever the day.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from mmkv_bench.errors import DataError, UnsupportedError
+from mmkv_bench.models.chat_rendering import PROBE, in_place, parts_of, render, short, source_of, text_of
 
-PROBE = "mmkvprobe"
 _ANSWER = "mmkvanswer"
-DATE = datetime(2024, 7, 26)  # noqa: DTZ001 - a date without a place; Llama 3.1's template writes it where it is given none
-_DIRECTIVES = ("-d", "-m", "-H", "-I", "-M", "-S", "-j", "-y", *"aAbBcdHIjmMpSUwWxXyYZz")
-_SHOWN = 300  # characters of a rendered prompt in a message
 _REPR = re.compile(r"""['"](type|text|content)['"]\s*:""")
 
 
@@ -31,7 +27,8 @@ class Template:
     """How one processor's chat template takes messages.
 
     Attributes:
-        takes_text: content is one string; else a list of parts.
+        takes_text: the content of a user's message is one string; else a list of parts. roles: the same of other roles, each
+            probed when it is first met: some templates write a user's parts well and of a system turn Python's repr.
         probe: what it makes of one user message that says `PROBE`: all that it adds by itself.
         add_special_tokens: what the tokenizer is asked for behind it, None where its default is right: as the chat methods of
             transformers do, so that a prompt begins with one beginning-of-text token.
@@ -42,6 +39,7 @@ class Template:
     probe: str
     add_special_tokens: bool | None
     source: str
+    roles: dict[str, bool] = field(default_factory=dict)
 
     @classmethod
     def of(cls, processor: Any) -> Template:
@@ -51,7 +49,7 @@ class Template:
             UnsupportedError: there is none, or the text of a message does not come out of it whole, once and as text; a prompt
                 that begins with two beginning-of-text tokens or none where the tokenizer knows one, or that ends a turn.
         """
-        source = _source(processor)
+        source = source_of(processor)
         known = _known.get(processor)
         if known is None or known.source != source:
             known = _known[processor] = _probed(processor, source)
@@ -62,24 +60,45 @@ _known: WeakKeyDictionary[Any, Template] = WeakKeyDictionary()
 
 
 def rendered(processor: Any, messages: Sequence[Mapping[str, Any]], answering: bool = True) -> str:
-    """Messages in the processor's chat template, images where the messages have them.
+    """Messages in the processor's chat template, media where the messages have them.
 
     Some templates (LLaVA-1.5's on the hub) write a message's images before its text, wherever they stand. Where that would
-    move an image, the template gets the message as text, with what it writes for an image in the image's place.
+    move one, the template gets the message as text, with what it writes for an image in the image's place.
 
     Args:
         messages: Hugging Face's chat format, content as parts or text. answering: up to where the next answer begins.
 
     Raises:
-        UnsupportedError: see `Template.of`; media for a template that takes text.
+        UnsupportedError: see `Template.of`; media for a template that takes text; a user's words or media that do not stand in
+            the prompt, whole and in their order, or a role whose text is lost.
         DataError: the template refuses these messages (a system turn, say).
     """
     template = Template.of(processor)
-    if template.takes_text:
-        turns: list[Mapping[str, Any]] = [{**message, "content": _text_of(message["content"])} for message in messages]
-    else:
-        turns = [_in_place(processor, template.source, message) for message in messages]
-    return _render(processor, template.source, turns, answering)
+    turns: list[Mapping[str, Any]] = []
+    for message in messages:
+        if _takes_text(processor, template, str(message["role"])):
+            turns.append({**message, "content": text_of(message["content"])})
+        else:
+            turns.append(in_place(processor, template.source, message))
+    text = render(processor, template.source, turns, answering)
+    _check_whole(processor, text, messages)
+    return text
+
+
+def _check_whole(processor: Any, text: str, messages: Sequence[Mapping[str, Any]]) -> None:
+    """A user's words and media stand in the prompt, whole and in their order, whatever a template does with some of them."""
+    place = 0
+    for message in messages:
+        for part in parts_of(message["content"] if message["role"] == "user" else ()):
+            kind = part["type"]
+            wanted = part["text"].strip() if kind == "text" else getattr(processor, f"{kind}_token", None) or ""
+            at = text.find(wanted, place)
+            if at < 0 and (kind == "text" or wanted in text):  # a medium without a place at all: `encode` counts them
+                raise UnsupportedError(
+                    f"the chat template does not write the message's {short(wanted)} where it stands; it makes of the "
+                    f"messages {short(text)}"
+                )
+            place = max(place, at + len(wanted))
 
 
 def tokens_of(processor: Any, text: str) -> dict[str, Any]:
@@ -104,7 +123,7 @@ def check_media(name: str, processor: Any) -> None:
                 break  # the template knows no videos: who asks with one is refused then
             if pieces != wanted:
                 raise UnsupportedError(
-                    f"the chat template of {name} makes of a message of {' and '.join(wanted)} the prompt {_short(text)}, in "
+                    f"the chat template of {name} makes of a message of {' and '.join(wanted)} the prompt {short(text)}, in "
                     f"which they stand as {' and '.join(pieces) or 'nothing'}; give the model's folder the template of its "
                     "publisher (chat_template.jinja)"
                 )
@@ -112,29 +131,71 @@ def check_media(name: str, processor: Any) -> None:
 
 # ---------------------------------------------------------------------- probes
 def _probed(processor: Any, source: str) -> Template:
-    parts = _attempt(processor, source, [{"type": "text", "text": PROBE}])
-    text = _attempt(processor, source, PROBE)
-    reprs = len(_REPR.findall(text)) if isinstance(text, str) else 0  # a system prompt may speak of such keys
-    if isinstance(parts, str) and parts.count(PROBE) == 1 and len(_REPR.findall(parts)) <= reprs:
-        takes_text, probe = False, parts
-    elif isinstance(text, str) and text.count(PROBE) == 1 and not re.search(f"""['"]{PROBE}['"]""", text):
-        takes_text, probe = True, text
-    else:
-        said = text if isinstance(text, str) else parts if isinstance(parts, str) else None
-        problem = f"fails ({text})" if said is None else f"makes of it {_short(said)}"
+    parts, text = (_attempt(processor, source, [("user", PROBE)], takes_text) for takes_text in (False, True))
+    takes_text = _choice(parts, text)
+    if takes_text is None:
+        made = next((one for one in (text, parts) if isinstance(one, str)), None)
+        problem = f"fails ({text})" if made is None else f"makes of it {short(made)}"
         raise UnsupportedError(
             f"a chat template does not pass a user's text on: given {PROBE!r}, as text or as a list of parts, it {problem}; give "
             "the model's folder a chat_template.jinja that writes each message's content once"
         )
+    probe = str(text if takes_text else parts)
     template = Template(takes_text, probe, _add_special_tokens(processor, probe), source)
     _check_start(processor, template)
     _check_end(processor, template)
     return template
 
 
-def _attempt(processor: Any, source: str, content: Any) -> str | Exception:
+def _choice(parts: str | Exception, text: str | Exception) -> bool | None:
+    """Whether a template takes text, of what it made of `PROBE` as parts and as text; None if neither came out right."""
+    reprs = len(_REPR.findall(text)) if isinstance(text, str) else 0  # a system prompt may speak of such keys
+    if isinstance(parts, str) and parts.count(PROBE) == 1 and len(_REPR.findall(parts)) <= reprs:
+        return False
+    if isinstance(text, str) and text.count(PROBE) == 1 and not re.search(f"""['"]{PROBE}['"]""", text):
+        return True
+    return None
+
+
+def _takes_text(processor: Any, template: Template, role: str) -> bool:
+    """Whether the template takes the content of messages of this role as text."""
+    if role == "user":
+        return template.takes_text
+    if role not in template.roles:
+        spoken = [("user", "a"), (role, PROBE)] if role == "assistant" else [(role, PROBE), ("user", "a")]
+        user = template.takes_text
+        answering = role != "assistant"
+        parts, text = (_attempt(processor, template.source, spoken, form, user, answering) for form in (False, True))
+        takes_text = _choice(parts, text)
+        if takes_text is None:
+            refused = next((one for one in (text, parts) if isinstance(one, DataError)), None)
+            if refused is not None and not isinstance(text, str):
+                raise refused
+            made = (
+                f"fails ({text})" if isinstance(text, Exception) else f"makes of one that says {PROBE!r} {short(text)}"
+            )
+            raise UnsupportedError(
+                f"the chat template does not pass the text of {role} turns on: it {made}; it cannot be asked this"
+            )
+        template.roles[role] = takes_text
+    return template.roles[role]
+
+
+def _attempt(
+    processor: Any,
+    source: str,
+    spoken: Sequence[tuple[str, str]],
+    takes_text: bool,
+    user: bool | None = None,
+    answering: bool = True,
+) -> str | Exception:
+    """What the template makes of these (role, text), or how it fails. user: the form of a user's messages, if another."""
+    messages = []
+    for role, words in spoken:
+        as_text = user if role == "user" and user is not None else takes_text
+        messages.append({"role": role, "content": words if as_text else [{"type": "text", "text": words}]})
     try:
-        return _render(processor, source, [{"role": "user", "content": content}], True)
+        return render(processor, source, messages, answering)
     except Exception as error:  # noqa: BLE001 - a template is a program of others, and fails in ways of its own
         return error
 
@@ -142,9 +203,8 @@ def _attempt(processor: Any, source: str, content: Any) -> str | Exception:
 def _add_special_tokens(processor: Any, probe: str) -> bool | None:
     tokenizer = getattr(processor, "tokenizer", processor)
     begins = tokenizer.bos_token_id
-    adds = begins is not None and list(tokenizer("a")["input_ids"][:1]) == [begins]
-    if adds:
-        return not probe.startswith(tokenizer.bos_token)
+    if begins is not None and list(tokenizer("a")["input_ids"][:1]) == [begins]:
+        return tokenizer.bos_token not in probe.partition(PROBE)[0]  # some templates write blanks before it
     return False if tokenizer is processor else None
 
 
@@ -153,28 +213,33 @@ def _check_start(processor: Any, template: Template) -> None:
     begins, ids = tokenizer.bos_token_id, _ids(processor, template)
     if begins is not None and ids[:2] == [begins, begins]:
         raise UnsupportedError(
-            f"the chat template's prompts begin with two {tokenizer.bos_token}: {_short(template.probe)} is tokenised to "
+            f"the chat template's prompts begin with two {tokenizer.bos_token}: {short(template.probe)} is tokenised to "
             f"{ids[:4]}...; let either the template or the tokenizer write it"
         )
 
 
 def _check_end(processor: Any, template: Template) -> None:
-    """A prompt that ends a turn would be answered by the end of the text, or by a turn that the model makes up."""
+    """A prompt that ends a turn would be answered by the end of the text, or by a turn that the model makes up.
+
+    A template may write the same with and without `add_generation_prompt`. Then an answer that is rendered with the prompt tells:
+    what it puts between the two is lacking in the prompt.
+    """
     tokenizer = getattr(processor, "tokenizer", processor)
-    prompt, ends = template.probe, set()
-    user = {"role": "user", "content": PROBE if template.takes_text else [{"type": "text", "text": PROBE}]}
-    answer = {"role": "assistant", "content": _ANSWER if template.takes_text else [{"type": "text", "text": _ANSWER}]}
-    try:
-        if _render(processor, template.source, [user], False) == prompt:  # the switch is not listened to
-            ends.add(_render(processor, template.source, [user, answer], False).rpartition(_ANSWER)[2].strip())
-    except Exception:  # noqa: BLE001, S110 - it takes no answers: nothing is known but the end of text
-        pass
-    ends |= {str(tokenizer.eos_token)} if tokenizer.eos_token else set()
-    ids = _ids(processor, template)
-    closed = any(end and prompt.rstrip().endswith(end) for end in ends)
-    if closed or (tokenizer.eos_token_id is not None and ids and ids[-1] == tokenizer.eos_token_id):
+    prompt, ids, takes_text = template.probe, _ids(processor, template), template.takes_text
+    lacking = (
+        [str(tokenizer.eos_token)] if tokenizer.eos_token and prompt.rstrip().endswith(tokenizer.eos_token) else []
+    )
+    lacking += ["end of text"] if tokenizer.eos_token_id is not None and ids[-1:] == [tokenizer.eos_token_id] else []
+    if not lacking and _attempt(processor, template.source, [("user", PROBE)], takes_text, answering=False) == prompt:
+        spoken = [("user", PROBE), ("assistant", _ANSWER)]
+        for form in (takes_text, not takes_text):
+            whole = _attempt(processor, template.source, spoken, form, takes_text, answering=False)
+            if isinstance(whole, str) and _ANSWER in whole and whole.startswith(prompt.rstrip()):
+                lacking.append(whole[len(prompt.rstrip()) : whole.index(_ANSWER)].strip())
+        lacking = lacking if all(lacking) else []
+    if lacking:
         raise UnsupportedError(
-            f"the chat template's prompts do not end where an answer begins: {_short(prompt)} ends the turn; give the model's "
+            f"the chat template's prompts do not end where an answer begins: {short(prompt)} ends the turn; give the model's "
             "folder a chat_template.jinja that listens to add_generation_prompt, and a tokenizer that adds no end of text"
         )
 
@@ -183,84 +248,3 @@ def _ids(processor: Any, template: Template) -> list[int]:
     tokenizer = getattr(processor, "tokenizer", processor)
     asked = {} if template.add_special_tokens is None else {"add_special_tokens": template.add_special_tokens}
     return list(tokenizer(template.probe, **asked)["input_ids"])
-
-
-# ---------------------------------------------------------------------- rendering
-def _source(processor: Any) -> str:
-    source = getattr(processor, "chat_template", None)
-    if isinstance(source, Mapping):
-        source = source.get("default")
-    if not source:
-        raise UnsupportedError(
-            "a model without a chat template: its prompts cannot be rendered; add chat_template.jinja"
-        )
-    return str(source)
-
-
-def _render(processor: Any, source: str, messages: Sequence[Mapping[str, Any]], answering: bool) -> str:
-    from jinja2.exceptions import TemplateError
-
-    given = {"chat_template": _dated(source)} if "strftime_now" in source else {}
-    try:
-        return processor.apply_chat_template(
-            list(messages),
-            tokenize=False,
-            add_generation_prompt=answering,
-            date_string=DATE.strftime("%d %b %Y"),
-            **given,
-        )
-    except TemplateError as error:
-        roles = ", ".join(str(message["role"]) for message in messages)
-        raise DataError(f"the chat template refuses messages of {roles}: {error}; it cannot be asked this") from error
-
-
-def _dated(source: str) -> str:
-    """A template whose `strftime_now` is a macro of its own, which hides the clock that transformers gives it."""
-    chain = "".join(f' | replace("%{code}", "{_of_date(code)}")' for code in _DIRECTIVES)
-    return f"{{%- macro strftime_now(format) -%}}{{{{ format{chain} }}}}{{%- endmacro -%}}{{{{ '' }}}}{source}"
-
-
-def _of_date(code: str) -> str:
-    plain = DATE.strftime(f"%{code[-1]}")
-    return (plain.lstrip("0") or "0") if code.startswith("-") else plain
-
-
-def _text_of(content: Any) -> str:
-    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
-    kinds = {part["type"] for part in parts} - {"text"}
-    if kinds:
-        raise UnsupportedError(
-            f"this model's chat template takes text, and the message has parts of type {', '.join(kinds)}"
-        )
-    return "".join(part["text"] for part in parts)
-
-
-def _in_place(processor: Any, source: str, message: Mapping[str, Any]) -> Mapping[str, Any]:
-    parts = message["content"]
-    kinds = [] if isinstance(parts, str) else [part["type"] for part in parts]
-    if "video" in kinds or "image" not in kinds[kinds.index("text") if "text" in kinds else len(kinds) :]:
-        return message  # no image behind a text: no template moves it
-    written = _written_image(processor, source, message["role"])
-    if written is None:
-        return message
-    text = "".join(written if part["type"] == "image" else part["text"] for part in parts)
-    return {**message, "content": [{"type": "text", "text": text}]}
-
-
-def _written_image(processor: Any, source: str, role: str) -> str | None:
-    """What a template writes for an image that it puts before the text in front of it; None where it does not move it."""
-    image, probe = {"type": "image"}, {"type": "text", "text": PROBE}
-
-    def text(*parts: dict[str, str]) -> str:
-        return _render(processor, source, [{"role": role, "content": list(parts)}], False)
-
-    alone, behind = text(probe), text(probe, image)
-    marker = getattr(processor, "image_token", None)
-    if not marker or behind.count(marker) != 1 or behind.index(PROBE) < behind.index(marker):
-        return None
-    start = alone.index(PROBE)
-    return behind[start : start + len(behind) - len(alone)]
-
-
-def _short(text: str) -> str:
-    return repr(text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]} ... {text[-_SHOWN // 2 :]}")

@@ -25,7 +25,7 @@ class LoadedModel:
     """A model in eval mode with what is needed to prompt it.
 
     `processor` is the tokenizer itself for text models; `device` is where inputs go; `prompt_format` is what its chat template
-    makes of one user message that says `chat_template.PROBE`.
+    makes of one user message that says `chat_rendering.PROBE`.
     """
 
     name: str

@@ -29,6 +29,7 @@ from mmkv_bench.run.dispatch import Given
 from mmkv_bench.run.following import Following
 from mmkv_bench.run.preview import card_facts
 from mmkv_bench.run.progress import Progress
+from mmkv_bench.run.prompt_forms import refuse_other_prompts
 from mmkv_bench.run.report import Report
 from mmkv_bench.run.scoring import score_dataset, unscored
 from mmkv_bench.run.tracked import described, settings, summarise
@@ -77,6 +78,8 @@ def carry_out(plan: Plan) -> int:
     generating = config.stage != "score" and any(todo.values())
     with waiting("loading the model"):
         loaded = _loaded(plan, todo) if generating else None
+        if loaded is not None:
+            refuse_other_prompts(store, plan.names, loaded)
         prompts = _first_prompts(config, plan.parts, loaded) if loaded else {}
     done = {part.dataset: standing.count(part) for part in plan.parts}
     print(render(card_facts(plan, done, prompts, loaded, beside), columns(sys.stdout)), flush=True)

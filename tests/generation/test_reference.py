@@ -56,15 +56,17 @@ def test_tokens_of_a_reference_follow_the_prompt_and_leave_out_the_end_of_the_tu
 
 def test_a_reference_that_the_template_changes_or_moves_is_refused():
     tokenizer = common.tokenizer()
+    turn = "{% for m in messages %}{{ m.role }}: {{ m.content[0].text }} {% endfor %}"
     changing = {
-        "upper": "{% for m in messages %}{{ m.role }}: {{ m.content[0].text | upper if m.role == 'assistant' else "
-        "m.content[0].text }} {% endfor %}assistant: ",
-        "moving": "{% for m in messages | reverse %}{{ m.role }}: {{ m.content[0].text }} {% endfor %}",
-        "swallowing": "{{ messages[0].content[0].text }}",
+        turn.replace("{{ m.content", "{{ m.content[0].text | upper if m.role == 'assistant' else m.content"): "pass",
+        turn.replace("messages", "messages | reverse"): "template does not render the reference",
+        "{{ messages[0].content[0].text }}": "does not pass the text of assistant turns on",
+        turn + "{% if add_generation_prompt %}bot: {% endif %}": "template does not render the reference",
+        turn: "ends the turn",
     }
-    for text in changing.values():
+    for text, why in changing.items():
         tokenizer.chat_template = text
-        with pytest.raises((DataError, UnsupportedError), match="template does not render the reference|ends the turn"):
+        with pytest.raises((DataError, UnsupportedError), match=why):
             reference_tokens(tokenizer, question(), "cat")
     with pytest.raises(DataError, match="empty"):
         reference_tokens(tokenizer, question(), " \n")

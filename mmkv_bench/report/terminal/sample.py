@@ -94,7 +94,7 @@ def _rendered(console: Console, cells: Cells, stored: Mapping[str, Row]) -> None
     texts = {(models.get(row["model_fingerprint"], ""), row["rendered"]) for row in stored.values() if row["rendered"]}
     for model, text in sorted(texts):
         console.print(f"\nThe prompt that {model} read, its media as markers", style="bold")
-        console.print(plain(text))
+        console.print(plain(text), soft_wrap=True)  # lines end where the prompt's do
     if not texts:
         console.print("\nThe rows do not hold the prompt's text: they are older than the column `rendered`, or slim.")
 
