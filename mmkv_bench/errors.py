@@ -61,6 +61,10 @@ _NO_MEMORY = (
 )
 
 
+class GenerationTimeout(MMKVError):
+    """A fork ran past its time limit: its row gets status `timeout`."""
+
+
 def out_of_memory(error: BaseException) -> bool:
     """Whether an exception says that memory ran out. Python and numpy have a class for it, the operating system a number;
     PyTorch has a class for devices only, its CPU allocator and its libraries say it in a RuntimeError's words."""

@@ -5,11 +5,7 @@ from __future__ import annotations
 import torch
 
 from mmkv_bench.compression.compressor import NonFiniteScoreError
-from mmkv_bench.errors import MMKVError, out_of_memory
-
-
-class GenerationTimeout(MMKVError):
-    """A fork ran past its time limit: its row gets status `timeout`."""
+from mmkv_bench.errors import GenerationTimeout, MMKVError, out_of_memory
 
 
 class NonFiniteLogitsError(MMKVError):

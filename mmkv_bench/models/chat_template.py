@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from mmkv_bench.errors import DataError, UnsupportedError
+from mmkv_bench.errors import DataError, GenerationTimeout, UnsupportedError
 from mmkv_bench.models.chat_rendering import PROBE, in_place, parts_of, render, short, source_of, text_of
 
 _ANSWER = "mmkvanswer"
@@ -196,6 +196,8 @@ def _attempt(
         messages.append({"role": role, "content": words if as_text else [{"type": "text", "text": words}]})
     try:
         return render(processor, source, messages, answering)
+    except GenerationTimeout:
+        raise
     except Exception as error:  # noqa: BLE001 - a template is a program of others, and fails in ways of its own
         return error
 

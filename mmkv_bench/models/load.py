@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench import devices
-from mmkv_bench.errors import ConfigError, UnsupportedError
+from mmkv_bench.deadline import time_limit
+from mmkv_bench.errors import ConfigError, GenerationTimeout, UnsupportedError
 from mmkv_bench.models import hub_errors
 from mmkv_bench.models.chat_template import Template, check_media
 from mmkv_bench.models.families import Family, family_of, text_model
@@ -18,6 +19,9 @@ from mmkv_bench.models.shapes import OWN
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
+
+TEMPLATE_S = 20.0
 
 
 @dataclass
@@ -121,8 +125,14 @@ def set_up(
     model.set_attn_implementation(stock(attention) if alone else {"text_config": stock(attention)})
     tokenizer = getattr(processor, "tokenizer", processor)
     try:
-        template = Template.of(processor)
-        check_media(name, processor)
+        with time_limit(TEMPLATE_S, "the chat template"):
+            template = Template.of(processor)
+            check_media(name, processor)
+    except GenerationTimeout as error:
+        raise UnsupportedError(
+            f"{name}: its chat template does not render a message of one word within {TEMPLATE_S:g} seconds; give the "
+            "model's folder the template of its publisher (chat_template.jinja)"
+        ) from error
     except UnsupportedError as error:
         raise UnsupportedError(f"{name}: {error}") from error
     if device_map is not None:

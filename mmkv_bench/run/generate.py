@@ -6,11 +6,11 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from mmkv_bench.deadline import time_limit
 from mmkv_bench.devices.installed import COMPILED
 from mmkv_bench.errors import DataError
 from mmkv_bench.generation.compiled import CompiledStep, config_of
 from mmkv_bench.generation.cut import fitted, prompt_limit
-from mmkv_bench.generation.deadline import time_limit
 from mmkv_bench.generation.encode import EncodedPrompt, encode
 from mmkv_bench.generation.engine import Engine, as_row
 from mmkv_bench.generation.fidelity import Extras

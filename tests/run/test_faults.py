@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from mmkv_bench.models import load
 from mmkv_bench.statistics.metric_kinds import FIDELITY
 from tests import cover
 from tests.cli.setting import refusal
@@ -279,16 +280,16 @@ def test_without_sharing_an_interrupted_sample_keeps_the_cells_that_had_ended(tm
     assert len(after) == 6 and {key: after[key] for key in kept} == kept
 
 
-def test_a_chat_template_without_end_is_a_row_with_its_status(tmp_path):
+def test_a_chat_template_without_end_is_refused_when_the_model_is_loaded(tmp_path, monkeypatch):
+    monkeypatch.setattr(load, "TEMPLATE_S", 0.5)
     model = shutil.copytree(files("mmkv_bench") / "tiny" / "weights", tmp_path / "model")
     (model / "chat_template.jinja").write_text(
         "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
     )
     words = ("dataset=pages", "limit=1", "method=[]", "variants.a={base: snapkv}", "budget=16", "timeout_s=0.2")
     outcome = go(tmp_path / "rows", f"model.path={model}", *words)
-    assert outcome.code == 1
-    ends = {(row["status"], row["error"]) for row in responses(tmp_path / "rows").values()}
-    assert ends == {("timeout", "GenerationTimeout: making the prompt ran past timeout_s")}
+    assert outcome.code == 2 and "does not render a message of one word within 0.5 seconds" in outcome.err
+    assert not responses(tmp_path / "rows")
 
 
 @pytest.mark.full

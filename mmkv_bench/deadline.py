@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from mmkv_bench.generation.status import GenerationTimeout
+from mmkv_bench.errors import GenerationTimeout
 
 _ENTERING = ("contextlib", __name__)
 

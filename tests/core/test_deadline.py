@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from mmkv_bench.generation.deadline import time_limit
+from mmkv_bench.deadline import time_limit
 from mmkv_bench.generation.status import GenerationTimeout
 from tests.each import each
 
