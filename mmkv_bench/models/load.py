@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench import devices
+from mmkv_bench.devices.meant import check_meant
 from mmkv_bench.errors import ConfigError, UnsupportedError
 from mmkv_bench.models import hub_errors
 from mmkv_bench.models.chat_template import Template, check_media
@@ -152,10 +153,11 @@ def device_of(setting: str) -> torch.device:
     """The device that `model.device` names; auto is cuda where there is one.
 
     Raises:
-        ConfigError: cuda on a machine without it.
+        ConfigError: cuda on a machine without it; see also `check_meant`.
     """
     import torch
 
+    check_meant(setting)
     kind = devices.kind_of(setting)
     if setting == "cuda" and kind != setting:
         raise ConfigError("model.device=cuda, but this machine has no CUDA device; allowed here: cpu, auto")
