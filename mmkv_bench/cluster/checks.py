@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mmkv_bench.cluster.programs import ask
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.store.files import locked, new_locked
 
@@ -104,6 +104,6 @@ def _file_system(folder: Path) -> str | None:
 
 
 def _nodes() -> set[str]:
-    """The cluster's nodes, as Slurm names them."""
-    told = subprocess.run(["sinfo", "-h", "-N", "-o", "%N"], capture_output=True, text=True, check=False).stdout
-    return set(told.split())
+    """The cluster's nodes, as Slurm names them; none where it does not answer."""
+    answer = ask(["sinfo", "-h", "-N", "-o", "%N"])
+    return set() if answer is None else set(answer.stdout.split())
