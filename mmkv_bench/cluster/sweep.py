@@ -142,7 +142,9 @@ def _check(jobs: Sequence[tuple[list[str], DictConfig]], launcher: DictConfig) -
     checks.check_launcher(launcher)
     for _, config in jobs:
         check(config)
-        checks.check_launcher(submission.for_model(launcher, config.slurm, str(config.model.name)))
+        own = submission.for_model(launcher, config.slurm, str(config.model.name))
+        checks.check_launcher(own)
+        checks.check_devices(own, config)
 
 
 def _run(overrides: Sequence[str], config: DictConfig) -> Run:
