@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
-import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mmkv_bench.cluster.programs import ask
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.store.files import locked, new_locked
 
@@ -41,6 +42,25 @@ def check_launcher(launcher: DictConfig) -> None:
                 f"hydra.launcher.{name}={launcher[name]}: every task of a job would answer the same samples; allowed: 1; split "
                 "a dataset with shards=<how many>"
             )
+
+
+def check_devices(launcher: DictConfig, config: DictConfig) -> None:
+    """Refuse several GPUs for a job that would use one.
+
+    Args:
+        launcher: `hydra.launcher` of the run's model; config: the run's.
+
+    Raises:
+        ConfigError: see above.
+    """
+    named = re.search(r"gpu(?::[^:,]+)?:(\d+)", str(launcher.gres or ""))
+    gpus = max(int(launcher.gpus_per_node or 0), int(named[1]) if named else 0)
+    if gpus > 1 and config.model.device_map is None and config.model.device != "cpu":
+        raise ConfigError(
+            f"a job of {config.model.name} asks for {gpus} GPUs, and one process without model.device_map uses one of them; "
+            "ask for 1 (hydra.launcher.gpus_per_node=1) and give more shards=<how many>, spread the model with "
+            "model.device_map=auto, or start mmkv-bench launch inside a job of your own"
+        )
 
 
 def check_here() -> None:
@@ -104,6 +124,6 @@ def _file_system(folder: Path) -> str | None:
 
 
 def _nodes() -> set[str]:
-    """The cluster's nodes, as Slurm names them."""
-    told = subprocess.run(["sinfo", "-h", "-N", "-o", "%N"], capture_output=True, text=True, check=False).stdout
-    return set(told.split())
+    """The cluster's nodes, as Slurm names them; none where it does not answer."""
+    answer = ask(["sinfo", "-h", "-N", "-o", "%N"])
+    return set() if answer is None else set(answer.stdout.split())

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import io
 import re
 import shlex
-import subprocess
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import redirect_stderr
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from submitit.core.utils import FailedJobError, FailedSubmissionError, JobPaths
+from submitit.core.utils import DelayedSubmission, JobPaths
 from submitit.slurm.slurm import SlurmExecutor
 
+from mmkv_bench.cluster import queue
+from mmkv_bench.cluster.programs import SUBMIT_S, ask
 from mmkv_bench.config.schema import as_list, plain
 from mmkv_bench.errors import ConfigError, MMKVError, nearest
 
@@ -25,7 +25,18 @@ REQUEUE = 75
 ASK = 76
 """Exit code of a job that got TERM and could not ask Slurm whether it was preempted or cancelled; its script asks."""
 
+_STRICT = (
+    "set -e",
+    """trap '[ "$SETUP_DONE" ] || echo "mmkv_bench: the job ends without work: its script failed at: $BASH_COMMAND" >&2' EXIT""",
+    "SETUP_DONE=",
+)
+"""Lines of a script before its setup: a line that fails (no such module, no such file to source) ends the job."""
+_LENIENT = ("SETUP_DONE=1", "set +e")
+"""And after it: the exit code of the job's command is read. A trap that the setup put in place of ours stays."""
+
 _OWN_NAMES = ("_target_", "submitit_folder", "max_num_timeout")
+_TAKEN = re.compile(r"^[ \t]*Submitted batch job (\d+)(?: on cluster \S+)?[ \t]*$", re.MULTILINE)
+_PARSABLE = re.compile(r"(\d+)(?:;\S+)?")  # what sbatch --parsable prints, where a wrapper asks for it
 _LARGEST_ARRAY = 1001  # MaxArraySize where Slurm is not asked; indices end one below
 
 
@@ -37,13 +48,74 @@ class Executor(SlurmExecutor):
         return 2
 
     def script(self, count: int) -> str:
-        """The script of an array of so many jobs, as sbatch would get it."""
+        """The script of an array of so many jobs, as sbatch gets it."""
         if count > 1:
             self.parameters["map_count"] = count
         try:
             return self._make_submission_file_text(self._submitit_command_str, "")
         finally:
             self.parameters.pop("map_count", None)
+
+    def array(self, jobs: Sequence[Callable[[], None]]) -> list[str]:
+        """Submit jobs as one array; their ids in order, `<array>_<place>`, of a single one its own.
+
+        Raises:
+            ConfigError: sbatch refuses them, or does not say what became of them; OSError: they cannot be written.
+        """
+        folder = JobPaths.get_first_id_independent_folder(self.folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        stem = uuid.uuid4().hex
+        written = [folder / f"{stem}-{place}.pkl" for place in range(len(jobs))]
+        for job, path in zip(jobs, written, strict=True):
+            delayed = DelayedSubmission(job)
+            delayed.set_timeout(self.parameters["time"], self.max_num_timeout)
+            delayed.dump(path)
+        script = folder / f".submission_file_{stem}.sh"
+        script.write_text(self.script(len(jobs)))
+        try:
+            array = _sent(script)
+        except ConfigError:
+            for path in written:
+                path.unlink(missing_ok=True)
+            raise
+        names = [array] if len(jobs) == 1 else [f"{array}_{place}" for place in range(len(jobs))]
+        for name, path in zip(names, written, strict=True):
+            JobPaths(self.folder, name).move_temporary_file(path, "submitted_pickle")
+        JobPaths(self.folder, array).move_temporary_file(script, "submission_file", keep_as_symlink=True)
+        return names
+
+
+def _sent(script: Path) -> str:
+    """Hand a script to sbatch; the id of the job or array.
+
+    Raises:
+        ConfigError: sbatch refuses it, in its own words, or does not say its id and squeue knows no job of it.
+    """
+    answer = ask(["sbatch", str(script)], SUBMIT_S)
+    if answer is not None and answer.returncode:
+        raise ConfigError(f"sbatch refuses: {_words(answer.stderr or answer.stdout)}")
+    array = None if answer is None else submitted(answer.stdout)
+    array = array or queue.of_script(script)
+    if array is not None:
+        return array
+    problem = (
+        f"sbatch does not answer within {SUBMIT_S:.0f} s"
+        if answer is None
+        else f"sbatch prints {_words(answer.stdout)!r}"
+    )
+    raise ConfigError(
+        f"{problem}, no line 'Submitted batch job <id>', and squeue shows no job of {script}; look for one with squeue, and "
+        "cancel it before the same command is run again"
+    )
+
+
+def submitted(text: str) -> str | None:
+    """The id in what sbatch prints, whatever a site's wrapper prints around it; None without one that is certain."""
+    ids = set(_TAKEN.findall(text))
+    alone = _PARSABLE.fullmatch(text.strip())
+    if alone is not None:
+        ids.add(alone[1])
+    return ids.pop() if len(ids) == 1 else None
 
 
 def for_model(launcher: DictConfig, slurm: DictConfig, model: str) -> DictConfig:
@@ -70,6 +142,7 @@ def executor(launcher: DictConfig, slurm: DictConfig, out: Path) -> Executor:
     """
     given = {name: value for name, value in plain(launcher).items() if name not in _OWN_NAMES and value is not None}
     given |= beside(given, slurm, out, int(launcher.max_num_timeout))
+    given["wckey"] = None  # submitit's own, which sites that check keys refuse; additional_parameters may name one
     made = Executor(
         Path(str(launcher.submitit_folder)).absolute(),
         max_num_timeout=int(launcher.max_num_timeout),
@@ -83,7 +156,8 @@ def beside(given: Mapping[str, Any], slurm: DictConfig, out: Path, attempts: int
     """Parameters of submitit that `slurm.<key>` comes to: modules before the user's own lines, flags of srun, and in an
     image, which has neither squeue nor scontrol, the lines that queue a job again from outside of it."""
     modules = [shlex.quote(str(name)) for name in as_list(slurm.modules)]
-    setup = [f"module load {' '.join(modules)}"] if modules else []
+    lines = [*([f"module load {' '.join(modules)}"] if modules else []), *(given.get("setup") or ())]
+    setup = [*_STRICT, *lines, *_LENIENT] if lines else []
     srun = [str(flag) for flag in as_list(slurm.srun)]
     if slurm.container is not None and slurm.runtime == "pyxis":
         srun += [f"--container-image={slurm.container}", f"--container-mounts={','.join(_mounts(slurm, out))}"]
@@ -92,7 +166,7 @@ def beside(given: Mapping[str, Any], slurm: DictConfig, out: Path, attempts: int
         setup = ["trap : TERM", *setup]  # preemption may signal the script, too, and would end it before its last lines
         found["teardown"] = _again(attempts)
     if setup:
-        found["setup"] = [*setup, *(given.get("setup") or ())]
+        found["setup"] = setup
     if srun:
         found["srun_args"] = srun
     return found
@@ -106,7 +180,7 @@ def _again(attempts: int) -> list[str]:
         "job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}; job=${job:-$SLURM_JOB_ID}",
         "case $code in",
         f'{REQUEUE}) [ "${{SLURM_RESTART_COUNT:-0}}" -lt {attempts} ] ;;',
-        f'{ASK}) [ "$(squeue -h -j "$job" -o %T)" = RUNNING ] ;;  # preempted; after scancel it is on its way out',
+        f'{ASK}) [ "$(timeout 30 squeue -h -j "$job" -o %T)" = RUNNING ] ;;  # preempted; after scancel it is on its way out',
         "*) false ;;",
         'esac && scontrol requeue "$job"',
         'exit "$code"',
@@ -130,34 +204,68 @@ def _mounts(slurm: DictConfig, out: Path) -> list[str]:
     return [text if ":" in text else f"{text}:{text}" for text in [str(out.absolute()), *named]]
 
 
-def submit(made: Executor, jobs: Sequence[Callable[[], None]], before: int = 0) -> Iterator[list[str]]:
-    """The jobs' ids, in order, `<array>_<place>` where there are several; those of each array as soon as Slurm took it, so
-    that they can be noted whatever becomes of the next one.
+Split = tuple[Executor, Sequence[Callable[[], None]]]
+"""What submits the jobs of one array, and these."""
+
+
+def submit(arrays: Sequence[Split], parallelism: int) -> Iterator[list[str]]:
+    """The jobs' ids of each array as soon as Slurm took it, so that they can be noted whatever becomes of the next one.
 
     Args:
-        before: how many jobs of this sweep Slurm has already.
+        parallelism: how many jobs of all arrays may run at a time; an executor's own limit holds for its array.
 
     Raises:
         ConfigError: Slurm refuses them, in its own words. What it took before stays queued.
     """
-    largest = largest_array()
-    for start in range(0, len(jobs), largest):
+    taken: list[str] = []
+    count = 0
+    for (made, jobs), (share, before) in zip(
+        arrays, lanes([len(jobs) for _, jobs in arrays], parallelism), strict=True
+    ):
+        limits: dict[str, Any] = {"array_parallelism": min(share, made.parameters.get("array_parallelism", share))}
+        if before is not None:
+            wanted = made.parameters.get("dependency")
+            limits["dependency"] = ",".join(filter(None, (wanted, f"afterany:{taken[before]}")))
+        given = dict(made.parameters)
+        made.update_parameters(**limits)
         try:
-            with redirect_stderr(io.StringIO()), made.batch():  # submitit prints sbatch's words and raises them, too
-                taken = [made.submit(job) for job in jobs[start : start + largest]]
-        except (FailedJobError, FailedSubmissionError) as error:
-            count = before + start
+            names = made.array(jobs)
+        except ConfigError as error:
             stays = f"{count} jobs were taken before and stay queued" if count else "nothing was submitted"
-            raise ConfigError(f"sbatch refuses: {_words(str(error))}; {stays}") from error
+            raise ConfigError(f"{error}; {stays}") from error
         except OSError as error:
             raise MMKVError(f"the jobs cannot be written below {made.folder}: {error.strerror or error}") from error
-        yield [job.job_id for job in taken]
+        finally:
+            made.parameters = given
+        taken.append(names[0].partition("_")[0])
+        count += len(names)
+        yield names
+
+
+def lanes(sizes: Sequence[int], most: int) -> list[tuple[int, int | None]]:
+    """Divide a limit of running jobs over arrays: of each its share, and the place of the array that it waits for.
+
+    Arrays that run side by side share the limit, no more than each can use; where there are more arrays than the limit, each
+    further one begins when an earlier one has ended.
+
+    Args:
+        sizes: jobs of each array; most: jobs that may run at a time, at least 1.
+    """
+    count = min(len(sizes), most)
+    largest = [max(sizes[lane::count]) for lane in range(count)]
+    shares = [1] * count
+    for _ in range(most - count):
+        needy = [lane for lane in range(count) if shares[lane] < largest[lane]]
+        if not needy:
+            break
+        shares[min(needy, key=lambda lane: shares[lane] / largest[lane])] += 1
+    return [(shares[place % count], place - count if place >= count else None) for place in range(len(sizes))]
 
 
 def largest_array() -> int:
     """How many jobs an array may have here."""
-    told = subprocess.run(["scontrol", "show", "config"], capture_output=True, text=True, check=False).stdout
-    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", told, re.MULTILINE)
+    answer = ask(["scontrol", "show", "config"])
+    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", answer.stdout if answer else "", re.MULTILINE)
     return max(1, int(found[1]) if found else _LARGEST_ARRAY)
 
 

@@ -6,9 +6,10 @@ failed, is continued by the same command, also with another number of shards.
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 
 Job = Callable[[tuple[str, ...]], Callable[[], None]]
 """Makes of a run's overrides what a job calls: picklable, named by a module that jobs can import."""
+
+
+_ENDED = re.compile(r"srun: error: .*: tasks? .*: Exited with exit code \d+$|srun: Terminating StepId=")
+"""What srun says behind the last words of whatever failed."""
 
 
 @dataclass(frozen=True)
@@ -57,21 +62,14 @@ def sweep(jobs: Sequence[tuple[list[str], DictConfig]], launcher: DictConfig, jo
         print(f"mmkv_bench: {said}", file=sys.stderr)
     config, folder = jobs[0][1], _notes(launcher)
     subjects = {f"{run.plan.config.model.name} {part.dataset}" for run in runs for part in run.plan.parts}
-    earlier = queue.surely_queued(queue.remembered(folder, subjects))
-    if earlier:
+    while True:
+        with queue.alone(folder):
+            earlier = queue.surely_queued(queue.remembered(folder, subjects))
+            ids = {} if earlier else _submit(runs, launcher, folder, job)
+        if not earlier:
+            break
         print(f"mmkv_bench: waiting for jobs of an earlier sweep here: {' '.join(sorted(earlier))}", file=sys.stderr)
         queue.wait_for(earlier)
-    todo = [piece for run in runs for piece in pieces(run.overrides, run.plan, run.store)]
-    ids: dict[str, Piece] = {}
-    for own, pieces_of in _by_resources(todo, launcher, config.slurm):
-        made = submission.executor(own, config.slurm, runs[0].plan.out)
-        left = iter(pieces_of)
-        for taken in submission.submit(made, [job(piece.overrides) for piece in pieces_of], len(ids)):
-            new = {name: next(left) for name in taken}
-            queue.remember(folder, {name: piece.subject for name, piece in new.items()})
-            for run in runs if not ids else ():  # not before: what Slurm refuses is not planned
-                planned.note(run.store, _cells(run))
-            ids |= new
     if ids:
         print(f"mmkv_bench: {len(ids)} jobs submitted ({_named([*ids])}); their logs are in {folder}", file=sys.stderr)
     if ids and not config.slurm.wait:
@@ -81,6 +79,32 @@ def sweep(jobs: Sequence[tuple[list[str], DictConfig]], launcher: DictConfig, jo
     for run in runs:
         planned.forget(run.store, _cells(run))
     return _finish(runs, ids, Path(str(launcher.submitit_folder)).absolute())
+
+
+def _submit(runs: Sequence[Run], launcher: DictConfig, folder: Path, job: Job) -> dict[str, Piece]:
+    """Submit what is missing and note it, array by array; job -> what it is about.
+
+    Raises:
+        ConfigError: as `submission.submit`.
+    """
+    slurm = runs[0].plan.config.slurm
+    todo = [piece for run in runs for piece in pieces(run.overrides, run.plan, run.store)]
+    largest = submission.largest_array() if todo else 1
+    arrays = [
+        (submission.executor(own, slurm, runs[0].plan.out), pieces_of[start : start + largest])
+        for own, pieces_of in _by_resources(todo, launcher, slurm)
+        for start in range(0, len(pieces_of), largest)
+    ]
+    calls = [(made, [job(piece.overrides) for piece in pieces_of]) for made, pieces_of in arrays]
+    ids: dict[str, Piece] = {}
+    taken = submission.submit(calls, int(launcher.array_parallelism))
+    for (_, pieces_of), names in zip(arrays, taken, strict=True):
+        new = dict(zip(names, pieces_of, strict=True))
+        queue.remember(folder, {name: piece.subjects for name, piece in new.items()})
+        for run in runs if not ids else ():  # not before: what Slurm refuses is not planned
+            planned.note(run.store, _cells(run))
+        ids |= new
+    return ids
 
 
 def dry(jobs: Sequence[tuple[list[str], DictConfig]], launcher: DictConfig) -> list[Plan]:
@@ -118,7 +142,9 @@ def _check(jobs: Sequence[tuple[list[str], DictConfig]], launcher: DictConfig) -
     checks.check_launcher(launcher)
     for _, config in jobs:
         check(config)
-        checks.check_launcher(submission.for_model(launcher, config.slurm, str(config.model.name)))
+        own = submission.for_model(launcher, config.slurm, str(config.model.name))
+        checks.check_launcher(own)
+        checks.check_devices(own, config)
 
 
 def _run(overrides: Sequence[str], config: DictConfig) -> Run:
@@ -152,7 +178,8 @@ def _finish(runs: Sequence[Run], ids: dict[str, Piece], folder: Path) -> int:
     """
     from mmkv_bench.run.run import carry_out
 
-    missing = {piece.subject for run in runs for piece in pieces(run.overrides, run.plan, run.store)}
+    left = [piece for run in runs for piece in pieces(run.overrides, run.plan, run.store)]
+    missing = {subject for piece in left for subject in piece.subjects}
     code = int(bool(missing))
     try:
         for run in runs:
@@ -164,10 +191,10 @@ def _finish(runs: Sequence[Run], ids: dict[str, Piece], folder: Path) -> int:
     return code
 
 
-def _tell(missing: Collection[str], ids: Mapping[str, Piece], folder: Path, retry: Sequence[str]) -> None:
+def _tell(missing: set[str], ids: Mapping[str, Piece], folder: Path, retry: Sequence[str]) -> None:
     """What samples are missing of, and what the jobs at them said last; retry: what does not count as answered."""
     for name, piece in ids.items():
-        if piece.subject in missing:
+        if missing.intersection(piece.subjects):
             print(f"mmkv_bench: job {name} ({piece}): {_last_words(submission.log_of(folder, name))}", file=sys.stderr)
     if missing:
         again = f", or still have what retry=[{','.join(retry)}] is to make again" if retry else ""
@@ -186,6 +213,7 @@ def _last_words(log: Path) -> str:
             f"it left no log at {log}: its node does not see this folder, or Slurm never started it; give an out that all "
             "nodes mount, and see `scontrol show job`"
         )
+    lines = [line for line in lines if not _ENDED.match(line)]
     own = [line for line in lines if line.startswith(("mmkv_bench: ", "slurmstepd: ", "srun: "))]
     said = (own or lines or ["it said nothing"])[-1].removeprefix("mmkv_bench: ")
     return f"{said[:300]}; see {log}"

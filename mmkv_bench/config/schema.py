@@ -161,6 +161,11 @@ class Slurm:
     models: Any = _key(
         None, "what jobs of a model ask for beside the others'", "{<model>: {<key of hydra.launcher>: <value>}}"
     )
+    job_hours: float = _key(
+        1.0,
+        "hours up to which a job takes several datasets, by the rate of stored rows; 0: one dataset a job",
+        "a number >= 0",
+    )
     wait: bool = _key(True, "wait for the jobs, then score and print; false ends after sbatch", ("true", "false"))
 
 

@@ -98,6 +98,11 @@ class Device(ABC):
 
     @classmethod
     @abstractmethod
+    def here(cls) -> torch.device:
+        """The one that this process uses, with its number where there may be several: some of torch's calls want it."""
+
+    @classmethod
+    @abstractmethod
     def count(cls) -> int:
         """How many of this kind this process can use."""
 

@@ -119,6 +119,12 @@ class Cuda(Device):
         return torch.cuda.device(self.place)
 
     @classmethod
+    def here(cls) -> torch.device:
+        import torch
+
+        return torch.device("cuda", torch.cuda.current_device())
+
+    @classmethod
     def count(cls) -> int:
         import torch
 
@@ -173,7 +179,8 @@ class Cuda(Device):
         import torch
 
         self.release()  # what is reserved and not used would count
-        torch.cuda.set_per_process_memory_fraction(min(share, 1.0), self.place)
+        numbered = self.here() if self.place.index is None else self.place  # this call takes no device without a number
+        torch.cuda.set_per_process_memory_fraction(min(share, 1.0), numbered)
 
     def release(self) -> None:
         import torch

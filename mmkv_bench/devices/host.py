@@ -23,6 +23,12 @@ class Host(Device):
     compile_mode = None
 
     @classmethod
+    def here(cls) -> torch.device:
+        import torch
+
+        return torch.device("cpu")
+
+    @classmethod
     def count(cls) -> int:
         return 1
 

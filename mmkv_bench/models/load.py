@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmkv_bench import devices
 from mmkv_bench.deadline import time_limit
+from mmkv_bench.devices.meant import check_meant
 from mmkv_bench.errors import ConfigError, GenerationTimeout, UnsupportedError
 from mmkv_bench.models import hub_errors
 from mmkv_bench.models.chat_template import Template, check_media
@@ -162,14 +163,13 @@ def device_of(setting: str) -> torch.device:
     """The device that `model.device` names; auto is cuda where there is one.
 
     Raises:
-        ConfigError: cuda on a machine without it.
+        ConfigError: cuda on a machine without it; see also `check_meant`.
     """
-    import torch
-
+    check_meant(setting)
     kind = devices.kind_of(setting)
     if setting == "cuda" and kind != setting:
         raise ConfigError("model.device=cuda, but this machine has no CUDA device; allowed here: cpu, auto")
-    return torch.device(kind)
+    return devices.KINDS[kind].here()
 
 
 def _auto_config(path: str, revision: str | None) -> Any:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench import devices
+from mmkv_bench.devices.meant import check_meant
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.models.source import Source
 from mmkv_bench.plan.absent import no_cuda
@@ -110,8 +111,9 @@ def usable_device(model: DictConfig, dtype: str) -> str:
     """The kind of device of a run that generates.
 
     Raises:
-        ConfigError: cuda is asked for and not there; the sentence says how much memory the weights take.
+        ConfigError: cuda is asked for and not there, with how much memory the weights take; see also `check_meant`.
     """
+    check_meant(model.device)
     device = devices.kind_of(model.device)
     if model.device != "cuda" or device == "cuda":
         return device

@@ -193,6 +193,10 @@ def _numbers(config: DictConfig) -> None:
     for rows in _values("batch", config.batch):
         if rows != schema.MAX and (isinstance(rows, bool) or not isinstance(rows, int) or not 1 <= rows <= LARGEST):
             raise ConfigError(f"batch={rows} is no number of sequences; allowed: {allowed('batch')}; give such numbers")
+    if not config.slurm.job_hours >= 0:
+        raise ConfigError(
+            f"slurm.job_hours={config.slurm.job_hours} is no time; allowed: {allowed('slurm.job_hours')}; give such a number"
+        )
     if config.timeout_s is not None and not config.timeout_s > 0:
         raise ConfigError(
             f"timeout_s={config.timeout_s} is not a time limit; allowed: {allowed('timeout_s')}; give one"

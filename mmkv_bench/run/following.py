@@ -26,10 +26,10 @@ log = logging.getLogger(__name__)
 
 
 class Following:
-    """One dataset's numbers. Means over all cells of each sample stand under the dataset's name; `<dataset>/<cell>/` has what
-    is a cell's own: `answers` and `failures` of the store, the dataset's metrics as means over the answers of this process,
-    and where a cell ran by itself (`measured` own) means of `ttft_s`, `tpot_s` and the largest peak. Times of a shared run
-    are nobody's own, and never under a cell.
+    """One dataset's numbers. Means over all cells of each sample, and the group's largest peak, stand under the dataset's name;
+    `<dataset>/<cell>/` has what is a cell's own: `answers` and `failures` of the store, the dataset's metrics as means over the
+    answers of this process, and where a cell ran by itself (`measured` own) means of `ttft_s`, `tpot_s` and the largest peak.
+    Times of a shared run are nobody's own, and never under a cell.
 
     Args:
         standing: what the store held when the run began; todo: samples that this process will answer.
@@ -50,6 +50,7 @@ class Following:
         self._means, self._own, self._next = RunningMeans(), RunningMeans(), 0.0
         self._scores, self._sums = scores, dict[str, tuple[float, int]]()
         self._unscored: list[tuple[str, int, str]] = []
+        self._largest: dict[str, float] = {}
         self._new = False
 
     def add(self, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -59,7 +60,12 @@ class Following:
         for row in rows:
             self._add_cell(row)
         self._new = True
-        told = self._means.add(values)
+        for name in _PEAKS:
+            peaks = [row[name] for row in rows if row.get(name) is not None]
+            if peaks:
+                key = f"{self._dataset}/{name}"
+                self._largest[key] = max(self._largest.get(key, 0), *peaks)
+        told = {**self._means.add(values), **self._largest}
         self._left -= 1
         now = time.monotonic()
         if now >= self._next or self._left <= 0:

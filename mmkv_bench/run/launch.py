@@ -201,13 +201,15 @@ def _count(processes: int | None, devices: Sequence[str], spread: bool) -> int:
 
 
 def _prepare(plan: Plan, store: Store) -> None:
-    """Make or open the data of datasets that lack answers, once and not in every process."""
+    """Look for the device, then make or open the data of datasets that lack answers, once and not in every process."""
     from mmkv_bench.evaluation import prepare
 
     standing = plan.standing(store)
-    for part in plan.parts:
-        if standing.missing(part):
-            prepare(part.spec, plan.config.limit)
+    waiting_parts = [part for part in plan.parts if standing.missing(part)]
+    if waiting_parts:
+        plan.check_device()
+    for part in waiting_parts:
+        prepare(part.spec, plan.config.limit)
 
 
 def _longest_first(plan: Plan) -> list[str]:

@@ -15,7 +15,18 @@ from mmkv_bench.store.tracking import WandbTracker, tracker
 
 log = logging.getLogger(__name__)
 
-MEASURED = ("score", "low", "high", "difference", "answers", "failures", "ttft_s", "tpot_s", "peak_bytes")
+MEASURED = (
+    "score",
+    "low",
+    "high",
+    "difference",
+    "answers",
+    "failures",
+    "ttft_s",
+    "tpot_s",
+    "peak_bytes",
+    "group_peak_bytes",
+)
 """Keys of a cell's row that are numbers it came to; all others say what it is."""
 
 

@@ -196,7 +196,11 @@ class WandbTracker:
         if code or said:
             log.warning("wandb failed (%s); tracking stopped there, the store has all results", said or f"code {code}")
         elif code is None or self._left_out:
-            log.warning("wandb was too slow: its run lacks steps (%d) or its end; the store lacks none", self._left_out)
+            log.warning(
+                "wandb was too slow: its run lacks steps (%d) or its end; the store lacks none; where it is the summary's, the "
+                "same command again writes it",
+                self._left_out,
+            )
         return code == 0 and not said and not self._left_out
 
     def _begin(self) -> None:

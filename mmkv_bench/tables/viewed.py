@@ -37,7 +37,8 @@ def viewed(store: Store) -> list[dict[str, Any]]:
 
     A line has the cell's identity (`budget` as a number, entries or a fraction), `score` with its interval and `difference`
     to full, `answers` and `failures`, and medians of `ttft_s` and `tpot_s` [s] and the largest `peak_bytes` where the cell
-    ran by itself, null elsewhere. Cells of scenario=efficiency have a line per length and batch, without a score.
+    ran by itself, null elsewhere; `group_peak_bytes` is the largest of the shared runs that the cell was in. Cells of
+    scenario=efficiency have a line per length and batch, without a score.
     """
     cells = store.cells().to_pandas()
     if cells.empty:
@@ -92,13 +93,16 @@ def _scores(cell: Mapping[str, Any], rows: list[dict[str, Any]]) -> list[dict[st
 
 
 def _costs(seen: Seen, lines: np.ndarray) -> dict[str, float | None]:
-    """Medians, and the largest peak, of these lines; of shared runs nothing, whose times are a group's."""
+    """Medians, and the largest peak, of these lines; of shared runs, whose times are a group's, only the group's largest peak."""
     found: dict[str, float | None] = {}
     for key, name in COSTS.items():
         values = seen.values[name][lines]
         known = values[~np.isnan(values) & ~seen.group[lines]]
         reduce = np.max if key == "peak_bytes" else np.median
         found[key] = float(reduce(known)) if len(known) else None
+    shared = seen.values[COSTS["peak_bytes"]][lines][seen.group[lines]]
+    shared = shared[~np.isnan(shared)]
+    found["group_peak_bytes"] = float(shared.max()) if len(shared) else None
     return found
 
 

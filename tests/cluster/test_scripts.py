@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import signal
+import subprocess
 
 import pytest
 from omegaconf import OmegaConf
@@ -63,6 +64,9 @@ def test_a_dry_sweep_prints_its_scripts_then_its_plan_and_leaves_nothing(tmp_pat
         ("stage=score", "one process's work"),
         ("shard=0/2", "write shards=<how many>"),
         ("shards=0", "too small"),
+        ("slurm.job_hours=-1", "is no time"),
+        ("hydra.launcher.gpus_per_node=8", "asks for 8 GPUs, and one process"),
+        ("hydra.launcher.gres=gpu:a100:2", "asks for 2 GPUs, and one process"),
         ("only=pages_wlak", "did you mean 'pages_walk'"),
     ],
 )
@@ -105,6 +109,25 @@ def test_modules_images_and_flags_of_srun_are_in_the_script(launcher, tmp_path):
     assert mine.index("trap : TERM\n") < mine.index("module load gcc\n") < mine.index("source /etc/profile\n")
 
 
+def test_a_setup_line_that_fails_ends_the_job_before_its_work(launcher, tmp_path):
+    """With bash and an srun that ends with 7: its code is the job's, and it is not reached where a line fails."""
+    (tmp_path / "srun").write_text("#!/bin/sh\necho started; exit 7\n")
+    (tmp_path / "srun").chmod(0o755)
+    for keys, setup, code, line in (
+        ({}, ["export A=1", "false || true"], 7, None),
+        ({"modules": ["cuda"]}, [], 127, "module load cuda"),
+        ({"container": "image.sqsh"}, ["source /no/such/profile"], 1, "source /no/such/profile"),
+    ):
+        slurm = OmegaConf.merge(compose(["launcher=slurm"]).slurm, keys)
+        own = OmegaConf.merge(launcher, {"setup": setup})
+        script = submission.executor(own, slurm, tmp_path).script(1)
+        environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+        ended = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, check=False)
+        assert (ended.returncode, "started" in ended.stdout) == (code, line is None), ended
+        said = ended.stderr.splitlines()[-1] if line else None
+        assert said == (line and f"mmkv_bench: the job ends without work: its script failed at: {line}")
+
+
 def test_a_model_may_ask_for_more_than_the_others(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -117,6 +140,9 @@ def test_a_model_may_ask_for_more_than_the_others(tmp_path, monkeypatch, capsys)
         "limit=2",
     )
     more = "slurm.models={hf: {gpus_per_node: 4, timeout_min: 600}}"
+    assert main([*words, "out=rows", more]) == 2
+    assert "a job of hf asks for 4 GPUs" in capsys.readouterr().err
+    words = (*words, "model.device_map=auto")
     assert main([*words, "out=rows", more]) == 0
     first, second = capsys.readouterr().out.split("#!/bin/bash")[1:]
     assert "--gpus-per-node=1\n" in first and "--time=240\n" in first and "model=tiny" in first

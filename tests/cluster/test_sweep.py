@@ -93,14 +93,16 @@ def test_after_a_job_that_was_killed_the_same_command_finds_the_rest(cluster, al
 
 @pytest.mark.full
 def test_two_sweeps_at_the_same_cells_make_their_rows_once(cluster, alone, tmp_path):
-    """Each sends its jobs only when the other one does: neither finds the other's, and both answer every sample."""
+    """Their jobs are noted in two folders, and each sends its own only when the other one does: neither finds the other's, and
+    both answer every sample."""
     program, root = tmp_path / "bin" / "sbatch", tmp_path / "rows"
     (tmp_path / "here").mkdir()
     program.parent.mkdir()
     program.write_text(TOGETHER.format(folder=tmp_path / "here", path=cluster.environment["PATH"]))
     program.chmod(0o755)
     path = f"{program.parent}:{cluster.environment['PATH']}"
-    both = [start(cluster, root, *LONG, f"shards={count}", PATH=path) for count in (1, 2)]
+    notes = [f"hydra.launcher.submitit_folder={tmp_path}/notes-{count}/%j" for count in (1, 2)]
+    both = [start(cluster, root, *LONG, f"shards={count}", notes[count - 1], PATH=path) for count in (1, 2)]
     ended = [finished(process) for process in both]
     assert [code for code, _, _ in ended] == [0, 0], ended
     assert [f"{count} jobs submitted" in err for count, (_, _, err) in enumerate(ended, 1)] == [True, True], ended

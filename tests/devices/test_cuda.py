@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -88,3 +89,44 @@ def test_waiting_for_every_launch_is_noticed_beside_cuda_only(monkeypatch, value
         monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", value)
     assert devices.at("cuda").waits_for_launches() is waits
     assert devices.at("cpu").waits_for_launches() is False
+
+
+@pytest.fixture
+def stubbed(monkeypatch) -> list[tuple]:
+    """torch's own Python around C calls that only note what they were given; one device of 80 GiB, number 3."""
+    calls: list[tuple] = []
+    stats = {
+        "allocated_bytes": {"all": {"current": 5, "peak": 7}},
+        "reserved_bytes": {"all": {"current": 8, "peak": 9}},
+    }
+
+    def note(name, value=None):
+        monkeypatch.setattr(torch._C, name, lambda *given: calls.append((name, *given)) or value, raising=False)
+
+    note("_cuda_getDeviceCount", 4)
+    note("_cuda_getDevice", 3)
+    note("_cuda_memoryStats", stats)
+    for name in ("_cuda_setMemoryFraction", "_cuda_emptyCache", "_cuda_resetPeakMemoryStats", "_cuda_synchronize"):
+        note(name)
+    monkeypatch.setattr(torch.cuda, "_initialized", True)
+    properties = SimpleNamespace(total_memory=80 << 30, uuid="1-2", name="a device")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda place=None: properties)
+    monkeypatch.setattr(torch.cuda, "_exchange_device", lambda index: calls.append(("exchange", index)) or index)
+    monkeypatch.setattr(torch.cuda, "_maybe_exchange_device", lambda index: index)
+    return calls
+
+
+def test_a_memory_limit_is_set_on_the_device_that_is_used_whether_it_is_numbered_or_not(stubbed):
+    """Every counting pass of memory_limit was an error: torch takes no device without a number there."""
+    assert Cuda.here() == torch.device("cuda", 3)
+    for place, number in (("cuda", 3), ("cuda:1", 1)):
+        stubbed.clear()
+        device = Cuda(torch.device(place))
+        with device.counted(limit=20 << 30) as memory:
+            assert (memory.held(), memory.peak()) == (devices.Bytes(5, 8), devices.Bytes(7, 9))
+            memory.restart()
+        limits = [call for call in stubbed if call[0] == "_cuda_setMemoryFraction"]
+        assert limits == [("_cuda_setMemoryFraction", 0.25, number), ("_cuda_setMemoryFraction", 1.0, number)]
+        assert ("_cuda_resetPeakMemoryStats", number) in stubbed
+        device.synchronise()
+        assert device.total_bytes() == 80 << 30 and device._identity() == "GPU-1-2"

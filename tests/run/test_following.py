@@ -71,3 +71,12 @@ def test_a_scorer_that_fails_is_not_asked_again_and_the_rest_is_told(monkeypatch
         follow.add(rows(doc_id, "right", "wrong"))
     assert len(scores.asked) == 2 and caplog.text.count("no running scores: no scorer") == 1
     assert told[-1]["d/a@8/answers"] == 4
+
+
+def test_a_groups_largest_peak_stands_under_the_datasets_name():
+    told = Told()
+    follow = Following(PART, NONE, 9, told)
+    for peak in (5, 9, 7):
+        follow.add([{**row, "peak_device_bytes": peak} for row in rows(0, "right", "wrong")])
+    assert [step["d/peak_device_bytes"] for step in told] == [5, 9, 9]
+    assert not any("@8/peak" in name for name in told[-1])

@@ -44,6 +44,10 @@ class Twin(Cuda):
         self.place, self.memory = place, PRESENT[-1]
 
     @classmethod
+    def here(cls) -> torch.device:
+        return PLACE
+
+    @classmethod
     def count(cls) -> int:
         return 1
 

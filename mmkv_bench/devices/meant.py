@@ -1,0 +1,67 @@
+"""Signs that work is meant for a GPU: `model.device=auto` is refused there if torch sees none, never taken for the CPU."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+
+from mmkv_bench import devices
+from mmkv_bench.errors import ConfigError
+
+_GRANTED = ("SLURM_JOB_GPUS", "SLURM_GPUS_ON_NODE")
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+_NONE = ("", "0", "-1", "NoDevFiles")
+_FILE = re.compile(r"nvidia(\d+|ctl)")
+
+
+def sign_of_gpu(environment: Mapping[str, str], files: Sequence[str]) -> str | None:
+    """What says that a process is meant to have a GPU, None without a sign.
+
+    A hidden device (CUDA_VISIBLE_DEVICES empty or -1) is no sign, unless Slurm granted one to the job.
+
+    Args:
+        environment: the process's variables; files: names in `/dev`.
+    """
+    for name in _GRANTED:
+        value = environment.get(name, "").strip()
+        # SLURM_GPUS_ON_NODE is a count; SLURM_JOB_GPUS lists numbers, of which 0 is the first GPU.
+        if value not in (("",) if name == "SLURM_JOB_GPUS" else _NONE):
+            return f"{name}={value}"
+    visible = environment.get(_VISIBLE)
+    if visible is not None:
+        return None if visible.strip() in ("", "-1", "NoDevFiles") else f"{_VISIBLE}={visible}"
+    file = next((name for name in sorted(files) if _FILE.fullmatch(name)), None)
+    return None if file is None else f"/dev/{file}"
+
+
+def check_meant(setting: str) -> None:
+    """Refuse `model.device=auto` where a GPU is meant and torch sees none.
+
+    Raises:
+        ConfigError: what says that one is meant, why torch sees none, and what to do.
+    """
+    if setting != "auto" or devices.KINDS["cuda"].count():
+        return
+    sign = sign_of_gpu(os.environ, os.listdir("/dev") if sys.platform == "linux" else ())
+    if sign is not None:
+        raise ConfigError(
+            f"model.device=auto, and {sign} says that this process is meant to have a GPU, but torch sees none ({_why()}); "
+            "install a torch that fits this node's driver or load the site's module, or write model.device=cpu to compute on "
+            "the CPU"
+        )
+
+
+def _why() -> str:
+    """Why torch sees no CUDA device, in its own words."""
+    import torch
+
+    version = f"torch {torch.__version__}"
+    if torch.version.cuda is None and torch.version.hip is None:
+        return f"{version} was built without CUDA"
+    try:
+        torch.cuda.init()
+    except (AssertionError, RuntimeError) as error:
+        return f"{version}: {str(error).strip().partition('. ')[0].splitlines()[0]}"
+    return f"{version} counts 0 devices"
