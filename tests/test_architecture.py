@@ -36,8 +36,8 @@ ARROWS = {
     "papers": {"config", "methods", "models", "protocols", "statistics", "store", "tables"},
     "report": {"config", "datasets", "models", "statistics", "store", "tables", "tiny"},
     "calibrate": {"config", "compression", "models", "generation", "store", "tiny"},
-    "evaluation": {"checksums", "datasets", "judging", "file_state", "protocols"},
-    "methods": {"config", "compression", "calibrate", "generation", "models", "protocols", "tiny"},
+    "evaluation": {"checksums", "consent", "datasets", "judging", "file_state", "protocols"},
+    "methods": {"consent", "config", "compression", "calibrate", "generation", "models", "protocols", "tiny"},
     "plan": {
         "config",
         "devices",
@@ -82,6 +82,7 @@ ARROWS = {
     },
     "cluster": {"config", "evaluation", "plan", "run", "store"},
     "diagnostics": {
+        "consent",
         "calibrate",
         "compression",
         "config",
@@ -112,6 +113,7 @@ ARROWS = {
         "tables",
     },
     "cli": {
+        "consent",
         "calibrate",
         "cluster",
         "config",
@@ -136,6 +138,7 @@ ARROWS = {
     "check_method": set(),
     "errors": set(),
     "secrecy": set(),
+    "consent": set(),
     "__init__": {"door", "methods"},
 }
 FLOORS = 10

@@ -19,6 +19,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from types import CodeType, ModuleType
 from typing import Any
 
+from mmkv_bench import consent
 from mmkv_bench.errors import ConfigError, MMKVError, nearest, own_line
 from mmkv_bench.methods import own_text
 from mmkv_bench.methods.own_text import CUSTOM, README
@@ -58,11 +59,13 @@ def load(path: str | None, name: str | Sequence[str] | None = None, method: str 
         method: the name of the method that it is in the run.
 
     Raises:
-        ConfigError: no such file, one that cannot be imported, no scorer in it, or several to choose from.
+        ConfigError: no such file, one that cannot be imported, no scorer in it, or several to choose from; also
+            CodeOfRowsError.
     """
     file, text = own_text.read(path, method)
     assert path is not None, "it was read"
     digest = hashlib.sha256(text.encode()).hexdigest()
+    consent.require(file, digest)
     module = _module(str(file.resolve()), digest, text, path)
     names = (name,) if isinstance(name, str) else tuple(name or ())
     return OwnFile(path, digest, _choose(path, module, names, own_text.where(method)), own_text.where(method))
