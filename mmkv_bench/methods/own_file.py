@@ -21,7 +21,7 @@ from typing import Any
 
 from mmkv_bench import consent
 from mmkv_bench.errors import ConfigError, MMKVError, nearest, own_line
-from mmkv_bench.methods import own_text
+from mmkv_bench.methods import own_reads, own_text
 from mmkv_bench.methods.own_text import CUSTOM, README
 
 ROLES = {
@@ -169,7 +169,8 @@ class _Text(InspectLoader):
 def _module(file: str, digest: str, text: str, path: str) -> ModuleType:
     """The file as a module, run once per content: classes keep their identity, on which shared scores rely."""
     own_text.parsed(file, text, path)
-    name = f"mmkv_bench_custom_{digest[:16]}_{hashlib.sha256(file.encode()).hexdigest()[:8]}"
+    own_reads.listen()
+    name = f"{own_reads.PREFIX}{digest[:16]}_{hashlib.sha256(file.encode()).hexdigest()[:8]}"
     loader = _Text(text, file)
     spec = spec_from_file_location(name, file, loader=loader)
     assert spec is not None, "a file with a loader has a spec"
