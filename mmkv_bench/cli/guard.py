@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
+from mmkv_bench.cli.output import harmless, harmless_output
 from mmkv_bench.errors import MMKVError, check_output, out_of_memory
 from mmkv_bench.run.stopping import Stopped
 
@@ -25,7 +26,8 @@ def guarded(arguments: Sequence[str], work: Callable[[Sequence[str]], int]) -> i
     as_json = "--json" in arguments or "json=true" in arguments
     try:
         check_output()
-        return work(arguments)
+        with harmless_output():
+            return work(arguments)
     except MMKVError as error:
         cause = error.__cause__
         full = isinstance(cause, OSError) and cause.errno in _NO_ROOM
@@ -63,7 +65,7 @@ def _no_memory(error: Exception) -> str:
 
 
 def _refuse(sentence: str, code: int, as_json: bool) -> int:
-    print(f"mmkv_bench: {sentence}", file=sys.stderr)
+    print(f"mmkv_bench: {harmless(sentence)}", file=sys.stderr)
     if as_json:
         print(json.dumps({"status": "interrupted" if code >= 128 else "error", "exit_code": code, "error": sentence}))
     return code
