@@ -13,6 +13,14 @@ from mmkv_bench.errors import MMKVError, check_output, out_of_memory
 from mmkv_bench.run.stopping import Stopped
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_NO_PLACE = (
+    errno.EEXIST,
+    errno.EISDIR,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+    errno.ENOTDIR,
+    errno.EROFS,
+)  # a name that a user gave
 _LESS_MEMORY = (
     "free some, or ask for less at a time: fewer processes, a lower fork_batch or fork_memory, shorter prompts "
     "(model.max_prompt_tokens), a smaller model; rows that are stored stay, and the same command continues"
@@ -48,6 +56,10 @@ def guarded(arguments: Sequence[str], work: Callable[[Sequence[str]], int]) -> i
             where = error.filename or "the results"
             return _refuse(
                 f"no space left on the device that holds {where}; free some, or write out=<folder>", 2, as_json
+            )
+        if isinstance(error, OSError) and error.filename and error.errno in _NO_PLACE:
+            return _refuse(
+                f"{str(error.filename)[:200]} cannot be used ({error.strerror}); name another place", 2, as_json
             )
         if not out_of_memory(error):
             raise

@@ -8,6 +8,7 @@ from mmkv_bench.cli.guard import guarded
 from mmkv_bench.cli.main import main
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.tables.raw import as_csv
+from tests.cli.setting import refusal
 
 
 def test_names_command_no_terminal(capsys):
@@ -40,3 +41,17 @@ def test_a_sweep_takes_no_secret_as_it_is(capsys, tmp_path):
         assert "oc.env:" in said.err and word.partition("=")[2] not in said.err + said.out, word
     assert main(["sweep", "judge.api_key=${oc.env:NOT_SET}", "seed=0,1", "launcher=slurm", "dry=true"]) == 2
     assert "is given as it is" not in capsys.readouterr().err
+
+
+def test_what_would_not_end_and_places_that_cannot_be_are_refused(capsys, tmp_path):
+    (tmp_path / "file").touch()
+    for words, sentence in (
+        (["calibrate", "mmshift", "--samples", "9" * 23], "at most 1000000"),
+        (["score", f"out={tmp_path / ('x' * 300)}"], "name"),
+        (
+            ["export", "eee", "results/tiny/readings", "--out", str(tmp_path / "file" / "x"), "--organization", "Us"],
+            "cannot be used",
+        ),
+    ):
+        assert main(words) == 2, words
+        assert sentence in refusal(capsys.readouterr().err), words
