@@ -14,7 +14,6 @@ import sysconfig
 from functools import cache
 from pathlib import Path
 
-import mmkv_bench
 from mmkv_bench.errors import ConfigError
 
 PREFIX = "mmkv_bench_custom_"
@@ -37,7 +36,7 @@ def installed() -> tuple[Path, ...]:
     """Folders whose Python files stand for themselves: the standard library, installed packages, this one."""
     paths = sysconfig.get_paths()
     names = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")} | {*site.getsitepackages()}
-    names |= {site.getusersitepackages(), os.path.dirname(mmkv_bench.__file__)}
+    names |= {site.getusersitepackages(), Path(__file__).parents[1]}
     return tuple(dict.fromkeys(Path(name).resolve() for name in names))
 
 
