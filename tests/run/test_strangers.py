@@ -63,6 +63,7 @@ def test_no_verb_runs_what_rows_name(rows, tmp_path, capsys):
         ["show", copy],
         ["show", copy, "evil"],
         ["show", copy, sample],
+        ["show", copy, sample, "--prompt"],
         ["show", copy, sample, "--remake"],
         ["tables", copy],
         ["report", copy, "--out", out],
