@@ -31,10 +31,29 @@ _IN_ADDRESS = re.compile(
     re.IGNORECASE,
 )
 
+_GIVEN = re.compile(r"([\w-]+)\s*:\s*([^\s,}\]]+)")  # key: value inside a mapping
+
 
 def known_secrets() -> list[str]:
     """Values of the environment variables that have a secret's name."""
     return [value for name, value in os.environ.items() if _VARIABLE.search(name) and name.upper() != "OLDPWD"]
+
+
+def literal_secret(overrides: Iterable[str]) -> str | None:
+    """The key of the first override that gives a secret as it is: a file of the job would hold it. None without one.
+
+    Args:
+        overrides: `key=value`; a value with an interpolation is none.
+    """
+    for override in overrides:
+        key, _, value = override.partition("=")
+        name = key.lstrip("+~").rpartition(".")[2]
+        given = [(name, value), *_GIVEN.findall(value)]
+        if any(_NAME.search(one) and text.strip("\"'") and "${" not in text for one, text in given):
+            return key.lstrip("+~")
+        if _IN_ADDRESS.search(value):
+            return key.lstrip("+~")
+    return None
 
 
 def without_secrets(value: Any, secrets: Iterable[str] | None = None, also: Callable[[str], str] = str) -> Any:

@@ -79,10 +79,14 @@ class Listed(argparse.Action):
         setattr(namespace, self.dest, [*(getattr(namespace, self.dest) or []), *found])
 
 
+MOST = 1_000_000
+"""Of whatever is counted on a command line: more is a slip of the finger, and would not end."""
+
+
 def count(text: str) -> int:
-    """A whole number >= 1, for argparse."""
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number >= 1")
+    """A whole number from 1 to MOST, for argparse."""
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:19]) <= MOST:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is no whole number >= 1 and at most {MOST}")
     return int(text)
 
 

@@ -8,10 +8,19 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
+from mmkv_bench.cli.output import harmless, harmless_output
 from mmkv_bench.errors import MMKVError, check_output, out_of_memory
 from mmkv_bench.run.stopping import Stopped
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_NO_PLACE = (
+    errno.EEXIST,
+    errno.EISDIR,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+    errno.ENOTDIR,
+    errno.EROFS,
+)  # a name that a user gave
 _LESS_MEMORY = (
     "free some, or ask for less at a time: fewer processes, a lower fork_batch or fork_memory, shorter prompts "
     "(model.max_prompt_tokens), a smaller model; rows that are stored stay, and the same command continues"
@@ -25,7 +34,8 @@ def guarded(arguments: Sequence[str], work: Callable[[Sequence[str]], int]) -> i
     as_json = "--json" in arguments or "json=true" in arguments
     try:
         check_output()
-        return work(arguments)
+        with harmless_output():
+            return work(arguments)
     except MMKVError as error:
         cause = error.__cause__
         full = isinstance(cause, OSError) and cause.errno in _NO_ROOM
@@ -47,6 +57,10 @@ def guarded(arguments: Sequence[str], work: Callable[[Sequence[str]], int]) -> i
             return _refuse(
                 f"no space left on the device that holds {where}; free some, or write out=<folder>", 2, as_json
             )
+        if isinstance(error, OSError) and error.filename and error.errno in _NO_PLACE:
+            return _refuse(
+                f"{str(error.filename)[:200]} cannot be used ({error.strerror}); name another place", 2, as_json
+            )
         if not out_of_memory(error):
             raise
         return _refuse(f"{_no_memory(error)}; {_LESS_MEMORY}", 1, as_json)
@@ -63,7 +77,7 @@ def _no_memory(error: Exception) -> str:
 
 
 def _refuse(sentence: str, code: int, as_json: bool) -> int:
-    print(f"mmkv_bench: {sentence}", file=sys.stderr)
+    print(f"mmkv_bench: {harmless(sentence)}", file=sys.stderr)
     if as_json:
         print(json.dumps({"status": "interrupted" if code >= 128 else "error", "exit_code": code, "error": sentence}))
     return code

@@ -189,7 +189,9 @@ class Observation:
     def tail(self, w: int) -> Tensor:
         """The last ``min(w, T)`` post-RoPE queries, ``[Hq,min(w,T),D]``."""
         self._require(self.needs.tail_queries >= w, f"tail_queries >= {w}")
-        return self._complete(self._tail)[:, -w:]
+        tail = self._complete(self._tail)
+        # A copy of the longer tail that a neighbour needs: the same numbers from another layout may round otherwise.
+        return tail[:, -w:].clone() if w < tail.shape[1] else tail
 
     @property
     def queries(self) -> Tensor:
@@ -213,7 +215,8 @@ class Observation:
         """``[Hkv,T]`` float32: mean over the last w queries and the g query heads of their causal softmax over all T
         keys. Memoised."""
         tail = self.tail(w)
-        return self.shared(("window_mass", w), lambda: window_mass(tail, self.key, self.scaling))
+        # A copy: a scorer that writes to it moves no other method.
+        return self.shared(("window_mass", w), lambda: window_mass(tail, self.key, self.scaling)).clone()
 
     def last_attention(self) -> Tensor:
         """``[Hkv,T]`` float32: attention of the prompt's last query, mean over the g query heads."""
@@ -254,7 +257,7 @@ class Observation:
     def column_sums(self) -> Tensor:
         """``[Hkv,T]`` float32: column j holds the causal attention of all T queries to key j, summed over g heads."""
         self._require(self.needs.column_sums, "column_sums")
-        return self._complete(self._columns)
+        return self._complete(self._columns).clone()  # as of `window_mass`
 
     def project(self, hidden: Tensor) -> Tensor:
         """Pre-RoPE queries ``[Hq,m,D]`` of hidden states ``[m,E]``, through the module in the model's dtype."""

@@ -62,11 +62,14 @@ class Remade:
         return self.outcome == EQUAL
 
 
-def remake(root: Path, cells: Collection[str], sample_id: str, other_versions: bool = False) -> dict[str, Remade]:
+def remake(
+    root: Path, cells: Collection[str], sample_id: str, other_versions: bool = False, run_code: bool = False
+) -> dict[str, Remade]:
     """Answer one sample again with these cells of a store.
 
     Args:
         other_versions: also where other versions of torch or transformers are installed than made the rows.
+        run_code: see `make_again`.
 
     Raises:
         ConfigError: none of the cells has answered that sample.
@@ -82,7 +85,7 @@ def remake(root: Path, cells: Collection[str], sample_id: str, other_versions: b
             indices = None if result.selected is None else [layer.numpy() for layer in result.selected]
             kept[result.cell] = indices, seen
 
-    make_again(drawn, other_versions, watch)
+    make_again(drawn, other_versions, watch, run_code)
     found = {}
     for one in drawn:
         cell = one.row["cell"]

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
+from mmkv_bench import consent
 from mmkv_bench.config.compose import method_defaults
 from mmkv_bench.config.schema import Config
 from mmkv_bench.errors import ConfigError
@@ -50,13 +51,15 @@ def plan_again(rows: Sequence[Row]) -> Planned:
             stored: whether the installed ones will do is for the caller to say.
 
     Raises:
-        MMKVError: a model or dataset that cannot be had.
+        MMKVError: a model or dataset that cannot be had; CodeOfRowsError: a dataset whose code the rows name.
     """
     from mmkv_bench.datasets.sources import preflight
     from mmkv_bench.plan import identity
     from mmkv_bench.plan.tasks import labelled, stay_offline, tasks_of
 
     stored = json.loads(rows[0]["config"])
+    for folder in stored.get("folders") or ():
+        consent.require_folder(str(folder))
     config = run_config(stored, {rows[0]["dataset"]}, {row["method"] for row in rows})
     specs = tasks_of(config)
     (spec,) = specs.values()
@@ -70,6 +73,9 @@ def plan_again(rows: Sequence[Row]) -> Planned:
         mine = [row for row in rows if row["method"] == method]
         try:
             cells = _expanded(config, method, facts)
+        except consent.CodeOfRowsError as error:
+            refused |= {row["cell"]: str(error) for row in mine}
+            continue
         except ConfigError as error:
             refused |= {row["cell"]: f"identity of an older version ({error})" for row in mine}
             continue
@@ -77,6 +83,12 @@ def plan_again(rows: Sequence[Row]) -> Planned:
         found |= {row["cell"]: known[row["cell"]] for row in mine if row["cell"] in known}
         refused |= {row["cell"]: _why(row, cells) for row in mine if row["cell"] not in known}
     return Planned(config, spec, found, refused)
+
+
+def own_files(rows: Iterable[Row]) -> set[str]:
+    """Checksums, as far as cells hold them, of the method files that made them."""
+    parameters = (json.loads(row["parameters"] or "{}") for row in rows)
+    return {str(one["sha256"]) for one in parameters if "sha256" in one}
 
 
 def run_config(stored: Mapping[str, Any], datasets: Iterable[str], methods: Iterable[str]) -> DictConfig:

@@ -12,8 +12,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mmkv_bench import __version__
-from mmkv_bench.diagnostics.stored import VERSIONS, Planned, Row, plan_again
+from mmkv_bench import __version__, consent
+from mmkv_bench.diagnostics.stored import VERSIONS, Planned, Row, own_files, plan_again
 from mmkv_bench.errors import ConfigError, MMKVError
 from mmkv_bench.models.quiet import quiet_libraries
 from mmkv_bench.run.progress import Progress
@@ -57,26 +57,31 @@ class Drawn:
         return f"{self.root} {' '.join(filter(None, words))} {self.row['dataset']} {self.row['sample_id']}"
 
 
-def verify(roots: Sequence[Path], k: int, seed: int, other_versions: bool = False) -> list[Drawn]:
+def verify(
+    roots: Sequence[Path], k: int, seed: int, other_versions: bool = False, run_code: bool = False
+) -> list[Drawn]:
     """Draw k answers of these stores and make them again with the committed configuration of their cells.
 
     Args:
         k: how many, divided evenly among the stores; seed: of the draw; other_versions: make also rows again that other
-            versions of torch and transformers made than those installed.
+            versions of torch and transformers made than those installed; run_code: see `make_again`.
 
     Raises:
         ConfigError: folders without rows.
     """
     drawn = draw(roots, k, seed)
-    make_again(drawn, other_versions)
+    make_again(drawn, other_versions, run_code=run_code)
     return drawn
 
 
-def make_again(drawn: Sequence[Drawn], other_versions: bool = False, watch: Watched | None = None) -> None:
+def make_again(
+    drawn: Sequence[Drawn], other_versions: bool = False, watch: Watched | None = None, run_code: bool = False
+) -> None:
     """Make these answers again and write into each what became of it.
 
     Args:
         other_versions: see `verify`; watch: told of the model, and of what it answered as `run.generate.Watch` says.
+        run_code: run the method files that the rows name, where their content is the rows'; else nothing that rows name runs.
     """
     quiet_libraries()
     wanted = []
@@ -90,7 +95,8 @@ def make_again(drawn: Sequence[Drawn], other_versions: bool = False, watch: Watc
         for _, together in groupby(sorted(wanted, key=_run_of), key=_run_of):
             group = list(together)
             bar.relabel(f"{group[0].root.name} {group[0].row['dataset']}")
-            _repeat(group, model, watch)
+            with consent.rows_name_files(own_files(one.cell for one in group) if run_code else ()):
+                _repeat(group, model, watch)
             bar.advance(len(group))
 
 
@@ -170,6 +176,10 @@ def _repeat(group: Sequence[Drawn], model: dict[str, LoadedModel], watch: Watche
         if not asked:
             return
         rows = _answers(planned, asked, model, watch)
+    except consent.CodeOfRowsError as error:
+        for one in group:
+            one.outcome = one.outcome or str(error)
+        return
     except MMKVError as error:
         for one in group:
             one.outcome = one.outcome or f"its run being refused now: {error}"

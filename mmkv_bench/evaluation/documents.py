@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mmkv_bench import consent
 from mmkv_bench.checksums import cache_dir, digest_of
 from mmkv_bench.datasets import local_data, page_data, sources
 from mmkv_bench.datasets.catalog import lmms_eval_folder, plain_config, task_file
@@ -91,6 +92,8 @@ def task_config(spec: TaskSpec) -> dict[str, Any]:
     Loaded anew each time: scorers keep state in their modules, and a fresh task has to have fresh ones.
     """
     path = task_file(spec)
+    if spec.include_path:
+        consent.require(path.parent, None)
     source = sources.source(spec, path)
     module = harness(spec.offline)
     with module.quiet(), task_errors(spec.name, code=True), task_environment(spec.media_root), opened() as heard:

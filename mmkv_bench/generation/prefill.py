@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -145,7 +146,9 @@ class Prefilled:
 
     def order(self, key: Key, selector: Selector, candidates: int) -> Tensor:
         """The sorted order of one score's first `candidates` columns, all layers at once, made once for all budgets."""
-        name = (key, type(selector).order, candidates)  # a static function: no parameter of a selector changes it
+        # A static function: no parameter changes its order. An order that is written as a method may use them.
+        order = inspect.getattr_static(type(selector), "order")
+        name = (key, type(selector).order, candidates, None if isinstance(order, staticmethod) else id(selector))
         if name not in self.orders:
             self.orders[name] = selector.order(stacked(self.scores[key])[:, :candidates])
         return self.orders[name]

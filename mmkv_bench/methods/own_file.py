@@ -19,8 +19,9 @@ from importlib.util import module_from_spec, spec_from_file_location
 from types import CodeType, ModuleType
 from typing import Any
 
+from mmkv_bench import consent
 from mmkv_bench.errors import ConfigError, MMKVError, nearest, own_line
-from mmkv_bench.methods import own_text
+from mmkv_bench.methods import own_reads, own_text
 from mmkv_bench.methods.own_text import CUSTOM, README
 
 ROLES = {
@@ -58,11 +59,13 @@ def load(path: str | None, name: str | Sequence[str] | None = None, method: str 
         method: the name of the method that it is in the run.
 
     Raises:
-        ConfigError: no such file, one that cannot be imported, no scorer in it, or several to choose from.
+        ConfigError: no such file, one that cannot be imported, no scorer in it, or several to choose from; also
+            CodeOfRowsError.
     """
     file, text = own_text.read(path, method)
     assert path is not None, "it was read"
     digest = hashlib.sha256(text.encode()).hexdigest()
+    consent.require(file, digest)
     module = _module(str(file.resolve()), digest, text, path)
     names = (name,) if isinstance(name, str) else tuple(name or ())
     return OwnFile(path, digest, _choose(path, module, names, own_text.where(method)), own_text.where(method))
@@ -166,7 +169,8 @@ class _Text(InspectLoader):
 def _module(file: str, digest: str, text: str, path: str) -> ModuleType:
     """The file as a module, run once per content: classes keep their identity, on which shared scores rely."""
     own_text.parsed(file, text, path)
-    name = f"mmkv_bench_custom_{digest[:16]}_{hashlib.sha256(file.encode()).hexdigest()[:8]}"
+    own_reads.listen()
+    name = f"{own_reads.PREFIX}{digest[:16]}_{hashlib.sha256(file.encode()).hexdigest()[:8]}"
     loader = _Text(text, file)
     spec = spec_from_file_location(name, file, loader=loader)
     assert spec is not None, "a file with a loader has a spec"

@@ -18,7 +18,7 @@ def where(method: str) -> str:
 
 def check(path: str | None, method: str = CUSTOM) -> None:
     """What can be refused of a file without running it, and so without torch: it is there, it is Python, and it imports no
-    module beside it.
+    module that is not installed.
 
     Raises:
         ConfigError: as of `load`.
@@ -52,7 +52,7 @@ def read(path: str | None, method: str) -> tuple[Path, str]:
 
 
 def parsed(file: str, text: str, path: str) -> None:
-    """Refuse a text that is no Python, or that imports modules beside it."""
+    """Refuse a text that is no Python, or that imports what is not installed or cannot be heard."""
     try:
         tree = ast.parse(text, file)
     except SyntaxError as error:
@@ -62,30 +62,56 @@ def parsed(file: str, text: str, path: str) -> None:
         ) from None
     except ValueError as error:  # a null byte
         raise ConfigError(f"{path}: the file is not valid Python: {error}; correct it") from None
-    _refuse_local_imports(tree, Path(file), path)
+    _refuse_unseen_code(tree, path)
 
 
-def _refuse_local_imports(tree: ast.AST, file: Path, path: str) -> None:
-    """Modules beside the file (or in the working directory) would change answers without changing the cell."""
-    here = {file.parent, Path.cwd()}
+UNHEARD = {"av", "cv2", "ctypes", "decord", "h5py", "pyarrow", "safetensors", "torchcodec"}
+"""Modules whose readers open files in C, which `own_reads` does not hear."""
+DYNAMIC = {"importlib", "pkgutil", "runpy", "zipimport"}
+"""Modules that import what no line of a file names."""
+BUILTINS = {"__import__", "compile", "eval", "exec"}
+
+
+def _refuse_unseen_code(tree: ast.AST, path: str) -> None:
+    """Code and data outside of the file would change answers without changing the cell: modules that are not installed,
+    those that code chooses as it runs, and readers that nobody hears.
+
+    Raises:
+        ConfigError: the first such line.
+    """
+    from mmkv_bench.methods.own_reads import is_installed
+
     for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id in BUILTINS:
+            raise _refused(path, node, f"uses {node.id}", "write the code itself")
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in ("torch.from_file", "torch.jit.load"):
+            raise _refused(
+                path, node, f"uses {ast.unparse(node)}", "put the data into the file, or give them as arguments"
+            )
         if not isinstance(node, ast.Import | ast.ImportFrom):
             continue
         roots = [alias.name.split(".")[0] for alias in node.names]
         if isinstance(node, ast.ImportFrom):
             roots = [(node.module or "").split(".")[0]] if node.level == 0 else ["."]
         for root in roots:
-            spec = find_spec(root) if root not in ("", ".", "mmkv_bench", "__main__") else None
-            if root == "." or (spec and not _folders(spec).isdisjoint(here)):
-                raise ConfigError(
-                    f"{path}:{node.lineno}: imports {'a module relative to it' if root == '.' else root}, which "
-                    "the cell's checksum would not cover; put the method into one file, or install that module"
-                )
+            if root == ".":
+                raise _refused(path, node, "imports a module relative to it", INSTALL)
+            if root in DYNAMIC | UNHEARD:
+                raise _refused(path, node, f"imports {root}", "do without it: import what the method needs by name")
+            spec = find_spec(root) if root not in ("", "mmkv_bench", "__main__") else None
+            if spec is not None and not all(map(is_installed, _places(spec))):
+                raise _refused(path, node, f"imports {root}", INSTALL)
 
 
-def _folders(spec: ModuleSpec) -> set[Path]:
-    """The folders that hold a top-level module or package."""
+INSTALL = "put the method into one file, or install that module (not as an editable one)"
+
+
+def _refused(path: str, node: ast.AST, what: str, instead: str) -> ConfigError:
+    line = getattr(node, "lineno", 0)
+    return ConfigError(f"{path}:{line}: {what}, which the cell's checksum would not cover; {instead}")
+
+
+def _places(spec: ModuleSpec) -> list[Path]:
+    """The folders of a top-level package, or the file of a module; none of what is built in."""
     packages = [Path(place).resolve() for place in spec.submodule_search_locations or ()]
-    if packages:
-        return {place.parent for place in packages}
-    return {Path(spec.origin).resolve().parent} if spec.has_location and spec.origin else set()
+    return packages or ([Path(spec.origin).resolve()] if spec.has_location and spec.origin else [])

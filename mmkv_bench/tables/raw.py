@@ -116,5 +116,16 @@ def as_csv(lines: Sequence[dict[str, Any]]) -> str:
     if lines:
         writer = csv.DictWriter(out, list(lines[0]), lineterminator="\n")
         writer.writeheader()
-        writer.writerows(lines)  # None becomes an empty field
+        writer.writerows({key: inert(value) for key, value in line.items()} for line in lines)  # None: an empty field
     return out.getvalue()
+
+
+def inert(value: Any) -> Any:
+    """A field that no spreadsheet takes for a formula: a text that begins like one gets a quote before it; numbers stay."""
+    if not isinstance(value, str) or len(value) < 2 or not value.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return value
+    try:
+        float(value)
+    except ValueError:
+        return f"'{value}"
+    return value

@@ -151,7 +151,8 @@ def test_a_memo_is_made_once():
     for _ in range(3):
         obs.memo("x", lambda: made.append(1) or torch.zeros(1))
     assert made == [1]
-    assert obs.window_mass(2) is obs.window_mass(2)
+    obs.window_mass(2).zero_()  # what one method writes to, no other reads
+    assert obs.window_mass(2).sum() > 0
 
 
 def test_the_tail_does_not_keep_the_whole_query_alive():

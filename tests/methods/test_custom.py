@@ -208,10 +208,15 @@ def test_an_edit_makes_new_rows_and_nothing_else_does(folder):
         ("return None", "gave NoneType in layer 0"),
         ("return 1 / 0", "ZeroDivisionError"),
         ("return obs.column_sums", "its `needs` does not declare it"),
+        (
+            "import torch; return torch.load('w.pt') * obs.key.float().norm(dim=-1)",
+            "which the cell's checksum would not cover",
+        ),
     ],
 )
 def test_a_score_of_the_wrong_kind_is_its_own_cells_error_in_both_paths(folder, body, words):
     (folder / "mine.py").write_text(scorer(body))
+    torch.save(torch.ones(()), folder / "w.pt")
     family = "qwen2_5_vl"
     made, fine = build("methods.custom.path=mine.py"), build(f"methods.custom.path={EXAMPLE}")
     cells_ = [common.cell(made, 9, name="broken"), common.cell(fine, 9, name="fine")]
@@ -246,6 +251,18 @@ BAD = {
     ),
     "several": (scorer() + "class Two(Mine):\n    pass\n", "several scorer classes (Mine, Two)"),
     "beside": ("import neighbour\n", "bad.py:1: imports neighbour, which the cell's checksum would not cover"),
+    "elsewhere on the path": ("import far.away\n", "bad.py:1: imports far, which the cell's checksum would not cover"),
+    "dynamic": (HEAD + "import importlib\n", "bad.py:5: imports importlib, which the cell's checksum would not cover"),
+    "executed": (HEAD + "exec(open('neighbour.py').read())\n", "bad.py:5: uses exec"),
+    "unheard": (HEAD + "from safetensors import safe_open\n", "bad.py:5: imports safetensors"),
+    "data at import": (
+        HEAD + "X = open('neighbour.py').read()\n",
+        "bad.py:5: the file cannot be imported: OwnFileReadError",
+    ),
+    "data when built": (
+        scorer(fields="def __post_init__(self):\n        open('neighbour.py').close()"),
+        "methods.custom.args: ",
+    ),
     "relative": ("from . import neighbour\n", "imports a module relative to it"),
     "arguments": (scorer(), "takes no 'pwoer'; did you mean 'power'"),
     "refused": (
@@ -257,9 +274,12 @@ BAD = {
 
 
 @each("case", BAD)
-def test_a_file_that_cannot_be_used_is_refused_with_the_reason(case, folder):
+def test_a_file_that_cannot_be_used_is_refused_with_the_reason(case, folder, monkeypatch):
     content, words = BAD[case]
     (folder / "neighbour.py").write_text("x = 1\n")
+    (folder / "else" / "far").mkdir(parents=True, exist_ok=True)
+    (folder / "else" / "far" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(folder / "else")
     path = content if content in ("missing.py", ".") else "bad.py"
     if path == "bad.py" and content:
         (folder / path).write_bytes(content if isinstance(content, bytes) else content.encode())

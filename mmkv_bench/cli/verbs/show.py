@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mmkv_bench.cli.grammar import Parser, rows_folder
+from mmkv_bench.consent import RUN_CODE
 from mmkv_bench.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -41,6 +42,11 @@ def options(parser: Parser) -> None:
         action="store_true",
         help="remake also under another torch or transformers than made the rows",
     )
+    parser.add_argument(
+        RUN_CODE,
+        action="store_true",
+        help="remake also with the method files that the rows name, if they are the rows'",
+    )
     parser.examples(
         "mmkv-bench show results/tiny/large",
         "mmkv-bench show results/tiny/large mmshift@128 pages_walk_large",
@@ -61,7 +67,8 @@ def answer(given: argparse.Namespace) -> int:
     meant = cells.meant(given.what)
     if meant.sample is not None:
         shown = sample.show(out, cells, meant.sample, meant.cells, given.remake, given.prompt)
-        return _remake(out, cells, meant.sample, shown, given.other_versions) if given.remake else 0
+        again = (given.other_versions, given.run_code)
+        return _remake(out, cells, meant.sample, shown, *again) if given.remake else 0
     if given.remake or given.prompt:
         flag = "--remake" if given.remake else "--prompt"
         raise ConfigError(f"{flag} needs a sample: name one, as in mmkv-bench show <rows> <sample id> {flag}")
@@ -72,14 +79,21 @@ def answer(given: argparse.Namespace) -> int:
     return 0
 
 
-def _remake(out: Console, cells: Cells, name: str, shown: Mapping[str, Sequence[str]], other_versions: bool) -> int:
+def _remake(
+    out: Console,
+    cells: Cells,
+    name: str,
+    shown: Mapping[str, Sequence[str]],
+    other_versions: bool,
+    run_code: bool,
+) -> int:
     """Print what was kept, by cell."""
     from mmkv_bench.diagnostics.remake import remake
     from mmkv_bench.report.terminal.kept_map import Map, shares, show
 
     found: dict[str, Remade] = {}
     for own in shown.values():
-        again = remake(cells.store.root, own, name, other_versions)
+        again = remake(cells.store.root, own, name, other_versions, run_code)
         found |= {cell: again[cell] for cell in own if cell in again}
     maps = []
     for one in found.values():

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.cli.grammar import Parser, rows_folder
+from mmkv_bench.cli.output import clear_screen
 from mmkv_bench.cli.queue import ended, jobs
 from mmkv_bench.errors import ConfigError
 
@@ -70,7 +71,7 @@ def _say(stores: Sequence[Store], given: argparse.Namespace) -> int:
         print(json.dumps([_document(one, failed, given.failed) | slurm for one, failed in found]))
     else:
         if given.watch is not None and sys.stdout.isatty():
-            print("\x1b[H\x1b[2J", end="")
+            clear_screen()
         print("\n\n".join("\n".join(lines(one, failed)) for one, failed in found))
         if said := _queued(queue, gone):
             print(said, file=sys.stderr if isinstance(queue, str) else sys.stdout)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from mmkv_bench.cli.grammar import Parser, configuration, overrides_of
 from mmkv_bench.errors import ConfigError
+from mmkv_bench.secrecy import literal_secret
 
 SUMMARY = "one run per element of comma lists (model=tiny,hf seed=0,1), here or as Slurm jobs (launcher=...)"
 
@@ -33,6 +34,11 @@ def sweep(overrides: Sequence[str]) -> int:
     from mmkv_bench.config.compose import launcher_of
     from mmkv_bench.run.multirun import checked, multirun
 
+    if (secret := literal_secret(overrides)) is not None:
+        raise ConfigError(
+            f"{secret} is given as it is, and the jobs of a sweep and their scripts would hold it; name an environment variable: "
+            f"'{secret}=${{oc.env:NAME}}'"
+        )
     jobs = checked(overrides)
     launcher = launcher_of(jobs[0][0])
     if not str(launcher._target_).endswith(_SLURM):

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from mmkv_bench.cli.grammar import Parser, count, not_negative, rows_folder
+from mmkv_bench.consent import RUN_CODE
 
 SUMMARY = "make a random draw of stored answers again and compare text, token ids and what was kept"
 
@@ -22,6 +23,9 @@ def options(parser: Parser) -> None:
     parser.add_argument(
         "--other-versions", action="store_true", help="also rows of other torch or transformers than the installed ones"
     )
+    parser.add_argument(
+        RUN_CODE, action="store_true", help="run the method files that the rows name, if their content is the rows'"
+    )
     parser.examples("mmkv-bench verify results/tiny/large --samples 20 --seed 3")
 
 
@@ -30,7 +34,9 @@ def answer(given: argparse.Namespace) -> int:
     from mmkv_bench.diagnostics.verify import exit_code, lines, receipt, verify
 
     roots = given.rows or with_answers(RESULTS)
-    drawn = verify([rows_folder(root) for root in roots], given.samples, given.seed, given.other_versions)
+    drawn = verify(
+        [rows_folder(root) for root in roots], given.samples, given.seed, given.other_versions, given.run_code
+    )
     print("\n".join([*lines(drawn), receipt(drawn, given.seed)]))
     return exit_code(drawn)
 

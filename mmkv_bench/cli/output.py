@@ -1,0 +1,54 @@
+"""What a verb prints, without what a terminal would obey: names in rows may be anybody's."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+# Control characters but tab and line break, escape sequences but colours, and what turns the direction of writing.
+_OBEYED = re.compile(r"[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]|\x1b(?!\[[0-9;]*m)")
+
+
+def harmless(text: str) -> str:
+    """A text whose control characters are written as escapes; colours stay."""
+    return _OBEYED.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+class Harmless:
+    """A text stream that writes `harmless` texts; everything else is the stream's own."""
+
+    def __init__(self, stream: TextIO):
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        self.stream.write(harmless(text))
+        return len(text)
+
+    def writelines(self, lines: Any) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+@contextmanager
+def harmless_output() -> Iterator[None]:
+    """Standard output as a `Harmless` stream, while a verb works."""
+    before = sys.stdout
+    mine: Any = before if before is None or isinstance(before, Harmless) else Harmless(before)
+    sys.stdout = mine
+    try:
+        yield
+    finally:
+        if sys.stdout is mine:
+            sys.stdout = before
+
+
+def clear_screen() -> None:
+    """Clear the terminal, which `Harmless` would not let a text do."""
+    stream = sys.stdout.stream if isinstance(sys.stdout, Harmless) else sys.stdout
+    stream.write("\x1b[H\x1b[2J")
