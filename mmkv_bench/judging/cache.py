@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from mmkv_bench.errors import StoreError
 from mmkv_bench.judging.question import Question
+
+CHECKSUM = "sha256"
+"""Key of the checksum of a file's other keys."""
+
+
+def _checksum(record: Mapping[str, Any]) -> str:
+    others = {name: value for name, value in record.items() if name != CHECKSUM}
+    return hashlib.sha256(json.dumps(others, sort_keys=True, default=dict).encode()).hexdigest()[:16]
 
 
 class AnswerCache:
@@ -23,10 +33,13 @@ class AnswerCache:
         self.address = address
 
     def get(self, question: Question, model: str) -> str | None:
-        """The kept answer; None when there is none, or none that can be read."""
+        """The kept answer; None when there is none, none that can be read, or one that is not what was kept (older files have no
+        checksum)."""
         try:
             kept = json.loads(self._file(question, model).read_text(encoding="utf-8"))
         except (OSError, ValueError):
+            return None
+        if isinstance(kept, dict) and kept.get(CHECKSUM, "") not in ("", _checksum(kept)):
             return None
         answer = kept.get("answer") if isinstance(kept, dict) else None
         return answer if isinstance(answer, str) and question.readable(answer) else None
@@ -45,6 +58,7 @@ class AnswerCache:
             "answer": answer,
             "served_model": served,
         }
+        record[CHECKSUM] = _checksum(record)
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             handle, name = tempfile.mkstemp(dir=file.parent, prefix=".", suffix=".tmp")

@@ -36,7 +36,7 @@ def installed() -> tuple[Path, ...]:
     """Folders whose Python files stand for themselves: the standard library, installed packages, this one."""
     paths = sysconfig.get_paths()
     names = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")} | {*site.getsitepackages()}
-    names |= {site.getusersitepackages(), Path(__file__).parents[1]}
+    names |= {site.getusersitepackages(), str(Path(__file__).parents[1])}
     return tuple(dict.fromkeys(Path(name).resolve() for name in names))
 
 

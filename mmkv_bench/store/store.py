@@ -39,6 +39,7 @@ from mmkv_bench.store.writer import Writer
 log = logging.getLogger(__name__)
 
 _MARK = "store.json"
+EMPTY = "%s is empty: its writer was killed before its first answer, or the file was emptied, and what it held is made again"
 
 
 class Store:
@@ -312,6 +313,8 @@ class Store:
                 target = self.root / prompts.TABLE / f"{path.stem}.parquet"
                 write_whole(target, parts.parquet(to_table(prompts.TABLE, asked)))
             write_whole(self.root / "responses" / f"{path.stem}.parquet", parts.part(to_table("responses", rows)))
+        if not content.records and not content.torn:
+            log.warning(EMPTY, path)
         if content.torn:
             log.warning("%s: dropped a torn last line of %d bytes; its sample is generated again", path, content.torn)
         path.unlink()
@@ -333,6 +336,11 @@ class Store:
         try:
             found = json.loads(path.read_bytes())["schema_version"]
         except FileNotFoundError:
+            if any(next((self.root / table).glob("*.parquet"), None) for table in SCHEMAS):
+                raise StoreError(
+                    f"{self.root} has rows and no {_MARK}, which comes last: it was fetched or copied in part. Run the same "
+                    "fetch again, which gets what is missing, or copy the folder again"
+                ) from None
             return
         except (ValueError, TypeError, KeyError, OSError) as problem:
             raise StoreError(
@@ -433,6 +441,9 @@ class Store:
             content = journal.read(path)
         except FileNotFoundError:
             return []
+        if path not in self._warned and not content.records and not content.torn and not journal.in_use(path):
+            self._warned.add(path)
+            log.warning(EMPTY, path)
         if content.torn and path not in self._warned and not journal.in_use(path):
             self._warned.add(path)
             log.warning("%s: ignored a torn last line of %d bytes (its writer was killed)", path, content.torn)

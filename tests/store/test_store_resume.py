@@ -54,9 +54,9 @@ def test_the_newest_row_wins_in_parts_and_journals_alike(tmp_path):
 def test_a_retry_wins_over_a_row_from_a_machine_whose_clock_runs_ahead(tmp_path):
     hour_ahead = datetime.now(UTC) + timedelta(hours=1)
     row = check("responses", failed(0), {"schema_version": SCHEMA_VERSION, "worker": "a", "committed_at": hour_ahead})
-    (tmp_path / "responses").mkdir()
-    pq.write_table(to_table("responses", [row]), tmp_path / "responses" / "a.parquet")
     store = Store(tmp_path)
+    store.prepare()
+    pq.write_table(to_table("responses", [row]), tmp_path / "responses" / "a.parquet")
     assert store.done(["c0"], retry=["oom"]) == {"c0": set()}
     with store.writer("b") as writer:
         writer.commit([response(0)])
