@@ -28,6 +28,7 @@ class EncodedPrompt:
         inputs: the processor's tensors, batch dimension 1, without an all-ones attention mask.
         types: int `[1, T]`, 0 text, 1 image, 2 video.
         question_text_before_cut: tokens of the message's own text that stand before its last image or video.
+        controls: control tokens that the messages' own text spells, which the tokenizer reads as such.
         rendered: the text that the chat template made; None of a prompt that was made from tokens.
     """
 
@@ -36,6 +37,7 @@ class EncodedPrompt:
     types: Tensor
     encode_s: float = 0.0
     question_text_before_cut: int = 0
+    controls: tuple[str, ...] = ()
     rendered: str | None = None
 
     @property
@@ -123,8 +125,9 @@ def encode(
     inputs = _tensors(processor, text, media)
     tensors = {name: value.to(device) for name, value in inputs.items() if isinstance(value, Tensor)}
     prompt = from_tensors(identity, tensors, family, time.perf_counter() - start)
-    prompt.rendered = text
-    prompt.question_text_before_cut = _text_before_media(messages, getattr(processor, "tokenizer", processor))
+    tokenizer = getattr(processor, "tokenizer", processor)
+    prompt.rendered, prompt.controls = text, _controls(messages, tokenizer)
+    prompt.question_text_before_cut = _text_before_media(messages, tokenizer)
     if max_prompt_tokens is not None and prompt.length > max_prompt_tokens:
         raise UnsupportedError(
             f"the prompt of {identity} has {prompt.length} tokens, more than model.max_prompt_tokens="
@@ -210,6 +213,15 @@ def _text_before_media(messages: Sequence[dict], tokenizer) -> int:
     last = max((i for i, part in enumerate(parts) if part["type"] in ("image", "video")), default=-1)
     texts = [part["text"] for part in parts[: last + 1] if part["type"] == "text" and part["text"]]
     return sum(len(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts)
+
+
+def _controls(messages: Sequence[dict], tokenizer) -> tuple[str, ...]:
+    """Control tokens that messages spell in their own text."""
+    known = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
+    contents = [message["content"] for message in messages]
+    parts = [part for content in contents if not isinstance(content, str) for part in content if part["type"] == "text"]
+    texts = [content for content in contents if isinstance(content, str)] + [part["text"] for part in parts]
+    return tuple(sorted(token for token in known if any(token in text for text in texts)))
 
 
 def lengths_of(protocol: Protocol, prompt: EncodedPrompt, family: Family) -> Lengths:

@@ -106,7 +106,14 @@ def load_model(
             device_map=device_map,
             disable_mmap=where.type == "cpu" and _fits(path, revision),
         )
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+    except (
+        OSError,
+        ValueError,
+        RuntimeError,
+        SafetensorError,
+        KeyError,
+        TypeError,
+    ) as error:  # a config may say anything
         raise ConfigError(hub_errors.sentence(path, revision, error)) from error
     if device_map is None:
         model = model.to(where)

@@ -33,7 +33,10 @@ if TYPE_CHECKING:
     from mmkv_bench.models.load import LoadedModel
     from mmkv_bench.plan.cells import Cell
 
-CONTEXT_END = "context_end"  # the fallback that is given here and not by a method's part
+CONTEXT_END, CONTROLS = (
+    "context_end",
+    "control_token_in_text",
+)  # fallbacks that are given here and not by a method's part
 
 log = logging.getLogger(__name__)
 
@@ -219,6 +222,8 @@ class Answering:
             if rules is not self._rules_for(request):
                 for result in results:
                     result.fallback += [CONTEXT_END] * (result.finish_reason == "length")
+            for result in results:
+                result.fallback += [CONTROLS] * bool(prompt.controls)
             if self.watch is not None:
                 self.watch(request, prompt, results)
             yield results

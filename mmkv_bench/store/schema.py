@@ -35,6 +35,8 @@ FALLBACKS = {
     "press_reduced": "kvpress: the press gives its highest score to more entries (its window, its sinks) than the budget "
     "holds; the last token and the latest of them stay",
     "context_end": "the answer was stopped where the model's context ends, before max_new_tokens",
+    "control_token_in_text": "a message's own text spells a control token of the model's (`<|im_end|>`), which its tokenizer "
+    "reads as that token, as stock transformers does",
     "row_by_row": "scenario=efficiency: the sequences of a batch have states of a decode policy, and are attended to one after "
     "the other in every step",
     "eager_decode": "decode=compiled: what the method's decode policy holds changes in number from step to step, so the answer "

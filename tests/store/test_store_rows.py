@@ -176,7 +176,7 @@ def test_every_fallback_of_a_built_in_part_is_documented():
     from mmkv_bench.efficiency.measure import ROW_BY_ROW
     from mmkv_bench.generation.compiled import EAGER_DECODE
     from mmkv_bench.generation.pixels import OVER
-    from mmkv_bench.run.generate import CONTEXT_END
+    from mmkv_bench.run.generate import CONTEXT_END, CONTROLS
 
     givers, found = ("fallbacks", "outcome", "answer_fallbacks", "observed_fallbacks"), set()
     for file in Path(mmkv_bench.compression.__file__).parent.rglob("*.py"):
@@ -186,7 +186,7 @@ def test_every_fallback_of_a_built_in_part_is_documented():
                 constants = (part for statement in body for part in ast.walk(statement))
                 found |= {c.value for c in constants if isinstance(c, ast.Constant) and isinstance(c.value, str)}
     names = {name for name in found if re.fullmatch(r"[a-z]+(_[a-z]+)+", name)}
-    assert names | {CONTEXT_END, EAGER_DECODE, ROW_BY_ROW, OVER} == set(FALLBACKS)
+    assert names | {CONTEXT_END, CONTROLS, EAGER_DECODE, ROW_BY_ROW, OVER} == set(FALLBACKS)
     for name in FALLBACKS:
         assert f"| `{name}` |" in markdown().split("## Fallbacks")[1]
 
