@@ -17,7 +17,7 @@ from mmkv_bench.datasets.catalog import includes, task_file
 from mmkv_bench.datasets.task_spec import TaskSpec
 from mmkv_bench.errors import DataError
 from mmkv_bench.evaluation import task_code
-from mmkv_bench.evaluation.documents import changed, documents
+from mmkv_bench.evaluation.documents import changed, conversions, documents
 from mmkv_bench.evaluation.files_read import OpenedFiles
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ def fingerprint(spec: TaskSpec) -> str:
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
+_SYSTEM = ("/dev", "/etc", "/lib", "/opt", "/proc", "/sys", "/usr", "/var")
 SCORING = 1  # version of what we make of a scorer's values
 
 
@@ -61,9 +62,8 @@ def scorer_files(spec: TaskSpec, heard: OpenedFiles, store: Path) -> dict[str, s
         return {}
     path = task_file(spec).resolve()
     rows = {file.resolve() for file in sources.data_files(spec)}
-    elsewhere = [
-        Path(place).resolve() for place in (sys.prefix, sys.base_prefix, cache_dir(), store, tempfile.gettempdir())
-    ]
+    ours = (sys.prefix, sys.base_prefix, cache_dir(), conversions(), sources.home(None), store, tempfile.gettempdir())
+    elsewhere = [Path(place).resolve() for place in (*ours, *_SYSTEM)]
     elsewhere = [place for place in elsewhere if not path.is_relative_to(place)]
     known = {}
     for name in sorted(heard.files):

@@ -198,9 +198,14 @@ def _converted(spec: TaskSpec) -> Path | None:
     files = sources.data_files(spec)
     if not files:
         return None
-    base = os.environ.get("HF_DATASETS_CACHE")
     digest = digest_of((str(number), file) for number, file in enumerate(files))[:16]
-    return (Path(base) if base else cache_dir() / "datasets") / f"content-{digest}"
+    return conversions() / f"content-{digest}"
+
+
+def conversions() -> Path:
+    """Where `datasets` keeps what it makes of local files."""
+    base = os.environ.get("HF_DATASETS_CACHE")
+    return Path(base) if base else cache_dir() / "datasets"
 
 
 @contextmanager
