@@ -17,7 +17,7 @@ ifneq ($(PIP_INDEX_URL),)
 export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 
-.PHONY: help bench test test-quick test-full test-dispatch fuzz fuzz-store soak lint docs results verify matrix bench-statistics bench-fork bench-decode bench-tables bench-store bench-methods bench-start bench-gpu simulate papers site check-platforms check-export lock
+.PHONY: help bench test test-quick test-full test-dispatch fuzz fuzz-identity fuzz-store soak lint docs results verify matrix bench-statistics bench-fork bench-decode bench-tables bench-store bench-methods bench-start bench-gpu simulate papers site check-platforms check-export lock
 
 help:
 	@echo "make bench             install if needed, run mmshift at 64 entries and experiment=demo on the embedded model"
@@ -29,6 +29,7 @@ help:
 	@echo "make fuzz              300 drawn configurations, right and wrong, through the command line (FUZZ='--seed 5 --runs 50')"
 	@echo "make soak              200 random kill -9 of a sweep while readers poll, rows compared: an hour (SOAK='--seed 1 --kills 50')"
 	@echo "make fuzz-store        flip 400 single bits in copies of stores in git: 0 may change a value silently; a minute"
+	@echo "make fuzz-identity     change one input file of a run at a time, before it and during it, 300 times: 0 may be silent; minutes"
 	@echo "make lint              ruff check, ruff format --check, mypy, and no file or results too large for git"
 	@echo "make results           make or continue results/tiny: every method, released readings, ablations; hours"
 	@echo "make matrix            every model family x dataset x method once, random weights, own data; hours"
@@ -91,6 +92,10 @@ fuzz: $(STAMP)
 # as the tests; after SOAK='--minutes 20', Ctrl-C or TERM it writes what it has met.
 soak: $(STAMP)
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m tests.soak --write results/bench/soak.md $(SOAK)
+
+# A case alone fails with its number: the same SEED and CASES reach it again.
+fuzz-identity: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.identity --seed $(or $(SEED),0) --cases $(or $(CASES),300)
 
 fuzz-store: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/store/bit_flips.py --flips 400 results/tiny/large results/tiny/ablations

@@ -1,0 +1,148 @@
+"""Cases: a change, what a further run of the same command makes of it, and what a fresh store says of the truth."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import random
+import shutil
+import sys
+from collections import Counter
+from pathlib import Path
+
+from mmkv_bench.evaluation import documents, prompts
+from mmkv_bench.methods import own_file
+from mmkv_bench.run import inputs
+from mmkv_bench.run.inputs import Inputs
+from mmkv_bench.store.store import Store
+from tests.identity.world import KINDS, VARIABLE, World
+from tests.run.setting import Outcome, go
+
+REFUSED, SAME, OTHER, RIGHT = "refused", "not read", "other cells", "made or scored again"
+
+
+class Silent(AssertionError):
+    """Old answers or scores stand for new content."""
+
+
+def another_process() -> None:
+    """Forget what a process remembers of earlier runs."""
+    prompts._MEMORIES.clear()
+    documents._LOADED.clear()
+    documents.READ_AT_IMPORT.clear()
+    own_file._module.cache_clear()
+    for name in [name for name in sys.modules if name.partition(".")[0] == "words"]:
+        del sys.modules[name]
+    sys.path[:] = [place for place in sys.path if not (Path(place) / "words").is_dir()]
+    importlib.invalidate_caches()
+
+
+def said(root: Path) -> dict[str, dict[str, tuple]]:
+    """Cell -> sample -> what its row and its score say."""
+    store = Store(root)
+    scores = {
+        (row["cell"], row["sample_id"]): row["value"] for row in store.samples().to_pylist() if row["metric"] == "right"
+    }
+    found: dict[str, dict[str, tuple]] = {}
+    for row in store.responses().to_pylist():
+        key = row["cell"], row["sample_id"]
+        found.setdefault(key[0], {})[key[1]] = (
+            row["prompt_hash"],
+            row["status"],
+            tuple(row["token_ids"]),
+            scores.get(key),
+        )
+    return found
+
+
+class Fuzz:
+    """Worlds below a folder, each with the rows of its first run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.worlds, self.number = folder, dict[int, tuple[World, Path, Path]](), 0
+
+    def world(self, kind: int) -> tuple[World, Path, Path]:
+        """The world, its first rows, and a copy of its files."""
+        if kind not in self.worlds:
+            os.environ[VARIABLE] = "one"
+            root = self.folder / f"world{kind}"
+            root.mkdir()
+            world = World(root / "live", KINDS[kind])
+            before = self.run(world, root / "rows")
+            assert before.code == 0, before.err
+            shutil.copytree(root / "live", root / "copy")
+            self.worlds[kind] = world, root / "rows", root / "copy"
+        return self.worlds[kind]
+
+    def run(self, world: World, rows: Path, *more: str) -> Outcome:
+        another_process()
+        return go(rows, *world.command, *more)
+
+    def case(self, rng: random.Random) -> tuple[str, str]:
+        """Make one change and look. Returns what was changed and what became of it; raises Silent."""
+        world, rows, copy = self.world(rng.randrange(len(KINDS)))
+        name, change = rng.choice(list(world.changes().items()))
+        during = rng.random() < 0.3 and name != "variable"
+        self.number += 1
+        mine, fresh = (self.folder / f"{word}{self.number}" for word in ("mine", "fresh"))
+        try:
+            if during:
+                outcome = self._during(world, mine, lambda: change(rng))
+            else:
+                shutil.copytree(rows, mine)
+                change(rng)
+                outcome = self.run(world, mine)
+            truth = self.run(world, fresh)
+            ended = self._judged(outcome, truth, said(rows), said(mine), said(fresh), during)
+            return f"{name} {'during' if during else 'before'} ({world.name})", ended
+        finally:
+            os.environ[VARIABLE] = "one"
+            shutil.rmtree(world.root)
+            shutil.copytree(copy, world.root)
+            for folder in (mine, fresh):
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _during(self, world: World, rows: Path, change: object) -> Outcome:
+        plain, every, seen = Inputs.committed, inputs.EVERY_S, []
+
+        def committed(self: Inputs, answered: object) -> None:
+            seen.append(answered)
+            if len(seen) == 1:
+                change()  # type: ignore[operator]
+            plain(self, answered)  # type: ignore[arg-type]
+
+        try:
+            Inputs.committed, inputs.EVERY_S = committed, 1e9  # type: ignore[method-assign]
+            return self.run(world, rows)
+        finally:
+            Inputs.committed, inputs.EVERY_S = plain, every  # type: ignore[method-assign]
+
+    @staticmethod
+    def _judged(outcome: Outcome, truth: Outcome, old: dict, mine: dict, new: dict, during: bool) -> str:
+        if outcome.code != 0:
+            return REFUSED
+        if truth.code != 0:
+            raise Silent("a fresh run is refused, this one was not")
+        if during:  # each answer is one to a prompt of the one content or of the other, and is known by it
+            for cell, samples in mine.items():
+                for sample, row in samples.items():
+                    if row not in (old.get(cell, {}).get(sample), new.get(cell, {}).get(sample)):
+                        raise Silent(f"{sample} of {cell}: {row}, before {old.get(cell)}, now {new.get(cell)}")
+            return SAME if mine == old else RIGHT
+        if any(mine.get(cell) != samples for cell, samples in new.items()):
+            raise Silent(f"rows say {mine}, a fresh run {new}")
+        return SAME if new == old else OTHER if not new.keys() & old.keys() else RIGHT
+
+
+def fuzz(folder: Path, seed: int, cases: int, report: bool = False) -> Counter[str]:
+    """How cases ended, by word. Raises Silent with the seed of a case that fails."""
+    made, ended = Fuzz(folder), Counter[str]()
+    for number in range(cases):
+        try:
+            what, word = made.case(random.Random(f"{seed} {number}"))
+        except Silent as silent:
+            raise Silent(f"seed {seed}, case {number}: {silent}") from None
+        ended[word] += 1
+        if report:
+            print(f"{number}: {what}: {word}", flush=True)
+    return ended
