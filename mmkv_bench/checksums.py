@@ -59,12 +59,20 @@ class Checksums:
             return {}
         return known if isinstance(known, dict) else {}
 
-    def digest(self, file: Path) -> str:
-        """Sha256 (hex) of a file's content. Raises what `digest_of` raises."""
+    def remembered(self, file: Path) -> str | None:
+        """The checksum of a file whose state is known; None where it would have to be read. Raises OSError."""
         path, state = str(file.resolve()), state_of(file)
         for known in (self.here.get(path), self.known.get(path)):
             if isinstance(known, list) and known[:-1] == list(state):
-                return known[-1]
+                return str(known[-1])
+        return None
+
+    def digest(self, file: Path) -> str:
+        """Sha256 (hex) of a file's content. Raises what `digest_of` raises."""
+        path, state = str(file.resolve()), state_of(file)
+        known = self.remembered(file)
+        if known is not None:
+            return known
         checksum = _sha256(file)
         if state_of(file) != state:
             raise ConfigError(f"{file} changed while its checksum was made; start the run when it is written")

@@ -1,8 +1,8 @@
 """The files that a run reads, looked at again while it goes on: what changes under it belongs to no cell.
 
-A look costs a `stat` a file. Where a file's state is another one its content is compared, so that a new time alone stops nothing.
-Rows that were written since the last good look may be answers to either content: they are made failed rows, which
-`retry=[error]` answers again.
+A look costs a `stat` a file. Where a file's state is another one its content is compared, so that a new time alone stops nothing;
+of a large file that nobody has read whole (weights of the hub, known by their commit) another state is a change. Rows that were written
+since the last good look may be answers to either content: they are made failed rows, which `retry=[error]` answers again.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from mmkv_bench.file_state import State, state_of
 from mmkv_bench.run.generate import Commits, failed
 
 EVERY_S = 1.0
+READ_BELOW = 1 << 26  # bytes of a file that is read to know its content
 
 
 class Inputs:
@@ -31,9 +32,11 @@ class Inputs:
     def __init__(self, model: Iterable[Path], data: Iterable[Path], writer: Commits) -> None:
         self._writer, self._model = writer, frozenset(model)
         self._checksums = Checksums(cache_dir() / "checksums.json")
-        self._known: dict[Path, tuple[State, str]] = {}
+        self._known: dict[Path, tuple[State, str | None]] = {}
         for file in sorted({*self._model, *data}):
-            self._known[file] = state_of(file), self._checksums.digest(file)
+            state = state_of(file)
+            digest = self._checksums.digest if state.size < READ_BELOW else self._checksums.remembered
+            self._known[file] = state, digest(file)
         self._since: list[Sequence[Mapping[str, Any]]] = []
         self._looked = time.monotonic()
 
@@ -69,7 +72,7 @@ class Inputs:
                 now = state_of(file)
                 if now == state:
                     continue
-                if self._checksums.digest(file) != digest:
+                if digest is None or self._checksums.digest(file) != digest:
                     return file
                 self._known[file] = now, digest
             except (OSError, ConfigError):  # it is gone, or being written
