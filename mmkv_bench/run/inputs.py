@@ -1,8 +1,8 @@
 """The files that a run reads, looked at again while it goes on: what changes under it belongs to no cell.
 
 A look costs a `stat` a file. Where a file's state is another one its content is compared, so that a new time alone stops nothing;
-of a large file that nobody has read whole (weights of the hub, known by their commit) another state is a change. Rows that were written
-since the last good look may be answers to either content: they are made failed rows, which `retry=[error]` answers again.
+of a large file that nobody has read whole (weights of the hub, known by their commit) another state is a change. Rows that were
+written since the last good look may be answers to either content: they are made failed rows, which `retry=[error]` answers again.
 """
 
 from __future__ import annotations
