@@ -179,7 +179,8 @@ def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
 def _notes(lines: pd.DataFrame, limits: Limits | None) -> list[str]:
     said = [
         "Medians over repeats; TPOT over all steps. of full: the method's time over the full cache's of the same repeat. "
-        "Compare by 2nd token and total: a method may show its first token before it compresses.",
+        "Compare by 2nd token and total: a method may show its first token before it compresses. tokens/s counts decoding alone, "
+        "from the first token on; the prefills are in total.",
     ]
     if limits is None:
         said.append(
@@ -193,11 +194,19 @@ def _notes(lines: pd.DataFrame, limits: Limits | None) -> list[str]:
             "values of a step, over its time and that bandwidth; roofline: the least time of a step; speed-up allowed: full's "
             "roofline over the line's; MFU: the text model's operations over the prompt, over its time and that rate."
         )
+    for name, column in (("MBU", "mbu"), ("MFU", "prefill_mfu")):
+        most = lines[column].max() if len(lines) else 0.0
+        if limits is not None and most > 1:
+            said.append(
+                f"{name} {most:.2f} is above 1: {limits.device} does more than was measured of it, maybe under load; measure it "
+                "again on a quiet machine (mmkv-bench plan --measure auto)."
+            )
     if len(lines) and lines["launch_bound"].any():
         said.append("* launch_bound: the step takes no longer with the longest prompt than with the shortest.")
     if len(lines) and lines["launch_unknown"].any():
         said.append(
-            f"Fewer than {LEAST_REPEATS} repeats are too few to tell whether a step is launch_bound: give more."
+            f"Whether a step is launch_bound cannot be told of fewer than {LEAST_REPEATS} repeats, or where its times scatter "
+            "more than they differ: give more repeats."
         )
     disturbed = sorted(set(lines["disturbed"].dropna())) if len(lines) else []
     if len(lines) and (other := busy(lines["load"], lines["threads"])):

@@ -28,6 +28,7 @@ _QUARTILES = {"low": 0.25, "median": 0.5, "high": 0.75}
 LEAST_REPEATS = 3
 """Fewer are too few to tell whether a step moves with its bytes."""
 _LEAST_MORE = 1.05
+_ALIKE = 0.05  # by which the medians of two steps may differ that are said to take the same time
 """Bytes of a step must differ by so much between two lengths for their times to say whether it moves with them."""
 
 
@@ -182,8 +183,9 @@ def _allowed(lines: pd.DataFrame, baselines: Mapping[str, str]) -> pd.DataFrame:
 
 def _between_lengths(lines: pd.DataFrame, read: pd.Series) -> pd.DataFrame:
     """From the shortest to the longest prompt of a cell at one batch: the bandwidth at which the further bytes are read. Where
-    the steps' quartiles overlap although there are more bytes, the step does not move with them: it is bound by launches. Of
-    few repeats, whose steps have their time of day in common, nothing is told."""
+    the steps' quartiles overlap although there are more bytes, and the medians differ by `_ALIKE` at most, the step does not move
+    with them: it is bound by launches. Where they overlap because the times scatter, and of few repeats, whose steps have their
+    time of day in common, nothing is told."""
     for _, group in lines.assign(read=read).groupby(["cell", "batch", "batch_prefill"], dropna=False):
         group = group.dropna(subset=["tpot_median", "read"]).sort_values("prompt_tokens")
         if len(group) < 2 or group["read"].iloc[-1] < _LEAST_MORE * group["read"].iloc[0]:
@@ -193,7 +195,9 @@ def _between_lengths(lines: pd.DataFrame, read: pd.Series) -> pd.DataFrame:
             lines.loc[group.index, "launch_unknown"] = True
             continue
         moves = last["tpot_low"] > first["tpot_high"]
-        lines.loc[group.index, "launch_bound"] = not moves
+        alike = last["tpot_median"] <= (1 + _ALIKE) * first["tpot_median"]
+        lines.loc[group.index, "launch_bound"] = not moves and alike
+        lines.loc[group.index, "launch_unknown"] = not moves and not alike
         if moves:
             bandwidth = (last["read"] - first["read"]) / (last["tpot_median"] - first["tpot_median"])
             lines.loc[group.index, "kv_bandwidth"] = bandwidth

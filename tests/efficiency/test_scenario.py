@@ -160,9 +160,13 @@ def test_a_table_of_step_times_has_the_limit_that_the_run_printed(ran, capsys):
         assert math.isclose(1e3 * found[name, line["prompt_tokens"]], line["roofline_ms"], rel_tol=1e-9)
 
 
-@each("repeats, longer, told", [(1, 9.0, None), (3, 1.0, True), (3, 9.0, False)])
-def test_a_step_is_called_launch_bound_only_where_there_are_repeats_enough_to_tell(ran, repeats, longer, told):
-    """A cell at two lengths, every step of the longer one `longer` times as long."""
+@each(
+    "repeats, longer, scatter, told",
+    [(1, 9.0, 0.0, None), (3, 1.0, 0.0, True), (3, 9.0, 0.0, False), (3, 1.23, 0.5, None), (3, 1.0, 0.5, True)],
+)
+def test_a_step_is_called_launch_bound_only_where_there_are_repeats_enough_to_tell(ran, repeats, longer, scatter, told):
+    """A cell at two lengths, every step of the longer one `longer` times as long, a third of the steps by `scatter` more and
+    a third by as much less."""
     import pandas as pd
 
     rows = Store(ran[0]).timings().to_pandas()
@@ -174,7 +178,8 @@ def test_a_step_is_called_launch_bound_only_where_there_are_repeats_enough_to_te
         timed = one.assign(repeat=float(repeat))
         factor = timed["prompt_tokens"].map({40: 1.0, 96: longer})
         timed["steps_s"] = [
-            None if steps is None else [0.01 * times] * 3 for steps, times in zip(timed["steps_s"], factor, strict=True)
+            None if steps is None else [0.01 * times * (1 + scatter * part) for part in (-1, 0, 1)]
+            for steps, times in zip(timed["steps_s"], factor, strict=True)
         ]
         made.append(timed)
     table = pa.Table.from_pandas(pd.concat(made), preserve_index=False)
@@ -183,6 +188,9 @@ def test_a_step_is_called_launch_bound_only_where_there_are_repeats_enough_to_te
     assert set(lines["launch_unknown"]) == {told is None}
     assert set(lines["launch_bound"]) == {bool(told)}
     said = shown(planned(composed(ran[0])), lines, limits)
+    slow = Limits(limits.decoder, 4, BANDWIDTH / 1e9, RATE / 1e9, "here")
+    exceeded = shown(planned(composed(ran[0])), summarised(table, {full_of(ran[1]): full_of(ran[1])}, slow), slow)
+    assert "is above 1: here does more than was measured of it" in exceeded and "tokens/s counts decoding alone" in said
     assert ("From 40 to 96 prompt tokens (text, batch 1) a step reads what it has more of at: full " in said) is (
         told is False
     )
