@@ -18,6 +18,7 @@ from mmkv_bench.file_state import State, state_of
 from mmkv_bench.run.generate import Commits, failed
 
 EVERY_S = 1.0
+SELDOM = 20  # times as long as a look took is waited before the next: a dataset may be tens of thousands of files
 READ_BELOW = 1 << 26  # bytes of a file that is read to know its content
 
 
@@ -38,12 +39,12 @@ class Inputs:
             digest = self._checksums.digest if state.size < READ_BELOW else self._checksums.remembered
             self._known[file] = state, digest(file)
         self._since: list[Sequence[Mapping[str, Any]]] = []
-        self._looked = time.monotonic()
+        self._next = time.monotonic() + EVERY_S
 
     def committed(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Take note of a sample's rows, and look again where the last look is a while ago. Raises what `look` raises."""
         self._since.append(rows)
-        if time.monotonic() - self._looked > EVERY_S:
+        if time.monotonic() >= self._next:
             self.look()
 
     def look(self) -> None:
@@ -52,8 +53,10 @@ class Inputs:
         Raises:
             ConfigError: the model's changed. DataError: the dataset's. Rows since the last look are failed rows then.
         """
-        unsure, self._since, self._looked = self._since, [], time.monotonic()
+        unsure, self._since, began = self._since, [], time.monotonic()
         changed = self._changed()
+        now = time.monotonic()
+        self._next = now + max(EVERY_S, SELDOM * (now - began))
         if changed is None:
             return
         reason = f"{changed.name} changed while this was answered"
