@@ -63,7 +63,8 @@ class Planned:
         cells: `full` first under each protocol; lengths: of the prompts; batches: numbers of sequences that were asked for.
         searches: the largest batch is looked for as well. memory_limit: of passes that count memory [bytes].
         notes: cells that are the same, and whose division of the budget others were given.
-        profiles: cell -> the stored division that was imposed on it.
+        profiles: cell -> the stored division that was imposed on it. room: bytes towards which a search aims, None where they
+            are not known.
     """
 
     config: DictConfig
@@ -75,6 +76,7 @@ class Planned:
     notes: Sequence[str]
     family: Family
     profiles: Mapping[str, Profile] = field(default_factory=dict)
+    room: int | None = None
 
     @property
     def out(self) -> Path:
@@ -93,13 +95,12 @@ class Planned:
 
     def search(self, found: Mapping[Unit, str], cell: str, tokens: int) -> Search:
         """Where the search for a cell's largest batch stands. found: how passes ended."""
-        failed = {unit.shape: status for unit, status in found.items() if status != "ok"}
-
-        def outcome(batch: int) -> str | None:
-            shape = self.shape(cell, tokens, batch)
-            return failed.get(shape, found.get(counting(shape)))
-
-        return searched(outcome)
+        sizes: dict[int, str] = {}
+        for unit, status in found.items():
+            shape = unit.shape
+            if shape == self.shape(cell, tokens, shape.batch) and (unit.repeat is None or status != "ok"):
+                sizes[shape.batch] = sizes[shape.batch] if sizes.get(shape.batch, "ok") != "ok" else status
+        return searched(sizes, self.room)
 
     @property
     def units(self) -> list[Unit]:
@@ -180,10 +181,12 @@ def planned(config: DictConfig, outline: bool = False) -> Planned:
     batches = list(dict.fromkeys(as_list(config.batch)))
     sizes, limit = [batch for batch in batches if batch != MAX], bytes_of(config.memory_limit, "memory_limit")
     _refuse_batches(config, cells, batches)
+    room = limit
     if not outline:
         _refuse_limit(config, MAX in batches, limit)
+        room = _room(config) if limit is None and MAX in batches else limit
     notes += [f"{cell.label} divides its budget as {profiles[cell.cell]}" for cell in cells if cell.cell in profiles]
-    return Planned(config, cells, lengths, sizes, MAX in batches, limit, notes, family, profiles)
+    return Planned(config, cells, lengths, sizes, MAX in batches, limit, notes, family, profiles, room)
 
 
 def _expanded(config: DictConfig, identity: Identity, outline: bool) -> tuple[list[Cell], list[str]]:
@@ -256,6 +259,13 @@ def _refuse_limit(config: DictConfig, searches: bool, limit: int | None) -> None
         raise ConfigError(
             f"memory_limit={config.memory_limit} is more than the {there / 2**30:.1f} GiB of the device; give less"
         )
+
+
+def _room(config: DictConfig) -> int:
+    """Bytes of the device that is measured."""
+    from mmkv_bench import devices
+
+    return devices.at(devices.kind_of(config.model.device)).total_bytes()
 
 
 def _refuse_policy(cell: Cell, way: str) -> None:

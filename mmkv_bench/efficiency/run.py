@@ -16,6 +16,7 @@ from mmkv_bench import devices
 from mmkv_bench.config.schema import TOGETHER
 from mmkv_bench.efficiency.kinds import TEXT, kind_of
 from mmkv_bench.efficiency.planned import Planned, Shape, Unit, counting, planned
+from mmkv_bench.efficiency.search import Ended
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.run.tracked import described, settings, summarise
 from mmkv_bench.store.store import Store
@@ -59,11 +60,11 @@ _UNIT = ("cell", "prompt_tokens", "batch", "repeat", "batch_prefill")
 def outcomes(rows: pa.Table, memory_limit: int | None = None, retry: Sequence[str] = ()) -> dict[Unit, str]:
     """How each pass with rows ended; without those that are to run again: `retry` says so, or another limit held."""
     found: dict[Unit, str] = {}
-    names = (*_UNIT, "status", "memory_limit")
-    for *unit, status, limit in zip(*(rows[name].to_pylist() for name in names), strict=True):
+    names = (*_UNIT, "phase", "status", "memory_limit", "peak_allocated")
+    for *unit, phase, status, limit, peak in zip(*(rows[name].to_pylist() for name in names), strict=True):
         made = Unit(*unit)
-        if status not in retry and (made.repeat is not None or limit == memory_limit):
-            found[made] = status
+        if phase == "total" and status not in retry and (made.repeat is not None or limit == memory_limit):
+            found[made] = Ended(status, peak)
     return found
 
 
@@ -187,7 +188,7 @@ class _Passes:
                     rows = self._rows(unit)
                     self.store.write_timings(rows)
                     self.track.log(_shown(self.plan.cell(unit.cell).label, rows))
-                    self.found[unit] = rows[0]["status"]
+                    self.found[unit] = _ended(rows)
                     ran += 1
                     if self.found[unit] != "ok":
                         failed.add(unit.shape)
@@ -300,6 +301,12 @@ class _Passes:
         if cell.compressor.resamples:  # the full cache of a smaller prompt
             return CellSpec(cell.cell, full(), None, cell.protocol)
         return CellSpec(cell.cell, cell.compressor, cell.budget, cell.protocol, cell.seed or 0)
+
+
+def _ended(rows: Sequence[Mapping[str, Any]]) -> Ended:
+    """How a pass ended, with its peak where it counted memory."""
+    whole = next(row for row in rows if row["phase"] == "total")
+    return Ended(whole["status"], whole.get("peak_allocated"))
 
 
 def _shown(label: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:

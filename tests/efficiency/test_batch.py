@@ -8,6 +8,8 @@ import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch._dynamo.testing import CompileCounter
 
 from mmkv_bench.compression.cache import CompressedCache, CompressedLayer
@@ -17,7 +19,7 @@ from mmkv_bench.compression.session import attach
 from mmkv_bench.efficiency.measure import ROW_BY_ROW, Bench
 from mmkv_bench.efficiency.planned import planned
 from mmkv_bench.efficiency.run import left, missing, outcomes
-from mmkv_bench.efficiency.search import searched
+from mmkv_bench.efficiency.search import Ended, searched
 from mmkv_bench.generation.compiled import CompiledStep
 from mmkv_bench.models.load import LoadedModel
 from mmkv_bench.store.store import Store
@@ -185,17 +187,48 @@ def test_rows_of_other_lengths_are_refused():
 
 
 # ---------------------------------------------------------------------- the largest batch
-def test_the_search_ends_at_the_largest_size_whatever_that_is():
-    for largest in (0, 1, 2, 3, 7, 8, 100):
-        outcomes, tried = {}, []
-        while (size := searched(outcomes.get).next) is not None:
-            tried.append(size)
-            outcomes[size] = "ok" if size <= largest else "oom"
-        found = searched(outcomes.get)
-        assert (found.largest, found.stopped, found.tried) == (largest, False, tried)
-        assert outcomes.get(largest, "ok") == "ok" and outcomes[largest + 1] == "oom"
-        assert len(tried) == len({*tried}) <= 2 * math.log2(largest + 1) + 2
-    stopped = searched({1: "ok", 2: "nan"}.get)
+def sizes_tried(peak, limit, known=True):
+    """Of a search alone, over a made-up function of memory that never falls."""
+    outcomes = {}
+    while (size := searched(outcomes, limit if known else None).next) is not None:
+        assert size not in outcomes
+        outcomes[size] = Ended("ok" if peak(size) <= limit else "oom", peak(size) if peak(size) <= limit else None)
+    ended = searched(outcomes, limit if known else None)
+    assert (ended.stopped, ended.tried) == (False, [*outcomes])
+    assert outcomes.get(ended.largest, "ok") == "ok" and outcomes[ended.largest + 1] == "oom"
+    assert searched(dict(reversed(outcomes.items())), limit).largest == ended.largest
+    return ended.largest, [*outcomes]
+
+
+@given(
+    base=st.integers(0, 1000),
+    slope=st.integers(1, 50),
+    flat=st.integers(0, 5000),
+    stair=st.integers(1, 40),
+    bend=st.integers(0, 3),
+    limit=st.integers(0, 20_000),
+)
+@settings(max_examples=150, deadline=None)
+def test_the_search_ends_where_bisection_does_whatever_the_memory(base, slope, flat, stair, bend, limit):
+    def peak(size):
+        return max(flat, base + slope * (-(-size // stair) * stair) + bend * size * size // 50)
+
+    largest, tried = sizes_tried(peak, limit)
+    assert (largest, sizes_tried(peak, limit, known=False)[0]) == (largest, largest)
+    assert len(tried) <= 4 * math.log2(largest + 1) + 6
+
+
+def test_a_line_is_followed_to_the_limit_in_few_tries():
+    for largest in (0, 1, 2, 3, 7, 8, 11, 100, 1000):
+        assert sizes_tried(lambda size: 10 + 7 * size, 10 + 7 * largest)[0] == largest
+    assert sizes_tried(lambda size: 10 + 7 * size, 10 + 7 * 11)[1] == [1, 4, 11, 12]
+    # with the measured bytes of a further sequence; few sequences hold less than one prefill
+    largest, tried = sizes_tried(lambda size: 3_400_000 + 190_321 * max(size, 16), 33_554_432)
+    assert (largest, len(tried)) == (158, 6) and sum(tried) < 450, "1,632 by bisection"
+
+
+def test_a_search_ends_at_another_failure():
+    stopped = searched({1: "ok", 2: "nan"})
     assert (stopped.largest, stopped.stopped, stopped.next) == (1, True, None)
 
 
