@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from mmkv_bench import protocols
+from mmkv_bench.compression.budget import LARGEST
 from mmkv_bench.config.compose import method_defaults
-from mmkv_bench.config.schema import MAX, TOGETHER, as_list
+from mmkv_bench.config.schema import MAX, TOGETHER, Config, as_list
 from mmkv_bench.efficiency.kinds import DATASETS, SCHEMES, kind_of, refuse_blind, refuse_textual
 from mmkv_bench.efficiency.search import Search, searched
 from mmkv_bench.errors import CalibrationError, ConfigError, UnsupportedError
@@ -176,8 +177,13 @@ def planned(config: DictConfig, outline: bool = False) -> Planned:
     for cell in cells:
         _refuse_method(cell)
     cells, profiles = _profiled(config, cells, source.kind == RANDOM, family)
-    lengths = list(dict.fromkeys(as_list(config.lengths)))
+    lengths = _fitting(config, list(dict.fromkeys(as_list(config.lengths))), family)
     _refuse_long(config, lengths, family)
+    if len(lengths) < len(set(as_list(config.lengths))):
+        notes = [
+            *notes,
+            f"default lengths of more than {config.model.name} takes are left out; lengths=[...] names others",
+        ]
     batches = list(dict.fromkeys(as_list(config.batch)))
     sizes, limit = [batch for batch in batches if batch != MAX], bytes_of(config.memory_limit, "memory_limit")
     _refuse_batches(config, cells, batches)
@@ -332,6 +338,17 @@ def _profiled(
             "budget by the prompt take one; leave it out"
         )
     return found, profiles
+
+
+def _fitting(config: DictConfig, lengths: list[int], family: Family) -> list[int]:
+    """The default lengths as far as the model takes them; any others as they are, to be refused where it does not."""
+    if lengths != Config().lengths:
+        return lengths
+    room = min(
+        LARGEST if family.max_context is None else family.max_context - (config.new_tokens - 1),
+        config.model.max_prompt_tokens or LARGEST,
+    )
+    return [tokens for tokens in lengths if tokens <= room] or lengths
 
 
 def _refuse_long(config: DictConfig, lengths: Sequence[int], family: Family) -> None:

@@ -7,6 +7,7 @@ import pytest
 from mmkv_bench.config.compose import compose
 from mmkv_bench.config.schema import options
 from mmkv_bench.efficiency.planned import planned
+from mmkv_bench.errors import ConfigError
 from mmkv_bench.plan.validate import validate
 
 SETTINGS = [name for name in options("experiment") if name.startswith("efficiency_")]
@@ -49,3 +50,11 @@ def test_each_setting_comes_to_a_plan_of_what_was_printed(tmp_path):
         assert config.new_tokens == new_tokens and plan.cells[0].compressor.is_full
         if name.startswith("prefixkv"):
             assert plan.batches == [BATCHES[name]] and plan.searches
+
+
+def test_default_lengths_are_those_that_the_model_takes_and_others_are_refused(tmp_path):
+    words = ["scenario=efficiency", "method=full", f"out={tmp_path}"]
+    assert planned(compose(words)).lengths == planned(compose(words), outline=True).lengths == [2048]
+    assert "are left out" in " ".join(planned(compose(words)).notes)
+    with pytest.raises(ConfigError, match="is more than the model's context of 4096"):
+        planned(compose([*words, "lengths=[2048,8192]"]))
