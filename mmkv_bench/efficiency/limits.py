@@ -29,7 +29,7 @@ class Limits:
     Attributes:
         decoder: the text model's shape; itemsize: bytes of a weight, and of a number of the full cache.
         bandwidth: bytes per second of a read-only pass; rate: operations per second in the model's dtype, None where it was
-            not measured; device: its name.
+            not measured; device: its name; load: of the machine when it was measured, None where that is not known.
     """
 
     decoder: Decoder
@@ -37,6 +37,7 @@ class Limits:
     bandwidth: float
     rate: float | None
     device: str
+    load: float | None = None
 
     @property
     def weights(self) -> int:
@@ -66,7 +67,7 @@ def limits_of(plan: Planned, rows: pa.Table) -> Limits | None:
         return None
     with computing_with(threads):
         speed = measured(plan.config.model.device)
-    return Limits(decoder, _BYTES[dtype], speed.bandwidth, speed.rates.get(dtype), speed.slug)
+    return Limits(decoder, _BYTES[dtype], speed.bandwidth, speed.rates.get(dtype), speed.slug, speed.load)
 
 
 def limits_before(store: Store, rows: pa.Table) -> Limits | None:
@@ -109,5 +110,5 @@ def known_limits(store: Store, rows: pa.Table) -> dict[tuple[str, ...], Limits]:
             decoder = None if described is None else decoder_of(described)
             if decoder is not None:
                 rate = speed.rates.get(cell["dtype"])
-                found[key] = Limits(decoder, _BYTES[cell["dtype"]], speed.bandwidth, rate, speed.slug)
+                found[key] = Limits(decoder, _BYTES[cell["dtype"]], speed.bandwidth, rate, speed.slug, speed.load)
     return found

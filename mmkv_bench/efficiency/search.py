@@ -50,8 +50,10 @@ def searched(outcomes: Mapping[int, str], limit: int | None = None) -> Search:
             where they are not known: sizes are then doubled, and bisected.
     """
     known: dict[int, str] = {}
-    while (search := _stands(known, limit)).next in outcomes:
+    search = _stands(known, limit)
+    while search.next is not None and search.next in outcomes:
         known[search.next] = outcomes[search.next]
+        search = _stands(known, limit)
     if search.next is not None and len(known) < len(outcomes):  # sizes of another way to search
         search = _stands(known | dict(outcomes), limit)
     return search

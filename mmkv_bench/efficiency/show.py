@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from mmkv_bench.efficiency.planned import Planned
 
 _MIB, _NAN = 2**20, float("nan")
+_ABOVE = 1.005
+"""What is printed as more than 1."""
 PEAKS = {
     "vision": "vision",
     "prefill": "prefill",
@@ -194,13 +196,7 @@ def _notes(lines: pd.DataFrame, limits: Limits | None) -> list[str]:
             "values of a step, over its time and that bandwidth; roofline: the least time of a step; speed-up allowed: full's "
             "roofline over the line's; MFU: the text model's operations over the prompt, over its time and that rate."
         )
-    for name, column in (("MBU", "mbu"), ("MFU", "prefill_mfu")):
-        most = lines[column].max() if len(lines) else 0.0
-        if limits is not None and most > 1:
-            said.append(
-                f"{name} {most:.2f} is above 1: {limits.device} does more than was measured of it, maybe under load; measure it "
-                "again on a quiet machine (mmkv-bench plan --measure auto)."
-            )
+        said += _exceeded(lines, limits)
     if len(lines) and lines["launch_bound"].any():
         said.append("* launch_bound: the step takes no longer with the longest prompt than with the shortest.")
     if len(lines) and lines["launch_unknown"].any():
@@ -214,3 +210,18 @@ def _notes(lines: pd.DataFrame, limits: Limits | None) -> list[str]:
     if disturbed:
         said.append(f"Disturbed: {'; '.join(disturbed)}.")
     return said
+
+
+def _exceeded(lines: pd.DataFrame, limits: Limits) -> list[str]:
+    """One sentence where a time is better than its limit, none else."""
+    if not len(lines):
+        return []
+    highest = {"MFU": lines["prefill_mfu"].max(), "MBU": lines["mbu"].max()}
+    above = [f"{name} {value:.2f}" for name, value in highest.items() if value > _ABOVE]
+    if not above:
+        return []
+    load = "an unknown load" if limits.load is None else f"a load of {limits.load:.1f}"
+    return [
+        f"Limits are exceeded ({', '.join(above)}; at most 1 is possible): what {limits.device} reaches was measured too low, "
+        f"under {load}; measure it on an idle machine (mmkv-bench plan --measure auto) and run the same command again."
+    ]

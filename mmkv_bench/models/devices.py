@@ -31,6 +31,7 @@ class DeviceSpeed:
         bandwidth: bytes per second that a read-only pass over memory reaches; a copy, which writes too, reaches less.
         rates: dtype -> operations per second of a large square product, two for a multiplication and an addition.
         memory_bytes: of the device, of the machine for `cpu`; torch: its version; measured: the day, as `2026-11-22`.
+        load: of the machine in the minute before, None where that is not known (older files).
     """
 
     name: str
@@ -41,6 +42,7 @@ class DeviceSpeed:
     memory_bytes: int
     torch: str
     measured: str
+    load: float | None = None
 
     @property
     def slug(self) -> str:
@@ -112,7 +114,8 @@ def _read(file: Path) -> DeviceSpeed | None:
         if values.pop("scheme") != SCHEME:
             return None
         speed = DeviceSpeed(**values)
-        usable = speed.bandwidth > 0 and speed.memory_bytes > 0 and all(rate > 0 for rate in speed.rates.values())
+        usable = speed.load is None or float(speed.load) >= 0
+        usable &= speed.bandwidth > 0 and speed.memory_bytes > 0 and all(rate > 0 for rate in speed.rates.values())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     return speed if usable else None

@@ -36,6 +36,22 @@ def test_a_device_is_measured_once_and_known_again(tmp_path, monkeypatch, capsys
     assert f"{first.threads} threads" in capsys.readouterr().out
 
 
+def test_a_device_measured_under_a_clearly_higher_load_is_measured_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("MMKV_BENCH_CACHE", str(tmp_path))
+    name = device_speed.device_name("cpu")
+    made = dataclasses.replace(SPEED, name=name, kind="cpu", threads=torch.get_num_threads(), load=0.2)
+    monkeypatch.setattr(device_speed, "measure", lambda place: made)
+    monkeypatch.setattr(device_speed, "_load", lambda: 0.2)
+    for load, again in ((2.8, True), (0.9, False), (None, False)):
+        before = dataclasses.replace(made, load=load, bandwidth=1.0)
+        devices.save(before)
+        assert device_speed.measured("cpu") == (made if again else before), load
+    values = json.loads(devices.save(made).read_text())
+    del values["load"]  # of an older version
+    (devices.folder() / f"{made.slug}.json").write_text(json.dumps(values))
+    assert devices.stored()[made.slug].load is None
+
+
 def test_the_best_round_counts_and_its_calls_are_divided(monkeypatch):
     """A clock of our own: a call takes 2 ms, in one of the rounds 1 ms; three calls a round at least."""
     now, took, rounds = [0.0], [0.002], iter([0.002, 0.002, 0.002, 0.002, 0.001])
