@@ -18,7 +18,10 @@ from mmkv_bench.store.store import Store
 from tests.identity.world import KINDS, VARIABLE, World
 from tests.run.setting import Outcome, go
 
-REFUSED, SAME, OTHER, RIGHT = "refused", "not read", "other cells", "made or scored again"
+REFUSED, STOPPED, SAME, OTHER, RIGHT = "refused", "stopped", "not read", "other cells", "made or scored again"
+PROMPTS = "are to other prompts than its data make now"  # the sentences that a change may end a run with
+WHILE = "changed while the run was reading it"
+SCORING = "the dataset or the task's prompt changed"
 
 
 class Silent(AssertionError):
@@ -53,6 +56,14 @@ def said(root: Path) -> dict[str, dict[str, tuple]]:
             scores.get(key),
         )
     return found
+
+
+def sentence(outcome: Outcome) -> str:
+    """What a run that was stopped said; a run to its end with failed rows has none."""
+    if "Traceback" in outcome.err:
+        raise Silent(outcome.err)
+    lines = [line for line in outcome.err.splitlines() if line.startswith("mmkv_bench: ")]
+    return lines[-1] if outcome.code and lines else ""
 
 
 class Fuzz:
@@ -93,7 +104,8 @@ class Fuzz:
                 change(rng)
                 outcome = self.run(world, mine)
             truth = self.run(world, fresh)
-            ended = self._judged(outcome, truth, said(rows), said(mine), said(fresh), during)
+            judged = self._judged_during if during else self._judged
+            ended = judged(world, outcome, mine, truth, said(rows), said(fresh))
             return f"{name} {'during' if during else 'before'} ({world.name})", ended
         finally:
             os.environ[VARIABLE] = "one"
@@ -117,21 +129,32 @@ class Fuzz:
         finally:
             Inputs.committed, inputs.EVERY_S = plain, every  # type: ignore[method-assign]
 
-    @staticmethod
-    def _judged(outcome: Outcome, truth: Outcome, old: dict, mine: dict, new: dict, during: bool) -> str:
-        if outcome.code != 0:
-            return REFUSED
-        if truth.code != 0:
-            raise Silent("a fresh run is refused, this one was not")
-        if during:  # each answer is one to a prompt of the one content or of the other, and is known by it
-            for cell, samples in mine.items():
-                for sample, row in samples.items():
-                    if row not in (old.get(cell, {}).get(sample), new.get(cell, {}).get(sample)):
-                        raise Silent(f"{sample} of {cell}: {row}, before {old.get(cell)}, now {new.get(cell)}")
-            return SAME if mine == old else RIGHT
-        if any(mine.get(cell) != samples for cell, samples in new.items()):
-            raise Silent(f"rows say {mine}, a fresh run {new}")
-        return SAME if new == old else OTHER if not new.keys() & old.keys() else RIGHT
+    def _judged(self, world: World, outcome: Outcome, mine: Path, truth: Outcome, old: dict, new: dict) -> str:
+        """What became of a change before the run. A refusal's advice is followed: it ends at the rows of a fresh run."""
+        word = None
+        if ended := sentence(outcome):
+            if PROMPTS not in ended or outcome.code != 2:
+                raise Silent(f"ended with {outcome.code}: {ended}")
+            outcome, word = self.run(world, mine, "retry=[changed]"), REFUSED
+        if sentence(outcome) or sentence(truth) or outcome.code != truth.code:
+            raise Silent(f"ended with {outcome.code}, a fresh run with {truth.code}: {outcome.err} {truth.err}")
+        rows = said(mine)
+        if any(rows.get(cell) != samples for cell, samples in new.items()):
+            raise Silent(f"rows say {rows}, a fresh run {new}")
+        return word or (SAME if new == old else OTHER if not new.keys() & old.keys() else RIGHT)
+
+    def _judged_during(self, world: World, outcome: Outcome, mine: Path, truth: Outcome, old: dict, new: dict) -> str:
+        """What became of a change during the run: each answer is one to a prompt of the one content or of the other."""
+        rows, ended = said(mine), sentence(outcome)
+        for cell, samples in rows.items():
+            for sample, row in samples.items():
+                right = [known[cell][sample] for known in (old, new) if sample in known.get(cell, {})]
+                right += [(*answer, None) for *answer, _ in right if ended]  # it was stopped before it scored
+                if row not in right and not (row[1] == "error" and WHILE in ended):
+                    raise Silent(f"{sample} of {cell}: {row}, before {old.get(cell)}, now {new.get(cell)}")
+        if ended and (outcome.code not in (1, 2) or not (WHILE in ended or SCORING in ended)):
+            raise Silent(f"ended with {outcome.code}: {ended}")
+        return STOPPED if ended else SAME if rows == old else RIGHT
 
 
 def fuzz(folder: Path, seed: int, cases: int, report: bool = False) -> Counter[str]:
