@@ -29,7 +29,7 @@ help:
 	@echo "make fuzz              300 drawn configurations, right and wrong, through the command line (FUZZ='--seed 5 --runs 50')"
 	@echo "make soak              200 random kill -9 of a sweep while readers poll, rows compared: an hour (SOAK='--seed 1 --kills 50')"
 	@echo "make fuzz-store        flip 400 single bits in copies of stores in git: 0 may change a value silently; a minute"
-	@echo "make fuzz-identity     change one input file of a run at a time, before it and during it, 300 times: 0 may be silent; minutes"
+	@echo "make fuzz-identity     change one input file of a run at a time, before it and during it, 300 times, then 500 single bytes, fields and names: 0 may be silent; a quarter of an hour"
 	@echo "make lint              ruff check, ruff format --check, mypy, and no file or results too large for git"
 	@echo "make results           make or continue results/tiny: every method, released readings, ablations; hours"
 	@echo "make matrix            every model family x dataset x method once, random weights, own data; hours"
@@ -95,7 +95,7 @@ soak: $(STAMP)
 
 # A case alone fails with its number: the same SEED and CASES reach it again.
 fuzz-identity: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.identity --seed $(or $(SEED),0) --cases $(or $(CASES),300)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.identity --seed $(or $(SEED),0) --cases $(or $(CASES),300) --changes $(or $(CHANGES),500)
 
 fuzz-store: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/store/bit_flips.py --flips 400 results/tiny/large results/tiny/ablations

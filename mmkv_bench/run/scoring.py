@@ -37,11 +37,13 @@ def unscored(
     undigested: bool = False,
 ) -> list[str]:
     """Cells whose stored answers are not the ones that were scored, or not by this scorer: new samples, other answers, never
-    scored, a scorer whose code or files are others now, or for the judge to do.
+    scored, metrics of other scores, a scorer whose code or files are others now, or for the judge to do.
 
     rows: those of the cells, where some were read already. specs: dataset -> its task, of those whose scorers are looked at.
     undigested: cells whose scores are older than digests, too.
     """
+    from mmkv_bench.tables.agreement import Sums
+
     names = [cell.cell for cell in cells]
     metrics = (store.metrics(names) if rows is None else rows.metrics).to_pylist()
     other = _otherwise_scored(store, metrics, specs or {}, undigested)
@@ -50,8 +52,11 @@ def unscored(
     changed: set[str] = set()
     found: set[str] = set()
     for answered, scored in _standing(store, names, rows):
-        changed |= _changed(answered, scored)
-        found.update(answered["cell"].unique().to_pylist())
+        changed |= _changed(answered, scored.select(answered.column_names))
+        sums, among = Sums(scored), set(answered["cell"].unique().to_pylist())
+        ours = [row for row in metrics if row["cell"] in among]
+        changed |= sums.cells_beside(ours) | {row["cell"] for row in ours if sums.contradicts(row)}
+        found |= among
     return [
         name
         for name in names
@@ -88,14 +93,15 @@ def _standing(store: Store, names: Sequence[str], rows: ReadOnce | None) -> Iter
     from collections import Counter
 
     from mmkv_bench.store.blocks import blocks
+    from mmkv_bench.tables.agreement import SUMMED
 
     columns = ("cell", "sample_id", "status")
     if rows is not None and not rows.large:
-        yield rows.responses.select(columns), rows.samples.select(columns)
+        yield rows.responses.select(columns), rows.samples
         return
     counts = Counter(store.counts("responses")) + Counter(store.counts("samples"))
     for own in blocks(names, counts, AT_ONCE):
-        yield store.responses(own, columns, coded=True), store.samples(own, columns, coded=True)
+        yield store.responses(own, columns, coded=True), store.samples(own, SUMMED, coded=True)
 
 
 def _changed(answered: pa.Table, scored: pa.Table) -> set[str]:

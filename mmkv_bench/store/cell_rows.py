@@ -1,17 +1,24 @@
-"""Rows of `cells`: what is shown of what a user wrote, and whether two rows of one hash are the same cell."""
+"""Rows of `cells`: what is shown of what a user wrote, whether two rows of one hash are the same cell, and whether a row is the
+one that was written."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.errors import StoreError
 from mmkv_bench.secrecy import REDACTED, without_secrets
-from mmkv_bench.store.digests import canonical_json
+from mmkv_bench.store.digests import canonical_json, checksum
 from mmkv_bench.store.redaction import redact
 from mmkv_bench.store.schema import CELL_COLUMNS
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_DIGESTED = tuple(column.name for column in CELL_COLUMNS if not column.stamped)
 
 
 def shown(row: Mapping[str, Any]) -> dict[str, str]:
@@ -35,3 +42,29 @@ def refuse_other(stored: Mapping[str, Any], row: Mapping[str, Any], root: Path) 
                 f"cell {row['cell']} under {root} was stored with {column.name} {old!r}; now it is {new!r}. "
                 "Rows of the two must not mix: use another result folder, or go back to what it was."
             )
+
+
+def digest_of_row(row: Mapping[str, Any]) -> str:
+    """Digest of a row's columns but the stamped ones. Nulls are left out, so that a column that is newer changes none."""
+    return checksum(canonical_json([[name, _short(row[name])] for name in _DIGESTED if row[name] is not None]).encode())
+
+
+def refuse_rewritten(rows: pa.Table, root: Path) -> None:
+    """Raises StoreError when a row (all columns) is another than was written, though its file's checksum is right."""
+    for batch in rows.to_batches(max_chunksize=256):
+        for row in batch.to_pylist():
+            if row["row_digest"] is not None and row["row_digest"] != digest_of_row(row):
+                raise StoreError(
+                    f"the row of cell {row['cell']} under {root} was written again with other values: restore its file in cells/ "
+                    "from a copy, or move it away and run the same command again, which writes it"
+                )
+
+
+@lru_cache(maxsize=256)
+def _digest(text: str) -> str:
+    return checksum(text.encode())
+
+
+def _short(value: Any) -> Any:
+    """A configuration, which the cells of a run share, by its digest."""
+    return _digest(value) if isinstance(value, str) and len(value) > 256 else value

@@ -15,6 +15,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mmkv_bench.errors import StoreError
 from mmkv_bench.store import parts, together
 from mmkv_bench.store.packing import is_packed
 from mmkv_bench.store.rows import safe_name
@@ -63,7 +64,9 @@ def load(
         except FileNotFoundError:
             continue
         own_files = partial(_own_files, root, table, cells)
-        own = read(table, own_files, columns, None)
+        own = pa.concat_tables(
+            [read(table, list, columns, None), *(_own(read, table, path, columns) for path in sorted(own_files()))]
+        )
         found.append((own, named(own, own_files, None)))
         for path in packed:
             rows = _one(read, table, path, columns, cells)
@@ -93,6 +96,17 @@ def among_others(root: Path, cells: Collection[str], read: Read) -> bool:
 def _one(read: Read, table: str, path: Path, columns: Sequence[str], cells: set[str] | None) -> pa.Table:
     """The rows of a file, none where it is gone."""
     return read(table, partial(_there, path), columns, cells)
+
+
+def _own(read: Read, table: str, path: Path, columns: Sequence[str]) -> pa.Table:
+    """The rows of a cell's own file. Raises StoreError where they are another cell's: the file's name was changed."""
+    rows = _one(read, table, path, columns, None)
+    if others := _names(rows) - {path.stem}:
+        raise StoreError(
+            f"{path} holds rows of cell {min(others)}: a cell's file has its name. Rename it, or move it away where that cell "
+            "has a file"
+        )
+    return rows
 
 
 def _there(path: Path) -> list[Path]:

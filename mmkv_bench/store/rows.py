@@ -34,7 +34,7 @@ def check(table: str, row: Mapping[str, Any], stamps: Mapping[str, Any]) -> dict
     for column in columns:
         if column.stamped and column.name in row:
             raise StoreError(f"{table}: column {column.name!r} is written by the store; leave it out of the row")
-        value = stamps[column.name] if column.stamped else row.get(column.name)
+        value = stamps.get(column.name) if column.stamped else row.get(column.name)
         if value is None:
             if column.required == "always" or (column.required == "ok" and ok):
                 when = "" if column.required == "always" else " when status is 'ok'"

@@ -207,6 +207,9 @@ CELL_COLUMNS = (
         "older rows",
     ),
     _must("created_at", TIME, "when the cell was first planned", stamped=True),
+    Column(
+        "row_digest", TEXT, "digest of the row's other columns but the stamped ones; null in older rows", stamped=True
+    ),
 )
 
 SAMPLE_COLUMNS = (

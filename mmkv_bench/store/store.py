@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 from mmkv_bench.errors import ConfigError, StoreError, nearest
 from mmkv_bench.store import diagnostics, journal, layers, parts, prompts, repack, scores, timings
 from mmkv_bench.store.blocks import counted
-from mmkv_bench.store.cell_rows import refuse_other, shown
+from mmkv_bench.store.cell_rows import digest_of_row, refuse_other, refuse_rewritten, shown
 from mmkv_bench.store.files import check_folder, disk_errors, lock_held, remove_stale, sync_folder, write_whole
 from mmkv_bench.store.rows import check, safe_name, to_table
 from mmkv_bench.store.schema import FAILURES, RESPONSES, SCHEMA_VERSION, SCHEMAS
@@ -52,7 +52,9 @@ class Store:
         )
         self._warned: set[Path] = set()
         self.unchecked: set[Path] = set()
-        """Files read so far that carry no checksum, written by older versions: damage to their values is not noticed."""
+        """Files read so far that carry no checksum, written by older versions: damage to their values is not noticed. A store
+        that was begun with checksums has none."""
+        self._checksums = False
 
     # Before work
 
@@ -168,6 +170,7 @@ class Store:
         known = {row["cell"]: row for row in self.load("cells", [row["cell"] for row in checked]).to_pylist()}
         for row in checked:
             row |= shown(row)
+            row["row_digest"] = digest_of_row(row)
             if row["cell"] in known:
                 refuse_other(known[row["cell"]], row, self.root)
                 continue
@@ -179,8 +182,14 @@ class Store:
     def cells(
         self, cells: Iterable[str] | None = None, columns: Sequence[str] | None = None, coded: bool = False
     ) -> pa.Table:
-        """Cell rows, of all cells and all columns unless given. coded: texts as dictionaries."""
-        return self.load("cells", cells, columns, coded)
+        """Cell rows, of all cells and all columns unless given. coded: texts as dictionaries.
+
+        Raises StoreError where all columns are read and a row is another than was written.
+        """
+        rows = self.load("cells", cells, columns, coded)
+        if columns is None:
+            refuse_rewritten(rows, self.root)
+        return rows
 
     def forget_scores(self, samples: Mapping[str, Collection[str]]) -> None:
         """Drops the scores of samples (cell -> ids) whose answers are about to be made again, so that the new ones are
@@ -295,7 +304,7 @@ class Store:
             for folder in ("journal", *SCHEMAS):
                 (self.root / folder).mkdir(parents=True, exist_ok=True)
             if not (self.root / _MARK).exists():
-                text = json.dumps({"schema_version": SCHEMA_VERSION}).encode() + b"\n"
+                text = json.dumps({"schema_version": SCHEMA_VERSION, "checksums": True}).encode() + b"\n"
                 write_whole(self.root / _MARK, lambda stream: stream.write(text))
         self._check_version()
 
@@ -334,7 +343,8 @@ class Store:
     def _check_version(self) -> None:
         path = self.root / _MARK
         try:
-            found = json.loads(path.read_bytes())["schema_version"]
+            mark = json.loads(path.read_bytes())
+            found, self._checksums = mark["schema_version"], mark.get("checksums") is True
         except FileNotFoundError:
             if any(next((self.root / table).glob("*.parquet"), None) for table in SCHEMAS):
                 raise StoreError(
@@ -342,7 +352,7 @@ class Store:
                     "fetch again, which gets what is missing, or copy the folder again"
                 ) from None
             return
-        except (ValueError, TypeError, KeyError, OSError) as problem:
+        except (ValueError, TypeError, KeyError, AttributeError, OSError) as problem:
             raise StoreError(
                 f"{path} is not the mark of a result store ({problem}). Use another result folder."
             ) from None
@@ -384,6 +394,11 @@ class Store:
     def _telling_unchecked(self) -> Iterator[None]:
         warned = bool(self.unchecked)
         yield
+        if self.unchecked and self._checksums:
+            raise StoreError(
+                f"{min(self.unchecked)} carries no checksum, and every file that this store was begun with does: another program "
+                "wrote it. Restore it from a copy, or move it away: what only it holds is then made again"
+            )
         if self.unchecked and not warned:
             log.warning(
                 "%s holds files without checksums, written by an older version: damage to them would not be noticed. "

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from mmkv_bench.errors import ConfigError, StoreError, nearest
 from mmkv_bench.statistics.metric_kinds import FIDELITY
 from mmkv_bench.tables import audit, chosen, free
+from mmkv_bench.tables.agreement import agreeing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -201,39 +202,6 @@ def frames(rows: ReadOnce) -> Rows:
             f"'{root}' holds {len(responses)} answers but no scores: run the same command again with stage=score."
         )
     return Rows(described, samples, responses, rows.metrics.to_pandas(), full, rows.held)
-
-
-def agreeing(store: Store, samples: pa.Table, metrics: pa.Table) -> pa.Table:
-    """Scores without those of cells that were scored before their answers were made again: their answers count as not scored.
-
-    Raises:
-        StoreError: scores of answers that the store does not hold.
-    """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    from mmkv_bench.store.parts import is_in
-    from mmkv_bench.store.tally import tally
-
-    if not metrics.num_rows:
-        return samples
-    held = tally(store).digests
-    names, scored, digests = (metrics[name].to_pylist() for name in ("cell", "n", "answers_digest"))
-    missing = {name: n - held.get(name, (0, ""))[0] for name, n in zip(names, scored, strict=True)}
-    lost = {name: count for name, count in missing.items() if count > 0}
-    if lost:
-        raise StoreError(
-            f"{store.root} holds scores of {sum(lost.values())} answers in {len(lost)} cells (first {min(lost)[:8]}) without the "
-            "answers: restore its folder responses/, or run the same command again, which makes and scores them anew"
-        )
-    stale = {
-        name
-        for name, n, digest in zip(names, scored, digests, strict=True)
-        if digest is not None and held[name][0] == n and held[name][1] != digest
-    }
-    if not stale:
-        return samples
-    return samples.filter(pc.invert(is_in(samples["cell"], pa.array(sorted(stale), pa.string()))))
 
 
 def cells_of(store: Store, names: Collection[str] | None = None) -> pd.DataFrame:

@@ -101,6 +101,8 @@ def status(store: Store) -> Status:
     cells = remembered(store, "cells", _CELL)
     cells = cells.filter(texts_in(cells["config"], lambda text: re.search(_TIMED, text) is None))
     names = cells["cell"].combine_chunks().cast(pa.string())
+    if len(names.unique()) != len(names):
+        raise StoreError(f"cells of {store.root} are described by more than one row of `cells`: the store is damaged")
     counts, n = found.counts, numbers_of(found.counts["n"])
     of_row = places(counts["cell"], names)
     if (of_row < 0).any():

@@ -15,6 +15,7 @@ from mmkv_bench.errors import ConfigError, StoreError
 from mmkv_bench.store.digests import checksum
 from mmkv_bench.store.rows import check, to_table
 from mmkv_bench.store.schema import SCHEMA_VERSION, STATUSES
+from mmkv_bench.store.sealed import sealed
 from mmkv_bench.store.store import Store
 from tests.each import each
 
@@ -56,7 +57,7 @@ def test_a_retry_wins_over_a_row_from_a_machine_whose_clock_runs_ahead(tmp_path)
     row = check("responses", failed(0), {"schema_version": SCHEMA_VERSION, "worker": "a", "committed_at": hour_ahead})
     store = Store(tmp_path)
     store.prepare()
-    pq.write_table(to_table("responses", [row]), tmp_path / "responses" / "a.parquet")
+    (tmp_path / "responses" / "a.parquet").write_bytes(sealed(to_table("responses", [row])))
     assert store.done(["c0"], retry=["oom"]) == {"c0": set()}
     with store.writer("b") as writer:
         writer.commit([response(0)])

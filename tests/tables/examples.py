@@ -160,9 +160,27 @@ class Example:
             for rows in by_sample.values():
                 writer.commit(rows)
         for cell in {row["cell"] for row in self.samples}:
-            mine = [[row for row in part if row["cell"] == cell] for part in (self.samples, self.metrics)]
-            store.write_scores(cell, *mine)
+            scores, metrics = ([row for row in part if row["cell"] == cell] for part in (self.samples, self.metrics))
+            store.write_scores(cell, scores, metrics or _counted(scores))
         return root
+
+
+def _counted(scores: list[dict]) -> list[dict]:
+    """Rows of `metrics` that say of a cell's scores how many there are and no more."""
+    named: dict[str, list[dict]] = {}
+    for row in scores:
+        named.setdefault(row["metric"], []).append(row)
+    return [
+        {
+            "cell": rows[0]["cell"],
+            "dataset": rows[0]["dataset"],
+            "metric": metric,
+            "n": len(rows),
+            "n_ok": sum(row["value"] is not None for row in rows),
+            "interval": "none",
+        }
+        for metric, rows in named.items()
+    ]
 
 
 def zeros_and_ones(right: int, n: int) -> list[float]:

@@ -1,0 +1,150 @@
+"""Whether stored scores are those of the stored answers, and metrics those of the stored scores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mmkv_bench.errors import StoreError
+from mmkv_bench.statistics.metric_kinds import aggregate_of
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+
+    from mmkv_bench.store.store import Store
+
+AT_ONCE = 1 << 18  # scores that are summed at a time
+CLOSE = 1e-9  # of sums that were made in another order
+SUMMED = ("cell", "sample_id", "metric", "status", "value", "parts")
+"""Columns of scores that are read to sum them, and to tell which answers they are of."""
+_METRICS = ("cell", "metric", "n", "n_ok", "value", "value_failures_zero", "answers_digest")
+
+
+def agreeing(store: Store, samples: pa.Table, metrics: pa.Table) -> pa.Table:
+    """Scores without those of cells that count as not scored, which tables say of their answers: these were made again since, or
+    the cell's metrics were made of more scores, or there are none.
+
+    samples, metrics: of the same cells; samples: coded, of some metrics or of all.
+
+    Raises:
+        StoreError: scores of answers that the store does not hold, metrics of other scores than it holds.
+    """
+    import pyarrow as pa
+
+    from mmkv_bench.store.parts import is_in
+    from mmkv_bench.store.tally import tally
+
+    held, rows = tally(store).digests, metrics.select(_METRICS).to_pylist()
+    lost = {row["cell"]: count for row in rows if (count := row["n"] - held.get(row["cell"], (0, ""))[0]) > 0}
+    if lost:
+        raise StoreError(
+            f"{store.root} holds scores of {sum(lost.values())} answers in {len(lost)} cells (first {min(lost)[:8]}) without the "
+            "answers: restore its folder responses/, or run the same command again, which makes and scores them anew"
+        )
+    sums = Sums(samples)
+    stale = sums.with_scores() - {row["cell"] for row in rows}
+    stale |= sums.cells_beside(rows)
+    for row in rows:
+        if row["cell"] not in sums.cells:
+            continue
+        n, digest = held[row["cell"]]
+        if row["answers_digest"] is not None and n == row["n"] and digest != row["answers_digest"]:
+            stale.add(row["cell"])
+        elif (wrong := sums.contradicts(row)) and row["cell"] not in stale:
+            raise StoreError(
+                f"{store.root}: {row['metric']} of cell {row['cell'][:8]} is {wrong}: one of them was changed after scoring; "
+                "restore both folders from a copy, or move both away and run the same command with stage=score, which makes them "
+                "of the answers"
+            )
+    if not stale:
+        return samples
+    return samples.filter(is_in(samples["cell"], pa.array(sorted(sums.with_scores() - stale), pa.string())))
+
+
+class Sums:
+    """How many scores a cell has of a metric, how many are ok and known, and the sums of their values or of their parts."""
+
+    def __init__(self, samples: pa.Table) -> None:
+        import numpy as np
+        import pyarrow.compute as pc
+
+        table = samples.select(["cell", "metric", "status", "value", "parts"]).unify_dictionaries()
+        self.cells, self._metrics = (_codes(table, name) for name in ("cell", "metric"))
+        size = len(self.cells) * len(self._metrics)
+        self._n, self._ok, self._values = np.zeros(size, np.int64), np.zeros(size, np.int64), np.zeros(size)
+        self._parts: dict[int, np.ndarray] = {}
+        pooled = np.array([aggregate_of(name) is not None for name in self._metrics], bool)
+        for batch in table.to_batches(max_chunksize=AT_ONCE):
+            of_cell, of_metric = (batch[name].indices.to_numpy().astype(np.int64) for name in ("cell", "metric"))
+            key = of_cell * len(self._metrics) + of_metric
+            self._n += np.bincount(key, minlength=size)
+            ok = pc.and_(pc.equal(batch["status"].cast("string"), "ok"), batch["value"].is_valid())
+            self._ok += np.bincount(key[ok.to_numpy(zero_copy_only=False)], minlength=size)
+            values = batch["value"].fill_null(0).to_numpy(zero_copy_only=False)
+            self._values += np.bincount(key, values, minlength=size)
+            rows = np.flatnonzero(pooled[of_metric]) if pooled.any() else ()
+            for number in np.unique(key[rows]) if len(rows) else ():
+                self._add_parts(int(number), batch["parts"].take(np.flatnonzero(key == number)))
+
+    def _add_parts(self, number: int, parts: pa.ListArray) -> None:
+        lists = parts.drop_null()
+        if len(lists):
+            total = lists.flatten().to_numpy().reshape(len(lists), -1).sum(axis=0)
+            self._parts[number] = total + self._parts.get(number, 0.0)
+
+    def with_scores(self) -> set[str]:
+        """The cells that have any."""
+        import numpy as np
+
+        names = list(self.cells)
+        return {names[number] for number in np.unique(np.flatnonzero(self._n) // len(self._metrics))}
+
+    def cells_beside(self, metrics: Sequence[Mapping[str, Any]]) -> set[str]:
+        """Cells that have as many scores of some metric as no row of metrics says. Metrics that nothing was read of are not
+        looked at."""
+        import numpy as np
+
+        n = self._n.reshape(len(self.cells), len(self._metrics))
+        stated, read = np.zeros_like(n), n.any(axis=0)
+        beside = set()
+        for row in metrics:
+            metric = self._metrics.get(row["metric"])
+            if metric is None or not read[metric]:
+                continue
+            if row["cell"] in self.cells:
+                stated[self.cells[row["cell"]], metric] = row["n"]
+            elif row["n"]:
+                beside.add(row["cell"])
+        names = list(self.cells)
+        return beside | {names[number] for number in np.flatnonzero((n != stated)[:, read].any(axis=1))}
+
+    def contradicts(self, row: Mapping[str, Any]) -> str:
+        """What a row of metrics says against the scores that it was made of; empty where it does not."""
+        number = self._number(row)
+        if number is None or not self._n[number]:
+            return ""
+        if self._ok[number] != row["n_ok"]:
+            return f"of {row['n_ok']} samples in metrics/ and of {self._ok[number]} in samples/"
+        stated = row["value"] if row["value"] is not None else row["value_failures_zero"]
+        made = self._aggregate(row, number)
+        if stated is None or made is None or abs(made - stated) <= CLOSE * max(1.0, abs(made), abs(stated)):
+            return ""
+        return f"{stated:.6g} in metrics/ and {made:.6g} by the scores in samples/"
+
+    def _number(self, row: Mapping[str, Any]) -> int | None:
+        if row["cell"] not in self.cells or row["metric"] not in self._metrics:
+            return None
+        return self.cells[row["cell"]] * len(self._metrics) + self._metrics[row["metric"]]
+
+    def _aggregate(self, row: Mapping[str, Any], number: int) -> float | None:
+        pooled = aggregate_of(row["metric"])
+        if pooled is None:
+            return float(self._values[number] / row["n"]) if row["n"] else None
+        return float(pooled.function(self._parts[number])) if number in self._parts else None
+
+
+def _codes(table: pa.Table, name: str) -> dict[str, int]:
+    """Text of a coded column -> its code."""
+    column = table[name]
+    return {text: code for code, text in enumerate(column.chunk(0).dictionary.to_pylist())} if column.num_chunks else {}
