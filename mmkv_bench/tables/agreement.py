@@ -117,7 +117,8 @@ class Sums:
             elif row["n"]:
                 beside.add(row["cell"])
         names = list(self.cells)
-        return beside | {names[number] for number in np.flatnonzero((n != stated)[:, read].any(axis=1))}
+        differs = np.not_equal(n, stated)[:, read].any(axis=1)
+        return beside | {names[number] for number in np.flatnonzero(differs)}
 
     def contradicts(self, row: Mapping[str, Any]) -> str:
         """What a row of metrics says against the scores that it was made of; empty where it does not."""
