@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmkv_bench.compression.cache import CompressedCache, CompressedLayer
+from mmkv_bench.compression.cache import _NOTHING, CompressedCache, CompressedLayer
+from mmkv_bench.compression.fixed_pool import Pool, Room, Shape, bucket
 from mmkv_bench.compression.folded import FoldedLayer
 from mmkv_bench.errors import UnsupportedError
 
@@ -84,18 +85,32 @@ class FixedLayer(CompressedLayer):
             return None
         return torch.tensor(pads, device=self.device)[:, None].expand(batch, heads)
 
-    def fix(self, padding: Tensor | None) -> None:
-        """Freeze the storage. padding: see there; layers of one cache have one each, or none has."""
-        stored, seen = self.stored, self.seen
-        if self._position_storage is not None:  # tokens come in order, so what will stand in free slots is known
+    def shape(self, padded: bool, rounded: bool) -> Shape:
+        """Of the storage that the layer is to have when it is fixed. rounded: its slots are those of a bucket."""
+        rows, heads = self._key_storage.shape[:2]
+        widths = self._key_storage.shape[-1], self._value_storage.shape[-1]
+        slots = bucket(self.capacity) if rounded else self.capacity
+        return Shape(rows, heads, slots, widths, self.dtype, self.device, padded)
+
+    def fix(self, padding: Tensor | None, room: Room) -> None:
+        """Move into `room` and freeze. padding: see there; layers of one cache have one each, or none has."""
+        stored, seen, slots = self.stored, self.seen, room.keys.shape[2]
+        if (
+            places := self._position_storage
+        ) is not None:  # tokens come in order: what will stand in free slots is known
+            self._position_storage = places.new_empty(*places.shape[:2], slots)
+            self._position_storage[:, :, :stored] = places[:, :, :stored]
             self._position_storage[:, :, stored:] = torch.arange(
-                seen, seen + self.capacity - stored, dtype=torch.int32, device=self.device
+                seen, seen + slots - stored, dtype=torch.int32, device=self.device
             )
-        for storage in (self._key_storage, self._value_storage):
+        for storage, old in ((room.keys, self._key_storage), (room.values, self._value_storage)):
+            storage[:, :, :stored] = old[:, :, :stored]
             storage[:, :, stored:] = 0  # read under a mask, and 0 times what memory happened to hold may be NaN
-        self._length = torch.tensor(stored, device=self.device)
-        self._shown = torch.tensor(seen, device=self.device)
-        self._first = None if padding is None else padding[:, :, None, None].contiguous()
+        self._key_storage, self._value_storage = room.keys, room.values
+        self._length, self._shown, self._first = room.length.fill_(stored), room.shown.fill_(seen), room.first
+        if self._first is not None:
+            assert padding is not None, "a room with padding is one of a layer that has some"
+            self._first.copy_(padding[:, :, None, None])
         self._mark()
         self.fixed = True
 
@@ -164,6 +179,10 @@ class FixedLayer(CompressedLayer):
         visible = (slots <= newest[:, None])[None, None]
         return visible if self._first is None else visible & (slots >= self._first)
 
+    def buffers(self) -> list[Tensor]:
+        further = [self._length, self._shown, self._first] if self.fixed else []
+        return super().buffers() + [tensor for tensor in further if tensor is not None]
+
     def _map(self, change: Callable[[Tensor], Tensor]) -> None:
         if self.fixed:
             raise UnsupportedError(
@@ -172,19 +191,30 @@ class FixedLayer(CompressedLayer):
         super()._map(change)
 
 
-def fix(cache: CompressedCache, pads: Sequence[int] = ()) -> CompressedCache:
-    """Freeze a cache of `FixedLayer`s. All layers get the same kind of mask, so that they are traced alike."""
+def fix(cache: CompressedCache, pool: Pool, pads: Sequence[int] = (), rounded: bool = True) -> CompressedCache:
+    """Freeze a cache of `FixedLayer`s, on storages of the pool. All layers get the same kind of mask, so that they are traced
+    alike. rounded: a layer's slots are those of a bucket, and prompts of like lengths have the same storages."""
     layers = [layer for layer in cache.layers if isinstance(layer, FixedLayer)]
     assert len(layers) == len(cache.layers), "a cache is fixed in every layer or in none"
     padding = [layer.padding(pads) for layer in layers]
     ragged = any(found is not None for found in padding)
-    for layer, found in zip(layers, padding, strict=True):
+    rooms = pool.rooms([layer.shape(ragged, rounded) for layer in layers], cache)
+    for layer, found, room in zip(layers, padding, rooms, strict=True):
         if ragged and found is None:
             found = torch.zeros(layer._key_storage.shape[:2], dtype=torch.int64, device=layer.device)
-        layer.fix(found)
+        layer.fix(found, room)
     return cache
 
 
-def fixed_view(cache: CompressedCache) -> CompressedCache:
-    """A fixed cache on the storage of another one, which is not to be used while this one is fed."""
-    return fix(CompressedCache.of([FixedLayer.of(layer) for layer in cache.layers]))
+def fixed_view(cache: CompressedCache, pool: Pool, rounded: bool = True) -> CompressedCache:
+    """A fixed cache of what stands in another one, whose storages go as those of the new one are filled: it shows the new one's
+    then, and is not to be used while that is fed. rounded: see `fix`."""
+    layers = []
+    for layer in cache.layers:
+        layers.append(FixedLayer.of(layer))
+        layer._key_storage = layer._value_storage = _NOTHING
+    fixed = fix(CompressedCache.of(layers), pool, rounded=rounded)
+    for layer, made in zip(cache.layers, layers, strict=True):
+        layer._key_storage, layer._value_storage = made._key_storage, made._value_storage
+        layer._position_storage = made._position_storage
+    return fixed

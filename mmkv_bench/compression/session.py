@@ -21,6 +21,7 @@ from mmkv_bench.compression.cache import DEFAULT_RESERVE, CompressedCache, Compr
 from mmkv_bench.compression.compressing import Compressing, Phases, untimed
 from mmkv_bench.compression.compressor import Compressor
 from mmkv_bench.compression.fixed import FixedLayer, fix
+from mmkv_bench.compression.fixed_pool import pool_of
 from mmkv_bench.compression.folded import FoldedLayer, folds
 from mmkv_bench.compression.observation import Chunk, Needs, Observation
 from mmkv_bench.compression.prompt import Prompt
@@ -202,7 +203,7 @@ class Session:
         prompt.rotations.clear()
         prompt.complete = True
         if prompt.cache.is_compileable:
-            fix(prompt.cache, prompt.pads)
+            fix(prompt.cache, pool_of(self.model), prompt.pads)
 
     # ------------------------------------------------------------------ one prompt
     def new_cache(self, reserve: int | None = None) -> CompressedCache:

@@ -154,6 +154,10 @@ class Device(ABC):
         """Give back memory that is reserved and not used, after tensors are gone."""
 
     @abstractmethod
+    def forget_graphs(self) -> None:
+        """Let go of graphs of compiled steps, whose storages are gone."""
+
+    @abstractmethod
     def host_buffer(self, *shape: int, dtype: torch.dtype) -> Tensor:
         """An empty tensor in host memory that the device can copy from while it works (pinned, where it matters)."""
 

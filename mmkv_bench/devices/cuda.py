@@ -187,6 +187,11 @@ class Cuda(Device):
 
         torch.cuda.empty_cache()
 
+    def forget_graphs(self) -> None:
+        from torch._inductor.cudagraph_trees import reset_cudagraph_trees
+
+        reset_cudagraph_trees()
+
     def host_buffer(self, *shape: int, dtype: torch.dtype) -> Tensor:
         import torch
 

@@ -57,6 +57,9 @@ class Host(Device):
     def release(self) -> None:
         """Its allocator gives back by itself."""
 
+    def forget_graphs(self) -> None:
+        """There are none: a compiled step is a program."""
+
     def host_buffer(self, *shape: int, dtype: torch.dtype) -> Tensor:
         import torch
 

@@ -6,6 +6,7 @@ the device's stream, which nothing waits for; every token is brought to the host
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from mmkv_bench import devices
 from mmkv_bench.compression.cache import CompressedCache
-from mmkv_bench.compression.compressing import Phases
+from mmkv_bench.compression.compressing import Phases, untimed
 from mmkv_bench.compression.decoding.rows import RowsLayer
+from mmkv_bench.compression.fixed_pool import pool_of
 from mmkv_bench.devices import Bytes, Device, Mark
 from mmkv_bench.generation.batch import Filled
 from mmkv_bench.generation.compiled import EAGER_DECODE
@@ -23,6 +25,7 @@ from mmkv_bench.generation.encode import EncodedPrompt, lengths_of
 from mmkv_bench.generation.meter import Meter
 from mmkv_bench.generation.one_pass import Driver, Pass
 from mmkv_bench.generation.result import CellSpec
+from mmkv_bench.generation.single import stays_eager
 from mmkv_bench.protocols import protocol
 
 if TYPE_CHECKING:
@@ -133,15 +136,29 @@ class Bench:
         return Timed(compressed | joined | seconds, steps, held, marks.answers.tolist())
 
     def counted(self, prompts: Sequence[EncodedPrompt], cell: CellSpec, limit: int | None = None) -> Counted:
-        """Count what one pass holds at most, by phase. limit: bytes that it may hold, weights included. Raises as `timed`."""
+        """Count what one pass holds at most, by phase. limit: bytes that it may hold, weights included. Raises as `timed`.
+
+        Of a compiled step the pass is one as they are timed, in which its caches' storages and graphs stand ready from the pass
+        before. The host counts operations, which a compiled program has none of: there it does the step's arithmetic eagerly, on
+        the same storages.
+        """
+        step, pool = self.step, pool_of(self.loaded.model)
+        pool.clear()
+        if step is not None and not stays_eager(cell.compressor, self._evicts(prompts, cell)):
+            step = step if self.device.memory is not None else self.loaded.model
+            self._run(prompts, cell, untimed, step)
+            gc.collect()  # what traced a step holds its cache
         present = prompts if self.together else prompts[:1]  # at a time
         inputs = [one for prompt in present for one in prompt.inputs.values() if one.device == self.device.place]
         weights = [*self.loaded.model.parameters(), *self.loaded.model.buffers()]
-        with self.device.counted([*weights, *inputs], limit) as counters:
+        with self.device.counted([*weights, *inputs, *pool.tensors()], limit) as counters:
             meter = Meter(self.loaded.device, counters)
             with meter.phase("total"):
-                _, held = self._run(prompts, cell, meter.phase, None)
+                _, held = self._run(prompts, cell, meter.phase, step)
         return Counted(meter.peaks, meter.peak_resident(), held)
+
+    def _evicts(self, prompts: Sequence[EncodedPrompt], cell: CellSpec) -> bool:
+        return cell.evicts(lengths_of(protocol(cell.protocol), prompts[0], self.loaded.family).reduced)
 
     def _run(
         self, prompts: Sequence[EncodedPrompt], cell: CellSpec, phases: Phases, step: Callable[..., Any] | None

@@ -236,7 +236,9 @@ class _Passes:
             rows = {name: {"peak_allocated": p.allocated, "peak_reserved": p.reserved} for name, p in peaks.items()}
             return _finished(rows, counted.held, {"peak_resident": counted.resident})
         if unit.shape not in self.warm:
+            self._forget_storages()
             self.bench.timed(prompts, cell)
+            gc.collect()  # what traced a step holds its cache
             self.warm.add(unit.shape)
         before = self._disturbed()
         timed = self.bench.timed(prompts, cell)
@@ -247,6 +249,14 @@ class _Passes:
         return _finished(
             times, timed.held, {"disturbed": disturbed, "load": load, "threads": self.bench.device.threads()}
         )
+
+    def _forget_storages(self) -> None:
+        """Storages of compiled steps of another shape would lie beside this one's; a pass of that is then warmed up again."""
+        if self.bench.step is not None:
+            from mmkv_bench.compression.fixed_pool import pool_of
+
+            pool_of(self.bench.loaded.model).clear()
+            self.warm.clear()
 
     def _disturbed(self) -> list[str]:
         import torch

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import sys
 import tempfile
-from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -74,10 +74,13 @@ def scorer_files(spec: TaskSpec, heard: OpenedFiles, store: Path) -> dict[str, s
     return known
 
 
-def files_as_scored(spec: TaskSpec, known: Mapping[str, str]) -> bool:
-    """Whether the files of `scorer_files` hold what they held then."""
+def files_as_scored(spec: TaskSpec, stored: str) -> bool:
+    """Whether the files of `scorer_files` hold what they held then. stored: as `metrics` has them; what is no JSON names none."""
     folder = task_file(spec).resolve().parent
-    return all(_content_of(folder / name) == digest for name, digest in known.items())
+    try:
+        return all(_content_of(folder / name) == digest for name, digest in dict(json.loads(stored)).items())
+    except (ValueError, TypeError):
+        return False
 
 
 def _content_of(file: Path) -> str:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mmkv_bench.compression.cache import CompressedCache
 from mmkv_bench.compression.fixed import fixed_view
+from mmkv_bench.compression.fixed_pool import pool_of
 from mmkv_bench.generation.group import Group
 from mmkv_bench.generation.rules import DecodeRules
 from mmkv_bench.generation.status import GenerationTimeout, NonFiniteLogitsError
@@ -107,7 +108,7 @@ def decode(
     # flip a token; so it does for a graph.
     alive, shrinks = list(range(rows)), model.dtype == torch.float32 and step is None
     if step is not None:
-        cache = fixed_view(cache)
+        cache = fixed_view(cache, pool_of(model))
     while True:
         if acting:
             _count(chooser.rows, alive, cache)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from mmkv_bench.compression.compressing import Phases
 from mmkv_bench.compression.fixed import fixed_view
+from mmkv_bench.compression.fixed_pool import pool_of
 from mmkv_bench.compression.session import Session, attach
 from mmkv_bench.generation.batch import COMMON, Filled, Lap, Place, fill, likeliest
 from mmkv_bench.generation.encode import EncodedPrompt
@@ -110,6 +111,10 @@ class Driver:
         ) as session:
             filled = fill(session, prompts, device, phases, together=self.together, tell=not lengths.fed)
             cache = filled.joined(reserve + lengths.forgotten, phases)
+            step = None if acting else self.step
+            if step is not None:
+                with phases("join"):
+                    cache = fixed_view(cache, pool_of(self.model), rounded=False)
             counted(cache, filled)
             ready, offset = device.mark(), 1 - lengths.forgotten
             if filled.first is None:
@@ -118,9 +123,6 @@ class Driver:
                     filled.first = self._next(self.model, cache, filled, lead, offset)
                 offset += lengths.fed
             tokens, answers = [device.mark()], [filled.first]
-            step = None if acting else self.step
-            if step is not None:
-                cache = fixed_view(cache)
             with phases("decode"):
                 for count in range(self.new_tokens - 1):
                     answers.append(self._next(step or self.model, cache, filled, answers[-1], offset + count))

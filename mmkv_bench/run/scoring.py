@@ -82,7 +82,7 @@ def _otherwise_scored(
             continue
         key = row["dataset"], row["scorer_files"] or "{}"
         if key not in files:
-            files[key] = files_as_scored(specs[key[0]], json.loads(key[1]))
+            files[key] = files_as_scored(specs[key[0]], key[1])
         if row["scorer_digest"] != scorers[row["dataset"]] or not files[key]:
             other.add(row["cell"])
     return other

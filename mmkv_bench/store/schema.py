@@ -279,7 +279,8 @@ PHASES = {
     "select": "which entries stay, all layers",
     "reduce": "storing these alone, all layers",
     "first_token": "from the text model's end to the first token on the host; with `strict` the last token is fed in it",
-    "join": "a batch whose sequences were prefilled one by one: their caches are copied into one, layer by layer",
+    "join": "a batch whose sequences were prefilled one by one: their caches are copied into one, layer by layer; with "
+    "decode=compiled any cache into storages of fixed capacity",
     "ttft": "from the prompts' tensors to the first token of the batch's last sequence; the prefill of every sequence before "
     "is in it, and with `strict` the join",
     "second_token": "from there to the second token of every sequence, the first that a compressed cache has helped to choose; "

@@ -14,6 +14,7 @@ from torch._dynamo.testing import CompileCounter
 
 from mmkv_bench.compression.cache import CompressedCache, CompressedLayer
 from mmkv_bench.compression.decoding.rows import RowsLayer
+from mmkv_bench.compression.fixed_pool import pool_of
 from mmkv_bench.compression.joining import join
 from mmkv_bench.compression.session import attach
 from mmkv_bench.efficiency.measure import ROW_BY_ROW, Bench
@@ -137,6 +138,23 @@ def test_a_compiled_step_of_a_batch_gives_the_same_tokens(name, nothing_compiled
         pass
     assert counter.frame_count == 2, "once with ragged heads and once without"
     assert not torch._dynamo.utils.counters["graph_break"]
+
+
+def test_passes_of_a_compiled_step_share_storages_that_are_counted():
+    name = "qwen2_5_vl"
+    step = common.Seen(zoo.model(name))
+    plain, made, asked = bench(name), bench(name, step=step), prompts(name)
+    for cell in cells(name, ("full", "adakv"), ("paper",)):
+        pool_of(step.model).clear()
+        step.addresses.clear()
+        held = [made.timed(asked, cell).held for _ in range(2)]  # warm-up and timed pass
+        assert len(step.addresses) == 1 and held[0] == held[1]
+        eager, ready = plain.counted(asked, cell), made.counted(asked, cell)
+        stored = sum(tensor.nbytes for tensor in pool_of(step.model).tensors())
+        assert stored <= ready.held.held <= 1.3 * stored, "keys, values and, where something was evicted, positions"
+        for phase in ("prefill", "join"):  # the storages stand ready while prompts are prefilled
+            extra = ready.peaks[phase].allocated - eager.peaks[phase].allocated
+            assert 0.6 * stored < extra < 1.4 * stored, (cell.cell, phase, extra, stored)
 
 
 def test_joining_holds_no_more_than_one_layer_twice_and_leaves_nothing_behind():

@@ -136,3 +136,17 @@ def assert_forks_equal_alone(model, name: str, prompt: EncodedPrompt, cells, dec
     assert [f.status for f in forks] == ["ok"] * len(cells), [f.error for f in forks]
     assert_same(forks, alone(model, name, prompt, cells, decode_rules), ignore=PATH)
     return forks
+
+
+class Seen:
+    """A step that is the model, and notes the addresses of what it reads and writes; several calls of one cache count once."""
+
+    def __init__(self, model):
+        self.model, self.addresses = model, []
+
+    def __call__(self, **inputs):
+        layers = inputs["past_key_values"].layers
+        tensors = [one for layer in layers for one in (*layer.buffers()[:2], layer._length, layer._shown, layer._first)]
+        seen = tuple(one.data_ptr() for one in tensors if one is not None)
+        self.addresses += [seen] if seen not in self.addresses[-1:] else []
+        return self.model(**inputs)

@@ -13,7 +13,8 @@ from mmkv_bench import attach
 from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.cache import CompressedCache
 from mmkv_bench.compression.compressor import full
-from mmkv_bench.compression.fixed import FixedLayer, fix
+from mmkv_bench.compression.fixed import FixedLayer, fix, fixed_view
+from mmkv_bench.compression.fixed_pool import Pool, bucket, pool_of
 from mmkv_bench.compression.session import attach as attached
 from mmkv_bench.devices.installed import check_compiler
 from mmkv_bench.errors import ConfigError, UnsupportedError
@@ -171,7 +172,7 @@ def test_free_slots_of_uninitialised_memory_reach_no_answer():
     layer = FixedLayer(reserve=4)
     layer.update(torch.ones(1, 2, 3, 4), torch.ones(1, 2, 3, 4))
     layer._key_storage[:, :, 3:] = layer._value_storage[:, :, 3:] = float("nan")
-    fix(CompressedCache.of([layer]))
+    fix(CompressedCache.of([layer]), Pool())
     key, value = layer.update(torch.ones(1, 2, 1, 4), torch.ones(1, 2, 1, 4))
     seen = torch.nn.functional.scaled_dot_product_attention(torch.ones(1, 2, 1, 4), key, value, layer.shown(1))
     assert torch.equal(seen, torch.ones(1, 2, 1, 4))
@@ -186,10 +187,55 @@ def test_an_answer_beyond_the_room_is_one_sentence():
     ):
         model.generate(
             **zoo.prompt(name),
-            max_new_tokens=9,
+            max_new_tokens=90,  # more than a bucket
             do_sample=False,
             past_key_values=session.new_cache(),
         )
+
+
+def test_prompts_of_like_lengths_are_decoded_at_the_same_addresses():
+    name = "qwen2_5_vl"
+    model, asked = zoo.model(name), cells(some_methods(name))
+    pool_of(model).clear()
+    shared, alone = [], []
+    for seed in (0, 1, 2):
+        prompt = common.encoded(name, zoo.prompt(name, seed, after=9 + 2 * seed))
+        step = common.Seen(model)
+        common.together(model, name, prompt, asked, step=step)
+        shared.append(step.addresses)
+        common.alone(model, name, prompt, asked[:1], compile_config=config_of(CPU, Counter()))
+        alone.append(sorted(tensor.data_ptr() for tensor in pool_of(model).tensors()))
+    assert shared[0] and shared[0] == shared[1] == shared[2]
+    assert alone[1] == alone[2], "stock generate() has its own, which stay too"
+
+
+def test_two_caches_that_live_at_once_share_no_storage():
+    def cache():
+        layer = FixedLayer(reserve=4)
+        layer.update(torch.randn(1, 2, 3, 4), torch.randn(1, 2, 3, 4))
+        return CompressedCache.of([layer])
+
+    pool = Pool()
+    first, second = fixed_view(cache(), pool), fixed_view(cache(), pool)
+    before = [layer.keys.clone() for layer in first.layers]
+    second.layers[0].update(torch.ones(1, 2, 1, 4), torch.ones(1, 2, 1, 4))
+    assert first.layers[0]._key_storage.data_ptr() != second.layers[0]._key_storage.data_ptr()
+    assert torch.equal(first.layers[0].keys, before[0])
+    place = first.layers[0]._key_storage.data_ptr()
+    del first
+    third = fixed_view(cache(), pool)
+    assert third.layers[0]._key_storage.data_ptr() == place and third.layers[0].stored == 3
+    assert len(pool.tensors()) == 8, "four of each set"
+    del second, third
+    pool.clear()
+    assert not pool.tensors()
+
+
+def test_a_bucket_holds_what_it_is_asked_for_and_an_eighth_more_at_most():
+    sizes = [1, 63, 64, 65, 1000, 1024, 1025, 32_799]
+    rooms = [bucket(size) for size in sizes]
+    assert all(size <= room <= max(size + 64, size * 9 / 8) for size, room in zip(sizes, rooms, strict=True)), rooms
+    assert len({bucket(size) for size in range(1, 40_000)}) < 100
 
 
 def test_methods_that_act_while_decoding_stay_eager_and_say_so():

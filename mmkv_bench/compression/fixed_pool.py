@@ -1,0 +1,129 @@
+"""Storages of fixed caches that outlive a prompt: the next one of the same shape is decoded at the same addresses.
+
+A CUDA graph is recorded with addresses, and recorded again where they are others. So what a compiled step reads and writes is
+kept here, a set for each shape of a cache, and kept entries are copied into it; two caches that live at once have two sets.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from mmkv_bench import devices
+
+SHARE = 0.1  # of the device's memory that sets may keep which no cache uses
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What tells one layer's storage from another's."""
+
+    rows: int
+    heads: int
+    slots: int
+    widths: tuple[int, int]  # of a key and of a value
+    dtype: torch.dtype
+    device: torch.device
+    padded: bool
+
+
+class Room:
+    """One layer's tensors, see `FixedLayer`: keys and values `[B, Hkv, slots, D]`, the two counts, and where padding ends."""
+
+    def __init__(self, shape: Shape):
+        made = {"dtype": shape.dtype, "device": shape.device}
+        self.keys, self.values = (torch.zeros(shape.rows, shape.heads, shape.slots, w, **made) for w in shape.widths)
+        self.length = torch.tensor(0, device=shape.device)
+        self.shown = torch.tensor(0, device=shape.device)
+        self.first: Tensor | None = None
+        if shape.padded:
+            self.first = torch.zeros(shape.rows, shape.heads, 1, 1, dtype=torch.int64, device=shape.device)
+
+    def tensors(self) -> list[Tensor]:
+        return [self.keys, self.values, self.length, self.shown, *([] if self.first is None else [self.first])]
+
+
+@dataclass
+class _Set:
+    shapes: tuple[Shape, ...]
+    rooms: list[Room]
+    user: weakref.ref[object] | None = field(default=None)
+
+    @property
+    def free(self) -> bool:
+        return self.user is None or self.user() is None
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for room in self.rooms for tensor in room.tensors())
+
+
+class Pool:
+    """Sets of storages of one model."""
+
+    def __init__(self) -> None:
+        self._sets: list[_Set] = []  # the one that was used last stands last
+
+    def rooms(self, shapes: Sequence[Shape], user: object) -> list[Room]:
+        """A set that no living cache has, made where there is none; `user` has it for as long as it lives."""
+        wanted = tuple(shapes)
+        made = self._free(wanted)
+        if made is None and any(one.shapes == wanted for one in self._sets):
+            gc.collect()  # a cache that was traced is held by the cycles of what traced it
+            made = self._free(wanted)
+        if made is None:
+            made = _Set(wanted, self._made(wanted))
+        else:
+            self._sets.remove(made)
+        self._sets.append(made)
+        made.user = weakref.ref(user)
+        self._leave(int(SHARE * devices.at(wanted[0].device).total_bytes()))
+        return made.rooms
+
+    def _free(self, shapes: tuple[Shape, ...]) -> _Set | None:
+        """The set of these shapes that was used last of those that no living cache has."""
+        return next((one for one in reversed(self._sets) if one.shapes == shapes and one.free), None)
+
+    def _made(self, shapes: Sequence[Shape]) -> list[Room]:
+        try:
+            return [Room(shape) for shape in shapes]
+        except torch.OutOfMemoryError:
+            self.clear()
+            return [Room(shape) for shape in shapes]
+
+    def _leave(self, limit: int) -> None:
+        """Let free sets go, those first that were used longest ago, until the others have no more bytes."""
+        for one in [one for one in self._sets if one.free]:
+            if sum(other.nbytes for other in self._sets if other.free) <= limit:
+                return
+            self._sets.remove(one)
+
+    def tensors(self) -> list[Tensor]:
+        """Of all sets, whoever uses them."""
+        return [tensor for one in self._sets for room in one.rooms for tensor in room.tensors()]
+
+    def clear(self) -> None:
+        """Let all sets go that no cache has, and the graphs that were recorded on them."""
+        places = {one.shapes[0].device for one in self._sets}
+        self._sets = [one for one in self._sets if not one.free]
+        for place in places:
+            devices.at(place).forget_graphs()
+
+
+_POOLS: weakref.WeakKeyDictionary[nn.Module, Pool] = weakref.WeakKeyDictionary()
+
+
+def pool_of(model: nn.Module) -> Pool:
+    """The model's pool; it goes with the model."""
+    return _POOLS.setdefault(model, Pool())
+
+
+def bucket(slots: int) -> int:
+    """Slots rounded up, by an eighth at most (by 64 of few), so that prompts of like lengths have one shape."""
+    step = max(64, 1 << max(slots.bit_length() - 4, 0))
+    return -(-slots // step) * step
