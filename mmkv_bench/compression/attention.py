@@ -123,7 +123,9 @@ def _around(base: str) -> Kernel:
         layer: CompressedLayer | None = kwargs.pop(LAYER, None)
         if layer is None:
             return stock(module, query, key, value, attention_mask, **kwargs)
-        own = folded.attend if isinstance(layer, folded.FoldedLayer) and layer.folded else kernel
+        if layer.fixed and layer.back_to_back and base != "eager":
+            return folded.attend(module, query, layer, **kwargs)
+        own = folded.attend if layer.back_to_back and not layer.fixed else kernel
         output = layer.attention(partial(own, module, **kwargs), query, key, value, attention_mask)
         if not layer.fixed:
             with torch.no_grad():  # scores and evictions are no part of any gradient

@@ -33,13 +33,15 @@ class CompressedLayer(CacheLayerMixin):
         positions: int32 `[B, Hkv, stored]` logical index of each slot, -1 for padding; None while slot i holds token i.
         ragged: True when some slot is padding.
         seen: tokens the layer has been shown, evicted ones included.
-        fixed: the storage does not grow any more (`compression/fixed.py`).
+        fixed: the storage does not grow any more (`compression/fixed.py`). back_to_back: a kernel that takes lengths reads it
+            (`folded.attend`).
     """
 
     is_sliding = False
     is_croppable = False
     is_compileable = False
     fixed = False
+    back_to_back = False
 
     dtype: torch.dtype
     device: torch.device

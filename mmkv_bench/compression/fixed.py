@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mmkv_bench.compression.cache import _NOTHING, CompressedCache, CompressedLayer
 from mmkv_bench.compression.fixed_pool import Pool, Room, Shape, bucket
-from mmkv_bench.compression.folded import FoldedLayer
+from mmkv_bench.compression.folded import FoldedLayer, Sequences, folds
 from mmkv_bench.errors import UnsupportedError
 
 
@@ -31,6 +31,7 @@ class FixedLayer(CompressedLayer):
     _length: Tensor  # int64 [], filled slots; while it is not fixed, `_stored` counts them
     _shown: Tensor  # int64 [], tokens seen
     _first: Tensor | None  # int64 [B, Hkv, 1, 1], the first slot that is no padding; None: nowhere is padding
+    _starts: Tensor | None  # int32 [B Hkv + 1], where each head's entries begin; None: they are read under a mask
 
     @classmethod
     def of(cls, layer: CompressedLayer) -> FixedLayer:
@@ -90,7 +91,8 @@ class FixedLayer(CompressedLayer):
         rows, heads = self._key_storage.shape[:2]
         widths = self._key_storage.shape[-1], self._value_storage.shape[-1]
         slots = bucket(self.capacity) if rounded else self.capacity
-        return Shape(rows, heads, slots, widths, self.dtype, self.device, padded)
+        by_lengths = widths[0] == widths[1] and folds(self.device, self.dtype, widths[0])
+        return Shape(rows, heads, slots, widths, self.dtype, self.device, padded, by_lengths)
 
     def fix(self, padding: Tensor | None, room: Room) -> None:
         """Move into `room` and freeze. padding: see there; layers of one cache have one each, or none has."""
@@ -111,6 +113,12 @@ class FixedLayer(CompressedLayer):
         if self._first is not None:
             assert padding is not None, "a room with padding is one of a layer that has some"
             self._first.copy_(padding[:, :, None, None])
+        self._starts = room.starts
+        if self._starts is not None:
+            heads = self._starts.shape[0] - 1
+            self._starts.copy_(torch.arange(0, (heads + 1) * slots, slots, device=self.device))
+            if padding is not None:
+                self._starts[:heads] += padding.flatten()
         self._mark()
         self.fixed = True
 
@@ -118,8 +126,8 @@ class FixedLayer(CompressedLayer):
         """Tell the compiler what keeps its address, and that another prompt's capacity is no other program."""
         for tensor in (self._key_storage, self._value_storage):
             torch._dynamo.maybe_mark_dynamic(tensor, 2)
-        first = [] if self._first is None else [self._first]
-        for tensor in (self._key_storage, self._value_storage, self._length, self._shown, *first):
+        further = [tensor for tensor in (self._first, self._starts) if tensor is not None]
+        for tensor in (self._key_storage, self._value_storage, self._length, self._shown, *further):
             torch._dynamo.mark_static_address(tensor, guard=False)
 
     # ------------------------------------------------------------------ what the model and the mask builders see
@@ -172,6 +180,22 @@ class FixedLayer(CompressedLayer):
             return super().attend(query, key, value, mask)
         return key, value, self.shown(query.shape[2])
 
+    @property
+    def back_to_back(self) -> bool:  # type: ignore[override]
+        """Its entries are read by a kernel that takes lengths, on devices that have one. A mask would rule out kernels that
+        divide one query's keys among all processors, and every free slot would be read."""
+        return self.fixed and self._starts is not None
+
+    def sequences(self) -> Sequences:
+        """What that kernel reads: the new tokens are in it."""
+        rows, heads, slots, _ = self._key_storage.shape
+        used = self._length.int().expand(rows * heads)
+        if self._first is not None:
+            used = used - self._first.flatten().int()
+        keys, values = (storage.flatten(0, 2) for storage in (self._key_storage, self._value_storage))
+        assert self._starts is not None, "whoever asks has looked"
+        return Sequences(keys, values, self._starts, used.contiguous(), slots, (rows, heads))
+
     def shown(self, new: int) -> Tensor:
         """bool `[B|1, Hkv|1, n, capacity]`: what each of the n newest tokens may see."""
         slots = torch.arange(self.capacity, device=self.device)
@@ -180,7 +204,7 @@ class FixedLayer(CompressedLayer):
         return visible if self._first is None else visible & (slots >= self._first)
 
     def buffers(self) -> list[Tensor]:
-        further = [self._length, self._shown, self._first] if self.fixed else []
+        further = [self._length, self._shown, self._first, self._starts] if self.fixed else []
         return super().buffers() + [tensor for tensor in further if tensor is not None]
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> None:

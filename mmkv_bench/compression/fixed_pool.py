@@ -30,22 +30,30 @@ class Shape:
     dtype: torch.dtype
     device: torch.device
     padded: bool
+    by_lengths: bool  # a kernel reads it that is told where heads begin
 
 
 class Room:
-    """One layer's tensors, see `FixedLayer`: keys and values `[B, Hkv, slots, D]`, the two counts, and where padding ends."""
+    """One layer's tensors, see `FixedLayer`: keys and values `[B, Hkv, slots, D]`, the two counts, where padding ends and where
+    heads begin."""
 
     def __init__(self, shape: Shape):
-        made = {"dtype": shape.dtype, "device": shape.device}
-        self.keys, self.values = (torch.zeros(shape.rows, shape.heads, shape.slots, w, **made) for w in shape.widths)
+        self.keys, self.values = (
+            torch.zeros(shape.rows, shape.heads, shape.slots, width, dtype=shape.dtype, device=shape.device)
+            for width in shape.widths
+        )
         self.length = torch.tensor(0, device=shape.device)
         self.shown = torch.tensor(0, device=shape.device)
         self.first: Tensor | None = None
+        self.starts: Tensor | None = None
+        if shape.by_lengths:
+            self.starts = torch.zeros(shape.rows * shape.heads + 1, dtype=torch.int32, device=shape.device)
         if shape.padded:
             self.first = torch.zeros(shape.rows, shape.heads, 1, 1, dtype=torch.int64, device=shape.device)
 
     def tensors(self) -> list[Tensor]:
-        return [self.keys, self.values, self.length, self.shown, *([] if self.first is None else [self.first])]
+        further = [tensor for tensor in (self.first, self.starts) if tensor is not None]
+        return [self.keys, self.values, self.length, self.shown, *further]
 
 
 @dataclass

@@ -9,7 +9,7 @@ elsewhere heads are padded (`compression/cache.py`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -50,6 +50,11 @@ class FoldedLayer(CompressedLayer):
     def _clear(self) -> None:
         self.folded = False
         super()._clear()
+
+    @property
+    def back_to_back(self) -> bool:  # type: ignore[override]
+        """As soon as it is folded."""
+        return self.folded
 
     # ------------------------------------------------------------------ padded and back to back
     def retain(
@@ -166,6 +171,10 @@ class FoldedLayer(CompressedLayer):
             self._check(mask)
         return kernel(query, self)
 
+    def sequences(self) -> Sequences:
+        """What the kernel reads of folded storage."""
+        return Sequences(self._key_storage, self._value_storage, self._starts, self._used, self.stored, self._heads)
+
     def _check(self, mask: Tensor) -> None:
         """Raises UnsupportedError where a mask hides what is stored: everything that is not kept is gone, so that masks hide
         nothing else, unless questions of several lengths were padded."""
@@ -245,11 +254,26 @@ class FoldedLayer(CompressedLayer):
         return layer
 
 
-def attend(module: Any, query: Tensor, layer: FoldedLayer, scaling: float, **_: Any) -> tuple[Tensor, None]:
+class Sequences(NamedTuple):
+    """What the kernel reads of a layer whose heads stand one behind the other, N = B * Hkv of them.
+
+    keys, values: `[slots, D]`; starts: int32 `[N + 1]`, where each begins; used: int32 `[N]`, its filled slots; longest: no
+    sequence has more; heads: B and Hkv.
+    """
+
+    keys: Tensor
+    values: Tensor
+    starts: Tensor
+    used: Tensor
+    longest: int
+    heads: tuple[int, int]
+
+
+def attend(module: Any, query: Tensor, layer: Any, scaling: float, **_: Any) -> tuple[Tensor, None]:
     """The kernel: each query sees its own head's entries, up to its own slot.
 
     Args:
-        query: `[B, Hq, n, D]` of the n newest tokens.
+        query: `[B, Hq, n, D]` of the n newest tokens. layer: with `sequences()`, which the new tokens are in already.
 
     Returns:
         `[B, n, Hq, D]`, and no weights.
@@ -257,23 +281,23 @@ def attend(module: Any, query: Tensor, layer: FoldedLayer, scaling: float, **_: 
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.attention.varlen import varlen_attn
 
-    (batch, heads), new = layer._heads, query.shape[2]
-    count = batch * heads
+    read: Sequences = layer.sequences()
+    (batch, heads), new = read.heads, query.shape[2]
     queries = query.unflatten(1, (heads, -1)).transpose(2, 3).flatten(0, 1).flatten(0, 1)  # [N n, Hq / Hkv, D]
     # Flash, whose kernel begins each sequence where it is told and reads no further than it is filled.
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         output = varlen_attn(
             queries,
-            layer._key_storage[:, None],
-            layer._value_storage[:, None],
-            torch.arange(0, count * new + 1, new, dtype=torch.int32, device=query.device),
-            layer._starts,
+            read.keys[:, None],
+            read.values[:, None],
+            torch.arange(0, batch * heads * new + 1, new, dtype=torch.int32, device=query.device),
+            read.starts,
             new,
-            layer.stored,
+            read.longest,
             scale=scaling,
             window_size=(-1, 0) if new > 1 else (-1, -1),
             enable_gqa=True,
-            seqused_k=layer._used,
+            seqused_k=read.used,
         )
     assert isinstance(output, Tensor), "nothing else was asked for"
     return output.unflatten(0, (batch, heads, new)).transpose(1, 2).flatten(2, 3), None

@@ -117,7 +117,8 @@ class Sums:
             elif row["n"]:
                 beside.add(row["cell"])
         names = list(self.cells)
-        differs = np.not_equal(n, stated)[:, read].any(axis=1)
+        apart: np.ndarray = np.not_equal(n, stated)
+        differs = apart[:, read].any(axis=1)
         return beside | {names[number] for number in np.flatnonzero(differs)}
 
     def contradicts(self, row: Mapping[str, Any]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -138,6 +139,23 @@ def test_a_compiled_step_of_a_batch_gives_the_same_tokens(name, nothing_compiled
         pass
     assert counter.frame_count == 2, "once with ragged heads and once without"
     assert not torch._dynamo.utils.counters["graph_break"]
+
+
+def test_fixed_storage_is_read_by_lengths_where_there_is_such_a_kernel():
+    name = "qwen2_5_vl"
+    asked, config = prompts(name), zoo.model(name).config.text_config
+    layers, entry = config.num_hidden_layers, 2 * 4 * config.hidden_size // config.num_attention_heads
+    for cell in cells(name, ("full", "adakv", "random")):
+        wanted = bench(name).timed(asked, cell)
+        with reading() as kernel:
+            found = bench(name, step=zoo.model(name)).timed(asked, cell)
+        steps = [sum(kernel.read[at : at + layers]) for at in range(0, len(kernel.read), layers)]
+        first = int(cell.protocol == "strict")  # the last token of the prompt was fed before
+        assert found.answers == wanted.answers
+        told = [{*kernel.widest[layer::layers]} for layer in range(layers)]
+        assert all(len(one) == 1 for one in told), "every step is told a layer's capacity, and no other number"
+        assert len(steps) == 4 + first and len({after - one for one, after in pairwise(steps)}) == 1
+        assert steps[first] * entry == found.held.useful, "no padding and no free slot is read"
 
 
 def test_passes_of_a_compiled_step_share_storages_that_are_counted():

@@ -228,7 +228,8 @@ def test_a_finished_run_prints_the_limits_of_its_rows_device_without_torch(ran, 
     rows = Store(root).cells().to_pylist()
     shutil.rmtree(root / "cells")
     Store(root).write_cells(
-        {key: row[key] for key in row if key not in ("schema_version", "created_at", "row_digest")} | {"cpu": "Another Processor"}
+        {key: row[key] for key in row if key not in ("schema_version", "created_at", "row_digest")}
+        | {"cpu": "Another Processor"}
         for row in rows
     )  # as if they came from there
     monkeypatch.setenv("MMKV_BENCH_CACHE", str(cache))

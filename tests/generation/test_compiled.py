@@ -8,13 +8,15 @@ import logging
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mmkv_bench import attach
+from mmkv_bench.compression import folded
 from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.cache import CompressedCache
 from mmkv_bench.compression.compressor import full
 from mmkv_bench.compression.fixed import FixedLayer, fix, fixed_view
-from mmkv_bench.compression.fixed_pool import Pool, bucket, pool_of
+from mmkv_bench.compression.fixed_pool import Pool, Room, Shape, bucket, pool_of
 from mmkv_bench.compression.session import attach as attached
 from mmkv_bench.devices.installed import check_compiler
 from mmkv_bench.errors import ConfigError, UnsupportedError
@@ -229,6 +231,38 @@ def test_two_caches_that_live_at_once_share_no_storage():
     del second, third
     pool.clear()
     assert not pool.tensors()
+
+
+class OneLayer(torch.nn.Module):
+    def __init__(self, rows, slots, padded, place):
+        super().__init__()
+        self.layer = layer = FixedLayer(0)
+        layer.dtype, layer.device, layer.is_initialized = torch.bfloat16, place, True
+        layer._key_storage, layer._value_storage = torch.zeros(2, rows, 4, 300, 128, dtype=layer.dtype, device=place)
+        layer.stored = layer.seen = 300
+        shape = Shape(rows, 4, slots, (128, 128), layer.dtype, place, padded, by_lengths=True)
+        layer.fix(torch.zeros(rows, 4, dtype=torch.int64, device=place) if padded else None, Room(shape))
+
+    def forward(self, query, new):
+        self.layer.update(new, new)
+        return folded.attend(None, query, self.layer, 0.25)[0]
+
+
+def test_a_step_that_reads_by_lengths_is_one_graph_whatever_the_capacity():
+    """With torch's own `varlen_attn` on fake tensors of a CUDA device: traced, not run."""
+    place, counter = torch.device("cuda"), Counter()
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        for rows, slots, padded in (
+            (1, 512, False),
+            (1, 1024, False),
+            (2, 512, True),
+            (4, 1024, True),
+            (8, 4096, True),
+        ):
+            step = torch.compile(OneLayer(rows, slots, padded, place), fullgraph=True, backend=counter)
+            query, new = (torch.zeros(rows, heads, 1, 128, dtype=torch.bfloat16, device=place) for heads in (28, 4))
+            assert step(query, new).shape == (rows, 1, 28, 128)
+    assert counter.frame_count <= 3, "one row and several, with padding and without"
 
 
 def test_a_bucket_holds_what_it_is_asked_for_and_an_eighth_more_at_most():
