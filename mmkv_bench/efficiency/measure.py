@@ -135,8 +135,11 @@ class Bench:
         }
         return Timed(compressed | joined | seconds, steps, held, marks.answers.tolist())
 
-    def counted(self, prompts: Sequence[EncodedPrompt], cell: CellSpec, limit: int | None = None) -> Counted:
-        """Count what one pass holds at most, by phase. limit: bytes that it may hold, weights included. Raises as `timed`.
+    def counted(
+        self, prompts: Sequence[EncodedPrompt], cell: CellSpec, limit: int | None = None, distinct: int | None = None
+    ) -> Counted:
+        """Count what one pass holds at most, by phase. limit: bytes that it may hold, weights included. distinct: so many prompts
+        and the last are prefilled, the others are copies (see `batch.fill`); None: all are. Raises as `timed`.
 
         Of a compiled step the pass is one as they are timed, in which its caches' storages and graphs stand ready from the pass
         before. The host counts operations, which a compiled program has none of: there it does the step's arithmetic eagerly, on
@@ -146,22 +149,27 @@ class Bench:
         pool.clear()
         if step is not None and not stays_eager(cell.compressor, self._evicts(prompts, cell)):
             step = step if self.device.memory is not None else self.loaded.model
-            self._run(prompts, cell, untimed, step)
+            self._run(prompts, cell, untimed, step, distinct)
             gc.collect()  # what traced a step holds its cache
-        present = prompts if self.together else prompts[:1]  # at a time
-        inputs = [one for prompt in present for one in prompt.inputs.values() if one.device == self.device.place]
+        # On the host the prompts of a batch lie there all the time; a device has one at a time.
+        inputs = [one for prompt in prompts for one in prompt.inputs.values() if one.device == self.device.place]
         weights = [*self.loaded.model.parameters(), *self.loaded.model.buffers()]
         with self.device.counted([*weights, *inputs, *pool.tensors()], limit) as counters:
             meter = Meter(self.loaded.device, counters)
             with meter.phase("total"):
-                _, held = self._run(prompts, cell, meter.phase, step)
+                _, held = self._run(prompts, cell, meter.phase, step, distinct)
         return Counted(meter.peaks, meter.peak_resident(), held)
 
     def _evicts(self, prompts: Sequence[EncodedPrompt], cell: CellSpec) -> bool:
         return cell.evicts(lengths_of(protocol(cell.protocol), prompts[0], self.loaded.family).reduced)
 
     def _run(
-        self, prompts: Sequence[EncodedPrompt], cell: CellSpec, phases: Phases, step: Callable[..., Any] | None
+        self,
+        prompts: Sequence[EncodedPrompt],
+        cell: CellSpec,
+        phases: Phases,
+        step: Callable[..., Any] | None,
+        distinct: int | None = None,
     ) -> tuple[Pass, Held]:
         lengths = lengths_of(protocol(cell.protocol), prompts[0], self.loaded.family)
         driver = Driver(
@@ -171,6 +179,7 @@ class Bench:
             step=step,
             packs=self.step is None,
             together=self.together,
+            distinct=distinct,
         )
         held: list[Held] = []
 

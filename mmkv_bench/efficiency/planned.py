@@ -103,6 +103,16 @@ class Planned:
                 sizes[shape.batch] = sizes[shape.batch] if sizes.get(shape.batch, "ok") != "ok" else status
         return searched(sizes, self.room)
 
+    def unconfirmed(self, found: Mapping[Unit, str]) -> set[Unit]:
+        """Largest batches that finished searches have met among copies alone: they are counted once more, with a prefill for
+        every sequence."""
+        if not self.searches:
+            return set()
+        places = [*product([cell.cell for cell in self.cells], self.lengths)]
+        ends = [(place, search) for place in places if (search := self.search(found, *place)).next is None]
+        units = {counting(self.shape(*place, search.largest)) for place, search in ends if search.largest}
+        return {unit for unit in units if getattr(found.get(unit), "copied", False)}
+
     @property
     def units(self) -> list[Unit]:
         """All passes that were asked for by number; a search adds others."""
@@ -122,7 +132,7 @@ class Planned:
                     for place, sizes in zip(places, steps, strict=True)
                     if level < len(sizes)
                 ]
-            if any(one.next is not None for one in searches):
+            if any(one.next is not None for one in searches) or self.unconfirmed(found):
                 return [*dict.fromkeys(units)]
             most = [self.shape(*place, one.largest) for place, one in zip(places, searches, strict=True) if one.largest]
             shapes = [*dict.fromkeys([*shapes, *most])]

@@ -13,7 +13,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench import devices
-from mmkv_bench.config.schema import TOGETHER
+from mmkv_bench.config.schema import ONE_BY_ONE, TOGETHER
 from mmkv_bench.efficiency.kinds import TEXT, kind_of
 from mmkv_bench.efficiency.planned import Planned, Shape, Unit, counting, planned
 from mmkv_bench.efficiency.search import Ended
@@ -54,35 +54,38 @@ def run(config: DictConfig) -> int:
 
 DISTINCT = 16
 """So many prompts of pictures or videos are made for a batch; further sequences show the same ones under names of their own."""
+PREFILLED = 3
+"""So many prompts are prefilled where a search tries a size, and one more behind the copies of what is kept of them."""
 _UNIT = ("cell", "prompt_tokens", "batch", "repeat", "batch_prefill")
 
 
 def outcomes(rows: pa.Table, memory_limit: int | None = None, retry: Sequence[str] = ()) -> dict[Unit, str]:
     """How each pass with rows ended; without those that are to run again: `retry` says so, or another limit held."""
     found: dict[Unit, str] = {}
-    names = (*_UNIT, "phase", "status", "memory_limit", "peak_allocated")
-    for *unit, phase, status, limit, peak in zip(*(rows[name].to_pylist() for name in names), strict=True):
+    names = (*_UNIT, "phase", "status", "memory_limit", "peak_allocated", "copied")
+    for *unit, phase, status, limit, peak, copied in zip(*(rows[name].to_pylist() for name in names), strict=True):
         made = Unit(*unit)
         if phase == "total" and status not in retry and (made.repeat is not None or limit == memory_limit):
-            found[made] = Ended(status, peak)
+            found[made] = Ended(status, peak, bool(copied))
     return found
 
 
 def missing(plan: Planned, rows: pa.Table, retry: Sequence[str] = ()) -> list[Unit]:
     """Passes without rows, as far as they are known, what waits for a search included."""
     found = outcomes(rows, plan.memory_limit, retry)
-    return _unfinished([*plan.passes(found), *plan.units], found)
+    return _unfinished(plan, [*plan.passes(found), *plan.units], found)
 
 
 def left(plan: Planned, found: Mapping[Unit, str]) -> list[Unit]:
     """Passes that can run now and have not, in order."""
-    return _unfinished(plan.passes(found), found)
+    return _unfinished(plan, plan.passes(found), found)
 
 
-def _unfinished(units: Sequence[Unit], found: Mapping[Unit, str]) -> list[Unit]:
+def _unfinished(plan: Planned, units: Sequence[Unit], found: Mapping[Unit, str]) -> list[Unit]:
     """Where one failed, the others of its shape are left out."""
     failed = {unit.shape for unit, status in found.items() if status != "ok"}
-    return [unit for unit in dict.fromkeys(units) if unit not in found and unit.shape not in failed]
+    known = found.keys() - plan.unconfirmed(found)
+    return [unit for unit in dict.fromkeys(units) if unit not in known and unit.shape not in failed]
 
 
 # ---------------------------------------------------------------------- before work
@@ -188,7 +191,7 @@ class _Passes:
                     rows = self._rows(unit)
                     self.store.write_timings(rows)
                     self.track.log(_shown(self.plan.cell(unit.cell).label, rows))
-                    self.found[unit] = _ended(rows)
+                    self.found[unit] = Ended(*_ended(rows), bool(rows[0]["copied"]))
                     ran += 1
                     if self.found[unit] != "ok":
                         failed.add(unit.shape)
@@ -219,6 +222,7 @@ class _Passes:
             "batch": unit.batch,
             "batch_prefill": unit.prefill,
             "searched": None if unit.repeat is not None else unit.batch not in self.plan.batches,
+            "copied": True if self._distinct(unit) else None,
             "memory_limit": None if unit.repeat is not None else self.plan.memory_limit,
             "new_tokens": self.bench.new_tokens,
             "repeat": unit.repeat,
@@ -231,7 +235,7 @@ class _Passes:
     def _pass(self, unit: Unit) -> list[dict[str, Any]]:
         prompts, cell = [self._prompt(unit, number) for number in range(unit.batch)], self._spec(unit.cell)
         if unit.repeat is None:
-            counted = self.bench.counted(prompts, cell, self.plan.memory_limit)
+            counted = self.bench.counted(prompts, cell, self.plan.memory_limit, self._distinct(unit))
             peaks = {name: peak for name, peak in counted.peaks.items() if name != "account"}
             rows = {name: {"peak_allocated": p.allocated, "peak_reserved": p.reserved} for name, p in peaks.items()}
             return _finished(rows, counted.held, {"peak_resident": counted.resident})
@@ -249,6 +253,12 @@ class _Passes:
         return _finished(
             times, timed.held, {"disturbed": disturbed, "load": load, "threads": self.bench.device.threads()}
         )
+
+    def _distinct(self, unit: Unit) -> int | None:
+        """Prompts that are prefilled for a size of a search, while it looks: further sequences are copies. None: all."""
+        looks = unit.repeat is None and unit.prefill == ONE_BY_ONE and unit.batch not in self.plan.batches
+        few = looks and unit.batch > PREFILLED + 1 and unit not in self.plan.unconfirmed(self.found)
+        return PREFILLED if few else None
 
     def _forget_storages(self) -> None:
         """Storages of compiled steps of another shape would lie beside this one's; a pass of that is then warmed up again."""
@@ -313,10 +323,10 @@ class _Passes:
         return CellSpec(cell.cell, cell.compressor, cell.budget, cell.protocol, cell.seed or 0)
 
 
-def _ended(rows: Sequence[Mapping[str, Any]]) -> Ended:
+def _ended(rows: Sequence[Mapping[str, Any]]) -> tuple[str, int | None]:
     """How a pass ended, with its peak where it counted memory."""
     whole = next(row for row in rows if row["phase"] == "total")
-    return Ended(whole["status"], whole.get("peak_allocated"))
+    return whole["status"], whole.get("peak_allocated")
 
 
 def _shown(label: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -16,14 +16,16 @@ _GROWTH = 4
 
 
 class Ended(str):
-    """A status (`ok`, `oom`, ...), with the most bytes that its pass held where they are known."""
+    """A status (`ok`, `oom`, ...), with the most bytes that its pass held where they are known. copied: most of its sequences
+    were copies of a few, so that it says where to look and is no answer."""
 
     peak: int | None
+    copied: bool
 
-    def __new__(cls, status: str, peak: int | None = None) -> Ended:
+    def __new__(cls, status: str, peak: int | None = None, copied: bool = False) -> Ended:
         """A status that equals its text."""
         made = super().__new__(cls, status)
-        made.peak = peak
+        made.peak, made.copied = peak, copied
         return made
 
 

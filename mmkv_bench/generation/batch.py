@@ -6,6 +6,7 @@ prompt's activations and a layer's full entries (all layers', where a method com
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -81,7 +82,14 @@ class Filled:
 
 @torch.no_grad()
 def fill(
-    session: Session, prompts: Sequence[EncodedPrompt], device: Place, phases: Phases, *, together: bool, tell: bool
+    session: Session,
+    prompts: Sequence[EncodedPrompt],
+    device: Place,
+    phases: Phases,
+    *,
+    together: bool,
+    tell: bool,
+    distinct: int | None = None,
 ) -> Filled:
     """Prefill and compress prompts of one length, each as if it were alone.
 
@@ -89,18 +97,27 @@ def fill(
         session: of `attach`, with slots for the answer where nothing is joined.
         prompts: brought to the device when their turn comes, and gone from it then. together: all in one forward pass.
         tell: the prefill's logits say the first tokens, which are brought to the host as soon as they are known.
+        distinct: only so many prompts and the last are prefilled, one by one, and what is kept of them stands for the others, in
+            storages of its own: the pass holds what the true one holds, but for padding where heads keep different lengths.
 
     Raises:
         UnsupportedError: together, and their tensors do not fit beside each other.
     """
-    filled, last, first = Filled(), [], []
+    filled = Filled()
+    last: list[Tensor] = []
+    first: list[Tensor] = []
     made = session.listener
     assert isinstance(made, Compressing), "the session of `attach`"
     ends: list[Mark] = []
     # The session's own hook, which compresses, is older and runs first.
     hook = session.text.register_forward_hook(lambda *_: ends.append(device.mark()))
     try:
-        for group in [prompts] if together else [[prompt] for prompt in prompts]:
+        for number, group in enumerate([prompts] if together else [[prompt] for prompt in prompts]):
+            if distinct is not None and distinct <= number < len(prompts) - 1:
+                last.append(last[number % distinct])
+                first += first[number % distinct :][:1]
+                filled.add(copy.deepcopy(filled.caches[number % distinct]), made)
+                continue
             inputs, types = _beside([prompt.to(device.place) for prompt in group])
             session.expect(made, types, [prompt.identity for prompt in group])
             start = device.mark()

@@ -58,7 +58,8 @@ class Driver:
     Attributes:
         new_tokens: of every answer; reserve: slots for them, as many as they need when None.
         step: decodes one token in place of the model where no decode policy acts (`CompiledStep`); None: the model.
-        packs: see `Session`. together: the prompts of a batch are prefilled in one forward pass, not one by one.
+        packs: see `Session`. together: the prompts of a batch are prefilled in one forward pass, not one by one. distinct: see
+            `batch.fill`.
     """
 
     model: PreTrainedModel
@@ -68,6 +69,7 @@ class Driver:
     step: Callable[..., Any] | None = None
     packs: bool = True
     together: bool = False
+    distinct: int | None = None
 
     def acts(self, cell: CellSpec, lengths: Lengths) -> bool:
         """A decode policy acts on the cell's cache, so that its steps stay eager."""
@@ -109,7 +111,9 @@ class Driver:
             phases=phases,
             packs=self.packs or acting,
         ) as session:
-            filled = fill(session, prompts, device, phases, together=self.together, tell=not lengths.fed)
+            filled = fill(
+                session, prompts, device, phases, together=self.together, tell=not lengths.fed, distinct=self.distinct
+            )
             cache = filled.joined(reserve + lengths.forgotten, phases)
             step = None if acting else self.step
             if step is not None:

@@ -315,6 +315,7 @@ TIMING_COLUMNS = (
         "how they were prefilled: each alone, compressed and joined, or in one forward pass; null where there is one",
         allowed=("one_by_one", "together"),
     ),
+    Column("copied", BOOL, "(searched) only a few prompts were prefilled, the others are copies; null otherwise"),
     Column("searched", BOOL, "a number of sequences that batch=max alone asked for; null in timed passes"),
     Column(
         "memory_limit",

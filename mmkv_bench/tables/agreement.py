@@ -106,7 +106,7 @@ class Sums:
         import numpy as np
 
         n = self._n.reshape(len(self.cells), len(self._metrics))
-        stated, read = np.zeros_like(n), n.any(axis=0)
+        stated, read = np.zeros_like(n), np.asarray(n.any(axis=0))
         beside = set()
         for row in metrics:
             metric = self._metrics.get(row["metric"])
@@ -117,9 +117,8 @@ class Sums:
             elif row["n"]:
                 beside.add(row["cell"])
         names = list(self.cells)
-        apart: np.ndarray = np.not_equal(n, stated)
-        differs = apart[:, read].any(axis=1)
-        return beside | {names[number] for number in np.flatnonzero(differs)}
+        differ = np.not_equal(n, stated)[:, read].any(axis=1)
+        return beside | {names[number] for number in np.flatnonzero(differ)}
 
     def contradicts(self, row: Mapping[str, Any]) -> str:
         """What a row of metrics says against the scores that it was made of; empty where it does not."""

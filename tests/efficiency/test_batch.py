@@ -158,6 +158,27 @@ def test_fixed_storage_is_read_by_lengths_where_there_is_such_a_kernel():
         assert steps[first] * entry == found.held.useful, "no padding and no free slot is read"
 
 
+@pytest.mark.parametrize("methods", [("full", "snapkv", "kivi"), pytest.param(None, marks=pytest.mark.full)])
+def test_a_pass_of_copies_holds_what_one_of_prefills_holds(methods):
+    name, more = "qwen2_5_vl", 8
+    made = bench(name)
+    asked = [common.encoded(name, zoo.prompt(name, seed % 3), f"zoo/{seed}") for seed in range(more)]
+    registry = common.registry(model=name)
+    methods = methods or [one for one in registry if not registry[one].needs.answer]
+    for method in methods:
+        if getattr(registry[method].decoding, "moves_queries", False):
+            continue
+        (cell,) = cells(name, [method], ("paper",))
+        true, copied = made.counted(asked, cell), made.counted(asked, cell, distinct=2)
+        same = (
+            copied.held == true.held
+        )  # else heads are padded to the longest of all sequences; copies have lengths of few
+        assert same or method not in ("full", "snapkv", "kivi"), (method, copied.held, true.held)
+        for phase, peak in true.peaks.items():
+            ratio = copied.peaks[phase].allocated / peak.allocated
+            assert abs(ratio - 1) <= (0.002 if same else 0.05), (method, phase, ratio)
+
+
 def test_passes_of_a_compiled_step_share_storages_that_are_counted():
     name = "qwen2_5_vl"
     step = common.Seen(zoo.model(name))
