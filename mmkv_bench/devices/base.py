@@ -39,6 +39,10 @@ class Counters(ABC):
     def peak(self) -> Bytes: ...
 
     @abstractmethod
+    def alike(self, one: Tensor, other: Tensor) -> None:
+        """Count another tensor where one is counted: of a pass that stands for a larger one."""
+
+    @abstractmethod
     def restart(self) -> None:
         """The peak begins again with what is held now."""
 

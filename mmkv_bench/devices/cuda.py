@@ -53,6 +53,9 @@ class Allocator(Counters):
 
         torch.cuda.reset_peak_memory_stats(self.place)
 
+    def alike(self, one: Tensor, other: Tensor) -> None:
+        """An allocator counts what there is."""
+
 
 class Beside(Lane):
     """One further stream of a device, shared by all lanes.

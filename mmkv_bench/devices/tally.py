@@ -65,6 +65,11 @@ class LiveStorages(TorchDispatchMode, Counters):
             self._now += size
         self._peak = max(self._peak, self._now)
 
+    def alike(self, one: Tensor, other: Tensor) -> None:
+        """See `Counters`."""
+        if id(self.storage(one)) in self._live:
+            self.add([other])
+
     def _freed(self, key: int, size: int, _: Any) -> None:
         del self._live[key]
         self._now -= size

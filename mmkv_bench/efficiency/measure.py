@@ -19,7 +19,7 @@ from mmkv_bench.compression.compressing import Phases, untimed
 from mmkv_bench.compression.decoding.rows import RowsLayer
 from mmkv_bench.compression.fixed_pool import pool_of
 from mmkv_bench.devices import Bytes, Device, Mark
-from mmkv_bench.generation.batch import Filled
+from mmkv_bench.generation.batch import Copies, Filled
 from mmkv_bench.generation.compiled import EAGER_DECODE
 from mmkv_bench.generation.encode import EncodedPrompt, lengths_of
 from mmkv_bench.generation.meter import Meter
@@ -149,15 +149,17 @@ class Bench:
         pool.clear()
         if step is not None and not stays_eager(cell.compressor, self._evicts(prompts, cell)):
             step = step if self.device.memory is not None else self.loaded.model
-            self._run(prompts, cell, untimed, step, distinct)
+            self._run(prompts, cell, untimed, step, Copies(distinct) if distinct else None)
             gc.collect()  # what traced a step holds its cache
-        # On the host the prompts of a batch lie there all the time; a device has one at a time.
-        inputs = [one for prompt in prompts for one in prompt.inputs.values() if one.device == self.device.place]
+        present = prompts if self.together else prompts[:1]  # at a time
+        inputs = [one for prompt in present for one in prompt.inputs.values() if one.device == self.device.place]
         weights = [*self.loaded.model.parameters(), *self.loaded.model.buffers()]
         with self.device.counted([*weights, *inputs, *pool.tensors()], limit) as counters:
             meter = Meter(self.loaded.device, counters)
             with meter.phase("total"):
-                _, held = self._run(prompts, cell, meter.phase, step, distinct)
+                _, held = self._run(
+                    prompts, cell, meter.phase, step, Copies(distinct, counters.alike) if distinct else None
+                )
         return Counted(meter.peaks, meter.peak_resident(), held)
 
     def _evicts(self, prompts: Sequence[EncodedPrompt], cell: CellSpec) -> bool:
@@ -169,7 +171,7 @@ class Bench:
         cell: CellSpec,
         phases: Phases,
         step: Callable[..., Any] | None,
-        distinct: int | None = None,
+        copies: Copies | None = None,
     ) -> tuple[Pass, Held]:
         lengths = lengths_of(protocol(cell.protocol), prompts[0], self.loaded.family)
         driver = Driver(
@@ -179,7 +181,7 @@ class Bench:
             step=step,
             packs=self.step is None,
             together=self.together,
-            distinct=distinct,
+            copies=copies,
         )
         held: list[Held] = []
 

@@ -7,7 +7,7 @@ prompt's activations and a layer's full entries (all layers', where a method com
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -80,6 +80,23 @@ class Filled:
             return join(self.caches, reserve)
 
 
+@dataclass(frozen=True)
+class Copies:
+    """Only `distinct` prompts, two at least, and the last are prefilled; what is kept of them stands for the others, in storages of
+    its own. Such a pass holds what the true one holds, but for padding where heads keep different lengths.
+
+    alike: counts a second tensor where a first one is counted (`Counters.alike`).
+    """
+
+    distinct: int
+    alike: Callable[[Tensor, Tensor], None] = lambda one, other: None
+
+    def lay(self, prompt: EncodedPrompt, same: EncodedPrompt) -> None:
+        """A prompt lies where one lies that was read."""
+        for name, tensor in {**same.inputs, "types": same.types}.items():
+            self.alike(tensor, {**prompt.inputs, "types": prompt.types}[name])
+
+
 @torch.no_grad()
 def fill(
     session: Session,
@@ -89,7 +106,7 @@ def fill(
     *,
     together: bool,
     tell: bool,
-    distinct: int | None = None,
+    copies: Copies | None = None,
 ) -> Filled:
     """Prefill and compress prompts of one length, each as if it were alone.
 
@@ -97,8 +114,7 @@ def fill(
         session: of `attach`, with slots for the answer where nothing is joined.
         prompts: brought to the device when their turn comes, and gone from it then. together: all in one forward pass.
         tell: the prefill's logits say the first tokens, which are brought to the host as soon as they are known.
-        distinct: only so many prompts and the last are prefilled, one by one, and what is kept of them stands for the others, in
-            storages of its own: the pass holds what the true one holds, but for padding where heads keep different lengths.
+        copies: of which prompts, instead of prefilling all of them one by one.
 
     Raises:
         UnsupportedError: together, and their tensors do not fit beside each other.
@@ -113,10 +129,12 @@ def fill(
     hook = session.text.register_forward_hook(lambda *_: ends.append(device.mark()))
     try:
         for number, group in enumerate([prompts] if together else [[prompt] for prompt in prompts]):
-            if distinct is not None and distinct <= number < len(prompts) - 1:
-                last.append(last[number % distinct])
-                first += first[number % distinct :][:1]
-                filled.add(copy.deepcopy(filled.caches[number % distinct]), made)
+            if copies is not None and copies.distinct <= number < len(prompts) - 1:
+                same = number % copies.distinct
+                copies.lay(group[0], prompts[1])  # the first one's inputs are counted whether they are read or not
+                last.append(last[same])
+                first += first[same : same + 1]
+                filled.add(copy.deepcopy(filled.caches[same]), made)
                 continue
             inputs, types = _beside([prompt.to(device.place) for prompt in group])
             session.expect(made, types, [prompt.identity for prompt in group])

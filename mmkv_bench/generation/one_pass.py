@@ -17,7 +17,7 @@ from mmkv_bench.compression.compressing import Phases
 from mmkv_bench.compression.fixed import fixed_view
 from mmkv_bench.compression.fixed_pool import pool_of
 from mmkv_bench.compression.session import Session, attach
-from mmkv_bench.generation.batch import COMMON, Filled, Lap, Place, fill, likeliest
+from mmkv_bench.generation.batch import COMMON, Copies, Filled, Lap, Place, fill, likeliest
 from mmkv_bench.generation.encode import EncodedPrompt
 from mmkv_bench.generation.prefill import following
 from mmkv_bench.generation.result import CellSpec
@@ -58,7 +58,7 @@ class Driver:
     Attributes:
         new_tokens: of every answer; reserve: slots for them, as many as they need when None.
         step: decodes one token in place of the model where no decode policy acts (`CompiledStep`); None: the model.
-        packs: see `Session`. together: the prompts of a batch are prefilled in one forward pass, not one by one. distinct: see
+        packs: see `Session`. together: the prompts of a batch are prefilled in one forward pass, not one by one. copies: see
             `batch.fill`.
     """
 
@@ -69,7 +69,7 @@ class Driver:
     step: Callable[..., Any] | None = None
     packs: bool = True
     together: bool = False
-    distinct: int | None = None
+    copies: Copies | None = None
 
     def acts(self, cell: CellSpec, lengths: Lengths) -> bool:
         """A decode policy acts on the cell's cache, so that its steps stay eager."""
@@ -112,7 +112,7 @@ class Driver:
             packs=self.packs or acting,
         ) as session:
             filled = fill(
-                session, prompts, device, phases, together=self.together, tell=not lengths.fed, distinct=self.distinct
+                session, prompts, device, phases, together=self.together, tell=not lengths.fed, copies=self.copies
             )
             cache = filled.joined(reserve + lengths.forgotten, phases)
             step = None if acting else self.step

@@ -109,6 +109,8 @@ class Scripted(Counters):
     def peak(self) -> Bytes:
         return Bytes(self.most, 2 * self.most)
 
+    def alike(self, one, other) -> None: ...
+
     def restart(self) -> None:
         self.most = self.level
 

@@ -20,7 +20,7 @@ from mmkv_bench.compression.joining import join
 from mmkv_bench.compression.session import attach
 from mmkv_bench.efficiency.measure import ROW_BY_ROW, Bench
 from mmkv_bench.efficiency.planned import planned
-from mmkv_bench.efficiency.run import left, missing, outcomes
+from mmkv_bench.efficiency.run import PREFILLED, left, missing, outcomes
 from mmkv_bench.efficiency.search import Ended, searched
 from mmkv_bench.generation.compiled import CompiledStep
 from mmkv_bench.models.load import LoadedModel
@@ -355,6 +355,30 @@ def test_a_plan_tells_of_what_waits_for_a_search(tmp_path):
     nothing = Store(tmp_path).timings()
     assert {unit.repeat for unit in missing(plan, nothing)} == {None, 0, 1, 2}
     assert {unit.repeat for unit in left(plan, outcomes(nothing))} == {None}
+
+
+@pytest.mark.parametrize("short", [0, 3])
+def test_what_copies_found_is_counted_once_more_before_it_is_timed(tmp_path, short):
+    """short: by so many sequences the copies' pass holds less than the true one."""
+    plan = planned(composed(tmp_path, *ASKED, "batch=[1,max]", "memory_limit=4000"))
+    sizes = {cell.cell: 12 + 30 * number for number, cell in enumerate(plan.cells)}
+    found, prefills, timed = {}, 0, []
+    while todo := left(plan, found):
+        for unit in todo:
+            if unit.shape in {one.shape for one, ended in found.items() if ended != "ok" and one != unit}:
+                continue
+            if unit.repeat is not None:
+                timed.append(unit.batch)
+                found[unit] = Ended("ok")
+                continue
+            few = unit.batch > PREFILLED + 1 and unit not in plan.unconfirmed(found)
+            prefills += PREFILLED + 1 if few else unit.batch
+            most, each = sizes[unit.cell] + short * few, 4000 // (sizes[unit.cell] + short * few)
+            found[unit] = Ended("ok" if unit.batch <= most else "oom", each * unit.batch, few)
+    answers = {cell.cell: plan.search(found, cell.cell, 40).largest for cell in plan.cells}
+    assert answers == sizes
+    assert not plan.unconfirmed(found) and sorted(timed) == sorted([*sizes.values(), 1, 1])
+    assert prefills <= (3 * sum(sizes.values()) if short else 200)
 
 
 @pytest.mark.full

@@ -37,6 +37,8 @@ class Memory(Counters):
     def peak(self) -> Bytes:
         return Bytes(self.live.peak().allocated, self._most_reserved)
 
+    def alike(self, one, other) -> None: ...
+
     def restart(self) -> None:
         self.live.restart()
         self._most_reserved = self._reserved
