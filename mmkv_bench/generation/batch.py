@@ -82,8 +82,8 @@ class Filled:
 
 @dataclass(frozen=True)
 class Copies:
-    """Only `distinct` prompts, two at least, and the last are prefilled; what is kept of them stands for the others, in storages of
-    its own. Such a pass holds what the true one holds, but for padding where heads keep different lengths.
+    """Only `distinct` prompts, two at least, and the last are prefilled; what is kept of them stands for the others, in storages
+    of its own. Such a pass holds what the true one holds, but for padding where heads keep different lengths.
 
     alike: counts a second tensor where a first one is counted (`Counters.alike`).
     """

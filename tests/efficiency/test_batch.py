@@ -378,7 +378,7 @@ def test_what_copies_found_is_counted_once_more_before_it_is_timed(tmp_path, sho
     answers = {cell.cell: plan.search(found, cell.cell, 40).largest for cell in plan.cells}
     assert answers == sizes
     assert not plan.unconfirmed(found) and sorted(timed) == sorted([*sizes.values(), 1, 1])
-    assert prefills <= (3 * sum(sizes.values()) if short else 200)
+    assert prefills <= (6 * sum(sizes.values()) if short else 200)
 
 
 @pytest.mark.full
