@@ -354,6 +354,7 @@ def test_a_text_model_with_a_published_kind_of_template_answers_every_sample(tmp
     """320 of 320 rows were errors."""
     from mmkv_bench.datasets.fixtures import needle
     from mmkv_bench.store.schema import CELLS
+    from mmkv_bench.store.sealed import sealed
     from mmkv_bench.store.store import Store
     from tests.run.setting import done, go, responses
 
@@ -377,8 +378,8 @@ def test_a_text_model_with_a_published_kind_of_template_answers_every_sample(tmp
     before = {file: file.read_bytes() for file in store.files("cells")}
     for older in (None, "Human: mmkvprobe"):  # what an older version wrote of this template, or another one
         for file in before:
-            row = pq.ParquetFile(file).read().to_pylist()[0] | {"prompt_format": older}
-            pq.write_table(pa.Table.from_pylist([row], CELLS), file)
+            row = pq.ParquetFile(file).read().to_pylist()[0] | {"prompt_format": older, "row_digest": None}
+            file.write_bytes(sealed(pa.Table.from_pylist([row], CELLS)))
         again = go(tmp_path / "rows", "model=hf", f"model.path={folder}", *chosen[:-1], "limit=3")
         assert again.code == 2 and "whose prompts another version of mmkv_bench wrote otherwise" in again.err
     for file, content in before.items():
