@@ -21,10 +21,11 @@ class Job:
     """One run. A stop signal ends it between two samples and queues it again; it then continues at the first missing one.
 
     Attributes:
-        overrides: of the run.
+        overrides: of the run. devices: GPUs that it asked for, each for a process of its own; 1: the run is one process.
     """
 
     overrides: tuple[str, ...]
+    devices: int = 1
 
     def __call__(self) -> None:
         """Run; a failure is the exit code of the job."""
@@ -45,6 +46,10 @@ class Job:
 
         again = _bound()
         try:
+            if self.devices > 1:
+                from mmkv_bench.run.launch import launch_in_job
+
+                return launch_in_job(overrides, self.devices)
             return once(list(overrides))
         except Stopped as stop:
             wanted = _wanted() if stop.signal == signal.SIGTERM else True

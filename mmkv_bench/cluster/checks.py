@@ -44,23 +44,16 @@ def check_launcher(launcher: DictConfig) -> None:
             )
 
 
-def check_devices(launcher: DictConfig, config: DictConfig) -> None:
-    """Refuse several GPUs for a job that would use one.
+def devices_of(launcher: DictConfig, config: DictConfig) -> int:
+    """How many processes a job is to have: one for each GPU that it asks for, unless one process takes them all.
 
     Args:
         launcher: `hydra.launcher` of the run's model; config: the run's.
-
-    Raises:
-        ConfigError: see above.
     """
+    if config.model.device_map is not None or config.model.device == "cpu":
+        return 1
     named = re.search(r"gpu(?::[^:,]+)?:(\d+)", str(launcher.gres or ""))
-    gpus = max(int(launcher.gpus_per_node or 0), int(named[1]) if named else 0)
-    if gpus > 1 and config.model.device_map is None and config.model.device != "cpu":
-        raise ConfigError(
-            f"a job of {config.model.name} asks for {gpus} GPUs, and one process without model.device_map uses one of them; "
-            "ask for 1 (hydra.launcher.gpus_per_node=1) and give more shards=<how many>, spread the model with "
-            "model.device_map=auto, or start mmkv-bench launch inside a job of your own"
-        )
+    return max(1, int(launcher.gpus_per_node or 0), int(named[1]) if named else 0)
 
 
 def check_here() -> None:

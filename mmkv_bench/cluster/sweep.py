@@ -25,8 +25,9 @@ from mmkv_bench.store.store import Store
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-Job = Callable[[tuple[str, ...]], Callable[[], None]]
-"""Makes of a run's overrides what a job calls: picklable, named by a module that jobs can import."""
+Job = Callable[[tuple[str, ...], int], Callable[[], None]]
+"""Makes of a run's overrides, and the number of GPUs for a process each, what a job calls: picklable, named by a module that jobs
+can import."""
 
 
 _ENDED = re.compile(r"srun: error: .*: tasks? .*: Exited with exit code \d+$|srun: Terminating StepId=")
@@ -95,7 +96,8 @@ def _submit(runs: Sequence[Run], launcher: DictConfig, folder: Path, job: Job) -
         for own, pieces_of in _by_resources(todo, launcher, slurm)
         for start in range(0, len(pieces_of), largest)
     ]
-    calls = [(made, [job(piece.overrides) for piece in pieces_of]) for made, pieces_of in arrays]
+    devices = _devices([run.plan.config for run in runs], launcher)
+    calls = [(made, [job(piece.overrides, devices[piece.model]) for piece in ours]) for made, ours in arrays]
     ids: dict[str, Piece] = {}
     taken = submission.submit(calls, int(launcher.array_parallelism))
     for (_, pieces_of), names in zip(arrays, taken, strict=True):
@@ -118,10 +120,12 @@ def dry(jobs: Sequence[tuple[list[str], DictConfig]], launcher: DictConfig) -> l
     plans = [outline(config) for _, config in jobs]
     told = zip(jobs, plans, strict=True)
     todo = [piece for (overrides, _), plan in told for piece in pieces(overrides, plan, Store(plan.out))]
-    slurm = jobs[0][1].slurm
+    slurm, devices = jobs[0][1].slurm, _devices([config for _, config in jobs], launcher)
     for own, pieces_of in _by_resources(todo, launcher, slurm) or [(launcher, [])]:
         print(submission.executor(own, slurm, plans[0].out).script(max(1, len(pieces_of))).rstrip())
-        print(f"\n# {len(pieces_of)} jobs; each runs mmkv-bench with")
+        count = max([devices[piece.model] for piece in pieces_of], default=1)
+        split = f", by a process for each of {count} GPUs," if count > 1 else ""
+        print(f"\n# {len(pieces_of)} jobs; each runs mmkv-bench{split} with")
         for place, piece in enumerate(pieces_of):
             print(f"# {place}: {piece}: {shlex.join(piece.overrides)}")
     return plans
@@ -142,9 +146,16 @@ def _check(jobs: Sequence[tuple[list[str], DictConfig]], launcher: DictConfig) -
     checks.check_launcher(launcher)
     for _, config in jobs:
         check(config)
-        own = submission.for_model(launcher, config.slurm, str(config.model.name))
-        checks.check_launcher(own)
-        checks.check_devices(own, config)
+        checks.check_launcher(submission.for_model(launcher, config.slurm, str(config.model.name)))
+
+
+def _devices(configs: Sequence[DictConfig], launcher: DictConfig) -> dict[str, int]:
+    """Model -> how many processes its jobs have."""
+    named = {str(config.model.name): config for config in configs}
+    return {
+        name: checks.devices_of(submission.for_model(launcher, config.slurm, name), config)
+        for name, config in named.items()
+    }
 
 
 def _run(overrides: Sequence[str], config: DictConfig) -> Run:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,12 +21,14 @@ from typing import TYPE_CHECKING
 from mmkv_bench import devices
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.run.dispatch import VARIABLE, Dispatcher
+from mmkv_bench.run.stopping import check
 from mmkv_bench.run.waiting import waiting
 
 if TYPE_CHECKING:
     from mmkv_bench.plan.plan import Plan
     from mmkv_bench.store.store import Store
 
+_LOOK_S = 0.5  # between looks for a stop signal
 RUN = (sys.executable, "-m", "mmkv_bench")
 
 
@@ -47,12 +50,42 @@ class Ended:
     code: int
 
 
-def launch(overrides: Sequence[str], processes: int | None = None, run: Sequence[str] = RUN) -> int:
+def launch_in_job(overrides: Sequence[str], asked: int) -> int:
+    """Split what a job of a sweep does, a shard as well as a whole run. A stop signal is passed on to the processes, which store
+    the samples in flight, and is then the job's.
+
+    Args:
+        asked: how many devices the job asked for.
+
+    Raises:
+        ConfigError: as `launch`; the job sees no device. Stopped: a stop signal came.
+    """
+    from mmkv_bench.run.stopping import deferred
+
+    seen = visible_devices("auto")[:asked]
+    if not seen:
+        raise ConfigError(
+            f"this job asked for {asked} GPUs and sees none (CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')!r}); "
+            "look at its node's driver and at hydra.launcher.setup, or say model.device=cpu"
+        )
+    if len(seen) < asked:
+        print(f"mmkv_bench: the job asked for {asked} GPUs and sees {len(seen)}", file=sys.stderr)
+    with deferred():
+        return launch(overrides, seen=seen)
+
+
+def launch(
+    overrides: Sequence[str],
+    processes: int | None = None,
+    run: Sequence[str] = RUN,
+    seen: Sequence[str] | None = None,
+) -> int:
     """Split the run that these overrides ask for.
 
     Args:
         overrides: as for a run; processes: how many, None for one per visible device.
-        run: the command that every process is started with.
+        run: the command that every process is started with. seen: a job's devices, whose run may be a shard; None: those of this
+            machine.
 
     Raises:
         ConfigError: a configuration that cannot run, a shard or `stage=score` among the overrides, no count of
@@ -62,7 +95,7 @@ def launch(overrides: Sequence[str], processes: int | None = None, run: Sequence
     from mmkv_bench.plan.validate import validate
 
     for text in overrides:
-        if text.partition("=")[0].lstrip("+") == "shard":
+        if text.partition("=")[0].lstrip("+") == "shard" and seen is None:
             raise ConfigError(f"{text}: launch divides the run itself; drop it, or run that one with mmkv-bench run")
     config = compose(overrides)
     validate(config)
@@ -74,7 +107,7 @@ def launch(overrides: Sequence[str], processes: int | None = None, run: Sequence
         from mmkv_bench.run.run import carry_out
         from mmkv_bench.store.store import Store
 
-        devices = visible_devices(config.model.device)
+        devices = visible_devices(config.model.device) if seen is None else list(seen)
         count = _count(processes, devices, spread)
         plan = make_plan(config)
     store = Store(plan.out)
@@ -146,7 +179,7 @@ def run_all(started: Sequence[Worker]) -> list[Ended]:
     """Run processes side by side until all have ended, handing out samples; what they print on stderr is shown with their name
     in front.
 
-    Ctrl-C ends them all and is raised again.
+    Ctrl-C, and a stop signal that waits (`stopping.deferred`), end them all and are raised again.
     """
     running, dispatcher = [], Dispatcher()
     for worker in started:
@@ -166,7 +199,10 @@ def run_all(started: Sequence[Worker]) -> list[Ended]:
         running.append((worker, process, thread, log))
     try:
         for _, process, _, _ in running:
-            process.wait()
+            while process.poll() is None:
+                check()
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_LOOK_S)
     except BaseException:
         for _, process, _, _ in running:
             process.terminate()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
+import sys
 from itertools import count
 
 import pytest
@@ -14,8 +16,10 @@ from submitit.slurm.slurm import SlurmJobEnvironment
 from mmkv_bench.cli.job import Job
 from mmkv_bench.cluster.submission import ASK, REQUEUE, executor
 from mmkv_bench.config.compose import compose, launcher_of
+from mmkv_bench.store.store import Store
 from tests.cluster.stand_ins import stand_ins
 from tests.each import each
+from tests.run.setting import STAMPS, TIMES, done
 
 SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGCONT)
 QUESTION = "squeue -h -j 7_1 -o %T"
@@ -28,18 +32,21 @@ from dataclasses import dataclass
 
 from mmkv_bench.compression.scorers.base import Scorer
 
+PID = {pid}
+
 
 @dataclass(frozen=True)
 class SignallingScorer(Scorer):
     def __post_init__(self):
         if {before}:
-            os.kill(os.getpid(), signal.{number})
+            os.kill(PID, signal.{number})
 
     def key(self, budget, length):
         return ()
 
     def score(self, obs, budget, seed):
-        os.kill(os.getpid(), signal.{number})
+        if PID is not None:
+            os.kill(PID, signal.{number})
         return obs.key.float().norm(dim=-1)
 """
 
@@ -63,7 +70,7 @@ def ended(tmp_path, monkeypatch):
         slurm.put(asked="", state=state)
         folder = next(fresh)
         folder.mkdir()
-        (folder / "method.py").write_text(METHOD.format(number=number, before=before))
+        (folder / "method.py").write_text(METHOD.format(number=number, before=before, pid="os.getpid()"))
         method = ("method=[custom]", f"methods.custom.path={folder / 'method.py'}", "budget=16", "fidelity=off")
         job = Job(("model=tiny", "dataset=[pages_walk]", "limit=1", *method, f"out={folder / 'rows'}"))
         delayed = DelayedSubmission(job)
@@ -107,6 +114,42 @@ def test_term_queues_a_job_again_where_slurm_has_its_own_task_as_running(
     code, slurm = ended("SIGTERM", image=image, state=state)
     assert code == wanted and f"ended by SIGTERM after the sample in flight{words}" in capsys.readouterr().err
     assert slurm.lines("asked") == asked
+
+
+def test_a_job_with_several_gpus_gives_each_a_process_and_is_queued_again_as_a_whole(
+    ended, tmp_path, monkeypatch, capsys
+):
+    """Two GPUs by name, on a machine that has none: its processes compute on the CPU. One of them signals the job."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    parent = "os.getppid() if str(os.getppid()) == os.environ.get('MMKV_STOP') else None"
+    method = METHOD.format(number="SIGUSR2", before=False, pid=parent)
+    (tmp_path / "method.py").write_text(method)
+    asked = ("model=tiny", "model.device=cpu", "dataset=[pages_walk]", "limit=24", "method=[custom]", "budget=16")
+    asked += (f"methods.custom.path={tmp_path / 'method.py'}", "fidelity=off", "shard=0/2", "stage=generate")
+    run = "mmkv_bench.cli.job"
+    monkeypatch.setattr(f"{run}._queue_again", lambda submitits, number, frame: sys.exit(REQUEUE))
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    try:
+        monkeypatch.setenv("MMKV_STOP", str(os.getpid()))
+        job = Job((*asked, f"out={tmp_path / 'rows'}"), devices=2)
+        with pytest.raises(SystemExit) as stopped:
+            job()
+        assert stopped.value.code == REQUEUE and "ended by SIGUSR2" in capsys.readouterr().err
+        first = Store(tmp_path / "rows").responses(columns=["sample_id"]).num_rows
+        monkeypatch.delenv("MMKV_STOP")
+        job()
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    done(tmp_path / "alone", *asked[:1], *asked[2:])
+    rows = [Store(tmp_path / name).responses() for name in ("rows", "alone")]
+    same = [column for column in rows[0].column_names if column not in (*TIMES, *STAMPS)]
+    assert rows[0].select(same).equals(rows[1].select(same)) and 0 < first < rows[0].num_rows
+    assert len({*rows[0]["worker"].to_pylist()}) > 1, "both processes answered"
+    with pytest.raises(SystemExit, match="2"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+        job()
+    assert "asked for 2 GPUs and sees none" in capsys.readouterr().err
 
 
 @each(
