@@ -118,6 +118,7 @@ ARROWS = {
         "cluster",
         "config",
         "datasets",
+        "devices",
         "diagnostics",
         "efficiency",
         "evaluation",

@@ -52,8 +52,13 @@ def devices_of(launcher: DictConfig, config: DictConfig) -> int:
     """
     if config.model.device_map is not None or config.model.device == "cpu":
         return 1
-    named = re.search(r"gpu(?::[^:,]+)?:(\d+)", str(launcher.gres or ""))
-    return max(1, int(launcher.gpus_per_node or 0), int(named[1]) if named else 0)
+    return max(1, gpus_of(launcher))
+
+
+def gpus_of(launcher: DictConfig) -> int:
+    """How many GPUs of a node a job asks for, by either of Slurm's ways; launcher: as of `devices_of`."""
+    named = re.search(r"gpu(?::[^:,]+)?(?::(\d+))?(?:,|$)", str(launcher.gres or ""))
+    return max(int(launcher.gpus_per_node or 0), int(named[1] or 1) if named else 0)
 
 
 def check_here() -> None:

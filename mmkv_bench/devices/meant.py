@@ -36,6 +36,11 @@ def sign_of_gpu(environment: Mapping[str, str], files: Sequence[str]) -> str | N
     return None if file is None else f"/dev/{file}"
 
 
+def sign_here() -> str | None:
+    """`sign_of_gpu` of this process, without torch."""
+    return sign_of_gpu(os.environ, os.listdir("/dev") if sys.platform == "linux" else ())
+
+
 def check_meant(setting: str) -> None:
     """Refuse `model.device=auto` where a GPU is meant and torch sees none.
 
@@ -44,8 +49,7 @@ def check_meant(setting: str) -> None:
     """
     if setting != "auto" or devices.KINDS["cuda"].count():
         return
-    sign = sign_of_gpu(os.environ, os.listdir("/dev") if sys.platform == "linux" else ())
-    if sign is not None:
+    if (sign := sign_here()) is not None:
         raise ConfigError(
             f"model.device=auto, and {sign} says that this process is meant to have a GPU, but torch sees none ({_why()}); "
             "install a torch that fits this node's driver or load the site's module, or write model.device=cpu to compute on "

@@ -94,3 +94,24 @@ def test_stored_devices_are_read_without_torch_and_damaged_files_are_none(tmp_pa
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)
     document, heavy = ended.stdout.splitlines()
     assert heavy == "False" and json.loads(document) == [dataclasses.asdict(SPEED) | {"device": SPEED.slug}]
+
+
+def test_a_plan_takes_the_only_measured_device_of_the_kind_that_computes(tmp_path, monkeypatch, capsys):
+    """A login node's CPU made the hours of a sweep on GPUs."""
+    monkeypatch.setenv("MMKV_BENCH_CACHE", str(tmp_path))
+    monkeypatch.setattr("mmkv_bench.devices.meant.sign_here", lambda: None)
+    words = ("model=tiny", "method=snapkv", "dataset=[pages_walk]", "limit=1", f"out={tmp_path / 'rows'}")
+    cpu = dataclasses.replace(SPEED, name="Xeon", kind="cpu", rates={"float32": 1e12})
+    slurm = ("launcher=slurm", "hydra.launcher.partition=any")
+    for stored, ways in (
+        ((cpu,), {("plan",): cpu, ("plan", *slurm): None, ("plan", *slurm, "hydra.launcher.gpus_per_node=0"): cpu,
+                  ("plan", "model.device=cuda"): None, ("plan", *slurm, "model.device=cpu"): cpu,
+                  ("sweep", "dry=true", *slurm): None}),
+        ((cpu, SPEED), {("plan",): None, ("plan", *slurm, "hydra.launcher.gres=gpu"): SPEED, ("plan", "model.device=cpu"): cpu}),
+    ):  # fmt: skip
+        for speed in stored:
+            devices.save(speed)
+        for way, speed in ways.items():
+            assert main([*way, *words]) == 0
+            shown = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("device "))
+            assert shown.split(None, 1)[1].partition(":")[0] == (speed.slug if speed else "unknown"), way

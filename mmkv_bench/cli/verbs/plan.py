@@ -46,8 +46,8 @@ def options(parser: Parser) -> None:
     parser.add_argument(
         "--device",
         metavar="NAME",
-        help="a device that `--measure` measured, for what these three leave open; where none of them is given, the one that was "
-        "measured if there is one alone",
+        help="a device that `--measure` measured, for what these three leave open; where none of them is given, the one of the "
+        "kind that computes (a GPU for a sweep's jobs that ask for one) if one alone was measured",
     )
     parser.add_argument(
         "--measure",
@@ -80,19 +80,24 @@ def answer(given: argparse.Namespace) -> int:
 
     config = compose(overrides_of(given))
     validate(config)
+    launcher = _launcher(overrides_of(given))
     if config.scenario == EFFICIENCY:
-        return _efficiency(given, config)
+        return _efficiency(given, config, launcher)
     plan = outline(config)
     if given.measure:
         given.device = _measured(given)
-    told = printed(plan, given)
+    told = printed(plan, given, launcher)
     if given.json:
         print(json.dumps(told))
     return 0
 
 
-def printed(plan: Plan, given: argparse.Namespace) -> dict[str, Any]:
-    """Prints a plan, and gives it as data; `given` are this verb's flags."""
+def printed(plan: Plan, given: argparse.Namespace, launcher: DictConfig | None) -> dict[str, Any]:
+    """Prints a plan, and gives it as data.
+
+    Args:
+        given: this verb's flags; launcher: `hydra.launcher` where jobs of Slurm do it, else None.
+    """
     from mmkv_bench.plan import lacking, measured, versions
     from mmkv_bench.plan.forecast import forecast
     from mmkv_bench.run import foretold
@@ -101,7 +106,7 @@ def printed(plan: Plan, given: argparse.Namespace) -> dict[str, Any]:
 
     store = Store(plan.out)
     standing = plan.standing(store)
-    known = forecast(plan, standing, store, _known(given, plan))
+    known = forecast(plan, standing, store, _known(given, plan, launcher))
     print(outlined(plan, standing))
     print(foretold.foretold(known))
     rates = measured.rates(plan, standing, store)
@@ -124,7 +129,7 @@ def printed(plan: Plan, given: argparse.Namespace) -> dict[str, Any]:
     return told
 
 
-def _efficiency(given: argparse.Namespace, config: DictConfig) -> int:
+def _efficiency(given: argparse.Namespace, config: DictConfig, launcher: DictConfig | None) -> int:
     """The same of `scenario=efficiency`, whose settings say which prompts it makes.
 
     Raises:
@@ -146,7 +151,7 @@ def _efficiency(given: argparse.Namespace, config: DictConfig) -> int:
     if given.measure:
         given.device = _measured(given)
     todo = missing(plan, Store(plan.out).timings([cell.cell for cell in plan.cells]), list(config.retry))
-    known = foreseen.forecast(plan, _known(given, foreseen.general(plan)), todo)
+    known = foreseen.forecast(plan, _known(given, foreseen.general(plan), launcher), todo)
     print(foreseen.outlined(plan, todo))
     print(foretold.foretold(known))
     lacks = lacking.weights_lacking(config.model)
@@ -192,17 +197,41 @@ def _measured(given: argparse.Namespace) -> str:
     return speed.slug
 
 
-def _known(given: argparse.Namespace, plan: Plan) -> Given:
+def _launcher(overrides: list[str]) -> DictConfig | None:
+    """`hydra.launcher` where `launcher=slurm` is among the overrides: what is planned is then a sweep's."""
+    from mmkv_bench.config.compose import launcher_of
+
+    return launcher_of(overrides) if any(text.partition("=")[0] == "launcher" for text in overrides) else None
+
+
+def _kind(config: DictConfig, launcher: DictConfig | None) -> str | None:
+    """`cpu` or `cuda` of the device that it will run on; None: whatever torch finds here."""
+    from mmkv_bench.devices.meant import sign_here
+
+    if config.model.device != "auto":
+        return str(config.model.device)
+    if launcher is not None and "gpus_per_node" in launcher:
+        from mmkv_bench.cluster.checks import gpus_of
+        from mmkv_bench.cluster.submission import for_model
+
+        return "cuda" if gpus_of(for_model(launcher, config.slurm, str(config.model.name))) else "cpu"
+    return None if sign_here() is None else "cuda"
+
+
+def _known(given: argparse.Namespace, plan: Plan, launcher: DictConfig | None) -> Given:
     """The flags, and what was measured of a device where they leave it open: of the one that `--device` names, or of the only one
-    where nothing else is said. A number that is given is another device's, and those of two make none."""
+    of the kind that will compute where nothing else is said. A number that is given is another device's, and those of two make
+    none."""
     from mmkv_bench.models import devices
     from mmkv_bench.plan.forecast import GIB, Given
 
     flags = {"--device-memory": given.device_memory, "--bandwidth": given.bandwidth, "--matmul": given.matmul}
-    said, measured = [flag for flag, value in flags.items() if value is not None], devices.stored()
+    said = [flag for flag, value in flags.items() if value is not None]
     speed = devices.named(given.device) if given.device else None
-    if speed is None and not said and len(measured) == 1:
-        (speed,) = measured.values()
+    if speed is None and not said:
+        kind = _kind(plan.config, launcher)
+        measured = [speed for speed in devices.stored().values() if kind in (None, speed.kind)]
+        speed = measured[0] if len(measured) == 1 else None
     memory = None if given.device_memory is None else given.device_memory * GIB
     bandwidth = None if given.bandwidth is None else given.bandwidth * 1e9
     rate = None if given.matmul is None else given.matmul * 1e12

@@ -54,7 +54,7 @@ def sweep(overrides: Sequence[str]) -> int:
         verb, parser = reader("plan")
         for plan in slurm.dry(jobs, launcher):
             print()
-            verb.printed(plan, parser.read([]))
+            verb.printed(plan, parser.read([]), launcher)
         return 0
     from mmkv_bench.cli.job import Job
 
