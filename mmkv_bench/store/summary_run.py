@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mmkv_bench.store.files import lock_held
 from mmkv_bench.store.tracking import WandbTracker, tracker
+from mmkv_bench.store.wandb_process import begin_anew
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +25,8 @@ MEASURED = (
     "ttft_s",
     "tpot_s",
     "peak_bytes",
+    "group_prefill_s",
+    "group_decode_s",
     "group_peak_bytes",
 )
 """Keys of a cell's row that are numbers it came to; all others say what it is."""
@@ -73,12 +75,12 @@ def _show(shown: WandbTracker, about: Mapping[str, Any], cells: Sequence[Mapping
             return False
         mark.unlink(missing_ok=True)
         shown.patience_s += len(cells) if each else 0
-        _begin_anew(shown.folder, name := f"{shown.group}-summary")
+        begin_anew(shown.folder, name := f"{shown.group}-summary")
         shown.open(name, "summary", about)
         shown.describe({"cells": len({row["cell"] for row in cells})}, cells)
         for row in cells if each else ():
             shown.close()
-            _begin_anew(shown.folder, name := f"{shown.group}-{_of_row(row)}")
+            begin_anew(shown.folder, name := f"{shown.group}-{_of_row(row)}")
             shown.open(name, "cell", {key: row[key] for key in row if key not in MEASURED}, _label(row))
             shown.describe({key: row[key] for key in MEASURED if row[key] is not None})
         written = shown.ended()
@@ -94,10 +96,3 @@ def _of_row(row: Mapping[str, Any]) -> str:
 
 def _label(row: Mapping[str, Any]) -> str:
     return " ".join(str(row[key]) for key in ("method", "budget", "dataset", "metric") if row[key] is not None)
-
-
-def _begin_anew(folder: Path, name: str) -> None:
-    """Take away what an earlier summary of this id left and nobody has sent yet: `wandb sync` then sends one."""
-    for old in folder.glob(f"offline-run-*-{name}"):
-        if not next(old.glob("*.synced"), None):
-            shutil.rmtree(old, ignore_errors=True)

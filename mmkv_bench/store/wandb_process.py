@@ -4,15 +4,23 @@
 
 It cannot hold up the run that started it: it ignores the signals that stop jobs, since the run tells it of its end, and some
 seconds after stdin was closed it ends whatever wandb is still doing.
+
+wandb writes an offline run's file when 32 KiB are full or the run ends (0.25, which lmms-eval pins), so a kill leaves an empty
+one. Messages of an open offline run are therefore kept in a file beside it, and the next process in the folder writes a killed
+run again.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -70,21 +78,81 @@ class Viewer:
         self._wandb.teardown()
 
 
-def work(lines: Any, folder: Path) -> None:
-    """Do what lines say; a run that is open at their end failed."""
-    viewer = Viewer(folder)
-    for line in lines:
-        message = json.loads(line)
-        if "open" in message:
-            viewer.open(message["open"], message["config"])
-        elif "log" in message:
-            viewer.log(message["log"])
-        elif "summary" in message:
-            viewer.describe(message["summary"], message["table"])
-        else:
-            viewer.close(message["close"])
+class Kept:
+    """Messages of the open run, in `.kept/<id>` until it is closed. Its writer holds a lock, so that a file without one is of a
+    killed run."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / ".kept"
+        self._stream: Any = None
+
+    def add(self, message: dict[str, Any]) -> None:
+        """Keep one, before it goes to wandb."""
+        opened = message.get("open", {})
+        if opened.get("mode") == "offline" and opened["job_type"] == "live":  # a summary is made of rows again
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._stream = open(self._folder / opened["id"], "w", encoding="utf-8")  # noqa: SIM115 - until closed
+            with contextlib.suppress(OSError):  # no locks here: nothing is written again
+                fcntl.flock(self._stream, fcntl.LOCK_EX)
+        if self._stream is not None:
+            self._stream.write(json.dumps(message) + "\n")
+            self._stream.flush()
+
+    def forget(self) -> None:
+        """The run is closed: wandb has it."""
+        if self._stream is not None:
+            Path(self._stream.name).unlink(missing_ok=True)
+            self._stream.close()
+        self._stream = None
+
+    def killed(self) -> Iterable[list[dict[str, Any]]]:
+        """Messages of each killed run; its file is taken away behind it."""
+        for path in sorted(self._folder.glob("*")):
+            with contextlib.suppress(OSError, ValueError), open(path, "r+", encoding="utf-8") as stream:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                messages = [json.loads(line) for line in stream if line.endswith("\n")]  # else it was being written
+                if messages and os.fstat(stream.fileno()).st_nlink:  # empty: of a writer that is about to lock it
+                    try:
+                        yield messages
+                    finally:  # also where wandb does not take them: a further run would fail at them again
+                        path.unlink()
+
+
+def begin_anew(folder: Path, name: str) -> None:
+    """Take away what an earlier run of this id left and nobody has sent yet: `wandb sync` then sends one."""
+    for old in folder.glob(f"offline-run-*-{name}"):
+        if not next(old.glob("*.synced"), None):
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def work(lines: Iterable[str], folder: Path) -> None:
+    """Write killed runs again, then do what lines say; a run that is open at their end failed."""
+    viewer, kept = Viewer(folder), Kept(folder)
+    for messages in kept.killed():
+        begin_anew(folder, messages[0]["open"]["id"])
+        for message in messages:
+            do(viewer, message)
+        viewer.close(1)
+    for message in map(json.loads, lines):
+        kept.add(message)
+        do(viewer, message)
+        if "close" in message:
+            kept.forget()
     viewer.close(1)
+    kept.forget()
     viewer.end()
+
+
+def do(viewer: Viewer, message: dict[str, Any]) -> None:
+    """What one message says."""
+    if "open" in message:
+        viewer.open(message["open"], message["config"])
+    elif "log" in message:
+        viewer.log(message["log"])
+    elif "summary" in message:
+        viewer.describe(message["summary"], message["table"])
+    else:
+        viewer.close(message["close"])
 
 
 def main(folder: str, failed: str, patience_s: str) -> None:

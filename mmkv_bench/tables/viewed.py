@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 COSTS = {"ttft_s": "ttft_s", "tpot_s": "tpot_s", "peak_bytes": "peak_total"}
 """Key of a line -> the cost that it holds (`cost_names`)."""
+GROUP_COSTS = {"group_prefill_s": "prefill_s", "group_decode_s": "decode_s", "group_peak_bytes": "peak_total"}
+"""The same of runs that shared prefills, whose times and peak are a group's."""
 _IS = (
     "model",
     "dataset",
@@ -37,15 +39,15 @@ def viewed(store: Store) -> list[dict[str, Any]]:
 
     A line has the cell's identity (`budget` as a number, entries or a fraction), `score` with its interval and `difference`
     to full, `answers` and `failures`, and medians of `ttft_s` and `tpot_s` [s] and the largest `peak_bytes` where the cell
-    ran by itself, null elsewhere; `group_peak_bytes` is the largest of the shared runs that the cell was in. Cells of
-    scenario=efficiency have a line per length and batch, without a score.
+    ran by itself, null elsewhere. `group_prefill_s` and `group_decode_s` [s] are medians and `group_peak_bytes` the largest of
+    the shared runs that the cell was in. Cells of scenario=efficiency have a line per length and batch, without a score.
     """
     cells = store.cells().to_pandas()
     if cells.empty:
         return []
     cells = cells[latest(with_limits(cells))]
     names = list(cells["cell"])
-    costs = [KNOWN[name] for name in COSTS.values()]
+    costs = [KNOWN[name] for name in dict.fromkeys([*COSTS.values(), *GROUP_COSTS.values()])]
     answers, passes = answers_seen(store, names, costs), passes_seen(store, names, costs)
     scores: dict[str, list[dict[str, Any]]] = {}
     for row in store.metrics(names).to_pylist():
@@ -93,16 +95,15 @@ def _scores(cell: Mapping[str, Any], rows: list[dict[str, Any]]) -> list[dict[st
 
 
 def _costs(seen: Seen, lines: np.ndarray) -> dict[str, float | None]:
-    """Medians, and the largest peak, of these lines; of shared runs, whose times are a group's, only the group's largest peak."""
+    """Medians, and the largest peak, of these lines; those of shared runs stand under names of their own."""
     found: dict[str, float | None] = {}
-    for key, name in COSTS.items():
-        values = seen.values[name][lines]
-        known = values[~np.isnan(values) & ~seen.group[lines]]
-        reduce = np.max if key == "peak_bytes" else np.median
-        found[key] = float(reduce(known)) if len(known) else None
-    shared = seen.values[COSTS["peak_bytes"]][lines][seen.group[lines]]
-    shared = shared[~np.isnan(shared)]
-    found["group_peak_bytes"] = float(shared.max()) if len(shared) else None
+    for names, shared in ((COSTS, False), (GROUP_COSTS, True)):
+        ours = lines[seen.group[lines] == shared]
+        for key, name in names.items():
+            values = seen.values[name][ours]
+            known = values[~np.isnan(values)]
+            reduce = np.max if key.endswith("peak_bytes") else np.median
+            found[key] = float(reduce(known)) if len(known) else None
     return found
 
 
