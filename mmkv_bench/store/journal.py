@@ -23,6 +23,9 @@ from mmkv_bench.errors import StoreError
 from mmkv_bench.store.digests import canonical_json, checksum
 from mmkv_bench.store.files import NO_LOCKS, locked, new_locked, sync_folder
 
+SILENT_S = 900.0
+"""Where there are no locks, seconds without a commit after which `pack` takes a journal over."""
+
 
 @dataclass(frozen=True)
 class Content:
@@ -136,6 +139,27 @@ def claim(path: Path) -> int | None:
         raise
     os.close(file)
     return None
+
+
+def take_over(path: Path) -> Path | None:
+    """Rename a journal that a file system without locks holds, so that its writer cannot add to it: the new path.
+
+    None where there are locks (see `claim`), where it was written to within `SILENT_S`, or is gone. A writer that lives after
+    all meets a journal without its name at its next commit, and stops; what it had committed is in the renamed one.
+    """
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        if locked(file) is not None or time.time() - os.fstat(file).st_mtime < SILENT_S:
+            return None
+    finally:
+        os.close(file)
+    taken = path.with_name(f"{path.stem[:40]}-taken-{uuid.uuid4().hex[:12]}.jsonl")
+    os.rename(path, taken)
+    sync_folder(path.parent)
+    return taken
 
 
 def in_use(path: Path) -> bool:

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mmkv_bench.errors import StoreError
+from mmkv_bench.store import journal
 from mmkv_bench.store.digests import checksum
 from mmkv_bench.store.files import disk_errors, sync_folder, write_bytes
 from mmkv_bench.store.interface import Opened
@@ -40,17 +41,22 @@ def pack(store: Opened, slim: bool = False) -> int:
         How many cells it dropped because the store holds newer numbers of their method.
 
     Raises:
-        StoreError: samples are still in journals.
+        StoreError: samples are still in journals. Where the file system has no locks, those that nobody wrote to for
+            `journal.SILENT_S` are published first.
     """
     with disk_errors("packing", store.root), store.locked():
         return _pack(store, slim)
 
 
 def _pack(store: Opened, slim: bool) -> int:
+    for path in store.journals():
+        if (taken := journal.take_over(path)) is not None:
+            store.publish_journal(taken)
     if store.journals():
         raise StoreError(
             f"{store.root} has samples in journals: a run is writing, or was interrupted; let it finish (the same "
-            "command continues it) and pack then"
+            "command continues it) and pack then; where the file system has no locks, "
+            f"{journal.SILENT_S / 60:.0f} minutes after the last answer of an interrupted one"
         )
     # Listed before the rows are read: a file that a run adds in between stays.
     described = store.files("cells")

@@ -3,6 +3,8 @@ doubles nothing."""
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import multiprocessing
 import os
@@ -307,6 +309,33 @@ def test_a_store_that_is_being_written_is_not_packed(tmp_path, capsys):
     assert "let it finish" in capsys.readouterr().err
     assert main([str(tmp_path / "nothing")]) == 2
     assert "is no folder of result rows" in capsys.readouterr().err
+
+
+def test_without_locks_the_journal_of_a_killed_run_is_packed_once_it_is_silent(tmp_path, monkeypatch):
+    """It was never published, and pack asked for ever to let the run finish."""
+
+    def no_locks(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    store = filled(tmp_path)
+    writer = store.writer("killed").__enter__()
+    writer.commit([response(9, name) for name in CELLS])
+    before = content(store)
+    with pytest.raises(StoreError, match="no locks, 15 minutes after the last answer"):
+        store.pack()
+    (path,) = store.journals()
+    for number in range(2):  # of its continuation: rows of the next sample are in a part
+        with store.writer(f"next{number}") as again:
+            again.commit([response(10 + number, "c0")])
+    os.utime(path, (0, 0))
+    assert store.recover() == 0 and store.journals() == [path]  # a run takes nothing from a writer that may live
+    store.pack()
+    assert store.journals() == [] and len(files(store)) == 4
+    assert [row for row in content(store)[-1] if row["doc_id"] < 10] == before[-1]
+    with pytest.raises(StoreError, match="was removed, moved or replaced"):
+        writer.commit([response(12, "c0")])  # it lived after all: it stops, and nothing that it had committed is lost
+    assert {row["doc_id"] for row in content(store)[-1]} == {0, 1, 9, 10, 11}
 
 
 class _Racing(Store):
