@@ -59,20 +59,20 @@ _NO_MEMORY = (
     "_ALLOC_FAILED",
     "failed to map segment",
 )
+_UNMAPPED = ("Memory mapping file failed", "annot allocate memory")
+"""Words of OSErrors without a number: pyarrow's, and safetensors'."""
 
 
 class GenerationTimeout(MMKVError):
     """A fork ran past its time limit: its row gets status `timeout`."""
 
 
-_UNMAPPED = "Memory mapping file failed"  # pyarrow's OSError has no number
-
-
 def out_of_memory(error: BaseException) -> bool:
     """Whether an exception says that memory ran out. Python and numpy have a class for it, the operating system a number;
     PyTorch has a class for devices only, its CPU allocator and its libraries say it in a RuntimeError's words."""
     if isinstance(error, (MemoryError, OSError)):
-        return isinstance(error, MemoryError) or error.errno == errno.ENOMEM or _UNMAPPED in str(error)
+        unmapped = any(words in str(error) for words in _UNMAPPED)
+        return isinstance(error, MemoryError) or error.errno == errno.ENOMEM or unmapped
     return isinstance(error, (RuntimeError, ImportError)) and any(words in str(error) for words in _NO_MEMORY)
 
 

@@ -28,10 +28,11 @@ def jobs() -> Mapping[str, int] | str | None:
     try:
         asked = _asked([squeue, "--me", "--array", "--noheader", "--format=%T %j"])
     except (OSError, subprocess.TimeoutExpired) as problem:
-        return f"squeue: no answer ({problem})"
+        return f"Slurm's queue cannot be asked here: no answer ({problem})"
     if asked.returncode:
         said = (asked.stderr or asked.stdout).strip().splitlines()
-        return said[-1] if said else f"squeue: exit code {asked.returncode}"
+        reason = said[-1] if said else f"exit code {asked.returncode}"
+        return f"Slurm's queue cannot be asked here: {reason.removeprefix('squeue: ')}"
     return _counted(asked.stdout, " ")
 
 

@@ -32,6 +32,8 @@ SCENARIOS = (QUALITY, EFFICIENCY)
 PROMPTS = ("text", "image", "video")
 ONE_BY_ONE, TOGETHER = BATCH_PREFILLS = ("one_by_one", "together")
 MAX = "max"
+SHORTEST = 16
+"""Tokens of the shortest prompt that scenario=efficiency makes."""
 LOGGERS = ("none", "wandb")
 LOGGER_MODES = ("offline", "online")
 DATA_SOURCES = ("upstream", "fixture")
@@ -200,7 +202,7 @@ class Config:
         SCENARIOS,
     )
     lengths: Any = _key(
-        [2048, 8192, 32768], "efficiency: tokens of the prompts; a value or a list", "whole numbers >= 16"
+        [2048, 8192, 32768], "efficiency: tokens of the prompts; a value or a list", f"whole numbers >= {SHORTEST}"
     )
     prompts: Any = _key(
         "text", "efficiency: what fills them: text, or as many visual tokens as fit; a value or a list", PROMPTS

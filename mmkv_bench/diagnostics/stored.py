@@ -92,10 +92,23 @@ def own_files(rows: Iterable[Row]) -> set[str]:
 
 
 def run_config(stored: Mapping[str, Any], datasets: Iterable[str], methods: Iterable[str]) -> DictConfig:
-    """A stored configuration with keys that came later at their defaults, and the datasets and methods asked for."""
+    """A stored configuration with keys that came later at their defaults, and the datasets and methods asked for.
+
+    Raises:
+        ConfigError: no run of this version can have it.
+    """
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        return _run_config(stored, datasets, set(methods))
+    except (KeyError, TypeError, ValueError, AttributeError, OmegaConfBaseException) as error:
+        problem = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        raise ConfigError(f"the configuration that these rows hold is no run's of this version ({problem})") from error
+
+
+def _run_config(stored: Mapping[str, Any], datasets: Iterable[str], methods: set[str]) -> DictConfig:
     from omegaconf import OmegaConf
 
-    methods = set(methods)
     variants = {name: node for name, node in stored["variants"].items() if name in methods}
     named = methods | {str(node["base"]) for node in variants.values()}
     fixture = (stored.get("data") or {}).get("source") == "fixture"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from mmkv_bench import protocols
 from mmkv_bench.compression.budget import LARGEST
 from mmkv_bench.config.compose import method_defaults
-from mmkv_bench.config.schema import MAX, TOGETHER, Config, as_list
+from mmkv_bench.config.schema import MAX, SHORTEST, TOGETHER, Config, as_list
 from mmkv_bench.efficiency.kinds import DATASETS, SCHEMES, kind_of, refuse_blind, refuse_textual
 from mmkv_bench.efficiency.search import Search, searched
 from mmkv_bench.errors import CalibrationError, ConfigError, UnsupportedError
@@ -367,7 +367,10 @@ def _refuse_long(config: DictConfig, lengths: Sequence[int], family: Family) -> 
         for name, most in limits.items():
             answer = config.new_tokens - 1 if name == "the model's context" else 0
             if most is not None and tokens + answer > most:
+                way = f"give lengths of at most {most - answer}"
+                if most - answer < SHORTEST:
+                    way = f"give new_tokens of at most {most - max(SHORTEST, min(lengths)) + 1}"
                 raise ConfigError(
                     f"lengths={tokens}{f' with new_tokens={config.new_tokens}' if answer else ''} is more than {name} of {most} "
-                    f"tokens; give lengths of at most {most - answer}"
+                    f"tokens; {way}"
                 )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from mmkv_bench import devices
 from mmkv_bench.deadline import time_limit
 from mmkv_bench.devices.meant import check_meant
-from mmkv_bench.errors import ConfigError, GenerationTimeout, MMKVError, UnsupportedError
+from mmkv_bench.errors import ConfigError, GenerationTimeout, MMKVError, UnsupportedError, out_of_memory
 from mmkv_bench.models import hub_errors
 from mmkv_bench.models.chat_template import Template, check_media
 from mmkv_bench.models.families import Family, family_of, text_model
@@ -54,6 +54,8 @@ def load_config(path: str, revision: str | None = None) -> Any:
     try:
         config = _auto_config(path, revision)
     except Exception as error:  # a config may say anything, and libraries raise what they like
+        if out_of_memory(error):  # no fault of the folder
+            raise
         raise ConfigError(hub_errors.sentence(path, revision, error)) from error
     family_of(config)
     _refuse_foreign_code(path, config)
@@ -108,6 +110,8 @@ def load_model(
     except (MMKVError, MemoryError):
         raise
     except Exception as error:  # a config may say anything, and libraries raise what they like
+        if out_of_memory(error):  # no fault of the folder
+            raise
         raise ConfigError(hub_errors.sentence(path, revision, error)) from error
     if device_map is None:
         model = model.to(where)

@@ -186,7 +186,7 @@ def _numbers(config: DictConfig) -> None:
         if not least <= config[key] <= LARGEST:
             raise ConfigError(f"{key}={config[key]} is out of range; allowed: {allowed(key)}; give such a number")
     for tokens in _values("lengths", config.lengths):
-        if isinstance(tokens, bool) or not isinstance(tokens, int) or not 16 <= tokens <= LARGEST:
+        if isinstance(tokens, bool) or not isinstance(tokens, int) or not schema.SHORTEST <= tokens <= LARGEST:
             raise ConfigError(
                 f"lengths={tokens} is no length of a prompt; allowed: {allowed('lengths')}; give such numbers"
             )

@@ -38,6 +38,8 @@ class Commands:
         if isinstance(differing, str):
             return {"line": "", "note": differing}
         label = row["dataset"]
+        if label not in (config.get("datasets") or {}):
+            return {"line": "", "note": f"Its configuration holds no dataset {label}: another program wrote it."}
         said = _groups(config, [label]) | {"method": row["method"]}
         if row["method"] in (config.get("variants") or {}):
             said |= {"method": "full", f"variants.{row['method']}": config["variants"][row["method"]]}

@@ -60,6 +60,52 @@ def refuse_rewritten(rows: pa.Table, root: Path) -> None:
                 )
 
 
+_OBJECTS = ("model", "data", "datasets", "methods", "variants", "calibrations")
+_OF_OBJECTS = ("datasets", "methods", "variants")
+
+
+def refuse_malformed(rows: pa.Table, root: Path) -> None:
+    """Raises StoreError when a configuration or parameters (columns of `rows`) are of no kind that a run writes."""
+    for name, problem_of in (("config", _malformed), ("parameters", _no_object)):
+        if name not in rows.column_names:
+            continue
+        for text in rows[name].unique().to_pylist():
+            if text is not None and (problem := problem_of(text)):
+                raise StoreError(
+                    f"{root}: the column {name} of its cells is none that a run wrote ({problem}); another program wrote it: "
+                    "restore the files in cells/ from a copy, or leave that folder out"
+                )
+
+
+def _no_object(text: str) -> str | None:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return "no JSON"
+    return None if isinstance(value, dict) else f"{shortened(value)} is no JSON object"
+
+
+@lru_cache(maxsize=256)
+def _malformed(text: str) -> str | None:
+    if (problem := _no_object(text)) is not None:
+        return problem
+    config = json.loads(text)
+    inner = [(key, config[key]) for key in _OBJECTS if config.get(key) is not None]
+    inner += [
+        (f"{key}.{name}", node) for key, value in inner if key in _OF_OBJECTS and isinstance(value, dict)
+        for name, node in value.items()
+    ]  # fmt: skip
+    wrong = [f"{key} is {shortened(value)}, no object" for key, value in inner if not isinstance(value, dict)]
+    if not isinstance(limit := config.get("limit"), int | None):
+        wrong.append(f"limit is {shortened(limit)}, no number")
+    return wrong[0] if wrong else None
+
+
+def shortened(value: Any) -> str:
+    """For a message."""
+    return f"{value!r:.60}"
+
+
 @lru_cache(maxsize=256)
 def _digest(text: str) -> str:
     return checksum(text.encode())

@@ -45,7 +45,9 @@ class Entry:
 def check_empty(folder: Path) -> None:
     """Raises ConfigError where something is already: asked before packing, which cannot be taken back."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"--publish {folder} is not empty; name a folder that is not there yet")
+        left = folder.is_dir() and not (folder / MANIFEST).exists() and (folder / MARK).exists()
+        why = f" and has no {MANIFEST}: a --publish that was ended early left it; remove it, or" if left else ";"
+        raise ConfigError(f"--publish {folder} is not empty{why} name a folder that is not there yet")
 
 
 def publish(store: Opened, folder: Path) -> str:

@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 from mmkv_bench.errors import ConfigError, StoreError, nearest
 from mmkv_bench.store import diagnostics, journal, layers, parts, prompts, repack, scores, timings
 from mmkv_bench.store.blocks import counted
-from mmkv_bench.store.cell_rows import digest_of_row, refuse_other, refuse_rewritten, shown
+from mmkv_bench.store.cell_rows import digest_of_row, refuse_malformed, refuse_other, refuse_rewritten, shown
 from mmkv_bench.store.files import check_folder, disk_errors, lock_held, remove_stale, sync_folder, write_whole
 from mmkv_bench.store.rows import check, safe_name, to_table
 from mmkv_bench.store.schema import FAILURES, RESPONSES, SCHEMA_VERSION, SCHEMAS
@@ -184,9 +184,11 @@ class Store:
     ) -> pa.Table:
         """Cell rows, of all cells and all columns unless given. coded: texts as dictionaries.
 
-        Raises StoreError where all columns are read and a row is another than was written.
+        Raises StoreError where a configuration is none that a run writes, or all columns are read and a row is another than
+        was written.
         """
         rows = self.load("cells", cells, columns, coded)
+        refuse_malformed(rows, self.root)
         if columns is None:
             refuse_rewritten(rows, self.root)
         return rows

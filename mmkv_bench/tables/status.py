@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from mmkv_bench.errors import StoreError
 from mmkv_bench.protocols import DEFAULT
+from mmkv_bench.store.cell_rows import refuse_malformed
 from mmkv_bench.store.index import remembered
 from mmkv_bench.store.parts import column_of, numbers_of, places, texts_in, texts_of
 from mmkv_bench.store.planned import noted
@@ -99,6 +100,7 @@ def status(store: Store) -> Status:
     times = store.timings()
     timings = [times[name].to_pylist() for name in ("status", "phase", "searched")]
     cells = remembered(store, "cells", _CELL)
+    refuse_malformed(cells, store.root)
     cells = cells.filter(texts_in(cells["config"], lambda text: re.search(_TIMED, text) is None))
     names = cells["cell"].combine_chunks().cast(pa.string())
     if len(names.unique()) != len(names):

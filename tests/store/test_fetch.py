@@ -199,7 +199,11 @@ def test_a_folder_that_holds_something_is_refused_before_rows_are_packed(tmp_pat
         writer.commit([response(0, "c0")])
     before = {path: path.read_bytes() for path in store.root.rglob("*") if path.is_file()}
     (tmp_path / "public").mkdir()
-    (tmp_path / "public" / "mine.txt").write_text("x")
-    assert verb("pack")([str(store.root), "--slim", "--publish", str(tmp_path / "public")]) == 2
-    assert "is not empty" in capsys.readouterr().err
+    for name, said in (
+        ("mine.txt", "is not empty; name"),
+        ("store.json", "was ended early left it; remove it, or name"),
+    ):
+        (tmp_path / "public" / name).write_text("x")
+        assert verb("pack")([str(store.root), "--slim", "--publish", str(tmp_path / "public")]) == 2
+        assert said in capsys.readouterr().err
     assert {path: path.read_bytes() for path in store.root.rglob("*") if path.is_file()} == before
