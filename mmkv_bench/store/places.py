@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,8 @@ from mmkv_bench.store.published import MANIFEST
 CHUNK = 1 << 20
 TIMEOUTS = (20.0, 60.0)
 """Seconds to reach a server, and seconds without a byte."""
+SLOWEST, PATIENCE_S = 1024, 60.0
+"""Bytes per second, over all that has come, below which a file is given up after so many seconds."""
 _HUB = re.compile(r"hf://datasets/(?P<repository>[\w.-]+/[\w.-]+)(@(?P<revision>[^/@]+))?(/(?P<folder>.+))?")
 
 
@@ -136,20 +139,30 @@ def _received(url: str, shown: str, headers: dict[str, str] | None = None) -> It
                 404: "it is not there",
             }.get(answer.status_code, "try again later")
             raise StoreError(f"{shown}: the server answered {answer.status_code}; {todo}")
-        yield from answer.iter_content(CHUNK)
+        begun, received = time.monotonic(), 0
+        while piece := answer.raw.read1(CHUNK):  # as it comes: a whole piece may drip in for hours
+            received, waited = received + len(piece), time.monotonic() - begun
+            if waited > PATIENCE_S and received < SLOWEST * waited:
+                raise StoreError(
+                    f"{shown}: {received:,} bytes came in {waited:.0f} s, less than {SLOWEST:,} a second; check the network, and "
+                    "run the same command again: files that are there stay"
+                )
+            yield piece
 
 
 @contextmanager
 def _network(shown: str) -> Iterator[None]:
     """requests' own words hold the whole address and what it was sent with."""
     import requests
+    from urllib3 import exceptions
 
     try:
         yield
-    except requests.RequestException as problem:
+    except (requests.RequestException, exceptions.HTTPError) as problem:
         said = {
             requests.exceptions.SSLError: "its certificate is not accepted",
             requests.Timeout: "it did not answer in time",
+            exceptions.ReadTimeoutError: "it did not answer in time",
         }
         why = next(
             (words for kind, words in said.items() if isinstance(problem, kind)), "it cannot be reached, or hung up"

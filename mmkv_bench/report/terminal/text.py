@@ -60,6 +60,8 @@ def marked(text: str, at: int | None) -> Text:
     """A text with a mark before its `at`-th character, and what follows in another style; None: as it is."""
     from rich.text import Text
 
+    if len(text) > LONGEST:
+        return marked(text[:LONGEST], at).append(f" [{len(text) - LONGEST:,} more characters]", style="italic")
     if at is None:
         return Text(plain(text))
     made = Text(plain(text[:at]))
@@ -67,5 +69,7 @@ def marked(text: str, at: int | None) -> Text:
     return made.append(plain(text[at:]), style="bold")
 
 
+LONGEST = 20_000
+"""Characters of an answer that are shown; laying out ten million takes minutes."""
 MARK = ">>"
 """Stands where an answer leaves that of `full`."""
