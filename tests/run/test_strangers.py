@@ -66,6 +66,11 @@ def test_no_verb_runs_what_rows_name(rows, tmp_path, capsys):
         ["show", copy, sample, "--prompt"],
         ["show", copy, sample, "--remake"],
         ["tables", copy],
+        ["status", copy],
+        *(
+            [verb, "dataset=pages_walk", "method=snapkv", "budget=16", "limit=1", f"out={copy}"]
+            for verb in ("plan", "score")
+        ),
         ["report", copy, "--out", out],
         ["plot", "front", copy, "--out", f"{out}.png"],
         ["export", "eee", copy, "--out", f"{out}2", "--organization", "Us"],
