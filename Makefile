@@ -39,7 +39,7 @@ help:
 	@echo "make bench-tables      time and memory of tables and scoring: committed rows, 100 methods, 10,000 cells"
 	@echo "make bench-store       time and memory of resuming, status, scoring, tables, packing of 1 and 4 million answers (SCALE=.1)"
 	@echo "make bench-methods     time and extra memory of every method on one layer, beside its attention"
-	@echo "make bench-gpu         on an NVIDIA GPU: ten minutes of measurements beside their goals into results/gpu/"
+	@echo "make bench-gpu         on an NVIDIA GPU: measurements beside their goals into results/gpu/, in pieces that it continues"
 	@echo "make bench-start       what commands import before they work, beside what they cannot do without"
 	@echo "make simulate          how often bold, ranks and separated pairs are wrong, in 1,000 made-up columns of each kind"
 	@echo "make verify            make 50 answers drawn from all committed rows again and compare; minutes (SAMPLES=, SEED=)"

@@ -1,9 +1,12 @@
-"""The fused statistics against their definitions in float64, kernels run by Triton's interpreter on the CPU.
+"""The fused statistics against their definitions in float64, kernels run by Triton's interpreter on the CPU, or on a device.
 
-Triton decides when it is imported whether it interprets, so `test_fused.py` runs this file in a process of its own.
+Triton decides when it is imported whether it interprets, so `test_fused.py` runs this file in a process of its own;
+`benchmarks/gpu.py` runs it where there is a CUDA device.
 """
 
 from __future__ import annotations
+
+import os
 
 import pytest
 import torch
@@ -14,10 +17,13 @@ from mmkv_bench.devices import Host
 from tests.compression import oracles
 from tests.each import each
 
+DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
+pytestmark = pytest.mark.skipif(DEVICE == "cuda" and not torch.cuda.is_available(), reason="no CUDA device")
+
 
 @pytest.fixture(autouse=True)
 def kernels_alone(monkeypatch):
-    """The host runs kernels, and a row block would be a failure."""
+    """The host runs kernels, too, and a row block would be a failure."""
     monkeypatch.setattr(Host, "fuses", True)
     for name in ("attention.exponentials", "proxies.exponentials", "proxies.nucleus"):
         monkeypatch.setattr(f"mmkv_bench.compression.numerics.{name}", None)
@@ -28,11 +34,12 @@ def tensors(heads, group, rows, length, dim, dtype=torch.float32, seed=0):
     g = torch.Generator().manual_seed(seed)
     query = torch.randn(rows, heads * group, dim, generator=g).transpose(0, 1) * 2
     key = torch.randn(heads, length, dim, generator=g) * 2
-    return query.to(dtype), key.to(dtype), dim**-0.5
+    return query.to(DEVICE, dtype), key.to(DEVICE, dtype), dim**-0.5
 
 
 def probabilities(query, key, scaling, causal):
-    """float64 `[Hkv, g, n, T]`; causal rows are the last of the prompt."""
+    """float64 `[Hkv, g, n, T]` on the CPU; causal rows are the last of the prompt."""
+    query, key = query.cpu(), key.cpu()
     group, rows, length = query.shape[0] // key.shape[0], query.shape[1], key.shape[1]
     scores = query.double() @ key.double().repeat_interleave(group, 0).transpose(1, 2) * scaling
     if causal:
@@ -41,8 +48,8 @@ def probabilities(query, key, scaling, causal):
 
 
 def assert_relative(got, want):
-    assert got.dtype == torch.float32 and got.shape == want.shape
-    assert float(((got.double() - want).abs() / want).max()) <= 1e-5
+    assert (got.dtype, got.shape, got.device.type) == (torch.float32, want.shape, DEVICE)
+    assert float(((got.cpu().double() - want).abs() / want).max()) <= 1e-5
 
 
 def check_sums(heads, group, rows, length, dim, dtype):
@@ -96,11 +103,11 @@ def check_groups(heads, group, rows, length, groups, query_dtype, key_dtype, tho
         assert_relative(got, want)
         if thorough:
             assert_relative(proxies.total_mass(query, key, scaling, groups, per_query_head=apart), want.sum((1, 2)))
-        adjust = {"per_query_head": apart, "drop_last": apart, "anchor": None if apart else anchor}
+        adjust = {"per_query_head": apart, "drop_last": apart, "anchor": None if apart else anchor.to(DEVICE)}
         for cover in ("left", "right") if thorough else ("left",):
             votes = proxies.group_votes(query, key, scaling, groups, 0.8, cover=cover, **adjust)
             rows_of = want[..., :-1] if apart else (want + anchor[:, None, None].double()) / (1 + rows // groups)
-            assert torch.equal(votes, counted(rows_of, 0.8, cover, length))
+            assert torch.equal(votes.cpu(), counted(rows_of, 0.8, cover, length))
 
 
 def counted(mass, tau, cover, length):
@@ -145,7 +152,7 @@ def test_widely_spread_proxies_keep_their_mass():
     want = probabilities(query * 60, key, scaling, causal=False).view(1, 1, 2, 2, 90).sum(3)
     assert float(want.min()) < 1e-60
     got = next(proxies.group_mass(query * 60, key, scaling, 2))
-    assert bool((got > 0).all()) and torch.allclose(got.double(), want, rtol=2e-4, atol=1e-37)
+    assert bool((got > 0).all()) and torch.allclose(got.cpu().double(), want, rtol=2e-4, atol=1e-37)
 
 
 @each("tau, left", [(0.25, True), (0.875, False)])
@@ -153,7 +160,7 @@ def test_equal_masses_are_taken_from_the_lowest_index_over_blocks(monkeypatch, t
     monkeypatch.setattr(fused, "BLOCK", 16)
     mass = torch.randint(1, 4, (1, 1, 1, 40), generator=torch.Generator().manual_seed(3)).float()  # every sum is exact
     want = nucleus(mass, tau, "left" if left else "right").sum((1, 2))
-    assert torch.equal(fused.cover_votes(mass, tau, left), want)
+    assert torch.equal(fused.cover_votes(mass.to(DEVICE), tau, left).cpu(), want)
 
 
 @pytest.mark.full
@@ -162,7 +169,7 @@ def test_votes_are_those_of_the_search_by_row_blocks(seed):
     g = torch.Generator().manual_seed(seed)
     mass = (torch.randn(1, 2, 2, 5000, generator=g) * 4 * seed).softmax(-1)
     for tau in (0.01, 0.5, 0.95, 0.9999):
-        assert torch.equal(fused.cover_votes(mass, tau, True), nucleus(mass, tau).sum((1, 2)))
+        assert torch.equal(fused.cover_votes(mass.to(DEVICE), tau, True).cpu(), nucleus(mass, tau).sum((1, 2)))
 
 
 @pytest.mark.full
@@ -174,7 +181,7 @@ def test_fake_tensors_are_told_what_kernels_return():
         (fused.column_sums, (query, key, scaling, 18)),
         (fused.group_mass, (query, key, scaling, 1, True)),
         (fused.group_mass, (query, key, scaling, 2, False)),
-        (fused.cover_votes, (torch.rand(2, 1, 1, 20), 0.5, True)),
+        (fused.cover_votes, (torch.rand(2, 1, 1, 20, device=DEVICE), 0.5, True)),
     )
     for operation, given in calls:
         real = operation(*given)

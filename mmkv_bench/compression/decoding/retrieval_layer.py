@@ -200,6 +200,7 @@ class RetrievalLayer(CompressedLayer):
         return super().attend(query, key, value, mask)
 
     def _refill(self, query: Tensor, pages: Pages) -> None:
+        assert devices.at(self.device).lane() is None, "its copies are waited for in `attention`"
         chosen = self._chosen(query, pages)
         self._fill(*pages.fetch(chosen, self.width, pages.asked(chosen)))
 
