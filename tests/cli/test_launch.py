@@ -181,11 +181,11 @@ class Interrupting:
     def __init__(self, process, first):
         self.process, self.pending = process, first
 
-    def wait(self):
+    def wait(self, timeout=None):
         if self.pending:
             self.pending = False
             raise KeyboardInterrupt
-        return self.process.wait()
+        return self.process.wait(timeout)
 
     def __getattr__(self, name):
         return getattr(self.process, name)
