@@ -47,6 +47,26 @@ def test_an_array_of_jobs_makes_the_rows_of_one_run(cluster, alone, tmp_path, ve
     assert code == 0 and "submitted" not in err
 
 
+@pytest.mark.full
+def test_datasets_that_are_soon_done_share_a_job_and_one_job_runs_at_a_time(cluster, alone, tmp_path):
+    """By the rate of the rows of a first, small sweep, whose datasets had a job each, one after the other."""
+    code, _, err = finished(start(cluster, tmp_path, *WORK[:-1], "limit=3", "hydra.launcher.array_parallelism=1"))
+    assert code == 0 and "2 jobs submitted" in err, err
+    scripts = {path.resolve() for path in (tmp_path / "sweep" / ".submitit").glob("*/*_submission.sh")}
+    assert ["#SBATCH --array=0-1%1" in path.read_text() for path in scripts] == [True]
+    times = sorted(
+        (min(times), max(times))
+        for dataset in ("pages_walk_small", "pages_lookup_small")
+        for times in [
+            [row["committed_at"] for row in Store(tmp_path).responses().to_pylist() if row["dataset"] == dataset]
+        ]
+    )
+    assert times[0][1] < times[1][0]
+    code, _, err = finished(start(cluster, tmp_path, *WORK, "shards=1"))
+    assert code == 0 and "1 jobs submitted" in err, err
+    assert rows(tmp_path) == alone(WORK)
+
+
 def step_of(job: str) -> int:
     """The process that answers in a job."""
     found = subprocess.run(["pgrep", "-f", "submitit.core._submit .*"], capture_output=True, text=True).stdout.split()
