@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import subprocess
 
-# Bits of `clocks_throttle_reasons.active` in NVIDIA's nvml.h. An idle device's low clock is no throttling.
-_IDLE = 0x1
+# Bits of `clocks_throttle_reasons.active` in NVIDIA's nvml.h. An idle device's low clock is no throttling, and a clock that a site
+# has set (application clocks) is the same in every pass.
+_NONE = 0x1 | 0x2
 _REASONS = {
-    0x2: "applications clocks",
     0x4: "software power cap",
     0x8: "hardware slowdown",
     0x10: "sync boost",
@@ -49,6 +49,6 @@ def reasons(lines: list[str] | None) -> tuple[str, ...] | None:
         return None
     if mask is None:
         return None
-    known = sum(_REASONS) | _IDLE
+    known = sum(_REASONS) | _NONE
     unknown = (f"unknown reason {mask & ~known:#x}",) if mask & ~known else ()
     return tuple(name for bit, name in _REASONS.items() if mask & bit) + unknown

@@ -65,6 +65,7 @@ def test_a_clock_that_is_held_down_has_its_reasons(program):
     for said, reasons in [
         ("0x0000000000000000\\n", ()),
         ("0x0000000000000001\\n", ()),
+        ("0x0000000000000002\\n", ()),  # a site's setting
         ("0x0000000000000024\\n", ("software power cap", "software thermal slowdown")),
         ("0x0000000000010040\\n", ("hardware thermal slowdown", "unknown reason 0x10000")),
         ("[N/A]\\n", None),
