@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 
-# Bits of `clocks_throttle_reasons.active` in NVIDIA's nvml.h. An idle device's low clock is no throttling, and a clock that a site
+# Bits of `clocks_throttle_reasons.active` in NVIDIA's nvml.h. An idle device's low clock is no throttling, and one that a site
 # has set (application clocks) is the same in every pass.
 _NONE = 0x1 | 0x2
 _REASONS = {
