@@ -13,6 +13,7 @@ from mmkv_bench.cli.tree import reader, split
 from mmkv_bench.config import composing
 from mmkv_bench.config.compose import compose, expand_sweep, for_hydra, method_defaults
 from mmkv_bench.config.files import content
+from mmkv_bench.config.overrides import parse
 from mmkv_bench.config.schema import LIST_GROUPS, as_list, conf_dir, groups, options
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.methods.build import OUTSIDE, PARTS, build_compressor
@@ -216,6 +217,15 @@ def test_an_override_that_means_nothing_is_refused_in_one_sentence(override, wor
         compose([override])
     assert words in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_a_list_that_hydra_would_read_for_minutes_is_refused():
+    """20,000 budgets took longer than a minute, 100,000 seeds an hour: the time grows with the square of their number."""
+    for text in (f"seed=[{','.join(['1'] * 4001)}]", f"seed={','.join(['1'] * 100_000)}"):
+        with pytest.raises(ConfigError, match=r"seed=... holds [\d,]+ values; allowed: at most 4,000 in one override"):
+            parse(text)
+    for quoted in (f'"{"," * 5000}"', f"'it\\'s{',' * 5000}'"):  # one value
+        assert parse(f"dataset.prompt={quoted}").value().count(",") == 5000
 
 
 def test_a_sweep_is_the_product_of_its_lists():
