@@ -11,7 +11,7 @@ import pytest
 from mmkv_bench.datasets.page_data import to_row
 from mmkv_bench.report.terminal.kept_map import ASCII, drawn, raster, shares, side_by_side
 from mmkv_bench.report.terminal.sample import left_at
-from mmkv_bench.report.terminal.text import plain
+from mmkv_bench.report.terminal.text import LONGEST, MARK, cut, marked, plain
 from mmkv_bench.store.kept import digest, packed, unpacked
 from mmkv_bench.store.store import Store
 from mmkv_bench.tiny.pages import make_sample
@@ -113,6 +113,16 @@ def test_a_sample_has_all_answers_with_the_place_where_they_leave_full(rows, cap
     assert "oom: out of memory" in " ".join(failed)
     alone = shown(capsys, rows, PAGE, "snapkv@64")
     assert of(alone, "snapkv@64") == left and not any("mmshift" in line or " full " in line for line in alone[4:6])
+
+
+def test_of_very_long_texts_the_beginning_is_shown():
+    """Ten million characters of a stranger's answer, error or question took minutes to lay out."""
+    long = "ab\x1b" * LONGEST
+    more = f" [{2 * LONGEST:,} more characters]"
+    begun = plain(long[:LONGEST])
+    assert cut(long) == begun + more and cut("a\x1b") == plain("a\x1b")
+    assert marked(long, None).plain == marked(long, LONGEST + 1).plain == begun + more
+    assert marked(long, 3).plain == plain("ab\x1b") + MARK + begun[len(plain("ab\x1b")) :] + more
 
 
 @each(

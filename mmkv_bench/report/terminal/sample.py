@@ -14,7 +14,7 @@ from mmkv_bench.report.prompts import Prompts
 from mmkv_bench.report.terminal import kept_map
 from mmkv_bench.report.terminal.kept_map import Map
 from mmkv_bench.report.terminal.known import Cells
-from mmkv_bench.report.terminal.text import MARK, marked, pairs, plain, table
+from mmkv_bench.report.terminal.text import MARK, cut, marked, pairs, plain, table
 from mmkv_bench.statistics.metric_kinds import MEASURES
 from mmkv_bench.store.kept import digest, unpacked
 from mmkv_bench.store.parts import is_in
@@ -162,9 +162,9 @@ def _prompt(console: Console, sample: str, rows: Sequence[Row], prompts: Prompts
     prompt = prompts.of(sample, hashed)
     told: list[tuple[str, str]] = []
     if prompt.question is not None:
-        told.append(("question", plain(prompt.question)))
+        told.append(("question", cut(prompt.question)))
     if prompt.reference is not None:
-        told.append(("reference", plain(prompt.reference)))
+        told.append(("reference", cut(prompt.reference)))
     if counted is not None:
         told.append(("prompt", f"{counted['prompt_tokens']} tokens, {counted['visual_tokens']} of them visual"))
     if prompt.missing:
@@ -201,7 +201,7 @@ def _answers(
 def _answer(row: Row, full: Row | None) -> tuple[Text | str, str]:
     """(the answer, marked where it leaves that of full; at which token it does)."""
     if row["status"] != "ok":
-        return plain(f"{row['status']}: {row['error']}"), ""
+        return cut(f"{row['status']}: {row['error']}"), ""
     text = row["answer"]
     if full is None:
         return marked(text, None), ""

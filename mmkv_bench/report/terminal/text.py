@@ -56,20 +56,24 @@ def pairs(console: Console, told: Iterable[tuple[str, Any]]) -> None:
     console.print(made)
 
 
-def marked(text: str, at: int | None) -> Text:
-    """A text with a mark before its `at`-th character, and what follows in another style; None: as it is."""
-    from rich.text import Text
-
-    if len(text) > LONGEST:
-        return marked(text[:LONGEST], at).append(f" [{len(text) - LONGEST:,} more characters]", style="italic")
-    if at is None:
-        return Text(plain(text))
-    made = Text(plain(text[:at]))
-    made.append(MARK, style="bold")
-    return made.append(plain(text[at:]), style="bold")
-
-
 LONGEST = 20_000
-"""Characters of an answer that are shown; laying out ten million takes minutes."""
+"""Characters of a text that are shown; rich takes minutes to lay out ten million."""
 MARK = ">>"
 """Stands where an answer leaves that of `full`."""
+
+
+def cut(text: str) -> str:
+    """The plain beginning of a text, and how much of it is not shown."""
+    more = f" [{len(text) - LONGEST:,} more characters]" if len(text) > LONGEST else ""
+    return plain(text[:LONGEST]) + more
+
+
+def marked(text: str, at: int | None) -> Text:
+    """A text, cut, with a mark before its `at`-th character, and what follows in another style; None: as it is."""
+    from rich.text import Text
+
+    if at is None or at > LONGEST:
+        return Text(cut(text))
+    made = Text(plain(text[:at]))
+    made.append(MARK, style="bold")
+    return made.append(cut(text)[len(plain(text[:at])) :], style="bold")
