@@ -18,6 +18,7 @@ from mmkv_bench.papers.sources import behind, command_of, rows_of
 from mmkv_bench.papers.verdict import AGREES, CONFIRMED, CONTRADICTED, DIFFERS, UNDECIDED
 from mmkv_bench.tables.html_page import page as html_page
 from mmkv_bench.tables.latex import escape, stacked
+from mmkv_bench.tables.raw import inert
 from mmkv_bench.tables.sections import Block, Grid, Label, Notes, Section, Text, as_markdown
 
 if TYPE_CHECKING:
@@ -260,12 +261,12 @@ def _line(page: Page, one: Filled) -> dict[str, object]:
         "drop": one.drop.word if one.drop else "",
         "drop_counts": one.counted if one.drop else "",
         "command": command_of(spec, one),
-        "source": "; ".join(rows_of(page, one)),
-        "layers": "; ".join(f"{c.label} {' '.join(f'{v:.6g}' for v in c.layers)}".strip() for c in own.curves),
+        "source": inert("; ".join(rows_of(page, one))),
+        "layers": inert("; ".join(f"{c.label} {' '.join(f'{v:.6g}' for v in c.layers)}".strip() for c in own.curves)),
     }
 
 
 def _numbers(own: Measured) -> dict[str, object]:
     texts = {name: "" if value is None else f"{value:.6g}" for name, value in
              (("value", own.value), ("low", own.low), ("high", own.high))}  # fmt: skip
-    return {"state": own.state, "why": own.why, **texts, "n": own.n or "", "of": own.of or ""}
+    return {"state": own.state, "why": inert(own.why), **texts, "n": own.n or "", "of": own.of or ""}

@@ -222,6 +222,14 @@ def test_rows_of_other_calibrations_are_no_seeds_of_a_method(tmp_path):
     assert [own for key, own in names.items() if "ocrbench" in key] == [[]]
 
 
+def test_a_folders_name_is_no_formula_in_a_csv(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    adds = (("flashcache", "0.2", zeros_and_ones(93, N)), {"given": {"gamma": 0.1}})
+    shown = render([page(stored(tmp_path, adds, name="=cmd()"))], "csv")
+    (line,) = [one for one in csv.DictReader(io.StringIO(shown)) if one["state"] == "measured"]
+    assert line["source"].startswith("'=cmd() ")
+
+
 def test_a_cells_source_is_two_steps_away(tmp_path, monkeypatch):
     """The line of a cell names its rows as `mmkv-bench show` takes them, and where the paper prints its number."""
     adds = (("flashcache", "0.2", zeros_and_ones(93, N)), {"given": {"gamma": 0.1}})
