@@ -367,10 +367,19 @@ def _refuse_long(config: DictConfig, lengths: Sequence[int], family: Family) -> 
         for name, most in limits.items():
             answer = config.new_tokens - 1 if name == "the model's context" else 0
             if most is not None and tokens + answer > most:
-                way = f"give lengths of at most {most - answer}"
-                if most - answer < SHORTEST:
-                    way = f"give new_tokens of at most {most - max(SHORTEST, min(lengths)) + 1}"
+                way = _remedy(name, most, answer, min(lengths))
                 raise ConfigError(
                     f"lengths={tokens}{f' with new_tokens={config.new_tokens}' if answer else ''} is more than {name} of {most} "
                     f"tokens; {way}"
                 )
+
+
+def _remedy(name: str, most: int, answer: int, shortest: int) -> str:
+    """What to give where a prompt and what follows it, of `answer` tokens, are more than `most`."""
+    if most - answer >= SHORTEST:
+        return f"give lengths of at most {most - answer}"
+    if not answer or most < SHORTEST + 2:
+        return f"no prompt of {SHORTEST} tokens fits: give a larger {name.removeprefix('the ')}"
+    if shortest + 2 <= most:  # a measured answer has at least three tokens, and the last one is not stored
+        return f"give new_tokens of at most {most - shortest + 1}"
+    return f"give new_tokens of at most {most - SHORTEST + 1} and shorter lengths"

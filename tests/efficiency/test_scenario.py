@@ -312,6 +312,9 @@ RANDOM = ["model=qwen2_5_vl_3b", "model.weights=random", "model.layers=1", "mode
     [
         (["lengths=5000"], "lengths=5000 with new_tokens=4 is more than the model's context of 4096 tokens"),
         (["lengths=4094"], "give lengths of at most 4093"),
+        (["lengths=64", "new_tokens=1000000000"], "give new_tokens of at most 4033"),
+        (["lengths=9000000", "new_tokens=1000000000"], "give new_tokens of at most 4081 and shorter lengths"),
+        (["lengths=64", "model.max_prompt_tokens=10"], "give a larger model.max_prompt_tokens"),
         (["lengths=[40,8]"], "lengths=8 is no length of a prompt"),
         (["repeats=0"], "repeats=0 is out of range"),
         (["batch=0"], "batch=0 is no number of sequences"),
