@@ -65,8 +65,8 @@ _OF_OBJECTS = ("datasets", "methods", "variants")
 
 
 def refuse_malformed(rows: pa.Table, root: Path) -> None:
-    """Raises StoreError when a configuration or parameters (columns of `rows`) are of no kind that a run writes."""
-    for name, problem_of in (("config", _malformed), ("parameters", _no_object)):
+    """Raises StoreError when a configuration, parameters or generation settings are of no kind that a run writes."""
+    for name, problem_of in (("config", _malformed), ("parameters", _no_object), ("generation", _no_object)):
         if name not in rows.column_names:
             continue
         for text in rows[name].unique().to_pylist():

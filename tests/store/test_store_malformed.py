@@ -34,16 +34,18 @@ def test_configurations_that_no_run_writes_are_one_sentence(tmp_path, capsys):
             ("config", {"datasets": []}, "datasets is [], no object"),
             ("config", 5, "5 is no JSON object"),
             ("parameters", [1], "[1] is no JSON object"),
+            ("generation", [1], "[1] is no JSON object"),
         )
     ):
         root = made(tmp_path / str(number), **{column: json.dumps(value)})
         words = [
             ["tables", root],
             ["verify", root],
+            ["export", "eee", root, "--out", f"{root}-eee", "--organization", "Us"],
             ["report", root, "--out", f"{root}-report"],
             ["plot", "budget", root, "--out", f"{root}-p"],
         ]
-        for command in [*words, *([["status", root]] if column == "config" else [])]:
+        for command in [*words, *([["status", root], ["show", root]] if column == "config" else [])]:
             assert main(command) in (1, 2), command
             said = capsys.readouterr().err.splitlines()[-1]
             assert problem in said and f"the column {column} of its cells" in said, (command, said)

@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.errors import ConfigError, nearest
+from mmkv_bench.store.cell_rows import refuse_malformed
 from mmkv_bench.store.index import remembered
 from mmkv_bench.tables.rows import BASELINE, config_of
 from mmkv_bench.tables.status import label
@@ -44,7 +45,9 @@ class Cells:
     """
 
     def __init__(self, store: Store) -> None:
-        rows = remembered(store, "cells", _COLUMNS).to_pylist()
+        table = remembered(store, "cells", _COLUMNS)
+        refuse_malformed(table, store.root)
+        rows = table.to_pylist()
         if not rows:
             raise ConfigError(f"{store.root} holds no cells; give a folder of rows, as runs print them")
         self.store = store
