@@ -109,7 +109,8 @@ class Writer:
             self._journal = None
         return StoreError(
             f"{self._store.root} was removed, moved or replaced while this run wrote to it. Lost: {lost} samples that were "
-            "in no part yet, and what the folder held if it was removed. Find out what took it away and run the same command "
+            "in no part yet (fewer where `pack` took them over after a long silence, as it does where there are no locks), and "
+            "what the folder held if it was removed. Find out what took it away and run the same command "
             "again: it makes what is missing."
         )
 

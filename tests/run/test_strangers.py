@@ -71,6 +71,7 @@ def test_no_verb_runs_what_rows_name(rows, tmp_path, capsys):
             [verb, "dataset=pages_walk", "method=snapkv", "budget=16", "limit=1", f"out={copy}"]
             for verb in ("plan", "score")
         ),
+        ["diagnose", "entropy", "dataset=pages_walk", "--samples", "1", "--tokens", "2", f"out={copy}"],
         ["report", copy, "--out", out],
         ["plot", "front", copy, "--out", f"{out}.png"],
         ["export", "eee", copy, "--out", f"{out}2", "--organization", "Us"],
@@ -83,7 +84,10 @@ def test_no_verb_runs_what_rows_name(rows, tmp_path, capsys):
         assert not ran(), words
     said = capsys.readouterr()
     assert "not run without --run-code" in said.out, said.out
-    assert codes["tables"] == codes["report --out"] == codes["pack"] == 0, (codes, said.err)
+    assert {codes[verb] for verb in ("tables", "report --out", "pack", "diagnose dataset=pages_walk")} == {0}, (
+        codes,
+        said.err,
+    )
 
 
 def test_with_consent_the_rows_own_file_runs_and_no_other(rows, capsys):
