@@ -60,7 +60,7 @@ def save(figure: Figure, stem: Path, *, plain: bool = False) -> list[Path]:
     from matplotlib.text import Text
 
     for text in figure.findobj(Text):  # names are no formulas; those of log axes' ticks are
-        if "$" in text.get_text():
+        if "$" in text.get_text() and "mathdefault" not in text.get_text():
             text.set_parse_math(False)
     stem.parent.mkdir(parents=True, exist_ok=True)
     paths = [stem.with_name(f"{stem.name}.{suffix}") for suffix in (("svg",) if plain else ("png", "svg"))]
