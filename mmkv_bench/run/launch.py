@@ -113,7 +113,8 @@ def launch(
     store = Store(plan.out)
     _prepare(plan, store)
     ordered = [*overrides, *_longest_first(plan)]
-    ended = run_all(workers(ordered, count, devices, Path(config.out), run, spread=spread))
+    named = "process" if seen is None else _job()
+    ended = run_all(workers(ordered, count, devices, Path(config.out), run, spread=spread, named=named))
     failed = [end for end in ended if end.code]
     for end in failed:
         print(
@@ -145,6 +146,12 @@ def _stopped(failed: Sequence[Ended]) -> list[str]:
     return list(dict.fromkeys(line for line in lines if STOPPED in line))
 
 
+def _job() -> str:
+    """This attempt of a job among all that write to one folder."""
+    identity, attempt = (os.environ.get(f"SLURM_{name}") for name in ("JOB_ID", "RESTART_COUNT"))
+    return f"job-{identity or os.getpid()}-{attempt or 0}-process"
+
+
 def workers(
     overrides: Sequence[str],
     count: int,
@@ -152,13 +159,14 @@ def workers(
     out: Path,
     run: Sequence[str] = RUN,
     spread: bool = False,
+    named: str = "process",
 ) -> list[Worker]:
     """The processes of a split run.
 
     Args:
         devices: visible devices, dealt out in turn; empty on CPU, where the cores are divided instead.
         out: result folder, whose `logs` keep what the processes print; spread: a process takes several devices
-            (`model.device_map`).
+            (`model.device_map`). named: how names of logs begin; jobs of one folder need different ones.
     """
     made = []
     for index in range(count):
@@ -171,7 +179,7 @@ def workers(
             environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}
         quiet = [text for text in overrides if text.lstrip("+") != "json=true"]
         command = (*run, *quiet, "stage=generate")
-        made.append(Worker(name, command, environment, out / "logs" / f"process-{index}-of-{count}.log"))
+        made.append(Worker(name, command, environment, out / "logs" / f"{named}-{index}-of-{count}.log"))
     return made
 
 

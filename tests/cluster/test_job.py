@@ -146,6 +146,8 @@ def test_a_job_with_several_gpus_gives_each_a_process_and_is_queued_again_as_a_w
     same = [column for column in rows[0].column_names if column not in (*TIMES, *STAMPS)]
     assert rows[0].select(same).equals(rows[1].select(same)) and 0 < first < rows[0].num_rows
     assert len({*rows[0]["worker"].to_pylist()}) > 1, "both processes answered"
+    logs = {path.name.partition("-process-")[2] for path in (tmp_path / "rows" / "logs").glob("job-*-0-process-*.log")}
+    assert logs == {"0-of-2.log", "1-of-2.log"}, "a job of another shard writes to the same folder"
     with pytest.raises(SystemExit, match="2"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
         job()
