@@ -18,7 +18,7 @@ from mmkv_bench.store.index import indexed
 from mmkv_bench.store.parts import codes_of, column_of, no_rows, numbers_of, texts_of
 from mmkv_bench.store.store import Store
 
-_COLUMNS = ("cell", "sample_id", "status", "error", "committed_at", "answer")
+_COLUMNS = ("cell", "sample_id", "status", "error", "committed_at", "answer", "cluster")
 _SHOWN = 100
 """Characters of a failure's message."""
 COUNTS = pa.schema(
@@ -32,6 +32,7 @@ COUNTS = pa.schema(
         ("last", pa.int64()),
         ("low", pa.int64()),  # sums of the answers' digests, modulo 2^64
         ("high", pa.int64()),
+        ("clusters", pa.int64()),  # sum of the digests of samples with their clusters, modulo 2^64
     ]
 )
 _SETS = pa.field("ids", pa.list_(pa.string()))  # the samples of a digest, in its first row
@@ -62,6 +63,25 @@ class Tally:
             _sums(numbers_of(self.counts[name]).view(np.uint64), codes, len(names)) for name in ("low", "high")
         )
         return {name: (int(n[at]), answer_digests.shown(low[at], high[at])) for at, name in enumerate(names)}
+
+    @property
+    def clusters(self) -> dict[str, int]:
+        """Cell -> sum of `clusters_of` of its answers, modulo 2^64."""
+        cells = _coded(self.counts["cell"])
+        names = cells.dictionary.to_pylist()
+        sums = _sums(numbers_of(self.counts["clusters"]).view(np.uint64), codes_of(cells), len(names))
+        return dict(zip(names, sums.view(np.uint64).tolist(), strict=True))
+
+
+def clusters_of(samples: pa.Array, clusters: pa.Array) -> np.ndarray:
+    """uint64 [rows]: a digest of each row's sample and cluster; texts, coded or not."""
+    of_sample, of_cluster = _coded(samples), _coded(clusters)
+    width = len(of_cluster.dictionary) + 1  # one more: no cluster
+    codes, place = np.unique(codes_of(of_sample) * width + codes_of(of_cluster) % width, return_inverse=True)
+    names = of_sample.dictionary.take(column_of(codes // width)).to_pylist()
+    pages = [*of_cluster.dictionary.to_pylist(), ""]
+    pairs = [f"{name}\0{pages[page]}" for name, page in zip(names, (codes % width).tolist(), strict=True)]
+    return _digests(pairs)[:, 0][place.reshape(-1)] if pairs else np.zeros(0, np.uint64)
 
 
 def tally(store: Store) -> Tally:
@@ -122,7 +142,8 @@ def counted(rows: pa.Table) -> pa.Table:
     of_status = numbers_of(statuses.indices)
     key = (run * len(statuses.dictionary) + of_status) * (len(heads) + 1) + of_error
     keys, places, group, n = np.unique(key, return_index=True, return_inverse=True, return_counts=True)
-    low, high = (_sums(lane, group, len(keys)) for lane in answer_digests.lanes(rows).T)
+    lanes = (*answer_digests.lanes(rows).T, clusters_of(rows["sample_id"], rows["cluster"]))
+    low, high, clusters = (_sums(lane, group, len(keys)) for lane in lanes)
     first, last = np.full(len(keys), np.iinfo(np.int64).max), np.full(len(keys), np.iinfo(np.int64).min)
     np.minimum.at(first, group, when)
     np.maximum.at(last, group, when)
@@ -136,7 +157,7 @@ def counted(rows: pa.Table) -> pa.Table:
             texts_of(hexes).take(column_of(own_set)),
             statuses.dictionary.take(column_of(of_status[places])),
             _chosen(heads, of_error[places]),
-            *map(column_of, (n, first, last, low, high)),
+            *map(column_of, (n, first, last, low, high, clusters)),
             _lists(ids, own_set, shown),
         ],
         schema=COUNTS.append(_SETS),
@@ -151,8 +172,8 @@ def _sums(values: np.ndarray, group: np.ndarray, groups: int) -> np.ndarray:
     return sums.view(np.int64)
 
 
-def _coded(column: pa.ChunkedArray) -> pa.DictionaryArray:
-    codes = column.combine_chunks()
+def _coded(column: pa.ChunkedArray | pa.Array) -> pa.DictionaryArray:
+    codes = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     return codes if pa.types.is_dictionary(codes.type) else codes.dictionary_encode()
 
 

@@ -35,7 +35,8 @@ def agreeing(store: Store, samples: pa.Table, metrics: pa.Table) -> pa.Table:
     from mmkv_bench.store.parts import is_in
     from mmkv_bench.store.tally import tally
 
-    held, rows = tally(store).digests, metrics.select(_METRICS).to_pylist()
+    counted, rows = tally(store), metrics.select(_METRICS).to_pylist()
+    held, clusters = counted.digests, counted.clusters
     lost = {row["cell"]: count for row in rows if (count := row["n"] - held.get(row["cell"], (0, ""))[0]) > 0}
     if lost:
         raise StoreError(
@@ -51,7 +52,9 @@ def agreeing(store: Store, samples: pa.Table, metrics: pa.Table) -> pa.Table:
         n, digest = held[row["cell"]]
         if row["answers_digest"] is not None and n == row["n"] and digest != row["answers_digest"]:
             stale.add(row["cell"])
-        elif (wrong := sums.contradicts(row)) and row["cell"] not in stale:
+        elif (wrong := sums.contradicts(row, clusters[row["cell"]] if n == row["n"] else None)) and row[
+            "cell"
+        ] not in stale:
             raise StoreError(
                 f"{store.root}: {row['metric']} of cell {row['cell'][:8]} is {wrong}: one of them was changed after scoring; "
                 "restore both folders from a copy, or move both away and run the same command with stage=score, which makes them "
@@ -63,22 +66,31 @@ def agreeing(store: Store, samples: pa.Table, metrics: pa.Table) -> pa.Table:
 
 
 class Sums:
-    """How many scores a cell has of a metric, how many are ok and known, and the sums of their values or of their parts."""
+    """How many scores a cell has of a metric, how many are ok and known, and the sums of their values or of their parts; of
+    samples with their clusters, where these are read, too."""
 
     def __init__(self, samples: pa.Table) -> None:
         import numpy as np
         import pyarrow.compute as pc
+
+        from mmkv_bench.store.tally import clusters_of
 
         table = samples.select(["cell", "metric", "status", "value", "parts"]).unify_dictionaries()
         self.cells, self._metrics = (_codes(table, name) for name in ("cell", "metric"))
         size = len(self.cells) * len(self._metrics)
         self._n, self._ok, self._values = np.zeros(size, np.int64), np.zeros(size, np.int64), np.zeros(size)
         self._parts: dict[int, np.ndarray] = {}
+        self._clusters = np.zeros(size, np.uint64) if "cluster" in samples.column_names else None
+        if self._clusters is not None:  # their dictionaries may differ from chunk to chunk
+            for name in ("sample_id", "cluster"):
+                table = table.append_column(name, samples[name])
         pooled = np.array([aggregate_of(name) is not None for name in self._metrics], bool)
         for batch in table.to_batches(max_chunksize=AT_ONCE):
             of_cell, of_metric = (batch[name].indices.to_numpy().astype(np.int64) for name in ("cell", "metric"))
             key = of_cell * len(self._metrics) + of_metric
             self._n += np.bincount(key, minlength=size)
+            if self._clusters is not None:
+                np.add.at(self._clusters, key, clusters_of(batch["sample_id"], batch["cluster"]))  # modulo 2^64
             ok = pc.and_(pc.equal(batch["status"].cast("string"), "ok"), batch["value"].is_valid())
             self._ok += np.bincount(key[ok.to_numpy(zero_copy_only=False)], minlength=size)
             values = batch["value"].fill_null(0).to_numpy(zero_copy_only=False)
@@ -120,13 +132,16 @@ class Sums:
         differ = np.not_equal(n, stated)[:, read].any(axis=1)
         return beside | {names[number] for number in np.flatnonzero(differ)}
 
-    def contradicts(self, row: Mapping[str, Any]) -> str:
-        """What a row of metrics says against the scores that it was made of; empty where it does not."""
+    def contradicts(self, row: Mapping[str, Any], clusters: int | None = None) -> str:
+        """What a row of metrics says against the scores that it was made of, or their clusters against those of the answers
+        (`Tally.clusters`); empty where neither does."""
         number = self._number(row)
         if number is None or not self._n[number]:
             return ""
         if self._ok[number] != row["n_ok"]:
             return f"of {row['n_ok']} samples in metrics/ and of {self._ok[number]} in samples/"
+        if clusters is not None and self._clusters is not None and int(self._clusters[number]) != clusters:
+            return "of samples in samples/ whose clusters are others than their answers have"
         stated = row["value"] if row["value"] is not None else row["value_failures_zero"]
         made = self._aggregate(row, number)
         if stated is None or made is None or abs(made - stated) <= CLOSE * max(1.0, abs(made), abs(stated)):

@@ -92,7 +92,8 @@ def cell(name: str = "c0", **changes: Any) -> dict[str, Any]:
 
 
 def sample_score(sample: int, cell: str = "c0", metric: str = "exact_match", **changes: Any) -> dict[str, Any]:
-    row = {"cell": cell, "dataset": "pages", "sample_id": f"s{sample:04d}", "cluster": "p", "metric": metric}
+    row = {"cell": cell, "dataset": "pages", "sample_id": f"s{sample:04d}", "metric": metric}
+    row["cluster"] = f"page{sample // 2}"
     return row | {"value": 1.0, "status": "ok"} | changes
 
 

@@ -38,6 +38,9 @@ def measured(root: Path, **changed) -> Path:
             row |= {"measured": "own", "cluster": f"page-{place // 2}", "tpot_s": pace * draw.uniform(0.02, 0.03)}
             row |= {"ttft_s": 1 + place / 10, "bytes_held": int(pace * 2**20) + place, "peak_resident_bytes": 2**30}
             row |= changed if method == "snapkv" else {}
+    pages = {(row["cell"], row["sample_id"]): row["cluster"] for row in made.responses}
+    for row in made.samples:
+        row["cluster"] = pages[row["cell"], row["sample_id"]]
     return made.write(root)
 
 
