@@ -287,5 +287,5 @@ def _metrics_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
 
     from mmkv_bench.store.schema import METRICS
 
-    fields = [field for field in METRICS if field.name != "schema_version"]
+    fields = [field for field in METRICS if field.name not in ("schema_version", "row_digest")]  # which the store adds
     return pa.table({field.name: pa.array([row[field.name] for row in rows], field.type) for field in fields})

@@ -1,5 +1,5 @@
-"""Rows of `cells`: what is shown of what a user wrote, whether two rows of one hash are the same cell, and whether a row is the
-one that was written."""
+"""Rows of `cells`: what is shown of what a user wrote, whether two rows of one hash are the same cell, and whether a row is of a
+kind that a run writes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.errors import StoreError
 from mmkv_bench.secrecy import REDACTED, without_secrets
-from mmkv_bench.store.digests import canonical_json, checksum
+from mmkv_bench.store.digests import canonical_json
 from mmkv_bench.store.redaction import redact
 from mmkv_bench.store.schema import CELL_COLUMNS
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-_DIGESTED = tuple(column.name for column in CELL_COLUMNS if not column.stamped)
 
 
 def shown(row: Mapping[str, Any]) -> dict[str, str]:
@@ -42,22 +40,6 @@ def refuse_other(stored: Mapping[str, Any], row: Mapping[str, Any], root: Path) 
                 f"cell {row['cell']} under {root} was stored with {column.name} {old!r}; now it is {new!r}. "
                 "Rows of the two must not mix: use another result folder, or go back to what it was."
             )
-
-
-def digest_of_row(row: Mapping[str, Any]) -> str:
-    """Digest of a row's columns but the stamped ones. Nulls are left out, so that a column that is newer changes none."""
-    return checksum(canonical_json([[name, _short(row[name])] for name in _DIGESTED if row[name] is not None]).encode())
-
-
-def refuse_rewritten(rows: pa.Table, root: Path) -> None:
-    """Raises StoreError when a row (all columns) is another than was written, though its file's checksum is right."""
-    for batch in rows.to_batches(max_chunksize=256):
-        for row in batch.to_pylist():
-            if row["row_digest"] is not None and row["row_digest"] != digest_of_row(row):
-                raise StoreError(
-                    f"the row of cell {row['cell']} under {root} was written again with other values: restore its file in cells/ "
-                    "from a copy, or move it away and run the same command again, which writes it"
-                )
 
 
 _OBJECTS = ("model", "data", "datasets", "methods", "variants", "calibrations")
@@ -104,13 +86,3 @@ def _malformed(text: str) -> str | None:
 def shortened(value: Any) -> str:
     """For a message."""
     return f"{value!r:.60}"
-
-
-@lru_cache(maxsize=256)
-def _digest(text: str) -> str:
-    return checksum(text.encode())
-
-
-def _short(value: Any) -> Any:
-    """A configuration, which the cells of a run share, by its digest."""
-    return _digest(value) if isinstance(value, str) and len(value) > 256 else value

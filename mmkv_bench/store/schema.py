@@ -269,6 +269,7 @@ METRIC_COLUMNS = (
         "files that a task of the user's own opened to score, by their place beside its YAML, with their digests; null for none",
         json=True,
     ),
+    Column("row_digest", TEXT, "digest of the row's other columns but the stamped ones; null in older rows"),
 )
 
 PHASES = {

@@ -17,6 +17,7 @@ from mmkv_bench.errors import StoreError
 from mmkv_bench.store import layers, parts, together
 from mmkv_bench.store.files import Staged, disk_errors, sync_folder
 from mmkv_bench.store.interface import Opened
+from mmkv_bench.store.row_digests import digested
 from mmkv_bench.store.rows import check, to_table
 from mmkv_bench.store.schema import COLUMNS, SCHEMA_VERSION, SCHEMAS
 
@@ -139,7 +140,7 @@ def checked(table: str, rows: pa.Table) -> pa.Table:
     _check_rules(table, made)
     if len(np.unique(parts.keys(made, _KEYS[table]))) < made.num_rows:
         raise StoreError(f"{table}: two rows with the same {' and '.join(_KEYS[table])}")
-    return made
+    return digested(table, made) if table == "metrics" else made
 
 
 def _check_rules(table: str, rows: pa.Table) -> None:
@@ -171,5 +172,6 @@ def checked_rows(cell: str, samples: Iterable[Mapping[str, Any]], metrics: Itera
                     f"{table}: two rows of cell {cell!r} with the same {' and '.join(_KEYS[table][1:])}: {identity}"
                 )
             seen.add(identity)
-        tables[table] = to_table(table, found)
+        made = to_table(table, found)
+        tables[table] = digested(table, made) if table == "metrics" else made
     return tables

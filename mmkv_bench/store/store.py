@@ -29,8 +29,9 @@ import pyarrow.compute as pc
 from mmkv_bench.errors import ConfigError, StoreError, nearest
 from mmkv_bench.store import diagnostics, journal, layers, parts, prompts, repack, scores, timings
 from mmkv_bench.store.blocks import counted
-from mmkv_bench.store.cell_rows import digest_of_row, refuse_malformed, refuse_other, refuse_rewritten, shown
+from mmkv_bench.store.cell_rows import refuse_malformed, refuse_other, shown
 from mmkv_bench.store.files import check_folder, disk_errors, lock_held, remove_stale, sync_folder, write_whole
+from mmkv_bench.store.row_digests import digest_of_row, refuse_rewritten
 from mmkv_bench.store.rows import check, safe_name, to_table
 from mmkv_bench.store.schema import FAILURES, RESPONSES, SCHEMA_VERSION, SCHEMAS
 from mmkv_bench.store.sealed import number_of_rows
@@ -170,7 +171,7 @@ class Store:
         known = {row["cell"]: row for row in self.load("cells", [row["cell"] for row in checked]).to_pylist()}
         for row in checked:
             row |= shown(row)
-            row["row_digest"] = digest_of_row(row)
+            row["row_digest"] = digest_of_row("cells", row)
             if row["cell"] in known:
                 refuse_other(known[row["cell"]], row, self.root)
                 continue
@@ -190,7 +191,7 @@ class Store:
         rows = self.load("cells", cells, columns, coded)
         refuse_malformed(rows, self.root)
         if columns is None:
-            refuse_rewritten(rows, self.root)
+            refuse_rewritten("cells", rows, self.root)
         return rows
 
     def forget_scores(self, samples: Mapping[str, Collection[str]]) -> None:
@@ -239,8 +240,14 @@ class Store:
         return self.load("samples", cells, columns, coded, metrics)
 
     def metrics(self, cells: Iterable[str] | None = None, columns: Sequence[str] | None = None) -> pa.Table:
-        """Metrics per cell, of all scored cells and all columns unless given."""
-        return self.load("metrics", cells, columns)
+        """Metrics per cell, of all scored cells and all columns unless given.
+
+        Raises StoreError where all columns are read and a row is another than was written.
+        """
+        rows = self.load("metrics", cells, columns)
+        if columns is None:
+            refuse_rewritten("metrics", rows, self.root)
+        return rows
 
     def write_timings(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Stores the rows of one pass, in the place of an earlier one of the same cell, shape and repeat."""

@@ -58,7 +58,14 @@ def test_a_score_a_metric_and_a_count_that_contradict_each_other_are_refused(tmp
             ("samples", "parts", [0.25, 1.0], [2.25, 1.0], "ppl of cell"),
             ("samples", "status", "ok", "oom", "is of 3 samples in metrics/ and of 2"),
             ("samples", "cluster", "page-s001", "page-s000", "whose clusters are others than their answers have"),
-            ("metrics", "value", 1.25 / 3, 0.9, "is 0.9 in metrics/"),
+            (
+                "metrics",
+                "value",
+                1.25 / 3,
+                0.9,
+                "the row of exact_match of cell .* was written again with other values",
+            ),
+            ("metrics", "lmms_eval", None, 0.5, "was written again with other values"),
             ("cells", "method", "snapkv", "sparkv", "written again with other values"),
         )
     ):
