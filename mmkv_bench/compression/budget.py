@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from decimal import Decimal
+from fractions import Fraction
 from typing import Literal
 
 from mmkv_bench.errors import ConfigError
@@ -65,6 +66,11 @@ class Budget:
             return self.entries
         numerator, denominator = self._kept.as_integer_ratio()
         return max(1, numerator * length // denominator)
+
+    @property
+    def asked(self) -> Fraction | None:
+        """The fraction of the prompt that was asked for, exactly; None for entries."""
+        return None if self.fraction is None else Fraction(self.fraction)
 
     @property
     def _kept(self) -> Decimal:

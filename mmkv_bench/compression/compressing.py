@@ -154,6 +154,7 @@ class Compressing:
                     lengths.refed,
                     summaries=self.summaries[row],
                     length=lengths.reduced,
+                    asked=None if self.budget is None else self.budget.asked,
                 )
             for layer, kept in zip(layers, index, strict=True):
                 chosen[layer].append(kept.cpu().masked_fill(kept.cpu() < 0, -1 - pad) + pad)

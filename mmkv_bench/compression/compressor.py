@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import TYPE_CHECKING, NamedTuple
 
 from mmkv_bench.compression.context import Context
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mmkv_bench.compression.allocators.base import Allocator
+    from mmkv_bench.compression.budget import Budget
     from mmkv_bench.compression.decoding.base import DecodePolicy
     from mmkv_bench.compression.observation import Observation
     from mmkv_bench.compression.reducers.base import Reducer
@@ -134,6 +136,11 @@ class Compressor:
         parts = (self.scorer, self.allocator, self.selector, self.reducer, self.decoding)
         return 1 + sum(part.method_version(self) - 1 for part in parts if part is not None)
 
+    def version_at(self, budget: Budget | None) -> int:
+        """`version` of a cell with this budget: cells of fractions are one further where the allocator reads the fraction."""
+        fraction = budget is not None and budget.asked is not None
+        return self.version + (fraction and self.allocator is not None and self.allocator.reads_fraction)
+
     @property
     def scope(self) -> str:
         """`layer` when a layer can be reduced as soon as it is prefilled, `model` when all layers must be seen."""
@@ -203,6 +210,7 @@ class Compressor:
         order: Tensor | None = None,
         summaries: Mapping[int, Tensor] | None = None,
         length: int | None = None,
+        asked: Fraction | None = None,
     ) -> list[Tensor]:
         """Choose what stays of a prompt longer than its budget.
 
@@ -217,6 +225,7 @@ class Compressor:
             order: `selector.order` of the candidates of all given layers, one below the other, when the caller already
                 has it: int64 `[len(scores) * Hkv, T - refed]`.
             summaries: layer -> what the allocator's `summary` made of it (see `Context`).
+            asked: the fraction of T behind C, None for a budget in entries.
 
         Returns:
             Per layer int64 `[Hkv, m]` kept token indices, ascending, padded on the left with -1.
@@ -227,7 +236,7 @@ class Compressor:
         import torch
 
         length = scores[0].shape[-1] if length is None else length
-        context = Context(budget, length, refed, token_types, summaries or {})
+        context = Context(budget, length, refed, token_types, summaries or {}, asked)
         candidates = context.candidates
         granted = budget - refed
         # Selectors treat every head by itself, so the heads of all layers go through in one call.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ class Context:
         types: int ``[T]``, 0 text, 1 image, 2 video; None when unknown.
         summaries: layer -> what ``Allocator.summary`` made of it. Scope "model": all layers; scope "layer": those up to
             the layers at hand, so that an allocator can replay what it carried from layer to layer.
+        asked: the fraction of T that was asked for, of which C is the whole part; None for a budget in entries.
     """
 
     budget: int
@@ -27,6 +29,7 @@ class Context:
     refed: int = 0
     types: Tensor | None = None
     summaries: Mapping[int, Tensor] = field(default_factory=dict)
+    asked: Fraction | None = None
 
     @property
     def candidates(self) -> int:

@@ -75,6 +75,7 @@ def plan(prefilled: Prefilled, cell: CellSpec, result: ForkResult) -> Fork:
         prefilled.order(key, cell.compressor.eviction.selector, context.candidates),
         context.summaries,
         context.length,
+        context.asked,
     )
     known = cell.compressor.answer_fallbacks(prefilled.answer_steps.get(cell.protocol, 0))
     found = [*prefilled.fallbacks[key], *cell.compressor.outcome(context), *known]
@@ -120,7 +121,8 @@ def _context(prefilled: Prefilled, cell: CellSpec) -> Context:
     summaries = None if key is None else prefilled.summaries.get(key)
     budget = min(cell.entries(lengths.reduced), lengths.reduced)
     types = prefilled.prompt.types[0][: lengths.reduced]
-    return Context(budget, lengths.reduced, lengths.refed, types, summaries or {})
+    asked = None if cell.budget is None else cell.budget.asked
+    return Context(budget, lengths.reduced, lengths.refed, types, summaries or {}, asked)
 
 
 def gather(prefilled: Prefilled, forks: Sequence[Fork], reserve: int) -> CompressedCache:

@@ -337,7 +337,8 @@ def _cell(
         "torch": identity.torch,
         "transformers": identity.transformers,
     }
-    version = None if method.is_full or method.compressor.version == 1 else method.compressor.version
+    version = None if method.is_full else method.compressor.version_at(budget)
+    version = None if version == 1 else version
     if version is not None:  # absent in the first version: those cells are older than versions of methods
         hashed["method_version"] = version
     return Cell(

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from decimal import Decimal
 from fractions import Fraction
+from itertools import product
+from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from mmkv_bench.calibrate.imported import prefix_profile
 from mmkv_bench.compression.allocators.prefix import Prefix
 from mmkv_bench.compression.allocators.uniform import Uniform
+from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.compressor import Compressor, OverBudgetError
+from mmkv_bench.compression.context import Context
 from mmkv_bench.compression.numerics.prefix import interpolated, prefix_curves, prefix_ratios, scaled, search
 from mmkv_bench.compression.reducers.evict import Evict
 from mmkv_bench.compression.reducers.merging import Merging
@@ -296,6 +302,32 @@ def test_the_released_rounding_takes_a_profile_as_it_is():
     assert sum(int(c) for c in Prefix(calibration=profile).caps(scores, 30, range(3), 3)) == 90
     assert [Compressor("", allocator=a).version for a in (released, Prefix(calibration=profile))] == [2, 1]
     assert Compressor("", allocator=Prefix("online", rounding="nearest")).version == 1
+
+
+def test_the_released_rounding_reads_the_fraction_that_was_asked_for():
+    """The release's rule: a file of evicted shares a budget, ``round(share * T)`` evicted, first and last token kept; T times
+    the budget is mostly no whole number, so that C / T is less than what the file was made for."""
+    g = torch.Generator().manual_seed(3)
+    files = {
+        f"m_{evicted}.json": torch.rand(32, generator=g).double().tolist() for evicted in ("0.9", "0.8", "0.55", "0.3")
+    }
+    data, _ = prefix_profile(files, SimpleNamespace(num_layers=32))
+    released, moved = Prefix(calibration=data, rounding="nearest"), 0
+    for (name, evicted), length, refed in product(files.items(), (7, 10, 271, 617, 1000, 2047), (0, 1)):
+        budget = Budget.parse(str(1 - Decimal(name[2:-5])))
+        c = budget.entries_for(length)
+        scores = [torch.zeros(1, length - refed)] * 32
+        context = Context(c, length, refed, asked=budget.asked)
+        caps = [int(cap) for cap in released.caps(scores, c - refed, range(32), 32, context)]
+        want = [max(length - round(share * length), min(2, c)) - refed for share in evicted]
+        assert caps == want, (name, length, refed)
+        one = released.caps(scores[:1], c - refed, [5], 32, context)
+        assert int(one[0]) == want[5]
+        moved += caps != [int(cap) for cap in released.caps(scores, c - refed, range(32), 32)]
+    assert moved > 20  # C / T, which stands for a budget in entries, is another profile
+    fraction, entries = Budget.parse(0.1), Budget.parse(64)
+    compressors = [Compressor("", allocator=a) for a in (released, Prefix(calibration=data))]
+    assert [(c.version_at(fraction), c.version_at(entries)) for c in compressors] == [(3, 2), (1, 1)]
 
 
 def test_nearest_rounding_is_by_itself_and_may_exceed_the_budget():

@@ -58,6 +58,18 @@ def test_forks_of_the_family_are_what_they_are_alone(name):
     assert len({tuple(fork.token_ids) for fork in forks}) > len(cells) // 8
 
 
+def test_the_released_profile_is_read_at_the_fraction_that_was_asked_for_alone_and_in_forks():
+    """With 50 % of an odd prompt C / T is less than the profile's 0.5; `strict` counts the token that is fed again."""
+    model, prompt = zoo.model("qwen2_5_vl"), common.encoded("qwen2_5_vl")
+    assert prompt.length % 2
+    built = build_compressor("prefixkv", method_defaults(["prefixkv"])["prefixkv"], "released", calibrations=Profiles())
+    cells = [common.cell(built, "50%", protocol) for protocol in ("paper", "strict")]
+    forks = common.assert_forks_equal_alone(model, "qwen2_5_vl", prompt, cells)
+    want = [prompt.length - round((1 - kept) * prompt.length) for kept in PROFILE["ratios"][1]]
+    for fork in forks:
+        assert [set(heads) for heads in fork.kept] == [{count} for count in want]
+
+
 @every_family
 def test_prompts_within_their_budget_are_the_full_cache_bit_for_bit(name):
     untouched = reference.generate(zoo.model(name), zoo.prompt(name), TOKENS)

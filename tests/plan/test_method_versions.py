@@ -82,6 +82,11 @@ def test_a_new_version_of_a_part_makes_new_cells_of_its_method_alone(monkeypatch
     }
 
 
+def test_a_released_profile_that_is_read_at_the_fraction_is_another_version_at_fractions_alone():
+    made = cells("method=prefixkv", "reading=[paper,released]", "budget=[64,10%]", "baseline=none")
+    assert [cell.method_version for cell in made] == [None, None, 2, 3]
+
+
 def test_formulas_over_the_budget_are_named_in_their_rows_and_no_other_is():
     runs = {
         "look_m": "methods.look_m.budget_rule=union",

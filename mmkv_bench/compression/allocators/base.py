@@ -33,6 +33,7 @@ class Allocator(ABC):
         printed: what ``exceeds`` tells is the paper's own formula and no released code's: allowed in either reading, and
             marked in rows and tables.
         falls_short: with these parameters it may be granted less: controls, a granularity, releases.
+        reads_fraction: of a budget that is asked for as a fraction it reads the fraction itself (``Context.asked``), not C / T.
         follows_prompt: how many entries a head gets follows from what the prompt and the weights are, not from the prompt's
             length alone, so that times and bytes with random weights are those of another division.
 
@@ -57,6 +58,10 @@ class Allocator(ABC):
 
     @property
     def falls_short(self) -> bool:
+        return False
+
+    @property
+    def reads_fraction(self) -> bool:
         return False
 
     @property

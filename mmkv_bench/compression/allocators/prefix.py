@@ -46,8 +46,9 @@ class Prefix(Allocator):
         steps: more than 0: this many halvings of the online search instead of delta (table 11); 0 = as many as delta asks for.
         rounding: "remainder": exact totals; "nearest", as released: the evicted count ``(1 - R_l) * n`` of each layer is
             rounded by itself, halves to the even number, and under "offline" the profile is taken as it is, without the
-            common factor. A model may then hold up to L / 2 entries per KV head more or fewer than its budget, and beyond
-            that what the profile's own ratios are off (more under ``reading=released`` alone).
+            common factor, at the fraction that was asked for (``rho`` is not ``C / n`` then). A model may then hold up to
+            L / 2 entries per KV head more or fewer than its budget, and beyond that what the profile's own ratios are off
+            (more under ``reading=released`` alone).
 
     Paper and code: the released run-time code reads evicted fractions per layer from one file for each model and budget
     and rounds each by itself (``reading=released``); they need not add up to the budget in its name (10.11 % for "10 %" of
@@ -82,7 +83,15 @@ class Prefix(Allocator):
 
     def method_version(self, method: Composed) -> int:
         """2: the released rounding takes a profile as it is."""
-        return 2 if self.rounding == "nearest" and self.mode == "offline" else 1
+        return 2 if self._as_released else 1
+
+    @property
+    def _as_released(self) -> bool:
+        return self.rounding == "nearest" and self.mode == "offline"
+
+    @property
+    def reads_fraction(self) -> bool:
+        return self._as_released
 
     @staticmethod
     def needs_calibration(parameters: Mapping[str, Any]) -> bool:
@@ -123,7 +132,7 @@ class Prefix(Allocator):
 
         n = scores[0].shape[1]
         if self.mode == "offline":
-            counts = self._from_profile(budget, n, n_layers)
+            counts = self._from_profile(budget, n, n_layers, context)
             counts = [counts[layer] for layer in layers]
         else:
             counts = self._searched(scores, budget, n)
@@ -153,12 +162,14 @@ class Prefix(Allocator):
             )
         return _checked(self.calibration)
 
-    def _from_profile(self, budget: int, n: int, n_layers: int) -> list[int]:
+    def _from_profile(self, budget: int, n: int, n_layers: int, context: Context | None = None) -> list[int]:
         grid, ratios = self._profile
         if len(ratios[0]) != n_layers:
             raise CalibrationError(
                 f"the PrefixKV profile has ratios of {len(ratios[0])} layers and the model has {n_layers}: {_ADVICE}"
             )
+        if self._as_released and context is not None and context.asked is not None:
+            return _released_counts(grid, ratios, context)
         return list(_profile_counts(grid, ratios, min(budget, n), n, self.rounding))
 
 
@@ -172,6 +183,14 @@ def _profile_counts(
     if rounding == "nearest":  # the release takes its file as it is
         return tuple(_nearest([weight * n for weight in weights], n, min(LEAST, budget)))
     return tuple(_whole(weights, budget, n, rounding))
+
+
+def _released_counts(grid: tuple[float, ...], ratios: tuple[tuple[float, ...], ...], context: Context) -> list[int]:
+    """Entries of every layer of all T tokens at the fraction that was asked for, less those that will be fed again."""
+    assert context.asked is not None, "of a budget that is a fraction"
+    n, least = context.length, min(LEAST, context.budget)
+    counts = _nearest([weight * n for weight in interpolated(grid, ratios, context.asked)], n, least)
+    return [count - context.refed for count in counts]
 
 
 def _whole(weights: list[Fraction], budget: int, n: int, rounding: str) -> list[int]:
