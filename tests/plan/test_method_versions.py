@@ -83,7 +83,10 @@ def test_a_new_version_of_a_part_makes_new_cells_of_its_method_alone(monkeypatch
 
 
 def test_a_released_profile_that_is_read_at_the_fraction_is_another_version_at_fractions_alone():
-    made = cells("method=prefixkv", "reading=[paper,released]", "budget=[64,10%]", "baseline=none")
+    asked = ("model=tiny", "method=prefixkv", "reading=[paper,released]", "budget=[64,10%]", "baseline=none")
+    made = cells(
+        *asked, facts_=facts("pages", model_fingerprint="6d8af26e5ffd7704")
+    )  # the embedded model has a profile
     assert [cell.method_version for cell in made] == [None, None, 2, 3]
 
 
