@@ -162,7 +162,8 @@ class Compressor:
         return () if self.unbudgeted or context.length <= context.budget else self.eviction.allocator.outcome(context)
 
     def score(self, observation: Observation, entries: int, seed: int) -> Tensor:
-        """The scorer's float32 or float64 `[Hkv, T]` of one layer, for a budget of `entries` per KV head.
+        """The scorer's `[Hkv, T]` of one layer, for a budget of `entries` per KV head: float32, float64, or rounded to the
+        model's half precision where the scorer does that.
 
         Raises:
             ScoreError: it is of another shape or dtype.
@@ -171,7 +172,8 @@ class Compressor:
 
         score = self.eviction.scorer.score(self._seen(observation, entries, seed), entries, seed)
         wanted = tuple(observation.key.shape[:2])
-        if not isinstance(score, Tensor) or tuple(score.shape) != wanted or str(score.dtype) not in SCORE_DTYPES:
+        allowed = (*SCORE_DTYPES, str(observation.key.dtype)) if self.eviction.scorer.halves else SCORE_DTYPES
+        if not isinstance(score, Tensor) or tuple(score.shape) != wanted or str(score.dtype) not in allowed:
             got = f"{score.dtype} {list(score.shape)}" if isinstance(score, Tensor) else type(score).__name__
             raise ScoreError(
                 f"{type(self.scorer).__name__} of {self.name} gave {got} in layer {observation.layer}; a score is "

@@ -42,6 +42,8 @@ READS_ANSWER = "reads_answer"
 """Parameter in the rows of methods that cheat: they know the answer of the full cache."""
 OVER_BUDGET = "over_budget"
 """Parameter in the rows of methods of `reading=paper` whose own formula may keep more than the budget."""
+HALF_PRECISION = ("bfloat16", "float16")
+"""Dtypes of models in which a release's rounding of its scores is seen."""
 OUTSIDE = {CUSTOM: ("path", "name"), KVPRESS: ("press",)}
 """Methods whose code is not in this package -> the parameters that say which code it is. They cannot run without."""
 
@@ -153,28 +155,30 @@ def parameters_json(plain: Mapping[str, Any], decoding: str | None = None) -> st
     return json.dumps(flat_parameters(plain) | own, sort_keys=True)
 
 
-def identity_form(plain: Mapping[str, Any], compressor: Compressor) -> dict[str, Any]:
+def identity_form(plain: Mapping[str, Any], compressor: Compressor, dtype: str | None = None) -> dict[str, Any]:
     """An effective node as rows and a cell's identity hold it: code that is not in this package is named by what it is
     (a file's checksum, a package's version), never by where it lies; a scorer that is given the full cache's answer is
     marked, whoever wrote it, so that tables can tell a ceiling from a method; so is a formula that goes over its budget.
-    Parameters that came later are absent at their defaults."""
+    Parameters that came later are absent at their defaults, and those that only half precision reads in any other `dtype`
+    (of the model, None while it is unknown)."""
     marks = {READS_ANSWER: True} if compressor.needs.answer else {}
     marks |= {OVER_BUDGET: True} if compressor.exceeds_as_printed and compressor.reading != "released" else {}
     if plain.get("base") == CUSTOM:
         from mmkv_bench.methods import own_file
 
         return own_file.identity_form(plain) | marks
-    return _as_before(plain, compressor) | (getattr(compressor.scorer, "origin", None) or {}) | marks
+    return _as_before(plain, compressor, dtype) | (getattr(compressor.scorer, "origin", None) or {}) | marks
 
 
-def _as_before(plain: Mapping[str, Any], compressor: Compressor) -> dict[str, Any]:
+def _as_before(plain: Mapping[str, Any], compressor: Compressor, dtype: str | None) -> dict[str, Any]:
     """The node without parameters that came after its first cells (`later` of a part's class) where they have their
-    defaults, so that those cells keep their hashes and rows."""
+    defaults or change nothing (`halves`), so that those cells keep their hashes and rows."""
     node = dict(plain)
     for part in PARTS:
         built, spec = getattr(compressor, part), node.get(part)
+        unread = () if dtype in (None, *HALF_PRECISION) else getattr(built, "halves", ())
         for name in getattr(built, "later", ()) if isinstance(spec, Mapping) else ():
-            if getattr(built, name) == inspect.signature(type(built)).parameters[name].default:
+            if name in unread or getattr(built, name) == inspect.signature(type(built)).parameters[name].default:
                 node.pop(name, None)
                 node[part] = {key: value for key, value in node[part].items() if key != name}
     return node

@@ -177,7 +177,7 @@ def expand(
     """
     validate_variants(config, defaults)
     artefacts = Calibrations(config.model.name, identity.model_fingerprint) if calibrated else None
-    methods = list(_methods(config, defaults, artefacts))
+    methods = list(_methods(config, defaults, artefacts, identity.dtype))
     budgets = list(dict.fromkeys(Budget.parse(value) for value in as_list(config.budget)))
     seeds = list(dict.fromkeys(as_list(config.seed)))
     cells: dict[str, Cell] = {}
@@ -251,14 +251,17 @@ def _asked(config: DictConfig, defaults: Mapping[str, DictConfig]) -> Iterator[t
 
 
 def _methods(
-    config: DictConfig, defaults: Mapping[str, DictConfig], calibrations: Calibrations | None = None
+    config: DictConfig,
+    defaults: Mapping[str, DictConfig],
+    calibrations: Calibrations | None = None,
+    dtype: str | None = None,
 ) -> Iterator[Method]:
     for name, node, default, reading in _asked(config, defaults):
         as_it_runs = effective(name, node, reading, default)
         compressor = composed(name, as_it_runs, reading, calibrations)
-        plain = identity_form(as_it_runs, compressor)
+        plain = identity_form(as_it_runs, compressor, dtype)
         tuned = node != default and _identity_of(plain) != _identity_of(
-            _untouched(name, node, default, reading, plain, compressor)
+            _untouched(name, node, default, reading, plain, compressor, dtype)
         )
         used = {} if calibrations is None else calibrations.taken()
         own_decoding = str(compressor.decoding) if _written(node) != _written(default) else None
@@ -280,17 +283,18 @@ def _untouched(
     reading: str,
     plain: Mapping[str, Any],
     compressor: Compressor,
+    dtype: str | None,
 ) -> Mapping[str, Any]:
     """The method's effective node with no parameter changed. Which file or press an outside method is, is no tuning of
     it, and neither is anything of one that cannot be built without arguments: `plain`, as it runs, is returned."""
     which = OUTSIDE.get(str(default.base))
     if which is None:
-        return identity_form(effective(name, default, reading), compressor)
+        return identity_form(effective(name, default, reading), compressor, dtype)
     bare = default.copy()
     for key in which:
         bare[key] = node[key]
     try:
-        return identity_form(effective(name, bare, reading), build_compressor(name, bare, reading))
+        return identity_form(effective(name, bare, reading), build_compressor(name, bare, reading), dtype)
     except ConfigError:
         return plain
 

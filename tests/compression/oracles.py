@@ -175,6 +175,59 @@ def snapkv(layer: Layer, window: int, pool: int, budget: int) -> Tensor:
     return out
 
 
+def half_snapkv(layer: Layer, parameters: tuple, dtype: torch.dtype) -> Tensor:
+    """What releases do with a model in half precision: every product, quotient, probability and mean is rounded to it."""
+    w, pool, pooling, heads = parameters
+
+    def r(x: Tensor) -> Tensor:
+        return x.to(dtype).double()
+
+    query, key, (kv_heads, total, dim) = r(layer.query), r(layer.key), layer.key.shape
+    group, prefix = len(query) // kv_heads, total - w
+    of_head = torch.zeros(len(query), total, dtype=torch.float64)
+    for h in range(len(query)):
+        rows = []
+        for i in range(prefix, total):
+            logits = r(r(key[h // group] @ query[h, i]) / math.sqrt(dim))
+            logits[i + 1 :] = -math.inf
+            rows.append(r(logits.softmax(-1)))
+        of_head[h] = r(sum(rows) / w)
+
+    def pooled(row: Tensor) -> Tensor:
+        out = row.clone()
+        for j in range(prefix if pool > 1 else 0):
+            near = [row[i] for i in range(j - pool // 2, j + pool // 2 + 1) if 0 <= i < prefix]
+            out[j] = max(near) if pooling == "max" else r(sum(near) / pool)
+        return out
+
+    out = []
+    for first in range(0, len(query), group):
+        mine = of_head[first : first + group]
+        if heads == "last":
+            out.append(r(sum(pooled(row) for row in mine) / group))
+        else:
+            out.append(pooled(r(sum(mine) / group)))
+    return torch.stack(out).to(dtype)
+
+
+def half_keydiff(layer: Layer, window: int, dtype: torch.dtype) -> Tensor:
+    """As ``keydiff`` with every quotient, product, norm and mean rounded to half precision."""
+
+    def r(x: Tensor) -> Tensor:
+        return x.to(dtype).double()
+
+    def unit(x: Tensor) -> Tensor:
+        return r(x / r(x.norm()))
+
+    out = torch.zeros(layer.key.shape[:2], dtype=torch.float64)
+    for h, keys in enumerate(r(layer.key)):
+        prefix = keys[: len(keys) - window]
+        anchor = r(sum(unit(k) for k in prefix) / len(prefix))
+        for j, k in enumerate(keys):
+            out[h, j] = -r(r(unit(k) * unit(anchor)).sum())
+    return out.to(dtype)
+
+
 def keydiff(layer: Layer, window: int = 0) -> Tensor:
     out = torch.zeros(layer.key.shape[:2], dtype=torch.float64)
     for h, keys in enumerate(layer.key):

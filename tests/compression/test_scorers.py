@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -41,6 +42,8 @@ ALL = [
     WindowScorer(window=8, pool=7, pooling="max", heads="last"),
     KeyDiffScorer(),
     KeyDiffScorer(window=32),
+    WindowScorer(window=8, score_rounding="model"),
+    KeyDiffScorer(score_rounding="model"),
     ExpectedAttentionScorer(future=16),
     ExpectedAttentionScorer(future=16, rounding="model"),
     MMShiftScorer(**SMALL),
@@ -81,6 +84,44 @@ def test_snapkv_equals_its_formula(layer, cuts, share, window, pool):
     scorer, budget = WindowScorer(window, pool), budget_for(layer, share)
     got = scorer.score(layer.observe(scorer.needs, cuts), budget, 0)
     assert_close(got, oracles.snapkv(layer, window, pool, budget))
+
+
+HALVES = (torch.bfloat16, torch.float16)
+
+
+def nearly_all_equal(got, want, dtype):
+    """Equal numbers of a half precision, but for a last digit where a sum lies between two of them."""
+    assert got.dtype == want.dtype == dtype
+    close = (got.float() - want.float()).abs() <= 4 * torch.finfo(dtype).eps * want.float().abs() + 1e-6
+    assert close.all() and (got == want).float().mean() > 0.97
+
+
+@each(
+    ("parameters", "length"),
+    [
+        ((1, 5, "average", "first"), 90),
+        ((8, 5, "average", "last"), 61),
+        ((8, 7, "max", "first"), 77),
+        ((4, 1, "average", "first"), 9),
+    ],
+)
+def test_rounded_windows_equal_the_releases_steps_in_half_precision(parameters, length):
+    layer, scorer = oracles.make_layer(length, 2, 7, dim=16, seed=4), WindowScorer(*parameters, score_rounding="model")
+    for dtype in HALVES:
+        got = scorer.score(layer.observe(scorer.needs, (40,), dtype=dtype), 64, 0)
+        nearly_all_equal(got, oracles.half_snapkv(layer, parameters, dtype), dtype)
+    plain = WindowScorer(*parameters).score(layer.observe(scorer.needs), 64, 0)
+    assert torch.equal(scorer.score(layer.observe(scorer.needs), 64, 0), plain)  # float32 has nothing to round to
+
+
+def test_rounded_similarities_equal_the_releases_steps_in_half_precision():
+    for (dtype, window), length in product(product(HALVES, (0, 32)), (20, 90)):
+        layer, scorer = oracles.make_layer(length, 2, 2, dim=16, seed=2), KeyDiffScorer(window, score_rounding="model")
+        got = scorer.score(layer.observe(scorer.needs, dtype=dtype), 64, 0)
+        if window < length:
+            nearly_all_equal(got, oracles.half_keydiff(layer, window, dtype), dtype)
+        plain = KeyDiffScorer(window).score(layer.observe(scorer.needs), 64, 0)
+        assert torch.equal(scorer.score(layer.observe(scorer.needs), 64, 0), plain)
 
 
 @examples
@@ -244,7 +285,8 @@ def test_any_prompt_and_budget_has_finite_scores(scorer, length, budget):
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         layer = oracles.make_layer(length, 2, 3)
         got = scorer.score(layer.observe(scorer.needs, dtype=dtype), budget, 0)
-        assert got.shape == (2, length) and str(got.dtype) in SCORE_DTYPES and torch.isfinite(got).all()
+        allowed = (*SCORE_DTYPES, str(dtype)) if scorer.halves else SCORE_DTYPES
+        assert got.shape == (2, length) and str(got.dtype) in allowed and torch.isfinite(got).all()
 
 
 @each("scorer", ALL)
@@ -297,8 +339,8 @@ def test_equal_keys_mean_equal_scores(scorer):
 @each(
     ("scorer", "changes"),
     [
-        (WindowScorer(), {"window": 8, "pool": 7, "pooling": "max", "heads": "last"}),
-        (KeyDiffScorer(), {"window": 4}),
+        (WindowScorer(), {"window": 8, "pool": 7, "pooling": "max", "heads": "last", "score_rounding": "model"}),
+        (KeyDiffScorer(), {"window": 4, "score_rounding": "model"}),
         (
             ExpectedAttentionScorer(),
             {

@@ -31,6 +31,7 @@ pool: 7
 window: 32
 pooling: average
 heads: first
+score_rounding: none
 more: 0
 sinks: 0
 scorer:
@@ -39,6 +40,7 @@ scorer:
   pool: ${..pool}
   pooling: ${..pooling}
   heads: ${..heads}
+  score_rounding: ${..score_rounding}
 allocator: {_target_: mmkv_bench.compression.allocators.uniform.Uniform, excess: "${..more}", unused: 2}
 selector: {_target_: mmkv_bench.compression.selectors.topk.TopK, window: "${..window}", sinks: "${..sinks}"}
 reducer: {_target_: mmkv_bench.compression.reducers.evict.Evict}

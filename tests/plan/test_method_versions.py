@@ -90,6 +90,19 @@ def test_a_released_profile_that_is_read_at_the_fraction_is_another_version_at_f
     assert [cell.method_version for cell in made] == [None, None, 2, 3]
 
 
+def test_rounding_to_the_models_dtype_is_a_parameter_in_half_precision_alone():
+    """Where there is nothing to round to it stands in no row and no hash: float32 cells stay what they are."""
+    methods = "method=[snapkv,keydiff,adakv,adakv_official,pyramidkv,snapkv_kvpress]"
+    for dtype, wanted in (("float32", None), ("bfloat16", "model"), ("float16", "model")):
+        known = facts("pages", dtype=dtype)
+        made = {(cell.method, cell.reading): cell for cell in cells(methods, "reading=[paper,released]", facts_=known)}
+        for (name, reading), cell in made.items():
+            said = json.loads(cell.parameters).get("score_rounding")
+            assert (said, cell.tuned) == (wanted if reading == "released" else None, False), (dtype, name)
+        plain = cells("method=snapkv", "methods.snapkv.score_rounding=model", facts_=known)[1]
+        assert (plain.cell == made["snapkv", "paper"].cell, plain.tuned) == (wanted is None, wanted is not None)
+
+
 def test_formulas_over_the_budget_are_named_in_their_rows_and_no_other_is():
     runs = {
         "look_m": "methods.look_m.budget_rule=union",

@@ -31,12 +31,14 @@ class Scorer(ABC):
             so for scores that follow from a token's place alone or are the same in every head.
         later: names of parameters that came after cells of the method were stored. Each is a parameter of the method under
             its own name; at its default it stands in no row and no cell's identity, so that older cells stay what they are.
+        halves: those of ``later`` that models in half precision alone read: of other models they stand in no row either.
 
     A subclass sets them in its class, or as properties where they depend on its parameters.
     """
 
     comparable: bool = True
     later: ClassVar[tuple[str, ...]] = ()
+    halves: ClassVar[tuple[str, ...]] = ()
     resamples: bool = False
 
     @property
@@ -68,7 +70,7 @@ class Scorer(ABC):
         """Float32 ``[Hkv, T]`` on the observation's device, finite, higher = keep. Protection is the selector's.
 
         Equal scores go to the lower index. Where a smaller number shall break ties, float64 is allowed
-        (``numerics/ties.py``).
+        (``numerics/ties.py``); a scorer that rounds as a release does returns the model's half precision.
         """
 
     def method_version(self, method: Composed) -> int:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
+from mmkv_bench.compression.numerics.half import is_half
 from mmkv_bench.compression.scorers.base import Scorer
-from mmkv_bench.errors import ConfigError
+from mmkv_bench.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,31 +24,46 @@ class KeyDiffScorer(Scorer):
 
     Args:
         window: last tokens left out of the anchor [tokens]. 0 in the paper reading.
+        score_rounding: "none": float32 throughout; "model": unit keys, anchor and similarities are rounded to the model's
+            dtype, which makes many ties in half precision. Nothing changes in float32, and rows of float32 models do not
+            name it.
 
     Paper and code: the paper evicts block by block as the prompt arrives; one-shot over the whole prompt, as in kvpress
     and MM-ShiftKV, is used here. MM-ShiftKV states that only the last token is forced and that C entries stay; its
     released class leaves a window of 32 out of the anchor, keeps that window AND C entries of the rest, so it
     stores ``min(C + 32, T)``. ``reading=released`` does the same: ``window=32`` here and in the selector, and
-    ``excess=32`` in the allocator, where the audit sees it.
+    ``excess=32`` in the allocator, where the audit sees it, and ``score_rounding=model``.
     """
 
     window: int = 0
+    score_rounding: Literal["none", "model"] = "none"
 
     negative = True
+    later = ("score_rounding",)
+    halves = ("score_rounding",)
 
     def __post_init__(self) -> None:
         if self.window < 0:
             raise ConfigError(f"window is {self.window}; allowed: 0 or more tokens")
+        if self.score_rounding not in ("none", "model"):
+            raise ConfigError(
+                f"score_rounding is {self.score_rounding!r}; {nearest(str(self.score_rounding), ('none', 'model'))}"
+            )
 
     def key(self, budget: int, length: int) -> tuple[object, ...]:
-        return (self.window,)
+        return (self.window, self.score_rounding)
 
     def score(self, obs: Observation, budget: int, seed: int) -> Tensor:
         import torch
 
-        unit = torch.nn.functional.normalize(obs.key.float(), dim=-1)
+        from torch.nn import functional
+
+        rounded = self.score_rounding == "model" and is_half(obs.key.dtype)
+        unit = functional.normalize(obs.key if rounded else obs.key.float(), dim=-1)
         prefix = unit[:, : max(0, obs.length - self.window)]
         if prefix.shape[1] == 0:  # the window is the whole prompt: all of it stays
             return torch.zeros(obs.key.shape[:2], dtype=torch.float32, device=obs.device)
-        anchor = torch.nn.functional.normalize(prefix.mean(1), dim=-1)
+        if rounded:
+            return -functional.cosine_similarity(obs.key, prefix.mean(1, keepdim=True), dim=-1)
+        anchor = functional.normalize(prefix.mean(1), dim=-1)
         return -torch.bmm(unit, anchor.unsqueeze(-1)).squeeze(-1)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from mmkv_bench.compression.numerics.attention import window_mass
+from mmkv_bench.compression.numerics.half import half_window, is_half
 from mmkv_bench.compression.observation import Needs, effective_window
 from mmkv_bench.compression.scorers.base import Scorer
 from mmkv_bench.errors import ConfigError, nearest
@@ -32,26 +33,35 @@ class WindowScorer(Scorer):
         pooling: "average": zero padding counts in the divisor, as ``avg_pool1d`` does by default in every released
             code, so that with k = 5 the outer columns are scaled by 0.6 and 0.8; "max": padding never wins.
         heads: "first": mean over the g query heads, then pooling; "last": every query head is pooled by itself. The
-            order matters to the maximum only.
+            order matters to the maximum, and to rounded averages.
+        score_rounding: "none": float32 throughout; "model": products, probabilities, means and pooled scores are rounded to
+            the model's dtype, which makes many ties in half precision. Nothing changes in float32, and rows of float32
+            models do not name it.
 
     Paper and code: the SnapKV paper tunes w and k per model; codes circulate with (8, 7, max), (32, 7, max; method
     ``adakv_official``) and (64, 5, average; ``snapkv_kvpress``). The defaults here, w = 32 and k = 5 with average
     pooling, are those that MM-ShiftKV (appendix F.1) states for its baseline. Its released code defaults to w = 1
-    instead, i.e. attention of the last query alone: ``reading=released`` sets that. LOOK-M's release has a window that
-    is a share of the prompt; it is not reproduced.
+    instead, i.e. attention of the last query alone: ``reading=released`` sets that. All releases of the family round to
+    the model's dtype (``score_rounding=model``); which of equal scores their topk takes is theirs, here the lower index.
+    LOOK-M's release has a window that is a share of the prompt; it is not reproduced.
     """
 
     window: int = 32
     pool: int = 5
     pooling: Literal["average", "max"] = "average"
     heads: Literal["first", "last"] = "first"
+    score_rounding: Literal["none", "model"] = "none"
+
+    later = ("score_rounding",)
+    halves = ("score_rounding",)
 
     def __post_init__(self) -> None:
         if self.window < 1:
             raise ConfigError(f"window is {self.window}; allowed: 1 or more tokens")
         if self.pool < 1 or self.pool % 2 == 0:
             raise ConfigError(f"pool is {self.pool}; allowed: odd kernel sizes (1 = no pooling)")
-        for name, allowed in (("pooling", ("average", "max")), ("heads", ("first", "last"))):
+        choices = {"pooling": ("average", "max"), "heads": ("first", "last"), "score_rounding": ("none", "model")}
+        for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; {nearest(str(getattr(self, name)), allowed)}")
 
@@ -60,7 +70,8 @@ class WindowScorer(Scorer):
         return Needs(tail_queries=self.window)
 
     def key(self, budget: int, length: int) -> tuple[object, ...]:
-        return (effective_window(self.window, budget, length), self.pool, self.pooling, self.heads)
+        window = effective_window(self.window, budget, length)
+        return (window, self.pool, self.pooling, self.heads, self.score_rounding)
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
         return ("window_reduced",) if effective_window(self.window, budget, length) < self.window else ()
@@ -72,6 +83,8 @@ class WindowScorer(Scorer):
         import torch
 
         w = effective_window(self.window, budget, obs.length)
+        if self.score_rounding == "model" and is_half(obs.key.dtype):
+            return self._rounded(obs, w)
         mass = obs.window_mass(w)
         prefix = mass[:, : obs.length - w]
         if self.pool == 1 or prefix.shape[1] == 0:
@@ -82,8 +95,25 @@ class WindowScorer(Scorer):
             pooled = self._pooled(prefix)
         return torch.cat([pooled, mass[:, obs.length - w :]], 1)
 
+    def _rounded(self, obs: Observation, w: int) -> Tensor:
+        """``[Hkv, T]`` in the model's half precision, every step rounded to it."""
+        import torch
+
+        tail, prefix = obs.tail(w), obs.length - w
+        mass = obs.shared(("half_window", w), lambda: half_window(tail, obs.key, obs.scaling))
+
+        def grouped(heads: Tensor) -> Tensor:
+            return heads.view(obs.key.shape[0], obs.groups, obs.length).mean(1)
+
+        def pooled(heads: Tensor) -> Tensor:
+            return torch.cat([self._pooled(heads[:, :prefix]), heads[:, prefix:]], 1)
+
+        if self.pool == 1 or prefix == 0:
+            return grouped(mass)
+        return grouped(pooled(mass)) if self.heads == "last" else pooled(grouped(mass))
+
     def _pooled(self, mass: Tensor) -> Tensor:
-        """``[Hkv, m]`` -> the same shape, pooled along the tokens."""
+        """``[h, m]`` -> the same shape, pooled along the tokens."""
         from torch.nn import functional
 
         pool = functional.avg_pool1d if self.pooling == "average" else functional.max_pool1d
