@@ -161,6 +161,8 @@ def _scope(compressor: Compressor) -> str:
 def _budget(paper: Compressor, released: Compressor) -> str:
     if paper.unbudgeted:
         return "none"
+    if paper.resamples:
+        return "at most C entries per KV head, the same of all; more where the smallest pictures have more (`pixels_over_budget`)"
     words = (
         "at most C entries per KV head, on average"
         if paper.falls_short

@@ -127,7 +127,7 @@ class Compressor:
     @property
     def falls_short(self) -> bool:
         """Less than the budget may be kept of a prompt that is longer."""
-        return any(part.falls_short for part in (self.allocator, self.selector) if part is not None)
+        return self.resamples or any(part.falls_short for part in (self.allocator, self.selector) if part is not None)
 
     @property
     def version(self) -> int:
@@ -153,8 +153,7 @@ class Compressor:
             return decoding
         if length <= budget:
             return ("prompt_within_budget", *decoding)
-        scorer, allocator, selector, _ = self.eviction
-        names = [name for part in (scorer, allocator, selector) for name in part.fallbacks(budget, length, types)]
+        names = [name for part in self.eviction for name in part.fallbacks(budget, length, types)]
         return tuple(dict.fromkeys([*names, *decoding]))
 
     def outcome(self, context: Context) -> tuple[str, ...]:

@@ -11,7 +11,8 @@ from typing import Any
 from mmkv_bench.errors import ConfigError, UnsupportedError, nearest
 
 CHECKED = ("0.4.3", "0.5.3", "0.5.5")
-"""Versions whose presses were run beside the pinned torch and transformers."""
+"""Versions whose presses were run, carried by this package, beside the pinned torch and transformers. 0.5.5's own forward
+hook fails there (KeyError: 'cache_position'), so the library by itself is no check in the same environment."""
 _INSTALL = f"pip install 'mmkv-bench[kvpress]' && pip install --no-deps kvpress=={CHECKED[-1]}"
 RATIO = "compression_ratio"
 ADA, CRITICAL_ADA = "AdaKVPress", "CriticalAdaKVPress"

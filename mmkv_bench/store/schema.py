@@ -28,10 +28,14 @@ FALLBACKS = {
     "statistics_undefined": "expected_attention: too few queries for a covariance; entries were ranked by position",
     "single_modality": "a prompt of text alone or visual tokens alone, where the method divides between the two",
     "no_visual_tokens": "a prompt without visual tokens, where the method ranks text before them or compares the two",
+    "nothing_merged": "look_m, meda: a prompt without visual tokens; what was evicted is gone, where the releases leave such "
+    "prompts whole",
     "no_text_tokens": "hybridkv: a prompt of visual tokens alone; sparsity was measured on all its rows",
     "text_over_budget": "there is more text than a method that puts text first has entries for",
     "chunk_reduced": "hybridkv: the budget of a dynamic head is smaller than one chunk",
     "infeasible_allocation": "hybridkv: r asks for more than the budget; dynamic heads got less",
+    "budget_unused": "hybridkv: less than the budget is kept, because no static head can take what rounding the dynamic heads' "
+    "share leaves",
     "press_reduced": "kvpress: the press gives its highest score to more entries (its window, its sinks) than the budget "
     "holds; the last token and the latest of them stay",
     "context_end": "the answer was stopped where the model's context ends, before max_new_tokens",

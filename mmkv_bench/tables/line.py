@@ -37,6 +37,11 @@ class Line:
         """More entries than the budget are no defect: a released code's, or the paper's own formula."""
         return self.reading == "released" or bool(self._told.get("over_budget"))
 
+    @property
+    def resamples(self) -> bool:
+        """It evicts nothing and shows smaller pictures: the control whose entries follow from sizes of pictures."""
+        return self.base == "pixels"
+
     @cached_property
     def _told(self) -> dict[str, Any]:
         return json.loads(self.parameters)

@@ -199,13 +199,18 @@ def _apart(table: Table) -> list[str]:
 def _mark_notes(table: Table) -> list[str]:
     cells = _named(table)
     lines = []
-    defect = any(e.audit.over and not method.may_exceed for _, method, e in cells)
-    over = [
-        (f"{words} by {e.audit.excess_mean:.1%}, at most {e.audit.excess_worst:.1%}", e.audit.over, e.audit.n)
-        for words, _, e in cells
+    exceeding = [
+        (method, (f"{words} by {e.audit.excess_mean:.1%}, at most {e.audit.excess_worst:.1%}", e.audit.over, e.audit.n))
+        for words, method, e in cells
         if e.audit.over
     ]
-    if over:
+    if pictures := [told for method, told in exceeding if method.resamples]:
+        lines.append(
+            f"{OVER} the smallest pictures, or the fewest frames, have more entries than the budget: "
+            f"{_listed(pictures, shorten=False)}."
+        )
+    defect = any(not method.may_exceed and not method.resamples for method, _ in exceeding)
+    if over := [told for method, told in exceeding if not method.resamples]:
         blame = ", which only reading=released may do, or a paper's own formula: take it for a defect" if defect else ""
         lines.append(f"{OVER} more entries resident than the budget{blame}: {_listed(over, shorten=False)}.")
     untested = [(words, e.audit.from_prefill, e.audit.n) for words, method, e in cells if _untested(method, e)]
@@ -272,6 +277,11 @@ def _method_notes(table: Table) -> list[str]:
             uneven = " (not every sample has every seed)" if any(entry.uneven_seeds for entry in entries) else ""
             lines.append(
                 f"{method.label}: averaged within each sample over seeds {', '.join(map(str, seeds))}{uneven}."
+            )
+        if method.resamples:
+            lines.append(
+                f"{method.label}: a control that evicts nothing, the whole cache of smaller pictures or fewer frames; its "
+                "entries are the most that do not exceed the budget."
             )
         if method.cheats:
             lines.append(

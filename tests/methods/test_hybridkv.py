@@ -155,6 +155,8 @@ def test_budgets_equal_the_equations_and_stay_within_the_total(rows, n, share, t
         assert not found.entries[~found.dynamic].any(), "static heads give all they have first"
         return
     assert int(found.entries.sum()) <= total
+    unused = "budget_unused" in allocator.outcome(Context(budget, n, summaries=summaries(rows)))
+    assert unused == (int(found.entries.sum()) < min(budget, n) * heads)
     static = found.entries[~found.dynamic]
     if len(static) and bool((static < n).any()):
         assert int(found.entries.sum()) == total  # a static head can take what rounding leaves

@@ -98,7 +98,8 @@ def test_a_text_prompt_is_h2o_and_says_so(types):
     for strict in (False, True):
         (got,) = made.select(scores, 11, tensor, [0], 1, strict)
         assert torch.equal(got, h2o.select(scores, 11, tensor, [0], 1, strict)[0])
-    assert made.fallbacks(11, 40, tensor) == ("no_visual_tokens",)
+    assert made.fallbacks(11, 40, tensor) == ("no_visual_tokens", "nothing_merged")
+    assert method(merge="none").fallbacks(11, 40, tensor) == ("no_visual_tokens",)
 
 
 # ---------------------------------------------------------------- selection
@@ -224,14 +225,14 @@ def test_all_text_is_refused_outside_of_the_released_reading():
         ([1] * 9 + [0] * 7, 12, ()),  # six of them are recents
         ([1] * 9 + [0] * 7, 3, ("text_over_budget",)),
         ([1] * 16, 3, ()),
-        ([0] * 16, 3, ("no_visual_tokens",)),
+        ([0] * 16, 3, ("no_visual_tokens", "nothing_merged")),
         ([0] * 16, 16, ("prompt_within_budget",)),
     ],
 )
 def test_what_does_not_fit_is_recorded(types, budget, names):
     assert method().fallbacks(budget, len(types), torch.tensor(types)) == names
     assert method(prior="false").fallbacks(budget, len(types), torch.tensor(types)) == tuple(
-        name for name in names if name == "prompt_within_budget"
+        name for name in names if name in ("prompt_within_budget", "nothing_merged")
     )
 
 

@@ -380,4 +380,4 @@ def test_prompts_of_one_modality_are_answered_with_a_uniform_budget():
     model = zoo.model(name)
     prompt = common.encoded(name, zoo.without_visual(name, 30))
     forks = common.assert_forks_equal_alone(model, name, prompt, [common.cell(method(), 8)])
-    assert forks[0].fallback == ["no_visual_tokens"] and forks[0].kept == [[8, 8]] * zoo.LAYERS
+    assert forks[0].fallback == ["no_visual_tokens", "nothing_merged"] and forks[0].kept == [[8, 8]] * zoo.LAYERS

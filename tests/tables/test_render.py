@@ -226,6 +226,16 @@ def test_more_entries_than_asked_by_a_papers_own_formula_are_marked_and_no_defec
     assert "† more entries resident than the budget: look_m at 64 by 1.6%" in text and "defect" not in text
 
 
+def test_pictures_that_cannot_be_small_enough_have_a_legend_of_their_own_and_are_no_defect() -> None:
+    example = Example()
+    example.add("pixels", 64, [1.0, 0], answer={"entries_resident": 520})
+    text = markdown(build(example.rows()))
+    assert (
+        "† the smallest pictures, or the fewest frames, have more entries than the budget: pixels at 64 by 1.6%" in text
+    )
+    assert "pixels: a control that evicts nothing" in text and "defect" not in text
+
+
 def test_more_entries_than_asked_under_reading_paper_are_called_a_defect() -> None:
     example = Example()
     example.add("snapkv", 64, [1.0, 0], answer={"entries_resident": 520})

@@ -135,7 +135,7 @@ class Hybrid(Allocator):
       candidates, what is cut goes to the others, and the total is exact.
 
     Static entries and the entries that dynamic heads read per step are together at most B. They are fewer only where no
-    static head can take what rounding leaves.
+    static head can take what rounding leaves (``budget_unused``).
 
     Args:
         heads: which heads are dynamic.
@@ -214,7 +214,7 @@ class Hybrid(Allocator):
 
     def outcome(self, context: Context) -> tuple[str, ...]:
         """``text_over_budget``: some static head cannot hold window and text; ``chunk_reduced``: dynamic heads cannot read
-        a whole chunk; ``infeasible_allocation``: r was cut."""
+        a whole chunk; ``infeasible_allocation``: r was cut; ``budget_unused``: rounding leaves what no static head can take."""
         found = self.divide(context.summaries, context.budget - context.refed, context.candidates)
         window = effective_window(self.window, context.budget, context.length) if self.window else 0
         types = context.candidate_types
@@ -225,6 +225,7 @@ class Hybrid(Allocator):
             "text_over_budget": bool((found.entries[~found.dynamic] < wanted).any()),
             "chunk_reduced": bool((found.entries[found.dynamic] < whole).any()),
             "infeasible_allocation": found.clipped,
+            "budget_unused": int(found.entries.sum()) < (context.budget - context.refed) * found.entries.numel(),
         }
         return tuple(name for name, true in names.items() if true)
 

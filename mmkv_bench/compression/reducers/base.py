@@ -26,6 +26,10 @@ class Reducer(ABC):
         """How often this part's numbers have changed, from 1; see ``Scorer.method_version``."""
         return 1
 
+    def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
+        """Names of what could not be done as the parameters ask; see ``Scorer.fallbacks``."""
+        return ()
+
     @abstractmethod
     def reduce(self, key: Tensor, value: Tensor, index: Tensor, types: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Keys and values ``[Hkv, m, D]`` of the slots in ``index``.

@@ -36,8 +36,9 @@ class LookMMerge(Reducer):
 
     Under the text prior text is evicted only where there is more of it than a budget has room for, and at small budgets that
     is most of a text-rich prompt: it lives on by merging alone. A prompt without visual tokens is H2O's: what it evicts is
-    gone. Entries that nothing is assigned to come back bit for bit. Cosines and sums are float32;
-    evicted tokens are taken in blocks, so memory beyond the result is one tile of (evicted block) x (kept).
+    gone (the releases leave it whole), and the row says ``nothing_merged``. Entries that nothing is assigned to come back
+    bit for bit. Cosines and sums are float32; evicted tokens are taken in blocks, so memory beyond the result is one tile of
+    (evicted block) x (kept).
 
     Args:
         merge: how evicted tokens join the kept entry nearest to them: average (MEDA, LOOK-M's A-merge), pivot (LOOK-M's
@@ -71,6 +72,10 @@ class LookMMerge(Reducer):
     def method_version(self, method: Composed) -> int:
         """2: evicted text is merged too. Where the selector keeps all text, as the releases do, none is evicted."""
         return 2 if self.merges and not getattr(method.selector, "keeps_text", False) else 1
+
+    def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
+        without = types is None or not bool((types > 0).any())
+        return ("nothing_merged",) if self.merges and without else ()
 
     def reduce(self, key: Tensor, value: Tensor, index: Tensor, types: Tensor | None = None) -> tuple[Tensor, Tensor]:
         import torch

@@ -55,7 +55,6 @@ class KeyDiffScorer(Scorer):
 
     def score(self, obs: Observation, budget: int, seed: int) -> Tensor:
         import torch
-
         from torch.nn import functional
 
         rounded = self.score_rounding == "model" and is_half(obs.key.dtype)
