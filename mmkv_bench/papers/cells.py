@@ -14,12 +14,13 @@ _EQUAL = 1e-9  # ends of an interval that are no further apart say nothing of di
 
 
 def text(one: Filled) -> str:
-    """A cell: measured [interval] / printed, difference, verdict; or its state beside what is printed."""
+    """A cell: measured [interval] / printed, difference, verdict; or its state beside what is printed. Behind it the number and
+    the verdict of each further reading."""
     printed = "" if one.printed is None else f" / {number(one.printed)}"
     own = one.measured
     if own.value is None:
         why = f" ({own.why})" if own.why and own.state != UNCLEAR else ""
-        return f"{own.state}{why}{printed}"
+        return "; ".join([f"{own.state}{why}{printed}", *readings(one)])
     places = _places(one.printed, own)
     lines = [_with_interval(curve, _places(one.printed, curve), curve.label) for curve in own.curves]
     told = ("; ".join(lines) or _with_interval(own, places)) + printed
@@ -29,7 +30,18 @@ def text(one: Filled) -> str:
         told += f" {one.shown[0] - one.shown[1]:+.{places}f}"
     if one.verdict is not None:
         told += f" {one.verdict}"
-    return told + (" *" if own.other else "")
+    return "; ".join([told + (" *" if own.other else ""), *readings(one)])
+
+
+def readings(one: Filled) -> list[str]:
+    """The number and the verdict of each further reading that has a number."""
+    shown = [(name, made) for name, made in one.readings.items() if made.value is not None]
+    return [
+        " ".join(
+            [f"{name} {made.value:.{_places(one.printed, made)}f}", *filter(None, [str(one.words.get(name) or "")])]
+        )
+        for name, made in shown
+    ]
 
 
 def _with_interval(own: Measured | Curve, places: int, label: str = "") -> str:

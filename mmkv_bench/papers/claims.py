@@ -1,21 +1,34 @@
-"""The papers' sentences that state a number: each holds, fails, is undecided or was not tested, by cells of the tables."""
+"""The papers' sentences that state a number: each holds, fails, is undecided or was not tested, by cells of the tables.
+
+A sentence is tested only by cells that are judged: of a status that compares (times and sizes in ratios alone), under the
+table's conditions, beside a full cache that is the paper's. What is about so large may be off by the margin of its cell, or of a
+ratio or percentage by SHARE, and never by more than half of the effect that it states: without an effect none of them holds.
+Seeds are in it as in a cell's verdict. A sentence that leaves open which cells it means is ambiguous and never tested.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from math import inf
 from typing import Any
 
 from mmkv_bench.config.schema import reference_dir
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.papers import printed
 from mmkv_bench.papers.fill import Filled, Page
-from mmkv_bench.papers.measured import MEASURED, PART
+from mmkv_bench.papers.measured import MEASURED, PART, WHOLE
+from mmkv_bench.papers.measures import margin
+from mmkv_bench.papers.printed import COMPARABLE, OPEN, RATIOS
+from mmkv_bench.papers.verdict import NOT_COMPARABLE, ROUNDING, of_seeds
 
-HOLDS, FAILS, UNDECIDED, NOT_TESTED = "holds", "fails", "undecided", "not tested"
+HOLDS, FAILS, UNDECIDED, NOT_TESTED, AMBIGUOUS = "holds", "fails", "undecided", "not tested", "ambiguous sentence"
 SHARE = 0.05
-"""Of the stated number: how far one that is only about so large may be off, beside its rounding."""
+"""Of a stated ratio or percentage: how far one that is only about so large may be off, beside its rounding."""
+_NO_EFFECT = {"ratio": 1.0, "difference": 0.0, "reduction": 0.0, "gain": 0.0}
+_OF_TWO = ("ratio", "reduction", "gain")
+"""What times and sizes of another device may be compared by."""
 
 _OPERATIONS: Mapping[str, Callable[[float, float], float]] = {
     "level": lambda a, b: a,
@@ -28,7 +41,8 @@ _OPERATIONS: Mapping[str, Callable[[float, float], float]] = {
 
 @dataclass(frozen=True)
 class Claim:
-    """One sentence. `number`, `half`: what it states and how it is rounded; `of`: where cells stand by their labels."""
+    """One sentence. `number`, `half`: what it states and how it is rounded; `of`: where cells stand by their labels, of a level
+    that was raised also from what; `why`: of an ambiguous one, what it leaves open."""
 
     paper: str
     quote: str
@@ -38,6 +52,7 @@ class Claim:
     by: str
     how: str
     of: tuple[Mapping[str, str], ...]
+    why: str = ""
 
 
 @dataclass(frozen=True)
@@ -75,7 +90,8 @@ def _claim(told: Mapping[str, Any]) -> Claim:
     row = own.iloc[0]
     half = printed.half_digit(str(row["value"]), float(row["number"]))
     cells = tuple({key: str(value) for key, value in told[side].items()} for side in ("a", "b") if side in told)
-    return Claim(told["paper"], told["quote"], float(row["number"]), half, told["table"], told["by"], told["is"], cells)
+    sentence = (told["paper"], told["quote"], float(row["number"]), half)
+    return Claim(*sentence, told["table"], told.get("by", ""), told["is"], cells, told.get("why", ""))
 
 
 def find(page: Page, where: Mapping[str, str]) -> Filled:
@@ -108,20 +124,54 @@ def tested(pages: Sequence[Page]) -> list[Tested]:
 
 
 def _tested(claim: Claim, cells: Sequence[Filled]) -> Tested:
-    values = [one.measured.value for one in cells]
+    if claim.how == "ambiguous":
+        return Tested(claim, AMBIGUOUS)
     states = {one.measured.state for one in cells}
-    if any(value is None for value in values) or any(one.measured.other for one in cells) or states - {MEASURED, PART}:
+    if states - {*WHOLE, PART} or not states & {MEASURED, PART} or not all(_judged(one, claim.by) for one in cells):
         return Tested(claim, NOT_TESTED)
-    first, second = (float(value) for value in (*values, *values)[:2] if value is not None)
-    ours = _OPERATIONS[claim.by](first, second)
-    if PART in states:
+    ends = [_ends(one) for one in cells]
+    ours = _OPERATIONS[claim.by](*(one.measured.number for one in (*cells, *cells)[:2]))
+    every = [_OPERATIONS[claim.by](a, b) for a in ends[0] for b in ends[-1]]
+    low, high = _room(claim, cells)
+    if PART in states or min(every) < low - ROUNDING <= max(every) or min(every) <= high + ROUNDING < max(every):
         return Tested(claim, UNDECIDED, ours)
-    return Tested(claim, HOLDS if _holds(claim, ours) else FAILS, ours)
+    return Tested(claim, HOLDS if low - ROUNDING <= ours <= high + ROUNDING else FAILS, ours)
 
 
-def _holds(claim: Claim, ours: float) -> bool:
-    if claim.how == "at least":
-        return ours >= claim.number - claim.half
-    if claim.how == "at most":
-        return ours <= claim.number + claim.half
-    return abs(ours - claim.number) <= claim.half + SHARE * abs(claim.number)
+def _judged(one: Filled, by: str) -> bool:
+    """Whether a cell's number may speak for or against the paper."""
+    if one.measured.value is None or one.measured.other:
+        return False
+    if one.printed is None or one.printed.status == RATIOS:
+        return by in _OF_TWO
+    judged = one.printed.status in (COMPARABLE, OPEN)
+    return judged and (one.verdict is None or one.verdict.word != NOT_COMPARABLE)
+
+
+def _ends(one: Filled) -> tuple[float, float]:
+    away = of_seeds(one.measured.seeds)
+    return one.measured.number - away, one.measured.number + away
+
+
+def _room(claim: Claim, cells: Sequence[Filled]) -> tuple[float, float]:
+    """From where to where our number may lie."""
+    if claim.how != "about":
+        low = claim.number - claim.half if claim.how == "at least" else -inf
+        return low, claim.number + claim.half if claim.how == "at most" else inf
+    if claim.by in _OF_TWO:
+        room, effect = SHARE * abs(claim.number), abs(claim.number - _NO_EFFECT[claim.by])
+    else:
+        at, number = cells[0].cell.address, _printed(cells[0])
+        fixed = margin(at.dataset, at.metric)
+        room = fixed.margin * (number if fixed.relative else 1.0)
+        effect = abs(claim.number) if claim.by == "difference" else inf
+        if claim.by == "level" and len(cells) > 1:
+            effect = abs(number - _printed(cells[1]))
+    room = claim.half + min(room, effect / 2)
+    return claim.number - room, claim.number + room
+
+
+def _printed(one: Filled) -> float:
+    assert one.printed is not None
+    assert one.printed.number is not None
+    return one.printed.number

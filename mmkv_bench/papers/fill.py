@@ -9,8 +9,9 @@ from itertools import combinations
 
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.papers.address import STAND_IN, Address
+from mmkv_bench.papers.margins import limits, of_ratio
 from mmkv_bench.papers.match import Evidence
-from mmkv_bench.papers.measured import MEASURED, PART, PLANNED, WHOLE, Measured, Reader, aligned
+from mmkv_bench.papers.measured import COMPUTED, MEASURED, PART, PLANNED, WHOLE, Measured, Reader, aligned
 from mmkv_bench.papers.measures import has_numbers, margin
 from mmkv_bench.papers.printed import COMPARABLE, OPEN, RATIOS, Printed, of_table
 from mmkv_bench.papers.spec import Cell, Spec
@@ -18,12 +19,13 @@ from mmkv_bench.papers.verdict import (
     AGREES,
     DIFFERS,
     NOT_COMPARABLE,
+    UNDECIDED,
     Limits,
     Verdict,
     drop,
     lead,
     level,
-    of_readings,
+    of_seeds,
 )
 from mmkv_bench.statistics.metric_kinds import lower_is_better
 from mmkv_bench.tables.compare import against
@@ -37,13 +39,16 @@ COSTS = ("ttft_s", "total_s", "tpot_ms", "peak_gb", "selection_ms")
 
 @dataclass(frozen=True)
 class Filled:
-    """One cell, filled. `printed` is None where the paper has no number for it; `verdict` where nothing is to be said;
-    `counted`: whether the verdict on its drop counts, because `full` agrees; `readings`: name -> what there is under it."""
+    """One cell, filled. `printed` is None where the paper has no number for it; `verdict` where nothing is to be said of the
+    number as the table reads it; `counted`: whether the verdict on its drop counts, because `full` agrees; `limits`: what it
+    was judged by; `readings`: name -> what there is under each further reading, `words` what is said of that."""
 
     cell: Cell
     printed: Printed | None
     measured: Measured
     readings: Mapping[str, Measured] = field(default_factory=dict)
+    words: Mapping[str, Verdict] = field(default_factory=dict)
+    limits: Limits | None = None
     verdict: Verdict | None = None
     drop: Verdict | None = None
     counted: bool = False
@@ -88,8 +93,10 @@ class Page:
         return Counter(one.measured.state for one in self.cells)
 
     def verdicts(self, own: bool) -> Counter[str]:
-        """Words on levels, of the paper's own method or of all others."""
-        return Counter(one.verdict.word for one in self.cells if one.verdict and self.spec.own(one.cell) == own)
+        """Words on levels as the table reads them, of the paper's own method or of all others. What is computed counts as
+        neither: it follows from the same lengths and shapes as the printed number."""
+        found = [one for one in self.cells if self.spec.own(one.cell) == own and one.measured.state != COMPUTED]
+        return Counter(one.verdict.word for one in found if one.verdict)
 
 
 def needed(spec: Spec) -> list[Address]:
@@ -112,18 +119,20 @@ def fill(spec: Spec, evidence: Evidence, printed: Mapping[tuple[str, ...], Print
     if printed and any(cell.address.model == STAND_IN for cell in spec.cells):
         raise ConfigError(f"{spec.id}: no printed number stands beside the embedded model, which stands in for others")
     reader = Reader(evidence, needed(spec))
-    cells = [_filled(cell, printed, reader) for cell in spec.cells]
+    cells = [_filled(spec, cell, printed.get(cell.address.printed), reader) for cell in spec.cells]
     fulls = {(one.cell.block, one.cell.column, one.cell.across): one for one in cells if _is_full(one.cell)}
-    judged = [_judged(one, _full_of(one, fulls, spec), reader) for one in cells]
+    judged = [_judged(one, _full_of(one, fulls, spec)) for one in cells]
     leads, pairs = _order(spec, judged, reader)
     rows = sorted({row for one in judged for row in one.measured.rows})
     sources = {row: evidence.source(row) for row in rows}
     return Page(spec, tuple(judged), tuple(leads), pairs, evidence.told(rows), evidence.refused, sources)
 
 
-def _filled(cell: Cell, printed: Mapping[tuple[str, ...], Printed], reader: Reader) -> Filled:
+def _filled(spec: Spec, cell: Cell, printed: Printed | None, reader: Reader) -> Filled:
     readings = {name: reader.measured(own, parts) for name, (own, parts) in cell.readings.items()}
-    return Filled(cell, printed.get(cell.address.printed), reader.measured(cell.address, cell.parts), readings)
+    numbers = printed is not None and printed.number is not None and has_numbers(cell.address.metric)
+    held = limits(spec, cell, printed) if numbers and printed is not None else None
+    return Filled(cell, printed, reader.measured(cell.address, cell.parts), readings, limits=held)
 
 
 def _is_full(cell: Cell) -> bool:
@@ -144,112 +153,75 @@ def _beside(address: Address) -> tuple[object, ...]:
     return address.model, address.dataset, address.metric, address.length, address.new_tokens, address.batch
 
 
-def _judged(one: Filled, full: Filled | None, reader: Reader) -> Filled:
+def _judged(one: Filled, full: Filled | None) -> Filled:
     """The cell with its verdicts."""
     if one.printed is None:
         return one
     if not has_numbers(one.cell.address.metric):
         told = Verdict(NOT_COMPARABLE, why=one.printed.status) if one.measured.value is not None else None
         return replace(one, verdict=told)
-    gate = None if full is None or _is_full(one.cell) else _level(full)
-    verdict = _level(one)
-    if verdict is not None and verdict.word != NOT_COMPARABLE and gate is not None and gate.word == DIFFERS:
-        verdict = Verdict(NOT_COMPARABLE, why="full differs from what is printed for it")
-    if one.measured.state == PLANNED:
+    status, beside = one.printed.status, None if full is None or _is_full(one.cell) else full
+    gate = None if beside is None else _level(beside, beside.measured)
+    every = {name: _level(one, own) for name, own in {"": one.measured, **one.readings}.items()}
+    said = {name: _gated(verdict, gate) for name, verdict in every.items() if verdict is not None}
+    one = replace(one, verdict=said.pop("", None), words=said)
+    if beside is None or one.measured.state == PLANNED:
         return one
-    if one.printed.status == RATIOS and full is not None and not _is_full(one.cell) and full.measured.state != PLANNED:
-        verdict = _ratio(one, full) or verdict
-    dropped = full is not None and not _is_full(one.cell) and one.cell.address.minus is None
-    found = _drop(one, full, reader) if dropped and full is not None else None
-    return replace(one, verdict=verdict, drop=found, counted=gate is not None and gate.word == AGREES)
+    if status == RATIOS and beside.measured.state != PLANNED:
+        return _ratio(one, beside)
+    found = _drop(one, beside) if one.cell.address.minus is None else None
+    return replace(one, drop=found, counted=gate is not None and gate.word == AGREES)
 
 
-def _level(one: Filled) -> Verdict | None:
-    """What is said of a cell's own number; None while it has none."""
-    if one.printed is None:
+def _gated(verdict: Verdict, gate: Verdict | None) -> Verdict:
+    """Nothing is said of a method where its full cache is not the paper's."""
+    if verdict.word == NOT_COMPARABLE or gate is None or gate.word != DIFFERS:
+        return verdict
+    return Verdict(NOT_COMPARABLE, why="full differs from what is printed for it")
+
+
+def _level(one: Filled, measured: Measured) -> Verdict | None:
+    """What is said of a number under one reading; None while it has none."""
+    if one.printed is None or measured.value is None or measured.state not in (*WHOLE, PART):
         return None
-    if one.printed.number is None or one.printed.status not in (COMPARABLE, OPEN):
+    if one.printed.number is None or one.printed.status not in (COMPARABLE, OPEN) or one.limits is None:
         return Verdict(NOT_COMPARABLE, why=one.printed.status)
-    return of_readings({name: _one_level(own) for name, own in _under(one).items()})
-
-
-def _under(one: Filled) -> dict[str, Filled]:
-    """The cell as the table reads it, and as every further reading does."""
-    others = {
-        name: replace(one, cell=replace(one.cell, address=own, parts=parts), measured=one.readings[name])
-        for name, (own, parts) in one.cell.readings.items()
-    }
-    return {"": one, **others}
-
-
-def _one_level(one: Filled) -> Verdict | None:
-    assert one.printed is not None
-    assert one.printed.number is not None
-    measured = one.measured
-    if measured.state not in (*WHOLE, PART) or measured.value is None:
-        return None
     if measured.other:
         return Verdict(NOT_COMPARABLE, why="; ".join(measured.other))
-    ends = None if measured.low is None or measured.high is None else (measured.low, measured.high)
-    return level(
-        measured.value,
-        one.printed.number,
-        _limits(one),
-        same_items=measured.state in WHOLE,
-        interval=ends,
-        n=measured.n,
-        n_paper=measured.of or None,
-    )
+    if measured.state == PART:
+        return Verdict(UNDECIDED)
+    return level(measured.value, one.printed.number, one.limits, of_seeds(measured.seeds, one.limits.relative))
 
 
-def _limits(one: Filled) -> Limits:
-    assert one.printed is not None
-    own = margin(one.cell.address.dataset, one.cell.address.metric)
-    return Limits(one.printed.half, own.margin, own.spread, own.relative)
-
-
-def _drop(one: Filled, full: Filled, reader: Reader) -> Verdict | None:
-    """What is said of the difference to `full`, paired by sample; of a part of the samples as of another draw of them."""
-    assert one.printed is not None
-    if full.printed is None or one.printed.status not in DROPS or full.printed.status not in DROPS:
+def _drop(one: Filled, full: Filled) -> Verdict | None:
+    """What is said of the difference to `full`."""
+    own, theirs, states = one.shown, full.shown, {one.measured.state, full.measured.state}
+    if own is None or theirs is None or one.limits is None or full.limits is None:
         return None
-    return of_readings({name: _one_drop(own, full, reader) for name, own in _under(one).items()})
-
-
-def _one_drop(one: Filled, full: Filled, reader: Reader) -> Verdict | None:
     assert one.printed is not None
     assert full.printed is not None
-    own, theirs, states = one.shown, full.shown, {one.measured.state, full.measured.state}
-    if own is None or theirs is None or one.measured.other or full.measured.other or states - {MEASURED, PART}:
+    if one.printed.status not in DROPS or full.printed.status not in DROPS:
         return None
-    halves = one.printed.half, full.printed.half
-    if states == {MEASURED}:
-        return drop((own[0], theirs[0]), (own[1], theirs[1]), halves, _limits(one))
-    ours, limits = _paired(reader, one, full, 1), _limits(one)
-    if ours is None or ours.low is None or ours.high is None or limits.relative:
+    if one.measured.other or full.measured.other or states - {MEASURED, PART}:
         return None
-    return level(
-        ours.value,
-        own[1] - theirs[1],
-        replace(limits, half=sum(halves)),
-        same_items=False,
-        interval=(ours.low, ours.high),
-        n=one.measured.n,
-        n_paper=one.measured.of or None,
-    )
+    if PART in states:
+        return Verdict(UNDECIDED)
+    held = replace(one.limits, half=one.limits.half + full.limits.half)
+    return drop((own[0], theirs[0]), (own[1], theirs[1]), held, of_seeds(one.measured.seeds, held.relative))
 
 
-def _ratio(one: Filled, full: Filled) -> Verdict | None:
-    """Times and peaks of another device: the ratio to `full`."""
+def _ratio(one: Filled, full: Filled) -> Filled:
+    """The cell with what is said of its ratio to `full`: of times and peaks of another device."""
     own, theirs = one.shown, full.shown
     if own is None or theirs is None or not all((*own, *theirs)):
-        return None
+        return one
     assert one.printed is not None
     assert full.printed is not None
-    share = one.printed.half / own[1] + full.printed.half / theirs[1]
-    found = margin(one.cell.address.dataset, one.cell.address.metric)
-    limits = Limits(share * own[1] / theirs[1], found.margin, found.spread, relative=True)
-    return level(own[0] / theirs[0], own[1] / theirs[1], limits)
+    held = of_ratio(one.cell, (one.printed, full.printed))
+    other = tuple(dict.fromkeys((*one.measured.other, *full.measured.other)))
+    if other:
+        return replace(one, verdict=Verdict(NOT_COMPARABLE, why="; ".join(other)), limits=held)
+    return replace(one, verdict=level(own[0] / theirs[0], own[1] / theirs[1], held), limits=held)
 
 
 def _order(spec: Spec, cells: Sequence[Filled], reader: Reader) -> tuple[list[Lead], tuple[int, int]]:

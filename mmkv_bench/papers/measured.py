@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from itertools import combinations
@@ -13,6 +13,7 @@ import numpy as np
 
 from mmkv_bench.config.files import content
 from mmkv_bench.config.unavailable import UNAVAILABLE
+from mmkv_bench.papers import fixed
 from mmkv_bench.papers.address import STAND_IN, SYNTHETIC, Address, Method, file_of
 from mmkv_bench.papers.computed import cache_size, lacking, planned_peak
 from mmkv_bench.papers.curves import Curve, Curves
@@ -41,7 +42,8 @@ class Measured:
         state: one of STATES; why: what a state other than measured means here.
         value, low, high: with a 95 % interval where there is one; None where no number is shown.
         n, of: samples with an answer, and how many the data set has (0: unknown).
-        other: conditions of its rows that are not the table's; rows: places in the evidence.
+        other: conditions of its rows that are not the table's; rows: places in the evidence; seeds: the
+            value under each seed, where there are several.
         curves: of a diagnostic, each line of the figure with its layers; `value` is that of the first; made: with what;
             source: rows folder and measurement; drawn: the rows of its picture.
         scores: what a paired comparison needs; None of means and reductions.
@@ -56,6 +58,7 @@ class Measured:
     of: int = 0
     other: tuple[str, ...] = ()
     rows: tuple[int, ...] = ()
+    seeds: tuple[float, ...] = ()
     curves: tuple[Curve, ...] = ()
     made: str = ""
     source: str = ""
@@ -89,8 +92,16 @@ class Reader:
             found = _without_rows(address, self._number(address))
             if address.minus is not None:
                 found = self._minus(address, found)
-            self._known[address] = found
+            self._known[address] = self._fixed(found)
         return self._known[address]
+
+    def _fixed(self, found: Measured) -> Measured:
+        """With what is to be said of rows that were made before the margins were fixed, or nobody knows when."""
+        if self.evidence.stand_in or not found.rows:
+            return found
+        commits = self.evidence.cells.iloc[list(found.rows)]["git_commit"]
+        told = (fixed.unjudged(None if commit != commit else commit) for commit in commits.unique())
+        return replace(found, other=tuple(dict.fromkeys((*found.other, *filter(None, told)))))
 
     def _number(self, address: Address) -> Measured:
         if address.model in UNAVAILABLE:
@@ -128,10 +139,12 @@ class Reader:
         if found.n_ok < found.n:
             return Measured(FAILED, f"{found.n - found.n_ok} of {found.n} samples", n=found.n, of=of)
         scale = margin(address.dataset, address.metric).scale
-        (told,) = headlines([found], address.dataset, aggregator_of(address.metric), address.metric)
+        seeds = [self._own(row, address.metric) for row in match.rows] if len(match.rows) > 1 else []
+        told, *each_seed = headlines([found, *seeds], address.dataset, aggregator_of(address.metric), address.metric)
         value, low, high = (None if told[key] is None else scale * told[key] for key in ("value", "low", "high"))
         state, why = _whole(answers, of, match)
-        return Measured(state, why, value, low, high, found.n, of, scores=found)
+        values = tuple(scale * one["value"] for one in each_seed if one["value"] is not None)
+        return Measured(state, why, value, low, high, found.n, of, seeds=values, scores=found)
 
     def _reduced(self, address: Address, match: Match) -> Measured:
         reduction = REDUCTIONS[address.metric]
@@ -217,7 +230,8 @@ class Reader:
         )
         low, high = (None if end is None else scale * end for end in (found.low, found.high))
         rows = (*own.rows, *other.rows)
-        return replace(own, value=own.number - other.number, low=low, high=high, rows=rows)
+        gap, seeds = own.number - other.number, _of_each_seed((own, other), lambda pair: pair[0] - pair[1])
+        return replace(own, value=gap, low=low, high=high, rows=rows, seeds=seeds)
 
     def _mean(self, address: Address, parts: Sequence[Measured], of: Sequence[Address]) -> Measured:
         """A mean over several: only where all of them are whole."""
@@ -235,7 +249,8 @@ class Reader:
             return Measured(state, lacking.why, rows=rows, other=other)
         found = _wider(mean([Mean(part.number, part.low, part.high) for part in parts]), parts)
         n = sum(part.n for part in parts)
-        return Measured(MEASURED, "", found.value, found.low, found.high, n, n, other, rows)
+        seeds = _of_each_seed(parts, lambda values: sum(values) / len(values))
+        return Measured(MEASURED, "", found.value, found.low, found.high, n, n, other, rows, seeds)
 
     def _scores(self, match: Match, metric: str) -> Scores | None:
         """Scores of a match, its seeds averaged; None where two stores hold one of its cells with other scores."""
@@ -396,6 +411,12 @@ def _behind(address: Address) -> tuple[Address, ...]:
     if address.metric in REDUCTIONS and REDUCTIONS[address.metric].layers == "mad":
         return (replace(address, method=Method.of(address.method.name)),)
     return () if address.minus is None else (replace(address, method=address.minus, minus=None),)
+
+
+def _of_each_seed(parts: Sequence[Measured], combine: Callable[[Sequence[float]], float]) -> tuple[float, ...]:
+    """What parts come to under each seed; one without seeds is the same under every one."""
+    count = min((len(part.seeds) for part in parts if part.seeds), default=0)
+    return tuple(combine([part.seeds[n] if part.seeds else part.number for part in parts]) for n in range(count))
 
 
 def _whole(answers: int, of: int, match: Match) -> tuple[str, str]:

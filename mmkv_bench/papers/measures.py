@@ -132,13 +132,13 @@ DIAGNOSTICS = {
 
 @dataclass(frozen=True)
 class Margin:
-    """What a printed number may differ by (`margins.yaml`): printed value = scale x ours; margin, spread and gate are in the
-    printed unit, or shares of the printed value where `relative`."""
+    """The most that a printed number may differ by (`margins.yaml`): printed value = scale x ours; margin, step (what
+    repeating a run may change) and gate are in the printed unit, or shares of the printed value where `relative`."""
 
     scale: float
     margin: float
-    spread: float
     relative: bool = False
+    step: float = 0.0
     gate: float | None = None
 
     @property

@@ -8,14 +8,15 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from mmkv_bench.papers.cells import caption, edges, grid, number, words
+from mmkv_bench.papers.cells import caption, edges, grid, number, readings, words
 from mmkv_bench.papers.commands import commands, experiment
 from mmkv_bench.papers.fill import Filled, Page
+from mmkv_bench.papers.fixed import versions
 from mmkv_bench.papers.measured import MEASURED, NOT_RUN, PART, PLANNED, STATES, UNCLEAR, Measured
 from mmkv_bench.papers.measures import has_numbers
 from mmkv_bench.papers.printed import COMPARABLE
 from mmkv_bench.papers.sources import behind, command_of, rows_of
-from mmkv_bench.papers.verdict import AGREES, CONFIRMED, CONTRADICTED, DIFFERS, UNDECIDED
+from mmkv_bench.papers.verdict import CONFIRMED, CONTRADICTED, UNDECIDED, WORDS
 from mmkv_bench.tables.html_page import page as html_page
 from mmkv_bench.tables.latex import escape, stacked
 from mmkv_bench.tables.raw import inert
@@ -56,7 +57,8 @@ CSV = (
         "status",
         "reason",
     ),
-    *("line", "difference", "verdict", "needed", "drop", "drop_counts", "command", "source", "layers"),
+    *("line", "difference", "verdict", "margin", "half_digit", "one_answer", "rival", "readings"),
+    *("drop", "drop_counts", "command", "source", "layers"),
 )
 _SOURCES = (
     "each cell's rows (`mmkv-bench show <source>`) or the command that makes them: `mmkv-bench papers {} --format csv`, columns "
@@ -93,7 +95,7 @@ def notes(page: Page) -> list[str]:
     found += [f"{', '.join(told)}, of {len(page.cells)} cells."]
     found += _commands(page)
     found += [f"{state}: {why}." for state in (UNCLEAR, "cannot run") for why in _whys(page, state)]
-    found += _verdicts(page) + _leads(page) + _readings(page) + _layers(page)
+    found += _verdicts(page) + _leads(page) + _layers(page)
     statuses = Counter((one.printed.status, one.printed.reason) for one in page.cells if one.printed)
     for (status, reason), count in sorted(statuses.items(), key=lambda pair: -pair[1]):
         if status != COMPARABLE or reason:
@@ -145,8 +147,11 @@ def _verdicts(page: Page) -> list[str]:
     found = []
     for of_paper, who in ((True, f"{page.spec.paper}'s own method"), (False, "all others")):
         words = page.verdicts(of_paper)
-        told = [f"{words[word]} {word}" for word in (AGREES, DIFFERS, UNDECIDED) if words[word]]
+        told = [f"{words[word]} {word}" for word in WORDS if words[word]]
         found += [f"levels, {who}: {', '.join(told)}."] if told else []
+    if found:
+        now = versions()[-1]
+        found.append(f"a level is judged as the table reads it, by version {now.version} of the margins ({now.fixed}).")
     drops = [one for one in page.cells if one.drop is not None]
     for counted, what in (
         (True, "drops to full"),
@@ -169,20 +174,6 @@ def _leads(page: Page) -> list[str]:
             f"other pairs that our intervals tell apart: {same} with the printed sign, {other} with the other one."
         )
     return found
-
-
-def _readings(page: Page) -> list[str]:
-    found = []
-    for one in page.cells:
-        values = {name: made.value for name, made in one.readings.items() if made.value is not None}
-        if values and one.measured.value is not None:
-            every = [one.measured.value, *values.values()]
-            found.append(f"{one.cell.address}: {min(every):.4g} to {max(every):.4g} over {len(every)} readings")
-    if not found:
-        return []
-    return [
-        f"declared readings, none of them picked: {'; '.join(found[:_MANY])}{' ...' if len(found) > _MANY else ''}."
-    ]
 
 
 def _layers(page: Page) -> list[str]:
@@ -257,13 +248,23 @@ def _line(page: Page, one: Filled) -> dict[str, object]:
         "line": printed.line if printed else "",
         "difference": "" if shown is None else f"{shown[0] - shown[1]:.6g}",
         "verdict": str(one.verdict.word) if one.verdict else "",
-        "needed": (one.verdict.needed or "") if one.verdict else "",
+        **_held(one),
+        "readings": "; ".join(readings(one)),
         "drop": one.drop.word if one.drop else "",
         "drop_counts": one.counted if one.drop else "",
         "command": command_of(spec, one),
         "source": inert("; ".join(rows_of(page, one))),
         "layers": inert("; ".join(f"{c.label} {' '.join(f'{v:.6g}' for v in c.layers)}".strip() for c in own.curves)),
     }
+
+
+def _held(one: Filled) -> dict[str, str]:
+    """What a cell is judged by, in the printed unit or on the log scale."""
+    if one.limits is None:
+        return dict.fromkeys(("margin", "half_digit", "one_answer", "rival"), "")
+    numbers = (one.limits.margin, one.limits.half, one.limits.step)
+    texts = (f"{number:.6g}" for number in numbers)
+    return dict(zip(("margin", "half_digit", "one_answer"), texts, strict=True)) | {"rival": one.limits.rival}
 
 
 def _numbers(own: Measured) -> dict[str, object]:

@@ -8,7 +8,7 @@ from mmkv_bench.papers.cells import number
 from mmkv_bench.papers.commands import PROGRAM, command
 from mmkv_bench.papers.fill import Filled, Page
 from mmkv_bench.papers.measured import COMPUTED, NOT_RUN, PART, PLANNED, UNCLEAR
-from mmkv_bench.papers.printed import Printed
+from mmkv_bench.papers.printed import COMPARABLE, OPEN, RATIOS, Printed
 from mmkv_bench.papers.spec import Cell, Spec
 
 _MANY = 8
@@ -17,9 +17,7 @@ _MANY = 8
 def behind(page: Page, one: Filled) -> tuple[str, ...]:
     """Sentences: the address of a cell, its printed number, ours, and what is said of the two besides its verdict."""
     printed = [] if one.printed is None else [_printed(page.spec.id, one.printed)]
-    told = [f"{name}: {made.value:.6g}" for name, made in one.readings.items() if made.value is not None]
-    readings = [f"further readings: {', '.join(told)}"] if told else []
-    return (_address(one.cell), *printed, *_ours(page, one), *readings, *_drop(one))
+    return (_address(one.cell), *printed, *_ours(page, one), *_limits(one), *_drop(one))
 
 
 def rows_of(page: Page, one: Filled) -> list[str]:
@@ -62,6 +60,18 @@ def _ours(page: Page, one: Filled) -> list[str]:
         found += [f"and {len(shows) - _MANY} more"] if len(shows) > _MANY else []
     found += [f"{own.state}: {own.why}"] if own.state == UNCLEAR or (not found and own.why) else []
     return [*found, f"to run: `{lacking}`"] if lacking else found
+
+
+def _limits(one: Filled) -> list[str]:
+    """What a cell is judged by."""
+    held = one.limits
+    if held is None or one.printed is None or one.printed.status not in (COMPARABLE, OPEN, RATIOS):
+        return []
+    unit = " on the log scale" if held.relative else ""
+    told = f"margin {held.margin:.3g}{unit}" + (f", half of what is between it and {held.rival}" if held.rival else "")
+    told += f"; half of the last digit {held.half:.3g}"
+    told += f", one answer of {one.measured.of or 'all'} {held.step:.3g}" if held.step else ""
+    return [told + ("" if held.informative else ": more than the margin, so that no word would mean anything")]
 
 
 def _drop(one: Filled) -> list[str]:

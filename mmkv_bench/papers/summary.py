@@ -11,6 +11,7 @@ from mmkv_bench.config.schema import conf_dir
 from mmkv_bench.papers import printed
 from mmkv_bench.papers.claims import tested
 from mmkv_bench.papers.fill import Filled, Page
+from mmkv_bench.papers.fixed import versions
 from mmkv_bench.papers.measured import COMPUTED, MEASURED, PLANNED
 from mmkv_bench.papers.spec import PAPERS
 from mmkv_bench.papers.verdict import AGREES, CONFIRMED, DIFFERS, UNDECIDED
@@ -38,8 +39,10 @@ def summary(pages: Sequence[Page]) -> str:
         "",
         "Made by `make papers` (`mmkv-bench papers --summary`); do not edit. Every table and figure of the five papers is laid",
         "out in `conf/table`, every number that they print in `results/reference`; `mmkv-bench papers <id>` prints one of them",
-        "with what rows hold for it. A number agrees or differs by rules and margins that were fixed before anything of real",
-        "weights was run (`results/reference/margins.yaml`). Nothing here is stamped reproduced.",
+        "with what rows hold for it. A number agrees, differs or is undecided by rules and margins that were fixed beforehand",
+        "(`results/reference/margins.yaml`, `mmkv_bench/papers/verdict.py`). Nothing here is stamped reproduced.",
+        "",
+        *_versions(),
         "",
         _said(pages),
         "",
@@ -49,10 +52,13 @@ def summary(pages: Sequence[Page]) -> str:
             _HEADER, [_row(paper, [page for page in pages if page.spec.paper == paper]) for paper in PAPERS]
         ).split("\n"),
         "",
-        "Values are those of numbered tables. Comparable are those whose status is `comparable` or `settings open`. Run are",
-        "cells with a measured number, computed those whose number follows from the model's shape; the words behind them are",
-        "of both. `own` is the paper's method, `others` its baselines and the full cache. Drops to full count only where the",
-        "full cache itself agrees. Leads are those that the paper prints for its method over its strongest baseline.",
+        "Values are those of numbered tables. Comparable are those whose status is `comparable` or `settings open`;",
+        "uninformative are those of them whose margin, at most half of the printed gap to the strongest baseline, is less than",
+        "one answer of their n and half of their last digit: nothing is said of them. Run are cells with a measured number,",
+        "computed those whose number follows from the model's shape and from a length that was chosen to fit; no word counts",
+        "them. `own` is the paper's method as the paper's own text has it, and no further reading; `others` are its baselines",
+        "and the full cache. Drops to full count only where the full cache itself agrees. Leads are those that the paper prints",
+        "for its method over its strongest baseline.",
         "",
         "## Sentences of the papers",
         "",
@@ -84,6 +90,7 @@ _HEADER = [
     "paper",
     "printed",
     "comparable",
+    "uninformative",
     "run",
     "computed",
     "own: agrees, differs, undecided",
@@ -124,7 +131,28 @@ def _row(paper: str, pages: Sequence[Page]) -> list[str]:
         f"{leads.count(CONFIRMED)} of {len(leads)}",
         f"{passed} of {len(gates)}",
     ]
-    return [PAPERS[paper], str(len(own)), str(int(held.sum())), str(run), str(computed), *told, *texts]
+    blind = sum(_is_blind(one) for page in pages for one in page.cells)
+    return [PAPERS[paper], str(len(own)), str(int(held.sum())), str(blind), str(run), str(computed), *told, *texts]
+
+
+def _versions() -> list[str]:
+    *_, now = versions()
+    days = (
+        f"- version {one.version} on {one.fixed}, at {one.measured} measured cells: {one.change}" for one in versions()
+    )
+    return [
+        "Margins were fixed",
+        "",
+        *days,
+        "",
+        f"A row is judged by version {now.version} if the commit that it was made from holds it; any other is shown, and not",
+        "judged.",
+    ]
+
+
+def _is_blind(one: Filled) -> bool:
+    judged = one.printed is not None and one.printed.status in (printed.COMPARABLE, printed.OPEN)
+    return judged and one.limits is not None and not one.limits.informative
 
 
 def _is_gate(table: str, one: Filled, gates: Sequence[tuple[str, ...]]) -> bool:
@@ -149,16 +177,16 @@ def _gates(paper: str) -> tuple[tuple[str, ...], ...]:
 
 
 def _claims(pages: Sequence[Page]) -> list[str]:
-    lines = []
+    lines, notes = [], []
     for one in tested(pages):
         claim = one.claim
         quote = " ".join(claim.quote.replace("|", " ").split())
-        states = {"about": "about", "at least": "at least", "at most": "at most"}[claim.how]
-        ours = "" if one.ours is None else f"{one.ours:.4g}"
-        lines.append(
-            [PAPERS[claim.paper], f"... {quote} ...", f"{states} {claim.number:g}", ours or "-", one.word, claim.table]
-        )
-    return aligned(["paper", "sentence", "states", "ours", "word", "table"], lines).split("\n")
+        states = f"{claim.how} {claim.number:g}".removeprefix("ambiguous ")
+        ours = "-" if one.ours is None else f"{one.ours:.4g}"
+        lines.append([PAPERS[claim.paper], f"... {quote} ...", states, ours, one.word, claim.table])
+        notes += [f"- ... {quote} ...: {claim.why}."] if claim.why else []
+    table = aligned(["paper", "sentence", "states", "ours", "word", "table"], lines).split("\n")
+    return [*table, "", "Ambiguous sentences, which are tested by no cell:", "", *notes]
 
 
 def _reasons() -> list[str]:

@@ -1,19 +1,26 @@
 """What is said of a measured number beside a printed one. Pure functions of numbers; every answer is exactly one word.
 
-P is printed, M measured, r half of P's last digit, d a margin fixed beforehand and v the spread of a rerun (`margins.yaml`).
-Same items: M agrees where |M - P| <= r + d + v, else it differs; our own sampling interval says nothing there, since the paper
-asked the same questions. Another draw of items: the 95 % interval of the difference, made wider by the paper's own draw,
-lies inside +-(r + d) (agrees), outside of it (differs), or neither (undecided, with the number of samples that would decide).
-Where less than a number is meant (perplexity, times), all of it holds on the log scale.
+P is printed, M measured. What is judged is the 95 % interval of M - P, held against a margin d that was fixed beforehand:
+`agrees` where it lies wholly inside +-d, `differs` where wholly outside, else `undecided`. In the interval are
+
+- half of P's last printed digit, on both sides: a bound, added as it is;
+- the spread over seeds, where a method draws at random: Student's t of M's seeds, for M and P each a mean over as many;
+- nothing of sampling where the paper's own items were asked, all of them: greedy decoding answers the same questions the
+  same way, so there is no other draw. Of a part of them no interval can be given, since a run takes the first ones and no
+  random draw: that is `undecided`, whatever its numbers. Other items than the paper's are not comparable and come here never.
+
+Not in it: what another kernel or library changes in an answer, of which nothing is known beforehand. The margin allows for it,
+and an address whose margin is less than half a digit and one answer of its n is `uninformative`: a single answer would turn
+its word. Where less than a number is meant (perplexity, times, bytes), all of it holds on the log scale.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil, isfinite, log, sqrt
+from math import log, sqrt
 
-AGREES, DIFFERS, UNDECIDED = "agrees", "differs", "undecided"
+AGREES, DIFFERS, UNDECIDED, UNINFORMATIVE = WORDS = "agrees", "differs", "undecided", "uninformative"
 CONFIRMED, CONTRADICTED = "confirmed", "contradicted"
 NOT_COMPARABLE = "not comparable"
 ROUNDING = 1e-9
@@ -22,64 +29,57 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Verdict:
-    """`needed`: samples that would decide, where it is undecided and any number would; `why`: of what is not comparable, or is
-    undecided since a reading is missing."""
+    """`why`: of what is not comparable, and of an `undecided` that no interval says."""
 
     word: str
-    needed: int | None = None
     why: str = ""
 
     def __str__(self) -> str:
-        if self.why:
-            return f"{self.word}: {self.why}"
-        return f"{self.word} (needs n = {self.needed:,})" if self.needed else self.word
+        return f"{self.word}: {self.why}" if self.why else self.word
 
 
 @dataclass(frozen=True)
 class Limits:
-    """r, d and v in the printed unit; `relative`: d and v are shares of the printed value, on the log scale."""
+    """What a printed number may differ by: half of its last digit, the margin and one answer's worth (`step`), in the printed
+    unit, or on the log scale where `relative`. `rival`: whose printed number has made the margin smaller."""
 
     half: float
     margin: float
-    spread: float = 0.0
     relative: bool = False
+    step: float = 0.0
+    rival: str = ""
+
+    @property
+    def informative(self) -> bool:
+        """Whether the printed number and its n can tell what the margin tells apart."""
+        return self.half + self.step <= self.margin + ROUNDING
 
 
-def level(
-    measured: float,
-    printed: float,
-    limits: Limits,
-    *,
-    same_items: bool = True,
-    interval: tuple[float, float] | None = None,
-    n: int = 0,
-    n_paper: int | None = None,
-) -> Verdict:
-    """Whether a measured number agrees with a printed one.
+def level(measured: float, printed: float, limits: Limits, seeds: float = 0.0) -> Verdict:
+    """Whether a measured number agrees with a printed one, all of whose items were asked.
 
     Args:
         measured, printed: in the printed unit; with `relative` limits both above 0.
-        same_items: whether the same items were asked; else `interval` is ours (95 %), `n` our samples and `n_paper` theirs,
-            None where nobody knows: then nothing is said.
+        seeds: half of the 95 % interval over seeds (`of_seeds`).
     """
-    gap, half = _gap(measured, printed, limits), _half(printed, limits)
-    if same_items:
-        return _within(gap, half + limits.margin + limits.spread)
-    if interval is None or not n or not n_paper:
-        return Verdict(UNDECIDED)
-    wider = sqrt(1 + n / n_paper)
-    low, high = (gap + wider * (_gap(end, printed, limits) - gap) for end in interval)
-    return _of_interval(gap, low, high, half + limits.margin, n)
+    return _of_gap(_gap(measured, printed, limits), limits, seeds)
 
 
-def drop(
-    measured: tuple[float, float], printed: tuple[float, float], halves: tuple[float, float], limits: Limits
-) -> Verdict:
-    """Whether a method's difference to `full` agrees: (method, full) of each. Both printed numbers are rounded."""
-    own = _gap(measured[0], measured[1], limits)
-    theirs = _gap(printed[0], printed[1], limits)
-    half = sum(_half(value, Limits(one, 0, 0, limits.relative)) for value, one in zip(printed, halves, strict=True))
-    return _within(own - theirs, half + limits.margin + limits.spread)
+def drop(measured: tuple[float, float], printed: tuple[float, float], limits: Limits, seeds: float = 0.0) -> Verdict:
+    """Whether a method's difference to `full` agrees: (method, full) of each; both printed numbers' halves are in the limits'."""
+    return _of_gap(_gap(*measured, limits) - _gap(*printed, limits), limits, seeds)
+
+
+def of_seeds(values: Sequence[float], relative: bool = False) -> float:
+    """Half of the 95 % interval of M - P over seeds, both means over as many as there are values; 0 where no seed is drawn."""
+    if len(values) < 2:
+        return 0.0
+    from scipy.special import stdtrit
+
+    numbers = [log(value) for value in values] if relative else values
+    middle, n = sum(numbers) / len(numbers), len(numbers)
+    variance = sum((number - middle) ** 2 for number in numbers) / (n - 1)
+    return float(stdtrit(n - 1, 0.975)) * sqrt(2 * variance / n)
 
 
 def lead(low: float | None, high: float | None) -> Verdict:
@@ -89,42 +89,15 @@ def lead(low: float | None, high: float | None) -> Verdict:
     return Verdict(CONTRADICTED if high is not None and high < 0 else UNDECIDED)
 
 
-def of_readings(verdicts: Mapping[str, Verdict | None]) -> Verdict | None:
-    """The word over all readings that were declared beforehand, the table's own first; None for one without a number.
-
-    It agrees if one does, and differs only if every one does: with one that was not run or is not comparable it is undecided.
-    """
-    (_, own), *others = verdicts.items()
-    if own is None or own.word == NOT_COMPARABLE:
-        return own
-    known = [own, *(verdict for _, verdict in others if verdict is not None)]
-    for word in (AGREES, UNDECIDED):
-        for verdict in known:
-            if verdict.word == word:
-                return verdict
-    lacking = [name for name, verdict in others if verdict is None or verdict.word == NOT_COMPARABLE]
-    return Verdict(UNDECIDED, why=f"differs as read here; not judged as {', '.join(lacking)}") if lacking else own
-
-
-def _within(gap: float, limit: float) -> Verdict:
-    return Verdict(AGREES if abs(gap) <= limit + ROUNDING else DIFFERS)
-
-
-def _of_interval(gap: float, low: float, high: float, limit: float, n: int) -> Verdict:
-    if low >= -limit and high <= limit:
+def _of_gap(gap: float, limits: Limits, seeds: float) -> Verdict:
+    if not limits.informative:
+        return Verdict(UNINFORMATIVE)
+    low, high = gap - limits.half - seeds, gap + limits.half + seeds
+    if low >= -limits.margin - ROUNDING and high <= limits.margin + ROUNDING:
         return Verdict(AGREES)
-    if low > limit or high < -limit:
-        return Verdict(DIFFERS)
-    room = abs(abs(gap) - limit)
-    width = max(gap - low, high - gap)
-    if room <= ROUNDING or not isfinite(width):
-        return Verdict(UNDECIDED)
-    return Verdict(UNDECIDED, needed=max(ceil(n * (width / room) ** 2), n + 1))
+    outside = low > limits.margin + ROUNDING or high < -limits.margin - ROUNDING
+    return Verdict(DIFFERS if outside else UNDECIDED)
 
 
 def _gap(measured: float, printed: float, limits: Limits) -> float:
     return log(measured / printed) if limits.relative else measured - printed
-
-
-def _half(printed: float, limits: Limits) -> float:
-    return log((printed + limits.half) / printed) if limits.relative else limits.half

@@ -45,16 +45,36 @@ def version(package: str) -> str | None:
         return None
 
 
+def committed(file: str, commit: str) -> str | None:
+    """Text of a file of the package's checkout (its path from there) as a commit has it, empty where the commit has no such
+    file; None where that is not known: no checkout, no git, or a commit that is not there."""
+    checkout = Path(__file__).resolve().parents[2]
+    try:
+        if not _is_checkout(checkout) or not re.fullmatch("[0-9a-f]{7,64}", commit):
+            return None
+        _run_git(checkout, "cat-file", "-e", f"{commit}^{{commit}}")
+    except (OSError, subprocess.SubprocessError):
+        return None
+    try:
+        return _run_git(checkout, "show", f"{commit}:{file}")
+    except subprocess.CalledProcessError:
+        return ""
+
+
 def _git(checkout: Path) -> tuple[str | None, bool | None]:
     """Commit of `checkout`, whether its code differs from it (new files count); None, None if it is no checkout."""
     try:
-        # Installed into an environment inside somebody else's repository, that repository's commit would be wrong.
-        if Path(_run_git(checkout, "rev-parse", "--show-toplevel")).resolve() != checkout.resolve():
+        if not _is_checkout(checkout):
             return None, None
         commit = _run_git(checkout, "rev-parse", "HEAD")
         return commit, bool(_run_git(checkout, "status", "--porcelain", "--untracked-files=normal", "--", *_CODE))
     except (OSError, subprocess.SubprocessError):
         return None, None
+
+
+def _is_checkout(folder: Path) -> bool:
+    # Installed into an environment inside somebody else's repository, that repository's commit would be wrong.
+    return Path(_run_git(folder, "rev-parse", "--show-toplevel")).resolve() == folder.resolve()
 
 
 def _run_git(checkout: Path, *arguments: str) -> str:

@@ -13,7 +13,7 @@ from mmkv_bench.plan.validate import validate
 SETTINGS = [name for name in options("experiment") if name.startswith("efficiency_")]
 WITHOUT = {f"hybridkv_{what}" for what in ("static", "dynamic", "without_h", "without_both")}
 PRINTED = {  # lengths, methods beside full, budgets, new tokens
-    "mmshift_table09": ([32768], {"snapkv", "expected_attention", "mmshift"}, {"256"}, 100),
+    "mmshift_table09": ([32768], {"snapkv", "expected_attention", "mmshift"}, {"256"}, 512),
     "mmshift_fig03": ([2**n for n in range(11, 16)], {"snapkv", "expected_attention", "mmshift"}, {"256"}, 100),
     "mmshift_fig05": ([2**n for n in range(11, 16)], {"mmshift"}, {"256"}, 100),
     "flashcache_table06": ([2000, 4000, 8000], {"h2o", "snapkv", "look_m", "meda", "flashcache"}, {"20%"}, 16),
@@ -25,7 +25,7 @@ PRINTED = {  # lengths, methods beside full, budgets, new tokens
     "prefixkv_table03_13b_624": ([624], {"prefixkv"}, {"20%", "40%", "60%", "80%"}, 256),
     "prefixkv_table03_7b_1024": ([1024], {"prefixkv"}, {"20%", "40%", "60%", "80%"}, 512),
     "prefixkv_table03_7b_624": ([624], {"prefixkv"}, {"20%", "40%", "60%", "80%"}, 256),
-    "meda_table06": ([6784], {"meda"}, {"5%", "20%", "35%", "50%"}, 128),
+    "meda_table06": ([4430], {"meda"}, {"5%", "20%", "35%", "50%"}, 535),
 }
 NO_RIVAL = ("mmshift_fig03", "mmshift_table09", "prefixkv")  # whose models show no smaller picture within their budgets
 BATCHES = {

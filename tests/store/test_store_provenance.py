@@ -67,6 +67,23 @@ def test_the_commit_is_that_of_the_packages_own_checkout(checkout, tmp_path):
     assert (found["git_commit"], found["git_dirty"]) == (git(checkout, "rev-parse", "HEAD"), False)
 
 
+def test_a_file_is_read_as_a_commit_has_it_and_nothing_is_guessed(checkout, tmp_path):
+    first = git(checkout, "rev-parse", "HEAD")
+    (checkout / "margins").write_text("later\n")
+    git(checkout, "add", "margins")
+    git(checkout, "commit", "-q", "-m", "second")
+    code = "import sys; from mmkv_bench.store.provenance import committed; print([committed('margins', c) for c in sys.argv[1:]])"
+
+    def read(root):
+        words = [sys.executable, "-c", code, first, git(checkout, "rev-parse", "HEAD"), "f" * 40, "HEAD"]
+        environment = {**os.environ, "PYTHONPATH": str(root)}
+        return subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True).stdout
+
+    assert read(checkout).strip() == "['', 'later', None, None]"
+    shutil.copytree(checkout / "mmkv_bench", tmp_path / "installed" / "mmkv_bench")
+    assert read(tmp_path / "installed").strip() == "[None, None, None, None]"
+
+
 @pytest.mark.parametrize("change", ["edit", "new file", "elsewhere"])
 def test_dirty_means_that_the_code_differs(checkout, change):
     target = {"edit": "mmkv_bench/__init__.py", "new file": "mmkv_bench/new.py", "elsewhere": "results.md"}[change]

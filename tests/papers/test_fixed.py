@@ -1,0 +1,39 @@
+"""Promise: a row is judged by margins that its own commit holds, and by none that came later or that nobody knows of."""
+
+from __future__ import annotations
+
+from mmkv_bench.config.schema import reference_dir
+from mmkv_bench.papers import fixed
+from mmkv_bench.papers.cells import text
+from mmkv_bench.papers.fixed import unjudged, versions
+from tests.papers.test_fill import MODEL, add, cell, page
+from tests.tables.examples import Example, zeros_and_ones
+
+
+def test_a_row_is_judged_by_the_version_that_its_commit_holds(tmp_path, monkeypatch):
+    """93 of 320 is what is printed; only the commit changes."""
+    now = (reference_dir() / "margins.yaml").read_text(encoding="utf-8")
+    assert "version: 2\n" in now and [one.version for one in versions()] == [1, 2] and not versions()[-1].measured
+    texts = {
+        "a" * 40: now,
+        "b" * 40: now.replace("version: 2\n", ""),
+        "c" * 40: "",
+        "d" * 40: now.replace("margin: 1.0", "margin: 9.0"),
+    }
+    monkeypatch.setattr(fixed, "committed", lambda file, commit: texts.get(commit))
+    monkeypatch.setattr(fixed, "unjudged", unjudged)
+    unjudged.cache_clear()
+    said = {}
+    for commit in (*texts, "e" * 40, None):
+        example = Example()
+        add(example, "flashcache", "0.2", zeros_and_ones(93, 320), given={"gamma": 0.1}, model=MODEL)
+        example.cells[0]["git_commit"] = commit
+        one = cell(page(example.write(tmp_path / f"rows{str(commit)[0]}")), "cutoff_gamma=0.1")
+        said[str(commit)[0]] = text(one).partition("+0.00 ")[2]
+    unjudged.cache_clear()
+    old = "is older than version 2 of the margins"
+    assert said["a"] == "agrees" and old in said["b"] and old in said["c"]
+    assert "has other margins of version 2" in said["d"]
+    assert sum(word.startswith("not comparable: ") and word.endswith(" *") for word in said.values()) == 5
+    assert said["e"] == "not comparable: which margins its commit (eeeeeeeeeeee) had is not known here *"
+    assert said["N"] == "not comparable: which margins its commit (none) had is not known here *"
