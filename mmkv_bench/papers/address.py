@@ -7,6 +7,7 @@ file's defaults and its reading are applied, so a changed default changes the ad
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
@@ -17,6 +18,7 @@ from mmkv_bench.config.files import content
 from mmkv_bench.config.schema import READINGS, options
 from mmkv_bench.config.unavailable import UNAVAILABLE
 from mmkv_bench.errors import ConfigError, nearest
+from mmkv_bench.methods.named import method
 from mmkv_bench.methods.plain import flat_parameters, read, under_reading
 from mmkv_bench.protocols import NAMES as PROTOCOLS
 
@@ -111,6 +113,10 @@ class Method:
     def parameters(self, reading: str) -> str:
         """What its parameters under a reading are besides the defaults of its base (`canonical`)."""
         return "{}" if self.base == "full" else _resolved(self.name, self.given, reading)
+
+    def version(self, reading: str) -> int:
+        """Which numbers this code's method has under a reading (column `method_version`, 1 where that is null)."""
+        return _version(self.name, self.given, reading)
 
     def __str__(self) -> str:
         told = [f"{key}={_plain(value)}" for key, value in self.changed.items()]
@@ -233,6 +239,14 @@ def file_of(dataset: str) -> str:
     return name if size in _SIZES and name in _options("dataset") else dataset
 
 
+@cache
+def samples_of(dataset: str) -> int:
+    """How many samples a data set has, as its file says; 0 where it says no number, or about how many."""
+    told = (content("dataset", dataset).get("about") or {}).get("samples")
+    found = re.match(r"\d[\d,]*", str(told))
+    return int(found[0].replace(",", "")) if found else 0
+
+
 def members(group: str) -> list[tuple[str, str]]:
     """(dataset, metric that counts) of a benchmark's group, written as `MileBench T`.
 
@@ -289,6 +303,11 @@ def _resolved(name: str, given: str, reading: str) -> str:
     defaults = _node(name)
     plain = under_reading(name, {**defaults, **json.loads(given)}, reading, defaults)
     return canonical(str(defaults["base"]), _sorted(flat_parameters(plain)))
+
+
+@cache
+def _version(name: str, given: str, reading: str) -> int:
+    return method(name, reading=reading, **json.loads(given)).version
 
 
 def _sorted(value: Mapping[str, Any]) -> str:

@@ -8,8 +8,7 @@ from functools import cache
 from typing import Any
 
 from mmkv_bench.config.schema import conf_dir
-from mmkv_bench.papers.address import SYNTHETIC, Address, file_of, is_group, members
-from mmkv_bench.papers.measured import samples_of
+from mmkv_bench.papers.address import SYNTHETIC, Address, file_of, is_group, members, samples_of
 from mmkv_bench.papers.measures import DIAGNOSTICS
 
 PROGRAM = "mmkv-bench"

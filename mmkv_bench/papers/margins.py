@@ -15,8 +15,7 @@ from functools import cache
 from math import log, log1p
 
 from mmkv_bench.config.files import content
-from mmkv_bench.papers.address import SYNTHETIC, Address
-from mmkv_bench.papers.measured import samples_of
+from mmkv_bench.papers.address import SYNTHETIC, Address, samples_of
 from mmkv_bench.papers.measures import has_numbers, margin
 from mmkv_bench.papers.printed import Printed, of_table
 from mmkv_bench.papers.spec import Cell, Spec, load, table_ids

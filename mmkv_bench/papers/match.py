@@ -1,26 +1,26 @@
 """Rows -> addresses: which cells of which stores hold what stands at an address. By parameters, never by a display name.
 
-Several stores, of several machines, are one body of evidence; nothing is ever chosen among cells that differ. Rows of random
-weights, of the embedded model and of fixture data are no evidence and match no address, whatever their model is called, but that
-times and bytes of made-up prompts are what they are whatever the weights; rows of the embedded model alone are what stand-ins
-are made of.
+Several stores, of several machines, are one body of evidence. Where an address was run several times, a run as the address says
+counts before any other, then a fuller one before a shorter one, then a newer one before an older one; scores never choose.
+Rows of random weights, of the embedded model and of fixture data are no evidence and match no address, whatever their model is
+called, but that times and bytes of made-up prompts are what they are whatever the weights; rows of the embedded model alone are
+what stand-ins are made of.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mmkv_bench.config.files import content
-from mmkv_bench.config.schema import options
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.papers.address import STAND_IN, SYNTHETIC, Address, canonical, file_of
+from mmkv_bench.papers import identity
+from mmkv_bench.papers.address import STAND_IN, SYNTHETIC, Address, canonical, file_of, samples_of
 from mmkv_bench.tables.notes import FIXTURE
 from mmkv_bench.tables.rows import CONTEXT, config_of, with_limits
 
@@ -29,10 +29,25 @@ if TYPE_CHECKING:
 
 TINY = "mmkv_bench/tiny/weights"
 FOUND, NONE, AMBIGUOUS = "found", "none", "ambiguous"
-_OF_CELL = tuple(name for name in CONTEXT if name not in ("model", "dataset", "protocol"))
+_OF_CELL = (
+    *(name for name in CONTEXT if name not in ("model", "dataset", "protocol")),
+    *("method_version", "model_revision", "weights", "git_dirty", "device"),
+)
 """Columns in which two cells of one address may differ."""
 _SHOWN = 48  # characters of what differs
 VERSIONS = ("torch", "transformers", "dtype", "attention")
+_LIBRARIES = ("torch", "transformers")
+Shared = tuple[tuple[str, str], ...]
+"""Names and values of what two numbers that are compared must share."""
+
+
+class Run(NamedTuple):
+    """What rows of one run of an address have in common."""
+
+    other: tuple[str, ...]
+    shared: Shared
+    version: int
+    libraries: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -41,8 +56,11 @@ class Match:
 
     Attributes:
         state: found, none or ambiguous; rows: places in the evidence's cells, one for each seed.
-        why: of `ambiguous`, what the candidates differ in; other: conditions of the rows that are not the address's, so that
-            they are shown and not judged; missing: seeds that were asked for and are not there.
+        why: of `ambiguous`, what the candidates differ in, of `none`, which rows are none of the address's; missing: seeds
+            that were asked for and are not there.
+        other: what is other about the rows than the address says, so that they are shown and not judged; unstated: what they
+            were made with and nothing states; shared: what a number that is compared with theirs must share; passed: what
+            runs of the address that were passed over differ in.
     """
 
     state: str
@@ -50,6 +68,9 @@ class Match:
     why: str = ""
     other: tuple[str, ...] = ()
     missing: tuple[int, ...] = ()
+    unstated: tuple[str, ...] = ()
+    shared: Shared = ()
+    passed: str = ""
 
 
 @dataclass(frozen=True)
@@ -103,29 +124,64 @@ class Evidence:
         whole = pd.concat([frame.astype(dict.fromkeys(texts, "object")) for frame in frames], ignore_index=True)
         return whole.drop_duplicates(["measurement", "sample_id", "layer", "head", "quantity", "part", "x"])
 
-    def match(self, wanted: Address) -> Match:
-        """What stands at an address."""
-        rows = self._groups.get(_key_of(wanted), np.array([], dtype=np.int64))
-        rows = self._calibrated(rows, wanted)
+    def match(self, wanted: Address, like: Shared | None = None) -> Match:
+        """What stands at an address; like: of rows that share this alone."""
+        rows = self.candidates(wanted)
         if not len(rows):
             return Match(NONE)
-        rows, other = self._conditions(rows, wanted)
-        rows = rows[self._version[rows] == self._version[rows].max()]
-        contexts = np.unique(self._context[rows])
-        if len(contexts) > 1:
-            return Match(AMBIGUOUS, tuple(rows.tolist()), self._differences(rows))
-        twice = self.cells["cell"].to_numpy()[rows]
-        _, first = np.unique(twice, return_index=True)
-        rows = rows[np.sort(first)]
-        seeds = self.cells["seed"].to_numpy(np.float64, na_value=np.nan)[rows]
-        if not np.isnan(seeds).all():
-            rows, seeds = rows[np.isin(seeds, wanted.seeds)], seeds[np.isin(seeds, wanted.seeds)]
-        if not len(rows):
+        seeds = self._seeds[rows]
+        asked = np.isnan(seeds) | np.isin(seeds, wanted.seeds)
+        if not asked.any():
+            had, of = (", ".join(f"{seed:g}" for seed in sorted({*values})) for values in (seeds, wanted.seeds))
+            return Match(NONE, why=f"there are rows of seeds {had}, the table has {of}")
+        runs = self._runs(rows[asked], wanted)
+        if like is not None:
+            runs = {key: run for key, run in runs.items() if key.shared == like}
+        if not runs:
             return Match(NONE)
+        best = max(runs, key=lambda key: self._rank(key, runs[key], wanted)) if len(runs) > 1 else next(iter(runs))
+        _, first = np.unique(self.cells["cell"].to_numpy()[runs[best]], return_index=True)
+        rows = runs[best][np.sort(first)]
+        seeds = self._seeds[rows]
         if len(np.unique(seeds)) < len(rows):  # as of two artefacts, both the model's own: no mean of them is a seed's
             return Match(AMBIGUOUS, tuple(rows.tolist()), self._differences(rows))
         missing = () if np.isnan(seeds).all() else tuple(seed for seed in wanted.seeds if seed not in seeds)
-        return Match(FOUND, tuple(rows.tolist()), other=other, missing=missing)
+        passed = self._differences(np.concatenate([*runs.values()])) if len(runs) > 1 else ""
+        unstated = () if self.stand_in else identity.unstated(wanted, self._facts(rows[0]))
+        return Match(FOUND, tuple(rows.tolist()), "", best.other, missing, unstated, best.shared, passed)
+
+    def candidates(self, wanted: Address) -> np.ndarray:
+        """Every row of an address, whatever it was made with, int [n]."""
+        return self._calibrated(self._groups.get(_key_of(wanted), np.array([], dtype=np.int64)), wanted)
+
+    def _runs(self, rows: np.ndarray, wanted: Address) -> dict[Run, np.ndarray]:
+        """The runs that these rows belong to: each was made with one thing, by one version of every library."""
+        runs: dict[Run, list[int]] = {}
+        for row in rows.tolist():
+            had = self._facts(row)
+            versions = tuple(str(self._records[row][name]) for name in _LIBRARIES)
+            key = Run(identity.other(wanted, had, self.stand_in), identity.shared(had), had["method version"], versions)
+            runs.setdefault(key, []).append(row)
+        return {key: np.array(run) for key, run in runs.items()}
+
+    def _rank(self, key: Run, rows: np.ndarray, wanted: Address) -> tuple[object, ...]:
+        """Of several runs of an address the greatest counts."""
+        of = samples_of(file_of(wanted.dataset)) or np.inf if wanted.dataset not in SYNTHETIC else 0
+        answers: dict[str, float] = {}
+        for row in rows.tolist():
+            name, store = self._records[row]["cell"], self._records[row]["store"]
+            answers[name] = max(answers.get(name, 0), min(self._answers(store).get(name, 0), of))
+        return (
+            -len(key.other),
+            key.version,
+            sum(answers.values()),
+            max(self._records[row]["created_at"] for row in rows.tolist()),
+        )
+
+    def _facts(self, row: int) -> Mapping[str, Any]:
+        if row not in self._known:
+            self._known[row] = identity.facts(self._records[row])
+        return self._known[row]
 
     def copies(self, row: int) -> list[int]:
         """The other places of a cell: it may lie in several stores."""
@@ -169,24 +225,6 @@ class Evidence:
             for one in artefacts
         )
 
-    def _conditions(self, rows: np.ndarray, wanted: Address) -> tuple[np.ndarray, tuple[str, ...]]:
-        """Of these rows, those under the conditions of the address, else all, with what is other about them."""
-        other = []
-        own = {name: default(wanted.dataset, name) for name in ("max_new_tokens", "cut_prompt")}
-        for name, asked, had in (
-            ("max_new_tokens", wanted.max_new_tokens, self._lengths),
-            ("cut_prompt", wanted.cut_prompt, self._cuts),
-            ("frames", wanted.frames, self._frames),
-        ):
-            value = own.get(name) if asked is None else asked
-            fits = had[rows] == value
-            values = ", ".join(sorted({str(one) for one in had[rows] if one is not None}))
-            if fits.any():
-                rows = rows[fits]
-            elif asked is not None or (values and name in own):
-                other.append(f"{name} {values or 'the default'}, the table has {'none' if value is None else value}")
-        return rows, tuple(other)
-
     def _differences(self, rows: np.ndarray) -> str:
         """What cells of one address differ in, and the stores that hold them."""
         found = self.cells.iloc[rows]
@@ -220,43 +258,31 @@ class Evidence:
         return {str(key): np.asarray(rows) for key, rows in keys.groupby(keys).indices.items()}
 
     @cached_property
-    def _context(self) -> np.ndarray:
-        """Number of what a cell shares with others of its address, int [cells]."""
-        found = self.cells[list(_OF_CELL)].astype(str)
-        return found.groupby(list(_OF_CELL), sort=False).ngroup().to_numpy()
+    def _records(self) -> list[dict[str, Any]]:
+        """The rows of `cells`, null as None."""
+        plain = self.cells.astype(object).where(self.cells.notna(), None)
+        return plain.to_dict("records")
 
     @cached_property
-    def _version(self) -> np.ndarray:
-        if "method_version" not in self.cells:
-            return np.ones(len(self.cells))
-        return self.cells["method_version"].astype("float64").fillna(1).to_numpy()
+    def _known(self) -> dict[int, Mapping[str, Any]]:
+        """Facts of the rows that were looked at."""
+        return {}
 
     @cached_property
-    def _lengths(self) -> np.ndarray:
-        return self._of_json("generation", lambda told: told.get("max_new_tokens"))
+    def _seeds(self) -> np.ndarray:
+        return self.cells["seed"].to_numpy(np.float64, na_value=np.nan)
+
+    def _answers(self, store: int) -> Mapping[str, int]:
+        """Cell -> answers of a store, at least as many as count."""
+        if store not in self._counted:
+            from mmkv_bench.store.store import Store
+
+            self._counted[store] = Store(self.roots[store]).counts("responses")
+        return self._counted[store]
 
     @cached_property
-    def _cuts(self) -> np.ndarray:
-        return self._of_json("generation", lambda told: told.get("cut_prompt"))
-
-    @cached_property
-    def _frames(self) -> np.ndarray:
-        return self._of_json("config", lambda told: (told.get("model") or {}).get("frames"))
-
-    def _of_json(self, column: str, read: Callable[[Mapping[str, Any]], Any]) -> np.ndarray:
-        """What `read` finds in a column's JSON, None for nothing, object [cells]."""
-        known = {text: read(config_of(text)) for text in set(self.cells[column])}
-        found = np.empty(len(self.cells), dtype=object)
-        found[:] = [known[text] for text in self.cells[column]]
-        return found
-
-
-@cache
-def default(dataset: str, name: str) -> Any:
-    """A generation setting of a data set's file; None where it has none."""
-    if file_of(dataset) not in options("dataset"):
-        return None
-    return (content("dataset", file_of(dataset)).get("generation") or {}).get(name)
+    def _counted(self) -> dict[int, Mapping[str, int]]:
+        return {}
 
 
 def _stores(root: Path) -> list[Path]:

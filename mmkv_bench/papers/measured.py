@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from mmkv_bench.config.files import content
 from mmkv_bench.config.unavailable import UNAVAILABLE
 from mmkv_bench.papers import fixed
-from mmkv_bench.papers.address import STAND_IN, SYNTHETIC, Address, Method, file_of
+from mmkv_bench.papers.address import STAND_IN, SYNTHETIC, Address, Method, file_of, samples_of
 from mmkv_bench.papers.computed import cache_size, lacking, planned_peak
 from mmkv_bench.papers.curves import Curve, Curves
-from mmkv_bench.papers.match import AMBIGUOUS, FOUND, Evidence, Match
+from mmkv_bench.papers.identity import OF_MODEL
+from mmkv_bench.papers.match import AMBIGUOUS, FOUND, Evidence, Match, Shared
 from mmkv_bench.papers.measures import DIAGNOSTICS, PASSES, REDUCTIONS, Reduction, margin
 from mmkv_bench.statistics.shared_draws import intervals
 from mmkv_bench.tables.macro import Mean, mean
 from mmkv_bench.tables.metrics import aggregator_of, headlines
+from mmkv_bench.tables.passes import ALONE, passes
 from mmkv_bench.tables.rows import SAMPLE_COLUMNS, frame
 from mmkv_bench.tables.scores import Scores, Sheet
 
@@ -32,6 +33,17 @@ STATES = ("measured", "computed", "planned", "part", "waiting", "failed", "not r
 MEASURED, COMPUTED, PLANNED, PART, WAITING, FAILED, NOT_RUN, CANNOT_RUN, UNCLEAR = STATES
 WHOLE = (MEASURED, COMPUTED)
 """States of a number that nothing is missing from. `planned` is none: a dry run foresees it, and it is shown and not judged."""
+_ANSWER = ["cell", "sample_id", "metric"]
+_TEXTS = dict.fromkeys(("cell", "sample_id", "cluster", "metric", "status"), "object")
+_SCORER = ("judge", "judge_prompts", "judge_temperature", "scorer_digest")
+
+
+class Asked(NamedTuple):
+    """Who scored a number, how many samples it has and a digest of their prompts, of several if its seeds had several."""
+
+    scorer: tuple[str, ...] = ()
+    n: int = 0
+    prompts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -42,8 +54,10 @@ class Measured:
         state: one of STATES; why: what a state other than measured means here.
         value, low, high: with a 95 % interval where there is one; None where no number is shown.
         n, of: samples with an answer, and how many the data set has (0: unknown).
-        other: conditions of its rows that are not the table's; rows: places in the evidence; seeds: the
-            value under each seed, where there are several.
+        other: what is other about its rows than the address says; unstated: what they were made with and nothing states;
+            shared: what a number that is compared with it must share, of each part of a mean, and asked: what its samples
+            were asked; passed: what runs of the address that were passed over differ in; rows: places in the evidence; seeds:
+            the value under each seed, where there are several.
         curves: of a diagnostic, each line of the figure with its layers; `value` is that of the first; made: with what;
             source: rows folder and measurement; drawn: the rows of its picture.
         scores: what a paired comparison needs; None of means and reductions.
@@ -59,6 +73,10 @@ class Measured:
     other: tuple[str, ...] = ()
     rows: tuple[int, ...] = ()
     seeds: tuple[float, ...] = ()
+    unstated: tuple[str, ...] = ()
+    shared: tuple[Shared, ...] = ()
+    asked: tuple[Asked, ...] = ()
+    passed: str = ""
     curves: tuple[Curve, ...] = ()
     made: str = ""
     source: str = ""
@@ -77,23 +95,28 @@ class Reader:
 
     def __init__(self, evidence: Evidence, wanted: Sequence[Address]) -> None:
         self.evidence = evidence
-        asked = {one for address in wanted for one in (address, *_behind(address))}
-        self._matches: dict[Address, Match] = {one: evidence.match(one) for one in asked}
-        self._known: dict[Address, Measured] = {}
+        self._wanted = {one for address in wanted for one in (address, *_behind(address))}
+        self._known: dict[tuple[Address, Shared | None], Measured] = {}
 
-    def measured(self, address: Address, parts: Sequence[Address] = ()) -> Measured:
-        """What there is at an address; `parts`: those that it is the mean of."""
+    def measured(self, address: Address, parts: Sequence[Address] = (), like: Sequence[Shared | None] = ()) -> Measured:
+        """What there is at an address.
+
+        Args:
+            parts: those that it is the mean of.
+            like: what its rows must share, of each part; of what is None, whichever rows count first.
+        """
         if parts:
-            return self._mean(address, [self._one(part) for part in parts], parts)
-        return self._one(address)
+            each = like or [None] * len(parts)
+            return self._mean(address, [self._one(*one) for one in zip(parts, each, strict=True)], parts)
+        return self._one(address, *like)
 
-    def _one(self, address: Address) -> Measured:
-        if address not in self._known:
-            found = _without_rows(address, self._number(address))
+    def _one(self, address: Address, like: Shared | None = None) -> Measured:
+        if (address, like) not in self._known:
+            found = _without_rows(address, self._number(address, like))
             if address.minus is not None:
                 found = self._minus(address, found)
-            self._known[address] = self._fixed(found)
-        return self._known[address]
+            self._known[address, like] = self._fixed(found)
+        return self._known[address, like]
 
     def _fixed(self, found: Measured) -> Measured:
         """With what is to be said of rows that were made before the margins were fixed, or nobody knows when."""
@@ -101,30 +124,50 @@ class Reader:
             return found
         commits = self.evidence.cells.iloc[list(found.rows)]["git_commit"]
         told = (fixed.unjudged(None if commit != commit else commit) for commit in commits.unique())
-        return replace(found, other=tuple(dict.fromkeys((*found.other, *filter(None, told)))))
+        return replace(found, other=_joined(found.other, tuple(filter(None, told))))
 
-    def _number(self, address: Address) -> Measured:
+    def _number(self, address: Address, like: Shared | None = None) -> Measured:
         if address.model in UNAVAILABLE:
             return Measured(CANNOT_RUN, f"{UNAVAILABLE[address.model].title} {_clause(UNAVAILABLE[address.model].why)}")
         if address.metric in DIAGNOSTICS:
             return self._diagnosed(address)
-        if address not in self._matches:
-            self._matches[address] = self.evidence.match(address)
-        match = self._matches[address]
+        match = self.evidence.match(address, like)
         if match.state == AMBIGUOUS:
             return Measured(UNCLEAR, match.why, rows=match.rows)
         if match.state != FOUND:
-            return Measured(NOT_RUN)
+            return Measured(NOT_RUN, match.why)
         if address.dataset in SYNTHETIC:
-            return self._passes(address, match)
-        found = (self._reduced if address.metric in REDUCTIONS else self._score)(address, match)
-        return replace(found, other=match.other, rows=match.rows)
+            read = self._passes
+        else:
+            read = self._reduced if address.metric in REDUCTIONS else self._score
+        found = read(address, match)
+        if found.value is None:
+            return replace(found, rows=match.rows)
+        return replace(
+            found,
+            other=(*match.other, *found.other),
+            rows=match.rows,
+            unstated=match.unstated,
+            passed=match.passed,
+            shared=(match.shared,),
+            asked=(self._asked_of(address, match),),
+        )
+
+    def _asked_of(self, address: Address, match: Match) -> Asked:
+        if address.dataset in SYNTHETIC:
+            return Asked()
+        row, each = match.rows[0], [self._answered(row) for row in match.rows]
+        digests = tuple(sorted({int(prompts.sum()) for prompts in each}))
+        scorer = self._scorers.get((self._store(row), self._cell(row), address.metric), ())
+        return Asked(scorer, len(each[0]), digests)
 
     def _score(self, address: Address, match: Match) -> Measured:
-        found = self._scores(match, address.metric)
-        if found is None:
+        held = self._sheet(match, address.metric)
+        if held is None:
             return Measured(UNCLEAR, "two stores hold the same cell with other scores", rows=match.rows)
-        each = [self._answers(row) for row in match.rows]
+        sheet, places = held
+        found = sheet.scores(places, address.metric)
+        each = [len(self._answered(row)) for row in match.rows]
         answers = min(each)
         of = _of(address)
         if not found.n:
@@ -139,12 +182,13 @@ class Reader:
         if found.n_ok < found.n:
             return Measured(FAILED, f"{found.n - found.n_ok} of {found.n} samples", n=found.n, of=of)
         scale = margin(address.dataset, address.metric).scale
-        seeds = [self._own(row, address.metric) for row in match.rows] if len(match.rows) > 1 else []
+        seeds = [sheet.scores([place], address.metric) for place in places] if len(places) > 1 else []
         told, *each_seed = headlines([found, *seeds], address.dataset, aggregator_of(address.metric), address.metric)
         value, low, high = (None if told[key] is None else scale * told[key] for key in ("value", "low", "high"))
         state, why = _whole(answers, of, match)
         values = tuple(scale * one["value"] for one in each_seed if one["value"] is not None)
-        return Measured(state, why, value, low, high, found.n, of, seeds=values, scores=found)
+        many = (f"{max(each):,} answers, the data set has {of:,}",) if of and max(each) > of else ()
+        return Measured(state, why, value, low, high, found.n, of, many, seeds=values, scores=found)
 
     def _reduced(self, address: Address, match: Match) -> Measured:
         reduction = REDUCTIONS[address.metric]
@@ -173,7 +217,7 @@ class Reader:
             value = float(ratios.std(axis=0).mean())
         else:
             (profile,) = _behind(address)
-            other = self._matches[profile]
+            other = self.evidence.match(profile, match.shared)
             if other.state != FOUND:
                 return Measured(NOT_RUN, f"it needs {profile.method} too")
             table = self._responses[self._store(other.rows[0])]
@@ -202,22 +246,26 @@ class Reader:
         own = table[table["cell"] == self._cell(row)] if len(table) else table
         for column, asked in (("prompt_tokens", address.length), ("new_tokens", address.new_tokens)):
             own = own[own[column] == asked] if len(own) else own
-        own = own[own["batch"] == (address.batch or 1)] if len(own) else own
+        own = own[(own["batch"] == (address.batch or 1)) & (own["batch_prefill"] == ALONE)] if len(own) else own
         if not len(own):
-            return Measured(NOT_RUN, rows=match.rows)
+            return Measured(NOT_RUN)
         if (own["status"] != "ok").any():
-            return Measured(FAILED, str(own["status"][own["status"] != "ok"].iloc[0]), rows=match.rows)
+            return Measured(FAILED, str(own["status"][own["status"] != "ok"].iloc[0]))
         values = own[reduction.column].dropna().to_numpy(np.float64) / reduction.per
         if not len(values):
-            return Measured(NOT_RUN, f"no pass holds {reduction.column}", rows=match.rows)
-        return Measured(MEASURED, "", float(np.median(values)), n=len(values), rows=match.rows)
+            return Measured(NOT_RUN, f"no pass holds {reduction.column}")
+        disturbed = sorted({str(what) for one in own["disturbed"].dropna() for what in one})
+        other = (f"disturbed by {', '.join(disturbed)}",) if disturbed else ()
+        return Measured(MEASURED, "", float(np.median(values)), n=len(values), other=other)
 
     def _minus(self, address: Address, own: Measured) -> Measured:
         """The difference to another method, paired by sample."""
         from mmkv_bench.tables.compare import against
 
         assert address.minus is not None
-        other = self._number(replace(address, method=address.minus, minus=None))
+        other = self._number(replace(address, method=address.minus, minus=None), *own.shared)
+        if own.value is not None and other.state == NOT_RUN:
+            return replace(other, why=f"{address.minus} was not run with what {address.method} was", rows=own.rows)
         for one in (own, other):
             if one.scores is None or one.value is None:
                 state = one.state if one.value is None else CANNOT_RUN
@@ -229,15 +277,28 @@ class Reader:
             [own.scores], aligned(other.scores, own.scores), address.metric, aggregator_of(address.metric)
         )
         low, high = (None if end is None else scale * end for end in (found.low, found.high))
-        rows = (*own.rows, *other.rows)
-        gap, seeds = own.number - other.number, _of_each_seed((own, other), lambda pair: pair[0] - pair[1])
-        return replace(own, value=gap, low=low, high=high, rows=rows, seeds=seeds)
+        apart = incomparable(own, other)
+        state, why = next(((one.state, one.why) for one in (own, other) if one.state != MEASURED), (MEASURED, ""))
+        return replace(
+            own,
+            state=state,
+            why=why,
+            value=own.number - other.number,
+            low=low,
+            high=high,
+            n=min(own.n, other.n),
+            other=_joined(own.other, other.other, (apart,) if apart else ()),
+            unstated=_joined(own.unstated, other.unstated),
+            passed="; ".join(_joined(*((one.passed,) for one in (own, other) if one.passed))),
+            rows=(*own.rows, *other.rows),
+            seeds=_of_each_seed((own, other), lambda pair: pair[0] - pair[1]),
+        )
 
     def _mean(self, address: Address, parts: Sequence[Measured], of: Sequence[Address]) -> Measured:
         """A mean over several: only where all of them are whole."""
         told = {part.state for part in parts}
         rows = tuple(row for part in parts for row in part.rows)
-        other = tuple(dict.fromkeys(word for part in parts for word in part.other))
+        other = _joined(*(part.other for part in parts), _mixed(parts))
         if told != {MEASURED}:
             state = next(
                 state for state in (CANNOT_RUN, UNCLEAR, FAILED, WAITING, NOT_RUN, PART, MEASURED) if state in told
@@ -249,33 +310,39 @@ class Reader:
             return Measured(state, lacking.why, rows=rows, other=other)
         found = _wider(mean([Mean(part.number, part.low, part.high) for part in parts]), parts)
         n = sum(part.n for part in parts)
-        seeds = _of_each_seed(parts, lambda values: sum(values) / len(values))
-        return Measured(MEASURED, "", found.value, found.low, found.high, n, n, other, rows, seeds)
+        whole = Measured(MEASURED, "", found.value, found.low, found.high, n, n, other, rows)
+        return replace(
+            whole,
+            seeds=_of_each_seed(parts, lambda values: sum(values) / len(values)),
+            unstated=_joined(*(part.unstated for part in parts)),
+            shared=tuple(one for part in parts for one in part.shared),
+            asked=tuple(one for part in parts for one in part.asked),
+            passed="; ".join(_joined(*((part.passed,) for part in parts if part.passed))),
+        )
 
-    def _scores(self, match: Match, metric: str) -> Scores | None:
-        """Scores of a match, its seeds averaged; None where two stores hold one of its cells with other scores."""
-        places: dict[int, list[int]] = {}
-        for row in match.rows:
-            for copy in self.evidence.copies(row):
-                if not _same(self._own(copy, metric), self._own(row, metric)):
-                    return None
-            places.setdefault(self._store(row), []).append(row)
-        if len(places) > 1:  # seeds in several stores: read as one
-            import pandas as pd
+    def _sheet(self, match: Match, metric: str) -> tuple[Sheet, list[int]] | None:
+        """The scores of a match and where its cells, one a seed, stand; None where two stores hold other scores of one answer."""
+        names = [self._cell(row) for row in match.rows]
+        places = {place for row in match.rows for place in (row, *self.evidence.copies(row))}
+        stores = sorted({self._store(place) for place in places})
+        if len(stores) == 1:
+            sheet = self._sheets[stores[0]]
+            return sheet, [sheet.cells.index(name) for name in names]
+        import pandas as pd
 
-            rows = pd.concat([self._samples[store] for store in places], ignore_index=True)
-            sheet = Sheet.of(rows, [self._cell(row) for row in match.rows])
-            return sheet.scores(range(len(match.rows)), metric)
-        ((store, rows),) = places.items()
-        sheet = self._sheets[store]
-        return sheet.scores([sheet.cells.index(self._cell(row)) for row in rows], metric)
+        held = [self._samples[store] for store in stores]
+        held = [rows[rows["cell"].isin(names) & (rows["metric"] == metric)].astype(_TEXTS) for rows in held]
+        rows = pd.concat(held, ignore_index=True)  # seeds in several stores, or parts of a cell
+        if len(rows[[*_ANSWER, "value", "status"]].drop_duplicates()) > len(rows[_ANSWER].drop_duplicates()):
+            return None
+        return Sheet.of(rows.drop_duplicates(_ANSWER), names), [*range(len(names))]
 
-    def _own(self, row: int, metric: str) -> Scores:
-        sheet = self._sheets[self._store(row)]
-        return sheet.scores([sheet.cells.index(self._cell(row))], metric)
-
-    def _answers(self, row: int) -> int:
-        return self._counts[self._store(row)].get(self._cell(row), 0)
+    def _answered(self, row: int) -> np.ndarray:
+        """Digests of a cell's samples and prompts, one an answer, wherever they lie."""
+        none = np.array([], dtype=np.uint64)
+        places = (row, *self.evidence.copies(row))
+        held = [self._prompts[self._store(place)].get(self._cell(row), none) for place in places]
+        return np.unique(np.concatenate(held))
 
     def _store(self, row: int) -> int:
         return int(self.evidence.cells["store"].iloc[row])
@@ -286,8 +353,7 @@ class Reader:
     @cached_property
     def _needed(self) -> dict[int, list[str]]:
         """Store -> its cells that some address has."""
-        rows = sorted({row for match in self._matches.values() for row in match.rows})
-        rows += sorted({copy for row in rows for copy in self.evidence.copies(row)} - {*rows})
+        rows = sorted({row for one in self._wanted for row in self.evidence.candidates(one).tolist()})
         found: dict[int, list[str]] = {}
         for row in rows:
             found.setdefault(self._store(row), []).append(self._cell(row))
@@ -306,9 +372,20 @@ class Reader:
         return {number: Sheet.of(self._samples[number], cells) for number, cells in self._needed.items()}
 
     @cached_property
-    def _counts(self) -> Mapping[int, Mapping[str, int]]:
-        tables = self._read(lambda store, cells: store.responses(cells, ["cell", "sample_id"]).to_pandas())
-        return {number: table["cell"].value_counts().to_dict() for number, table in tables.items()}
+    def _prompts(self) -> Mapping[int, Mapping[str, np.ndarray]]:
+        """Store -> cell -> digests of its samples with their prompts."""
+        columns = ["cell", "sample_id", "prompt_hash"]
+        return self._read(lambda store, cells: _digests(frame(store.responses(cells, columns, coded=True))))
+
+    @cached_property
+    def _scorers(self) -> Mapping[tuple[int, str, str], tuple[str, ...]]:
+        """(store, cell, metric) -> who gave its scores."""
+        tables = self._read(lambda store, cells: store.metrics(cells, ["cell", "metric", *_SCORER]).to_pylist())
+        return {
+            (store, line["cell"], line["metric"]): tuple(str(line[name]) for name in _SCORER)
+            for store, table in tables.items()
+            for line in table
+        }
 
     @cached_property
     def _responses(self) -> Mapping[int, pd.DataFrame]:
@@ -318,14 +395,20 @@ class Reader:
 
     @cached_property
     def _timings(self) -> Mapping[int, pd.DataFrame]:
-        from mmkv_bench.tables.passes import passes
-
         return self._read(lambda store, cells: passes(store.timings(cells)))
 
     def _read(self, read: Any) -> dict[int, Any]:
         from mmkv_bench.store.store import Store
 
         return {number: read(Store(self.evidence.roots[number]), cells) for number, cells in self._needed.items()}
+
+
+def _digests(answers: pd.DataFrame) -> dict[str, np.ndarray]:
+    """Cell -> a digest of each sample with its prompt, uint64 [n]."""
+    from pandas.util import hash_pandas_object
+
+    digests = hash_pandas_object(answers[["sample_id", "prompt_hash"]], index=False).to_numpy()
+    return {str(cell): digests[places] for cell, places in answers.groupby("cell", observed=True).indices.items()}
 
 
 def _without_rows(address: Address, found: Measured) -> Measured:
@@ -346,14 +429,6 @@ def _of(address: Address) -> int:
     return 0 if address.model == STAND_IN else samples_of(address.dataset)
 
 
-@cache
-def samples_of(dataset: str) -> int:
-    """How many samples a data set has, as its file says; 0 where that is no number."""
-    told = (content("dataset", dataset).get("about") or {}).get("samples")
-    found = re.search(r"\d[\d,]*", str(told))
-    return int(found[0].replace(",", "")) if found else 0
-
-
 def aligned(other: Scores, own: Scores) -> Scores:
     """Scores of another sheet with the samples and clusters of this one's: matched by their names."""
     if other.ids is own.ids:
@@ -366,6 +441,28 @@ def aligned(other: Scores, own: Scores) -> Scores:
     clusters = np.array([cluster.get(int(one), -1) for one in samples[order]], dtype=own.clusters.dtype)
     parts = None if other.parts is None else other.parts[keep][order]
     return Scores(samples[order], clusters, other.values[keep][order], parts, other.unjudged, own.ids)
+
+
+def incomparable(a: Measured, b: Measured) -> str:
+    """Why two numbers say nothing of what they differ by; empty where they do."""
+    differs = sorted({name for one, two in zip(a.shared, b.shared, strict=True) for name, _ in {*one} ^ {*two}})
+    for one, two in zip(a.asked, b.asked, strict=True):
+        differs += ["scorer"] if one.scorer != two.scorer else []
+        differs += ["prompts"] if one.n == two.n and one.prompts != two.prompts else []
+    return f"other {', '.join(dict.fromkeys(differs))} than what it is compared with" if differs else ""
+
+
+def _mixed(parts: Sequence[Measured]) -> tuple[str, ...]:
+    """What parts of a mean were not all made with: it is of one model, in one precision."""
+    values: dict[str, set[str]] = {}
+    for name, value in (fact for part in parts for shared in part.shared for fact in shared if fact[0] in OF_MODEL):
+        values.setdefault(name, set()).add(value)
+    mixed = sorted(name for name, own in values.items() if len(own) > 1)
+    return (f"its parts have several {', '.join(mixed)}",) if mixed else ()
+
+
+def _joined(*words: Sequence[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(word for part in words for word in part))
 
 
 def _wider(found: Mean, parts: Sequence[Measured]) -> Mean:
@@ -429,11 +526,6 @@ def _ratios(answers: pd.DataFrame) -> np.ndarray:
     """Kept entries of each layer over the prompt's, float64 [n, layers]; heads are averaged."""
     kept = [[float(np.mean(layer)) for layer in one] for one in answers["kept"]]
     return np.array(kept) / answers["context_tokens"].to_numpy(np.float64)[:, None]
-
-
-def _same(a: Scores, b: Scores) -> bool:
-    alike = np.array_equal(a.sample_ids, b.sample_ids)
-    return alike and np.array_equal(a.values, b.values, equal_nan=True)
 
 
 def _clause(text: str) -> str:

@@ -27,15 +27,12 @@ from mmkv_bench.methods.build import (
 )
 from mmkv_bench.plan.validate import validate_variants
 from mmkv_bench.store.digests import canonical_json, checksum
+from mmkv_bench.store.schema import NUMERICS_VERSION
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from mmkv_bench.compression.compressor import Compressor
-
-NUMERICS_VERSION = 1
-"""Bumped by hand whenever a change of this code changes answers of all methods: older rows are then never reused. A
-change of one method's numbers raises the version of its part instead (`Scorer.method_version`)."""
 
 _PROMPT_SETTINGS = ("min_pixels", "max_pixels", "max_prompt_tokens")
 _VIDEO_SETTINGS = ("frames", "video_max_pixels")  # part of the identity where they are set

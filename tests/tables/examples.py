@@ -46,6 +46,9 @@ def cell_row(cell: str, method: str, budget: int | str | None = None, **changed)
         "config": "{}",
         "versions": "{}",
         "device": "cpu",
+        "weights": None,
+        "model_revision": None,
+        "git_dirty": None,
     }
     unknown = set(changed) - set(row)
     if unknown:
