@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+UNNAMED = "prompt"
+"""Identity of a prompt that nobody names: random streams then differ by seed and length alone."""
+
 Args: TypeAlias = tuple[Any, ...]
 Kwargs: TypeAlias = dict[str, Any]
 """What hooks are given of a forward's arguments."""
@@ -79,7 +82,7 @@ class Session:
         *,
         prompt_length: int | None = None,
         token_types: Tensor | None = None,
-        identity: str | Sequence[str] = "prompt",
+        identity: str | Sequence[str] = UNNAMED,
         attention: str | None = None,
         reserve: int = DEFAULT_RESERVE,
         fixed: bool = False,

@@ -43,6 +43,7 @@ def attach(
     protocol: str = DEFAULT,
     reading: str = "paper",
     seed: int = 0,
+    identity: str = sessions.UNNAMED,
     compiled_tokens: int | None = None,
     **parameters: Any,
 ) -> Attached:
@@ -59,7 +60,9 @@ def attach(
             (`model(**context)`), then the whole prompt with `past_key_values=session.cache`; what follows the context
             is kept whole.
         reading: `paper`, or `released` for what the paper's released code does.
-        seed: of stochastic methods; the same seed draws the same for prompts of the same length.
+        seed: of stochastic methods; the same seed draws the same for prompts of the same length and `identity`.
+        identity: of the prompt, for stochastic methods: a run's is `<dataset>/<sample_id>` of its rows, under which `attach`
+            draws what the run drew and gives the row's answer.
         compiled_tokens: room for an answer of so many tokens is set aside, and the decode step compiled: `generate()` does
             that by itself when it is given `past_key_values=session.new_cache()` (on a CPU
             `compile_config=session.compile_config`, too). None: it decodes eagerly, and so do methods that act while decoding,
@@ -97,7 +100,7 @@ def attach(
         if compiled_tokens < 1:
             raise ConfigError(f"compiled_tokens={compiled_tokens} is no length of an answer; allowed: 1 or more tokens")
         check_compiler()
-    return Attached(model, compressor, asked, protocol, seed, compiled_tokens)
+    return Attached(model, compressor, asked, protocol, seed, compiled_tokens, identity)
 
 
 class Attached:
@@ -111,6 +114,7 @@ class Attached:
         protocol: str,
         seed: int,
         compiled_tokens: int | None = None,
+        identity: str = sessions.UNNAMED,
     ) -> None:
         if model.training:
             raise UnsupportedError("the model is in training mode, whose dropout changes answers; call model.eval()")
@@ -119,7 +123,7 @@ class Attached:
         room: dict[str, Any] = (
             {} if compiled_tokens is None else {"reserve": compiled_tokens, "fixed": compressor.decoding is None}
         )
-        self._session = sessions.attach(model, compressor, budget, protocol, seed, **room)
+        self._session = sessions.attach(model, compressor, budget, protocol, seed, identity=identity, **room)
         self._report: SessionReport | None = None
         self._kept: list[Tensor] = []
         self._prompt: object | None = None

@@ -7,9 +7,13 @@ import torch
 from transformers import DynamicCache
 
 from mmkv_bench import attach, method
+from mmkv_bench.config.schema import conf_dir
+from mmkv_bench.diagnostics.remake import _stored
+from mmkv_bench.diagnostics.verify import make_again
 from mmkv_bench.errors import ConfigError, UnsupportedError
 from mmkv_bench.generation.single import generate_alone, run_alone
 from mmkv_bench.protocols import FED_ONCE, NAMES
+from mmkv_bench.store.store import Store
 from tests import zoo
 from tests.door.test_method import value_norm
 from tests.each import each
@@ -33,6 +37,29 @@ def state(model):
 
 def answer(model, inputs, **options):
     return model.generate(**inputs, max_new_tokens=TOKENS, do_sample=False, **options)
+
+
+STORED = conf_dir().parent / "results" / "tiny" / "methods"
+DRAWING = ("mmshift", "mmshift_adakv", "mmshift_pyramidkv", "mmshift_sparsemm", "random")
+
+
+def test_an_identity_draws_what_the_run_of_a_stored_row_drew():
+    """Methods that draw give the committed rows' answers; under no name another draw."""
+    store, asked = Store(STORED), {"dataset": "pages_walk_small", "protocol": "paper", "budget_entries": 64, "seed": 0}
+    names = ["cell", "method", *asked]
+    cells = [row["cell"] for row in store.cells(columns=names).to_pylist() if asked.items() <= row.items()]
+    drawn = [one for one in _stored(store, cells, "walk3-small-test-000003") if one.cell["method"] in DRAWING]
+    seen = {}
+    make_again(drawn[:1], watch=lambda loaded, request, prompt, results: seen.update(model=loaded.model, prompt=prompt))
+    model, prompt = seen["model"], seen["prompt"]
+    assert prompt.identity == "pages_walk_small/walk3-small-test-000003" and len(drawn) == len(DRAWING)
+    for one in drawn:
+        with attach(model, one.cell["method"], 64, identity=prompt.identity) as session:
+            tokens = model.generate(**prompt.inputs, max_new_tokens=24, do_sample=False)[0, prompt.length :].tolist()
+        assert (tokens, [list(heads) for heads in session.report().kept]) == (one.row["token_ids"], one.row["kept"])
+    with attach(model, one.cell["method"], 64) as unnamed:
+        model(**prompt.inputs)
+    assert any(not torch.equal(a, b) for a, b in zip(session.kept(), unnamed.kept(), strict=True))
 
 
 @each("name", FAMILIES)
