@@ -36,8 +36,8 @@ ARROWS = {
     "papers": {"config", "methods", "models", "protocols", "statistics", "store", "tables"},
     "report": {"config", "datasets", "models", "statistics", "store", "tables", "tiny"},
     "calibrate": {"config", "compression", "models", "generation", "store", "tiny"},
-    "evaluation": {"checksums", "consent", "datasets", "judging", "file_state", "protocols"},
-    "methods": {"consent", "config", "compression", "calibrate", "generation", "models", "protocols", "tiny"},
+    "evaluation": {"checksums", "consent", "datasets", "installed", "judging", "file_state", "protocols"},
+    "methods": {"consent", "installed", "config", "compression", "calibrate", "generation", "models", "protocols", "tiny"},
     "plan": {
         "config",
         "devices",
@@ -140,6 +140,7 @@ ARROWS = {
     "errors": set(),
     "secrecy": set(),
     "consent": set(),
+    "installed": set(),
     "__init__": {"door", "methods"},
 }
 FLOORS = 10

@@ -23,6 +23,7 @@ _UNTRACEABLE = {
     "subprocess.Popen",
     "os.system",
     "os.posix_spawn",
+    "os.fork",
     "socket.connect",
 }
 _MADE_UP = ("/proc/", "/sys/", "/dev/")  # the kernel makes these up; they have no size

@@ -1,26 +1,44 @@
 """A task's code: which of its files are part of a cell's identity, and what it may read that nobody hears.
 
 Files that Python opens are heard while a prompt is made (`files_read`). Readers written in C open theirs by themselves, and
-environment variables are read without a sound: code that imports the one, or looks at the other under names that it makes up,
-has its prompts made again in every run. Values of variables that it names are part of what its prompts are remembered under.
+environment variables are read without a sound: code that imports a package which may have the one, or looks at the other under
+names that it makes up, has its prompts made again in every run. Values of variables that it names are part of what its prompts
+are remembered under.
 """
 
 from __future__ import annotations
 
 import ast
 import hashlib
+import marshal
 import os
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.util import cache_from_source, find_spec
 from pathlib import Path
 
 from mmkv_bench.datasets.catalog import includes, lmms_eval_folder
+from mmkv_bench.errors import DataError
+from mmkv_bench.installed import is_installed
 
-C_READERS = {
-    *("cv2", "decord", "av", "torchvision", "torchcodec", "torchaudio", "imageio", "skimage", "pyvips", "moviepy"),
-    *("simplejpeg", "turbojpeg", "soundfile", "h5py", "lmdb", "pyarrow", "duckdb", "sqlite3", "mmap"),
+_SILENT = {"sqlite3", "dbm", "ctypes", "mmap", "multiprocessing", "concurrent"}
+HEARD = (sys.stdlib_module_names - _SILENT) | {
+    *("PIL", "numpy", "datasets", "yaml", "regex", "loguru", "tqdm", "lmms_eval", "mmkv_bench")
 }
+"""Modules whose every opening of a file is heard, but for `UNHEARD`. Of others nobody knows: most that read data do it in C."""
+UNHEARD = {
+    "ImageFont",
+    "load_dataset",
+    "load_from_disk",
+    "from_parquet",
+    "from_file",
+    "from_csv",
+    "from_json",
+    "from_text",
+}
+SUFFIXES = (".py", ".pyc", ".so", ".pyd")  # of what Python imports from a folder
 _DYNAMIC = {"importlib", "runpy", "imp"}
 _MADE_UP = {f"__{'import'}__", "exec", "eval"}  # calls that import or run what no text of the file says
 
@@ -46,14 +64,14 @@ class Reading:
 
 def digests(path: Path) -> list[str]:
     """Of each Python file that a task's YAML, and those it includes, can reach: beside them, and in packages below that these
-    import. None where lmms-eval's version stands for them."""
-    names = {(file.relative_to(folder).as_posix(), file) for folder in _folders(path) for file in _reached(folder)}
+    import, and elsewhere outside of installed packages. None where lmms-eval's version stands for them."""
+    names = {item for folder in _folders(path) for item in _reached(folder).items()}
     return sorted(f"{name}:{hashlib.sha256(file.read_bytes()).hexdigest()}" for name, file in names)
 
 
 def files(path: Path) -> list[Path]:
     """The YAML and Python files of a task, lmms-eval's own left out, sorted."""
-    code = {file for folder in _folders(path) for file in _reached(folder)}
+    code = {file for folder in _folders(path) for file in _reached(folder).values()}
     return sorted(code | {file for file in _yaml(path) if not _shipped(file)})
 
 
@@ -62,9 +80,13 @@ def remembered(path: Path) -> str | None:
     again in every run. Of lmms-eval's own tasks nothing is asked: what they read is in their rows."""
     reading = Reading()
     for folder in _folders(path):
-        for file in _reached(folder):
-            reading |= _reading(file, file.stat().st_mtime_ns)
-    if reading.any_variable or reading.imports & C_READERS:
+        code = _reached(folder)
+        own = {part.partition(".")[0] for name in code for part in name.split("/")}
+        for file in code.values():
+            done = _reading(file.read_bytes())
+            reading |= Reading(done.imports - own, done.variables, done.any_variable, done.any_import)
+            reading |= Reading(any_variable=file.suffix != ".py")  # whatever it does
+    if reading.any_variable or reading.any_import or reading.imports - HEARD:
         return None
     values = {name: os.environ.get(name) for name in sorted(reading.variables)}
     return (
@@ -87,26 +109,81 @@ def _folders(path: Path) -> set[Path]:
     return {file.resolve().parent for file in _yaml(path) if not _shipped(file)}
 
 
-def _reached(folder: Path) -> set[Path]:
-    beside = set(folder.glob("*.py"))
-    reading = Reading()
-    for file in beside:
-        reading |= _reading(file, file.stat().st_mtime_ns)
-    packages = [part for part in folder.iterdir() if part.is_dir()] if beside else []
-    below = [part for part in packages if part.name in reading.imports or reading.any_import]
-    return beside.union(*(_modules(part) for part in below))
+def _reached(folder: Path) -> dict[str, Path]:
+    """Name -> file of the code beside a YAML, of packages below that it imports, and of modules elsewhere that are no installed
+    packages; of these as far as this process finds them, as it does once the task was imported."""
+    found = {file.name: file for file in folder.iterdir() if file.name.endswith(SUFFIXES) and file.is_file()}
+    below = {part.name for part in folder.iterdir() if part.is_dir() and part.name[0] != "."}
+    waiting, known = list(found.values()), {file.partition(".")[0] for file in found} - below
+    while waiting:
+        reading = _reading(waiting.pop().read_bytes())
+        names = (reading.imports | (below if reading.any_import else set())) - known
+        known |= names
+        for name in names:
+            new = _modules(name, folder / name) if name in below else _elsewhere(name)
+            found |= new
+            waiting += new.values()
+    return found
 
 
-def _modules(folder: Path) -> set[Path]:
-    return {file for file in folder.rglob("*.py") if not any(part.startswith(".") for part in file.parts)}
+def _elsewhere(name: str) -> dict[str, Path]:
+    if name in sys.stdlib_module_names or name in HEARD:
+        return {}
+    try:
+        spec = find_spec(name)
+    except (ImportError, ValueError, AttributeError):
+        return {}
+    origin = Path(spec.origin or "").resolve() if spec else Path()
+    if spec is None or not origin.is_file() or is_installed(origin):
+        return {}
+    return _modules(name, origin.parent) if spec.submodule_search_locations else {origin.name: origin}
+
+
+def _modules(name: str, package: Path) -> dict[str, Path]:
+    """Of a package, links to folders followed; what is hidden and Python's own bytecode left out."""
+    modules, seen = dict[str, Path](), set[str]()
+    for place, below, names in os.walk(package, followlinks=True):
+        if (real := os.path.realpath(place)) in seen:
+            below.clear()
+            continue
+        seen.add(real)
+        below[:] = [part for part in sorted(below) if part[0] != "." and part != "__pycache__"]
+        files = [Path(place, file) for file in names if file.endswith(SUFFIXES)]
+        modules |= {(Path(name) / file.relative_to(package)).as_posix(): file for file in files}
+    return modules
+
+
+def drop_other_bytecode(path: Path) -> None:
+    """Remove bytecode of a task's code that is not of its source now. Python goes by a source's time and size, so what replaced
+    a file by `cp -p` or tar would be hashed, and what stood there before it would be run.
+
+    Raises:
+        DataError: it cannot be removed.
+    """
+    for file in (file for file in files(path) if file.suffix == ".py"):
+        kept = Path(cache_from_source(str(file)))
+        try:
+            stored = kept.read_bytes()[16:]  # after the header
+            code = compile(file.read_bytes(), str(file), "exec", dont_inherit=True)
+        except (OSError, SyntaxError, ValueError):
+            continue
+        if stored == marshal.dumps(code):
+            continue
+        try:
+            kept.unlink(missing_ok=True)
+        except OSError as error:
+            raise DataError(
+                f"{kept} may be bytecode of another text than {file.name} holds now, and cannot be removed ({error}); set "
+                "PYTHONPYCACHEPREFIX to an empty folder and run the same command again"
+            ) from None
 
 
 @lru_cache(maxsize=4096)
-def _reading(file: Path, changed: int) -> Reading:
-    """What one file does; what is no Python does nothing here. changed: its time of modification, which forgets old answers."""
+def _reading(code: bytes) -> Reading:
+    """What one file does; what is no Python does nothing here."""
     try:
-        tree = ast.parse(file.read_bytes())
-    except (SyntaxError, ValueError, OSError):
+        tree = ast.parse(code)
+    except (SyntaxError, ValueError):
         return Reading()
     reading = Reading()
     for node in ast.walk(tree):
@@ -115,11 +192,17 @@ def _reading(file: Path, changed: int) -> Reading:
         elif isinstance(node, ast.ImportFrom):
             names = {alias.name for alias in node.names} if node.module is None else {node.module.partition(".")[0]}
             reading |= Reading(imports=frozenset(names))
+        elif isinstance(node, ast.Attribute | ast.alias) and (name := _last(node)) in UNHEARD:
+            reading |= Reading(imports=frozenset({name}))
         elif isinstance(node, ast.Name) and node.id in _MADE_UP:
             reading |= Reading(any_import=True)
     variables = _variables(tree)
     dynamic = bool(reading.imports & _DYNAMIC)
     return reading | variables | Reading(any_import=dynamic)
+
+
+def _last(node: ast.Attribute | ast.alias) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.name.rpartition(".")[2]
 
 
 def _variables(tree: ast.AST) -> Reading:

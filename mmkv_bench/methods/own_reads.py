@@ -8,13 +8,12 @@ Readers written in C are not heard; `own_text` refuses the modules that hold the
 from __future__ import annotations
 
 import os
-import site
 import sys
-import sysconfig
 from functools import cache
 from pathlib import Path
 
 from mmkv_bench.errors import ConfigError
+from mmkv_bench.installed import is_installed
 
 PREFIX = "mmkv_bench_custom_"
 """How the module names of method files begin."""
@@ -29,20 +28,6 @@ class OwnFileReadError(ConfigError, PermissionError):
 def listen() -> None:
     """Have openings by method files refused from now on, once per process."""
     sys.addaudithook(_hear)
-
-
-@cache
-def installed() -> tuple[Path, ...]:
-    """Folders whose Python files stand for themselves: the standard library, installed packages, this one."""
-    paths = sysconfig.get_paths()
-    names = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")} | {*site.getsitepackages()}
-    names |= {site.getusersitepackages(), str(Path(__file__).parents[1])}
-    return tuple(dict.fromkeys(Path(name).resolve() for name in names))
-
-
-def is_installed(file: Path) -> bool:
-    """Whether a resolved path lies in one of the folders of `installed`."""
-    return any(file.is_relative_to(folder) for folder in installed())
 
 
 def _hear(event: str, arguments: tuple[object, ...]) -> None:

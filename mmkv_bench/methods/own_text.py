@@ -9,6 +9,7 @@ from pathlib import Path
 
 from mmkv_bench.config.shorthand import CUSTOM, README
 from mmkv_bench.errors import ConfigError
+from mmkv_bench.installed import is_installed
 
 
 def where(method: str) -> str:
@@ -65,8 +66,25 @@ def parsed(file: str, text: str, path: str) -> None:
     _refuse_unseen_code(tree, path)
 
 
-UNHEARD = {"av", "cv2", "ctypes", "decord", "h5py", "pyarrow", "safetensors", "torchcodec"}
-"""Modules whose readers open files in C, which `own_reads` does not hear."""
+UNHEARD = {
+    *(
+        "av",
+        "cv2",
+        "ctypes",
+        "datasets",
+        "dbm",
+        "decord",
+        "duckdb",
+        "h5py",
+        "lmdb",
+        "multiprocessing",
+        "pandas",
+        "polars",
+    ),
+    *("pyarrow", "safetensors", "sqlite3", "tokenizers", "torchcodec"),
+}
+"""Modules whose readers open files in C, or in other processes, which `own_reads` does not hear."""
+VARIABLES = {"environ", "environb", "getenv"}
 DYNAMIC = {"importlib", "pkgutil", "runpy", "zipimport"}
 """Modules that import what no line of a file names."""
 BUILTINS = {"__import__", "compile", "eval", "exec"}
@@ -79,12 +97,13 @@ def _refuse_unseen_code(tree: ast.AST, path: str) -> None:
     Raises:
         ConfigError: the first such line.
     """
-    from mmkv_bench.methods.own_reads import is_installed
-
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and node.id in BUILTINS:
             raise _refused(path, node, f"uses {node.id}", "write the code itself")
-        if isinstance(node, ast.Attribute) and ast.unparse(node) in ("torch.from_file", "torch.jit.load"):
+        named = node.attr if isinstance(node, ast.Attribute) else node.name if isinstance(node, ast.alias) else ""
+        if named in VARIABLES:
+            raise _refused(path, node, f"reads the environment ({named})", "give the value as an argument")
+        if isinstance(node, ast.Attribute) and (named == "from_file" or ast.unparse(node) == "torch.jit.load"):
             raise _refused(
                 path, node, f"uses {ast.unparse(node)}", "put the data into the file, or give them as arguments"
             )

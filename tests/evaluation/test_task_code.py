@@ -4,9 +4,14 @@ remembered across runs."""
 from __future__ import annotations
 
 import os
+import shutil
+import sqlite3
+import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
@@ -34,7 +39,23 @@ CODE = {
     "empty": PICTURE + 'def said(doc):\n    return (HERE / "empty.txt").read_text() + "What?"\n',
     "program": PICTURE + "import subprocess\n"
     'def said(doc):\n    return subprocess.run(["cat", HERE.parent / "template.txt"], capture_output=True, text=True).stdout\n',
+    "parquet": PICTURE
+    + 'import pandas\ndef said(doc):\n    return pandas.read_parquet(HERE / "word.parquet")["word"][0]\n',
+    "database": PICTURE + "import sqlite3\ndef said(doc):\n"
+    '    return sqlite3.connect(HERE / "word.db").execute("select word from words").fetchone()[0]\n',
+    "module elsewhere": PICTURE + "import sys\nsys.path.insert(0, str(HERE.parent))\n"
+    "def said(doc):\n    from mmkv_test_elsewhere import WORD\n    return WORD\n",
 }
+
+
+def store(folder: Path, word: str) -> None:
+    """A word where a reader written in C, another process's library and a module find it."""
+    pq.write_table(pa.table({"word": [word]}), folder / "word.parquet")
+    (folder / "word.db").unlink(missing_ok=True)
+    with sqlite3.connect(folder / "word.db") as words:
+        words.execute("create table words(word)")
+        words.execute("insert into words values (?)", [word])
+    (folder.parent / "mmkv_test_elsewhere.py").write_text(f'WORD = "{word}?"\n')
 
 
 def draw(file: Path, seed: int) -> None:
@@ -52,6 +73,7 @@ def folder(tmp_path, monkeypatch) -> Path:
     (folder / "empty.txt").touch()
     (tmp_path / "template.txt").write_text("one?")
     draw(folder / "0.bmp", 0)
+    monkeypatch.setattr(sys, "path", [*sys.path])
     return folder
 
 
@@ -62,6 +84,9 @@ def change(case: str, folder: Path, monkeypatch) -> None:
         (folder / "words" / "two").touch()
     elif "variable" in case:
         monkeypatch.setenv("MMKV_TEST_WORD", "two")
+    elif case in ("parquet", "database", "module elsewhere"):
+        store(folder, "two")
+        sys.modules.pop("mmkv_test_elsewhere", None)
     elif case == "empty":
         (folder / "empty.txt").write_text("two")
     else:
@@ -88,6 +113,7 @@ def test_what_nobody_hears_is_noticed_by_the_next_run(folder, monkeypatch):
             target.mkdir() if file.is_dir() else target.write_bytes(file.read_bytes())
         write_task(own, name, ["0.bmp"], "", 2)
         (own / "utils.py").write_text(HEAD + code + TAIL)
+        store(own, "one")
         spec = spec_from_config(name, {"task": name, "include_path": str(own)})
         first = looked(spec)
         assert first[0], case
@@ -124,6 +150,47 @@ def test_packages_that_a_tasks_code_imports_are_part_of_the_datasets_identity(fo
         (folder / "inside" / "deep" / "b.py").write_text(f"WORD = {line!r}\n")
         assert (fingerprint(spec) != known[-1]) == bool(line)
     assert utils in inputs_of(spec) and folder / "inside" / "deep" / "b.py" in inputs_of(spec)
+
+
+def test_code_that_a_package_imports_lies_behind_a_link_or_in_a_hidden_place_is_part_of_it_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "beside")])
+    folder = tmp_path / ".hidden" / "task"
+    for place in (folder / "first", folder / "second", tmp_path / "linked", tmp_path / "beside" / "mmkv_test_beside"):
+        place.mkdir(parents=True)
+    (folder / "first" / "linked").symlink_to(tmp_path / "linked")
+    (folder / "first" / "around").symlink_to("../first")
+    draw(folder / "0.bmp", 0)
+    write_task(folder, "packed", ["0.bmp"], 'Image.open(path).convert("RGB")', 2)
+    (folder / "utils.py").write_text("from first import a\n" + (folder / "utils.py").read_text())
+    files = {
+        folder / "first" / "a.py": "from second import b\nimport mmkv_test_beside\n",
+        folder / "second" / "b.py": "",
+        tmp_path / "linked" / "c.py": "",
+        tmp_path / "beside" / "mmkv_test_beside" / "__init__.py": "",
+    }
+    for file, text in files.items():
+        file.write_text(text)
+    (folder / "fast.so").write_bytes(b"\x00")
+    known = [task_code.digests(folder / "packed.yaml")]
+    for file in (*files, folder / "fast.so"):
+        file.write_bytes(file.read_bytes() + b"\nWORD = 1\n")
+        known.append(task_code.digests(folder / "packed.yaml"))
+        assert known[-1] != known[-2], file
+    moved = shutil.copytree(tmp_path / ".hidden", tmp_path / "moved", symlinks=True) / "task"
+    assert task_code.digests(moved / "packed.yaml") == known[-1]
+
+
+def test_bytecode_of_another_text_is_not_run(folder, monkeypatch):
+    """Python goes by a source's time and size, which cp -p and tar keep."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    write_task(folder, "compiled", ["0.bmp"], 'Image.open(path).convert("RGB")', 2)
+    utils, spec = folder / "utils.py", spec_from_config("compiled", {"task": "compiled", "include_path": str(folder)})
+    first, before = looked(spec), utils.stat()
+    assert [*folder.rglob("utils.*.pyc")]
+    utils.write_text(utils.read_text().replace("shown", "drawn"))
+    os.utime(utils, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert utils.stat().st_size == before.st_size
+    assert looked(spec) != first
 
 
 def test_variables_that_code_names_are_found_in_every_spelling():
