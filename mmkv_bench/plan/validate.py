@@ -58,13 +58,19 @@ def validate(config: DictConfig) -> None:
 
 
 def validate_variants(config: DictConfig, defaults: Mapping[str, DictConfig]) -> None:
-    """Check every variant's parameters against its base's file: known names, values of the default's kind.
+    """Check every variant's name, which is no other method's, and its parameters against its base's file: known names, values
+    of the default's kind.
 
     Args:
         config: composed configuration; defaults: name -> method node without overrides.
     """
     for name, changes in config.variants.items():
         base = str(changes.base)
+        if name != base and name in schema.options("method", tuple(config.folders)):
+            raise ConfigError(
+                f"variants.{name} has the name of a method and is {base}: a table would show the one as the other; give the "
+                f"variant a name of its own, as variants.my_{name}={{base: {base}, ...}}"
+            )
         known = {**flat_parameters(defaults[base]), "reading": None, "decoding": None}
         for key, value in changes.items():
             if key == "base":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.plan.standing import Standing
@@ -12,7 +13,7 @@ from mmkv_bench.plan.standing import Standing
 if TYPE_CHECKING:
     from mmkv_bench.plan.plan import Plan
     from mmkv_bench.store.store import Store
-    from mmkv_bench.tables.rows import ReadOnce
+    from mmkv_bench.tables.rows import ReadOnce, Rows
 
 STOPPED = " stopped: "  # between a dataset and why it did not get to its end
 MEASURE_METRICS = {"ppl": "ppl", "self_rouge": "rouge_l_sampled"}
@@ -54,7 +55,7 @@ class Report:
             print(self._idle())
         if self.config.stage != "generate" and (self.metrics or any(part.samples for part in self.parts)):
             print(self._tables())
-            for note in (self._more(), self._unmeasured()):
+            for note in (*self._other_names(), self._more(), self._unmeasured()):
                 if note is not None:
                     print(note)
         measured = any(row["metric"] == "fidelity_kl" for row in self.metrics)
@@ -85,6 +86,22 @@ class Report:
             }
             sys.stdout.flush()
             print(json.dumps(document, default=str))
+
+    def _as_asked(self, rows: Rows) -> Rows:
+        """The rows with each cell under the name that this run asks for, which an earlier run may have stored under another."""
+        asked = {cell.cell: cell.method for cell in self.cells}
+        return replace(rows, cells=rows.cells.assign(method=rows.cells["cell"].map(asked)))
+
+    def _other_names(self) -> list[str]:
+        """A sentence for each method whose cells an earlier run stored under another name."""
+        stored = dict(zip(*map(self.rows.cells.get, ("cell", "method")), strict=True))
+        names = {(cell.method, stored.get(cell.cell, cell.method)): None for cell in self.cells}
+        return [
+            f"note: {asked} stands in these rows as {known}, the name under which an earlier run stored the same cells; "
+            "the command tables prints that one"
+            for asked, known in names
+            if asked != known
+        ]
 
     def _idle(self) -> str:
         if not any(part.samples for part in self.parts):
@@ -149,6 +166,6 @@ class Report:
             return RANDOM
         specs = [part.spec for part in self.parts]
         headlines = {metric for spec in specs for metric in spec.metrics}
-        rows = frames(self.rows.of_metrics(headlines))
+        rows = self._as_asked(frames(self.rows.of_metrics(headlines)))
         shown = sorted(headlines.intersection(rows.names)) if all(spec.metrics for spec in specs) else None
         return markdown(build(rows, metrics=shown))

@@ -278,6 +278,8 @@ def _method_notes(table: Table) -> list[str]:
             lines.append(
                 f"{method.label}: averaged within each sample over seeds {', '.join(map(str, seeds))}{uneven}."
             )
+        if method.renamed:
+            lines.append(f"{method.label}: the method {method.base} with its default parameters, under another name.")
         if method.resamples:
             lines.append(
                 f"{method.label}: a control that evicts nothing, the whole cache of smaller pictures or fewer frames; its "

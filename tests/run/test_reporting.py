@@ -111,6 +111,17 @@ def test_the_card_says_what_the_rows_then_count(tmp_path, protocol):
 
 
 @pytest.mark.full
+def test_a_cell_is_shown_under_the_name_that_was_asked_for_and_both_names_are_told(tmp_path):
+    """What an earlier run stored as another method's variant is the same cell; its tables say what that variant is."""
+    asked = ("budget=16", "dataset=pages_lookup", "limit=2", "fidelity=off")
+    first = done(tmp_path, "method=[]", "variants.chance={base: random}", *asked)
+    assert "chance: the method random with its default parameters, under another name." in first.out
+    second = done(tmp_path, "method=random", *asked)
+    assert second.generated == 0 and "| random |" in second.out and "| chance |" not in second.out
+    assert "note: random stands in these rows as chance" in second.out
+
+
+@pytest.mark.full
 def test_the_card_counts_what_is_there_already(tmp_path):
     done(tmp_path, "dataset=pages_lookup", "method=keydiff", "budget=16", "limit=1")
     more = done(tmp_path, "dataset=pages_lookup", "method=[keydiff,snapkv]", "budget=16", "limit=2")
