@@ -37,7 +37,17 @@ ARROWS = {
     "report": {"config", "datasets", "models", "statistics", "store", "tables", "tiny"},
     "calibrate": {"config", "compression", "models", "generation", "store", "tiny"},
     "evaluation": {"checksums", "consent", "datasets", "installed", "judging", "file_state", "protocols"},
-    "methods": {"consent", "installed", "config", "compression", "calibrate", "generation", "models", "protocols", "tiny"},
+    "methods": {
+        "consent",
+        "installed",
+        "config",
+        "compression",
+        "calibrate",
+        "generation",
+        "models",
+        "protocols",
+        "tiny",
+    },
     "plan": {
         "config",
         "devices",

@@ -252,7 +252,10 @@ BAD = {
     "several": (scorer() + "class Two(Mine):\n    pass\n", "several scorer classes (Mine, Two)"),
     "beside": ("import neighbour\n", "bad.py:1: imports neighbour, which the cell's checksum would not cover"),
     "elsewhere on the path": ("import far.away\n", "bad.py:1: imports far, which the cell's checksum would not cover"),
-    "variable": (HEAD + "import os\nA = os.environ.get('A')\n", "bad.py:6: reads the environment (environ), which the cell's"),
+    "variable": (
+        HEAD + "import os\nA = os.environ.get('A')\n",
+        "bad.py:6: reads the environment (environ), which the cell's",
+    ),
     "read in C": (HEAD + "import sqlite3\n", "bad.py:5: imports sqlite3, which the cell's checksum would not cover"),
     "mapped": (HEAD + "A = torch.UntypedStorage.from_file('a')\n", "bad.py:5: uses torch.UntypedStorage.from_file"),
     "dynamic": (HEAD + "import importlib\n", "bad.py:5: imports importlib, which the cell's checksum would not cover"),
