@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,11 +19,11 @@ from mmkv_bench.methods import own_file
 from mmkv_bench.store.store import Store
 from tests.run.setting import done
 
-MARK = "MMKV_BENCH_TEST_CODE_RAN"
+MARK = "mmkv_bench_test_code_ran"
 METHOD = f"""\
-import os
+import sys
 from mmkv_bench.compression.scorers.window import WindowScorer
-os.environ["{MARK}"] = "1"
+sys.{MARK} = "1"
 class Theirs(WindowScorer):
     pass
 """
@@ -31,7 +32,7 @@ class Theirs(WindowScorer):
 def ran() -> bool:
     """Whether a stranger's code has run since the last question."""
     own_file._module.cache_clear()
-    return os.environ.pop(MARK, None) is not None
+    return sys.__dict__.pop(MARK, None) is not None
 
 
 @pytest.fixture(scope="module")
@@ -113,10 +114,10 @@ def test_forged_configurations_run_nothing(rows, forged, tmp_path, monkeypatch):
     config = json.loads(cell["config"])
     package = tmp_path / "evilconf"
     (package / "method").mkdir(parents=True)
-    (package / "__init__.py").write_text(f"import os\nos.environ['{MARK}'] = '1'\n")
+    (package / "__init__.py").write_text(f"import sys\nsys.{MARK} = '1'\n")
     (package / "evil.py").write_text(METHOD)
     if forged == "include_path":
-        (package / "utils.py").write_text(f"import os\nos.environ['{MARK}'] = '1'\ndef text(doc):\n    return ''\n")
+        (package / "utils.py").write_text(f"import sys\nsys.{MARK} = '1'\ndef text(doc):\n    return ''\n")
         (package / "mine.yaml").write_text(
             "task: mine\ndataset_path: json\ntest_split: train\ndoc_to_text: !function utils.text\n"
         )
