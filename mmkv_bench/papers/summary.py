@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from mmkv_bench.config.schema import conf_dir
-from mmkv_bench.papers import printed
+from mmkv_bench.papers import planned, printed
 from mmkv_bench.papers.claims import tested
 from mmkv_bench.papers.fill import Filled, Page
 from mmkv_bench.papers.fixed import versions
@@ -18,18 +18,12 @@ from mmkv_bench.papers.verdict import AGREES, CONFIRMED, DIFFERS, UNDECIDED
 from mmkv_bench.tables.sections import aligned
 
 _FIRST = (
-    ("bytes of caches, which need no weights: done, `computed` above", "", None),
-    ("the gates of Qwen2.5-VL-7B and MM-ShiftKV Table 1 in both readings", "mmshift_qwen_{1..5}", 7.5),
-    ("HybridKV Table 1, Qwen2.5-VL-7B", "hybridkv_image_qwen2_5_vl_7b_{1..5}", 2.1),
-    (
-        "FlashCache Tables 4, 5 and 7",
-        "flashcache_favor, flashcache_milebench_qwen2_5_vl_7b_6, flashcache_milebench_qwen2_5_vl_7b_7",
-        7.1,
-    ),
-    ("MEDA", "meda_*", 16.1),
-    ("PrefixKV", "prefixkv_*", 49.7),
+    "mmshift_qwen_{1..5} (the gates of Qwen2.5-VL-7B, MM-ShiftKV Table 1)",
+    "hybridkv_image_qwen2_5_vl_7b_{1..5} (HybridKV Table 1)",
+    "flashcache_favor and flashcache_milebench_qwen2_5_vl_7b_{6,7} (FlashCache Tables 4, 5, 7)",
+    "mmshift_llava (MM-ShiftKV Tables 2 and 3)",
 )
-"""(what, experiments of conf/experiment/papers, hours at least), in the order of value per hour."""
+"""Experiments of conf/experiment/papers in the order of value per hour."""
 
 
 def summary(pages: Sequence[Page]) -> str:
@@ -70,20 +64,29 @@ def summary(pages: Sequence[Page]) -> str:
         "",
         "## What the next rows cost",
         "",
-        "Weights and data of the hub and a GPU. Hours are those of a roofline, at least, with prompts of 2,048 tokens where",
-        "only the data tell their length, of each experiment:",
-        "`mmkv-bench plan experiment=papers/<name> --device-memory 80 --bandwidth 3350 --matmul 400` (an H100). On a machine",
-        "that has run some of it, `plan` goes by what that took. In the order of value per hour:",
+        "Weights and data of the hub and a GPU. Hours are of an H100 (3,350 GB/s, 400 TFLOP/s), for exactly the cells of all",
+        "tables of a paper, cells of several tables once: of the roofline, at least, and at the shares of it that were reached",
+        "on a CPU. `mmkv-bench papers <id> --plan` has the same of a table, by model and data, and where its lengths of prompts",
+        "are from.",
         "",
-        *(f"{number}. {_next(*one)}" for number, one in enumerate(_FIRST, 1)),
+        *_costs(pages),
+        "",
+        "In the order of value per hour, after the bytes of caches, which need no weights (`computed` above):",
+        "",
+        *(f"{number}. `experiment=papers/` {one}" for number, one in enumerate(_FIRST, 1)),
         "",
     ]
     return "\n".join(lines)
 
 
-def _next(what: str, experiments: str, hours: float | None) -> str:
-    told = f"{what}: `experiment=papers/` {experiments}" if experiments else what
-    return told + (f" ({hours:g} h)" if hours else "")
+def _costs(pages: Sequence[Page]) -> list[str]:
+    device, lines = planned.Device(), []
+    groups = {PAPERS[paper]: [page.spec for page in pages if page.spec.paper == paper] for paper in PAPERS}
+    for name, specs in {**groups, "all": [page.spec for page in pages]}.items():
+        found = planned.loads(specs, device)
+        told = [f"{sum(one.cells for one in found):,}", f"{sum(one.cells * one.samples for one in found):,}"]
+        lines.append([name, *told, *(f"{hours or 0:.0f}" for hours in planned.total(found))])
+    return aligned(["paper", "cells of rows", "answers", "roofline h", "expected h"], lines).split("\n")
 
 
 _HEADER = [

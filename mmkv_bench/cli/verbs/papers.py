@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mmkv_bench.cli.grammar import Listed, Parser
+from mmkv_bench.cli.grammar import Listed, Parser, amount
 from mmkv_bench.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -41,11 +41,19 @@ def options(parser: Parser) -> None:
         help="a file for each table there, and the pictures of figures that have numbers",
     )
     parser.add_argument("--list", action="store_true", help="the ids with their captions")
+    parser.add_argument(
+        "--plan", action="store_true", help="what exactly their cells take to run, in hours; runs nothing"
+    )
+    parser.add_argument(
+        "--bandwidth", type=amount, default=3350, metavar="GB/S", help="with --plan: default 3350, an H100"
+    )
+    parser.add_argument("--matmul", type=amount, default=400, metavar="TFLOP/S", help="with --plan: default 400")
     parser.add_argument("--summary", action="store_true", help="all papers on one page, docs/reproducibility.md (md)")
     parser.examples(
         "mmkv-bench papers mmshift_table01",
         "mmkv-bench papers mmshift_table06 flashcache_table05 --rows runs/qwen,runs/other_machine",
         "mmkv-bench papers all --rows results/papers --format csv",
+        "mmkv-bench papers mmshift_table01 --plan",
         "mmkv-bench papers --summary",
         "mmkv-bench papers standins --out results/tiny/papers",
     )
@@ -53,7 +61,7 @@ def options(parser: Parser) -> None:
 
 def answer(given: argparse.Namespace) -> int:
     """Print them, or write them and print the files' names."""
-    if given.out is None or given.list or given.summary:
+    if given.out is None or given.list or given.summary or given.plan:
         sys.stdout.write(text(given))
         return 0
     from mmkv_bench.papers.page import SUFFIXES, render
@@ -74,6 +82,10 @@ def text(given: argparse.Namespace) -> str:
 
     if given.list:
         return "".join(f"{name:<24}{load(name).caption}\n" for name in (*table_ids(), *stand_in_ids()))
+    if given.plan:
+        from mmkv_bench.papers import planned
+
+        return planned.text(_specs(given), planned.Device(given.bandwidth * 1e9, given.matmul * 1e12))
     if given.summary:
         from mmkv_bench.papers.summary import summary
 
@@ -81,19 +93,25 @@ def text(given: argparse.Namespace) -> str:
     return render(_pages(given), given.format)
 
 
-def _pages(given: argparse.Namespace) -> list[Page]:
-    """The tables that are asked for, filled."""
-    from mmkv_bench.papers.fill import fill
-    from mmkv_bench.papers.match import Evidence
+def _specs(given: argparse.Namespace) -> list[Spec]:
+    """The tables that are asked for."""
     from mmkv_bench.papers.spec import load, stand_in_ids, table_ids
 
     if not given.tables and not given.summary:
         raise ConfigError("papers needs the id of a table, all, or standins; --list names them")
     groups = {"all": table_ids(), STAND_INS: stand_in_ids()}
     names = groups["all"] if given.summary else [one for name in given.tables for one in groups.get(name, (name,))]
+    return [load(name) for name in dict.fromkeys(names)]
+
+
+def _pages(given: argparse.Namespace) -> list[Page]:
+    """The same, filled."""
+    from mmkv_bench.papers.fill import fill
+    from mmkv_bench.papers.match import Evidence
+
     bodies: dict[tuple[bool, tuple[Path, ...]], Evidence] = {}
     pages = []
-    for spec in map(load, dict.fromkeys(names)):
+    for spec in _specs(given):
         key = (bool(spec.stands_for), tuple(_roots(spec, given.rows or ())))
         if key not in bodies:
             bodies[key] = Evidence.of(key[1], stand_in=key[0])
