@@ -36,7 +36,7 @@ class SleepingScorer(Scorer):
         return ()
 
     def score(self, obs, budget, seed):
-        time.sleep(float(os.environ.get("SLEEP_S", "0")))
+        time.sleep(1.6 if os.path.exists(os.path.join(os.path.dirname(__file__), "slowly")) else 0)
         return obs.key.float().norm(dim=-1)
 """
 
@@ -50,13 +50,15 @@ def test_a_job_near_its_time_limit_is_queued_again_and_goes_on(cluster, alone, t
     # the signal comes after two minutes: a busy machine begins late
     limit = ("hydra.launcher.timeout_min=11", "hydra.launcher.signal_delay_s=540")
     root = tmp_path / "rows"
-    process = start(cluster, root, *work, *limit, SLEEP_S="1.6")  # 3 layers: two and a half minutes in all
+    (tmp_path / "slowly").touch()  # 3 layers: two and a half minutes in all
+    process = start(cluster, root, *work, *limit)
     job = answering(cluster, root)
     assert "Requeue=1" in cluster.ask("scontrol", "show", "job", job)
     code, _, err = finished(process)
     assert code == 0, err
     said = log_of(root, job)
     assert "ended by SIGUSR2 after the sample in flight, to be queued again" in said
+    (tmp_path / "slowly").unlink()
     assert rows(root) == alone(work)
 
 
