@@ -7,6 +7,7 @@ from its size and the processor's settings; how large a data set's pictures are,
 from __future__ import annotations
 
 import csv
+from collections.abc import Mapping
 from decimal import Decimal
 from functools import cache
 from typing import Any
@@ -19,7 +20,9 @@ from mmkv_bench.models.visual_tokens import image_tokens
 from mmkv_bench.papers.address import FRACTION, NONE, SYNTHETIC, Address
 from mmkv_bench.papers.measures import GIB
 
-BYTES, TOKENS, PEAK = "kv_gib", "prompt_tokens", "peak_gb"
+BYTES: Mapping[str, float] = {"kv_gib": GIB, "kv_gb": 1e9}
+"""Metric of a cache's size -> bytes of its unit."""
+TOKENS, PEAK = "prompt_tokens", "peak_gb"
 PEAKS = reference_dir() / "planned" / "peaks.csv"
 """Peaks that `plan --memory` counted (`tools/planned_peaks.py`): the dry run takes minutes, a page of tables seconds."""
 PLANNED_COLUMNS = ("setting", "model", "dataset", "method", "budget", "length", "new_tokens", "phase", "bytes")
@@ -31,14 +34,14 @@ _SIDES = tuple(range(28, 3585, 28))
 
 
 def cache_size(address: Address) -> tuple[float, str] | None:
-    """(GiB, how) of the keys and values that a prompt of the address's length leaves, batch of one; None where it is no
-    such number, or where it does not follow from the shape."""
-    if address.metric != BYTES or address.dataset not in SYNTHETIC or not address.length:
+    """(size in the metric's unit, how) of the keys and values that a prompt of the address's length leaves, batch of one; None
+    where it is no such number, or where it does not follow from the shape."""
+    if address.metric not in BYTES or address.dataset not in SYNTHETIC or not address.length:
         return None
     if address.method.base in (*_PROMPTED, *_FEWER_BITS) or not (address.runs and _shaped(address.model)):
         return None
     entries, each = _entries(address), bytes_per_token(address.model)
-    return entries * each / GIB, f"{entries:,} entries of {each:,} bytes"
+    return entries * each / BYTES[address.metric], f"{entries:,} entries of {each:,} bytes"
 
 
 def planned_peak(address: Address) -> tuple[float, str] | None:
@@ -70,7 +73,7 @@ def _peaks() -> dict[tuple[object, ...], dict[str, str]]:
 
 def lacking(address: Address) -> str:
     """What a number that was not run needs besides a device, with what is known of it; empty where nothing is to be said."""
-    if address.metric == BYTES and address.dataset in SYNTHETIC and address.method.base in _PROMPTED:
+    if address.metric in BYTES and address.dataset in SYNTHETIC and address.method.base in _PROMPTED:
         share = _entries(address) / (address.length or 1)
         return f"needs weights, by which heads are told apart; {share:.1%} of full's entries are read in a step"
     if address.metric == TOKENS and address.runs:

@@ -39,9 +39,9 @@ PASSES = {
     "tpot_ms": Reduction("tpot_s", 1e-3),
     "tokens_per_s": Reduction("tokens_s"),
     "selection_ms": Reduction("select_s", 1e-3),
-    "kv_gib": Reduction(
-        "bytes_useful_step", GIB
-    ),  # the prompt's and one token; bytes_held has the answer's slots as well
+    # the prompt's and one token; bytes_held has the answer's slots as well
+    "kv_gib": Reduction("bytes_useful_step", GIB),
+    "kv_gb": Reduction("bytes_useful_step", 1e9),
     "peak_gb": Reduction("peak_total", 1e9),
 }
 """Metric -> what of a timed pass it reduces (`scenario=efficiency`, columns of `tables.passes`)."""
