@@ -351,7 +351,10 @@ def test_nothing_of_a_library_is_replaced():
 def test_only_own_files_are_run_by_path():
     words = ("spec_from_file_location", "SourceFileLoader", "exec_module", "run_path", "source_to_code", "__import__")
     found = {str(file.relative_to(ROOT)) for file in FILES for word in words if word in file.read_text()}
-    assert found == {"methods/own_file.py", "methods/own_text.py"}  # which refuses their names in method files
+    tasks = {
+        "evaluation/task_modules.py"
+    }  # what a task's YAML names, once `documents.task_config` has the user's consent
+    assert found == tasks | {"methods/own_file.py", "methods/own_text.py"}  # which refuses their names in method files
 
 
 def test_only_the_device_object_asks_what_a_device_is_and_has():

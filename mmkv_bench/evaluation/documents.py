@@ -18,7 +18,6 @@ from mmkv_bench.datasets.page_tasks import DEFAULT_COUNT
 from mmkv_bench.datasets.specs import GENERATION_DEFAULTS, limited
 from mmkv_bench.datasets.task_spec import TaskSpec
 from mmkv_bench.errors import ConfigError, MissingDataError, UnsupportedError, nearest
-from mmkv_bench.evaluation import task_code
 from mmkv_bench.evaluation.contract import SampleRef
 from mmkv_bench.evaluation.environment import go_offline, harness, task_environment
 from mmkv_bench.evaluation.extract import BESIDE
@@ -97,7 +96,6 @@ def task_config(spec: TaskSpec) -> dict[str, Any]:
         consent.require(path.parent, None)
     source = sources.source(spec, path)
     module = harness(spec.offline)
-    task_code.drop_other_bytecode(path)
     with module.quiet(), task_errors(spec.name, code=True), task_environment(spec.media_root), opened() as heard:
         config = module.load_config(path)
     if not path.resolve().is_relative_to(lmms_eval_folder().resolve()):

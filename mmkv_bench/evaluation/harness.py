@@ -3,10 +3,11 @@
 Get it by `environment.harness()`, inside functions: importing it takes 7 to 13 seconds and 1.3 GB.
 
 What it relies on beyond lmms-eval's documented interface is held by tests/evaluation/test_hooks.py:
-`utils.load_yaml_config`, the constructors of the task classes, the layout of `Instance.args`, `evaluator.evaluate`,
-that the retrying `download` and `process_results` carry their plain functions as `__wrapped__`, that the loop
-iterates `eval_docs_no_media` one document at a time when `process_docs_parallel` is 1 and hands the answers to a document
-out in the order of their instances' `idx`, and that `TaskOutput` aggregates as the loop does.
+that `utils.load_yaml_config` leaves its nodes in place of functions in mode `simple`, the constructors of the task
+classes, the layout of `Instance.args`, `evaluator.evaluate`, that the retrying `download` and `process_results` carry
+their plain functions as `__wrapped__`, that the loop iterates `eval_docs_no_media` one document at a
+time when `process_docs_parallel` is 1 and hands the answers to a document out in the order of their instances' `idx`, and
+that `TaskOutput` aggregates as the loop does.
 """
 
 from __future__ import annotations
@@ -14,13 +15,16 @@ from __future__ import annotations
 import argparse
 import copy
 import functools
+import importlib
 import io
+import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
+import yaml
 from datasets import Dataset
 from lmms_eval import evaluator, utils
 from lmms_eval.api.instance import Instance
@@ -29,6 +33,7 @@ from lmms_eval.api.task import ConfigurableMessagesTask, ConfigurableTask
 from lmms_eval.evaluator_utils import TaskOutput
 
 from mmkv_bench.errors import UnsupportedError
+from mmkv_bench.evaluation import task_code, task_modules
 from mmkv_bench.evaluation.media import holds_media
 from mmkv_bench.evaluation.task_errors import of_one_sample
 
@@ -37,8 +42,30 @@ _DECODED, _DECODED_BYTES = 256, 1 << 20  # documents without media that are deco
 
 
 def load_config(path: Path) -> dict[str, Any]:
-    """A task's YAML with its includes and functions, each function from a module executed anew."""
-    return utils.load_yaml_config(str(path), mode="full")
+    """A task's YAML with its includes and functions, each function from a module executed anew, and from its source alone."""
+    task_modules.import_from_source(task_code.folders(path))
+    function = functools.cache(_function)  # one node, though several keys may hold it
+
+    def resolved(value: Any) -> Any:
+        if isinstance(value, yaml.Node):
+            return function(value)
+        if isinstance(value, dict):
+            return {key: resolved(each) for key, each in value.items()}
+        return [resolved(each) for each in value] if isinstance(value, list) else value
+
+    return resolved(utils.load_yaml_config(str(path), mode="simple"))
+
+
+def _function(node: yaml.Node) -> Callable:
+    """What `!function` names: of a file beside the YAML, else of a module that can be imported."""
+    folder, (module_name, _, name) = Path(node.start_mark.name).parent, node.value.rpartition(".")
+    file = Path(os.path.normpath(folder / f"{module_name}.py"))
+    if file.exists():
+        return getattr(task_modules.executed(module_name, file, not task_code.shipped(file)), name)
+    try:
+        return getattr(importlib.import_module(module_name), name)
+    except Exception as error:
+        raise ImportError(f"{node.value}: there is no {file}, and no such module: {error}") from error
 
 
 class CountedDocs:

@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import marshal
 import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.util import cache_from_source, find_spec
+from importlib.util import find_spec
 from pathlib import Path
 
 from mmkv_bench.datasets.catalog import includes, lmms_eval_folder
-from mmkv_bench.errors import DataError
 from mmkv_bench.installed import is_installed
 
 _SILENT = {"sqlite3", "dbm", "ctypes", "mmap", "multiprocessing", "concurrent"}
@@ -65,21 +63,21 @@ class Reading:
 def digests(path: Path) -> list[str]:
     """Of each Python file that a task's YAML, and those it includes, can reach: beside them, and in packages below that these
     import, and elsewhere outside of installed packages. None where lmms-eval's version stands for them."""
-    names = {item for folder in _folders(path) for item in _reached(folder).items()}
+    names = {item for folder in folders(path) for item in _reached(folder).items()}
     return sorted(f"{name}:{hashlib.sha256(file.read_bytes()).hexdigest()}" for name, file in names)
 
 
 def files(path: Path) -> list[Path]:
     """The YAML and Python files of a task, lmms-eval's own left out, sorted."""
-    code = {file for folder in _folders(path) for file in _reached(folder).values()}
-    return sorted(code | {file for file in _yaml(path) if not _shipped(file)})
+    code = {file for folder in folders(path) for file in _reached(folder).values()}
+    return sorted(code | {file for file in _yaml(path) if not shipped(file)})
 
 
 def remembered(path: Path) -> str | None:
     """Digest of the environment variables that a task's code names, empty where none is set; None: its prompts have to be made
     again in every run. Of lmms-eval's own tasks nothing is asked: what they read is in their rows."""
     reading = Reading()
-    for folder in _folders(path):
+    for folder in folders(path):
         code = _reached(folder)
         own = {part.partition(".")[0] for name in code for part in name.split("/")}
         for file in code.values():
@@ -100,13 +98,14 @@ def _yaml(path: Path) -> Iterator[Path]:
         yield from _yaml(included)
 
 
-def _shipped(file: Path) -> bool:
+def shipped(file: Path) -> bool:
+    """Whether a file is lmms-eval's own."""
     return file.resolve().is_relative_to(lmms_eval_folder().resolve())
 
 
-def _folders(path: Path) -> set[Path]:
+def folders(path: Path) -> set[Path]:
     """Folders of a task's YAML and of those it includes, without lmms-eval's own."""
-    return {file.resolve().parent for file in _yaml(path) if not _shipped(file)}
+    return {file.resolve().parent for file in _yaml(path) if not shipped(file)}
 
 
 def _reached(folder: Path) -> dict[str, Path]:
@@ -151,31 +150,6 @@ def _modules(name: str, package: Path) -> dict[str, Path]:
         files = [Path(place, file) for file in names if file.endswith(SUFFIXES)]
         modules |= {(Path(name) / file.relative_to(package)).as_posix(): file for file in files}
     return modules
-
-
-def drop_other_bytecode(path: Path) -> None:
-    """Remove bytecode of a task's code that is not of its source now. Python goes by a source's time and size, so what replaced
-    a file by `cp -p` or tar would be hashed, and what stood there before it would be run.
-
-    Raises:
-        DataError: it cannot be removed.
-    """
-    for file in (file for file in files(path) if file.suffix == ".py"):
-        kept = Path(cache_from_source(str(file)))
-        try:
-            stored = kept.read_bytes()[16:]  # after the header
-            code = compile(file.read_bytes(), str(file), "exec", dont_inherit=True)
-        except (OSError, SyntaxError, ValueError):
-            continue
-        if stored == marshal.dumps(code):
-            continue
-        try:
-            kept.unlink(missing_ok=True)
-        except OSError as error:
-            raise DataError(
-                f"{kept} may be bytecode of another text than {file.name} holds now, and cannot be removed ({error}); set "
-                "PYTHONPYCACHEPREFIX to an empty folder and run the same command again"
-            ) from None
 
 
 @lru_cache(maxsize=4096)

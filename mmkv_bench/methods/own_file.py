@@ -1,7 +1,7 @@
 """`method=custom`: a user's Python file as a method.
 
 The file defines a subclass of `Scorer` and, if it wants to, of `Allocator`, `Selector`, `Reducer` and `DecodePolicy`.
-Naming its path (`methods.custom.path`) is the user's consent to run it; nothing else of this package runs code by path.
+Naming its path (`methods.custom.path`) is the user's consent to run it; beside it only a task's files are run by path.
 What runs is exactly what was hashed: the text is read once, and no bytecode of it is kept.
 """
 

@@ -36,6 +36,24 @@ def test_retried_methods_carry_their_plain_functions(harness):
     ]
 
 
+def test_functions_of_a_yaml_are_those_that_lmms_eval_loads(harness):
+    def shown(value):
+        if isinstance(value, dict):
+            return {key: shown(each) for key, each in value.items()}
+        if isinstance(value, list):
+            return [shown(each) for each in value]
+        if inspect.isfunction(value):
+            return value.__qualname__, value.__code__.co_filename
+        return repr(value) if inspect.isclass(value) else value
+
+    shipped = catalog.lmms_eval_tasks()[0]
+    files = [shipped[name] for name in ("docvqa_val", "mmmu_val", "ocrbench", "realworldqa")]
+    for file in [*files, *catalog.own_tasks().values()]:
+        theirs = shown(harness.utils.load_yaml_config(str(file), mode="full"))
+        assert shown(harness.load_config(file)) == theirs, file
+        assert any(isinstance(value, tuple) for value in theirs.values()), file
+
+
 def test_the_loop_takes_what_it_is_given(harness):
     given = {"lm", "task_dict", "limit", "bootstrap_iters", "log_samples", "cli_args", "process_docs_parallel"}
     assert given <= set(inspect.signature(harness.evaluator.evaluate).parameters)

@@ -3,7 +3,10 @@ remembered across runs."""
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import os
+import py_compile
 import shutil
 import sqlite3
 import sys
@@ -18,7 +21,16 @@ from PIL import Image
 from mmkv_bench import file_state
 from mmkv_bench.datasets.specs import spec_from_config
 from mmkv_bench.datasets.task_spec import TaskSpec
-from mmkv_bench.evaluation import documents, fingerprint, generating, inputs_of, prompt_hashes, prompts, task_code
+from mmkv_bench.evaluation import (
+    documents,
+    fingerprint,
+    generating,
+    inputs_of,
+    prompt_hashes,
+    prompts,
+    task_code,
+    task_modules,
+)
 from tests.run.own_media import write_task
 
 HEAD = "from pathlib import Path\nimport json, os\nfrom PIL import Image\nHERE = Path(__file__).parent\n"
@@ -74,6 +86,7 @@ def folder(tmp_path, monkeypatch) -> Path:
     (tmp_path / "template.txt").write_text("one?")
     draw(folder / "0.bmp", 0)
     monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "mmkv_test_elsewhere", raising=False)
     return folder
 
 
@@ -180,17 +193,56 @@ def test_code_that_a_package_imports_lies_behind_a_link_or_in_a_hidden_place_is_
     assert task_code.digests(moved / "packed.yaml") == known[-1]
 
 
-def test_bytecode_of_another_text_is_not_run(folder, monkeypatch):
-    """Python goes by a source's time and size, which cp -p and tar keep."""
-    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+def test_bytecode_of_another_text_is_not_run(folder):
+    """Python goes by a source's time and size, which cp -p and tar keep; whoever imported a task's modules left some."""
     write_task(folder, "compiled", ["0.bmp"], 'Image.open(path).convert("RGB")', 2)
-    utils, spec = folder / "utils.py", spec_from_config("compiled", {"task": "compiled", "include_path": str(folder)})
-    first, before = looked(spec), utils.stat()
-    assert [*folder.rglob("utils.*.pyc")]
-    utils.write_text(utils.read_text().replace("shown", "drawn"))
-    os.utime(utils, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert utils.stat().st_size == before.st_size
-    assert looked(spec) != first
+    utils, elsewhere = folder / "utils.py", folder.parent / "mmkv_test_elsewhere.py"
+    utils.write_text(HEAD + CODE["module elsewhere"] + TAIL)
+    store(folder, "one")
+    spec = spec_from_config("compiled", {"task": "compiled", "include_path": str(folder)})
+    known = [looked(spec)[0]]
+    for file, old, new in ((elsewhere, "one", "two"), (utils, "return WORD", "return 'so'")):
+        before, kept = file.stat(), Path(py_compile.compile(str(file), doraise=True))
+        bytecode = kept.read_bytes()
+        file.write_text(file.read_text().replace(old, new))
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+        assert file.stat().st_size == before.st_size
+        sys.modules.pop("mmkv_test_elsewhere", None)
+        known.append(looked(spec)[0])
+        assert kept.read_bytes() == bytecode, "it is the user's"
+    assert len({*known}) == 3
+
+
+def test_installed_packages_keep_their_bytecode_and_modules_of_a_task_do_not(tmp_path, monkeypatch):
+    places = {
+        "task": tmp_path / "deep",
+        "installed": tmp_path / "site-packages",
+        "elsewhere": tmp_path.parent / "elsewhere",
+    }
+    for name, place in places.items():
+        place.mkdir()
+        monkeypatch.syspath_prepend(place)
+        for case in ("stale", "alone"):
+            file = place / f"{case}_{name}.py"
+            file.write_text("WORD = 1\n")
+            state = file.stat()
+            py_compile.compile(str(file), cfile=str(file.with_suffix(".pyc")) if case == "alone" else None)
+            file.write_text("WORD = 2\n")
+            os.utime(file, ns=(state.st_atime_ns, state.st_mtime_ns))
+        file.unlink()
+        importlib.invalidate_caches()
+        assert importlib.util.find_spec(f"stale_{name}") is not None, "Python knows the folder before we do"
+    task_modules.import_from_source([tmp_path])
+    words = {
+        f"{case} {name}": importlib.import_module(f"{case}_{name}").WORD
+        for name in places
+        for case in ("stale", "alone")
+    }
+    assert words == {f"alone {name}": 1 for name in places} | {
+        "stale task": 2,
+        "stale installed": 1,
+        "stale elsewhere": 2,
+    }
 
 
 def test_variables_that_code_names_are_found_in_every_spelling():

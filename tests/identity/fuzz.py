@@ -89,6 +89,11 @@ class Fuzz:
         another_process()
         return go(rows, *world.command, *more)
 
+    def truth(self, world: World, rows: Path) -> Outcome:
+        """A run in a store of its own, of the task's sources alone."""
+        world.without_bytecode()
+        return self.run(world, rows)
+
     def case(self, rng: random.Random) -> tuple[str, str]:
         """Make one change and look. Returns what was changed and what became of it; raises Silent."""
         world, rows, copy = self.world(rng.randrange(len(KINDS)))
@@ -103,7 +108,7 @@ class Fuzz:
                 shutil.copytree(rows, mine)
                 change(rng)
                 outcome = self.run(world, mine)
-            truth = self.run(world, fresh)
+            truth = self.truth(world, fresh)
             judged = self._judged_during if during else self._judged
             ended = judged(world, outcome, mine, truth, said(rows), said(fresh))
             return f"{name} {'during' if during else 'before'} ({world.name})", ended

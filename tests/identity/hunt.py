@@ -52,7 +52,7 @@ class Hunt(Fuzz):
         try:
             with kept_time(file), file.open("r+b") as stream:
                 stream.write(raw)
-            outcome, truth = self.run(world, mine), self.run(world, fresh)
+            outcome, truth = self.run(world, mine), self.truth(world, fresh)
             if sentence(outcome):
                 return what, "refused"
             if sentence(truth) or outcome.code != truth.code:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import py_compile
 import random
 import shutil
 from collections.abc import Callable
@@ -122,6 +123,8 @@ class World:
         self._write_rows([{"question": f"What is {n}?", "answer": "yes", "file": f"{n}.bmp"} for n in range(2)])
         text = _TASK.format(name=self.name, kind=kind.rows, file=self.rows)
         (self.task / f"{self.name}.yaml").write_text(text)
+        for code in ("utils.py", "words/first.py"):  # what another program that imported them left
+            py_compile.compile(str(self.task / code), doraise=True)
 
     def _sharded(self) -> None:
         """The weights in two shards, one of them in a sub folder."""
@@ -149,6 +152,11 @@ class World:
         of_task = ("dataset=lmms_eval", f"dataset.task={self.name}", f"dataset.include_path={self.task}")
         of_model = ("model=hf", f"model.path={self.model}")
         return (*of_model, *of_task, f"method={self.root / 'mine.py'}", "budget=8", "fidelity=off")
+
+    def without_bytecode(self) -> None:
+        """As somebody has the task who never imported it."""
+        for folder in self.task.rglob("__pycache__"):
+            shutil.rmtree(folder)
 
     def changes(self) -> dict[str, Callable[[random.Random], object]]:
         """Name -> a change of that input. Times of files stay what they were where a program can keep them."""
@@ -213,7 +221,8 @@ class World:
             stream.write(raw)
 
 
-WORDS = ("two", "three", "seven", "blue")
+WORDS = ("two", "six", "ten", "red")
+"""As long as what they replace, so that nothing but its content tells a file from the old one."""
 
 
 class kept_time:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import struct
+from importlib.util import cache_from_source
+from pathlib import Path
+
 import pytest
 
 from mmkv_bench import file_state
-from tests.identity.fuzz import OTHER, REFUSED, RIGHT, STOPPED, fuzz
+from tests.identity.fuzz import OTHER, REFUSED, RIGHT, STOPPED, Fuzz, fuzz, said
 from tests.identity.hunt import hunt
+from tests.identity.world import kept_time
 
 CASES, CHANGES = 60, 24
 
@@ -27,3 +32,19 @@ def test_no_change_of_an_input_is_silent(place):
 def test_no_single_byte_field_or_name_of_what_is_stored_changes_silently(place):
     ended = hunt(place, seed=3, cases=CHANGES)
     assert sum(ended.values()) == CHANGES and ended["refused"] > 3, ended
+
+
+def test_code_replaced_by_as_many_bytes_with_its_time_kept_is_not_run_from_old_bytecode(place):
+    made = Fuzz(place)
+    world, rows, _ = made.world(0)
+    before = said(rows)
+    for name, old, new in (("utils.py", '"now"', '"six"'), ("words/first.py", "one", "two")):
+        with kept_time(file := world.task / name):
+            file.write_text(file.read_text().replace(old, new))
+        bytecode, state = Path(cache_from_source(str(file))).read_bytes(), file.stat()
+        assert bytecode[8:16] == struct.pack("<II", int(state.st_mtime), state.st_size), "Python would not take it"
+    assert made.run(world, rows).code == made.truth(world, place / "fresh").code == 0
+    after, fresh = said(rows), said(place / "fresh")
+    assert {cell: after.get(cell) for cell in fresh} == fresh and not fresh.keys() & before.keys()
+    old, new = ({row[0] for cell in rows.values() for row in cell.values()} for rows in (before, fresh))
+    assert not old & new, "prompts do not say what the code says"
