@@ -2,15 +2,16 @@
 prints beside it, and by how many questions its number is a mean of.
 
 The margin is at most half of the printed gap to the number that it must not be taken for: the strongest baseline of that
-column and budget for the paper's own method, the paper's method for a baseline, the full cache for times and bytes, and no
-effect for a difference. Two numbers that both agree can then not change places. Baselines are looked for in all tables of the
-paper, so that an address has one margin wherever it stands. The full cache has the metric's: it is the gate of the others.
+column and budget for the paper's own method, the paper's method for a baseline, no effect for a difference and for a ratio to
+full. Two numbers that both agree can then not change places. Baselines are looked for in all tables of the paper, so that an
+address has one margin wherever it stands. The full cache has the metric's: it is the gate of the others.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from math import log, log1p
 
@@ -23,6 +24,7 @@ from mmkv_bench.papers.verdict import Limits
 from mmkv_bench.statistics.metric_kinds import lower_is_better
 
 NO_EFFECT = "no effect"
+_Methods = Mapping[tuple[str, ...], Mapping[str, float]]
 
 
 def limits(spec: Spec, cell: Cell, printed: Printed) -> Limits:
@@ -32,7 +34,9 @@ def limits(spec: Spec, cell: Cell, printed: Printed) -> Limits:
     half = log1p(printed.half / number) if fixed.relative else printed.half
     rival, gap = _rival(spec, cell, number, fixed.relative)
     step = fixed.step if fixed.relative else _answer(cell)
-    return _held(Limits(half, fixed.margin, fixed.relative, step), rival, gap)
+    held = _held(Limits(half, fixed.margin, fixed.relative, step), rival, gap)
+    full = None if at.method.base == "full" or at.minus is not None else _columns(spec.paper)[2].get(_column(at, False))
+    return held if full is None else replace(held, full=abs(_gap(full, number, fixed.relative)) <= held.margin)
 
 
 def of_ratio(cell: Cell, printed: tuple[Printed, Printed]) -> Limits:
@@ -46,7 +50,7 @@ def of_ratio(cell: Cell, printed: tuple[Printed, Printed]) -> Limits:
 def _held(found: Limits, rival: str, gap: float | None) -> Limits:
     if gap is None or gap / 2 >= found.margin:
         return found
-    return Limits(found.half, gap / 2, found.relative, found.step, rival)
+    return replace(found, margin=gap / 2, rival=rival)
 
 
 def _answer(cell: Cell) -> float:
@@ -71,7 +75,7 @@ def _rival(spec: Spec, cell: Cell, number: float, relative: bool) -> tuple[str, 
         return NO_EFFECT, abs(number)
     if at.method.base == "full":
         return "", None
-    own, others = _columns(spec.paper).get(_column(at), ({}, {}))
+    own, others = (methods.get(_column(at), {}) for methods in _columns(spec.paper)[:2])
     whole = {name: value for name, value in own.items() if "(" not in name}
     rivals = others if spec.own(cell) else whole or own  # ablations only where the method itself is not printed
     if not rivals:
@@ -80,30 +84,38 @@ def _rival(spec: Spec, cell: Cell, number: float, relative: bool) -> tuple[str, 
         name = (min if lower_is_better(at.metric) else max)(rivals, key=rivals.__getitem__)
     else:
         name = min(rivals, key=lambda one: abs(rivals[one] - number))
-    return name, abs(log(number / rivals[name]) if relative else number - rivals[name])
+    return name, abs(_gap(number, rivals[name], relative))
 
 
-def _column(at: Address) -> tuple[str, ...]:
-    """All of an address that a paper prints but the method."""
+def _gap(one: float, other: float, relative: bool) -> float:
+    return log(one / other) if relative else one - other
+
+
+def _column(at: Address, budget: bool = True) -> tuple[str, ...]:
+    """All of an address that a paper prints but the method, and without `budget` but that."""
     model, dataset, metric, _, _, *rest = at.printed
-    return (model, dataset, metric, *rest)
+    return (model, dataset, metric, *(rest if budget else rest[2:]))
 
 
 @cache
-def _columns(paper: str) -> Mapping[tuple[str, ...], tuple[dict[str, float], dict[str, float]]]:
-    """Column and budget -> printed numbers of the paper's own methods and of its baselines, by method; a time's or a size's
-    only rival is the full cache."""
-    found: dict[tuple[str, ...], tuple[dict[str, float], dict[str, float]]] = {}
+def _columns(paper: str) -> tuple[_Methods, _Methods, Mapping[tuple[str, ...], float]]:
+    """Printed numbers of the paper's own methods, of its baselines (column and budget -> method -> number) and of the full cache
+    (column -> number); of a number that two tables print the first."""
+    own: dict[tuple[str, ...], dict[str, float]] = {}
+    others: dict[tuple[str, ...], dict[str, float]] = {}
+    full: dict[tuple[str, ...], float] = {}
     for spec in map(load, table_ids()):
         values = of_table(spec.id) if spec.paper == paper else {}
         for cell in spec.cells if values else ():
             at, printed = cell.address, values.get(cell.address.printed)
             if printed is None or printed.number is None or at.minus is not None or not has_numbers(at.metric):
                 continue
-            if at.method.base != "full":
-                own = spec.own(cell)
-                found.setdefault(_column(at), ({}, {}))[0 if own else 1].setdefault(str(at.method), printed.number)
-    return found
+            if at.method.base == "full":
+                full.setdefault(_column(at, False), printed.number)
+            else:
+                methods = own if spec.own(cell) else others
+                methods.setdefault(_column(at), {}).setdefault(str(at.method), printed.number)
+    return own, others, full
 
 
 def _number(printed: Printed) -> float:

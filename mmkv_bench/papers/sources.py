@@ -71,6 +71,7 @@ def _limits(one: Filled) -> list[str]:
     told = f"margin {held.margin:.3g}{unit}" + (f", half of what is between it and {held.rival}" if held.rival else "")
     told += f"; half of the last digit {held.half:.3g}"
     told += f", one answer of {one.measured.of or 'all'} {held.step:.3g}" if held.step else ""
+    told += "; the printed number of the full cache is within it too" if held.full else ""
     return [told + ("" if held.informative else ": more than the margin, so that no word would mean anything")]
 
 

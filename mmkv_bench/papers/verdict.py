@@ -41,13 +41,15 @@ class Verdict:
 @dataclass(frozen=True)
 class Limits:
     """What a printed number may differ by: half of its last digit, the margin and one answer's worth (`step`), in the printed
-    unit, or on the log scale where `relative`. `rival`: whose printed number has made the margin smaller."""
+    unit, or on the log scale where `relative`. `rival`: whose printed number has made the margin smaller; `full`: the printed
+    number of the full cache is within it, so that a method which drops nothing would agree too."""
 
     half: float
     margin: float
     relative: bool = False
     step: float = 0.0
     rival: str = ""
+    full: bool = False
 
     @property
     def informative(self) -> bool:

@@ -121,7 +121,9 @@ def test_a_job_with_several_gpus_gives_each_a_process_and_is_queued_again_as_a_w
 ):
     """Two GPUs by name, on a machine that has none: its processes compute on the CPU. One of them signals the job."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    stop = tmp_path / f"stop{os.getpid()}"  # a method file reads neither files nor variables, but may ask whether there is one
+    stop = (
+        tmp_path / f"stop{os.getpid()}"
+    )  # a method file reads neither files nor variables, but may ask whether there is one
     parent = f"os.getppid() if os.path.exists('{tmp_path}/stop' + str(os.getppid())) else None"
     method = METHOD.format(number="SIGUSR2", before=False, pid=parent)
     (tmp_path / "method.py").write_text(method)

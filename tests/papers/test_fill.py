@@ -192,7 +192,9 @@ def test_what_needs_no_weights_is_computed_and_what_needs_them_says_so():
     assert full.measured.value == pytest.approx(64_000 * 2 * 28 * 4 * 128 * 2 / 2**30)
     assert text(full) == "computed (64,000 entries of 57,344 bytes): 3.42 / 3.42 -0.00 agrees"
     size = cell(page(table="hybridkv_table03"), "FullKV", "kv_gb")
-    assert text(size).startswith("computed (30,168 entries of 57,344 bytes): 1.73 / 1.73 -0.00"), "in the paper's own unit"
+    assert text(size).startswith("computed (30,168 entries of 57,344 bytes): 1.73 / 1.73 -0.00"), (
+        "in the paper's own unit"
+    )
     hybrid = cell(page(table="hybridkv_table03"), "HybridKV 20%", "kv_gb")
     assert text(hybrid).startswith("not run (needs weights") and text(hybrid).endswith(" / 0.40")
     tokens = cell(page(table="mmshift_table04"), "qwen2_5_vl_7b", "docvqa")
