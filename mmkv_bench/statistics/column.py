@@ -6,7 +6,8 @@ best       the methods of which no rival is proven better; the truly best one is
            comparisons with the best (Annals of Statistics 9, 1981); or in a separated pair
 ranks      1 + the number of methods that beat it so, to m - the number that it beats so
 
-Each holds in at least 95 % of columns; `make simulate` counts.
+docs/statistics.md says how often each holds; `make simulate` counts. A column is not decidable where a single cluster holds
+too large a part of the samples of all its pairs (see `paired_test`).
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from functools import cached_property
 
 import numpy as np
 
-from mmkv_bench.statistics.blocks import Samples, blocks
+from mmkv_bench.statistics.blocks import Block, Samples, blocks
 from mmkv_bench.statistics.intervals import ALPHA
-from mmkv_bench.statistics.paired_test import LEAST, paired_ends, paired_p
+from mmkv_bench.statistics.paired_test import McNemar, PairedTest
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Column:
 
     names     the methods' [m]
     a, b      their positions [P], and of each pair: n common samples, clusters these come from, difference, p-value
-    largest   the adverse cluster of the test (see `paired_test`), [P]
+    decidable whether a pair is tested (see `paired_test`), bool [P]
     falling   the smaller value is the better one
     """
 
@@ -40,7 +41,7 @@ class Column:
     clusters: np.ndarray
     difference: np.ndarray
     p: np.ndarray
-    largest: np.ndarray
+    decidable: np.ndarray
     falling: bool = False
 
     @cached_property
@@ -106,7 +107,7 @@ class Column:
         """Ends of the differences' intervals float64 [len(pairs), 2]; of all pairs unless positions are given.
 
         alpha: one number or one for each of the pairs; None = Holm's level, at which an interval excludes 0 exactly where
-        the pair is separated. NaN where nothing is claimed, infinite where no difference would be rejected.
+        the pair is separated. NaN where a pair is not decidable.
         """
         pairs = np.arange(len(self.p)) if pairs is None else np.asarray(pairs)
         alpha = self.level[pairs] if alpha is None else np.broadcast_to(alpha, len(pairs))
@@ -114,12 +115,26 @@ class Column:
         alphas[pairs] = alpha
         ends = np.full((len(self.p), 2), np.nan)
         for block in blocks(self.samples, self.a, self.b, pairs):
-            at = block.at
-            found = paired_ends(block.sums, block.sizes, self.largest[at], alphas[at], self.p[at])
-            ends[at] = np.stack(found, axis=1)
+            found = _ends(self.samples, self, block, alphas[block.at])
             if block.log:  # exact for the estimate, and (b, a) is minus (a, b)
-                ends[at] = 2 * np.sqrt(block.of_a * block.of_b)[:, None] * np.sinh(ends[at] / 2)
+                found = 2 * np.sqrt(block.of_a * block.of_b)[:, None] * np.sinh(found / 2)
+            ends[block.at] = found
         return np.clip(ends[pairs], -self.samples.span, self.samples.span)
+
+    @cached_property
+    def resolution(self) -> float | None:
+        """The smallest difference that some pair of the column would have been separated at, were it alone above Holm's first
+        level (on the log scale for perplexity); None where no pair is decidable, infinite where no difference is."""
+        pairs = np.flatnonzero(self.decidable)
+        if not len(pairs):
+            return None
+        smallest = np.inf
+        for block in blocks(self.samples, self.a, self.b, pairs):
+            gaps = _test(self.samples, block).critical(ALPHA / len(self.p))
+            binary = _binary(self.samples, self.a, self.b, block)
+            gaps[binary] = _mcnemar(block, binary).critical(ALPHA / len(self.p))
+            smallest = min(smallest, float(gaps.min()))
+        return smallest
 
 
 def _ranks(beats: np.ndarray) -> np.ndarray:
@@ -127,37 +142,50 @@ def _ranks(beats: np.ndarray) -> np.ndarray:
 
 
 def compare_column(names: Sequence[str], samples: Samples, *, falling: bool = False) -> Column:
-    """Tests every two methods over the samples that are ok in both; the test's adverse cluster is as large as the largest
-    difference of any two in the column."""
-    return _compare(names, samples, *np.triu_indices(len(names), 1), falling=falling, together=True)
+    """Test every two methods over the samples that are ok in both."""
+    return compare_pairs(names, samples, *np.triu_indices(len(names), 1), falling=falling)
 
 
 def compare_pairs(
     names: Sequence[str], samples: Samples, a: np.ndarray, b: np.ndarray, *, falling: bool = False
 ) -> Column:
-    """Tests pairs that are no column (methods and `full`), each by itself: its own largest difference is the size of the
-    test's adverse cluster. a, b: positions in `names`, int [P]."""
-    return _compare(names, samples, a, b, falling=falling, together=False)
-
-
-def _compare(
-    names: Sequence[str], samples: Samples, a: np.ndarray, b: np.ndarray, *, falling: bool, together: bool
-) -> Column:
+    """Test some pairs; the numbers of a pair depend on no other one. a, b: positions in `names`, int [P]."""
     count = len(a)
     n, clusters = np.zeros(count, dtype=int), np.zeros(count, dtype=int)
-    difference, p, largest = np.full(count, np.nan), np.ones(count), np.zeros(count)
+    difference, p, decidable = np.full(count, np.nan), np.ones(count), np.zeros(count, dtype=bool)
     for block in blocks(samples, a, b, np.arange(count)):
+        test = _test(samples, block)
         n[block.at], difference[block.at] = block.n, block.of_a - block.of_b
-        clusters[block.at] = np.count_nonzero(block.sizes, axis=1)
-        largest[block.at] = np.abs(block.sums).max(axis=1, initial=0.0)
-    if together:
-        largest[:] = largest.max(initial=0.0)
-    for block in blocks(samples, a, b, np.flatnonzero(clusters >= LEAST)):
-        p[block.at] = paired_p(block.sums, block.sizes, largest[block.at])
-        binary = samples.binary[a[block.at]] & samples.binary[b[block.at]]
-        exact = mcnemar_p((block.sums[binary] > 0).sum(axis=1), (block.sums[binary] < 0).sum(axis=1))
-        p[block.at[binary]] = np.maximum(p[block.at[binary]], exact)
-    return Column(tuple(names), samples, a, b, n, clusters, difference, p, largest, falling)
+        clusters[block.at], decidable[block.at], p[block.at] = test.clusters, test.decidable, test.p
+        binary = _binary(samples, a, b, block)
+        p[block.at[binary]] = np.where(test.decidable[binary], _mcnemar(block, binary).p, 1.0)
+    return Column(tuple(names), samples, a, b, n, clusters, difference, p, decidable, falling)
+
+
+def _test(samples: Samples, block: Block) -> PairedTest:
+    return PairedTest(block.sums, block.sizes, samples.span if np.isfinite(samples.span) else None)
+
+
+def _binary(samples: Samples, a: np.ndarray, b: np.ndarray, block: Block) -> np.ndarray:
+    """Which pairs of a block are tested by exact McNemar, positions in the block."""
+    return np.flatnonzero(samples.binary[a[block.at]] & samples.binary[b[block.at]])
+
+
+def _mcnemar(block: Block, which: np.ndarray) -> McNemar:
+    return McNemar((block.sums[which] > 0).sum(axis=1), (block.sums[which] < 0).sum(axis=1), block.n[which])
+
+
+def _ends(samples: Samples, column: Column, block: Block, alpha: np.ndarray) -> np.ndarray:
+    """Ends [p, 2] of a block's intervals. Those of zeros and ones are the wider of both tests' at either side, for given
+    their number discordant samples vary less than they do; 0 is in or out by exact McNemar alone."""
+    test = _test(samples, block)
+    low, high = test.ends(alpha)
+    binary = _binary(samples, column.a, column.b, block)
+    least, most = _mcnemar(block, binary).ends(alpha[binary])
+    wide_low, wide_high = low[binary], high[binary]
+    low[binary] = np.where((least > 0) & (wide_low <= 0), least, np.minimum(least, wide_low))
+    high[binary] = np.where((most < 0) & (wide_high >= 0), most, np.maximum(most, wide_high))
+    return np.stack([low, high], axis=1)
 
 
 def holm(p: np.ndarray, alpha: float = ALPHA) -> tuple[np.ndarray, np.ndarray]:
@@ -178,10 +206,3 @@ def holm(p: np.ndarray, alpha: float = ALPHA) -> tuple[np.ndarray, np.ndarray]:
     adjusted[order] = np.maximum.accumulate(np.minimum(1.0, steps * p[order]))
     level[order] = levels
     return adjusted, level
-
-
-def mcnemar_p(only_a: np.ndarray, only_b: np.ndarray) -> np.ndarray:
-    """Two-sided exact McNemar p-values: discordant samples fall to either side like fair coins; 1 without any."""
-    from scipy.special import bdtr
-
-    return np.minimum(1.0, 2 * bdtr(np.minimum(only_a, only_b), only_a + only_b, 0.5))

@@ -1,14 +1,15 @@
 """Confidence intervals of one cell's score: Wilson for means of zeros and ones, else a bootstrap over clusters.
 
 Samples of one cluster (an image, a document, a video, a page) are not independent, so both intervals work on clusters:
-the bootstrap draws whole clusters, Wilson's interval uses the effective number of samples (`effective_n`).
+the bootstrap draws whole clusters, Wilson's interval uses the effective number of samples (`effective_n`) and Student's
+quantile by the number of clusters.
 Arrays: `values` float64 [n], one finite score per sample; `clusters` [n], any sortable label per sample.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
@@ -22,6 +23,7 @@ ALPHA = 0.05
 LEVEL = 1 - ALPHA
 Aggregator = Callable[[np.ndarray], float]
 
+_MOST = 0.9  # of the samples in one cluster, for the jackknife
 _BLOCK_ENTRIES = 1 << 22  # counts made at a time
 _CACHE_ENTRIES = 1 << 26  # 128 MiB of uint16: above it the counts are made anew at each use
 
@@ -43,14 +45,25 @@ def normal_quantile(level: float) -> float:
     return NormalDist().inv_cdf(0.5 + level / 2)
 
 
+def t_quantile(level: float, freedom: float) -> float:
+    """Student's quantile of a two-sided interval; at least one degree of freedom is taken."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(max(freedom, 1.0), 0.5 + level / 2))
+
+
 def is_binary(values: np.ndarray) -> bool:
     """Whether every score is exactly 0 or 1."""
     return bool(((values == 0) | (values == 1)).all())
 
 
-def wilson(mean: float, n: float, level: float = LEVEL) -> tuple[float, float]:
-    """Wilson's score interval (1927) of a proportion `mean` of `n` > 0 trials; `n` may be an effective number."""
-    z2 = normal_quantile(level) ** 2
+def wilson(mean: float, n: float, level: float = LEVEL, clusters: float | None = None) -> tuple[float, float]:
+    """Wilson's score interval (1927) of a proportion `mean` of `n` > 0 trials.
+
+    clusters: where `n` is an effective number that was estimated from clusters, how many equal ones (`equal_clusters`); the
+    quantile is then Student's, for the variance of few clusters is estimated badly.
+    """
+    z2 = (normal_quantile(level) if clusters is None else t_quantile(level, clusters - 1)) ** 2
     centre = (mean + z2 / (2 * n)) / (1 + z2 / n)
     half = np.sqrt(z2 * (mean * (1 - mean) / n + z2 / (4 * n * n))) / (1 + z2 / n)
     # The interval holds its estimate; the clipping only removes rounding at 0 and 1.
@@ -76,23 +89,34 @@ def _index_of(positions: bytes, kind: str) -> tuple[np.ndarray, int]:
 def effective_n(values: np.ndarray, clusters: np.ndarray) -> float:
     """Number of independent zeros and ones that would vary as much as these clustered ones do.
 
-    n divided by the design effect: the linearised variance of the mean over clusters against p(1-p)/n. It is exactly n
-    when every cluster holds one sample, never above n, and the number of clusters when all values are equal (their
+    n divided by the design effect: the variance of the mean over clusters, by the jackknife, against p(1-p)/n. It is exactly n
+    when every cluster holds one sample, never above n, and the number of equal clusters when all values are equal (their
     likeness within clusters cannot be seen then, so the worst is taken).
     """
     index, count = cluster_index(clusters)
     mean = float(np.mean(values))
-    residuals = np.bincount(index, weights=values - mean, minlength=count)
-    return clustered_n(len(values), count, mean, float(np.sum(residuals**2)))
+    return clustered_n(np.bincount(index), np.bincount(index, weights=values - mean, minlength=count)[None], [mean])[0]
 
 
-def clustered_n(n: int, count: int, mean: float, squares: float) -> float:
-    """`effective_n` of n zeros and ones in `count` clusters; squares: those of the clusters' residual sums, added up."""
-    if count == n:
-        return float(n)
-    if mean in (0.0, 1.0):
-        return float(count)
-    return n / max(squares / (n * mean * (1 - mean)), 1.0)
+def clustered_n(sizes: np.ndarray, residuals: np.ndarray, means: Sequence[float]) -> list[float]:
+    """`effective_n` of m cells. sizes: int [G], samples of each cluster; residuals: float64 [m, G], values less the mean
+    summed within clusters."""
+    n = int(sizes.sum())
+    if len(sizes) == n:
+        return [float(n)] * len(means)
+    # A cluster pulls the mean towards itself, so its residual is taken from the mean without it.
+    scale = (1 - 1 / len(sizes)) / (1 - np.minimum(sizes / n, _MOST))
+    squares = ((residuals * scale) ** 2).sum(axis=1).tolist()
+    equal = equal_clusters(sizes)
+    return [
+        equal if mean in (0.0, 1.0) else n / max(square / (n * mean * (1 - mean)), 1.0)
+        for mean, square in zip(means, squares, strict=True)
+    ]
+
+
+def equal_clusters(sizes: np.ndarray) -> float:
+    """How many clusters of one size say as much about a mean as these do: (sum of sizes)^2 / sum of their squares."""
+    return float(sizes.sum() ** 2 / np.sum(sizes.astype(np.float64) ** 2))
 
 
 def _seed(dataset: str) -> int:
@@ -185,7 +209,9 @@ def interval(
     if len(values) == 0:
         return NO_INTERVAL
     if share and aggregator is None and is_binary(values):
-        return Interval(*wilson(float(np.mean(values)), effective_n(values, clusters), level), "wilson")
+        sizes = np.bincount(cluster_index(clusters)[0])
+        equal = None if len(sizes) == len(values) else equal_clusters(sizes)
+        return Interval(*wilson(float(np.mean(values)), effective_n(values, clusters), level, equal), "wilson")
     if cluster_index(clusters)[1] < 2:
         return NO_INTERVAL
     statistics = bootstrap_statistics(values, clusters, dataset, aggregator)

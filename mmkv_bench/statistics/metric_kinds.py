@@ -62,6 +62,8 @@ FIDELITY = ("fidelity_kl", "fidelity_kl_all", "fidelity_kl_first", "fidelity_top
 MEASURES = {*FIDELITY, "ppl", "ppl_without_first", "rouge_l_sampled", "rouge_l_greedy"}
 # Nats and tokens: amounts without an upper end, no shares, also where every sample happens to have 0 or 1.
 AMOUNTS = {"fidelity_kl", "fidelity_kl_all", "fidelity_kl_first", "divergence"}
+# What a sample counts for at most, by metric: KL has no end, and one answer of 20 nats would outweigh hundreds.
+CAPS = {"fidelity_kl": 5.0, "fidelity_kl_all": 5.0, "fidelity_kl_first": 5.0}
 # Video-ChatGPT's marks from 0 to 5, CIDEr from 0 to 10.
 AMOUNT_NAMES = re.compile(r"gpt_eval_score_[a-z_]+|(?:[a-z]+_)?CIDEr")
 PARSE_FAILED = "parse_failed"  # 1 where no choice could be read out of an answer

@@ -18,6 +18,7 @@ from mmkv_bench.statistics.intervals import (
     cluster_draws,
     cluster_index,
     clustered_n,
+    equal_clusters,
     interval,
     is_binary,
     percentile_ends,
@@ -68,8 +69,10 @@ def _wilson(values: np.ndarray, index: np.ndarray, count: int) -> Iterator[Inter
     means = values.mean(axis=1)
     places = (index + np.arange(m)[:, None] * count).ravel()
     residuals = np.bincount(places, weights=(values - means[:, None]).ravel(), minlength=m * count).reshape(m, count)
-    for mean, squares in zip(means.tolist(), (residuals**2).sum(axis=1).tolist(), strict=True):
-        yield Interval(*wilson(mean, clustered_n(n, count, mean, squares)), "wilson")
+    sizes = np.bincount(index, minlength=count)
+    equal = None if count == n else equal_clusters(sizes)
+    for mean, effective in zip(means.tolist(), clustered_n(sizes, residuals, means.tolist()), strict=True):
+        yield Interval(*wilson(mean, effective, clusters=equal), "wilson")
 
 
 def _bootstrap(

@@ -36,7 +36,7 @@ def _pages(rng: np.random.Generator, clusters: int, per: int) -> np.ndarray:
     return np.repeat(np.arange(clusters), sizes)
 
 
-def _redrawn(
+def redrawn(
     rng: np.random.Generator, clusters: np.ndarray, moved: np.ndarray, share: float, draw: Callable[..., np.ndarray]
 ) -> np.ndarray:
     """Scores [m, n]: of a common base, of which each method answers a share of clusters anew, alike within half of a cluster."""
@@ -47,11 +47,12 @@ def _redrawn(
     return np.where(changed, anew, draw(rng, np.zeros(n)))
 
 
-def _right(rng: np.random.Generator, moved: np.ndarray) -> np.ndarray:
+def right(rng: np.random.Generator, moved: np.ndarray) -> np.ndarray:
+    """Right or wrong, 70 % right."""
     return (rng.random(moved.shape) < 0.7 + moved).astype(np.float64)
 
 
-def _anls(rng: np.random.Generator, moved: np.ndarray) -> np.ndarray:
+def graded_scores(rng: np.random.Generator, moved: np.ndarray) -> np.ndarray:
     """60 % ones, the rest 0 or from .5 to .9."""
     return np.where(rng.random(moved.shape) < 0.6 + moved, 1.0, rng.choice([0, 0.5, 0.6, 0.7, 0.8, 0.9], moved.shape))
 
@@ -59,21 +60,21 @@ def _anls(rng: np.random.Generator, moved: np.ndarray) -> np.ndarray:
 def binary(rng: np.random.Generator, moved: np.ndarray, clusters: int = 100, per: int = 1) -> Samples:
     """Right or wrong, with `per` samples a cluster in the mean."""
     pages = _pages(rng, clusters, per)
-    return Samples(_redrawn(rng, pages, moved, 0.15, _right), pages)
+    return Samples(redrawn(rng, pages, moved, 0.15, right), pages)
 
 
 def graded(rng: np.random.Generator, moved: np.ndarray, clusters: int = 100, per: int = 1) -> Samples:
     """As ANLS: most answers the same as everybody's."""
     pages = _pages(rng, clusters, per)
-    return Samples(_redrawn(rng, pages, moved, 0.15, _anls), pages)
+    return Samples(redrawn(rng, pages, moved, 0.15, graded_scores), pages)
 
 
 def seeds(rng: np.random.Generator, moved: np.ndarray, clusters: int = 100, per: int = 1) -> Samples:
     """Right or wrong, averaged over three seeds."""
     pages = _pages(rng, clusters, per)
-    base = _right(rng, np.zeros(len(pages)))
+    base = right(rng, np.zeros(len(pages)))
     shape = (3, len(moved), len(pages))
-    anew = _right(rng, np.broadcast_to(moved[:, None], shape))
+    anew = right(rng, np.broadcast_to(moved[:, None], shape))
     return Samples(np.where(rng.random(shape) < 0.15, anew, base).mean(axis=0), pages)
 
 
@@ -89,7 +90,7 @@ def nll(rng: np.random.Generator, moved: np.ndarray, clusters: int = 100, per: i
 def f1(rng: np.random.Generator, moved: np.ndarray, clusters: int = 100, per: int = 1) -> Samples:
     """F1 of mean precision and mean recall, which are graded and go together."""
     pages = _pages(rng, clusters, per)
-    both = _redrawn(rng, pages, moved, 0.3, _anls)
+    both = redrawn(rng, pages, moved, 0.3, graded_scores)
     recall = np.clip(both * rng.uniform(0.6, 1, both.shape), 0, 1)
     return Samples(np.stack([both, recall, np.ones(both.shape)], axis=-1), pages, F1_OF_MEANS)
 
@@ -98,7 +99,7 @@ def corpus_bleu(rng: np.random.Generator, moved: np.ndarray, clusters: int = 100
     """Corpus BLEU-2 of answers of 4 to 19 words, of which 70 % are right in the mean."""
     pages = _pages(rng, clusters, per)
     words = rng.integers(4, 20, len(pages))
-    right = rng.binomial(words, np.clip(_redrawn(rng, pages, moved, 0.3, _anls) * 0.6 + 0.3, 0, 1))
+    right = rng.binomial(words, np.clip(redrawn(rng, pages, moved, 0.3, graded_scores) * 0.6 + 0.3, 0, 1))
     parts = [np.broadcast_to(words, right.shape), np.broadcast_to(words, right.shape), right, right // 2]
     given = [parts[0], parts[0] - 1]
     return Samples(np.stack([*parts, *given], axis=-1).astype(np.float64), pages, bleu(2))
@@ -110,7 +111,22 @@ def skew(rng: np.random.Generator, moved: np.ndarray, clusters: int = 100, per: 
     drawn = rng.random((len(moved), len(pages)))
     change = np.where(drawn < 0.18, -0.1, np.where(drawn < 0.2, 0.9, 0.0))
     change[len(moved) // 2 :] = 0.0
-    return Samples(0.5 + change + moved[:, None], pages)
+    return Samples((0.15 + change + moved[:, None]) / 1.1, pages)
+
+
+def documents(rng: np.random.Generator, moved: np.ndarray, clusters: int = 120) -> Samples:
+    """Right or wrong on pages of unequal size, geometric with mean 4 and at most 25; answers of a page go together."""
+    pages = np.repeat(np.arange(clusters), np.minimum(rng.geometric(0.25, clusters), 25))
+    shared = 0.55 * rng.normal(size=clusters)[pages] + 0.55 * rng.normal(size=len(pages))
+    alone = 0.4 * rng.normal(size=(len(moved), clusters))[:, pages] + 0.48 * rng.normal(size=(len(moved), len(pages)))
+    return Samples((shared + alone < 0.25 + 2.6 * moved[:, None]).astype(np.float64), pages)
+
+
+def broken(rng: np.random.Generator, moved: np.ndarray, clusters: int = 300, worst: float = 5.0) -> Samples:
+    """KL in nats; the last method loses `worst` nats on every other sample."""
+    scores = rng.gamma(1.0, 0.05, clusters) + np.abs(rng.normal(0, 0.03, (len(moved), clusters))) - moved[:, None]
+    scores[-1] += np.where(rng.random(clusters) < 0.5, worst, 0.0)
+    return Samples(scores, np.arange(clusters), None, False)
 
 
 CASES: Mapping[str, Make] = {
@@ -129,6 +145,7 @@ CASES: Mapping[str, Make] = {
     "BLEU 100 clusters of about 4": partial(corpus_bleu, per=4),
     "skew n=100": skew,
     "skew n=500": partial(skew, clusters=500),
+    "binary 120 unequal pages": documents,
 }
 APART: Mapping[str, tuple[Make, float]] = {
     "binary n=100": (binary, 0.3),
@@ -136,6 +153,7 @@ APART: Mapping[str, tuple[Make, float]] = {
     "three seeds n=500": (partial(seeds, clusters=500), 0.3),
     "NLL n=100": (nll, 0.2),
     "skew n=500": (partial(skew, clusters=500), 0.05),
+    "binary 120 unequal pages": (documents, 0.3),
 }
 """Columns whose methods are apart, and how far the best one is above the worst."""
 

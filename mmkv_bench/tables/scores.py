@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mmkv_bench.errors import StoreError
+from mmkv_bench.statistics.metric_kinds import CAPS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -85,7 +86,7 @@ class Sheet:
                       int [metrics, cells + 1]
     ids               object [S], the sample ids in ascending order
     sample, cluster   int [rows], positions in the ids and in the cluster labels
-    value             float64 [rows], NaN for null; answered: bool [rows], the response's status is ok
+    value             float64 [rows], at most the metric's cap (`CAPS`), NaN for null; answered: bool [rows], the response's status is ok
     parts             list<double> [rows], or None where no row has any
     """
 
@@ -131,7 +132,7 @@ class Sheet:
             ids=ids,
             sample=of_sample[order].astype(np.int32),
             cluster=of_cluster[order].astype(np.int32),
-            value=numbers(samples["value"])[order],
+            value=capped(numbers(samples["value"])[order], metrics, of_metric[order]),
             answered=is_text(samples["status"], "ok")[order],
             parts=_lists(samples, order),
         )
@@ -212,6 +213,12 @@ class Sheet:
         parts = np.full((len(own), width), np.nan)
         parts[known] = flat.reshape(-1, width)
         return parts
+
+
+def capped(values: np.ndarray, metrics: Sequence[str], of_metric: np.ndarray) -> np.ndarray:
+    """Values float64 [rows], each at most the cap of its metric. of_metric: int [rows], positions in `metrics`."""
+    caps = np.array([CAPS.get(name, np.inf) for name in metrics] or [np.inf])
+    return np.minimum(values, caps[of_metric])
 
 
 def gather(samples: pd.DataFrame) -> Scores:

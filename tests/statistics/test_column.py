@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from mmkv_bench.statistics.blocks import Samples, blocks
-from mmkv_bench.statistics.column import compare_column, compare_pairs, holm, mcnemar_p
+from mmkv_bench.statistics.column import compare_column, compare_pairs, holm
 from mmkv_bench.statistics.influence import cluster_sums
 from mmkv_bench.statistics.metric_kinds import METEOR, PERPLEXITY
 from mmkv_bench.statistics.simulate import APART, CASES, corpus_bleu, f1, nll, power, rates
@@ -99,20 +99,41 @@ def test_meteor_and_a_function_of_ones_own_are_compared_too():
     assert found.separated[0] and found.best.tolist() == [False, True]
 
 
-def test_exact_mcnemar_equals_the_binomial_test():
-    cases = np.array([(0, 0), (1, 0), (4, 0), (5, 5), (12, 3), (100, 0), (260, 199)])
-    expected = [stats.binomtest(int(b), int(b + c), 0.5).pvalue if b + c else 1.0 for b, c in cases]
-    assert mcnemar_p(*cases.T) == pytest.approx(expected, rel=1e-9)
-
-
-def test_unclustered_zeros_and_ones_claim_no_more_than_exact_mcnemar():
+def test_unclustered_zeros_and_ones_are_tested_by_exact_mcnemar_and_their_intervals_agree_with_it():
     rng = np.random.default_rng(4)
     for share in (0.03, 0.3):
         scores = (rng.random((6, 200)) < np.linspace(0.5, 0.5 + share, 6)[:, None]).astype(float)
         found = compare_column(named(6), Samples(scores, np.arange(200)))
-        only = [(scores[i] > scores[j]).sum() for i, j in zip(found.a, found.b, strict=True)]
-        other = [(scores[i] < scores[j]).sum() for i, j in zip(found.a, found.b, strict=True)]
-        assert (found.p >= mcnemar_p(np.array(only), np.array(other))).all()
+        for alpha in (0.05, 0.05 / 15):
+            ends = found.intervals(alpha=alpha)
+            for at, (i, j) in enumerate(zip(found.a, found.b, strict=True)):
+                only, other = (scores[i] > scores[j]).sum(), (scores[i] < scores[j]).sum()
+                assert found.p[at] == pytest.approx(stats.binomtest(int(only), int(only + other), 0.5).pvalue)
+                assert ((ends[at] > 0).all() or (ends[at] < 0).all()) == (found.p[at] <= alpha)
+                assert ends[at, 0] <= found.difference[at] <= ends[at, 1]
+
+
+def test_the_resolution_of_a_column_is_the_smallest_gap_that_its_best_known_pair_is_separated_at():
+    rng = np.random.default_rng(9)
+    graded = rng.random((3, 80))
+    found = compare_column(named(3), Samples(graded, np.arange(80)))
+    half = found.intervals(alpha=0.05 / 3)
+    assert found.resolution == pytest.approx(np.diff(half, axis=1).min() / 2)
+    shifted = np.stack([graded[0], graded[0] + rng.normal(0, 0.01, 80)])
+    assert compare_column(named(2), Samples(shifted, np.arange(80))).resolution < found.resolution
+    few = np.zeros((2, 100))
+    few[0, :3] = 1.0  # three discordant samples decide nothing, whichever way they fall
+    assert compare_column(named(2), Samples(few, np.arange(100))).resolution == np.inf
+    assert compare_column(named(2), Samples(graded[:2], np.repeat(np.arange(4), 20))).resolution is None
+
+
+def test_a_column_that_one_cluster_decides_claims_nothing():
+    scores = np.stack([np.linspace(0.5, 1.0, 60), np.zeros(60)])
+    for largest, decidable in ((6, True), (7, False)):
+        pages = np.concatenate([np.zeros(largest, int), 1 + np.arange(60 - largest)])
+        found = compare_column(named(2), Samples(scores, pages))
+        assert found.decidable.tolist() == [decidable] and found.separated[0] == decidable
+        assert np.isnan(found.intervals()).all() == (not decidable)
 
 
 def test_four_discordant_samples_of_one_side_separate_nothing():
@@ -140,10 +161,10 @@ def test_seeds_that_are_averaged_before_count_once():
 
 def test_only_samples_ok_in_both_are_compared_and_a_pair_is_the_same_as_alone():
     rng = np.random.default_rng(6)
-    scores = rng.random((6, 90)) + np.linspace(0, 0.5, 6)[:, None]
+    scores = (rng.random((6, 90)) + np.linspace(0, 0.5, 6)[:, None]) / 1.5
     scores[rng.random(scores.shape) < 0.1] = np.nan
     scores[5] = np.nan
-    pages = rng.integers(0, 30, 90)
+    pages = rng.permutation(np.arange(90) // 3)
     a, b = np.triu_indices(6, 1)
     found = compare_pairs(named(6), Samples(scores, pages), a, b)
     ends = found.intervals(alpha=0.05)
@@ -159,15 +180,17 @@ def test_only_samples_ok_in_both_are_compared_and_a_pair_is_the_same_as_alone():
         assert ends[at] == pytest.approx(alone.intervals(alpha=0.05)[0], rel=1e-6)
 
 
-def test_the_adverse_cluster_is_as_large_as_the_columns_largest_difference():
+def test_a_pairs_numbers_do_not_depend_on_the_other_methods_of_its_column():
     rng = np.random.default_rng(7)
     base = rng.random(100)
     close = np.stack([base, base + 0.05 + rng.normal(0, 0.05, 100)])
-    alone = compare_column(named(2), Samples(close, np.arange(100)))
     far = np.concatenate([close, base[None] + np.where(np.arange(100) == 3, 6.0, 0.0)])
-    among = compare_column(named(3), Samples(far, np.arange(100)))
-    assert among.largest.tolist() == [pytest.approx(np.abs(far[:, None] - far[None]).max())] * 3
-    assert alone.p[0] < 1e-6 and among.p[0] == 1.0
+    for share in (True, False):
+        alone = compare_column(named(2), Samples(close, np.arange(100), None, share))
+        among = compare_column(named(3), Samples(far, np.arange(100), None, share))
+        if not share:  # a share above 1 makes the column's scale an open one
+            assert alone.p[0] == among.p[0] < 1e-3
+            assert (alone.intervals(alpha=0.05)[0] == among.intervals(alpha=0.05)[0]).all()
 
 
 def test_holm_on_a_hand_worked_example():

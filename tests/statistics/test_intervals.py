@@ -66,17 +66,33 @@ def test_effective_n_is_n_for_independent_samples_and_the_clusters_for_copies() 
     assert effective_n(values, np.arange(7)) == 7
     copies = np.repeat(values, 3)
     assert effective_n(copies, np.repeat(np.arange(7), 3)) == pytest.approx(7)
+    uneven = np.repeat(np.arange(4), [1, 2, 3, 6])  # as many as say as much about a mean
+    assert effective_n(np.ones(12), uneven) == pytest.approx(144 / 50)
     assert effective_n(np.ones(21), np.repeat(np.arange(7), 3)) == 7
     alternating = np.tile([0.0, 1.0], 10)  # clusters that balance themselves vary less: never counted as more samples
     assert effective_n(alternating, np.repeat(np.arange(10), 2)) == 20
 
 
-def test_wilson_of_copied_samples_is_that_of_the_originals() -> None:
+def test_wilson_of_copied_samples_is_that_of_the_originals_with_students_quantile() -> None:
     values = np.array([1.0] * 13 + [0.0] * 9)
     alone = interval(values, np.arange(22), "any")
     copied = interval(np.repeat(values, 4), np.repeat(np.arange(22), 4), "any")
     assert alone.kind == copied.kind == "wilson"
-    assert (copied.low, copied.high) == pytest.approx((alone.low, alone.high))
+    assert (copied.low, copied.high) == pytest.approx(wilson(13 / 22, 22, clusters=22))
+    assert 0.005 < alone.low - copied.low < 0.02 and 0.005 < copied.high - alone.high < 0.02
+
+
+def test_wilson_of_few_unequal_pages_covers_as_often_as_it_says() -> None:
+    """Thirty pages, most with a few questions and some with many, of which nearly all are right or wrong together: .85 with
+    the normal quantile and the plain variance over clusters."""
+    rng = np.random.default_rng(0)
+    held = 0
+    for _ in range(600):
+        index = np.repeat(np.arange(30), np.minimum(np.ceil(rng.pareto(1.2, 30) + 1e-3), 60).astype(int))
+        values = (np.sqrt(0.9) * rng.normal(size=30)[index] + np.sqrt(0.1) * rng.normal(size=len(index)) < 0).astype(float)
+        found = interval(values, index, "any")
+        held += found.low <= 0.5 <= found.high
+    assert held >= 0.93 * 600
 
 
 def test_draws_hold_every_cluster_once_on_average_and_depend_on_the_dataset_alone() -> None:

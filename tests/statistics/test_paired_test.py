@@ -2,114 +2,59 @@
 
 from __future__ import annotations
 
-from itertools import product
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from mmkv_bench.statistics.paired_test import LEAST, paired_ends, paired_p
-from mmkv_bench.statistics.sign_flip import ENUMERATED, flip_p
-from tests.each import each
+from mmkv_bench.statistics.paired_test import LARGEST_SHARE, UNSEEN, UNSEEN_OPEN, McNemar, PairedTest
 
 SHORT = settings(max_examples=25, deadline=None)
 
 
-def counted(terms: np.ndarray) -> float:
-    """The share of all sign patterns whose sum is at least as far from 0 as that of `terms`."""
-    sums = np.zeros(1)
-    for size in np.abs(terms[terms != 0]):
-        sums = np.concatenate([sums + size, sums - size])
-    return float(np.mean(np.abs(sums) >= abs(terms.sum()) * (1 - 1e-9)))
+def slow(sums: np.ndarray, sizes: np.ndarray, rate: float, unseen: float, alpha: float) -> tuple[float, float]:
+    """(p-value, half of the interval) of one pair, cluster by cluster."""
+    sums, sizes = sums[sizes > 0], sizes[sizes > 0]
+    g, n = len(sums), sizes.sum()
+    estimate = sums.sum() / n
+    usual = sum(size**2 for size in sizes) / g
+    variance = sum((d - estimate * size) ** 2 for d, size in zip(sums, sizes, strict=True)) + unseen * rate**2 * usual
+    error = np.sqrt(variance * g / (g - 1)) / n
+    return 2 * stats.t.sf(abs(estimate) / error, g - 1), stats.t.isf(alpha / 2, g - 1) * error
 
 
-def test_up_to_16_clusters_and_the_adverse_one_are_enumerated_exactly():
-    rng = np.random.default_rng(1)
-    for k in (1, 2, 5, 9, 16, ENUMERATED):
-        terms = np.zeros((6, 40))
-        terms[:, rng.permutation(40)[:k]] = rng.choice([0.25, 0.5, 1, -1, -0.1], (6, k))
-        assert flip_p(terms) == pytest.approx([counted(row) for row in terms], rel=1e-9)
-
-
-def test_beyond_that_the_saddlepoint_tail_is_near_the_count_of_all_sign_patterns():
-    rng = np.random.default_rng(2)
-    for k, shift in product((18, 19, 20), (0.2, 0.6, 1.2)):
-        terms = rng.normal(shift, 1, (3, k))
-        exact = np.array([counted(row) for row in terms])
-        found = flip_p(terms)
-        common = exact > 1e-3
-        assert found[common] == pytest.approx(exact[common], rel=0.06), (k, shift)
-        assert (found > exact / 2).all() and (found < exact * 1.1).all()  # among the last few patterns it is coarser
-
-
-def test_no_sign_flip_claims_more_than_its_differing_terms_allow():
-    for k in (3, 16, 40):
-        terms = np.zeros((1, 60))
-        terms[0, :k] = 1.0
-        assert flip_p(terms)[0] == pytest.approx(2.0 ** (1 - k))
-    assert flip_p(np.zeros((1, 60)))[0] == 1.0
-    assert flip_p(np.tile([1.0, -1.0], (1, 40)))[0] == 1.0
-
-
-def slow_p(sums: np.ndarray, sizes: np.ndarray, largest: float) -> float:
-    """The larger of the t test's and the counted p-value, with the adverse cluster put in by hand."""
-    sign = np.sign(sums.sum())
-    sums, sizes = np.append(sums, -sign * largest), np.append(sizes, sizes.mean())
-    if np.sign(sums.sum()) != sign:
-        return 1.0
-    estimate = sums.sum() / sizes.sum()
-    g = len(sums)
-    error = np.sqrt(np.sum((sums - estimate * sizes) ** 2) * g / (g - 1)) / sizes.sum()
-    return max(2 * stats.t.sf(abs(estimate / error), g - 2), counted(sums))
-
-
-def test_the_p_value_is_that_of_the_definition():
+def test_p_values_and_intervals_are_those_of_the_definition_on_both_kinds_of_scale():
     rng = np.random.default_rng(3)
-    for g in (10, 13, 16):
-        sums, sizes = rng.normal(0.8, 1, (8, g)), rng.integers(1, 8, (1, g)).astype(float)
-        found = paired_p(sums, sizes, 1.5)
-        assert found == pytest.approx([slow_p(row, sizes[0], 1.5) for row in sums], rel=1e-9)
-    assert np.ptp(found) > 0.01
+    for g in (30, 60):
+        sums, sizes = rng.normal(0.3, 1, (8, g)), rng.integers(1, 4, (8, g)).astype(float)
+        sums[:, :2] = sizes[:, :2] = 0.0  # clusters in which a pair has nothing
+        for rate, unseen in ((1.0, UNSEEN), (None, UNSEEN_OPEN)):
+            test = PairedTest(sums, sizes, rate)
+            rates = [rate or max(abs(d) / n for d, n in zip(*pair, strict=True) if n) for pair in zip(sums, sizes)]
+            wanted = [slow(*pair, r, unseen, 0.01) for *pair, r in zip(sums, sizes, rates, strict=True)]
+            assert np.ptp(test.p) > 1e-4
+            np.testing.assert_allclose(np.stack([test.p, test.critical(0.01)], axis=1), wanted, rtol=1e-9)
+            low, high = test.ends(0.01)
+            np.testing.assert_allclose((low + high) / 2, test.difference)
+            np.testing.assert_allclose((high - low) / 2, test.critical(0.01))
 
 
-def test_without_an_adverse_cluster_equal_sizes_give_students_t_or_the_sign_flip():
-    rng = np.random.default_rng(4)
-    sums = rng.normal(0.4, 1, (6, 60))
-    found = paired_p(sums, np.ones((1, 60)), 0.0)
-    student = stats.ttest_1samp(sums, 0, axis=1).pvalue
-    assert (found >= student * 0.97).all() and found == pytest.approx(student, rel=0.15)
+def test_a_pair_is_tested_where_no_cluster_holds_more_than_a_tenth_of_its_samples():
+    assert LARGEST_SHARE == 0.1
+    for sizes, decidable in (([1] * 9, False), ([1] * 10, True), ([2] + [1] * 18, True), ([2] + [1] * 17, False)):
+        sizes = np.array([sizes], float)
+        test = PairedTest(sizes.copy(), sizes, 1.0)
+        assert test.decidable[0] == decidable and (test.p[0] < 0.01) == decidable
+        assert np.isfinite(test.ends(0.05)).all() == decidable == np.isfinite(test.critical(0.05)).all()
+    assert not PairedTest(np.zeros((1, 5)), np.zeros((1, 5)), 1.0).decidable[0]
 
 
-def test_fewer_than_ten_clusters_claim_nothing():
-    for g, claimed in ((LEAST - 1, False), (LEAST, True)):
-        sums, sizes = np.full((1, g), 1.0) + np.arange(g) / 100, np.ones((1, g))
-        p = paired_p(sums, sizes, 0.01)
-        ends = paired_ends(sums, sizes, 0.01, 0.05, p)
-        assert (p[0] < 0.05) == claimed and np.isfinite(ends).all() == claimed
-    assert LEAST == 10
-
-
-def test_an_adverse_cluster_that_turns_the_sign_leaves_no_claim():
-    sums = np.zeros((1, 50))
-    sums[0, :4] = 0.2
-    assert paired_p(sums, np.ones((1, 50)), 0.9)[0] == 1.0
-
-
-@each("alpha", [0.05, 0.05 / 435])
-def test_at_the_ends_of_an_interval_the_shifted_test_just_rejects(alpha):
-    """p of the differences less an end is alpha; a little inside it is above."""
-    rng = np.random.default_rng(5)
-    for g in (60, 300):
-        sums, sizes = rng.normal(0.3, 1, (5, g)) * rng.integers(0, 2, (5, g)), rng.integers(1, 8, (1, g)).astype(float)
-        sums[0] = 0.1
-        ends = paired_ends(sums, sizes, 2.0, alpha, paired_p(sums, sizes, 2.0))
-        width = ends[1] - ends[0]
-        for end, inward in zip(ends, (1, -1), strict=True):
-            assert paired_p(sums - end[:, None] * sizes, sizes, 2.0) == pytest.approx(alpha, rel=1e-4)
-            near = (end + inward * 0.01 * width)[:, None]
-            assert (paired_p(sums - near * sizes, sizes, 2.0) > alpha).all()
+def test_what_a_rare_event_may_undo_is_no_finding():
+    """Ninety of a hundred samples lose .01 each: one win of .9 that was not drawn would make up for them."""
+    sums = np.where(np.arange(100) < 90, -0.01, 0.0)[None]
+    assert stats.ttest_1samp(sums[0], 0).pvalue < 1e-40 and PairedTest(sums, np.ones((1, 100)), 1.0).p[0] > 0.3
+    assert PairedTest(np.zeros((1, 50)), np.ones((1, 50))).p[0] == 1.0  # equal answers on an open scale
 
 
 @SHORT
@@ -117,32 +62,35 @@ def test_at_the_ends_of_an_interval_the_shifted_test_just_rejects(alpha):
     st.integers(10, 40),
     st.integers(0, 2**31),
     st.sampled_from([0.0, 0.3, 2.0]),
-    st.sampled_from([0.05, 0.01, 0.0002]),
-    st.sampled_from([1.0, 0.15]),
+    st.sampled_from([0.05, 0.0002]),
+    st.sampled_from([1.0, None]),
 )
-def test_an_interval_excludes_zero_exactly_where_its_test_rejects_and_turns_with_the_sign(g, seed, shift, alpha, share):
+def test_an_interval_excludes_zero_exactly_where_its_test_rejects_and_turns_with_the_sign(g, seed, shift, alpha, rate):
     rng = np.random.default_rng(seed)
-    sums = rng.choice([-1.0, 0.5, 1.0], (4, g)) * (rng.random((4, g)) < share) + shift * (rng.random((4, g)) < share)
-    sizes, largest = np.ones((1, g)), np.abs(sums).max()
-    p = paired_p(sums, sizes, largest)
-    low, high = paired_ends(sums, sizes, largest, alpha, p)
-    assert (((low > 0) | (high < 0)) == (p <= alpha)).all()
-    assert ((low <= sums.mean(axis=1)) & (sums.mean(axis=1) <= high)).all()
-    assert (paired_p(-sums, sizes, largest) == p).all()
-    back = paired_ends(-sums, sizes, largest, alpha, p)
-    np.testing.assert_array_equal(back, (-high, -low))
+    sums = rng.choice([-1.0, 0.5, 1.0], (4, g)) * (rng.random((4, g)) < 0.5) + shift
+    test, back = (PairedTest(sign * sums, np.ones((1, g)), rate) for sign in (1, -1))
+    low, high = test.ends(alpha)
+    clear = np.abs(test.p - alpha) > 1e-9
+    assert (((low > 0) | (high < 0)) == (test.p <= alpha))[clear].all()
+    np.testing.assert_array_equal(back.p, test.p)
+    np.testing.assert_array_equal(back.ends(alpha), (-high, -low))
+    # A pair's numbers do not depend on how many pairs are tested at once.
+    alone = PairedTest(sums[2:3], np.ones((1, g)), rate)
+    np.testing.assert_allclose([alone.p[0], alone.ends(alpha)[0][0]], [test.p[2], low[2]], rtol=1e-12)
 
 
-def test_a_pairs_numbers_do_not_depend_on_how_many_pairs_are_tested_at_once():
-    rng = np.random.default_rng(6)
-    for g in (14, 200):
-        sums, sizes = rng.normal(0.2, 1, (30, g)), rng.integers(1, 8, (1, g)).astype(float)
-        p = paired_p(sums, sizes, 1.0)
-        ends = np.stack(paired_ends(sums, sizes, 1.0, 0.05, p))
-        for i in (0, 17):
-            own = sums[i : i + 1]
-            assert paired_p(own, sizes, 1.0)[0] == p[i]
-            assert (np.stack(paired_ends(own, sizes, 1.0, 0.05, p[i : i + 1]))[:, 0] == ends[:, i]).all()
+def test_exact_mcnemar_equals_the_binomial_test_its_interval_and_the_smallest_gap_by_counting():
+    cases = np.array([(0, 0), (1, 0), (4, 0), (5, 5), (12, 3), (100, 0), (260, 199)])
+    test = McNemar(*cases.T, np.full(len(cases), 500))
+    for at, (b, c) in enumerate(cases.tolist()):
+        found = stats.binomtest(b, b + c, 0.5) if b + c else None
+        assert test.p[at] == pytest.approx(found.pvalue if found else 1.0, rel=1e-9)
+        for alpha in (0.05, 0.05 / 435):
+            ends = found.proportion_ci(1 - alpha) if found else (0.0, 1.0)
+            assert [end[at] for end in test.ends(alpha)] == pytest.approx([(2 * e - 1) * (b + c) / 500 for e in ends])
+            gaps = [2 * k - b - c for k in range((b + c + 1) // 2, b + c + 1)]
+            small = [gap for gap in gaps if stats.binomtest((b + c + gap) // 2, b + c or 1, 0.5).pvalue <= alpha]
+            assert test.critical(alpha)[at] == pytest.approx(min(small, default=np.inf) / 500), (b, c)
 
 
 def test_intervals_cover_the_true_difference_as_often_as_they_say():
@@ -150,5 +98,5 @@ def test_intervals_cover_the_true_difference_as_often_as_they_say():
     rng = np.random.default_rng(7)
     sizes = rng.integers(1, 6, (1, 60)).astype(float)
     sums = rng.gamma(1.0, 1.0, (1500, 60)) * 0.3 * sizes - 0.2 * sizes
-    low, high = paired_ends(sums, sizes, 3.0, 0.05, paired_p(sums, sizes, 3.0))
+    low, high = PairedTest(sums, sizes).ends(0.05)
     assert np.mean((low <= 0.1) & (high >= 0.1)) >= 0.95
