@@ -59,12 +59,17 @@ class Samples:
         found, of = np.unique(self.ok, axis=0, return_inverse=True)
         return found, of.reshape(-1)
 
+    @property
+    def rate(self) -> float | None:
+        """The largest difference of a sample: 1 for means of shares, None where the scale has no end."""
+        return 1.0 if self.share and self.aggregator is None else None
+
     @cached_property
-    def span(self) -> float:
-        """What no difference exceeds: 1 for means of shares."""
-        known = self.scores[~np.isnan(self.scores)]
-        bounded = self.share and self.aggregator is None and ((known >= 0) & (known <= 1)).all()
-        return 1.0 if bounded else np.inf
+    def bounded(self) -> np.ndarray:
+        """Whether a method's scores are from 0 to 1 on a scale of shares, bool [m]."""
+        if self.rate is None:
+            return np.zeros(len(self.scores), dtype=bool)
+        return (np.isnan(self.scores) | ((self.scores >= 0) & (self.scores <= 1))).all(axis=1)
 
     @cached_property
     def binary(self) -> np.ndarray:

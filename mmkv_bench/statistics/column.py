@@ -119,7 +119,9 @@ class Column:
             if block.log:  # exact for the estimate, and (b, a) is minus (a, b)
                 found = 2 * np.sqrt(block.of_a * block.of_b)[:, None] * np.sinh(found / 2)
             ends[block.at] = found
-        return np.clip(ends[pairs], -self.samples.span, self.samples.span)
+        within = self.samples.bounded[self.a] & self.samples.bounded[self.b]
+        ends[within] = np.clip(ends[within], -1.0, 1.0)
+        return ends[pairs]
 
     @cached_property
     def resolution(self) -> float | None:
@@ -163,7 +165,7 @@ def compare_pairs(
 
 
 def _test(samples: Samples, block: Block) -> PairedTest:
-    return PairedTest(block.sums, block.sizes, samples.span if np.isfinite(samples.span) else None)
+    return PairedTest(block.sums, block.sizes, samples.rate)
 
 
 def _binary(samples: Samples, a: np.ndarray, b: np.ndarray, block: Block) -> np.ndarray:

@@ -31,7 +31,8 @@ UNSEEN, UNSEEN_OPEN = 2.0, 3.0  # clusters that are added to the variance: of a 
 
 @dataclass(frozen=True)
 class PairedTest:
-    """The t test of P pairs. rate: the largest difference of a sample; None = per pair the largest seen.
+    """The t test of P pairs. rate: the largest difference of a sample (a pair that shows a larger one has that); None = the
+    scale has no end.
 
     Arrays: sums float64 [P, G]; sizes [P, G] or [1, G].
     """
@@ -63,21 +64,18 @@ class PairedTest:
     @cached_property
     def error(self) -> np.ndarray:
         """Standard error of the estimate with the unseen clusters, float64 [P]."""
-        squares = np.einsum("pg,pg->p", self.sizes, self.sizes) * np.ones(len(self.sums))
-        products = np.einsum("pg,pg->p", self.sums, np.broadcast_to(self.sizes, self.sums.shape))
-        residuals = np.einsum("pg,pg->p", self.sums, self.sums)
-        residuals = residuals - 2 * self.difference * products + self.difference**2 * squares
+        squares = (self.sizes**2).sum(axis=1)
+        # Summed line by line, so that a pair's numbers do not depend on how many are tested at once.
+        residuals = ((self.sums - self.difference[:, None] * self.sizes) ** 2).sum(axis=1)
         count = np.maximum(self.clusters, 2)
         unseen = self._largest**2 * squares / count * (UNSEEN_OPEN if self.rate is None else UNSEEN)
-        variance = (np.maximum(residuals, 0.0) + unseen) * count / (count - 1)
+        variance = (residuals + unseen) * count / (count - 1)
         return np.sqrt(variance) / np.maximum(self._size, np.finfo(float).tiny)
 
     @property
-    def _largest(self) -> np.ndarray | float:
-        if self.rate is not None:
-            return self.rate
+    def _largest(self) -> np.ndarray:
         rates = np.divide(np.abs(self.sums), self.sizes, out=np.zeros_like(self.sums), where=self.sizes > 0)
-        return rates.max(axis=1, initial=0.0)
+        return rates.max(axis=1, initial=self.rate or 0.0)
 
     @cached_property
     def p(self) -> np.ndarray:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import exp, inf
 
+from mmkv_bench.statistics.column import Column
 from mmkv_bench.statistics.intervals import ALPHA, LEVEL
+from mmkv_bench.statistics.metric_kinds import Pooled
+from mmkv_bench.statistics.paired_test import LARGEST_SHARE
 from mmkv_bench.tables.family import CONTROLS
 from mmkv_bench.tables.rows import BASELINE
 from mmkv_bench.tables.table import Table
@@ -22,10 +26,29 @@ def best_notes(table: Table, apart: Sequence[str]) -> list[str]:
         f"a pair separated by Holm); the truly best one is bold with {LEVEL:.0%} confidence, and not bold is no proof of "
         "being worse. Ranks: from 1 + those proven better to m - those proven worse."
     ]
-    undecided = [b for b, column in table.columns.items() if len(column.names) > 1 and not column.beats.any()]
+    columns = {budget: column for budget, column in table.columns.items() if len(column.names) > 1}
+    blind = [budget for budget, column in columns.items() if not column.decidable.any()]
+    undecided = [budget for budget, column in columns.items() if not column.beats.any() and budget not in blind]
     if undecided:
         lines.append(f"no bold at {', '.join(undecided)}: no method is proven better than another there.")
-    return lines + _rival_notes(table, list(ranked), apart)
+    if blind:
+        lines.append(
+            f"not decidable at {', '.join(blind)}: one document, image or video holds more than {LARGEST_SHARE:.0%} of the samples."
+        )
+    return lines + _resolution(table, columns) + _rival_notes(table, list(ranked), apart)
+
+
+def _resolution(table: Table, columns: Mapping[str, Column]) -> list[str]:
+    """The smallest gap that each column could have separated, in one line; none where no column could separate any."""
+    gaps = {budget: gap for budget, column in columns.items() if (gap := column.resolution) is not None}
+    if not gaps:
+        return []
+    ratio = isinstance(table.aggregator, Pooled) and table.aggregator.ratio
+    words = [
+        f"{'none' if gap == inf else f'a ratio of {exp(gap):.3g}' if ratio else f'{gap:.2g}'}{budget and f' at {budget}'}"
+        for budget, gap in gaps.items()
+    ]
+    return [f"smallest gap that could have been separated: {', '.join(words)}."]
 
 
 def _rival_notes(table: Table, budgets: Sequence[str], apart: Sequence[str]) -> list[str]:

@@ -17,8 +17,8 @@ GROUP = "fidelity"
 """What stands for all of these metrics on a command line."""
 
 COLUMNS = {
-    "fidelity_kl": "KL [nats]",
-    "fidelity_kl_first": "KL token 1",
+    "fidelity_kl": "KL [nats, <= 5]",
+    "fidelity_kl_first": "KL token 1 [<= 5]",
     "fidelity_top1": "top-1",
     "divergence": "tokens in common",
     "same_answer": "same answer",
@@ -97,7 +97,8 @@ def _notes(table: Table, group: Mapping[str, Table]) -> list[str]:
         else "token 1 among them"
     )
     lines = [
-        f"KL(full || method) and top-1 agreement per token of full's own answer, teacher-forced, mean over samples ({first}).",
+        f"KL(full || method) and top-1 agreement per token of full's own answer, teacher-forced, mean over samples ({first}); a "
+        "sample counts for 5 nats at most.",
         "tokens in common: of the method's own answer before it leaves full's; one that never does counts with its length.",
     ]
     if any(method.base == BASELINE for method in table.methods):

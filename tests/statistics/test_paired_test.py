@@ -31,8 +31,8 @@ def test_p_values_and_intervals_are_those_of_the_definition_on_both_kinds_of_sca
         sums[:, :2] = sizes[:, :2] = 0.0  # clusters in which a pair has nothing
         for rate, unseen in ((1.0, UNSEEN), (None, UNSEEN_OPEN)):
             test = PairedTest(sums, sizes, rate)
-            rates = [rate or max(abs(d) / n for d, n in zip(*pair, strict=True) if n) for pair in zip(sums, sizes)]
-            wanted = [slow(*pair, r, unseen, 0.01) for *pair, r in zip(sums, sizes, rates, strict=True)]
+            seen = [max(abs(d) / n for d, n in zip(*pair, strict=True) if n) for pair in zip(sums, sizes, strict=True)]
+            wanted = [slow(*pair, max(r, rate or 0), unseen, 0.01) for *pair, r in zip(sums, sizes, seen, strict=True)]
             assert np.ptp(test.p) > 1e-4
             np.testing.assert_allclose(np.stack([test.p, test.critical(0.01)], axis=1), wanted, rtol=1e-9)
             low, high = test.ends(0.01)

@@ -25,7 +25,7 @@ def table() -> Table:
         for method in METHODS:
             values = [1.0] * 30 + [0.0] * 30
             if method == "mmshift":
-                values = [1.0] * 39 + [0.0] * 21
+                values = [1.0] * 38 + [0.0] * 22
             elif method == "h2o":
                 values = [0.0] * 60
             made.add(method, budget, values)

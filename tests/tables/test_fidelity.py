@@ -100,7 +100,7 @@ def test_fidelity_is_in_no_table_that_did_not_ask_for_it():
 def test_one_table_has_all_of_it():
     text = as_markdown(fidelity_sections(example().rows()))
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
-    assert lines[0] == ["method", "budget", "KL [nats]", "top-1", "tokens in common", "same answer"]
+    assert lines[0] == ["method", "budget", "KL [nats, <= 5]", "top-1", "tokens in common", "same answer"]
     assert [line[:2] for line in lines[2:]] == [["full", "all"], ["random", "64"], ["snapkv", "64"]]
     assert lines[2][2:] == ["0", "1.000", "12.0", "1.000"]
     assert 1.4 < float(lines[3][2]) < 2.0 and 0.15 < float(lines[4][2]) < 0.25
@@ -129,4 +129,4 @@ def test_rows_that_hold_one_of_its_metrics_are_a_table_of_one_column():
         cell = made.add(method, None if method == "full" else 64, zeros_and_ones(3, 4))
         add(made, cell, "fidelity_kl", [kl] * 4)
     header = next(line for line in as_markdown(fidelity_sections(made.rows())).splitlines() if line.startswith("|"))
-    assert [word.strip() for word in header.split("|")[1:-1]] == ["method", "budget", "KL [nats]"]
+    assert [word.strip() for word in header.split("|")[1:-1]] == ["method", "budget", "KL [nats, <= 5]"]

@@ -10,7 +10,8 @@ import pytest
 
 from mmkv_bench.errors import StoreError
 from mmkv_bench.statistics.intervals import wilson
-from mmkv_bench.statistics.paired_test import paired_ends, paired_p
+from mmkv_bench.statistics.blocks import Samples
+from mmkv_bench.statistics.column import compare_column
 from mmkv_bench.store.schema import METRICS
 from mmkv_bench.store.store import Store
 from mmkv_bench.tables.metrics import metrics_rows
@@ -50,10 +51,9 @@ def test_a_cell_of_zeros_and_ones_gets_wilson_and_its_difference_to_full() -> No
     }
     assert rows[snapkv]["value"] == 0.55
     assert rows[snapkv]["difference"] == -7 / 20
-    change = np.array([[0.0] * 11 + [-1.0] * 7 + [0.0] * 2])
-    ones = np.ones((1, 20))
-    ends = paired_ends(change, ones, 1.0, 0.05, paired_p(change, ones, 1.0))
-    assert [[rows[snapkv]["difference_low"]], [rows[snapkv]["difference_high"]]] == [end.tolist() for end in ends]
+    both = Samples(np.array([zeros_and_ones(11, 20), zeros_and_ones(18, 20)]), np.arange(20))
+    ends = compare_column(["snapkv", "full"], both).intervals(alpha=0.05)[0]
+    assert [rows[snapkv]["difference_low"], rows[snapkv]["difference_high"]] == ends.tolist()
 
 
 @each("metric", ["gpt_eval_score_correctness", "gpt_eval_score_temporal", "vatex_CIDEr", "divergence"])
