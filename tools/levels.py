@@ -107,7 +107,9 @@ def count(m: int, pages: int, skew: str, shape: str, families: int, seed: int, g
         plain = np.ones(len(a))
         for block in blocks(samples, a, b, np.flatnonzero(column.decidable)):
             plain[block.at] = plain_p(block)
-        for ours, theirs, decidable in zip(*(x.reshape(BATCH, -1) for x in (column.p, plain, column.decidable)), strict=True):
+        for ours, theirs, decidable in zip(
+            *(x.reshape(BATCH, -1) for x in (column.p, plain, column.decidable)), strict=True
+        ):
             apart, plainly = ours <= holm(ours)[1], theirs <= holm(theirs)[1]
             totals += [decidable.any(), apart.any(), plainly.any(), apart[first].mean(), plainly[first].mean()]
     return Counts(*(totals / (families // BATCH * BATCH)).tolist())
@@ -135,9 +137,7 @@ def gap_of(m: int, pages: int, skew: str, shape: str, families: int, seed: int) 
     for _ in range(6):
         middle = (low + high) / 2
         low, high = (
-            (middle, high)
-            if count(m, pages, skew, shape, families, seed, middle).plain_power < 0.8
-            else (low, middle)
+            (middle, high) if count(m, pages, skew, shape, families, seed, middle).plain_power < 0.8 else (low, middle)
         )
     return (low + high) / 2
 
@@ -159,16 +159,27 @@ def report(lines: Sequence[str], families: int) -> str:
     """The tables of a whole grid in Markdown."""
     cells = {tuple(parts[:4]): parts[4:] for parts in (line.split("\t") for line in lines)}
     heads = list(product(METHODS, PAGES))
-    head = "| pages | skew | " + " | ".join(f"{m} x {pages}" for m, pages in heads) + " |\n" + "|---" * (len(heads) + 2) + "|"
+    head = (
+        "| pages | skew | "
+        + " | ".join(f"{m} x {pages}" for m, pages in heads)
+        + " |\n"
+        + "|---" * (len(heads) + 2)
+        + "|"
+    )
     tables: list[list[str]] = [[], [], []]
+    most = [limit(families if m < 28 else families // 5) for m, _ in heads]
     for shape, skew in product(SHAPES, SKEWS):
         found = [cells[shape, skew, str(m), str(pages)] for m, pages in heads]
-        marks = ["!" if float(c[1]) > limit(families if m < 28 else families // 5) else "" for c, (m, _) in zip(found, heads, strict=True)]
-        tables[0].append(" | ".join(f"{100 * float(c[1]):.1f}{mark}" for c, mark in zip(found, marks, strict=True)))
-        tables[1].append(" | ".join(f"{100 * float(c[2]):.1f}" for c in found))
-        tables[2].append(" | ".join(f"{float(c[4]):.2f} of {float(c[5]):.2f}" if len(c) > 3 else "" for c in found))
+        ours = [f"{100 * float(c[1]):.1f}{'!' * (float(c[1]) > top)}" for c, top in zip(found, most, strict=True)]
+        power = [f"{float(c[4]):.2f} of {float(c[5]):.2f}" if len(c) > 3 else "" for c in found]
+        for table, row in zip(tables, (ours, [f"{100 * float(c[2]):.1f}" for c in found], power), strict=True):
+            table.append(" | ".join(row))
     names = [f"| {shape} | {skew} | " for shape, skew in product(SHAPES, SKEWS)]
-    titles = ("False separations [%], methods x pages", "Those of the plain cluster t test [%]", "Power, ours of the plain test's")
+    titles = (
+        "False separations [%], methods x pages",
+        "Those of the plain cluster t test [%]",
+        "Power, ours of the plain test's",
+    )
     return "\n\n".join(
         f"{title}\n\n{head}\n" + "\n".join(name + row + " |" for name, row in zip(names, table, strict=True))
         for title, table in zip(titles, tables, strict=True)

@@ -234,6 +234,11 @@ class Config:
         False, "sweep with launcher=slurm: print the scripts and the plan, submit nothing", ("true", "false")
     )
     out: str = _key("runs/default", "folder of the result rows", "a folder name")
+    primary: str | None = _key(
+        None,
+        "primary endpoint of the study in `out`; tables mark the rest as exploratory",
+        "'<dataset> <metric> <budget>' and perhaps a protocol",
+    )
     retry: Any = _key([], "failed rows to run again; changed: answers to pictures or videos that were changed", RETRIES)
     timeout_s: float | None = _key(
         None, "time limit of one answer, and of each of its measures [s]; null = none", "a number > 0 or null"

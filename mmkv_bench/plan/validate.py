@@ -37,6 +37,7 @@ def validate(config: DictConfig) -> None:
         ConfigError: the first thing that is wrong, exit code 2.
     """
     from mmkv_bench.compression.budget import Budget
+    from mmkv_bench.store.study import Endpoint
 
     _words(config)
     _numbers(config)
@@ -55,6 +56,8 @@ def validate(config: DictConfig) -> None:
     check_judge(config)
     _gate(config)
     _out(config.out)
+    if config.primary is not None:
+        Budget.parse(Endpoint.parse(config.primary).budget)
 
 
 def validate_variants(config: DictConfig, defaults: Mapping[str, DictConfig]) -> None:

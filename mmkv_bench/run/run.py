@@ -35,6 +35,7 @@ from mmkv_bench.run.scoring import score_dataset, unscored
 from mmkv_bench.run.tracked import described, settings, summarise
 from mmkv_bench.run.waiting import waiting
 from mmkv_bench.store.store import Store
+from mmkv_bench.store.study import name_primary
 from mmkv_bench.store.tracking import NoTracker, Tracker, tracker
 from mmkv_bench.tables.rows import ReadOnce
 
@@ -67,6 +68,9 @@ def carry_out(plan: Plan) -> int:
     config = plan.config
     scoring, store = config.stage != "generate", Store(plan.out)
     store.check_writable()
+    if config.primary is not None:
+        store.prepare()
+        name_primary(store.root, config.primary)
     track = tracker(settings(config), store.root)
     judge = ledger_of(config, store.root)
     store.recover()

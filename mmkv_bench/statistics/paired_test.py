@@ -26,7 +26,7 @@ from functools import cached_property
 import numpy as np
 
 LARGEST_SHARE = 0.1  # of a pair's samples in one cluster, above which nothing is claimed
-UNSEEN, UNSEEN_OPEN = 2.0, 3.0  # clusters that are added to the variance: of a bounded scale, of one without an end
+UNSEEN, UNSEEN_OPEN = 2.0, 4.0  # clusters that are added to the variance: of a bounded scale, of one without an end
 
 
 @dataclass(frozen=True)

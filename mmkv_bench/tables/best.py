@@ -33,9 +33,10 @@ def best_notes(table: Table, apart: Sequence[str]) -> list[str]:
         lines.append(f"no bold at {', '.join(undecided)}: no method is proven better than another there.")
     if blind:
         lines.append(
-            f"not decidable at {', '.join(blind)}: one document, image or video holds more than {LARGEST_SHARE:.0%} of the samples."
+            f"not decidable at {', '.join(blind)}: one document, image or video holds more than {LARGEST_SHARE:.0%} of the "
+            "samples."
         )
-    return lines + _resolution(table, columns) + _rival_notes(table, list(ranked), apart)
+    return lines + _resolution(table, columns) + _study_notes(table) + _rival_notes(table, list(ranked), apart)
 
 
 def _resolution(table: Table, columns: Mapping[str, Column]) -> list[str]:
@@ -49,6 +50,21 @@ def _resolution(table: Table, columns: Mapping[str, Column]) -> list[str]:
         for budget, gap in gaps.items()
     ]
     return [f"smallest gap that could have been separated: {', '.join(words)}."]
+
+
+def _study_notes(table: Table) -> list[str]:
+    """Whether the study's primary endpoint is in this table, or all of it is exploratory."""
+    primary = table.primary
+    if primary is None:
+        return []
+    here = (table.dataset, table.metric, table.context["protocol"]) == (
+        primary.dataset,
+        primary.metric,
+        primary.protocol,
+    )
+    if here and primary.budget in table.budgets:
+        return [f"primary endpoint of this study: the column {primary.budget}; everything else is exploratory."]
+    return [f"exploratory: the primary endpoint of this study is {primary}."]
 
 
 def _rival_notes(table: Table, budgets: Sequence[str], apart: Sequence[str]) -> list[str]:

@@ -92,6 +92,7 @@ class _Parts:
         self.answers = Answers.of(rows.responses, self.sheet)
         self.aggregators = aggregators
         self.full = rows.full
+        self.primary = rows.primary
         self.lmms_eval: dict[tuple[str, str], float] = {}
         self.judges: dict[tuple[str, str], str] = {}
         read = [name for name in _METRICS if name in rows.metrics]
@@ -154,6 +155,7 @@ def _table(sweep: Sweep, metric: str, parts: _Parts) -> Table:
     table.free = _free(sweep, table, parts.full)
     table.calibrations = {method.label: sweep.calibrations[method.label] for method in methods if method.calibrated}
     table.gate = _gate(sweep, table)
+    table.primary = parts.primary
     table.versions = {label: own for label, own in sweep.versions.items() if label in begun}
     return table
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.errors import ConfigError, StoreError, nearest
 from mmkv_bench.statistics.metric_kinds import FIDELITY
+from mmkv_bench.store.study import Endpoint, primary_of
 from mmkv_bench.tables import audit, chosen, free
 from mmkv_bench.tables.agreement import agreeing
 
@@ -59,7 +60,7 @@ class Rows:
 
     responses: of a large store they are read, some cells after the other, whenever they are gone through (`AnswerBlocks`). full:
     the answers of `full` alone, columns of `free.COLUMNS`; None where nobody has read them. held: the metrics that the store has
-    rows of, where `samples` are not those of all.
+    rows of, where `samples` are not those of all. primary: the primary endpoint that the study names.
     """
 
     cells: pd.DataFrame
@@ -68,6 +69,7 @@ class Rows:
     metrics: pd.DataFrame
     full: pd.DataFrame | None = None
     held: Sequence[str] | None = None
+    primary: Endpoint | None = None
 
     @property
     def names(self) -> Sequence[str]:
@@ -201,7 +203,7 @@ def frames(rows: ReadOnce) -> Rows:
         raise ConfigError(
             f"'{root}' holds {len(responses)} answers but no scores: run the same command again with stage=score."
         )
-    return Rows(described, samples, responses, rows.metrics.to_pandas(), full, rows.held)
+    return Rows(described, samples, responses, rows.metrics.to_pandas(), full, rows.held, primary_of(root))
 
 
 def cells_of(store: Store, names: Collection[str] | None = None) -> pd.DataFrame:

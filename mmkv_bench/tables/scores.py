@@ -86,7 +86,8 @@ class Sheet:
                       int [metrics, cells + 1]
     ids               object [S], the sample ids in ascending order
     sample, cluster   int [rows], positions in the ids and in the cluster labels
-    value             float64 [rows], at most the metric's cap (`CAPS`), NaN for null; answered: bool [rows], the response's status is ok
+    value             float64 [rows], at most the metric's cap (`CAPS`), NaN for null
+    answered          bool [rows], the response's status is ok
     parts             list<double> [rows], or None where no row has any
     """
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from mmkv_bench.statistics.column import Column
 from mmkv_bench.statistics.intervals import Aggregator
+from mmkv_bench.store.study import Endpoint
 from mmkv_bench.tables.audit import Audit
 from mmkv_bench.tables.family import ComparisonFamily, family
 from mmkv_bench.tables.line import Line
@@ -66,7 +67,8 @@ class Table:
     compete there (`compare.columns`); `aggregator` is the metric's, None = the mean; `gate` says whether `full` scores what
     is printed for it (None: nobody expects it to);
     `free` is the share of the answers that no method can change (see `free.share`), `calibrations` says of each calibrated
-    line what its artefacts were made of, `versions` the versions by budget of lines that have several (see `versions`).
+    line what its artefacts were made of, `primary` is the study's primary endpoint, `versions` the versions by budget of lines
+    that have several (see `versions`).
     """
 
     context: dict[str, str]
@@ -82,6 +84,7 @@ class Table:
     free: float | None = None
     calibrations: dict[str, tuple[str, ...]] = field(default_factory=dict)
     versions: dict[str, Versions] = field(default_factory=dict)
+    primary: Endpoint | None = None
     _comparable_at: dict[str, bool] = field(default_factory=dict, repr=False)
 
     @property

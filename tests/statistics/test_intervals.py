@@ -89,7 +89,9 @@ def test_wilson_of_few_unequal_pages_covers_as_often_as_it_says() -> None:
     held = 0
     for _ in range(600):
         index = np.repeat(np.arange(30), np.minimum(np.ceil(rng.pareto(1.2, 30) + 1e-3), 60).astype(int))
-        values = (np.sqrt(0.9) * rng.normal(size=30)[index] + np.sqrt(0.1) * rng.normal(size=len(index)) < 0).astype(float)
+        values = (np.sqrt(0.9) * rng.normal(size=30)[index] + np.sqrt(0.1) * rng.normal(size=len(index)) < 0).astype(
+            float
+        )
         found = interval(values, index, "any")
         held += found.low <= 0.5 <= found.high
     assert held >= 0.93 * 600

@@ -149,16 +149,24 @@ def reference_audit(example: Example, cells: Sequence[str], samples: set[str]) -
 
 
 def wilson_of(scores: dict[str, list[float]], cluster: dict[str, str]) -> tuple[float, float]:
-    """Where the score test of the mean, at the effective number of samples, is exactly rejected at 5 %."""
+    """Where the score test of the mean, at the effective number of samples, is exactly rejected at 5 %; with clusters by
+    Student's t of as many equal ones, and by the jackknife's variance."""
     values = {sample: score[0] for sample, score in scores.items()}
     n, mean, clusters = len(values), sum(values.values()) / len(values), set(cluster.values())
-    effective: float = n
-    if len(clusters) < n and mean in (0, 1):
-        effective = len(clusters)
-    elif len(clusters) < n:
-        squares = sum(sum(v - mean for s, v in values.items() if cluster[s] == page) ** 2 for page in clusters)
-        effective = n / max(squares / (n * mean * (1 - mean)), 1)
-    z = stats.norm.ppf(0.975)
+    effective, z = float(n), stats.norm.ppf(0.975)
+    if len(clusters) < n:
+        pages = [[v for s, v in values.items() if cluster[s] == page] for page in clusters]
+        equal = n**2 / sum(len(page) ** 2 for page in pages)
+        z = stats.t.ppf(0.975, equal - 1)
+        if mean in (0, 1):
+            effective = equal
+        else:
+            left_out = [(sum(values.values()) - sum(page)) / (n - len(page)) for page in pages]
+            pulls = [(n - len(page)) / n * (mean - out) for page, out in zip(pages, left_out, strict=True)]
+            scaled = [
+                pull / (1 - len(page) / n) * (1 - 1 / len(pages)) for pull, page in zip(pulls, pages, strict=True)
+            ]
+            effective = min(n, mean * (1 - mean) / sum(pull**2 for pull in scaled))
     a, b, c = 1 + z * z / effective, -(2 * mean + z * z / effective), mean * mean
     root = math.sqrt(max(b * b - 4 * a * c, 0))
     return (-b - root) / (2 * a), (-b + root) / (2 * a)
@@ -192,25 +200,23 @@ def cluster_differences(a: dict, b: dict) -> dict[str, list[float]]:
     return {page: [0.0 if abs(d) < 1e-9 else d, size] for page, (d, size) in found.items()}
 
 
-def paired(clusters: dict[str, list[float]], largest: float) -> float:
-    """The larger p of t test and sign flip, both with one adverse cluster; 1 with fewer than ten clusters."""
-    if len(clusters) < 10:
+def decidable(clusters: dict[str, list[float]]) -> bool:
+    """Whether no cluster holds more than a tenth of the samples."""
+    return bool(clusters) and max(size for _, size in clusters.values()) * 10 <= sum(n for _, n in clusters.values())
+
+
+def paired(clusters: dict[str, list[float]], share: bool) -> float:
+    """The t test, to whose variance two clusters are added that differ wholly (four, by the largest rate seen, of nats)."""
+    if not decidable(clusters):
         return 1.0
-    total, count = sum(d for d, _ in clusters.values()), len(clusters)
-    if abs(total) <= largest:
-        return 1.0
-    adverse = [-math.copysign(largest, total), sum(size for _, size in clusters.values()) / count]
-    every = [*clusters.values(), adverse]
-    mean = sum(d for d, _ in every) / sum(size for _, size in every)
-    spread = sum((d - mean * size) ** 2 for d, size in every) * (count + 1) / count
-    error = math.sqrt(spread) / sum(size for _, size in every)
-    t = 2 * stats.t.sf(abs(mean) / error, count - 1) if error else 0.0
-    sums, seen = np.zeros(1), abs(sum(d for d, _ in every))
-    for d, _ in every:
-        sums = np.concatenate([sums + d, sums - d]) if d else sums
-    flips = float(np.mean(np.abs(sums) >= seen - 1e-9 * sum(abs(d) for d, _ in every)))
-    differing = sum(d != 0 for d, _ in clusters.values())
-    return max(t, flips, 2.0 ** (1 - differing))
+    total, count = sum(size for _, size in clusters.values()), len(clusters)
+    mean = sum(d for d, _ in clusters.values()) / total
+    usual = sum(size**2 for _, size in clusters.values()) / count
+    rates = [abs(d) / size for d, size in clusters.values()]
+    unseen = 2 * max([1.0, *rates]) ** 2 * usual if share else 4 * max(rates) ** 2 * usual
+    spread = sum((d - mean * size) ** 2 for d, size in clusters.values()) + unseen
+    error = math.sqrt(spread * count / (count - 1)) / total
+    return 2 * stats.t.sf(abs(mean) / error, count - 1) if mean else 1.0
 
 
 def column_of(table: dict, metric: str, budget: int) -> tuple[dict, set[str], dict[str, tuple[int, int]]]:
@@ -218,15 +224,14 @@ def column_of(table: dict, metric: str, budget: int) -> tuple[dict, set[str], di
     entries = {method: table[method, budget] for method in METHODS}
     rivals = [m for m, e in entries.items() if not (e["audit"]["over"] or e["audit"]["packed"] or e["audit"]["reach"])]
     pairs = {pair: cluster_differences(*(entries[m] for m in pair)) for pair in combinations(rivals, 2)}
-    largest = max((abs(d) for clusters in pairs.values() for d, _ in clusters.values()), default=0.0)
-    p = {pair: paired(clusters, largest) for pair, clusters in pairs.items()}
+    p = {pair: paired(clusters, metric != FALLS) for pair, clusters in pairs.items()}
     every = [score[0] for m in rivals for score in entries[m]["scores"].values() if score]
     alone = all(len(set(entries[m]["cluster"].values())) == entries[m]["n"] for m in rivals)
     for (a, b), clusters in pairs.items():
         own = [s[0] for m in (a, b) for s in entries[m]["scores"].values() if s]
-        if alone and metric != FALLS and every and set(own) <= {0.0, 1.0}:
+        if alone and metric != FALLS and every and set(own) <= {0.0, 1.0} and decidable(clusters):
             up, down = (sum(sign * d > 0 for d, _ in clusters.values()) for sign in (1, -1))
-            p[a, b] = max(p[a, b], stats.binomtest(up, up + down).pvalue if up + down else 1.0)
+            p[a, b] = stats.binomtest(up, up + down).pvalue if up + down else 1.0
     beats: dict[str, set[str]] = {m: set() for m in rivals}
     open_, ordered = True, sorted(p, key=p.get)
     for k, (a, b) in enumerate(ordered):

@@ -1,0 +1,66 @@
+"""The primary endpoint that a study names before it is looked at; it stands in `store.json` beside the version."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from mmkv_bench.errors import ConfigError, StoreError
+from mmkv_bench.store.files import write_whole
+
+_MARK = "store.json"
+_KEY = "primary"
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """One column of one table: all comparisons of methods there are confirmatory, those of other columns exploratory."""
+
+    dataset: str
+    metric: str
+    budget: str
+    protocol: str = "paper"
+
+    @classmethod
+    def parse(cls, words: str) -> Endpoint:
+        """From `<dataset> <metric> <budget> [<protocol>]`.
+
+        Raises ConfigError for fewer or more words.
+        """
+        parts = str(words).split()
+        if len(parts) not in (3, 4):
+            raise ConfigError(
+                f"primary={words!r} has {len(parts)} words; allowed: <dataset> <metric> <budget> and perhaps <protocol>; write "
+                "for example primary='pages_lookup_large exact_match 64'"
+            )
+        return cls(*parts)
+
+    def __str__(self) -> str:
+        return f"{self.metric} of {self.dataset} at {self.budget} (protocol={self.protocol})"
+
+
+def primary_of(root: Path) -> Endpoint | None:
+    """The primary endpoint of the store in a folder, if its study names one."""
+    try:
+        words = json.loads((root / _MARK).read_bytes()).get(_KEY)
+    except (OSError, ValueError, AttributeError):
+        return None  # no store, which whoever reads its rows says
+    return None if words is None else Endpoint.parse(words)
+
+
+def name_primary(root: Path, words: str) -> None:
+    """Write the primary endpoint of a store that was prepared.
+
+    Raises StoreError where it names another one already: an endpoint that is chosen again is none.
+    """
+    endpoint, known = Endpoint.parse(words), primary_of(root)
+    if known == endpoint:
+        return
+    if known is not None:
+        raise StoreError(
+            f"{root} was begun with the primary endpoint {known}, and primary={words!r} is another; leave it out, or use another "
+            "folder (out=<folder>)"
+        )
+    mark = json.loads((root / _MARK).read_bytes()) | {_KEY: words}
+    write_whole(root / _MARK, lambda stream: stream.write(json.dumps(mark).encode() + b"\n"))

@@ -1,0 +1,38 @@
+"""Promise: a study's primary endpoint is named once, before it is looked at, and tables mark the rest as exploratory."""
+
+from __future__ import annotations
+
+import pytest
+
+from mmkv_bench.errors import ConfigError, StoreError
+from mmkv_bench.store.study import Endpoint, name_primary, primary_of
+from mmkv_bench.tables.build import build
+from mmkv_bench.tables.render import markdown
+from mmkv_bench.tables.rows import load
+from tests.tables.examples import Example, zeros_and_ones
+
+WORDS = "walk3 exact_match 64"
+
+
+def test_tables_say_where_the_primary_endpoint_is_and_that_the_rest_is_exploratory(tmp_path):
+    made = Example()
+    made.add("full", None, zeros_and_ones(19, 20))
+    for budget, right in ((64, (2, 18)), (128, (4, 18))):
+        for method, ones in zip(("random", "snapkv"), right, strict=True):
+            made.add(method, budget, zeros_and_ones(ones, 20))
+    root = made.write(tmp_path)
+    assert primary_of(root) is None and "exploratory" not in markdown(build(load(root)))
+    name_primary(root, WORDS)
+    name_primary(root, f"{WORDS} paper")
+    assert primary_of(root) == Endpoint("walk3", "exact_match", "64")
+    assert "- primary endpoint of this study: the column 64; everything else is exploratory." in markdown(
+        build(load(root))
+    )
+    with pytest.raises(StoreError, match="another folder"):
+        name_primary(root, "walk3 exact_match 128")
+    with pytest.raises(ConfigError, match="2 words"):
+        Endpoint.parse("walk3 exact_match")
+    other = made.write(tmp_path / "other")
+    name_primary(other, "walk3 anls 64 strict")
+    wanted = "- exploratory: the primary endpoint of this study is anls of walk3 at 64 (protocol=strict)."
+    assert wanted in markdown(build(load(other)))
