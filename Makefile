@@ -17,7 +17,7 @@ ifneq ($(PIP_INDEX_URL),)
 export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 
-.PHONY: help bench test test-quick test-full test-dispatch fuzz fuzz-identity fuzz-store soak lint docs results verify matrix bench-statistics bench-fork bench-decode bench-tables bench-store bench-methods bench-start bench-gpu simulate papers site check-platforms check-export lock
+.PHONY: help bench test test-quick test-full test-dispatch fuzz fuzz-identity fuzz-store soak lint docs results verify matrix bench-statistics bench-fork bench-decode bench-tables bench-store bench-methods bench-start bench-gpu simulate simulate-levels papers site check-platforms check-export lock
 
 help:
 	@echo "make bench             install if needed, run mmshift at 64 entries and experiment=demo on the embedded model"
@@ -44,6 +44,7 @@ help:
 	@echo "make simulate          how often bold, ranks and separated pairs are wrong, in 1,000 made-up columns of each kind"
 	@echo "make verify            make 50 answers drawn from all committed rows again and compare; minutes (SAMPLES=, SEED=)"
 	@echo "make docs              write docs/methods.md, datasets.md and models.md from the files in conf/"
+	@echo "make simulate-levels   how often equal methods are separated, in 360 kinds of families, into results/bench/levels.md"
 	@echo "make papers            every table of the papers, measured beside printed, into runs/papers_pages, docs/reproducibility.md, and the"
 	@echo "                       stand-ins of their layouts (results/tiny/papers)"
 	@echo "make site              docs, README and the API from docstrings as pages in site/, built offline"
@@ -158,6 +159,13 @@ bench-methods: $(STAMP)
 
 simulate: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m mmkv_bench.statistics.simulate
+
+# Two processes, a quarter of an hour; the report holds all cells.
+simulate-levels: $(STAMP)
+	@lines=$$(mktemp -d); export OMP_NUM_THREADS=1; \
+	$(BIN)/python -m tools.levels --shapes "single,1 to 7" >$$lines/a & first=$$!; \
+	$(BIN)/python -m tools.levels --shapes "geometric,rare big" >$$lines/b && wait $$first && \
+	cat $$lines/a $$lines/b >$$lines/all && $(BIN)/python -m tools.levels --report $$lines/all >results/bench/levels.md
 
 docs: $(STAMP)
 	$(BIN)/python -m tools.methods_page

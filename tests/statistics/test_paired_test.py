@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -55,6 +57,18 @@ def test_what_a_rare_event_may_undo_is_no_finding():
     sums = np.where(np.arange(100) < 90, -0.01, 0.0)[None]
     assert stats.ttest_1samp(sums[0], 0).pvalue < 1e-40 and PairedTest(sums, np.ones((1, 100)), 1.0).p[0] > 0.3
     assert PairedTest(np.zeros((1, 50)), np.ones((1, 50))).p[0] == 1.0  # equal answers on an open scale
+
+
+def test_the_worst_rare_event_makes_a_pair_wrong_about_as_often_as_the_level_says():
+    """A method wins 1 with probability k / n and loses a little otherwise, by exact sums over how often it wins."""
+    worst = 0.0
+    for n, k in product((50, 300), np.arange(0.5, 12, 0.5)):
+        wins = np.arange(40)
+        loss = (k / n) / (1 - k / n)
+        sums = np.where(np.arange(n) < wins[:, None], 1.0, -loss)
+        p = PairedTest(sums, np.ones((1, n)), 1.0).p
+        worst = max(worst, stats.binom.pmf(wins, n, k / n)[p <= 0.05].sum())
+    assert 0.05 < worst < 0.065
 
 
 @SHORT
