@@ -82,8 +82,8 @@ def scores(rng: np.random.Generator, m: int, pages: np.ndarray, skew: str, gap: 
 
 HEAD = """# How often equal methods are separated
 
-`make simulate-levels` (tools/levels.py says what the skews and pages are): 2,000 families a cell, 400 of 28 methods, seed 0. Columns are
-methods x pages; `single` pages have one sample each. Power is told where the plain cluster t test holds its level; empty elsewhere.
+`make simulate-levels` (tools/levels.py says what the skews and pages are): 2,000 families a cell, 400 of 28 methods, seed 0.
+Columns are methods x pages; `single` pages have one sample each. Power is told where the plain cluster t test holds its level.
 
 """
 

@@ -96,7 +96,7 @@ class Sums:
             ok = pc.and_(pc.equal(batch["status"].cast("string"), "ok"), batch["value"].is_valid())
             self._ok += np.bincount(key[ok.to_numpy(zero_copy_only=False)], minlength=size)
             values = batch["value"].fill_null(0).to_numpy(zero_copy_only=False)
-            self._values += np.bincount(key, capped(values, list(self._metrics), of_metric), minlength=size)
+            self._values += np.bincount(key, capped(values, self._metrics, of_metric), minlength=size)
             self._uncapped += np.bincount(key, values, minlength=size)
             rows = np.flatnonzero(pooled[of_metric]) if pooled.any() else ()
             for number in np.unique(key[rows]) if len(rows) else ():

@@ -216,7 +216,7 @@ class Sheet:
         return parts
 
 
-def capped(values: np.ndarray, metrics: Sequence[str], of_metric: np.ndarray) -> np.ndarray:
+def capped(values: np.ndarray, metrics: Iterable[str], of_metric: np.ndarray) -> np.ndarray:
     """Values float64 [rows], each at most the cap of its metric. of_metric: int [rows], positions in `metrics`."""
     caps = np.array([CAPS.get(name, np.inf) for name in metrics] or [np.inf])
     return np.minimum(values, caps[of_metric])

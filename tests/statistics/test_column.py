@@ -242,7 +242,7 @@ COLUMNS = 25
 
 def test_simulated_columns_of_equal_methods_are_seldom_told_apart():
     """Few columns of each kind; `make simulate` does 1,000. At a true rate of 5 % more than 5 of 25 have a chance of .003;
-    t tests or sign flips without the adverse cluster separate most columns of the skewed kind."""
+    plain t tests separate most columns of the skewed kind."""
     kinds = ["binary n=100", "graded 100 clusters of about 4", "three seeds 100 clusters of about 4"]
     for i, name in enumerate([*kinds, "NLL 100 clusters of about 4", "skew n=100"]):
         found = rates(CASES[name], COLUMNS, seed=100 + i)
