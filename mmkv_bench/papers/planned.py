@@ -84,7 +84,13 @@ def text(specs: Sequence[Spec], device: Device) -> str:
     lines = []
     for title, own in parts:
         name = f" ({own[0].id})" if len(own) == 1 else ", cells of several tables once"
-        lines += [f"**{title}{name}**", "", _table(loads(own, device)), ""]
+        found = loads(own, device)
+        apart = sum(not has_numbers(cell.address.metric) for spec in own for cell in spec.cells)
+        lines += [f"**{title}{name}**", "", *([_table(found), ""] if found else [])]
+        lines += [
+            f"{apart} cells are of diagnostics (`mmkv-bench diagnose`), whose minutes are not foretold.",
+            "",
+        ] * bool(apart)
     said = [
         f"One device of {device.bandwidth / 1e9:,.0f} GB/s and {device.rate / 1e12:,.0f} TFLOP/s; answers count in full length.",
         f"roofline: at least. expected: at shares of it reached, {SHARES[0]} before the first token and {SHARES[1]} in a",
@@ -135,7 +141,7 @@ def _load(cells: Sequence[Address], device: Device) -> Load:
     timed = at.dataset in SYNTHETIC
     tokens, source = (at.length or 0, "the table") if timed else _prompt(at)
     new = at.new_tokens or at.max_new_tokens or _answer(at.dataset)
-    samples = PASSES if timed else samples_of(at.dataset)
+    samples = PASSES if timed else samples_of(file_of(at.dataset))
     decoder = _decoder(at.model)
     if decoder is None:
         return Load(at.model, at.dataset, tokens, source, new, samples, len(cells), None, None)

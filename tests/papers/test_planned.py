@@ -27,6 +27,7 @@ def test_a_plan_has_exactly_the_cells_of_its_table(tmp_path):
     apart = sum(one.cells for name in ("mmshift_table12", "mmshift_table11") for one in loads([load(name)], H100))
     assert sum(one.cells for one in both) < apart, "the default stands in both tables and runs once"
     assert text([load("mmshift_table12")], H100).splitlines()[5].startswith("| all ")
+    assert "cells are of diagnostics" in text([load("mmshift_fig04")], H100)
 
 
 def test_hours_are_at_printed_lengths_and_add_up():

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmkv_bench.papers.margins import limits
-from mmkv_bench.papers.measures import margin
-from mmkv_bench.papers.printed import of_table
-from mmkv_bench.papers.spec import load
+from mmkv_bench.papers.margins import _rival, limits, of_ratio
+from mmkv_bench.papers.measures import has_numbers, margin
+from mmkv_bench.papers.printed import COMPARABLE, OPEN, Printed, of_table
+from mmkv_bench.papers.spec import load, table_ids
 from mmkv_bench.papers.verdict import (
     AGREES,
     CONFIRMED,
@@ -20,6 +20,7 @@ from mmkv_bench.papers.verdict import (
     UNDECIDED,
     UNINFORMATIVE,
     Limits,
+    _of_gap,
     drop,
     lead,
     level,
@@ -101,6 +102,28 @@ def test_a_margin_is_at_most_half_of_the_printed_gap_to_the_strongest_baseline()
     assert len(nsm) == 13 and not any(one.informative for one in nsm) and nsm[0].step == 100 / 64
     ours = [one for (table, name), one in held.items() if table == "mmshift_table03" and " minus " in name]
     assert ours and all(one.margin <= 2 for one in ours) and {one.rival for one in ours} >= {"no effect"}
+
+
+def test_no_baseline_and_no_effect_agrees_in_the_place_of_a_papers_own_number():
+    """The strongest baseline's number where the method's is printed, 0 for a gain, the full cache's time for a method's."""
+    judged = 0
+    for spec in map(load, table_ids()):
+        values = of_table(spec.id)
+        for cell in spec.cells if any(one.status in (COMPARABLE, OPEN) for one in values.values()) else ():
+            at, printed = cell.address, values.get(cell.address.printed)
+            if printed is None or printed.number is None or not has_numbers(at.metric):
+                continue
+            if printed.status not in (COMPARABLE, OPEN) or not (spec.own(cell) or at.minus):
+                continue
+            held = limits(spec, cell, printed)
+            _, gap = _rival(spec, cell, printed.number, held.relative)
+            if gap is not None:
+                judged += held.informative
+                assert _of_gap(gap, held, 0.0).word in (DIFFERS, UNINFORMATIVE), str(at)
+    assert judged > 200
+    own, full = (Printed(str(number), number, 0.005, "", "", "", None) for number in (16.98, 29.26))
+    ratio = of_ratio(next(one for one in load("mmshift_table09").cells if one.address.metric == "total_s"), (own, full))
+    assert level(1.0, 16.98 / 29.26, ratio).word == DIFFERS and level(0.58, 16.98 / 29.26, ratio).word == AGREES
 
 
 @each(
