@@ -26,11 +26,18 @@ def text(one: Filled) -> str:
     told = ("; ".join(lines) or _with_interval(own, places)) + printed
     if own.state != MEASURED:
         told = f"{own.state} ({own.why}): {told}"
-    if one.shown:
+    if one.ratio:
+        told += " ratio {:.3g} / {:.3g}".format(*one.ratio)
+    elif one.shown:
         told += f" {one.shown[0] - one.shown[1]:+.{places}f}"
     if one.verdict is not None:
         told += f" {one.verdict}"
-    return "; ".join([told + (" *" if own.other else ""), *readings(one)])
+    return "; ".join([told + mark(own), *readings(one)])
+
+
+def mark(own: Measured) -> str:
+    """Behind a number: `*` where it is not judged for what it was made with, `†` where nothing states all of that."""
+    return " *" if own.other else " †" if own.unstated else ""
 
 
 def readings(one: Filled) -> list[str]:
@@ -40,6 +47,7 @@ def readings(one: Filled) -> list[str]:
         " ".join(
             [f"{name} {made.value:.{_places(one.printed, made)}f}", *filter(None, [str(one.words.get(name) or "")])]
         )
+        + " *" * bool(made.other)
         for name, made in shown
     ]
 

@@ -18,7 +18,7 @@ from mmkv_bench.config.schema import reference_dir
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.papers import printed
 from mmkv_bench.papers.fill import Filled, Page
-from mmkv_bench.papers.measured import MEASURED, PART, WHOLE
+from mmkv_bench.papers.measured import MEASURED, PART, WHOLE, incomparable
 from mmkv_bench.papers.measures import margin
 from mmkv_bench.papers.printed import COMPARABLE, OPEN, RATIOS
 from mmkv_bench.papers.verdict import NOT_COMPARABLE, ROUNDING, of_seeds
@@ -128,6 +128,8 @@ def _tested(claim: Claim, cells: Sequence[Filled]) -> Tested:
         return Tested(claim, AMBIGUOUS)
     states = {one.measured.state for one in cells}
     if states - {*WHOLE, PART} or not states & {MEASURED, PART} or not all(_judged(one, claim.by) for one in cells):
+        return Tested(claim, NOT_TESTED)
+    if len({id(one) for one in cells}) > 1 and incomparable(cells[0].measured, cells[-1].measured):
         return Tested(claim, NOT_TESTED)
     ends = [_ends(one) for one in cells]
     ours = _OPERATIONS[claim.by](*(one.measured.number for one in (*cells, *cells)[:2]))

@@ -9,9 +9,21 @@ from itertools import combinations
 
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.papers.address import STAND_IN, Address
+from mmkv_bench.papers.fulls import Full, beside, full_of, is_full, own_fulls
 from mmkv_bench.papers.margins import limits, of_ratio
 from mmkv_bench.papers.match import Evidence
-from mmkv_bench.papers.measured import COMPUTED, MEASURED, PART, PLANNED, WHOLE, Measured, Reader, aligned
+from mmkv_bench.papers.measured import (
+    COMPUTED,
+    MEASURED,
+    PART,
+    PLANNED,
+    WHOLE,
+    Measured,
+    Reader,
+    aligned,
+    differing,
+    incomparable,
+)
 from mmkv_bench.papers.measures import has_numbers, margin
 from mmkv_bench.papers.printed import COMPARABLE, OPEN, RATIOS, Printed, of_table
 from mmkv_bench.papers.spec import Cell, Spec
@@ -20,6 +32,7 @@ from mmkv_bench.papers.verdict import (
     DIFFERS,
     NOT_COMPARABLE,
     UNDECIDED,
+    UNINFORMATIVE,
     Limits,
     Verdict,
     drop,
@@ -40,8 +53,9 @@ COSTS = ("ttft_s", "total_s", "tpot_ms", "peak_gb", "selection_ms")
 @dataclass(frozen=True)
 class Filled:
     """One cell, filled. `printed` is None where the paper has no number for it; `verdict` where nothing is to be said of the
-    number as the table reads it; `counted`: whether the verdict on its drop counts, because `full` agrees; `limits`: what it
-    was judged by; `readings`: name -> what there is under each further reading, `words` what is said of that."""
+    number as the table reads it; `counted`: whether the verdict on its drop counts, because `full` agrees; `ratio`: ours and
+    the printed one to `full`, where these were compared; `limits`: what it was judged by; `readings`: name -> what there is
+    under each further reading, `words` what is said of that."""
 
     cell: Cell
     printed: Printed | None
@@ -52,6 +66,7 @@ class Filled:
     verdict: Verdict | None = None
     drop: Verdict | None = None
     counted: bool = False
+    ratio: tuple[float, float] | None = None
 
     @property
     def shown(self) -> tuple[float, float] | None:
@@ -118,10 +133,11 @@ def fill(spec: Spec, evidence: Evidence, printed: Mapping[tuple[str, ...], Print
         printed = {} if spec.stands_for else of_table(spec.id)
     if printed and any(cell.address.model == STAND_IN for cell in spec.cells):
         raise ConfigError(f"{spec.id}: no printed number stands beside the embedded model, which stands in for others")
-    reader = Reader(evidence, needed(spec))
+    fulls = own_fulls(spec, printed)
+    beside = [full_of(cell, fulls, spec.paper) if cell.address.printed in printed else None for cell in spec.cells]
+    reader = Reader(evidence, needed(spec) + [part for full in beside if full for part in full.cell.needed])
     cells = [_filled(spec, cell, printed.get(cell.address.printed), reader) for cell in spec.cells]
-    fulls = {(one.cell.block, one.cell.column, one.cell.across): one for one in cells if _is_full(one.cell)}
-    judged = [_judged(one, _full_of(one, fulls, spec)) for one in cells]
+    judged = [_judged(one, full, reader) for one, full in zip(cells, beside, strict=True)]
     leads, pairs = _order(spec, judged, reader)
     rows = sorted({row for one in judged for row in one.measured.rows})
     sources = {row: evidence.source(row) for row in rows}
@@ -135,49 +151,65 @@ def _filled(spec: Spec, cell: Cell, printed: Printed | None, reader: Reader) -> 
     return Filled(cell, printed, reader.measured(cell.address, cell.parts), readings, limits=held)
 
 
-def _is_full(cell: Cell) -> bool:
-    return cell.address.method.base == "full"
-
-
-def _full_of(one: Filled, fulls: Mapping[tuple[int, int, int | None], Filled], spec: Spec) -> Filled | None:
-    """`full` beside a cell: in its column, or where methods stand elsewhere, of the same model, data and metric."""
-    cell = one.cell
-    found = fulls.get((cell.block, cell.column, cell.across)) or fulls.get((cell.block, cell.column, None))
-    if found is None:
-        alike = [full for full in fulls.values() if _beside(full.cell.address) == _beside(cell.address)]
-        found = alike[0] if len(alike) == 1 else None
-    return found if found is not None and _beside(found.cell.address) == _beside(cell.address) else None
-
-
-def _beside(address: Address) -> tuple[object, ...]:
-    return address.model, address.dataset, address.metric, address.length, address.new_tokens, address.batch
-
-
-def _judged(one: Filled, full: Filled | None) -> Filled:
+def _judged(one: Filled, full: Full | None, reader: Reader) -> Filled:
     """The cell with its verdicts."""
     if one.printed is None:
         return one
     if not has_numbers(one.cell.address.metric):
         told = Verdict(NOT_COMPARABLE, why=one.printed.status) if one.measured.value is not None else None
         return replace(one, verdict=told)
-    status, beside = one.printed.status, None if full is None or _is_full(one.cell) else full
-    gate = None if beside is None else _level(beside, beside.measured)
-    every = {name: _level(one, own) for name, own in {"": one.measured, **one.readings}.items()}
-    said = {name: _gated(verdict, gate) for name, verdict in every.items() if verdict is not None}
+    every = {name: (own, _level(one, own)) for name, own in {"": one.measured, **one.readings}.items()}
+    if full is None:
+        said = {name: verdict for name, (_, verdict) in every.items() if verdict is not None}
+        return replace(one, verdict=said.pop("", None), words=said)
+    fulls = {name: _like(own, full, reader) for name, (own, verdict) in every.items()}
+    said = {name: _gated(verdict, fulls[name]) for name, (_, verdict) in every.items() if verdict is not None}
     one = replace(one, verdict=said.pop("", None), words=said)
-    if beside is None or one.measured.state == PLANNED:
+    if one.measured.state == PLANNED:
         return one
-    if status == RATIOS and beside.measured.state != PLANNED:
+    beside = fulls[""]
+    assert one.printed is not None
+    if one.printed.status == RATIOS:
         return _ratio(one, beside)
-    found = _drop(one, beside) if one.cell.address.minus is None else None
-    return replace(one, drop=found, counted=gate is not None and gate.word == AGREES)
+    found = _drop(one, beside) if one.cell.address.minus is None and not beside.why else None
+    return replace(one, drop=found, counted=beside.gate is not None and beside.gate.word == AGREES)
 
 
-def _gated(verdict: Verdict, gate: Verdict | None) -> Verdict:
+@dataclass(frozen=True)
+class _Beside:
+    """The full cache as the rows have it that share what a number was made with; why: what keeps the two apart; gate: what is
+    said of the full cache itself."""
+
+    full: Filled
+    why: str = ""
+    gate: Verdict | None = None
+
+
+def _like(own: Measured, full: Full, reader: Reader) -> _Beside:
+    at, parts = full.cell.address, full.cell.parts
+    measured, why = reader.measured(at, parts, own.shared), ""
+    if own.shared and measured.value is None:
+        others = reader.measured(at, parts).shared
+        why = f"full was run with other {differing(own, others)}" if others else "full not run"
+    elif own.shared and measured.shared:
+        apart = incomparable(own, measured)
+        why = f"full has {apart}" if apart else ""
+    beside = Filled(full.cell, full.printed, measured, limits=limits(full.spec, full.cell, full.printed))
+    return _Beside(beside, why, _level(beside, measured))
+
+
+def _gated(verdict: Verdict, beside: _Beside) -> Verdict:
     """Nothing is said of a method where its full cache is not the paper's."""
-    if verdict.word == NOT_COMPARABLE or gate is None or gate.word != DIFFERS:
+    gate = beside.gate
+    if verdict.word in (NOT_COMPARABLE, UNINFORMATIVE) or (
+        gate is not None and gate.word in (AGREES, UNINFORMATIVE) and not beside.why
+    ):
         return verdict
-    return Verdict(NOT_COMPARABLE, why="full differs from what is printed for it")
+    if beside.why or gate is None:
+        return Verdict(NOT_COMPARABLE, why=beside.why or "full not run")
+    if gate.word == DIFFERS:
+        return Verdict(NOT_COMPARABLE, why="full differs from what is printed for it")
+    return Verdict(gate.word, why=f"so is full{f', {gate.why}' if gate.why else ''}")
 
 
 def _level(one: Filled, measured: Measured) -> Verdict | None:
@@ -193,8 +225,9 @@ def _level(one: Filled, measured: Measured) -> Verdict | None:
     return level(measured.value, one.printed.number, one.limits, of_seeds(measured.seeds, one.limits.relative))
 
 
-def _drop(one: Filled, full: Filled) -> Verdict | None:
+def _drop(one: Filled, beside: _Beside) -> Verdict | None:
     """What is said of the difference to `full`."""
+    full = beside.full
     own, theirs, states = one.shown, full.shown, {one.measured.state, full.measured.state}
     if own is None or theirs is None or one.limits is None or full.limits is None:
         return None
@@ -210,18 +243,20 @@ def _drop(one: Filled, full: Filled) -> Verdict | None:
     return drop((own[0], theirs[0]), (own[1], theirs[1]), held, of_seeds(one.measured.seeds, held.relative))
 
 
-def _ratio(one: Filled, full: Filled) -> Filled:
+def _ratio(one: Filled, beside: _Beside) -> Filled:
     """The cell with what is said of its ratio to `full`: of times and peaks of another device."""
-    own, theirs = one.shown, full.shown
-    if own is None or theirs is None or not all((*own, *theirs)):
+    own, theirs = one.shown, beside.full.shown
+    if one.measured.value is not None and (beside.why or theirs is None):
+        return replace(one, verdict=Verdict(NOT_COMPARABLE, why=beside.why or "full not run"))
+    if own is None or theirs is None or not all((*own, *theirs)) or beside.full.measured.state == PLANNED:
         return one
     assert one.printed is not None
-    assert full.printed is not None
-    held = of_ratio(one.cell, (one.printed, full.printed))
-    other = tuple(dict.fromkeys((*one.measured.other, *full.measured.other)))
+    held = of_ratio(one.cell, (one.printed, beside.full.printed or one.printed))
+    one = replace(one, limits=held, ratio=(own[0] / theirs[0], own[1] / theirs[1]))
+    other = tuple(dict.fromkeys((*one.measured.other, *beside.full.measured.other)))
     if other:
-        return replace(one, verdict=Verdict(NOT_COMPARABLE, why="; ".join(other)), limits=held)
-    return replace(one, verdict=level(own[0] / theirs[0], own[1] / theirs[1], held), limits=held)
+        return replace(one, verdict=Verdict(NOT_COMPARABLE, why="; ".join(other)))
+    return replace(one, verdict=level(own[0] / theirs[0], own[1] / theirs[1], held))
 
 
 def _order(spec: Spec, cells: Sequence[Filled], reader: Reader) -> tuple[list[Lead], tuple[int, int]]:
@@ -253,16 +288,11 @@ def _groups(cells: Sequence[Filled]) -> Iterator[list[Filled]]:
     """Methods of one column and budget that have a printed number of the same kind."""
     found: dict[tuple[object, ...], list[Filled]] = {}
     for one in cells:
-        if (
-            one.printed is None
-            or one.printed.number is None
-            or _is_full(one.cell)
-            or one.cell.address.minus is not None
-        ):
+        if one.printed is None or one.printed.number is None or is_full(one.cell) or one.cell.address.minus is not None:
             continue
         if one.cell.address.metric in COSTS or not has_numbers(one.cell.address.metric):
             continue
-        key = (*_beside(one.cell.address), one.cell.address.budget_kind, one.cell.address.budget)
+        key = (*beside(one.cell.address), one.cell.address.budget_kind, one.cell.address.budget)
         found.setdefault(key, []).append(one)
     yield from (group for group in found.values() if len(group) > 1)
 
@@ -278,7 +308,7 @@ def _paired(reader: Reader, a: Filled, b: Filled, sign: int) -> Mean | None:
     found = []
     for left, right in zip(a.cell.needed, b.cell.needed, strict=True):
         one, two = reader.measured(left), reader.measured(right)
-        if one.scores is None or two.scores is None or one.other or two.other:
+        if one.scores is None or two.scores is None or one.other or two.other or incomparable(one, two):
             return None
         (difference,) = against([one.scores], aligned(two.scores, one.scores), left.metric, aggregator_of(left.metric))
         if difference.value is None:

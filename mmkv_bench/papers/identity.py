@@ -65,8 +65,7 @@ def wanted(address: Address, had: Mapping[str, Any]) -> dict[str, Any]:
     found = {name: model.get(name) for name in ("revision", *_LIMITS)} | {"code": None}
     found |= {"dtype": model["dtype"], "attention": model["attention"], "numerics": NUMERICS_VERSION}
     found |= {} if address.frames is None else {"frames": address.frames}
-    if address.method.base != "full":
-        found["method version"] = address.method.version(address.reading)
+    found |= {"method version": 1 if address.method.base == "full" else address.method.version(address.reading)}
     if address.dataset in SYNTHETIC and had["weights"] == RANDOM:
         found |= _shaped(model)
     else:

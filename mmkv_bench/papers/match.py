@@ -22,7 +22,7 @@ from mmkv_bench.errors import ConfigError
 from mmkv_bench.papers import identity
 from mmkv_bench.papers.address import STAND_IN, SYNTHETIC, Address, canonical, file_of, samples_of
 from mmkv_bench.tables.notes import FIXTURE
-from mmkv_bench.tables.rows import CONTEXT, config_of, with_limits
+from mmkv_bench.tables.rows import CONTEXT, config_of, missing, with_limits
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -133,7 +133,7 @@ class Evidence:
         asked = np.isnan(seeds) | np.isin(seeds, wanted.seeds)
         if not asked.any():
             had, of = (", ".join(f"{seed:g}" for seed in sorted({*values})) for values in (seeds, wanted.seeds))
-            return Match(NONE, why=f"there are rows of seeds {had}, the table has {of}")
+            return Match(NONE, why=f"there are rows of seed {had}, the table has {of}")
         runs = self._runs(rows[asked], wanted)
         if like is not None:
             runs = {key: run for key, run in runs.items() if key.shared == like}
@@ -248,8 +248,8 @@ class Evidence:
         told = self.cells
         pairs = list(zip(told["base"], told["parameters"], strict=True))
         known = {pair: canonical(*pair) for pair in set(pairs)}
-        budget = told["budget_fraction"].astype(object).where(told["budget_kind"] == "fraction", told["budget_entries"])
-        texts = ["" if value is None or value != value else _budget(value) for value in budget.astype(object)]
+        budgets = zip(told["budget_fraction"].astype(object), told["budget_entries"].astype(object), strict=True)
+        texts = [" ".join(_budget(value) for value in pair if not missing(value)) for pair in budgets]
         reading = told["reading"].astype(object).where(told["reading"].notna(), "")
         keys = told["model"].astype(str)
         for part in (told["dataset"], told["base"], [known[pair] for pair in pairs], reading, told["protocol"]):

@@ -445,11 +445,17 @@ def aligned(other: Scores, own: Scores) -> Scores:
 
 def incomparable(a: Measured, b: Measured) -> str:
     """Why two numbers say nothing of what they differ by; empty where they do."""
-    differs = sorted({name for one, two in zip(a.shared, b.shared, strict=True) for name, _ in {*one} ^ {*two}})
-    for one, two in zip(a.asked, b.asked, strict=True):
-        differs += ["scorer"] if one.scorer != two.scorer else []
-        differs += ["prompts"] if one.n == two.n and one.prompts != two.prompts else []
-    return f"other {', '.join(dict.fromkeys(differs))} than what it is compared with" if differs else ""
+    names = [name for name in (differing(a, b.shared),) if name]
+    for one, two in zip(a.asked, b.asked, strict=False):
+        names += ["scorer"] if one.scorer != two.scorer else []
+        names += ["prompts"] if one.n == two.n and one.prompts != two.prompts else []
+    return f"other {', '.join(dict.fromkeys(names))} than what it is compared with" if names else ""
+
+
+def differing(a: Measured, shared: Sequence[Shared]) -> str:
+    """Names of what a number does not share with one that was made with this."""
+    pairs = zip(a.shared, shared, strict=False)
+    return ", ".join(dict.fromkeys(name for one, two in pairs for name, _ in sorted({*one} ^ {*two})))
 
 
 def _mixed(parts: Sequence[Measured]) -> tuple[str, ...]:

@@ -58,7 +58,7 @@ CSV = (
         "reason",
     ),
     *("line", "difference", "verdict", "margin", "half_digit", "one_answer", "rival", "readings"),
-    *("drop", "drop_counts", "command", "source", "layers"),
+    *("ratio", "ratio_printed", "drop", "drop_counts", "other", "unstated", "command", "source", "layers"),
 )
 _SOURCES = (
     "each cell's rows (`mmkv-bench show <source>`) or the command that makes them: `mmkv-bench papers {} --format csv`, columns "
@@ -107,6 +107,10 @@ def notes(page: Page) -> list[str]:
     if any(one.measured.other for one in page.cells):
         others = dict.fromkeys(word for one in page.cells for word in one.measured.other)
         found.append(f"* under other conditions, shown and not judged: {'; '.join(others)}.")
+    unstated = dict.fromkeys(word for one in page.cells for word in one.measured.unstated)
+    found += [f"† stated by no paper and by no file of conf: {'; '.join(unstated)}."] if unstated else []
+    passed = dict.fromkeys(one.measured.passed for one in page.cells if one.measured.passed)
+    found += [f"of several runs the fullest counts, then the newest: {'; '.join(passed)}."] if passed else []
     if page.refused and not page.spec.stands_for:
         found.append(
             f"{page.refused} cells of random weights, of the embedded model or of fixture data are no evidence here."
@@ -250,6 +254,9 @@ def _line(page: Page, one: Filled) -> dict[str, object]:
         "verdict": str(one.verdict.word) if one.verdict else "",
         **_held(one),
         "readings": "; ".join(readings(one)),
+        **dict(zip(("ratio", "ratio_printed"), (f"{value:.6g}" for value in one.ratio or ()), strict=False)),
+        "other": inert("; ".join(own.other)),
+        "unstated": inert("; ".join(own.unstated)),
         "drop": one.drop.word if one.drop else "",
         "drop_counts": one.counted if one.drop else "",
         "command": command_of(spec, one),

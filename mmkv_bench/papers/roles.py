@@ -35,10 +35,10 @@ ROLES: Mapping[str, Mapping[str, str]] = {
         "lmms_eval_reason answers_digest row_digest",
     },
     "timings": {
-        IDENTITY: "dataset prompt_tokens prompts profile batch batch_prefill memory_limit new_tokens status disturbed measured",
+        IDENTITY: "dataset prompt_tokens batch batch_prefill new_tokens status disturbed",
         CONTEXT: "fallback load threads committed_at",
-        FREE: f"{_ROW} visual_tokens copied searched repeat phase error seconds steps_s peak_allocated peak_reserved "
-        "peak_resident bytes_held bytes_useful_step bytes_read_step place order_seed",
+        FREE: f"{_ROW} visual_tokens prompts profile copied searched memory_limit measured repeat phase error seconds steps_s "
+        "peak_allocated peak_reserved peak_resident bytes_held bytes_useful_step bytes_read_step place order_seed",
     },
     "diagnostics": {
         IDENTITY: "name model dataset sample_id quantity part settings",

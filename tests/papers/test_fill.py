@@ -93,8 +93,8 @@ def test_rows_meet_cells_by_parameters_whatever_they_are_called(tmp_path):
     found = page(root)
     agreed = cell(found, "cutoff_gamma=0.1")
     assert agreed.measured.state == "measured" and agreed.verdict.word == "agrees"
-    assert text(agreed).startswith("29.06 [") and text(agreed).endswith("] / 29.06 +0.00 agrees")
-    assert text(cell(found, "cutoff_gamma=0.3")).endswith(" differs"), (
+    assert text(agreed).startswith("29.06 [") and text(agreed).endswith("] / 29.06 +0.00 agrees †")
+    assert text(cell(found, "cutoff_gamma=0.3")).endswith(" differs †"), (
         "as the table reads it, whatever else was not run"
     )
     assert text(cell(found, "cutoff_gamma=0.5")) == "not run / 22.5"
@@ -109,7 +109,7 @@ def test_rows_meet_cells_by_parameters_whatever_they_are_called(tmp_path):
     found = page(root, stored(tmp_path, *every, name="readings"))
     one = cell(found, "cutoff_gamma=0.3")
     assert one.verdict.word == "differs" and found.verdicts(own=True) == {"agrees": 1, "differs": 1}
-    assert text(one).endswith(" differs; per head 62.5 differs; unrotated keys 25.0 agrees"), (
+    assert text(one).endswith(" differs †; per head 62.5 differs; unrotated keys 25.0 agrees"), (
         "a word for each number shown"
     )
     (line,) = [line for line in csv.DictReader(io.StringIO(render([found], "csv"))) if line["verdict"] == "differs"]
@@ -123,7 +123,7 @@ def test_a_part_of_the_samples_is_undecided_whatever_its_numbers(tmp_path):
     found = page(stored(tmp_path, *adds))
     one, far = cell(found, "cutoff_gamma=0.1"), cell(found, "cutoff_gamma=0.5")
     assert [each.measured.state for each in (one, far)] == ["part"] * 2
-    assert text(one).startswith("part (100 of 320): 29.00 [") and text(one).endswith(" undecided")
+    assert text(one).startswith("part (100 of 320): 29.00 [") and text(one).endswith(" undecided †")
     assert far.verdict.word == "undecided"
 
 

@@ -32,7 +32,7 @@ def test_a_row_is_judged_by_the_version_that_its_commit_holds(tmp_path, monkeypa
         said[str(commit)[0]] = text(one).partition("+0.00 ")[2]
     unjudged.cache_clear()
     old = "is older than version 2 of the margins"
-    assert said["a"] == "agrees" and old in said["b"] and old in said["c"]
+    assert said["a"] == "agrees †" and old in said["b"] and old in said["c"]
     assert "has other margins of version 2" in said["d"]
     assert sum(word.startswith("not comparable: ") and word.endswith(" *") for word in said.values()) == 5
     assert said["e"] == "not comparable: which margins its commit (eeeeeeeeeeee) had is not known here *"
