@@ -139,6 +139,7 @@ def _measure(plan: Planned, store: Store, found: dict[Unit, str], track: Tracker
     from mmkv_bench.models.threads import computing_with, threads_for
     from mmkv_bench.plan import identity
     from mmkv_bench.plan.cells import stored_rows
+    from mmkv_bench.run.machine import refuse_other_machine
 
     config = plan.config
     if config.decode == COMPILED:
@@ -155,6 +156,7 @@ def _measure(plan: Planned, store: Store, found: dict[Unit, str], track: Tracker
             "CUDA_LAUNCH_BLOCKING is set, so every kernel is waited for and no time is that of a served model; unset it"
         )
     store.write_cells(stored_rows(plan.cells, config, provenance))
+    refuse_other_machine(store, [cell.cell for cell in plan.cells], provenance, times=True)
     with computing_with(threads_for(loaded, config.model.threads)):
         return _Passes(plan, store, bench, found, track).run()
 

@@ -27,6 +27,7 @@ from mmkv_bench.run import stopping
 from mmkv_bench.run.card import PromptSize, columns, render
 from mmkv_bench.run.dispatch import Given
 from mmkv_bench.run.following import Following
+from mmkv_bench.run.machine import refuse_other_machine
 from mmkv_bench.run.preview import card_facts
 from mmkv_bench.run.progress import Progress
 from mmkv_bench.run.prompt_forms import refuse_other_prompts
@@ -98,6 +99,7 @@ def carry_out(plan: Plan) -> int:
     try:
         if loaded is not None:
             store.write_cells(stored_rows(plan.cells, plan.config, plan.provenance, loaded.prompt_format))
+            refuse_other_machine(store, _unfinished(plan, standing), plan.provenance)
             store.forget_scores(changed)
             with computing_with(threads_for(loaded, config.model.threads)):
                 _generate(plan, loaded, store, todo, track, stopped)
@@ -127,6 +129,11 @@ def _read(plan: Plan, store: Store) -> tuple[ReadOnce, Standing]:
 
 
 # ---------------------------------------------------------------------- before work
+def _unfinished(plan: Plan, standing: Standing) -> list[str]:
+    """The cells to which rows will be added."""
+    return [cell for part in plan.parts for cell, done in standing.done(part).items() if len(done) < len(part.samples)]
+
+
 def _refuse_other_sharing(config: DictConfig, store: Store, standing: Standing) -> None:
     """Answers are the same with and without sharing, times and memory are not: never reuse the one kind as the other.
 

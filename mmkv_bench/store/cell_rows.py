@@ -29,6 +29,15 @@ def shown(row: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
+_HALVES = ("bfloat16", "float16")
+
+
+def processor(device: str | None, cpu: str | None, dtype: str, times: bool = False) -> str:
+    """The kind of CPU where rows that a CPU made hang on it: in half precision, whose last digits follow from a CPU's
+    instructions, and of times; "" elsewhere."""
+    return str(cpu or "") if device == "cpu" and (times or dtype in _HALVES) else ""
+
+
 def refuse_other(stored: Mapping[str, Any], row: Mapping[str, Any], root: Path) -> None:
     """Raises StoreError when the two rows of one cell differ in what its hash covers."""
     for column in CELL_COLUMNS:

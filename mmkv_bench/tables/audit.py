@@ -50,6 +50,11 @@ class Audit:
         """Whether the number of entries says all about what the cells hold."""
         return not self.packed and not self.retrievable
 
+    @property
+    def comparable(self) -> bool:
+        """Whether the cells may be compared by entries: within the budget, and of samples that nobody chose."""
+        return self.entries_only and not self.over and not self.chosen
+
 
 _EXCESS = ("entries_asked", "entries_resident")
 _NUMBERS = (*_EXCESS, "tokens_from_compressed", "n_tokens", "question_text_before_cut")

@@ -156,6 +156,7 @@ def _table(sweep: Sweep, metric: str, parts: _Parts) -> Table:
     table.calibrations = {method.label: sweep.calibrations[method.label] for method in methods if method.calibrated}
     table.gate = _gate(sweep, table)
     table.primary = parts.primary
+    table.cpus = sweep.cpus
     table.versions = {label: own for label, own in sweep.versions.items() if label in begun}
     return table
 

@@ -100,9 +100,7 @@ def columns(table: Table) -> dict[str, Column]:
         entries = {
             method.label: entry
             for method in table.family(budget).rivals
-            if not (entry := table.entries[method.label, budget]).audit.over
-            and entry.audit.entries_only
-            and not entry.audit.chosen
+            if (entry := table.entries[method.label, budget]).audit.comparable
         }
         if entries:
             samples = samples_of([entry.scores for entry in entries.values()], table.metric, table.aggregator)

@@ -29,8 +29,8 @@ from mmkv_bench.tables.sweep import Sweep
 if TYPE_CHECKING:
     import pandas as pd
 
-WITHIN = (*CONTEXT, "device")
-"""What must agree for two costs to be compared: of scores, and the machine."""
+WITHIN = CONTEXT
+"""What must agree for two costs to be compared: as of scores, the device among it."""
 SHARED_RUN = (
     "{names} of these rows {is_are} of runs that share prefills: the times and peaks of a group of cells that were decoded "
     "together, of no method by itself; run with sharing=off or scenario=efficiency for a method's own, or leave {it} out"

@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mmkv_bench.tables.compare import separated_pairs
-from mmkv_bench.tables.notes import BEFORE_CUT, OVER, PACKED, PREFILL, RETRIEVED, caption, line_label, notes, title
+from mmkv_bench.tables.notes import (
+    BEFORE_CUT,
+    OVER,
+    PACKED,
+    PREFILL,
+    PRESET,
+    RETRIEVED,
+    caption,
+    line_label,
+    notes,
+    title,
+)
 from mmkv_bench.tables.render import (
     PAIRS,
     RANKS,
@@ -38,6 +49,7 @@ _SPECIAL = {
     BEFORE_CUT: r"\P{}",
     PACKED: r"\ddag{}",
     RETRIEVED: r"\ensuremath{\diamond}",
+    PRESET: r"\ensuremath{\parallel}",
 }
 _FLOATS = 10
 

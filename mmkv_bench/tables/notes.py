@@ -14,13 +14,14 @@ from mmkv_bench.tables.table import AXES, Entry, Table
 from mmkv_bench.tables.tested import mostly_free, tested
 from mmkv_bench.tables.versions import version_notes
 
-OVER, PREFILL, BEFORE_CUT, PACKED, RETRIEVED = "†", "§", "¶", "‡", "◊"
+OVER, PREFILL, BEFORE_CUT, PACKED, RETRIEVED, PRESET = "†", "§", "¶", "‡", "◊", "∥"
 FIXTURE = "_fixture"  # how labels of datasets of our own making end
 _MANY = 6  # cells that a note lists by name
 _ROUNDING = 1e-5  # MMMU's aggregate comes with five digits
 # Context that a caption names only where it tells two tables apart, and what must be equal for it to do so.
 _WITHIN = {"model_fingerprint": "model", "dataset_fingerprint": "dataset"}
 _QUIET = (*_WITHIN, "dtype", "attention", "generation", "numerics_version", "torch", "transformers")
+_QUIET += ("device", "processor", "lmms_eval")
 
 
 def title(table: Table) -> str:
@@ -85,9 +86,11 @@ def fallback_letters(table: Table) -> dict[str, str]:
     return {reason: chr(ord("a") + i) for i, reason in enumerate(table.fallbacks)}
 
 
-def marks(table: Table, method: Line, entry: Entry) -> list[str]:
+def marks(table: Table, method: Line, entry: Entry, budget: str) -> list[str]:
     """The marks behind a cell's number, in a fixed order."""
     found = [OVER] if entry.audit.over else []
+    if method.label in table.above_bold(budget):
+        found.append(PRESET)
     if _untested(method, entry):
         found.append(PREFILL)
     if entry.audit.text_before_cut:
@@ -110,6 +113,7 @@ def notes(table: Table) -> list[str]:
         *_mark_notes(table),
         *_method_notes(table),
         *version_notes(table.versions),
+        *_machine_notes(table),
         *tested(table),
         *_calibration_notes(table),
         *_unread_notes(table),
@@ -213,6 +217,12 @@ def _mark_notes(table: Table) -> list[str]:
     if over := [told for method, told in exceeding if not method.resamples]:
         blame = ", which only reading=released may do, or a paper's own formula: take it for a defect" if defect else ""
         lines.append(f"{OVER} more entries resident than the budget{blame}: {_listed(over, shorten=False)}.")
+    above = {label: None for budget in table.budgets or ("",) for label in sorted(table.above_bold(budget))}
+    if above:
+        lines.append(
+            f"{PRESET} scores better than a bold cell of its column and is not bold, because a preset does not compete beside "
+            f"its method: {', '.join(above)}."
+        )
     untested = [(words, e.audit.from_prefill, e.audit.n) for words, method, e in cells if _untested(method, e)]
     if untested:
         lines.append(
@@ -294,6 +304,15 @@ def _method_notes(table: Table) -> list[str]:
             values = json.loads(method.parameters)
             lines.append(f"{method.label} (tuned): {', '.join(f'{k}={v}' for k, v in sorted(values.items()))}.")
     return lines
+
+
+def _machine_notes(table: Table) -> list[str]:
+    if len(table.cpus) < 2:
+        return []
+    kinds = ", ".join(
+        f"{kind} ({count})" for kind, count in sorted(table.cpus.items(), key=lambda found: (-found[1], found[0]))
+    )
+    return [f"cells were made beside several kinds of CPU: {kinds}."]
 
 
 def _calibration_notes(table: Table) -> list[str]:

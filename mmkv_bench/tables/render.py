@@ -47,7 +47,7 @@ def entry_text(table: Table, method: Line, budget: str, intervals: bool) -> Text
     entry = table.entry(method.label, budget)
     if entry is None:
         return EMPTY
-    found = tuple(marks(table, method, entry))
+    found = tuple(marks(table, method, entry, budget))
     cells = tuple(cell[:SHORT] for cell in entry.cells)
     if entry.scores.unjudged:
         word = "not measured" if table.metric in MEASURES else "not judged"

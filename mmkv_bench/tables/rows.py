@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.errors import ConfigError, StoreError, nearest
 from mmkv_bench.statistics.metric_kinds import FIDELITY
+from mmkv_bench.store.cell_rows import processor
 from mmkv_bench.store.study import Endpoint, primary_of
 from mmkv_bench.tables import audit, chosen, free
 from mmkv_bench.tables.agreement import agreeing
@@ -42,6 +43,9 @@ CONTEXT = (
     "numerics_version",
     "torch",
     "transformers",
+    "device",
+    "processor",
+    "lmms_eval",
 )
 LIMITS = ("min_pixels", "max_pixels", "video_max_pixels", "frames", "max_prompt_tokens")
 """Settings of `model` that change what a model is shown; the context's `limits` are those that were set."""
@@ -262,11 +266,28 @@ def missing(value: object) -> bool:
 
 
 def with_limits(cells: pd.DataFrame) -> pd.DataFrame:
-    """Cells with the column `limits`, as `frames=32 max_pixels=100352`, read from their configuration; where images stand
-    in a prompt is among them."""
+    """Cells with what the context reads from longer columns: `limits`, as `frames=32 max_pixels=100352`, from their
+    configuration (where images stand in a prompt is among them), `processor` and `lmms_eval`."""
+    cells = _with_machine(cells)
     given = list(zip(cells["config"], cells["dataset"], strict=True))
     known = {key: _limits(config_of(key[0]), key[1]) for key in set(given)}  # the cells of a run have one configuration
     return cells.assign(limits=[known[key] for key in given])
+
+
+def _with_machine(cells: pd.DataFrame) -> pd.DataFrame:
+    """Cells with `device`, `processor` (the kind of CPU where answers hang on it) and `lmms_eval`'s version; "" where rows do
+    not tell."""
+    empty = [""] * len(cells)
+    device, cpu, versions = (list(cells.get(name, empty)) for name in ("device", "cpu", "versions"))
+    known = {
+        text: "" if missing(text) or not text else json.loads(text).get("lmms_eval") or "" for text in set(versions)
+    }
+    kinds = zip(device, cpu, cells["dtype"], strict=True)
+    return cells.assign(
+        device=["" if missing(name) else name for name in device],
+        processor=[processor(name, None if missing(kind) else kind, dtype) for name, kind, dtype in kinds],
+        lmms_eval=[known[text] for text in versions],
+    )
 
 
 @lru_cache(maxsize=256)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 _READ = (
     *("place", "cell", "latest", "method", "base", "reading", "parameters", "tuned", "seed", "config"),
-    *("budget_kind", "budget_entries", "budget_fraction", "method_version"),
+    *("budget_kind", "budget_entries", "budget_fraction", "method_version", "cpu"),
 )
 
 
@@ -49,6 +50,7 @@ class Sweep:
     config: that of one of the cells that knows of gates, preferably full's; None where none does.
     full: names of the cells of `full`. calibrations: what the artefacts of each calibrated line were made of, by label.
     versions: label -> budget -> versions of the method's numbers, the shown one first; of lines with more than one.
+    cpus: kind of CPU -> cells that were made beside it; empty where rows do not tell.
     """
 
     context: dict[str, str]
@@ -59,6 +61,7 @@ class Sweep:
     full: tuple[str, ...]
     calibrations: dict[str, tuple[str, ...]]
     versions: dict[str, Versions]
+    cpus: dict[str, int]
 
     @classmethod
     def of(cls, cells: pd.DataFrame, axis: str) -> Sweep:
@@ -98,6 +101,7 @@ class Sweep:
                 if line.calibrated
             },
             versions=several({method.label: versions_of[method.variant] for method in methods}),
+            cpus=dict(Counter(row["cpu"] for row in rows if not missing(row.get("cpu")))),
         )
 
     @property

@@ -14,6 +14,7 @@ import numpy as np
 
 from mmkv_bench.statistics.column import Column
 from mmkv_bench.statistics.intervals import Aggregator
+from mmkv_bench.statistics.metric_kinds import lower_is_better
 from mmkv_bench.store.study import Endpoint
 from mmkv_bench.tables.audit import Audit
 from mmkv_bench.tables.family import ComparisonFamily, family
@@ -68,7 +69,7 @@ class Table:
     is printed for it (None: nobody expects it to);
     `free` is the share of the answers that no method can change (see `free.share`), `calibrations` says of each calibrated
     line what its artefacts were made of, `primary` is the study's primary endpoint, `versions` the versions by budget of lines
-    that have several (see `versions`).
+    that have several (see `versions`), `cpus` how many cells were made beside which kind of CPU.
     """
 
     context: dict[str, str]
@@ -85,7 +86,9 @@ class Table:
     calibrations: dict[str, tuple[str, ...]] = field(default_factory=dict)
     versions: dict[str, Versions] = field(default_factory=dict)
     primary: Endpoint | None = None
+    cpus: dict[str, int] = field(default_factory=dict)
     _comparable_at: dict[str, bool] = field(default_factory=dict, repr=False)
+    _above_at: dict[str, frozenset[str]] = field(default_factory=dict, repr=False)
 
     @property
     def dataset(self) -> str:
@@ -152,6 +155,19 @@ class Table:
         """
         column = self.ranked(budget)
         return column.winners if column else ()
+
+    def above_bold(self, budget: str) -> frozenset[str]:
+        """Presets at this budget with a better score than a bold one has, which do not compete and so cannot be bold."""
+        if budget not in self._above_at:
+            sign = -1 if lower_is_better(self.metric) else 1
+            shown = {label: entry for (label, at), entry in self.entries.items() if at == budget}
+            bold = [sign * shown[name].headline for name in self.best(budget) if name in shown]
+            presets = [
+                label for label in (self.family(budget).presets if bold else ()) if shown[label].audit.comparable
+            ]
+            scores = {label: value for label in presets if (value := shown[label].value) is not None}
+            self._above_at[budget] = frozenset(label for label, value in scores.items() if sign * value > min(bold))
+        return self._above_at[budget]
 
     def rank(self, label: str, budget: str) -> tuple[int, int] | None:
         """From and to of a method's rank among those that compete, 1 = best, at 95 %; None where it has none."""

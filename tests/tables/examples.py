@@ -46,6 +46,7 @@ def cell_row(cell: str, method: str, budget: int | str | None = None, **changed)
         "config": "{}",
         "versions": "{}",
         "device": "cpu",
+        "cpu": None,
         "weights": None,
         "model_revision": None,
         "git_dirty": None,

@@ -291,6 +291,33 @@ def test_answers_to_other_views_of_the_data_share_no_table(key: str, value: int)
     assert f"{key}={value}" in caption(tables[1], tables) and "=" + str(value) not in caption(tables[0], tables)
 
 
+HALF, SINGLE = {"dtype": "bfloat16"}, {"dtype": "float32"}
+
+
+@each(
+    ("a", "b", "parts"),
+    [
+        ({"device": "NVIDIA A100"}, {"device": "NVIDIA H100"}, "device=NVIDIA H100"),
+        ({"versions": '{"lmms_eval": "0.7.2"}'}, {"versions": '{"lmms_eval": "0.7.3"}'}, "lmms_eval=0.7.3"),
+        (HALF | {"cpu": "AMD"}, HALF | {"cpu": "Intel"}, "processor=Intel"),
+        (SINGLE | {"cpu": "AMD"}, SINGLE | {"cpu": "Intel"}, None),  # float32 answers are the same: a note
+        (HALF | {"device": "NVIDIA A100", "cpu": "AMD"}, HALF | {"device": "NVIDIA A100", "cpu": "Intel"}, None),
+    ],
+)
+def test_devices_and_versions_of_lmms_eval_share_no_table_and_kinds_of_cpu_where_answers_hang_on_them(
+    a, b, parts
+) -> None:
+    example = Example()
+    example.add("snapkv", 64, [1.0, 0.0], **a)
+    example.add("mmshift", 64, [0.0, 0.0], **b)
+    tables = build(example.rows())
+    assert len(tables) == (1 if parts is None else 2)
+    if parts is None:
+        assert "cells were made beside several kinds of CPU: AMD (1), Intel (1)." in notes(tables[0])
+    else:
+        assert any(parts in caption(table, tables) for table in tables)
+
+
 def test_where_images_stand_in_a_prompt_parts_tables_too() -> None:
     example = Example()
     example.add("snapkv", 64, [1.0, 0.0], config=json.dumps({"datasets": {"walk3": {"placeholders": "keep"}}}))

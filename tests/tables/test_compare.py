@@ -126,6 +126,9 @@ def test_bold_is_told_with_what_it_promises_and_who_does_not_compete():
     assert "shown, but no rivals: blind (control); adakv_official (a preset of adakv)." in told
     text = markdown([table])
     assert "| adakv  | 1   |\n| h2o    | 2   |" in text and "**0.99**" not in text
+    line = next(row for row in text.splitlines() if row.startswith("| adakv_official"))
+    assert line.count("∥") == 1 and "0.99 [0.95, 1.00] ∥" in line  # at 32 there is no bold to be above
+    assert "∥ scores better than a bold cell of its column and is not bold" in told and "adakv_official." in told
 
 
 def test_all_lines_of_an_ablation_compete_and_the_table_says_so():
