@@ -13,13 +13,13 @@ from tests.cli.setting import refusal
 
 def test_names_command_no_terminal(capsys):
     def work(arguments):
-        print("\x1b[31mred\x1b[0m \x1b[2J\x1b]0;title\x07 back\rover \x9b2J \u202etxt", "a\tb")
+        print("\x1b[8mhidden\x1b[0m \x1b[2J\x1b]0;title\x07 back\rover \x9b2J \u202etxt", "a\tb")
         raise ConfigError("no method \x1b[2Jx")
 
     before = sys.stdout
     assert guarded([], work) == 2 and sys.stdout is before
     said = capsys.readouterr()
-    assert said.out == "\x1b[31mred\x1b[0m \\x1b[2J\\x1b]0;title\\x07 back\\rover \\x9b2J \\u202etxt a\tb\n"
+    assert said.out == "\\x1b[8mhidden\\x1b[0m \\x1b[2J\\x1b]0;title\\x07 back\\rover \\x9b2J \\u202etxt a\tb\n"
     assert "\x1b" not in said.err and "\\x1b[2Jx" in said.err
 
 
