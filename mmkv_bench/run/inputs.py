@@ -40,6 +40,7 @@ class Inputs:
             self._known[file] = state, digest(file)
         self._since: list[Sequence[Mapping[str, Any]]] = []
         self._next = time.monotonic() + EVERY_S
+        self._stopped: ConfigError | DataError | None = None
 
     def committed(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Take note of a sample's rows, and look again where the last look is a while ago. Raises what `look` raises."""
@@ -51,8 +52,11 @@ class Inputs:
         """Look at all files.
 
         Raises:
-            ConfigError: the model's changed. DataError: the dataset's. Rows since the last look are failed rows then.
+            ConfigError: the model's changed. DataError: the dataset's. Rows since the last look are failed rows then. Another
+                look raises the same.
         """
+        if self._stopped is not None:
+            raise self._stopped
         unsure, self._since, began = self._since, [], time.monotonic()
         changed = self._changed()
         now = time.monotonic()
@@ -63,11 +67,12 @@ class Inputs:
         for rows in unsure:
             self._writer.commit([failed(row, "error", reason) for row in rows])
         error = ConfigError if changed in self._model else DataError
-        raise error(
+        self._stopped = error(
             f"{changed} changed while the run was reading it; {len(unsure)} samples that were answered since the last look are "
             "rows with status error, all others stand; put the file back and run the same command with retry=[error], or run it "
             "as it is now for cells of their own"
         )
+        raise self._stopped
 
     def _changed(self) -> Path | None:
         for file, (state, digest) in self._known.items():

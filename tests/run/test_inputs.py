@@ -149,6 +149,24 @@ def test_a_change_in_mid_run_stops_it_and_marks_what_is_in_doubt(task, model, tm
         assert again.generated == 4 and everything(root) == everything(expected), kind
 
 
+def test_a_run_that_is_stopped_says_how_many_answers_are_in_doubt(task, model, tmp_path, monkeypatch):
+    """It looks once more when it ends, where nothing was answered since."""
+    monkeypatch.setattr(inputs, "EVERY_S", -1)
+    monkeypatch.setattr(inputs, "SELDOM", 0)
+    plain, calls = Inputs.committed, []
+
+    def committed(self, rows):
+        calls.append(rows)
+        if len(calls) == 3:
+            changed("weights", task, model)
+        plain(self, rows)
+
+    monkeypatch.setattr(Inputs, "committed", committed)
+    stopped = go(tmp_path / "rows", *command(task, model))
+    assert stopped.code == 2 and "reading it; 1 samples that were" in stopped.err
+    assert sorted(row["status"] for row in responses(tmp_path / "rows").values()) == ["error"] * 2 + ["ok"] * 4
+
+
 def test_a_new_time_alone_stops_nothing(task, model, tmp_path, monkeypatch):
     monkeypatch.setattr(inputs, "EVERY_S", -1)
     plain = Inputs.committed
