@@ -7,7 +7,7 @@ from typing import Any
 
 from mmkv_bench.tables.notes import context_words, line_label
 from mmkv_bench.tables.table import Table
-from mmkv_bench.tables.task_ranks import TaskRanks, families, headlines, ranks_over
+from mmkv_bench.tables.task_ranks import TaskRanks, families, headlines, predicts_nothing, ranks_over
 
 
 def shown(store: int, tables: Sequence[Table], first: int) -> list[dict[str, Any]]:
@@ -37,11 +37,12 @@ def shown(store: int, tables: Sequence[Table], first: int) -> list[dict[str, Any
 
 
 def _ranks(found: TaskRanks, number: dict[int, int]) -> dict[str, Any]:
-    """methods: as entries name them; ends: [tasks][methods][2]; means: [methods][2]."""
+    """note: what to say beside them; methods: as entries name them; ends: [tasks][methods][2]; means: [methods][2]."""
     names = {line.label: line_label(line) for table in found.tables for line in table.methods}
     return {
         "views": [number[id(table)] for table in found.tables],
         "methods": [names[label] for label in found.methods],
+        "note": " ".join(predicts_nothing(found.tables[0].context["model"])),
         "apart": [names[label] for label in found.apart],
         "ends": found.ranks.tolist(),
         "means": found.means.round(6).tolist(),

@@ -176,8 +176,8 @@ def _failure_notes(table: Table) -> list[str]:
     picked = [(words, e.audit.chosen, e.audit.n) for words, _, e in _named(table) if e.audit.chosen]
     if picked:
         lines.append(
-            "samples that were asked for by their ids (samples=[...]) say nothing of the dataset, and cells with such are not "
-            f"compared: {_listed(picked)}."
+            "samples that were asked for by their ids (samples=[...]) say nothing of the dataset, and cells with such, which "
+            f"count in their scores until out=<another folder> keeps them apart, are not compared: {_listed(picked)}."
         )
     unranked = table.unranked()
     if unranked:

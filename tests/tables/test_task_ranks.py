@@ -17,13 +17,13 @@ from tests.tables.examples import Example, zeros_and_ones
 RIGHT = {"a": {"snapkv": 80, "keydiff": 60, "mmshift": 20}, "b": {"snapkv": 60, "keydiff": 62, "mmshift": 5, "h2o": 90}}
 
 
-def tables():
+def tables(**told):
     made = Example()
     for dataset, methods in RIGHT.items():
-        made.add("full", None, zeros_and_ones(100, 100), dataset=dataset)
+        made.add("full", None, zeros_and_ones(100, 100), dataset=dataset, **told)
         for method, right in methods.items():
             values = np.random.default_rng(len(method)).permutation(zeros_and_ones(right, 100)).tolist()
-            made.add(method, 64, values, dataset=dataset)
+            made.add(method, 64, values, dataset=dataset, **told)
     return build(made.rows())
 
 
@@ -57,6 +57,12 @@ def test_ranks_are_a_slow_loops_over_all_pairs_of_those_on_every_task():
         "on some of the tasks only: h2o." in said
         and "of m = 3 that compete on all 2 tasks, each task at p <= 0.05 / 2" in said
     )
+
+
+def test_rankings_of_the_embedded_model_say_that_they_predict_no_papers():
+    said = "rankings of the embedded model predict no paper's: mean Kendall's tau -.15"
+    assert said in as_markdown(rank_sections(tables()))
+    assert said not in as_markdown(rank_sections(tables(model="qwen2_5_vl_7b")))
 
 
 def test_one_task_or_failed_samples_give_no_ranks_over_tasks():

@@ -31,7 +31,8 @@ function leaders() {
 /** Of the methods that compete on all tasks, best mean first: proven by `tables --ranks`, each task at its share of the error. */
 function ranks() {
   const found = family().ranks[chosenBudget()];
-  tell("apart", found && found.apart.length ? `On some of the tasks only: ${found.apart.join(", ")}.` : "");
+  const apart = found && found.apart.length ? `On some of the tasks only: ${found.apart.join(", ")}.` : "";
+  tell("apart", [found ? found.note.replace(/^./, (first) => first.toUpperCase()) : "", apart].filter(Boolean).join(" "));
   if (!found) return nothing("ranks", "No two methods compete at this budget on all of these tasks with the same samples.");
   const lines = found.methods.map((method, m) => ({ method, ends: found.ends.map((task) => task[m]), mean: found.means[m] }));
   lines.sort((a, b) => a.mean[0] + a.mean[1] - b.mean[0] - b.mean[1] || a.mean[1] - b.mean[1] || collator.compare(a.method, b.method));
