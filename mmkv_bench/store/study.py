@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from mmkv_bench.errors import ConfigError, StoreError
 from mmkv_bench.store.files import write_whole
 
 _MARK = "store.json"
-_KEY = "primary"
+_KEY, _LATE = "primary", "primary_named_after_answers"
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One column of one table: all comparisons of methods there are confirmatory, those of other columns exploratory."""
+    """One column of one table: all comparisons of methods there are confirmatory, those of other columns exploratory.
+
+    late: it was named when the store held answers already.
+    """
 
     dataset: str
     metric: str
     budget: str
     protocol: str = "paper"
+    late: bool = field(default=False, compare=False)
 
     @classmethod
     def parse(cls, words: str) -> Endpoint:
@@ -43,10 +47,11 @@ class Endpoint:
 def primary_of(root: Path) -> Endpoint | None:
     """The primary endpoint of the store in a folder, if its study names one."""
     try:
-        words = json.loads((root / _MARK).read_bytes()).get(_KEY)
+        mark = json.loads((root / _MARK).read_bytes())
+        words = mark.get(_KEY)
     except (OSError, ValueError, AttributeError):
         return None  # no store, which whoever reads its rows says
-    return None if words is None else Endpoint.parse(words)
+    return None if words is None else replace(Endpoint.parse(words), late=bool(mark.get(_LATE)))
 
 
 def name_primary(root: Path, words: str) -> None:
@@ -63,4 +68,6 @@ def name_primary(root: Path, words: str) -> None:
             "folder (out=<folder>)"
         )
     mark = json.loads((root / _MARK).read_bytes()) | {_KEY: words}
+    if any(next((root / folder).glob("*"), None) for folder in ("responses", "journal")):
+        mark[_LATE] = True
     write_whole(root / _MARK, lambda stream: stream.write(json.dumps(mark).encode() + b"\n"))

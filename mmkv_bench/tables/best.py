@@ -63,7 +63,8 @@ def _study_notes(table: Table) -> list[str]:
         primary.protocol,
     )
     if here and primary.budget in table.budgets:
-        return [f"primary endpoint of this study: the column {primary.budget}; everything else is exploratory."]
+        late = " (named when its answers were there already)" * primary.late
+        return [f"primary endpoint of this study{late}: the column {primary.budget}; everything else is exploratory."]
     return [f"exploratory: the primary endpoint of this study is {primary}."]
 
 

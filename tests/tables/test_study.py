@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mmkv_bench.errors import ConfigError, StoreError
+from mmkv_bench.store.store import Store
 from mmkv_bench.store.study import Endpoint, name_primary, primary_of
 from mmkv_bench.tables.build import build
 from mmkv_bench.tables.render import markdown
@@ -24,10 +25,15 @@ def test_tables_say_where_the_primary_endpoint_is_and_that_the_rest_is_explorato
     assert primary_of(root) is None and "exploratory" not in markdown(build(load(root)))
     name_primary(root, WORDS)
     name_primary(root, f"{WORDS} paper")
-    assert primary_of(root) == Endpoint("walk3", "exact_match", "64")
-    assert "- primary endpoint of this study: the column 64; everything else is exploratory." in markdown(
-        build(load(root))
+    assert primary_of(root) == Endpoint("walk3", "exact_match", "64") and primary_of(root).late
+    wanted = (
+        "- primary endpoint of this study (named when its answers were there already): the column 64; everything else"
     )
+    assert wanted in markdown(build(load(root)))
+    (tmp_path / "new").mkdir()
+    Store(tmp_path / "new").prepare()
+    name_primary(tmp_path / "new", WORDS)
+    assert not primary_of(tmp_path / "new").late
     with pytest.raises(StoreError, match="another folder"):
         name_primary(root, "walk3 exact_match 128")
     with pytest.raises(ConfigError, match="2 words"):
