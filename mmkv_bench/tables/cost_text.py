@@ -147,7 +147,8 @@ def _title(table: CostTable) -> str:
 def _caption(table: CostTable, tables: Sequence[CostTable], intervals: bool) -> str:
     contexts = [other.context for other in tables]
     parts = [axis_words(table.axis), *context_words(table.context, table.readings, contexts)]
-    parts.append(f"device={table.context['device']}")
+    device = f"device={table.context['device']}"
+    parts += [device] * (device not in parts)
     known = {cost.key: cost.unit for cost in table.costs}
     named = [(key, one) for own in table.entries.values() for key, one in own.items() if one.value is not None]
     every = [entry for _, entry in named]

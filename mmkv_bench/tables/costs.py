@@ -18,11 +18,12 @@ import numpy as np
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.statistics.medians import Medians, medians
 from mmkv_bench.store.busy import busy
+from mmkv_bench.store.cell_rows import processor
 from mmkv_bench.store.schema import STATUSES
 from mmkv_bench.tables.cost_names import Cost
 from mmkv_bench.tables.cost_rows import Seen, answers_seen, passes_seen
 from mmkv_bench.tables.line import Line
-from mmkv_bench.tables.rows import BASELINE, CONTEXT, cells_of, choose, latest, with_limits
+from mmkv_bench.tables.rows import BASELINE, CONTEXT, cells_of, choose, latest, missing, with_limits
 from mmkv_bench.tables.step_limits import TIMED, USEFUL, Known, Limit, StepLimits
 from mmkv_bench.tables.sweep import Sweep
 
@@ -205,12 +206,16 @@ def _refuse_unknown(
 
 def _tables(cells: pd.DataFrame, seen: Seen, costs: tuple[Cost, ...]) -> list[CostTable]:
     made = []
+    if seen.per_pass and "cpu" in cells:  # times of two kinds of CPU do not compare in any precision
+        kinds = zip(cells["device"], cells["cpu"], cells["dtype"], strict=True)
+        cells = cells.assign(
+            processor=[processor(device, None if missing(cpu) else cpu, dtype, True) for device, cpu, dtype in kinds]
+        )
     for _, group in cells.groupby(list(WITHIN), dropna=False, sort=True):
         for axis in [kind for kind in ("entries", "fraction") if (group["budget_kind"] == kind).any()] or ["none"]:
             own = group[group["budget_kind"].isin([axis, "none"])]
             found = _of_sweep(Sweep.of(own, axis), seen, costs)
             for table in found:
-                table.context = table.context | {"device": str(group["device"].iloc[0])}
                 table.random_weights = "weights" in group and bool((group["weights"] == "random").any())
             made += found
     return made

@@ -110,12 +110,16 @@ def test_a_line_with_a_failure_has_no_median(tmp_path):
     assert (entry.value, entry.ratio, entry.known, entry.n, entry.failed) == (None, None, 2, 3, "oom")
 
 
-def timed(root: Path, steps: dict[tuple[str, int], list[list[float]]], oom: tuple[str, int] | None = None) -> Path:
+def timed(
+    root: Path, steps: dict[tuple[str, int], list[list[float]]], oom: tuple[str, int] | None = None, cpus=None
+) -> Path:
     """A store of passes: (method, length) -> steps of each repeat; what is named `oom` fails in the pass that is timed first."""
     store = Store(root)
     names = {method: f"c{place}" for place, method in enumerate(dict.fromkeys(method for method, _ in steps))}
     store.write_cells(
-        cell_row(name, method, None if method == "full" else "0.1", dataset="made_up_text")
+        cell_row(
+            name, method, None if method == "full" else "0.1", dataset="made_up_text", cpu=(cpus or {}).get(method)
+        )
         for method, name in names.items()
     )
     for place, ((method, tokens), repeats) in enumerate(steps.items()):
@@ -250,6 +254,15 @@ def test_the_least_time_of_a_step_stands_beside_its_time_and_what_it_is_made_of_
         ("tpot_s", "32"): "0.064",
         ("tpot_s", "64"): "0.128",
     }
+
+
+def test_times_of_two_kinds_of_cpu_stand_in_no_table_together(tmp_path):
+    costs = divided(["tpot_s"])[1]
+    apart = timed(tmp_path / "apart", STEPS, cpus={"full": "AMD", "snapkv": "Intel"})
+    tables = cost_tables(apart, costs)
+    assert [table.context["processor"] for table in tables] == ["AMD", "AMD", "Intel", "Intel"]
+    assert all(table.entries["snapkv", "0.1"]["tpot_s"].ratio is None for table in tables[2:])
+    assert "processor=Intel" in str(cost_sections(tables))
 
 
 def test_without_a_measured_device_a_table_of_step_times_says_that_no_limit_is_there(tmp_path, capsys, monkeypatch):
