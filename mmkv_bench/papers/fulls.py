@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import NamedTuple
 
-from mmkv_bench.papers.address import Address
+from mmkv_bench.papers.address import SYNTHETIC, Address
 from mmkv_bench.papers.measures import has_numbers
 from mmkv_bench.papers.printed import COMPARABLE, OPEN, RATIOS, Printed, of_table
 from mmkv_bench.papers.spec import Cell, Spec, load, table_ids
@@ -56,7 +56,8 @@ def full_of(cell: Cell, own: Mapping[Place, Full], paper: str) -> Full | None:
 def _place(cell: Cell) -> Place:
     at = cell.address
     parts = tuple((part.dataset, part.metric) for part in cell.parts)
-    return (*beside(at), at.max_new_tokens, at.cut_prompt, at.frames, at.protocol, parts)
+    asked = () if at.dataset in SYNTHETIC else (at.max_new_tokens, at.cut_prompt, at.frames)  # made-up prompts have their own
+    return (*beside(at), *asked, at.protocol, parts)
 
 
 @cache

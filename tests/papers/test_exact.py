@@ -60,7 +60,7 @@ def test_every_judged_cell_of_every_table_agrees_with_itself():
             if one.drop is not None and one.drop.word not in (AGREES, UNINFORMATIVE):
                 wrong.append(f"{name} {one.cell.address}: drop {one.drop}")
     assert not wrong, f"{len(wrong)}: {wrong[:20]}"
-    assert lost <= 37, "ratios whose full stands in another row or table"
+    assert lost == 2, "PrefixKV Table 3 prints OOM for full at batch 48: no ratio to it"
 
 
 def test_every_sentence_holds_of_the_papers_own_numbers_and_no_effect_proves_none():
