@@ -38,7 +38,8 @@ class Endpoint:
                 f"primary={words!r} has {len(parts)} words; allowed: <dataset> <metric> <budget> and perhaps <protocol>; write "
                 "for example primary='pages_lookup_large exact_match 64'"
             )
-        return cls(*parts)
+        dataset, metric, budget, protocol = (*parts, "paper")[:4]
+        return cls(dataset, metric, budget, protocol)
 
     def __str__(self) -> str:
         return f"{self.metric} of {self.dataset} at {self.budget} (protocol={self.protocol})"
