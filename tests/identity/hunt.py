@@ -106,9 +106,10 @@ class Hunt(Fuzz):
         column, row = rng.choice(table.schema.names), rng.randrange(table.num_rows)
         values = table[column].to_pylist()
         before = values[row]
-        values[row] = another(before, rng, values)
-        what = f"{column} of row {row} of {file.relative_to(mine).parts[0]}: {before!r:.60} -> {values[row]!r:.60}"
         kind = table.schema.field(column)
+        while values[row] == before:
+            values[row] = another(before, rng, values) if before is not None else made_up(kind.type)
+        what = f"{column} of row {row} of {file.relative_to(mine).parts[0]}: {before!r:.60} -> {values[row]!r:.60}"
         if values[row] is None and not kind.nullable:
             return what, "same words"
         changed = table.set_column(table.schema.names.index(column), kind, [pa.array(values, kind.type)])
@@ -159,6 +160,15 @@ def another(value: Any, rng: random.Random, values: list) -> Any:
         place = rng.randrange(len(value))
         return [*value[:place], another(value[place], rng, []), *value[place + 1 :]]
     return None
+
+
+def made_up(kind: pa.DataType) -> Any:
+    """A value where there was none."""
+    if pa.types.is_list(kind):
+        return [made_up(kind.value_type)]
+    if pa.types.is_boolean(kind):
+        return True
+    return 0.5 if pa.types.is_floating(kind) else 1 if pa.types.is_integer(kind) else "a"
 
 
 def words(name: str, rows: Path) -> tuple[int, str]:
