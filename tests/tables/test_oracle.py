@@ -1,6 +1,6 @@
 """Promise: what tables print of a store is what a slow reference of dicts and loops makes of the same rows.
 
-The reference follows the definitions (README, docs/decisions.md), shares no code with the tables, and knows nothing of
+The reference follows the definitions (docs/statistics.md, docs/decisions.md), shares no code with the tables, and knows no
 arrays: rows are dicts, sums are loops. Only the bootstrap's draws are taken from the code, being random numbers.
 """
 

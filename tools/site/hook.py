@@ -56,6 +56,7 @@ def on_page_markdown(markdown: str, page, config: MkDocsConfig, files: Files) ->
     if here.startswith("api/"):
         return markdown
     source = next((name for name, made in TOP.items() if made == here), f"docs/{here}")
+    up = "../" * here.count("/")
 
     def linked(found: re.Match[str]) -> str:
         target, _, anchor = found["target"].partition("#")
@@ -63,9 +64,9 @@ def on_page_markdown(markdown: str, page, config: MkDocsConfig, files: Files) ->
             return found[0]
         place = normal(PurePosixPath(source).parent / target)
         if place in TOP:
-            return f"[{found['text']}]({TOP[place]}{'#' * bool(anchor)}{anchor})"
+            return f"[{found['text']}]({up}{TOP[place]}{'#' * bool(anchor)}{anchor})"
         if place.startswith("docs/"):
-            return f"[{found['text']}]({place.removeprefix('docs/')}{'#' * bool(anchor)}{anchor})"
+            return f"[{found['text']}]({up}{place.removeprefix('docs/')}{'#' * bool(anchor)}{anchor})"
         if not (ROOT / place).exists():
             raise FileNotFoundError(f"{source} links to {target}, which is not there")
         return found["text"] if found["text"].strip("`") == place else f"{found['text']} (`{place}`)"
