@@ -25,8 +25,8 @@ CHANGED = "changed since its commit"
 _LIMITS = ("min_pixels", "max_pixels", "video_max_pixels", "max_prompt_tokens", "layers", "frames")
 _DATA = ("task", "split", "include_path", "placeholders", "cluster_key")
 _TIMES = ("profiles", "memory_limit")
-_APART = ("method version", "code")
-"""Facts of a number alone: one that it is compared with may have others."""
+_APART = ("method version", "code", "weights")
+"""Facts of a number alone: one that it is compared with may have others (its fingerprint says which weights)."""
 OF_MODEL = ("path", "fingerprint", "dtype", "attention", "numerics", "max_pixels", "min_pixels")
 """Facts that parts of a mean share, whatever their data."""
 _SHOWN = 60  # characters of a value

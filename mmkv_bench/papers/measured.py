@@ -263,9 +263,11 @@ class Reader:
         from mmkv_bench.tables.compare import against
 
         assert address.minus is not None
-        other = self._number(replace(address, method=address.minus, minus=None), *own.shared)
+        base = replace(address, method=address.minus, minus=None)
+        other = self._number(base, *own.shared)
         if own.value is not None and other.state == NOT_RUN:
-            return replace(other, why=f"{address.minus} was not run with what {address.method} was", rows=own.rows)
+            names = differing(own, self._number(base).shared)
+            return replace(other, why=f"{address.minus} was run with other {names}" if names else "", rows=own.rows)
         for one in (own, other):
             if one.scores is None or one.value is None:
                 state = one.state if one.value is None else CANNOT_RUN
