@@ -16,7 +16,7 @@ import pytest
 from mmkv_bench.errors import ConfigError, StoreError
 from mmkv_bench.methods.named import settings
 from mmkv_bench.methods.plain import flat_parameters
-from mmkv_bench.papers import computed
+from mmkv_bench.papers import computed, measured
 from mmkv_bench.papers.cells import text
 from mmkv_bench.papers.fill import Page, fill
 from mmkv_bench.papers.match import Evidence
@@ -415,6 +415,47 @@ def test_a_difference_of_two_methods_is_paired(tmp_path):
     (one,) = [c for c in found.cells if c.cell.address.minus and c.measured.value is not None]
     assert one.measured.value == pytest.approx(50.0) and one.measured.low > 20.0
     assert text(one).startswith("part (seeds 2 missing): 50.0 [")
+
+
+def test_a_difference_is_no_more_than_what_either_side_is(tmp_path, monkeypatch):
+    """The base has 32 of 60 answers, answers of 16 tokens, or other data."""
+    monkeypatch.setattr(measured, "samples_of", lambda dataset: 60)
+    own = {"dataset": "ocrbench", "metric": "ocrbench_accuracy", "model": "llava_v1_6_vicuna_7b"}
+    own["generation"] = json.dumps({"max_new_tokens": 64})
+    ours = [(("mmshift_pyramidkv", 64, zeros_and_ones(30, 60)), {**own, "seed": seed}) for seed in (0, 1, 2)]
+    said = []
+    for number, (n, changed) in enumerate(
+        (
+            (60, {}),
+            (32, {}),
+            (60, {"generation": json.dumps({"max_new_tokens": 16})}),
+            (60, {"dataset_fingerprint": "e" * 16}),
+        )
+    ):
+        adds = [*ours, (("pyramidkv", 64, zeros_and_ones(20, n)), {**own, **changed})]
+        found = page(stored(tmp_path, *adds, name=str(number)), table="mmshift_table03")
+        (one,) = [one for one in found.cells if one.cell.address.minus and one.measured.rows and not one.cell.parts]
+        said.append((one.measured.state, one.measured.n, one.measured.why))
+    assert said == [
+        ("measured", 60, ""),
+        ("part", 32, "32 of 60"),
+        ("not run", 0, "pyramidkv was run with other max_new_tokens"),
+        ("not run", 0, "pyramidkv was run with other data"),
+    ]
+
+
+def test_a_full_cache_of_another_table_of_the_paper_is_the_gate(tmp_path):
+    """HybridKV's Table 6 prints no full; its Table 1 does, WebQA 76.5."""
+    at = next(one.address for one in load("hybridkv_table06").cells if one.address.dataset == "milebench_webqa")
+    ours = (("hybridkv", "0.1", zeros_and_ones(145, 200)), {"dataset": at.dataset, "given": at.method.changed})
+    said = {}
+    for name, right in (("none", 0), ("off", 140), ("on", 153)):
+        adds = [ours, *([(("full", None, zeros_and_ones(right, 200)), {"dataset": at.dataset})] if right else [])]
+        cells = page(stored(tmp_path, *adds, name=name), table="hybridkv_table06").cells
+        (said[name],) = [str(one.verdict) for one in cells if one.cell.address == at]
+    assert said["none"] == "not comparable: full not run"
+    assert said["off"] == "not comparable: full differs from what is printed for it"
+    assert said["on"] == "agrees"
 
 
 def test_columns_of_answers_are_reduced(tmp_path):
