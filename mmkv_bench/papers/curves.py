@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mmkv_bench.papers import identity
 from mmkv_bench.papers.address import FRACTION, STAND_IN, Address, budget_of, canonical
+from mmkv_bench.papers.identity import OF_DIAGNOSTICS
 from mmkv_bench.papers.match import AMBIGUOUS, FOUND, NONE, Evidence
 from mmkv_bench.papers.measures import DIAGNOSTICS, Diagnostic
 from mmkv_bench.statistics.shared_draws import intervals
@@ -85,6 +87,9 @@ class Curves:
             return Reading(NONE)
         told = self.told[[_is_of(row, wanted, address) for row in self.told.to_dict("records")]]
         told, other = _conditions(told, address)
+        if not self.evidence.stand_in:
+            each = (identity.other(address, _made(row), OF_DIAGNOSTICS) for row in told.to_dict("records"))
+            other += tuple(dict.fromkeys(word for words in each for word in words))
         if len(told) > 1:
             return Reading(AMBIGUOUS, _differences(told))
         if not len(told):
@@ -136,6 +141,13 @@ def _conditions(told: pd.DataFrame, address: Address) -> tuple[pd.DataFrame, tup
             values = ", ".join(f"{value:g}" for value in sorted(set(had.dropna())))
             other.append(f"{name} {values}, the figure has {asked}")
     return told, tuple(other)
+
+
+def _made(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What a measurement says of what it was made with, as `identity.facts` names it."""
+    settings = row["settings"]
+    stated = {name: settings.get(name) for name in ("weights", "attention")}
+    return {**settings["processor"], **stated, "dtype": row["dtype"], "commit": None}
 
 
 def _differences(told: pd.DataFrame) -> str:

@@ -7,7 +7,7 @@ nor a file states, such as the commit of the weights, is marked, and two numbers
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -21,6 +21,8 @@ from mmkv_bench.tables.rows import config_of
 HUB, FOLDER, RANDOM = "hub", "folder", "random"
 CONDITIONS = ("max_new_tokens", "cut_prompt", "frames")
 """What a table may set itself."""
+OF_DIAGNOSTICS = ("weights", "dtype", "attention", "min_pixels", "max_pixels", "video_max_pixels")
+"""What a measurement of `diagnose` says of itself."""
 CHANGED = "changed since its commit"
 _LIMITS = ("min_pixels", "max_pixels", "video_max_pixels", "max_prompt_tokens", "layers", "frames")
 _DATA = ("task", "split", "include_path", "placeholders", "cluster_key")
@@ -87,12 +89,19 @@ def wanted(address: Address, had: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def other(address: Address, had: Mapping[str, Any], conditions: bool = False) -> tuple[str, ...]:
-    """What is other about a row, as `max_pixels 50176, the table has none`; conditions: of what a table sets itself alone."""
+def stated(address: Address) -> str:
+    """What rows must be made with to count at an address, in words."""
+    every = wanted(address, {"weights": HUB, "commit": None})
+    named = [f"{name} {_text(value)}" for name, value in every.items() if value is not None and name != "fingerprint"]
+    return f"{', '.join(named)}; no {', '.join(name for name, value in every.items() if value is None)}"
+
+
+def other(address: Address, had: Mapping[str, Any], only: Sequence[str] | None = None) -> tuple[str, ...]:
+    """What is other about a row, as `max_pixels 50176, the table has none`; only: of these facts."""
     return tuple(
         f"{name} {_text(had.get(name))}, the table has {_text(value)}"
         for name, value in wanted(address, had).items()
-        if had.get(name) != value and not (conditions and name not in CONDITIONS)
+        if had.get(name) != value and (only is None or name in only)
     )
 
 

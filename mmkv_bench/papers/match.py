@@ -160,7 +160,8 @@ class Evidence:
         for row in rows.tolist():
             had = self._facts(row)
             versions = tuple(str(self._records[row][name]) for name in _LIBRARIES)
-            key = Run(identity.other(wanted, had, self.stand_in), identity.shared(had), had["method version"], versions)
+            only = identity.CONDITIONS if self.stand_in else None
+            key = Run(identity.other(wanted, had, only), identity.shared(had), had["method version"], versions)
             runs.setdefault(key, []).append(row)
         return {key: np.array(run) for key, run in runs.items()}
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import shlex
 
+from mmkv_bench.papers.address import STAND_IN
 from mmkv_bench.papers.cells import number
 from mmkv_bench.papers.commands import PROGRAM, command
 from mmkv_bench.papers.fill import Filled, Page
+from mmkv_bench.papers.identity import stated
 from mmkv_bench.papers.measured import COMPUTED, NOT_RUN, PART, PLANNED, UNCLEAR
 from mmkv_bench.papers.printed import COMPARABLE, OPEN, RATIOS, Printed
 from mmkv_bench.papers.spec import Cell, Spec
@@ -17,7 +19,7 @@ _MANY = 8
 def behind(page: Page, one: Filled) -> tuple[str, ...]:
     """Sentences: the address of a cell, its printed number, ours, and what is said of the two besides its verdict."""
     printed = [] if one.printed is None else [_printed(page.spec.id, one.printed)]
-    return (_address(one.cell), *printed, *_ours(page, one), *_limits(one), *_drop(one))
+    return (_address(one.cell), *_stated(one.cell), *printed, *_ours(page, one), *_limits(one), *_drop(one))
 
 
 def rows_of(page: Page, one: Filled) -> list[str]:
@@ -37,6 +39,12 @@ def _address(cell: Cell) -> str:
         return str(cell.address)
     parts = "; ".join(map(str, cell.parts[:_MANY]))
     return f"{cell.address}: the mean of {len(cell.parts)}, {parts}{'; ...' if len(cell.parts) > _MANY else ''}"
+
+
+def _stated(cell: Cell) -> list[str]:
+    """What rows must be made with to count."""
+    at = cell.needed[0]
+    return [f"rows count with {stated(at)}"] if at.runs and at.model != STAND_IN else []
 
 
 def _printed(table: str, printed: Printed) -> str:

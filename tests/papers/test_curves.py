@@ -37,7 +37,7 @@ def snapkv(budget: str = "64", **changed):
 def stored(root, name, numbers, *, method=None, samples=("a", "b"), torch="2.8", **changed):
     """Adds a measurement. numbers: (quantity, part, head, x, function of sample's and layer's number -> value)."""
     told = {"model": "qwen2_5_vl_7b", "dataset": "ocrbench", "weights": "hub", "tokens": 64, "frames": None} | changed
-    settings = {"weights": told["weights"], "tokens": told["tokens"], "processor": {}}
+    settings = {"weights": told["weights"], "tokens": told["tokens"], "processor": {}, "attention": "sdpa"}
     settings["processor"] = {"frames": told["frames"]} if told["frames"] else {}
     settings |= {"method": method} if method else {}
     own = {
