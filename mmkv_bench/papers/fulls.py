@@ -56,7 +56,9 @@ def full_of(cell: Cell, own: Mapping[Place, Full], paper: str) -> Full | None:
 def _place(cell: Cell) -> Place:
     at = cell.address
     parts = tuple((part.dataset, part.metric) for part in cell.parts)
-    asked = () if at.dataset in SYNTHETIC else (at.max_new_tokens, at.cut_prompt, at.frames)  # made-up prompts have their own
+    asked = (
+        () if at.dataset in SYNTHETIC else (at.max_new_tokens, at.cut_prompt, at.frames)
+    )  # made-up prompts have their own
     return (*beside(at), *asked, at.protocol, parts)
 
 

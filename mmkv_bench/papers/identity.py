@@ -27,6 +27,8 @@ CHANGED = "changed since its commit"
 _LIMITS = ("min_pixels", "max_pixels", "video_max_pixels", "max_prompt_tokens", "layers", "frames")
 _DATA = ("task", "split", "include_path", "placeholders", "cluster_key")
 _TIMES = ("profiles", "memory_limit")
+PROMPTS = "prompt_tokens"
+"""The metric that no answer's length changes."""
 _APART = ("method version", "code", "weights")
 """Facts of a number alone: one that it is compared with may have others (its fingerprint says which weights)."""
 OF_MODEL = ("path", "fingerprint", "dtype", "attention", "numerics", "max_pixels", "min_pixels")
@@ -66,7 +68,8 @@ def wanted(address: Address, had: Mapping[str, Any]) -> dict[str, Any]:
     model, data = _file("model", address.model), _file("dataset", file_of(address.dataset))
     found = {name: model.get(name) for name in ("revision", *_LIMITS)} | {"code": None}
     found |= {"dtype": model["dtype"], "attention": model["attention"], "numerics": NUMERICS_VERSION}
-    found |= {} if address.frames is None else {"frames": address.frames}
+    if address.frames is not None and address.dataset not in SYNTHETIC:  # made-up prompts have a length instead
+        found["frames"] = address.frames
     found |= {"method version": 1 if address.method.base == "full" else address.method.version(address.reading)}
     if address.dataset in SYNTHETIC and had["weights"] == RANDOM:
         found |= _shaped(model)
@@ -79,13 +82,17 @@ def wanted(address: Address, had: Mapping[str, Any]) -> dict[str, Any]:
         found |= {"commit": model["revision"]} if model.get("revision") else {}
     if address.dataset in SYNTHETIC:
         return found | dict.fromkeys((*_TIMES, "decode"))
-    decoding = {"do_sample": False, "until": []} | dict(data.get("generation") or {})
+    about = data.get("about") or {}
+    decoding = {"do_sample": False, "until": about.get("until") or []} | dict(data.get("generation") or {})
     found |= {name: decoding.pop(name, None) for name in ("max_new_tokens", "cut_prompt")}
     asked = {"max_new_tokens": address.max_new_tokens, "cut_prompt": address.cut_prompt}
     found |= {name: value for name, value in asked.items() if value is not None}
+    if address.metric == PROMPTS:
+        found.pop("max_new_tokens")
     found |= {"num_beams": 1, "decoding": decoding} | {name: data.get(name) for name in _DATA}
-    stated = (data.get("about") or {}).get("fingerprint")
-    found |= {"data": stated} if stated else {} if data.get("offline") else {"source": HUB}
+    found |= (
+        {"data": about["fingerprint"]} if "fingerprint" in about else {} if data.get("offline") else {"source": HUB}
+    )
     return found
 
 

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from dataclasses import replace
+from functools import cache
 
 import pytest
+from omegaconf import OmegaConf
 
 from mmkv_bench.config.compose import compose, method_defaults
 from mmkv_bench.config.schema import conf_dir, options
+from mmkv_bench.datasets.specs import spec_from_config
 from mmkv_bench.efficiency.planned import planned as plan_of_passes
-from mmkv_bench.papers.address import SYNTHETIC, Address, canonical
+from mmkv_bench.evaluation.documents import generation_settings
+from mmkv_bench.papers import identity
+from mmkv_bench.papers.address import MEAN, SYNTHETIC, Address, Method, canonical
 from mmkv_bench.papers.commands import SETTING, artefact, command, setting
 from mmkv_bench.papers.fill import needed
 from mmkv_bench.papers.measures import has_numbers
 from mmkv_bench.papers.spec import load, table_ids
 from mmkv_bench.plan.cells import DatasetIdentity, Identity, bases, expand
+from tests.papers.genuine import genuine
+from tests.tables.examples import cell_row
 
 SETTINGS = [name for name in options("experiment") if name.startswith(SETTING)]
 NAMES = sorted(file.stem for file in (conf_dir() / "experiment" / "papers").glob("*.yaml"))
@@ -127,3 +135,42 @@ def test_a_tables_experiments_plan_its_cells():
 @pytest.mark.full
 def test_all_experiments_together_plan_the_cells_of_all_tables():
     check(NAMES, list(table_ids()))
+
+
+@pytest.mark.full
+def test_what_the_experiments_make_counts_as_evidence():
+    """The settings of the runs, with what the tasks say of decoding, are what addresses ask for."""
+    plans: dict[str, list[dict]] = {}
+    for name in NAMES:
+        made = _settings(f"papers/{name}")
+        plans.setdefault(made["model"]["name"], []).append(made)
+    asked = {}
+    for table in table_ids():
+        for one in needed(load(table)):
+            if one.runs and has_numbers(one.metric) and one.metric != MEAN:
+                key = (one.model, one.dataset, one.max_new_tokens, one.cut_prompt, one.frames, one.length)
+                asked.setdefault(key, (table, replace(one, method=Method("full"))))
+    wrong = set()
+    for table, one in asked.values():
+        timed_at = one.dataset in SYNTHETIC
+        runs = [_settings(setting(one, load(table).experiments))] if timed_at else plans.get(one.model, [])
+        runs = [run for run in runs if timed_at or one.dataset in run["datasets"]]
+        if all(identity.other(one, identity.facts(_row(one, run))) for run in runs):
+            wrong.add((table, one.dataset.partition("_")[0]))
+    assert wrong == {("hybridkv_table02", "videochatgpt")}, (
+        "which shares runs of 128 tokens with Table 3, and says none"
+    )
+
+
+@cache
+def _settings(name: str) -> dict:
+    return OmegaConf.to_container(compose([f"experiment={name}"]), resolve=True)
+
+
+def _row(one: Address, run: dict) -> dict:
+    generation = {}
+    if one.dataset not in SYNTHETIC:
+        spec = spec_from_config(one.dataset, OmegaConf.create(run["datasets"][one.dataset]))
+        generation = generation_settings(spec)
+    made = genuine(one.model, one.dataset, "full", config=json.dumps(run), weights=run["model"]["weights"])
+    return cell_row("c", "full", **made) | {"generation": json.dumps(generation)}
