@@ -1,6 +1,6 @@
 """mmkv_bench: a reproducible benchmark harness for KV-cache compression in multimodal LLMs.
 
-The public door, each imported when it is first used:
+The public API, each imported when it is first used:
 
 - `attach(model, "snapkv", 64)`: compress what a transformers model keeps of its prompts, inside a `with`.
 - `method("snapkv", window=16)`: a method as the compressor that a run would build.
@@ -15,22 +15,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mmkv_bench.door.attaching import attach
-    from mmkv_bench.door.evaluating import evaluate
-    from mmkv_bench.door.papers import paper_tables
-    from mmkv_bench.door.stored import load_rows, make_table
+    from mmkv_bench.api.attaching import attach
+    from mmkv_bench.api.evaluating import evaluate
+    from mmkv_bench.api.papers import paper_tables
+    from mmkv_bench.api.stored import load_rows, make_table
     from mmkv_bench.methods.named import method
 
 __version__ = "0.2.0"
 __all__ = ["attach", "evaluate", "load_rows", "make_table", "method", "paper_tables"]
 
 _HOMES = {
-    "attach": "mmkv_bench.door.attaching",
-    "evaluate": "mmkv_bench.door.evaluating",
-    "load_rows": "mmkv_bench.door.stored",
-    "make_table": "mmkv_bench.door.stored",
+    "attach": "mmkv_bench.api.attaching",
+    "evaluate": "mmkv_bench.api.evaluating",
+    "load_rows": "mmkv_bench.api.stored",
+    "make_table": "mmkv_bench.api.stored",
     "method": "mmkv_bench.methods.named",
-    "paper_tables": "mmkv_bench.door.papers",
+    "paper_tables": "mmkv_bench.api.papers",
 }
 
 

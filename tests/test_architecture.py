@@ -90,7 +90,7 @@ ARROWS = {
         "store",
         "run",
     },
-    "cluster": {"config", "evaluation", "plan", "run", "store"},
+    "slurm": {"config", "evaluation", "plan", "run", "store"},
     "diagnostics": {
         "consent",
         "calibrate",
@@ -105,7 +105,7 @@ ARROWS = {
         "run",
         "store",
     },
-    "door": {
+    "api": {
         "calibrate",
         "compression",
         "config",
@@ -125,7 +125,7 @@ ARROWS = {
     "cli": {
         "consent",
         "calibrate",
-        "cluster",
+        "slurm",
         "config",
         "datasets",
         "devices",
@@ -151,7 +151,7 @@ ARROWS = {
     "secrecy": set(),
     "consent": set(),
     "installed": set(),
-    "__init__": {"door", "methods"},
+    "__init__": {"api", "methods"},
 }
 FLOORS = 10
 """At most so many rooms stand on each other, `errors` and `secrecy` not counted."""
@@ -160,7 +160,7 @@ FOREIGN = {
     "hydra": {"config", "run"},
     "lmms_eval": {"evaluation"},
     "wandb": {"store"},
-    "submitit": {"cluster", "cli"},
+    "submitit": {"slurm", "cli"},
     "pandas": {"tables", "papers", "run", "efficiency"},
     "torch": {
         "devices",
@@ -171,13 +171,13 @@ FOREIGN = {
         "tiny",
         "calibrate",
         "diagnostics",
-        "door",
+        "api",
         "efficiency",
     },
     "flash_attn": {"compression"},
     "kvpress": {"compression"},
     "triton": {"compression"},
-    "transformers": {"compression", "models", "generation", "methods", "tiny", "run", "calibrate", "door"},
+    "transformers": {"compression", "models", "generation", "methods", "tiny", "run", "calibrate", "api"},
 }
 """Packages that only some rooms know."""
 

@@ -41,8 +41,8 @@ class Job:
 
     def _work(self, overrides: Sequence[str]) -> int:
         from mmkv_bench.cli.once import once
-        from mmkv_bench.cluster.submission import ASK
         from mmkv_bench.run.stopping import Stopped
+        from mmkv_bench.slurm.submission import ASK
 
         again = _bound()
         try:
@@ -77,7 +77,7 @@ def _bound() -> Callable[[int, Any], NoReturn]:
 def _queue_again(submitits: Callable[[int, Any], Any] | None, number: int, frame: Any) -> NoReturn:
     """Hand over to submitit's handler, which queues the job again and ends the process; where it cannot, in an image
     without scontrol, the exit code tells the job's script to."""
-    from mmkv_bench.cluster.submission import REQUEUE
+    from mmkv_bench.slurm.submission import REQUEUE
 
     if submitits is not None and shutil.which("scontrol") is not None:
         submitits(number, frame)

@@ -108,7 +108,7 @@ def _stored(store: Store, cells: Collection[str], sample_id: str) -> list[Drawn]
 def _seen(loaded: LoadedModel, request: Request, prompt: EncodedPrompt) -> Seen:
     import numpy as np
 
-    from mmkv_bench.run.asked import visual_places
+    from mmkv_bench.run.requested import visual_places
 
     visual = np.flatnonzero(prompt.types[0].cpu().numpy() > 0)
     told = visual_places(loaded, prompt, request)

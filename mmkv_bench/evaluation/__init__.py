@@ -3,6 +3,7 @@
 Only `harness.py` imports lmms-eval, and only when a function needs it: importing this package is quick.
 """
 
+from mmkv_bench.evaluation.batch_scorer import Scorer
 from mmkv_bench.evaluation.captions import release
 from mmkv_bench.evaluation.content import (
     confirm,
@@ -20,7 +21,6 @@ from mmkv_bench.evaluation.generating import generate, prompt_hashes
 from mmkv_bench.evaluation.prompts import rows_hold_media
 from mmkv_bench.evaluation.running import RunningScores
 from mmkv_bench.evaluation.scoring import score
-from mmkv_bench.evaluation.shared import Scorer
 
 __all__ = [
     "Answer",

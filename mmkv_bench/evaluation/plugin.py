@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from lmms_eval.models.registry_v2 import ModelManifest
 
 NAME = "mmkv"
-MODEL = "mmkv_bench.door.lmms_eval_model.MMKV"
+MODEL = "mmkv_bench.api.lmms_eval_model.MMKV"
 
 
 def manifest() -> ModelManifest:

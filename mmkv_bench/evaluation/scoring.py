@@ -10,7 +10,7 @@ from mmkv_bench.datasets.task_spec import TaskSpec
 from mmkv_bench.errors import DataError, ScoringError
 from mmkv_bench.evaluation.contract import Answer, CellScores, SampleRef, SampleScore
 from mmkv_bench.evaluation.documents import Documents, documents, task_config
-from mmkv_bench.evaluation.due import metrics_due
+from mmkv_bench.evaluation.expected_metrics import metrics_due
 from mmkv_bench.evaluation.generating import prompt_hashes
 from mmkv_bench.evaluation.not_judged import Lost, base, judged_by, prompts_of, reasons, take_back, unheard
 from mmkv_bench.evaluation.parsing import PARSE_FAILED

@@ -19,7 +19,7 @@ from transformers.generation import logits_process as stock
 
 from mmkv_bench.errors import UnsupportedError
 from mmkv_bench.generation.cut import check_way
-from mmkv_bench.generation.settings import check
+from mmkv_bench.generation.decode_config import check
 
 _TASK_KEYS = {"max_new_tokens", "min_new_tokens", "stop_strings", "until", "do_sample", "temperature", "top_p",
               "top_k", "num_beams", "repetition_penalty", "cut_prompt"}  # fmt: skip

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
 from mmkv_bench.judging.endpoint import Endpoint, Failure, Reply
+from mmkv_bench.judging.judge_config import JudgeSettings
 from mmkv_bench.judging.question import Question
-from mmkv_bench.judging.settings import JudgeSettings
 
 LONGEST_WAIT_S = 120.0  # an endpoint that asks for more is not waited for
 LOST_IN_A_ROW = 3  # questions without an answer after which an endpoint that has answered counts as gone

@@ -49,8 +49,8 @@ def ledger_of(config: DictConfig, root: Path) -> Ledger:
 
     Raises ConfigError when a judge is wanted whose model or address is not given.
     """
+    from mmkv_bench.judging.judge_config import JudgeSettings
     from mmkv_bench.judging.ledger import Ledger
-    from mmkv_bench.judging.settings import JudgeSettings
 
     judge = config.judge
     if judge.kind == "none":

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from mmkv_bench.judging.deadline import Watch, watched_session
+from mmkv_bench.judging.judge_config import JudgeSettings
 from mmkv_bench.judging.question import Question
-from mmkv_bench.judging.settings import JudgeSettings
 from mmkv_bench.secrecy import without_secrets
 
 if TYPE_CHECKING:

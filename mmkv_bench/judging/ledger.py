@@ -15,8 +15,8 @@ from collections import Counter
 from mmkv_bench.judging.asking import Asker
 from mmkv_bench.judging.cache import AnswerCache
 from mmkv_bench.judging.endpoint import Reply
+from mmkv_bench.judging.judge_config import JudgeSettings
 from mmkv_bench.judging.question import JudgeError, Question
-from mmkv_bench.judging.settings import JudgeSettings
 
 NO_JUDGE = "no judge was asked (judge=none)"
 NOT_YET = "not asked yet"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from mmkv_bench.judging.client import asking
-from mmkv_bench.judging.known import JUDGED
+from mmkv_bench.judging.known_judges import JUDGED
 from mmkv_bench.judging.ledger import Ledger
 from mmkv_bench.judging.scoring_pass import ScoringPass
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from mmkv_bench.judging.known import JudgedMetric, metric_of
+from mmkv_bench.judging.known_judges import JudgedMetric, metric_of
 from mmkv_bench.judging.ledger import Ledger
 from mmkv_bench.judging.question import JudgeError, Question
 

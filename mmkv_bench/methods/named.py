@@ -1,4 +1,4 @@
-"""The public door to methods: a name and parameters, or a scorer of one's own -> the `Compressor`, without a run."""
+"""The public API to methods: a name and parameters, or a scorer of one's own -> the `Compressor`, without a run."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.compression.observation import Needs
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.methods import made_up
-from mmkv_bench.methods.made_up import Problem
+from mmkv_bench.methods import toy_layers
+from mmkv_bench.methods.toy_layers import Problem
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -88,7 +88,7 @@ def _same(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
 # ---------------------------------------------------------------- promises
 def scores_are_finite(made: Compressor, problems: Sequence[Problem] = ()) -> str | None:
     """scores are finite float32 (or float64), one per KV head and token"""
-    for problem in problems or made_up.problems():
+    for problem in problems or toy_layers.problems():
         seen = problem.observe(made.needs)
         found = scores(made, seen, problem.budget)  # which refuses other shapes and dtypes
         found += summaries(made, seen, problem.budget).values()
@@ -99,7 +99,7 @@ def scores_are_finite(made: Compressor, problems: Sequence[Problem] = ()) -> str
 
 def the_budget_is_kept(made: Compressor, problems: Sequence[Problem] = ()) -> str | None:
     """exactly the budget is kept, or more or less where the method says so, also under strict"""
-    for problem in problems or made_up.problems():
+    for problem in problems or toy_layers.problems():
         seen, budget = problem.observe(made.needs), problem.budget
         given, summed = scores(made, seen, budget), summaries(made, seen, budget)
         heads, length = seen[0].key.shape[:2]
@@ -136,7 +136,7 @@ def nothing_is_remembered(
 ) -> str | None:
     """the same prompt keeps the same entries, whatever ran before and whatever torch drew"""
     disturb = disturb or partial(_another_prompt, made)
-    for problem in problems or made_up.problems():
+    for problem in problems or toy_layers.problems():
         first = select(made, problem)
         disturb()
         seen = problem.observe(needs or made.needs)
@@ -149,13 +149,13 @@ def _another_prompt(made: Compressor) -> None:
     import torch
 
     torch.rand(5)
-    select(made, Problem(partial(made_up.prompt, 40, 2, 3, seed=9, identity="other"), 7, "another"))
+    select(made, Problem(partial(toy_layers.prompt, 40, 2, 3, seed=9, identity="other"), 7, "another"))
 
 
 def seeds_matter_only_if_declared(made: Compressor, problems: Sequence[Problem] = ()) -> str | None:
     """another seed changes the scores of a scorer that says stochastic=True, and of no other"""
     moved = []
-    for problem in problems or made_up.problems():
+    for problem in problems or toy_layers.problems():
         seen = problem.observe(made.needs)
         moved.append(not _same(*(scores(made, seen, problem.budget, seed) for seed in (0, 1))))
         if moved[-1] and not made.stochastic:
@@ -173,7 +173,7 @@ def _class(made: Compressor) -> str:
 
 def equal_keys_give_equal_scores(made: Compressor, problems: Sequence[Problem] = ()) -> str | None:
     """scorers with equal keys give equal scores: all parameters, and the budget if it matters, are in the key"""
-    for problem in problems or [made_up.problem(shape, 12) for shape in made_up.SHAPES[3:]]:
+    for problem in problems or [toy_layers.problem(shape, 12) for shape in toy_layers.SHAPES[3:]]:
         seen, budget = problem.observe(made.needs), problem.budget
         scorer, length = made.eviction.scorer, seen[0].length
         mine = _scored(made, seen, budget)
@@ -216,7 +216,7 @@ def _scored(made: Compressor, seen: Sequence[Observation], budget: int) -> list[
 def neighbours_change_nothing(made: Compressor, problems: Sequence[Problem] = ()) -> str | None:
     """the same entries stay whatever other methods and settings of a run gather, score and memoise beside it"""
     everything = Needs(64, *[True] * (len(vars(Needs())) - 1))
-    for problem in problems or [made_up.problem(shape, shape[0] // 3) for shape in made_up.SHAPES[3:]]:
+    for problem in problems or [toy_layers.problem(shape, shape[0] // 3) for shape in toy_layers.SHAPES[3:]]:
         alone = select(made, problem)
         seen = problem.observe(everything)
         for name, one in _neighbours(made.eviction.scorer)[1:]:
@@ -230,7 +230,7 @@ def neighbours_change_nothing(made: Compressor, problems: Sequence[Problem] = ()
 
 def nothing_is_written_to(made: Compressor, problems: Sequence[Problem] = ()) -> str | None:
     """keys, values and scores are only read: other methods share them"""
-    for problem in problems or made_up.problems():
+    for problem in problems or toy_layers.problems():
         seen = problem.observe(made.needs)
         before = [(one.key.clone(), one.value.clone()) for one in seen]
         found = select(made, problem, seen)

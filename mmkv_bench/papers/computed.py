@@ -15,7 +15,7 @@ from typing import Any
 from mmkv_bench.config.files import content
 from mmkv_bench.config.schema import READINGS, reference_dir
 from mmkv_bench.models.families import kv_bytes_per_token
-from mmkv_bench.models.stated import Stated
+from mmkv_bench.models.stated_config import Stated
 from mmkv_bench.models.visual_tokens import image_tokens
 from mmkv_bench.papers.address import FRACTION, NONE, SYNTHETIC, Address
 from mmkv_bench.papers.measures import GIB

@@ -15,7 +15,7 @@ from functools import cache
 from mmkv_bench.config.files import content
 from mmkv_bench.models import roofline
 from mmkv_bench.models.sizes import decoder_of
-from mmkv_bench.models.stated import Stated
+from mmkv_bench.models.stated_config import Stated
 from mmkv_bench.papers.address import FRACTION, NONE, SYNTHETIC, Address, Method, file_of, samples_of
 from mmkv_bench.papers.computed import TOKENS, bytes_per_token, image_bounds
 from mmkv_bench.papers.fill import needed

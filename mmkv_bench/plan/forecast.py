@@ -23,16 +23,16 @@ from mmkv_bench.models.families import kv_bytes_per_token
 from mmkv_bench.models.fingerprint import cached_folder
 from mmkv_bench.models.sizes import Sizes, sizes_of
 from mmkv_bench.models.source import FOLDER, HUB, Source
-from mmkv_bench.models.stated import stated
+from mmkv_bench.models.stated_config import stated
 from mmkv_bench.models.visual_tokens import Limits, image_tokens
 from mmkv_bench.plan.identity import UNKNOWN
 
 if TYPE_CHECKING:
     from mmkv_bench.compression.budget import Budget
     from mmkv_bench.plan.cells import Cell
+    from mmkv_bench.plan.coverage import Standing
     from mmkv_bench.plan.parts import Part
     from mmkv_bench.plan.plan import Plan
-    from mmkv_bench.plan.standing import Standing
     from mmkv_bench.store.store import Store
 
 ASSUMED = 2048

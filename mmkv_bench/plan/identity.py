@@ -10,7 +10,7 @@ from mmkv_bench import devices
 from mmkv_bench.devices.meant import check_meant
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.models.source import Source
-from mmkv_bench.plan.absent import no_cuda
+from mmkv_bench.plan.absent_inputs import no_cuda
 from mmkv_bench.plan.cells import DatasetIdentity, Identity
 
 if TYPE_CHECKING:

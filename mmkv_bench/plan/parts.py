@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.config.schema import as_list
 from mmkv_bench.errors import MMKVError
-from mmkv_bench.plan.chosen import chosen
+from mmkv_bench.plan.sample_filter import chosen
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

@@ -1,6 +1,6 @@
 """The plan of a run: what a configuration comes to before a model is loaded.
 
-Everything that runs, counts or shows a configuration starts from here: `run`, `launch`, `score`, `plan`, the public door.
+Everything that runs, counts or shows a configuration starts from here: `run`, `launch`, `score`, `plan`, the public API.
 A command makes one plan and hands it on.
 """
 
@@ -20,9 +20,9 @@ from mmkv_bench.models.quiet import quiet_libraries
 from mmkv_bench.models.source import Source
 from mmkv_bench.plan import identity as identities
 from mmkv_bench.plan.cells import Cell, bases, expand, uncalibrated
-from mmkv_bench.plan.chosen import reaching
+from mmkv_bench.plan.coverage import COLUMNS, Standing
 from mmkv_bench.plan.parts import Part, outlined_parts, parts_of
-from mmkv_bench.plan.standing import COLUMNS, Standing
+from mmkv_bench.plan.sample_filter import reaching
 from mmkv_bench.plan.tasks import labelled, stay_offline, tasks_of
 from mmkv_bench.plan.validate import validate_combinations
 from mmkv_bench.store.store import Store

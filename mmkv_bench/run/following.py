@@ -11,8 +11,8 @@ from mmkv_bench.store.tracking import RunningMeans, Tracker
 
 if TYPE_CHECKING:
     from mmkv_bench.evaluation import RunningScores
+    from mmkv_bench.plan.coverage import Standing
     from mmkv_bench.plan.parts import Part
-    from mmkv_bench.plan.standing import Standing
 
 _GROUP = ("prefill_s", "decode_s", "n_tokens")
 _OWN = ("ttft_s", "tpot_s")

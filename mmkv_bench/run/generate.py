@@ -19,10 +19,10 @@ from mmkv_bench.generation.reference import reference_tokens
 from mmkv_bench.generation.result import CellSpec, ForkResult
 from mmkv_bench.generation.rules import DecodeRules
 from mmkv_bench.generation.status import describe, status_of
-from mmkv_bench.plan.chosen import chosen
+from mmkv_bench.plan.sample_filter import chosen
 from mmkv_bench.plan.shards import in_shard
 from mmkv_bench.plan.validate import bytes_of
-from mmkv_bench.run.asked import prompt_row, visual_places
+from mmkv_bench.run.requested import prompt_row, visual_places
 from mmkv_bench.secrecy import without_secrets
 from mmkv_bench.store.response import COUNTED
 

@@ -30,7 +30,7 @@ class Measuring:
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        from mmkv_bench.evaluation.measured import measured
+        from mmkv_bench.evaluation.extra_metrics import measured
 
         slim = rows["cell"].filter(pc.fill_null(rows["slim"], False)).unique().to_pylist()
         before = self._store.samples(slim) if slim else None

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from mmkv_bench.plan.standing import Standing
+from mmkv_bench.plan.coverage import Standing
 
 if TYPE_CHECKING:
     from mmkv_bench.plan.plan import Plan

@@ -18,10 +18,10 @@ from mmkv_bench.models.source import Source
 from mmkv_bench.models.threads import computing_with, threads_for
 from mmkv_bench.plan.cells import stored_rows
 from mmkv_bench.plan.changed import changed_answers
+from mmkv_bench.plan.coverage import COLUMNS as STANDING
+from mmkv_bench.plan.coverage import Standing
 from mmkv_bench.plan.parts import Part
 from mmkv_bench.plan.plan import Plan, make_plan
-from mmkv_bench.plan.standing import COLUMNS as STANDING
-from mmkv_bench.plan.standing import Standing
 from mmkv_bench.protocols import WHOLE, protocol
 from mmkv_bench.run import stopping
 from mmkv_bench.run.card import PromptSize, columns, render

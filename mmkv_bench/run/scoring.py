@@ -241,7 +241,7 @@ class _Scored:
 
     def add(self, cell: Cell, scores: CellScores) -> None:
         """What a pass gave a cell; what an earlier judge gave stays where it gave nothing."""
-        from mmkv_bench.run.kept_scores import keep_judged
+        from mmkv_bench.run.previous_scores import keep_judged
         from mmkv_bench.tables.metrics import JUDGE
 
         name = cell.cell

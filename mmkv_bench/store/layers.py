@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mmkv_bench.errors import StoreError
-from mmkv_bench.store import parts, together
+from mmkv_bench.store import parts, score_batches
 from mmkv_bench.store.packing import is_packed
 from mmkv_bench.store.rows import safe_name
 
@@ -58,9 +58,9 @@ def load(
     if metrics is not None:
         read = partial(read, metrics=metrics)
     while True:
-        newer, packed = together.files(root, table), packed_files(root, table)
+        newer, packed = score_batches.files(root, table), packed_files(root, table)
         try:
-            found = [(_one(read, table, path, columns, cells), together.held(root, path.name)) for path in newer]
+            found = [(_one(read, table, path, columns, cells), score_batches.held(root, path.name)) for path in newer]
         except FileNotFoundError:
             continue
         own_files = partial(_own_files, root, table, cells)
@@ -71,7 +71,7 @@ def load(
         for path in packed:
             rows = _one(read, table, path, columns, cells)
             found.append((rows, named(rows, partial(_there, path), cells) if path != packed[-1] else set()))
-        if (together.files(root, table), packed_files(root, table)) == (newer, packed):
+        if (score_batches.files(root, table), packed_files(root, table)) == (newer, packed):
             break  # otherwise somebody packed or wrote meanwhile
     hidden: set[str] = set()
     counting = []
@@ -83,7 +83,7 @@ def load(
 
 def among_others(root: Path, cells: Collection[str], read: Read) -> bool:
     """Whether a file of many cells holds scores of one of these: a file of its own would not replace them in one step."""
-    if any(not together.held(root, path.name).isdisjoint(cells) for path in together.files(root, "samples")):
+    if any(not score_batches.held(root, path.name).isdisjoint(cells) for path in score_batches.files(root, "samples")):
         return True
     held = (
         _one(read, table, path, ["cell"], None)
@@ -115,7 +115,7 @@ def _there(path: Path) -> list[Path]:
 
 def _own_files(root: Path, table: str, cells: set[str] | None) -> list[Path]:
     if cells is None:
-        return [path for path in files(root, table) if not is_packed(path) and not together.is_together(path)]
+        return [path for path in files(root, table) if not is_packed(path) and not score_batches.is_together(path)]
     return [path for path in (own_file(root, table, cell) for cell in cells) if path.exists()]
 
 

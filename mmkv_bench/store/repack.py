@@ -20,10 +20,10 @@ from mmkv_bench.store.packing import DENSEST, LARGEST, QUICK, alike, arranged, i
 from mmkv_bench.store.parts import newest
 from mmkv_bench.store.regrouped import regrouped
 from mmkv_bench.store.schema import SCHEMAS
+from mmkv_bench.store.score_batches import is_together
 from mmkv_bench.store.sealed import number_of_rows
 from mmkv_bench.store.slim import slim as slimmed
-from mmkv_bench.store.superseded import superseded
-from mmkv_bench.store.together import is_together
+from mmkv_bench.store.stale_methods import superseded
 
 AT_ONCE = 1 << 17
 """Rows up to which a table is read whole."""

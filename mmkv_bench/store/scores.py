@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mmkv_bench.errors import StoreError
-from mmkv_bench.store import layers, parts, together
+from mmkv_bench.store import layers, parts, score_batches
 from mmkv_bench.store.files import Staged, disk_errors, sync_folder
 from mmkv_bench.store.interface import Opened
 from mmkv_bench.store.row_digests import digested
@@ -31,8 +31,8 @@ def replace(store: Opened, tables: Tables, cells: Collection[str]) -> None:
     """`cells` have the scores of `tables` from now on, those that are in neither have none."""
     store.prepare()
     with disk_errors("writing scores", store.root), store.locked():
-        if len(cells) > together.APART or layers.among_others(store.root, cells, store.read):
-            together.write(store.root, tables, set(cells))
+        if len(cells) > score_batches.APART or layers.among_others(store.root, cells, store.read):
+            score_batches.write(store.root, tables, set(cells))
             return
         for cell in cells:
             _write_own(store, cell, {name: rows.filter(pc.equal(rows["cell"], cell)) for name, rows in tables.items()})
@@ -57,7 +57,7 @@ def replace_by(
     staged: dict[str, Staged] = {}
     with disk_errors("writing scores", store.root):
         try:
-            growing = together.Growing(store.root, chain([first, second], coming), beside)
+            growing = score_batches.Growing(store.root, chain([first, second], coming), beside)
             staged["samples"] = growing.staged
             pa.default_memory_pool().release_unused()
             metrics = pa.concat_tables(
@@ -66,7 +66,7 @@ def replace_by(
             metrics = metrics.sort_by([("cell", "ascending"), ("metric", "ascending")])
             staged["metrics"] = Staged(store.file("metrics", "together"), parts.parquet(metrics))
             with store.locked():
-                together.place(store.root, staged, growing.cells)
+                score_batches.place(store.root, staged, growing.cells)
         finally:
             for file in staged.values():
                 file.drop()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mmkv_bench.tables.chosen import COLUMN
+from mmkv_bench.tables.sample_filter import COLUMN
 from mmkv_bench.tables.scores import Sheet, coded, is_text, numbers
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from mmkv_bench.statistics.intervals import Aggregator
 from mmkv_bench.statistics.metric_kinds import FIDELITY, PARSE_FAILED, upstream
 from mmkv_bench.tables.audit import Answers, Audit
 from mmkv_bench.tables.compare import columns
-from mmkv_bench.tables.free import share
+from mmkv_bench.tables.free_tokens import share
 from mmkv_bench.tables.gates import find, verdict
 from mmkv_bench.tables.metrics import aggregate, aggregator_of, headlines
 from mmkv_bench.tables.rows import BASELINE, CONTEXT, Rows, check, choose, latest, missing, with_limits

@@ -9,9 +9,9 @@ from mmkv_bench.statistics.intervals import LEVEL
 from mmkv_bench.statistics.metric_kinds import FIDELITY, MEASURES, PARSE_FAILED, SAME, lower_is_better, upstream
 from mmkv_bench.tables.best import best_notes
 from mmkv_bench.tables.line import Line
+from mmkv_bench.tables.protocol_notes import mostly_free, tested
 from mmkv_bench.tables.rows import BASELINE
 from mmkv_bench.tables.table import AXES, Entry, Table
-from mmkv_bench.tables.tested import mostly_free, tested
 from mmkv_bench.tables.versions import version_notes
 
 OVER, PREFILL, BEFORE_CUT, PACKED, RETRIEVED, PRESET = "†", "§", "¶", "‡", "◊", "∥"

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from mmkv_bench.statistics.intervals import ALPHA
 from mmkv_bench.statistics.metric_kinds import MEASURES, lower_is_better
-from mmkv_bench.tables.asked import better, comparisons
 from mmkv_bench.tables.best import pair_summary
 from mmkv_bench.tables.compare import Pair, separated_pairs
 from mmkv_bench.tables.line import Line
 from mmkv_bench.tables.notes import caption, line_label, marks, notes, title
 from mmkv_bench.tables.raw import SHORT
+from mmkv_bench.tables.requested import better, comparisons
 from mmkv_bench.tables.sections import Block, Grid, Notes, Section, Text, as_markdown
 from mmkv_bench.tables.table import Entry, Table
 

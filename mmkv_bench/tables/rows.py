@@ -18,7 +18,7 @@ from mmkv_bench.errors import ConfigError, StoreError, nearest
 from mmkv_bench.statistics.metric_kinds import FIDELITY
 from mmkv_bench.store.cell_rows import processor
 from mmkv_bench.store.study import Endpoint, primary_of
-from mmkv_bench.tables import audit, chosen, free
+from mmkv_bench.tables import audit, free_tokens, sample_filter
 from mmkv_bench.tables.agreement import agreeing
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class ReadOnce:
 
     @cached_property
     def responses(self) -> pa.Table:
-        columns = _FEW if self.large else (*RESPONSE_COLUMNS, chosen.COLUMN)
+        columns = _FEW if self.large else (*RESPONSE_COLUMNS, sample_filter.COLUMN)
         return self.store.responses(self.names, list(dict.fromkeys([*columns, *self._further])), coded=True)
 
     def blocks(self, cells: Sequence[str]) -> Iterator[pa.Table]:
@@ -119,7 +119,7 @@ class ReadOnce:
         from mmkv_bench.store.blocks import blocks
 
         for own in blocks(cells, self.store.counts("responses"), AT_ONCE):
-            yield self.store.responses(own, (*RESPONSE_COLUMNS, chosen.COLUMN), coded=True)
+            yield self.store.responses(own, (*RESPONSE_COLUMNS, sample_filter.COLUMN), coded=True)
 
     @cached_property
     def held(self) -> list[str] | None:
@@ -135,7 +135,7 @@ class ReadOnce:
 
     def full(self, cells: Collection[str]) -> pa.Table:
         """What the cells of `full`, which these are, said."""
-        return self.store.responses(cells, free.COLUMNS)
+        return self.store.responses(cells, free_tokens.COLUMNS)
 
     @cached_property
     def metrics(self) -> pa.Table:
@@ -166,10 +166,10 @@ class AnswerBlocks:
 
 def _answers(store: Store, rows: pa.Table) -> pd.DataFrame:
     """The frame of answers, of whole cells; `chosen` only where some lie apart."""
-    apart = chosen.apart(store, rows)
+    apart = sample_filter.apart(store, rows)
     found = frame(rows.select(RESPONSE_COLUMNS))
     if apart is not None:
-        found[chosen.COLUMN] = apart
+        found[sample_filter.COLUMN] = apart
     return found
 
 

@@ -20,7 +20,7 @@ from mmkv_bench.config.compose import method_defaults
 from mmkv_bench.config.schema import options
 from mmkv_bench.methods import promises
 from mmkv_bench.methods.build import OUTSIDE, build_compressor
-from mmkv_bench.methods.made_up import Problem
+from mmkv_bench.methods.toy_layers import Problem
 from tests import cover, reference, zoo
 from tests.calibrate import synthetic
 from tests.compression import oracles

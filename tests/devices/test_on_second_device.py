@@ -10,11 +10,11 @@ import functools
 import pytest
 import torch
 
+from mmkv_bench.api.attaching import attach
 from mmkv_bench.calibrate.artefact import METHODS as CALIBRATED
 from mmkv_bench.calibrate.command import measured
 from mmkv_bench.cli.tree import reader
 from mmkv_bench.cli.verbs.calibrate import complete
-from mmkv_bench.door.attaching import attach
 from mmkv_bench.generation.fidelity import Extras
 from mmkv_bench.generation.result import CellSpec
 from mmkv_bench.protocols import NAMES, WHOLE

@@ -14,8 +14,8 @@ from mmkv_bench.datasets.specs import spec_from_config
 from mmkv_bench.errors import ScoringError
 from mmkv_bench.evaluation import Answer, score
 from mmkv_bench.evaluation.foreign_judges import addresses
+from mmkv_bench.judging.judge_config import JudgeSettings
 from mmkv_bench.judging.ledger import Ledger
-from mmkv_bench.judging.settings import JudgeSettings
 from tests import cover
 from tests.evaluation.conftest import ANSWERS, answered, answered_scores, ask_all, values
 from tests.judging import judge_server as judge
@@ -294,7 +294,7 @@ def test_the_scorers_parse_what_counts_as_readable_and_read_0_elsewhere():
         from lmms_eval.tasks.videochatgpt.utils import parse_score
         from lmms_eval.tasks.worldqa.utils import worldq_gen_gpt_eval
 
-    from mmkv_bench.judging.known import criterion_score, one_letter_among_words, points
+    from mmkv_bench.judging.known_judges import criterion_score, one_letter_among_words, points
 
     texts = ["{'score': 4}", "{'score': 4.8}", "{'score': '3'}", "score: 4", "```{'score': 4}```", "4", "", "{'a': 4}"]
     assert [bool(parse_score(text)) for text in texts] == [criterion_score(text) for text in texts]

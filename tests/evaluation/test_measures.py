@@ -13,7 +13,7 @@ import pytest
 from mmkv_bench.datasets.rouge import rouge_l
 from mmkv_bench.evaluation import lists
 from mmkv_bench.evaluation.contract import SampleScore
-from mmkv_bench.evaluation.measured import MEASURES, measured
+from mmkv_bench.evaluation.extra_metrics import MEASURES, measured
 from mmkv_bench.evaluation.measures import COLUMNS, NAMES, POOLED
 from mmkv_bench.statistics import metric_kinds as known
 from mmkv_bench.store.schema import RESPONSES, SAMPLES

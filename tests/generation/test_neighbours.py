@@ -16,7 +16,7 @@ from mmkv_bench.compression.scorers.base import Scorer
 from mmkv_bench.generation.engine import Engine
 from mmkv_bench.generation.prefill import Recording
 from mmkv_bench.generation.result import CellSpec
-from mmkv_bench.methods import made_up, promises
+from mmkv_bench.methods import promises, toy_layers
 from mmkv_bench.protocols import Lengths
 from tests.compression import test_registry as registry
 
@@ -54,7 +54,7 @@ class Theirs(Scorer):
 def recorded(cells: list[CellSpec], length: int = 40) -> dict[str, object]:
     """Cell -> its scores of all layers, or the class of what it raised."""
     recording = Recording(cells, {"paper": Lengths(length, length, length, length)}, lambda: 0.0)
-    for layer, observation in enumerate(made_up.prompt(length, 2, 3, recording.needs)):
+    for layer, observation in enumerate(toy_layers.prompt(length, 2, 3, recording.needs)):
         recording.layer_done(None, layer, [observation])
     keys = {cell.cell: key for key, cell in recording.scorers.items()}
     return {

@@ -14,11 +14,11 @@ from mmkv_bench.errors import StoreError
 from mmkv_bench.judging import client
 from mmkv_bench.judging.asking import Asker
 from mmkv_bench.judging.client import ask, ask_all
-from mmkv_bench.judging.known import criterion_score, mark_of_one, one_letter_among_words, option_letter, points
+from mmkv_bench.judging.judge_config import JudgeSettings
+from mmkv_bench.judging.known_judges import criterion_score, mark_of_one, one_letter_among_words, option_letter, points
 from mmkv_bench.judging.ledger import Ledger
 from mmkv_bench.judging.question import JudgeError, Question
 from mmkv_bench.judging.scoring_pass import ScoringPass
-from mmkv_bench.judging.settings import JudgeSettings
 from tests.each import each
 from tests.judging import judge_server as judge
 

@@ -15,8 +15,8 @@ from mmkv_bench.compression.reducers.evict import Evict
 from mmkv_bench.compression.selectors.topk import TopK
 from mmkv_bench.config.compose import compose, method_defaults
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.methods import made_up, promises
 from mmkv_bench.methods import own_file as custom
+from mmkv_bench.methods import promises, toy_layers
 from mmkv_bench.methods.build import build_compressor
 from mmkv_bench.plan.cells import build_methods
 from mmkv_bench.plan.validate import validate
@@ -454,4 +454,4 @@ def test_the_check_refuses_what_is_no_method(capsys, folder):
     assert main(["check", str(EXAMPLE), "power"]) == 2
     assert "does not exist" in (err := capsys.readouterr().err) and "'power' is no setting" in err
     assert custom.ROLES.keys() == {"scorer", "allocator", "selector", "reducer", "decoding"}
-    assert torch.is_tensor(made_up.prompt(3, 1, 1, promises.method(str(EXAMPLE)).needs)[0].key)
+    assert torch.is_tensor(toy_layers.prompt(3, 1, 1, promises.method(str(EXAMPLE)).needs)[0].key)

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from mmkv_bench.cli.main import main
-from mmkv_bench.methods import made_up, promises, skeleton
+from mmkv_bench.methods import promises, skeleton, toy_layers
 from mmkv_bench.methods.named import method
 from mmkv_bench.methods.own_file import load
 from tests.each import each
 from tests.run.setting import done, responses
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
-PROBLEM = made_up.problem((17, 2, 2), 6)
+PROBLEM = toy_layers.problem((17, 2, 2), 6)
 
 
 def every_file(folder: Path) -> list[Path]:

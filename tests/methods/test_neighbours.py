@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mmkv_bench.compression.observation import Needs
 from mmkv_bench.compression.scorers.base import Scorer
-from mmkv_bench.methods import made_up, promises
+from mmkv_bench.methods import promises, toy_layers
 from tests import zoo
 from tests.generation import common
 
@@ -67,10 +67,10 @@ WAYS = st.builds(Mine, st.sampled_from([4, 8, 24]), st.sampled_from([1.0, -1.0])
 def test_any_scorers_give_the_same_scores_alone_and_beside_each_other(scorers, budget):
     made = [compressor(scorer) for scorer in scorers]
     needs = Needs(tail_queries=64, column_sums=True, queries=True, states=True, query_moments=True)
-    together = made_up.prompt(40, 2, 3, needs)
+    together = toy_layers.prompt(40, 2, 3, needs)
     beside = [promises.scores(one, together, budget) for one in made]
     for one, expected in zip(made, beside, strict=True):
-        alone = promises.scores(one, made_up.prompt(40, 2, 3, one.needs), budget)
+        alone = promises.scores(one, toy_layers.prompt(40, 2, 3, one.needs), budget)
         assert all(torch.equal(a, b) for a, b in zip(alone, expected, strict=True))
 
 
@@ -81,11 +81,11 @@ def test_a_need_that_only_a_neighbour_declares_is_an_error_beside_it_too():
             return obs.window_mass(32)
 
     for gathered in (16, 64):
-        seen = made_up.prompt(40, 2, 3, Needs(tail_queries=gathered))
+        seen = toy_layers.prompt(40, 2, 3, Needs(tail_queries=gathered))
         with pytest.raises(RuntimeError, match="reads tail_queries >= 32 but its `needs` does not declare it"):
             promises.scores(compressor(Wide(queries=16)), seen, 8)
     with pytest.raises(RuntimeError, match="reads column_sums"):
-        seen = made_up.prompt(40, 2, 3, Needs(tail_queries=64, column_sums=True))
+        seen = toy_layers.prompt(40, 2, 3, Needs(tail_queries=64, column_sums=True))
         seen[0].seen_by(object(), Needs()).column_sums  # noqa: B018
 
 

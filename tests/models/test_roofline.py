@@ -12,7 +12,7 @@ from mmkv_bench.models import roofline
 from mmkv_bench.models.roofline import Decoder
 from mmkv_bench.models.sizes import decoder_of, sizes_of, stored_parameters
 from mmkv_bench.models.source import shaped
-from mmkv_bench.models.stated import stated
+from mmkv_bench.models.stated_config import stated
 from tests.each import each
 
 NAMES = shaped()

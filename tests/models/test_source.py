@@ -17,8 +17,8 @@ from mmkv_bench.models.families import family_of
 from mmkv_bench.models.load import load_config, load_model
 from mmkv_bench.models.shapes import config_of
 from mmkv_bench.models.source import Source
-from mmkv_bench.models.stated import read as read_config
-from mmkv_bench.models.stated import stated
+from mmkv_bench.models.stated_config import read as read_config
+from mmkv_bench.models.stated_config import stated
 from mmkv_bench.plan.identity import resolve_dtype
 from mmkv_bench.plan.validate import validate
 from tests import cover

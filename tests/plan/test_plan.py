@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 
 from mmkv_bench.config.compose import compose
+from mmkv_bench.plan.coverage import Standing
 from mmkv_bench.plan.plan import make_plan, outline
-from mmkv_bench.plan.standing import Standing
 from mmkv_bench.store.response import STATUSES
 from tests.cli.setting import CHECKOUT
 from tests.plan.outline_all import answering, choices

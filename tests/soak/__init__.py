@@ -4,7 +4,7 @@ Round after round one run answers and scores a dataset for several cells into a 
 all: scores are there from the first step on, and later steps replace them. Each run is shot with SIGKILL at a random moment
 (while it starts, while it publishes what the run before it left, amid the samples, while it scores, while it replaces one
 cell's scores after the other) and started again by the same command, until it ends. Meanwhile a reader in another process goes
-through the public door (`load_rows` with all frames, `status`, `make_table`), and this process follows the stored samples.
+through the public API (`load_rows` with all frames, `status`, `make_table`), and this process follows the stored samples.
 
 Wrong is: a file that cannot be read; a row that somebody has seen and that is gone, or another one, after a kill; a sample of
 which only some cells are stored; a sample before the first missing one that is not there, so that more than the sample in

@@ -1,4 +1,4 @@
-"""The reader: through the public door into the newest store of a folder, again and again."""
+"""The reader: through the public API into the newest store of a folder, again and again."""
 
 from __future__ import annotations
 

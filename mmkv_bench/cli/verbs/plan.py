@@ -98,27 +98,27 @@ def printed(plan: Plan, given: argparse.Namespace, launcher: DictConfig | None) 
     Args:
         given: this verb's flags; launcher: `hydra.launcher` where jobs of Slurm do it, else None.
     """
-    from mmkv_bench.plan import lacking, measured, versions
+    from mmkv_bench.plan import preflight, throughput, versions
     from mmkv_bench.plan.forecast import forecast
-    from mmkv_bench.run import foretold
-    from mmkv_bench.run.outlined import document, outlined
+    from mmkv_bench.run import forecast_text
+    from mmkv_bench.run.schedule import document, outlined
     from mmkv_bench.store.store import Store
 
     store = Store(plan.out)
     standing = plan.standing(store)
     known = forecast(plan, standing, store, _known(given, plan, launcher))
     print(outlined(plan, standing))
-    print(foretold.foretold(known))
-    rates = measured.rates(plan, standing, store)
-    if said := measured.text(rates):
+    print(forecast_text.foretold(known))
+    rates = throughput.rates(plan, standing, store)
+    if said := throughput.text(rates):
         print(f"\n{said}")
-    told = document(plan, standing) | {"forecast": foretold.document(known)}
+    told = document(plan, standing) | {"forecast": forecast_text.document(known)}
     told["measured"] = [asdict(rate) | {"hours": rate.hours} for rate in rates]
     for said in (older := versions.other_versions(plan, store)):
         print(f"note       {said}")
-    disk = lacking.disk_of(plan, standing, store)
-    lacks = lacking.lacking(plan, disk)
-    print(lacking.told(disk, lacks, plan.out))
+    disk = preflight.disk_of(plan, standing, store)
+    lacks = preflight.lacking(plan, disk)
+    print(preflight.told(disk, lacks, plan.out))
     told |= {"other_versions": older, "disk": asdict(disk), "lacking": [asdict(lack) for lack in lacks]}
     if given.memory:
         from mmkv_bench.run import planned_memory
@@ -135,11 +135,11 @@ def _efficiency(given: argparse.Namespace, config: DictConfig, launcher: DictCon
     Raises:
         ConfigError: flags that say it, too.
     """
-    from mmkv_bench.efficiency import foreseen
+    from mmkv_bench.efficiency import forecast
     from mmkv_bench.efficiency.planned import planned
     from mmkv_bench.efficiency.run import missing
-    from mmkv_bench.plan import lacking
-    from mmkv_bench.run import foretold
+    from mmkv_bench.plan import preflight
+    from mmkv_bench.run import forecast_text
     from mmkv_bench.store.store import Store
 
     for flag in ("prompt_tokens", "visual_tokens", "image"):
@@ -151,17 +151,17 @@ def _efficiency(given: argparse.Namespace, config: DictConfig, launcher: DictCon
     if given.measure:
         given.device = _measured(given)
     todo = missing(plan, Store(plan.out).timings([cell.cell for cell in plan.cells]), list(config.retry))
-    known = foreseen.forecast(plan, _known(given, foreseen.general(plan), launcher), todo)
-    print(foreseen.outlined(plan, todo))
-    print(foretold.foretold(known))
-    lacks = lacking.weights_lacking(config.model)
-    print("\n".join(lacking.said(lacks)), end="\n" * bool(lacks))
-    told = foreseen.document(plan, todo) | {"forecast": foretold.document(known)}
+    known = forecast.forecast(plan, _known(given, forecast.general(plan), launcher), todo)
+    print(forecast.outlined(plan, todo))
+    print(forecast_text.foretold(known))
+    lacks = preflight.weights_lacking(config.model)
+    print("\n".join(preflight.said(lacks)), end="\n" * bool(lacks))
+    told = forecast.document(plan, todo) | {"forecast": forecast_text.document(known)}
     told["lacking"] = [asdict(lack) for lack in lacks]
     if given.memory:
         from mmkv_bench.run import planned_memory
 
-        found, notes = foreseen.memory(plan, known)
+        found, notes = forecast.memory(plan, known)
         print(planned_memory.text(found, notes, known.given.memory))
         told["memory"] = planned_memory.document(found, notes)
     if given.json:
@@ -211,8 +211,8 @@ def _kind(config: DictConfig, launcher: DictConfig | None) -> str | None:
     if config.model.device != "auto":
         return str(config.model.device)
     if launcher is not None and "gpus_per_node" in launcher:
-        from mmkv_bench.cluster.checks import gpus_of
-        from mmkv_bench.cluster.submission import for_model
+        from mmkv_bench.slurm.checks import gpus_of
+        from mmkv_bench.slurm.submission import for_model
 
         return "cuda" if gpus_of(for_model(launcher, config.slurm, str(config.model.name))) else "cpu"
     return None if sign_here() is None else "cuda"

@@ -172,8 +172,8 @@ def _chosen(given: argparse.Namespace) -> list[Table]:
     Raises:
         ConfigError: a dataset with several, or none at all.
     """
-    from mmkv_bench.tables.asked import narrowed
     from mmkv_bench.tables.build import build
+    from mmkv_bench.tables.requested import narrowed
     from mmkv_bench.tables.rows import load
 
     tables = build(

@@ -46,7 +46,7 @@ def sweep(overrides: Sequence[str]) -> int:
             if given:
                 raise ConfigError(f"{key} only matters to a sweep on Slurm; add launcher=slurm, or drop it")
         return multirun(overrides, len(jobs))
-    from mmkv_bench.cluster import sweep as slurm
+    from mmkv_bench.slurm import sweep as slurm
 
     if jobs[0][1].dry:
         from mmkv_bench.cli.tree import reader

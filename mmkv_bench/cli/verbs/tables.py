@@ -184,10 +184,10 @@ def _rows(given: argparse.Namespace, names: Sequence[str]) -> Rows:
 
 def _tables(given: argparse.Namespace, asked: Sequence[str]) -> tuple[Rows, list[Table]]:
     """The tables of scores that are asked for, and the rows that they are of."""
-    from mmkv_bench.tables.asked import narrowed
     from mmkv_bench.tables.build import build
     from mmkv_bench.tables.cost_names import refuse_unknown
     from mmkv_bench.tables.fidelity import names
+    from mmkv_bench.tables.requested import narrowed
 
     rows = _rows(given, asked)
     wanted = names(asked or None, rows)

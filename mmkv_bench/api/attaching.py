@@ -1,0 +1,277 @@
+"""`attach`: a compressor on an unmodified transformers model, for as long as a `with` lasts.
+
+The hooks are those of `compression/session.py`, which runs use too. What is added here: names instead of objects, a report,
+and a refusal of every way of generating that would not be what it seems.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from mmkv_bench.api.report import SessionReport, counted
+from mmkv_bench.compression import session as sessions
+from mmkv_bench.compression.budget import Budget
+from mmkv_bench.compression.cache import CompressedCache
+from mmkv_bench.compression.compressor import Compressor
+from mmkv_bench.devices.installed import check_compiler
+from mmkv_bench.errors import CalibrationError, ConfigError, UnsupportedError
+from mmkv_bench.generation.compiled import EAGER_DECODE, config_of
+from mmkv_bench.methods.compatibility import refuse, visual_parts
+from mmkv_bench.methods.named import method as method_named
+from mmkv_bench.models.families import family_of
+from mmkv_bench.protocols import DEFAULT, FED_ONCE
+from mmkv_bench.protocols import protocol as protocol_named
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import CompileConfig, PreTrainedModel
+
+    from mmkv_bench.compression.scorers.base import Scorer
+
+
+def attach(
+    model: PreTrainedModel,
+    method: str | Path | Compressor | Scorer | type[Scorer],
+    budget: int | float | str | None = None,
+    *,
+    protocol: str = DEFAULT,
+    reading: str = "paper",
+    seed: int = 0,
+    identity: str = sessions.UNNAMED,
+    compiled_tokens: int | None = None,
+    **parameters: Any,
+) -> Attached:
+    """Compress the KV cache of every prompt that `model` prefills inside the returned context.
+
+    Nothing of the model or of transformers is replaced: afterwards, also after an exception, the model is what it was.
+
+    Args:
+        model: a transformers model of a supported family (docs/models.md), in eval mode, attention `sdpa` or `eager`.
+        method: a method's name (docs/methods.md), a file of your own (`"mine.py"`), a scorer of your own (an object, or its
+            class), or a `Compressor`.
+        budget: entries kept per KV head (64), or the fraction of them (0.2, "20%"); None for methods without one.
+        protocol: `paper`: a prompt, then its answer token by token. `query_agnostic`: give the model the context alone
+            (`model(**context)`), then the whole prompt with `past_key_values=session.cache`; what follows the context
+            is kept whole.
+        reading: `paper`, or `released` for what the paper's released code does.
+        seed: of stochastic methods; the same seed draws the same for prompts of the same length and `identity`.
+        identity: of the prompt, for stochastic methods: a run's is `<dataset>/<sample_id>` of its rows, under which `attach`
+            draws what the run drew and gives the row's answer.
+        compiled_tokens: room for an answer of so many tokens is set aside, and the decode step compiled: `generate()` does
+            that by itself when it is given `past_key_values=session.new_cache()` (on a CPU
+            `compile_config=session.compile_config`, too). None: it decodes eagerly, and so do methods that act while decoding,
+            whose report says `eager_decode`.
+        parameters: those of the method (`window=16`), as `method` takes them.
+
+    Returns:
+        A context manager; `report()` says what was kept of the latest prompt.
+
+    Raises:
+        ConfigError: an unknown method or parameter, a budget that is none, or one that is missing; on entering, a model
+            that another session is attached to.
+        UnsupportedError: a model of another family, a method that it cannot run; while generating, a batch, beams,
+            assisted decoding, chunked prefill, `use_cache=False` or a cache of the caller's own.
+
+    Example:
+        >>> with attach(model, "snapkv", 64) as session:  # doctest: +SKIP
+        ...     output = model.generate(**inputs, max_new_tokens=32)
+        >>> print(session.report())  # doctest: +SKIP
+    """
+    if not protocol_named(protocol).feeds_once:
+        raise UnsupportedError(
+            f"protocol={protocol!r} is not one of attach; allowed: {', '.join(FED_ONCE)}; other protocols feed tokens of "
+            f"a prompt twice, as evaluate(protocol={protocol!r}) does"
+        )
+    if not hasattr(model, "config") or not hasattr(model, "generate"):
+        raise UnsupportedError(f"{type(model).__name__} is no transformers model; give what from_pretrained returns")
+    family = family_of(model.config)
+    compressor = _compressor(model, method, reading, parameters)
+    asked = None if budget is None else Budget.parse(budget)
+    if compressor.unbudgeted and asked is not None:
+        raise ConfigError(f"method {compressor.name} evicts nothing and takes no budget, got {asked}; leave it out")
+    _check(compressor, family)
+    if compiled_tokens is not None:
+        if compiled_tokens < 1:
+            raise ConfigError(f"compiled_tokens={compiled_tokens} is no length of an answer; allowed: 1 or more tokens")
+        check_compiler()
+    return Attached(model, compressor, asked, protocol, seed, compiled_tokens, identity)
+
+
+class Attached:
+    """A compressor on a model; made by `attach`, one `with` at a time."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        compressor: Compressor,
+        budget: Budget | None,
+        protocol: str,
+        seed: int,
+        compiled_tokens: int | None = None,
+        identity: str = sessions.UNNAMED,
+    ) -> None:
+        if model.training:
+            raise UnsupportedError("the model is in training mode, whose dropout changes answers; call model.eval()")
+        self.model, self.compressor, self.budget, self.protocol = model, compressor, budget, protocol
+        self.compiled = compiled_tokens is not None
+        room: dict[str, Any] = (
+            {} if compiled_tokens is None else {"reserve": compiled_tokens, "fixed": compressor.decoding is None}
+        )
+        self._session = sessions.attach(model, compressor, budget, protocol, seed, identity=identity, **room)
+        self._report: SessionReport | None = None
+        self._kept: list[Tensor] = []
+        self._prompt: object | None = None
+        self._hooks: list[Any] = []
+
+    def __enter__(self) -> Self:
+        self._session.__enter__()
+        text = self._session.text
+        self._hooks = [
+            text.register_forward_pre_hook(self._refuse, with_kwargs=True, prepend=True),
+            text.register_forward_hook(self._count),
+        ]
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._session.__exit__(*exception)
+        self._prompt = self._session.cache = None  # a cache is not kept alive by its report
+
+    @property
+    def cache(self) -> CompressedCache | None:
+        """The latest prompt's cache, inside the `with`: to feed more with `past_key_values=session.cache`."""
+        return self._session.cache
+
+    def new_cache(self) -> CompressedCache:
+        """An empty cache for the next prompt: `generate(past_key_values=session.new_cache())`."""
+        return self._session.new_cache()
+
+    @property
+    def compile_config(self) -> CompileConfig:
+        """How `generate(compile_config=...)` compiles a decode step wherever the model is, a CPU included."""
+        return config_of(self.model.device)
+
+    def report(self) -> SessionReport:
+        """What was kept of the latest prompt.
+
+        Raises:
+            ConfigError: no prompt has been prefilled yet.
+        """
+        if self._report is None:
+            raise ConfigError("there is nothing to report yet; call model.generate(...) inside the with, then report()")
+        return self._report
+
+    def kept(self) -> list[Tensor]:
+        """Which tokens of the latest prompt were stored: per layer int64 `[KV heads, m]`, their places in the prompt, in any
+        order; -1 is padding of heads that keep fewer. On the CPU.
+
+        Raises:
+            ConfigError: no prompt has been prefilled yet.
+        """
+        self.report()
+        return self._kept
+
+    # ------------------------------------------------------------------ hooks
+    def _refuse(self, text: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Before every forward of the text model: what would be compressed wrongly, or silently not at all."""
+        given = kwargs.get("inputs_embeds")
+        if given is None:
+            given = args[0] if args else kwargs["input_ids"]
+        rows, new = given.shape[:2]
+        if rows != 1:
+            raise UnsupportedError(
+                f"attach compresses one prompt at a time and got {rows} rows; give one prompt, without beams and with one "
+                "answer (num_beams=1, num_return_sequences=1)"
+            )
+        if kwargs.get("use_cache") is False:
+            raise UnsupportedError("use_cache=False keeps no cache that could be compressed; leave it out")
+        cache = kwargs.get("past_key_values")
+        if self.compiled and not isinstance(cache, CompressedCache):
+            raise UnsupportedError(
+                "compiled_tokens was given to attach and no cache of it to generate(), which decides before the prompt whether "
+                "it compiles; give past_key_values=session.new_cache(), a new one for each prompt"
+            )
+        if not isinstance(cache, CompressedCache):
+            stock = cache is None or (type(cache) is DynamicCache and not getattr(cache, "offloading", False))
+            if cache is not None and (not stock or cache.get_seq_length() > 0):
+                raise UnsupportedError(
+                    f"past_key_values is a {type(cache).__name__} of {cache.get_seq_length()} tokens, which attach cannot "
+                    "compress; allowed: none (and no cache_implementation), or session.cache to feed more to it"
+                )
+        elif new > 1 and cache.get_seq_length() > 0 and not protocol_named(self.protocol).cuts:
+            raise UnsupportedError(
+                f"{new} tokens at once follow a prompt that is compressed already; allowed: one by one, as generate() "
+                "decodes without an assistant (no assistant_model, prompt_lookup_num_tokens or prefill_chunk_size); a "
+                "question to a compressed context is attach(..., protocol='query_agnostic')"
+            )
+
+    def _count(self, text: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """After every forward of the text model: the stored tensors, right after a prompt's reduction."""
+        if torch.compiler.is_compiling():  # a decode step
+            return
+        prompt = self._session.prompt
+        if prompt is not None and prompt.complete and prompt is not self._prompt:
+            self._prompt = prompt
+            report = counted(self._session, self.compressor, self.budget, self.protocol)
+            self._kept = [layer[0].cpu() for layer in self._session.kept()]
+            eager = self.compiled and self.compressor.decoding is not None
+            self._report = replace(report, fallback=(*report.fallback, EAGER_DECODE)) if eager else report
+
+
+def _compressor(model: PreTrainedModel, method: Any, reading: str, parameters: dict[str, Any]) -> Compressor:
+    if not isinstance(method, Compressor):
+        calibrations = _OfFolder(model.config) if isinstance(method, str) else None
+        return method_named(method, reading=reading, calibrations=calibrations, **parameters)
+    given = [*parameters, *(["reading"] if reading not in ("paper", method.reading) else [])]
+    if given:
+        raise ConfigError(
+            f"{method.name} is a Compressor, whose parameters are set already, and got {given[0]}; give it to method(...) or "
+            "dataclasses.replace(...)"
+        )
+    refuse(method)
+    return method
+
+
+def _check(compressor: Compressor, family: Any) -> None:
+    """Refuse what this family cannot run, and what needs more than one prompt's prefill."""
+    if compressor.needs.answer:
+        raise UnsupportedError(
+            f"method {compressor.name} reads the full cache's own answer, which is not there while a prompt is prefilled; "
+            f"allowed: evaluate(method={compressor.name!r}), or another method"
+        )
+    if compressor.scorer is not None:
+        compressor.scorer.check_layers(family.num_layers)
+    if not family.multimodal and (compressor.needs_visual or visual_parts(compressor)):
+        raise UnsupportedError(
+            f"method {compressor.name} needs visual tokens and {family.name} has none; choose another method or a "
+            "multimodal model"
+        )
+
+
+class _OfFolder:
+    """`Calibrations` of the model that lies in the folder that a config was read from; opened when a part asks for one."""
+
+    def __init__(self, config: Any):
+        self.path = str(getattr(config, "name_or_path", "") or "")
+
+    def data(self, method: str, spec: Any) -> dict[str, Any]:
+        from mmkv_bench.calibrate.artefact import EMBEDDED_NAME, Calibrations
+        from mmkv_bench.config.schema import resolve_path
+        from mmkv_bench.models.fingerprint import folder_fingerprint
+
+        folder = Path(self.path)
+        if not self.path or not folder.is_dir():
+            raise CalibrationError(
+                f"{method} reads a calibration, which belongs to the very weights of a folder, and this model is of "
+                f"{self.path or 'none'}; load it from a folder, or choose another method"
+            )
+        embedded = folder.resolve() == Path(resolve_path("pkg://mmkv_bench/tiny/weights")).resolve()
+        name = EMBEDDED_NAME if embedded else folder.resolve().name
+        return Calibrations(name, folder_fingerprint(folder)).data(method, spec)

@@ -1,1 +1,0 @@
-"""The Python door: a compressor on a model, a configuration run, stored rows and their tables."""

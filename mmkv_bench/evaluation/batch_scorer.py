@@ -1,0 +1,299 @@
+"""Scores of many cells of a dataset: what the scorer makes of an answer is asked once, however many cells gave it.
+
+A score is made of a document and a text by a fresh task, from random generators that are set by task and document alone
+(`replay.py`). So cells that answer alike score alike, unless the scorer remembers what else it saw in a cell. Whether it
+does is not taken on trust: the first and the last cell are scored by themselves as well, by lmms-eval's whole loop around
+a task of their own, and where one number differs all cells are. So are those of tasks that ask a judge or score
+captions and pairs, which are made of several samples.
+
+lmms-eval's aggregates are made for each cell, of what its scorer returned for the cell's answers, by its own function.
+"""
+
+from __future__ import annotations
+
+import copy
+import numbers
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from mmkv_bench.datasets.task_spec import TaskSpec
+from mmkv_bench.errors import ScoringError
+from mmkv_bench.evaluation.contract import Answer, CellScores, SampleScore
+from mmkv_bench.evaluation.documents import Documents, documents, task_config
+from mmkv_bench.evaluation.environment import harness, task_environment
+from mmkv_bench.evaluation.expected_metrics import metrics_due
+from mmkv_bench.evaluation.outcomes import Outcome, Outcomes
+from mmkv_bench.evaluation.parsing import PARSE_FAILED, seed, state_kept
+from mmkv_bench.evaluation.replay import Replay, count_parsed, scratch_folder
+from mmkv_bench.evaluation.scoring import (
+    checked_texts,
+    headline_of,
+    of_failed,
+    parts_of_nothing,
+    rows_of,
+    rows_of_sample,
+    score,
+    why_incomplete,
+)
+from mmkv_bench.judging.client import asking
+from mmkv_bench.judging.known_judges import JUDGED
+from mmkv_bench.judging.ledger import Ledger
+from mmkv_bench.judging.scoring_pass import ScoringPass
+
+if TYPE_CHECKING:
+    from lmms_eval.api.instance import Instance
+
+    from mmkv_bench.evaluation.harness import ScoringTask
+
+LEAST = 4  # cells; below it nothing is saved, two being scored twice
+AT_ONCE = 1 << 16  # answers to a pass, whose requests lmms-eval holds in memory; a pass goes through all documents
+READ = 1 << 16  # answers of the cells whose rows are made together, or those of one cell
+
+Answers = Callable[[str], Mapping[str, Answer]]
+
+
+class Scorer:
+    """Scores a dataset's cells, some of them at a time, as `score` does each alone and as far as its answers reach.
+
+    reach: cell -> how many documents its answers reach, of all cells that will be scored. answers: gives a cell's, sample id
+    -> answer; asked for what the scorer is to be asked about, and again where the cell is scored, so that those of few cells
+    are in memory. failed: documents whose answer failed in some cell, where they are known before.
+    """
+
+    def __init__(
+        self,
+        spec: TaskSpec,
+        reach: Mapping[str, int],
+        answers: Answers,
+        judge: Ledger | None = None,
+        failed: Collection[int] = (),
+    ) -> None:
+        self.spec, self.reach, self.answers, self.judge, self.failed = spec, reach, answers, judge, failed
+        self._shared: dict[int, Together | None] = {}
+
+    def scores(self, cells: Sequence[str]) -> Iterator[tuple[str, CellScores]]:
+        """Of these cells, in their order; what they answered differently is in memory together. Raises what `score` raises."""
+        for limit, group in groupby(cells, self.reach.__getitem__):
+            own, together = list(group), self._together(limit)
+            if together is None or not _asked(together, map(self.answers, own)):
+                for cell in own:
+                    yield cell, score(self.spec, self.answers(cell), limit, self.judge)
+                continue
+            for some in _batches(own, max(READ // limit, 1)):
+                yield from zip(some, together.scores([self.answers(cell) for cell in some]), strict=True)
+
+    def _together(self, limit: int) -> Together | None:
+        """None where the cells that reach so far are to be scored by themselves."""
+        if limit not in self._shared:
+            cells = [cell for cell, own in self.reach.items() if own == limit]
+            alone = len(cells) < LEAST or self.spec.name in JUDGED
+            self._shared[limit] = None if alone else self._tried(limit, cells[0], cells[-1])
+        return self._shared[limit]
+
+    def _tried(self, limit: int, *cells: str) -> Together | None:
+        together = Together(
+            self.spec, documents(self.spec, limit), [doc_id for doc_id in self.failed if doc_id < limit]
+        )
+        given = [self.answers(cell) for cell in cells]
+        if not _asked(together, given):
+            return None
+        for answers, shared in zip(given, together.scores(given), strict=True):
+            if score(self.spec, answers, limit) != shared:
+                return None
+        return together
+
+
+def _batches(cells: Sequence[str], count: int) -> Iterator[Sequence[str]]:
+    yield from (cells[start : start + count] for start in range(0, len(cells), count))
+
+
+def _asked(together: Together, cells: Iterable[Mapping[str, Answer]]) -> bool:
+    """Ask the scorer about the answers of cells; False where they are to be scored by themselves, also where the scorer
+    fails: it then fails in some cell."""
+    texts: dict[int, dict[str | None, None]] = {}
+    for answers in cells:
+        for answer in answers.values():
+            if answer.status == "ok":
+                texts.setdefault(answer.doc_id, {})[answer.text] = None
+    try:
+        return together.ask(texts)
+    except ScoringError:
+        return False
+
+
+@dataclass
+class _Scored:
+    """What `rows_of` reads of a pass."""
+
+    values: dict[int, dict[str, float]]
+    parts: dict[int, Mapping[str, tuple[float, ...]]] = field(default_factory=dict)
+
+
+class SharedReplay(Replay):
+    """A pass over several answers to each document; keys are (doc_id, number of the answer). Nothing is aggregated.
+
+    texts: doc_id -> its answers.
+    """
+
+    def __init__(self, spec: TaskSpec, docs: Documents, texts: Mapping[int, Sequence[str]]) -> None:
+        super().__init__(spec, docs, dict.fromkeys(texts, ""), ScoringPass(Ledger(), ()))
+        self.several = texts
+        self.returned: dict[tuple[int, int], list[dict[str, Any]]] = {}
+
+    @property
+    def alone(self) -> bool:
+        """Whether each score is of one sample, and no judge was asked."""
+        return not (self.captions or self.halves or self.scoring_pass.asked or self.scoring_pass.unanswered)
+
+    def _task(self, module: ModuleType, config: Mapping[str, Any], with_aggregates: bool) -> ScoringTask:
+        counts = {doc_id: len(own) for doc_id, own in self.several.items()}
+        return module.SharingTask(config, self.docs.bare, counts, self._before, self._after, self._guard)
+
+    def _respond(self, instance: Instance) -> str:
+        return self.several[instance.doc_id][instance.idx]
+
+    def _doc(self, key: tuple[int, int]) -> int:
+        return key[0]
+
+    def _after(self, key: tuple[int, int], metrics: Mapping[str, Any], results: list) -> None:
+        super()._after(key, metrics, results)
+        self.returned.setdefault(key, []).append(dict(metrics))
+
+    def _count_parsed(self) -> None:
+        """Not over all answers, but over those of a cell."""
+
+
+class Together:
+    """The outcomes of a dataset's answers, and the cells' scores out of them; failed: as for `Scorer`."""
+
+    def __init__(self, spec: TaskSpec, docs: Documents, failed: Collection[int] = ()) -> None:
+        self.spec, self.docs, self.failed = spec, docs, failed
+        self.outcomes = Outcomes(ref.doc_id for ref in docs.refs)
+        self.rows: dict[tuple[int, Outcome], list[SampleScore]] = {}  # doc_id and outcome -> its rows in a cell
+        self.unscored: dict[str, None] = {}
+        self.due: dict[int, list[str]] = {}
+        self.nothing = parts_of_nothing(spec)
+        self.aggregating = Replay(spec, docs, {}, ScoringPass(Ledger(), ()))
+        self.opened = False
+
+    def ask(self, texts: Mapping[int, Collection[str | None]]) -> bool:
+        """Score those answers, doc_id -> its texts, that are not known; False where that is not a matter of single samples."""
+        asked = {doc_id: [text for text in own if isinstance(text, str)] for doc_id, own in texts.items()}
+        if any(doc_id not in self.outcomes or len(asked[doc_id]) < len(own) for doc_id, own in texts.items()):
+            return False  # foreign or broken answers, which `score` refuses with the reason
+        self.rows.clear()
+        new = self.outcomes.unknown(asked)
+        waiting = [(number, doc_id, text) for doc_id, own in new.items() for number, text in enumerate(own)]
+        # A pass goes through all documents, however few of them have an answer in it: it takes one answer to each, then another.
+        waiting.sort(key=lambda each: each[:2])
+        step = max(AT_ONCE, len(self.docs.refs))
+        for start in range(0, len(waiting), step):
+            of_docs: dict[int, list[str]] = {}
+            for _, doc_id, text in waiting[start : start + step]:
+                of_docs.setdefault(doc_id, []).append(text)
+            if not self._pass(of_docs):
+                return False
+        if not self.opened:
+            module = harness(self.spec.offline)
+            with module.quiet(), task_environment(self.spec.media_root):
+                self.aggregating.open(module, task_config(self.spec), True)
+            self.opened = True
+        return True
+
+    def _pass(self, texts: Mapping[int, Sequence[str]]) -> bool:
+        replay = SharedReplay(self.spec, self.docs, texts)
+        with asking(replay.scoring_pass):
+            replay.name_metrics()
+        if not replay.alone:
+            return False
+        for doc_id, number in replay.returned:
+            key = doc_id, number
+            found = Outcome(replay.values[key], replay.parts.get(key, {}), replay.returned[key])
+            self.outcomes.put(doc_id, texts[doc_id][number], found)
+        self.unscored |= replay.unscored
+        return True
+
+    def scores(self, cells: Sequence[Mapping[str, Answer]]) -> list[CellScores]:
+        """What `score` gives for the answers of each cell."""
+        module = harness(self.spec.offline)
+        found = [self._outcomes(answers) for answers in cells]
+        with module.quiet(), task_environment(self.spec.media_root), state_kept(), scratch_folder():
+            aggregates = [None if reason else self._aggregates(own) for own, reason in found]
+        return [
+            self._scores(answers, own, reason, aggregate)
+            for answers, (own, reason), aggregate in zip(cells, found, aggregates, strict=True)
+        ]
+
+    def _outcomes(self, answers: Mapping[str, Answer]) -> tuple[dict[int, Outcome], str | None]:
+        """(doc_id -> outcome of its answer, why the cell has no aggregate)."""
+        texts = checked_texts(self.spec, self.docs, answers)
+        reason = why_incomplete(self.docs, answers)
+        return {doc_id: self.outcomes.of(doc_id, text) for doc_id, text in texts.items()}, reason
+
+    def _scores(
+        self,
+        answers: Mapping[str, Answer],
+        own: Mapping[int, Outcome],
+        reason: str | None,
+        aggregates: tuple[dict[str, float], dict[str, str]] | None,
+    ) -> CellScores:
+        aggregate, unaggregated = aggregates or (None, {})
+        return CellScores(
+            samples=self._rows(answers, own),
+            aggregate=aggregate,
+            reason=reason,
+            unaggregated=unaggregated,
+            unscored=tuple(self.unscored),
+            judged={},
+            not_judged={},
+        )
+
+    def _rows(self, answers: Mapping[str, Answer], own: Mapping[int, Outcome]) -> list[SampleScore]:
+        """Of a cell: those that each of its answers has, and of failed ones nothing; unless one could not be read."""
+        failed = [ref for ref in self.docs.refs if ref.sample_id in answers and ref.doc_id not in own]
+        due = self._due([ref.doc_id for ref in failed])
+        if any(name.startswith(PARSE_FAILED) for name in set().union(*(each.values for each in own.values()))):
+            found = _Scored(
+                {doc_id: dict(outcome.values) for doc_id, outcome in own.items()},
+                {doc_id: outcome.parts for doc_id, outcome in own.items() if outcome.parts},
+            )
+            count_parsed(found.values)
+            return rows_of(self.spec, self.docs, answers, found, {}, due)
+        headline = headline_of(self.spec, {doc_id: outcome.values for doc_id, outcome in own.items()}) if failed else []
+        rows = []
+        for ref in self.docs.refs:
+            if (outcome := own.get(ref.doc_id)) is not None:
+                if (of_answer := self.rows.get((ref.doc_id, outcome))) is None:
+                    of_answer = rows_of_sample(ref, "ok", outcome.values, outcome.parts, self.nothing)
+                    self.rows[ref.doc_id, outcome] = of_answer
+                rows += of_answer
+            elif (answer := answers.get(ref.sample_id)) is not None:
+                names = of_failed(self.spec, ref, headline, due[ref.doc_id])
+                rows += rows_of_sample(ref, answer.status, dict.fromkeys(names), {}, self.nothing)
+        return rows
+
+    def _due(self, failed: Sequence[int]) -> Mapping[int, list[str]]:
+        """`metrics_due` of a cell's failed documents: asked once for those of all cells, as a pass goes through all documents
+        however few are asked about."""
+        if new := [doc_id for doc_id in failed if doc_id not in self.due]:
+            self.due |= metrics_due(self.spec, self.docs, sorted({*new, *self.failed} - self.due.keys()), ())
+        if all(self.due[doc_id] for doc_id in failed):
+            return self.due
+        return metrics_due(self.spec, self.docs, failed, ())  # a scorer that fails tells nothing of those after, either
+
+    def _aggregates(self, own: Mapping[int, Outcome]) -> tuple[dict[str, float], dict[str, str]]:
+        """lmms-eval's aggregates of a cell, and why it has none of some metrics."""
+        replay = self.aggregating
+        returned: dict[tuple[str, str], list] = {}
+        for number, name in enumerate(replay.task.filter_names):
+            for doc_id in sorted(own):
+                for metric, value in own[doc_id].returned[number].items():
+                    plain = type(value) in (float, int, bool) or isinstance(value, numbers.Number)
+                    returned.setdefault((metric, name), []).append(value if plain else copy.deepcopy(value))
+        replay.unaggregated, replay.task.aggregation_errors = {}, {}
+        seed(replay.identity(max(own)))
+        found = replay.aggregates(replay.task.aggregated(returned))
+        return found, replay.unaggregated

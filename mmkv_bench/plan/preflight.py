@@ -1,0 +1,136 @@
+"""What a run needs and this machine lacks: weights, data, calibrations, a judge, room on the disk. No network is asked."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mmkv_bench.datasets.sources import preflight
+from mmkv_bench.errors import MissingDataError
+from mmkv_bench.models.fingerprint import cached_folder
+from mmkv_bench.models.source import HUB, Source
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from mmkv_bench.plan.coverage import Standing
+    from mmkv_bench.plan.plan import Plan
+    from mmkv_bench.store.store import Store
+
+ROW = 4096
+"""Bytes of an answer's rows, scores included, where none of the store's are there to measure."""
+
+
+@dataclass(frozen=True)
+class Lack:
+    """kind: weights, data, calibration, judge or disk; what: a sentence."""
+
+    kind: str
+    what: str
+
+
+@dataclass(frozen=True)
+class Disk:
+    """rows: bytes that the missing rows will take; row: bytes of one; measured: of the store's own, else assumed; free: bytes
+    where they go."""
+
+    rows: int
+    row: float
+    measured: bool
+    free: int
+
+
+def lacking(plan: Plan, disk: Disk) -> list[Lack]:
+    """Of an outline; empty where a run can start without a connection."""
+    found = weights_lacking(plan.config.model)
+    found += [Lack("data", what) for what in _data(plan)]
+    found += [Lack("calibration", what) for what in plan.uncalibrated]
+    found += [Lack("judge", what) for what in _judges(plan)]
+    if disk.free < disk.rows:
+        found.append(Lack("disk", f"the rows may take {disk.rows:,} bytes and {disk.free:,} are free at {plan.out}"))
+    return found
+
+
+def weights_lacking(model: DictConfig) -> list[Lack]:
+    """Of the `model` node of a configuration: files of a hub repository that the cache has not."""
+    source = Source.of(model)
+    if source.kind != HUB:
+        return []  # files of a folder were read to plan, random weights are made
+    folder = cached_folder(source.place, model.revision)
+    get = f"`hf download {source.place}` gets them into HF_HOME, or model.weights=<folder>"
+    if folder is None:
+        return [Lack("weights", f"{source.place} is not in the hub cache; {get}")]
+    index = folder / "model.safetensors.index.json"
+    names = {"model.safetensors"}
+    if index.exists():
+        names = set(json.loads(index.read_text())["weight_map"].values())
+    absent = sorted(name for name in names if not (folder / name).exists())
+    if not absent:
+        return []
+    files = f"{len(absent)} of {len(names)} files of {source.place}"
+    return [Lack("weights", f"{files} are not in the hub cache ({absent[0]}); {get}")]
+
+
+def _data(plan: Plan) -> Iterator[str]:
+    for part in plan.parts:
+        try:
+            preflight(replace(part.spec, offline=True))
+        except MissingDataError as error:
+            yield str(error)
+
+
+def _judges(plan: Plan) -> Iterator[str]:
+    config = plan.config
+    asking = [name for name, node in config.datasets.items() if (node.get("about") or {}).get("judge") == "needed"]
+    if not asking:
+        return
+    if config.judge.kind == "none":
+        yield f"{', '.join(asking)}: scored by a judge, and judge=none asks nobody; judge=openai, or judge=local judge.url=..."
+    elif config.judge.key_env and not os.environ.get(config.judge.key_env):
+        yield f"the judge's key: the environment variable {config.judge.key_env} is not set"
+
+
+def disk_of(plan: Plan, standing: Standing, store: Store) -> Disk:
+    """Room for the rows that are missing."""
+    missing = sum(int((~standing.answered(part)).sum()) for part in plan.parts)
+    stored = store.responses(columns=("cell",)).num_rows
+    tables = [store.root / name for name in ("responses", "samples", "journal")]
+    taken = sum(_bytes(file) for folder in tables if folder.is_dir() for file in folder.iterdir())
+    row = taken / stored if stored else float(ROW)
+    place = store.root.absolute()
+    while not place.exists():
+        place = place.parent
+    return Disk(int(missing * row), row, stored > 0, shutil.disk_usage(place).free)
+
+
+def _bytes(file: Path) -> int:
+    """Of a file; 0 where it is gone by now, as journals of jobs that publish their rows while others plan."""
+    try:
+        return file.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def told(disk: Disk, lacks: list[Lack], place: Path) -> str:
+    """Both as lines of a plan's text."""
+    how = f"measured: {disk.row:,.0f} bytes each" if disk.measured else f"taken as {ROW:,} bytes each, none is stored"
+    lines = [f"disk       {_size(disk.rows)} for the missing rows ({how}); {_size(disk.free)} free at {place}"]
+    return "\n".join([*lines, *(said(lacks) or ["lacking    nothing: the run can start without a connection"])])
+
+
+def said(lacks: list[Lack]) -> list[str]:
+    """As lines of a plan's text."""
+    return [f"lacking    {lack.kind}: {lack.what}" for lack in lacks]
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.4g} {unit}"
+        count /= 1024
+    return f"{count:.4g} TiB"

@@ -1,0 +1,132 @@
+"""What a sweep still has to do, cut into jobs: of one run and shard each, of one dataset or of several that are soon done; a job
+forks methods, budgets and seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mmkv_bench.config.schema import EFFICIENCY
+from mmkv_bench.errors import ConfigError
+from mmkv_bench.plan.changed import changed_answers
+from mmkv_bench.plan.shards import index_of
+from mmkv_bench.plan.throughput import rates
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from mmkv_bench.plan.coverage import Standing
+    from mmkv_bench.plan.parts import Part
+    from mmkv_bench.plan.plan import Plan
+    from mmkv_bench.store.store import Store
+
+_OURS = ("launcher", "shards", "dry", "json", "only", "shard", "stage")
+"""Keys that a sweep reads or sets itself."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One job: the overrides of its run, and what it is about."""
+
+    overrides: tuple[str, ...]
+    model: str
+    datasets: tuple[str, ...]
+    shard: str
+
+    @property
+    def subjects(self) -> list[str]:
+        """What two jobs share that may work on the same samples."""
+        return [f"{self.model} {dataset}" for dataset in self.datasets]
+
+    def __str__(self) -> str:
+        return f"{self.model} {', '.join(self.datasets)}" + ("" if self.shard == "0/1" else f" shard {self.shard}")
+
+
+def check(config: DictConfig) -> None:
+    """Refuse what a sweep on Slurm cannot split.
+
+    Raises:
+        ConfigError: scores alone, times, a shard.
+    """
+    if config.scenario == EFFICIENCY:
+        raise ConfigError(
+            "scenario=efficiency times its cells one after the other in one process; allowed with launcher=slurm: "
+            "scenario=quality; start it inside a job of your own with mmkv-bench run"
+        )
+    if config.stage == "score":
+        raise ConfigError("stage=score is one process's work; allowed here: both, generate; use mmkv-bench run")
+    if str(config.shard) != "0/1":
+        raise ConfigError(f"shard={config.shard}: a sweep makes the shards itself; write shards=<how many>")
+
+
+def pieces(job: Sequence[str], plan: Plan, store: Store) -> list[Piece]:
+    """The jobs of one run of a sweep: those with a sample that some cell has no row for, and whole datasets that only wait
+    for their scores are none of them. Rows decide, so any number of shards at any time ends at the same rows.
+
+    Args:
+        job: overrides of the run; plan: of it; store: of its rows.
+    """
+    changed, _ = changed_answers(plan, store)
+    plan, count = plan.with_changed(changed), int(plan.config.shards)
+    standing = plan.standing(store)
+    own = [text for text in job if not _is_ours(text)]
+    # Scores are of whole datasets: where a job has only a part of one, the sweep scores at its end.
+    stage = "generate" if count > 1 else str(plan.config.stage)
+    asked_for: list[tuple[Part, int]] = []
+    for part in plan.parts:
+        wanting = {part.samples[place] for place in np.flatnonzero(~standing.answered(part).all(0)).tolist()}
+        asked_for += [(part, index) for index in sorted(_shards(part, wanting, plan, count))]
+    made = []
+    for index, parts in _together(asked_for, _hours(plan, standing, store), float(plan.config.slurm.job_hours)):
+        names, shard = [part.name for part in parts], f"{index}/{count}"
+        only = names[0] if len(names) == 1 else f"[{','.join(names)}]"
+        mine = (f"only={only}", f"shard={shard}", f"stage={stage}", "shards=1", "dry=false")
+        made.append(Piece((*own, *mine), str(plan.config.model.name), tuple(part.dataset for part in parts), shard))
+    return made
+
+
+def _hours(plan: Plan, standing: Standing, store: Store) -> dict[str, float]:
+    """Dataset -> hours of one shard by the rate of stored rows; none of a dataset without such a rate."""
+    if len(plan.parts) < 2 or not plan.config.slurm.job_hours:
+        return {}
+    known = {rate.dataset: rate.hours for rate in rates(plan, standing, store)}
+    return {dataset: hours / int(plan.config.shards) for dataset, hours in known.items() if hours is not None}
+
+
+def _together(
+    asked_for: Sequence[tuple[Part, int]], hours: Mapping[str, float], most: float
+) -> list[tuple[int, list[Part]]]:
+    """Datasets of the same shard in one job, in their order, until it has `most` hours; one whose hours are not known has a
+    job of its own."""
+    jobs: list[tuple[int, list[Part]]] = []
+    filling: dict[int, tuple[list[Part], float]] = {}
+    for part, index in asked_for:
+        own = hours.get(part.dataset, math.inf)
+        parts, filled = filling.get(index, ([], math.inf))
+        total = filled + own
+        if total <= most:
+            parts.append(part)
+        else:
+            parts, total = [part], own
+            jobs.append((index, parts))
+        filling[index] = parts, total
+    return jobs
+
+
+def _shards(part: Part, wanting: set[str], plan: Plan, count: int) -> set[int]:
+    """The shards that have one of these samples; all, where only data would tell and were not opened."""
+    from mmkv_bench.evaluation import sample_refs
+
+    if not wanting or count == 1 or part.counted != "data":
+        return set(range(count)) if wanting else set()
+    refs = sample_refs(part.spec, plan.config.limit)
+    return {index_of(ref.cluster, count) for ref in refs if ref.sample_id in wanting}
+
+
+def _is_ours(text: str) -> bool:
+    key = text.partition("=")[0].lstrip("+~")
+    return key in _OURS or key.startswith(("slurm.", "hydra.launcher.", "hydra.sweep.", "hydra/"))

@@ -1,0 +1,119 @@
+"""The queue: which jobs of earlier and of this sweep are still in it, and waiting until they are not."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import sys
+import time
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from mmkv_bench.errors import ConfigError
+from mmkv_bench.slurm.programs import ask
+from mmkv_bench.store.files import locked
+
+_NAME = "jobs.jsonl"
+_SHORTEST_S, _LONGEST_S = 1.0, 15.0
+_ATTEMPTS = 6
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Hold the lock of a sweep's folder, so that of two sweeps started together one sees the other's jobs; waits for it.
+    Where the folder's file system has no locks, that is said once and nobody waits."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = os.open(folder / _NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        waited = False
+        while (held := locked(file)) is False:
+            if not waited:
+                print(
+                    f"mmkv_bench: another sweep is submitting jobs noted in {folder}; waiting for it", file=sys.stderr
+                )
+            waited = True
+            time.sleep(_SHORTEST_S)
+        if held is None:
+            print(
+                f"mmkv_bench: the file system of {folder} has no locks (flock), so a sweep started there at the same time may "
+                "submit the same jobs; start one at a time",
+                file=sys.stderr,
+            )
+        yield
+    finally:
+        os.close(file)
+
+
+def remember(folder: Path, jobs: Mapping[str, Collection[str]]) -> None:
+    """Notes submitted jobs (id -> what it works on) in a sweep's folder, for the next sweep there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / _NAME).open("a") as file:
+        for job, subjects in jobs.items():
+            file.writelines(json.dumps({"job": job, "subject": subject}) + "\n" for subject in subjects)
+
+
+def remembered(folder: Path, subjects: Collection[str]) -> set[str]:
+    """Ids of jobs that sweeps submitted from this folder and that work on one of these. Lines that cannot be read, of a
+    submission that was killed, count for nothing."""
+    found = set()
+    for line in (folder / _NAME).read_text().splitlines() if (folder / _NAME).exists() else ():
+        try:
+            noted = json.loads(line)
+        except ValueError:
+            continue
+        if noted["subject"] in subjects:
+            found.add(noted["job"])
+    return found
+
+
+def queued(jobs: Collection[str]) -> set[str] | None:
+    """Those of the jobs that are waiting, running or on their way back into the queue; None where Slurm does not answer."""
+    answer = ask(["squeue", "-h", "-r", "-u", getpass.getuser(), "-o", "%i"])
+    return None if answer is None or answer.returncode else {*jobs} & {*answer.stdout.split()}
+
+
+def of_script(script: Path) -> str | None:
+    """The id of the queued job or array whose script this is; None without one, or where Slurm does not answer."""
+    answer = ask(["squeue", "-h", "-r", "-u", getpass.getuser(), "-o", "%F|%o"])
+    lines = [] if answer is None or answer.returncode else answer.stdout.splitlines()
+    ids = {name for name, _, command in (line.partition("|") for line in lines) if command.strip() == str(script)}
+    return min(ids, default=None)
+
+
+def surely_queued(jobs: Collection[str]) -> set[str]:
+    """As `queued`, asked again for some 20 seconds and more where Slurm does not answer.
+
+    Raises:
+        ConfigError: it never does. Taken for an empty queue, that would submit everything a second time.
+    """
+    if not jobs:
+        return set()
+    for attempt in range(_ATTEMPTS):
+        if attempt:
+            time.sleep(_SHORTEST_S * 1.5**attempt)
+        found = queued(jobs)
+        if found is not None:
+            return found
+    raise ConfigError(
+        f"squeue does not answer, and any of {len(jobs)} jobs that were submitted here before may still be at work; nothing "
+        "was submitted; run the same command again when it answers"
+    )
+
+
+def wait_for(jobs: Collection[str]) -> None:
+    """Returns when none of the jobs is queued any more; a controller that does not answer is asked again."""
+    left, pause, said, silent = {*jobs}, _SHORTEST_S, None, False
+    while left:
+        found = queued(left)
+        if found is None and not silent:
+            print("mmkv_bench: squeue does not answer; it is asked again until it does", file=sys.stderr)
+        silent = found is None
+        left = left if found is None else found
+        if left and len(left) != said:
+            said = len(left)
+            print(f"mmkv_bench: {said} of {len(jobs)} jobs waiting or running", file=sys.stderr)
+        if left:
+            time.sleep(pause)
+            pause = min(pause * 1.5, _LONGEST_S)

@@ -1,0 +1,230 @@
+"""A sweep on Slurm from its runs to their tables: what is missing is submitted, waited for, and told from rows.
+
+What Slurm says of a job decides nothing: a cell is done when its rows are there. So a sweep that was killed, or whose nodes
+failed, is continued by the same command, also with another number of shards.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mmkv_bench.plan.plan import Plan, make_plan, outline
+from mmkv_bench.plan.versions import other_versions
+from mmkv_bench.run.waiting import waiting
+from mmkv_bench.slurm import checks, queue, submission
+from mmkv_bench.slurm.pieces import Piece, check, pieces
+from mmkv_bench.store import planned
+from mmkv_bench.store.store import Store
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+Job = Callable[[tuple[str, ...], int], Callable[[], None]]
+"""Makes of a run's overrides, and the number of GPUs for a process each, what a job calls: picklable, named by a module that jobs
+can import."""
+
+
+_ENDED = re.compile(r"srun: error: .*: tasks? .*: Exited with exit code \d+$|srun: Terminating StepId=")
+"""What srun says behind the last words of whatever failed."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a sweep: its overrides, and the plan that they come to."""
+
+    overrides: Sequence[str]
+    plan: Plan
+    store: Store
+
+
+def sweep(jobs: Sequence[tuple[list[str], DictConfig]], launcher: DictConfig, job: Job) -> int:
+    """Submit what is missing, wait, score and print. Returns 0, or 1 when something is missing or failed.
+
+    Args:
+        jobs: the runs (overrides, configuration), checked; launcher: `hydra.launcher`; job: see `Job`.
+
+    Raises:
+        ConfigError: what cannot be submitted, and why; nothing is lost then.
+    """
+    _check(jobs, launcher)
+    checks.check_here()
+    for folder in {Path(config.out).expanduser() for _, config in jobs}:
+        Store(folder).check_writable()
+        checks.check_folder(folder)
+    with waiting("planning"):
+        runs = [_run(overrides, config) for overrides, config in jobs]
+    for said in dict.fromkeys(note for run in runs for note in other_versions(run.plan, run.store)):
+        print(f"mmkv_bench: {said}", file=sys.stderr)
+    config, folder = jobs[0][1], _notes(launcher)
+    subjects = {f"{run.plan.config.model.name} {part.dataset}" for run in runs for part in run.plan.parts}
+    while True:
+        with queue.alone(folder):
+            earlier = queue.surely_queued(queue.remembered(folder, subjects))
+            ids = {} if earlier else _submit(runs, launcher, folder, job)
+        if not earlier:
+            break
+        print(f"mmkv_bench: waiting for jobs of an earlier sweep here: {' '.join(sorted(earlier))}", file=sys.stderr)
+        queue.wait_for(earlier)
+    if ids:
+        print(f"mmkv_bench: {len(ids)} jobs submitted ({_named([*ids])}); their logs are in {folder}", file=sys.stderr)
+    if ids and not config.slurm.wait:
+        print("mmkv_bench: the same command, or mmkv-bench score, scores when they are done", file=sys.stderr)
+        return 0
+    queue.wait_for(ids)
+    for run in runs:
+        planned.forget(run.store, _cells(run))
+    return _finish(runs, ids, Path(str(launcher.submitit_folder)).absolute())
+
+
+def _submit(runs: Sequence[Run], launcher: DictConfig, folder: Path, job: Job) -> dict[str, Piece]:
+    """Submit what is missing and note it, array by array; job -> what it is about.
+
+    Raises:
+        ConfigError: as `submission.submit`.
+    """
+    slurm = runs[0].plan.config.slurm
+    todo = [piece for run in runs for piece in pieces(run.overrides, run.plan, run.store)]
+    largest = submission.largest_array() if todo else 1
+    arrays = [
+        (submission.executor(own, slurm, runs[0].plan.out), pieces_of[start : start + largest])
+        for own, pieces_of in _by_resources(todo, launcher, slurm)
+        for start in range(0, len(pieces_of), largest)
+    ]
+    devices = _devices([run.plan.config for run in runs], launcher)
+    calls = [(made, [job(piece.overrides, devices[piece.model]) for piece in ours]) for made, ours in arrays]
+    ids: dict[str, Piece] = {}
+    taken = submission.submit(calls, int(launcher.array_parallelism))
+    for (_, pieces_of), names in zip(arrays, taken, strict=True):
+        new = dict(zip(names, pieces_of, strict=True))
+        queue.remember(folder, {name: piece.subjects for name, piece in new.items()})
+        for run in runs if not ids else ():  # not before: what Slurm refuses is not planned
+            planned.note(run.store, _cells(run))
+        ids |= new
+    return ids
+
+
+def dry(jobs: Sequence[tuple[list[str], DictConfig]], launcher: DictConfig) -> list[Plan]:
+    """Print the script of what is missing and what each of its jobs runs; nothing is asked of Slurm, loaded or made.
+    Returns the plans, as far as they are known without data, for a caller who prints them, too.
+
+    Raises:
+        ConfigError: as `sweep`, as far as it can be told without Slurm.
+    """
+    _check(jobs, launcher)
+    plans = [outline(config) for _, config in jobs]
+    told = zip(jobs, plans, strict=True)
+    todo = [piece for (overrides, _), plan in told for piece in pieces(overrides, plan, Store(plan.out))]
+    slurm, devices = jobs[0][1].slurm, _devices([config for _, config in jobs], launcher)
+    for own, pieces_of in _by_resources(todo, launcher, slurm) or [(launcher, [])]:
+        print(submission.executor(own, slurm, plans[0].out).script(max(1, len(pieces_of))).rstrip())
+        count = max([devices[piece.model] for piece in pieces_of], default=1)
+        split = f", by a process for each of {count} GPUs," if count > 1 else ""
+        print(f"\n# {len(pieces_of)} jobs; each runs mmkv-bench{split} with")
+        for place, piece in enumerate(pieces_of):
+            print(f"# {place}: {piece}: {shlex.join(piece.overrides)}")
+    return plans
+
+
+def _by_resources(
+    todo: Sequence[Piece], launcher: DictConfig, slurm: DictConfig
+) -> list[tuple[DictConfig, list[Piece]]]:
+    """The jobs that ask Slurm for the same, one array each."""
+    found: dict[str, tuple[DictConfig, list[Piece]]] = {}
+    for piece in todo:
+        own = submission.for_model(launcher, slurm, piece.model)
+        found.setdefault(repr(own), (own, []))[1].append(piece)
+    return [*found.values()]
+
+
+def _check(jobs: Sequence[tuple[list[str], DictConfig]], launcher: DictConfig) -> None:
+    checks.check_launcher(launcher)
+    for _, config in jobs:
+        check(config)
+        checks.check_launcher(submission.for_model(launcher, config.slurm, str(config.model.name)))
+
+
+def _devices(configs: Sequence[DictConfig], launcher: DictConfig) -> dict[str, int]:
+    """Model -> how many processes its jobs have."""
+    named = {str(config.model.name): config for config in configs}
+    return {
+        name: checks.devices_of(submission.for_model(launcher, config.slurm, name), config)
+        for name, config in named.items()
+    }
+
+
+def _run(overrides: Sequence[str], config: DictConfig) -> Run:
+    plan = make_plan(config)
+    return Run(overrides, plan, Store(plan.out))
+
+
+def _cells(run: Run) -> dict[str, tuple[str, int]]:
+    """Cell -> its dataset and how many samples it is to answer."""
+    return {cell.cell: (part.dataset, len(part.samples)) for part in run.plan.parts for cell in part.cells}
+
+
+def _notes(launcher: DictConfig) -> Path:
+    """The folder of a sweep's jobs: the one that holds theirs."""
+    path = Path(str(launcher.submitit_folder)).absolute()
+    while "%" in path.name:
+        path = path.parent
+    return path
+
+
+def _named(ids: Sequence[str]) -> str:
+    """Arrays by their own id."""
+    return " ".join(dict.fromkeys(name.partition("_")[0] for name in ids))
+
+
+def _finish(runs: Sequence[Run], ids: dict[str, Piece], folder: Path) -> int:
+    """Score and print what is there; say what is not, also where scoring is refused.
+
+    Raises:
+        MMKVError: by `carry_out`.
+    """
+    from mmkv_bench.run.run import carry_out
+
+    left = [piece for run in runs for piece in pieces(run.overrides, run.plan, run.store)]
+    missing = {subject for piece in left for subject in piece.subjects}
+    code = int(bool(missing))
+    try:
+        for run in runs:
+            standing = run.plan.standing(run.store)
+            if run.plan.config.stage != "generate" and any(standing.count(part) for part in run.plan.parts):
+                code = max(code, carry_out(run.plan.at_stage("score")))
+    finally:
+        _tell(missing, ids, folder, list(dict.fromkeys(status for run in runs for status in run.plan.config.retry)))
+    return code
+
+
+def _tell(missing: set[str], ids: Mapping[str, Piece], folder: Path, retry: Sequence[str]) -> None:
+    """What samples are missing of, and what the jobs at them said last; retry: what does not count as answered."""
+    for name, piece in ids.items():
+        if missing.intersection(piece.subjects):
+            print(f"mmkv_bench: job {name} ({piece}): {_last_words(submission.log_of(folder, name))}", file=sys.stderr)
+    if missing:
+        again = f", or still have what retry=[{','.join(retry)}] is to make again" if retry else ""
+        print(
+            f"mmkv_bench: samples are missing of {', '.join(sorted(missing))}{again}; run the same command again to continue",
+            file=sys.stderr,
+        )
+
+
+def _last_words(log: Path) -> str:
+    """What a job said last of itself, or that it could not even begin a log."""
+    try:
+        lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    except OSError:
+        return (
+            f"it left no log at {log}: its node does not see this folder, or Slurm never started it; give an out that all "
+            "nodes mount, and see `scontrol show job`"
+        )
+    lines = [line for line in lines if not _ENDED.match(line)]
+    own = [line for line in lines if line.startswith(("mmkv_bench: ", "slurmstepd: ", "srun: "))]
+    said = (own or lines or ["it said nothing"])[-1].removeprefix("mmkv_bench: ")
+    return f"{said[:300]}; see {log}"

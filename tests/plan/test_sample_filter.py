@@ -1,0 +1,50 @@
+"""`samples=[id, ...]`: which samples a run has then, and how far its limit reaches."""
+
+from __future__ import annotations
+
+import pytest
+
+from mmkv_bench.config.compose import compose
+from mmkv_bench.errors import ConfigError
+from mmkv_bench.plan.parts import parts_of
+from mmkv_bench.plan.sample_filter import reaching
+from mmkv_bench.plan.tasks import tasks_of
+from mmkv_bench.plan.validate import validate
+from tests.each import each
+
+WALK, LOOKUP = "walk3-small-test-000", "lookup-small-test-000"
+
+
+def asked(*overrides: str) -> list[list[str]]:
+    """The samples of each dataset, and the limit."""
+    config = compose(["dataset=[pages_walk,pages_lookup]", *overrides])
+    specs = tasks_of(config)
+    config = reaching(config, specs)
+    parts = [list(part.samples) for part in parts_of(config, specs, [])]
+    return [*parts, config.limit]
+
+
+def test_samples_are_answered_wherever_they_stand():
+    names = f"samples=[{WALK}410,{LOOKUP}003,{WALK}002]"
+    assert asked(names, "limit=1") == [[f"{WALK}002", f"{WALK}410"], [f"{LOOKUP}003"], 411]
+    assert asked("limit=2") == [[f"{WALK}000", f"{WALK}001"], [f"{LOOKUP}000", f"{LOOKUP}001"], 2]
+
+
+@each(
+    ("samples", "words"),
+    [
+        (f"[{WALK}003]", f"pages_lookup_small has none of these, did you mean '{LOOKUP}003'"),
+        (f"[{WALK}003,{LOOKUP}003,{WALK}999]", f"'{WALK}999' is in no dataset of this run; did you mean '{WALK}4"),
+        ("[x]", f"its samples are called '{WALK}000' to '{WALK}499'"),
+    ],
+)
+def test_unknown_samples_are_refused_with_the_nearest(samples, words):
+    with pytest.raises(ConfigError) as refused:
+        asked(f"samples={samples}")
+    assert words in str(refused.value)
+
+
+@each("samples", ["[]", "[3]", "[[a]]"])
+def test_what_is_no_name_is_refused_before_any_work(samples):
+    with pytest.raises(ConfigError, match="are no names of samples"):
+        validate(compose([f"samples={samples}"]))

@@ -1,0 +1,53 @@
+"""Rates at which stored rows were made: medians of the time between one writer's commits, as a slow loop finds them."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from statistics import median
+from types import SimpleNamespace
+
+import pytest
+
+from mmkv_bench.plan import throughput
+from mmkv_bench.plan.coverage import Standing
+from mmkv_bench.store.store import Store
+from tests.store.store_examples import cell, response
+
+
+def slow(store: Store, dataset: str | None) -> float:
+    """Seconds of a row, commit by commit."""
+    rows = sorted(store.responses().to_pylist(), key=lambda row: (row["worker"], row["dataset"], row["committed_at"]))
+    rows = [row for row in rows if row["cell"] != "other"]
+    found = []
+    for (_, name), own in groupby(rows, lambda row: (row["worker"], row["dataset"])):
+        commits = [(when, len(list(same))) for when, same in groupby(own, lambda row: row["committed_at"])]
+        gaps = zip(commits, commits[1:], strict=False)
+        found += [(b[0] - a[0]).total_seconds() / b[1] for a, b in gaps if dataset in (None, name)]
+    return median(found)
+
+
+def test_rates_are_medians_over_the_commits_of_the_model(tmp_path):
+    store = Store(tmp_path)
+    store.write_cells([cell("c0"), cell("c1"), cell("d0", dataset="docs"), cell("other", model_fingerprint="m2")])
+    with store.writer("w0") as first, store.writer("w1") as second:
+        for sample in range(6):
+            (first if sample % 3 else second).commit([response(sample), response(sample, "c1")])
+            second.commit([response(sample, "other")])
+        for sample in range(4):
+            first.commit([response(sample, "d0", dataset="docs")])
+    cells = [SimpleNamespace(cell=name, model_fingerprint="m1") for name in ("c0", "c1", "new")]
+    parts = [
+        SimpleNamespace(dataset=dataset, cells=cells, samples=[f"s{number:04d}" for number in range(8)], changed={})
+        for dataset in ("pages", "unseen")
+    ]
+    plan = SimpleNamespace(cells=cells, parts=parts)
+    pages, unseen = throughput.rates(plan, Standing(store.responses()), store)
+    assert (pages.missing, pages.own, unseen.own) == (3 * 8 - 2 * 6, True, False)
+    assert pages.seconds == pytest.approx(slow(store, "pages")) and unseen.seconds == pytest.approx(slow(store, None))
+    assert pages.hours == pytest.approx(12 * pages.seconds / 3600) and pages.commits == 4
+    assert "median of 4 commits on" in throughput.text([pages]) and ", of its other datasets on" in throughput.text(
+        [unseen]
+    )
+    plan.cells = [SimpleNamespace(cell="x", model_fingerprint="m3")]
+    (none, _) = throughput.rates(plan, Standing(store.responses()), store)
+    assert none.hours is None and "no row of this model" in throughput.text([none])

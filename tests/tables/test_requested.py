@@ -1,0 +1,91 @@
+"""Promise: asking for some lines and budgets changes what is shown and no verdict: bold, ranks and proof stay those of all."""
+
+from __future__ import annotations
+
+import pytest
+
+from mmkv_bench.errors import ConfigError
+from mmkv_bench.tables.build import build
+from mmkv_bench.tables.latex import latex
+from mmkv_bench.tables.raw import csv_cells, csv_pairs
+from mmkv_bench.tables.render import markdown, sections
+from mmkv_bench.tables.requested import better, comparisons, narrowed
+from mmkv_bench.tables.sections import as_markdown
+from mmkv_bench.tables.table import Table
+from tests.tables.examples import Example
+
+METHODS = ("snapkv", "keydiff", "mmshift", "streamingllm", "pyramidkv", "h2o")
+
+
+def table() -> Table:
+    """Nine of 60 samples tell keydiff and mmshift apart: enough for a pair alone, too few among fifteen."""
+    made = Example()
+    made.add("full", None, [1.0] * 60)
+    for budget in (64, 128):
+        for method in METHODS:
+            values = [1.0] * 30 + [0.0] * 30
+            if method == "mmshift":
+                values = [1.0] * 38 + [0.0] * 22
+            elif method == "h2o":
+                values = [0.0] * 60
+            made.add(method, budget, values)
+    [whole] = build(made.rows())
+    return whole
+
+
+def test_what_is_asked_for_keeps_bold_ranks_and_proof_of_the_whole_table():
+    whole = table()
+    pairs = {(pair.pair.budget, pair.pair.a, pair.pair.b): pair for pair in comparisons(whole)}
+    for methods, budgets in ((["keydiff", "mmshift"], None), (["h2o", "full", "keydiff"], ["128"]), (None, ["64"])):
+        [part] = narrowed([whole], methods, budgets)
+        assert {line.label for line in part.methods} == set(methods or [*METHODS, "full"])
+        assert list(part.budgets) == (budgets or ["64", "128"])
+        for line in part.methods:
+            for budget in part.budgets:
+                assert part.rank(line.label, budget) == whole.rank(line.label, budget)
+                assert (line.label in part.best(budget)) == (line.label in whole.best(budget))
+                assert part.entry(line.label, budget) is whole.entry(line.label, budget)
+        for one in comparisons(part):
+            assert one.whole == pairs[one.pair.budget, one.pair.a, one.pair.b].whole
+        assert latex([part]) and csv_cells([part]).count("\n") == 1 + len(part.entries)
+        assert csv_pairs([part]).count("\n") == 1 + len(comparisons(part))
+    assert markdown([whole]) == markdown(narrowed([whole]))
+
+
+def test_choosing_two_methods_buys_no_significance():
+    [part] = narrowed([table()], ["keydiff", "mmshift"], ["64"])
+    [one] = comparisons(part)
+    assert one.asked == one.pair.p <= 0.05 < one.whole
+    assert better(one, one.asked, False) == "mmshift" and better(one, one.whole, False) == "undecided"
+    said = as_markdown(sections([part], compare=True))
+    assert "1 comparisons were asked for; among those that compete, the whole table makes 15 at 64." in said
+    assert "and not in the whole table, differ: keydiff and mmshift at 64" in said
+
+
+def test_p_values_of_what_was_asked_for_are_holms_over_the_pairs_with_that_line():
+    found = comparisons(narrowed([table()], ["keydiff", "h2o"], None, "mmshift")[0], "mmshift")
+    assert [(one.pair.budget, one.pair.a, one.pair.b) for one in found] == [
+        (budget, "mmshift", other) for budget in ("64", "128") for other in ("h2o", "keydiff")
+    ]
+    for budget in ("64", "128"):
+        own = sorted((one for one in found if one.pair.budget == budget), key=lambda one: one.pair.p)
+        assert [one.asked for one in own] == [min(1, 2 * own[0].pair.p), max(2 * own[0].pair.p, own[1].pair.p)]
+        assert all(one.pair.difference > 0 for one in own), "mmshift's score minus the other's"
+    with_full = comparisons(narrowed([table()], ["full"], None, "mmshift")[0], "mmshift")
+    assert {one.whole for one in with_full} == {None} and better(with_full[0], None, False) == "no rivals"
+
+
+def test_what_no_row_holds_is_refused_with_the_nearest_name():
+    for asked, words in (
+        ((["snapkw"], None, None), "no method 'snapkw': did you mean 'snapkv'"),
+        ((None, ["46"], None), "no budget '46'"),
+        ((None, None, "mmshit"), "no method 'mmshit': did you mean 'mmshift'"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            narrowed([table()], *asked)
+
+
+def test_many_tables_have_their_contents_before_them():
+    whole = table()
+    assert markdown([whole] * 9).startswith("**walk3")
+    assert markdown([whole] * 10).startswith("10 tables:\n\n1. walk3, exact_match: budget: entries kept per KV head;")
