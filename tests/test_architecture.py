@@ -144,6 +144,7 @@ ARROWS = {
     },
     "__main__": {"cli"},
     "launch": set(),
+    "door": set(),
     "verify": set(),
     "data": set(),
     "check_method": set(),

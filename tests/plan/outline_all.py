@@ -29,7 +29,7 @@ def choices(group: str) -> list[str]:
 
 
 def answering(group: str) -> list[str]:
-    """Choices of runs that answer datasets; those of scenario=efficiency are planned by tests/efficiency/test_decode_config.py."""
+    """Choices of runs that answer datasets; those of scenario=efficiency are planned by tests/efficiency/test_settings.py."""
     papers = sorted(f"papers/{file.stem}" for file in (conf_dir() / group / "papers").glob("*.yaml"))
     return [name for name in (*options(group), *papers) if not name.startswith("efficiency_")]
 
