@@ -1,4 +1,4 @@
-"""`make check-platforms`: does requirements.lock install on every platform that the README names? Downloads no package.
+"""`make check-platforms`: does requirements.lock install on every platform that docs/run.md names? Downloads no package.
 
 For each platform and Python version, uv looks in the package index whether every locked version has a wheel there.
 Three packages are published as source only; they are plain Python, so any platform can build them.

@@ -30,7 +30,7 @@ CUSTOM = "custom"
 """The method whose parts come from a user's file."""
 
 _STEM = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
-README = "see README, 'A method of your own'"
+README = "see docs/own_method.md"
 
 
 def spelled_out(parsed: Sequence[Override]) -> list[Override]:

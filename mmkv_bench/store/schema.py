@@ -173,7 +173,7 @@ CELL_COLUMNS = (
     _must("method", TEXT, "display name (a method may appear as several variants)"),
     _must("base", TEXT, "method family", identity=True),
     Column("reading", TEXT, "paper or released code; null for full", allowed=("paper", "released"), identity=True),
-    _must("protocol", TEXT, "where the first token comes from (README, Protocols)", identity=True),
+    _must("protocol", TEXT, "where the first token comes from (docs/protocols.md)", identity=True),
     _must(
         "budget_kind",
         TEXT,

@@ -19,14 +19,14 @@ def code(path: Path) -> list[str]:
     return [cell.source for cell in nbformat.read(path, 4).cells if cell.cell_type == "code"]
 
 
-def test_notebooks_are_stripped_named_in_the_readme_and_import_public_names_alone():
-    readme = (ROOT / "README.md").read_text()
+def test_notebooks_are_stripped_named_in_the_docs_and_import_public_names_alone():
+    page = (ROOT / "docs" / "python.md").read_text()
     for path in NOTEBOOKS:
         book = nbformat.read(path, 4)
         nbformat.validate(book)
         for cell in book.cells:
             assert not cell.get("outputs") and not cell.get("execution_count"), path.name
-        assert f"notebooks/{path.name}" in readme, path.name
+        assert f"notebooks/{path.name}" in page, path.name
         imported = [
             node for text in code(path) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)
         ]

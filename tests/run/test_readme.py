@@ -1,4 +1,4 @@
-"""Promise: what README shows works as it stands there: the method of one's own runs, and every command line is valid."""
+"""Promise: what README and the pages of tasks show works as it stands: the method of one's own runs, command lines are valid."""
 
 from __future__ import annotations
 
@@ -21,17 +21,23 @@ from tests.run.setting import cell_of, done, responses
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"(?:^`([^`\n]+)`:\n\n)?^```(\w+)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+TASKS = ("run", "own_method", "papers", "efficiency", "looking", "verifying", "publishing", "python")
+PAGES = {"README": README, **{name: (ROOT / "docs" / f"{name}.md").read_text() for name in TASKS}}
+BLOCKS = [
+    block
+    for page in PAGES.values()
+    for block in re.findall(r"(?:^`([^`\n]+)`:\n\n)?^```(\w+)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+]
 """(file that the text before names, or "", language, content) of every code block."""
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 COMMANDS = [
-    shlex.split(line, comments=True)
+    shlex.split(re.sub("^mmkv-bench ", "python -m mmkv_bench ", line), comments=True)
     for _, language, content in BLOCKS
     if language == "bash"
     for line in content.replace("\\\n", " ").splitlines()
-    if line.strip().startswith("python ")
+    if line.startswith(("python ", "mmkv-bench "))
 ]
 
 
@@ -42,13 +48,13 @@ def arguments(verb: str) -> list[list[str]]:
 
 
 def of_own() -> list[str]:
-    """README's command that runs its own method beside another."""
+    """The command that runs one's own method beside another."""
     (command,) = (words for words in arguments("run") if any("value_norm.py]" in word for word in words))
     return command
 
 
 def test_every_method_of_the_package_is_in_the_section_on_methods():
-    section = README.split("### Methods\n")[1].split("\n### ")[0]
+    section = README.split("## Methods\n")[1].split("\n## ")[0]
     missing = [file.stem for file in (ROOT / "conf" / "method").glob("*.yaml") if f"`{file.stem}`" not in section]
     assert missing == []
 
@@ -57,7 +63,7 @@ def test_the_examples_are_the_files_that_they_name():
     shown = {name: content for name, _, content in BLOCKS if name}
     assert all((ROOT / name).read_text() == content for name, content in shown.items())
     assert "method=[snapkv,examples/value_norm.py]" in of_own() and len(shown) == 2
-    assert all(f"({file.relative_to(ROOT)})" in README or str(file.relative_to(ROOT)) in shown for file in EXAMPLES)
+    assert all(f"(../{file.relative_to(ROOT)})" in PAGES["own_method"] for file in EXAMPLES)
 
 
 @pytest.mark.full
@@ -87,7 +93,7 @@ def test_there_are_commands_to_check():
 
 
 @each("command", arguments("run"), keep=6)
-def test_every_run_that_readme_shows_composes_and_is_valid(command, monkeypatch, tmp_path):
+def test_every_run_that_is_shown_composes_and_is_valid(command, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     validate(compose(overrides([word for word in command if word != "--help"])))
@@ -95,7 +101,7 @@ def test_every_run_that_readme_shows_composes_and_is_valid(command, monkeypatch,
 
 
 @each("command", arguments("check"))
-def test_every_check_of_readme_names_a_method_that_can_be_built(command, monkeypatch):
+def test_every_check_that_is_shown_names_a_method_that_can_be_built(command, monkeypatch):
     monkeypatch.chdir(ROOT)
     assert promises.method(command[0], command[1:]).scorer.power == 2.0
 
@@ -111,7 +117,7 @@ def test_the_number_of_processes_is_read(monkeypatch):
     validate(compose(seen[0][0]))
 
 
-def test_every_table_command_of_readme_is_read():
+def test_every_table_command_is_read():
     from mmkv_bench.cli.tree import reader
 
     for command in arguments("tables"):
@@ -137,14 +143,22 @@ def test_make_targets_of_readme_exist():
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 
-def test_links_of_readme_lead_somewhere():
-    links = [link for link in re.findall(r"\]\(([^)#\s]+)\)", README) if "://" not in link]
-    assert links
-    assert [link for link in links if not (ROOT / link).exists()] == []
+def test_links_of_readme_and_docs_lead_somewhere():
+    broken = [
+        f"{page.relative_to(ROOT)}: {link}"
+        for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+        for link in re.findall(r"\]\(([^)#\s]+)(?:#[^)\s]*)?\)", page.read_text())
+        if "://" not in link and not (page.parent / link).exists()
+    ]
+    assert broken == []
 
 
-def test_every_file_that_readme_says_a_thing_is_in_exists():
-    section = README.split("| where is ... |")[1].split("\n\n")[0]
+def test_readme_is_read_once():
+    assert len(README.split()) <= 2500
+
+
+def test_every_file_that_the_page_of_rooms_says_a_thing_is_in_exists():
+    section = (ROOT / "docs" / "rooms.md").read_text().split("| where is ... |")[1].split("\n\n")[0]
     files = re.findall(r"`([a-z_]+/[a-z_]+\.py)`", section)
     assert len(files) >= 12
     assert [file for file in files if not (ROOT / "mmkv_bench" / file).is_file()] == []
