@@ -17,7 +17,7 @@ ifneq ($(PIP_INDEX_URL),)
 export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 
-.PHONY: help bench test test-quick test-full test-dispatch fuzz fuzz-identity fuzz-store soak lint docs results verify matrix bench-statistics bench-fork bench-decode bench-tables bench-store bench-methods bench-start bench-gpu simulate simulate-levels papers site check-platforms check-export lock
+.PHONY: help bench test test-quick test-full test-dispatch fuzz fuzz-identity fuzz-store soak lint docs results verify matrix bench-statistics bench-fork bench-decode bench-tables bench-store bench-methods bench-start bench-gpu simulate simulate-levels papers site size check-platforms check-export lock
 
 help:
 	@echo "make bench             install if needed, run mmshift at 64 entries and experiment=demo on the embedded model"
@@ -48,6 +48,7 @@ help:
 	@echo "make papers            every table of the papers, measured beside printed, into runs/papers_pages, docs/reproducibility.md, and the"
 	@echo "                       stand-ins of their layouts (results/tiny/papers)"
 	@echo "make site              docs, README and the API from docstrings as pages in site/, built offline"
+	@echo "make size              lines of code per room, words of README and docs, files that the first command and DictConfig pass through"
 	@echo "make check-export      are exported records (RECORDS=<folder>, or those of results/tiny/large) valid Every Eval Ever ones"
 	@echo "make check-platforms   does the lock install on Linux, macOS and Windows, Python 3.11 to 3.14; downloads nothing"
 	@echo "make lock              resolve requirements.lock anew from pyproject.toml"
@@ -180,6 +181,9 @@ papers: $(STAMP)
 	for form in md csv html; do $(PAPERS) all --format $$form > runs/papers_pages/tables.$$form || exit 1; done
 	$(PAPERS) --summary > docs/reproducibility.md
 	$(RUN) papers standins --out results/tiny/papers
+
+size: $(STAMP)
+	$(BIN)/python -m tools.size
 
 # Links that lead nowhere fail it. Open site/index.html, from the folder or from any server.
 site: $(STAMP)

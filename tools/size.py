@@ -1,0 +1,122 @@
+"""`make size`: how large package and prose are, and through how many files the first command and the configuration go."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import tokenize
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "mmkv_bench"
+COMMAND = ("method=mmshift", "budget=64", "limit=3")
+SPACE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+
+TRACED = """
+import sys, threading
+from inspect import CO_NEWLOCALS, CO_OPTIMIZED
+package, report, *words = sys.argv[1:]
+files = set()
+
+def record(frame, event, argument):
+    code = frame.f_code
+    if event == "call" and code.co_flags & CO_OPTIMIZED and code.co_flags & CO_NEWLOCALS and not code.co_name.endswith(
+        ("comp>", "genexpr>")
+    ):
+        files.add(code.co_filename)
+
+threading.setprofile(record)
+sys.setprofile(record)
+from mmkv_bench.cli.main import main
+ended = main(words)
+sys.setprofile(None)
+with open(report, "w") as out:
+    out.writelines(name + "\\n" for name in sorted(files) if name.startswith(package))
+sys.exit(ended)
+"""
+
+
+def lines_of_code(file: Path) -> int:
+    """Number of lines that hold code: no blank line, no comment, no docstring."""
+    lines: set[int] = set()
+    with tokenize.open(file) as source:
+        for token in tokenize.generate_tokens(source.readline):
+            if token.type not in SPACE:
+                lines.update(range(token.start[0], token.end[0] + 1))
+    for start, end in docstrings(ast.parse(file.read_bytes())):
+        lines.difference_update(range(start, end + 1))
+    return len(lines)
+
+
+def docstrings(tree: ast.Module) -> Iterator[tuple[int, int]]:
+    """First and last line of each bare string: docstrings, and notes below attributes."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.lineno, node.end_lineno or node.lineno
+
+
+def by_room() -> dict[str, tuple[int, int, int]]:
+    """Files, lines and lines of code of each room, largest first; files beside the rooms count as `(top)`."""
+    counts: dict[str, Counter[str]] = {}
+    for file in sorted(PACKAGE.rglob("*.py")):
+        parts = file.relative_to(PACKAGE).parts
+        room = counts.setdefault(parts[0] if len(parts) > 1 else "(top)", Counter())
+        room.update(files=1, lines=len(file.read_text().splitlines()), code=lines_of_code(file))
+    rows = {name: (room["files"], room["lines"], room["code"]) for name, room in counts.items()}
+    return dict(sorted(rows.items(), key=lambda row: -row[1][2]))
+
+
+def words() -> dict[str, int]:
+    """Words of README and of each page of docs/, as `wc -w` counts them."""
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return {str(page.relative_to(ROOT)): len(page.read_text().split()) for page in pages}
+
+
+def executed() -> list[str]:
+    """Files of the package of which the first command calls a function; class bodies and comprehensions do not count.
+
+    Raises:
+        RuntimeError: the command failed; its last words are in the message.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "files"
+        command = [sys.executable, "-c", TRACED, str(PACKAGE), str(report), *COMMAND, f"out={folder}/rows"]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, env=environment)
+        if ended.returncode:
+            raise RuntimeError(f"{' '.join(COMMAND)} ended with {ended.returncode}: {ended.stderr[-500:]}")
+        return [str(Path(name).relative_to(PACKAGE)) for name in report.read_text().splitlines()]
+
+
+def mentioning(word: str) -> list[str]:
+    """Files of the package that contain a word."""
+    whole = re.compile(rf"\b{word}\b")
+    return [str(file.relative_to(PACKAGE)) for file in sorted(PACKAGE.rglob("*.py")) if whole.search(file.read_text())]
+
+
+def main() -> None:
+    """Print all of it."""
+    rooms = by_room()
+    print(f"{'room':<16}{'files':>7}{'lines':>9}{'code':>9}")
+    for name, row in rooms.items():
+        print(f"{name:<16}{row[0]:>7}{row[1]:>9,}{row[2]:>9,}")
+    files, lines, code = (sum(column) for column in zip(*rooms.values(), strict=True))
+    print(f"{'all':<16}{files:>7}{lines:>9,}{code:>9,}\n")
+    for page, count in words().items():
+        print(f"{page:<32}{count:>8,} words")
+    print(f"{'all':<32}{sum(words().values()):>8,} words\n")
+    print(f"files that mention DictConfig: {len(mentioning('DictConfig'))} of {files}", flush=True)
+    called = executed()
+    where = Counter(name.partition("/")[0] for name in called)
+    print(f"files with a function that `{' '.join(COMMAND)}` calls: {len(called)} of {files}")
+    print("  " + ", ".join(f"{room} {count}" for room, count in where.most_common()))
+
+
+if __name__ == "__main__":
+    main()
