@@ -157,9 +157,7 @@ def test_what_the_experiments_make_counts_as_evidence():
         runs = [run for run in runs if timed_at or one.dataset in run["datasets"]]
         if all(identity.other(one, identity.facts(_row(one, run))) for run in runs):
             wrong.add((table, one.dataset.partition("_")[0]))
-    assert wrong == {("hybridkv_table02", "videochatgpt")}, (
-        "which shares runs of 128 tokens with Table 3, and says none"
-    )
+    assert not wrong
 
 
 @cache
