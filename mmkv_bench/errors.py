@@ -114,10 +114,3 @@ def own_line(error: BaseException, file: str) -> int | None:
             number = trace.tb_lineno
         trace = trace.tb_next
     return number
-
-
-def moved(old: str, verb: str) -> int:
-    """What a command of earlier versions, `python -m mmkv_bench.<old>`, says: its new spelling. Exit code 2."""
-    new = f"`mmkv-bench {verb}` (or python -m mmkv_bench {verb})"
-    print(f"mmkv_bench: python -m mmkv_bench.{old} is now {new}", file=sys.stderr)
-    return 2

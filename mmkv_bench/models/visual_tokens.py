@@ -266,9 +266,3 @@ _VIDEO: dict[str, Callable[[Settings, int, int, int, Limits], int]] = {
     "llava_video": _llava_video_video,
     "internvl": _intern_video,
 }
-
-
-if __name__ == "__main__":
-    from mmkv_bench.errors import moved
-
-    raise SystemExit(moved("models.visual_tokens", "tokens"))

@@ -43,28 +43,6 @@ def test_the_overview_names_every_verb_with_its_sentence():
         assert f"\n  {verb} " in text and reader(verb)[0].SUMMARY in text
 
 
-@each(
-    ("old", "verb"),
-    [
-        ("tables", "tables"),
-        ("check_method", "check"),
-        ("store.pack", "pack"),
-        ("models.visual_tokens", "tokens"),
-        ("launch", "launch"),
-        ("data", "data"),
-        ("verify", "verify"),
-        ("calibrate", "calibrate"),
-    ],
-)
-def test_an_earlier_spelling_tells_the_verb(old, verb):
-    ended = fresh("-m", f"mmkv_bench.{old}", "results")
-    assert ended.returncode == 2 and ended.stdout == ""
-    assert (
-        ended.stderr
-        == f"mmkv_bench: python -m mmkv_bench.{old} is now `mmkv-bench {verb}` (or python -m mmkv_bench {verb})\n"
-    )
-
-
 def test_the_version_is_the_packages():
     from mmkv_bench import __version__
 
