@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from mmkv_bench.statistics.intervals import LEVEL
-from mmkv_bench.statistics.metric_kinds import FIDELITY, MEASURES, PARSE_FAILED, SAME, lower_is_better, upstream
+from mmkv_bench.statistics.metric_kinds import CAPS, FIDELITY, MEASURES, PARSE_FAILED, SAME, lower_is_better, upstream
 from mmkv_bench.tables.best import best_notes
 from mmkv_bench.tables.line import Line
 from mmkv_bench.tables.protocol_notes import mostly_free, tested
@@ -36,6 +36,8 @@ def caption(table: Table, tables: Sequence[Table], intervals: bool = True) -> st
     if mostly_free(table):
         parts.append("answers mostly free")
     parts.append(size_text(table))
+    if table.metric in CAPS:
+        parts.append(f"a sample counts for {CAPS[table.metric]:g} nats at most")
     kinds = sorted({entry.interval for entry in table.entries.values()} - {"none"})
     if intervals and kinds:
         parts.append(f"{LEVEL:.0%} intervals ({', '.join(kinds)})")

@@ -15,6 +15,7 @@ from mmkv_bench.statistics.metric_kinds import FIDELITY
 from mmkv_bench.tables.build import build
 from mmkv_bench.tables.fidelity import fidelity_sections
 from mmkv_bench.tables.metrics import metrics_rows
+from mmkv_bench.tables.notes import caption
 from mmkv_bench.tables.render import markdown
 from mmkv_bench.tables.sections import as_markdown
 from tests.cli.setting import verb
@@ -83,6 +84,7 @@ def test_failures_leave_no_flattering_number_where_less_is_better():
 
 def test_the_smallest_divergence_is_marked_best_and_nats_are_no_shares():
     (kl,) = build(example().rows(), metrics=["fidelity_kl"])
+    assert "a sample counts for 5 nats at most" in caption(kl, [kl])
     assert kl.best("64") == ("snapkv",)
     assert {entry.interval for entry in kl.entries.values()} == {"bootstrap"}
     assert kl.entries["full", ""].high == 0.0
