@@ -20,6 +20,7 @@ from mmkv_bench.papers.identity import OF_MODEL
 from mmkv_bench.papers.match import AMBIGUOUS, FOUND, Evidence, Match, Shared
 from mmkv_bench.papers.measures import DIAGNOSTICS, PASSES, REDUCTIONS, Reduction, margin
 from mmkv_bench.statistics.shared_draws import intervals
+from mmkv_bench.tables.agreement import agreeing
 from mmkv_bench.tables.macro import Mean, mean
 from mmkv_bench.tables.metrics import aggregator_of, headlines
 from mmkv_bench.tables.passes import ALONE, passes
@@ -28,6 +29,8 @@ from mmkv_bench.tables.scores import Scores, Sheet
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from mmkv_bench.store.store import Store
 
 STATES = ("measured", "computed", "planned", "part", "waiting", "failed", "not run", "cannot run", "ambiguous")
 MEASURED, COMPUTED, PLANNED, PART, WAITING, FAILED, NOT_RUN, CANNOT_RUN, UNCLEAR = STATES
@@ -177,6 +180,11 @@ class Reader:
             return Measured(
                 WAITING, "for a judge" if judged else "for its scores: run with stage=score", n=answers, of=of
             )
+        unscored = (
+            0 if found.n >= max(each) else max(n - self._scored(row) for n, row in zip(each, match.rows, strict=True))
+        )
+        if unscored > 0:  # a metric of one kind of question has fewer samples, and yet all are scored
+            return Measured(WAITING, f"for the scores of {unscored} of {max(each)} answers", n=answers, of=of)
         if found.unjudged:
             return Measured(WAITING, f"for a judge: {found.unjudged} of {found.n} answers", n=found.n, of=of)
         if found.n_ok < found.n:
@@ -346,6 +354,12 @@ class Reader:
         held = [self._prompts[self._store(place)].get(self._cell(row), none) for place in places]
         return np.unique(np.concatenate(held))
 
+    def _scored(self, row: int) -> int:
+        """How many of a cell's samples have a score of any metric, wherever they lie."""
+        tables = [self._samples[self._store(place)] for place in (row, *self.evidence.copies(row))]
+        ids = [table["sample_id"][table["cell"] == self._cell(row)].astype(str) for table in tables]
+        return len({*(one for own in ids for one in own)})
+
     def _store(self, row: int) -> int:
         return int(self.evidence.cells["store"].iloc[row])
 
@@ -367,7 +381,7 @@ class Reader:
 
     @cached_property
     def _samples(self) -> Mapping[int, pd.DataFrame]:
-        return self._read(lambda store, cells: frame(store.samples(cells, SAMPLE_COLUMNS, coded=True)))
+        return self._read(_scores)
 
     @cached_property
     def _sheets(self) -> Mapping[int, Sheet]:
@@ -403,6 +417,15 @@ class Reader:
         from mmkv_bench.store.store import Store
 
         return {number: read(Store(self.evidence.roots[number]), cells) for number, cells in self._needed.items()}
+
+
+def _scores(store: Store, cells: Sequence[str]) -> pd.DataFrame:
+    """The scores of cells, of those alone that were scored as they are: all answers, none made again since.
+
+    Raises StoreError where scores, metrics and answers contradict each other.
+    """
+    scores = agreeing(store, store.samples(cells, SAMPLE_COLUMNS, coded=True), store.metrics(cells))
+    return frame(scores)
 
 
 def _digests(answers: pd.DataFrame) -> dict[str, np.ndarray]:

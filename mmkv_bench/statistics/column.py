@@ -132,7 +132,9 @@ class Column:
             return None
         smallest = np.inf
         for block in blocks(self.samples, self.a, self.b, pairs):
-            gaps = _test(self.samples, block).critical(ALPHA / len(self.p))
+            test = _test(self.samples, block)
+            gaps = test.critical(ALPHA / len(self.p))
+            gaps[test.error == 0] = np.inf  # the same answers throughout
             binary = _binary(self.samples, self.a, self.b, block)
             gaps[binary] = _mcnemar(block, binary).critical(ALPHA / len(self.p))
             smallest = min(smallest, float(gaps.min()))

@@ -88,7 +88,7 @@ class PairedTest:
 
     def critical(self, alpha: np.ndarray | float) -> np.ndarray:
         """The difference [P] whose p-value is alpha: half the width of the interval at level 1 - alpha. NaN where a pair is
-        not decidable."""
+        not decidable; 0 where two methods are the same on a scale without an end, of which nothing is known."""
         from scipy.special import stdtrit
 
         quantile = -stdtrit(np.maximum(self.clusters - 1, 1), np.asarray(alpha) / 2)

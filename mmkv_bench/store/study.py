@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field, replace
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
 from mmkv_bench.errors import ConfigError, StoreError
@@ -39,10 +40,19 @@ class Endpoint:
                 "for example primary='pages_lookup_large exact_match 64'"
             )
         dataset, metric, budget, protocol = (*parts, "paper")[:4]
-        return cls(dataset, metric, budget, protocol)
+        return cls(dataset, metric, _as_in_tables(budget), protocol)
 
     def __str__(self) -> str:
         return f"{self.metric} of {self.dataset} at {self.budget} (protocol={self.protocol})"
+
+
+def _as_in_tables(budget: str) -> str:
+    """`0.20` and `20%` as `0.2`; what is no number stays, for a run to refuse."""
+    try:
+        number = Decimal(budget.removesuffix("%"))
+    except InvalidOperation:
+        return budget
+    return f"{(number / 100 if budget.endswith('%') else number).normalize():f}"
 
 
 def primary_of(root: Path) -> Endpoint | None:

@@ -17,26 +17,32 @@ from mmkv_bench.tables.table import Table
 def best_notes(table: Table, apart: Sequence[str]) -> list[str]:
     """What bold means, where there is none, and who does not compete for it. apart: marks of cells that do not."""
     ranked = {budget: column for budget in table.budgets if (column := table.ranked(budget))}
-    if not ranked:
-        return []
-    sizes = sorted({len(column.names) for column in ranked.values()})
-    m = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
-    lines = [
-        f"bold: of the m = {m} that compete at this budget none is proven better (paired tests at p <= {ALPHA:g} / (m - 1), or "
-        f"a pair separated by Holm); the truly best one is bold with {LEVEL:.0%} confidence, and not bold is no proof of "
-        "being worse. Ranks: from 1 + those proven better to m - those proven worse."
-    ]
     columns = {budget: column for budget, column in table.columns.items() if len(column.names) > 1}
+    if not columns:
+        return _study_notes(table)
+    lines = []
+    if ranked:
+        sizes = sorted({len(column.names) for column in ranked.values()})
+        m = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+        lines.append(
+            f"bold: of the m = {m} that compete at this budget none is proven better (paired tests at p <= {ALPHA:g} / (m - 1), "
+            f"or a pair separated by Holm); the truly best one is bold with {LEVEL:.0%} confidence, and not bold is no proof of "
+            "being worse. Ranks: from 1 + those proven better to m - those proven worse."
+        )
     blind = [budget for budget, column in columns.items() if not column.decidable.any()]
     undecided = [budget for budget, column in columns.items() if not column.beats.any() and budget not in blind]
     if undecided:
-        lines.append(f"no bold at {', '.join(undecided)}: no method is proven better than another there.")
+        lines.append(f"no bold{_at(undecided)}: no method is proven better than another there.")
     if blind:
         lines.append(
-            f"not decidable at {', '.join(blind)}: one document, image or video holds more than {LARGEST_SHARE:.0%} of the "
-            "samples."
+            f"not decidable{_at(blind)}: one document, image or video holds more than {LARGEST_SHARE:.0%} of the samples."
         )
-    return lines + _resolution(table, columns) + _study_notes(table) + _rival_notes(table, list(ranked), apart)
+    lines += _resolution(table, columns) + _study_notes(table)
+    return lines + (_rival_notes(table, list(ranked), apart) if ranked else [])
+
+
+def _at(budgets: Sequence[str]) -> str:
+    return f" at {', '.join(budgets)}" if any(budgets) else ""
 
 
 def _resolution(table: Table, columns: Mapping[str, Column]) -> list[str]:

@@ -85,11 +85,12 @@ def scored(
     n: int = 200,
     answer: dict[str, Any] | None = None,
     judge: str = "",
+    of_method: tuple[int, ...] | None = None,
     **given: Any,
 ) -> tuple[Spec, Evidence]:
     """MMCoQA of HybridKV's Table 1, full (66.5) and SnapKV at 10 % (54.0), as printed.
 
-    answer: columns of SnapKV's answers; judge: who scored them; given: columns of both cells.
+    answer: columns of SnapKV's answers; judge: who scored them; of_method: places that are scored; given: columns of both cells.
     """
     example, metric = Example(), "accuracy"
     for method, budget, correct in (("full", None, right[0]), ("snapkv", "0.1", right[1])):
@@ -97,6 +98,9 @@ def scored(
         made = genuine(MODEL, DATA, method, **({"parameters": parameters} | given))
         own = answer if budget else None
         cell = example.add(method, budget, zeros_and_ones(correct, n), sample={"metric": metric}, answer=own, **made)
+    if of_method is not None:
+        own = [row for row in example.samples if row["cell"] == cell]
+        example.samples = [row for row in example.samples if row["cell"] != cell] + [own[place] for place in of_method]
     scores = {
         "cell": cell,
         "dataset": "ocrbench",

@@ -136,3 +136,10 @@ def test_trials_halves_and_newer_libraries_leave_one_number_with_a_true_reason(t
     assert one.startswith("part (1 of 200): ") and one.endswith(" undecided †")
     late = words(*scored(tmp_path / "late", seed=7))[METHOD]
     assert late == "not run (there are rows of seed 7, the table has 0) / 54.00"
+
+
+def test_a_number_of_some_of_the_answers_is_no_evidence(tmp_path):
+    """All 200 answers are there and 50 are scored, of which as large a share is right."""
+    spec, evidence = scored(tmp_path / "few", of_method=(*range(27), *range(108, 131)))
+    assert [one.measured.state for one in filled(spec, evidence)] == ["measured", "waiting"]
+    assert words(spec, evidence)[METHOD] == "waiting (for the scores of 150 of 200 answers) / 54.00"

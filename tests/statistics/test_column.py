@@ -121,6 +121,11 @@ def test_the_resolution_of_a_column_is_the_smallest_gap_that_its_best_known_pair
     assert found.resolution == pytest.approx(np.diff(half, axis=1).min() / 2)
     shifted = np.stack([graded[0], graded[0] + rng.normal(0, 0.01, 80)])
     assert compare_column(named(2), Samples(shifted, np.arange(80))).resolution < found.resolution
+    nats = np.stack([graded[0], graded[0], graded[1]])
+    apart = Samples(nats[1:], np.arange(80), share=False)
+    same = compare_column(named(3), Samples(nats, np.arange(80), share=False))
+    assert same.resolution > compare_column(named(2), apart).resolution, "two that are the same say nothing of a gap"
+    assert compare_column(named(2), Samples(nats[:2], np.arange(80), share=False)).resolution == np.inf
     few = np.zeros((2, 100))
     few[0, :3] = 1.0  # three discordant samples decide nothing, whichever way they fall
     assert compare_column(named(2), Samples(few, np.arange(100))).resolution == np.inf

@@ -131,6 +131,19 @@ def test_bold_is_told_with_what_it_promises_and_who_does_not_compete():
     assert "∥ scores better than a bold cell of its column and is not bold" in told and "adakv_official." in told
 
 
+def test_a_table_without_any_bold_says_why_and_what_it_could_have_separated():
+    example = Example()
+    scored(example, {64: {"adakv": 50, "h2o": 52}})
+    told = "\n".join(notes(build(example.rows())[0]))
+    assert "no bold at 64: no method is proven better than another there." in told and "bold: of" not in told
+    assert "smallest gap that could have been separated: none at 64." in told and "shown, but no rivals" not in told
+    few = Example()
+    for name, right in (("adakv", 9), ("h2o", 0)):
+        few.add(name, 64, zeros_and_ones(right, 9))
+    told = "\n".join(notes(build(few.rows())[0]))
+    assert "not decidable at 64: one document, image or video holds more than 10% of the samples." in told
+
+
 def test_all_lines_of_an_ablation_compete_and_the_table_says_so():
     example = Example()
     for name, right, tuned in (("mmshift", 90, False), ("t1", 88, True), ("t2", 20, True)):

@@ -42,3 +42,8 @@ def test_tables_say_where_the_primary_endpoint_is_and_that_the_rest_is_explorato
     name_primary(other, "walk3 anls 64 strict")
     wanted = "- exploratory: the primary endpoint of this study is anls of walk3 at 64 (protocol=strict)."
     assert wanted in markdown(build(load(other)))
+
+
+def test_the_budget_of_an_endpoint_is_spelt_as_tables_spell_it():
+    assert {Endpoint.parse(f"walk3 exact_match {text}").budget for text in ("0.2", "0.20", "20%", ".2")} == {"0.2"}
+    assert Endpoint.parse("walk3 exact_match 064").budget == "64"
