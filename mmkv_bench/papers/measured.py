@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -29,6 +31,7 @@ from mmkv_bench.tables.scores import Scores, Sheet
 
 if TYPE_CHECKING:
     import pandas as pd
+    import pyarrow as pa
 
     from mmkv_bench.store.store import Store
 
@@ -36,6 +39,7 @@ STATES = ("measured", "computed", "planned", "part", "waiting", "failed", "not r
 MEASURED, COMPUTED, PLANNED, PART, WAITING, FAILED, NOT_RUN, CANNOT_RUN, UNCLEAR = STATES
 WHOLE = (MEASURED, COMPUTED)
 """States of a number that nothing is missing from. `planned` is none: a dry run foresees it, and it is shown and not judged."""
+_ANSWERS, _OVER = "answers", "more entries than asked"
 _ANSWER = ["cell", "sample_id", "metric"]
 _TEXTS = dict.fromkeys(("cell", "sample_id", "cluster", "metric", "status"), "object")
 _SCORER = ("judge", "judge_prompts", "judge_temperature", "scorer_digest")
@@ -146,15 +150,30 @@ class Reader:
         found = read(address, match)
         if found.value is None:
             return replace(found, rows=match.rows)
+        unkept = address.dataset in SYNTHETIC or self.evidence.stand_in
+        over, told = ((), ()) if unkept else self._kept_of(match)
         return replace(
             found,
-            other=(*match.other, *found.other),
+            other=_joined(match.other, found.other, over),
             rows=match.rows,
-            unstated=match.unstated,
+            unstated=_joined(match.unstated, told),
             passed=match.passed,
             shared=(match.shared,),
             asked=(self._asked_of(address, match),),
         )
+
+    def _kept_of(self, match: Match) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """What the answers say of what was kept: (why they are not judged, what is told beside the number). More entries than
+        asked are told where a paper's own formula or code keeps them, and else no evidence."""
+        counts: Counter[str] = Counter()
+        for row in match.rows:
+            counts.update(self._kept[self._store(row)].get(self._cell(row), {}))
+        first = self.evidence.cells.iloc[match.rows[0]]
+        allowed = first["reading"] == "released" or json.loads(first["parameters"] or "{}").get("over_budget")
+        answers, over = counts.pop(_ANSWERS, 0), counts.pop(_OVER, 0)
+        excess = (f"{over:,} of {answers:,} answers kept more entries than asked",) if over else ()
+        told = tuple(f"{what} in {n:,} of {answers:,} answers" for what, n in sorted(counts.items()))
+        return ((), excess + told) if allowed else (excess, told)
 
     def _asked_of(self, address: Address, match: Match) -> Asked:
         if address.dataset in SYNTHETIC:
@@ -410,6 +429,12 @@ class Reader:
         return self._read(lambda store, cells: store.responses(cells, list(dict.fromkeys(columns))).to_pandas())
 
     @cached_property
+    def _kept(self) -> Mapping[int, Mapping[str, Mapping[str, int]]]:
+        """Store -> cell -> how many answers there are, kept more than asked, fell back (by reason) or saw text before a cut."""
+        columns = ("cell", "fallback", "entries_asked", "entries_resident", "question_text_before_cut")
+        return self._read(lambda store, cells: _kept(store.responses(cells, columns)))
+
+    @cached_property
     def _timings(self) -> Mapping[int, pd.DataFrame]:
         return self._read(lambda store, cells: passes(store.timings(cells)))
 
@@ -426,6 +451,36 @@ def _scores(store: Store, cells: Sequence[str]) -> pd.DataFrame:
     """
     scores = agreeing(store, store.samples(cells, SAMPLE_COLUMNS, coded=True), store.metrics(cells))
     return frame(scores)
+
+
+def _kept(answers: pa.Table) -> dict[str, Counter[str]]:
+    """Cell -> counts of its answers, see `Reader._kept`."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    reasons = answers["fallback"].combine_chunks()
+    of = answers["cell"].combine_chunks().take(pc.list_parent_indices(reasons))
+    fell_back = pa.table({"cell": of, "what": pc.binary_join_element_wise("fallback", reasons.flatten(), " ")})
+    over = pc.greater(answers["entries_resident"], answers["entries_asked"])
+    parts = [
+        fell_back,
+        *(
+            pa.table({"cell": kept, "what": pa.repeat(what, len(kept))})
+            for what, kept in (
+                (_ANSWERS, answers["cell"]),
+                (_OVER, answers["cell"].filter(pc.fill_null(over, False))),
+                (
+                    "question text before a cut",
+                    answers["cell"].filter(pc.greater(answers["question_text_before_cut"], 0)),
+                ),
+            )
+        ),
+    ]
+    counts = pa.concat_tables(parts).group_by(["cell", "what"]).aggregate([([], "count_all")])
+    found: dict[str, Counter[str]] = {}
+    for cell, what, n in zip(*(counts[name].to_pylist() for name in ("cell", "what", "count_all")), strict=True):
+        found.setdefault(cell, Counter())[what] = n
+    return found
 
 
 def _digests(answers: pd.DataFrame) -> dict[str, np.ndarray]:

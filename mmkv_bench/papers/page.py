@@ -108,7 +108,11 @@ def notes(page: Page) -> list[str]:
         others = dict.fromkeys(word for one in page.cells for word in one.measured.other)
         found.append(f"* under other conditions, shown and not judged: {'; '.join(others)}.")
     unstated = dict.fromkeys(word for one in page.cells for word in one.measured.unstated)
-    found += [f"† stated by no paper and by no file of conf: {'; '.join(unstated)}."] if unstated else []
+    found += (
+        [f"† stated by no paper and by no file of conf, or told by the answers: {'; '.join(unstated)}."]
+        if unstated
+        else []
+    )
     passed = dict.fromkeys(one.measured.passed for one in page.cells if one.measured.passed)
     found += [f"of several runs the fullest counts, then the newest: {'; '.join(passed)}."] if passed else []
     if page.refused and not page.spec.stands_for:

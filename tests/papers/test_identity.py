@@ -37,6 +37,20 @@ def test_every_column_has_one_role_and_what_a_cells_hash_covers_is_never_free():
     assert {*columns("cells", IDENTITY)} <= forgeable, "a column without a wrong value is not tested"
 
 
+def test_what_answers_say_of_what_was_kept_stands_beside_their_number(tmp_path):
+    """More entries than asked are no evidence; fallbacks and a paper's own excess are told."""
+    over, fell = {"entries_asked": 100, "entries_resident": 101}, {"fallback": ["window_reduced"]}
+    spec, evidence = scored(tmp_path / "over", answer=over)
+    (_, cell) = filled(spec, evidence)
+    assert cell.measured.other == ("200 of 200 answers kept more entries than asked",) and "agrees" not in text(cell)
+    spec, evidence = scored(tmp_path / "fell", answer=fell | {"question_text_before_cut": 2})
+    (_, cell) = filled(spec, evidence)
+    assert text(cell).endswith("agrees †") and not cell.measured.other
+    told = {"fallback window_reduced in 200 of 200 answers", "question text before a cut in 200 of 200 answers"}
+    assert told < {*cell.measured.unstated}
+    assert [one.measured.unstated for one in filled(spec, evidence)[:1]] == [cell.measured.unstated[:-2]]
+
+
 def words(spec: Spec, evidence: Evidence) -> list[str]:
     return [text(one) for one in filled(spec, evidence)]
 
