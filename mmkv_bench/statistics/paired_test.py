@@ -6,7 +6,7 @@ sum sums / sum sizes. Clusters (an image, a document, a video, a page) are the i
 
 The test is Student's t with the cluster-robust variance, with unseen clusters added to that variance. A method that loses a
 little often and wins much rarely shows no win in a small data set; its differences then look certain, and a plain t test
-separates equal methods in up to 60 % of columns. `UNSEEN` clusters of a usual size, whose every sample differs by
+separates equal methods in up to 83 % of families. `UNSEEN` clusters of a usual size, whose every sample differs by
 `rate`, half of them for each method, widen the variance by what such an event would have added. `rate` is the largest
 difference of one sample that there can be: 1 where scores are shares. Where the scale has no end it is the largest
 difference per sample that the pair shows in any cluster, and `UNSEEN_OPEN` clusters are added, since the largest seen
