@@ -8,9 +8,9 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
 from mmkv_bench.errors import ConfigError, StoreError
-from mmkv_bench.store.files import write_whole
+from mmkv_bench.store.files import disk_errors, lock_held, write_whole
+from mmkv_bench.store.published import MARK
 
-_MARK = "store.json"
 _KEY, _LATE = "primary", "primary_named_after_answers"
 
 
@@ -58,7 +58,7 @@ def _as_in_tables(budget: str) -> str:
 def primary_of(root: Path) -> Endpoint | None:
     """The primary endpoint of the store in a folder, if its study names one."""
     try:
-        mark = json.loads((root / _MARK).read_bytes())
+        mark = json.loads((root / MARK).read_bytes())
         words = mark.get(_KEY)
     except (OSError, ValueError, AttributeError):
         return None  # no store, which whoever reads its rows says
@@ -68,17 +68,19 @@ def primary_of(root: Path) -> Endpoint | None:
 def name_primary(root: Path, words: str) -> None:
     """Write the primary endpoint of a store that was prepared.
 
-    Raises StoreError where it names another one already: an endpoint that is chosen again is none.
+    Raises StoreError where it names another one already (an endpoint that is chosen again is none), or the disk refuses.
     """
-    endpoint, known = Endpoint.parse(words), primary_of(root)
-    if known == endpoint:
-        return
-    if known is not None:
-        raise StoreError(
-            f"{root} was begun with the primary endpoint {known}, and primary={words!r} is another; leave it out, or use another "
-            "folder (out=<folder>)"
-        )
-    mark = json.loads((root / _MARK).read_bytes()) | {_KEY: words}
-    if any(next((root / folder).glob("*"), None) for folder in ("responses", "journal")):
-        mark[_LATE] = True
-    write_whole(root / _MARK, lambda stream: stream.write(json.dumps(mark).encode() + b"\n"))
+    endpoint = Endpoint.parse(words)
+    with disk_errors("naming the primary endpoint", root), lock_held(root / MARK):
+        known = primary_of(root)
+        if known == endpoint:
+            return
+        if known is not None:
+            raise StoreError(
+                f"{root} was begun with the primary endpoint {known}, and primary={words!r} is another; leave it out, or use "
+                "another folder (out=<folder>)"
+            )
+        mark = json.loads((root / MARK).read_bytes()) | {_KEY: words}
+        if any(next((root / folder).glob("*"), None) for folder in ("responses", "journal")):
+            mark[_LATE] = True
+        write_whole(root / MARK, lambda stream: stream.write(json.dumps(mark).encode() + b"\n"))

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import resource
+import signal
+from contextlib import contextmanager
+
 import pytest
 
 from mmkv_bench.errors import ConfigError, StoreError
@@ -13,6 +17,17 @@ from mmkv_bench.tables.rows import load
 from tests.tables.examples import Example, zeros_and_ones
 
 WORDS = "walk3 exact_match 64"
+
+
+@contextmanager
+def full_disk():
+    """No file of this process may grow."""
+    before, old = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        yield resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, old)
 
 
 def test_tables_say_where_the_primary_endpoint_is_and_that_the_rest_is_exploratory(tmp_path):
@@ -38,6 +53,10 @@ def test_tables_say_where_the_primary_endpoint_is_and_that_the_rest_is_explorato
         name_primary(root, "walk3 exact_match 128")
     with pytest.raises(ConfigError, match="2 words"):
         Endpoint.parse("walk3 exact_match")
+    full = made.write(tmp_path / "full")
+    with full_disk(), pytest.raises(StoreError, match="naming the primary endpoint"):
+        name_primary(full, WORDS)
+    assert primary_of(full) is None
     other = made.write(tmp_path / "other")
     name_primary(other, "walk3 anls 64 strict")
     wanted = "- exploratory: the primary endpoint of this study is anls of walk3 at 64 (protocol=strict)."
