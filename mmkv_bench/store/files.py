@@ -16,6 +16,8 @@ from typing import BinaryIO
 
 from mmkv_bench.errors import ConfigError, StoreError
 
+MARK = "store.json"
+"""The file that makes a folder a store."""
 NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
 """What flock says on a file system without it: nobody can tell a dead writer from a live one there."""
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}

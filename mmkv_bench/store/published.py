@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mmkv_bench.errors import ConfigError, StoreError
-from mmkv_bench.store.files import disk_errors, write_bytes
+from mmkv_bench.store.files import MARK, disk_errors, write_bytes
 from mmkv_bench.store.interface import Opened
 from mmkv_bench.store.schema import SCHEMAS
 
@@ -22,7 +22,6 @@ PUBLISHED = tuple(
     table for table in SCHEMAS if table != "prompts"
 )  # questions are their datasets', which have licences
 MANIFEST = "manifest.json"
-MARK = "store.json"
 FORMAT = "mmkv_bench rows 1"
 _PATH = re.compile(rf"{re.escape(MARK)}|({'|'.join(PUBLISHED)})/[A-Za-z0-9_][A-Za-z0-9_.-]*\.parquet")
 """All names that a manifest may hold: no absolute one, none that leads out of its folder, none that is hidden."""

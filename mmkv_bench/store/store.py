@@ -30,7 +30,7 @@ from mmkv_bench.errors import ConfigError, StoreError, nearest
 from mmkv_bench.store import diagnostics, journal, layers, parts, prompts, repack, scores, timings
 from mmkv_bench.store.blocks import counted
 from mmkv_bench.store.cell_rows import refuse_malformed, refuse_other, shown
-from mmkv_bench.store.files import check_folder, disk_errors, lock_held, remove_stale, sync_folder, write_whole
+from mmkv_bench.store.files import MARK, check_folder, disk_errors, lock_held, remove_stale, sync_folder, write_whole
 from mmkv_bench.store.row_digests import digest_of_row, refuse_rewritten
 from mmkv_bench.store.rows import check, safe_name, to_table
 from mmkv_bench.store.schema import FAILURES, RESPONSES, SCHEMA_VERSION, SCHEMAS
@@ -39,7 +39,7 @@ from mmkv_bench.store.writer import Writer
 
 log = logging.getLogger(__name__)
 
-_MARK = "store.json"
+
 EMPTY = "%s is empty: its writer was killed before its first answer, or the file was emptied, and what it held is made again"
 
 
@@ -312,14 +312,14 @@ class Store:
         with disk_errors("preparing the result folder", self.root):
             for folder in ("journal", *SCHEMAS):
                 (self.root / folder).mkdir(parents=True, exist_ok=True)
-            if not (self.root / _MARK).exists():
+            if not (self.root / MARK).exists():
                 text = json.dumps({"schema_version": SCHEMA_VERSION, "checksums": True}).encode() + b"\n"
-                write_whole(self.root / _MARK, lambda stream: stream.write(text))
+                write_whole(self.root / MARK, lambda stream: stream.write(text))
         self._check_version()
 
     def locked(self) -> AbstractContextManager[None]:
         """Waits until nobody else replaces files of this store: for what reads files and removes them by what it read."""
-        return lock_held(self.root / _MARK)
+        return lock_held(self.root / MARK)
 
     def publish_journal(self, path: Path) -> int:
         """Turns a journal that this process holds into a part and removes it; returns its number of samples."""
@@ -350,14 +350,14 @@ class Store:
     # Inside
 
     def _check_version(self) -> None:
-        path = self.root / _MARK
+        path = self.root / MARK
         try:
             mark = json.loads(path.read_bytes())
             found, self._checksums = mark["schema_version"], mark.get("checksums") is True
         except FileNotFoundError:
             if any(next((self.root / table).glob("*.parquet"), None) for table in SCHEMAS):
                 raise StoreError(
-                    f"{self.root} has rows and no {_MARK}, which comes last: it was fetched or copied in part. Run the same "
+                    f"{self.root} has rows and no {MARK}, which comes last: it was fetched or copied in part. Run the same "
                     "fetch again, which gets what is missing, or copy the folder again"
                 ) from None
             return

@@ -8,8 +8,7 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
 from mmkv_bench.errors import ConfigError, StoreError
-from mmkv_bench.store.files import disk_errors, lock_held, write_whole
-from mmkv_bench.store.published import MARK
+from mmkv_bench.store.files import MARK, disk_errors, lock_held, write_whole
 
 _KEY, _LATE = "primary", "primary_named_after_answers"
 
