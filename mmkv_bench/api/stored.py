@@ -14,7 +14,7 @@ from mmkv_bench.tables.latex import latex
 from mmkv_bench.tables.raw import frame
 from mmkv_bench.tables.render import markdown
 from mmkv_bench.tables.rows import choose, load
-from mmkv_bench.tables.table import Table
+from mmkv_bench.tables.score_table import ScoreTable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -117,7 +117,7 @@ def of_cells(folder: Path, names: Collection[str]) -> StoredRows:
     return _of(folder, cells[cells["cell"].isin(names)].reset_index(drop=True))
 
 
-class Tables(list[Table]):
+class Tables(list[ScoreTable]):
     """Tables that print as `mmkv-bench tables` prints them."""
 
     def __str__(self) -> str:

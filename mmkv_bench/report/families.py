@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from mmkv_bench.tables.notes import context_words, line_label
-from mmkv_bench.tables.table import Table
+from mmkv_bench.tables.score_table import ScoreTable
 from mmkv_bench.tables.task_ranks import TaskRanks, families, headlines, predicts_nothing, ranks_over
 
 
-def shown(store: int, tables: Sequence[Table], first: int) -> list[dict[str, Any]]:
+def shown(store: int, tables: Sequence[ScoreTable], first: int) -> list[dict[str, Any]]:
     """One for every family of tasks by each one's first metric, and one for every metric of some of them.
 
     Args:

@@ -14,7 +14,7 @@ from mmkv_bench.tables.costs import CostEntry, CostTable
 from mmkv_bench.tables.line import Line
 from mmkv_bench.tables.notes import axis_words, caption, line_label, notes
 from mmkv_bench.tables.rows import CONTEXT
-from mmkv_bench.tables.table import Entry, Table
+from mmkv_bench.tables.score_table import Entry, ScoreTable
 
 COSTS = (KNOWN["bytes_held"], KNOWN["bytes_device"], KNOWN["tpot_s"])
 TEXTS = ("method", "base", "reading", "budget", "fallbacks", "audit")
@@ -34,7 +34,7 @@ class Views:
         self.entries = Columns(TEXTS, OTHERS)
         self._keys: list[tuple[str, ...]] = []  # of the entries: what a pass of another store is found by
 
-    def add(self, store: int, tables: Sequence[Table], costs: Sequence[CostTable], name: Any) -> None:
+    def add(self, store: int, tables: Sequence[ScoreTable], costs: Sequence[CostTable], name: Any) -> None:
         """The tables of one store. costs: of the same store; name: cell hash -> the name of its page's data."""
         known = _costs(costs)
         self.families += families.shown(store, tables, len(self.tables))
@@ -55,7 +55,7 @@ class Views:
     def _entry(
         self,
         view: int,
-        table: Table,
+        table: ScoreTable,
         method: Line,
         budget: str,
         entry: Entry,
@@ -163,7 +163,7 @@ def _costs(tables: Sequence[CostTable]) -> dict[tuple[Any, ...], Mapping[str, Co
     return found
 
 
-def _view(store: int, table: Table, tables: Sequence[Table]) -> dict[str, Any]:
+def _view(store: int, table: ScoreTable, tables: Sequence[ScoreTable]) -> dict[str, Any]:
     return {
         "store": store,
         **{name: table.context[name] for name in ("model", "dataset", "protocol")},

@@ -18,7 +18,7 @@ from mmkv_bench.statistics.metric_kinds import lower_is_better
 from mmkv_bench.store.blocks import blocks
 from mmkv_bench.tables.notes import line_label
 from mmkv_bench.tables.rows import AT_ONCE, BASELINE, Rows, context_key, with_limits
-from mmkv_bench.tables.table import Table
+from mmkv_bench.tables.score_table import ScoreTable
 
 _PER_CELL = ("status", "error", "answer", "fallback")
 
@@ -48,7 +48,7 @@ class StoreShown:
         number: of the store in the report; rows, tables: of it.
     """
 
-    def __init__(self, number: int, root: Path, rows: Rows, tables: Sequence[Table]) -> None:
+    def __init__(self, number: int, root: Path, rows: Rows, tables: Sequence[ScoreTable]) -> None:
         self.number, self.root = number, root
         self.cells, self.samples, self.metrics = rows.cells, rows.samples, rows.metrics
         self._described = cell_pages.described(rows.cells)

@@ -11,10 +11,10 @@ from mmkv_bench.statistics.metric_kinds import Pooled
 from mmkv_bench.statistics.paired_test import LARGEST_SHARE
 from mmkv_bench.tables.family import CONTROLS
 from mmkv_bench.tables.rows import BASELINE
-from mmkv_bench.tables.table import Table
+from mmkv_bench.tables.score_table import ScoreTable
 
 
-def best_notes(table: Table, apart: Sequence[str]) -> list[str]:
+def best_notes(table: ScoreTable, apart: Sequence[str]) -> list[str]:
     """What bold means, where there is none, and who does not compete for it. apart: marks of cells that do not."""
     ranked = {budget: column for budget in table.budgets if (column := table.ranked(budget))}
     columns = {budget: column for budget, column in table.columns.items() if len(column.names) > 1}
@@ -45,7 +45,7 @@ def _at(budgets: Sequence[str]) -> str:
     return f" at {', '.join(budgets)}" if any(budgets) else ""
 
 
-def _resolution(table: Table, columns: Mapping[str, Column]) -> list[str]:
+def _resolution(table: ScoreTable, columns: Mapping[str, Column]) -> list[str]:
     """The smallest gap that each column could have separated, in one line; none where no column could separate any."""
     gaps = {budget: gap for budget, column in columns.items() if (gap := column.resolution) is not None}
     if not gaps:
@@ -58,7 +58,7 @@ def _resolution(table: Table, columns: Mapping[str, Column]) -> list[str]:
     return [f"smallest gap that could have been separated: {', '.join(words)}."]
 
 
-def _study_notes(table: Table) -> list[str]:
+def _study_notes(table: ScoreTable) -> list[str]:
     """Whether the study's primary endpoint is in this table, or all of it is exploratory."""
     primary = table.primary
     if primary is None:
@@ -74,7 +74,7 @@ def _study_notes(table: Table) -> list[str]:
     return [f"exploratory: the primary endpoint of this study is {primary}."]
 
 
-def _rival_notes(table: Table, budgets: Sequence[str], apart: Sequence[str]) -> list[str]:
+def _rival_notes(table: ScoreTable, budgets: Sequence[str], apart: Sequence[str]) -> list[str]:
     """Who does not compete, of all lines that a reader might take for rivals."""
     families = [table.family(budget) for budget in budgets]
     presets = {label: of for family in families for label, of in family.presets.items()}
@@ -87,7 +87,7 @@ def _rival_notes(table: Table, budgets: Sequence[str], apart: Sequence[str]) -> 
     return lines + [f"all lines compete, for nearly all are presets of {method}." for method in whole]
 
 
-def pair_summary(table: Table) -> list[str]:
+def pair_summary(table: ScoreTable) -> list[str]:
     """Per budget: how many pairs of those that compete are separated."""
     return [
         f"{f'budget {budget}: ' if budget else ''}{int(column.separated.sum())} of {len(column.p)} pairs separated, of "

@@ -18,9 +18,9 @@ from mmkv_bench.tables.free_tokens import share
 from mmkv_bench.tables.gates import find, verdict
 from mmkv_bench.tables.metrics import aggregate, aggregator_of, headlines
 from mmkv_bench.tables.rows import BASELINE, CONTEXT, Rows, check, choose, latest, missing, with_limits
+from mmkv_bench.tables.score_table import Entry, ScoreTable
 from mmkv_bench.tables.scores import Scores, Sheet, common_samples
 from mmkv_bench.tables.sweep import SeedGroup, Sweep
-from mmkv_bench.tables.table import Entry, Table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,7 +40,7 @@ def build(
     readings: Sequence[str] | None = None,
     metrics: Sequence[str] | None = None,
     aggregators: Mapping[str, Aggregator] | None = None,
-) -> list[Table]:
+) -> list[ScoreTable]:
     """All tables of the rows, ordered by context; the filters name what to keep (None = everything, but of the metrics not
     those of fidelity, which every run has and `fidelity.py` prints together).
 
@@ -119,7 +119,7 @@ class _Parts:
         return self.answers.audit([self.answers.behind(*each) for each in own])
 
 
-def _table(sweep: Sweep, metric: str, parts: _Parts) -> Table:
+def _table(sweep: Sweep, metric: str, parts: _Parts) -> ScoreTable:
     groups: dict[tuple[str, str], SeedGroup] = {}
     waiting: dict[tuple[str, str], int] = {}
     sheet = parts.sheet
@@ -150,7 +150,7 @@ def _table(sweep: Sweep, metric: str, parts: _Parts) -> Table:
     begun = {label for label, _ in (*entries, *waiting)}  # cells are stored before their first answer is
     methods = tuple(method for method in sweep.methods if method.label in begun)
     budgets = tuple(sorted({budget for _, budget in entries if budget}, key=Decimal))
-    table = Table(sweep.context, metric, sweep.axis, budgets, methods, entries, waiting, aggregator=aggregator)
+    table = ScoreTable(sweep.context, metric, sweep.axis, budgets, methods, entries, waiting, aggregator=aggregator)
     table.columns = columns(table)
     table.free = _free(sweep, table, parts.full)
     table.calibrations = {method.label: sweep.calibrations[method.label] for method in methods if method.calibrated}
@@ -161,7 +161,7 @@ def _table(sweep: Sweep, metric: str, parts: _Parts) -> Table:
     return table
 
 
-def _free(sweep: Sweep, table: Table, answers: pd.DataFrame | None) -> float | None:
+def _free(sweep: Sweep, table: ScoreTable, answers: pd.DataFrame | None) -> float | None:
     """The share of the answers that no method can change; None without answers of `full` to count it from."""
     full = next((method.label for method in table.methods if method.base == BASELINE), None)
     entry = None if full is None else table.entries.get((full, ""))
@@ -171,7 +171,7 @@ def _free(sweep: Sweep, table: Table, answers: pd.DataFrame | None) -> float | N
     return share(answers[own & answers["sample_id"].isin(entry.scores.sample_ids)], table.context["protocol"])
 
 
-def _gate(sweep: Sweep, table: Table) -> str | None:
+def _gate(sweep: Sweep, table: ScoreTable) -> str | None:
     """The sentence on the full-cache gate; None where neither the model's file nor the run expects anything."""
     if sweep.config is None:
         return None

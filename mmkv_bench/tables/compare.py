@@ -14,8 +14,8 @@ from mmkv_bench.statistics.intervals import ALPHA, Aggregator
 from mmkv_bench.statistics.metric_kinds import Pooled, is_share, lower_is_better
 
 if TYPE_CHECKING:
+    from mmkv_bench.tables.score_table import ScoreTable
     from mmkv_bench.tables.scores import Scores
-    from mmkv_bench.tables.table import Table
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def samples_of(scores: Sequence[Scores], metric: str, aggregator: Aggregator | N
     return Samples(values, clusters, aggregator, is_share(metric))
 
 
-def columns(table: Table) -> dict[str, Column]:
+def columns(table: ScoreTable) -> dict[str, Column]:
     """Budget -> the column of the lines that compete there (see `family`); a cell over its budget, one whose entries are packed
     or can be retrieved, which are another axis, and one with samples that somebody chose do not. "" where the table has no
     budgets."""
@@ -108,7 +108,7 @@ def columns(table: Table) -> dict[str, Column]:
     return found
 
 
-def separated_pairs(table: Table) -> list[Pair]:
+def separated_pairs(table: ScoreTable) -> list[Pair]:
     """The pairs that differ, budget by budget."""
     return [
         pair
@@ -117,7 +117,7 @@ def separated_pairs(table: Table) -> list[Pair]:
     ]
 
 
-def every_pair(table: Table) -> list[Pair]:
+def every_pair(table: ScoreTable) -> list[Pair]:
     """Every two lines at every budget, in the table's order, whether they compete or not; what takes no budget stands in
     every column."""
     found = []

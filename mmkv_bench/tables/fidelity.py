@@ -10,8 +10,8 @@ from mmkv_bench.statistics.metric_kinds import FIDELITY
 from mmkv_bench.tables.build import build
 from mmkv_bench.tables.notes import caption, line_label
 from mmkv_bench.tables.rows import BASELINE, Rows
+from mmkv_bench.tables.score_table import ScoreTable
 from mmkv_bench.tables.sections import Grid, Notes, Section
-from mmkv_bench.tables.table import Table
 
 GROUP = "fidelity"
 """What stands for all of these metrics on a command line."""
@@ -57,13 +57,13 @@ def fidelity_sections(
             "was measured. Run them again in another folder (out=<folder>) for it."
         )
     tables = build(rows, datasets=datasets, protocols=protocols, readings=readings, metrics=found)
-    groups: dict[tuple[str, ...], dict[str, Table]] = {}
+    groups: dict[tuple[str, ...], dict[str, ScoreTable]] = {}
     for table in tables:
         groups.setdefault((*table.context.values(), table.axis), {})[table.metric] = table
     return [_one(group, tables) for group in groups.values()]
 
 
-def _one(group: Mapping[str, Table], tables: Sequence[Table]) -> Section:
+def _one(group: Mapping[str, ScoreTable], tables: Sequence[ScoreTable]) -> Section:
     shown = [metric for metric in COLUMNS if metric in group]
     some = group[shown[0]]
     lines = {
@@ -79,7 +79,7 @@ def _one(group: Mapping[str, Table], tables: Sequence[Table]) -> Section:
     return Section(f"{some.dataset}, {GROUP}", caption(some, tables, intervals=False), body)
 
 
-def _cell(table: Table, label: str, budget: str) -> str:
+def _cell(table: ScoreTable, label: str, budget: str) -> str:
     entry = table.entries.get((label, budget))
     if entry is None:
         return ""
@@ -90,7 +90,7 @@ def _cell(table: Table, label: str, budget: str) -> str:
     return f"{entry.value:.1f}" if table.metric == "divergence" else f"{entry.value:.3f}"
 
 
-def _notes(table: Table, group: Mapping[str, Table]) -> list[str]:
+def _notes(table: ScoreTable, group: Mapping[str, ScoreTable]) -> list[str]:
     first = (
         "without token 1, which the full prefill gives to all"
         if protocol(table.context["protocol"]).from_prefill

@@ -11,7 +11,7 @@ from mmkv_bench.errors import ConfigError
 from mmkv_bench.tables.line import Line
 from mmkv_bench.tables.notes import OVER, caption, line_label, size_text
 from mmkv_bench.tables.rows import BASELINE
-from mmkv_bench.tables.table import Entry, Table
+from mmkv_bench.tables.score_table import Entry, ScoreTable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,7 +24,7 @@ _FIXED = {BASELINE: ("black", "*"), "random": ("#7F7F7F", "x")}
 _DIFFERS_BY_PANEL = ("n=", "dataset_fingerprint=")
 
 
-def accuracy_figure(tables: Sequence[Table]) -> Figure:
+def accuracy_figure(tables: Sequence[ScoreTable]) -> Figure:
     """One panel per table, side by side with a common score axis and one legend.
 
     All tables must have budgets of the same kind; a method keeps colour and shape in all panels.
@@ -71,7 +71,7 @@ def save(figure: Figure, stem: Path, *, plain: bool = False) -> list[Path]:
     return paths
 
 
-def _check(tables: Sequence[Table]) -> None:
+def _check(tables: Sequence[ScoreTable]) -> None:
     for table in tables:
         if not table.budgets:
             raise ConfigError(f"{table.dataset} holds no cell with a budget, so there is nothing to draw against one.")
@@ -85,7 +85,7 @@ def _check(tables: Sequence[Table]) -> None:
         raise ConfigError("Budgets in entries and in fractions cannot share a figure: name tables of one kind.")
 
 
-def _styles(tables: Sequence[Table]) -> dict[str, tuple[str, str]]:
+def _styles(tables: Sequence[ScoreTable]) -> dict[str, tuple[str, str]]:
     """Colour and marker per method label, the same in all panels and independent of the order of tables."""
     return looks([method for table in tables for method in table.methods if method.budgeted])
 
@@ -108,13 +108,13 @@ def looks_of(kinds: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     return found
 
 
-def _legend(method: Line, tables: Sequence[Table]) -> str:
+def _legend(method: Line, tables: Sequence[ScoreTable]) -> str:
     """The method's label, with a dagger when any of its cells in the figure is over its budget."""
     entries = [entry for table in tables for (label, _), entry in table.entries.items() if label == method.label]
     return line_label(method) + (f" {OVER}" if any(entry.audit.over for entry in entries) else "")
 
 
-def _draw(axes: Axes, table: Table, tables: Sequence[Table], styles: dict[str, tuple[str, str]]) -> None:
+def _draw(axes: Axes, table: ScoreTable, tables: Sequence[ScoreTable], styles: dict[str, tuple[str, str]]) -> None:
     for method in table.methods:
         if not method.budgeted:
             _draw_level(axes, method, table.entries[method.label, ""])
@@ -162,7 +162,7 @@ def _draw_level(axes: Axes, method: Line, entry: Entry) -> None:
         axes.axhspan(entry.low, entry.high, color=colour, alpha=0.08, linewidth=0)
 
 
-def _caption(tables: Sequence[Table]) -> str:
+def _caption(tables: Sequence[ScoreTable]) -> str:
     parts = caption(tables[0], tables).split("; ")[1:]
     shared = [part for part in parts if not part.startswith(_DIFFERS_BY_PANEL)]
     sizes = ", ".join(f"{table.dataset} {size_text(table)}" for table in tables)

@@ -13,7 +13,7 @@ from mmkv_bench.tables.cost_names import Cost
 from mmkv_bench.tables.costs import CostEntry, CostTable, known_tables
 from mmkv_bench.tables.line import Line
 from mmkv_bench.tables.notes import line_label
-from mmkv_bench.tables.table import Table
+from mmkv_bench.tables.score_table import ScoreTable
 
 Key: TypeAlias = tuple[str, str, str, str, str, str]
 
@@ -38,7 +38,7 @@ class Point:
 class Front:
     """Points of one table against one cost. source: what the costs are of; alone: cells of the table without that cost."""
 
-    table: Table
+    table: ScoreTable
     cost: Cost
     source: str
     points: tuple[Point, ...]
@@ -46,7 +46,7 @@ class Front:
 
 
 def fronts(
-    tables: Sequence[Table],
+    tables: Sequence[ScoreTable],
     costs: Sequence[Cost],
     roots: Sequence[Path],
     tokens: int | None = None,
@@ -88,7 +88,7 @@ def _of_shape(tables: Sequence[CostTable], asked: Mapping[tuple[str, str], int |
     return found
 
 
-def _front(table: Table, cost: Cost, answers: Sequence[CostTable], passes: Sequence[CostTable]) -> Front:
+def _front(table: ScoreTable, cost: Cost, answers: Sequence[CostTable], passes: Sequence[CostTable]) -> Front:
     own = [other for other in answers if other.context["dataset"] == table.dataset]
     for source, among in (("these answers", own), ("passes", passes)):
         entries = {
@@ -123,7 +123,7 @@ def _key(context: dict[str, str], method: Line, axis: str, budget: str) -> Key:
     )
 
 
-def _joined(table: Table, cost: Cost, entries: dict[Key, CostEntry], source: str) -> Front:
+def _joined(table: ScoreTable, cost: Cost, entries: dict[Key, CostEntry], source: str) -> Front:
     points, alone = [], []
     for method in table.methods:
         for budget in ("", *table.budgets):

@@ -28,8 +28,8 @@ from mmkv_bench.tables.render import (
     span,
     towards_better,
 )
+from mmkv_bench.tables.score_table import ScoreTable
 from mmkv_bench.tables.sections import Text
-from mmkv_bench.tables.table import Table
 
 _SPECIAL = {
     "\\": r"\textbackslash{}",
@@ -65,7 +65,7 @@ def stacked(tables: Sequence[str]) -> str:
     return "\n".join(table + ("\\clearpage\n" if number in ends else "") for number, table in enumerate(tables, 1))
 
 
-def latex(tables: Sequence[Table], *, intervals: bool = True, pairs: bool = False) -> str:
+def latex(tables: Sequence[ScoreTable], *, intervals: bool = True, pairs: bool = False) -> str:
     """All tables, each a `table` environment with caption, label and notes; with `pairs`, a second one after each."""
     blocks = []
     for table in tables:
@@ -75,7 +75,7 @@ def latex(tables: Sequence[Table], *, intervals: bool = True, pairs: bool = Fals
     return stacked(blocks)
 
 
-def _scores(table: Table, tables: Sequence[Table], intervals: bool) -> str:
+def _scores(table: ScoreTable, tables: Sequence[ScoreTable], intervals: bool) -> str:
     columns = table.budgets or ("",)
     lines = [
         r"\begin{table}",
@@ -106,7 +106,7 @@ def _scores(table: Table, tables: Sequence[Table], intervals: bool) -> str:
     return "\n".join([*lines, r"\end{table}", ""])
 
 
-def _ranks(table: Table, columns: Sequence[str]) -> list[str]:
+def _ranks(table: ScoreTable, columns: Sequence[str]) -> list[str]:
     grid = rank_grid(table)
     if not grid:
         return []
@@ -125,7 +125,7 @@ def _cell(text: Text) -> str:
     return number + (rf"\textsuperscript{{{escape(''.join(text.marks))}}}" if text.marks else "")
 
 
-def _pairs(table: Table) -> str:
+def _pairs(table: ScoreTable) -> str:
     lines = [r"\begin{table}", r"\centering"]
     about = f"{title(table)}. {PAIRS}."
     lines += [rf"\caption{{{escape(about)}}}", r"\begin{tabular}{lllccc}", r"\toprule"]
@@ -138,7 +138,7 @@ def _pairs(table: Table) -> str:
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
 
 
-def _label(table: Table, tables: Sequence[Table]) -> str:
+def _label(table: ScoreTable, tables: Sequence[ScoreTable]) -> str:
     parts = (table.dataset, table.metric, table.context["protocol"], "-".join(table.readings), table.axis)
     text = "-".join(part for part in parts if part)
     alike = [

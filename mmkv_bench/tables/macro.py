@@ -25,8 +25,8 @@ from mmkv_bench.tables.gates import find_group, gates_of, verdict
 from mmkv_bench.tables.notes import FIXTURE
 from mmkv_bench.tables.render import score, signed, span
 from mmkv_bench.tables.rows import BASELINE, CONTEXT, Rows, config_of
+from mmkv_bench.tables.score_table import Entry, ScoreTable
 from mmkv_bench.tables.sections import Block, Grid, Notes, Section
-from mmkv_bench.tables.table import Entry, Table
 
 OF_ONE_DATASET = ("dataset", "dataset_fingerprint", "generation")  # in which the datasets of a group may differ
 
@@ -110,7 +110,7 @@ def gate_configs(rows: Rows) -> dict[str, str]:
 
 
 def group_tables(
-    tables: Sequence[Table], groups: Sequence[MacroColumn], configs: Mapping[str, str] | None = None
+    tables: Sequence[ScoreTable], groups: Sequence[MacroColumn], configs: Mapping[str, str] | None = None
 ) -> list[GroupTable]:
     """Tables by benchmark, context, kind of budget and budget, out of the datasets' tables (see `build`).
 
@@ -137,7 +137,7 @@ def group_tables(
 
 
 def _gates(
-    config: str, table: GroupTable, tables: Mapping[str, Table], groups: Sequence[MacroColumn]
+    config: str, table: GroupTable, tables: Mapping[str, ScoreTable], groups: Sequence[MacroColumn]
 ) -> tuple[str, ...]:
     """A sentence for each group for which a paper prints what `full` scores."""
     if table.fixture:
@@ -155,13 +155,13 @@ def _gates(
     return tuple(sentences)
 
 
-def _context(table: Table) -> tuple[tuple[str, str], ...]:
+def _context(table: ScoreTable) -> tuple[tuple[str, str], ...]:
     return tuple((key, table.context[key]) for key in CONTEXT if key not in OF_ONE_DATASET)
 
 
-def _by_dataset(tables: Sequence[Table], axis: str) -> dict[str, Table]:
+def _by_dataset(tables: Sequence[ScoreTable], axis: str) -> dict[str, ScoreTable]:
     """Dataset -> its table of that kind of budget, or the one without budgets where it has no other."""
-    found: dict[str, Table] = {}
+    found: dict[str, ScoreTable] = {}
     for table in sorted(tables, key=lambda table: table.axis == axis):
         other = found.get(table.dataset)
         if other is not None and other.axis == table.axis:
@@ -174,13 +174,13 @@ def _by_dataset(tables: Sequence[Table], axis: str) -> dict[str, Table]:
     return found
 
 
-def _budgets(tables: Iterable[Table]) -> list[str]:
+def _budgets(tables: Iterable[ScoreTable]) -> list[str]:
     found = {budget for table in tables for budget in table.budgets}
     return sorted(found, key=float) or [""]
 
 
 def _group_table(
-    context: dict[str, str], axis: str, budget: str, tables: Mapping[str, Table], groups: Sequence[MacroColumn]
+    context: dict[str, str], axis: str, budget: str, tables: Mapping[str, ScoreTable], groups: Sequence[MacroColumn]
 ) -> GroupTable:
     labels = tuple(dict.fromkeys(method.label for table in tables.values() for method in table.methods))
     means: dict[tuple[str, str], Mean] = {}
@@ -208,14 +208,14 @@ def _group_table(
     return GroupTable(groups[0].benchmark, context, axis, budget, shown, labels, means, against, absent, made, known)
 
 
-def _entries(tables: Mapping[str, Table], names: Sequence[str], label: str, budget: str) -> list[Entry] | None:
+def _entries(tables: Mapping[str, ScoreTable], names: Sequence[str], label: str, budget: str) -> list[Entry] | None:
     """The method's table cells on every dataset; None unless all of them have a headline."""
     found = [tables[name].entry(label, budget) for name in names]
     whole = [entry for entry in found if entry is not None and entry.value is not None]
     return whole if len(whole) == len(found) else None
 
 
-def _difference(table: Table, a: Entry, b: Entry) -> Mean:
+def _difference(table: ScoreTable, a: Entry, b: Entry) -> Mean:
     (found,) = against([a.scores], b.scores, table.metric, table.aggregator)
     assert found.value is not None, "two complete cells of a dataset share its samples"
     return Mean(found.value, found.low, found.high)

@@ -11,7 +11,7 @@ from mmkv_bench.tables.best import best_notes
 from mmkv_bench.tables.line import Line
 from mmkv_bench.tables.protocol_notes import mostly_free, tested
 from mmkv_bench.tables.rows import BASELINE
-from mmkv_bench.tables.table import AXES, Entry, Table
+from mmkv_bench.tables.score_table import AXES, Entry, ScoreTable
 from mmkv_bench.tables.versions import version_notes
 
 OVER, PREFILL, BEFORE_CUT, PACKED, RETRIEVED, PRESET = "†", "§", "¶", "‡", "◊", "∥"
@@ -24,12 +24,12 @@ _QUIET = (*_WITHIN, "dtype", "attention", "generation", "numerics_version", "tor
 _QUIET += ("device", "processor", "lmms_eval")
 
 
-def title(table: Table) -> str:
+def title(table: ScoreTable) -> str:
     """What the table shows, in one phrase."""
     return f"{table.dataset}, {table.metric}"
 
 
-def caption(table: Table, tables: Sequence[Table], intervals: bool = True) -> str:
+def caption(table: ScoreTable, tables: Sequence[ScoreTable], intervals: bool = True) -> str:
     """Axis, model, protocol, reading, sample count and interval kind, and what tells this table from the others."""
     contexts = [each.context for each in tables]
     parts = [axis_words(table.axis), *context_words(table.context, table.readings, contexts)]
@@ -67,7 +67,7 @@ def context_words(
     return parts
 
 
-def size_text(table: Table) -> str:
+def size_text(table: ScoreTable) -> str:
     """`n=500`, or `n=300 to 500` where the cells hold different numbers of samples."""
     low, high = table.sizes[0], table.sizes[-1]
     return f"n={low}" if low == high else f"n={low} to {high}"
@@ -83,12 +83,12 @@ def line_label(method: Line) -> str:
     return f"{method.label[:-1]}, {words})" if method.label.endswith(")") else f"{method.label} ({words})"
 
 
-def fallback_letters(table: Table) -> dict[str, str]:
+def fallback_letters(table: ScoreTable) -> dict[str, str]:
     """A letter for each fallback reason that occurs in the table."""
     return {reason: chr(ord("a") + i) for i, reason in enumerate(table.fallbacks)}
 
 
-def marks(table: Table, method: Line, entry: Entry, budget: str) -> list[str]:
+def marks(table: ScoreTable, method: Line, entry: Entry, budget: str) -> list[str]:
     """The marks behind a cell's number, in a fixed order."""
     found = [OVER] if entry.audit.over else []
     if method.label in table.above_bold(budget):
@@ -105,7 +105,7 @@ def marks(table: Table, method: Line, entry: Entry, budget: str) -> list[str]:
     return found + [letters[reason] for reason in entry.audit.fallbacks]
 
 
-def notes(table: Table) -> list[str]:
+def notes(table: ScoreTable) -> list[str]:
     """One line for everything that a reader of the numbers must know, in a fixed order; empty when there is nothing."""
     return [
         *_source_notes(table),
@@ -129,7 +129,7 @@ def where(key: tuple[str, str]) -> str:
     return f"{label} at {budget}" if budget else label
 
 
-def _named(table: Table) -> list[tuple[str, Line, Entry]]:
+def _named(table: ScoreTable) -> list[tuple[str, Line, Entry]]:
     """Every cell of the table once, as (words, method, entry), line by line."""
     places = [(method, (method.label, budget)) for method in table.methods for budget in ("", *table.budgets)]
     return [(where(key), method, table.entries[key]) for method, key in places if key in table.entries]
@@ -140,14 +140,14 @@ def _untested(method: Line, entry: Entry) -> bool:
     return method.base != BASELINE and 2 * entry.audit.from_prefill > entry.audit.n
 
 
-def _source_notes(table: Table) -> list[str]:
+def _source_notes(table: ScoreTable) -> list[str]:
     """What the numbers stand on: made-up data, and the full-cache gate; and which way is better, where it is down."""
     made = "fixture data, made to exercise the task: the scores say nothing about the model or the methods."
     falling = ["the smaller value is the better one."] * lower_is_better(table.metric)
     return falling + [made] * table.dataset.endswith(FIXTURE) + ([table.gate] if table.gate else [])
 
 
-def _judge_notes(table: Table) -> list[str]:
+def _judge_notes(table: ScoreTable) -> list[str]:
     """Who judged, whether that was one judge with the same prompts, and what no judge has answered; of a measure, what was
     not measured while answering."""
     judges = sorted({judge for entry in table.entries.values() for judge in entry.judges})
@@ -165,7 +165,7 @@ def _judge_notes(table: Table) -> list[str]:
     return lines
 
 
-def _failure_notes(table: Table) -> list[str]:
+def _failure_notes(table: ScoreTable) -> list[str]:
     lines = []
     if any(not entry.scores.complete and not entry.scores.unjudged for entry in table.entries.values()):
         lines.append(
@@ -191,7 +191,7 @@ def _failure_notes(table: Table) -> list[str]:
     return lines
 
 
-def _apart(table: Table) -> list[str]:
+def _apart(table: ScoreTable) -> list[str]:
     """The marks, of those that occur, whose cells do not compete."""
     audits = [entry.audit for _, method, entry in _named(table) if method.base != BASELINE]
     kinds = {
@@ -202,7 +202,7 @@ def _apart(table: Table) -> list[str]:
     return [mark for mark, found in kinds.items() if found]
 
 
-def _mark_notes(table: Table) -> list[str]:
+def _mark_notes(table: ScoreTable) -> list[str]:
     cells = _named(table)
     lines = []
     exceeding = [
@@ -280,7 +280,7 @@ def _some(cells: Sequence[str]) -> str:
     )
 
 
-def _method_notes(table: Table) -> list[str]:
+def _method_notes(table: ScoreTable) -> list[str]:
     lines = []
     for method in table.methods:
         entries = [e for (label, _), e in table.entries.items() if label == method.label]
@@ -308,7 +308,7 @@ def _method_notes(table: Table) -> list[str]:
     return lines
 
 
-def _machine_notes(table: Table) -> list[str]:
+def _machine_notes(table: ScoreTable) -> list[str]:
     if len(table.cpus) < 2:
         return []
     kinds = ", ".join(
@@ -317,7 +317,7 @@ def _machine_notes(table: Table) -> list[str]:
     return [f"cells were made beside several kinds of CPU: {kinds}."]
 
 
-def _calibration_notes(table: Table) -> list[str]:
+def _calibration_notes(table: ScoreTable) -> list[str]:
     """Which lines knew data before their first prompt, a note for all that read the same artefacts."""
     readers: dict[tuple[str, ...], list[str]] = {}
     for label, artefacts in table.calibrations.items():
@@ -328,7 +328,7 @@ def _calibration_notes(table: Table) -> list[str]:
     ]
 
 
-def _unread_notes(table: Table) -> list[str]:
+def _unread_notes(table: ScoreTable) -> list[str]:
     cells = [(words, e.unread, e.audit.n or e.scores.n) for words, _, e in _named(table) if e.unread]
     if not cells or table.metric in (PARSE_FAILED, *FIDELITY):
         return []
@@ -338,7 +338,7 @@ def _unread_notes(table: Table) -> list[str]:
     ]
 
 
-def _lmms_eval_notes(table: Table) -> list[str]:
+def _lmms_eval_notes(table: ScoreTable) -> list[str]:
     gaps = [
         (abs(e.value - e.lmms_eval_ours), words, e)
         for words, _, e in _named(table)

@@ -9,15 +9,15 @@ from mmkv_bench.tables.free_tokens import MOSTLY
 from mmkv_bench.tables.rows import BASELINE
 
 if TYPE_CHECKING:
-    from mmkv_bench.tables.table import Table
+    from mmkv_bench.tables.score_table import ScoreTable
 
 
-def mostly_free(table: Table) -> bool:
+def mostly_free(table: ScoreTable) -> bool:
     """Whether at least half of what the answers say comes from the full prefill, whatever a method keeps."""
     return table.free is not None and table.free >= MOSTLY and _compressed(table)
 
 
-def tested(table: Table) -> list[str]:
+def tested(table: ScoreTable) -> list[str]:
     """At most one line: the protocol's own caveat, or the share of the answers that is free; none for `full` alone."""
     if not _compressed(table):
         return []
@@ -34,5 +34,5 @@ def tested(table: Table) -> list[str]:
     ]
 
 
-def _compressed(table: Table) -> bool:
+def _compressed(table: ScoreTable) -> bool:
     return any(method.base != BASELINE for method in table.methods)

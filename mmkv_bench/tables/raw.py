@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.tables.compare import Pair, every_pair
 from mmkv_bench.tables.line import Line
-from mmkv_bench.tables.table import Entry, Table
+from mmkv_bench.tables.score_table import Entry, ScoreTable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -19,25 +19,25 @@ SHORT = 12
 """Digits of a cell's hash that tables show; every command takes them."""
 
 
-def csv_cells(tables: Sequence[Table]) -> str:
+def csv_cells(tables: Sequence[ScoreTable]) -> str:
     """One line per table cell; `full` has one line per table, without a budget."""
     return as_csv(_cells(tables))
 
 
-def frame(tables: Sequence[Table]) -> pd.DataFrame:
+def frame(tables: Sequence[ScoreTable]) -> pd.DataFrame:
     """The lines of `csv_cells` as a frame: one row per table cell."""
     import pandas as pd
 
     return pd.DataFrame(_cells(tables))
 
 
-def csv_pairs(tables: Sequence[Table]) -> str:
+def csv_pairs(tables: Sequence[ScoreTable]) -> str:
     """One line per two lines of a table at a budget. Of two that compete `low` and `high` are at Holm's level, of others, to
     which `holm_level` and the columns beside it do not apply, at 95 %."""
     return as_csv([_pair(table, pair) for table in tables for pair in every_pair(table)])
 
 
-def _cells(tables: Sequence[Table]) -> list[dict[str, Any]]:
+def _cells(tables: Sequence[ScoreTable]) -> list[dict[str, Any]]:
     return [
         _cell(table, method, budget, table.entries[method.label, budget])
         for table in tables
@@ -47,7 +47,7 @@ def _cells(tables: Sequence[Table]) -> list[dict[str, Any]]:
     ]
 
 
-def _cell(table: Table, method: Line, budget: str, entry: Entry) -> dict[str, Any]:
+def _cell(table: ScoreTable, method: Line, budget: str, entry: Entry) -> dict[str, Any]:
     audit = entry.audit
     rank = table.rank(method.label, budget) or (None, None)
     return {
@@ -87,7 +87,7 @@ def _cell(table: Table, method: Line, budget: str, entry: Entry) -> dict[str, An
     }
 
 
-def _pair(table: Table, pair: Pair) -> dict[str, Any]:
+def _pair(table: ScoreTable, pair: Pair) -> dict[str, Any]:
     return {
         **table.context,
         "readings": " ".join(table.readings),

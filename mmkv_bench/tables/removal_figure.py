@@ -9,7 +9,7 @@ from mmkv_bench.errors import ConfigError
 from mmkv_bench.tables.figure import looks
 from mmkv_bench.tables.notes import line_label
 from mmkv_bench.tables.rows import BASELINE
-from mmkv_bench.tables.table import Table
+from mmkv_bench.tables.score_table import ScoreTable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 FAMILY = "flashcache"
 
 
-def removal_figure(tables: Sequence[Table]) -> Figure:
+def removal_figure(tables: Sequence[ScoreTable]) -> Figure:
     """One panel per table, a line per variant of FlashCache, the full cache where nothing is removed.
 
     Raises:
@@ -42,7 +42,7 @@ def removal_figure(tables: Sequence[Table]) -> Figure:
     return figure
 
 
-def _draw(axes: Axes, table: Table, styles: dict[str, tuple[str, str]]) -> None:
+def _draw(axes: Axes, table: ScoreTable, styles: dict[str, tuple[str, str]]) -> None:
     full = next((table.entries[m.label, ""].value for m in table.methods if m.base == BASELINE), None)
     for method in table.methods:
         if method.base != FAMILY:

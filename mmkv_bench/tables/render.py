@@ -12,8 +12,8 @@ from mmkv_bench.tables.line import Line
 from mmkv_bench.tables.notes import caption, line_label, marks, notes, title
 from mmkv_bench.tables.raw import SHORT
 from mmkv_bench.tables.requested import better, comparisons
+from mmkv_bench.tables.score_table import Entry, ScoreTable
 from mmkv_bench.tables.sections import Block, Grid, Notes, Section, Text, as_markdown
-from mmkv_bench.tables.table import Entry, Table
 
 EMPTY = Text("")
 RANKS = "Ranks among those that compete (95%):"
@@ -42,7 +42,7 @@ def p_value(p: float) -> str:
     return "<0.001" if p < 0.001 else f"{p:.3f}"
 
 
-def entry_text(table: Table, method: Line, budget: str, intervals: bool) -> Text:
+def entry_text(table: ScoreTable, method: Line, budget: str, intervals: bool) -> Text:
     """What is printed for a method at a budget ("" = no budget)."""
     entry = table.entry(method.label, budget)
     if entry is None:
@@ -59,13 +59,13 @@ def entry_text(table: Table, method: Line, budget: str, intervals: bool) -> Text
     return Text(score(entry.value), span(entry.low, entry.high) if intervals else "", found, bold, cells)
 
 
-def markdown(tables: Sequence[Table], *, intervals: bool = True, pairs: bool = False) -> str:
+def markdown(tables: Sequence[ScoreTable], *, intervals: bool = True, pairs: bool = False) -> str:
     """All tables as markdown; see `sections`."""
     return as_markdown(sections(tables, intervals=intervals, pairs=pairs))
 
 
 def sections(
-    tables: Sequence[Table],
+    tables: Sequence[ScoreTable],
     *,
     intervals: bool = True,
     pairs: bool = False,
@@ -88,7 +88,7 @@ def sections(
     ]
 
 
-def _compared(table: Table, against: str | None) -> list[Block]:
+def _compared(table: ScoreTable, against: str | None) -> list[Block]:
     """The comparisons that were asked for, with how many they are and how many the whole table makes."""
     found = comparisons(table, against)
     if not found:
@@ -122,7 +122,7 @@ def _compared(table: Table, against: str | None) -> list[Block]:
     return ["Comparisons asked for:", Grid(header, grid), Notes(said)]
 
 
-def _body(table: Table, intervals: bool, pairs: bool) -> list[Block]:
+def _body(table: ScoreTable, intervals: bool, pairs: bool) -> list[Block]:
     columns = table.budgets or ("",)
     header = ["method", *(budget or "all" for budget in columns)]
     grid: list[list[Text | str]] = [
@@ -146,7 +146,7 @@ def _common(entry: Entry | None) -> str:
     return score(entry.common) if entry else ""
 
 
-def rank_grid(table: Table) -> list[list[str]]:
+def rank_grid(table: ScoreTable) -> list[list[str]]:
     """Name and ranks, as `2-5`, of every line that has one; a column for each budget at which there are ranks."""
     budgets = [budget for budget in table.budgets if table.ranked(budget)]
     grid = []
@@ -161,7 +161,7 @@ def _rank(rank: tuple[int, int] | None) -> str:
     return "" if rank is None else "-".join(map(str, dict.fromkeys(rank)))
 
 
-def _pairs(table: Table) -> list[Block]:
+def _pairs(table: ScoreTable) -> list[Block]:
     header = ["budget", "better", "worse", "difference", "Holm interval", "Holm p", "n"]
     grid = [
         [

@@ -17,7 +17,7 @@ from mmkv_bench.statistics.column import holm
 from mmkv_bench.statistics.intervals import ALPHA
 from mmkv_bench.tables.compare import Pair, every_pair
 from mmkv_bench.tables.line import Line
-from mmkv_bench.tables.table import Table
+from mmkv_bench.tables.score_table import ScoreTable
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,11 @@ class Comparison:
 
 
 def narrowed(
-    tables: Sequence[Table],
+    tables: Sequence[ScoreTable],
     methods: Sequence[str] | None = None,
     budgets: Sequence[str] | None = None,
     against: str | None = None,
-) -> list[Table]:
+) -> list[ScoreTable]:
     """The tables with these lines and budgets alone, those that have none of them left out; what takes no budget stays beside
     any. Columns, and with them bold and ranks, stay those of the whole tables.
 
@@ -63,7 +63,7 @@ def narrowed(
     return [table for table in found if table.entries]
 
 
-def _narrow(table: Table, methods: Sequence[str] | None, budgets: Sequence[str] | None) -> Table:
+def _narrow(table: ScoreTable, methods: Sequence[str] | None, budgets: Sequence[str] | None) -> ScoreTable:
     table.unranked()  # whether the whole columns can be ranked, which is remembered by budget and goes along
     left = [budget for budget in table.budgets if budgets is None or budget in budgets]
     labels = {line.label for line in table.methods if methods is None or not _names(line).isdisjoint(methods)}
@@ -93,7 +93,7 @@ def _names(line: Line) -> set[str]:
     return {line.label, line.name}
 
 
-def comparisons(table: Table, against: str | None = None) -> list[Comparison]:
+def comparisons(table: ScoreTable, against: str | None = None) -> list[Comparison]:
     """Every two lines of the table at every budget, or every other line with `against` (its score minus theirs)."""
     ours = {line.label for line in table.methods if against in _names(line)}
     pairs = [pair for pair in every_pair(table) if against is None or len({pair.a, pair.b} & ours) == 1]

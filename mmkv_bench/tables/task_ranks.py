@@ -16,8 +16,8 @@ from mmkv_bench.errors import ConfigError
 from mmkv_bench.statistics.intervals import ALPHA, LEVEL
 from mmkv_bench.tables.notes import axis_words, context_words
 from mmkv_bench.tables.rows import CONTEXT
+from mmkv_bench.tables.score_table import ScoreTable
 from mmkv_bench.tables.sections import Grid, Notes, Section
-from mmkv_bench.tables.table import Table
 
 _EMBEDDED = "tiny"
 _NO_PREDICTION = (
@@ -35,7 +35,7 @@ class TaskRanks:
     of the tasks only.
     """
 
-    tables: tuple[Table, ...]
+    tables: tuple[ScoreTable, ...]
     budget: str
     methods: tuple[str, ...]
     ranks: np.ndarray
@@ -47,7 +47,7 @@ class TaskRanks:
         return self.ranks.mean(axis=0)
 
 
-def task_ranks(tables: Sequence[Table]) -> list[TaskRanks]:
+def task_ranks(tables: Sequence[ScoreTable]) -> list[TaskRanks]:
     """For every budget at which two methods compete on two tasks or more, of every family of tasks."""
     found = []
     for own in families(tables):
@@ -55,24 +55,24 @@ def task_ranks(tables: Sequence[Table]) -> list[TaskRanks]:
     return found
 
 
-def families(tables: Sequence[Table]) -> list[list[Table]]:
+def families(tables: Sequence[ScoreTable]) -> list[list[ScoreTable]]:
     """Tables that belong together: of tasks that differ in nothing but the dataset."""
-    found: dict[tuple[str, ...], list[Table]] = {}
+    found: dict[tuple[str, ...], list[ScoreTable]] = {}
     for table in tables:
         key = (table.axis, *(table.context[name] for name in CONTEXT if name not in _OF_A_TASK))
         found.setdefault(key, []).append(table)
     return list(found.values())
 
 
-def headlines(family: Sequence[Table]) -> list[Table]:
+def headlines(family: Sequence[ScoreTable]) -> list[ScoreTable]:
     """One table of each dataset: that of its first metric."""
-    found: dict[str, Table] = {}
+    found: dict[str, ScoreTable] = {}
     for table in family:
         found.setdefault(table.dataset, table)
     return list(found.values())
 
 
-def ranks_over(tasks: Sequence[Table]) -> list[TaskRanks]:
+def ranks_over(tasks: Sequence[ScoreTable]) -> list[TaskRanks]:
     """Ranks at every budget at which two methods compete on all of these tasks, one of each dataset. Those with failed samples
     among the ones that compete are left out."""
     found = []
@@ -88,7 +88,7 @@ def ranks_over(tasks: Sequence[Table]) -> list[TaskRanks]:
     return found
 
 
-def rank_sections(tables: Sequence[Table]) -> list[Section]:
+def rank_sections(tables: Sequence[ScoreTable]) -> list[Section]:
     """A table for every budget, the best mean first.
 
     Raises ConfigError where no two tasks have the same methods at a budget.

@@ -11,12 +11,12 @@ from mmkv_bench.statistics.intervals import wilson
 from mmkv_bench.tables.build import build
 from mmkv_bench.tables.compare import separated_pairs
 from mmkv_bench.tables.notes import caption, notes
-from mmkv_bench.tables.table import Table
+from mmkv_bench.tables.score_table import ScoreTable
 from tests.each import each
 from tests.tables.examples import Example, zeros_and_ones
 
 
-def one(example: Example, **filters) -> Table:
+def one(example: Example, **filters) -> ScoreTable:
     (table,) = build(example.rows(), **filters)
     return table
 

@@ -11,12 +11,12 @@ from mmkv_bench.tables.build import build
 from mmkv_bench.tables.latex import escape, latex
 from mmkv_bench.tables.raw import csv_cells, csv_pairs
 from mmkv_bench.tables.render import markdown, score, signed
-from mmkv_bench.tables.table import Table
+from mmkv_bench.tables.score_table import ScoreTable
 from tests.each import each
 from tests.tables.examples import HEADS, PROMPT, Example, zeros_and_ones
 
 
-def small() -> list[Table]:
+def small() -> list[ScoreTable]:
     """full 19/20, random 2/20 and 4/20, a tuned snapkv 15/20 and 18/20 that reports a fallback at budget 128."""
     example = Example()
     tuned = {"parameters": {"window": 8}, "tuned": True}
@@ -28,7 +28,7 @@ def small() -> list[Table]:
     return build(example.rows())
 
 
-def marked() -> list[Table]:
+def marked() -> list[ScoreTable]:
     """Released reading: mmshift over its budget (576 of 512 entries) with a failed sample; one-token answers."""
     example = Example()
     example.add("full", None, [1.0, 1, 1, 1])

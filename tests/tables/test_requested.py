@@ -10,14 +10,14 @@ from mmkv_bench.tables.latex import latex
 from mmkv_bench.tables.raw import csv_cells, csv_pairs
 from mmkv_bench.tables.render import markdown, sections
 from mmkv_bench.tables.requested import better, comparisons, narrowed
+from mmkv_bench.tables.score_table import ScoreTable
 from mmkv_bench.tables.sections import as_markdown
-from mmkv_bench.tables.table import Table
 from tests.tables.examples import Example
 
 METHODS = ("snapkv", "keydiff", "mmshift", "streamingllm", "pyramidkv", "h2o")
 
 
-def table() -> Table:
+def table() -> ScoreTable:
     """Nine of 60 samples tell keydiff and mmshift apart: enough for a pair alone, too few among fifteen."""
     made = Example()
     made.add("full", None, [1.0] * 60)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from mmkv_bench.tables.cost_names import Cost
-    from mmkv_bench.tables.table import Table
+    from mmkv_bench.tables.score_table import ScoreTable
 
 SUMMARY = "draw rows: accuracy against budget, latency against length, accuracy against costs, diagnostics as papers have them"
 AXES = ("entries", "fraction")
@@ -166,7 +166,7 @@ def _numbers(given: argparse.Namespace) -> list[str]:
     return [name for name in given.budgets or () if name not in AXES]
 
 
-def _chosen(given: argparse.Namespace) -> list[Table]:
+def _chosen(given: argparse.Namespace) -> list[ScoreTable]:
     """The tables of scores: one of each dataset.
 
     Raises:
@@ -186,7 +186,7 @@ def _chosen(given: argparse.Namespace) -> list[Table]:
     tables = [table for table in tables if table.budgets and table.axis in _axes(given, table.axis)]
     if given.methods or _numbers(given):
         tables = [table for table in narrowed(tables, given.methods, _numbers(given) or None) if table.budgets]
-    found: dict[str, list[Table]] = {}
+    found: dict[str, list[ScoreTable]] = {}
     for table in tables:
         found.setdefault(table.dataset, []).append(table)
     for dataset, own in found.items():

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from mmkv_bench.tables.cost_names import Cost
     from mmkv_bench.tables.costs import CostTable
     from mmkv_bench.tables.rows import Rows
+    from mmkv_bench.tables.score_table import ScoreTable
     from mmkv_bench.tables.sections import Section
-    from mmkv_bench.tables.table import Table
 
 SUMMARY = "print the tables of a run again, from its rows"
 
@@ -182,7 +182,7 @@ def _rows(given: argparse.Namespace, names: Sequence[str]) -> Rows:
     return load(given.rows, fidelity=among(names))
 
 
-def _tables(given: argparse.Namespace, asked: Sequence[str]) -> tuple[Rows, list[Table]]:
+def _tables(given: argparse.Namespace, asked: Sequence[str]) -> tuple[Rows, list[ScoreTable]]:
     """The tables of scores that are asked for, and the rows that they are of."""
     from mmkv_bench.tables.build import build
     from mmkv_bench.tables.cost_names import refuse_unknown

@@ -61,7 +61,7 @@ class Entry:
 
 
 @dataclass
-class Table:
+class ScoreTable:
     """Entries by (label, budget); `budgets` are exact decimal strings in ascending order, "" stands for no budget.
 
     `waiting` counts the answers, by (label, budget), that have no score yet; `columns` holds, by budget, the methods that
