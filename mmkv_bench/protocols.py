@@ -1,0 +1,189 @@
+"""Protocols: what of a prompt is prefilled, reduced and fed again, and where the first answer token comes from.
+
+A protocol is one subclass of `Protocol` in this file; all other code asks its object and knows no protocol by name.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from mmkv_bench.errors import ConfigError, nearest
+
+DEFAULT = "paper"
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """One prompt under one protocol, in tokens from its beginning: `candidates <= reduced <= prefilled <= prompt`.
+
+    Attributes:
+        prompt: the whole prompt.
+        prefilled: tokens that pass the model, and are scored, before anything is evicted.
+        reduced: T, the tokens that the budget C and all ratios refer to.
+        candidates: n, the tokens that can be kept. Later ones are fed again on the reduced cache, at their true positions.
+    """
+
+    prompt: int
+    prefilled: int
+    reduced: int
+    candidates: int
+
+    @property
+    def fed(self) -> int:
+        """Prompt tokens that are fed on the reduced cache, before the answer's."""
+        return self.prompt - self.candidates
+
+    @property
+    def refed(self) -> int:
+        """Fed tokens whose entries are part of C."""
+        return self.reduced - self.candidates
+
+    @property
+    def appended(self) -> int:
+        """Fed tokens whose entries are counted apart from C."""
+        return self.prompt - self.reduced
+
+    @property
+    def forgotten(self) -> int:
+        """Prefilled tokens whose entries are dropped before anything is fed."""
+        return self.prefilled - self.candidates
+
+
+class Protocol(ABC):
+    """Split of a prompt into what is prefilled, reduced and fed again.
+
+    Class attributes:
+        name: value of `protocol=`. about: one line for help and tables of protocols.
+        cuts: the prompt is cut behind its visual tokens; a prompt without them, or without text after them, is refused.
+        from_prefill: number of first answer tokens that come from the full prefill, whatever a method keeps.
+        caveat: table note on scores of compressed cells; None: only the share of tokens from the full prefill is noted.
+        prefills_again: kept entries come from a second prefill that sees nothing else; only for methods that just evict.
+        diagnostic: explains the other protocols; its scores do not rank methods.
+    """
+
+    name: str
+    about: str
+    cuts: bool = False
+    from_prefill: int = 0
+    caveat: str | None = None
+    prefills_again: bool = False
+    diagnostic: bool = False
+
+    @property
+    def feeds_once(self) -> bool:
+        """Each prompt token passes the model once, so stock `generate()` on the reduced cache follows this protocol."""
+        return not self.prefills_again and self.lengths(3, 2).forgotten == 0
+
+    def _cut(self, context: int | None) -> int:
+        """Return `context`; raise ValueError where it is None."""
+        if context is None:
+            raise ValueError(f"protocol={self.name} cuts the prompt and got no context length; give `context`")
+        return context
+
+    @abstractmethod
+    def lengths(self, prompt: int, context: int | None = None) -> Lengths:
+        """Split a prompt of `prompt` tokens; a protocol that cuts does so behind the first `context`."""
+
+
+class Paper(Protocol):
+    """Prefill, score, reduce; nothing is fed again. One-token answers are the full cache's under every method."""
+
+    name = "paper"
+    about = "the first token comes from the full prefill, as in the papers: what later tokens lose"
+    from_prefill = 1
+
+    def lengths(self, prompt: int, context: int | None = None) -> Lengths:
+        return Lengths(prompt, prefilled=prompt, reduced=prompt, candidates=prompt)
+
+
+class QueryAgnostic(Protocol):
+    """Compress the context before the question is known.
+
+    Only the context (the prompt up to its last visual token and the closing marker of that token) is prefilled, scored
+    and reduced; T, C and ratios refer to it. The question is fed on the reduced cache, kept whole and counted apart.
+    """
+
+    name = "query_agnostic"
+    about = "the context is compressed before the question is fed, which is kept whole and counted apart"
+    cuts = True
+
+    def lengths(self, prompt: int, context: int | None = None) -> Lengths:
+        cut = self._cut(context)
+        return Lengths(prompt, prefilled=cut, reduced=cut, candidates=cut)
+
+
+class QueryAware(Protocol):
+    """`query_agnostic` with scores that know the question; the difference between the two is what that is worth.
+
+    The whole prompt is prefilled and scored, then the context alone is reduced. T, C, ratios, protected tokens and
+    windows refer to the context. The question's entries are dropped, and the question is fed again on the reduced
+    cache, kept whole and counted apart. Attention is causal, so the context's entries are those of `query_agnostic`:
+    knowing the question changes only which of them stay.
+    """
+
+    name = "query_aware"
+    about = "as query_agnostic, but scored by a prefill of the whole prompt: what knowing the question is worth"
+    cuts = True
+
+    def lengths(self, prompt: int, context: int | None = None) -> Lengths:
+        cut = self._cut(context)
+        return Lengths(prompt, prefilled=prompt, reduced=cut, candidates=cut)
+
+
+class Strict(Protocol):
+    """Feed the last prompt token again, so that every answer token is decoded from C entries.
+
+    Scores are those of `paper`. The last prompt token's slot is dropped in every layer and head, the other T - 1 tokens
+    are reduced to C - 1 entries per head, and that token is fed again: the cache then holds exactly C entries. It is
+    never ranked, merged or quantised. What earlier tokens absorbed in the full prefill stays: see `masked`.
+    """
+
+    name = "strict"
+    about = "the last prompt token is fed again on the compressed cache: every answer token is decoded from C entries"
+    caveat = (
+        "every answer token is decoded from the compressed cache, whose entries were computed by the full prefill: what "
+        "they took up from evicted entries stays (protocol=masked leaves it out)."
+    )
+
+    def lengths(self, prompt: int, context: int | None = None) -> Lengths:
+        return Lengths(prompt, prefilled=prompt, reduced=prompt, candidates=prompt - 1)
+
+
+class Masked(Protocol):
+    """Recompute the entries that stay in a prefill that sees nothing else; a diagnostic of `strict`.
+
+    Scoring and selection are those of `strict`. Then the prompt is prefilled a second time: in each layer and KV head,
+    every token attends to what is kept there and to itself. The entries that stay are those of the second pass, and the
+    last prompt token is fed again on them. A token evicted everywhere affects only which tokens stay and what the
+    vision encoder mixed. The difference to `strict` is what kept entries remember of evicted ones.
+    """
+
+    name = "masked"
+    about = "a diagnostic: strict, with entries from a second prefill that sees kept entries only"
+    caveat = (
+        "a diagnostic: kept entries were computed by a second prefill that sees kept entries only, so that what is evicted "
+        "everywhere leaves no trace but in the choice of what stays."
+    )
+    diagnostic = True
+    prefills_again = True
+
+    def lengths(self, prompt: int, context: int | None = None) -> Lengths:
+        return Lengths(prompt, prefilled=prompt, reduced=prompt, candidates=prompt - 1)
+
+
+_PROTOCOLS = {kind.name: kind() for kind in (Paper, QueryAgnostic, QueryAware, Strict, Masked)}
+"""In the order of the alphabet, diagnostics last."""
+NAMES = tuple(_PROTOCOLS)
+CUTTING = tuple(name for name, one in _PROTOCOLS.items() if one.cuts)
+"""Protocols that cut the prompt behind its visual tokens; `WHOLE` are the others."""
+WHOLE = tuple(name for name in NAMES if name not in CUTTING)
+FED_ONCE = tuple(name for name, one in _PROTOCOLS.items() if one.feeds_once)
+"""Protocols in which no token passes the model twice."""
+
+
+def protocol(name: str) -> Protocol:
+    """Return the protocol of that name; raise ConfigError where there is none."""
+    if name not in _PROTOCOLS:
+        raise ConfigError(f"protocol={name!r} is unknown; {nearest(str(name), NAMES)}")
+    return _PROTOCOLS[name]
