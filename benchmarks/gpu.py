@@ -33,7 +33,7 @@ from importlib.metadata import version
 from typing import Any
 
 from benchmarks.gpu_pieces import GPU, RECORDED, REHEARSAL, Piece, lines_of, of_shape, pieces
-from mmkv_bench.models.devices import slug_of
+from mmkv_bench.forecast.device_speed import slug_of
 
 MINUTES = 30
 NEEDS = (

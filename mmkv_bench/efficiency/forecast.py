@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 from mmkv_bench.efficiency.kinds import DATASETS, TEXT, kind_of
 from mmkv_bench.efficiency.planned import Planned, Unit
 from mmkv_bench.efficiency.run import card
-from mmkv_bench.models import roofline
-from mmkv_bench.plan.forecast import HOUR, Counting, Forecast, Given, Lengths, forecast_of, groups
+from mmkv_bench.forecast import roofline
+from mmkv_bench.forecast.forecast import HOUR, Counting, Forecast, Given, Lengths, forecast_of, groups
 from mmkv_bench.plan.plan import Plan
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from mmkv_bench.forecast.memory import PlannedMemory
     from mmkv_bench.plan.cells import Cell
-    from mmkv_bench.run.planned_memory import PlannedMemory
 
 
 def general(plan: Planned) -> Plan:
@@ -76,7 +76,7 @@ def memory(plan: Planned, told: Forecast) -> tuple[list[PlannedMemory], list[str
     Raises:
         ConfigError: a model whose shape or processor is not here; a length that holds no picture.
     """
-    from mmkv_bench.run import planned_memory
+    from mmkv_bench.forecast import memory as planned_memory
 
     found, notes = planned_memory.planned(general(plan), told, _prompts(plan), int(plan.config.new_tokens) - 1)
     if plan.searches or set(plan.batches) - {1}:
@@ -91,7 +91,7 @@ def _prompts(plan: Planned) -> list[tuple[Tensor, Mapping[str, Tensor] | None]]:
     import torch
 
     from mmkv_bench.efficiency.visual_prompts import visual_prompt
-    from mmkv_bench.run.planned_memory import without_weights
+    from mmkv_bench.forecast.memory import without_weights
 
     config = plan.config.model
     found: list[tuple[Tensor, Mapping[str, Tensor] | None]] = []

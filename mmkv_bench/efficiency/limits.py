@@ -9,8 +9,8 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from mmkv_bench.errors import MMKVError
-from mmkv_bench.models.roofline import MS, Decoder, roofline_ms, step_bytes, step_operations
-from mmkv_bench.models.sizes import decoder_of
+from mmkv_bench.forecast.roofline import MS, roofline_ms, step_bytes, step_operations
+from mmkv_bench.models.sizes import Decoder, decoder_of
 from mmkv_bench.models.source import Source
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def limits_of(plan: Planned, rows: pa.Table) -> Limits | None:
     """
     import pyarrow.compute as pc
 
-    from mmkv_bench.generation.device_speed import measured
+    from mmkv_bench.forecast.measure_device import measured
     from mmkv_bench.models.threads import computing_with
 
     decoder, dtype = decoder_of(Source.of(plan.config.model).described()), plan.cells[0].dtype
@@ -94,7 +94,7 @@ def known_limits(store: Store, rows: pa.Table) -> dict[tuple[str, ...], Limits]:
 
     from omegaconf import OmegaConf
 
-    from mmkv_bench.models.devices import slug_of, stored
+    from mmkv_bench.forecast.device_speed import slug_of, stored
 
     timed, speeds = rows.select(["cell", "threads"]).to_pandas().dropna(), stored()
     threads = timed.groupby("cell")["threads"].max().astype(int).to_dict()

@@ -139,7 +139,7 @@ def _measure(plan: Planned, store: Store, found: dict[Unit, str], track: Tracker
     from mmkv_bench.models.threads import computing_with, threads_for
     from mmkv_bench.plan import identity
     from mmkv_bench.plan.cells import stored_rows
-    from mmkv_bench.run.machine import refuse_other_machine
+    from mmkv_bench.run.resume_checks import refuse_other_machine
 
     config = plan.config
     if config.decode == COMPILED:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.efficiency.kinds import TEXT
 from mmkv_bench.efficiency.summary import LEAST_REPEATS
-from mmkv_bench.models.roofline import MS
+from mmkv_bench.forecast.roofline import MS
 from mmkv_bench.store.busy import busy
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.config.schema import ONE_BY_ONE
 from mmkv_bench.efficiency.kinds import TEXT
-from mmkv_bench.models.roofline import mbu, mfu, prefill_operations, roofline_ms, step_bytes, step_operations
+from mmkv_bench.forecast.roofline import mbu, mfu, prefill_operations, roofline_ms, step_bytes, step_operations
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -13,8 +13,8 @@ from decimal import Decimal
 from functools import cache
 
 from mmkv_bench.config.files import content
-from mmkv_bench.models import roofline
-from mmkv_bench.models.sizes import decoder_of
+from mmkv_bench.forecast import roofline
+from mmkv_bench.models.sizes import Decoder, decoder_of
 from mmkv_bench.models.stated_config import Stated
 from mmkv_bench.papers.address import FRACTION, NONE, SYNTHETIC, Address, Method, file_of, samples_of
 from mmkv_bench.papers.computed import TOKENS, bytes_per_token, image_bounds
@@ -180,7 +180,7 @@ def _answer(dataset: str) -> int:
 
 
 @cache
-def _decoder(model: str) -> roofline.Decoder | None:
+def _decoder(model: str) -> Decoder | None:
     shape = content("model", model).get("shape")
     return decoder_of(Stated(shape)) if shape else None
 

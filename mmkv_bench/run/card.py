@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from textwrap import wrap
 from typing import TextIO
 
+from mmkv_bench.columns import size
+
 
 @dataclass(frozen=True)
 class PromptSize:
@@ -120,15 +122,6 @@ def _model(facts: CardFacts) -> list[str]:
         loading,
         f"KV cache   {size(facts.kv_bytes_per_token)} per token",
     ]
-
-
-def size(number: float) -> str:
-    """Bytes in words: `1.5 MiB`."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if number < 1024 or unit == "GiB":
-            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.4g} {unit}"
-        number /= 1024
-    raise AssertionError("unreachable")
 
 
 def _weights(facts: CardFacts) -> str:

@@ -27,11 +27,10 @@ from mmkv_bench.run import stopping
 from mmkv_bench.run.card import PromptSize, columns, render
 from mmkv_bench.run.dispatch import Given
 from mmkv_bench.run.following import Following
-from mmkv_bench.run.machine import refuse_other_machine
 from mmkv_bench.run.preview import card_facts
 from mmkv_bench.run.progress import Progress
-from mmkv_bench.run.prompt_forms import refuse_other_prompts
 from mmkv_bench.run.report import Report
+from mmkv_bench.run.resume_checks import refuse_other_machine, refuse_other_prompts
 from mmkv_bench.run.scoring import score_dataset, unscored
 from mmkv_bench.run.tracked import described, settings, summarise
 from mmkv_bench.run.waiting import waiting

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from mmkv_bench.columns import aligned
 from mmkv_bench.run.card import columns, render
-from mmkv_bench.run.columns import aligned
 from mmkv_bench.run.preview import card_facts
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ import numpy as np
 
 from mmkv_bench.config.schema import EFFICIENCY
 from mmkv_bench.errors import ConfigError
+from mmkv_bench.forecast.throughput import rates
 from mmkv_bench.plan.changed import changed_answers
 from mmkv_bench.plan.shards import index_of
-from mmkv_bench.plan.throughput import rates
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

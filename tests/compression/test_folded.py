@@ -22,12 +22,13 @@ from mmkv_bench.compression.cache import CompressedLayer
 from mmkv_bench.compression.folded import FoldedLayer, attend, folds
 from mmkv_bench.compression.session import Session, attach
 from mmkv_bench.errors import UnsupportedError
-from mmkv_bench.generation.dry_run import dry_model, prompt_types
+from mmkv_bench.forecast.dry_run import dry_model, prompt_types
 from mmkv_bench.generation.fidelity import Extras
 from mmkv_bench.generation.phases import DECODE
 from tests import reference, zoo
 from tests.core import parts
-from tests.generation import common, test_dry_run
+from tests.forecast import test_dry_run
+from tests.generation import common
 from tests.generation.test_storages import Storages
 from tests.second_device import far, second_device, there
 from tests.varlen_double import reading

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mmkv_bench.models.devices import DeviceSpeed, save
+from mmkv_bench.forecast.device_speed import DeviceSpeed, save
 from mmkv_bench.store.provenance import device_name
 
 BANDWIDTH, RATE = 2e10, 5e10

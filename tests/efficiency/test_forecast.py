@@ -13,7 +13,7 @@ from mmkv_bench.config.compose import compose
 from mmkv_bench.efficiency import forecast
 from mmkv_bench.efficiency.planned import planned
 from mmkv_bench.efficiency.run import missing
-from mmkv_bench.plan.forecast import Given
+from mmkv_bench.forecast.forecast import Given
 from mmkv_bench.store.store import Store
 from tests.cli.setting import CHECKOUT, verb
 from tests.each import each

@@ -8,7 +8,7 @@ import pytest
 
 from mmkv_bench.config.compose import compose
 from mmkv_bench.efficiency.limits import known_limits, limits_before, limits_by_context
-from mmkv_bench.models.devices import DeviceSpeed, save
+from mmkv_bench.forecast.device_speed import DeviceSpeed, save
 from mmkv_bench.plan.cells import plain
 from mmkv_bench.store.store import Store
 from tests.tables.examples import cell_row

@@ -25,7 +25,7 @@ from mmkv_bench.efficiency.run import missing
 from mmkv_bench.efficiency.show import shown
 from mmkv_bench.efficiency.summary import document, summarised
 from mmkv_bench.errors import ConfigError, MMKVError
-from mmkv_bench.models.devices import DeviceSpeed, save
+from mmkv_bench.forecast.device_speed import DeviceSpeed, save
 from mmkv_bench.models.load import LoadedModel
 from mmkv_bench.models.sizes import decoder_of
 from mmkv_bench.models.source import Source

@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 
-from mmkv_bench.run.card import BudgetLine, CardFacts, DatasetLine, PromptSize, render, size
+from mmkv_bench.columns import size
+from mmkv_bench.run.card import BudgetLine, CardFacts, DatasetLine, PromptSize, render
 from mmkv_bench.run.progress import Progress, duration
 from tests.each import each
 

@@ -14,7 +14,7 @@ from mmkv_bench.errors import ConfigError
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from mmkv_bench.plan.forecast import Given
+    from mmkv_bench.forecast.forecast import Given
     from mmkv_bench.plan.plan import Plan
 
 SUMMARY = "what a run would do, take and fit on, and how much of it is done; loads nothing"
@@ -98,9 +98,10 @@ def printed(plan: Plan, given: argparse.Namespace, launcher: DictConfig | None) 
     Args:
         given: this verb's flags; launcher: `hydra.launcher` where jobs of Slurm do it, else None.
     """
-    from mmkv_bench.plan import preflight, throughput, versions
-    from mmkv_bench.plan.forecast import forecast
-    from mmkv_bench.run import forecast_text
+    from mmkv_bench.forecast import text as forecast_text
+    from mmkv_bench.forecast import throughput
+    from mmkv_bench.forecast.forecast import forecast
+    from mmkv_bench.plan import preflight, versions
     from mmkv_bench.run.schedule import document, outlined
     from mmkv_bench.store.store import Store
 
@@ -121,7 +122,7 @@ def printed(plan: Plan, given: argparse.Namespace, launcher: DictConfig | None) 
     print(preflight.told(disk, lacks, plan.out))
     told |= {"other_versions": older, "disk": asdict(disk), "lacking": [asdict(lack) for lack in lacks]}
     if given.memory:
-        from mmkv_bench.run import planned_memory
+        from mmkv_bench.forecast import memory as planned_memory
 
         found, notes = planned_memory.planned(plan, known)
         print(planned_memory.text(found, notes, known.given.memory))
@@ -138,8 +139,8 @@ def _efficiency(given: argparse.Namespace, config: DictConfig, launcher: DictCon
     from mmkv_bench.efficiency import forecast
     from mmkv_bench.efficiency.planned import planned
     from mmkv_bench.efficiency.run import missing
+    from mmkv_bench.forecast import text as forecast_text
     from mmkv_bench.plan import preflight
-    from mmkv_bench.run import forecast_text
     from mmkv_bench.store.store import Store
 
     for flag in ("prompt_tokens", "visual_tokens", "image"):
@@ -159,7 +160,7 @@ def _efficiency(given: argparse.Namespace, config: DictConfig, launcher: DictCon
     told = forecast.document(plan, todo) | {"forecast": forecast_text.document(known)}
     told["lacking"] = [asdict(lack) for lack in lacks]
     if given.memory:
-        from mmkv_bench.run import planned_memory
+        from mmkv_bench.forecast import memory as planned_memory
 
         found, notes = forecast.memory(plan, known)
         print(planned_memory.text(found, notes, known.given.memory))
@@ -170,7 +171,7 @@ def _efficiency(given: argparse.Namespace, config: DictConfig, launcher: DictCon
 
 
 def _list_devices(as_json: bool) -> int:
-    from mmkv_bench.models import devices
+    from mmkv_bench.forecast import device_speed as devices
 
     found = list(devices.stored().values())
     if as_json:
@@ -190,7 +191,7 @@ def _measured(given: argparse.Namespace) -> str:
         raise ConfigError(
             f"--measure {given.measure} plans for this machine's device; leave out --device {given.device}"
         )
-    from mmkv_bench.generation.device_speed import measured
+    from mmkv_bench.forecast.measure_device import measured
 
     speed = measured(given.measure, again=True)
     print(speed)
@@ -222,8 +223,8 @@ def _known(given: argparse.Namespace, plan: Plan, launcher: DictConfig | None) -
     """The flags, and what was measured of a device where they leave it open: of the one that `--device` names, or of the only one
     of the kind that will compute where nothing else is said. A number that is given is another device's, and those of two make
     none."""
-    from mmkv_bench.models import devices
-    from mmkv_bench.plan.forecast import GIB, Given
+    from mmkv_bench.forecast import device_speed as devices
+    from mmkv_bench.forecast.forecast import GIB, Given
 
     flags = {"--device-memory": given.device_memory, "--bandwidth": given.bandwidth, "--matmul": given.matmul}
     said = [flag for flag, value in flags.items() if value is not None]

@@ -1,4 +1,4 @@
-"""Columns of text under their heads."""
+"""Text for a terminal: columns under their heads, and numbers of bytes."""
 
 from __future__ import annotations
 
@@ -17,3 +17,12 @@ def aligned(heads: Sequence[str], rows: Sequence[Sequence[str]], words: int) -> 
         ).rstrip()
         for line in lines
     ]
+
+
+def size(number: float) -> str:
+    """Bytes in words: `1.5 MiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if number < 1024 or unit == "GiB":
+            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.4g} {unit}"
+        number /= 1024
+    raise AssertionError("unreachable")

@@ -1,6 +1,6 @@
 """What devices were measured to do: one small JSON file each in the cache folder, read without torch.
 
-`mmkv-bench plan --measure` measures the one of this machine (`generation/device_speed.py`); a plan, and whoever divides a
+`mmkv-bench plan --measure` measures the one of this machine (`forecast/measure_device.py`); a plan, and whoever divides a
 measured time by what the device allows, read it here. Other devices' files may be copied beside it.
 """
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from mmkv_bench.plan.forecast import GIB
-from mmkv_bench.run.card import size
-from mmkv_bench.run.columns import aligned
+from mmkv_bench.columns import aligned, size
+from mmkv_bench.forecast.forecast import GIB
 
 if TYPE_CHECKING:
-    from mmkv_bench.plan.forecast import Forecast, Given, Lengths, Line
+    from mmkv_bench.forecast.forecast import Forecast, Given, Lengths, Line
 
 _SOURCES = {
     "given": "--prompt-tokens",

@@ -15,7 +15,7 @@ import torch
 
 from mmkv_bench import devices
 from mmkv_bench.devices import Device
-from mmkv_bench.models.devices import DeviceSpeed, save, slug_of, stored
+from mmkv_bench.forecast.device_speed import DeviceSpeed, save, slug_of, stored
 from mmkv_bench.models.load import device_of
 from mmkv_bench.store.provenance import device_name
 

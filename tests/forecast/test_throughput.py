@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mmkv_bench.plan import throughput
+from mmkv_bench.forecast import throughput
 from mmkv_bench.plan.coverage import Standing
 from mmkv_bench.store.store import Store
 from tests.store.store_examples import cell, response

@@ -6,25 +6,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from mmkv_bench.columns import aligned
 from mmkv_bench.config.compose import method_defaults
 from mmkv_bench.errors import ConfigError, MMKVError
-from mmkv_bench.generation.blank_prompt import blank_prompt
-from mmkv_bench.generation.dry_run import dry_model, prompt_types
+from mmkv_bench.forecast.blank_prompt import blank_prompt
+from mmkv_bench.forecast.dry_run import dry_model, prompt_types
 from mmkv_bench.generation.phases import PHASES
 from mmkv_bench.models.quiet import quiet_transformers
 from mmkv_bench.models.source import HUB, Source
 from mmkv_bench.plan.cells import bases, build_methods
 from mmkv_bench.plan.stand_ins import StandIns
-from mmkv_bench.run.columns import aligned
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from mmkv_bench.compression.budget import Budget
     from mmkv_bench.compression.compressor import Compressor
-    from mmkv_bench.generation.dry_run import DryModel
+    from mmkv_bench.forecast.dry_run import DryModel
+    from mmkv_bench.forecast.forecast import Forecast
     from mmkv_bench.models.load import LoadedModel
-    from mmkv_bench.plan.forecast import Forecast
     from mmkv_bench.plan.plan import Plan
 
 GIB = 2**30

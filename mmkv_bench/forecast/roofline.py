@@ -11,65 +11,9 @@ operations per second; milliseconds where a name says so.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from mmkv_bench.models.sizes import Decoder
 
 MS = 1000.0
-
-
-@dataclass(frozen=True)
-class Decoder:
-    """The shape of a text model of full attention and gated MLPs, as the supported families have it.
-
-    Attributes:
-        layers, hidden, intermediate: blocks, width of the residual stream, width of the MLP.
-        query_heads, kv_heads, head_dim: of the attention; vocabulary: rows of the embedding table and of the head.
-        tied: the head is the embedding table; qkv_bias: queries, keys and values have biases (Qwen2); qk_norm: they are
-            normalised per head (Qwen3).
-    """
-
-    layers: int
-    hidden: int
-    intermediate: int
-    query_heads: int
-    kv_heads: int
-    head_dim: int
-    vocabulary: int
-    tied: bool
-    qkv_bias: bool = False
-    qk_norm: bool = False
-
-    @property
-    def table(self) -> int:
-        """Parameters of the embedding table; the head's are as many."""
-        return self.vocabulary * self.hidden
-
-    @property
-    def matrices(self) -> int:
-        """Parameters of one layer's matrices: what is multiplied with each token."""
-        queries, entries = self.query_heads * self.head_dim, self.kv_heads * self.head_dim
-        return self.hidden * (2 * queries + 2 * entries + 3 * self.intermediate)
-
-    @property
-    def blocks(self) -> int:
-        """Parameters of all layers and of the last norm."""
-        biases = (self.query_heads + 2 * self.kv_heads) * self.head_dim if self.qkv_bias else 0
-        norms = 2 * self.hidden + (2 * self.head_dim if self.qk_norm else 0)
-        return self.layers * (self.matrices + biases + norms) + self.hidden
-
-    @property
-    def parameters(self) -> int:
-        """All of the text model, a tied table once."""
-        return self.blocks + self.table * (1 if self.tied else 2)
-
-    @property
-    def read(self) -> int:
-        """Parameters that a decode step reads: layers, last norm and head."""
-        return self.blocks + self.table
-
-    @property
-    def kv_values(self) -> int:
-        """Numbers that one token's keys and values are in all layers."""
-        return 2 * self.layers * self.kv_heads * self.head_dim
 
 
 def step_bytes(weights: float, kv: float, batch: int = 1) -> float:

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.models import roofline
+from mmkv_bench.forecast import roofline
 from mmkv_bench.models.families import kv_bytes_per_token
 from mmkv_bench.models.fingerprint import cached_folder
 from mmkv_bench.models.sizes import Sizes, sizes_of

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from mmkv_bench.models import roofline
-from mmkv_bench.models.roofline import Decoder
-from mmkv_bench.models.sizes import decoder_of, sizes_of, stored_parameters
+from mmkv_bench.forecast import roofline
+from mmkv_bench.models.sizes import Decoder, decoder_of, sizes_of, stored_parameters
 from mmkv_bench.models.source import shaped
 from mmkv_bench.models.stated_config import stated
 from tests.each import each

@@ -10,8 +10,8 @@ import pytest
 
 from mmkv_bench.config.compose import compose
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.models.devices import DeviceSpeed, save
-from mmkv_bench.plan.forecast import Given, forecast
+from mmkv_bench.forecast.device_speed import DeviceSpeed, save
+from mmkv_bench.forecast.forecast import Given, forecast
 from mmkv_bench.plan.plan import outline
 from mmkv_bench.store.store import Store
 from tests.cli.setting import CHECKOUT, verb

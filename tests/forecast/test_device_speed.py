@@ -13,9 +13,9 @@ import torch
 
 from mmkv_bench.cli.main import main
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.generation import device_speed
-from mmkv_bench.models import devices
-from mmkv_bench.models.devices import DeviceSpeed
+from mmkv_bench.forecast import device_speed as devices
+from mmkv_bench.forecast import measure_device as device_speed
+from mmkv_bench.forecast.device_speed import DeviceSpeed
 from tests.cli.setting import CHECKOUT
 
 SPEED = DeviceSpeed("NVIDIA H100 80GB HBM3", "cuda", 8, 3e12, {"bfloat16": 7e14}, 80 * 2**30, "2.13.0", "2026-11-22")
