@@ -37,9 +37,8 @@ def twice(task: str, size: str, method: str, budget: int, samples: int, move: bo
     from mmkv_bench.generation.decode import decode
     from mmkv_bench.generation.encode import encode
     from mmkv_bench.generation.forks import gather, plan
-    from mmkv_bench.generation.group import Group
     from mmkv_bench.generation.meter import Meter
-    from mmkv_bench.generation.prefill import prefill
+    from mmkv_bench.generation.prefill import Group, prefill
     from mmkv_bench.generation.result import CellSpec, ForkResult
     from mmkv_bench.generation.rules import DecodeRules
     from mmkv_bench.methods.build import build_compressor

@@ -20,7 +20,7 @@ from mmkv_bench.compression.decoding.rows import RowsLayer
 from mmkv_bench.compression.fixed_pool import pool_of
 from mmkv_bench.devices import Bytes, Device, Mark
 from mmkv_bench.generation.batch import Copies, Filled
-from mmkv_bench.generation.compiled import EAGER_DECODE
+from mmkv_bench.generation.decode import EAGER_DECODE
 from mmkv_bench.generation.encode import EncodedPrompt, lengths_of
 from mmkv_bench.generation.meter import Meter
 from mmkv_bench.generation.one_pass import Driver, Pass

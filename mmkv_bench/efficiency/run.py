@@ -134,7 +134,7 @@ def _measure(plan: Planned, store: Store, found: dict[Unit, str], track: Tracker
     from mmkv_bench.compression.flash import check as check_flash
     from mmkv_bench.devices.installed import COMPILED, check_compiler
     from mmkv_bench.efficiency.measure import Bench
-    from mmkv_bench.generation.compiled import CompiledStep
+    from mmkv_bench.generation.decode import CompiledStep
     from mmkv_bench.models.source import Source
     from mmkv_bench.models.threads import computing_with, threads_for
     from mmkv_bench.plan import identity
@@ -201,7 +201,7 @@ class _Passes:
         return ran
 
     def _rows(self, unit: Unit) -> list[dict[str, Any]]:
-        from mmkv_bench.generation.status import describe, status_of
+        from mmkv_bench.generation.result import describe, status_of
         from mmkv_bench.secrecy import without_secrets
 
         common = self._common(unit)

@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_map
 from mmkv_bench.compression.numerics.tiles import ends_only
 from mmkv_bench.devices.tally import LiveStorages
 from mmkv_bench.generation.fake_values import MadeUp
-from mmkv_bench.generation.phases import DECODE, REDUCE, SELECT, Peaks, run
+from mmkv_bench.generation.one_pass import DECODE, REDUCE, SELECT, Peaks, run
 from mmkv_bench.models.families import family_of, text_model
 from mmkv_bench.models.load import stock
 

@@ -11,7 +11,7 @@ from mmkv_bench.config.compose import method_defaults
 from mmkv_bench.errors import ConfigError, MMKVError
 from mmkv_bench.forecast.blank_prompt import blank_prompt
 from mmkv_bench.forecast.dry_run import dry_model, prompt_types
-from mmkv_bench.generation.phases import PHASES
+from mmkv_bench.generation.one_pass import PHASES
 from mmkv_bench.models.quiet import quiet_transformers
 from mmkv_bench.models.source import HUB, Source
 from mmkv_bench.plan.cells import bases, build_methods

@@ -1,9 +1,14 @@
-"""Prompts that a model cannot read whole: text cut in the middle; text and images from the left (`cut_left.py`).
+"""Cut prompts that are longer than a model's context: text in the middle, text and images from the left.
 
-LongBench (Bai et al. 2023, section 4.1 and pred.py of its code) keeps the first and the last half of the tokens that fit,
-because instructions and questions stand at both ends. A dataset asks for it with the generation setting `cut_prompt: middle`;
-without it a prompt that is too long is its sample's error. The lengths that LongBench's code cuts to are fixed by hand and a
-little below the context of each model; here the template and the answer get the room they need and the text gets the rest.
+A dataset asks for a cut with its generation setting `cut_prompt`; without it a prompt that is too long is an error of its
+sample. Lengths are counted as the model reads them, template included, and the answer keeps its room.
+
+- `middle` follows LongBench (Bai et al. 2023, section 4.1 and pred.py of its code): the first and the last half of the
+  tokens that fit are kept, because instructions and questions stand at both ends. LongBench's code has fixed lengths, a
+  little below the context of each model.
+- `left` follows MileBench (Song et al. 2024, utils.py of its code): the instruction is kept, and pieces of text and images
+  are added from the end until the next one does not fit; of a last piece of text that is too long by itself, its end is
+  kept. MileBench adds up an estimate, 576 tokens an image, up to the whole context.
 """
 
 from __future__ import annotations
@@ -12,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mmkv_bench.errors import UnsupportedError
+from mmkv_bench.generation.encode import prompt_length
 
 WAYS = (None, "middle", "left")
 
@@ -49,8 +55,6 @@ def fitted(
     Raises:
         UnsupportedError: see `middle` and `cut_from_left`.
     """
-    from mmkv_bench.generation.cut_left import cut_from_left
-
     way = check_way(generation.get("cut_prompt"))
     if way == "left":
         return cut_from_left(processor, messages, images, instruction, limit)
@@ -99,3 +103,92 @@ def _only_text(messages: Sequence[dict]) -> str:
             "cut_prompt=middle cuts one user message of text; a prompt with media or several turns stays whole"
         )
     return "".join(part["text"] for part in parts)
+
+
+def cut_from_left(
+    processor: Any, messages: Sequence[dict], images: Sequence, instruction: str, limit: int | None
+) -> tuple[list[dict], list]:
+    """The messages and images that are left of a prompt, all of them where it has at most `limit` tokens.
+
+    The number of tokens is taken to grow with the pieces that are kept.
+
+    Args:
+        instruction: text that the first message begins with and that stays, "" for none.
+        limit: None = any number of tokens.
+
+    Raises:
+        UnsupportedError: messages that are not one user's text and images, or a limit that leaves no text.
+    """
+    if limit is None:
+        return list(messages), list(images)
+    parts = _parts(messages)
+    whole = prompt_length(processor, messages, images)
+    if whole <= limit:
+        return list(messages), list(images)
+    head, rest = _behind(parts, instruction)
+
+    def kept(count: int, last: str | None = None) -> tuple[list[dict], list]:
+        """The prompt with the last `count` pieces, or with `last` alone."""
+        tail = rest[len(rest) - count :] if last is None else [{"type": "text", "text": last}]
+        own = sum(part["type"] == "image" for part in tail)
+        return [{"role": messages[0]["role"], "content": [*head, *tail]}], list(images)[len(images) - own :]
+
+    def fits(prompt: tuple[list[dict], list]) -> bool:
+        return prompt_length(processor, *prompt) <= limit
+
+    low, high = 0, len(rest) - 1  # so many pieces fit; so many may
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(kept(middle)) else (low, middle - 1)
+    if low:
+        return kept(low)
+    return _end_of(
+        processor, rest[-1], kept, fits, f"a prompt of {whole} tokens cannot be cut to {limit} from the left"
+    )
+
+
+def _end_of(processor: Any, piece: dict, kept: Any, fits: Any, refusal: str) -> tuple[list[dict], list]:
+    """The instruction and as many of the last tokens of a piece of text as fit."""
+    tokenizer = getattr(processor, "tokenizer", processor)
+    ids = tokenizer(piece["text"], add_special_tokens=False)["input_ids"] if piece["type"] == "text" else []
+    low, high = 0, len(ids)
+
+    def prompt(count: int) -> tuple[list[dict], list]:
+        end = tokenizer.decode(ids[len(ids) - count :], skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return kept(0, end)
+
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(prompt(middle)) else (low, middle - 1)
+    if not low:
+        raise UnsupportedError(
+            f"{refusal}: its template, its instruction and its last piece do not fit; raise model.max_prompt_tokens or "
+            "lower max_new_tokens"
+        )
+    return prompt(low)
+
+
+def _parts(messages: Sequence[dict]) -> list[dict]:
+    """Pieces of a prompt that is one user message of text and images."""
+    content = messages[0]["content"] if len(messages) == 1 else None
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    if not parts or any(part["type"] not in ("text", "image") for part in parts):
+        raise UnsupportedError(
+            "cut_prompt=left cuts one user message of text and images; a prompt with videos or several turns stays whole"
+        )
+    return list(parts)
+
+
+def _behind(parts: Sequence[dict], instruction: str) -> tuple[list[dict], list[dict]]:
+    """The instruction as a piece, and the pieces behind it."""
+    if not instruction:
+        return [], list(parts)
+    first = parts[0].get("text", "")
+    if not first.startswith(instruction):
+        raise UnsupportedError(
+            "cut_prompt=left keeps the prompt's instruction, and this prompt does not begin with it; give "
+            "cut_prompt=null"
+        )
+    behind = first[len(instruction) :]
+    own = [{"type": "text", "text": behind}] if behind else []
+    return [{"type": "text", "text": instruction}], [*own, *parts[1:]]

@@ -1,21 +1,28 @@
-"""Greedy decoding of several forks of one prompt at once, as stock `generate()` would decode each of them alone."""
+"""Decode several forks of one prompt at once, each as stock `generate()` would decode it alone.
+
+Decoding is greedy. Only `full`'s reference answers for ROUGE-L (PrefixKV) are sampled, see `Sampler`.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import CompileConfig
 
+from mmkv_bench import devices
 from mmkv_bench.compression.cache import CompressedCache
 from mmkv_bench.compression.fixed import fixed_view
 from mmkv_bench.compression.fixed_pool import pool_of
-from mmkv_bench.generation.group import Group
+from mmkv_bench.generation.prefill import Group
+from mmkv_bench.generation.result import GenerationTimeout, NonFiniteLogitsError
 from mmkv_bench.generation.rules import DecodeRules
-from mmkv_bench.generation.status import GenerationTimeout, NonFiniteLogitsError
 
 
 @dataclass
@@ -153,3 +160,69 @@ def _count(rows: list[Decoded], alive: list[int], cache: CompressedCache) -> Non
         entries = torch.stack([layer.entries().sum(-1) for layer in cache.layers]).sum(0)
         for place, row in ended:
             rows[row].entries = int(entries[place])
+
+
+EAGER_DECODE = "eager_decode"  # the fallback of cells whose decode policy acts, under decode=compiled
+RECOMPILES = 64  # programs of one model: by rows (one or several), ragged or not, and the protocol's first step
+
+
+def config_of(device: torch.device, backend: str | Callable[..., Any] = "inductor") -> CompileConfig:
+    """How stock `generate()` compiles its decode step on a cache of fixed capacity, as `CompiledStep` does."""
+    config = CompileConfig(fullgraph=True, backend=backend, mode=_mode(device, backend))
+    config._compile_all_devices = True
+    return config
+
+
+def _mode(device: torch.device, backend: str | Callable[..., Any]) -> str | None:
+    return devices.at(device).compile_mode if backend == "inductor" else None
+
+
+class CompiledStep:
+    """The forward pass of one token per row, compiled when it is called first; called like the model.
+
+    A program is made for one row and one for several, for ragged heads and for none; capacities and rows are symbols in it,
+    so that the next prompt finds it made.
+
+    Args:
+        model: with a session attached; its cache is a fixed one (`compression/fixed.py`).
+        backend: of `torch.compile`.
+    """
+
+    def __init__(self, model: nn.Module, backend: str | Callable[..., Any] = "inductor"):
+        options: dict[str, Any] = {  # a graph break and a program too many are errors, never a silent eager step
+            "fullgraph": True,
+            "backend": backend,
+            "mode": _mode(next(model.parameters()).device, backend),
+            "recompile_limit": RECOMPILES,
+            "isolate_recompiles": True,
+        }
+        self._forward: Callable[..., Any] = torch.compile(model.__call__, **options)
+
+    def __call__(self, **inputs: Any) -> Any:
+        return self._forward(**inputs)
+
+
+TEMPERATURE = 0.2
+SEEDS = (0, 1)
+"""Of the reference and of the second sample, which stands in the row of `full`. Part of what `reference_samples` means."""
+
+
+class Sampler:
+    """Draws tokens from softmax(logits / T) by inverting the distribution function, in float64 on the host.
+
+    The stream of uniform numbers depends on the seed and the sample's identity alone: not on the batch, the order of
+    samples, the other cells or the device. Neither top-k nor top-p is applied.
+
+    Args:
+        seed: one of `SEEDS`. identity: data set and sample id.
+    """
+
+    def __init__(self, seed: int, identity: str, temperature: float = TEMPERATURE):
+        digest = hashlib.sha256(f"{seed}/{identity}".encode()).digest()
+        self.stream, self.temperature = random.Random(int.from_bytes(digest, "big")), temperature
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """The next token, int64 `[1]`, from logits `[1, V]`."""
+        weights = (logits[0].double().cpu() / self.temperature).softmax(-1).cumsum(-1)
+        drawn = torch.tensor([self.stream.random()], dtype=torch.float64) * weights[-1]
+        return torch.searchsorted(weights, drawn, right=True).clamp_max(len(weights) - 1).to(logits.device)

@@ -1,8 +1,8 @@
 """Prefill once, fork many: every cell of a run answers a sample from one shared prefill.
 
-The prefilled cache is read-only. `full` (and every cell whose prompt fits its budget) decodes from the cache itself
-and appends to its slack; the other cells gather their entries into batches that decode together. A fork that fails,
-runs out of memory or time, or meets NaN ends alone: its batch is halved until the culprit stands by itself.
+The prefilled cache is read-only. `full` (and every cell whose prompt fits its budget) decodes from the cache itself and
+appends to its slack; the entries of other cells are gathered into batches that decode together. A fork that fails, runs
+out of memory or time, or meets NaN ends alone: its batch is halved until the culprit is by itself.
 """
 
 from __future__ import annotations
@@ -22,19 +22,23 @@ from mmkv_bench.compression.flash import check as check_flash
 from mmkv_bench.compression.masked import check_only_evicts, prefilled_again
 from mmkv_bench.compression.session import Session
 from mmkv_bench.errors import UnsupportedError
-from mmkv_bench.generation.account import fill_answer, fill_asked
-from mmkv_bench.generation.answers import read_answers
-from mmkv_bench.generation.compiled import EAGER_DECODE, CompiledStep
-from mmkv_bench.generation.decode import Decoded, decode
+from mmkv_bench.generation.decode import EAGER_DECODE, CompiledStep, Decoded, decode
 from mmkv_bench.generation.encode import EncodedPrompt, lengths_of
 from mmkv_bench.generation.fidelity import NOTHING, Extras, Measuring
 from mmkv_bench.generation.forks import Fork, audit, batches, borrow, gather, plan
-from mmkv_bench.generation.group import Group, slack
 from mmkv_bench.generation.meter import Meter
-from mmkv_bench.generation.prefill import prefill
-from mmkv_bench.generation.result import CellSpec, ForkResult
+from mmkv_bench.generation.oracle import read_answers
+from mmkv_bench.generation.prefill import Group, prefill, slack
+from mmkv_bench.generation.result import (
+    CellSpec,
+    ForkResult,
+    GenerationTimeout,
+    describe,
+    fill_answer,
+    fill_asked,
+    status_of,
+)
 from mmkv_bench.generation.rules import DecodeRules
-from mmkv_bench.generation.status import GenerationTimeout, describe, status_of
 from mmkv_bench.models.families import Family
 from mmkv_bench.protocols import Lengths, protocol
 

@@ -16,10 +16,8 @@ from mmkv_bench.compression.context import Context
 from mmkv_bench.compression.decoding.base import Start
 from mmkv_bench.compression.decoding.rows import RowsLayer
 from mmkv_bench.compression.reducers.evict import Evict
-from mmkv_bench.generation.account import POSITION_BYTES, fill_stored
-from mmkv_bench.generation.group import Group
-from mmkv_bench.generation.prefill import Prefilled, score_key, summary_key
-from mmkv_bench.generation.result import CellSpec, ForkResult
+from mmkv_bench.generation.prefill import Group, Prefilled, score_key, summary_key
+from mmkv_bench.generation.result import POSITION_BYTES, CellSpec, ForkResult, fill_stored
 
 SMALL = 512  # slots: forks up to this length decode in one batch, longer ones with forks of like length
 

@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from mmkv_bench.compression.compressor import full
-from mmkv_bench.generation.account import fill_asked
 from mmkv_bench.generation.encode import EncodedPrompt, lengths_of
-from mmkv_bench.generation.result import CellSpec, ForkResult
+from mmkv_bench.generation.result import CellSpec, ForkResult, fill_asked
 from mmkv_bench.models.families import Family
 from mmkv_bench.protocols import Lengths, protocol
 

@@ -1,4 +1,4 @@
-"""One prefill for all cells of a sample: the full cache stays, every scorer reads it once."""
+"""Prefill a prompt once for all cells of a sample: the full cache stays, and every scorer reads it once."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import inspect
 import logging
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mmkv_bench.compression.cache import CompressedCache
 from mmkv_bench.compression.compressor import stacked
@@ -20,8 +20,8 @@ from mmkv_bench.compression.selectors.base import Selector
 from mmkv_bench.compression.session import Session
 from mmkv_bench.generation.encode import EncodedPrompt
 from mmkv_bench.generation.meter import Meter, vision_clock
-from mmkv_bench.generation.result import CellSpec
-from mmkv_bench.generation.status import NonFiniteLogitsError
+from mmkv_bench.generation.result import CellSpec, NonFiniteLogitsError
+from mmkv_bench.generation.rules import DecodeRules
 from mmkv_bench.protocols import Lengths
 
 log = logging.getLogger(__name__)
@@ -224,3 +224,47 @@ def last_positions(positions: Tensor | None, length: int, device: torch.device) 
         axes = slice(1, None) if positions.shape[0] == 4 else slice(None)
         last[axes] = positions[axes].amax((0, 2))[:, None]
     return last
+
+
+@dataclass
+class Group:
+    """One prefill of one prompt, shared by cells of one or several protocols.
+
+    Attributes:
+        prompt: the whole prompt; `prefilled.prompt` is as much of it as was prefilled.
+        longest: tokens of the longest answer that is fed, a reference answer of the dataset's included.
+    """
+
+    model: nn.Module
+    prompt: EncodedPrompt
+    prefilled: Prefilled
+    rules: DecodeRules
+    tokenizer: Any
+    meter: Meter
+    longest: int
+    timeout_s: float | None = None
+
+    @property
+    def heads(self) -> int:
+        """KV heads of all layers."""
+        layers = self.prefilled.cache.layers
+        return layers[0].keys.shape[1] * len(layers)
+
+    def reserve(self, protocol: str) -> int:
+        """Slots of a reduced cache that is decoded from, or measured with a reference answer."""
+        return slack(self.longest, self.prefilled.lengths[protocol].fed)
+
+    def room(self, protocol: str) -> int:
+        """Slots that the question and the answer take beyond what is kept, in a cell of this protocol by itself."""
+        return self.prefilled.lengths[protocol].fed + self.rules.max_new_tokens - 1  # the answer's last is never fed
+
+    def lead(self, protocol: str) -> tuple[Tensor, int]:
+        """Prompt tokens that are fed before the answer, int64 `[1, fed]`, and how far behind the last prefilled token the
+        first of them stands (or the answer's first, where nothing is fed)."""
+        lengths = self.prefilled.lengths[protocol]
+        return self.prompt.input_ids[:, lengths.candidates :], 1 - lengths.forgotten
+
+
+def slack(longest: int, fed: int) -> int:
+    """Slots to reserve for `fed` tokens of the prompt and an answer of at most `longest`."""
+    return longest + fed + 1

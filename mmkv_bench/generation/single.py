@@ -24,13 +24,21 @@ from mmkv_bench.compression.context import Context
 from mmkv_bench.compression.masked import check_only_evicts, prefilled_again
 from mmkv_bench.compression.session import Session, attach
 from mmkv_bench.errors import ConfigError, UnsupportedError
-from mmkv_bench.generation.account import fill_answer, fill_asked, fill_stored
-from mmkv_bench.generation.compiled import EAGER_DECODE
+from mmkv_bench.generation.decode import EAGER_DECODE
 from mmkv_bench.generation.encode import EncodedPrompt, lengths_of
 from mmkv_bench.generation.meter import Meter, vision_clock
-from mmkv_bench.generation.result import CellSpec, ForkResult
+from mmkv_bench.generation.result import (
+    CellSpec,
+    ForkResult,
+    GenerationTimeout,
+    NonFiniteLogitsError,
+    describe,
+    fill_answer,
+    fill_asked,
+    fill_stored,
+    status_of,
+)
 from mmkv_bench.generation.rules import DecodeRules
-from mmkv_bench.generation.status import GenerationTimeout, NonFiniteLogitsError, describe, status_of
 from mmkv_bench.models.families import Family
 from mmkv_bench.protocols import DEFAULT, Lengths
 from mmkv_bench.protocols import protocol as protocol_named

@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 from mmkv_bench.deadline import time_limit
 from mmkv_bench.devices.installed import COMPILED
 from mmkv_bench.errors import DataError
-from mmkv_bench.generation.compiled import CompiledStep, config_of
 from mmkv_bench.generation.cut import fitted, prompt_limit
-from mmkv_bench.generation.encode import EncodedPrompt, encode
+from mmkv_bench.generation.decode import CompiledStep, config_of
+from mmkv_bench.generation.encode import EncodedPrompt, encode, reference_tokens
 from mmkv_bench.generation.engine import Engine, as_row
 from mmkv_bench.generation.fidelity import Extras
 from mmkv_bench.generation.pixels import Smaller, answered, resampled
-from mmkv_bench.generation.reference import reference_tokens
-from mmkv_bench.generation.result import CellSpec, ForkResult
+from mmkv_bench.generation.result import CellSpec, ForkResult, describe, status_of
 from mmkv_bench.generation.rules import DecodeRules
-from mmkv_bench.generation.status import describe, status_of
 from mmkv_bench.plan.sample_filter import chosen
 from mmkv_bench.plan.shards import in_shard
 from mmkv_bench.plan.validate import bytes_of

@@ -24,7 +24,7 @@ from mmkv_bench.compression.session import Session, attach
 from mmkv_bench.errors import UnsupportedError
 from mmkv_bench.forecast.dry_run import dry_model, prompt_types
 from mmkv_bench.generation.fidelity import Extras
-from mmkv_bench.generation.phases import DECODE
+from mmkv_bench.generation.one_pass import DECODE
 from tests import reference, zoo
 from tests.core import parts
 from tests.forecast import test_dry_run

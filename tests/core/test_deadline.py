@@ -10,7 +10,7 @@ import time
 import pytest
 
 from mmkv_bench.deadline import time_limit
-from mmkv_bench.generation.status import GenerationTimeout
+from mmkv_bench.generation.result import GenerationTimeout
 from tests.each import each
 
 

@@ -22,7 +22,7 @@ from mmkv_bench.efficiency.measure import ROW_BY_ROW, Bench
 from mmkv_bench.efficiency.planned import planned
 from mmkv_bench.efficiency.run import PREFILLED, left, missing, outcomes
 from mmkv_bench.efficiency.search import Ended, searched
-from mmkv_bench.generation.compiled import CompiledStep
+from mmkv_bench.generation.decode import CompiledStep
 from mmkv_bench.models.load import LoadedModel
 from mmkv_bench.store.store import Store
 from mmkv_bench.tables.status import status

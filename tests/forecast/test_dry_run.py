@@ -17,7 +17,7 @@ from mmkv_bench.config.compose import method_defaults
 from mmkv_bench.config.schema import options
 from mmkv_bench.devices.tally import LiveStorages
 from mmkv_bench.forecast.dry_run import DryModel, dry_model, prompt_types, without_numbers
-from mmkv_bench.generation import phases
+from mmkv_bench.generation import one_pass as phases
 from mmkv_bench.generation.encode import encode
 from mmkv_bench.methods.build import build_compressor
 from mmkv_bench.models.families import family_of

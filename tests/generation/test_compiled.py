@@ -20,8 +20,8 @@ from mmkv_bench.compression.fixed_pool import Pool, Room, Shape, bucket, pool_of
 from mmkv_bench.compression.session import attach as attached
 from mmkv_bench.devices.installed import check_compiler
 from mmkv_bench.errors import ConfigError, UnsupportedError
-from mmkv_bench.generation import compiled
-from mmkv_bench.generation.compiled import EAGER_DECODE, CompiledStep, config_of
+from mmkv_bench.generation import decode as compiled
+from mmkv_bench.generation.decode import EAGER_DECODE, CompiledStep, config_of
 from tests import zoo
 from tests.core import parts
 from tests.each import each

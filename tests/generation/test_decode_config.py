@@ -7,7 +7,7 @@ import pytest
 from transformers import CompileConfig, GenerationConfig, WatermarkingConfig
 
 from mmkv_bench.errors import UnsupportedError
-from mmkv_bench.generation import decode_config
+from mmkv_bench.generation import rules as decode_config
 from mmkv_bench.generation.rules import DecodeRules
 from tests import zoo
 from tests.each import each

@@ -296,7 +296,7 @@ def test_memory_that_runs_out_is_told_apart_whoever_says_it():
 
     import numpy as np
 
-    from mmkv_bench.generation.status import status_of
+    from mmkv_bench.generation.result import status_of
 
     refusals = [lambda: torch.empty(1 << 60, dtype=torch.uint8), lambda: np.empty(1 << 60, dtype=np.uint8)]
     for refused in refusals:

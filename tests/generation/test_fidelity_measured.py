@@ -13,7 +13,7 @@ import torch
 
 from mmkv_bench.compression.compressor import full
 from mmkv_bench.devices import base as clocks
-from mmkv_bench.generation import decode, engine, fidelity, forced, forks
+from mmkv_bench.generation import decode, engine, fidelity, forks
 from mmkv_bench.generation.fidelity import Extras
 from mmkv_bench.generation.single import generate_alone
 from tests import cover, reference, zoo
@@ -180,7 +180,7 @@ def test_one_forward_pass_gives_what_stepping_gives():
     found = []
     for tokens in (1, 2, 3, 100):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(forced, "BLOCK_BYTES", 4 * zoo.VOCABULARY * tokens)  # of one row
+            patch.setattr(fidelity, "BLOCK_BYTES", 4 * zoo.VOCABULARY * tokens)  # of one row
             found.append(common.together(model, name, prompt, cells, extras=EVERYTHING, fork_batch=1))
     for other in found[1:]:
         for a, b in zip(found[0], other, strict=True):
@@ -276,9 +276,11 @@ def test_times_and_limits_do_not_see_the_measuring(monkeypatch):
 def test_a_measure_that_runs_past_the_time_limit_is_missing_and_the_answers_stay(monkeypatch, caplog):
     name = "qwen2_5_vl"
     model, prompt = zoo.model(name), common.encoded(name)
-    for module in (engine, decode, forced, clocks, fidelity):
+    for module in (engine, decode, clocks, fidelity):
         monkeypatch.setattr(module, "time", faulty.CLOCK)
-    monkeypatch.setattr(forced, "BLOCK_BYTES", 4 * zoo.VOCABULARY * 2)  # two tokens of one row: three passes a measure
+    monkeypatch.setattr(
+        fidelity, "BLOCK_BYTES", 4 * zoo.VOCABULARY * 2
+    )  # two tokens of one row: three passes a measure
     cells = common.full_cells(("paper",)) + [common.cell(common.registry()["snapkv"], b) for b in (5, 9)]
     plain = common.together(model, name, prompt, cells)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mmkv_bench.generation.forced import divergence, negative_log_likelihood
+from mmkv_bench.generation.fidelity import divergence, negative_log_likelihood
 from tests.each import each
 
 BOUND = 256 << 20  # bytes

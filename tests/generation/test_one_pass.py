@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mmkv_bench.efficiency.measure import Bench
-from mmkv_bench.generation.status import NonFiniteLogitsError
+from mmkv_bench.generation.result import NonFiniteLogitsError
 from mmkv_bench.models.load import LoadedModel
 from tests import zoo
 from tests.generation import common

@@ -10,8 +10,8 @@ import torch
 from omegaconf import OmegaConf
 
 from mmkv_bench.errors import DataError, UnsupportedError
-from mmkv_bench.generation.reference import reference_tokens
-from mmkv_bench.generation.sampling import SEEDS, TEMPERATURE, Sampler
+from mmkv_bench.generation.decode import SEEDS, TEMPERATURE, Sampler
+from mmkv_bench.generation.encode import reference_tokens
 from mmkv_bench.models.processors import chat_template
 from mmkv_bench.models.tokenizer import build_tokenizer
 from tests import cover

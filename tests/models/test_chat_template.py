@@ -14,8 +14,7 @@ import torch
 import transformers as tf
 
 from mmkv_bench.errors import ConfigError, DataError, UnsupportedError
-from mmkv_bench.generation.encode import prompt_length
-from mmkv_bench.generation.reference import reference_tokens
+from mmkv_bench.generation.encode import prompt_length, reference_tokens
 from mmkv_bench.models.chat_rendering import DATE, PROBE
 from mmkv_bench.models.chat_template import Template, check_media, rendered, tokens_of
 from mmkv_bench.models.processors import build_processor

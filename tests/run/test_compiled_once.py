@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mmkv_bench.generation.compiled import CompiledStep
+from mmkv_bench.generation.decode import CompiledStep
 from tests.run.setting import done
 
 

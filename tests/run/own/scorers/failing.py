@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from mmkv_bench.compression.scorers.base import Scorer
-from mmkv_bench.generation.status import GenerationTimeout
+from mmkv_bench.generation.result import GenerationTimeout
 
 MENDED: set[str] = set()
 """Faults that do not happen any more; a cell's identity does not cover it, as it does not cover what mends a machine."""

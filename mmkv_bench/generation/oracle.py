@@ -1,7 +1,7 @@
-"""For scorers that need the full cache's own answer: decode it first, on the borrowed cache, and finish their scores.
+"""Scores of methods that know the full cache's own answer: it is decoded first, on the borrowed cache.
 
-It is a decode of its own, beside that of the cell `full`, so that what is collected neither slows nor endangers that
-cell; its whole time is counted as the scorer's.
+This decode is separate from that of the cell `full`, so that collecting attention neither slows nor endangers that cell.
+Its whole time is counted as the scorer's.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from mmkv_bench.compression.answer import AnswerAttention
 from mmkv_bench.compression.session import Session
 from mmkv_bench.generation.decode import decode
 from mmkv_bench.generation.forks import borrow
-from mmkv_bench.generation.group import Group
-from mmkv_bench.generation.prefill import Key, Prefilled, score_key
+from mmkv_bench.generation.prefill import Group, Key, Prefilled, score_key
 from mmkv_bench.generation.result import CellSpec
 
 
