@@ -25,7 +25,7 @@ def sums(place: str, tokens: int, heads: int = 7, dim: int = 128) -> float:
     """Column sums of one KV head's group, over the time of their products: scores of every causal pair, twice, since the first
     pass finds each row's denominator."""
     from mmkv_bench.compression.numerics.attention import column_sums
-    from mmkv_bench.forecast.measure_device import measured
+    from mmkv_bench.forecast.device_speed import measured
 
     speed, device = measured(place), devices.at(place)
     dtype = torch.bfloat16 if device.kind == "cuda" else torch.float32

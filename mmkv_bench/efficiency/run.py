@@ -363,14 +363,14 @@ def _without_mfu(plan: Planned, lines: pd.DataFrame) -> pd.DataFrame:
 
 
 def _close(plan: Planned, store: Store, found: Mapping[Unit, str], ran: int, seconds: float) -> int:
-    from mmkv_bench.efficiency.limits import limits_before, limits_of
     from mmkv_bench.efficiency.show import shown
     from mmkv_bench.efficiency.summary import document, summarised
+    from mmkv_bench.forecast.roofline import measured_roofline, stored_roofline
 
-    rows = store.timings([cell.cell for cell in plan.cells])
+    config, rows = plan.config, store.timings([cell.cell for cell in plan.cells])
     if not ran:
         print("every pass has its rows; nothing to do")
-    limits = limits_of(plan, rows) if ran else limits_before(store, rows)
+    limits = measured_roofline(config.model, plan.cells[0].dtype, rows) if ran else stored_roofline(store, rows)
     summary = _without_mfu(plan, summarised(rows, plan.baselines, limits, plan.memory_limit))
     print(shown(plan, summary, limits))
     expected = {

@@ -12,8 +12,8 @@ from mmkv_bench.store.busy import busy
 if TYPE_CHECKING:
     import pandas as pd
 
-    from mmkv_bench.efficiency.limits import Limits
     from mmkv_bench.efficiency.planned import Planned
+    from mmkv_bench.forecast.roofline import Roofline
 
 _MIB, _NAN = 2**20, float("nan")
 _ABOVE = 1.005
@@ -49,7 +49,7 @@ COLUMNS = (
 )
 
 
-def shown(plan: Planned, lines: pd.DataFrame, limits: Limits | None) -> str:
+def shown(plan: Planned, lines: pd.DataFrame, limits: Roofline | None) -> str:
     """The tables, and what their words mean. lines: of `summarised`."""
     labels = {cell.cell: (place, cell.label) for place, cell in enumerate(plan.cells)}
     texts = []
@@ -85,7 +85,7 @@ def _largest(plan: Planned, lines: pd.DataFrame, labels: dict[str, tuple[int, st
     return texts
 
 
-def _read_at(lines: pd.DataFrame, labels: dict[str, tuple[int, str]], limits: Limits) -> list[str]:
+def _read_at(lines: pd.DataFrame, labels: dict[str, tuple[int, str]], limits: Roofline) -> list[str]:
     """At what rate further keys and values are read, of cells that were measured at several lengths."""
     texts = []
     for (kind, batch), group in lines.dropna(subset=["kv_bandwidth"]).groupby(["prompts", "batch"]):
@@ -178,7 +178,7 @@ def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
     ]
 
 
-def _notes(lines: pd.DataFrame, limits: Limits | None) -> list[str]:
+def _notes(lines: pd.DataFrame, limits: Roofline | None) -> list[str]:
     said = [
         "Medians over repeats; TPOT over all steps. of full: the method's time over the full cache's of the same repeat. "
         "Compare by 2nd token and total: a method may show its first token before it compresses. tokens/s counts decoding alone, "
@@ -212,7 +212,7 @@ def _notes(lines: pd.DataFrame, limits: Limits | None) -> list[str]:
     return said
 
 
-def _exceeded(lines: pd.DataFrame, limits: Limits) -> list[str]:
+def _exceeded(lines: pd.DataFrame, limits: Roofline) -> list[str]:
     """One sentence where a time is better than its limit, none else."""
     if not len(lines):
         return []

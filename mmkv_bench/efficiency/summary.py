@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.config.schema import ONE_BY_ONE
 from mmkv_bench.efficiency.kinds import TEXT
-from mmkv_bench.forecast.roofline import mbu, mfu, prefill_operations, roofline_ms, step_bytes, step_operations
+from mmkv_bench.forecast.roofline import mbu, mfu, prefill_operations
 
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-    from mmkv_bench.efficiency.limits import Limits
+    from mmkv_bench.forecast.roofline import Roofline
     from mmkv_bench.plan.cells import Cell
 
 LINE = ["cell", "prompt_tokens", "batch", "batch_prefill"]
@@ -33,7 +33,7 @@ _ALIKE = 0.05  # by which the medians of two steps may differ that are said to t
 
 
 def summarised(
-    rows: pa.Table, baselines: Mapping[str, str], limits: Limits | None, memory_limit: int | None = None
+    rows: pa.Table, baselines: Mapping[str, str], limits: Roofline | None, memory_limit: int | None = None
 ) -> pd.DataFrame:
     """The lines, sorted by length, batch and cell; columns that nothing is known for are null.
 
@@ -142,7 +142,7 @@ def _memory(table: pd.DataFrame) -> pd.DataFrame:
     return peaks.join(decode[["bytes_held", "bytes_useful_step", "bytes_read_step"]])
 
 
-def _limited(lines: pd.DataFrame, limits: Limits | None) -> pd.DataFrame:
+def _limited(lines: pd.DataFrame, limits: Roofline | None) -> pd.DataFrame:
     """The limit of each number: MBU and MFU, the roofline's time of a step, and what of a longer prompt's bytes a step shows."""
     import pandas as pd
 
@@ -152,19 +152,16 @@ def _limited(lines: pd.DataFrame, limits: Limits | None) -> pd.DataFrame:
     lines["launch_bound"] = lines["launch_unknown"] = False
     if limits is None:
         return lines
-    decoder = limits.decoder
-    shapes = [(rows, kv / rows) for rows, kv in zip(lines["batch"], lines["bytes_useful_step"], strict=True)]
-    read = [step_bytes(limits.weights, kv, rows) for rows, kv in shapes]
-    work = [step_operations(decoder, kv / (decoder.kv_values * limits.itemsize), rows) for rows, kv in shapes]
-    lines["roofline_ms"] = [
-        roofline_ms(nbytes, limits.bandwidth, operations, limits.rate)
-        for nbytes, operations in zip(read, work, strict=True)
-    ]
+    pairs = [*zip(lines["bytes_useful_step"], lines["batch"], strict=True)]
+    read = [limits.step_bytes(*pair) for pair in pairs]
+    lines["roofline_ms"] = [limits.step_ms(*pair) for pair in pairs]
     lines["mbu"] = [
         mbu(nbytes, seconds, limits.bandwidth) for nbytes, seconds in zip(read, lines["tpot_median"], strict=True)
     ]
     if limits.rate is not None:
-        operations = lines["prompt_tokens"].map(lambda tokens: prefill_operations(decoder, tokens)) * lines["batch"]
+        operations = (
+            lines["prompt_tokens"].map(lambda tokens: prefill_operations(limits.decoder, tokens)) * lines["batch"]
+        )
         text = lines["ttft_median"] - lines["vision_median"].fillna(0) - lines["compression_median"]
         lines["prefill_mfu"] = mfu(operations, text, limits.rate)
     return _between_lengths(lines, pd.Series(read, lines.index))

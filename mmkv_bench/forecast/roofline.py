@@ -1,9 +1,9 @@
-"""What hardware allows a model, by arithmetic from its shape: bytes and operations of a decode step and of a prefill, the
-roofline's time, and how near a measured time is to it. Standard library only.
+"""The roofline of a model on a device: bytes and operations of a decode step and of a prefill, the least time they take, and how
+near a measured time comes to it.
 
 A decode step reads every weight of the text model that takes part in it once for the whole batch, and the keys and values
 of each sequence once. The vision tower takes no part in it, nor does an embedding table that is not tied to the head: of it
-one row per token is read. What kernels read twice, write, or pad is their own affair: it is no useful byte.
+one row per token is read. What kernels read twice, write, or pad does not count as useful.
 
 Units: bytes, seconds, operations (one multiplication and one addition are two); bandwidths in bytes per second, rates in
 operations per second; milliseconds where a name says so.
@@ -11,9 +11,27 @@ operations per second; milliseconds where a name says so.
 
 from __future__ import annotations
 
-from mmkv_bench.models.sizes import Decoder
+import json
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from mmkv_bench.errors import MMKVError
+from mmkv_bench.models.sizes import Decoder, decoder_of
+from mmkv_bench.models.source import Source
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from mmkv_bench.store.store import Store
 
 MS = 1000.0
+ITEMSIZE = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+"""Bytes of a number."""
+_KEY = ("model", "model_fingerprint", "dtype", "device")
+"""Columns of a cell that decide its roofline; models of one name may differ in their layers."""
 
 
 def step_bytes(weights: float, kv: float, batch: int = 1) -> float:
@@ -61,3 +79,103 @@ def mbu(useful_bytes: float, seconds: float, bandwidth: float) -> float:
 def mfu(operations: float, seconds: float, rate: float) -> float:
     """Model FLOPs utilisation: operations per second over `rate` (operations/s, of a large product), 1 at the limit."""
     return operations / seconds / rate
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """Limits of one model on one device.
+
+    Attributes:
+        decoder: the text model's shape; itemsize: bytes of a weight, and of a number of the full cache.
+        bandwidth: bytes per second of a read-only pass; rate: operations per second in the model's dtype, None where it was
+            not measured; device: its name; load: of the machine when it was measured, None where that is not known.
+    """
+
+    decoder: Decoder
+    itemsize: int
+    bandwidth: float
+    rate: float | None
+    device: str
+    load: float | None = None
+
+    @property
+    def weights(self) -> int:
+        """Bytes of weights that a decode step reads."""
+        return self.decoder.read * self.itemsize
+
+    def step_bytes(self, useful: float, batch: int = 1) -> float:
+        """Useful bytes of a decode step whose sequences read `useful` bytes of keys and values together."""
+        return step_bytes(self.weights, useful / batch, batch)
+
+    def step_ms(self, useful: float, batch: int = 1) -> float:
+        """The least milliseconds of that step."""
+        entries = useful / batch / (self.decoder.kv_values * self.itemsize)
+        operations = step_operations(self.decoder, entries, batch)
+        return roofline_ms(self.step_bytes(useful, batch), self.bandwidth, operations, self.rate)
+
+    def step_s(self, useful: float, batch: int) -> float:
+        """The same in seconds."""
+        return self.step_ms(useful, batch) / MS
+
+
+def measured_roofline(model: Any, dtype: str, rows: pa.Table) -> Roofline | None:
+    """The roofline of a run's device, which is measured now if it never was.
+
+    Args:
+        model: the `model` node of a configuration; rows: of the table `timings`, with whose threads the device is measured.
+
+    Returns:
+        None where the model's files do not state its shape, or nothing was timed.
+    """
+    import pyarrow.compute as pc
+
+    from mmkv_bench.forecast.device_speed import measured
+    from mmkv_bench.models.threads import computing_with
+
+    decoder, threads = decoder_of(Source.of(model).described()), pc.max(rows["threads"]).as_py()
+    if decoder is None or threads is None:
+        return None
+    with computing_with(threads):
+        speed = measured(model.device)
+    return Roofline(decoder, ITEMSIZE[dtype], speed.bandwidth, speed.rates.get(dtype), speed.slug, speed.load)
+
+
+def stored_roofline(store: Store, rows: pa.Table) -> Roofline | None:
+    """The roofline of rows that were timed before, from an earlier measurement; None where there is none, or not one for all."""
+    found = set(stored_rooflines(store, rows).values())
+    return found.pop() if len(found) == 1 else None
+
+
+def roofline_by_context(store: Store) -> Callable[[Mapping[str, str]], Roofline | None]:
+    """A function from a table's context to its roofline, None where that is not known. Reads nothing before its first call."""
+    rooflines = cache(lambda: stored_rooflines(store, store.timings()))
+    return lambda context: rooflines().get(tuple(context[name] for name in _KEY))
+
+
+def stored_rooflines(store: Store, rows: pa.Table) -> dict[tuple[str, ...], Roofline]:
+    """Rooflines of timed cells whose model's shape is known here and whose device was measured before, by `_KEY`.
+
+    Makes no connection and measures nothing. rows: of the table `timings`.
+    """
+    from omegaconf import OmegaConf
+
+    from mmkv_bench.forecast.device_speed import slug_of, stored
+
+    timed, speeds = rows.select(["cell", "threads"]).to_pandas().dropna(), stored()
+    threads = timed.groupby("cell")["threads"].max().astype(int).to_dict()
+    rooflines: dict[tuple[str, ...], Roofline] = {}
+    for cell in store.cells([*threads]).to_pylist():
+        key, host = tuple(cell[name] for name in _KEY), cell["device"] == "cpu"
+        name, kind = (cell["cpu"] or "cpu", "cpu") if host else (cell["device"], "cuda")
+        speed = speeds.get(slug_of(name, kind, threads[cell["cell"]]))
+        if key in rooflines or speed is None:
+            continue
+        with suppress(MMKVError):
+            config = Source.of(OmegaConf.create(json.loads(cell["config"])["model"])).described_here()
+            decoder = None if config is None else decoder_of(config)
+            if decoder is not None:
+                rate = speed.rates.get(cell["dtype"])
+                rooflines[key] = Roofline(
+                    decoder, ITEMSIZE[cell["dtype"]], speed.bandwidth, rate, speed.slug, speed.load
+                )
+    return rooflines

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from mmkv_bench.config.compose import compose
-from mmkv_bench.efficiency.limits import known_limits, limits_before, limits_by_context
 from mmkv_bench.forecast.device_speed import DeviceSpeed, save
+from mmkv_bench.forecast.roofline import roofline_by_context, stored_roofline, stored_rooflines
 from mmkv_bench.plan.cells import plain
 from mmkv_bench.store.store import Store
 from tests.tables.examples import cell_row
@@ -42,14 +42,14 @@ def timed(root, *models: tuple[str, ...]) -> Store:
 
 def test_models_of_one_name_and_other_layers_have_limits_of_their_own(tmp_path):
     store = timed(tmp_path / "rows", (*RANDOM, "model.layers=1"), (*RANDOM, "model.layers=4"))
-    limit_of = limits_by_context(store)
+    limit_of = roofline_by_context(store)
     one, four = (limit_of(cell) for cell in store.cells().to_pylist())
     assert (one.decoder.layers, four.decoder.layers) == (1, 4) and one.step_s(0, 1) < four.step_s(0, 1)
-    assert limits_before(store, store.timings()) is None, "of two models there is no one limit"
+    assert stored_roofline(store, store.timings()) is None, "of two models there is no one limit"
 
 
 def test_a_model_of_the_hub_is_known_by_its_shape_and_one_without_is_left_out(tmp_path):
     """Tests are offline: who asked the hub for a configuration would have none."""
     store = timed(tmp_path / "rows", ("model=qwen2_5_vl_7b",), ("model=hf", "model.path=org/name"))
-    (found,) = known_limits(store, store.timings()).values()
+    (found,) = stored_rooflines(store, store.timings()).values()
     assert (found.decoder.layers, found.decoder.hidden, found.device) == (28, 3584, "cpu-2-threads")

@@ -18,7 +18,6 @@ import pytest
 import torch
 
 from mmkv_bench.config.compose import compose
-from mmkv_bench.efficiency.limits import Limits
 from mmkv_bench.efficiency.measure import Bench
 from mmkv_bench.efficiency.planned import Shape, Unit, order, planned
 from mmkv_bench.efficiency.run import missing
@@ -26,6 +25,7 @@ from mmkv_bench.efficiency.show import shown
 from mmkv_bench.efficiency.summary import document, summarised
 from mmkv_bench.errors import ConfigError, MMKVError
 from mmkv_bench.forecast.device_speed import DeviceSpeed, save
+from mmkv_bench.forecast.roofline import Roofline
 from mmkv_bench.models.load import LoadedModel
 from mmkv_bench.models.sizes import decoder_of
 from mmkv_bench.models.source import Source
@@ -183,12 +183,12 @@ def test_a_step_is_called_launch_bound_only_where_there_are_repeats_enough_to_te
         ]
         made.append(timed)
     table = pa.Table.from_pandas(pd.concat(made), preserve_index=False)
-    limits = Limits(decoder_of(Source.of(compose([]).model).described()), 4, BANDWIDTH, RATE, "here")
+    limits = Roofline(decoder_of(Source.of(compose([]).model).described()), 4, BANDWIDTH, RATE, "here")
     lines = summarised(table, {full_of(ran[1]): full_of(ran[1])}, limits)
     assert set(lines["launch_unknown"]) == {told is None}
     assert set(lines["launch_bound"]) == {bool(told)}
     said = shown(planned(composed(ran[0])), lines, limits)
-    slow = Limits(limits.decoder, 4, BANDWIDTH / 1e9, RATE / 1e9, "here")
+    slow = Roofline(limits.decoder, 4, BANDWIDTH / 1e9, RATE / 1e9, "here")
     exceeded = shown(planned(composed(ran[0])), summarised(table, {full_of(ran[1]): full_of(ran[1])}, slow), slow)
     assert (
         "Limits are exceeded (" in exceeded
@@ -454,7 +454,7 @@ def test_a_store_of_failures_alone_is_summed_up_too(ran):
             pa.array([value] * len(failed), rows.schema.field(name).type),
         )
     cells = {name: name for name in failed["cell"].to_pylist()}
-    for limits in (None, Limits(decoder_of(Source.of(compose([]).model).described()), 4, BANDWIDTH, RATE, "here")):
+    for limits in (None, Roofline(decoder_of(Source.of(compose([]).model).described()), 4, BANDWIDTH, RATE, "here")):
         lines = document(summarised(failed, cells, limits), planned(composed(ran[0])).cells)
         assert [(line["status"], line["repeats"], line["tpot_median"], line["mbu"]) for line in lines] == [
             ("oom", 0, None, None)

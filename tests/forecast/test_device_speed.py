@@ -13,8 +13,7 @@ import torch
 
 from mmkv_bench.cli.main import main
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.forecast import device_speed as devices
-from mmkv_bench.forecast import measure_device as device_speed
+from mmkv_bench.forecast import device_speed
 from mmkv_bench.forecast.device_speed import DeviceSpeed
 from tests.cli.setting import CHECKOUT
 
@@ -27,7 +26,7 @@ def test_a_device_is_measured_once_and_known_again(tmp_path, monkeypatch, capsys
     monkeypatch.setattr(device_speed, "_LEAST_S", 0.01)
     monkeypatch.setattr(device_speed, "measure", lambda device: (calls.append(device), own(device, 1 << 22, 64))[1])
     first = asked("cpu")
-    assert asked("cpu") == first == devices.stored()[first.slug]
+    assert asked("cpu") == first == device_speed.stored()[first.slug]
     words = ["plan", f"out={tmp_path}/rows", "method=full", "limit=1"]
     assert main(words) == 0 and len(calls) == 1
     assert main([*words, "--measure", "cpu"]) == 0 and len(calls) == 2
@@ -44,12 +43,12 @@ def test_a_device_measured_under_a_clearly_higher_load_is_measured_again(tmp_pat
     monkeypatch.setattr(device_speed, "_load", lambda: 0.2)
     for load, again in ((2.8, True), (0.9, False), (None, False)):
         before = dataclasses.replace(made, load=load, bandwidth=1.0)
-        devices.save(before)
+        device_speed.save(before)
         assert device_speed.measured("cpu") == (made if again else before), load
-    values = json.loads(devices.save(made).read_text())
+    values = json.loads(device_speed.save(made).read_text())
     del values["load"]  # of an older version
-    (devices.folder() / f"{made.slug}.json").write_text(json.dumps(values))
-    assert devices.stored()[made.slug].load is None
+    (device_speed.folder() / f"{made.slug}.json").write_text(json.dumps(values))
+    assert device_speed.stored()[made.slug].load is None
 
 
 def test_the_best_round_counts_and_its_calls_are_divided(monkeypatch):
@@ -77,17 +76,17 @@ def test_stored_devices_are_read_without_torch_and_damaged_files_are_none(tmp_pa
     assert main(["plan", "--devices"]) == 0
     assert "nothing was measured yet" in capsys.readouterr().out
     with pytest.raises(ConfigError, match="none was measured"):
-        devices.named("nvidia-h100-80gb-hbm3")
-    file = devices.save(SPEED)
-    assert devices.named("nvidia-h100-80gb-hbm3") == SPEED
+        device_speed.named("nvidia-h100-80gb-hbm3")
+    file = device_speed.save(SPEED)
+    assert device_speed.named("nvidia-h100-80gb-hbm3") == SPEED
     with pytest.raises(ConfigError, match="did you mean 'nvidia-h100-80gb-hbm3'"):
-        devices.named("nvidia-h100-80gb-hbm")
+        device_speed.named("nvidia-h100-80gb-hbm")
     values = json.loads(file.read_text())
     for number, damaged in enumerate(
         ["", "[]", json.dumps(values | {"scheme": 9}), json.dumps(values | {"bandwidth": 0}), json.dumps({"scheme": 1})]
     ):
         (file.parent / f"damaged-{number}.json").write_text(damaged)
-    assert list(devices.stored()) == [SPEED.slug]
+    assert list(device_speed.stored()) == [SPEED.slug]
     start = "import sys; from mmkv_bench.cli.main import main"
     code = f"{start}; main(['plan', '--devices', '--json']); print('torch' in sys.modules)"
     environment = CHECKOUT | {"MMKV_BENCH_CACHE": str(tmp_path)}
@@ -110,7 +109,7 @@ def test_a_plan_takes_the_only_measured_device_of_the_kind_that_computes(tmp_pat
         ((cpu, SPEED), {("plan",): None, ("plan", *slurm, "hydra.launcher.gres=gpu"): SPEED, ("plan", "model.device=cpu"): cpu}),
     ):  # fmt: skip
         for speed in stored:
-            devices.save(speed)
+            device_speed.save(speed)
         for way, speed in ways.items():
             assert main([*way, *words]) == 0
             shown = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("device "))

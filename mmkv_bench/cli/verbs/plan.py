@@ -191,7 +191,7 @@ def _measured(given: argparse.Namespace) -> str:
         raise ConfigError(
             f"--measure {given.measure} plans for this machine's device; leave out --device {given.device}"
         )
-    from mmkv_bench.forecast.measure_device import measured
+    from mmkv_bench.forecast.device_speed import measured
 
     speed = measured(given.measure, again=True)
     print(speed)

@@ -112,7 +112,7 @@ def _diagnostic(given: argparse.Namespace) -> tuple[Figure, list[str]]:
 
 
 def _length(given: argparse.Namespace) -> tuple[Figure, list[str]]:
-    from mmkv_bench.efficiency.limits import limits_by_context
+    from mmkv_bench.forecast.roofline import roofline_by_context
     from mmkv_bench.store.store import Store
     from mmkv_bench.tables.cost_figure import length_figure
     from mmkv_bench.tables.costs import known_tables, set_limits
@@ -131,7 +131,7 @@ def _length(given: argparse.Namespace) -> tuple[Figure, list[str]]:
         and table.axis in _axes(given, table.axis)
         and (given.dataset is None or table.context["dataset"] in given.dataset)
     ]
-    return length_figure(set_limits(tables, costs, limits_by_context(Store(rows))), costs[0]), []
+    return length_figure(set_limits(tables, costs, roofline_by_context(Store(rows))), costs[0]), []
 
 
 def _front(given: argparse.Namespace) -> tuple[Figure, list[str]]:

@@ -163,7 +163,7 @@ def _costs(given: argparse.Namespace, costs: Sequence[Cost]) -> str:
 
 
 def _cost_tables(given: argparse.Namespace, costs: Sequence[Cost]) -> list[CostTable]:
-    from mmkv_bench.efficiency.limits import limits_by_context
+    from mmkv_bench.forecast.roofline import roofline_by_context
     from mmkv_bench.store.store import Store
     from mmkv_bench.tables.costs import cost_tables, set_limits
     from mmkv_bench.tables.step_limits import needed
@@ -172,7 +172,7 @@ def _cost_tables(given: argparse.Namespace, costs: Sequence[Cost]) -> list[CostT
     tables = cost_tables(
         given.rows, costs, beside=beside, datasets=given.dataset, protocols=given.protocol, readings=given.reading
     )
-    return set_limits(tables, costs, limits_by_context(Store(given.rows)))
+    return set_limits(tables, costs, roofline_by_context(Store(given.rows)))
 
 
 def _rows(given: argparse.Namespace, names: Sequence[str]) -> Rows:
