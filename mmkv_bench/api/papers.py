@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mmkv_bench.papers.fill import Page, fill
-from mmkv_bench.papers.match import Evidence
-from mmkv_bench.papers.page import frame, render
-from mmkv_bench.papers.spec import load, table_ids
+from mmkv_bench.papers.evidence import Evidence
+from mmkv_bench.papers.filled_table import FilledTable, fill
+from mmkv_bench.papers.formats import frame, render
+from mmkv_bench.papers.layout import load, table_ids
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-class PaperTables(list[Page]):
+class PaperTables(list[FilledTable]):
     """Tables that print as `mmkv-bench papers` prints them."""
 
     def __str__(self) -> str:

@@ -44,7 +44,7 @@ BESIDE_PARAMETERS = ("calibration", "reads_answer", "over_budget")
 
 
 @dataclass(frozen=True)
-class Method:
+class MethodSettings:
     """A method by what it does.
 
     Attributes:
@@ -58,7 +58,7 @@ class Method:
     calibration: str = ""
 
     @classmethod
-    def of(cls, name: str, given: Mapping[str, Any] | None = None, calibration: Any = None) -> Method:
+    def of(cls, name: str, given: Mapping[str, Any] | None = None, calibration: Any = None) -> MethodSettings:
         """The method that settings describe; what is set to its default is as if it were not set.
 
         Raises:
@@ -132,8 +132,8 @@ class Address:
     model: str
     dataset: str
     metric: str
-    method: Method
-    minus: Method | None = None
+    method: MethodSettings
+    minus: MethodSettings | None = None
     budget_kind: str = NONE
     budget: str = ""
     reading: str = READINGS[0]
@@ -182,7 +182,7 @@ def address(parts: Mapping[str, Any]) -> Address:
     missing += ["metric"] if "metric" not in parts else []
     if missing:
         raise ConfigError(f"an address without {', '.join(missing)}: {_told(parts)}")
-    method = Method.of(parts["method"], parts.get("with"), parts.get("calibration"))
+    method = MethodSettings.of(parts["method"], parts.get("with"), parts.get("calibration"))
     minus = parts.get("minus")
     kind, budget = (NONE, "") if method.unbudgeted else budget_of(parts.get("budget"), parts)
     found = Address(
@@ -190,7 +190,9 @@ def address(parts: Mapping[str, Any]) -> Address:
         dataset=parts["dataset"],
         metric=parts["metric"],
         method=method,
-        minus=None if minus is None else Method.of(minus["method"], minus.get("with"), minus.get("calibration")),
+        minus=None
+        if minus is None
+        else MethodSettings.of(minus["method"], minus.get("with"), minus.get("calibration")),
         budget_kind=kind,
         budget=budget,
         reading=parts.get("reading", READINGS[0]),

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from math import floor, log10
 
-from mmkv_bench.papers.curves import Curve
-from mmkv_bench.papers.fill import Filled, Page
-from mmkv_bench.papers.measured import MEASURED, UNCLEAR, Measured
+from mmkv_bench.papers.diagnostic_curves import Curve
+from mmkv_bench.papers.filled_table import FilledCell, FilledTable
 from mmkv_bench.papers.printed import Printed
+from mmkv_bench.papers.reader import MEASURED, UNCLEAR, Measurement
 
 _EQUAL = 1e-9  # ends of an interval that are no further apart say nothing of digits
 
 
-def text(one: Filled) -> str:
+def text(one: FilledCell) -> str:
     """A cell: measured [interval] / printed, difference, verdict; or its state beside what is printed. Behind it the number and
     the verdict of each further reading."""
     printed = "" if one.printed is None else f" / {number(one.printed)}"
@@ -35,12 +35,12 @@ def text(one: Filled) -> str:
     return "; ".join([told + mark(own), *readings(one)])
 
 
-def mark(own: Measured) -> str:
+def mark(own: Measurement) -> str:
     """Behind a number: `*` where it is not judged for what it was made with, `†` where nothing states all of that."""
     return " *" if own.other else " †" if own.unstated else ""
 
 
-def readings(one: Filled) -> list[str]:
+def readings(one: FilledCell) -> list[str]:
     """The number and the verdict of each further reading that has a number."""
     shown = [(name, made) for name, made in one.readings.items() if made.value is not None]
     return [
@@ -52,7 +52,7 @@ def readings(one: Filled) -> list[str]:
     ]
 
 
-def _with_interval(own: Measured | Curve, places: int, label: str = "") -> str:
+def _with_interval(own: Measurement | Curve, places: int, label: str = "") -> str:
     """A number behind its label, with its interval where it has one."""
     words = [*([label] if label else []), f"{own.value:.{places}f}"]
     if own.low is not None and own.high is not None:
@@ -69,14 +69,14 @@ def number(printed: Printed) -> str:
     return f"{printed.number:.{_digits(printed.half)}f}"
 
 
-def edges(page: Page, one: Filled) -> tuple[str, ...]:
+def edges(page: FilledTable, one: FilledCell) -> tuple[str, ...]:
     """What stands at a cell's edges."""
     spec, cell = page.spec, one.cell
     across = "" if cell.across is None else spec.across[cell.across].label
     return spec.blocks[cell.block].label, spec.rows[cell.row].label, spec.columns[cell.column].label, across
 
 
-def grid(page: Page) -> Iterator[tuple[str, list[str], list[tuple[str, list[list[Filled]]]]]]:
+def grid(page: FilledTable) -> Iterator[tuple[str, list[str], list[tuple[str, list[list[FilledCell]]]]]]:
     """(block's label, header, rows) of each block; a row is its label and the cells of each place: none, one, or those that
     stand together."""
     spec = page.spec
@@ -102,17 +102,17 @@ def grid(page: Page) -> Iterator[tuple[str, list[str], list[tuple[str, list[list
         yield block.label, header, found
 
 
-def words(cells: Sequence[Filled]) -> str:
+def words(cells: Sequence[FilledCell]) -> str:
     """What stands in a place of the table; never nothing."""
     return " ; ".join(map(text, cells)) or "no such cell"
 
 
-def _at(own: Mapping[tuple[int, int, int | None], Filled], row: int, column: int, across: int) -> list[Filled]:
+def _at(own: Mapping[tuple[int, int, int | None], FilledCell], row: int, column: int, across: int) -> list[FilledCell]:
     one = own.get((row, column, across)) or own.get((row, column, None))
     return [] if one is None else [one]
 
 
-def caption(page: Page) -> str:
+def caption(page: FilledTable) -> str:
     said = "measured [95%]" if page.spec.stands_for else "measured [95%] / printed, difference, verdict"
     return f"{page.spec.title} ({page.spec.id}): {page.spec.caption}; {said}"
 
@@ -121,7 +121,7 @@ def _digits(half: float) -> int:
     return max(0, -floor(log10(2 * half) + 1e-9)) if half else 0
 
 
-def _places(printed: Printed | None, own: Measured | Curve) -> int:
+def _places(printed: Printed | None, own: Measurement | Curve) -> int:
     """Decimals: the printed number's, else two digits of the interval's width, else four digits of the value."""
     if printed is not None and printed.number is not None:
         return _digits(printed.half)

@@ -17,10 +17,10 @@ from typing import Any
 from mmkv_bench.config.schema import reference_dir
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.papers import printed
-from mmkv_bench.papers.fill import Filled, Page
-from mmkv_bench.papers.measured import MEASURED, PART, WHOLE, incomparable
-from mmkv_bench.papers.measures import margin
+from mmkv_bench.papers.filled_table import FilledCell, FilledTable
+from mmkv_bench.papers.metrics import margin
 from mmkv_bench.papers.printed import COMPARABLE, OPEN, RATIOS
+from mmkv_bench.papers.reader import MEASURED, PART, WHOLE, incomparable
 from mmkv_bench.papers.verdict import NOT_COMPARABLE, ROUNDING, of_seeds
 
 HOLDS, FAILS, UNDECIDED, NOT_TESTED, AMBIGUOUS = "holds", "fails", "undecided", "not tested", "ambiguous sentence"
@@ -56,7 +56,7 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Tested:
+class ClaimResult:
     """A claim with its word and our number, None where there is none."""
 
     claim: Claim
@@ -94,7 +94,7 @@ def _claim(told: Mapping[str, Any]) -> Claim:
     return Claim(*sentence, told["table"], told.get("by", ""), told["is"], cells, told.get("why", ""))
 
 
-def find(page: Page, where: Mapping[str, str]) -> Filled:
+def find(page: FilledTable, where: Mapping[str, str]) -> FilledCell:
     """The cell of a table that labels name.
 
     Raises:
@@ -117,30 +117,30 @@ def find(page: Page, where: Mapping[str, str]) -> Filled:
     return found[0]
 
 
-def tested(pages: Sequence[Page]) -> list[Tested]:
+def tested(pages: Sequence[FilledTable]) -> list[ClaimResult]:
     """Every claim with its word."""
     by_name = {page.spec.id: page for page in pages}
     return [_tested(claim, [find(by_name[claim.table], where) for where in claim.of]) for claim in claims()]
 
 
-def _tested(claim: Claim, cells: Sequence[Filled]) -> Tested:
+def _tested(claim: Claim, cells: Sequence[FilledCell]) -> ClaimResult:
     if claim.how == "ambiguous":
-        return Tested(claim, AMBIGUOUS)
+        return ClaimResult(claim, AMBIGUOUS)
     states = {one.measured.state for one in cells}
     if states - {*WHOLE, PART} or not states & {MEASURED, PART} or not all(_judged(one, claim.by) for one in cells):
-        return Tested(claim, NOT_TESTED)
+        return ClaimResult(claim, NOT_TESTED)
     if len({id(one) for one in cells}) > 1 and incomparable(cells[0].measured, cells[-1].measured):
-        return Tested(claim, NOT_TESTED)
+        return ClaimResult(claim, NOT_TESTED)
     ends = [_ends(one) for one in cells]
     ours = _OPERATIONS[claim.by](*(one.measured.number for one in (*cells, *cells)[:2]))
     every = [_OPERATIONS[claim.by](a, b) for a in ends[0] for b in ends[-1]]
     low, high = _room(claim, cells)
     if PART in states or min(every) < low - ROUNDING <= max(every) or min(every) <= high + ROUNDING < max(every):
-        return Tested(claim, UNDECIDED, ours)
-    return Tested(claim, HOLDS if low - ROUNDING <= ours <= high + ROUNDING else FAILS, ours)
+        return ClaimResult(claim, UNDECIDED, ours)
+    return ClaimResult(claim, HOLDS if low - ROUNDING <= ours <= high + ROUNDING else FAILS, ours)
 
 
-def _judged(one: Filled, by: str) -> bool:
+def _judged(one: FilledCell, by: str) -> bool:
     """Whether a cell's number may speak for or against the paper."""
     if one.measured.value is None or one.measured.other:
         return False
@@ -150,12 +150,12 @@ def _judged(one: Filled, by: str) -> bool:
     return judged and (one.verdict is None or one.verdict.word != NOT_COMPARABLE)
 
 
-def _ends(one: Filled) -> tuple[float, float]:
+def _ends(one: FilledCell) -> tuple[float, float]:
     away = of_seeds(one.measured.seeds)
     return one.measured.number - away, one.measured.number + away
 
 
-def _room(claim: Claim, cells: Sequence[Filled]) -> tuple[float, float]:
+def _room(claim: Claim, cells: Sequence[FilledCell]) -> tuple[float, float]:
     """From where to where our number may lie."""
     if claim.how != "about":
         low = claim.number - claim.half if claim.how == "at least" else -inf
@@ -173,7 +173,7 @@ def _room(claim: Claim, cells: Sequence[Filled]) -> tuple[float, float]:
     return claim.number - room, claim.number + room
 
 
-def _printed(one: Filled) -> float:
+def _printed(one: FilledCell) -> float:
     assert one.printed is not None
     assert one.printed.number is not None
     return one.printed.number

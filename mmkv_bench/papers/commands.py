@@ -9,7 +9,7 @@ from typing import Any
 
 from mmkv_bench.config.schema import conf_dir
 from mmkv_bench.papers.address import SYNTHETIC, Address, file_of, is_group, members, samples_of
-from mmkv_bench.papers.measures import DIAGNOSTICS
+from mmkv_bench.papers.metrics import DIAGNOSTICS
 
 PROGRAM = "mmkv-bench"
 SETTING = "efficiency_"

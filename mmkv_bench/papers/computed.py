@@ -18,7 +18,7 @@ from mmkv_bench.models.families import kv_bytes_per_token
 from mmkv_bench.models.stated_config import Stated
 from mmkv_bench.models.visual_tokens import image_tokens
 from mmkv_bench.papers.address import FRACTION, NONE, SYNTHETIC, Address
-from mmkv_bench.papers.measures import GIB
+from mmkv_bench.papers.metrics import GIB
 
 BYTES: Mapping[str, float] = {"kv_gib": GIB, "kv_gb": 1e9}
 """Metric of a cache's size -> bytes of its unit."""

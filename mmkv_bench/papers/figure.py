@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.papers.address import FRACTION, NONE
-from mmkv_bench.papers.fill import Filled, Page
-from mmkv_bench.papers.measured import PLANNED
-from mmkv_bench.papers.measures import DIAGNOSTICS
+from mmkv_bench.papers.filled_table import FilledCell, FilledTable
+from mmkv_bench.papers.metrics import DIAGNOSTICS
+from mmkv_bench.papers.reader import PLANNED
 from mmkv_bench.tables.figure import looks_of
 
 if TYPE_CHECKING:
@@ -27,13 +27,13 @@ _SMALL, _LETTERS = 9, 15  # points of a title's letters, and how many an inch su
 _BAR = "<colorbar>"  # as matplotlib calls the axes of one
 
 
-def drawable(page: Page) -> bool:
+def drawable(page: FilledTable) -> bool:
     """Whether a page is a figure that has a number to draw."""
     return bool(page.spec.figure) and any(map(_drawn, page.cells))
 
 
-def pictures(page: Page) -> dict[str, Figure]:
-    """The pictures of a figure's page (`Spec.figure`), by what their files' names have behind its id: one, or one of each
+def pictures(page: FilledTable) -> dict[str, Figure]:
+    """The pictures of a figure's page (`TableLayout.figure`), by what their files' names have behind its id: one, or one of each
     analysis. Points without a number are left out.
 
     Raises:
@@ -53,12 +53,12 @@ def pictures(page: Page) -> dict[str, Figure]:
     return found
 
 
-def _drawn(one: Filled) -> bool:
+def _drawn(one: FilledCell) -> bool:
     """Whether it is a point: what a dry run foresees is none beside what was measured."""
     return one.measured.value is not None and one.measured.state != PLANNED
 
 
-def _analyses(page: Page) -> dict[str, Figure]:
+def _analyses(page: FilledTable) -> dict[str, Figure]:
     """Each analysis as `mmkv-bench plot` draws it, from the rows of these cells alone."""
     import pandas as pd
 
@@ -83,11 +83,11 @@ def _with_legend(figure: Figure) -> dict[str, Figure]:
     return {"": figure}
 
 
-def _curves(page: Page) -> dict[str, Figure]:
+def _curves(page: FilledTable) -> dict[str, Figure]:
     """A panel for each block and column, over what columns are split by; over the columns where nothing splits them."""
     spec = page.spec
     split = len(spec.across) > 1
-    panels: dict[tuple[int, int], list[Filled]] = {}
+    panels: dict[tuple[int, int], list[FilledCell]] = {}
     for one in page.cells:
         panels.setdefault((one.cell.block, one.cell.column if split else 0), []).append(one)
     figure = _empty(len(panels))
@@ -110,7 +110,7 @@ def _curves(page: Page) -> dict[str, Figure]:
     return _with_legend(figure)
 
 
-def _line(axes: Axes, cells: Sequence[Filled], label: str, styles: Mapping[str, tuple[str, str]]) -> None:
+def _line(axes: Axes, cells: Sequence[FilledCell], label: str, styles: Mapping[str, tuple[str, str]]) -> None:
     """One row: a line with its band of intervals, or a level where one cell stands for all."""
     colour, shape = styles[label]
     if len(cells) == 1 and _place(cells[0]) is None:
@@ -127,7 +127,7 @@ def _line(axes: Axes, cells: Sequence[Filled], label: str, styles: Mapping[str, 
         axes.fill_between(at, low, high, color=colour, alpha=0.15, linewidth=0)
 
 
-def _radar(page: Page) -> dict[str, Figure]:
+def _radar(page: FilledTable) -> dict[str, Figure]:
     """Percent of `full`, an axis for each column."""
     spec = page.spec
     full = {one.cell.column: one.measured.value for one in page.cells if one.cell.address.method.base == "full"}
@@ -154,7 +154,7 @@ def _radar(page: Page) -> dict[str, Figure]:
     return _with_legend(figure)
 
 
-PICTURES: Mapping[str, Callable[[Page], dict[str, Figure]]] = {
+PICTURES: Mapping[str, Callable[[FilledTable], dict[str, Figure]]] = {
     "curves": _curves,
     "radar": _radar,
     "analysis": _analyses,
@@ -175,12 +175,12 @@ def _mark(axes: Axes) -> None:
     )  # fmt: skip
 
 
-def _styles(page: Page) -> dict[str, tuple[str, str]]:
+def _styles(page: FilledTable) -> dict[str, tuple[str, str]]:
     """Colour and marker of every row's label."""
     return looks_of({page.spec.rows[one.cell.row].label: one.cell.address.method.base for one in page.cells})
 
 
-def _place(one: Filled) -> float | None:
+def _place(one: FilledCell) -> float | None:
     """Where a cell stands on the axis; None for one that stands at every budget."""
     at = one.cell.address
     if at.length is not None:
@@ -188,12 +188,12 @@ def _place(one: Filled) -> float | None:
     return None if at.budget_kind == NONE else float(at.budget)
 
 
-def _told(one: Filled) -> str:
+def _told(one: FilledCell) -> str:
     at = one.cell.address
     return f"{at.length:,}" if at.length is not None else at.budget
 
 
-def _axis(cells: Sequence[Filled]) -> str:
+def _axis(cells: Sequence[FilledCell]) -> str:
     if any(one.cell.address.length is not None for one in cells):
         return "prompt tokens"
     fraction = any(one.cell.address.budget_kind == FRACTION for one in cells)

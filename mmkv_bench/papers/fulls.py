@@ -7,23 +7,23 @@ from functools import cache
 from typing import NamedTuple
 
 from mmkv_bench.papers.address import SYNTHETIC, Address
-from mmkv_bench.papers.measures import has_numbers
+from mmkv_bench.papers.layout import TableCell, TableLayout, load, table_ids
+from mmkv_bench.papers.metrics import has_numbers
 from mmkv_bench.papers.printed import COMPARABLE, OPEN, RATIOS, Printed, of_table
-from mmkv_bench.papers.spec import Cell, Spec, load, table_ids
 
 FULL = "full"
 Place = tuple[object, ...]
 
 
-class Full(NamedTuple):
+class PrintedFull(NamedTuple):
     """A printed number of the full cache: the table, its cell there, and what is printed."""
 
-    spec: Spec
-    cell: Cell
+    spec: TableLayout
+    cell: TableCell
     printed: Printed
 
 
-def is_full(cell: Cell) -> bool:
+def is_full(cell: TableCell) -> bool:
     """Whether a cell is of the full cache."""
     return cell.address.method.base == FULL
 
@@ -33,17 +33,17 @@ def beside(address: Address) -> Place:
     return address.model, address.dataset, address.metric, address.length, address.new_tokens, address.batch
 
 
-def own_fulls(spec: Spec, printed: Mapping[tuple[str, ...], Printed]) -> dict[Place, Full]:
+def own_fulls(spec: TableLayout, printed: Mapping[tuple[str, ...], Printed]) -> dict[Place, PrintedFull]:
     """The full caches of a table by what a method beside them shares, its conditions and the parts of its mean included."""
-    found: dict[Place, Full] = {}
+    found: dict[Place, PrintedFull] = {}
     for cell in spec.cells:
         one = printed.get(cell.address.printed)
         if one is not None and one.number is not None and is_full(cell) and has_numbers(cell.address.metric):
-            found.setdefault(_place(cell), Full(spec, cell, one))
+            found.setdefault(_place(cell), PrintedFull(spec, cell, one))
     return found
 
 
-def full_of(cell: Cell, own: Mapping[Place, Full], paper: str) -> Full | None:
+def full_of(cell: TableCell, own: Mapping[Place, PrintedFull], paper: str) -> PrintedFull | None:
     """The full cache beside a cell; None of full itself, and where the paper prints none.
 
     own: `own_fulls` of its table; paper: empty where no other table counts.
@@ -53,7 +53,7 @@ def full_of(cell: Cell, own: Mapping[Place, Full], paper: str) -> Full | None:
     return own.get(_place(cell)) or (_of_paper(paper).get(_place(cell)) if paper else None)
 
 
-def _place(cell: Cell) -> Place:
+def _place(cell: TableCell) -> Place:
     at = cell.address
     parts = tuple((part.dataset, part.metric) for part in cell.parts)
     asked = (
@@ -63,12 +63,12 @@ def _place(cell: Cell) -> Place:
 
 
 @cache
-def _of_paper(paper: str) -> Mapping[Place, Full]:
+def _of_paper(paper: str) -> Mapping[Place, PrintedFull]:
     """Of all tables of a paper; where several print one, the first whose number is held against ours."""
     every = [one for spec in map(load, table_ids()) if spec.paper == paper for one in _listed(spec)]
     held = sorted(every, key=lambda one: one.printed.status not in (COMPARABLE, OPEN, RATIOS))
     return {_place(one.cell): one for one in reversed(held)}
 
 
-def _listed(spec: Spec) -> list[Full]:
+def _listed(spec: TableLayout) -> list[PrintedFull]:
     return list(own_fulls(spec, of_table(spec.id)).values())

@@ -17,43 +17,43 @@ from math import log, log1p
 
 from mmkv_bench.config.files import content
 from mmkv_bench.papers.address import SYNTHETIC, Address, samples_of
-from mmkv_bench.papers.measures import has_numbers, margin
+from mmkv_bench.papers.layout import TableCell, TableLayout, load, table_ids
+from mmkv_bench.papers.metrics import has_numbers, margin
 from mmkv_bench.papers.printed import Printed, of_table
-from mmkv_bench.papers.spec import Cell, Spec, load, table_ids
-from mmkv_bench.papers.verdict import Limits
+from mmkv_bench.papers.verdict import Tolerance
 from mmkv_bench.statistics.metric_kinds import lower_is_better
 
 NO_EFFECT = "no effect"
 _Methods = Mapping[tuple[str, ...], Mapping[str, float]]
 
 
-def limits(spec: Spec, cell: Cell, printed: Printed) -> Limits:
+def limits(spec: TableLayout, cell: TableCell, printed: Printed) -> Tolerance:
     """Of a cell whose printed value is a number."""
     at, number = cell.address, _number(printed)
     fixed = margin(at.dataset, at.metric)
     half = log1p(printed.half / number) if fixed.relative else printed.half
     rival, gap = _rival(spec, cell, number, fixed.relative)
     step = fixed.step if fixed.relative else _answer(cell)
-    held = _held(Limits(half, fixed.margin, fixed.relative, step), rival, gap)
+    held = _held(Tolerance(half, fixed.margin, fixed.relative, step), rival, gap)
     full = None if at.method.base == "full" or at.minus is not None else _columns(spec.paper)[2].get(_column(at, False))
     return held if full is None else replace(held, full=abs(_gap(full, number, fixed.relative)) <= held.margin)
 
 
-def of_ratio(cell: Cell, printed: tuple[Printed, Printed]) -> Limits:
+def of_ratio(cell: TableCell, printed: tuple[Printed, Printed]) -> Tolerance:
     """Of a method's time or peak over full's, as (method, full) print them: both are rounded, and no effect is a ratio of 1."""
     own, full = map(_number, printed)
     half = sum(log1p(one.half / _number(one)) for one in printed)
     fixed = margin(cell.address.dataset, cell.address.metric)
-    return _held(Limits(half, fixed.margin, True, fixed.step), NO_EFFECT, abs(log(own / full)))
+    return _held(Tolerance(half, fixed.margin, True, fixed.step), NO_EFFECT, abs(log(own / full)))
 
 
-def _held(found: Limits, rival: str, gap: float | None) -> Limits:
+def _held(found: Tolerance, rival: str, gap: float | None) -> Tolerance:
     if gap is None or gap / 2 >= found.margin:
         return found
     return replace(found, margin=gap / 2, rival=rival)
 
 
-def _answer(cell: Cell) -> float:
+def _answer(cell: TableCell) -> float:
     """What one answer is worth in a cell's number [printed unit]; 0 where nobody knows how many there are."""
     asked = [(one, _questions(one.dataset, one.metric)) for one in cell.needed if one.dataset not in SYNTHETIC]
     worth = [margin(one.dataset, one.metric).scale / n for one, n in asked if n]
@@ -68,7 +68,7 @@ def _questions(dataset: str, metric: str) -> int:
     return int(own[1].replace(",", "")) if own else samples_of(dataset)
 
 
-def _rival(spec: Spec, cell: Cell, number: float, relative: bool) -> tuple[str, float | None]:
+def _rival(spec: TableLayout, cell: TableCell, number: float, relative: bool) -> tuple[str, float | None]:
     """(who, gap) of the number that a cell's must not be taken for; ("", None) where there is none."""
     at = cell.address
     if at.minus is not None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from mmkv_bench.config.schema import reference_dir
 from mmkv_bench.errors import ConfigError, StoreError, nearest
 from mmkv_bench.papers.address import NONE, Address, address
-from mmkv_bench.papers.spec import is_stand_in
+from mmkv_bench.papers.layout import is_stand_in
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -8,12 +8,12 @@ from functools import cache
 from typing import Any
 
 from mmkv_bench.config.schema import conf_dir
-from mmkv_bench.papers import planned, printed
+from mmkv_bench.papers import plan, printed
 from mmkv_bench.papers.claims import tested
-from mmkv_bench.papers.fill import Filled, Page
+from mmkv_bench.papers.filled_table import FilledCell, FilledTable
 from mmkv_bench.papers.fixed import versions
-from mmkv_bench.papers.measured import COMPUTED, MEASURED, PLANNED
-from mmkv_bench.papers.spec import PAPERS
+from mmkv_bench.papers.layout import PAPERS
+from mmkv_bench.papers.reader import COMPUTED, MEASURED, PLANNED
 from mmkv_bench.papers.verdict import AGREES, CONFIRMED, DIFFERS, UNDECIDED
 from mmkv_bench.tables.sections import aligned
 
@@ -26,7 +26,7 @@ _FIRST = (
 """Experiments of conf/experiment/papers in the order of value per hour."""
 
 
-def summary(pages: Sequence[Page]) -> str:
+def summary(pages: Sequence[FilledTable]) -> str:
     """The page, of all tables."""
     lines = [
         "# What of the papers was reproduced here",
@@ -79,13 +79,13 @@ def summary(pages: Sequence[Page]) -> str:
     return "\n".join(lines)
 
 
-def _costs(pages: Sequence[Page]) -> list[str]:
-    device, lines = planned.Device(), []
+def _costs(pages: Sequence[FilledTable]) -> list[str]:
+    device, lines = plan.PlanDevice(), []
     groups = {PAPERS[paper]: [page.spec for page in pages if page.spec.paper == paper] for paper in PAPERS}
     for name, specs in {**groups, "all": [page.spec for page in pages]}.items():
-        found = planned.loads(specs, device)
+        found = plan.loads(specs, device)
         told = [f"{sum(one.cells for one in found):,}", f"{sum(one.cells * one.samples for one in found):,}"]
-        lines.append([name, *told, *(f"{hours or 0:.0f}" for hours in planned.total(found))])
+        lines.append([name, *told, *(f"{hours or 0:.0f}" for hours in plan.total(found))])
     return aligned(["paper", "cells of rows", "answers", "roofline h", "expected h"], lines).split("\n")
 
 
@@ -104,7 +104,7 @@ _HEADER = [
 ]
 
 
-def _said(pages: Sequence[Page]) -> str:
+def _said(pages: Sequence[FilledTable]) -> str:
     run = sum(page.states[MEASURED] for page in pages)
     computed = sum(page.states[COMPUTED] for page in pages)
     needless = f"{computed} cells hold a number that needs no weights: bytes of a cache by the model's shape."
@@ -115,7 +115,7 @@ def _said(pages: Sequence[Page]) -> str:
     return f"{run} cells hold a measured number. {needless}"
 
 
-def _row(paper: str, pages: Sequence[Page]) -> list[str]:
+def _row(paper: str, pages: Sequence[FilledTable]) -> list[str]:
     rows = printed.load()
     own = rows[(rows["paper"] == paper) & (rows["status"] != printed.CLAIM) & (rows["value"] != "")]
     held = own["status"].isin([printed.COMPARABLE, printed.OPEN])
@@ -153,12 +153,12 @@ def _versions() -> list[str]:
     ]
 
 
-def _is_blind(one: Filled) -> bool:
+def _is_blind(one: FilledCell) -> bool:
     judged = one.printed is not None and one.printed.status in (printed.COMPARABLE, printed.OPEN)
     return judged and one.limits is not None and not one.limits.informative
 
 
-def _is_gate(table: str, one: Filled, gates: Sequence[tuple[str, ...]]) -> bool:
+def _is_gate(table: str, one: FilledCell, gates: Sequence[tuple[str, ...]]) -> bool:
     at = one.cell.address
     passed = one.verdict is not None and one.verdict.word == AGREES and at.method.base == "full"
     return passed and (at.model, table, at.dataset, at.metric) in gates
@@ -179,7 +179,7 @@ def _gates(paper: str) -> tuple[tuple[str, ...], ...]:
     return tuple(found)
 
 
-def _claims(pages: Sequence[Page]) -> list[str]:
+def _claims(pages: Sequence[FilledTable]) -> list[str]:
     lines, notes = [], []
     for one in tested(pages):
         claim = one.claim

@@ -39,7 +39,7 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Limits:
+class Tolerance:
     """What a printed number may differ by: half of its last digit, the margin and one answer's worth (`step`), in the printed
     unit, or on the log scale where `relative`. `rival`: whose printed number has made the margin smaller; `full`: the printed
     number of the full cache is within it, so that a method which drops nothing would agree too."""
@@ -57,7 +57,7 @@ class Limits:
         return self.half + self.step <= self.margin + ROUNDING
 
 
-def level(measured: float, printed: float, limits: Limits, seeds: float = 0.0) -> Verdict:
+def level(measured: float, printed: float, limits: Tolerance, seeds: float = 0.0) -> Verdict:
     """Whether a measured number agrees with a printed one, all of whose items were asked.
 
     Args:
@@ -67,7 +67,7 @@ def level(measured: float, printed: float, limits: Limits, seeds: float = 0.0) -
     return _of_gap(_gap(measured, printed, limits), limits, seeds)
 
 
-def drop(measured: tuple[float, float], printed: tuple[float, float], limits: Limits, seeds: float = 0.0) -> Verdict:
+def drop(measured: tuple[float, float], printed: tuple[float, float], limits: Tolerance, seeds: float = 0.0) -> Verdict:
     """Whether a method's difference to `full` agrees: (method, full) of each; both printed numbers' halves are in the limits'."""
     return _of_gap(_gap(*measured, limits) - _gap(*printed, limits), limits, seeds)
 
@@ -91,7 +91,7 @@ def lead(low: float | None, high: float | None) -> Verdict:
     return Verdict(CONTRADICTED if high is not None and high < 0 else UNDECIDED)
 
 
-def _of_gap(gap: float, limits: Limits, seeds: float) -> Verdict:
+def _of_gap(gap: float, limits: Tolerance, seeds: float) -> Verdict:
     if not limits.informative:
         return Verdict(UNINFORMATIVE)
     low, high = gap - limits.half - seeds, gap + limits.half + seeds
@@ -101,5 +101,5 @@ def _of_gap(gap: float, limits: Limits, seeds: float) -> Verdict:
     return Verdict(DIFFERS if outside else UNDECIDED)
 
 
-def _gap(measured: float, printed: float, limits: Limits) -> float:
+def _gap(measured: float, printed: float, limits: Tolerance) -> float:
     return log(measured / printed) if limits.relative else measured - printed

@@ -14,9 +14,9 @@ import pandas as pd
 from mmkv_bench.methods.named import settings
 from mmkv_bench.methods.plain import flat_parameters
 from mmkv_bench.models.fingerprint import hub_fingerprint
-from mmkv_bench.papers.fill import Filled, fill
-from mmkv_bench.papers.match import Evidence
-from mmkv_bench.papers.spec import Spec, load
+from mmkv_bench.papers.evidence import Evidence
+from mmkv_bench.papers.filled_table import FilledCell, fill
+from mmkv_bench.papers.layout import TableLayout, load
 from mmkv_bench.store.store import Store
 from tests.papers.genuine import genuine
 from tests.tables.examples import Example, cell_row, zeros_and_ones
@@ -87,7 +87,7 @@ def scored(
     judge: str = "",
     of_method: tuple[int, ...] | None = None,
     **given: Any,
-) -> tuple[Spec, Evidence]:
+) -> tuple[TableLayout, Evidence]:
     """MMCoQA of HybridKV's Table 1, full (66.5) and SnapKV at 10 % (54.0), as printed.
 
     answer: columns of SnapKV's answers; judge: who scored them; of_method: places that are scored; given: columns of both cells.
@@ -120,7 +120,7 @@ def scored(
     return replace(spec, cells=tuple(cells)), Evidence.of([example.write(folder)])
 
 
-def timed(folder: Path, device: str = "NVIDIA H100", disturbed: tuple[str, ...] = ()) -> tuple[Spec, Evidence]:
+def timed(folder: Path, device: str = "NVIDIA H100", disturbed: tuple[str, ...] = ()) -> tuple[TableLayout, Evidence]:
     """Total times of FlashCache's Table 8 at 32K, half of what is printed (30.51 and 21.75 s): the same ratio."""
     store, place = Store(folder), 0
     for name, method, budget, seconds in (("a", "full", None, 30.51 / 2), ("b", "flashcache", "0.1", 21.75 / 2)):
@@ -151,7 +151,7 @@ def forged(evidence: Evidence, row: int, column: str, value: Any) -> Evidence:
     return Evidence(evidence.roots, cells)
 
 
-def filled(spec: Spec, evidence: Evidence) -> tuple[Filled, ...]:
+def filled(spec: TableLayout, evidence: Evidence) -> tuple[FilledCell, ...]:
     """The table's cells: full and the method."""
     return fill(spec, evidence).cells
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from mmkv_bench.config.files import content
 from mmkv_bench.models.fingerprint import hub_fingerprint
-from mmkv_bench.papers.address import SYNTHETIC, Method, file_of
+from mmkv_bench.papers.address import SYNTHETIC, MethodSettings, file_of
 
 COMMIT = "c" * 40
 
@@ -25,7 +25,7 @@ def _config(model: str, dataset: str) -> str:
 def genuine(model: str, dataset: str, method: str, **given: Any) -> dict[str, Any]:
     """Columns of `cells` by `conf`; given: columns that replace them, JSON key by key."""
     path = content("model", model)["path"]
-    of = Method.of(method, given.pop("with_", None))
+    of = MethodSettings.of(method, given.pop("with_", None))
     version = 1 if method == "full" else of.version(given.get("reading") or "paper")
     data = {} if dataset in SYNTHETIC else content("dataset", file_of(dataset)).get("generation") or {}
     generation = (

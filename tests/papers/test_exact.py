@@ -9,12 +9,12 @@ from functools import cache
 
 import pytest
 
-from mmkv_bench.papers import claims, fill
-from mmkv_bench.papers.match import Evidence
-from mmkv_bench.papers.measured import MEASURED, NOT_RUN, Measured
-from mmkv_bench.papers.measures import has_numbers
+from mmkv_bench.papers import claims, filled_table
+from mmkv_bench.papers.evidence import Evidence
+from mmkv_bench.papers.layout import load, table_ids
+from mmkv_bench.papers.metrics import has_numbers
 from mmkv_bench.papers.printed import COMPARABLE, OPEN, RATIOS, of_table
-from mmkv_bench.papers.spec import load, table_ids
+from mmkv_bench.papers.reader import MEASURED, NOT_RUN, Measurement
 from mmkv_bench.papers.verdict import AGREES, NOT_COMPARABLE, UNINFORMATIVE
 
 
@@ -28,17 +28,17 @@ class Exact:
 
     def measured(self, address, parts=(), like=()):
         value = self.values.get(address.printed)
-        return Measured(NOT_RUN) if value is None else Measured(MEASURED, "", value, value, value, n=1, of=1)
+        return Measurement(NOT_RUN) if value is None else Measurement(MEASURED, "", value, value, value, n=1, of=1)
 
 
 @cache
-def exact(name: str) -> fill.Page:
+def exact(name: str) -> filled_table.FilledTable:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fill, "Reader", lambda evidence, wanted: Exact(name))
-        return fill.fill(load(name), Evidence.of([]))
+        patch.setattr(filled_table, "EvidenceReader", lambda evidence, wanted: Exact(name))
+        return filled_table.fill(load(name), Evidence.of([]))
 
 
-def judged(one: fill.Filled) -> bool:
+def judged(one: filled_table.FilledCell) -> bool:
     if one.printed is None or one.measured.value is None or not has_numbers(one.cell.address.metric):
         return False
     return one.printed.status in (COMPARABLE, OPEN) or (

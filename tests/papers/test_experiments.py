@@ -16,11 +16,11 @@ from mmkv_bench.datasets.specs import spec_from_config
 from mmkv_bench.efficiency.planned import planned as plan_of_passes
 from mmkv_bench.evaluation.documents import generation_settings
 from mmkv_bench.papers import identity
-from mmkv_bench.papers.address import MEAN, SYNTHETIC, Address, Method, canonical
+from mmkv_bench.papers.address import MEAN, SYNTHETIC, Address, MethodSettings, canonical
 from mmkv_bench.papers.commands import SETTING, artefact, command, setting
-from mmkv_bench.papers.fill import needed
-from mmkv_bench.papers.measures import has_numbers
-from mmkv_bench.papers.spec import load, table_ids
+from mmkv_bench.papers.filled_table import needed
+from mmkv_bench.papers.layout import load, table_ids
+from mmkv_bench.papers.metrics import has_numbers
 from mmkv_bench.plan.cells import DatasetIdentity, Identity, bases, expand
 from tests.papers.genuine import genuine
 from tests.tables.examples import cell_row
@@ -149,7 +149,7 @@ def test_what_the_experiments_make_counts_as_evidence():
         for one in needed(load(table)):
             if one.runs and has_numbers(one.metric) and one.metric != MEAN:
                 key = (one.model, one.dataset, one.max_new_tokens, one.cut_prompt, one.frames, one.length)
-                asked.setdefault(key, (table, replace(one, method=Method("full"))))
+                asked.setdefault(key, (table, replace(one, method=MethodSettings("full"))))
     wrong = set()
     for table, one in asked.values():
         timed_at = one.dataset in SYNTHETIC

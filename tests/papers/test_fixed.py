@@ -6,7 +6,7 @@ from mmkv_bench.config.schema import reference_dir
 from mmkv_bench.papers import fixed
 from mmkv_bench.papers.cells import text
 from mmkv_bench.papers.fixed import unjudged, versions
-from tests.papers.test_fill import MODEL, add, cell, page
+from tests.papers.test_filled_table import MODEL, add, cell, page
 from tests.tables.examples import Example, zeros_and_ones
 
 

@@ -10,7 +10,7 @@ from mmkv_bench.config.gates import filled
 from mmkv_bench.config.schema import conf_dir, options
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.papers import printed
-from mmkv_bench.papers.measures import margin
+from mmkv_bench.papers.metrics import margin
 
 
 def test_no_model_file_types_a_printed_number():

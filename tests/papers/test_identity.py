@@ -11,13 +11,13 @@ import pytest
 
 from mmkv_bench.papers import identity
 from mmkv_bench.papers.cells import text
-from mmkv_bench.papers.match import Evidence
-from mmkv_bench.papers.roles import CONTEXT, FREE, IDENTITY, ROLES, columns
-from mmkv_bench.papers.spec import Spec, load
+from mmkv_bench.papers.evidence import Evidence
+from mmkv_bench.papers.layout import TableLayout, load
 from mmkv_bench.store.schema import COLUMNS
 from tests.papers import forgeries
 from tests.papers.forgeries import draw, filled, forged, scored, timed
 from tests.papers.genuine import genuine
+from tests.papers.roles import CONTEXT, FREE, IDENTITY, ROLES, columns
 from tests.tables.examples import cell_row
 
 FULL, METHOD = 0, 1
@@ -51,11 +51,13 @@ def test_what_answers_say_of_what_was_kept_stands_beside_their_number(tmp_path):
     assert [one.measured.unstated for one in filled(spec, evidence)[:1]] == [cell.measured.unstated[:-2]]
 
 
-def words(spec: Spec, evidence: Evidence) -> list[str]:
+def words(spec: TableLayout, evidence: Evidence) -> list[str]:
     return [text(one) for one in filled(spec, evidence)]
 
 
-def agreeing(spec: Spec, evidence: Evidence, table: Mapping[str, tuple[Any, ...]], rows: tuple[int, ...]) -> list[str]:
+def agreeing(
+    spec: TableLayout, evidence: Evidence, table: Mapping[str, tuple[Any, ...]], rows: tuple[int, ...]
+) -> list[str]:
     """Which of the wrong values in a row leave the word `agrees` in its cell, or of `full` in the one that needs it."""
     found = []
     for column, values in table.items():

@@ -8,7 +8,7 @@ import pytest
 
 from mmkv_bench.config.schema import reference_dir
 from mmkv_bench.errors import ConfigError, StoreError
-from mmkv_bench.papers.address import Method, address, canonical, members
+from mmkv_bench.papers.address import MethodSettings, address, canonical, members
 from mmkv_bench.papers.printed import CLAIM, STATUSES, half_digit, load, names, printed_address
 from tests.each import each
 
@@ -75,7 +75,7 @@ GIVEN = {"model": "qwen2_5_vl_7b", "dataset": "docvqa", "metric": "anls", "metho
 def test_an_address_is_what_a_method_does_and_not_what_it_is_called():
     default = address(GIVEN)
     assert address(GIVEN | {"with": {"gamma": 10.0}}) == default, "a parameter at its default changes nothing"
-    assert address(GIVEN | {"with": {"gamma": 5}}).method == Method.of("mmshift", {"gamma": 5.0})
+    assert address(GIVEN | {"with": {"gamma": 5}}).method == MethodSettings.of("mmshift", {"gamma": 5.0})
     assert default.method.parameters("paper") != default.method.parameters("released")
     row = '{"a": 1, "calibration": {"prefixkv": "ab"}, "gamma": 10.0, "reads_answer": true}'
     assert canonical("mmshift", row) == '{"a": 1}', "what rows do not have came later: it has its default"

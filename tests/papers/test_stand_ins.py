@@ -10,11 +10,11 @@ import pytest
 from mmkv_bench.cli.verbs.papers import STAND_INS
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.papers import printed
+from mmkv_bench.papers.evidence import Evidence
 from mmkv_bench.papers.figure import PICTURES, pictures
-from mmkv_bench.papers.fill import Page, fill
-from mmkv_bench.papers.match import Evidence
-from mmkv_bench.papers.page import render
-from mmkv_bench.papers.spec import FIGURES, load, parse, stand_in_ids, table_ids
+from mmkv_bench.papers.filled_table import FilledTable, fill
+from mmkv_bench.papers.formats import render
+from mmkv_bench.papers.layout import FIGURES, load, parse, stand_in_ids, table_ids
 from mmkv_bench.store.store import Store
 
 ROOT = Path(__file__).parents[2]
@@ -25,7 +25,7 @@ OURS = re.compile(r"([A-Za-z]+ (in the lowest eighth |std |mean |within 1 |the t
 """A measured number: that, its interval, the name of a line of a figure, and nothing besides."""
 
 
-def page(name: str) -> Page:
+def page(name: str) -> FilledTable:
     spec = load(name)
     return fill(spec, Evidence.of([RESULTS / store for store in spec.stores], stand_in=True))
 

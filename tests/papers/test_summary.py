@@ -6,9 +6,9 @@ import pytest
 
 from mmkv_bench.config.schema import conf_dir
 from mmkv_bench.papers import claims
-from mmkv_bench.papers.fill import fill
-from mmkv_bench.papers.match import Evidence
-from mmkv_bench.papers.spec import load, table_ids
+from mmkv_bench.papers.evidence import Evidence
+from mmkv_bench.papers.filled_table import fill
+from mmkv_bench.papers.layout import load, table_ids
 from mmkv_bench.papers.summary import summary
 from tests.each import each
 
@@ -48,14 +48,16 @@ def test_every_claim_is_of_cells_that_exist_and_states_a_printed_number():
 def test_a_sentence_holds_by_its_own_operation(by, how, a, b, word):
     from dataclasses import replace
 
-    from mmkv_bench.papers.measured import MEASURED, NOT_RUN, PART, Measured
+    from mmkv_bench.papers.reader import MEASURED, NOT_RUN, PART, Measurement
 
     claim = claims.Claim("mmshift", "1.9", 1.9, 0.05, "mmshift_fig03", by, how, ())
-    cells = [replace(one, measured=Measured(MEASURED, value=value)) for one, value in zip(_two(), (a, b), strict=True)]
+    cells = [
+        replace(one, measured=Measurement(MEASURED, value=value)) for one, value in zip(_two(), (a, b), strict=True)
+    ]
     assert claims._tested(claim, cells).word == word
-    part = [cells[0], replace(cells[1], measured=Measured(PART, value=b))]
+    part = [cells[0], replace(cells[1], measured=Measurement(PART, value=b))]
     assert claims._tested(claim, part).word == claims.UNDECIDED
-    assert claims._tested(claim, [cells[0], replace(cells[1], measured=Measured(NOT_RUN))]).word == claims.NOT_TESTED
+    assert claims._tested(claim, [cells[0], replace(cells[1], measured=Measurement(NOT_RUN))]).word == claims.NOT_TESTED
 
 
 def _two():

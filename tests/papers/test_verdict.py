@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mmkv_bench.papers.layout import load, table_ids
 from mmkv_bench.papers.margins import _rival, limits, of_ratio
-from mmkv_bench.papers.measures import has_numbers, margin
+from mmkv_bench.papers.metrics import has_numbers, margin
 from mmkv_bench.papers.printed import COMPARABLE, OPEN, Printed, of_table
-from mmkv_bench.papers.spec import load, table_ids
 from mmkv_bench.papers.verdict import (
     AGREES,
     CONFIRMED,
@@ -19,7 +19,7 @@ from mmkv_bench.papers.verdict import (
     DIFFERS,
     UNDECIDED,
     UNINFORMATIVE,
-    Limits,
+    Tolerance,
     _of_gap,
     drop,
     lead,
@@ -30,7 +30,7 @@ from tests.each import each
 
 numbers = st.floats(0.01, 200)
 halves = st.sampled_from([0.5, 0.05, 0.005])
-SHARE = Limits(0.05, 1.0)
+SHARE = Tolerance(0.05, 1.0)
 
 
 @settings(max_examples=100, deadline=None)
@@ -39,7 +39,7 @@ SHARE = Limits(0.05, 1.0)
 )  # fmt: skip
 def test_exactly_one_word(m, p, half, d, step, relative, seeds):
     """Against the rules written out one by one, each of which may say its word or nothing."""
-    found = level(m, p, Limits(half, d, relative, step), seeds)
+    found = level(m, p, Tolerance(half, d, relative, step), seeds)
     gap = math.log(m) - math.log(p) if relative else m - p
     low, high, e = gap - half - seeds, gap + half + seeds, 1e-9
     blind = half + step > d + e
@@ -53,8 +53,8 @@ def test_the_interval_lies_wholly_inside_wholly_outside_or_neither():
     assert [level(m, 82.3, SHARE).word for m in (82.3, 83.25, 83.26, 83.35, 83.36)] == [
         AGREES, AGREES, UNDECIDED, UNDECIDED, DIFFERS
     ]  # fmt: skip
-    assert level(82.3, 82.3, Limits(0.05, 0.04)).word == UNINFORMATIVE, "printed more coarsely than it may be off"
-    assert level(20.0, 82.3, Limits(0.05, 1.0, step=1.56)).word == UNINFORMATIVE, "one of 64 answers turns the word"
+    assert level(82.3, 82.3, Tolerance(0.05, 0.04)).word == UNINFORMATIVE, "printed more coarsely than it may be off"
+    assert level(20.0, 82.3, Tolerance(0.05, 1.0, step=1.56)).word == UNINFORMATIVE, "one of 64 answers turns the word"
 
 
 def test_seeds_are_in_the_interval():
@@ -68,13 +68,13 @@ def test_seeds_are_in_the_interval():
 
 
 def test_perplexities_and_times_are_compared_as_ratios():
-    limits = Limits(0.001, margin("mmvet_prefixkv", "ppl").margin, True)
+    limits = Tolerance(0.001, margin("mmvet_prefixkv", "ppl").margin, True)
     assert level(5.38, 5.28, limits).word == AGREES and level(5.40, 5.28, limits).word == DIFFERS
     assert level(5.28 * 0.985, 5.28, limits).word == AGREES and level(5.28 * 0.97, 5.28, limits).word == DIFFERS
 
 
 def test_a_drop_to_full_allows_for_the_rounding_of_both_printed_numbers():
-    both = Limits(0.1, 1.0)
+    both = Tolerance(0.1, 1.0)
     words = [drop((60.0, 90.0), (62.0, full), both).word for full in (92.9, 93.0, 93.11)]
     assert words == [AGREES, UNDECIDED, DIFFERS]
 

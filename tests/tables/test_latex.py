@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from mmkv_bench.papers.fill import fill
-from mmkv_bench.papers.match import Evidence
-from mmkv_bench.papers.page import render
-from mmkv_bench.papers.spec import load
+from mmkv_bench.papers.evidence import Evidence
+from mmkv_bench.papers.filled_table import fill
+from mmkv_bench.papers.formats import render
+from mmkv_bench.papers.layout import load
 from mmkv_bench.tables import notes
 from mmkv_bench.tables.latex import escape, stacked
 from tests.cli.setting import verb

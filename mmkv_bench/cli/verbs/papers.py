@@ -12,8 +12,8 @@ from mmkv_bench.cli.grammar import Listed, Parser, amount
 from mmkv_bench.errors import ConfigError
 
 if TYPE_CHECKING:
-    from mmkv_bench.papers.fill import Page
-    from mmkv_bench.papers.spec import Spec
+    from mmkv_bench.papers.filled_table import FilledTable
+    from mmkv_bench.papers.layout import TableLayout
 
 STAND_INS = "standins"
 SUMMARY = "print the papers' tables, measured beside printed, each cell with its verdict or the command that runs it"
@@ -64,7 +64,7 @@ def answer(given: argparse.Namespace) -> int:
     if given.out is None or given.list or given.summary or given.plan:
         sys.stdout.write(text(given))
         return 0
-    from mmkv_bench.papers.page import SUFFIXES, render
+    from mmkv_bench.papers.formats import SUFFIXES, render
 
     given.out.mkdir(parents=True, exist_ok=True)
     for page in _pages(given):
@@ -77,15 +77,15 @@ def answer(given: argparse.Namespace) -> int:
 
 def text(given: argparse.Namespace) -> str:
     """The text that the options ask for."""
-    from mmkv_bench.papers.page import render
-    from mmkv_bench.papers.spec import load, stand_in_ids, table_ids
+    from mmkv_bench.papers.formats import render
+    from mmkv_bench.papers.layout import load, stand_in_ids, table_ids
 
     if given.list:
         return "".join(f"{name:<24}{load(name).caption}\n" for name in (*table_ids(), *stand_in_ids()))
     if given.plan:
-        from mmkv_bench.papers import planned
+        from mmkv_bench.papers import plan
 
-        return planned.text(_specs(given), planned.Device(given.bandwidth * 1e9, given.matmul * 1e12))
+        return plan.text(_specs(given), plan.PlanDevice(given.bandwidth * 1e9, given.matmul * 1e12))
     if given.summary:
         from mmkv_bench.papers.summary import summary
 
@@ -93,9 +93,9 @@ def text(given: argparse.Namespace) -> str:
     return render(_pages(given), given.format)
 
 
-def _specs(given: argparse.Namespace) -> list[Spec]:
+def _specs(given: argparse.Namespace) -> list[TableLayout]:
     """The tables that are asked for."""
-    from mmkv_bench.papers.spec import load, stand_in_ids, table_ids
+    from mmkv_bench.papers.layout import load, stand_in_ids, table_ids
 
     if not given.tables and not given.summary:
         raise ConfigError("papers needs the id of a table, all, or standins; --list names them")
@@ -104,10 +104,10 @@ def _specs(given: argparse.Namespace) -> list[Spec]:
     return [load(name) for name in dict.fromkeys(names)]
 
 
-def _pages(given: argparse.Namespace) -> list[Page]:
+def _pages(given: argparse.Namespace) -> list[FilledTable]:
     """The same, filled."""
-    from mmkv_bench.papers.fill import fill
-    from mmkv_bench.papers.match import Evidence
+    from mmkv_bench.papers.evidence import Evidence
+    from mmkv_bench.papers.filled_table import fill
 
     bodies: dict[tuple[bool, tuple[Path, ...]], Evidence] = {}
     pages = []
@@ -119,7 +119,7 @@ def _pages(given: argparse.Namespace) -> list[Page]:
     return pages
 
 
-def _roots(spec: Spec, rows: Sequence[str]) -> list[Path]:
+def _roots(spec: TableLayout, rows: Sequence[str]) -> list[Path]:
     """Where a table's rows lie unless it is said: a stand-in names its own."""
     from mmkv_bench.config.schema import conf_dir
 
@@ -131,7 +131,7 @@ def _roots(spec: Spec, rows: Sequence[str]) -> list[Path]:
     return [results / "papers"] if (results / "papers").is_dir() else []
 
 
-def _pictures(page: Page, folder: Path) -> list[Path]:
+def _pictures(page: FilledTable, folder: Path) -> list[Path]:
     from mmkv_bench.papers.figure import drawable, pictures
 
     if not drawable(page):

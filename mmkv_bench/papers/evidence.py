@@ -41,7 +41,7 @@ Shared = tuple[tuple[str, str], ...]
 """Names and values of what two numbers that are compared must share."""
 
 
-class Run(NamedTuple):
+class RunFacts(NamedTuple):
     """What rows of one run of an address have in common."""
 
     other: tuple[str, ...]
@@ -154,18 +154,18 @@ class Evidence:
         """Every row of an address, whatever it was made with, int [n]."""
         return self._calibrated(self._groups.get(_key_of(wanted), np.array([], dtype=np.int64)), wanted)
 
-    def _runs(self, rows: np.ndarray, wanted: Address) -> dict[Run, np.ndarray]:
+    def _runs(self, rows: np.ndarray, wanted: Address) -> dict[RunFacts, np.ndarray]:
         """The runs that these rows belong to: each was made with one thing, by one version of every library."""
-        runs: dict[Run, list[int]] = {}
+        runs: dict[RunFacts, list[int]] = {}
         for row in rows.tolist():
             had = self._facts(row)
             versions = tuple(str(self._records[row][name]) for name in _LIBRARIES)
             only = identity.CONDITIONS if self.stand_in else None
-            key = Run(identity.other(wanted, had, only), identity.shared(had), had["method version"], versions)
+            key = RunFacts(identity.other(wanted, had, only), identity.shared(had), had["method version"], versions)
             runs.setdefault(key, []).append(row)
         return {key: np.array(run) for key, run in runs.items()}
 
-    def _rank(self, key: Run, rows: np.ndarray, wanted: Address) -> tuple[object, ...]:
+    def _rank(self, key: RunFacts, rows: np.ndarray, wanted: Address) -> tuple[object, ...]:
         """Of several runs of an address the greatest counts."""
         of = samples_of(file_of(wanted.dataset)) or np.inf if wanted.dataset not in SYNTHETIC else 0
         answers: dict[str, float] = {}

@@ -15,12 +15,12 @@ import numpy as np
 from mmkv_bench.config.files import content
 from mmkv_bench.config.unavailable import UNAVAILABLE
 from mmkv_bench.papers import fixed
-from mmkv_bench.papers.address import STAND_IN, SYNTHETIC, Address, Method, file_of, samples_of
+from mmkv_bench.papers.address import STAND_IN, SYNTHETIC, Address, MethodSettings, file_of, samples_of
 from mmkv_bench.papers.computed import cache_size, lacking, planned_peak
-from mmkv_bench.papers.curves import Curve, Curves
+from mmkv_bench.papers.diagnostic_curves import Curve, DiagnosticEvidence
+from mmkv_bench.papers.evidence import AMBIGUOUS, FOUND, Evidence, Match, Shared
 from mmkv_bench.papers.identity import OF_MODEL
-from mmkv_bench.papers.match import AMBIGUOUS, FOUND, Evidence, Match, Shared
-from mmkv_bench.papers.measures import DIAGNOSTICS, PASSES, REDUCTIONS, Reduction, margin
+from mmkv_bench.papers.metrics import DIAGNOSTICS, PASSES, REDUCTIONS, Reduction, margin
 from mmkv_bench.statistics.shared_draws import intervals
 from mmkv_bench.tables.agreement import agreeing
 from mmkv_bench.tables.macro import Mean, mean
@@ -45,7 +45,7 @@ _TEXTS = dict.fromkeys(("cell", "sample_id", "cluster", "metric", "status"), "ob
 _SCORER = ("judge", "judge_prompts", "judge_temperature", "scorer_digest")
 
 
-class Asked(NamedTuple):
+class Questions(NamedTuple):
     """Who scored a number, how many samples it has and a digest of their prompts, of several if its seeds had several."""
 
     scorer: tuple[str, ...] = ()
@@ -54,7 +54,7 @@ class Asked(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurement:
     """What stands at an address. Numbers are in the unit of the printed one.
 
     Attributes:
@@ -82,7 +82,7 @@ class Measured:
     seeds: tuple[float, ...] = ()
     unstated: tuple[str, ...] = ()
     shared: tuple[Shared, ...] = ()
-    asked: tuple[Asked, ...] = ()
+    asked: tuple[Questions, ...] = ()
     passed: str = ""
     curves: tuple[Curve, ...] = ()
     made: str = ""
@@ -97,15 +97,17 @@ class Measured:
         return self.value
 
 
-class Reader:
+class EvidenceReader:
     """Numbers of addresses out of a body of evidence; every store is read once, and of it only what is asked for."""
 
     def __init__(self, evidence: Evidence, wanted: Sequence[Address]) -> None:
         self.evidence = evidence
         self._wanted = {one for address in wanted for one in (address, *_behind(address))}
-        self._known: dict[tuple[Address, Shared | None], Measured] = {}
+        self._known: dict[tuple[Address, Shared | None], Measurement] = {}
 
-    def measured(self, address: Address, parts: Sequence[Address] = (), like: Sequence[Shared | None] = ()) -> Measured:
+    def measured(
+        self, address: Address, parts: Sequence[Address] = (), like: Sequence[Shared | None] = ()
+    ) -> Measurement:
         """What there is at an address.
 
         Args:
@@ -117,7 +119,7 @@ class Reader:
             return self._mean(address, [self._one(*one) for one in zip(parts, each, strict=True)], parts)
         return self._one(address, *like)
 
-    def _one(self, address: Address, like: Shared | None = None) -> Measured:
+    def _one(self, address: Address, like: Shared | None = None) -> Measurement:
         if (address, like) not in self._known:
             found = _without_rows(address, self._number(address, like))
             if address.minus is not None:
@@ -125,7 +127,7 @@ class Reader:
             self._known[address, like] = self._fixed(found)
         return self._known[address, like]
 
-    def _fixed(self, found: Measured) -> Measured:
+    def _fixed(self, found: Measurement) -> Measurement:
         """With what is to be said of rows that were made before the margins were fixed, or nobody knows when."""
         if self.evidence.stand_in or not found.rows:
             return found
@@ -133,16 +135,18 @@ class Reader:
         told = (fixed.unjudged(None if commit != commit else commit) for commit in commits.unique())
         return replace(found, other=_joined(found.other, tuple(filter(None, told))))
 
-    def _number(self, address: Address, like: Shared | None = None) -> Measured:
+    def _number(self, address: Address, like: Shared | None = None) -> Measurement:
         if address.model in UNAVAILABLE:
-            return Measured(CANNOT_RUN, f"{UNAVAILABLE[address.model].title} {_clause(UNAVAILABLE[address.model].why)}")
+            return Measurement(
+                CANNOT_RUN, f"{UNAVAILABLE[address.model].title} {_clause(UNAVAILABLE[address.model].why)}"
+            )
         if address.metric in DIAGNOSTICS:
             return self._diagnosed(address)
         match = self.evidence.match(address, like)
         if match.state == AMBIGUOUS:
-            return Measured(UNCLEAR, match.why, rows=match.rows)
+            return Measurement(UNCLEAR, match.why, rows=match.rows)
         if match.state != FOUND:
-            return Measured(NOT_RUN, match.why)
+            return Measurement(NOT_RUN, match.why)
         if address.dataset in SYNTHETIC:
             read = self._passes
         else:
@@ -175,18 +179,18 @@ class Reader:
         told = tuple(f"{what} in {n:,} of {answers:,} answers" for what, n in sorted(counts.items()))
         return ((), excess + told) if allowed else (excess, told)
 
-    def _asked_of(self, address: Address, match: Match) -> Asked:
+    def _asked_of(self, address: Address, match: Match) -> Questions:
         if address.dataset in SYNTHETIC:
-            return Asked()
+            return Questions()
         row, each = match.rows[0], [self._answered(row) for row in match.rows]
         digests = tuple(sorted({int(prompts.sum()) for prompts in each}))
         scorer = self._scorers.get((self._store(row), self._cell(row), address.metric), ())
-        return Asked(scorer, len(each[0]), digests)
+        return Questions(scorer, len(each[0]), digests)
 
-    def _score(self, address: Address, match: Match) -> Measured:
+    def _score(self, address: Address, match: Match) -> Measurement:
         held = self._sheet(match, address.metric)
         if held is None:
-            return Measured(UNCLEAR, "two stores hold the same cell with other scores", rows=match.rows)
+            return Measurement(UNCLEAR, "two stores hold the same cell with other scores", rows=match.rows)
         sheet, places = held
         found = sheet.scores(places, address.metric)
         each = [len(self._answered(row)) for row in match.rows]
@@ -194,20 +198,20 @@ class Reader:
         of = _of(address)
         if not found.n:
             if not any(each):
-                return Measured(NOT_RUN)
+                return Measurement(NOT_RUN)
             judged = content("dataset", file_of(address.dataset))["about"].get("judge") == "needed"
-            return Measured(
+            return Measurement(
                 WAITING, "for a judge" if judged else "for its scores: run with stage=score", n=answers, of=of
             )
         unscored = (
             0 if found.n >= max(each) else max(n - self._scored(row) for n, row in zip(each, match.rows, strict=True))
         )
         if unscored > 0:  # a metric of one kind of question has fewer samples, and yet all are scored
-            return Measured(WAITING, f"for the scores of {unscored} of {max(each)} answers", n=answers, of=of)
+            return Measurement(WAITING, f"for the scores of {unscored} of {max(each)} answers", n=answers, of=of)
         if found.unjudged:
-            return Measured(WAITING, f"for a judge: {found.unjudged} of {found.n} answers", n=found.n, of=of)
+            return Measurement(WAITING, f"for a judge: {found.unjudged} of {found.n} answers", n=found.n, of=of)
         if found.n_ok < found.n:
-            return Measured(FAILED, f"{found.n - found.n_ok} of {found.n} samples", n=found.n, of=of)
+            return Measurement(FAILED, f"{found.n - found.n_ok} of {found.n} samples", n=found.n, of=of)
         scale = margin(address.dataset, address.metric).scale
         seeds = [sheet.scores([place], address.metric) for place in places] if len(places) > 1 else []
         told, *each_seed = headlines([found, *seeds], address.dataset, aggregator_of(address.metric), address.metric)
@@ -215,9 +219,9 @@ class Reader:
         state, why = _whole(answers, of, match)
         values = tuple(scale * one["value"] for one in each_seed if one["value"] is not None)
         many = (f"{max(each):,} answers, the data set has {of:,}",) if of and max(each) > of else ()
-        return Measured(state, why, value, low, high, found.n, of, many, seeds=values, scores=found)
+        return Measurement(state, why, value, low, high, found.n, of, many, seeds=values, scores=found)
 
-    def _reduced(self, address: Address, match: Match) -> Measured:
+    def _reduced(self, address: Address, match: Match) -> Measurement:
         reduction = REDUCTIONS[address.metric]
         tables = [self._responses[self._store(row)] for row in match.rows]
         own = [table[(table["cell"] == self._cell(row))] for table, row in zip(tables, match.rows, strict=True)]
@@ -225,19 +229,19 @@ class Reader:
         of = _of(address)
         failed = sum(int((table["status"] != "ok").sum()) for table in own)
         if failed:
-            return Measured(FAILED, f"{failed} samples", n=answers, of=of)
+            return Measurement(FAILED, f"{failed} samples", n=answers, of=of)
         if reduction.layers:
             return self._layers(address, reduction, own[0], match, of)
         if reduction.column == "tpot_s" and any((table["measured"] != "own").any() for table in own):
-            return Measured(
+            return Measurement(
                 CANNOT_RUN, "times of a shared run are no method's own; run with sharing=off", n=answers, of=of
             )
         values = np.mean([table[reduction.column].to_numpy(np.float64) for table in own], axis=0) / reduction.per
         (found,) = intervals([(values, own[0]["cluster"].astype(str).to_numpy())], address.dataset, share=False)
         state, why = _whole(answers, of, match)
-        return Measured(state, why, float(values.mean()), found.low, found.high, answers, of)
+        return Measurement(state, why, float(values.mean()), found.low, found.high, answers, of)
 
-    def _layers(self, address: Address, reduction: Reduction, own: pd.DataFrame, match: Match, of: int) -> Measured:
+    def _layers(self, address: Address, reduction: Reduction, own: pd.DataFrame, match: Match, of: int) -> Measurement:
         """Spread over samples of the ratios that layers keep, averaged over layers; `mad`: distance from the profile's."""
         ratios = _ratios(own)
         if reduction.layers == "std":
@@ -246,27 +250,27 @@ class Reader:
             (profile,) = _behind(address)
             other = self.evidence.match(profile, match.shared)
             if other.state != FOUND:
-                return Measured(NOT_RUN, f"it needs {profile.method} too")
+                return Measurement(NOT_RUN, f"it needs {profile.method} too")
             table = self._responses[self._store(other.rows[0])]
             fixed = _ratios(table[table["cell"] == self._cell(other.rows[0])])
             value = float(np.abs(ratios - fixed.mean(axis=0)).mean())
         state, why = _whole(len(own), of, match)
-        return Measured(state, why, value, n=len(own), of=of)
+        return Measurement(state, why, value, n=len(own), of=of)
 
-    def _diagnosed(self, address: Address) -> Measured:
+    def _diagnosed(self, address: Address) -> Measurement:
         """A diagnostic: what its rows say by layer, and the mean over layers."""
         found = self._curves.read(address)
         if found.state == AMBIGUOUS:
-            return Measured(UNCLEAR, found.why)
+            return Measurement(UNCLEAR, found.why)
         if found.state != FOUND:
-            return Measured(NOT_RUN)
+            return Measurement(NOT_RUN)
         of = address.samples or _of(address)
         state, why = (PART, f"{found.n:,} of {of:,}") if of and found.n < of else (MEASURED, "")
         first = found.curves[0]
-        shown = Measured(state, why, first.value, first.low, first.high, found.n, of, found.other)
+        shown = Measurement(state, why, first.value, first.low, first.high, found.n, of, found.other)
         return replace(shown, curves=found.curves, made=found.made, source=found.source, drawn=found.rows)
 
-    def _passes(self, address: Address, match: Match) -> Measured:
+    def _passes(self, address: Address, match: Match) -> Measurement:
         reduction = PASSES[address.metric]
         row = match.rows[0]
         table = self._timings[self._store(row)]
@@ -275,17 +279,17 @@ class Reader:
             own = own[own[column] == asked] if len(own) else own
         own = own[(own["batch"] == (address.batch or 1)) & (own["batch_prefill"] == ALONE)] if len(own) else own
         if not len(own):
-            return Measured(NOT_RUN)
+            return Measurement(NOT_RUN)
         if (own["status"] != "ok").any():
-            return Measured(FAILED, str(own["status"][own["status"] != "ok"].iloc[0]))
+            return Measurement(FAILED, str(own["status"][own["status"] != "ok"].iloc[0]))
         values = own[reduction.column].dropna().to_numpy(np.float64) / reduction.per
         if not len(values):
-            return Measured(NOT_RUN, f"no pass holds {reduction.column}")
+            return Measurement(NOT_RUN, f"no pass holds {reduction.column}")
         disturbed = sorted({str(what) for one in own["disturbed"].dropna() for what in one})
         other = (f"disturbed by {', '.join(disturbed)}",) if disturbed else ()
-        return Measured(MEASURED, "", float(np.median(values)), n=len(values), other=other)
+        return Measurement(MEASURED, "", float(np.median(values)), n=len(values), other=other)
 
-    def _minus(self, address: Address, own: Measured) -> Measured:
+    def _minus(self, address: Address, own: Measurement) -> Measurement:
         """The difference to another method, paired by sample."""
         from mmkv_bench.tables.compare import against
 
@@ -323,7 +327,7 @@ class Reader:
             seeds=_of_each_seed((own, other), lambda pair: pair[0] - pair[1]),
         )
 
-    def _mean(self, address: Address, parts: Sequence[Measured], of: Sequence[Address]) -> Measured:
+    def _mean(self, address: Address, parts: Sequence[Measurement], of: Sequence[Address]) -> Measurement:
         """A mean over several: only where all of them are whole."""
         told = {part.state for part in parts}
         rows = tuple(row for part in parts for row in part.rows)
@@ -334,12 +338,12 @@ class Reader:
             )
             done = sum(part.state == MEASURED for part in parts)
             if done and state == NOT_RUN:
-                return Measured(PART, f"{done} of {len(parts)} parts", rows=rows, other=other)
+                return Measurement(PART, f"{done} of {len(parts)} parts", rows=rows, other=other)
             lacking = next(part for part in parts if part.state == state)
-            return Measured(state, lacking.why, rows=rows, other=other)
+            return Measurement(state, lacking.why, rows=rows, other=other)
         found = _wider(mean([Mean(part.number, part.low, part.high) for part in parts]), parts)
         n = sum(part.n for part in parts)
-        whole = Measured(MEASURED, "", found.value, found.low, found.high, n, n, other, rows)
+        whole = Measurement(MEASURED, "", found.value, found.low, found.high, n, n, other, rows)
         return replace(
             whole,
             seeds=_of_each_seed(parts, lambda values: sum(values) / len(values)),
@@ -395,8 +399,8 @@ class Reader:
         return found
 
     @cached_property
-    def _curves(self) -> Curves:
-        return Curves.of(self.evidence)
+    def _curves(self) -> DiagnosticEvidence:
+        return DiagnosticEvidence.of(self.evidence)
 
     @cached_property
     def _samples(self) -> Mapping[int, pd.DataFrame]:
@@ -454,7 +458,7 @@ def _scores(store: Store, cells: Sequence[str]) -> pd.DataFrame:
 
 
 def _kept(answers: pa.Table) -> dict[str, Counter[str]]:
-    """Cell -> counts of its answers, see `Reader._kept`."""
+    """Cell -> counts of its answers, see `EvidenceReader._kept`."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -491,7 +495,7 @@ def _digests(answers: pd.DataFrame) -> dict[str, np.ndarray]:
     return {str(cell): digests[places] for cell, places in answers.groupby("cell", observed=True).indices.items()}
 
 
-def _without_rows(address: Address, found: Measured) -> Measured:
+def _without_rows(address: Address, found: Measurement) -> Measurement:
     """A number that no rows hold, where it needs none; else with what it needs."""
     if found.state != NOT_RUN or found.why:
         return found
@@ -523,7 +527,7 @@ def aligned(other: Scores, own: Scores) -> Scores:
     return Scores(samples[order], clusters, other.values[keep][order], parts, other.unjudged, own.ids)
 
 
-def incomparable(a: Measured, b: Measured) -> str:
+def incomparable(a: Measurement, b: Measurement) -> str:
     """Why two numbers say nothing of what they differ by; empty where they do."""
     names = [name for name in (differing(a, b.shared),) if name]
     for one, two in zip(a.asked, b.asked, strict=False):
@@ -532,13 +536,13 @@ def incomparable(a: Measured, b: Measured) -> str:
     return f"other {', '.join(dict.fromkeys(names))} than what it is compared with" if names else ""
 
 
-def differing(a: Measured, shared: Sequence[Shared]) -> str:
+def differing(a: Measurement, shared: Sequence[Shared]) -> str:
     """Names of what a number does not share with one that was made with this."""
     pairs = zip(a.shared, shared, strict=False)
     return ", ".join(dict.fromkeys(name for one, two in pairs for name, _ in sorted({*one} ^ {*two})))
 
 
-def _mixed(parts: Sequence[Measured]) -> tuple[str, ...]:
+def _mixed(parts: Sequence[Measurement]) -> tuple[str, ...]:
     """What parts of a mean were not all made with: it is of one model, in one precision."""
     values: dict[str, set[str]] = {}
     for name, value in (fact for part in parts for shared in part.shared for fact in shared if fact[0] in OF_MODEL):
@@ -551,7 +555,7 @@ def _joined(*words: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(word for part in words for word in part))
 
 
-def _wider(found: Mean, parts: Sequence[Measured]) -> Mean:
+def _wider(found: Mean, parts: Sequence[Measurement]) -> Mean:
     """A mean's interval where its parts share clusters: data sets may ask about the same photographs, and then what one of
     them was lucky in the other was too. Distances to the ends are joined with the correlation of the parts' cluster sums
     (Zou and Donner, Statistics in Medicine 27, 2008); parts of other sheets, and aggregates that are no means, share none."""
@@ -592,11 +596,11 @@ def _correlation(a: Scores | None, b: Scores | None) -> float:
 def _behind(address: Address) -> tuple[Address, ...]:
     """The addresses that a number needs besides: what is subtracted, or the profile that it is a distance from."""
     if address.metric in REDUCTIONS and REDUCTIONS[address.metric].layers == "mad":
-        return (replace(address, method=Method.of(address.method.name)),)
+        return (replace(address, method=MethodSettings.of(address.method.name)),)
     return () if address.minus is None else (replace(address, method=address.minus, minus=None),)
 
 
-def _of_each_seed(parts: Sequence[Measured], combine: Callable[[Sequence[float]], float]) -> tuple[float, ...]:
+def _of_each_seed(parts: Sequence[Measurement], combine: Callable[[Sequence[float]], float]) -> tuple[float, ...]:
     """What parts come to under each seed; one without seeds is the same under every one."""
     count = min((len(part.seeds) for part in parts if part.seeds), default=0)
     return tuple(combine([part.seeds[n] if part.seeds else part.number for part in parts]) for n in range(count))

@@ -9,31 +9,31 @@ from itertools import combinations
 
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.papers.address import STAND_IN, Address
-from mmkv_bench.papers.fulls import Full, beside, full_of, is_full, own_fulls
+from mmkv_bench.papers.evidence import Evidence
+from mmkv_bench.papers.fulls import PrintedFull, beside, full_of, is_full, own_fulls
+from mmkv_bench.papers.layout import TableCell, TableLayout
 from mmkv_bench.papers.margins import limits, of_ratio
-from mmkv_bench.papers.match import Evidence
-from mmkv_bench.papers.measured import (
+from mmkv_bench.papers.metrics import has_numbers, margin
+from mmkv_bench.papers.printed import COMPARABLE, OPEN, RATIOS, Printed, of_table
+from mmkv_bench.papers.reader import (
     COMPUTED,
     MEASURED,
     PART,
     PLANNED,
     WHOLE,
-    Measured,
-    Reader,
+    EvidenceReader,
+    Measurement,
     aligned,
     differing,
     incomparable,
 )
-from mmkv_bench.papers.measures import has_numbers, margin
-from mmkv_bench.papers.printed import COMPARABLE, OPEN, RATIOS, Printed, of_table
-from mmkv_bench.papers.spec import Cell, Spec
 from mmkv_bench.papers.verdict import (
     AGREES,
     DIFFERS,
     NOT_COMPARABLE,
     UNDECIDED,
     UNINFORMATIVE,
-    Limits,
+    Tolerance,
     Verdict,
     drop,
     lead,
@@ -51,18 +51,18 @@ COSTS = ("ttft_s", "total_s", "tpot_ms", "peak_gb", "selection_ms")
 
 
 @dataclass(frozen=True)
-class Filled:
+class FilledCell:
     """One cell, filled. `printed` is None where the paper has no number for it; `verdict` where nothing is to be said of the
     number as the table reads it; `counted`: whether the verdict on its drop counts, because `full` agrees; `ratio`: ours and
     the printed one to `full`, where these were compared; `limits`: what it was judged by; `readings`: name -> what there is
     under each further reading, `words` what is said of that."""
 
-    cell: Cell
+    cell: TableCell
     printed: Printed | None
-    measured: Measured
-    readings: Mapping[str, Measured] = field(default_factory=dict)
+    measured: Measurement
+    readings: Mapping[str, Measurement] = field(default_factory=dict)
     words: Mapping[str, Verdict] = field(default_factory=dict)
-    limits: Limits | None = None
+    limits: Tolerance | None = None
     verdict: Verdict | None = None
     drop: Verdict | None = None
     counted: bool = False
@@ -80,22 +80,22 @@ class Filled:
 class Lead:
     """A lead of the paper's method over its strongest baseline that the paper prints: who, by how much, and ours."""
 
-    own: Cell
-    over: Cell
+    own: TableCell
+    over: TableCell
     printed: float
     verdict: Verdict
     ours: Mean | None = None
 
 
 @dataclass(frozen=True)
-class Page:
+class FilledTable:
     """A table, filled. `pairs`: of all other pairs that our intervals tell apart, how many have the printed sign, and how
     many the other one; `versions`: column -> values behind its numbers; `refused`: cells of rows that stand in for something;
     `sources`: place of a cell in the evidence -> its rows folder and hash.
     """
 
-    spec: Spec
-    cells: tuple[Filled, ...]
+    spec: TableLayout
+    cells: tuple[FilledCell, ...]
     leads: tuple[Lead, ...]
     pairs: tuple[int, int]
     versions: Mapping[str, tuple[str, ...]]
@@ -114,13 +114,15 @@ class Page:
         return Counter(one.verdict.word for one in found if one.verdict)
 
 
-def needed(spec: Spec) -> list[Address]:
+def needed(spec: TableLayout) -> list[Address]:
     """Every address that a table's numbers are made of, its further readings included."""
     found = [one for cell in spec.cells for one in cell.needed]
     return found + [one for cell in spec.cells for own, parts in cell.readings.values() for one in parts or (own,)]
 
 
-def fill(spec: Spec, evidence: Evidence, printed: Mapping[tuple[str, ...], Printed] | None = None) -> Page:
+def fill(
+    spec: TableLayout, evidence: Evidence, printed: Mapping[tuple[str, ...], Printed] | None = None
+) -> FilledTable:
     """A table with what there is for it.
 
     Args:
@@ -135,23 +137,23 @@ def fill(spec: Spec, evidence: Evidence, printed: Mapping[tuple[str, ...], Print
         raise ConfigError(f"{spec.id}: no printed number stands beside the embedded model, which stands in for others")
     fulls = own_fulls(spec, printed)
     beside = [full_of(cell, fulls, spec.paper) if cell.address.printed in printed else None for cell in spec.cells]
-    reader = Reader(evidence, needed(spec) + [part for full in beside if full for part in full.cell.needed])
+    reader = EvidenceReader(evidence, needed(spec) + [part for full in beside if full for part in full.cell.needed])
     cells = [_filled(spec, cell, printed.get(cell.address.printed), reader) for cell in spec.cells]
     judged = [_judged(one, full, reader) for one, full in zip(cells, beside, strict=True)]
     leads, pairs = _order(spec, judged, reader)
     rows = sorted({row for one in judged for row in one.measured.rows})
     sources = {row: evidence.source(row) for row in rows}
-    return Page(spec, tuple(judged), tuple(leads), pairs, evidence.told(rows), evidence.refused, sources)
+    return FilledTable(spec, tuple(judged), tuple(leads), pairs, evidence.told(rows), evidence.refused, sources)
 
 
-def _filled(spec: Spec, cell: Cell, printed: Printed | None, reader: Reader) -> Filled:
+def _filled(spec: TableLayout, cell: TableCell, printed: Printed | None, reader: EvidenceReader) -> FilledCell:
     readings = {name: reader.measured(own, parts) for name, (own, parts) in cell.readings.items()}
     numbers = printed is not None and printed.number is not None and has_numbers(cell.address.metric)
     held = limits(spec, cell, printed) if numbers and printed is not None else None
-    return Filled(cell, printed, reader.measured(cell.address, cell.parts), readings, limits=held)
+    return FilledCell(cell, printed, reader.measured(cell.address, cell.parts), readings, limits=held)
 
 
-def _judged(one: Filled, full: Full | None, reader: Reader) -> Filled:
+def _judged(one: FilledCell, full: PrintedFull | None, reader: EvidenceReader) -> FilledCell:
     """The cell with its verdicts."""
     if one.printed is None:
         return one
@@ -180,12 +182,12 @@ class _Beside:
     """The full cache as the rows have it that share what a number was made with; why: what keeps the two apart; gate: what is
     said of the full cache itself."""
 
-    full: Filled
+    full: FilledCell
     why: str = ""
     gate: Verdict | None = None
 
 
-def _like(own: Measured, full: Full, reader: Reader) -> _Beside:
+def _like(own: Measurement, full: PrintedFull, reader: EvidenceReader) -> _Beside:
     at, parts = full.cell.address, full.cell.parts
     measured, why = reader.measured(at, parts, own.shared), ""
     if own.shared and measured.value is None:
@@ -194,7 +196,7 @@ def _like(own: Measured, full: Full, reader: Reader) -> _Beside:
     elif own.shared and measured.shared:
         apart = incomparable(own, measured)
         why = f"full has {apart}" if apart else ""
-    beside = Filled(full.cell, full.printed, measured, limits=limits(full.spec, full.cell, full.printed))
+    beside = FilledCell(full.cell, full.printed, measured, limits=limits(full.spec, full.cell, full.printed))
     return _Beside(beside, why, _level(beside, measured))
 
 
@@ -212,7 +214,7 @@ def _gated(verdict: Verdict, beside: _Beside) -> Verdict:
     return Verdict(gate.word, why=f"so is full{f', {gate.why}' if gate.why else ''}")
 
 
-def _level(one: Filled, measured: Measured) -> Verdict | None:
+def _level(one: FilledCell, measured: Measurement) -> Verdict | None:
     """What is said of a number under one reading; None while it has none."""
     if one.printed is None or measured.value is None or measured.state not in (*WHOLE, PART):
         return None
@@ -225,7 +227,7 @@ def _level(one: Filled, measured: Measured) -> Verdict | None:
     return level(measured.value, one.printed.number, one.limits, of_seeds(measured.seeds, one.limits.relative))
 
 
-def _drop(one: Filled, beside: _Beside) -> Verdict | None:
+def _drop(one: FilledCell, beside: _Beside) -> Verdict | None:
     """What is said of the difference to `full`."""
     full = beside.full
     own, theirs, states = one.shown, full.shown, {one.measured.state, full.measured.state}
@@ -243,7 +245,7 @@ def _drop(one: Filled, beside: _Beside) -> Verdict | None:
     return drop((own[0], theirs[0]), (own[1], theirs[1]), held, of_seeds(one.measured.seeds, held.relative))
 
 
-def _ratio(one: Filled, beside: _Beside) -> Filled:
+def _ratio(one: FilledCell, beside: _Beside) -> FilledCell:
     """The cell with what is said of its ratio to `full`: of times and peaks of another device."""
     own, theirs = one.shown, beside.full.shown
     if one.measured.value is not None and (beside.why or theirs is None):
@@ -259,7 +261,9 @@ def _ratio(one: Filled, beside: _Beside) -> Filled:
     return replace(one, verdict=level(own[0] / theirs[0], own[1] / theirs[1], held))
 
 
-def _order(spec: Spec, cells: Sequence[Filled], reader: Reader) -> tuple[list[Lead], tuple[int, int]]:
+def _order(
+    spec: TableLayout, cells: Sequence[FilledCell], reader: EvidenceReader
+) -> tuple[list[Lead], tuple[int, int]]:
     """The leads that a paper prints for its own method over its strongest baseline, and all other pairs."""
     leads, same, other = [], 0, 0
     for group in _groups(cells):
@@ -284,9 +288,9 @@ def _order(spec: Spec, cells: Sequence[Filled], reader: Reader) -> tuple[list[Le
     return leads, (same, other)
 
 
-def _groups(cells: Sequence[Filled]) -> Iterator[list[Filled]]:
+def _groups(cells: Sequence[FilledCell]) -> Iterator[list[FilledCell]]:
     """Methods of one column and budget that have a printed number of the same kind."""
-    found: dict[tuple[object, ...], list[Filled]] = {}
+    found: dict[tuple[object, ...], list[FilledCell]] = {}
     for one in cells:
         if one.printed is None or one.printed.number is None or is_full(one.cell) or one.cell.address.minus is not None:
             continue
@@ -297,13 +301,13 @@ def _groups(cells: Sequence[Filled]) -> Iterator[list[Filled]]:
     yield from (group for group in found.values() if len(group) > 1)
 
 
-def _printed(one: Filled) -> float:
+def _printed(one: FilledCell) -> float:
     assert one.printed is not None
     assert one.printed.number is not None
     return one.printed.number
 
 
-def _paired(reader: Reader, a: Filled, b: Filled, sign: int) -> Mean | None:
+def _paired(reader: EvidenceReader, a: FilledCell, b: FilledCell, sign: int) -> Mean | None:
     """Our difference a - b, better above 0, paired by sample; of means the mean of their parts'."""
     found = []
     for left, right in zip(a.cell.needed, b.cell.needed, strict=True):

@@ -8,11 +8,11 @@ import pytest
 
 from mmkv_bench.config.compose import compose
 from mmkv_bench.config.schema import conf_dir
-from mmkv_bench.papers.planned import SHARES, Device, loads, text, total
-from mmkv_bench.papers.spec import load
+from mmkv_bench.papers.layout import load
+from mmkv_bench.papers.plan import SHARES, PlanDevice, loads, text, total
 from mmkv_bench.plan.plan import outline
 
-H100 = Device()
+H100 = PlanDevice()
 
 
 def test_a_plan_has_exactly_the_cells_of_its_table(tmp_path):
@@ -42,7 +42,7 @@ def test_hours_are_at_printed_lengths_and_add_up():
     least, expected = total(list(found.values()))
     assert least == pytest.approx(sum(one.prefill + one.decode for one in found.values()))
     assert expected == pytest.approx(sum(one.prefill / SHARES[0] + one.decode / SHARES[1] for one in found.values()))
-    slow = total(loads([load("mmshift_table01")], Device(H100.bandwidth / 2, H100.rate / 2)))[0]
+    slow = total(loads([load("mmshift_table01")], PlanDevice(H100.bandwidth / 2, H100.rate / 2)))[0]
     assert slow == pytest.approx(2 * least)
 
 

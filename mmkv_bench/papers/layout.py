@@ -67,7 +67,7 @@ _NAMES_OF_STAND_INS = ("stands_for", "stores")
 
 
 @dataclass(frozen=True)
-class Item:
+class TableItem:
     """One row, column, block or value of `across`. `mean`: labels of columns or keys of addresses, ("all",) for all other
     columns, empty for none."""
 
@@ -79,7 +79,7 @@ class Item:
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """One cell. `across` is None where a method without a budget has one cell for all.
 
     address: its own; parts: of a mean, the addresses that it is a mean of. readings: name -> (address, parts) of the
@@ -101,7 +101,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Spec:
+class TableLayout:
     """A table, laid out. `cells` are in the order of blocks, rows, columns and `across`. Of a stand-in `paper` and `number` are
     empty; `stands_for` names the tables that are laid out like it, `stores` folders of rows below results/tiny."""
 
@@ -110,11 +110,11 @@ class Spec:
     number: str
     caption: str
     kind: str
-    blocks: tuple[Item, ...]
-    rows: tuple[Item, ...]
-    columns: tuple[Item, ...]
-    across: tuple[Item, ...]
-    cells: tuple[Cell, ...]
+    blocks: tuple[TableItem, ...]
+    rows: tuple[TableItem, ...]
+    columns: tuple[TableItem, ...]
+    across: tuple[TableItem, ...]
+    cells: tuple[TableCell, ...]
     together: bool = False
     notes: tuple[str, ...] = ()
     experiments: tuple[str, ...] = ()
@@ -127,7 +127,7 @@ class Spec:
         """`MM-ShiftKV Table 1`."""
         return "Stand-in" if self.stands_for else f"{PAPERS[self.paper]} {self.number}"
 
-    def own(self, cell: Cell) -> bool:
+    def own(self, cell: TableCell) -> bool:
         """Whether a cell is of the paper's own method, and not of a baseline; a stand-in has no such method."""
         if self.stands_for:
             return False
@@ -150,7 +150,7 @@ def is_stand_in(name: str) -> bool:
 
 
 @cache
-def load(name: str) -> Spec:
+def load(name: str) -> TableLayout:
     """A table.
 
     Raises:
@@ -170,10 +170,10 @@ def load(name: str) -> Spec:
         raise ConfigError(f"conf/{file}: {error}") from None
 
 
-def parse(name: str, told: Any) -> Spec:
+def parse(name: str, told: Any) -> TableLayout:
     """A table of its file's content; errors as of `load`."""
     if not isinstance(told, Mapping):
-        raise ConfigError("a table's file holds keys; see mmkv_bench/papers/spec.py")
+        raise ConfigError("a table's file holds keys; see mmkv_bench/papers/layout.py")
     own = _NAMES_OF_STAND_INS if is_stand_in(name) else _NAMES
     _known(told, (*own, *_TOP), "a stand-in" if is_stand_in(name) else "a table")
     for key in (*own, "caption", "kind", "rows", "columns"):
@@ -185,7 +185,7 @@ def parse(name: str, told: Any) -> Spec:
     shared = told.get("cell") or {}
     _known(shared, KEYS, "cell")
     blocks, rows, columns, across = (_items(told.get(key), key) for key in ("blocks", "rows", "columns", "across"))
-    spec = Spec(
+    spec = TableLayout(
         id=name,
         paper=told.get("paper", ""),
         number=told.get("number", ""),
@@ -210,15 +210,15 @@ def parse(name: str, told: Any) -> Spec:
     return spec
 
 
-def _items(told: Any, what: str) -> tuple[Item, ...]:
+def _items(told: Any, what: str) -> tuple[TableItem, ...]:
     if told is None:
-        return (Item("", {}),)
+        return (TableItem("", {}),)
     if not isinstance(told, Sequence) or isinstance(told, str) or not told:
         raise ConfigError(f"{what} is no list of keys; write {what}: [{{...}}, ...]")
     return tuple(_item(one, what) for one in told)
 
 
-def _item(told: Any, what: str) -> Item:
+def _item(told: Any, what: str) -> TableItem:
     if not isinstance(told, Mapping):
         raise ConfigError(f"{what} holds {told!r}; allowed: keys of an address")
     _known(told, (*KEYS, *_ITEM), f"an item of {what}")
@@ -227,7 +227,7 @@ def _item(told: Any, what: str) -> Item:
     mean = (mean,) if isinstance(mean, str) else tuple(mean)
     if mean and what != "columns":
         raise ConfigError(f"an item of {what} is a mean; only columns may be")
-    return Item(str(told.get("label", _label(parts))), parts, told.get("only") or {}, mean, told.get("readings"))
+    return TableItem(str(told.get("label", _label(parts))), parts, told.get("only") or {}, mean, told.get("readings"))
 
 
 def _label(parts: Mapping[str, Any]) -> str:
@@ -245,8 +245,10 @@ def _label(parts: Mapping[str, Any]) -> str:
     return " ".join(words)
 
 
-def _cells(spec: Spec, shared: Mapping[str, Any], readings: Mapping[str, Mapping[str, Any]]) -> Iterator[Cell]:
-    found: dict[tuple[int, int, int | None], list[Cell]] = {}
+def _cells(
+    spec: TableLayout, shared: Mapping[str, Any], readings: Mapping[str, Mapping[str, Any]]
+) -> Iterator[TableCell]:
+    found: dict[tuple[int, int, int | None], list[TableCell]] = {}
     order = [column for column in range(len(spec.columns)) if not spec.columns[column].mean]
     order += [column for column in range(len(spec.columns)) if spec.columns[column].mean]
     for b, r, c, a in product(range(len(spec.blocks)), range(len(spec.rows)), order, range(len(spec.across))):
@@ -262,7 +264,7 @@ def _cells(spec: Spec, shared: Mapping[str, Any], readings: Mapping[str, Mapping
         overlays = readings if row.readings is None else row.readings
         key = (b, r, None if spans else a)
         beside = found.setdefault(key, [])
-        cell = Cell(*key[:2], c, key[2], own, _parts(spec, parts, own, column, beside, where))
+        cell = TableCell(*key[:2], c, key[2], own, _parts(spec, parts, own, column, beside, where))
         cell = replace(cell, readings=_readings(cell, parts, overlays, beside, column, spec, where))
         beside.append(cell)
     every = [cell for beside in found.values() for cell in beside]
@@ -271,7 +273,7 @@ def _cells(spec: Spec, shared: Mapping[str, Any], readings: Mapping[str, Mapping
     yield from sorted(every, key=lambda cell: (cell.block, cell.row, cell.column, cell.across or 0))
 
 
-def _skipped(spec: Spec, shared: Mapping[str, Any], place: tuple[int, int, int, int]) -> bool:
+def _skipped(spec: TableLayout, shared: Mapping[str, Any], place: tuple[int, int, int, int]) -> bool:
     b, r, c, a = place
     items = (spec.blocks[b], spec.rows[r], spec.columns[c], spec.across[a])
     parts = _merged([shared, *(item.parts for item in items)], "", True)
@@ -279,11 +281,11 @@ def _skipped(spec: Spec, shared: Mapping[str, Any], place: tuple[int, int, int, 
 
 
 def _parts(
-    spec: Spec,
+    spec: TableLayout,
     parts: Mapping[str, Any],
     own: Address,
-    column: Item,
-    beside: Sequence[Cell],
+    column: TableItem,
+    beside: Sequence[TableCell],
     where: str,
     reading: str | None = None,
 ) -> tuple[Address, ...]:
@@ -313,12 +315,12 @@ def _parts(
 
 
 def _readings(
-    cell: Cell,
+    cell: TableCell,
     parts: Mapping[str, Any],
     overlays: Mapping[str, Mapping[str, Any]],
-    beside: Sequence[Cell],
-    column: Item,
-    spec: Spec,
+    beside: Sequence[TableCell],
+    column: TableItem,
+    spec: TableLayout,
     where: str,
 ) -> dict[str, tuple[Address, tuple[Address, ...]]]:
     found = {}

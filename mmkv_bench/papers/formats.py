@@ -1,4 +1,4 @@
-"""Filled tables as text: markdown, LaTeX, CSV and HTML. No cell is ever blank."""
+"""FilledCell tables as text: markdown, LaTeX, CSV and HTML. No cell is ever blank."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from mmkv_bench.papers.cells import caption, edges, grid, number, readings, words
 from mmkv_bench.papers.commands import commands, experiment
-from mmkv_bench.papers.fill import Filled, Page
+from mmkv_bench.papers.filled_table import FilledCell, FilledTable
 from mmkv_bench.papers.fixed import versions
-from mmkv_bench.papers.measured import MEASURED, NOT_RUN, PART, PLANNED, STATES, UNCLEAR, Measured
-from mmkv_bench.papers.measures import has_numbers
+from mmkv_bench.papers.metrics import has_numbers
 from mmkv_bench.papers.printed import COMPARABLE
+from mmkv_bench.papers.reader import MEASURED, NOT_RUN, PART, PLANNED, STATES, UNCLEAR, Measurement
 from mmkv_bench.papers.sources import behind, command_of, rows_of
 from mmkv_bench.papers.verdict import CONFIRMED, CONTRADICTED, UNDECIDED, WORDS
 from mmkv_bench.tables.html_page import page as html_page
@@ -69,7 +69,7 @@ _MANY = 6
 _FITTED = r"\ifdim\wd0>\linewidth \resizebox{\linewidth}{!}{\box0}\else\leavevmode\box0\fi"
 
 
-def render(pages: Sequence[Page], form: str) -> str:
+def render(pages: Sequence[FilledTable], form: str) -> str:
     """Tables in a format of SUFFIXES."""
     if form == "csv":
         return _csv(pages)
@@ -80,14 +80,14 @@ def render(pages: Sequence[Page], form: str) -> str:
     return as_markdown([_section(page) for page in pages])
 
 
-def frame(pages: Sequence[Page]) -> pd.DataFrame:
+def frame(pages: Sequence[FilledTable]) -> pd.DataFrame:
     """The lines of the format csv: one row per cell, numbers as numbers."""
     import pandas as pd
 
     return pd.read_csv(io.StringIO(_csv(pages)))
 
 
-def notes(page: Page) -> list[str]:
+def notes(page: FilledTable) -> list[str]:
     """What stands below a table."""
     states = page.states
     told = [f"{state} {states[state]}" for state in STATES if states[state]]
@@ -122,7 +122,7 @@ def notes(page: Page) -> list[str]:
     return found + [f"{note}." for note in page.spec.notes]
 
 
-def _stands_in(page: Page) -> str:
+def _stands_in(page: FilledTable) -> str:
     """What stands first below a stand-in."""
     counts = sorted({one.measured.n for one in page.cells if one.measured.n})
     size = "" if not counts else f" n = {' or '.join(f'{n:,}' for n in counts)}."
@@ -133,7 +133,7 @@ def _stands_in(page: Page) -> str:
     )
 
 
-def _commands(page: Page) -> list[str]:
+def _commands(page: FilledTable) -> list[str]:
     lacking = [one for one in page.cells if one.measured.state in (NOT_RUN, PART, PLANNED)]
     if not lacking:
         return []
@@ -146,12 +146,12 @@ def _commands(page: Page) -> list[str]:
     return [f"not run: {', '.join(lines)}."] if lines else []
 
 
-def _whys(page: Page, state: str) -> list[str]:
+def _whys(page: FilledTable, state: str) -> list[str]:
     found = Counter(one.measured.why for one in page.cells if one.measured.state == state)
     return [f"{why} ({count})" for why, count in found.items()]
 
 
-def _verdicts(page: Page) -> list[str]:
+def _verdicts(page: FilledTable) -> list[str]:
     found = []
     for of_paper, who in ((True, f"{page.spec.paper}'s own method"), (False, "all others")):
         words = page.verdicts(of_paper)
@@ -170,7 +170,7 @@ def _verdicts(page: Page) -> list[str]:
     return found
 
 
-def _leads(page: Page) -> list[str]:
+def _leads(page: FilledTable) -> list[str]:
     if not page.leads or not any(one.ours for one in page.leads):
         return []
     words = Counter(one.verdict.word for one in page.leads)
@@ -184,7 +184,7 @@ def _leads(page: Page) -> list[str]:
     return found
 
 
-def _layers(page: Page) -> list[str]:
+def _layers(page: FilledTable) -> list[str]:
     """The layers of diagnostics, a line for each line of the figure, and what they were made with."""
     found = []
     for one in page.cells:
@@ -196,7 +196,7 @@ def _layers(page: Page) -> list[str]:
     return [*found, f"diagnostics made with {'; '.join(made)}."] if made else found
 
 
-def _section(page: Page) -> Section:
+def _section(page: FilledTable) -> Section:
     blocks: list[Block] = []
     for label, header, rows in grid(page):
         blocks += [Label(label)] if label else []
@@ -205,11 +205,11 @@ def _section(page: Page) -> Section:
     return Section(caption(page), "", (*blocks, Notes(notes(page))), name=page.spec.id)
 
 
-def _place(page: Page, cells: Sequence[Filled]) -> Text:
+def _place(page: FilledTable, cells: Sequence[FilledCell]) -> Text:
     return Text(words(cells), behind=tuple(line for one in cells for line in behind(page, one)))
 
 
-def _latex(page: Page) -> str:
+def _latex(page: FilledTable) -> str:
     lines = [r"\begin{table}", r"\centering\tiny", rf"\caption{{{escape(caption(page))}}}"]
     lines.append(rf"\label{{tab:{page.spec.id.replace('_', '-').replace('.', '-')}}}")
     for label, header, rows in grid(page):
@@ -222,7 +222,7 @@ def _latex(page: Page) -> str:
     return "\n".join([*lines, r"\end{table}", ""])
 
 
-def _csv(pages: Sequence[Page]) -> str:
+def _csv(pages: Sequence[FilledTable]) -> str:
     out = io.StringIO()
     writer = csv.DictWriter(out, CSV, lineterminator="\n")
     writer.writeheader()
@@ -232,7 +232,7 @@ def _csv(pages: Sequence[Page]) -> str:
     return out.getvalue()
 
 
-def _line(page: Page, one: Filled) -> dict[str, object]:
+def _line(page: FilledTable, one: FilledCell) -> dict[str, object]:
     spec, at, own = page.spec, one.cell.address, one.measured
     printed = one.printed
     shown = one.shown
@@ -269,7 +269,7 @@ def _line(page: Page, one: Filled) -> dict[str, object]:
     }
 
 
-def _held(one: Filled) -> dict[str, str]:
+def _held(one: FilledCell) -> dict[str, str]:
     """What a cell is judged by, in the printed unit or on the log scale."""
     if one.limits is None:
         return dict.fromkeys(("margin", "half_digit", "one_answer", "rival"), "")
@@ -278,7 +278,7 @@ def _held(one: Filled) -> dict[str, str]:
     return dict(zip(("margin", "half_digit", "one_answer"), texts, strict=True)) | {"rival": one.limits.rival}
 
 
-def _numbers(own: Measured) -> dict[str, object]:
+def _numbers(own: Measurement) -> dict[str, object]:
     texts = {name: "" if value is None else f"{value:.6g}" for name, value in
              (("value", own.value), ("low", own.low), ("high", own.high))}  # fmt: skip
     return {"state": own.state, "why": inert(own.why), **texts, "n": own.n or "", "of": own.of or ""}

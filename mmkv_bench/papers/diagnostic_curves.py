@@ -1,6 +1,6 @@
 """Numbers of `mmkv-bench diagnose` for cells of figures: which measurement stands at an address, and what it says by layer.
 
-A diagnostic is a curve for each sample, layer and perhaps head; `measures.DIAGNOSTICS` says at which place or over which stretch
+A diagnostic is a curve for each sample, layer and perhaps head; `metrics.DIAGNOSTICS` says at which place or over which stretch
 of it a layer's number is taken. A cell shows the mean over layers with its interval over samples, and the layers beside it.
 """
 
@@ -16,9 +16,9 @@ import numpy as np
 
 from mmkv_bench.papers import identity
 from mmkv_bench.papers.address import FRACTION, STAND_IN, Address, budget_of, canonical
+from mmkv_bench.papers.evidence import AMBIGUOUS, FOUND, NONE, Evidence
 from mmkv_bench.papers.identity import OF_DIAGNOSTICS
-from mmkv_bench.papers.match import AMBIGUOUS, FOUND, NONE, Evidence
-from mmkv_bench.papers.measures import DIAGNOSTICS, Diagnostic
+from mmkv_bench.papers.metrics import DIAGNOSTICS, Diagnostic
 from mmkv_bench.statistics.shared_draws import intervals
 from mmkv_bench.tables.notes import FIXTURE
 
@@ -43,7 +43,7 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class Reading:
+class DiagnosticMatch:
     """What diagnostics hold for an address. state: found, none or ambiguous; why: of the last, what differs; other: conditions
     that are not the address's; n: samples; made: the packages and the precision behind them; source: the rows folder and the
     measurement; rows: what its picture is drawn from."""
@@ -59,7 +59,7 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Curves:
+class DiagnosticEvidence:
     """The diagnostics of all stores that are evidence; `told` has a row per measurement."""
 
     evidence: Evidence
@@ -67,7 +67,7 @@ class Curves:
     told: pd.DataFrame
 
     @classmethod
-    def of(cls, evidence: Evidence) -> Curves:
+    def of(cls, evidence: Evidence) -> DiagnosticEvidence:
         """Those that are evidence: of real weights and data; for stand-ins those of the embedded model."""
         rows = evidence.diagnostics
         if not len(rows):
@@ -80,29 +80,29 @@ class Curves:
         told = told[real & ~told["dataset"].str.endswith(FIXTURE)]
         return cls(evidence, rows[rows["measurement"].isin(told.index)], told)
 
-    def read(self, address: Address) -> Reading:
+    def read(self, address: Address) -> DiagnosticMatch:
         """What there is at the address of a diagnostic."""
         wanted = DIAGNOSTICS[address.metric]
         if not len(self.told):
-            return Reading(NONE)
+            return DiagnosticMatch(NONE)
         told = self.told[[_is_of(row, wanted, address) for row in self.told.to_dict("records")]]
         told, other = _conditions(told, address)
         if not self.evidence.stand_in:
             each = (identity.other(address, _made(row), OF_DIAGNOSTICS) for row in told.to_dict("records"))
             other += tuple(dict.fromkeys(word for words in each for word in words))
         if len(told) > 1:
-            return Reading(AMBIGUOUS, _differences(told))
+            return DiagnosticMatch(AMBIGUOUS, _differences(told))
         if not len(told):
-            return Reading(NONE)
+            return DiagnosticMatch(NONE)
         rows = self._of[told.index[0]]
         curves = tuple(filter(None, (_curve(rows, wanted, line, address) for line in wanted.lines)))
         if not curves:
-            return Reading(NONE)
+            return DiagnosticMatch(NONE)
         versions = json.loads(told["versions"].iloc[0])
         made = ", ".join([*(f"{name} {version}" for name, version in versions.items()), told["dtype"].iloc[0]])
         source = f"{self.evidence.folder(int(rows['store'].iloc[0]))} {told.index[0]}"
         n = int(rows["sample_id"].nunique())
-        return Reading(FOUND, other=other, n=n, curves=curves, made=made, source=source, rows=rows)
+        return DiagnosticMatch(FOUND, other=other, n=n, curves=curves, made=made, source=source, rows=rows)
 
     @cached_property
     def _of(self) -> Mapping[str, pd.DataFrame]:

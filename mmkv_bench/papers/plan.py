@@ -16,12 +16,12 @@ from mmkv_bench.config.files import content
 from mmkv_bench.forecast import roofline
 from mmkv_bench.models.sizes import Decoder, decoder_of
 from mmkv_bench.models.stated_config import Stated
-from mmkv_bench.papers.address import FRACTION, NONE, SYNTHETIC, Address, Method, file_of, samples_of
+from mmkv_bench.papers.address import FRACTION, NONE, SYNTHETIC, Address, MethodSettings, file_of, samples_of
 from mmkv_bench.papers.computed import TOKENS, bytes_per_token, image_bounds
-from mmkv_bench.papers.fill import needed
-from mmkv_bench.papers.measures import has_numbers
+from mmkv_bench.papers.filled_table import needed
+from mmkv_bench.papers.layout import TableLayout, load, table_ids
+from mmkv_bench.papers.metrics import has_numbers
 from mmkv_bench.papers.printed import of_table
-from mmkv_bench.papers.spec import Spec, load, table_ids
 from mmkv_bench.tables.sections import aligned
 
 FORKS, PASSES = 16, 6
@@ -36,7 +36,7 @@ _HOUR = 3600.0
 
 
 @dataclass(frozen=True)
-class Load:
+class PlannedPrefills:
     """Cells that share prefills. tokens: of a prompt, `source` says where from; samples 0: unknown. Hours are those of the
     roofline, None where the model's shape is not known."""
 
@@ -59,14 +59,14 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Device:
+class PlanDevice:
     """bandwidth: bytes/s; rate: operations/s."""
 
     bandwidth: float = 3.35e12
     rate: float = 4e14
 
 
-def loads(specs: Iterable[Spec], device: Device) -> list[Load]:
+def loads(specs: Iterable[TableLayout], device: PlanDevice) -> list[PlannedPrefills]:
     """What the cells of tables take, those of several tables once. Diagnostics are not among them."""
     found: dict[tuple[object, ...], set[Address]] = {}
     for one in (one for spec in specs for one in needed(spec)):
@@ -78,7 +78,7 @@ def loads(specs: Iterable[Spec], device: Device) -> list[Load]:
     return sorted((_load(list(cells), device) for cells in found.values()), key=lambda load: (load.model, load.dataset))
 
 
-def text(specs: Sequence[Spec], device: Device) -> str:
+def text(specs: Sequence[TableLayout], device: PlanDevice) -> str:
     """A line for each of their loads, and all of them together; of tables one below the other, then of all once."""
     parts = [(spec.title, [spec]) for spec in specs] + ([("All of them", list(specs))] if len(specs) > 1 else [])
     lines = []
@@ -101,7 +101,7 @@ def text(specs: Sequence[Spec], device: Device) -> str:
     return "\n".join([*lines, *said])
 
 
-def _table(found: Sequence[Load]) -> str:
+def _table(found: Sequence[PlannedPrefills]) -> str:
     header = ["model", "dataset", "cells", "samples", "answers", "prompt", "from", "new", "roofline h", "expected h"]
     lines = []
     for one in found:
@@ -114,7 +114,7 @@ def _table(found: Sequence[Load]) -> str:
     )
 
 
-def total(found: Sequence[Load]) -> tuple[float | None, float | None]:
+def total(found: Sequence[PlannedPrefills]) -> tuple[float | None, float | None]:
     """(hours of the roofline, expected hours) of what is known."""
     return _sum([hours for one in found for hours in (one.prefill, one.decode)]), _sum([one.expected for one in found])
 
@@ -131,12 +131,12 @@ def _cells(at: Address) -> list[Address]:
 
 
 @cache
-def _is_drawn(method: Method) -> bool:
+def _is_drawn(method: MethodSettings) -> bool:
     scorer = content("method", method.name).get("scorer")
     return any(name in str(scorer) for name in _DRAWN)
 
 
-def _load(cells: Sequence[Address], device: Device) -> Load:
+def _load(cells: Sequence[Address], device: PlanDevice) -> PlannedPrefills:
     at = cells[0]
     timed = at.dataset in SYNTHETIC
     tokens, source = (at.length or 0, "the table") if timed else _prompt(at)
@@ -144,7 +144,7 @@ def _load(cells: Sequence[Address], device: Device) -> Load:
     samples = PASSES if timed else samples_of(file_of(at.dataset))
     decoder = _decoder(at.model)
     if decoder is None:
-        return Load(at.model, at.dataset, tokens, source, new, samples, len(cells), None, None)
+        return PlannedPrefills(at.model, at.dataset, tokens, source, new, samples, len(cells), None, None)
     together, batch = (1, at.batch or 1) if timed else (FORKS, 1)
     prefills = samples * batch * (len(cells) if timed else 1)
     weights, entry = decoder.read * 2, bytes_per_token(at.model)
@@ -152,7 +152,9 @@ def _load(cells: Sequence[Address], device: Device) -> Load:
     step = -(-len(cells) // together) * weights + entries * entry
     prefill = prefills * roofline.prefill_operations(decoder, tokens) / device.rate
     decode = samples * new * step / device.bandwidth
-    return Load(at.model, at.dataset, tokens, source, new, samples, len(cells), prefill / _HOUR, decode / _HOUR)
+    return PlannedPrefills(
+        at.model, at.dataset, tokens, source, new, samples, len(cells), prefill / _HOUR, decode / _HOUR
+    )
 
 
 def _kept(at: Address, tokens: int) -> float:

@@ -10,8 +10,8 @@ from mmkv_bench.cli.verbs.diagnose import MEASURED
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.papers import printed
 from mmkv_bench.papers.address import MEAN, is_group
-from mmkv_bench.papers.measures import DIAGNOSTICS, has_numbers, margin
-from mmkv_bench.papers.spec import PAPERS, load, parse, table_ids
+from mmkv_bench.papers.layout import PAPERS, load, parse, table_ids
+from mmkv_bench.papers.metrics import DIAGNOSTICS, has_numbers, margin
 from tests.each import each
 
 

@@ -15,12 +15,12 @@ import pytest
 from mmkv_bench.cli.tree import reader
 from mmkv_bench.methods.plain import flat_parameters, read
 from mmkv_bench.papers.cells import text
+from mmkv_bench.papers.evidence import Evidence
 from mmkv_bench.papers.figure import pictures
-from mmkv_bench.papers.fill import fill
-from mmkv_bench.papers.match import Evidence
-from mmkv_bench.papers.measures import DIAGNOSTICS
-from mmkv_bench.papers.page import notes, render
-from mmkv_bench.papers.spec import load, table_ids
+from mmkv_bench.papers.filled_table import fill
+from mmkv_bench.papers.formats import notes, render
+from mmkv_bench.papers.layout import load, table_ids
+from mmkv_bench.papers.metrics import DIAGNOSTICS
 from mmkv_bench.store.digests import canonical_json, checksum
 from mmkv_bench.store.store import Store
 

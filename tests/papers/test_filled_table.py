@@ -16,14 +16,14 @@ import pytest
 from mmkv_bench.errors import ConfigError, StoreError
 from mmkv_bench.methods.named import settings
 from mmkv_bench.methods.plain import flat_parameters
-from mmkv_bench.papers import computed, measured
+from mmkv_bench.papers import computed, reader
 from mmkv_bench.papers.cells import text
-from mmkv_bench.papers.fill import Page, fill
-from mmkv_bench.papers.match import Evidence
-from mmkv_bench.papers.measured import STATES, WHOLE, Measured, _wider
-from mmkv_bench.papers.page import notes, render
+from mmkv_bench.papers.evidence import Evidence
+from mmkv_bench.papers.filled_table import FilledTable, fill
+from mmkv_bench.papers.formats import notes, render
+from mmkv_bench.papers.layout import load, parse
+from mmkv_bench.papers.reader import STATES, WHOLE, Measurement, _wider
 from mmkv_bench.papers.sources import behind
-from mmkv_bench.papers.spec import load, parse
 from mmkv_bench.store.digests import checksum
 from mmkv_bench.store.store import Store
 from mmkv_bench.tables.macro import Mean, mean
@@ -67,11 +67,11 @@ def stored(tmp_path: Path, *adds, name: str = "rows") -> Path:
     return example.write(tmp_path / name)
 
 
-def page(*roots: Path, table: str = "flashcache_table05") -> Page:
+def page(*roots: Path, table: str = "flashcache_table05") -> FilledTable:
     return fill(load(table), Evidence.of(roots))
 
 
-def cell(found: Page, row: str, column: str = "milebench_image_needle", across: str = ""):
+def cell(found: FilledTable, row: str, column: str = "milebench_image_needle", across: str = ""):
     spec = found.spec
     (one,) = [
         one
@@ -173,7 +173,7 @@ def test_seeds_are_averaged_and_nothing_else_is(tmp_path):
 def test_a_cell_without_a_number_still_shows_what_is_printed():
     (one,) = [one for one in page().cells if one.printed.value == "29.06"]
     for state in {*STATES} - {*WHOLE, "part"}:
-        assert text(replace(one, measured=Measured(state, "a reason"))).endswith(" / 29.06"), state
+        assert text(replace(one, measured=Measurement(state, "a reason"))).endswith(" / 29.06"), state
 
 
 def test_what_needs_no_weights_is_computed_and_what_needs_them_says_so():
@@ -395,7 +395,7 @@ def test_parts_of_a_mean_that_ask_about_the_same_photographs_are_not_independent
     ids = np.array([str(n) for n in range(40)], dtype=object)
     at, values = np.arange(40), np.tile([0.0, 1.0, 1.0, 1.0], 10)
     one = Scores(at, at, values, ids=ids)
-    part = Measured("measured", value=75.0, low=60.0, high=85.0, scores=one)
+    part = Measurement("measured", value=75.0, low=60.0, high=85.0, scores=one)
     both = _wider(mean([Mean(75.0, 60.0, 85.0)] * 2), [part, part])
     assert (both.low, both.high) == (pytest.approx(60.0), pytest.approx(85.0))
     other = replace(part, scores=Scores(at, at, 1 - values, ids=ids))
@@ -419,7 +419,7 @@ def test_a_difference_of_two_methods_is_paired(tmp_path):
 
 def test_a_difference_is_no_more_than_what_either_side_is(tmp_path, monkeypatch):
     """The base has 32 of 60 answers, answers of 16 tokens, or other data."""
-    monkeypatch.setattr(measured, "samples_of", lambda dataset: 60)
+    monkeypatch.setattr(reader, "samples_of", lambda dataset: 60)
     own = {"dataset": "ocrbench", "metric": "ocrbench_accuracy", "model": "llava_v1_6_vicuna_7b"}
     own["generation"] = json.dumps({"max_new_tokens": 64})
     ours = [(("mmshift_pyramidkv", 64, zeros_and_ones(30, 60)), {**own, "seed": seed}) for seed in (0, 1, 2)]
