@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mmkv_bench.api.evaluating import evaluate
     from mmkv_bench.api.papers import paper_tables
     from mmkv_bench.api.stored import load_rows, make_table
-    from mmkv_bench.methods.named import method
+    from mmkv_bench.methods.registry import method
 
 __version__ = "0.2.0"
 __all__ = ["attach", "evaluate", "load_rows", "make_table", "method", "paper_tables"]
@@ -29,7 +29,7 @@ _HOMES = {
     "evaluate": "mmkv_bench.api.evaluating",
     "load_rows": "mmkv_bench.api.stored",
     "make_table": "mmkv_bench.api.stored",
-    "method": "mmkv_bench.methods.named",
+    "method": "mmkv_bench.methods.registry",
     "paper_tables": "mmkv_bench.api.papers",
 }
 

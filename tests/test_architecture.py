@@ -370,7 +370,10 @@ def test_only_own_files_are_run_by_path():
     tasks = {
         "evaluation/task_modules.py"
     }  # what a task's YAML names, once `documents.task_config` has the user's consent
-    assert found == tasks | {"methods/own_file.py", "methods/own_text.py"}  # which refuses their names in method files
+    assert found == tasks | {
+        "methods/method_file.py",
+        "methods/method_file_checks.py",
+    }  # which refuses their names in method files
 
 
 def test_only_the_device_object_asks_what_a_device_is_and_has():

@@ -19,7 +19,8 @@ from mmkv_bench.config import classes
 from mmkv_bench.config.method_parts import taken_by
 from mmkv_bench.config.schema import conf_dir, options
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.methods.build import DECODING, FULL, PARTS, build_compressor, flat_parameters
+from mmkv_bench.methods.build import FULL, build_compressor
+from mmkv_bench.methods.node import DECODING, PARTS, flat_parameters
 
 if TYPE_CHECKING:
     from mmkv_bench.compression.compressor import Compressor

@@ -23,7 +23,7 @@ from mmkv_bench.devices.installed import check_compiler
 from mmkv_bench.errors import CalibrationError, ConfigError, UnsupportedError
 from mmkv_bench.generation.decode import EAGER_DECODE, config_of
 from mmkv_bench.methods.compatibility import refuse, visual_parts
-from mmkv_bench.methods.named import method as method_named
+from mmkv_bench.methods.registry import method as method_named
 from mmkv_bench.models.families import family_of
 from mmkv_bench.protocols import DEFAULT, FED_ONCE
 from mmkv_bench.protocols import protocol as protocol_named

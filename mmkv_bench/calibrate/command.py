@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import mmkv_bench
 from mmkv_bench.calibrate.artefact import Artefact, committed, save
-from mmkv_bench.calibrate.imported import imported
-from mmkv_bench.calibrate.passages import described, passages
-from mmkv_bench.calibrate.samples import Page, Questions, page, pages
+from mmkv_bench.calibrate.released_files import imported
+from mmkv_bench.calibrate.samples import Page, Questions, described, page, pages, passages
 from mmkv_bench.config import unavailable
 from mmkv_bench.config.schema import Model, conf_dir
 from mmkv_bench.config.schema import options as config_options

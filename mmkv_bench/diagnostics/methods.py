@@ -10,7 +10,7 @@ from mmkv_bench.config.compose import method_defaults
 from mmkv_bench.config.schema import as_list
 from mmkv_bench.diagnostics.measuring import Kept
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.methods.build import parameters_json
+from mmkv_bench.methods.node import parameters_json
 from mmkv_bench.plan.cells import bases, build_methods
 
 if TYPE_CHECKING:

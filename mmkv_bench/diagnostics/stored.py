@@ -11,7 +11,7 @@ from mmkv_bench import consent
 from mmkv_bench.config.compose import method_defaults
 from mmkv_bench.config.schema import Config
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.methods.build import DECODING, flat_parameters
+from mmkv_bench.methods.node import DECODING, flat_parameters
 from mmkv_bench.plan.cells import Cell, Identity, bases, expand
 from mmkv_bench.store.schema import CELL_COLUMNS
 

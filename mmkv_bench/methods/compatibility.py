@@ -1,7 +1,7 @@
-"""Which parts make sense together. Every rule says what it refuses, why, and what is allowed instead.
+"""Rules on which parts of a method make sense together.
 
-A rule looks at the built parts of one method and returns a sentence, or None when it has no objection. Parts that no
-rule names go with all others: scorers, allocators, selectors and reducers meet through scores, caps and indices alone.
+A rule looks at the built parts of one method and returns an objection (what it refuses, why, and what is allowed instead) or
+None. Parts that no rule names go with all others: they meet through scores, caps and indices alone.
 """
 
 from __future__ import annotations
@@ -9,6 +9,29 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from mmkv_bench.compression.allocators.compensation import Compensation
+from mmkv_bench.compression.allocators.entropy import Entropy
+from mmkv_bench.compression.allocators.head_pool import HeadPool
+from mmkv_bench.compression.allocators.head_scores import HeadScores
+from mmkv_bench.compression.allocators.hybrid import Hybrid
+from mmkv_bench.compression.allocators.keep_all import KeepAll
+from mmkv_bench.compression.allocators.positive import PositiveOnly
+from mmkv_bench.compression.allocators.prefix import Prefix
+from mmkv_bench.compression.allocators.safeguard import Safeguard
+from mmkv_bench.compression.allocators.spectral import Spectral
+from mmkv_bench.compression.allocators.uniform_model import UniformModel
+from mmkv_bench.compression.decoding.heavy_hitters import HeavyHitters
+from mmkv_bench.compression.decoding.retrieval import ChunkRetrieval
+from mmkv_bench.compression.decoding.sliding import Sliding
+from mmkv_bench.compression.reducers.lookm_merge import LookMMerge
+from mmkv_bench.compression.scorers.column_sums import ColumnSumScorer
+from mmkv_bench.compression.scorers.deviation import DeviationScorer
+from mmkv_bench.compression.scorers.mmshift import MMShiftScorer
+from mmkv_bench.compression.scorers.text_prior import TextPriorScorer
+from mmkv_bench.compression.selectors.modality_quota import ModalityQuota
+from mmkv_bench.compression.selectors.one_set import OneSet
+from mmkv_bench.compression.selectors.text_first import TextFirst
+from mmkv_bench.compression.selectors.topk import TopK
 from mmkv_bench.errors import CompatibilityError
 
 if TYPE_CHECKING:
@@ -46,7 +69,6 @@ def something_to_merge(c: Compressor) -> str | None:
 
 
 def budget_that_binds(c: Compressor) -> str | None:
-    from mmkv_bench.compression.allocators.keep_all import KeepAll
 
     if c.scorer is not None and isinstance(c.allocator, KeepAll):
         return (
@@ -67,8 +89,6 @@ def no_hidden_excess(c: Compressor) -> str | None:
 
 
 def heads_that_compare(c: Compressor) -> str | None:
-    from mmkv_bench.compression.allocators.head_pool import HeadPool
-    from mmkv_bench.compression.allocators.safeguard import Safeguard
 
     if c.scorer is not None and isinstance(c.allocator, HeadPool | Safeguard) and not c.scorer.comparable:
         return (
@@ -79,9 +99,6 @@ def heads_that_compare(c: Compressor) -> str | None:
 
 
 def sums_of_scores(c: Compressor) -> str | None:
-    from mmkv_bench.compression.allocators.head_pool import HeadPool
-    from mmkv_bench.compression.allocators.prefix import Prefix
-    from mmkv_bench.compression.selectors.modality_quota import ModalityQuota
 
     if c.scorer is None or not c.scorer.negative:
         return None
@@ -104,7 +121,6 @@ def sums_of_scores(c: Compressor) -> str | None:
 
 
 def nothing_protected(c: Compressor) -> str | None:
-    from mmkv_bench.compression.allocators.positive import PositiveOnly
 
     if isinstance(c.allocator, PositiveOnly) and c.selector is not None and _protects(c.selector):
         return (
@@ -117,7 +133,6 @@ def nothing_protected(c: Compressor) -> str | None:
 
 def _protects(selector: Selector) -> bool:
     """Whether tokens stay whatever their score. What `TopK` says in its parameters is not tried out: that takes torch."""
-    from mmkv_bench.compression.selectors.topk import TopK
 
     if type(selector) is TopK:
         return bool(selector.sinks or selector.recents or selector.window)
@@ -138,8 +153,6 @@ def one_window(c: Compressor) -> str | None:
 
 
 def one_set_for_all(c: Compressor) -> str | None:
-    from mmkv_bench.compression.allocators.uniform_model import UniformModel
-    from mmkv_bench.compression.selectors.one_set import OneSet
 
     if isinstance(c.selector, OneSet) and not isinstance(c.allocator, UniformModel):
         return (
@@ -150,7 +163,6 @@ def one_set_for_all(c: Compressor) -> str | None:
 
 
 def the_same_proxies(c: Compressor) -> str | None:
-    from mmkv_bench.compression.allocators.compensation import Compensation
 
     proxies = getattr(c.scorer, "proxies", None)
     if isinstance(c.allocator, Compensation) and proxies not in (None, c.allocator.proxies):
@@ -162,8 +174,6 @@ def the_same_proxies(c: Compressor) -> str | None:
 
 
 def the_same_filter(c: Compressor) -> str | None:
-    from mmkv_bench.compression.allocators.spectral import Spectral
-    from mmkv_bench.compression.scorers.deviation import DeviationScorer
 
     if not (isinstance(c.allocator, Spectral) and c.allocator.dba and isinstance(c.scorer, DeviationScorer)):
         return None
@@ -178,12 +188,6 @@ def the_same_filter(c: Compressor) -> str | None:
 
 def heads_evict_alike(c: Compressor) -> str | None:
     """LOOK-M's released filter counts evicted tokens by their place in a list, one list for all heads."""
-    from mmkv_bench.compression.allocators.head_pool import HeadPool
-    from mmkv_bench.compression.allocators.head_scores import HeadScores
-    from mmkv_bench.compression.allocators.hybrid import Hybrid
-    from mmkv_bench.compression.allocators.positive import PositiveOnly
-    from mmkv_bench.compression.allocators.safeguard import Safeguard
-    from mmkv_bench.compression.reducers.lookm_merge import LookMMerge
 
     if c.scorer is None or not isinstance(c.reducer, LookMMerge) or c.reducer.sources != "misaligned":
         return None
@@ -200,9 +204,6 @@ def heads_evict_alike(c: Compressor) -> str | None:
 
 def gathered_attention(c: Compressor) -> str | None:
     """H2O's decode-time eviction goes on with the prompt's sums, in the same unit."""
-    from mmkv_bench.compression.decoding.heavy_hitters import HeavyHitters
-    from mmkv_bench.compression.scorers.column_sums import ColumnSumScorer
-    from mmkv_bench.compression.scorers.text_prior import TextPriorScorer
 
     if not isinstance(c.decoding, HeavyHitters):
         return None
@@ -223,7 +224,6 @@ def gathered_attention(c: Compressor) -> str | None:
 
 
 def the_same_sinks(c: Compressor) -> str | None:
-    from mmkv_bench.compression.decoding.sliding import Sliding
 
     if c.scorer is None or not isinstance(c.decoding, Sliding):
         return None
@@ -238,8 +238,6 @@ def the_same_sinks(c: Compressor) -> str | None:
 
 def pages_of_their_own(c: Compressor) -> str | None:
     """HybridKV's retrieval goes with HybridKV's head classes; what is merged into an entry must not be read again."""
-    from mmkv_bench.compression.allocators.hybrid import Hybrid
-    from mmkv_bench.compression.decoding.retrieval import ChunkRetrieval
 
     retrieves = c.decoding is not None and c.decoding.retrieves
     if retrieves and c.reducer is not None and c.reducer.merges:
@@ -287,11 +285,6 @@ RULES: tuple[Rule, ...] = (
 
 def visual_parts(compressor: Compressor) -> list[str]:
     """Names of the parts that treat visual tokens and text differently: senseless for a model that sees no images."""
-    from mmkv_bench.compression.allocators.entropy import Entropy
-    from mmkv_bench.compression.scorers.mmshift import MMShiftScorer
-    from mmkv_bench.compression.scorers.text_prior import TextPriorScorer
-    from mmkv_bench.compression.selectors.modality_quota import ModalityQuota
-    from mmkv_bench.compression.selectors.text_first import TextFirst
 
     parts = (compressor.scorer, compressor.allocator, compressor.selector)
     found = [part for part in parts if part is not None and part.needs_visual]

@@ -14,17 +14,8 @@ from mmkv_bench.calibrate.artefact import Calibrations
 from mmkv_bench.compression.budget import Budget
 from mmkv_bench.config.schema import as_list, plain
 from mmkv_bench.errors import CalibrationError, ConfigError
-from mmkv_bench.methods.build import (
-    DECODING,
-    FULL,
-    OUTSIDE,
-    build_compressor,
-    composed,
-    effective,
-    identity_form,
-    parameters_json,
-    with_checksums,
-)
+from mmkv_bench.methods.build import FULL, OUTSIDE, build_compressor, compressor_of, effective, identity_form
+from mmkv_bench.methods.node import DECODING, parameters_json, with_checksums
 from mmkv_bench.plan.validate import validate_variants
 from mmkv_bench.store.digests import canonical_json, checksum
 from mmkv_bench.store.schema import NUMERICS_VERSION
@@ -221,7 +212,7 @@ def uncalibrated(config: DictConfig, identity: Identity, defaults: Mapping[str, 
     found = []
     for name, node, default, reading in _asked(config, defaults):
         try:
-            composed(name, effective(name, node, reading, default), reading, artefacts)
+            compressor_of(name, effective(name, node, reading, default), reading, artefacts)
         except CalibrationError as error:
             found.append(str(error))
     return list(dict.fromkeys(found))
@@ -255,7 +246,7 @@ def _methods(
 ) -> Iterator[Method]:
     for name, node, default, reading in _asked(config, defaults):
         as_it_runs = effective(name, node, reading, default)
-        compressor = composed(name, as_it_runs, reading, calibrations)
+        compressor = compressor_of(name, as_it_runs, reading, calibrations)
         plain = identity_form(as_it_runs, compressor, dtype)
         tuned = node != default and _identity_of(plain) != _identity_of(
             _untouched(name, node, default, reading, plain, compressor, dtype)

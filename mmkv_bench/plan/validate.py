@@ -13,10 +13,12 @@ from mmkv_bench import protocols
 from mmkv_bench.config import schema
 from mmkv_bench.config.compose import same_kind
 from mmkv_bench.config.schema import allowed, as_list
+from mmkv_bench.config.shorthand import CUSTOM
 from mmkv_bench.errors import ConfigError, UnsupportedError, nearest
 from mmkv_bench.judging.configured import check_judge
-from mmkv_bench.methods import own_text
-from mmkv_bench.methods.build import CUSTOM, FULL, flat_parameters
+from mmkv_bench.methods import method_file_checks
+from mmkv_bench.methods.build import FULL
+from mmkv_bench.methods.node import flat_parameters
 from mmkv_bench.plan.shards import parse_shard
 
 if TYPE_CHECKING:
@@ -220,7 +222,7 @@ def _methods(config: DictConfig) -> None:
         raise ConfigError(f"no method is chosen; allowed: {', '.join(schema.options('method'))}; write method=<name>")
     for name, node in config.methods.items():
         if node.base == CUSTOM:
-            own_text.check(node.path)
+            method_file_checks.check(node.path)
         reading = node.get("reading")
         for value in [] if reading is None else _values(f"methods.{name}.reading", reading):
             _one_of(f"methods.{name}.reading", value, schema.READINGS)
@@ -276,7 +278,7 @@ def _variants(config: DictConfig) -> None:
         if changes.base == FULL:
             raise ConfigError(f"variants.{name}.base=full has no parameters to vary; allowed: {', '.join(known)}")
         if changes.base == CUSTOM:
-            own_text.check(changes.get("path", (config.methods.get(CUSTOM) or {}).get("path")), str(name))
+            method_file_checks.check(changes.get("path", (config.methods.get(CUSTOM) or {}).get("path")), str(name))
         if name in config.methods:
             raise ConfigError(
                 f"variants.{name} has the name of a method of this run; give the variant a name of its own"

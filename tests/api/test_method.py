@@ -12,9 +12,10 @@ from mmkv_bench.compression.selectors.topk import TopK
 from mmkv_bench.config.compose import compose, method_defaults
 from mmkv_bench.config.schema import READINGS, options
 from mmkv_bench.errors import CompatibilityError, ConfigError
-from mmkv_bench.methods.build import build_compressor, effective, identity_form, parameters_json
-from mmkv_bench.methods.named import method, settings
-from mmkv_bench.methods.own_file import load
+from mmkv_bench.methods.build import build_compressor, effective, identity_form
+from mmkv_bench.methods.method_file import load
+from mmkv_bench.methods.node import parameters_json
+from mmkv_bench.methods.registry import method, settings
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "value_norm.py"
 OUTSIDE = ("custom", "kvpress")

@@ -16,7 +16,8 @@ from mmkv_bench.config.files import content
 from mmkv_bench.config.overrides import parse
 from mmkv_bench.config.schema import LIST_GROUPS, as_list, conf_dir, groups, options
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.methods.build import OUTSIDE, PARTS, build_compressor
+from mmkv_bench.methods.build import OUTSIDE, build_compressor
+from mmkv_bench.methods.node import PARTS
 from mmkv_bench.plan.validate import validate
 from tests.each import each
 from tests.plan.setting import MODEL

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from mmkv_bench.config.compose import method_defaults
 from mmkv_bench.config.schema import options
-from mmkv_bench.methods.build import flat_parameters
+from mmkv_bench.methods.node import flat_parameters
 from tests.fuzz.mistakes import MISTAKES
 
 OUTSIDE = ("custom", "kvpress", "pixels")  # they run code from elsewhere, or make prompts of their own

@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 from mmkv_bench.evaluation import documents, prompts
-from mmkv_bench.methods import own_file
+from mmkv_bench.methods import method_file
 from mmkv_bench.run import inputs
 from mmkv_bench.run.inputs import Inputs
 from mmkv_bench.store.store import Store
@@ -33,7 +33,7 @@ def another_process() -> None:
     prompts._MEMORIES.clear()
     documents._LOADED.clear()
     documents.READ_AT_IMPORT.clear()
-    own_file._module.cache_clear()
+    method_file._module.cache_clear()
     for name in [name for name in sys.modules if name.partition(".")[0] == "words"]:
         del sys.modules[name]
     sys.path[:] = [place for place in sys.path if not (Path(place) / "words").is_dir()]

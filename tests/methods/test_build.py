@@ -7,7 +7,8 @@ from omegaconf import OmegaConf
 
 from mmkv_bench.config.compose import method_defaults
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.methods.build import build_compressor, effective, flat_parameters
+from mmkv_bench.methods.build import build_compressor, effective
+from mmkv_bench.methods.node import flat_parameters
 from tests.each import each
 
 WINDOW = "mmkv_bench.compression.scorers.window.WindowScorer"

@@ -14,8 +14,9 @@ from mmkv_bench.compression.allocators.uniform import Uniform
 from mmkv_bench.compression.reducers.evict import Evict
 from mmkv_bench.compression.selectors.topk import TopK
 from mmkv_bench.config.compose import compose, method_defaults
+from mmkv_bench.config.method_parts import FOLDERS
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.methods import own_file as custom
+from mmkv_bench.methods import method_file as custom
 from mmkv_bench.methods import promises, toy_layers
 from mmkv_bench.methods.build import build_compressor
 from mmkv_bench.plan.cells import build_methods
@@ -453,5 +454,5 @@ def test_the_check_refuses_what_is_no_method(capsys, folder):
     assert main(["check", "nothing.py"]) == 2
     assert main(["check", str(EXAMPLE), "power"]) == 2
     assert "does not exist" in (err := capsys.readouterr().err) and "'power' is no setting" in err
-    assert custom.ROLES.keys() == {"scorer", "allocator", "selector", "reducer", "decoding"}
+    assert FOLDERS.keys() == {"scorer", "allocator", "selector", "reducer", "decoding"}
     assert torch.is_tensor(toy_layers.prompt(3, 1, 1, promises.method(str(EXAMPLE)).needs)[0].key)

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from mmkv_bench.cli.main import main
-from mmkv_bench.methods import promises, skeleton, toy_layers
-from mmkv_bench.methods.named import method
-from mmkv_bench.methods.own_file import load
+from mmkv_bench.config.method_parts import FOLDERS
+from mmkv_bench.methods import promises, toy_layers
+from mmkv_bench.methods.method_file import load
+from mmkv_bench.methods.registry import method
 from tests.each import each
 from tests.run.setting import done, responses
 
@@ -20,8 +21,8 @@ PROBLEM = toy_layers.problem((17, 2, 2), 6)
 
 
 def every_file(folder: Path) -> list[Path]:
-    written = [folder / f"my_{part}.py" for part in skeleton.ROLES]
-    for part, file in zip(skeleton.ROLES, written, strict=True):
+    written = [folder / f"my_{part}.py" for part in FOLDERS]
+    for part, file in zip(FOLDERS, written, strict=True):
         assert main(["new", str(file), "--part", part]) == 0
     return [*EXAMPLES, *written]
 
@@ -34,7 +35,7 @@ def broken(file: Path, checks, **given) -> list[str]:
 def test_every_example_and_every_skeleton_keeps_the_promises_of_its_parts(tmp_path):
     for file in every_file(tmp_path):
         assert broken(file, promises.CHECKS[:7], problems=[PROBLEM]) == []
-    parts = {part: getattr(method(str(tmp_path / f"my_{part}.py")), part) for part in skeleton.ROLES}
+    parts = {part: getattr(method(str(tmp_path / f"my_{part}.py")), part) for part in FOLDERS}
     assert {type(part).__name__[:2] for part in parts.values()} == {"My"}, "each brings its own part, named by the file"
     assert {role for file in EXAMPLES for role in load(str(file)).classes} >= {
         "scorer",

@@ -14,7 +14,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from mmkv_bench.calibrate.imported import prefix_profile
+from mmkv_bench.calibrate.released_files import prefix_profile
 from mmkv_bench.compression.allocators.prefix import Prefix
 from mmkv_bench.compression.allocators.uniform import Uniform
 from mmkv_bench.compression.budget import Budget

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from mmkv_bench.methods.named import settings
-from mmkv_bench.methods.plain import flat_parameters
+from mmkv_bench.methods.node import flat_parameters
+from mmkv_bench.methods.registry import settings
 from mmkv_bench.models.fingerprint import hub_fingerprint
 from mmkv_bench.papers.evidence import Evidence
 from mmkv_bench.papers.filled_table import FilledCell, fill

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from mmkv_bench.cli.tree import reader
-from mmkv_bench.methods.plain import flat_parameters, read
+from mmkv_bench.methods.node import flat_parameters, read
 from mmkv_bench.papers.cells import text
 from mmkv_bench.papers.evidence import Evidence
 from mmkv_bench.papers.figure import pictures

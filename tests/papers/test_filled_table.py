@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from mmkv_bench.errors import ConfigError, StoreError
-from mmkv_bench.methods.named import settings
-from mmkv_bench.methods.plain import flat_parameters
+from mmkv_bench.methods.node import flat_parameters
+from mmkv_bench.methods.registry import settings
 from mmkv_bench.papers import computed, reader
 from mmkv_bench.papers.cells import text
 from mmkv_bench.papers.evidence import Evidence

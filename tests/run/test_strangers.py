@@ -15,7 +15,7 @@ import pytest
 from mmkv_bench import consent
 from mmkv_bench.cli.main import main
 from mmkv_bench.diagnostics import stored
-from mmkv_bench.methods import own_file
+from mmkv_bench.methods import method_file
 from mmkv_bench.store.store import Store
 from tests.run.setting import done
 
@@ -31,7 +31,7 @@ class Theirs(WindowScorer):
 
 def ran() -> bool:
     """Whether a stranger's code has run since the last question."""
-    own_file._module.cache_clear()
+    method_file._module.cache_clear()
     return sys.__dict__.pop(MARK, None) is not None
 
 

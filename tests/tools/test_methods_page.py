@@ -12,7 +12,8 @@ from mmkv_bench.config.compose import method_defaults
 from mmkv_bench.config.method_parts import expanded
 from mmkv_bench.config.schema import conf_dir, options
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.methods.build import build_compressor, effective, flat_parameters
+from mmkv_bench.methods.build import build_compressor, effective
+from mmkv_bench.methods.node import flat_parameters
 from tests.each import each
 from tools import methods_page
 

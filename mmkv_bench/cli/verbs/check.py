@@ -24,18 +24,18 @@ def options(parser: Parser) -> None:
 
 def answer(given: argparse.Namespace) -> int:
     """0 when all promises are kept, 1 when one is broken; a file that cannot be used at all is refused."""
-    from mmkv_bench.methods import findings, promises
+    from mmkv_bench.methods import broken_promises, promises
 
     made = promises.method(given.file, given.settings)
     parts = (made.scorer, made.allocator, made.selector, made.reducer, made.decoding or "no decode policy")
     print(f"{given.file}: {', '.join(map(str, parts))}")
-    broken: dict[findings.Check, findings.Finding] = {}
+    broken: dict[broken_promises.Check, broken_promises.Finding] = {}
     waiting = 0
     for number, check in enumerate(promises.CHECKS):
-        if findings.hidden(check, broken):
+        if broken_promises.hidden(check, broken):
             waiting += 1
             continue
-        found = findings.tried(check, made, given.file)
+        found = broken_promises.tried(check, made, given.file)
         if found is not None and any(one.again(found) for one in broken.values()):
             waiting += len(promises.CHECKS) - number
             break

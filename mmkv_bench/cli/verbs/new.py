@@ -30,9 +30,9 @@ def options(parser: Parser) -> None:
 
 def answer(given: argparse.Namespace) -> int:
     """Write it, and say what to do next; a file that is there is left as it is."""
-    from mmkv_bench.methods import skeleton
+    from mmkv_bench.methods import method_file
 
-    skeleton.write(given.file, given.part)
+    method_file.write(given.file, given.part)
     name = shlex.quote(given.file)
     print(f"{given.file}: {'an' if given.part == 'allocator' else 'a'} {given.part} to start from; change it, and then")
     print(f"  mmkv-bench check {name}")

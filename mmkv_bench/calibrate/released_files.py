@@ -24,6 +24,7 @@ from mmkv_bench.errors import CalibrationError
 if TYPE_CHECKING:
     from mmkv_bench.models.families import Family
 
+
 LARGEST = 256 << 20  # bytes of a file: a thousand samples of every head of a 72B model are a tenth of it
 TOP = 0.05  # of the heads, whose share of all scores is told
 _UNNAMED = "the files name no weights; that they are this model's is the import's word"

@@ -15,6 +15,7 @@ from mmkv_bench.methods import promises
 if TYPE_CHECKING:
     from mmkv_bench.compression.compressor import Compressor
 
+
 Check = Callable[["Compressor"], "str | None"]
 
 _UNDECLARED = re.compile(r"the scorer reads (\w+)(?: >= (\d+))? but its `needs` does not declare it")

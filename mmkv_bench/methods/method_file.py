@@ -1,0 +1,273 @@
+"""`method=custom`: a user's Python file as a method.
+
+The file defines a subclass of `Scorer` and, optionally, of `Allocator`, `Selector`, `Reducer` and `DecodePolicy`. Naming its
+path (`methods.custom.path`) is the user's consent to run it. The text that runs is the text that was hashed: it is read
+once, and its bytecode is not stored.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.abc import InspectLoader
+from importlib.resources import files
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+from mmkv_bench import consent
+from mmkv_bench.config.method_parts import FOLDERS
+from mmkv_bench.config.shorthand import CUSTOM, README, check_name
+from mmkv_bench.errors import ConfigError, MMKVError, nearest, own_line
+from mmkv_bench.methods.method_file_checks import PREFIX, check_text, read, refuse_openings, settings_prefix
+from mmkv_bench.methods.node import base_class
+
+SELECTOR = {"sinks": 0, "recents": 1, "window": 0}
+"""Parameters, with their defaults, of the selector that a file without one gets."""
+
+SHOWN = 16
+"""Digits of a file's checksum that rows and identities hold."""
+
+
+@dataclass(frozen=True)
+class MethodFile:
+    """A loaded method file: `classes` maps each part that it defines to its class; `prefix` begins its settings."""
+
+    path: str
+    sha256: str
+    classes: Mapping[str, type]
+    prefix: str = settings_prefix(CUSTOM)
+
+
+def load(path: str | None, name: str | Sequence[str] | None = None, method: str = CUSTOM) -> MethodFile:
+    """Load a user's file and choose its classes.
+
+    Args:
+        path: a Python file, relative to the working directory.
+        name: the class, or classes, to use; None uses all parts that the file defines.
+        method: the name of the method in the run.
+
+    Raises:
+        ConfigError: no such file, one that cannot be imported, no scorer in it, or several to choose from; also
+            CodeOfRowsError.
+    """
+    file, text = read(path, method)
+    assert path is not None, "it was read"
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    consent.require(file, digest)
+    module = _module(str(file.resolve()), digest, text, path)
+    names = (name,) if isinstance(name, str) else tuple(name or ())
+    return MethodFile(path, digest, _choose(path, module, names, settings_prefix(method)), settings_prefix(method))
+
+
+def effective(source: MethodFile, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all constructor arguments of the file's classes: those given, and plain defaults of the others.
+
+    A whole number given for a real one becomes real, so that 3 and 3.0 are one cell. An argument that two classes have
+    with different defaults is left out: each class has its own, and the file's checksum covers both.
+
+    Raises:
+        ConfigError: an argument that no class has, or a required argument that is not given.
+    """
+    parameters = [p for cls in source.classes.values() for p in _parameters(cls)]
+    allowed = {p.name for p in parameters if p.kind is not p.VAR_KEYWORD}
+    unknown = [key for key in given if key not in allowed]
+    if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters):
+        classes = ", ".join(cls.__name__ for cls in source.classes.values())
+        raise ConfigError(
+            f"{source.prefix}.args: {classes} of {source.path} takes no {unknown[0]!r}; {_nearest(unknown[0], allowed)}"
+        )
+    arguments = dict(given)
+    ambiguous: set[str] = set()
+    for p in parameters:
+        if p.name in given:
+            whole = isinstance(given[p.name], int) and not isinstance(given[p.name], bool)
+            arguments[p.name] = float(given[p.name]) if whole and isinstance(p.default, float) else given[p.name]
+        elif p.default is not p.empty and _is_plain(p.default):
+            ambiguous |= {p.name} if arguments.get(p.name, p.default) != p.default else set()
+            arguments[p.name] = p.default
+        elif p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL):
+            raise ConfigError(
+                f"{source.path} needs a value for {p.name}; write {source.prefix}.args={{{p.name}: <value>}}"
+            )
+    return {key: value for key, value in arguments.items() if key not in ambiguous}
+
+
+def build(source: MethodFile, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Build the file's parts, each with those of the arguments that its constructor has.
+
+    Raises:
+        ConfigError: see `effective`; also for whatever a constructor raises.
+    """
+    arguments, built = effective(source, given), {}
+    for part, cls in source.classes.items():
+        parameters = _parameters(cls)
+        takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        names = arguments if takes_all else {p.name for p in parameters}
+        try:
+            built[part] = cls(**{key: value for key, value in arguments.items() if key in names})
+        except MMKVError as error:
+            raise ConfigError(f"{source.prefix}.args: {error}") from error
+        except Exception as error:  # a user's constructor may raise anything
+            raise ConfigError(
+                f"{cls.__name__} of {source.path} cannot be built: {_first_line(error)}; correct {source.prefix}.args or "
+                "the file"
+            ) from error
+    return built
+
+
+def parts(node: Mapping[str, Any], method: str = CUSTOM) -> dict[str, Any]:
+    """Build the file's parts for an effective node of `conf/method/custom.yaml`; method: its name in the run.
+
+    Raises:
+        ConfigError: see `load` and `build`; also a selector's parameter for a file that has its own selector.
+    """
+    source = load(node["path"], node["name"], method)
+    changed = [key for key, value in SELECTOR.items() if node[key] != value]
+    if "selector" in source.classes and changed:
+        raise ConfigError(
+            f"{source.prefix}.{changed[0]}={node[changed[0]]} belongs to the selector of methods that bring none, and "
+            f"{source.path} has {source.classes['selector'].__name__}; give the value with {source.prefix}.args"
+        )
+    return build(source, node["args"])
+
+
+def identity_form(node: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an effective node with the file's checksum, class names and all arguments in place of its path."""
+    source = load(node["path"], node["name"])
+    dropped = {"path", "name", *source.classes, *(SELECTOR if "selector" in source.classes else ())}
+    classes = {part: cls.__name__ for part, cls in source.classes.items()}
+    form = {key: value for key, value in node.items() if key not in dropped}
+    return form | {"args": effective(source, node["args"]), "classes": classes, "sha256": source.sha256[:SHOWN]}
+
+
+def write(path: str, part: str = "scorer") -> None:
+    """Write a method file to start from: a part that runs as it stands, and a scorer beside parts that need one.
+
+    Args:
+        path: a .py file that does not exist, in a folder that does. part: one of scorer, allocator, selector, reducer,
+            decoding.
+
+    Raises:
+        ConfigError: a name that is not allowed, an existing file, a missing folder, or no such part.
+    """
+    file = Path(path).expanduser()
+    if part not in FOLDERS:
+        raise ConfigError(f"--part {part}: {nearest(part, FOLDERS)}")
+    if file.suffix != ".py":
+        raise ConfigError(f"{path} is no Python file's name; allowed: <name>.py; write {file.stem or 'mine'}.py")
+    check_name(file.stem, path)
+    title = "".join(word[:1].upper() + word[1:] for word in re.split(r"[_-]+", file.stem))
+    text = (files("mmkv_bench.methods") / "skeletons" / f"{part}.py").read_text(encoding="utf-8")
+    try:
+        with file.open("x", encoding="utf-8") as opened:
+            opened.write(text.replace("Skeleton", title))
+    except FileExistsError:
+        raise ConfigError(
+            f"{path} exists and is left as it is; name a new file, or `mmkv-bench check {path}`"
+        ) from None
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be written ({error.strerror}); name a file in a folder that you may write"
+        ) from None
+
+
+class _HashedText(InspectLoader):
+    """Loader of the text that was hashed; the usual loader would read the file again, or older bytecode."""
+
+    def __init__(self, text: str, file: str):
+        self.text, self.file = text, file
+
+    def get_source(self, fullname: str) -> str:
+        return self.text
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(self.text, self.file)
+
+
+@cache
+def _module(file: str, digest: str, text: str, path: str) -> ModuleType:
+    """Run the file as a module, once per content: classes keep their identity, on which shared scores rely."""
+    check_text(file, text, path)
+    refuse_openings()
+    name = f"{PREFIX}{digest[:16]}_{hashlib.sha256(file.encode()).hexdigest()[:8]}"
+    loader = _HashedText(text, file)
+    spec = spec_from_file_location(name, file, loader=loader)
+    assert spec is not None, "a file with a loader has a spec"
+    module = module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up while they are made
+    try:
+        loader.exec_module(module)
+    except KeyboardInterrupt:
+        del sys.modules[name]
+        raise
+    except BaseException as error:  # a user's file may raise anything, SystemExit too
+        del sys.modules[name]
+        line = own_line(error, file)
+        place = f"{path}:{line}" if line else path
+        raise ConfigError(f"{place}: the file cannot be imported: {_first_line(error)}; correct the line") from error
+    return module
+
+
+def _choose(path: str, module: ModuleType, names: tuple[str, ...], prefix: str) -> dict[str, type]:
+    defined = [c for c in vars(module).values() if inspect.isclass(c) and c.__module__ == module.__name__]
+    candidates = {part: [c for c in defined if issubclass(c, base_class(part))] for part in FOLDERS}
+    for part, classes in candidates.items():
+        abstract = [c for c in classes if inspect.isabstract(c)]
+        if abstract and len(abstract) == len(classes):
+            missing = sorted(vars(abstract[0])["__abstractmethods__"])
+            lines = " and ".join(f"`def {name}{_signature(base_class(part), name)}:`" for name in missing)
+            raise ConfigError(
+                f"{path}: {abstract[0].__name__} lacks {', '.join(missing)}; write {lines}; `mmkv-bench new other.py --part "
+                f"{part}` shows a whole one"
+            )
+        candidates[part] = [c for c in classes if c not in abstract]
+    allowed = [c.__name__ for classes in candidates.values() for c in classes]
+    for name in names:
+        if name not in allowed:
+            raise ConfigError(f"{prefix}.name={name} is no part of {path}; {_nearest(name, allowed)}")
+    if names:
+        candidates = {part: [c for c in classes if c.__name__ in names] for part, classes in candidates.items()}
+    for part, classes in candidates.items():
+        if len(classes) > 1:
+            raise ConfigError(
+                f"{path} defines several {part} classes ({', '.join(c.__name__ for c in classes)}); name the ones to use "
+                f"with {prefix}.name=<class> or {prefix}.name=[<class>,<class>]"
+            )
+    if not candidates["scorer"]:
+        among = f" among {', '.join(names)}" if names else ""
+        raise ConfigError(
+            f"{path} defines no scorer{among}; write `from mmkv_bench.compression.scorers.base import Scorer` and `class "
+            f"Mine(Scorer):`, or subclass a scorer of the package to have its scores; {README}"
+        )
+    return {part: classes[0] for part, classes in candidates.items() if classes}
+
+
+def _signature(base: type, name: str) -> str:
+    """Return the parameters of a base's method as a subclass writes them."""
+    return f"({', '.join(inspect.signature(getattr(base, name)).parameters)})"
+
+
+def _parameters(cls: type) -> list[inspect.Parameter]:
+    return list(inspect.signature(cls).parameters.values())
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+def _nearest(name: str, allowed: Any) -> str:
+    return nearest(name, allowed) if allowed else "it takes none"
+
+
+def _first_line(error: BaseException) -> str:
+    first = next(iter(str(error).strip().splitlines()), "")
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__

@@ -1,0 +1,153 @@
+"""Nodes of methods as plain Python values: read from `conf/method`, resolved under a reading, written for rows.
+
+A node holds flat parameters, parts that refer to them by interpolation, and `released`: parameters that the paper's
+released code sets differently. Composed configurations and the Python API share this code, so a method has the same
+parameters whichever of the two asks for it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from mmkv_bench.config.files import content
+from mmkv_bench.config.method_parts import FOLDERS
+from mmkv_bench.config.schema import READINGS, options
+from mmkv_bench.errors import ConfigError, nearest
+
+PARTS = ("scorer", "allocator", "selector", "reducer")
+DECODING = "decoding"
+"""The optional fifth part: what happens to the kept entries while the answer is decoded."""
+CALIBRATION = "calibration"
+"""Parameter of parts that are built with measurements of a model."""
+
+_NOT_PARAMETERS = ("base", "reading", "released", "about", DECODING, *PARTS)
+_REFERENCE = re.compile(r"\$\{(\.+)([\w.]+)\}")
+
+
+def base_class(part: str) -> type:
+    """Return the class that a part of this name extends."""
+    module = importlib.import_module(f"mmkv_bench.compression.{FOLDERS[part]}.base")
+    base: type = getattr(module, "DecodePolicy" if part == DECODING else part.capitalize())
+    return base
+
+
+def flat_parameters(node: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters that users override, without parts and bookkeeping; interpolations stay as they are."""
+    return {key: value for key, value in node.items() if key not in _NOT_PARAMETERS}
+
+
+def read(name: str) -> dict[str, Any]:
+    """Return the node of a method's file, interpolations unresolved; raise ConfigError where there is no such method."""
+    if name not in options("method"):
+        raise ConfigError(f"unknown method {name!r}; {nearest(name, options('method'))}")
+    return content("method", name)
+
+
+# ---------------------------------------------------------------- under a reading
+def under_reading(
+    name: str, node: Mapping[str, Any], reading: str, defaults: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return the effective node: released values applied, interpolations resolved.
+
+    Args:
+        name: of the method, for messages. reading: `paper` or `released`.
+        defaults: the node without the user's overrides. With it, whole numbers given for real parameters become real (so
+            that 3 and 3.0 are one cell), and a parameter both overridden and set by `released` is refused.
+
+    Raises:
+        ConfigError: unknown reading, a `released` key that the node does not have, an interpolation that leads nowhere.
+    """
+    if reading not in READINGS:
+        raise ConfigError(f"reading={reading!r} of method {name} is unknown; {nearest(str(reading), READINGS)}")
+    effective: dict[str, Any] = _copied(node)
+    if defaults is not None:
+        for key, default in flat_parameters(defaults).items():
+            value = effective.get(key)
+            if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
+                effective[key] = float(value)
+    for key, value in (effective.get("released") or {}).items() if reading == "released" else ():
+        _release(name, effective, key, value, defaults)
+    return _resolved(name, effective)
+
+
+def _release(name: str, node: dict[str, Any], key: str, value: Any, defaults: Mapping[str, Any] | None) -> None:
+    """Set one parameter, `key` or `part.key`, to the released code's value.
+
+    Raises:
+        ConfigError: the node does not have it, or the user has set it to something else.
+    """
+    *path, leaf = key.split(".")
+    holder: Any = node
+    for step in path:
+        holder = holder.get(step) if isinstance(holder, Mapping) else None
+    if not isinstance(holder, dict) or leaf not in holder:
+        raise ConfigError(
+            f"method {name}: `released` sets {key!r}, which the method does not have; "
+            f"allowed: {', '.join(flat_parameters(node))}; correct its file in conf/method"
+        )
+    overridden = defaults is not None and key in defaults and node[key] != defaults[key]
+    if overridden and node[key] != value:
+        raise ConfigError(
+            f"methods.{name}.{key}={node[key]} has no effect under reading=released, whose code sets {key}={value}; "
+            f"override methods.{name}.released.{key} instead, or use reading=paper"
+        )
+    holder[leaf] = value
+
+
+def _resolved(name: str, root: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace every `${..key}` by its target: one dot is the mapping that holds the reference, each further dot the
+    mapping around it. The target is resolved at its own place."""
+
+    def value(raw: Any, path: tuple[Any, ...], via: tuple[tuple[Any, ...], ...] = ()) -> Any:
+        if isinstance(raw, Mapping):
+            return {key: value(item, (*path, key), via) for key, item in raw.items()}
+        if isinstance(raw, list):
+            return [value(item, (*path, i), via) for i, item in enumerate(raw)]
+        if not isinstance(raw, str) or "${" not in raw:
+            return raw
+        match = _REFERENCE.fullmatch(raw)
+        if match is None or len(match[1]) > len(path) or path in via:
+            raise refused(raw, path)
+        target = (*path[: len(path) - len(match[1])], *match[2].split("."))
+        item: Any = root
+        for step in target:
+            if not isinstance(item, Mapping) or step not in item:
+                raise refused(raw, path)
+            item = item[step]
+        return value(item, target, (*via, path))
+
+    def refused(raw: str, path: tuple[Any, ...]) -> ConfigError:
+        return ConfigError(
+            f"method {name}: {'.'.join(map(str, path))}={raw} leads nowhere; allowed: ${{.<key beside it>}}, with one more "
+            "dot for each mapping around it; correct its file in conf/method"
+        )
+
+    return value(root, ())
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _copied(item) for key, item in value.items()}
+    return [_copied(item) for item in value] if isinstance(value, list) else value
+
+
+# ---------------------------------------------------------------- in rows
+def parameters_json(node: Mapping[str, Any], decoding: str | None = None) -> str:
+    """Return flat parameters as sorted JSON, for the `parameters` column; `decoding`: a policy that the user put in place."""
+    policy = {} if decoding is None else {DECODING: decoding}
+    return json.dumps(flat_parameters(node) | policy, sort_keys=True)
+
+
+def with_checksums(node: Mapping[str, Any], used: Mapping[str, str]) -> dict[str, Any]:
+    """Return the node with checksums of its artefacts (method -> checksum) in place of where they lie; unchanged without any."""
+    return _without(node, CALIBRATION) | {CALIBRATION: dict(used)} if used else dict(node)
+
+
+def _without(value: Any, key: str) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _without(item, key) for name, item in value.items() if name != key}
+    return [_without(item, key) for item in value] if isinstance(value, list) else value
