@@ -21,7 +21,7 @@ ARROWS = {
     "protocols": set(),
     "devices": set(),
     "compression": {"devices", "protocols"},
-    "config": {"file_state", "protocols"},
+    "config": {"compression", "file_state", "protocols"},  # compression by name, a part's module when it is read
     "file_state": set(),
     "checksums": {"file_state"},
     "deadline": set(),

@@ -8,6 +8,8 @@ is gathered).
 from __future__ import annotations
 
 import argparse
+import importlib
+import inspect
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmkv_bench.config import classes
 from mmkv_bench.config.method_parts import taken_by
 from mmkv_bench.config.schema import conf_dir, options
 from mmkv_bench.errors import ConfigError
@@ -42,6 +43,9 @@ GATHERED = {
     "answer": "after it, the attention of the full cache's own answer",
     "states": "all hidden states of a layer, until it is done",
 }
+
+_ENTRY = re.compile(r"^    (\w+(?:, \w+)*): ")
+_ELSEWHERE = re.compile(r"see ``(\w+)``")
 
 
 @dataclass(frozen=True)
@@ -127,6 +131,36 @@ def read(name: str, node: Mapping[str, Any] | None = None) -> Method:
     )
 
 
+def meaning(target: str, parameter: str) -> str | None:
+    """Return what the `Args` of a class's docstring say about a parameter; a pointer (`see ``TopK```) is followed."""
+    module, _, name = target.rpartition(".")
+    return _meaning(getattr(importlib.import_module(module), name), parameter)
+
+
+def _meaning(cls: type, parameter: str) -> str | None:
+    text = _arguments(inspect.cleandoc(vars(cls).get("__doc__") or "")).get(parameter)
+    if text and not _ELSEWHERE.match(text):
+        return text
+    parents = [parent for parent in cls.__bases__ if parent.__module__.startswith("mmkv_bench.")]
+    return next((inherited for parent in parents if (inherited := _meaning(parent, parameter))), text)
+
+
+def _arguments(docstring: str) -> dict[str, str]:
+    """Return parameter -> its words, of a docstring's section `Args`."""
+    section = re.split(r"^Args:\n", docstring, maxsplit=1, flags=re.MULTILINE)
+    words: dict[str, str] = {}
+    names: list[str] = []
+    for line in section[1].splitlines() if len(section) > 1 else ():
+        if line and not line.startswith("    "):
+            break
+        entry = _ENTRY.match(line)
+        if entry:
+            names = entry[1].split(", ")
+        for name in names:
+            words[name] = f"{words.get(name, '')} {line[entry.end() :] if entry else line.strip()}".strip()
+    return words
+
+
 def is_open(node: Mapping[str, Any]) -> bool:
     """Whether a method has no scorer until its user names one, so that there is nothing to build yet."""
     return node.get("base") != FULL and node.get("scorer") is None and node.get(DECODING) is None
@@ -139,7 +173,7 @@ def _parameters(path: Path, node: Mapping[str, Any]) -> list[Parameter]:
     comments, classes_of = _comments(path), taken_by(plain)
     found = []
     for name, default in flat_parameters(plain).items():
-        said = comments.get(name) or (classes.meaning(*classes_of[name]) if name in classes_of else None)
+        said = comments.get(name) or (meaning(*classes_of[name]) if name in classes_of else None)
         if not said:
             raise ConfigError(
                 f"conf/method/{path.name}: nobody says what the parameter {name} means; write a comment behind its value, or "

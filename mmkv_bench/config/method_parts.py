@@ -1,4 +1,4 @@
-"""A method's file -> the node that a run has: parts named shortly get their classes, parameters their classes' defaults.
+"""Expansion of a method's file to its node: parts named shortly get their classes, parameters their classes' defaults.
 
 A part (`scorer`, `allocator`, `selector`, `reducer`, `decoding`) is written as one of
 
@@ -8,17 +8,22 @@ A part (`scorer`, `allocator`, `selector`, `reducer`, `decoding`) is written as 
     reducer: {merging: {metric: "${..merging}"}}      arguments one by one: values, or parameters under names of their own
     scorer: {_target_: <class>, ...}         the whole node, as Hydra users write it
 
-A parameter that a part refers to (`${..window}`) and the file gives no value for has the default of the first class that
-takes it (see `classes`).
+A parameter that a part refers to (`${..window}`) and that has no value in the file gets the default of the first class that
+takes it. Classes of parts are imported for that; their modules load no torch, so composing a configuration stays fast.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
+import inspect
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
-from mmkv_bench.config import classes
 from mmkv_bench.errors import ConfigError, nearest
 
 FOLDERS = {
@@ -31,15 +36,18 @@ FOLDERS = {
 """Part of a method -> folder below `mmkv_bench/compression` that holds its classes, one module each."""
 
 ALL = "all"
+REQUIRED = object()
+"""Default of a parameter that has none, or whose default is no value of a configuration."""
 
 _TARGET = "_target_"
+_PACKAGE = "mmkv_bench"
 _BESIDE = ("base", "released", "about")
 _SPELLED = {"lam": "lambda"}
 """Parameters of constructors whose public name is a word of Python's own."""
 
 
 def expanded(name: str, document: Mapping[str, Any]) -> dict[str, Any]:
-    """The whole node of a method: its parameters with their values, its parts with their classes, `released`, `about`.
+    """Return the whole node of a method: parameters with values, parts with classes, `released`, `about`.
 
     Args:
         name: of the method, its `base` where the file says none; document: the file's content as plain data.
@@ -48,27 +56,88 @@ def expanded(name: str, document: Mapping[str, Any]) -> dict[str, Any]:
         ConfigError: a part or parameter that does not exist, or a parameter without a value.
     """
     parts = {part: _spelled_out(name, part, document[part]) for part in FOLDERS if part in document}
-    own = {key: value for key, value in document.items() if key not in (*FOLDERS, *_BESIDE)}
+    parameters = {key: value for key, value in document.items() if key not in (*FOLDERS, *_BESIDE)}
     for parameter, (target, argument) in taken_by(parts).items():
-        cls = classes.find(target)
-        default = cls.parameters.get(argument, classes.REQUIRED) if cls else classes.REQUIRED
-        if (
-            parameter not in document and default is not classes.REQUIRED
-        ):  # without a value: refused when it is resolved
-            own[parameter] = default
+        default = defaults(target).get(argument, REQUIRED)
+        if parameter not in document and default is not REQUIRED:  # without a value: refused when it is resolved
+            parameters[parameter] = default
     about = {"about": document["about"]} if "about" in document else {}
-    return {"base": document.get("base", name), **own, **parts, "released": document.get("released") or {}, **about}
+    return {
+        "base": document.get("base", name),
+        **parameters,
+        **parts,
+        "released": document.get("released") or {},
+        **about,
+    }
 
 
 def taken_by(node: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """Parameter of a method -> (class, argument) of the first of its parts, all with their classes, that refers to it."""
-    found: dict[str, tuple[str, str]] = {}
+    """Return, for each parameter of an expanded node, (class, argument) of the first part that refers to it."""
+    takers: dict[str, tuple[str, str]] = {}
     for part in FOLDERS:
         for depth, target, argument, value in _arguments(node.get(part), 1):
             match = re.fullmatch(r"\$\{(\.+)(\w+)\}", value)
             if match and len(match[1]) == depth + 1 and match[2] not in FOLDERS:
-                found.setdefault(match[2], (target, argument))
-    return found
+                takers.setdefault(match[2], (target, argument))
+    return takers
+
+
+@cache
+def defaults(target: str) -> dict[str, Any]:
+    """Return field -> default (`REQUIRED` where there is none) of the dataclass of this dotted name.
+
+    Fields of its parents come first. Empty where this package defines no such dataclass.
+    """
+    module_name, _, name = target.rpartition(".")
+    if not module_name.startswith(f"{_PACKAGE}.") or not _exists(module_name):
+        return {}
+    cls = getattr(importlib.import_module(module_name), name, None)
+    if not inspect.isclass(cls) or cls.__module__ != module_name or not dataclasses.is_dataclass(cls):
+        return {}
+    return {field.name: _default(field) for field in dataclasses.fields(cls)}
+
+
+def _exists(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # a package above it
+        return False
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default_factory in (dict, list):
+        return field.default_factory()
+    if isinstance(field.default, tuple):
+        return list(field.default)
+    return field.default if field.default is None or isinstance(field.default, bool | int | float | str) else REQUIRED
+
+
+def base_class(part: str) -> type:
+    """Return the class that a part of this name extends."""
+    module = importlib.import_module(f"{_home(part)}.base")
+    base: type = getattr(module, "DecodePolicy" if part == "decoding" else part.capitalize())
+    return base
+
+
+@cache
+def part_class(part: str, module: str) -> str | None:
+    """Return the dotted name of a module's part: the last class in it that extends the base class of its kind."""
+    name, base = f"{_home(part)}.{module}", base_class(part)
+    if not module.isidentifier() or not _exists(name):
+        return None
+    classes = [c for c in vars(importlib.import_module(name)).values() if inspect.isclass(c) and c.__module__ == name]
+    parts = [c.__name__ for c in classes if issubclass(c, base) and c is not base]
+    return f"{name}.{parts[-1]}" if parts else None
+
+
+def part_classes(part: str) -> dict[str, str]:
+    """Return module -> dotted name of its part, for all parts of one kind."""
+    files = sorted((Path(__file__).parents[1] / "compression" / FOLDERS[part]).glob("*.py"))
+    return {file.stem: target for file in files if (target := part_class(part, file.stem))}
+
+
+def _home(part: str) -> str:
+    return f"{_PACKAGE}.compression.{FOLDERS[part]}"
 
 
 def _spelled_out(method: str, part: str, value: Any) -> Any:
@@ -82,23 +151,24 @@ def _spelled_out(method: str, part: str, value: Any) -> Any:
             f"{{<name>: {{<argument>: <value>}}}} with the name of a module of compression/{FOLDERS[part]}, or _target_"
         )
     ((name, given),) = value.items()
-    known = classes.parts(FOLDERS[part])
-    if name not in known:
-        raise ConfigError(f"method {method}: there is no {part} {name!r}; {nearest(str(name), known)}")
-    cls = known[name]
-    public = {_SPELLED.get(argument, argument): argument for argument in cls.parameters}
+    target = part_class(part, str(name))
+    if target is None:
+        allowed = part_classes(part)
+        raise ConfigError(f"method {method}: there is no {part} {name!r}; {nearest(str(name), allowed)}")
+    arguments = defaults(target)
+    public = {_SPELLED.get(argument, argument): argument for argument in arguments}
     if given == ALL or isinstance(given, (list, tuple)):
         given = {public.get(word, word): f"${{..{word}}}" for word in (public if given == ALL else given)}
     for argument in given or {}:
-        if argument not in cls.parameters:
+        if argument not in arguments:
             raise ConfigError(
                 f"method {method}: {part} {name} has no parameter {argument!r}; {nearest(argument, public)}"
             )
-    return {_TARGET: cls.target, **(given or {})}
+    return {_TARGET: target, **(given or {})}
 
 
 def _arguments(spec: Any, depth: int) -> Iterator[tuple[int, str, str, str]]:
-    """(depth, class, argument, text) of the arguments that are text, of a part and of parts inside it."""
+    """Yield (depth, class, argument, text) of the arguments that are text, of a part and of parts inside it."""
     for argument, value in spec.items() if isinstance(spec, Mapping) else ():
         if isinstance(value, str) and argument != _TARGET:
             yield depth, str(spec.get(_TARGET, "")), str(argument), value

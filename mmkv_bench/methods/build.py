@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mmkv_bench.config.interpolations import settle
-from mmkv_bench.config.method_parts import FOLDERS
+from mmkv_bench.config.method_parts import FOLDERS, base_class
 from mmkv_bench.config.shorthand import CUSTOM
 from mmkv_bench.errors import ConfigError, MMKVError, nearest
 from mmkv_bench.methods import method_file
 from mmkv_bench.methods.compatibility import refuse
-from mmkv_bench.methods.node import CALIBRATION, DECODING, PARTS, base_class, under_reading
+from mmkv_bench.methods.node import CALIBRATION, DECODING, PARTS, under_reading
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

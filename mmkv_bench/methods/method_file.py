@@ -22,11 +22,10 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from mmkv_bench import consent
-from mmkv_bench.config.method_parts import FOLDERS
+from mmkv_bench.config.method_parts import FOLDERS, base_class
 from mmkv_bench.config.shorthand import CUSTOM, README, check_name
 from mmkv_bench.errors import ConfigError, MMKVError, nearest, own_line
 from mmkv_bench.methods.method_file_checks import PREFIX, check_text, read, refuse_openings, settings_prefix
-from mmkv_bench.methods.node import base_class
 
 SELECTOR = {"sinks": 0, "recents": 1, "window": 0}
 """Parameters, with their defaults, of the selector that a file without one gets."""

@@ -7,14 +7,12 @@ parameters whichever of the two asks for it.
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from mmkv_bench.config.files import content
-from mmkv_bench.config.method_parts import FOLDERS
 from mmkv_bench.config.schema import READINGS, options
 from mmkv_bench.errors import ConfigError, nearest
 
@@ -26,13 +24,6 @@ CALIBRATION = "calibration"
 
 _NOT_PARAMETERS = ("base", "reading", "released", "about", DECODING, *PARTS)
 _REFERENCE = re.compile(r"\$\{(\.+)([\w.]+)\}")
-
-
-def base_class(part: str) -> type:
-    """Return the class that a part of this name extends."""
-    module = importlib.import_module(f"mmkv_bench.compression.{FOLDERS[part]}.base")
-    base: type = getattr(module, "DecodePolicy" if part == DECODING else part.capitalize())
-    return base
 
 
 def flat_parameters(node: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,13 +10,13 @@ import re
 import pytest
 import yaml
 
-from mmkv_bench.config import classes
 from mmkv_bench.config.compose import compose
 from mmkv_bench.config.files import content
-from mmkv_bench.config.method_parts import FOLDERS, expanded, taken_by
+from mmkv_bench.config.method_parts import FOLDERS, REQUIRED, defaults, expanded, part_classes, taken_by
 from mmkv_bench.config.schema import conf_dir, options
 from mmkv_bench.errors import ConfigError
 from tests.each import each
+from tools.methods_page import meaning
 
 SHORT = """
 pool: 7
@@ -85,11 +85,11 @@ def test_what_names_no_part_or_parameter_is_refused(change, words):
 
 
 def test_what_is_read_of_a_class_is_what_the_class_has():
-    for folder in FOLDERS.values():
-        found = classes.parts(folder)
+    for part in FOLDERS:
+        found = part_classes(part)
         assert found
-        for part in found.values():
-            module, _, name = part.target.rpartition(".")
+        for target in found.values():
+            module, _, name = target.rpartition(".")
             cls = getattr(importlib.import_module(module), name)
             real = {}
             for parameter in () if inspect.isabstract(cls) else inspect.signature(cls).parameters.values():
@@ -97,12 +97,12 @@ def test_what_is_read_of_a_class_is_what_the_class_has():
                 if type(default).__name__ == "_HAS_DEFAULT_FACTORY_CLASS":
                     default = cls.__dataclass_fields__[parameter.name].default_factory()
                 value = default is None or isinstance(default, (bool, int, float, str, tuple, dict))
-                real[parameter.name] = default if value else classes.REQUIRED
+                real[parameter.name] = default if value else REQUIRED
             if real:
                 told = {
-                    key: tuple(value) if isinstance(value, list) else value for key, value in part.parameters.items()
+                    key: tuple(value) if isinstance(value, list) else value for key, value in defaults(target).items()
                 }
-                assert told == real, part.target
+                assert told == real, target
 
 
 def test_a_method_file_repeats_no_default_unless_it_has_something_to_say_about_it():
@@ -110,7 +110,7 @@ def test_a_method_file_repeats_no_default_unless_it_has_something_to_say_about_i
         text = (conf_dir() / "method" / f"{name}.yaml").read_text()
         given, taken = yaml.safe_load(text), taken_by(content("method", name))
         for parameter, (target, argument) in taken.items():
-            default = classes.find(target).parameters[argument]
+            default = defaults(target)[argument]
             if parameter in given and json.dumps(given[parameter]) == json.dumps(default):
                 assert re.search(rf"^{parameter}:.*#", text, re.MULTILINE), (name, parameter)
 
@@ -118,7 +118,7 @@ def test_a_method_file_repeats_no_default_unless_it_has_something_to_say_about_i
 def test_every_parameter_of_every_part_is_explained_and_pointers_are_followed():
     for name in options("method"):
         for target, argument in taken_by(content("method", name)).values():
-            said = classes.meaning(target, argument)
+            said = meaning(target, argument)
             assert said and not said.startswith("see "), (target, argument)
-    quota = classes.parts("selectors")["modality_quota"].target
-    assert classes.meaning(quota, "sinks") == classes.meaning(classes.parts("selectors")["topk"].target, "sinks")
+    quota = part_classes("selector")["modality_quota"]
+    assert meaning(quota, "sinks") == meaning(part_classes("selector")["topk"], "sinks")
