@@ -38,10 +38,9 @@ from mmkv_bench.evaluation.scoring import (
     score,
     why_incomplete,
 )
-from mmkv_bench.judging.client import asking
+from mmkv_bench.judging.client import ScoringPass, asking
 from mmkv_bench.judging.known_judges import JUDGED
 from mmkv_bench.judging.ledger import Ledger
-from mmkv_bench.judging.scoring_pass import ScoringPass
 
 if TYPE_CHECKING:
     from lmms_eval.api.instance import Instance

@@ -13,9 +13,8 @@ from mmkv_bench.datasets.task_spec import TaskSpec
 from mmkv_bench.errors import ScoringError
 from mmkv_bench.evaluation.documents import Documents
 from mmkv_bench.evaluation.replay import Replay
-from mmkv_bench.judging.client import asking
+from mmkv_bench.judging.client import Probe, asking
 from mmkv_bench.judging.known_judges import JudgedMetric
-from mmkv_bench.judging.scoring_pass import Probe
 
 
 def metrics_due(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from mmkv_bench.evaluation.contract import JudgedBy
+from mmkv_bench.judging.client import Asked, ScoringPass
 from mmkv_bench.judging.question import prompts_digest
-from mmkv_bench.judging.scoring_pass import Asked, ScoringPass
 
 NOT_JUDGED = "not judged"
 """Begins the reason of every metric that lacks a judge's answer."""

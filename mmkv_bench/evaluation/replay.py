@@ -33,9 +33,9 @@ from mmkv_bench.evaluation.parsing import (
     untouched,
 )
 from mmkv_bench.evaluation.task_errors import scoring_errors, task_errors
-from mmkv_bench.judging.pairs import PAIRED, pair_score, pairs
+from mmkv_bench.judging.client import ScoringPass
+from mmkv_bench.judging.known_judges import PAIRED, pair_score, pairs
 from mmkv_bench.judging.proxy import proxy
-from mmkv_bench.judging.scoring_pass import ScoringPass
 
 if TYPE_CHECKING:
     from lmms_eval.api.instance import Instance

@@ -15,10 +15,8 @@ from mmkv_bench.evaluation.generating import prompt_hashes
 from mmkv_bench.evaluation.not_judged import Lost, base, judged_by, prompts_of, reasons, take_back, unheard
 from mmkv_bench.evaluation.parsing import PARSE_FAILED
 from mmkv_bench.evaluation.replay import Replay
-from mmkv_bench.judging.client import asking
+from mmkv_bench.judging.client import Probe, ScoringPass, asking, in_rounds
 from mmkv_bench.judging.ledger import Ledger
-from mmkv_bench.judging.rounds import in_rounds
-from mmkv_bench.judging.scoring_pass import Probe, ScoringPass
 
 
 def score(

@@ -1,4 +1,4 @@
-"""How the metric code of our own tasks asks the judge: `ask` and `ask_all`.
+"""The way from metric code to the judge: `ask` and `ask_all` of our own tasks, and the passes through a scorer.
 
     from mmkv_bench.judging.client import ask
 
@@ -8,19 +8,120 @@
 
 Let JudgeError pass: the sample is then `not judged` and not 0. It is also raised while questions are only being
 collected (ledger.py explains the rounds), so metric code may run several times for a sample and must have no effects.
-A scorer with further metrics that need no judge catches it and returns those alone.
-"""
+A scorer with further metrics that need no judge catches it and returns those alone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
+from mmkv_bench.judging.known_judges import JUDGED, JudgedMetric, metric_of
+from mmkv_bench.judging.ledger import Ledger
 from mmkv_bench.judging.question import JudgeError, Question, Readable, not_blank
 
-if TYPE_CHECKING:
-    from mmkv_bench.judging.scoring_pass import ScoringPass
+FILLER = "0 Z"
+"""What a scorer of lmms-eval reads while a question has no answer. It ends every shipped scorer's waiting at once: a
+number in MM-Vet's and WorldQA's eyes, the letter for `none of these` in HR-Bench's. Its score is thrown away."""
+
+Owner = int | None
+"""Position of the sample that asks; None while lmms-eval aggregates."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question that a scorer asked: for which metric (None: unknown, so all of the sample's), and with what outcome."""
+
+    metric: str | None
+    question: Question
+    answered: bool
+
+
+class ScoringPass:
+    """A pass over one task.
+
+    asked       questions in their order
+    unanswered  owner -> metric or None -> why there was no answer, where a filler stood for one: what the scorer made
+                of it is worth nothing
+    refused     owner -> why, where JudgeError was raised: what the scorer returned nevertheless needed no answer
+    """
+
+    def __init__(self, ledger: Ledger, judged: tuple[JudgedMetric, ...]) -> None:
+        self.ledger = ledger
+        self.judged = judged
+        self.asked: list[Asked] = []
+        self.unanswered: dict[Owner, dict[str | None, str]] = {}
+        self.refused: dict[Owner, str] = {}
+        self._owners: tuple[Owner, ...] = (None,)
+
+    @contextmanager
+    def of(self, owners: Iterable[Owner]) -> Iterator[None]:
+        """Questions within it are asked for these samples."""
+        before, self._owners = self._owners, tuple(owners)
+        try:
+            yield
+        finally:
+            self._owners = before
+
+    def lacks(self, owner: Owner) -> bool:
+        """Whether a question of this sample had no answer: then an exception of its scorer is no error."""
+        return owner in self.unanswered or owner in self.refused
+
+    def answer(self, question: Question, example: str | None = None) -> str:
+        """For code that knows of JudgeError, and raises it when there is no answer."""
+        question = self.ledger.as_asked(question)
+        try:
+            text = self.ledger.look_up(question)
+        except JudgeError as error:
+            self.asked.append(Asked(None, question, False))
+            for owner in self._owners:
+                self.refused.setdefault(owner, str(error))
+            raise
+        self.asked.append(Asked(None, question, True))
+        return text
+
+    def fill(self, question: Question) -> str:
+        """For lmms-eval's scorers: always a text, a filler where there is no answer."""
+        metric, question = self._recognised(question)
+        question = self.ledger.as_asked(question)
+        try:
+            text = self.ledger.look_up(question)
+        except JudgeError as error:
+            self.asked.append(Asked(metric, question, False))
+            for owner in self._owners:
+                self.unanswered.setdefault(owner, {}).setdefault(metric, str(error))
+            return FILLER
+        self.asked.append(Asked(metric, question, True))
+        return text
+
+    def _recognised(self, question: Question) -> tuple[str | None, Question]:
+        known = metric_of(self.judged, question)
+        if known is None:
+            return None, question
+        return known.metric, dataclasses.replace(question, readable=known.readable)
+
+
+class Probe(ScoringPass):
+    """A pass that asks nobody: it only notes which questions a scorer asks, as far as it gets."""
+
+    def __init__(self, judged: tuple[JudgedMetric, ...]) -> None:
+        super().__init__(Ledger(), judged)
+
+    def lacks(self, owner: Owner) -> bool:
+        return True
+
+    def answer(self, question: Question, example: str | None = None) -> str:
+        self.asked.append(Asked(None, question, False))
+        if example is None:
+            raise JudgeError("what follows depends on the answer")
+        return example
+
+    def fill(self, question: Question) -> str:
+        metric, question = self._recognised(question)
+        self.asked.append(Asked(metric, question, False))
+        return FILLER
 
 
 _OPEN: list[ScoringPass] = []  # scoring is one at a time in a process: it also changes the working folder and stdout
@@ -86,3 +187,24 @@ def ask_all(
     if errors:
         raise errors[0]
     return answers
+
+
+Result = TypeVar("Result")
+ROUNDS = 12  # a scorer whose every question follows from the answer before needs one more than it has questions
+
+
+def in_rounds(task: str, ledger: Ledger, one_pass: Callable[[ScoringPass], Result]) -> tuple[Result, ScoringPass]:
+    """What the last pass gave, with its scoring_pass. A task that asks no judge has one pass.
+
+    A scorer that asks new questions without end is left after `ROUNDS` passes; its samples are not judged.
+    """
+    passes = 0
+    while True:
+        scoring_pass = ScoringPass(ledger, JUDGED.get(task, ()))
+        with asking(scoring_pass):
+            result = one_pass(scoring_pass)
+        passes += 1
+        if waiting := ledger.waiting:
+            ledger.fetch()
+        if not waiting or passes == ROUNDS:
+            return result, scoring_pass

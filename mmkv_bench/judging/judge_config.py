@@ -1,11 +1,22 @@
-"""How a judge is asked: the `judge` group of the configuration as plain values."""
+"""The `judge` group of the configuration: its check before any work, and its values."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
+
+from mmkv_bench.config.schema import allowed
+from mmkv_bench.errors import ConfigError
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+NOT_JUDGED = "not judged"
+"""Begins the reason of every metric that lacks an answer of its judge."""
 
 
 @dataclass(frozen=True)
@@ -44,3 +55,36 @@ class JudgeSettings:
     def key(self) -> str | None:
         """The key, from the environment: it is held nowhere else."""
         return (os.environ.get(self.key_env) or "").strip() or None if self.key_env else None
+
+
+_WHOLE = {"retries": 0, "concurrency": 1}
+
+
+def check_judge(config: DictConfig) -> None:
+    """Raises ConfigError naming the key that cannot be meant."""
+    judge = config.judge
+    for key, least in _WHOLE.items():
+        if judge[key] < least:
+            raise ConfigError(f"judge.{key}={judge[key]} is too small; allowed: {allowed(f'judge.{key}')}; give one")
+    if not judge.timeout_s > 0:
+        raise ConfigError(
+            f"judge.timeout_s={judge.timeout_s} is no time limit; allowed: {allowed('judge.timeout_s')}; give one"
+        )
+    for key in ("backoff_s", "temperature"):
+        if judge[key] is not None and not judge[key] >= 0:
+            raise ConfigError(f"judge.{key}={judge[key]} is too small; allowed: {allowed(f'judge.{key}')}; give one")
+    if judge.kind == "none" and (judge.url is not None or judge.model is not None):
+        raise ConfigError(
+            "judge.url or judge.model is set and judge=none asks nobody; allowed: judge=local or judge=openai; choose "
+            "one, or drop the key"
+        )
+    if "@" in str(judge.url or "").partition("://")[2].partition("/")[0]:
+        raise ConfigError(
+            "judge.url holds a user's name or password, which rows would keep; allowed: an address without them; put the "
+            "key into an environment variable and name it with judge.key_env"
+        )
+
+
+def not_judged(row: Mapping[str, Any]) -> bool:
+    """Whether a `metrics` row lacks answers of a judge."""
+    return str(row["lmms_eval_reason"] or "").startswith(NOT_JUDGED)

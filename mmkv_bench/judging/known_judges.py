@@ -5,14 +5,17 @@ asked for again, and if that does not help, the sample is not judged. Of tasks t
 counts for all metrics and each answer that is not blank counts as readable.
 
 Read in lmms-eval 0.7.3: tasks/mmvet/utils.py, tasks/videochatgpt/utils.py, tasks/worldqa/utils.py and
-worldqa_mc_evaluator.py, tasks/hrbench/hrbench_evals.py.
-"""
+worldqa_mc_evaluator.py, tasks/hrbench/hrbench_evals.py."""
 
 from __future__ import annotations
 
+import argparse
 import ast
+import copy
 import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from mmkv_bench.judging.question import Question, Readable
 
@@ -90,3 +93,28 @@ def _number_within(word: str, highest: float) -> bool:
         return 0.0 <= float(word) <= highest
     except ValueError:
         return False
+
+
+PAIRED = {"gpt_eval_score_consistency": "video_name"}
+"""Metric -> the field in which both samples of a pair agree."""
+
+
+def pairs(fields: Sequence[Any]) -> list[tuple[int, int]]:
+    """The documents that lmms-eval puts together: each with the next one of its video that is in no pair yet.
+
+    fields: of each document in order. One without a partner is in no pair.
+    """
+    waiting: dict[Any, int] = {}
+    found = []
+    for doc_id, video in enumerate(fields):
+        if video in waiting:
+            found.append((waiting.pop(video), doc_id))
+        else:
+            waiting[video] = doc_id
+    return found
+
+
+def pair_score(first: Mapping[str, Any], second: Mapping[str, Any], aggregation: Callable[..., Any]) -> float:
+    """The score of one pair: the task's own aggregation over it alone. It writes files into the working folder."""
+    values = [copy.deepcopy(dict(first)), copy.deepcopy(dict(second))]  # it changes what it gets
+    return float(aggregation(values, args=argparse.Namespace(output_path=".")))

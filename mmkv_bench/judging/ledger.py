@@ -3,20 +3,93 @@
 Scorers ask one question after the other, some wait only 30 s for an answer, and when they get none they sleep, ask again
 and then score 0. So none of them ever waits for the judge. A pass through the scorer (`ScoringPass`) collects the questions
 that have no answer yet; between two passes the ledger asks them; questions that follow from answers come in later passes.
-What has no answer in the last pass is `not judged`.
-"""
+What has no answer in the last pass is `not judged`."""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
+import os
+import tempfile
 import threading
 from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
-from mmkv_bench.judging.asking import Asker
-from mmkv_bench.judging.cache import AnswerCache
-from mmkv_bench.judging.endpoint import Reply
-from mmkv_bench.judging.judge_config import JudgeSettings
+from mmkv_bench.errors import ConfigError, StoreError
+from mmkv_bench.judging.endpoint import Asker, Reply
+from mmkv_bench.judging.judge_config import JudgeSettings, not_judged
 from mmkv_bench.judging.question import JudgeError, Question
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+
+CHECKSUM = "sha256"
+"""Key of the checksum of a file's other keys."""
+
+
+def _checksum(record: Mapping[str, Any]) -> str:
+    others = {name: value for name, value in record.items() if name != CHECKSUM}
+    return hashlib.sha256(json.dumps(others, sort_keys=True, default=dict).encode()).hexdigest()[:16]
+
+
+class AnswerCache:
+    """`<folder>/<first two digits>/<digest>.json`. Any number of processes may read and write; files are whole or absent.
+
+    address: of the endpoint whose answers they are (`JudgeSettings.address`).
+    """
+
+    def __init__(self, folder: Path, address: str) -> None:
+        self.folder = Path(folder).expanduser().absolute()  # scoring changes the working folder
+        self.address = address
+
+    def get(self, question: Question, model: str) -> str | None:
+        """The kept answer; None when there is none, none that can be read, or one that is not what was kept (older files have no
+        checksum)."""
+        try:
+            kept = json.loads(self._file(question, model).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        if isinstance(kept, dict) and kept.get(CHECKSUM, "") not in ("", _checksum(kept)):
+            return None
+        answer = kept.get("answer") if isinstance(kept, dict) else None
+        return answer if isinstance(answer, str) and question.readable(answer) else None
+
+    def put(self, question: Question, model: str, answer: str, served: str | None) -> None:
+        """Keep an answer, with the question it answers; `served` is the model the endpoint says it was.
+
+        Raises StoreError when the folder cannot be written.
+        """
+        file = self._file(question, model)
+        record: dict[str, Any] = {
+            "model": model,
+            "messages": list(question.messages),
+            "temperature": question.temperature,
+            "max_tokens": question.max_tokens,
+            "answer": answer,
+            "served_model": served,
+        }
+        record[CHECKSUM] = _checksum(record)
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            handle, name = tempfile.mkstemp(dir=file.parent, prefix=".", suffix=".tmp")
+            with os.fdopen(handle, "w", encoding="utf-8") as staged:
+                json.dump(record, staged, indent=1, sort_keys=True, default=dict)
+            os.replace(name, file)
+        except OSError as error:
+            raise StoreError(
+                f"the judge's answers cannot be kept in {self.folder} ({error.strerror}); give a folder that can be "
+                "written: judge.cache=<folder>"
+            ) from None
+
+    def _file(self, question: Question, model: str) -> Path:
+        digest = question.digest(model, self.address)
+        return self.folder / digest[:2] / f"{digest}.json"
+
 
 NO_JUDGE = "no judge was asked (judge=none)"
 NOT_YET = "not asked yet"
@@ -97,3 +170,68 @@ class Ledger:
     def _keep(self, question: Question, reply: Reply) -> None:
         if self.cache and self.settings:
             self.cache.put(question, self.settings.model, reply.text, reply.served)
+
+
+def ledger_of(config: DictConfig, root: Path) -> Ledger:
+    """The ledger of a run whose rows are in `root`. Nothing is asked and no file is made yet.
+
+    Raises ConfigError when a judge is wanted whose model or address is not given.
+    """
+    judge = config.judge
+    if judge.kind == "none":
+        return Ledger()
+    if not judge.model:
+        raise ConfigError(
+            f"judge={judge.kind} has no model; allowed: an id that the endpoint knows; give judge.model=<id>"
+        )
+    if not _is_address(str(judge.url or "")):
+        raise ConfigError(
+            f"judge.url={judge.url} is no address; allowed: a base url such as http://127.0.0.1:8000/v1; give judge.url"
+        )
+    return Ledger(
+        JudgeSettings(
+            model=str(judge.model),
+            url=str(judge.url),
+            key_env=judge.key_env,
+            timeout_s=float(judge.timeout_s),
+            retries=judge.retries,
+            backoff_s=float(judge.backoff_s),
+            concurrency=judge.concurrency,
+            temperature=None if judge.temperature is None else float(judge.temperature),
+            cache=Path(judge.cache).expanduser() if judge.cache else root / "judge",
+        )
+    )
+
+
+def summary(ledger: Ledger, metrics: Sequence[Mapping[str, Any]]) -> str | None:
+    """What became of a run's questions, and which of its metrics are not judged; None when nobody is asked anything.
+
+    metrics: the `metrics` rows of the run's cells.
+    """
+    lines = []
+    counts, open_rows = ledger.counts, [row for row in metrics if not_judged(row)]
+    if ledger.settings is not None and counts:
+        kept = f"{counts['cached']} answers found in {ledger.settings.cache}"
+        lost = f", {counts['failed']} questions without an answer ({ledger.gone or ledger.first_failure})"
+        lines.append(f"judge {ledger.model}: {counts['asked']} answers, {kept}{lost * bool(counts['failed'])}")
+    earlier = sorted({row["judge"] for row in metrics if row["judge"] not in (None, ledger.model)})
+    if ledger.settings is not None and earlier:
+        lines.append(
+            f"scores of {', '.join(earlier)} stand where {ledger.model} has not answered for all that they judged"
+        )
+    if open_rows:
+        names = ", ".join(sorted({f"{row['dataset']} {row['metric']}" for row in open_rows}))
+        cells = len({row["cell"] for row in open_rows})
+        lines.append(
+            f"not judged: {names} ({cells} cells); the same command with stage=score and a judge that answers "
+            "(judge=openai, or judge=local judge.url=<base url> judge.model=<id>) judges what is missing"
+        )
+    return "\n".join(lines) or None
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number, half an IPv6 address
+        return False

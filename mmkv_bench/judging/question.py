@@ -56,7 +56,7 @@ class Question:
 
     def text(self, of: int | None = None) -> str:
         """The text of the first `of` messages, or of all."""
-        return "\n".join(part for message in self.messages[:of] for part in _texts(message.get("content")))
+        return "\n".join(part for message in self.messages[:of] for part in _content_texts(message.get("content")))
 
 
 def prompts_digest(questions: Sequence[Question]) -> str:
@@ -64,7 +64,7 @@ def prompts_digest(questions: Sequence[Question]) -> str:
     return _sha256([list(question.messages) for question in questions])
 
 
-def _texts(content: Any) -> list[str]:
+def _content_texts(content: Any) -> list[str]:
     if isinstance(content, str):
         return [content]
     return [str(part.get("text", "")) for part in content or [] if isinstance(part, Mapping)]

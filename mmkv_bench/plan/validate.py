@@ -15,7 +15,7 @@ from mmkv_bench.config.compose import same_kind
 from mmkv_bench.config.schema import allowed, as_list
 from mmkv_bench.config.shorthand import CUSTOM
 from mmkv_bench.errors import ConfigError, UnsupportedError, nearest
-from mmkv_bench.judging.configured import check_judge
+from mmkv_bench.judging.judge_config import check_judge
 from mmkv_bench.methods import method_file_checks
 from mmkv_bench.methods.build import FULL
 from mmkv_bench.methods.node import flat_parameters

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from mmkv_bench.judging.configured import NOT_JUDGED
+from mmkv_bench.judging.judge_config import NOT_JUDGED
 from mmkv_bench.tables.metrics import JUDGE
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from mmkv_bench import devices
 from mmkv_bench.config.schema import as_list
 from mmkv_bench.errors import ConfigError, DataError, ScoringError, UnsupportedError
-from mmkv_bench.judging.configured import ledger_of, summary
+from mmkv_bench.judging.ledger import ledger_of, summary
 from mmkv_bench.models.source import Source
 from mmkv_bench.models.threads import computing_with, threads_for
 from mmkv_bench.plan.cells import stored_rows

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mmkv_bench.judging.configured import not_judged
+from mmkv_bench.judging.judge_config import not_judged
 from mmkv_bench.run.sample_rows import SampleRows
 
 if TYPE_CHECKING:

@@ -12,13 +12,12 @@ import pytest
 
 from mmkv_bench.errors import StoreError
 from mmkv_bench.judging import client
-from mmkv_bench.judging.asking import Asker
-from mmkv_bench.judging.client import ask, ask_all
+from mmkv_bench.judging.client import ScoringPass, ask, ask_all
+from mmkv_bench.judging.endpoint import Asker
 from mmkv_bench.judging.judge_config import JudgeSettings
 from mmkv_bench.judging.known_judges import criterion_score, mark_of_one, one_letter_among_words, option_letter, points
 from mmkv_bench.judging.ledger import Ledger
 from mmkv_bench.judging.question import JudgeError, Question
-from mmkv_bench.judging.scoring_pass import ScoringPass
 from tests.each import each
 from tests.judging import judge_server as judge
 

@@ -11,7 +11,7 @@ import pytest
 from store_examples import cell, metric_row, response, sample_score
 
 from mmkv_bench.errors import StoreError
-from mmkv_bench.judging.cache import AnswerCache
+from mmkv_bench.judging.ledger import AnswerCache
 from mmkv_bench.judging.question import Question
 from mmkv_bench.store import planned
 from mmkv_bench.store.store import Store
