@@ -100,7 +100,7 @@ fuzz-identity: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.identity --seed $(or $(SEED),0) --cases $(or $(CASES),300) --changes $(or $(CHANGES),500)
 
 fuzz-store: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python tests/store/bit_flips.py --flips 400 results/tiny/large results/tiny/ablations
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.store.bit_flips --flips 400 results/tiny/large results/tiny/ablations
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

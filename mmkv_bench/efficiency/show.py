@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from mmkv_bench.efficiency.kinds import TEXT
 from mmkv_bench.efficiency.summary import LEAST_REPEATS
 from mmkv_bench.forecast.roofline import MS
-from mmkv_bench.store.busy import busy
+from mmkv_bench.store.measurements import load_warning
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -205,7 +205,7 @@ def _notes(lines: pd.DataFrame, limits: Roofline | None) -> list[str]:
             "more than they differ: give more repeats."
         )
     disturbed = sorted(set(lines["disturbed"].dropna())) if len(lines) else []
-    if len(lines) and (other := busy(lines["load"], lines["threads"])):
+    if len(lines) and (other := load_warning(lines["load"], lines["threads"])):
         disturbed.append(other)
     if disturbed:
         said.append(f"Disturbed: {'; '.join(disturbed)}.")

@@ -17,7 +17,7 @@ from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.compressor import Compressor, NonFiniteScoreError
 from mmkv_bench.errors import GenerationTimeout, MMKVError, out_of_memory
 from mmkv_bench.protocols import DEFAULT, Lengths, protocol
-from mmkv_bench.store.kept import packed
+from mmkv_bench.store.kept_entries import packed
 from mmkv_bench.store.response import Response
 
 

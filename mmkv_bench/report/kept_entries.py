@@ -10,7 +10,7 @@ import numpy as np
 
 from mmkv_bench.report.columns import numbers
 from mmkv_bench.report.samples import pa_places
-from mmkv_bench.store.kept import digest, unpacked
+from mmkv_bench.store.kept_entries import digest, unpacked
 
 if TYPE_CHECKING:
     from mmkv_bench.report.samples import Answers

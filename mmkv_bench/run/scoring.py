@@ -152,8 +152,8 @@ def score_dataset(
     from mmkv_bench.evaluation import Scorer, opened, release, scorer_digest, scorer_files
     from mmkv_bench.run.answers import Answers
     from mmkv_bench.run.measuring import Measuring
-    from mmkv_bench.store.answer_digests import of_cells
     from mmkv_bench.store.packing import alike, arranged
+    from mmkv_bench.store.tally import digests_of_cells
 
     stale = set(unscored(store, cells, judge) if stale is None else stale)
     if not stale:
@@ -175,7 +175,7 @@ def score_dataset(
         """Of a block, so that nothing of it is kept while the next one is read."""
         for part, rows in answers.parts(block):
             scored.begin(part)
-            scored.answers |= {name: digest for name, digest in of_cells(rows).items() if name in stale}
+            scored.answers |= {name: digest for name, digest in digests_of_cells(rows).items() if name in stale}
             for cell in part:
                 if cell.cell in stale:
                     name, found = next(scores)
@@ -189,7 +189,7 @@ def score_dataset(
     scored.scorer = scorer_digest(spec)
     with opened() as heard:
         scored.files = lambda: scorer_files(spec, heard, store.root)
-        store.write_scores_by(blocks(), scored.metrics, beside=[cell.cell for cell in cells if cell.base == "full"])
+        store.write_scores(blocks(), scored.metrics, beside=[cell.cell for cell in cells if cell.base == "full"])
     release()
     return len(stale)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.config.schema import as_list, plain
-from mmkv_bench.store.summary_run import show_summary
+from mmkv_bench.store.tracking import show_summary
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

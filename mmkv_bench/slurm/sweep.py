@@ -19,7 +19,7 @@ from mmkv_bench.plan.versions import other_versions
 from mmkv_bench.run.waiting import waiting
 from mmkv_bench.slurm import checks, queue, submission
 from mmkv_bench.slurm.pieces import Piece, check, pieces
-from mmkv_bench.store import planned
+from mmkv_bench.store import study
 from mmkv_bench.store.store import Store
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def sweep(jobs: Sequence[tuple[list[str], DictConfig]], launcher: DictConfig, jo
         return 0
     queue.wait_for(ids)
     for run in runs:
-        planned.forget(run.store, _cells(run))
+        study.forget_planned(run.store, _cells(run))
     return _finish(runs, ids, Path(str(launcher.submitit_folder)).absolute())
 
 
@@ -104,7 +104,7 @@ def _submit(runs: Sequence[Run], launcher: DictConfig, folder: Path, job: Job) -
         new = dict(zip(names, pieces_of, strict=True))
         queue.remember(folder, {name: piece.subjects for name, piece in new.items()})
         for run in runs if not ids else ():  # not before: what Slurm refuses is not planned
-            planned.note(run.store, _cells(run))
+            study.note_planned(run.store, _cells(run))
         ids |= new
     return ids
 

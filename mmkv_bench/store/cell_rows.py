@@ -1,9 +1,10 @@
-"""Rows of `cells`: what is shown of what a user wrote, whether two rows of one hash are the same cell, and whether a row is of a
-kind that a run writes."""
+"""Rows of `cells`: their user-written columns without secrets and folders, and the refusal of rows that are another cell's or
+of no kind that a run writes."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -12,11 +13,23 @@ from typing import TYPE_CHECKING, Any
 from mmkv_bench.errors import StoreError
 from mmkv_bench.secrecy import REDACTED, without_secrets
 from mmkv_bench.store.digests import canonical_json
-from mmkv_bench.store.redaction import redact
 from mmkv_bench.store.schema import CELL_COLUMNS
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+_FOLDER = re.compile(r"(/|~/).*?([^/]+)/*", re.DOTALL)
+
+
+def redact(value: Any) -> Any:
+    """`value` (nested mappings and lists) without secrets, and absolute paths by their last part."""
+    return without_secrets(value, also=_without_folders)
+
+
+def _without_folders(text: str) -> str:
+    path = _FOLDER.fullmatch(text)
+    return text if path is None else f".../{path[2]}"
 
 
 def shown(row: Mapping[str, Any]) -> dict[str, str]:

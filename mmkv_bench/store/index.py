@@ -18,9 +18,9 @@ import pyarrow as pa
 
 from mmkv_bench.errors import StoreError
 from mmkv_bench.file_state import State
-from mmkv_bench.store import layers
+from mmkv_bench.store import score_files
 from mmkv_bench.store.files import write_bytes
-from mmkv_bench.store.interface import Opened
+from mmkv_bench.store.folder import StoreFolder
 from mmkv_bench.store.parts import column_of, no_rows, numbers_of, of_columns
 from mmkv_bench.store.sealed import Damaged, opened, sealed
 
@@ -70,8 +70,8 @@ def indexed(root: Path, table: str, schema: pa.Schema, make: Callable[[Path], pa
     raise _vanishing(root / table)
 
 
-def remembered(store: Opened, table: str, columns: Sequence[str]) -> pa.Table:
-    """Some columns of the rows of `cells`, `samples` or `metrics` that count, texts coded: see `layers.load`."""
+def remembered(store: StoreFolder, table: str, columns: Sequence[str]) -> pa.Table:
+    """Some columns of the rows of `cells`, `samples` or `metrics` that count, texts coded: see `score_files.current_rows`."""
 
     def read(
         table: str, list_files: Callable[[], list[Path]], columns: Sequence[str], cells: Collection[str] | None
@@ -82,7 +82,7 @@ def remembered(store: Opened, table: str, columns: Sequence[str]) -> pa.Table:
     for _ in range(_RETRIES):
         known = indexed(store.root, table, schema, lambda path: store.read_file(table, path, columns, coded=True))
         try:
-            return layers.load(store.root, table, columns, None, read)
+            return score_files.current_rows(store.root, table, columns, None, read)
         except FileNotFoundError:
             continue  # written since the files were listed
     raise _vanishing(store.root / table)

@@ -105,6 +105,12 @@ def numbers_of(column: pa.ChunkedArray | pa.Array) -> np.ndarray:
     return np.frombuffer(array.buffers()[1], str(array.type))[array.offset : array.offset + len(array)]
 
 
+def coded(column: pa.ChunkedArray | pa.Array) -> pa.DictionaryArray:
+    """A column in one piece with each of its texts once."""
+    codes = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    return codes if pa.types.is_dictionary(codes.type) else codes.dictionary_encode()
+
+
 def codes_of(codes: pa.DictionaryArray) -> np.ndarray:
     """int64 [rows]: the place of each row's text in the dictionary, -1 for null."""
     indices, rows = codes.indices, slice(codes.indices.offset, codes.indices.offset + len(codes))
@@ -143,9 +149,7 @@ def places(column: pa.ChunkedArray, texts: pa.Array) -> np.ndarray:
     """int64 [rows]: where among `texts`, all different, each text of a column, coded or not, stands; -1 for others."""
     if not len(column):
         return np.zeros(0, np.int64)
-    codes = column.combine_chunks()
-    if not pa.types.is_dictionary(codes.type):
-        codes = codes.dictionary_encode()
+    codes = coded(column)
     known = {text: place for place, text in enumerate(texts.to_pylist())}
     found = np.array([known.get(text, -1) for text in codes.dictionary.to_pylist()] + [-1], np.int64)
     return found[codes_of(codes)]
@@ -262,9 +266,9 @@ def refuse_version(where: Path, found: object) -> None:
     )
 
 
-def newest(rows: pa.Table) -> pa.Table:
-    """One row per (cell, sample_id), the one committed last, sorted by both. A tie goes to the later row."""
-    key = keys(rows, ("cell", "sample_id"))
+def newest(rows: pa.Table, unit: Sequence[str] = ("cell", "sample_id")) -> pa.Table:
+    """One row per unit, the one committed last, sorted by the unit's columns. A tie goes to the later row."""
+    key = keys(rows, unit)
     if np.all(key[1:] > key[:-1]):  # the parts of one cell
         return rows
     order = np.argsort(key, kind="stable")
@@ -277,10 +281,11 @@ def newest(rows: pa.Table) -> pa.Table:
 
 
 def keys(rows: pa.Table, names: Sequence[str]) -> np.ndarray:
-    """A number for each row, int64 [rows], that orders and tells rows apart as these text columns do."""
+    """A number for each row, int64 [rows], that orders and tells rows apart as these columns do; null comes last."""
     key = np.zeros(rows.num_rows, dtype=np.int64)
     for name in names if rows.num_rows else ():
-        codes = rows[name].combine_chunks().dictionary_encode()
+        column = rows[name].combine_chunks()
+        codes = column if pa.types.is_dictionary(column.type) else column.dictionary_encode("encode")
         rank = numbers_of(pc.rank(codes.dictionary, tiebreaker="first")).astype(np.int64) - 1
         key = key * len(rank) + rank[numbers_of(codes.indices)]
     return key

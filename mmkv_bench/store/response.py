@@ -84,7 +84,8 @@ class Response:
         None, "first 16 hex digits of the sha256 of the kept indices; slim rows: of a seeded tenth"
     )
     kept_indices: str | None = _column(
-        None, "keep=indices: places in the prompt of what stays, by layer and KV head, packed as `store/kept.py` says"
+        None,
+        "keep=indices: places in the prompt of what stays, by layer and KV head, packed as `store/kept_entries.py` says",
     )
     bytes_device: int = _column(
         0,

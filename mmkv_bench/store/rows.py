@@ -1,4 +1,7 @@
-"""Rows as Python dicts: checked against the schema before they are written, turned into Arrow tables for reading."""
+"""Rows as Python dicts: checked against the schema before they are written, turned into Arrow tables for reading.
+
+Each row of `cells` and `metrics` has a digest of its other columns: a file that was written again with its checksum right, but a
+value changed, is noticed."""
 
 from __future__ import annotations
 
@@ -8,12 +11,19 @@ import numbers
 import re
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Any
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from mmkv_bench.errors import StoreError, nearest
+from mmkv_bench.store.digests import canonical_json, checksum
 from mmkv_bench.store.schema import COLUMNS, SCHEMAS, TIME, Column
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _KINDS = {"string": "text", "int64": "a 64-bit integer", "int32": "a 32-bit integer", "double": "a finite number"}
@@ -44,7 +54,8 @@ def check(table: str, row: Mapping[str, Any], stamps: Mapping[str, Any]) -> dict
             checked[column.name] = None
         else:
             checked[column.name] = _value(table, column, value)
-    _RULES.get(table, _no_rules)(checked)
+    if table in _RULES:
+        _RULES[table](checked)
     return checked
 
 
@@ -159,21 +170,6 @@ def _cell_rules(row: Mapping[str, Any]) -> None:
             )
 
 
-def _sample_rules(row: Mapping[str, Any]) -> None:
-    if row["status"] != "ok" and row["value"] is not None:
-        raise StoreError(f"samples: column 'value' must be null when status is {row['status']!r}; got {row['value']}")
-
-
-def _metric_rules(row: Mapping[str, Any]) -> None:
-    if not 0 <= row["n_ok"] <= row["n"]:
-        raise StoreError(f"metrics: column 'n_ok' must be between 0 and n = {row['n']}; got {row['n_ok']}")
-    if row["value"] is not None and row["n_ok"] < row["n"]:
-        raise StoreError(
-            f"metrics: column 'value' must be null unless every sample is ok (n_ok {row['n_ok']} of {row['n']}); "
-            "put the score with failures as 0 into 'value_failures_zero'"
-        )
-
-
 def _timing_rules(row: Mapping[str, Any]) -> None:
     if (row["status"] == "ok") != (row["error"] is None):
         raise StoreError(
@@ -187,14 +183,52 @@ def _timing_rules(row: Mapping[str, Any]) -> None:
         )
 
 
-def _no_rules(row: Mapping[str, Any]) -> None:
-    pass
-
-
 _RULES = {
     "responses": _response_rules,
     "cells": _cell_rules,
-    "samples": _sample_rules,
-    "metrics": _metric_rules,
     "timings": _timing_rules,
 }
+
+
+ROW_DIGEST = "row_digest"
+_DIGESTED = {
+    table: tuple(column.name for column in COLUMNS[table] if not column.stamped and column.name != ROW_DIGEST)
+    for table in ("cells", "metrics")
+}
+_REMEDY = {"cells": "which writes it", "metrics": "with stage=score, which makes it of the answers"}
+
+
+def digest_of_row(table: str, row: Mapping[str, Any]) -> str:
+    """Digest of a row's columns but the stamped ones. Nulls are left out, so that a column that is newer changes none."""
+    known = [[name, _short(row[name])] for name in _DIGESTED[table] if row[name] is not None]
+    return checksum(canonical_json(known).encode())
+
+
+def digested(table: str, rows: pa.Table) -> pa.Table:
+    """The rows (all columns) with their digests."""
+    import pyarrow as pa
+
+    made = pa.array([digest_of_row(table, row) for row in rows.to_pylist()], pa.string())
+    return rows.set_column(rows.column_names.index(ROW_DIGEST), rows.schema.field(ROW_DIGEST), made)
+
+
+def refuse_rewritten(table: str, rows: pa.Table, root: Path) -> None:
+    """Raises StoreError when a row (all columns) is another than was written, though its file's checksum is right."""
+    for batch in rows.to_batches(max_chunksize=256):
+        for row in batch.to_pylist():
+            if row[ROW_DIGEST] is not None and row[ROW_DIGEST] != digest_of_row(table, row):
+                what = f"{row['metric']} of " if table == "metrics" else ""
+                raise StoreError(
+                    f"the row of {what}cell {row['cell']} under {root} was written again with other values: restore its file in "
+                    f"{table}/ from a copy, or move it away and run the same command again, {_REMEDY[table]}"
+                )
+
+
+@lru_cache(maxsize=256)
+def _digest(text: str) -> str:
+    return checksum(text.encode())
+
+
+def _short(value: Any) -> Any:
+    """A configuration, which the cells of a run share, by its digest."""
+    return _digest(value) if isinstance(value, str) and len(value) > 256 else value

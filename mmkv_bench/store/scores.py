@@ -7,18 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import chain
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from mmkv_bench.errors import StoreError
-from mmkv_bench.store import layers, parts, score_batches
+from mmkv_bench.store import parts, score_files
 from mmkv_bench.store.files import Staged, disk_errors, sync_folder
-from mmkv_bench.store.interface import Opened
-from mmkv_bench.store.row_digests import digested
-from mmkv_bench.store.rows import check, to_table
+from mmkv_bench.store.folder import StoreFolder
+from mmkv_bench.store.rows import digested, refuse_rewritten
 from mmkv_bench.store.schema import COLUMNS, SCHEMA_VERSION, SCHEMAS
 
 Tables = Mapping[str, pa.Table]
@@ -27,19 +25,19 @@ _KEYS = {"samples": ("cell", "sample_id", "metric"), "metrics": ("cell", "metric
 _PAIR = ["cell", "sample_id"]
 
 
-def replace(store: Opened, tables: Tables, cells: Collection[str]) -> None:
+def replace(store: StoreFolder, tables: Tables, cells: Collection[str]) -> None:
     """`cells` have the scores of `tables` from now on, those that are in neither have none."""
     store.prepare()
     with disk_errors("writing scores", store.root), store.locked():
-        if len(cells) > score_batches.APART or layers.among_others(store.root, cells, store.read):
-            score_batches.write(store.root, tables, set(cells))
+        if len(cells) > score_files.APART or score_files.among_others(store.root, cells, store.read):
+            score_files.write_batch(store.root, tables, set(cells))
             return
         for cell in cells:
             _write_own(store, cell, {name: rows.filter(pc.equal(rows["cell"], cell)) for name, rows in tables.items()})
 
 
 def replace_by(
-    store: Opened,
+    store: StoreFolder,
     blocks: Iterable[pa.Table],
     metrics_of: Callable[[pa.Table], pa.Table],
     beside: Collection[str] = (),
@@ -57,7 +55,7 @@ def replace_by(
     staged: dict[str, Staged] = {}
     with disk_errors("writing scores", store.root):
         try:
-            growing = score_batches.Growing(store.root, chain([first, second], coming), beside)
+            growing = score_files.Growing(store.root, chain([first, second], coming), beside)
             staged["samples"] = growing.staged
             pa.default_memory_pool().release_unused()
             metrics = pa.concat_tables(
@@ -66,7 +64,7 @@ def replace_by(
             metrics = metrics.sort_by([("cell", "ascending"), ("metric", "ascending")])
             staged["metrics"] = Staged(store.file("metrics", "together"), parts.parquet(metrics))
             with store.locked():
-                score_batches.place(store.root, staged, growing.cells)
+                score_files.place_batch(store.root, staged, growing.cells)
         finally:
             for file in staged.values():
                 file.drop()
@@ -84,9 +82,9 @@ def _metrics(metrics: pa.Table, samples: pa.Table) -> pa.Table:
     return rows
 
 
-def forget(store: Opened, samples: Mapping[str, Collection[str]]) -> None:
+def forget(store: StoreFolder, samples: Mapping[str, Collection[str]]) -> None:
     """Drops the rows of these samples (cell -> ids) in `samples`; the cells' metrics stay."""
-    stored = store.samples(samples)
+    stored = store.load("samples", samples)
     asked = [(cell, sample) for cell, ids in samples.items() for sample in ids]
     answers = stored.select(_PAIR)
     pairs = pa.Table.from_pylist([dict(zip(_PAIR, pair, strict=True)) for pair in asked], answers.schema)
@@ -97,10 +95,12 @@ def forget(store: Opened, samples: Mapping[str, Collection[str]]) -> None:
         return
     kept = stored.filter(pa.array(~dropped))
     kept = kept.filter(pc.is_in(kept["cell"], pa.array(cells, pa.string())))
-    replace(store, {"samples": kept, "metrics": store.metrics(cells)}, cells)
+    metrics = store.load("metrics", cells)
+    refuse_rewritten("metrics", metrics, store.root)
+    replace(store, {"samples": kept, "metrics": metrics}, cells)
 
 
-def _write_own(store: Opened, cell: str, tables: Tables) -> None:
+def _write_own(store: StoreFolder, cell: str, tables: Tables) -> None:
     """After a crash in between the cell has no metrics, not old ones."""
     staged: list[Staged] = []
     try:
@@ -139,7 +139,7 @@ def checked(table: str, rows: pa.Table) -> pa.Table:
     made = pa.Table.from_arrays(arrays, schema=schema)
     _check_rules(table, made)
     if len(np.unique(parts.keys(made, _KEYS[table]))) < made.num_rows:
-        raise StoreError(f"{table}: two rows with the same {' and '.join(_KEYS[table])}")
+        raise StoreError(f"{table}: two rows with the same {', '.join(_KEYS[table][:-1])} and metric")
     return digested(table, made) if table == "metrics" else made
 
 
@@ -155,23 +155,3 @@ def _check_rules(table: str, rows: pa.Table) -> None:
         rule = "column 'n_ok' must be between 0 and n, and 'value' null unless every sample is ok"
     if pc.any(broken).as_py():
         raise StoreError(f"{table}: {rule}")
-
-
-def checked_rows(cell: str, samples: Iterable[Mapping[str, Any]], metrics: Iterable[Mapping[str, Any]]) -> Tables:
-    """The same of one cell's rows as dicts, each checked by itself. Raises StoreError."""
-    tables = {}
-    for table, rows in (("samples", samples), ("metrics", metrics)):
-        found = [check(table, row, {"schema_version": SCHEMA_VERSION}) for row in rows]
-        seen: set[tuple[str, ...]] = set()
-        for row in found:
-            if row["cell"] != cell:
-                raise StoreError(f"{table}: column 'cell' is {row['cell']!r} in the scores of cell {cell!r}")
-            identity = tuple(row[name] for name in _KEYS[table][1:])
-            if identity in seen:
-                raise StoreError(
-                    f"{table}: two rows of cell {cell!r} with the same {' and '.join(_KEYS[table][1:])}: {identity}"
-                )
-            seen.add(identity)
-        made = to_table(table, found)
-        tables[table] = digested(table, made) if table == "metrics" else made
-    return tables

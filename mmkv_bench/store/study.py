@@ -1,14 +1,27 @@
-"""The primary endpoint that a study names before it is looked at; it stands in `store.json` beside the version."""
+"""What a study notes beside its rows: its primary endpoint, and the cells that submitted jobs will answer.
+
+The primary endpoint is named before it is looked at; it stands in `store.json` beside the version. A cell's row is written by the
+process that answers it first, which alone knows its device; until then `status` counts the cell from `planned.json`. Rows decide
+what is done: a note of a cell that has a row counts for nothing, and the file may be removed at any time. Its first line is the
+checksum of the rest, so that damage is said and counts nothing."""
 
 from __future__ import annotations
 
 import json
+import logging
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mmkv_bench.errors import ConfigError, StoreError
-from mmkv_bench.store.files import MARK, disk_errors, lock_held, write_whole
+from mmkv_bench.store.digests import checksum
+from mmkv_bench.store.files import MARK, disk_errors, lock_held, write_bytes, write_whole
+
+if TYPE_CHECKING:
+    from mmkv_bench.store.folder import StoreFolder
+
 
 _KEY, _LATE = "primary", "primary_named_after_answers"
 
@@ -83,3 +96,50 @@ def name_primary(root: Path, words: str) -> None:
         if any(next((root / folder).glob("*"), None) for folder in ("responses", "journal")):
             mark[_LATE] = True
         write_whole(root / MARK, lambda stream: stream.write(json.dumps(mark).encode() + b"\n"))
+
+
+_PLANNED = "planned.json"
+log = logging.getLogger(__name__)
+
+
+def note_planned(store: StoreFolder, cells: Mapping[str, tuple[str, int]]) -> None:
+    """Adds cells, hash -> (dataset, samples). Raises StoreError where the folder cannot be written."""
+    store.prepare()
+    with store.locked():
+        _write_planned(store.root, {**planned_cells(store.root), **cells})
+
+
+def forget_planned(store: StoreFolder, cells: Collection[str]) -> None:
+    """Takes them out again. Raises StoreError where the folder cannot be written."""
+    if (store.root / _PLANNED).exists():
+        with store.locked():
+            _write_planned(
+                store.root, {name: told for name, told in planned_cells(store.root).items() if name not in cells}
+            )
+
+
+def planned_cells(root: Path) -> dict[str, tuple[str, int]]:
+    """Cell -> (dataset, samples); none where there is no file, or a damaged one, which is logged."""
+    file = root / _PLANNED
+    try:
+        raw = file.read_bytes()
+        first, _, rest = raw.partition(b"\n")
+        if raw[:1] != b"{":  # older files have no checksum
+            if first != checksum(rest).encode():
+                raise ValueError(first)
+            raw = rest
+        return {str(name): (str(dataset), int(samples)) for name, (dataset, samples) in json.loads(raw).items()}
+    except OSError:
+        return {}
+    except (ValueError, TypeError, AttributeError):
+        log.warning("%s is damaged and counts nothing; the next sweep writes it again, or remove it", file)
+        return {}
+
+
+def _write_planned(root: Path, cells: Mapping[str, tuple[str, int]]) -> None:
+    with disk_errors("noting what is planned", root):
+        if cells:
+            text = json.dumps(cells).encode()
+            write_bytes(root / _PLANNED, checksum(text).encode() + b"\n" + text)
+        else:
+            (root / _PLANNED).unlink(missing_ok=True)

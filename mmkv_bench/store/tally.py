@@ -2,23 +2,32 @@
 
 A part tells how many answers each of its cells has, and of which samples. Two parts of a cell are added where they share no
 sample; a cell that answered a sample twice (`retry`) is counted from its rows, the newest of each sample.
+
+Scores carry 128 bits of digest of a cell's answers, so that a score of other answers is noticed. For each answer the digest of
+its sample's id is multiplied by that of its status and text; a cell's digest is the sum. So answers may be added part by part, in
+any order, and two answers that change places change it.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from mmkv_bench.store import answer_digests, journal, parts
+from mmkv_bench.store import journal, parts
 from mmkv_bench.store.index import indexed
-from mmkv_bench.store.parts import codes_of, column_of, no_rows, numbers_of, texts_of
+from mmkv_bench.store.parts import coded, codes_of, column_of, no_rows, numbers_of, texts_of
+from mmkv_bench.store.rows import to_table
 from mmkv_bench.store.store import Store
 
 _COLUMNS = ("cell", "sample_id", "status", "error", "committed_at", "answer", "cluster")
+_ANSWER = ("sample_id", "status", "answer")
+_ALL = (1 << 64) - 1
 _SHOWN = 100
 """Characters of a failure's message."""
 COUNTS = pa.schema(
@@ -55,19 +64,19 @@ class Tally:
 
     @property
     def digests(self) -> dict[str, tuple[int, str]]:
-        """Cell -> how many answers it has, and their digest (`answer_digests`)."""
-        cells = _coded(self.counts["cell"])
+        """Cell -> how many answers it has, and their digest (`digests_of_cells`)."""
+        cells = coded(self.counts["cell"])
         names, codes = cells.dictionary.to_pylist(), codes_of(cells)
         n = np.bincount(codes, numbers_of(self.counts["n"]), len(names)).astype(int)
         low, high = (
             _sums(numbers_of(self.counts[name]).view(np.uint64), codes, len(names)) for name in ("low", "high")
         )
-        return {name: (int(n[at]), answer_digests.shown(low[at], high[at])) for at, name in enumerate(names)}
+        return {name: (int(n[at]), digest_text(low[at], high[at])) for at, name in enumerate(names)}
 
     @property
     def clusters(self) -> dict[str, int]:
         """Cell -> sum of `clusters_of` of its answers, modulo 2^64."""
-        cells = _coded(self.counts["cell"])
+        cells = coded(self.counts["cell"])
         names = cells.dictionary.to_pylist()
         sums = _sums(numbers_of(self.counts["clusters"]).view(np.uint64), codes_of(cells), len(names))
         return dict(zip(names, sums.view(np.uint64).tolist(), strict=True))
@@ -75,7 +84,7 @@ class Tally:
 
 def clusters_of(samples: pa.Array, clusters: pa.Array) -> np.ndarray:
     """uint64 [rows]: a digest of each row's sample and cluster; texts, coded or not."""
-    of_sample, of_cluster = _coded(samples), _coded(clusters)
+    of_sample, of_cluster = coded(samples), coded(clusters)
     width = len(of_cluster.dictionary) + 1  # one more: no cluster
     codes, place = np.unique(codes_of(of_sample) * width + codes_of(of_cluster) % width, return_inverse=True)
     names = of_sample.dictionary.take(column_of(codes // width)).to_pylist()
@@ -91,7 +100,7 @@ def tally(store: Store) -> Tally:
     for path in store.journals():
         if journal.in_use(path):
             alive.add(path.stem)
-        pending[path.stem] = store.journal_rows(path, _COLUMNS)
+        pending[path.stem] = to_table("responses", store.journal_rows(path), _COLUMNS)
     found = indexed(store.root, "responses", COUNTS.append(_SETS), lambda path: counted(_rows_of(store, path)))
     published = {name.removesuffix(".parquet") for name in found.files}
     running: set[str] = set()
@@ -127,7 +136,7 @@ def counted(rows: pa.Table) -> pa.Table:
     """Rows of answers (`_COLUMNS`), one per cell and sample, sorted by both, as `COUNTS` and `_SETS`."""
     if not rows.num_rows:
         return no_rows(COUNTS.append(_SETS))
-    cells, samples, statuses, errors = (_coded(rows[name]) for name in _COLUMNS[:4])
+    cells, samples, statuses, errors = (coded(rows[name]) for name in _COLUMNS[:4])
     when = numbers_of(rows["committed_at"].cast(pa.int64()))
     of_cell, of_sample = numbers_of(cells.indices), numbers_of(samples.indices)
     names = samples.dictionary.to_pylist()
@@ -142,7 +151,7 @@ def counted(rows: pa.Table) -> pa.Table:
     of_status = numbers_of(statuses.indices)
     key = (run * len(statuses.dictionary) + of_status) * (len(heads) + 1) + of_error
     keys, places, group, n = np.unique(key, return_index=True, return_inverse=True, return_counts=True)
-    lanes = (*answer_digests.lanes(rows).T, clusters_of(rows["sample_id"], rows["cluster"]))
+    lanes = (*answer_digests(rows).T, clusters_of(rows["sample_id"], rows["cluster"]))
     low, high, clusters = (_sums(lane, group, len(keys)) for lane in lanes)
     first, last = np.full(len(keys), np.iinfo(np.int64).max), np.full(len(keys), np.iinfo(np.int64).min)
     np.minimum.at(first, group, when)
@@ -170,11 +179,6 @@ def _sums(values: np.ndarray, group: np.ndarray, groups: int) -> np.ndarray:
     with np.errstate(over="ignore"):
         np.add.at(sums, group, values)
     return sums.view(np.int64)
-
-
-def _coded(column: pa.ChunkedArray | pa.Array) -> pa.DictionaryArray:
-    codes = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    return codes if pa.types.is_dictionary(codes.type) else codes.dictionary_encode()
 
 
 def _digests(names: list[str]) -> np.ndarray:
@@ -217,7 +221,7 @@ def _answered_twice(counts: pa.Table, files: np.ndarray, sets: dict[str, list[st
     """Cells of which two files hold the same sample."""
     if not counts.num_rows:
         return set()
-    cells, digests = _coded(counts["cell"]), _coded(counts["samples"])
+    cells, digests = coded(counts["cell"]), coded(counts["samples"])
     known = [set(sets[name]) for name in digests.dictionary.to_pylist()]
     cell, samples = numbers_of(cells.indices).astype(np.int64), numbers_of(digests.indices)
     _, first = np.unique(cell * (files.max() + 1) + files, return_index=True)  # by cell, then file
@@ -230,3 +234,35 @@ def _answered_twice(counts: pa.Table, files: np.ndarray, sets: dict[str, list[st
         if not disjoint[key]:
             found.add(cells.dictionary[int(of_cell)].as_py())
     return found
+
+
+def answer_digests(rows: pa.Table) -> np.ndarray:
+    """uint64 [rows, 2]: each answer's part of its cell's digest. rows: with `_ANSWER`, texts coded or not."""
+    sample, status, answer = (coded(rows[name]) for name in _ANSWER)
+    of_sample = _odd_digests(sample.dictionary.to_pylist())[codes_of(sample)]
+    texts = _odd_digests([f"={text}" for text in answer.dictionary.to_pylist()] + ["-"])[codes_of(answer)]
+    statuses = _odd_digests(status.dictionary.to_pylist())[codes_of(status)]
+    with np.errstate(over="ignore"):
+        return of_sample * (texts * statuses)  # all are odd, so no product hides one of its factors
+
+
+def digest_text(low: Any, high: Any) -> str:
+    """A digest's two sums as 32 hex digits."""
+    return f"{int(high) & _ALL:016x}{int(low) & _ALL:016x}"
+
+
+def digests_of_cells(rows: pa.Table) -> dict[str, str]:
+    """Cell -> the digest of its answers among the rows (column `cell` and `_ANSWER`)."""
+    if not rows.num_rows:
+        return {}
+    cells = coded(rows["cell"])
+    sums, codes = np.zeros((len(cells.dictionary), 2), np.uint64), codes_of(cells)
+    with np.errstate(over="ignore"):
+        np.add.at(sums, codes, answer_digests(rows))
+    names = cells.dictionary.to_pylist()
+    return {names[code]: digest_text(*sums[code]) for code in np.unique(codes)}
+
+
+def _odd_digests(texts: Sequence[str | None]) -> np.ndarray:
+    """uint64 [texts, 2], odd numbers."""
+    return _digests([text or "" for text in texts]) | np.uint64(1)

@@ -9,20 +9,22 @@ are left out, the end of a run waits `PATIENCE_S` for the rest, and then that pr
 
 Runs of one result folder are one group. A live run's id is the group, its shard and how many attempts came before, so that a
 job that is queued again makes no second run of the same id (an offline run cannot be resumed) and the attempts of one job
-stand beside each other. The summary of a folder is one run, made of rows (`summary_run.py`).
-"""
+stand beside each other. The summary of a folder is one run, made of rows (`show_summary`)."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import http.client
 import importlib.util
 import json
 import logging
+import netrc
 import os
 import queue
 import re
 import signal
+import ssl
 import subprocess
 import sys
 import threading
@@ -30,10 +32,70 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import SplitResult, urlsplit
 
 from mmkv_bench.errors import ConfigError, nearest
-from mmkv_bench.store import reachability
-from mmkv_bench.store.redaction import redact
+from mmkv_bench.store.cell_rows import redact
+from mmkv_bench.store.files import lock_held
+from mmkv_bench.store.wandb_process import begin_anew
+
+_OFFLINE = "Use logger.mode=offline and run `wandb sync <folder>` later from a machine with network."
+
+
+def check_online(timeout_s: float = 3.0) -> None:
+    """Raises ConfigError, after at most about `timeout_s`, when the server does not answer or no API key is configured.
+
+    The server is WANDB_BASE_URL or api.wandb.ai. Behind a proxy (HTTPS_PROXY, or HTTP_PROXY for a plain http server)
+    only the proxy could tell, so only the key is checked.
+    """
+    url = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai")
+    if url.scheme not in ("http", "https") or not url.hostname:
+        raise ConfigError(f"WANDB_BASE_URL is {url.geturl()!r}; it must look like https://api.wandb.ai")
+    if not _has_key(url.netloc):
+        raise ConfigError(
+            f"logger.mode=online needs an API key for {url.hostname}: run `wandb login` or set WANDB_API_KEY. {_OFFLINE}"
+        )
+    proxy = f"{url.scheme}_proxy"
+    if os.environ.get(proxy) or os.environ.get(proxy.upper()):
+        return
+    problems: list[Exception] = []
+    # In a thread, because no socket timeout bounds name resolution; a daemon, so that it never holds the process.
+    thread = threading.Thread(target=_ask, args=(url, timeout_s, problems), daemon=True)
+    thread.start()
+    thread.join(timeout_s + 0.5)
+    problem = problems[0] if problems else f"no answer in {timeout_s:g} s" if thread.is_alive() else None
+    if problem is not None:
+        raise ConfigError(f"logger.mode=online but {url.hostname} cannot be reached ({problem}). {_OFFLINE}")
+
+
+def _ask(url: SplitResult, timeout_s: float, problems: list[Exception]) -> None:
+    """Any HTTP answer will do; a server that accepts connections and stays silent makes wandb hang just as well."""
+    host = url.hostname or ""
+    try:
+        if url.scheme == "http":
+            connection = http.client.HTTPConnection(host, url.port, timeout=timeout_s)
+        else:
+            # Only whether somebody answers: nothing is sent, and wandb itself checks certificates by its own rules.
+            unverified = ssl.create_default_context()
+            unverified.check_hostname, unverified.verify_mode = False, ssl.CERT_NONE
+            connection = http.client.HTTPSConnection(host, url.port, timeout=timeout_s, context=unverified)
+        try:
+            connection.request("HEAD", "/")
+            connection.getresponse()
+        finally:
+            connection.close()
+    except (OSError, http.client.HTTPException) as problem:
+        problems.append(problem)
+
+
+def _has_key(netloc: str) -> bool:
+    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
+        return True
+    try:
+        return netrc.netrc(os.environ.get("NETRC")).authenticators(netloc) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False
+
 
 log = logging.getLogger(__name__)
 
@@ -122,7 +184,7 @@ class WandbTracker:
         if importlib.util.find_spec("wandb") is None:
             raise ConfigError("logger=wandb needs the package wandb; install it or use logger=none")
         if mode == "online":
-            reachability.check_online()
+            check_online()
         self.folder = root.absolute() / "wandb"
         self.group = group or group_of(root)
         self._given = {"mode": mode, "project": project, "entity": entity, "group": self.group}
@@ -264,3 +326,86 @@ def attempt(folder: Path, name: str) -> str:
             number += 1
             continue
         return f"{name}-{number}"
+
+
+MEASURED = (
+    "score",
+    "low",
+    "high",
+    "difference",
+    "answers",
+    "failures",
+    "ttft_s",
+    "tpot_s",
+    "peak_bytes",
+    "group_prefill_s",
+    "group_decode_s",
+    "group_peak_bytes",
+)
+"""Keys of a cell's row that are numbers it came to; all others say what it is."""
+
+
+def show_summary(
+    config: Mapping[str, Any],
+    root: Path | str,
+    about: Mapping[str, Any],
+    cells: Sequence[Mapping[str, Any]],
+    each: bool = False,
+) -> bool:
+    """One run that shows what all rows of a folder came to. It is written once: where the same was shown before nothing is done,
+    and other numbers take its place under the same id.
+
+    Args:
+        config: as for `tracker`; root: the folder; about: the run's configuration; cells: a row per cell and metric, keys that
+            are the same in each; each: one more run for each of these, whose configuration is what it is and whose summary
+            is what it came to.
+
+    Returns:
+        Whether it was written now.
+
+    Raises:
+        ConfigError: as `tracker`.
+    """
+    shown = tracker(config, root)
+    if not isinstance(shown, WandbTracker) or not cells:
+        return False
+    try:
+        return _show(shown, about, cells, each)
+    except OSError as problem:
+        log.warning("wandb's summary cannot be written (%s); the results are all in the store", problem)
+        return False
+
+
+def _show(shown: WandbTracker, about: Mapping[str, Any], cells: Sequence[Mapping[str, Any]], each: bool) -> bool:
+    """What `show_summary` does."""
+    digest = hashlib.sha256(json.dumps([about, cells, each], sort_keys=True, default=str).encode()).hexdigest()[:16]
+    marks = shown.folder / ".attempts"
+    marks.mkdir(parents=True, exist_ok=True)
+    mark, lock = marks / f"{shown.group}-summary", marks / "lock"
+    lock.touch()
+    with lock_held(lock):
+        if mark.exists() and mark.read_text() == digest:
+            return False
+        mark.unlink(missing_ok=True)
+        shown.patience_s += len(cells) if each else 0
+        begin_anew(shown.folder, name := f"{shown.group}-summary")
+        shown.open(name, "summary", about)
+        shown.describe({"cells": len({row["cell"] for row in cells})}, cells)
+        for row in cells if each else ():
+            shown.close()
+            begin_anew(shown.folder, name := f"{shown.group}-{_of_row(row)}")
+            shown.open(name, "cell", {key: row[key] for key in row if key not in MEASURED}, _label(row))
+            shown.describe({key: row[key] for key in MEASURED if row[key] is not None})
+        written = shown.ended()
+        if written:  # else the next run tries again
+            mark.write_text(digest)
+    return written
+
+
+def _of_row(row: Mapping[str, Any]) -> str:
+    """What tells a cell's run from others: the cell, its metric and the shape of its prompts."""
+    return "-".join(str(row[key]) for key in ("cell", "metric", "prompt_tokens", "batch") if row[key] is not None)
+
+
+def _label(row: Mapping[str, Any]) -> str:
+    return " ".join(str(row[key]) for key in ("method", "budget", "dataset", "metric") if row[key] is not None)

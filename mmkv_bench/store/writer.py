@@ -10,7 +10,7 @@ from typing import Any, Self
 from mmkv_bench.errors import StoreError
 from mmkv_bench.secrecy import without_secrets
 from mmkv_bench.store.files import disk_errors
-from mmkv_bench.store.interface import Opened
+from mmkv_bench.store.folder import StoreFolder
 from mmkv_bench.store.journal import Journal
 from mmkv_bench.store.rows import check, safe_name
 from mmkv_bench.store.schema import SCHEMA_VERSION
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 class Writer:
     """Made by `Store.writer`; a context manager, for one thread of one process."""
 
-    def __init__(self, store: Opened, worker: str, publish_every: int) -> None:
+    def __init__(self, store: StoreFolder, worker: str, publish_every: int) -> None:
         self._store, self._worker, self._every = store, worker, publish_every
         self._journal: Journal | None = None
         self._samples = 0  # in the open journal

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from mmkv_bench.errors import ConfigError, nearest
+from mmkv_bench.store.packing import OF_GROUPS
 from mmkv_bench.store.schema import COLUMNS, FLOAT, INT, PHASES
-from mmkv_bench.store.slim import OF_GROUPS
 
 _NO_NUMBERS = {"schema_version", "doc_id", "repeat", "place", "order_seed"}
 _OTHER_NAMES = {"peak": "peak_total", "bytes": "bytes_held", "tokens": "n_tokens", "compression_s": "compress_s"}

@@ -17,8 +17,8 @@ import numpy as np
 
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.statistics.medians import Medians, medians
-from mmkv_bench.store.busy import busy
 from mmkv_bench.store.cell_rows import processor
+from mmkv_bench.store.measurements import load_warning
 from mmkv_bench.store.schema import STATUSES
 from mmkv_bench.tables.cost_names import Cost
 from mmkv_bench.tables.cost_rows import Seen, answers_seen, passes_seen
@@ -336,5 +336,5 @@ def _disturbed(seen: Seen, at: np.ndarray) -> tuple[str, ...]:
     said = {
         word for words in seen.disturbed[at] if words is not None and not isinstance(words, float) for word in words
     }
-    other = busy(seen.load[at], seen.threads[at])
+    other = load_warning(seen.load[at], seen.threads[at])
     return (*sorted(said), *([other] if other else []))

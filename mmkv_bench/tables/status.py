@@ -23,9 +23,9 @@ from mmkv_bench.protocols import DEFAULT
 from mmkv_bench.store.cell_rows import refuse_malformed
 from mmkv_bench.store.index import remembered
 from mmkv_bench.store.parts import column_of, numbers_of, places, texts_in, texts_of
-from mmkv_bench.store.planned import noted
 from mmkv_bench.store.response import STATUSES
 from mmkv_bench.store.store import Store
+from mmkv_bench.store.study import planned_cells
 from mmkv_bench.store.tally import Tally, tally
 
 _CELL = ("cell", "dataset", "method", "budget_entries", "budget_fraction", "protocol", "reading", "seed", "config")
@@ -151,7 +151,7 @@ def status(store: Store) -> Status:
 
 def _waiting(root: Path, names: pa.Array) -> dict[str, list[int]]:
     """Dataset -> samples of each cell that jobs are to answer and that none of them has begun."""
-    begun = set(names.to_pylist()) if (planned := noted(root)) else set()
+    begun = set(names.to_pylist()) if (planned := planned_cells(root)) else set()
     found: dict[str, list[int]] = {}
     for cell, (dataset, samples) in planned.items():
         if cell not in begun:

@@ -31,6 +31,7 @@ from mmkv_bench.models.sizes import decoder_of
 from mmkv_bench.models.source import Source
 from mmkv_bench.plan.plan import make_plan, outline
 from mmkv_bench.plan.validate import validate
+from mmkv_bench.store.compact import pack
 from mmkv_bench.store.schema import PHASES
 from mmkv_bench.store.store import Store
 from mmkv_bench.tables.status import status
@@ -249,7 +250,7 @@ def test_a_finished_run_prints_the_limits_of_its_rows_device_without_torch(ran, 
 def test_packed_times_are_the_same_rows(ran, tmp_path):
     shutil.copytree(ran[0], tmp_path / "packed")
     rows = Store(ran[0]).timings()
-    Store(tmp_path / "packed").pack()
+    pack(Store(tmp_path / "packed"))
     assert Store(tmp_path / "packed").timings().equals(rows)
     assert len([*(tmp_path / "packed" / "timings").glob("*.parquet")]) == 1
 

@@ -23,7 +23,7 @@ from mmkv_bench.report.command import Commands
 from mmkv_bench.report.folder import Folder
 from mmkv_bench.report.making import make
 from mmkv_bench.report.prompts import Prompts, pictures_of
-from mmkv_bench.store.kept import digest, packed, unpacked
+from mmkv_bench.store.kept_entries import digest, packed, unpacked
 from mmkv_bench.store.store import Store
 from mmkv_bench.tables.build import build
 from mmkv_bench.tables.metrics import metrics_rows

@@ -12,7 +12,7 @@ from mmkv_bench.datasets.page_data import to_row
 from mmkv_bench.report.terminal.kept_map import ASCII, drawn, raster, shares, side_by_side
 from mmkv_bench.report.terminal.sample import left_at
 from mmkv_bench.report.terminal.text import LONGEST, MARK, cut, marked, plain
-from mmkv_bench.store.kept import digest, packed, unpacked
+from mmkv_bench.store.kept_entries import digest, packed, unpacked
 from mmkv_bench.store.store import Store
 from mmkv_bench.tiny.pages import make_sample
 from tests.cli.setting import CHECKOUT, verb

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mmkv_bench.run.requested import question_text
-from mmkv_bench.store.kept import digest, unpacked
+from mmkv_bench.store.kept_entries import digest, unpacked
 from mmkv_bench.store.store import Store
 from mmkv_bench.tiny.pages import make_sample
 from tests.run.setting import done

@@ -9,6 +9,7 @@ import pytest
 
 from mmkv_bench.evaluation import batch_scorer
 from mmkv_bench.run import answers as answers_of_cells
+from mmkv_bench.store.compact import pack
 from mmkv_bench.store.store import Store
 from tests.run import setting
 from tests.run.setting import answers, done, responses
@@ -100,7 +101,7 @@ def test_a_slim_store_takes_a_further_method_and_keeps_what_was_measured(on, tmp
     root = tmp_path / "rows"
     shutil.copytree(on[0], root)
     before = scores_of(root)
-    Store(root).pack(slim=True)
+    pack(Store(root), slim=True)
     rows = responses(root)
     assert all(row["slim"] and row["forced_kl"] is None and row["reference_nll"] is None for row in rows.values())
     again = done(root, *COMMAND, *BOTH)

@@ -13,12 +13,12 @@ import pytest
 
 from mmkv_bench.cli.main import main
 from mmkv_bench.errors import StoreError
-from mmkv_bench.store import answer_digests
 from mmkv_bench.store.store import Store
-from mmkv_bench.store.tally import tally
+from mmkv_bench.store.tally import digests_of_cells, tally
 from mmkv_bench.tables.rows import load
 from mmkv_bench.tables.status import status
 from tests.run.setting import done, everything, scores
+from tests.store.store_examples import write_tables
 
 PLAIN = (
     "dataset=pages_lookup",
@@ -65,9 +65,9 @@ def test_digests_are_those_of_an_obvious_sum_in_any_order():
     for _ in range(3):
         rng.shuffle(plain)
         table = pa.table(dict(zip(("cell", "sample_id", "status", "answer"), zip(*plain, strict=True), strict=True)))
-        assert answer_digests.of_cells(table) == {cell: slow(cell) for cell in {row[0] for row in plain}}
+        assert digests_of_cells(table) == {cell: slow(cell) for cell in {row[0] for row in plain}}
     swapped = table.set_column(3, "answer", table["answer"].take(np.random.default_rng(1).permutation(40)))
-    assert answer_digests.of_cells(swapped) != answer_digests.of_cells(table)
+    assert digests_of_cells(swapped) != digests_of_cells(table)
 
 
 def test_scores_carry_the_digest_of_what_the_store_holds(rows):
@@ -95,16 +95,16 @@ def test_a_slow_score_beside_new_answers_is_found_out(rows, tmp_path, monkeypatc
     """16 of 24 scores contradicted their answers for ever."""
     root = Path(shutil.copytree(rows, tmp_path / "rows"))
     answered_again(root, "before")
-    plain = Store.write_scores_by
+    plain = Store.write_scores
 
     def slow(self, blocks, *more, **options):
         held = list(blocks)
         answered_again(root, "after")
         plain(self, iter(held), *more, **options)
 
-    monkeypatch.setattr(Store, "write_scores_by", slow)
+    monkeypatch.setattr(Store, "write_scores", slow)
     done(root, *PLAIN)
-    monkeypatch.setattr(Store, "write_scores_by", plain)
+    monkeypatch.setattr(Store, "write_scores", plain)
     assert done(root, *PLAIN).document["scored"] == 1
     fresh = Path(shutil.copytree(root, tmp_path / "fresh"))
     for table in ("samples", "metrics"):
@@ -129,7 +129,7 @@ def test_scores_older_than_digests_read_as_before_and_score_adds_them(rows, tmp_
     metrics = store.metrics()
     for name in evidence:
         metrics = metrics.set_column(metrics.column_names.index(name), name, pa.nulls(metrics.num_rows, pa.string()))
-    store.write_scores_of(store.samples().drop_columns(["schema_version"]), metrics.drop_columns(["schema_version"]))
+    write_tables(store, store.samples().drop_columns(["schema_version"]), metrics.drop_columns(["schema_version"]))
     assert len(load(root).samples) == len(load(rows).samples)
     assert done(root, *PLAIN).document["scored"] == 0
     assert done(root, *PLAIN, "stage=score").document["scored"] == 2

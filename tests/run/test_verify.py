@@ -11,6 +11,7 @@ from mmkv_bench.config.schema import conf_dir
 from mmkv_bench.diagnostics.verify import draw
 from mmkv_bench.plan import cells as planning
 from mmkv_bench.store import provenance
+from mmkv_bench.store.compact import pack
 from mmkv_bench.store.store import Store
 from tests.cli.setting import verb
 from tests.run.setting import done
@@ -35,7 +36,7 @@ def rows(tmp_path_factory):
     """A run of several budgets, readings and seeds, with a variant and a changed parameter, packed as rows in git are."""
     root = tmp_path_factory.mktemp("verify") / "rows"
     done(root, *RUN)
-    Store(root).pack(slim=True)
+    pack(Store(root), slim=True)
     return root
 
 

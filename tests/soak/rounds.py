@@ -16,6 +16,7 @@ from mmkv_bench.store.store import Store
 from tests.run import setting
 from tests.soak.runs import said, starter
 from tests.soak.shot import LIMITS, Pace, Shot, paced
+from tests.store.store_examples import journal_damage
 
 _MOST = 10  # kills of a step; its last run is left alone
 
@@ -97,7 +98,7 @@ class Soak:
                 assert shot.code == 0, said(root)
                 return
             added = shot.check(met.cells, self._expected[LIMITS[-1]])
-            met.counts.update({"kills": 1, "samples": added, "torn lines": len(shot.store.journal_damage())})
+            met.counts.update({"kills": 1, "samples": added, "torn lines": len(journal_damage(shot.store))})
             met.counts["forked"] += shot.forked
             met.moments[shot.moment] += 1
             self._tell(f"{met.counts['kills']} of {self._kills} kills, {root.name}, {limit} samples, {shot.moment}")

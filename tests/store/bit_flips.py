@@ -1,6 +1,6 @@
 """Flips single bits anywhere in the files of a result store and looks whether a reader notices.
 
-    python tests/store/bit_flips.py --flips 400 results/tiny/large
+    python -m tests.store.bit_flips --flips 400 results/tiny/large
 
 A flip is noticed when reading raises a StoreError, when a journal's last line is dropped and reported as damage, and
 harmless when every row reads as before. It is silent when another row, or fewer rows, come without a word.
@@ -19,6 +19,7 @@ from pathlib import Path
 
 from mmkv_bench.errors import StoreError
 from mmkv_bench.store.store import Store
+from tests.store.store_examples import journal_damage
 
 TABLES = ("responses", "cells", "samples", "metrics")
 
@@ -61,7 +62,7 @@ def _what(root: Path, path: Path, before: dict[str, list]) -> str:
     if all(after[name] == before[name] for name in tables):
         return "harmless"
     fewer = all(set(after[name]) <= set(before[name]) for name in tables)
-    return "noticed" if fewer and path.name in Store(root).journal_damage() else "silent"
+    return "noticed" if fewer and path.name in journal_damage(Store(root)) else "silent"
 
 
 def main() -> int:

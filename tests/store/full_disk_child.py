@@ -7,10 +7,11 @@ import resource
 import sys
 from pathlib import Path
 
-from store_examples import metric_row, response, sample_score
+from store_examples import metric_row, response, sample_score, write_scores
 
 from mmkv_bench.errors import StoreError
-from mmkv_bench.store import repack
+from mmkv_bench.store import compact
+from mmkv_bench.store.compact import pack
 from mmkv_bench.store.store import Store
 
 
@@ -33,7 +34,7 @@ def ids(store: Store) -> list[str]:
 
 def main(root: Path) -> None:
     store = Store(root)
-    store.write_scores("c0", [sample_score(0)], [metric_row(value=1.0)])
+    write_scores(store, [sample_score(0)], [metric_row(value=1.0)])
     scores = (store.samples(), store.metrics())
     with store.writer("w") as writer:
         writer.commit([response(0)])
@@ -50,7 +51,7 @@ def main(root: Path) -> None:
         limit(50)
         refused(writer.publish, "they stay in the journal", "Free space")
         many = [sample_score(i) for i in range(100)]
-        refused(lambda: store.write_scores("c0", many, [metric_row(value=0.5)]), "writing scores")
+        refused(lambda: write_scores(store, many, [metric_row(value=0.5)]), "writing scores")
         assert not list((root / "responses").iterdir())
         assert not list(root.rglob("*.tmp"))
         assert ids(store) == ["s0000"]
@@ -77,13 +78,13 @@ def main(root: Path) -> None:
     # Packing what memory does not hold: what is put aside for it needs room, too.
     with store.writer("w") as writer:
         writer.commit([response(3, answer=os.urandom(1 << 15).hex())])
-    repack.AT_ONCE = 1
+    compact.AT_ONCE = 1
     rows, parts = store.responses(), sorted((root / "responses").iterdir())
     limit(1 << 16)  # what is packed is smaller
-    refused(store.pack, "packing failed", "Free space")
+    refused(lambda: pack(store), "packing failed", "Free space")
     limit(resource.RLIM_INFINITY)
     assert store.responses().equals(rows) and sorted((root / "responses").iterdir()) == parts
-    store.pack()
+    pack(store)
     assert store.responses().equals(rows) and sorted((root / "responses").iterdir()) != parts
 
     # A full disk while an exception is under way: the exception stays the one that is seen.

@@ -6,6 +6,7 @@ import ctypes
 import json
 import os
 import sys
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ from typing import Any
 import pyarrow as pa
 
 import mmkv_bench
-from mmkv_bench.store.schema import COLUMNS, Column
+from mmkv_bench.store import journal
+from mmkv_bench.store.schema import COLUMNS, SCHEMAS, Column
+from mmkv_bench.store.store import Store
 
 # For the processes that tests start: the package under test, also where it is not installed.
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(mmkv_bench.__file__).parents[1])}
@@ -160,3 +163,25 @@ def plain(rows: pa.Table) -> list[dict[str, Any]]:
 def complete(row: dict[str, Any], table: str = "responses") -> dict[str, Any]:
     """The row as the store gives it back: every column of the table, null where none was given."""
     return {column.name: row.get(column.name) for column in COLUMNS[table] if not column.stamped}
+
+
+def write_tables(store: Store, samples: pa.Table, metrics: pa.Table) -> None:
+    """Replace the scores of the cells that samples has."""
+    store.write_scores([samples], lambda _: metrics)
+
+
+def write_scores(store: Store, samples: Iterable[Mapping[str, Any]], metrics: Iterable[Mapping[str, Any]]) -> None:
+    """The same from rows as Python dicts."""
+    write_tables(
+        store,
+        *(
+            pa.Table.from_pylist([complete(row, name) for row in rows], pa.schema(list(SCHEMAS[name])[1:]))
+            for name, rows in (("samples", samples), ("metrics", metrics))
+        ),
+    )
+
+
+def journal_damage(store: Store) -> dict[str, int]:
+    """Journals of dead writers that end in a torn line: file name -> bytes dropped."""
+    torn = {path: journal.read(path).torn for path in store.journals()}
+    return {path.name: count for path, count in torn.items() if count and not journal.in_use(path)}

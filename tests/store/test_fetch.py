@@ -13,10 +13,10 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from store_examples import cell, metric_row, response, sample_score
+from store_examples import cell, metric_row, response, sample_score, write_scores
 
-from mmkv_bench.store import places
-from mmkv_bench.store.published import MANIFEST
+from mmkv_bench.store import publish
+from mmkv_bench.store.publish import MANIFEST
 from mmkv_bench.store.store import Store
 from tests.cli.setting import verb
 
@@ -63,7 +63,7 @@ def published(tmp_path, capsys):
     store = Store(tmp_path / "rows")
     store.write_cells([cell("c0"), cell("c1")])
     for name in ("c0", "c1"):
-        store.write_scores(name, [sample_score(i, name, value=0.5) for i in range(3)], [metric_row(name, value=0.5)])
+        write_scores(store, [sample_score(i, name, value=0.5) for i in range(3)], [metric_row(name, value=0.5)])
     with store.writer("w") as writer:
         for i in range(3):
             writer.commit([response(i, name) for name in ("c0", "c1")])
@@ -155,7 +155,7 @@ def test_a_wrong_byte_a_missing_file_and_a_server_that_fails_leave_nothing_wrong
     assert "and has more" in refused(f"http://{base}/endless")
     assert "hung up" in refused(f"http://{base}/short")
     with monkeypatch.context() as patch:
-        patch.setattr(places, "PATIENCE_S", 0.2)
+        patch.setattr(publish, "PATIENCE_S", 0.2)
         assert "less than 1,024 a second" in refused(f"http://{base}/drip")
     assert "answered 401; it needs a login" in refused(f"http://{base}/locked?sig={SECRET}")
     assert "cannot be reached" in refused(f"http://127.0.0.1:1/x?token={SECRET}")

@@ -10,10 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from bit_flips import flip
-from store_examples import cell, metric_row, response, sample_score
+from store_examples import cell, metric_row, response, sample_score, write_scores
 
 from mmkv_bench.errors import StoreError
 from mmkv_bench.store import journal
+from mmkv_bench.store.compact import pack
 from mmkv_bench.store.sealed import sealed
 from mmkv_bench.store.store import Store
 
@@ -35,9 +36,9 @@ def filled(root: Path, packed: bool) -> Store:
             writer.commit([response(i, name, decode_s=3.77, answer=f"{i} {name} " * 5) for name in names])
     for name in names:
         values = [sample_score(i, name, value=i / 7) for i in range(4)]
-        store.write_scores(name, values, [metric_row(name, value=0.25)])
+        write_scores(store, values, [metric_row(name, value=0.25)])
     if packed:
-        store.pack()
+        pack(store)
     left = journal.Journal(store.root / "journal", "killed")
     times = {"schema_version": 1, "worker": "killed", "committed_at": "2026-11-22T00:00:00.000000+00:00"}
     for i in (5, 6):
@@ -124,7 +125,7 @@ def test_a_store_of_an_earlier_commit_reads_as_it_did_and_says_that_it_is_unchec
     with store.writer("new") as writer:
         writer.commit([{**{k: v for k, v in row.items() if k not in STAMPED}, "sample_id": "new"} for row in rows[:1]])
     assert store.recover() == 1
-    store.pack()
+    pack(store)
     again = Store(root)
     assert again.responses().num_rows == 16 and again.samples().num_rows == 12 and again.cells().num_rows == 3
     assert not again.unchecked

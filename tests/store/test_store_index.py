@@ -11,10 +11,11 @@ from collections import Counter
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from store_examples import ENVIRONMENT, cell, metric_row, response, sample_score
+from store_examples import ENVIRONMENT, cell, metric_row, response, sample_score, write_scores
 
 from mmkv_bench import file_state
 from mmkv_bench.store import index, parts
+from mmkv_bench.store.compact import pack
 from mmkv_bench.store.store import Store
 from mmkv_bench.tables.status import status
 
@@ -102,10 +103,10 @@ def test_status_is_a_slow_count_of_rows_that_come_at_random(tmp_path, opened):
             scored = [name for name in names if rng.random() < 0.5]
             for name in scored:
                 metric = metric_row(name, dataset=names[name], n=50, n_ok=50)
-                store.write_scores(name, [sample_score(0, name, dataset=names[name])], [metric])
+                write_scores(store, [sample_score(0, name, dataset=names[name])], [metric])
         if step == 8:
             writer.publish()
-            store.pack()
+            pack(store)
         before = status(store)
         assert quickly(store) == slowly(store), step
         assert (before.writers, before.running) == ((1, 2) if step in (3, 4, 5, 6, 7) else (0, 0)), step
@@ -164,7 +165,7 @@ def test_a_store_that_cannot_be_written_has_its_status_without_pandas_or_torch(t
     store.write_cells([cell()])
     with store.writer("w") as writer:
         writer.commit([response(0)])
-    store.write_scores("c0", [sample_score(0)], [metric_row(n=1, n_ok=1)])
+    write_scores(store, [sample_score(0)], [metric_row(n=1, n_ok=1)])
     os.chmod(store.root, 0o555)
     done = subprocess.run(
         [sys.executable, "-c", READ_ONLY, str(store.root), os.path.dirname(__file__)],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from store_examples import cell, metric_row, response, sample_score
+from store_examples import cell, metric_row, response, sample_score, write_scores
 
 from mmkv_bench.cli.main import main
 from mmkv_bench.errors import ConfigError, out_of_memory
@@ -19,7 +19,7 @@ def made(root, model: str = "tiny", **columns: str) -> str:
         budget = {"budget_kind": "none", "budget_entries": None} if method == "full" else {}
         store.write_cells([cell(name, model=model, method=method, base=method, **budget, **columns)])
         scores = [sample_score(i, name, value=0.5) for i in range(2)]
-        store.write_scores(name, scores, [metric_row(name, value=0.5)])
+        write_scores(store, scores, [metric_row(name, value=0.5)])
         with store.writer(name) as writer:
             for i in range(2):
                 writer.commit([response(i, name)])

@@ -17,14 +17,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from crash_points import die_before
-from store_examples import cell, failed, metric_row, response, sample_score
+from store_examples import cell, failed, metric_row, response, sample_score, write_scores
 
 from mmkv_bench.errors import StoreError
-from mmkv_bench.store import regrouped, repack
-from mmkv_bench.store.packing import packed
-from mmkv_bench.store.regrouped import Regrouped
+from mmkv_bench.store import blocks, compact
+from mmkv_bench.store.blocks import Regrouped
+from mmkv_bench.store.compact import pack
+from mmkv_bench.store.packing import chosen, packed
 from mmkv_bench.store.schema import SLIM
-from mmkv_bench.store.slim import chosen
 from mmkv_bench.store.store import Store
 from tests.cli.setting import verb
 from tests.each import each
@@ -38,7 +38,7 @@ def filled(root, journal: bool = False) -> Store:
     store = Store(root)
     store.write_cells([cell(name) for name in CELLS])
     for name in CELLS:
-        store.write_scores(name, [sample_score(i, name, value=0.5) for i in range(3)], [metric_row(name, value=0.5)])
+        write_scores(store, [sample_score(i, name, value=0.5) for i in range(3)], [metric_row(name, value=0.5)])
     for part in range(2):
         with store.writer(f"w{part}") as writer:
             writer.commit([response(part, name) for name in CELLS])
@@ -69,7 +69,7 @@ def test_a_packed_store_has_the_same_rows_in_few_files(tmp_path, capsys):
     assert content(Store(tmp_path)) == before
     assert Store(tmp_path).cells(["c1", "c9"])["cell"].to_pylist() == ["c1"]
     assert Store(tmp_path).done(["c1"]) == {"c1": {"s0000", "s0001"}}
-    Store(tmp_path).pack()
+    pack(Store(tmp_path))
     assert content(Store(tmp_path)) == before and files(store) == packed, "nothing new: the same files"
 
 
@@ -100,7 +100,7 @@ def test_a_large_store_is_packed_some_cells_at_a_time(tmp_path, monkeypatch, sli
     with store.writer("v") as writer:  # made again: the newer row counts
         writer.commit([response(3, name, answer="again") for name in names[:4]])
     for name in names:
-        store.write_scores(name, [sample_score(i, name, value=0.5) for i in range(5)], [metric_row(name, value=0.5)])
+        write_scores(store, [sample_score(i, name, value=0.5) for i in range(5)], [metric_row(name, value=0.5)])
     read: list[list[str]] = []
     aside: list[str] = []
     of, by_group = Regrouped.of, Store.read_by_group
@@ -114,14 +114,14 @@ def test_a_large_store_is_packed_some_cells_at_a_time(tmp_path, monkeypatch, sli
         return by_group(self, table, path)
 
     whole = Store(shutil.copytree(store.root, tmp_path / "whole"))
-    whole.pack(slim)
+    pack(whole, slim)
     monkeypatch.setattr(Regrouped, "of", reading)
     monkeypatch.setattr(Store, "read_by_group", grouping)
-    monkeypatch.setattr(repack, "AT_ONCE", 10)
-    monkeypatch.setattr(repack, "IN_MEMORY", 1)
-    monkeypatch.setattr(regrouped, "LOT", lot)
-    monkeypatch.setattr(regrouped, "BATCH", 8)
-    store.pack(slim)
+    monkeypatch.setattr(compact, "AT_ONCE", 10)
+    monkeypatch.setattr(compact, "IN_MEMORY", 1)
+    monkeypatch.setattr(blocks, "LOT", lot)
+    monkeypatch.setattr(blocks, "BATCH", 8)
+    pack(store, slim)
     assert read[0] == ["c7", "c6"] and [name for own in read for name in own] == [*names[7::-1], "c8"], (
         "alike, unknown last"
     )
@@ -130,9 +130,9 @@ def test_a_large_store_is_packed_some_cells_at_a_time(tmp_path, monkeypatch, sli
     with store.writer("x") as writer:  # beside what is packed
         writer.commit([response(4, name, answer="once more") for name in names[:6]])
     whole = Store(shutil.copytree(store.root, tmp_path / "again"))
-    store.pack(slim)
+    pack(store, slim)
     monkeypatch.undo()
-    whole.pack(slim)
+    pack(whole, slim)
     assert content(Store(store.root)) == content(Store(whole.root))
     assert len(aside) == 3, "packed files lie as they are packed"
 
@@ -140,20 +140,20 @@ def test_a_large_store_is_packed_some_cells_at_a_time(tmp_path, monkeypatch, sli
 def test_regrouped_rows_are_those_of_the_cells_in_the_order_in_which_they_came(tmp_path, monkeypatch):
     rng = np.random.default_rng(0)
     for lot, batch in ((1, 1), (600, 5), (1 << 20, 5), (1 << 20, 1 << 20)):
-        monkeypatch.setattr(regrouped, "LOT", lot)
-        monkeypatch.setattr(regrouped, "BATCH", batch)
+        monkeypatch.setattr(blocks, "LOT", lot)
+        monkeypatch.setattr(blocks, "BATCH", batch)
         cells = rng.integers(0, 9, 60)
         rows = pa.table({"cell": [f"c{cell}" for cell in cells], "n": range(60), "l": [[cell] * 3 for cell in cells]})
         wanted = [f"c{cell}" for cell in rng.permutation(9)[:7]] + ["c9"]
         tables = [rows.slice(start, 20) for start in (0, 20, 40)]
-        with regrouped.regrouped(tmp_path, rows.schema, tables, wanted) as found:
+        with blocks.regrouped(tmp_path, rows.schema, tables, wanted) as found:
             for start, end in ((0, 3), (3, 4), (2, 7), (7, 8), (0, 8)):
                 own = found.of(wanted[start:end])
                 for name in wanted[start:end]:
                     assert own.filter(pc.equal(own["cell"], name)).equals(rows.filter(pc.equal(rows["cell"], name)))
                 assert set(own["cell"].to_pylist()) <= set(wanted[start:end])
         assert not list(tmp_path.iterdir()), "nothing is left"
-    with regrouped.regrouped(tmp_path, rows.schema, [rows], wanted) as found:
+    with blocks.regrouped(tmp_path, rows.schema, [rows], wanted) as found:
         found._file.seek(1000)
         found._file.write(b"?")
         with pytest.raises(StoreError, match="came back from the disk as others"):
@@ -162,7 +162,7 @@ def test_regrouped_rows_are_those_of_the_cells_in_the_order_in_which_they_came(t
 
 def test_a_part_that_vanishes_while_it_is_packed_is_named(tmp_path, monkeypatch, capsys):
     store = filled(tmp_path)
-    monkeypatch.setattr(repack, "AT_ONCE", 1)
+    monkeypatch.setattr(compact, "AT_ONCE", 1)
     (part, *_) = sorted((tmp_path / "responses").iterdir())
 
     def listed(self, table):
@@ -208,7 +208,7 @@ def test_slim_rows_lose_what_the_schema_lists_and_nothing_else(tmp_path):
     for name in ("c0", "c1"):
         digests = [row["kept_digest"] for (of, _), row in after.items() if of == name and row["kept_digest"]]
         assert 20 <= len(digests) <= 60, "about a tenth"
-    Store(tmp_path).pack(slim=True)
+    pack(Store(tmp_path), slim=True)
     assert {key: after[key] for key in after} == {
         (row["cell"], row["sample_id"]): row for row in Store(tmp_path).responses().to_pylist()
     }
@@ -243,7 +243,7 @@ def test_packing_drops_cells_that_newer_numbers_supersede(tmp_path, capsys):
     store.write_cells([cell(name, **changes) for name, changes in other.items()])
     names = [*versions, *other]
     for name in names:
-        store.write_scores(name, [sample_score(i, name, value=0.5) for i in range(3)], [metric_row(name, value=0.5)])
+        write_scores(store, [sample_score(i, name, value=0.5) for i in range(3)], [metric_row(name, value=0.5)])
     with store.writer("w") as writer:
         for i in range(3):
             writer.commit([response(i, name) for name in names if name != "part" or i < 2])
@@ -257,28 +257,28 @@ def test_packing_drops_cells_that_newer_numbers_supersede(tmp_path, capsys):
 def test_writing_to_a_packed_store_keeps_what_it_held(tmp_path):
     store = filled(tmp_path)
     before = content(store)
-    store.pack()
+    pack(store)
     packed = {name: (tmp_path / name).stat().st_mtime_ns for name in files(store)}
     other = Store(tmp_path)
-    other.write_scores("c1", [sample_score(7, "c1", value=0.0)], [metric_row("c1", value=0.0)])
+    write_scores(other, [sample_score(7, "c1", value=0.0)], [metric_row("c1", value=0.0)])
     assert other.metrics(["c1"])["value"].to_pylist() == [0.0] and other.metrics(["c0"])["value"].to_pylist() == [0.5]
     assert other.samples(["c1"])["sample_id"].to_pylist() == ["s0007"] and other.samples().num_rows == 7
     other.write_cells([cell("c3"), cell("c0")])
     with other.writer("late") as writer:
         writer.commit([response(5, name) for name in CELLS])
     assert other.cells().num_rows == 4 and other.responses().num_rows == 9
-    other.write_scores("c3", [sample_score(0, "c3", value=0.25)], [metric_row("c3", value=0.25)])
+    write_scores(other, [sample_score(0, "c3", value=0.25)], [metric_row("c3", value=0.25)])
     after = content(other)
     assert packed == {name: (tmp_path / name).stat().st_mtime_ns for name in packed}, "packed files are written once"
     assert len(files(other)) == len(packed) + 6  # a cell, an answer, and two files for the scores of each of two cells
-    other.pack()
+    pack(other)
     assert len(files(other)) == len(packed)
     assert content(Store(tmp_path)) == after and after[3][:2] == before[3][:2]
 
 
 def test_scores_that_are_written_while_packing_are_packed_or_stay(tmp_path):
     def late():
-        Store(tmp_path).write_scores("c1", [sample_score(7, "c1", value=0.0)], [metric_row("c1", value=0.0)])
+        write_scores(Store(tmp_path), [sample_score(7, "c1", value=0.0)], [metric_row("c1", value=0.0)])
 
     class Racing(Store):
         """A store of which a cell is scored again as soon as its metrics were read for packing."""
@@ -292,7 +292,7 @@ def test_scores_that_are_written_while_packing_are_packed_or_stay(tmp_path):
 
     process = multiprocessing.get_context("fork").Process(target=late)
     filled(tmp_path)
-    Racing(tmp_path).pack()
+    pack(Racing(tmp_path))
     process.join()
     store = Store(tmp_path)
     assert store.metrics(["c1"])["value"].to_pylist() == [0.0] == store.samples(["c1"])["value"].to_pylist()
@@ -304,7 +304,7 @@ def test_a_store_that_is_being_written_is_not_packed(tmp_path, capsys):
     with store.writer("busy") as writer:
         writer.commit([response(9, "c0")])
         with pytest.raises(StoreError, match="let it finish"):
-            store.pack()
+            pack(store)
         assert main([str(tmp_path)]) != 0
     assert "let it finish" in capsys.readouterr().err
     assert main([str(tmp_path / "nothing")]) == 2
@@ -323,14 +323,14 @@ def test_without_locks_the_journal_of_a_killed_run_is_packed_once_it_is_silent(t
     writer.commit([response(9, name) for name in CELLS])
     before = content(store)
     with pytest.raises(StoreError, match="no locks, 15 minutes after the last answer"):
-        store.pack()
+        pack(store)
     (path,) = store.journals()
     for number in range(2):  # of its continuation: rows of the next sample are in a part
         with store.writer(f"next{number}") as again:
             again.commit([response(10 + number, "c0")])
     os.utime(path, (0, 0))
     assert store.recover() == 0 and store.journals() == [path]  # a run takes nothing from a writer that may live
-    store.pack()
+    pack(store)
     assert store.journals() == [] and len(files(store)) == 4
     assert [row for row in content(store)[-1] if row["doc_id"] < 10] == before[-1]
     with pytest.raises(StoreError, match="was removed, moved or replaced"):
@@ -350,21 +350,21 @@ class _Racing(Store):
 
 def test_a_part_that_is_published_while_packing_stays(tmp_path):
     before = filled(tmp_path).responses().num_rows
-    _Racing(tmp_path).pack()
+    pack(_Racing(tmp_path))
     assert Store(tmp_path).responses().num_rows == before + 1
 
 
 def scored_again(store: Store) -> None:
-    store.write_scores("c1", [sample_score(7, "c1", value=0.0)], [metric_row("c1", value=0.0)])
+    write_scores(store, [sample_score(7, "c1", value=0.0)], [metric_row("c1", value=0.0)])
 
 
 @pytest.mark.full
-@each("doing", (Store.pack, scored_again))
+@each("doing", (pack, scored_again))
 def test_a_kill_at_any_file_operation_loses_and_doubles_no_row(tmp_path, doing):
     model = filled(tmp_path / "model")
     allowed = [content(model)]
     if doing is scored_again:
-        model.pack()
+        pack(model)
         after = Store(shutil.copytree(model.root, tmp_path / "after"))
         scored_again(after)
         allowed.append(content(after))  # the new scores of both tables, or the old ones
@@ -409,11 +409,11 @@ def test_diagnostics_are_kept_by_sample_packed_and_replaced_by_newer_ones(tmp_pa
     written("second", 2.0, ("m",))
     assert store.diagnosed(["m", "n", "o"]) == {"m": {"first", "second"}, "n": {"first"}, "o": set()}
     before = held()
-    store.pack()
+    pack(store)
     assert [path.name[:7] for path in (tmp_path / "diagnostics").iterdir()] == ["packed-"] and held() == before
     written("first", 3.0)
     assert held() == before | {("m", "first"): 3.0, ("n", "first"): 3.0}
-    store.pack()
+    pack(store)
     assert len(store.diagnostics()) == 3 and held()["n", "first"] == 3.0
     with pytest.raises(StoreError, match="rows of 2 samples"):
         store.write_diagnostics(store.diagnostics().drop(["schema_version", "committed_at"]))

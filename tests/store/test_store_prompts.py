@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from store_examples import response
 
 from mmkv_bench.errors import StoreError
-from mmkv_bench.store.kept import digest, packed, unpacked
-from mmkv_bench.store.published import PUBLISHED, publish
+from mmkv_bench.store.compact import pack
+from mmkv_bench.store.kept_entries import digest, packed, unpacked
+from mmkv_bench.store.publish import PUBLISHED, publish
 from mmkv_bench.store.store import Store
 
 PROMPT = {
@@ -50,7 +51,7 @@ def test_a_prompt_is_there_from_the_commit_on_and_the_newest_counts(tmp_path):
     with store.writer("w") as writer, pytest.raises(StoreError, match="prompts: column 'question' is missing"):
         writer.commit([response(2)], {key: value for key, value in PROMPT.items() if key != "question"})
     assert store.responses().num_rows == 4
-    store.pack()
+    pack(store)
     assert len(asked(store)) == 2 and "prompts" not in PUBLISHED
     publish(store, tmp_path / "published")
     assert not [path for path in (tmp_path / "published").iterdir() if path.name.startswith("prompts")]

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from store_examples import cell, failed, metric_row, plain, response, sample_score
+from store_examples import cell, failed, metric_row, plain, response, sample_score, write_scores
 
 from mmkv_bench.errors import ConfigError, StoreError
 from mmkv_bench.store.digests import checksum
@@ -132,7 +132,7 @@ def test_a_store_of_another_schema_version_is_refused_with_both_versions(tmp_pat
         lambda s: s.check_writable(),
         lambda s: s.recover(),
         lambda s: s.write_cells([cell()]),
-        lambda s: s.write_scores("c0", [sample_score(0)], [metric_row()]),
+        lambda s: write_scores(s, [sample_score(0)], [metric_row()]),
         lambda s: s.writer("w").commit([response(1)]),
     ):
         with pytest.raises(StoreError, match=f"version 99.*version {SCHEMA_VERSION}"):

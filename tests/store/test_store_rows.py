@@ -22,6 +22,7 @@ from store_examples import (
     response,
     response_strategy,
     sample_score,
+    write_scores,
 )
 
 from mmkv_bench.errors import StoreError
@@ -141,12 +142,12 @@ def test_a_commit_is_one_sample_and_each_cell_once(tmp_path):
         (lambda s: s.write_cells([cell(parameters="{window:32}")]), "'parameters' is not JSON"),
         (lambda s: s.write_cells([cell(parameters='{"g":NaN}')]), "'parameters' is not JSON"),
         (lambda s: s.write_cells([cell(tuned=0)]), "'tuned'"),
-        (lambda s: s.write_scores("c0", [sample_score(0, status="oom")], []), "'value' must be null"),
-        (lambda s: s.write_scores("c0", [sample_score(0, cell="c1")], []), "'cell' is 'c1'"),
-        (lambda s: s.write_scores("c0", [sample_score(0), sample_score(0)], []), "same sample_id and metric"),
-        (lambda s: s.write_scores("c0", [], [metric_row(value=0.5, n_ok=1)]), "'value' must be null unless"),
-        (lambda s: s.write_scores("c0", [], [metric_row(n_ok=3)]), "'n_ok'"),
-        (lambda s: s.write_scores("c0", [], [metric_row(), metric_row()]), "same metric"),
+        (lambda s: write_scores(s, [sample_score(0, status="oom")], []), "'value' must be null"),
+        (lambda s: write_scores(s, [sample_score(0)], [metric_row("c1")]), "a cell that has no samples"),
+        (lambda s: write_scores(s, [sample_score(0), sample_score(0)], []), "same cell, sample_id and metric"),
+        (lambda s: write_scores(s, [], [metric_row(value=0.5, n_ok=1)]), "'value' null unless"),
+        (lambda s: write_scores(s, [], [metric_row(n_ok=3)]), "'n_ok'"),
+        (lambda s: write_scores(s, [], [metric_row(), metric_row()]), "same cell and metric"),
         (lambda s: s.responses(columns=["sample"]), "'sample'.*did you mean 'sample_id'"),
         (lambda s: s.writer("a/b"), "worker 'a/b'"),
     ],

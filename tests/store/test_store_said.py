@@ -8,12 +8,12 @@ import logging
 import os
 
 import pytest
-from store_examples import cell, metric_row, response, sample_score
+from store_examples import cell, metric_row, response, sample_score, write_scores
 
 from mmkv_bench.errors import StoreError
 from mmkv_bench.judging.ledger import AnswerCache
 from mmkv_bench.judging.question import Question
-from mmkv_bench.store import planned
+from mmkv_bench.store import study
 from mmkv_bench.store.store import Store
 
 
@@ -23,16 +23,16 @@ def flipped(raw: bytes, bit: int) -> bytes:
 
 def test_no_bit_of_what_is_planned_changes_silently(tmp_path, caplog):
     store, cells = Store(tmp_path), {"a" * 16: ("docvqa", 1918), "b" * 16: ("chartqa", 20)}
-    planned.note(store, cells)
+    study.note_planned(store, cells)
     file = tmp_path / "planned.json"
     raw = file.read_bytes()
-    assert planned.noted(tmp_path) == cells
+    assert study.planned_cells(tmp_path) == cells
     for bit in range(0, len(raw) * 8, 5):
         caplog.clear()
         file.write_bytes(flipped(raw, bit))
-        assert planned.noted(tmp_path) == {} and "is damaged and counts nothing" in caplog.text, bit
+        assert study.planned_cells(tmp_path) == {} and "is damaged and counts nothing" in caplog.text, bit
     file.write_text(json.dumps(cells))  # as older versions wrote it
-    assert planned.noted(tmp_path) == cells
+    assert study.planned_cells(tmp_path) == cells
 
 
 def test_no_bit_of_a_judges_answer_changes_what_a_scorer_gets(tmp_path):
@@ -68,7 +68,7 @@ def test_an_emptied_journal_is_said(tmp_path, caplog):
 def test_a_store_that_is_not_whole_does_not_open(tmp_path):
     store = Store(tmp_path)
     store.write_cells([cell("c0")])
-    store.write_scores("c0", [sample_score(0, "c0", value=0.5)], [metric_row("c0", value=0.5)])
+    write_scores(store, [sample_score(0, "c0", value=0.5)], [metric_row("c0", value=0.5)])
     with store.writer("w") as writer:
         writer.commit([response(0, "c0")])
     (tmp_path / "store.json").unlink()

@@ -8,10 +8,10 @@ import signal
 
 import pytest
 from crash_points import die_before
-from store_examples import cell, complete, failed, metric_row, plain, sample_score
+from store_examples import cell, complete, failed, metric_row, plain, sample_score, write_scores
 
 from mmkv_bench.errors import StoreError
-from mmkv_bench.store.redaction import redact
+from mmkv_bench.store.cell_rows import redact
 from mmkv_bench.store.store import Store
 from tests.each import each
 
@@ -132,8 +132,8 @@ def test_scores_come_back_and_are_replaced_whole(tmp_path):
     store = Store(tmp_path)
     samples = [sample_score(0), sample_score(1, status="oom", value=None), sample_score(0, metric="f1", value=0.25)]
     metrics = [metric_row(n_ok=1, value_failures_zero=0.5, lmms_eval_reason="1 of 2 samples failed")]
-    store.write_scores("c0", samples, metrics)
-    store.write_scores("c1", [sample_score(0, "c1")], [metric_row("c1", value=1.0, low=0.2, high=1.0)])
+    write_scores(store, samples, metrics)
+    write_scores(store, [sample_score(0, "c1")], [metric_row("c1", value=1.0, low=0.2, high=1.0)])
     assert plain(store.samples(["c0"])) == [complete(row, "samples") for row in samples]
     expected = [complete(row, "metrics") for row in metrics]
     assert plain(store.metrics(["c0"])) == [
@@ -141,7 +141,7 @@ def test_scores_come_back_and_are_replaced_whole(tmp_path):
     ]
     assert store.samples().num_rows == 4
     assert store.metrics().num_rows == 2
-    store.write_scores("c0", [sample_score(5, value=0.0)], [metric_row(value=0.0)])
+    write_scores(store, [sample_score(5, value=0.0)], [metric_row(value=0.0)])
     assert store.samples(["c0"])["sample_id"].to_pylist() == ["s0005"]
     assert store.metrics(["c0"])["value"].to_pylist() == [0.0]
     assert not list(tmp_path.rglob("*.tmp"))
@@ -149,9 +149,9 @@ def test_scores_come_back_and_are_replaced_whole(tmp_path):
 
 def test_refused_scores_leave_the_old_ones(tmp_path):
     store = Store(tmp_path)
-    store.write_scores("c0", [sample_score(0)], [metric_row(value=1.0)])
+    write_scores(store, [sample_score(0)], [metric_row(value=1.0)])
     with pytest.raises(StoreError):
-        store.write_scores("c0", [sample_score(1)], [metric_row(value=float("nan"))])
+        write_scores(store, [sample_score(1)], [metric_row(value=float("nan"))])
     assert store.samples()["sample_id"].to_pylist() == ["s0000"]
     assert store.metrics()["value"].to_pylist() == [1.0]
 
@@ -163,12 +163,12 @@ def test_kill_while_scores_are_replaced_never_pairs_old_metrics_with_new_samples
     seen = set()
     for n in range(1, 100):
         store = Store(tmp_path / str(n))
-        store.write_scores("c0", *old)
+        write_scores(store, *old)
         child = os.fork()
         if child == 0:
             try:
                 die_before(n, str(store.root))
-                store.write_scores("c0", *new)
+                write_scores(store, *new)
                 os._exit(0)
             finally:
                 os._exit(1)
@@ -177,7 +177,7 @@ def test_kill_while_scores_are_replaced_never_pairs_old_metrics_with_new_samples
         state = (store.samples()["value"].to_pylist(), store.metrics()["value"].to_pylist())
         assert state in (([1.0], [1.0]), ([1.0], []), ([0.0], []), ([0.0], [0.0]))
         seen.add(str(state))
-        store.write_scores("c0", *new)
+        write_scores(store, *new)
         assert store.metrics()["value"].to_pylist() == [0.0]
         if code == 0:
             break

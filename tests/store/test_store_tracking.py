@@ -19,14 +19,14 @@ import pytest
 from store_examples import ENVIRONMENT
 
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.store import summary_run, tracking
+from mmkv_bench.store import tracking
 from mmkv_bench.store.tracking import RunningMeans, tracker
 from tests.each import each
 from tests.wandb_double import installed
 
 RUN = """
 import json, logging, os, sys
-from mmkv_bench.store.summary_run import MEASURED, show_summary
+from mmkv_bench.store.tracking import MEASURED, show_summary
 from mmkv_bench.store.tracking import RunningMeans, tracker
 logging.basicConfig(level=logging.INFO)
 os.environ["HF_TOKEN"] = "hf_very_secret_value"
@@ -278,8 +278,8 @@ def test_a_killed_live_run_keeps_what_it_had_sent(tmp_path):
 
 
 def summary(root: Path, score: float) -> bool:
-    row = {**dict.fromkeys(summary_run.MEASURED), "cell": "c", "metric": "m", "score": score}
-    return summary_run.show_summary({"name": "wandb", "group": "g"}, root, {"model": "tiny"}, [row])
+    row = {**dict.fromkeys(tracking.MEASURED), "cell": "c", "metric": "m", "score": score}
+    return tracking.show_summary({"name": "wandb", "group": "g"}, root, {"model": "tiny"}, [row])
 
 
 def test_a_summary_is_written_once_and_again_only_where_numbers_changed_or_it_failed(tmp_path, double, monkeypatch):

@@ -11,6 +11,7 @@ import pandas as pd
 
 from mmkv_bench.store.store import Store
 from mmkv_bench.tables.rows import Rows
+from tests.store.store_examples import write_scores
 
 HEADS = 8  # KV heads of all layers together
 PROMPT = 300  # tokens
@@ -165,7 +166,7 @@ class Example:
                 writer.commit(rows)
         for cell in {row["cell"] for row in self.samples}:
             scores, metrics = ([row for row in part if row["cell"] == cell] for part in (self.samples, self.metrics))
-            store.write_scores(cell, scores, metrics or _counted(scores))
+            write_scores(store, scores, metrics or _counted(scores))
         return root
 
 

@@ -16,6 +16,7 @@ import pytest
 from scipy import stats
 
 from mmkv_bench.statistics.intervals import cluster_draws
+from mmkv_bench.store.compact import pack
 from mmkv_bench.store.store import Store
 from mmkv_bench.tables.build import build
 from mmkv_bench.tables.render import markdown
@@ -283,7 +284,7 @@ def test_tables_are_what_dicts_and_loops_make_of_random_small_stores(seed: int, 
     example = random_example(seed)
     if seed < 2:  # through a store on disk, packed or not
         example.write(tmp_path)
-        Store(tmp_path).pack() if seed else None
+        pack(Store(tmp_path)) if seed else None
     tables = {t.metric: t for t in build(load(tmp_path) if seed < 2 else example.rows())}
     text = markdown(list(tables.values()))
     assert set(tables) == {"exact_match", "exact_match_walk", "exact_match_lookup", "anls"} | {FALLS}

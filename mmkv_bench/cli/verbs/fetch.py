@@ -30,8 +30,7 @@ def options(parser: Parser) -> None:
 
 def answer(given: argparse.Namespace) -> int:
     """Fetch, open what was fetched, and say what it is."""
-    from mmkv_bench.store.fetching import fetch
-    from mmkv_bench.store.places import place
+    from mmkv_bench.store.publish import fetch, place
     from mmkv_bench.store.store import Store
 
     fetched, there = fetch(place(given.source), given.out, given.sha256, lambda line: print(line, file=sys.stderr))

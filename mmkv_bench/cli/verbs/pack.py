@@ -32,7 +32,8 @@ def options(parser: Parser) -> None:
 
 def answer(given: argparse.Namespace) -> int:
     """Pack each folder and say what became of its size."""
-    from mmkv_bench.store.published import check_empty, publish
+    from mmkv_bench.store.compact import pack
+    from mmkv_bench.store.publish import check_empty, publish
     from mmkv_bench.store.store import Store
 
     if given.publish is not None and len(given.rows) != 1:
@@ -41,7 +42,7 @@ def answer(given: argparse.Namespace) -> int:
         check_empty(given.publish)
     for folder in map(rows_folder, given.rows):
         before = _size(folder)
-        dropped = Store(folder).pack(given.slim)
+        dropped = pack(Store(folder), given.slim)
         said = f"; dropped {dropped} cells that newer numbers of their methods supersede" if dropped else ""
         print(f"{folder}: {before / 2**20:.1f} -> {_size(folder) / 2**20:.1f} MiB{said}")
         if given.publish is not None:

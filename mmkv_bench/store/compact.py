@@ -1,4 +1,4 @@
-"""From many files, as runs write them, to the few large ones that publishing needs."""
+"""Compaction of a store: few large files per table, as publishing needs them, in the place of the many that runs write."""
 
 from __future__ import annotations
 
@@ -6,24 +6,53 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from mmkv_bench.errors import StoreError
+from mmkv_bench.secrecy import REDACTED
 from mmkv_bench.store import journal
+from mmkv_bench.store.blocks import regrouped
 from mmkv_bench.store.digests import checksum
 from mmkv_bench.store.files import disk_errors, sync_folder, write_bytes
-from mmkv_bench.store.interface import Opened
 from mmkv_bench.store.packing import DENSEST, LARGEST, QUICK, alike, arranged, is_packed, ordered, packed
+from mmkv_bench.store.packing import slim as slimmed
 from mmkv_bench.store.parts import newest
-from mmkv_bench.store.regrouped import regrouped
-from mmkv_bench.store.schema import SCHEMAS
-from mmkv_bench.store.score_batches import is_together
+from mmkv_bench.store.schema import CELL_COLUMNS, SCHEMAS
+from mmkv_bench.store.score_files import is_batch
 from mmkv_bench.store.sealed import number_of_rows
-from mmkv_bench.store.slim import slim as slimmed
-from mmkv_bench.store.stale_methods import superseded
+from mmkv_bench.store.store import Store
+
+_REST = [column.name for column in CELL_COLUMNS if column.identity and column.name != "method_version"]
+
+
+def superseded(store: Store, cells: pa.Table) -> set[str]:
+    """Cells of which `store` holds the same cell in a newer `method_version`, scored, with all samples of the older.
+
+    cells: the table of that name, whole. Cells that hide a secret are left alone: two of them may look the same and differ
+    in it.
+    """
+    groups: dict[tuple[Any, ...], list[tuple[int, str]]] = {}
+    for row in cells.select([*_REST, "method_version", "cell"]).to_pylist():
+        same = tuple(row[name] for name in _REST)
+        if REDACTED not in str(same):
+            groups.setdefault(same, []).append((row["method_version"] or 1, row["cell"]))
+    several = {same: sorted(found) for same, found in groups.items() if len({version for version, _ in found}) > 1}
+    names = {cell for found in several.values() for _, cell in found}
+    if not names:
+        return set()
+    answered = store.done(names)
+    scored = set(store.metrics(names, ["cell"])["cell"].to_pylist())
+    return {
+        old
+        for found in several.values()
+        for version, old in found
+        if any(newer > version and new in scored and answered[new] >= answered[old] for newer, new in found)
+    }
+
 
 AT_ONCE = 1 << 17
 """Rows up to which a table is read whole."""
@@ -31,8 +60,10 @@ IN_MEMORY = 160 << 20
 """Bytes of rows in memory where it is not."""
 
 
-def pack(store: Opened, slim: bool = False) -> int:
-    """Writes the tables of `store` as few files, each below 10 MB, in the place of what was there.
+def pack(store: Store, slim: bool = False) -> int:
+    """Write the tables of `store` as few files, each below 10 MB, in the place of what was there.
+
+    They are small enough to publish. Reading is the same, and what is written later stands beside them.
 
     Args:
         slim: response rows lose for good what `schema.SLIM` lists, as rows in git do.
@@ -44,11 +75,13 @@ def pack(store: Opened, slim: bool = False) -> int:
         StoreError: samples are still in journals. Where the file system has no locks, those that nobody wrote to for
             `journal.SILENT_S` are published first.
     """
+    store.check_version()
+    store.remove_stale_files()
     with disk_errors("packing", store.root), store.locked():
         return _pack(store, slim)
 
 
-def _pack(store: Opened, slim: bool) -> int:
+def _pack(store: Store, slim: bool) -> int:
     for path in store.journals():
         if (taken := journal.take_over(path)) is not None:
             store.publish_journal(taken)
@@ -74,7 +107,7 @@ def _pack(store: Opened, slim: bool) -> int:
     return len(dropped)
 
 
-def _pack_diagnostics(store: Opened) -> None:
+def _pack_diagnostics(store: Store) -> None:
     """Of no cell: measurements stand side by side in their place."""
     before = store.files("diagnostics")
     rows = store.diagnostics()
@@ -91,7 +124,7 @@ class _Packing:
     """
 
     def __init__(
-        self, store: Opened, table: str, cells: pa.Table, order: list[str], dropped: set[str], slim: bool
+        self, store: Store, table: str, cells: pa.Table, order: list[str], dropped: set[str], slim: bool
     ) -> None:
         self._store, self._table, self._order, self._dropped, self._slim = store, table, order, dropped, slim
         own = {"responses": store.responses, "timings": store.timings, "cells": lambda _: cells}
@@ -164,6 +197,6 @@ def _replace(folder: Path, before: list[Path], files: Iterable[bytes]) -> None:
         write_bytes(path, data)
         placed.add(path)
     gone = [path for path in before if path not in placed]
-    for path in sorted(gone, key=lambda path: (is_together(path), not is_packed(path), path.name)):
+    for path in sorted(gone, key=lambda path: (is_batch(path), not is_packed(path), path.name)):
         path.unlink(missing_ok=True)
     sync_folder(folder)

@@ -35,7 +35,7 @@ def unpacked(text: str) -> np.ndarray:
         bits = np.unpackbits(found.reshape(layers, heads, -(-tokens // 8)), axis=-1, count=tokens)
     except (ValueError, zlib.error) as problem:
         raise StoreError(
-            f"kept_indices {text[:40]!r} is no packed choice of entries ({problem}); see store/kept.py"
+            f"kept_indices {text[:40]!r} is no packed choice of entries ({problem}); see store/kept_entries.py"
         ) from None
     return bits.astype(bool)
 

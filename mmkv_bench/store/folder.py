@@ -1,0 +1,228 @@
+"""A store's folder as its files see it: the version mark, journals, locks, and the rows of files with their checksums."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from mmkv_bench.errors import StoreError, nearest
+from mmkv_bench.store import journal, parts, score_files
+from mmkv_bench.store.files import MARK, check_folder, disk_errors, lock_held, remove_stale, sync_folder, write_whole
+from mmkv_bench.store.rows import to_table
+from mmkv_bench.store.schema import SCHEMA_VERSION, SCHEMAS
+from mmkv_bench.store.sealed import number_of_rows
+
+log = logging.getLogger(__name__)
+
+EMPTY = "%s is empty: its writer was killed before its first answer, or the file was emptied, and what it held is made again"
+
+
+class StoreFolder:
+    """The folder of a store: its files, journals and locks. `Store` adds the tables."""
+
+    def __init__(self, root: Path | str) -> None:
+        self.root = Path(root)
+        self._latest: datetime | None = None
+        """Newest commit time seen; later commits of this process are stamped after it."""
+        self._warned: set[Path] = set()
+        self.unchecked: set[Path] = set()
+        """Files read so far that carry no checksum, written by older versions: damage to their values is not noticed. A store
+        that was begun with checksums has none."""
+        self._checksums = False
+
+    def check_writable(self, need_bytes: int = 64 << 20) -> None:
+        """Raises ConfigError unless rows can be written here; StoreError if the store is of another schema version."""
+        check_folder(self.root, need_bytes)
+        self.check_version()
+
+    def prepare(self) -> None:
+        """Makes the folders and the version mark before the first write; refuses a store of another version."""
+        with disk_errors("preparing the result folder", self.root):
+            for folder in ("journal", *SCHEMAS):
+                (self.root / folder).mkdir(parents=True, exist_ok=True)
+            if not (self.root / MARK).exists():
+                text = json.dumps({"schema_version": SCHEMA_VERSION, "checksums": True}).encode() + b"\n"
+                write_whole(self.root / MARK, lambda stream: stream.write(text))
+        self.check_version()
+
+    def locked(self) -> AbstractContextManager[None]:
+        """Waits until nobody else replaces files of this store: for what reads files and removes them by what it read."""
+        return lock_held(self.root / MARK)
+
+    def publish_journal(self, path: Path) -> int:
+        """Turns a journal that this process holds into a part and removes it; returns its number of samples."""
+        content = journal.read(path)
+        records = _of_this_version(path, content.records)
+        if records:
+            rows = [row for record in records for row in record["rows"]]
+            prompts = [record["prompt"] for record in records if record.get("prompt")]
+            if prompts:  # before the answers: none is ever published without its question
+                target = self.root / "prompts" / f"{path.stem}.parquet"
+                write_whole(target, parts.parquet(to_table("prompts", prompts)))
+            write_whole(self.root / "responses" / f"{path.stem}.parquet", parts.part(to_table("responses", rows)))
+        elif not content.torn:
+            log.warning(EMPTY, path)
+        if content.torn:
+            log.warning("%s: dropped a torn last line of %d bytes; its sample is generated again", path, content.torn)
+        path.unlink()
+        sync_folder(path.parent)
+        return len(records)
+
+    def next_time(self) -> datetime:
+        """Now, but after every commit this process has seen: the newest row wins also where clocks disagree."""
+        now = datetime.now(UTC)
+        if self._latest is not None:
+            now = max(now, self._latest + timedelta(microseconds=1))
+        self._latest = now
+        return now
+
+    def rows_in_files(self, table: str) -> int:
+        """How many rows the files of a table hold, by their footers alone; those in journals are few."""
+        return sum(map(number_of_rows, self.files(table)))
+
+    def check_version(self) -> None:
+        """Raise StoreError where the folder was written under another schema version, or has rows and no mark."""
+        path = self.root / MARK
+        try:
+            mark = json.loads(path.read_bytes())
+            found, self._checksums = mark["schema_version"], mark.get("checksums") is True
+        except FileNotFoundError:
+            if any(next((self.root / table).glob("*.parquet"), None) for table in SCHEMAS):
+                raise StoreError(
+                    f"{self.root} has rows and no {MARK}, which comes last: it was fetched or copied in part. Run the same "
+                    "fetch again, which gets what is missing, or copy the folder again"
+                ) from None
+            return
+        except (ValueError, TypeError, KeyError, AttributeError, OSError) as problem:
+            raise StoreError(
+                f"{path} is not the mark of a result store ({problem}). Use another result folder."
+            ) from None
+        if found != SCHEMA_VERSION:
+            parts.refuse_version(self.root, found)
+
+    def file(self, table: str, cell: str) -> Path:
+        """The file of a cell's own rows."""
+        return score_files.own_file(self.root, table, cell)
+
+    def files(self, table: str) -> list[Path]:
+        """The parquet files of a table."""
+        return score_files.table_files(self.root, table)
+
+    def read(
+        self,
+        table: str,
+        list_files: Callable[[], list[Path]],
+        columns: Sequence[str],
+        cells: Collection[str] | None,
+        coded: bool = False,
+        metrics: Collection[str] | None = None,
+    ) -> pa.Table:
+        """Read rows as `parts.load` does; warn about files that carry no checksums.
+
+        Raises:
+            StoreError: another schema version, a damaged file, or one without a checksum in a store that began with them.
+        """
+        self.check_version()
+        with self._telling_unchecked():
+            return parts.load(table, list_files, columns, cells, self.unchecked, coded, metrics)
+
+    def read_file(self, table: str, path: Path, columns: Sequence[str], coded: bool = False) -> pa.Table:
+        """The rows of one file. Raises FileNotFoundError where it is gone, StoreError where it is damaged."""
+        self.check_version()
+        with self._telling_unchecked():
+            return parts.read_file(path, parts.of_columns(table, columns, coded), None, self.unchecked)
+
+    def read_by_group(self, table: str, path: Path) -> Iterator[pa.Table]:
+        """The same in all columns, one row group after the other: of a large file all rows fit into no memory."""
+        self.check_version()
+        with self._telling_unchecked():
+            yield from parts.read_by_group(path, SCHEMAS[table], self.unchecked)
+
+    @contextmanager
+    def _telling_unchecked(self) -> Iterator[None]:
+        warned = bool(self.unchecked)
+        yield
+        if self.unchecked and self._checksums:
+            raise StoreError(
+                f"{min(self.unchecked)} carries no checksum, and every file that this store was begun with does: another program "
+                "wrote it. Restore it from a copy, or move it away: what only it holds is then made again"
+            )
+        if self.unchecked and not warned:
+            log.warning(
+                "%s holds files without checksums, written by an older version: damage to them would not be noticed. "
+                "`python -m mmkv_bench pack %s` writes them with checksums.",
+                self.root,
+                self.root,
+            )
+
+    def load(
+        self,
+        table: str,
+        cells: Iterable[str] | None,
+        columns: Sequence[str] | None = None,
+        coded: bool = False,
+        metrics: Collection[str] | None = None,
+    ) -> pa.Table:
+        """Rows of `cells`, `samples` or `metrics` that count (see `score_files.py`), of all cells and all columns unless given.
+        coded: texts as dictionaries."""
+        asked = SCHEMAS[table].names if columns is None else known_columns(table, columns)
+        names = list(dict.fromkeys([*asked, "cell"]))
+        wanted = None if cells is None else set(cells)
+        return score_files.current_rows(
+            self.root, table, names, wanted, partial(self.read, coded=coded), metrics
+        ).select(asked)
+
+    def remove_stale_files(self) -> None:
+        """Remove what killed writers left behind."""
+        for folder in (".", "journal", *SCHEMAS):
+            remove_stale(self.root / folder)
+
+    def journals(self) -> list[Path]:
+        """Files of samples that are in no part yet."""
+        return sorted((self.root / "journal").glob("*.jsonl"))
+
+    def pending_rows(self) -> Iterator[dict[str, Any]]:
+        """Every response row that is still in a journal."""
+        for path in self.journals():
+            yield from self.journal_rows(path)
+
+    def journal_rows(self, path: Path) -> list[dict[str, Any]]:
+        """The response rows of one journal; none where it has been published meanwhile."""
+        return [row for record in self.records(path) for row in record["rows"]]
+
+    def records(self, path: Path) -> Sequence[Mapping[str, Any]]:
+        """The records of a journal; none where it has been published meanwhile."""
+        try:
+            content = journal.read(path)
+        except FileNotFoundError:
+            return []
+        if path not in self._warned and (content.torn or not content.records) and not journal.in_use(path):
+            self._warned.add(path)
+            if content.torn:
+                log.warning("%s: ignored a torn last line of %d bytes (its writer was killed)", path, content.torn)
+            else:
+                log.warning(EMPTY, path)
+        return _of_this_version(path, content.records)
+
+
+def known_columns(table: str, columns: Iterable[str]) -> list[str]:
+    names = list(columns)
+    for name in names:
+        if name not in SCHEMAS[table].names:
+            raise StoreError(f"{table}: unknown column {name!r}; {nearest(str(name), SCHEMAS[table].names)}")
+    return names
+
+
+def _of_this_version(path: Path, records: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    for record in records:
+        if record["schema_version"] != SCHEMA_VERSION:
+            parts.refuse_version(path, record["schema_version"])
+    return records

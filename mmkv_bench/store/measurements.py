@@ -1,0 +1,129 @@
+"""Rows of `timings`, `diagnostics` and `prompts`: where those of one pass or sample lie, and which of them are the newest.
+
+A pass has one small file, which a later pass of the same cell, length, batch (built in the same way) and repeat replaces. An
+analysis has one per sample, of what was measured of it together. Packed rows may stand beside newer ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from math import isnan
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mmkv_bench.errors import StoreError
+from mmkv_bench.store.digests import canonical_json, checksum
+from mmkv_bench.store.parts import column_of, keys, newest, numbers_of
+from mmkv_bench.store.rows import safe_name
+from mmkv_bench.store.schema import SCHEMAS
+
+_PASS = ("cell", "prompt_tokens", "batch", "batch_prefill", "repeat")
+_MEASUREMENT = ("measurement", "sample_id")
+"""Rows that agree in these are written together, and newer ones replace them."""
+_PROMPT = ("prompt_hash", "sample_id", "dataset", "model_fingerprint")
+
+
+def file_of_pass(root: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
+    """The file of one pass's rows.
+
+    Raises:
+        StoreError: no rows, or rows of several passes.
+    """
+    passes = {tuple(row.get(name) for name in _PASS) for row in rows}
+    if len(passes) != 1:
+        raise StoreError(f"timings: got rows of {len(passes)} passes; write one pass at a time")
+    cell, tokens, batch, way, repeat = passes.pop()
+    built = str(batch) if way is None else f"{batch}.{way}"
+    name = f"{cell}.{tokens}.{built}.{'memory' if repeat is None else repeat}"
+    return root / "timings" / f"{safe_name('pass', name)}.parquet"
+
+
+def newest_passes(rows: pa.Table) -> pa.Table:
+    """The rows of each pass that were committed last, sorted by pass."""
+    rows = _committed_last(rows, _PASS)
+    return rows.take(pc.sort_indices(rows, [(name, "ascending") for name in _PASS])) if rows.num_rows else rows
+
+
+def load_warning(loads: Iterable[float], threads: Iterable[float]) -> str | None:
+    """One sentence where the machine did more than the timed passes; None where it did not, or nobody knows.
+
+    Args:
+        loads: load average of the last minute at the end of each pass; threads: of each pass. NaN where they are not known.
+    """
+    known = [load for load in loads if not isnan(load)]
+    most = max((count for count in threads if not isnan(count)), default=None)
+    if not known or most is None or median(known) < most + 1:
+        return None
+    return (
+        f"other work on the machine, whose load was {median(known):.1f} (median) beside passes of "
+        f"{'1 thread' if most == 1 else f'{most:.0f} threads'}: times are longer than when it is idle"
+    )
+
+
+def stamped_diagnostics(rows: pa.Table, stamps: Mapping[str, Any]) -> pa.Table:
+    """Rows of `diagnostics` with the store's own columns, in the schema's order and types.
+
+    Raises:
+        StoreError: a column too many or too few, another type, a null or a number that is not finite where none may be.
+    """
+    schema = SCHEMAS["diagnostics"]
+    for name, value in stamps.items():
+        rows = rows.append_column(name, pa.array([value] * rows.num_rows, schema.field(name).type))
+    if set(rows.column_names) != set(schema.names):
+        odd = sorted(set(rows.column_names) ^ set(schema.names))
+        raise StoreError(f"diagnostics: columns {', '.join(odd)} are not those of the table; see docs/rows.md")
+    try:
+        rows = rows.select(schema.names).cast(schema)
+    except (pa.ArrowException, ValueError) as problem:
+        raise StoreError(f"diagnostics: {problem}") from None
+    if rows.num_rows and not pc.all(pc.is_finite(rows["value"])).as_py():
+        raise StoreError("diagnostics: column 'value' has numbers that are not finite")
+    return rows
+
+
+def file_of_sample(root: Path, rows: pa.Table) -> Path:
+    """The file of one sample's rows of `diagnostics`: the same measurements of it, made again, replace them.
+
+    Raises:
+        StoreError: no rows, or rows of several samples or analyses.
+    """
+    names, samples, measurements = (rows[name].unique().to_pylist() for name in ("name", "sample_id", "measurement"))
+    if len(names) != 1 or len(samples) != 1:
+        raise StoreError(
+            f"diagnostics: got rows of {len(samples)} samples and {len(names)} analyses; write one sample of one analysis"
+        )
+    digest = checksum(canonical_json([samples[0], sorted(measurements)]).encode())
+    return root / "diagnostics" / f"{safe_name('measurement', f'{names[0]}.{digest}')}.parquet"
+
+
+def newest_diagnostics(rows: pa.Table) -> pa.Table:
+    """The rows of each measurement and sample that were committed last."""
+    return _committed_last(rows, _MEASUREMENT)
+
+
+def samples_of(rows: pa.Table, measurements: Collection[str]) -> dict[str, set[str]]:
+    """Measurement -> the samples that have rows of it. rows: the columns measurement and sample_id."""
+    samples: dict[str, set[str]] = {name: set() for name in measurements}
+    rows = rows.filter(pc.is_in(rows["measurement"], value_set=pa.array(sorted(samples), pa.string())))
+    for pair in rows.group_by(list(_MEASUREMENT)).aggregate([]).to_pylist():
+        samples[pair["measurement"]].add(pair["sample_id"])
+    return samples
+
+
+def newest_prompts(rows: pa.Table) -> pa.Table:
+    """One row per prompt, sample and model, the one committed last: a sample that was asked again has several."""
+    return newest(rows, _PROMPT)
+
+
+def _committed_last(rows: pa.Table, unit: Sequence[str]) -> pa.Table:
+    """All rows of each unit that have its newest commit time."""
+    _, places = np.unique(keys(rows, unit), return_inverse=True)
+    when = numbers_of(rows["committed_at"].cast(pa.int64()))
+    last = np.full(places.max(initial=-1) + 1, np.iinfo(np.int64).min)
+    np.maximum.at(last, places, when)
+    return rows.take(column_of(np.flatnonzero(when == last[places])))

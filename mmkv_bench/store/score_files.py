@@ -1,0 +1,285 @@
+"""Which files of `cells`, `samples` and `metrics` count: rows of a cell stand in several while newer ones replace older ones.
+
+Files written for many cells together come first, the newest before the others, then a cell's own, then packed ones. The rows of a
+cell in one of them hide all its rows in those that come after. So writing never touches what is packed, and packing again folds
+everything into one layer.
+
+Scores of many cells are one file per table, as thousands of small files, each synced, would take longer than scoring. A file
+`together-<countdown>-<id>.parquet` stands in `samples/` and one of the same name in `metrics/`. That of `metrics` is placed first
+and counts only as long as that of `samples` is there, so both appear in one step. The newest has the smallest countdown."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import uuid
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from mmkv_bench.errors import StoreError
+from mmkv_bench.file_state import State, state_of
+from mmkv_bench.store import parts
+from mmkv_bench.store.blocks import blocks
+from mmkv_bench.store.files import Staged, sync_folder
+from mmkv_bench.store.packing import is_packed
+from mmkv_bench.store.rows import safe_name
+from mmkv_bench.store.schema import SCHEMAS
+from mmkv_bench.store.sealed import opened, write_sealed
+
+AT_ONCE = 1 << 20
+"""Scores of a metric that are in memory together while metrics are made of them."""
+
+APART = 64
+"""Cells up to which each gets files of its own."""
+
+ROW_GROUP = 1 << 20
+_PREFIX = "together-"
+_WAITING = f"{_PREFIX}waiting"
+_EMPTY = b"cells_without_scores"
+"""Metadata of a file of samples: cells that it replaces by nothing."""
+
+_known_batches: dict[State, frozenset[str]] = {}
+"""Files of this process that were looked into -> the cells that they replace."""
+
+
+def is_batch(path: Path) -> bool:
+    return path.name.startswith(_PREFIX)
+
+
+def batch_files(root: Path, table: str) -> list[Path]:
+    """Those that count, the newest first."""
+    folder = root / table
+    try:
+        names = sorted(name for name in os.listdir(folder) if name.startswith(_PREFIX) and name.endswith(".parquet"))
+    except FileNotFoundError:
+        return []
+    return [folder / name for name in names if table != "metrics" or (root / "samples" / name).exists()]
+
+
+def cells_of_batch(root: Path, name: str) -> set[str]:
+    """The cells whose scores the files of this name replace, those that have none left among them.
+
+    Raises FileNotFoundError, StoreError.
+    """
+    path = root / "samples" / name
+    with parts.readable(path):
+        state = state_of(path)
+    if state not in _known_batches:
+        with parts.readable(path), opened(path, ["cell"]) as (file, _):
+            found = set(json.loads((file.schema_arrow.metadata or {}).get(_EMPTY, b"[]")))
+            for group in range(file.num_row_groups):
+                for chunk in file.read_row_group(group, ["cell"])["cell"].chunks:
+                    found.update(chunk.dictionary.to_pylist())
+        if not state.settled:
+            return found
+        _known_batches[state] = frozenset(found)
+    return set(_known_batches[state])
+
+
+def write_batch(root: Path, tables: Mapping[str, pa.Table], cells: set[str]) -> None:
+    """Replaces the scores of `cells` by `tables` (checked `samples` and `metrics`), in one step."""
+    empty = sorted(cells.difference(tables["samples"]["cell"].unique().to_pylist()))
+    samples = tables["samples"].replace_schema_metadata({_EMPTY: json.dumps(empty)} if empty else None)
+    staged: dict[str, Staged] = {}
+    try:
+        for table, rows in (("metrics", tables["metrics"]), ("samples", samples)):
+            staged[table] = Staged(root / table / _WAITING, parts.parquet(rows))
+        place_batch(root, staged, cells)
+    finally:
+        for file in staged.values():
+            file.drop()
+
+
+def place_batch(root: Path, staged: Mapping[str, Staged], cells: set[str]) -> None:
+    """The files of both tables, written whole, in the place of all scores of `cells`."""
+    older = batch_files(root, "samples")
+    # Newer than all that is there also where the clocks of two machines disagree.
+    countdown = min([10**20 - time.time_ns(), *(int(path.name.split("-")[1]) - 1 for path in older[:1])])
+    name = f"{_PREFIX}{countdown:020d}-{uuid.uuid4().hex[:8]}.parquet"
+    for table in ("metrics", "samples"):
+        staged[table].final = root / table / name
+        staged[table].place()
+    _clear(root, name, cells)
+
+
+class Growing:
+    """Samples rows in a hidden file while more and more cells come, each block of them written as it comes.
+
+    blocks: checked rows; no cell is in two of them. beside: cells that others are held against. cells: all that had rows.
+    """
+
+    def __init__(self, root: Path, blocks: Iterable[pa.Table], beside: Collection[str] = ()) -> None:
+        self.cells: set[str] = set()
+        self._beside = set(beside)
+        self._groups: dict[str, list[_Group]] = {}
+        self._written = 0
+        schema = SCHEMAS["samples"]
+        self.staged = Staged(
+            root / "samples" / _WAITING,
+            lambda stream: write_sealed(stream, schema, self._by_metric(blocks), ROW_GROUP, compression="zstd"),
+        )
+
+    def _by_metric(self, blocks: Iterable[pa.Table]) -> Iterator[pa.Table]:
+        for block in blocks:
+            cells = set(block["cell"].unique().to_pylist())
+            self.cells |= cells
+            for metric in block["metric"].unique().to_pylist():
+                rows = block.filter(pc.equal(block["metric"], metric))
+                places = range(self._written, self._written + -(-rows.num_rows // ROW_GROUP))
+                self._groups.setdefault(metric, []).append(_Group(places, rows.num_rows, cells))
+                self._written = places.stop
+                yield rows
+
+    def by_metric(self) -> Iterator[tuple[pa.Table, set[str]]]:
+        """The rows of each metric, of some cells after the other where they are many, with those of the cells beside; and which
+        cells they are. Texts are dictionaries; without what all rows have in common."""
+        texts = [field.name for field in SCHEMAS["samples"] if pa.types.is_string(field.type)]
+        names = [name for name in SCHEMAS["samples"].names if name not in ("schema_version", "dataset")]
+        with pq.ParquetFile(self.staged.hidden, read_dictionary=texts) as file:  # what this process has just written
+            for _, groups in sorted(self._groups.items()):
+                numbers = range(len(groups))
+                for piece in blocks(numbers, {number: groups[number].rows for number in numbers}, AT_ONCE):
+                    rows = [file.read_row_groups([at for number in piece for at in groups[number].places], names)]
+                    for number in numbers:
+                        if number not in piece and (beside := groups[number].cells & self._beside):
+                            found = file.read_row_groups([*groups[number].places], names)
+                            rows.append(found.filter(parts.is_in(found["cell"], parts.texts_of(sorted(beside)))))
+                    yield pa.concat_tables(rows), set().union(*(groups[number].cells for number in piece))
+
+
+class _Group(NamedTuple):
+    """The rows of a metric in a block: in which row groups, how many, of which cells."""
+
+    places: range
+    rows: int
+    cells: set[str]
+
+
+def _clear(root: Path, name: str, cells: set[str]) -> None:
+    """Files that count no more: the cells' own, and older ones together of which no other cell is left."""
+    for table in ("samples", "metrics"):
+        for path in (root / table).glob("*.parquet"):
+            if path.stem in cells:
+                path.unlink(missing_ok=True)
+    for path in batch_files(root, "samples"):
+        if path.name > name and cells >= cells_of_batch(root, path.name):
+            (root / "metrics" / path.name).unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
+    for table in ("samples", "metrics"):
+        sync_folder(root / table)
+
+
+Read = Callable[..., pa.Table]
+"""Reads columns of all files that a function lists: `parts.load`, with what a store adds to it."""
+
+
+def table_files(root: Path, table: str) -> list[Path]:
+    folder = root / table
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    return [folder / name for name in names if name.endswith(".parquet") and not name.startswith(".")]
+
+
+def own_file(root: Path, table: str, cell: str) -> Path:
+    return root / table / f"{safe_name('cell', cell)}.parquet"
+
+
+def packed_files(root: Path, table: str) -> list[Path]:
+    return sorted(path for path in table_files(root, table) if is_packed(path))
+
+
+def current_rows(
+    root: Path,
+    table: str,
+    columns: Sequence[str],
+    cells: set[str] | None,
+    read: Read,
+    metrics: Collection[str] | None = None,
+) -> pa.Table:
+    """The rows that count, `cell` among `columns`; of all cells and metrics unless given."""
+    whole = read  # what hides others is told by all rows of a file, whatever is asked for
+
+    def named(rows: pa.Table, list_files: Callable[[], list[Path]], of: Collection[str] | None) -> set[str]:
+        return _cell_names(rows if metrics is None else whole(table, list_files, ["cell"], of))
+
+    if metrics is not None:
+        read = partial(read, metrics=metrics)
+    while True:
+        newer, packed = batch_files(root, table), packed_files(root, table)
+        try:
+            found = [
+                (_rows_of_file(read, table, path, columns, cells), cells_of_batch(root, path.name)) for path in newer
+            ]
+        except FileNotFoundError:
+            continue
+        own_files = partial(_own_files, root, table, cells)
+        own = pa.concat_tables(
+            [read(table, list, columns, None), *(_own(read, table, path, columns) for path in sorted(own_files()))]
+        )
+        found.append((own, named(own, own_files, None)))
+        for path in packed:
+            rows = _rows_of_file(read, table, path, columns, cells)
+            found.append((rows, named(rows, partial(_there, path), cells) if path != packed[-1] else set()))
+        if (batch_files(root, table), packed_files(root, table)) == (newer, packed):
+            break  # otherwise somebody packed or wrote meanwhile
+    hidden: set[str] = set()
+    counting = []
+    for rows, held in found:
+        counting.append(rows.filter(pc.invert(_is_of(rows, hidden))) if hidden else rows)
+        hidden |= held
+    return pa.concat_tables(counting)
+
+
+def among_others(root: Path, cells: Collection[str], read: Read) -> bool:
+    """Whether a file of many cells holds scores of one of these: a file of its own would not replace them in one step."""
+    if any(not cells_of_batch(root, path.name).isdisjoint(cells) for path in batch_files(root, "samples")):
+        return True
+    held = (
+        _rows_of_file(read, table, path, ["cell"], None)
+        for table in ("samples", "metrics")
+        for path in packed_files(root, table)
+    )
+    return any(pc.any(_is_of(rows, cells), min_count=0).as_py() for rows in held)
+
+
+def _rows_of_file(read: Read, table: str, path: Path, columns: Sequence[str], cells: set[str] | None) -> pa.Table:
+    """The rows of a file, none where it is gone."""
+    return read(table, partial(_there, path), columns, cells)
+
+
+def _own(read: Read, table: str, path: Path, columns: Sequence[str]) -> pa.Table:
+    """The rows of a cell's own file. Raises StoreError where they are another cell's: the file's name was changed."""
+    rows = _rows_of_file(read, table, path, columns, None)
+    if others := _cell_names(rows) - {path.stem}:
+        raise StoreError(
+            f"{path} holds rows of cell {min(others)}: a cell's file has its name. Rename it, or move it away where that cell "
+            "has a file"
+        )
+    return rows
+
+
+def _there(path: Path) -> list[Path]:
+    return [path] if path.exists() else []
+
+
+def _own_files(root: Path, table: str, cells: set[str] | None) -> list[Path]:
+    if cells is None:
+        return [path for path in table_files(root, table) if not is_packed(path) and not is_batch(path)]
+    return [path for path in (own_file(root, table, cell) for cell in cells) if path.exists()]
+
+
+def _cell_names(rows: pa.Table) -> set[str]:
+    return set(rows["cell"].cast(pa.string()).unique().to_pylist())
+
+
+def _is_of(rows: pa.Table, cells: Collection[str]) -> pa.ChunkedArray:
+    return parts.is_in(rows["cell"], parts.texts_of(sorted(cells)))
