@@ -3,7 +3,6 @@
 Only `harness.py` imports lmms-eval, and only when a function needs it: importing this package is quick.
 """
 
-from mmkv_bench.evaluation.batch_scorer import Scorer
 from mmkv_bench.evaluation.captions import release
 from mmkv_bench.evaluation.content import (
     confirm,
@@ -18,18 +17,19 @@ from mmkv_bench.evaluation.documents import forget_changed, generation_settings,
 from mmkv_bench.evaluation.environment import go_offline
 from mmkv_bench.evaluation.files_read import opened
 from mmkv_bench.evaluation.generating import generate, prompt_hashes
+from mmkv_bench.evaluation.grader import Grader
 from mmkv_bench.evaluation.prompts import rows_hold_media
-from mmkv_bench.evaluation.running import RunningScores
+from mmkv_bench.evaluation.running_scores import RunningScores
 from mmkv_bench.evaluation.scoring import score
 
 __all__ = [
     "Answer",
     "CellScores",
+    "Grader",
     "Request",
     "RunningScores",
     "SampleRef",
     "SampleScore",
-    "Scorer",
     "confirm",
     "files_as_scored",
     "fingerprint",

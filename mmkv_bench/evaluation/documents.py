@@ -20,14 +20,25 @@ from mmkv_bench.datasets.task_spec import TaskSpec
 from mmkv_bench.errors import ConfigError, MissingDataError, UnsupportedError, nearest
 from mmkv_bench.evaluation.contract import SampleRef
 from mmkv_bench.evaluation.environment import go_offline, harness, task_environment
-from mmkv_bench.evaluation.extract import BESIDE
+from mmkv_bench.evaluation.extra_metrics import NAMES as MEASURES
 from mmkv_bench.evaluation.files_read import OpenedFiles, opened
-from mmkv_bench.evaluation.measures import NAMES as MEASURES
-from mmkv_bench.evaluation.media import media_columns
+from mmkv_bench.evaluation.sample_values import BESIDE
 from mmkv_bench.evaluation.task_errors import task_errors
 
 if TYPE_CHECKING:
     import datasets
+
+
+def media_columns(docs: datasets.Dataset) -> list[str]:
+    """Names of the columns that hold pictures, sound or videos, or lists of them."""
+    from datasets import Audio, Image, Video
+
+    return [
+        name
+        for name, feature in docs.features.items()
+        if isinstance(getattr(feature, "feature", feature), Image | Audio | Video)
+    ]
+
 
 SAMPLING = ("temperature", "top_p", "top_k")  # of a task's YAML; without a meaning for greedy decoding
 

@@ -1,8 +1,8 @@
 """Which files a piece of code reads, as the interpreter itself tells (audit event `open`, PEP 578).
 
-A task's code finds its pictures in ways of its own, so nothing else names them all. What is read by programs that it starts, over
-the network, or from a list of a folder's files cannot be looked at again: then the files are not `traceable`. Readers written in
-C that open files by themselves (video decoders, cv2) are not heard: see `task_code`.
+A task's code finds its pictures in ways of its own, so nothing else names them all. What is read by programs that it
+starts, over the network, or from a list of a folder's files cannot be looked at again: then the files are not `traceable`.
+Readers written in C that open files by themselves (video decoders, cv2) are not heard: see `task_code`.
 """
 
 from __future__ import annotations

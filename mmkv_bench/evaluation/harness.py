@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from datasets import Dataset
+from datasets import Audio, Dataset, Image, Video
 from lmms_eval import evaluator, utils
 from lmms_eval.api.instance import Instance
 from lmms_eval.api.model import lmms
@@ -33,8 +33,7 @@ from lmms_eval.api.task import ConfigurableMessagesTask, ConfigurableTask
 from lmms_eval.evaluator_utils import TaskOutput
 
 from mmkv_bench.errors import UnsupportedError
-from mmkv_bench.evaluation import task_code, task_modules
-from mmkv_bench.evaluation.media import holds_media
+from mmkv_bench.evaluation import task_code
 from mmkv_bench.evaluation.task_errors import of_one_sample
 
 AnswerInstance = Callable[[Instance], str]
@@ -43,7 +42,7 @@ _DECODED, _DECODED_BYTES = 256, 1 << 20  # documents without media that are deco
 
 def load_config(path: Path) -> dict[str, Any]:
     """A task's YAML with its includes and functions, each function from a module executed anew, and from its source alone."""
-    task_modules.import_from_source(task_code.folders(path))
+    task_code.import_from_source(task_code.folders(path))
     function = functools.cache(_function)  # one node, though several keys may hold it
 
     def resolved(value: Any) -> Any:
@@ -61,7 +60,7 @@ def _function(node: yaml.Node) -> Callable:
     folder, (module_name, _, name) = Path(node.start_mark.name).parent, node.value.rpartition(".")
     file = Path(os.path.normpath(folder / f"{module_name}.py"))
     if file.exists():
-        return getattr(task_modules.executed(module_name, file, not task_code.shipped(file)), name)
+        return getattr(task_code.executed(module_name, file, not task_code.shipped(file)), name)
     try:
         return getattr(importlib.import_module(module_name), name)
     except Exception as error:
@@ -103,9 +102,20 @@ class CountedDocs:
                 yield dict(zip(names, values, strict=True))
 
     def _at_once(self) -> int:
-        if not isinstance(self.docs, Dataset) or any(map(holds_media, self.docs.features.values())):
+        if not isinstance(self.docs, Dataset) or any(map(_holds_media, self.docs.features.values())):
             return 1
         return min(_DECODED, _DECODED_BYTES * len(self.docs) // max(self.docs.data.nbytes, 1))  # pictures may be texts
+
+
+def _holds_media(feature: Any) -> bool:
+    """Whether a feature has pictures, sound or videos anywhere in it."""
+    if isinstance(feature, Image | Audio | Video):
+        return True
+    if isinstance(feature, Mapping):
+        return any(map(_holds_media, feature.values()))
+    if isinstance(feature, list):
+        return any(map(_holds_media, feature))
+    return hasattr(feature, "feature") and _holds_media(feature.feature)
 
 
 class _MessagesTask(ConfigurableMessagesTask):

@@ -27,9 +27,8 @@ from mmkv_bench.datasets.messages import Conversation
 from mmkv_bench.datasets.task_spec import TaskSpec
 from mmkv_bench.evaluation import task_code
 from mmkv_bench.evaluation.content import fingerprint
-from mmkv_bench.evaluation.documents import READ_AT_IMPORT, documents
+from mmkv_bench.evaluation.documents import READ_AT_IMPORT, documents, media_columns
 from mmkv_bench.evaluation.files_read import OpenedFiles
-from mmkv_bench.evaluation.media import media_columns
 from mmkv_bench.file_state import State, outlives_the_process, state_of
 
 SCHEME = 1  # version of what `messages.prompt_hash` makes of a prompt

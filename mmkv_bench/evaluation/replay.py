@@ -16,22 +16,22 @@ from mmkv_bench.evaluation.captions import Captioned, caption_scores, holds_capt
 from mmkv_bench.evaluation.contract import SampleRef
 from mmkv_bench.evaluation.documents import Documents, documents, task_config
 from mmkv_bench.evaluation.environment import harness, task_environment
-from mmkv_bench.evaluation.extract import BESIDE, sample_value
-from mmkv_bench.evaluation.foreign_judges import refuse_other_judges
-from mmkv_bench.evaluation.not_judged import base
-from mmkv_bench.evaluation.parsing import (
+from mmkv_bench.evaluation.sample_values import (
+    BESIDE,
     PARSE_FAILED,
+    base_metric,
     drawn,
     guessed,
-    may_draw,
     reads_choices,
     right_under_no_key,
+    sample_value,
     seed,
     state_kept,
     tells_right_only,
     unread,
     untouched,
 )
+from mmkv_bench.evaluation.scorer_code import may_draw, refuse_other_judges
 from mmkv_bench.evaluation.task_errors import scoring_errors, task_errors
 from mmkv_bench.judging.client import ScoringPass
 from mmkv_bench.judging.known_judges import PAIRED, pair_score, pairs
@@ -233,7 +233,7 @@ class Replay:
         """Scores of pairs of samples, for both of them; pairs are of documents, whether both are answered or not."""
         docs = self.docs.bare[self.docs.split]
         for name, halves in self.halves.items():
-            metric = base(name)
+            metric = base_metric(name)
             for pair in pairs([docs[ref.doc_id][PAIRED[metric]] for ref in self.docs.refs]):
                 if not halves.keys() >= set(pair):
                     continue
@@ -265,7 +265,7 @@ class Replay:
                 found[metric if len(self.task.filter_names) == 1 else key] = float(value)
         if self.task.aggregates:
             self.unaggregated |= dict.fromkeys(self.task.left_out, JAVA_FOR_EACH)
-        of_part = [name for name in self.captions if kind_of(base(name)) == "CIDEr" and self._unasked(["CIDEr"])]
+        of_part = [name for name in self.captions if kind_of(base_metric(name)) == "CIDEr" and self._unasked(["CIDEr"])]
         for name in found.keys() & of_part:
             del found[name]
             self.unaggregated[name] = OTHER_FREQUENCIES

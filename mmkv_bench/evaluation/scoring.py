@@ -1,22 +1,122 @@
-"""Scoring: stored answers go through lmms-eval's own filters, metrics and aggregation, with no model loaded."""
+"""Scoring: stored answers go through lmms-eval's own filters, metrics and aggregation, with no model loaded.
+
+What a scorer's last pass is worth is told here, too: which scores stand, which were made from fillers, and who judged.
+Scorers score a sample under its category as well (`favor_acc_AS`, `relaxed_human_split`, `autodq_f1_stock`). A sample that
+failed, or that no judge judged, has to be missing there, too, or such a metric would pass for one over all its samples:
+`metrics_due`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
 
 from mmkv_bench.datasets.task_spec import TaskSpec
 from mmkv_bench.errors import DataError, ScoringError
-from mmkv_bench.evaluation.contract import Answer, CellScores, SampleRef, SampleScore
+from mmkv_bench.evaluation.contract import Answer, CellScores, JudgedBy, SampleRef, SampleScore
 from mmkv_bench.evaluation.documents import Documents, documents, task_config
-from mmkv_bench.evaluation.expected_metrics import metrics_due
 from mmkv_bench.evaluation.generating import prompt_hashes
-from mmkv_bench.evaluation.not_judged import Lost, base, judged_by, prompts_of, reasons, take_back, unheard
-from mmkv_bench.evaluation.parsing import PARSE_FAILED
 from mmkv_bench.evaluation.replay import Replay
-from mmkv_bench.judging.client import Probe, ScoringPass, asking, in_rounds
+from mmkv_bench.evaluation.sample_values import PARSE_FAILED, base_metric
+from mmkv_bench.judging.client import Asked, Probe, ScoringPass, asking, in_rounds
+from mmkv_bench.judging.judge_config import NOT_JUDGED
+from mmkv_bench.judging.known_judges import JudgedMetric
 from mmkv_bench.judging.ledger import Ledger
+from mmkv_bench.judging.question import prompts_digest
+
+
+def metrics_due(
+    spec: TaskSpec, docs: Documents, doc_ids: Iterable[int], judged: tuple[JudgedMetric, ...]
+) -> dict[int, list[str]]:
+    """doc_id -> names of the metrics that the scorer returns for an empty answer, of those it can tell them for.
+
+    A pass of its own around a fresh task, whose scores are thrown away; no judge is asked. A scorer that cannot do with an
+    empty answer, or not without a judge, tells none for that sample.
+    """
+    empty = dict.fromkeys(doc_ids, "")
+    if not empty:
+        return {}
+    probe = Probe(judged)
+    replay = Replay(spec, docs, empty, probe)
+    with asking(probe), suppress(ScoringError):
+        replay.name_metrics()
+    return {doc_id: replay.names_of(doc_id) for doc_id in empty}
+
+
+Lost = dict[int, dict[str, str]]
+"""doc_id -> metric -> why it is not judged."""
+
+
+def take_back(
+    scoring_pass: ScoringPass,
+    values: dict[int, dict[str, float]],
+    metrics: Callable[[int], Sequence[str]],
+    kept: str = "",
+) -> Lost:
+    """Remove from `values` what scorers made of fillers, and tell what is missing.
+
+    values: doc_id -> metric -> score. metrics: tells those that a sample, by doc_id, is to have. kept: a metric that no judge
+    decides.
+    """
+    lost: Lost = {}
+    for owner in unheard(scoring_pass):
+        wanted = metrics(owner)
+        found, gone = values.setdefault(owner, {}), lost.setdefault(owner, {})
+        for metric, why in scoring_pass.unanswered.get(owner, {}).items():
+            names = [name for name in found if metric in (None, base_metric(name)) and base_metric(name) != kept]
+            for name in names or ([metric] if metric else [name for name in wanted if name not in gone]):
+                gone[name] = why
+                found.pop(name, None)
+        if owner in scoring_pass.refused:
+            gone |= {name: scoring_pass.refused[owner] for name in wanted if name not in found and name not in gone}
+    return lost
+
+
+def unheard(scoring_pass: ScoringPass) -> list[int]:
+    """The doc_ids of samples of which a question had no answer."""
+    return sorted(owner for owner in {*scoring_pass.unanswered, *scoring_pass.refused} if owner is not None)
+
+
+def reasons(scoring_pass: ScoringPass, lost: Lost, samples: int, aggregated: Iterable[str]) -> dict[str, str]:
+    """Metric -> `not judged: ...`, for each metric that misses an answer in a sample or in lmms-eval's aggregation."""
+    found: dict[str, str] = {}
+    for name in dict.fromkeys(name for gone in lost.values() for name in gone):
+        whys = [gone[name] for gone in lost.values() if name in gone]
+        found[name] = f"{NOT_JUDGED}: {len(whys)} of {samples} samples: {whys[0]}"
+    for metric, why in scoring_pass.unanswered.get(None, {}).items():
+        for name in aggregated:
+            if metric in (None, base_metric(name)):
+                found.setdefault(name, f"{NOT_JUDGED}: lmms-eval's aggregation: {why}")
+    return found
+
+
+def judged_by(
+    scoring_pass: ScoringPass, names: Iterable[str], prompts: Mapping[str | None, str]
+) -> dict[str, JudgedBy]:
+    """Metric -> who judged it, for each metric of `names` with an answer of the judge."""
+    found = {}
+    for name in names:
+        answered = [
+            asked for asked in scoring_pass.asked if asked.answered and asked.metric in (None, base_metric(name))
+        ]
+        if not answered:
+            continue
+        temperatures = {asked.question.temperature for asked in answered}
+        found[name] = JudgedBy(
+            model=str(scoring_pass.ledger.model),
+            prompts=prompts.get(base_metric(name)) or prompts.get(None),
+            temperature=temperatures.pop() if len(temperatures) == 1 else None,
+        )
+    return found
+
+
+def prompts_of(asked: Sequence[Asked]) -> dict[str | None, str]:
+    """Metric (None: unknown) -> digest of its questions, in their order."""
+    return {
+        metric: prompts_digest([one.question for one in asked if one.metric == metric])
+        for metric in {one.metric for one in asked}
+    }
 
 
 def score(
@@ -64,7 +164,9 @@ def score(
         unaggregated=replay.unaggregated,
         unscored=tuple(replay.unscored),
         judged=judged_by(
-            scoring_pass, [name for name in named if base(name) != PARSE_FAILED], _prompts(spec, docs, scoring_pass)
+            scoring_pass,
+            [name for name in named if base_metric(name) != PARSE_FAILED],
+            _prompts(spec, docs, scoring_pass),
         ),
         not_judged=not_judged,
     )
@@ -182,7 +284,7 @@ def rows_of_sample(
     nothing: Mapping[str, tuple[float, ...]],
 ) -> list[SampleScore]:
     """A row per metric of `scores`; nothing: `parts_of_nothing`, of metrics that are not in `parts`."""
-    of = {metric: parts.get(metric, nothing.get(base(metric))) for metric in scores} if parts or nothing else {}
+    of = {metric: parts.get(metric, nothing.get(base_metric(metric))) for metric in scores} if parts or nothing else {}
     return [
         SampleScore(ref.sample_id, ref.cluster, metric, value, status, of.get(metric))
         for metric, value in scores.items()

@@ -6,9 +6,10 @@
         events = ask(EXTRACT.format(caption=results[0]), max_tokens=512, readable=is_list, example='["a man runs"]')
         ...
 
-Let JudgeError pass: the sample is then `not judged` and not 0. It is also raised while questions are only being
-collected (ledger.py explains the rounds), so metric code may run several times for a sample and must have no effects.
-A scorer with further metrics that need no judge catches it and returns those alone."""
+Let JudgeError pass: the sample is then `not judged` and not 0. It is also raised while questions are only being collected
+(ledger.py explains the rounds), so metric code may run several times for a sample and must have no effects. A scorer with
+further metrics that need no judge catches it and returns those alone.
+"""
 
 from __future__ import annotations
 

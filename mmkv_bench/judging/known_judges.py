@@ -1,11 +1,12 @@
 """lmms-eval's judged metrics that are known by name: which questions are theirs, and which answers they can read.
 
 A scorer reads what it cannot read as 0. So an answer has to have the form that its metric's own code reads; another is
-asked for again, and if that does not help, the sample is not judged. Of tasks that are not named here, each question
-counts for all metrics and each answer that is not blank counts as readable.
+asked for again, and if that does not help, the sample is not judged. Of tasks that are not named here, each question counts
+for all metrics and each answer that is not blank counts as readable.
 
 Read in lmms-eval 0.7.3: tasks/mmvet/utils.py, tasks/videochatgpt/utils.py, tasks/worldqa/utils.py and
-worldqa_mc_evaluator.py, tasks/hrbench/hrbench_evals.py."""
+worldqa_mc_evaluator.py, tasks/hrbench/hrbench_evals.py.
+"""
 
 from __future__ import annotations
 

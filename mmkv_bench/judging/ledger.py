@@ -3,7 +3,8 @@
 Scorers ask one question after the other, some wait only 30 s for an answer, and when they get none they sleep, ask again
 and then score 0. So none of them ever waits for the judge. A pass through the scorer (`ScoringPass`) collects the questions
 that have no answer yet; between two passes the ledger asks them; questions that follow from answers come in later passes.
-What has no answer in the last pass is `not judged`."""
+What has no answer in the last pass is `not judged`.
+"""
 
 from __future__ import annotations
 

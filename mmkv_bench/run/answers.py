@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mmkv_bench.evaluation.measures import COLUMNS
+from mmkv_bench.evaluation.extra_metrics import COLUMNS
 
 if TYPE_CHECKING:
     import pyarrow as pa

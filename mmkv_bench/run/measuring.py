@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from mmkv_bench.evaluation.measures import COLUMNS, NAMES
+from mmkv_bench.evaluation.extra_metrics import COLUMNS, NAMES
 
 if TYPE_CHECKING:
     import pyarrow as pa

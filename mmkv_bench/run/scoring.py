@@ -149,7 +149,7 @@ def score_dataset(
     Raises:
         ScoringError: lmms-eval's metric code failed; the answers stay as they are.
     """
-    from mmkv_bench.evaluation import Scorer, opened, release, scorer_digest, scorer_files
+    from mmkv_bench.evaluation import Grader, opened, release, scorer_digest, scorer_files
     from mmkv_bench.run.answers import Answers
     from mmkv_bench.run.measuring import Measuring
     from mmkv_bench.store.packing import alike, arranged
@@ -167,7 +167,7 @@ def score_dataset(
 
     def blocks() -> Iterator[pa.Table]:
         reach = {cell.cell: answers.reach[cell.cell] for cell in cells if cell.cell in stale}
-        scorer = Scorer(spec, reach, answers.of, judge, answers.failed)
+        scorer = Grader(spec, reach, answers.of, judge, answers.failed)
         for block in answers.blocks(cells):
             yield from parts(block, scorer.scores([cell.cell for cell in block if cell.cell in stale]))
 
@@ -222,7 +222,7 @@ class _Scored:
 
     def begin(self, cells: Sequence[Cell]) -> None:
         """`rows` are of these cells from now on."""
-        from mmkv_bench.evaluation.measures import NAMES
+        from mmkv_bench.evaluation.extra_metrics import NAMES
         from mmkv_bench.run.answers import ByCell
 
         names = [cell.cell for cell in cells]

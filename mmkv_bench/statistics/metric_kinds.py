@@ -57,7 +57,7 @@ UPSTREAM = {
 }
 PERCENT_NAMES = re.compile(r"vstar_\w+_acc|videomme_\w*score")  # one metric per category, or per variant of the task
 
-# Measures of every run, beside the tasks' metrics (evaluation/measures.py says what each is).
+# Measures of every run, beside the tasks' metrics (evaluation/extra_metrics.py says what each is).
 FIDELITY = ("fidelity_kl", "fidelity_kl_all", "fidelity_kl_first", "fidelity_top1", "divergence", "same_answer")
 MEASURES = {*FIDELITY, "ppl", "ppl_without_first", "rouge_l_sampled", "rouge_l_greedy"}
 # Nats and tokens: amounts without an upper end, no shares, also where every sample happens to have 0 or 1.

@@ -1,9 +1,10 @@
 """The cells of a large store, some at a time: the rows of all of them fit into no memory.
 
-A reader that takes some cells at a time from files that hold all cells reads every file for every block of them, which is more
-than linear in rows. `regrouped` reads each file once: rows wait in memory as files are read; some hundred megabytes at a time
-they are sorted by cell and go to a file without a name, which is gone with the process however that ends. A block of cells is
-then a few batches of each such lot."""
+A reader that takes some cells at a time from files that hold all cells reads every file for every block of them, which is
+more than linear in rows. `regrouped` reads each file once: rows wait in memory as files are read; some hundred megabytes at
+a time they are sorted by cell and go to a file without a name, which is gone with the process however that ends. A block of
+cells is then a few batches of each such lot.
+"""
 
 from __future__ import annotations
 

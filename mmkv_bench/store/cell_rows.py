@@ -1,5 +1,6 @@
-"""Rows of `cells`: their user-written columns without secrets and folders, and the refusal of rows that are another cell's or
-of no kind that a run writes."""
+"""Rows of `cells`: their user-written columns without secrets and folders, and the refusal of rows that are another cell's
+or of no kind that a run writes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Which entries stay, as a text of a row: `<layers>x<KV heads>x<tokens>:`, then base64 of zlib of a bit per layer, head, token.
+"""Which entries stay, as a text of a row: `<layers>x<KV heads>x<tokens>:`, then base64 of zlib of a bit per layer, head,
+token.
 
 The bits of a head are those of the prompt's tokens in order, filled to whole bytes, the first in the highest bit. A merging
 method's are the entries that others were merged into. `digest` is what `kept_digest` of the same row must be.

@@ -1,5 +1,6 @@
-"""Packed tables: cells side by side that answer alike, as few files below a size as that takes, and slim rows, which lose what
-`schema.SLIM` lists."""
+"""Packed tables: cells side by side that answer alike, as few files below a size as that takes, and slim rows, which lose
+what `schema.SLIM` lists.
+"""
 
 from __future__ import annotations
 

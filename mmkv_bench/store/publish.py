@@ -1,9 +1,10 @@
 """Published stores: a flat folder of files with a manifest of their names, sizes and checksums, and the way back.
 
-Flat, so that the files can be assets of a release as well as a dataset's repository or a folder of any web server: the
-file `responses/packed-12ab.parquet` of a store is published as `responses-packed-12ab.parquet`, beside `manifest.json`.
-`fetch` takes them from a folder, a web server or a dataset's repository on the Hugging Face hub, and checks every file before it
-gets its name."""
+Flat, so that the files can be assets of a release as well as a dataset's repository or a folder of any web server: the file
+`responses/packed-12ab.parquet` of a store is published as `responses-packed-12ab.parquet`, beside `manifest.json`. `fetch`
+takes them from a folder, a web server or a dataset's repository on the Hugging Face hub, and checks every file before it
+gets its name.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Rows as Python dicts: checked against the schema before they are written, turned into Arrow tables for reading.
 
-Each row of `cells` and `metrics` has a digest of its other columns: a file that was written again with its checksum right, but a
-value changed, is noticed."""
+Each row of `cells` and `metrics` has a digest of its other columns: a file that was written again with its checksum right,
+but a value changed, is noticed.
+"""
 
 from __future__ import annotations
 

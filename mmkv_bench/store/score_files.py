@@ -1,12 +1,15 @@
-"""Which files of `cells`, `samples` and `metrics` count: rows of a cell stand in several while newer ones replace older ones.
+"""Which files of `cells`, `samples` and `metrics` count: rows of a cell stand in several while newer ones replace older
+ones.
 
-Files written for many cells together come first, the newest before the others, then a cell's own, then packed ones. The rows of a
-cell in one of them hide all its rows in those that come after. So writing never touches what is packed, and packing again folds
-everything into one layer.
+Files written for many cells together come first, the newest before the others, then a cell's own, then packed ones. The
+rows of a cell in one of them hide all its rows in those that come after. So writing never touches what is packed, and
+packing again folds everything into one layer.
 
-Scores of many cells are one file per table, as thousands of small files, each synced, would take longer than scoring. A file
-`together-<countdown>-<id>.parquet` stands in `samples/` and one of the same name in `metrics/`. That of `metrics` is placed first
-and counts only as long as that of `samples` is there, so both appear in one step. The newest has the smallest countdown."""
+Scores of many cells are one file per table, as thousands of small files, each synced, would take longer than scoring. A
+file `together-<countdown>-<id>.parquet` stands in `samples/` and one of the same name in `metrics/`. That of `metrics` is
+placed first and counts only as long as that of `samples` is there, so both appear in one step. The newest has the smallest
+countdown.
+"""
 
 from __future__ import annotations
 

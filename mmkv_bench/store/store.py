@@ -1,7 +1,7 @@
 """The result store: rows of a run on disk, safe against kill -9 at any moment, many writers and readers at once.
 
-Under the root: `journal/` (samples not yet in a part), `responses/` (one part per published journal), `cells/`,
-`samples/` and `metrics/` (which of their files count: `score_files.py`), `timings/` (one file per pass), `diagnostics/` (one per
+Under the root: `journal/` (samples not yet in a part), `responses/` (one part per published journal), `cells/`, `samples/`
+and `metrics/` (which of their files count: `score_files.py`), `timings/` (one file per pass), `diagnostics/` (one per
 sample and analysis), `store.json` with the schema version, and perhaps `.index/`, a cache (`index.py`). Nothing is made
 before the first write.
 

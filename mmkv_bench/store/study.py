@@ -1,9 +1,10 @@
 """What a study notes beside its rows: its primary endpoint, and the cells that submitted jobs will answer.
 
-The primary endpoint is named before it is looked at; it stands in `store.json` beside the version. A cell's row is written by the
-process that answers it first, which alone knows its device; until then `status` counts the cell from `planned.json`. Rows decide
-what is done: a note of a cell that has a row counts for nothing, and the file may be removed at any time. Its first line is the
-checksum of the rest, so that damage is said and counts nothing."""
+The primary endpoint is named before it is looked at; it stands in `store.json` beside the version. A cell's row is written
+by the process that answers it first, which alone knows its device; until then `status` counts the cell from `planned.json`.
+Rows decide what is done: a note of a cell that has a row counts for nothing, and the file may be removed at any time. Its
+first line is the checksum of the rest, so that damage is said and counts nothing.
+"""
 
 from __future__ import annotations
 

@@ -3,9 +3,9 @@
 A part tells how many answers each of its cells has, and of which samples. Two parts of a cell are added where they share no
 sample; a cell that answered a sample twice (`retry`) is counted from its rows, the newest of each sample.
 
-Scores carry 128 bits of digest of a cell's answers, so that a score of other answers is noticed. For each answer the digest of
-its sample's id is multiplied by that of its status and text; a cell's digest is the sum. So answers may be added part by part, in
-any order, and two answers that change places change it.
+Scores carry 128 bits of digest of a cell's answers, so that a score of other answers is noticed. For each answer the digest
+of its sample's id is multiplied by that of its status and text; a cell's digest is the sum. So answers may be added part by
+part, in any order, and two answers that change places change it.
 """
 
 from __future__ import annotations

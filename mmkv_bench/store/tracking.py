@@ -4,12 +4,13 @@
 `mode=online` checks first that the server answers and that a key is configured.
 
 Nobody waits for a tracker: wandb lives in a process of its own (`wandb_process.py`), because it retries for minutes what it
-cannot send and keeps a process that imported it from ending. Numbers go there from a thread; those that it cannot take in time
-are left out, the end of a run waits `PATIENCE_S` for the rest, and then that process is ended.
+cannot send and keeps a process that imported it from ending. Numbers go there from a thread; those that it cannot take in
+time are left out, the end of a run waits `PATIENCE_S` for the rest, and then that process is ended.
 
-Runs of one result folder are one group. A live run's id is the group, its shard and how many attempts came before, so that a
-job that is queued again makes no second run of the same id (an offline run cannot be resumed) and the attempts of one job
-stand beside each other. The summary of a folder is one run, made of rows (`show_summary`)."""
+Runs of one result folder are one group. A live run's id is the group, its shard and how many attempts came before, so that
+a job that is queued again makes no second run of the same id (an offline run cannot be resumed) and the attempts of one job
+stand beside each other. The summary of a folder is one run, made of rows (`show_summary`).
+"""
 
 from __future__ import annotations
 

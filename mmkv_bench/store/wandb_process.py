@@ -2,12 +2,12 @@
 
     python -m mmkv_bench.store.wandb_process <folder> <file for what went wrong> <seconds after the end>
 
-It cannot hold up the run that started it: it ignores the signals that stop jobs, since the run tells it of its end, and some
-seconds after stdin was closed it ends whatever wandb is still doing.
+It cannot hold up the run that started it: it ignores the signals that stop jobs, since the run tells it of its end, and
+some seconds after stdin was closed it ends whatever wandb is still doing.
 
-wandb writes an offline run's file when 32 KiB are full or the run ends (0.25, which lmms-eval pins), so a kill leaves an empty
-one. Messages of an open offline run are therefore kept in a file beside it, and the next process in the folder writes a killed
-run again.
+wandb writes an offline run's file when 32 KiB are full or the run ends (0.25, which lmms-eval pins), so a kill leaves an
+empty one. Messages of an open offline run are therefore kept in a file beside it, and the next process in the folder writes
+a killed run again.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import Any
 
 from mmkv_bench.datasets.rouge import rouge_l
 from mmkv_bench.evaluation.contract import SampleScore
-from mmkv_bench.evaluation.measures import NAMES, POOLED
+from mmkv_bench.evaluation.extra_metrics import NAMES, POOLED
 from mmkv_bench.protocols import protocol as protocol_named
 
 Row = Mapping[str, Any]

@@ -9,7 +9,7 @@ import weakref
 import pytest
 
 from mmkv_bench.datasets.specs import spec_from_config
-from mmkv_bench.evaluation import Scorer, batch_scorer, outcomes, score
+from mmkv_bench.evaluation import Grader, grader, score
 from mmkv_bench.evaluation.replay import Replay
 from tests.each import each
 from tests.evaluation.conftest import answered, ask_all, pages
@@ -52,16 +52,14 @@ def cells_of(requests, seed: int = 0) -> dict[str, dict]:
 def counted(monkeypatch) -> list:
     """The cells that were scored by themselves."""
     alone = []
-    monkeypatch.setattr(
-        batch_scorer, "score", lambda spec, given, *rest: alone.append(given) or score(spec, given, *rest)
-    )
+    monkeypatch.setattr(grader, "score", lambda spec, given, *rest: alone.append(given) or score(spec, given, *rest))
     return alone
 
 
 def scored(spec, given: dict[str, dict], at_once: int = 2, failed=()) -> list:
     """(cell, its scores), of some cells at a time."""
     reach = {cell: 1 + max(answer.doc_id for answer in own.values()) for cell, own in given.items()}
-    scorer, cells = Scorer(spec, reach, given.get, failed=failed), list(given)
+    scorer, cells = Grader(spec, reach, given.get, failed=failed), list(given)
     blocks = [cells[start : start + at_once] for start in range(0, len(cells), at_once)]
     return [found for block in blocks for found in scorer.scores(block)]
 
@@ -84,9 +82,9 @@ def test_many_cells_have_the_scores_that_each_has_by_itself(tmp_path, monkeypatc
     alone = counted(monkeypatch)
     assert scored(spec, given) == wanted
     assert len(alone) == 2  # the first and the last, held against what is shared
-    monkeypatch.setattr(batch_scorer, "AT_ONCE", 7)
-    monkeypatch.setattr(batch_scorer, "READ", 6)  # one cell after the other
-    monkeypatch.setattr(outcomes, "HELD", 8)  # some are asked again
+    monkeypatch.setattr(grader, "AT_ONCE", 7)
+    monkeypatch.setattr(grader, "READ", 6)  # one cell after the other
+    monkeypatch.setattr(grader, "HELD", 8)  # some are asked again
     assert scored(spec, given, failed=range(6)) == wanted
     assert {scores.aggregate is None for _, scores in wanted} == {True, False}
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmkv_bench.evaluation import outcomes
-from mmkv_bench.evaluation.outcomes import Outcome, Outcomes
+from mmkv_bench.evaluation import grader
+from mmkv_bench.evaluation.grader import Outcome, Outcomes
 
 NUMBERS = st.sampled_from([0.0, -0.0, 1.0, 0.1, float("nan"), float("inf")])
 RETURNED = st.one_of(NUMBERS, st.sampled_from([0, 1, False, True, None, "1", "1.0", [1], {"score": 1}]))
@@ -35,7 +35,7 @@ def test_equal_outcomes_are_one_object_unless_a_value_can_be_changed():
 
 
 def test_where_many_are_held_those_that_are_asked_about_stay_and_others_are_forgotten(monkeypatch):
-    monkeypatch.setattr(outcomes, "HELD", 2)
+    monkeypatch.setattr(grader, "HELD", 2)
     held = Outcomes([0, 1])
     for doc_id, text in ((0, "often"), (0, "once")):
         held.put(doc_id, text, Outcome({text: 1.0}, {}, []))
@@ -48,7 +48,7 @@ def test_where_many_are_held_those_that_are_asked_about_stay_and_others_are_forg
 
 
 def test_no_more_kinds_are_looked_for_than_are_worth_it(monkeypatch):
-    monkeypatch.setattr(outcomes, "KINDS", 1)
+    monkeypatch.setattr(grader, "KINDS", 1)
     held = Outcomes(range(4))
     for doc_id, value in enumerate([1.0, 2.0, 2.0, 1.0]):
         held.put(doc_id, "text", Outcome({"hit": value}, {}, []))

@@ -29,7 +29,6 @@ from mmkv_bench.evaluation import (
     prompt_hashes,
     prompts,
     task_code,
-    task_modules,
 )
 from tests.run.own_media import write_task
 
@@ -232,7 +231,7 @@ def test_installed_packages_keep_their_bytecode_and_modules_of_a_task_do_not(tmp
         file.unlink()
         importlib.invalidate_caches()
         assert importlib.util.find_spec(f"stale_{name}") is not None, "Python knows the folder before we do"
-    task_modules.import_from_source([tmp_path])
+    task_code.import_from_source([tmp_path])
     words = {
         f"{case} {name}": importlib.import_module(f"{case}_{name}").WORD
         for name in places

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from mmkv_bench.evaluation import batch_scorer
+from mmkv_bench.evaluation import grader
 from mmkv_bench.run import answers as answers_of_cells
 from mmkv_bench.store.compact import pack
 from mmkv_bench.store.store import Store
@@ -84,7 +84,7 @@ def test_scores_of_some_cells_at_a_time_are_those_of_all_at_once(on, tmp_path, m
     for read, rows, made in ((1, 1, 1), (12, 4, 6)):  # answers: of one cell, and of 6, 2 and 3
         monkeypatch.setattr(answers_of_cells, "AT_ONCE", read)
         monkeypatch.setattr(answers_of_cells, "ROWS_AT_ONCE", rows)
-        monkeypatch.setattr(batch_scorer, "READ", made)
+        monkeypatch.setattr(grader, "READ", made)
         for name in ("samples", "metrics"):
             shutil.rmtree(root / name)
         done(root, *COMMAND, *BOTH, "stage=score")

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mmkv_bench.datasets.task_spec import TaskSpec
-from mmkv_bench.evaluation.batch_scorer import SharedReplay
 from mmkv_bench.evaluation.documents import documents, task_config
 from mmkv_bench.evaluation.environment import harness, task_environment
-from mmkv_bench.evaluation.foreign_judges import refuse_other_judges
-from mmkv_bench.evaluation.parsing import state_kept
+from mmkv_bench.evaluation.grader import SharedReplay
 from mmkv_bench.evaluation.replay import scratch_folder
+from mmkv_bench.evaluation.sample_values import state_kept
+from mmkv_bench.evaluation.scorer_code import refuse_other_judges
 from mmkv_bench.evaluation.task_errors import scoring_errors
 from mmkv_bench.judging.client import asking
 from mmkv_bench.judging.known_judges import JUDGED

@@ -2,9 +2,9 @@
 
 A score is made of a document and a text by a fresh task, from random generators that are set by task and document alone
 (`replay.py`). So cells that answer alike score alike, unless the scorer remembers what else it saw in a cell. Whether it
-does is not taken on trust: the first and the last cell are scored by themselves as well, by lmms-eval's whole loop around
-a task of their own, and where one number differs all cells are. So are those of tasks that ask a judge or score
-captions and pairs, which are made of several samples.
+does is not taken on trust: the first and the last cell are scored by themselves as well, by lmms-eval's whole loop around a
+task of their own, and where one number differs all cells are. So are those of tasks that ask a judge or score captions and
+pairs, which are made of several samples.
 
 lmms-eval's aggregates are made for each cell, of what its scorer returned for the cell's answers, by its own function.
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 import numbers
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from types import ModuleType
@@ -24,13 +24,12 @@ from mmkv_bench.errors import ScoringError
 from mmkv_bench.evaluation.contract import Answer, CellScores, SampleScore
 from mmkv_bench.evaluation.documents import Documents, documents, task_config
 from mmkv_bench.evaluation.environment import harness, task_environment
-from mmkv_bench.evaluation.expected_metrics import metrics_due
-from mmkv_bench.evaluation.outcomes import Outcome, Outcomes
-from mmkv_bench.evaluation.parsing import PARSE_FAILED, seed, state_kept
 from mmkv_bench.evaluation.replay import Replay, count_parsed, scratch_folder
+from mmkv_bench.evaluation.sample_values import PARSE_FAILED, seed, state_kept
 from mmkv_bench.evaluation.scoring import (
     checked_texts,
     headline_of,
+    metrics_due,
     of_failed,
     parts_of_nothing,
     rows_of,
@@ -47,6 +46,68 @@ if TYPE_CHECKING:
 
     from mmkv_bench.evaluation.harness import ScoringTask
 
+
+HELD = 1 << 17  # different answers beyond which those are forgotten that the cells scored next did not give
+KINDS = 1 << 12  # different outcomes that are looked for again; where there are more, few are alike
+
+_PLAIN = (float, int, bool, str, type(None))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outcome:
+    """Of one answer: metric -> score, metric -> parts, and what the scorer returned for each filter. Only itself is equal."""
+
+    values: Mapping[str, float]
+    parts: Mapping[str, tuple[float, ...]]
+    returned: Sequence[Mapping[str, Any]]
+
+
+class Outcomes:
+    """Those of answers to the documents `doc_ids`; outcomes that nothing tells apart are one object."""
+
+    def __init__(self, doc_ids: Iterable[int]) -> None:
+        self._held: dict[int, dict[str, Outcome]] = {doc_id: {} for doc_id in doc_ids}
+        self._kinds: dict[Hashable, Outcome] = {}
+
+    def __contains__(self, doc_id: int) -> bool:
+        return doc_id in self._held
+
+    def unknown(self, asked: Mapping[int, Iterable[str]]) -> dict[int, list[str]]:
+        """Of answers, doc_id -> texts, those without an outcome. The others' stay; where many are held, no others do."""
+        new = {doc_id: [text for text in texts if text not in self._held[doc_id]] for doc_id, texts in asked.items()}
+        if sum(map(len, self._held.values())) > HELD:
+            self._held = {
+                doc_id: {text: own[text] for text in asked.get(doc_id, ()) if text in own}
+                for doc_id, own in self._held.items()
+            }
+        return new
+
+    def put(self, doc_id: int, text: str, outcome: Outcome) -> None:
+        key = _outcome_key(outcome)
+        if key is not None and (key in self._kinds or len(self._kinds) < KINDS):
+            outcome = self._kinds.setdefault(key, outcome)
+        self._held[doc_id][text] = outcome
+
+    def of(self, doc_id: int, text: str) -> Outcome:
+        return self._held[doc_id][text]
+
+
+def _outcome_key(outcome: Outcome) -> Hashable | None:
+    """Equal for outcomes that nothing tells apart; None where a value may be anything."""
+    returned = [list(own.items()) for own in outcome.returned]
+    if not all(type(value) in _PLAIN for own in returned for _, value in own):
+        return None
+    told = [[(name, type(value), _told(value)) for name, value in own] for own in returned]
+    values = [(name, type(value), _told(value)) for name, value in outcome.values.items()]
+    parts = [(name, *map(_told, own)) for name, own in outcome.parts.items()]
+    return tuple(map(tuple, told)), tuple(values), tuple(parts)
+
+
+def _told(value: Any) -> Any:
+    """Minus zero is no zero, and nan is nan."""
+    return value.hex() if type(value) is float else value
+
+
 LEAST = 4  # cells; below it nothing is saved, two being scored twice
 AT_ONCE = 1 << 16  # answers to a pass, whose requests lmms-eval holds in memory; a pass goes through all documents
 READ = 1 << 16  # answers of the cells whose rows are made together, or those of one cell
@@ -54,7 +115,7 @@ READ = 1 << 16  # answers of the cells whose rows are made together, or those of
 Answers = Callable[[str], Mapping[str, Answer]]
 
 
-class Scorer:
+class Grader:
     """Scores a dataset's cells, some of them at a time, as `score` does each alone and as far as its answers reach.
 
     reach: cell -> how many documents its answers reach, of all cells that will be scored. answers: gives a cell's, sample id
@@ -71,7 +132,7 @@ class Scorer:
         failed: Collection[int] = (),
     ) -> None:
         self.spec, self.reach, self.answers, self.judge, self.failed = spec, reach, answers, judge, failed
-        self._shared: dict[int, Together | None] = {}
+        self._shared: dict[int, BatchGrader | None] = {}
 
     def scores(self, cells: Sequence[str]) -> Iterator[tuple[str, CellScores]]:
         """Of these cells, in their order; what they answered differently is in memory together. Raises what `score` raises."""
@@ -84,7 +145,7 @@ class Scorer:
             for some in _batches(own, max(READ // limit, 1)):
                 yield from zip(some, together.scores([self.answers(cell) for cell in some]), strict=True)
 
-    def _together(self, limit: int) -> Together | None:
+    def _together(self, limit: int) -> BatchGrader | None:
         """None where the cells that reach so far are to be scored by themselves."""
         if limit not in self._shared:
             cells = [cell for cell, own in self.reach.items() if own == limit]
@@ -92,8 +153,8 @@ class Scorer:
             self._shared[limit] = None if alone else self._tried(limit, cells[0], cells[-1])
         return self._shared[limit]
 
-    def _tried(self, limit: int, *cells: str) -> Together | None:
-        together = Together(
+    def _tried(self, limit: int, *cells: str) -> BatchGrader | None:
+        together = BatchGrader(
             self.spec, documents(self.spec, limit), [doc_id for doc_id in self.failed if doc_id < limit]
         )
         given = [self.answers(cell) for cell in cells]
@@ -109,7 +170,7 @@ def _batches(cells: Sequence[str], count: int) -> Iterator[Sequence[str]]:
     yield from (cells[start : start + count] for start in range(0, len(cells), count))
 
 
-def _asked(together: Together, cells: Iterable[Mapping[str, Answer]]) -> bool:
+def _asked(together: BatchGrader, cells: Iterable[Mapping[str, Answer]]) -> bool:
     """Ask the scorer about the answers of cells; False where they are to be scored by themselves, also where the scorer
     fails: it then fails in some cell."""
     texts: dict[int, dict[str | None, None]] = {}
@@ -165,8 +226,8 @@ class SharedReplay(Replay):
         """Not over all answers, but over those of a cell."""
 
 
-class Together:
-    """The outcomes of a dataset's answers, and the cells' scores out of them; failed: as for `Scorer`."""
+class BatchGrader:
+    """The outcomes of a dataset's answers, and the cells' scores out of them; failed: as for `Grader`."""
 
     def __init__(self, spec: TaskSpec, docs: Documents, failed: Collection[int] = ()) -> None:
         self.spec, self.docs, self.failed = spec, docs, failed

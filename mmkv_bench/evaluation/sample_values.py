@@ -1,0 +1,194 @@
+"""The score of one sample, out of what lmms-eval's scorers return for it: a number, or a dict of one shape or another.
+
+Some scorers that find none of the choices in an answer draw one at random, others give 0. A model whose answers are ruined
+would be lifted to chance by the draw, so we count such samples (`parse_failed`, 0 or 1) and score them 0; lmms-eval's own
+aggregate keeps its draws. Draws are noticed from outside, whatever the task: Python's and numpy's generators are set before
+each sample; if the scorer moved one of them and gives something else for the same answer when they are set otherwise, its
+score is a guess. A scorer whose random numbers do not change its result does not guess.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import numbers
+import random
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+Aggregation = Callable[..., Any] | None  # none of what lmms-eval does not list as a metric
+Extractor = Callable[[Any, Aggregation], float | None]
+
+EXTRACTORS: dict[str, Extractor] = {}
+
+# Scores of subsets that lmms-eval's scorer returns, but no list of metrics names.
+BESIDE = {"vstar_direct_attributes_acc", "vstar_relative_position_acc"}
+
+
+def extractor(*metrics: str) -> Callable[[Extractor], Extractor]:
+    """Register a function for metrics whose per-sample values need one; it gets the value and the aggregation."""
+
+    def register(function: Extractor) -> Extractor:
+        EXTRACTORS.update(dict.fromkeys(metrics, function))
+        return function
+
+    return register
+
+
+def sample_value(metric: str, value: Any, aggregation: Aggregation) -> float | None:
+    """The sample's score, or None for a metric that exists only over many samples (captions, submissions).
+
+    A registered extractor goes first; then a number is the score, and a dict's `score` is.
+    """
+    return EXTRACTORS[metric](value, aggregation) if metric in EXTRACTORS else plain_value(value)
+
+
+def plain_value(value: Any) -> float | None:
+    """A number, or the number that a dict holds as `score`."""
+    if isinstance(value, Mapping):
+        value = value.get("score")
+    if isinstance(value, numbers.Real):
+        return float(value)
+    item = getattr(value, "item", None)  # a one-element array or tensor
+    return float(item()) if item is not None and getattr(value, "size", 1) == 1 else None
+
+
+@extractor("single", "cross", "average")
+def hrbench(value: Any, aggregation: Aggregation) -> float | None:
+    """HR-Bench: 1 for the right letter. Its aggregate is the mean over cyclic orders of the choices of their means."""
+    return float(value["gpt_score"])
+
+
+@extractor("WUPS")
+def wups(value: Any, aggregation: Aggregation) -> float | None:
+    """NExT-QA, open-ended: WUPS at threshold 0, the one that is aggregated."""
+    return float(value["0"])
+
+
+@extractor("mmmu_acc", "muirbench_score_overall", "mirb_score", "lvb_acc")
+def aggregate_of_one(value: Any, aggregation: Aggregation) -> float | None:
+    """Prediction and answer side by side; the metric is a mean of matches, so over one sample it is that match."""
+    assert aggregation is not None, "these metrics are in lmms-eval's lists"
+    options = {"args": None} if "args" in inspect.signature(aggregation).parameters else {}
+    score = aggregation([value], **options)
+    return float(score) if isinstance(score, numbers.Real) else None
+
+
+@extractor("gpt_eval")
+def worldqa(value: Any, aggregation: Aggregation) -> float | None:
+    """WorldQA: the judge's words, or an answer that its aggregation reads or asks the judge about. Others: a number."""
+    of_worldqa = isinstance(value, Mapping) and "question_idx" in value
+    return aggregate_of_one(value, aggregation) if of_worldqa else plain_value(value)
+
+
+@extractor("seed_all", "seed_image", "seed_video")
+def prediction_is_answer(value: Any, aggregation: Aggregation) -> float | None:
+    """Letters, compared as SEED-Bench's aggregation does (which also writes a file, so it is not called here)."""
+    return float(value["pred"].strip().lower() == value["answer"].strip().lower())
+
+
+def base_metric(name: str) -> str:
+    """A metric's name without the filter's: `gpt_eval,flexible` is of `gpt_eval`."""
+    return name.partition(",")[0]
+
+
+PARSE_FAILED = "parse_failed"
+# With five choices a guess that the result shows only as right or wrong stays the same 64 times with p = 0.8^64 = 6e-7.
+TRIES = 64
+
+# Metrics whose values tell what was read, and when that is nothing.
+UNREAD: dict[str, Callable[[Any], bool]] = {
+    "vstar_overall_acc": lambda value: value["prediction"] is None,
+    "videomme_perception_score": lambda value: value["pred_answer"] == "",
+    "muirbench_score_overall": lambda value: not re.fullmatch(r"[A-Za-z]", value["pred"].strip()),
+}
+
+# Metric -> the column of the right choice and its possible keys, where a value tells only whether it was met: an answer
+# that is right under no key was not read. HR-Bench's `average`, whose values have a cycle_category.
+KEYED = {"average": ("answer", "ABCD")}
+
+
+def seed(identity: str) -> None:
+    """Set Python's and numpy's generators to a state that depends on `identity` alone."""
+    import numpy as np
+
+    value = int.from_bytes(hashlib.sha256(identity.encode()).digest()[:4], "big")
+    random.seed(value)
+    np.random.seed(value)
+
+
+@functools.cache
+def untouched(identity: str) -> tuple[int, bytes]:
+    """What `drawn` gives right after `seed(identity)`."""
+    seed(identity)
+    return drawn()
+
+
+def drawn() -> tuple[int, bytes]:
+    """The next 64 bits of both generators. They are others where something was drawn since they were set (but for one
+    chance in 2^64); comparing whole states would cost more than most scorers."""
+    import numpy as np
+
+    return random.getrandbits(64), np.random.bytes(8)
+
+
+@contextmanager
+def state_kept() -> Iterator[None]:
+    """Both generators are afterwards as they were before."""
+    import numpy as np
+
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+def guessed(identity: str, metrics: Mapping[str, Any], again: Callable[[], Mapping[str, Any]]) -> bool:
+    """Whether the scorer's result depends on the state of the generators. Ask only when it moved one of them.
+
+    metrics: what it returned; again: scores the same answer once more, from the same document.
+    """
+    first = repr(metrics)
+    for number in range(TRIES):
+        seed(f"{identity}/{number}")
+        if repr(again()) != first:
+            return True
+    return False
+
+
+def unread(metrics: Mapping[str, Any]) -> bool:
+    """Whether a value says itself that no choice was found."""
+    return any(UNREAD[name](value) for name, value in metrics.items() if name in UNREAD)
+
+
+def right_under_no_key(metrics: Mapping[str, Any], again: Callable[[dict[str, str]], Mapping[str, Any]]) -> bool:
+    """Whether an answer would be wrong whichever choice were the right one, for metrics that tell no more.
+
+    again: scores the same answer once more, with columns of the document replaced.
+    """
+    for name in filter(lambda name: _keyed(metrics, name), KEYED):
+        column, keys = KEYED[name]
+        if not metrics[name]["gpt_score"] and not any(again({column: key})[name]["gpt_score"] for key in keys):
+            return True
+    return False
+
+
+def _keyed(metrics: Mapping[str, Any], name: str) -> bool:
+    value = metrics.get(name)
+    return isinstance(value, Mapping) and "cycle_category" in value
+
+
+def tells_right_only(metrics: Mapping[str, Any]) -> bool:
+    """Whether there is a metric of `KEYED` among a sample's."""
+    return any(_keyed(metrics, name) for name in KEYED)
+
+
+def reads_choices(metrics: Mapping[str, Any]) -> bool:
+    """Whether the task's metrics tell what was read: then, as where its scorer can draw, every sample gets a
+    `parse_failed`."""
+    return any(name in UNREAD for name in metrics)
