@@ -367,9 +367,7 @@ def test_nothing_of_a_library_is_replaced():
 def test_only_own_files_are_run_by_path():
     words = ("spec_from_file_location", "SourceFileLoader", "exec_module", "run_path", "source_to_code", "__import__")
     found = {str(file.relative_to(ROOT)) for file in FILES for word in words if word in file.read_text()}
-    tasks = {
-        "evaluation/task_code.py"
-    }  # what a task's YAML names, once `documents.task_config` has the user's consent
+    tasks = {"evaluation/task_code.py"}  # what a task's YAML names, once `documents.task_config` has the user's consent
     assert found == tasks | {
         "methods/method_file.py",
         "methods/method_file_checks.py",
