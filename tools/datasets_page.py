@@ -1,22 +1,22 @@
-"""`docs/datasets.md` from the configs: `python -m tools.datasets_page` writes it, `--check` compares it.
+"""Pages of data sets: `docs/datasets.md` lists them and `docs/datasets/<name>.md` describes each benchmark.
 
-Everything on the page is read from `conf/dataset` (files and tables) and from the YAML files of the tasks named there. Datasets
-whose names begin alike share a section when there are many of them: what they have in common once, the rest as a table.
+`python -m tools.datasets_page` writes them, `--check` compares them. Everything is read from `conf/dataset` (files and tables)
+and from the YAML files of the tasks named there. Data sets of a family of many, whose names begin alike, share a page: what
+they have in common once, the rest as a table.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 from mmkv_bench.config.files import content
-from mmkv_bench.config.schema import conf_dir, options
+from mmkv_bench.config.schema import options
 from mmkv_bench.errors import ConfigError
+from tools.pages import command
 
 ABOUT = ("title", "hub", "licence", "size", "samples", "papers", "scale", "generation", "judge", "traps")
 """Keys that the `about` of every dataset has."""
@@ -56,6 +56,9 @@ NAMES = {
     "folder": "folder below `data.root`",
     "placeholders": "`<image>` in the text",
 }
+NOTE = """\
+Made by `make docs` from `conf/dataset` and the tasks named there; do not edit. [All data sets](../datasets.md) says where data
+are looked for."""
 ANY = "lmms_eval"
 MANY = 5  # datasets of a family that share a section
 JUDGES = {
@@ -79,18 +82,18 @@ class Dataset:
     facts: Mapping[str, str]
 
 
-def page() -> str:
-    """The page as Markdown."""
+def pages() -> dict[str, str]:
+    """Return path below docs/ -> Markdown: the index and a page for each benchmark."""
     datasets = [read(name) for name in options("dataset") if name != ANY]
     lines = [
-        "# Datasets",
+        "# Data sets",
         "",
         "Made by `make docs` from the files in `conf/dataset` and the tasks they name; do not edit. Sizes, licences and",
         "numbers of samples are as of our knowledge: no hub was reached from here. `python -m mmkv_bench data check <name>`",
         "says what is there on your machine, and with `--online` what the hub says.",
         "",
         "- `dataset=<name>` takes the data from the hub, `data.root=<folder>` from `<folder>/<name>/` (or the folder below",
-        "  `data.root` that its section names) in the upstream schema: a clone of the upstream repository,",
+        "  `data.root` that its page names) in the upstream schema: a clone of the upstream repository,",
         "  `data/<split>-*.parquet`, or what `save_to_disk` writes; videos below `<folder>/<name>/media/`, which stands for",
         "  `$HF_HOME`.",
         "- `data=fixture` takes small data of our own making in the upstream schema. Its scores mean nothing, and its tables",
@@ -104,11 +107,19 @@ def page() -> str:
     sections = _sections(datasets)
     for heading, members in sections:
         for d in members:
-            cells = [f"[{d.name}](#{heading})", *(_cell(d.facts[k]) for k in ("title", "samples", "metrics"))]
+            cells = [
+                f"[{d.name}](datasets/{heading}.md)",
+                *(_cell(d.facts[k]) for k in ("title", "samples", "metrics")),
+            ]
             lines.append(f"| {' | '.join([*cells, _here(d), d.judge, 'yes' if _made(d.name) else 'no'])} |")
-    for heading, members in sections:
-        lines += ["", f"## {heading}", "", *(_single(members[0]) if len(members) == 1 else _family(members))]
-    return "\n".join(lines) + "\n"
+    return {"datasets.md": "\n".join(lines) + "\n"} | {
+        f"datasets/{heading}.md": _page(heading, members) for heading, members in sections
+    }
+
+
+def _page(heading: str, members: Sequence[Dataset]) -> str:
+    body = _single(members[0]) if len(members) == 1 else _family(members)
+    return "\n".join([f"# {heading}", "", *body, "", NOTE]) + "\n"
 
 
 def read(name: str) -> Dataset:
@@ -241,19 +252,8 @@ def _cell(text: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the page, or with `--check` say whether it is what would be written (exit code 1 if not)."""
-    parser = argparse.ArgumentParser(prog="python -m tools.datasets_page", description=__doc__)
-    parser.add_argument("path", nargs="?", type=Path, default=conf_dir().parent / "docs" / "datasets.md")
-    parser.add_argument("--check", action="store_true", help="write nothing; compare")
-    given = parser.parse_args(arguments)
-    made = page()
-    if not given.check:
-        given.path.write_text(made)
-        print(f"wrote {given.path}")
-        return 0
-    same = given.path.is_file() and given.path.read_text() == made
-    print(f"{given.path} is {'what' if same else 'not what'} the configs give{'' if same else '; run `make docs`'}")
-    return 0 if same else 1
+    """Write the pages, or compare them with `--check`."""
+    return command("datasets_page", __doc__, pages, arguments)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,12 @@
-"""`docs/methods.md` from the registry: `python -m tools.methods_page` writes it, `--check` compares it.
+"""Pages of methods: `docs/methods.md` lists them and `docs/methods/<name>.md` describes each.
 
-Everything on the page is read from `conf/method/*.yaml` (what a method is about, what `released` changes), from the classes
-that such a file names (parameters, defaults, their docstrings) and from the compressor that it builds (scope, parts, what
-is gathered).
+`python -m tools.methods_page` writes them, `--check` compares them. Everything is read from `conf/method/*.yaml` (what a method
+is about, what `released` changes), from the classes that such a file names (parameters, defaults, their docstrings) and from the
+compressor that it builds (scope, parts, what is gathered).
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import inspect
 import re
@@ -22,6 +21,7 @@ from mmkv_bench.config.schema import conf_dir, options
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.methods.build import FULL, build_compressor
 from mmkv_bench.methods.node import DECODING, PARTS, flat_parameters
+from tools.pages import command
 
 if TYPE_CHECKING:
     from mmkv_bench.compression.compressor import Compressor
@@ -32,6 +32,10 @@ SCOPES = {
     "layer": "`layer`: a layer is reduced as soon as it is prefilled, so memory falls during the prefill",
     "model": "`model`: decided after the last layer, so the peak is the full cache's",
 }
+NOTE = """\
+Made by `make docs` from the method's file in `conf/method` and the classes that it names; do not edit. A budget C is counted
+in entries per KV head; T are the prompt's tokens. What a parameter means is said by the class that takes it; its docstring
+also explains "above" and "below", and what of a release is not reproduced, and why. [All methods](../methods.md)"""
 OWN = "that of the parts that you name"
 GATHERED = {
     "tail_queries": "the last queries",
@@ -73,19 +77,22 @@ class Method:
     stochastic: bool
 
 
-def page() -> str:
-    """The page as Markdown."""
+def pages() -> dict[str, str]:
+    """Return path below docs/ -> Markdown: the index and a page for each method."""
     from mmkv_bench.config.compose import method_defaults
 
     nodes = method_defaults(sorted(options("method"), key=lambda name: (name != FULL, name)))
     methods = [read(name, node) for name, node in nodes.items()]
+    return {"methods.md": index(methods)} | {f"methods/{m.name}.md": page(m) for m in methods}
+
+
+def index(methods: Sequence[Method]) -> str:
+    """Return the list of all methods."""
     lines = [
         "# Methods",
         "",
-        "Made by `make docs` from the files in `conf/method` and the classes they name; do not edit. A budget C is counted",
-        "in entries per KV head, T are the prompt's tokens. `reading=paper` is the default; `reading=released` sets what",
-        "the released code does differently. What a parameter means is said by the class that takes it; its docstring also",
-        'says what is meant by "above" and "below", and what of a release is not reproduced, and why.',
+        "Made by `make docs` from the files in `conf/method`; do not edit. The page of each method has its parameters, cost and",
+        "readings. `reading=paper` is the default; `reading=released` sets what the paper's released code does differently.",
         "",
         "| method | idea | scope | seeds | released changes |",
         "|---|---|---|---|---|",
@@ -93,9 +100,9 @@ def page() -> str:
     for m in methods:
         changes = ", ".join(f"`{key}`" for key in m.released) or "nothing"
         seeds = "yes" if m.stochastic else "no"
-        lines.append(f"| [{m.name}](#{m.name}) | {m.about['idea']} | {_short(m.scope)} | {seeds} | {changes} |")
-    for m in methods:
-        lines += ["", *_section(m)]
+        lines.append(
+            f"| [{m.name}](methods/{m.name}.md) | {m.about['idea']} | {_short(m.scope)} | {seeds} | {changes} |"
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -222,9 +229,14 @@ def _short(scope: str) -> str:
     return scope.partition(":")[0].strip("`") if scope in SCOPES.values() else scope
 
 
-def _section(m: Method) -> list[str]:
+def page(m: Method) -> str:
+    """Return the page of one method."""
+    return "\n".join([*_description(m), "", *_table(m), "", NOTE]) + "\n"
+
+
+def _description(m: Method) -> list[str]:
     lines = [
-        f"## {m.name}",
+        f"# {m.name}",
         "",
         f"{_sentence(m.about['idea'])}",
         "",
@@ -238,10 +250,15 @@ def _section(m: Method) -> list[str]:
         lines.append(f"- parts: {', '.join(m.parts)}")
     if m.gathered:
         lines.append(f"- gathered during the prefill: {', '.join(m.gathered)}")
+    return lines if m.parameters else [*lines, "- parameters: none"]
+
+
+def _table(m: Method) -> list[str]:
+    """Return the parameters; nothing where there are none."""
     if not m.parameters:
-        return [*lines, "- parameters: none"]
+        return []
     changed = {key: value for key, value in m.released.items() if "." not in key}
-    lines += ["", "| parameter | default | released | meaning |", "|---|---|---|---|"]
+    lines = ["| parameter | default | released | meaning |", "|---|---|---|---|"]
     for p in m.parameters:
         released = f"`{_yaml(changed[p.name])}`" if p.name in changed else ""
         lines.append(f"| `{p.name}` | `{p.default}` | {released} | {_cell(p.meaning)} |")
@@ -265,21 +282,8 @@ def _yaml(value: Any) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the page, or with `--check` say whether it is what would be written (exit code 1 if not)."""
-    parser = argparse.ArgumentParser(prog="python -m tools.methods_page", description=__doc__)
-    parser.add_argument("path", nargs="?", type=Path, default=conf_dir().parent / "docs" / "methods.md")
-    parser.add_argument("--check", action="store_true", help="write nothing; compare")
-    options_ = parser.parse_args(arguments)
-    made = page()
-    if not options_.check:
-        options_.path.write_text(made)
-        print(f"wrote {options_.path}")
-        return 0
-    same = options_.path.is_file() and options_.path.read_text() == made
-    print(
-        f"{options_.path} is {'what' if same else 'not what'} the registry gives{'' if same else '; run `make docs`'}"
-    )
-    return 0 if same else 1
+    """Write the pages, or compare them with `--check`."""
+    return command("methods_page", __doc__, pages, arguments)
 
 
 if __name__ == "__main__":

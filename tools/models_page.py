@@ -1,4 +1,4 @@
-"""`docs/models.md` from the configs: `python -m tools.models_page` writes it, `--check` compares it.
+"""Page of models, `docs/models.md`: `python -m tools.models_page` writes it, `--check` compares it.
 
 Everything on the page is read from `conf/model/*.yaml`, from the architecture that each file's shape gives (built without
 memory), from the families' rules for visual tokens, and from `config/unavailable.py`.
@@ -6,18 +6,17 @@ memory), from the families' rules for visual tokens, and from `config/unavailabl
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from mmkv_bench.config.files import content
-from mmkv_bench.config.schema import conf_dir, options
+from mmkv_bench.config.schema import options
 from mmkv_bench.config.unavailable import UNAVAILABLE
 from mmkv_bench.errors import ConfigError, nearest
+from tools.pages import command
 
 ABOUT = ("title", "parameters", "parameters_source", "shape_source", "licence", "tokens", "papers", "notes")
 """Keys that the `about` of every model with a shape has."""
@@ -247,19 +246,8 @@ def _clause(text: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the page, or with `--check` say whether it is what would be written (exit code 1 if not)."""
-    parser = argparse.ArgumentParser(prog="python -m tools.models_page", description=__doc__)
-    parser.add_argument("path", nargs="?", type=Path, default=conf_dir().parent / "docs" / "models.md")
-    parser.add_argument("--check", action="store_true", help="write nothing; compare")
-    asked = parser.parse_args(arguments)
-    made = page()
-    if not asked.check:
-        asked.path.write_text(made)
-        print(f"wrote {asked.path}")
-        return 0
-    same = asked.path.is_file() and asked.path.read_text() == made
-    print(f"{asked.path} is {'what' if same else 'not what'} conf/model gives{'' if same else '; run `make docs`'}")
-    return 0 if same else 1
+    """Write the page, or compare it with `--check`."""
+    return command("models_page", __doc__, lambda: {"models.md": page()}, arguments)
 
 
 if __name__ == "__main__":

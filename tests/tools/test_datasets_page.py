@@ -1,4 +1,4 @@
-"""docs/datasets.md is what the configs give, and every dataset file says enough for it and says it truly."""
+"""The pages of data sets are what the configs give, and every dataset file says enough for its page and says it truly."""
 
 from __future__ import annotations
 
@@ -80,20 +80,22 @@ def test_videos_are_said_to_be_where_the_task_looks_for_them():
         assert str(node(name)["about"]["media"]).startswith(f"{folder}/"), name
 
 
-def test_the_committed_page_is_what_the_command_writes(tmp_path, capsys):
-    assert datasets_page.main([str(tmp_path / "datasets.md")]) == 0
-    committed = conf_dir().parent / "docs" / "datasets.md"
-    assert committed.read_text() == (tmp_path / "datasets.md").read_text(), "run `make docs`"
+def test_the_committed_pages_are_what_the_command_writes(tmp_path, capsys):
+    assert datasets_page.main([str(tmp_path)]) == 0
+    made = {file.relative_to(tmp_path): file.read_text() for file in tmp_path.rglob("*.md")}
+    docs = conf_dir().parent / "docs"
+    committed = [docs / "datasets.md", *(docs / "datasets").glob("*.md")]
+    assert made == {file.relative_to(docs): file.read_text() for file in committed}, "run `make docs`"
     assert datasets_page.main(["--check"]) == 0
-    (tmp_path / "datasets.md").write_text("old")
-    assert datasets_page.main(["--check", str(tmp_path / "datasets.md")]) == 1
-    assert "run `make docs`" in capsys.readouterr().out
+    (tmp_path / "datasets" / "mmmu.md").unlink()
+    assert datasets_page.main(["--check", str(tmp_path)]) == 1
+    assert "datasets/mmmu.md: out of date; run `make docs`" in capsys.readouterr().out
 
 
-def test_a_family_of_many_shares_a_section_and_loses_nothing():
-    text = datasets_page.page()
-    assert all(f"| [{name}](#" in text for name in NAMES)
-    section = text.partition("\n## milebench\n")[2].partition("\n## ")[0]
+def test_a_family_of_many_shares_a_page_and_loses_nothing():
+    pages = datasets_page.pages()
+    assert all(f"| [{name}](datasets/" in pages["datasets.md"] for name in NAMES)
+    section = pages["datasets/milebench.md"]
     family = [name for name in NAMES if name.startswith("milebench_")]
     assert len(family) == 29 and all(f"| `{name}` |" in section for name in family)
     for name in family:
@@ -103,7 +105,7 @@ def test_a_family_of_many_shares_a_section_and_loses_nothing():
 
 
 def test_the_page_tells_papers_lengths_and_judges():
-    section = datasets_page.page().partition("\n## videochatgpt_gen\n")[2].partition("\n## ")[0]
+    section = datasets_page.pages()["datasets/videochatgpt_gen.md"]
     for words in ("HybridKV: 128 (table 3", "lmms-eval: 1024", "needed: without one", "gpt-4o-mini"):
         assert words in section
 

@@ -1,4 +1,4 @@
-"""docs/methods.md is what the registry gives, and every method file says enough for it."""
+"""The pages of methods are what the registry gives, and every method file says enough for its page."""
 
 from __future__ import annotations
 
@@ -48,21 +48,27 @@ def test_about_is_no_parameter_and_changes_no_compressor(name):
 
 
 @pytest.mark.full
-def test_the_committed_page_is_what_the_command_writes(tmp_path, capsys):
-    assert methods_page.main([str(tmp_path / "methods.md")]) == 0
-    committed = conf_dir().parent / "docs" / "methods.md"
-    assert committed.read_text() == (tmp_path / "methods.md").read_text(), "run `make docs`"
+def test_the_committed_pages_are_what_the_command_writes(tmp_path, capsys):
+    (tmp_path / "methods").mkdir()
+    (tmp_path / "methods" / "gone.md").write_text("a method that is no more")
+    assert methods_page.main([str(tmp_path)]) == 0
+    made = {file.relative_to(tmp_path): file.read_text() for file in tmp_path.rglob("*.md")}
+    docs = conf_dir().parent / "docs"
+    committed = [docs / "methods.md", *(docs / "methods").glob("*.md")]
+    assert made == {file.relative_to(docs): file.read_text() for file in committed}, "run `make docs`"
     assert methods_page.main(["--check"]) == 0
     (tmp_path / "methods.md").write_text("old")
-    assert methods_page.main(["--check", str(tmp_path / "methods.md")]) == 1
-    assert "run `make docs`" in capsys.readouterr().out
+    assert methods_page.main(["--check", str(tmp_path)]) == 1
+    assert "methods.md: out of date; run `make docs`" in capsys.readouterr().out
 
 
-def test_the_page_shows_defaults_and_what_released_sets():
-    text = methods_page.page()
-    section = text.partition("\n## snapkv\n")[2].partition("\n## ")[0]
-    assert "| `window` | `32` | `1` |" in section and "`layer`" in section and "arXiv 2404.14469" in section
-    assert "seeds" in text and "| [mmshift](#mmshift) |" in text
+def test_the_pages_show_defaults_and_what_released_sets():
+    pages = methods_page.pages()
+    page = pages["methods/snapkv.md"]
+    assert page.startswith("# snapkv\n")
+    assert "| `window` | `32` | `1` |" in page and "`layer`" in page and "arXiv 2404.14469" in page
+    assert pages.keys() == {"methods.md", *(f"methods/{name}.md" for name in NAMES)}
+    assert all(f"| [{name}](methods/{name}.md) |" in pages["methods.md"] for name in NAMES)
 
 
 @each(

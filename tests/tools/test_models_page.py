@@ -22,13 +22,13 @@ OWN = """\
 
 @pytest.mark.full
 def test_the_committed_page_is_what_the_command_writes(tmp_path, capsys, monkeypatch):
-    assert models_page.main([str(tmp_path / "models.md")]) == 0
+    assert models_page.main([str(tmp_path)]) == 0
     committed = conf_dir().parent / "docs" / "models.md"
     made = (tmp_path / "models.md").read_text()
     assert committed.read_text() == made, "run `make docs`"
     monkeypatch.setattr(models_page, "page", lambda: made)  # seconds of work, done once
     (tmp_path / "models.md").write_text("old")
-    assert models_page.main(["--check", str(tmp_path / "models.md")]) == 1
+    assert models_page.main(["--check", str(tmp_path)]) == 1
     assert "run `make docs`" in capsys.readouterr().out
     for name in (*models_page.names(), *UNAVAILABLE):
         assert f"# {name}\n" in made, f"{name} has no section"

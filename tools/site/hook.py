@@ -29,7 +29,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.append(File.generated(config, page, content=(ROOT / name).read_text()))
     listed = []
     for room in rooms():
-        sentence = (ast.get_docstring(ast.parse((PACKAGE / room / "__init__.py").read_text())) or "").split("\n\n")[0]
+        file = PACKAGE / room / "__init__.py" if (PACKAGE / room).is_dir() else PACKAGE / f"{room}.py"
+        sentence = (ast.get_docstring(ast.parse(file.read_text())) or "").split("\n\n")[0]
         listed.append(f"- [{room}]({room}.md): {sentence}".replace("\n", " "))
         text = f"# mmkv_bench.{room}\n\n::: mmkv_bench.{room}\n"
         files.append(File.generated(config, f"api/{room}.md", content=text))
@@ -41,8 +42,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def rooms() -> list[str]:
-    """Folders of the package that are packages themselves."""
-    return sorted(file.parent.name for file in PACKAGE.glob("*/__init__.py"))
+    """Folders of the package that are packages themselves, and the file of the protocols."""
+    return sorted(["protocols", *(file.parent.name for file in PACKAGE.glob("*/__init__.py"))])
 
 
 def api_pages() -> list:
