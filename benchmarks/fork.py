@@ -84,15 +84,12 @@ def clock(place: torch.device) -> Callable[[], float]:
 
 def make_cells() -> list[CellSpec]:
     """`full` first, then every method at every budget, built from conf/method as a run builds them."""
-    from omegaconf import OmegaConf
 
     from mmkv_bench.compression.budget import Budget
     from mmkv_bench.generation.result import CellSpec
     from mmkv_bench.methods.build import build_compressor
 
-    made = {
-        name: build_compressor(name, OmegaConf.create(content("method", name)), "paper") for name in ("full", *METHODS)
-    }
+    made = {name: build_compressor(name, content("method", name), "paper") for name in ("full", *METHODS)}
     cells = [CellSpec("full", made["full"], None)]
     return cells + [CellSpec(f"{m}@{b}", made[m], Budget.parse(b)) for m in METHODS for b in BUDGETS]
 

@@ -405,3 +405,8 @@ def test_unsafe_loading_is_nowhere():
                 )
                 if name == "torch.load":
                     assert getattr(given.get("weights_only"), "value", None) is True, file
+
+
+def test_one_file_composes_with_hydra_and_one_converts_what_it_composed():
+    mentioning = {str(file.relative_to(ROOT)) for file in FILES if "DictConfig" in file.read_text()}
+    assert mentioning == {"config/compose.py", "config/composing.py", "config/run_config.py"}

@@ -174,12 +174,9 @@ def is_open(node: Mapping[str, Any]) -> bool:
 
 
 def _parameters(path: Path, node: Mapping[str, Any]) -> list[Parameter]:
-    from omegaconf import OmegaConf
-
-    plain = OmegaConf.to_container(node, resolve=False)
-    comments, classes_of = _comments(path), taken_by(plain)
+    comments, classes_of = _comments(path), taken_by(node)
     found = []
-    for name, default in flat_parameters(plain).items():
+    for name, default in flat_parameters(node).items():
         said = comments.get(name) or (meaning(*classes_of[name]) if name in classes_of else None)
         if not said:
             raise ConfigError(

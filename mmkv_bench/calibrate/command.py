@@ -14,7 +14,8 @@ from mmkv_bench.calibrate.artefact import Artefact, committed, save
 from mmkv_bench.calibrate.released_files import imported
 from mmkv_bench.calibrate.samples import Page, Questions, described, page, pages, passages
 from mmkv_bench.config import unavailable
-from mmkv_bench.config.schema import Model, conf_dir
+from mmkv_bench.config.files import content
+from mmkv_bench.config.schema import Model
 from mmkv_bench.config.schema import options as config_options
 from mmkv_bench.errors import CalibrationError, nearest
 
@@ -172,26 +173,22 @@ def _kinds(options: argparse.Namespace) -> list[str]:
     return kinds
 
 
-def _model(options: argparse.Namespace) -> Any:
+def _model(options: argparse.Namespace) -> Model:
     """The `model` node of a run of the same model.
 
     Raises:
         CalibrationError: a name that is not in conf/model.
     """
-    from omegaconf import OmegaConf
-
-    node = OmegaConf.structured(Model(name=options.name, path=options.path, revision=options.revision))
-    if options.model is not None:
-        known = config_options("model")
-        if options.model not in known and (model := unavailable.find(options.model)) is not None:
-            raise CalibrationError(model.sentence(options.model))
-        if options.model not in known:
-            raise CalibrationError(f"--model {options.model} is not in conf/model; {nearest(options.model, known)}")
-        values = OmegaConf.load(conf_dir() / "model" / f"{options.model}.yaml")
-        node = OmegaConf.merge(
-            OmegaConf.structured(Model), values, {"weights": options.weights, "layers": options.layers}
-        )
-    return OmegaConf.merge(node, {"dtype": options.dtype, "device": options.device})
+    device = {"dtype": options.dtype, "device": options.device}
+    if options.model is None:
+        return Model(name=options.name, path=options.path, revision=options.revision, **device)
+    known = config_options("model")
+    if options.model not in known and (model := unavailable.find(options.model)) is not None:
+        raise CalibrationError(model.sentence(options.model))
+    if options.model not in known:
+        raise CalibrationError(f"--model {options.model} is not in conf/model; {nearest(options.model, known)}")
+    values = content("model", options.model) | {"weights": options.weights, "layers": options.layers}
+    return Model(**values | device)
 
 
 def _quiet() -> None:

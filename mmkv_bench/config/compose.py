@@ -17,7 +17,8 @@ from mmkv_bench.config import unavailable
 from mmkv_bench.config.composing import by_hydra, composed
 from mmkv_bench.config.interpolations import settle
 from mmkv_bench.config.overrides import SEARCHPATH, is_choice, parse, searched, searchpath
-from mmkv_bench.config.schema import LIST_GROUPS, accepts, allowed, as_list, groups, options
+from mmkv_bench.config.run_config import run_config
+from mmkv_bench.config.schema import LIST_GROUPS, RunConfig, accepts, allowed, groups, options
 from mmkv_bench.config.shorthand import spelled_out
 from mmkv_bench.errors import SIMILAR, ConfigError, nearest
 
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 _OPTIONAL_GROUPS = ("experiment",)
 
 
-def compose(overrides: Sequence[str] = ()) -> DictConfig:
-    """The configuration that these overrides ask for, in the schema of `mmkv_bench.config.schema.Config`.
+def compose(overrides: Sequence[str] = ()) -> RunConfig:
+    """Compose the configuration that these overrides ask for.
 
     Raises:
         ConfigError: an override that cannot be read, an unknown group, option or key, a value of the wrong kind.
@@ -49,7 +50,7 @@ def compose(overrides: Sequence[str] = ()) -> DictConfig:
     return completed(composed(fixed, [_check_value(o, reference) for o in values], extra), extra)
 
 
-def completed(config: DictConfig, extra: Sequence[str] = ()) -> DictConfig:
+def completed(config: DictConfig, extra: Sequence[str] = ()) -> RunConfig:
     """What Hydra composed, as a run takes it: interpolations settled, `retry` as a list of words (on a command line `nan`
     is a number), and the further config folders, whose methods have defaults too.
 
@@ -57,26 +58,25 @@ def completed(config: DictConfig, extra: Sequence[str] = ()) -> DictConfig:
         ConfigError: an interpolation that leads nowhere, or a key without a value.
     """
     settle(config)
-    config.retry = [str(value) for value in as_list(config.retry)]
-    _keep_only(config)
     config.folders = list(extra)
-    return config
+    made = run_config(config)
+    return _only(made.updated(retry=tuple(map(str, made.retry))))
 
 
-def _keep_only(config: DictConfig) -> None:
-    """Leaves the datasets that `only` names."""
+def _only(config: RunConfig) -> RunConfig:
+    """The configuration with the datasets that `only` names."""
     if config.only is None:
-        return
-    names = [str(name) for name in as_list(config.only)]
+        return config
+    names = [str(name) for name in config.only]
     for name in names:
         if name not in config.datasets:
             raise ConfigError(
                 f"only={name} is no dataset of this run; {nearest(name, [*config.datasets])}; name those it should take"
             )
-    config.datasets = {name: config.datasets[name] for name in config.datasets if name in names}
+    return config.updated(datasets={name: node for name, node in config.datasets.items() if name in names})
 
 
-def launcher_of(overrides: Sequence[str]) -> DictConfig:
+def launcher_of(overrides: Sequence[str]) -> dict[str, Any]:
     """Hydra's launcher of a multirun (`hydra.launcher`), in the schema of its plugin; `job` and `sweep` of Hydra beside it.
 
     Raises:
@@ -85,11 +85,11 @@ def launcher_of(overrides: Sequence[str]) -> DictConfig:
     from omegaconf import OmegaConf
 
     hydra = by_hydra(for_hydra(overrides), with_hydra=True)
-    return OmegaConf.create(OmegaConf.to_container(hydra.hydra.launcher, resolve=True))
+    return OmegaConf.to_container(hydra.hydra.launcher, resolve=True)
 
 
-def method_defaults(names: Sequence[str], extra: Sequence[str] = ()) -> dict[str, DictConfig]:
-    """Method nodes as their YAML files have them, without any override.
+def method_defaults(names: Sequence[str], extra: Sequence[str] = ()) -> dict[str, Mapping[str, Any]]:
+    """Method nodes as their YAML files have them, without any override, as plain values.
 
     Args:
         names: method names (file names in `conf/method`); extra: further config folders.
@@ -97,11 +97,17 @@ def method_defaults(names: Sequence[str], extra: Sequence[str] = ()) -> dict[str
     Raises:
         ConfigError: a name that no file has.
     """
+    from omegaconf import OmegaConf
+
     names = list(dict.fromkeys(names))
     for name in names:
         _check_option("method", name, tuple(extra))
     folders = [searched(extra)] if extra else []
-    return dict(composed((f"method=[{','.join(names)}]", *folders), extra=extra).methods) if names else {}
+    if not names:
+        return {}
+    nodes = composed((f"method=[{','.join(names)}]", *folders), extra=extra).methods
+    settle(nodes)
+    return OmegaConf.to_container(nodes, resolve=False)
 
 
 def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:

@@ -18,7 +18,7 @@ def settle(config: Container) -> None:
 
     Relative ones (`${.window}`) are looked up and left: parts of a method refer to its parameters, which its reading
     still changes. Inside a part of a variant they are not looked up either, since they refer to keys of its base;
-    `methods.effective` refuses them when the two are one.
+    `methods.node.under_reading` refuses them when the two are one.
 
     Raises:
         ConfigError: an interpolation that leads nowhere, at a value of another type or to itself, or a key without a

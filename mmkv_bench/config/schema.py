@@ -1,4 +1,4 @@
-"""The configuration schema: every key a run understands, what it means and what it may hold.
+"""The configuration of a run: every key, what it means and what it may hold.
 
 Values live in `conf/` (YAML); types, defaults, help and the allowed values live here. The help text, the checks of
 `plan/validate.py` and Hydra's own type checks all read these dataclasses, so a key is described once.
@@ -6,7 +6,8 @@ Values live in `conf/` (YAML); types, defaults, help and the allowed values live
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_type_hints
@@ -52,12 +53,12 @@ PACKAGE_SCHEME = "pkg://"
 def _key(default: Any, help: str, allowed: str | tuple[str, ...] = "") -> Any:
     """A documented field. `allowed` is the tuple of allowed words, or a phrase."""
     metadata = {"help": help, "allowed": allowed}
-    if isinstance(default, (dict, list)):
-        return field(default_factory=lambda: type(default)(default), metadata=metadata)
+    if isinstance(default, dict):
+        return field(default_factory=dict, metadata=metadata)
     return field(default=default, metadata=metadata)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Model:
     """A Hugging Face folder or hub id and how to load it."""
 
@@ -86,13 +87,17 @@ class Model:
     video_max_pixels: int | None = _key(
         None, "pixels of one video frame the processor scales down to", "a whole number >= 1"
     )
-    shape: Any = _key(None, "configuration of the checkpoint, as data (conf/model/*.yaml), for random weights")
-    processor: Any = _key(None, "settings of the checkpoint's processor, as data, for random weights")
+    shape: Mapping[str, Any] | None = _key(
+        None, "configuration of the checkpoint, as data (conf/model/*.yaml), for random weights"
+    )
+    processor: Mapping[str, Any] | None = _key(
+        None, "settings of the checkpoint's processor, as data, for random weights"
+    )
     gates: Any = _key(None, "full-cache scores that papers print for this model, as data")
-    about: Any = _key(None, "what docs/models.md says about it")
+    about: Mapping[str, Any] | None = _key(None, "what docs/models.md says about it")
 
 
-@dataclass
+@dataclass(frozen=True)
 class Data:
     """Where datasets come from. A dataset's own `dataset_path` goes before it."""
 
@@ -102,7 +107,7 @@ class Data:
     )
 
 
-@dataclass
+@dataclass(frozen=True)
 class Judge:
     """The model that scorers ask, in the score stage only."""
 
@@ -122,7 +127,7 @@ class Judge:
     cache: str | None = _key(None, "folder of the judge's answers; null = <out>/judge", "a folder")
 
 
-@dataclass
+@dataclass(frozen=True)
 class Gate:
     """The score of `full` that says a model and its prompts are set up as a paper's; tables report it."""
 
@@ -138,7 +143,7 @@ class Gate:
     )
 
 
-@dataclass
+@dataclass(frozen=True)
 class Logger:
     """Where running means and the final table are tracked besides the rows."""
 
@@ -150,17 +155,17 @@ class Logger:
     cells: bool = _key(False, "also one wandb run per cell at the end, to filter and draw by", ("true", "false"))
 
 
-@dataclass
+@dataclass(frozen=True)
 class Slurm:
     """What the jobs of a sweep with `launcher=slurm` need beside what `hydra.launcher.<key>` tells sbatch."""
 
-    modules: Any = _key([], "environment modules that each job loads; a name or a list", "names")
+    modules: tuple[str, ...] = _key((), "environment modules that each job loads; a name or a list", "names")
     container: str | None = _key(None, "image that jobs run in", "a file or a registry's name, as its runtime takes it")
     runtime: str = _key("pyxis", "what runs the image", RUNTIMES)
-    mounts: Any = _key([], "folders that the image sees; a value or a list", "/folder or /folder:/inside")
+    mounts: tuple[str, ...] = _key((), "folders that the image sees; a value or a list", "/folder or /folder:/inside")
     python: str | None = _key(None, "Python of the jobs; null = this one, and `python` inside an image", "a program")
-    srun: Any = _key([], "further flags of srun; a value or a list", "--flag=value")
-    models: Any = _key(
+    srun: tuple[str, ...] = _key((), "further flags of srun; a value or a list", "--flag=value")
+    models: Mapping[str, Mapping[str, Any]] | None = _key(
         None, "what jobs of a model ask for beside the others'", "{<model>: {<key of hydra.launcher>: <value>}}"
     )
     job_hours: float = _key(
@@ -171,9 +176,16 @@ class Slurm:
     wait: bool = _key(True, "wait for the jobs, then score and print; false ends after sbatch", ("true", "false"))
 
 
-@dataclass
-class Config:
-    """One run. `Any` marks keys that take a value or a list; `plan/validate.py` checks what they hold."""
+@dataclass(frozen=True)
+class RunConfig:
+    """Configuration of one run. Keys that take a value or a list are tuples; `plan/validate.py` checks what they hold.
+
+    Attributes:
+        methods, variants: name -> the method's node as plain values; `${..parameter}` inside of them is resolved under a reading.
+        datasets: name -> the dataset's node as plain values.
+        folders: further config folders (`--config-dir`).
+        resolved: all keys as plain values, interpolations resolved: what stored rows hold of the configuration.
+    """
 
     model: Model = field(default_factory=Model)
     logger: Logger = field(default_factory=Logger)
@@ -181,16 +193,22 @@ class Config:
     judge: Judge = field(default_factory=Judge)
     gate: Gate = field(default_factory=Gate)
     slurm: Slurm = field(default_factory=Slurm)
-    methods: dict[str, Any] = _key({}, "chosen methods and their parameters (filled by method=...)")
-    datasets: dict[str, Any] = _key({}, "chosen datasets and their parameters (filled by dataset=...)")
-    variants: dict[str, Any] = _key({}, "methods under names of their own: variants.g3={base: mmshift, gamma: 3}")
-    budget: Any = _key(64, "entries per KV head (64) or fraction kept (0.2, 20%); a value or a list")
-    seed: Any = _key(0, "seed of stochastic methods; a value or a list", "whole numbers >= 0")
-    protocol: Any = _key(PROTOCOL, "which tokens the compressed cache answers for; a value or a list", PROTOCOLS)
-    reading: Any = _key("paper", "a paper's text or its released code; a value or a list", READINGS)
+    methods: Mapping[str, Mapping[str, Any]] = _key({}, "chosen methods and their parameters (filled by method=...)")
+    datasets: Mapping[str, Mapping[str, Any]] = _key({}, "chosen datasets and their parameters (filled by dataset=...)")
+    variants: Mapping[str, Mapping[str, Any]] = _key(
+        {}, "methods under names of their own: variants.g3={base: mmshift, gamma: 3}"
+    )
+    budget: tuple[int | float | str, ...] = _key(
+        (64,), "entries per KV head (64) or fraction kept (0.2, 20%); a value or a list"
+    )
+    seed: tuple[int, ...] = _key((0,), "seed of stochastic methods; a value or a list", "whole numbers >= 0")
+    protocol: tuple[str, ...] = _key(
+        (PROTOCOL,), "which tokens the compressed cache answers for; a value or a list", PROTOCOLS
+    )
+    reading: tuple[str, ...] = _key(("paper",), "a paper's text or its released code; a value or a list", READINGS)
     page_size: str = _key("small", "pages of 16x16 (small) or 24x24 (large) cells", PAGE_SIZES)
     limit: int | None = _key(None, "first N samples of each dataset; null = all", "a whole number >= 1 or null")
-    samples: Any = _key(
+    samples: tuple[str, ...] | None = _key(
         None, "answer these samples alone, whatever the limit; null = all of the limit", "ids of samples, a list or one"
     )
     baseline: str = _key("full", "add the full cache to every run, for paired differences", BASELINES)
@@ -201,24 +219,24 @@ class Config:
         "quality: answers to datasets and their scores; efficiency: times, bytes and memory of every cell",
         SCENARIOS,
     )
-    lengths: Any = _key(
-        [2048, 8192, 32768], "efficiency: tokens of the prompts; a value or a list", f"whole numbers >= {SHORTEST}"
+    lengths: tuple[int, ...] = _key(
+        (2048, 8192, 32768), "efficiency: tokens of the prompts; a value or a list", f"whole numbers >= {SHORTEST}"
     )
-    prompts: Any = _key(
-        "text", "efficiency: what fills them: text, or as many visual tokens as fit; a value or a list", PROMPTS
+    prompts: tuple[str, ...] = _key(
+        ("text",), "efficiency: what fills them: text, or as many visual tokens as fit; a value or a list", PROMPTS
     )
     profiles: str | None = _key(
         None,
         "efficiency, random weights: rows of real prompts, as which methods divide their budget that would follow the prompt",
         "a folder of rows",
     )
-    batch: Any = _key(
-        1, "efficiency: sequences at a time; max: as many as fit; a value or a list", "whole numbers >= 1, or max"
+    batch: tuple[int | str, ...] = _key(
+        (1,), "efficiency: sequences at a time; max: as many as fit; a value or a list", "whole numbers >= 1, or max"
     )
     batch_prefill: str = _key(
         ONE_BY_ONE, "efficiency: prefill a batch's sequences one by one and join them, or together", BATCH_PREFILLS
     )
-    memory_limit: Any = _key(
+    memory_limit: int | str | None = _key(
         None,
         "efficiency: what passes that count memory may hold, weights included; null = all of the device",
         "bytes, 512MiB, 8GiB, or null",
@@ -228,7 +246,9 @@ class Config:
     order_seed: int = _key(0, "efficiency: seed of the order in which they run", "a whole number >= 0")
     stage: str = _key("both", "generate answers, score stored answers, or both", STAGES)
     shard: str = _key("0/1", "the part of each dataset this process takes, by cluster", "i/n with 0 <= i < n")
-    only: Any = _key(None, "those datasets of the run that this process takes; a name or a list, null = all", "names")
+    only: tuple[str, ...] | None = _key(
+        None, "those datasets of the run that this process takes; a name or a list, null = all", "names"
+    )
     shards: int = _key(1, "sweep with launcher=slurm: jobs that share each dataset, by cluster", "a whole number >= 1")
     dry: bool = _key(
         False, "sweep with launcher=slurm: print the scripts and the plan, submit nothing", ("true", "false")
@@ -239,7 +259,9 @@ class Config:
         "primary endpoint of the study in `out`; tables mark the rest as exploratory",
         "'<dataset> <metric> <budget>' and perhaps a protocol",
     )
-    retry: Any = _key([], "failed rows to run again; changed: answers to pictures or videos that were changed", RETRIES)
+    retry: tuple[str, ...] = _key(
+        (), "failed rows to run again; changed: answers to pictures or videos that were changed", RETRIES
+    )
     timeout_s: float | None = _key(
         None, "time limit of one answer, and of each of its measures [s]; null = none", "a number > 0 or null"
     )
@@ -250,15 +272,23 @@ class Config:
         ("counts", "indices"),
     )
     fork_batch: int = _key(16, "answers decoded together at most; 1 = no shared decoding", "a whole number >= 1")
-    fork_memory: Any = _key(None, "memory cap of the forks' caches; null = none", "bytes, 512MiB, 2GiB, or null")
+    fork_memory: int | str | None = _key(
+        None, "memory cap of the forks' caches; null = none", "bytes, 512MiB, 2GiB, or null"
+    )
     json: bool = _key(False, "end stdout with one JSON document (same as --json)", ("true", "false"))
-    folders: list[str] = field(default_factory=list)  # further config folders (--config-dir); filled by compose
+    folders: tuple[str, ...] = ()
+    resolved: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    def updated(self, **values: Any) -> RunConfig:
+        """The configuration with other values, in `resolved` too."""
+        plain = {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
+        return replace(self, **values, resolved={**self.resolved, **plain})
 
 
-_SCHEMAS = {"": Config, "model": Model, "logger": Logger, "data": Data, "judge": Judge, "gate": Gate, "slurm": Slurm}
+_SCHEMAS = {"": RunConfig, "model": Model, "logger": Logger, "data": Data, "judge": Judge, "gate": Gate, "slurm": Slurm}
 
 
-def keys(schema: type = Config) -> dict[str, tuple[str, str | tuple[str, ...]]]:
+def keys(schema: type = RunConfig) -> dict[str, tuple[str, str | tuple[str, ...]]]:
     """Key -> (help, allowed) of one dataclass, in order; keys that are groups of keys themselves are left out."""
     return {f.name: (f.metadata["help"], f.metadata["allowed"]) for f in fields(schema) if "help" in f.metadata}
 
@@ -271,13 +301,12 @@ def allowed(key: str) -> str:
 
 
 def accepts(key: str, value: Any) -> bool:
-    """Whether a value is of the type its field declares; keys outside the schema and `Any` accept everything."""
+    """Whether a value is of the type its field declares; keys outside the schema and of further types accept everything."""
     group, _, name = key.rpartition(".")
-    declared = get_type_hints(_SCHEMAS[group]).get(name, Any) if group in _SCHEMAS else Any
-    kinds = get_args(declared) or (declared,)
-    if declared is Any or str in kinds:
+    kinds = scalars(get_type_hints(_SCHEMAS[group]).get(name, Any)) if group in _SCHEMAS else None
+    if kinds is None or str in kinds:
         return (
-            declared is Any
+            kinds is None
             or value is None
             or isinstance(value, (str, int, float))
             or type(value).__name__ == "QuotedString"
@@ -285,6 +314,15 @@ def accepts(key: str, value: Any) -> bool:
     if value is None or isinstance(value, bool):
         return (NoneType if value is None else bool) in kinds
     return (isinstance(value, int) and bool({int, float} & {*kinds})) or (isinstance(value, float) and float in kinds)
+
+
+def scalars(declared: Any) -> tuple[type, ...] | None:
+    """The types of a key that holds one value: `(int, NoneType)`; None for keys that may hold a list or a mapping."""
+    kinds = get_args(declared) or (declared,)
+    return kinds if {*kinds} in _SCALARS else None
+
+
+_SCALARS = [{kind, *other} for kind in (str, int, float, bool) for other in ((), (NoneType,))]
 
 
 def conf_dir() -> Path:
@@ -338,13 +376,13 @@ def resolve_path(path: str) -> str:
 
 def as_list(value: Any) -> list[Any]:
     """A value or list of values as a list."""
-    from omegaconf import ListConfig
-
-    return list(value) if isinstance(value, (list, tuple, ListConfig)) else [value]
+    return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def plain(node: Any) -> dict[str, Any]:
-    """A configuration node as plain Python values, interpolations resolved."""
-    from omegaconf import OmegaConf
-
-    return OmegaConf.to_container(node, resolve=True)
+def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A mapping with the values of another one laid on it, mapping by mapping; lists are replaced."""
+    found = dict(base)
+    for key, value in changes.items():
+        old = found.get(key)
+        found[key] = merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return found

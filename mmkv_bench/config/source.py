@@ -18,11 +18,12 @@ from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from mmkv_bench.config import tables
 from mmkv_bench.config.files import read
-from mmkv_bench.config.schema import LIST_GROUPS, Config, conf_dir
+from mmkv_bench.config.run_config import composed_schema
+from mmkv_bench.config.schema import LIST_GROUPS, conf_dir
 from mmkv_bench.file_state import State
 
 SCHEME = "mmkv"
@@ -85,7 +86,7 @@ def register() -> None:
     """Tell Hydra of both, and of the schema that `conf/config.yaml` extends, for this process."""
     for plugin in (FolderSource, OwnFolder):
         Plugins.instance().register(plugin)
-    ConfigStore.instance().store("schema", Config, provider="mmkv_bench")
+    ConfigStore.instance().store("schema", composed_schema(), provider="mmkv_bench")
 
 
 def _loaded(file: Path) -> Mapping[str, Any]:
@@ -93,5 +94,5 @@ def _loaded(file: Path) -> Mapping[str, Any]:
 
 
 @cache
-def _parsed(file: Path, state: State) -> DictConfig:
+def _parsed(file: Path, state: State) -> Any:
     return OmegaConf.load(file)

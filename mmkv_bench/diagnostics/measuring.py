@@ -130,7 +130,7 @@ def measurements(
         "weights": source.kind,
         "attention": model.attention,
         "prompt": dict(questions.prompt),
-        "processor": {key: model[key] for key in PROCESSOR if model[key] is not None},
+        "processor": {key: value for key in PROCESSOR if (value := getattr(model, key)) is not None},
     }
     if quantity.answer or quantity.decoding:
         settings["tokens"] = tokens

@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from mmkv_bench import consent
 from mmkv_bench.config.compose import method_defaults
-from mmkv_bench.config.schema import Config
+from mmkv_bench.config.run_config import stored_config
+from mmkv_bench.config.schema import RunConfig
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.methods.node import DECODING, flat_parameters
+from mmkv_bench.methods.node import DECODING, flat_parameters, under_reading
 from mmkv_bench.plan.cells import Cell, Identity, bases, expand
 from mmkv_bench.store.schema import CELL_COLUMNS
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
-
     from mmkv_bench.datasets.task_spec import TaskSpec
 
 Row = Mapping[str, Any]
@@ -37,7 +36,7 @@ class Planned:
         refused: hash -> why a cell cannot be made again.
     """
 
-    config: DictConfig
+    config: RunConfig
     spec: TaskSpec
     cells: Mapping[str, Cell]
     refused: Mapping[str, str]
@@ -91,7 +90,7 @@ def own_files(rows: Iterable[Row]) -> set[str]:
     return {str(one["sha256"]) for one in parameters if "sha256" in one}
 
 
-def run_config(stored: Mapping[str, Any], datasets: Iterable[str], methods: Iterable[str]) -> DictConfig:
+def run_config(stored: Mapping[str, Any], datasets: Iterable[str], methods: Iterable[str]) -> RunConfig:
     """A stored configuration with keys that came later at their defaults, and the datasets and methods asked for.
 
     Raises:
@@ -100,15 +99,14 @@ def run_config(stored: Mapping[str, Any], datasets: Iterable[str], methods: Iter
     from omegaconf.errors import OmegaConfBaseException
 
     try:
-        return _run_config(stored, datasets, set(methods))
+        return stored_config(_of_rows(stored, datasets, set(methods)))
     except (KeyError, TypeError, ValueError, AttributeError, OmegaConfBaseException) as error:
         problem = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         raise ConfigError(f"the configuration that these rows hold is no run's of this version ({problem})") from error
 
 
-def _run_config(stored: Mapping[str, Any], datasets: Iterable[str], methods: set[str]) -> DictConfig:
-    from omegaconf import OmegaConf
-
+def _of_rows(stored: Mapping[str, Any], datasets: Iterable[str], methods: set[str]) -> dict[str, Any]:
+    """The keys of a stored configuration that its run has for some of its datasets and methods."""
     variants = {name: node for name, node in stored["variants"].items() if name in methods}
     named = methods | {str(node["base"]) for node in variants.values()}
     fixture = (stored.get("data") or {}).get("source") == "fixture"
@@ -125,49 +123,40 @@ def _run_config(stored: Mapping[str, Any], datasets: Iterable[str], methods: set
         "retry": [],
         "logger": {"kind": "none"},
     }
-    kept = {field.name for field in fields(Config)} - set(one)  # what a cell was told of its calibrations is no setting
-    config = OmegaConf.merge(OmegaConf.structured(Config), {key: stored[key] for key in stored if key in kept})
-    OmegaConf.set_struct(config, False)
-    return OmegaConf.merge(config, one)
+    names = {field.name for field in fields(RunConfig)}  # what a cell was told of its calibrations is no setting
+    return {key: stored[key] for key in stored if key in names} | one
 
 
-def _expanded(config: DictConfig, method: str, facts: Identity) -> list[Cell]:
+def _expanded(config: RunConfig, method: str, facts: Identity) -> list[Cell]:
     """The cells of one method."""
-    config = config.copy()
-    base = str(config.variants[method].base) if method in config.variants else method
-    config.variants = {name: node for name, node in config.variants.items() if name == method}
-    config.methods = {name: node for name, node in config.methods.items() if name in (base, method)}
-    defaults = method_defaults(bases(config), tuple(config.folders))
+    base = str(config.variants[method]["base"]) if method in config.variants else method
+    config = config.updated(
+        variants={name: node for name, node in config.variants.items() if name == method},
+        methods={name: node for name, node in config.methods.items() if name in (base, method)},
+    )
+    defaults = method_defaults(bases(config), config.folders)
     return [cell for cell in cells_again(config, facts, defaults) if cell.method == method]
 
 
-def cells_again(config: DictConfig, facts: Identity, defaults: Mapping[str, DictConfig]) -> list[Cell]:
+def cells_again(config: RunConfig, facts: Identity, defaults: Mapping[str, Mapping[str, Any]]) -> list[Cell]:
     """The cells of a `run_config`. A method's parts are those of its file now (`defaults`), with the stored values of its
     parameters: a stored configuration has no interpolations left, and a reading changes parameters that parts refer to.
 
     Raises:
         ConfigError: a method with a parameter that it does not have now.
     """
-    config = config.copy()
-    config.methods = {name: _node(name, node, defaults[name]) for name, node in config.methods.items()}
+    config = config.updated(methods={name: _node(name, node, defaults[name]) for name, node in config.methods.items()})
     cells, _ = expand(config, facts, defaults)
     return cells
 
 
-def _node(name: str, stored: DictConfig, default: DictConfig) -> DictConfig:
-    from omegaconf import OmegaConf
-
-    now = OmegaConf.to_container(default, resolve=True)
-    node = OmegaConf.create(OmegaConf.to_container(default, resolve=False))
-    values = flat_parameters(OmegaConf.to_container(stored))
+def _node(name: str, stored: Mapping[str, Any], default: Mapping[str, Any]) -> Mapping[str, Any]:
+    now, node, values = under_reading(name, default, "paper"), dict(default), flat_parameters(stored)
     unknown = sorted(set(values) - set(now))
     if unknown:
         raise ConfigError(f"{name} has no parameter {unknown[0]!r} now")
     kept = {key: stored.get(key) for key in ("reading", "released", DECODING) if key in stored}
-    for key, value in (values | kept).items():
-        if now.get(key) != value:
-            node[key] = value
-    return node
+    return node | {key: value for key, value in (values | kept).items() if now.get(key) != value}
 
 
 def _why(row: Row, cells: Sequence[Cell]) -> str:

@@ -6,13 +6,14 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from mmkv_bench import protocols
 from mmkv_bench.compression.budget import LARGEST
 from mmkv_bench.config.compose import method_defaults
-from mmkv_bench.config.schema import MAX, SHORTEST, TOGETHER, Config, as_list
+from mmkv_bench.config.schema import MAX, SHORTEST, TOGETHER, RunConfig
 from mmkv_bench.efficiency.kinds import DATASETS, SCHEMES, kind_of, refuse_blind, refuse_textual
 from mmkv_bench.efficiency.search import Search, searched
 from mmkv_bench.errors import CalibrationError, ConfigError, UnsupportedError
@@ -26,8 +27,6 @@ from mmkv_bench.plan.validate import bytes_of, validate_combinations
 from mmkv_bench.store.store import Store
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
-
     from mmkv_bench.efficiency.profiles import Profile
     from mmkv_bench.models.families import Family
 
@@ -68,7 +67,7 @@ class Planned:
             are not known.
     """
 
-    config: DictConfig
+    config: RunConfig
     cells: Sequence[Cell]
     lengths: Sequence[int]
     batches: Sequence[int]
@@ -150,7 +149,7 @@ class Planned:
         return {cell.cell: full[cell.dataset, cell.protocol] for cell in self.cells}
 
 
-def planned(config: DictConfig, outline: bool = False) -> Planned:
+def planned(config: RunConfig, outline: bool = False) -> Planned:
     """The scenario's plan of a validated configuration; of the model its files are read, not its weights into memory.
 
     Args:
@@ -161,13 +160,9 @@ def planned(config: DictConfig, outline: bool = False) -> Planned:
     """
     _refuse_others(config)
     quiet_libraries()
-    from omegaconf import OmegaConf
-
-    config = config.copy()
-    OmegaConf.set_struct(config, False)
-    kinds = list(dict.fromkeys(as_list(config.prompts)))
+    kinds = list(dict.fromkeys(config.prompts))
     # every ratio is to the full cache
-    config.baseline, config.datasets = "full", {DATASETS[kind]: {} for kind in kinds}
+    config = config.updated(baseline="full", datasets={DATASETS[kind]: {} for kind in kinds})
     source = Source.of(config.model)
     described = source.outlined()[0] if outline else source.described()
     if described is None:
@@ -187,15 +182,15 @@ def planned(config: DictConfig, outline: bool = False) -> Planned:
     for cell in cells:
         _refuse_method(cell)
     cells, profiles = _profiled(config, cells, source.kind == RANDOM, family)
-    lengths = _fitting(config, list(dict.fromkeys(as_list(config.lengths))), family)
+    lengths = _fitting(config, list(dict.fromkeys(config.lengths)), family)
     _refuse_long(config, lengths, family)
-    if len(lengths) < len(set(as_list(config.lengths))):
+    if len(lengths) < len(set(config.lengths)):
         notes = [
             *notes,
             f"default lengths of more than {config.model.name} takes are left out; lengths=[...] names others",
         ]
-    batches = list(dict.fromkeys(as_list(config.batch)))
-    sizes, limit = [batch for batch in batches if batch != MAX], bytes_of(config.memory_limit, "memory_limit")
+    batches = list(dict.fromkeys(config.batch))
+    sizes, limit = [batch for batch in batches if isinstance(batch, int)], bytes_of(config.memory_limit, "memory_limit")
     _refuse_batches(config, cells, batches)
     room = limit
     if not outline:
@@ -205,9 +200,9 @@ def planned(config: DictConfig, outline: bool = False) -> Planned:
     return Planned(config, cells, lengths, sizes, MAX in batches, limit, notes, family, profiles, room)
 
 
-def _expanded(config: DictConfig, identity: Identity, outline: bool) -> tuple[list[Cell], list[str]]:
+def _expanded(config: RunConfig, identity: Identity, outline: bool) -> tuple[list[Cell], list[str]]:
     """Cells and notes; of an outline also those of methods whose calibration is not here."""
-    defaults = method_defaults(bases(config), tuple(config.folders))
+    defaults = method_defaults(bases(config), config.folders)
     try:
         return expand(config, identity, defaults)
     except CalibrationError as error:
@@ -234,19 +229,17 @@ def order(shapes: Sequence[Shape], repeats: int, seed: int) -> list[Unit]:
     return units
 
 
-def _refuse_others(config: DictConfig) -> None:
+def _refuse_others(config: RunConfig) -> None:
     """Settings that mean something to runs that ask datasets, and nothing here."""
     if list(config.datasets) != ["pages"]:
         raise ConfigError(
             f"scenario=efficiency asks no dataset and got dataset={','.join(map(str, config.datasets))}: its prompts are "
             "made up, prompts=text, image or video of lengths=[...] tokens; leave dataset out"
         )
-    from omegaconf import OmegaConf
-
     for key, allowed in {"stage": "both", "shard": "0/1", "samples": None, "judge.kind": "none"}.items():
-        if (given := OmegaConf.select(config, key)) != allowed:
+        if (given := attrgetter(key)(config)) != allowed:
             raise ConfigError(f"{key}={given} has no meaning under scenario=efficiency; leave it out")
-    for name in as_list(config.protocol):
+    for name in config.protocol:
         rule = protocols.protocol(str(name))
         if rule.cuts or rule.prefills_again:
             raise UnsupportedError(
@@ -255,14 +248,14 @@ def _refuse_others(config: DictConfig) -> None:
             )
 
 
-def _refuse_batches(config: DictConfig, cells: Sequence[Cell], batches: Sequence[int | str]) -> None:
+def _refuse_batches(config: RunConfig, cells: Sequence[Cell], batches: Sequence[int | str]) -> None:
     """What cannot be asked of several sequences."""
     if batches != [1]:
         for cell in cells:
             _refuse_policy(cell, config.batch_prefill)
 
 
-def _refuse_limit(config: DictConfig, searches: bool, limit: int | None) -> None:
+def _refuse_limit(config: RunConfig, searches: bool, limit: int | None) -> None:
     """A search that nothing would end, and a limit that is none."""
     from mmkv_bench import devices
 
@@ -277,7 +270,7 @@ def _refuse_limit(config: DictConfig, searches: bool, limit: int | None) -> None
         )
 
 
-def _room(config: DictConfig) -> int:
+def _room(config: RunConfig) -> int:
     """Bytes of the device that is measured."""
     from mmkv_bench import devices
 
@@ -314,7 +307,7 @@ def _refuse_method(cell: Cell) -> None:
 
 
 def _profiled(
-    config: DictConfig, cells: Sequence[Cell], random_weights: bool, family: Family
+    config: RunConfig, cells: Sequence[Cell], random_weights: bool, family: Family
 ) -> tuple[list[Cell], dict[str, Profile]]:
     """The cells, of which those that divide by the prompt divide as rows of real prompts did where weights are random.
 
@@ -350,9 +343,9 @@ def _profiled(
     return found, profiles
 
 
-def _fitting(config: DictConfig, lengths: list[int], family: Family) -> list[int]:
+def _fitting(config: RunConfig, lengths: list[int], family: Family) -> list[int]:
     """The default lengths as far as the model takes them; any others as they are, to be refused where it does not."""
-    if lengths != Config().lengths:
+    if tuple(lengths) != RunConfig().lengths:
         return lengths
     room = min(
         LARGEST if family.max_context is None else family.max_context - (config.new_tokens - 1),
@@ -361,7 +354,7 @@ def _fitting(config: DictConfig, lengths: list[int], family: Family) -> list[int
     return [tokens for tokens in lengths if tokens <= room] or lengths
 
 
-def _refuse_long(config: DictConfig, lengths: Sequence[int], family: Family) -> None:
+def _refuse_long(config: RunConfig, lengths: Sequence[int], family: Family) -> None:
     limits = {"the model's context": family.max_context, "model.max_prompt_tokens": config.model.max_prompt_tokens}
     for tokens in lengths:
         for name, most in limits.items():

@@ -25,14 +25,14 @@ from mmkv_bench.store.tracking import Tracker, tracker
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
-    from omegaconf import DictConfig
 
+    from mmkv_bench.config.schema import RunConfig
     from mmkv_bench.efficiency.measure import Bench, Held
     from mmkv_bench.generation.encode import EncodedPrompt
     from mmkv_bench.generation.result import CellSpec
 
 
-def run(config: DictConfig) -> int:
+def run(config: RunConfig) -> int:
     """Run a validated configuration of `scenario=efficiency`. Returns 0, or 1 when some pass failed (its row says how).
 
     Raises:

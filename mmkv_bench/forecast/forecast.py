@@ -184,7 +184,7 @@ def _sizes(plan: Plan) -> Sizes:
         from mmkv_bench.models.shapes import values_of
 
         whole = stated(values_of(model.shape))
-    return sizes_of(model, source.described_here(), whole, folder)
+    return sizes_of(vars(model), source.described_here(), whole, folder)
 
 
 def _check(plan: Plan, given: Given) -> None:
@@ -220,7 +220,7 @@ def _with_images(plan: Plan, given: Given) -> Given:
             f"--image needs the settings of a processor, and {model.name} has none in conf/model; give --prompt-tokens instead"
         )
     limits = Limits(model.min_pixels, model.max_pixels)
-    kind, count = model.shape.model_type, len(given.images)
+    kind, count = model.shape["model_type"], len(given.images)
     visual = sum(image_tokens(kind, model.processor, *size, count, limits) for size in given.images)
     return replace(given, prompt_tokens=[visual + QUESTION], visual_tokens=visual)
 

@@ -113,7 +113,7 @@ def _prompts(plan: Plan, forecast: Forecast, config: Any) -> Prompts:
     given, model = forecast.given, plan.config.model
     if given.images:
         limits = {"min_pixels": model.min_pixels, "max_pixels": model.max_pixels}
-        made = blank_prompt(config, model.processor, given.images, limits)
+        made = blank_prompt(config, model.processor or {}, given.images, limits)
         return [(made.types, made.inputs)]
     assert plan.family is not None
     share = VISUAL if plan.family.multimodal else 0
@@ -176,7 +176,7 @@ def _shape(plan: Plan) -> Any:
 
 def _distinct(plan: Plan, made_up: StandIns) -> dict[str, tuple[Compressor, Budget | None]]:
     """Label -> what is counted, each method, reading and budget once: dataset, protocol and seed change no peak here."""
-    names = method_defaults(bases(plan.config), tuple(plan.config.folders))
+    names = method_defaults(bases(plan.config), plan.config.folders)
     built = {
         (method.name, method.compressor.reading): method.compressor
         for method in build_methods(plan.config, names, made_up)  # type: ignore[arg-type]

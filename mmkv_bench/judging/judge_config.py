@@ -13,7 +13,7 @@ from mmkv_bench.config.schema import allowed
 from mmkv_bench.errors import ConfigError
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
+    from mmkv_bench.config.schema import Judge
 
 NOT_JUDGED = "not judged"
 """Begins the reason of every metric that lacks an answer of its judge."""
@@ -60,19 +60,20 @@ class JudgeSettings:
 _WHOLE = {"retries": 0, "concurrency": 1}
 
 
-def check_judge(config: DictConfig) -> None:
+def check_judge(judge: Judge) -> None:
     """Raises ConfigError naming the key that cannot be meant."""
-    judge = config.judge
     for key, least in _WHOLE.items():
-        if judge[key] < least:
-            raise ConfigError(f"judge.{key}={judge[key]} is too small; allowed: {allowed(f'judge.{key}')}; give one")
+        value = getattr(judge, key)
+        if value < least:
+            raise ConfigError(f"judge.{key}={value} is too small; allowed: {allowed(f'judge.{key}')}; give one")
     if not judge.timeout_s > 0:
         raise ConfigError(
             f"judge.timeout_s={judge.timeout_s} is no time limit; allowed: {allowed('judge.timeout_s')}; give one"
         )
     for key in ("backoff_s", "temperature"):
-        if judge[key] is not None and not judge[key] >= 0:
-            raise ConfigError(f"judge.{key}={judge[key]} is too small; allowed: {allowed(f'judge.{key}')}; give one")
+        value = getattr(judge, key)
+        if value is not None and not value >= 0:
+            raise ConfigError(f"judge.{key}={value} is too small; allowed: {allowed(f'judge.{key}')}; give one")
     if judge.kind == "none" and (judge.url is not None or judge.model is not None):
         raise ConfigError(
             "judge.url or judge.model is set and judge=none asks nobody; allowed: judge=local or judge=openai; choose "

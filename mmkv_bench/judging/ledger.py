@@ -26,7 +26,7 @@ from mmkv_bench.judging.judge_config import JudgeSettings, not_judged
 from mmkv_bench.judging.question import JudgeError, Question
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
+    from mmkv_bench.config.schema import Judge
 
 
 CHECKSUM = "sha256"
@@ -173,12 +173,11 @@ class Ledger:
             self.cache.put(question, self.settings.model, reply.text, reply.served)
 
 
-def ledger_of(config: DictConfig, root: Path) -> Ledger:
+def ledger_of(judge: Judge, root: Path) -> Ledger:
     """The ledger of a run whose rows are in `root`. Nothing is asked and no file is made yet.
 
     Raises ConfigError when a judge is wanted whose model or address is not given.
     """
-    judge = config.judge
     if judge.kind == "none":
         return Ledger()
     if not judge.model:

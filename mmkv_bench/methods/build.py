@@ -10,7 +10,6 @@ import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from mmkv_bench.config.interpolations import settle
 from mmkv_bench.config.method_parts import FOLDERS, base_class
 from mmkv_bench.config.shorthand import CUSTOM
 from mmkv_bench.errors import ConfigError, MMKVError, nearest
@@ -19,8 +18,6 @@ from mmkv_bench.methods.compatibility import refuse
 from mmkv_bench.methods.node import CALIBRATION, DECODING, PARTS, under_reading
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
-
     from mmkv_bench.compression.compressor import Compressor
 
 FULL = "full"
@@ -46,25 +43,11 @@ class CalibrationSource(Protocol):
         """Return the data that a part of this method is built with; spec: the configuration's value (`auto`, or a path)."""
 
 
-def effective(name: str, node: DictConfig, reading: str, defaults: DictConfig | None = None) -> dict[str, Any]:
-    """Return a composed node under a reading as plain values; arguments and errors as of `node.under_reading`."""
-    return under_reading(name, _plain(node), reading, None if defaults is None else _plain(defaults))
-
-
-def _plain(node: DictConfig) -> dict[str, Any]:
-    """Return a node as plain values; only relative interpolations are left, whose targets a reading still changes."""
-    from omegaconf import OmegaConf
-
-    copy = OmegaConf.create(OmegaConf.to_container(node, resolve=False))
-    settle(copy)
-    return OmegaConf.to_container(copy, resolve=False)
-
-
 def build_compressor(
     name: str,
-    node: DictConfig,
+    node: Mapping[str, Any],
     reading: str,
-    defaults: DictConfig | None = None,
+    defaults: Mapping[str, Any] | None = None,
     calibrations: CalibrationSource | None = None,
 ) -> Compressor:
     """Build the `Compressor` that a composed node describes.
@@ -77,7 +60,7 @@ def build_compressor(
     Raises:
         ConfigError: a part is missing, is not of this package or refuses its parameters; also CalibrationError.
     """
-    return compressor_of(name, effective(name, node, reading, defaults), reading, calibrations)
+    return compressor_of(name, under_reading(name, node, reading, defaults), reading, calibrations)
 
 
 def compressor_of(

@@ -45,10 +45,8 @@ def method(path: str, settings: Sequence[str] = ()) -> Compressor:
             raise ConfigError(
                 f"{word!r} is no setting; allowed: name=<class> and <argument>=<value> of the constructor"
             )
-    given = OmegaConf.from_dotlist(list(settings))
-    node = OmegaConf.create(content("method", CUSTOM))
-    node.path, node.name = path, given.pop("name", None)
-    node.args = given
+    given = OmegaConf.to_container(OmegaConf.from_dotlist(list(settings)))
+    node = content("method", CUSTOM) | {"path": path, "name": given.pop("name", None), "args": given}
     return build_compressor(CUSTOM, node, "paper")
 
 

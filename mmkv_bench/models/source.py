@@ -250,7 +250,7 @@ class Source:
         """
         quiet_transformers()
         model = self.settings
-        limits = {key: model[key] for key in ("min_pixels", "max_pixels", "video_max_pixels")}
+        limits = {key: getattr(model, key) for key in ("min_pixels", "max_pixels", "video_max_pixels")}
         limits["frames"] = model.frames or DEFAULT_FRAMES
         if self.kind != RANDOM:
             return load_model(

@@ -10,10 +10,10 @@ from mmkv_bench.devices.installed import COMPILED, FLASH, check_compiler, check_
 from mmkv_bench.errors import ConfigError
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
+    from mmkv_bench.config.schema import Model, RunConfig
 
 
-def refuse_absent(config: DictConfig) -> None:
+def refuse_absent(config: RunConfig) -> None:
     """Refuse at once `model.device=cuda` without a driver, decode=compiled without a compiler and flash-attn without its package,
     where no row is here either: a run whose rows are all there needs none of them, which only the store tells.
 
@@ -30,7 +30,7 @@ def refuse_absent(config: DictConfig) -> None:
         check_compiler()
 
 
-def no_cuda(model: DictConfig, dtype: str) -> ConfigError:
+def no_cuda(model: Model, dtype: str) -> ConfigError:
     """The refusal; it says how much memory the weights take. dtype: `auto` where that is not known yet."""
     parameters = (model.about or {}).get("parameters")
     size = ""

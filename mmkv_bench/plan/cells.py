@@ -12,18 +12,19 @@ from typing import TYPE_CHECKING, Any
 from mmkv_bench import protocols
 from mmkv_bench.calibrate.artefact import Calibrations
 from mmkv_bench.compression.budget import Budget
-from mmkv_bench.config.schema import as_list, plain
+from mmkv_bench.config.schema import RunConfig, as_list, merged
 from mmkv_bench.errors import CalibrationError, ConfigError
-from mmkv_bench.methods.build import FULL, OUTSIDE, build_compressor, compressor_of, effective, identity_form
-from mmkv_bench.methods.node import DECODING, parameters_json, with_checksums
+from mmkv_bench.methods.build import FULL, OUTSIDE, build_compressor, compressor_of, identity_form
+from mmkv_bench.methods.node import DECODING, parameters_json, under_reading, with_checksums
 from mmkv_bench.plan.validate import validate_variants
 from mmkv_bench.store.digests import canonical_json, checksum
 from mmkv_bench.store.schema import NUMERICS_VERSION
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
-
     from mmkv_bench.compression.compressor import Compressor
+
+Node = Mapping[str, Any]
+"""A method of a configuration: its parameters and parts as plain values."""
 
 _PROMPT_SETTINGS = ("min_pixels", "max_pixels", "max_prompt_tokens")
 _VIDEO_SETTINGS = ("frames", "video_max_pixels")  # part of the identity where they are set
@@ -111,14 +112,16 @@ class Cell:
 
 
 def stored_rows(
-    cells: Iterable[Cell], config: DictConfig, provenance: Mapping[str, Any], prompt_format: str | None = None
+    cells: Iterable[Cell], config: RunConfig, provenance: Mapping[str, Any], prompt_format: str | None = None
 ) -> list[dict[str, Any]]:
     """Rows of the table `cells`: the cells, under what they are made (`identity.provenance`), and the run's configuration.
     prompt_format: of the loaded model."""
     origin = ("git_commit", "git_dirty", "versions", "device", "driver", "cpu", "weights")
     common = {key: provenance[key] for key in origin} | {"prompt_format": prompt_format}
-    resolved = plain(config)
-    return [cell.row() | common | {"config": json.dumps(resolved | cell.told(), sort_keys=True)} for cell in cells]
+    return [
+        cell.row() | common | {"config": json.dumps({**config.resolved, **cell.told()}, sort_keys=True)}
+        for cell in cells
+    ]
 
 
 @dataclass(frozen=True)
@@ -144,7 +147,7 @@ class Method:
 
 
 def expand(
-    config: DictConfig, identity: Identity, defaults: Mapping[str, DictConfig], calibrated: bool = True
+    config: RunConfig, identity: Identity, defaults: Mapping[str, Node], calibrated: bool = True
 ) -> tuple[list[Cell], list[str]]:
     """All cells of a run and notes about what was merged.
 
@@ -166,11 +169,11 @@ def expand(
     validate_variants(config, defaults)
     artefacts = Calibrations(config.model.name, identity.model_fingerprint) if calibrated else None
     methods = list(_methods(config, defaults, artefacts, identity.dtype))
-    budgets = list(dict.fromkeys(Budget.parse(value) for value in as_list(config.budget)))
-    seeds = list(dict.fromkeys(as_list(config.seed)))
+    budgets = list(dict.fromkeys(map(Budget.parse, config.budget)))
+    seeds = list(dict.fromkeys(config.seed))
     cells: dict[str, Cell] = {}
     notes = {note: None for method in methods if (note := _without_release(method))}
-    for dataset, protocol in product(config.datasets, dict.fromkeys(as_list(config.protocol))):
+    for dataset, protocol in product(config.datasets, dict.fromkeys(config.protocol)):
         for method in methods:
             for budget, seed in product(
                 [None] if method.compressor.unbudgeted else budgets, seeds if method.stochastic else [None]
@@ -193,32 +196,32 @@ def _without_release(method: Method) -> str | None:
 
 
 def build_methods(
-    config: DictConfig, defaults: Mapping[str, DictConfig], calibrations: Calibrations | None = None
+    config: RunConfig, defaults: Mapping[str, Node], calibrations: Calibrations | None = None
 ) -> list[Method]:
     """Every method of a run under each of its readings, `full` first; see `expand` for arguments and errors. Without
     `calibrations` the methods can be checked, and those that read one refuse to work."""
     return list(_methods(config, defaults, calibrations))
 
 
-def bases(config: DictConfig) -> list[str]:
+def bases(config: RunConfig) -> list[str]:
     """Names of the method files whose defaults a run needs: chosen methods, variants' bases, and `full`."""
-    variants = [str(node.base) for node in config.variants.values()]
+    variants = [str(node["base"]) for node in config.variants.values()]
     return list(dict.fromkeys([*map(str, config.methods), *variants, FULL]))
 
 
-def uncalibrated(config: DictConfig, identity: Identity, defaults: Mapping[str, DictConfig]) -> list[str]:
+def uncalibrated(config: RunConfig, identity: Identity, defaults: Mapping[str, Node]) -> list[str]:
     """For each method of a run that lacks its calibration of this model, the sentence that says so."""
     artefacts = Calibrations(config.model.name, identity.model_fingerprint)
     found = []
     for name, node, default, reading in _asked(config, defaults):
         try:
-            compressor_of(name, effective(name, node, reading, default), reading, artefacts)
+            compressor_of(name, under_reading(name, node, reading, default), reading, artefacts)
         except CalibrationError as error:
             found.append(str(error))
     return list(dict.fromkeys(found))
 
 
-def _asked(config: DictConfig, defaults: Mapping[str, DictConfig]) -> Iterator[tuple[str, DictConfig, DictConfig, str]]:
+def _asked(config: RunConfig, defaults: Mapping[str, Node]) -> Iterator[tuple[str, Node, Node, str]]:
     """(name, node, node without overrides, reading) of the methods of a run, `full` first."""
     nodes = {name: (node, defaults[name]) for name, node in config.methods.items()}
     for name, changes in config.variants.items():
@@ -226,8 +229,8 @@ def _asked(config: DictConfig, defaults: Mapping[str, DictConfig]) -> Iterator[t
             raise ConfigError(
                 f"variants.{name} has the name of a method of this run; give the variant a name of its own"
             )
-        nodes[name] = (_variant(name, changes, config, defaults), defaults[changes.base])
-    chosen_full = [name for name, (node, _) in nodes.items() if node.base == FULL]
+        nodes[name] = (_variant(name, changes, config, defaults), defaults[changes["base"]])
+    chosen_full = [name for name, (node, _) in nodes.items() if node["base"] == FULL]
     if chosen_full:
         nodes = {name: nodes[name] for name in (*chosen_full, *(n for n in nodes if n not in chosen_full))}
     elif config.baseline == FULL:
@@ -239,13 +242,13 @@ def _asked(config: DictConfig, defaults: Mapping[str, DictConfig]) -> Iterator[t
 
 
 def _methods(
-    config: DictConfig,
-    defaults: Mapping[str, DictConfig],
+    config: RunConfig,
+    defaults: Mapping[str, Node],
     calibrations: Calibrations | None = None,
     dtype: str | None = None,
 ) -> Iterator[Method]:
     for name, node, default, reading in _asked(config, defaults):
-        as_it_runs = effective(name, node, reading, default)
+        as_it_runs = under_reading(name, node, reading, default)
         compressor = compressor_of(name, as_it_runs, reading, calibrations)
         plain = identity_form(as_it_runs, compressor, dtype)
         tuned = node != default and _identity_of(plain) != _identity_of(
@@ -257,17 +260,15 @@ def _methods(
         yield Method(name, with_checksums(plain, used), compressor, tuned, own_decoding, seen)
 
 
-def _written(node: DictConfig) -> Any:
+def _written(node: Node) -> Any:
     """A node's decode policy as it is written: a flat parameter that it refers to makes no other policy of it."""
-    from omegaconf import OmegaConf
-
-    return OmegaConf.to_container(node, resolve=False).get(DECODING)
+    return node.get(DECODING)
 
 
 def _untouched(
     name: str,
-    node: DictConfig,
-    default: DictConfig,
+    node: Node,
+    default: Node,
     reading: str,
     plain: Mapping[str, Any],
     compressor: Compressor,
@@ -275,32 +276,27 @@ def _untouched(
 ) -> Mapping[str, Any]:
     """The method's effective node with no parameter changed. Which file or press an outside method is, is no tuning of
     it, and neither is anything of one that cannot be built without arguments: `plain`, as it runs, is returned."""
-    which = OUTSIDE.get(str(default.base))
+    which = OUTSIDE.get(str(default["base"]))
     if which is None:
-        return identity_form(effective(name, default, reading), compressor, dtype)
-    bare = default.copy()
-    for key in which:
-        bare[key] = node[key]
+        return identity_form(under_reading(name, default, reading), compressor, dtype)
+    bare = {**default, **{key: node[key] for key in which}}
     try:
-        return identity_form(effective(name, bare, reading), build_compressor(name, bare, reading), dtype)
+        return identity_form(under_reading(name, bare, reading), build_compressor(name, bare, reading), dtype)
     except ConfigError:
         return plain
 
 
-def _variant(name: str, changes: DictConfig, config: DictConfig, defaults: Mapping[str, DictConfig]) -> DictConfig:
+def _variant(name: str, changes: Node, config: RunConfig, defaults: Mapping[str, Node]) -> Node:
     """A variant starts from its base as this run has it (with the run's overrides), else from the base's file."""
-    from omegaconf import OmegaConf
-
-    base = str(changes.base)
-    start = config.methods[base] if base in config.methods else defaults[base]
-    node = OmegaConf.create(OmegaConf.to_container(start, resolve=False))
-    if "decoding" in changes:
-        node.decoding = None  # replaced whole: two policies have different parameters
-    return OmegaConf.merge(node, {key: value for key, value in changes.items() if key != "base"})
+    base = str(changes["base"])
+    start = dict(config.methods[base] if base in config.methods else defaults[base])
+    if DECODING in changes:
+        start[DECODING] = None  # replaced whole: two policies have different parameters
+    return merged(start, {key: value for key, value in changes.items() if key != "base"})
 
 
 def _cell(
-    config: DictConfig,
+    config: RunConfig,
     identity: Identity,
     dataset: str,
     protocol: str,
@@ -314,8 +310,8 @@ def _cell(
     generation = dict(data.generation) | ({} if config.decode == "eager" else {"decode": config.decode})
     hashed = {
         "model": identity.model_fingerprint,
-        "processor": {key: config.model[key] for key in _PROMPT_SETTINGS}
-        | {key: config.model[key] for key in _VIDEO_SETTINGS if config.model[key] is not None},
+        "processor": {key: getattr(config.model, key) for key in _PROMPT_SETTINGS}
+        | {key: value for key in _VIDEO_SETTINGS if (value := getattr(config.model, key)) is not None},
         "dataset": {"name": dataset, "content": data.fingerprint, "prompt": data.prompt},
         "generation": generation,
         "method": _identity_of(method.plain),

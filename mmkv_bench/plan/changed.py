@@ -18,8 +18,7 @@ from mmkv_bench.errors import ConfigError
 from mmkv_bench.evaluation import prompt_hashes, rows_hold_media, sample_refs
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
-
+    from mmkv_bench.config.schema import RunConfig
     from mmkv_bench.plan.parts import Part
     from mmkv_bench.plan.plan import Plan
     from mmkv_bench.store.store import Store
@@ -85,7 +84,7 @@ def _of(rows: pa.Table, cells: Sequence[str]) -> pa.ChunkedArray:
     return pc.is_in(rows["cell"], pa.array(cells, pa.string()))
 
 
-def _require_retry(config: DictConfig, part: Part, changed: pa.Table) -> None:
+def _require_retry(config: RunConfig, part: Part, changed: pa.Table) -> None:
     again = CHANGED in config.retry and config.stage != "score"
     limit = config.limit
     if again and (limit is None or pc.max(changed["doc_id"]).as_py() < limit):

@@ -15,8 +15,8 @@ from mmkv_bench.plan.cells import DatasetIdentity, Identity
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from omegaconf import DictConfig
 
+    from mmkv_bench.config.schema import Model, RunConfig
     from mmkv_bench.datasets.task_spec import TaskSpec
 
 _SAFETENSORS_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}
@@ -26,7 +26,7 @@ UNKNOWN = "unknown"
 """Fingerprint of what an outline could not look at: cells of it are those of no run."""
 
 
-def gather(config: DictConfig, specs: Mapping[str, TaskSpec]) -> Identity:
+def gather(config: RunConfig, specs: Mapping[str, TaskSpec]) -> Identity:
     """Everything planning must know besides the configuration.
 
     Args:
@@ -46,7 +46,7 @@ def gather(config: DictConfig, specs: Mapping[str, TaskSpec]) -> Identity:
     )
 
 
-def outline(config: DictConfig, specs: Mapping[str, TaskSpec], stored: pa.Table) -> Identity:
+def outline(config: RunConfig, specs: Mapping[str, TaskSpec], stored: pa.Table) -> Identity:
     """`gather` without a connection and without opening data: what neither the configuration nor the files of a model
     tell is taken from the newest cells of a store, where it has some, else it is UNKNOWN.
 
@@ -71,7 +71,7 @@ def outline(config: DictConfig, specs: Mapping[str, TaskSpec], stored: pa.Table)
     return Identity(fingerprint, commit, dtype, datasets=datasets, **_installed())
 
 
-def provenance(config: DictConfig, dtype: str) -> dict[str, Any]:
+def provenance(config: RunConfig, dtype: str) -> dict[str, Any]:
     """The provenance columns of the `cells` rows of a run that generates, in the precision that `dtype` names.
 
     Raises:
@@ -107,7 +107,7 @@ def dataset_identity(spec: TaskSpec, fingerprint: str | None = None) -> DatasetI
     )
 
 
-def usable_device(model: DictConfig, dtype: str) -> str:
+def usable_device(model: Model, dtype: str) -> str:
     """The kind of device of a run that generates.
 
     Raises:

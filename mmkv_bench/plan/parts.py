@@ -7,13 +7,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from mmkv_bench.config.schema import as_list
 from mmkv_bench.errors import MMKVError
 from mmkv_bench.plan.sample_filter import chosen
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
-
+    from mmkv_bench.config.schema import RunConfig
     from mmkv_bench.datasets.task_spec import TaskSpec
     from mmkv_bench.plan.cells import Cell
 
@@ -38,7 +36,7 @@ class Part:
     counted: str = "data"
 
 
-def parts_of(config: DictConfig, specs: Mapping[str, TaskSpec], cells: Sequence[Cell]) -> list[Part]:
+def parts_of(config: RunConfig, specs: Mapping[str, TaskSpec], cells: Sequence[Cell]) -> list[Part]:
     """The parts of a run, in the order of its datasets. Data that are not pages are opened.
 
     Args:
@@ -47,7 +45,7 @@ def parts_of(config: DictConfig, specs: Mapping[str, TaskSpec], cells: Sequence[
     return [_part(config, str(name), spec, cells) for name, spec in zip(config.datasets, specs.values(), strict=True)]
 
 
-def _part(config: DictConfig, name: str, spec: TaskSpec, cells: Sequence[Cell]) -> Part:
+def _part(config: RunConfig, name: str, spec: TaskSpec, cells: Sequence[Cell]) -> Part:
     from mmkv_bench.evaluation import sample_refs
     from mmkv_bench.plan.shards import in_shard
 
@@ -61,7 +59,7 @@ def _own(spec: TaskSpec, cells: Sequence[Cell]) -> list[Cell]:
 
 
 def outlined_parts(
-    config: DictConfig, specs: Mapping[str, TaskSpec], cells: Sequence[Cell]
+    config: RunConfig, specs: Mapping[str, TaskSpec], cells: Sequence[Cell]
 ) -> tuple[list[Part], list[str]]:
     """`parts_of` without opening data, and notes about what is not known then.
 
@@ -81,7 +79,7 @@ def outlined_parts(
             notes.append(f"which samples of {label} are of shard {config.shard} its data tell: all are counted here")
         count = 0 if total is None else min(total, limited(spec, config.limit) or total)
         samples = [spec.sample_id(number) for number in range(count)]
-        samples = samples if config.samples is None else [one for one in samples if one in as_list(config.samples)]
+        samples = samples if config.samples is None else [one for one in samples if one in config.samples]
         parts.append(Part(str(name), label, spec, _own(spec, cells), samples, counted=counted))
     return parts, notes
 

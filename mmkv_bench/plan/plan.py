@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.config.compose import method_defaults
-from mmkv_bench.config.schema import EFFICIENCY
+from mmkv_bench.config.schema import EFFICIENCY, RunConfig
 from mmkv_bench.errors import CalibrationError, ConfigError
 from mmkv_bench.models.families import Family, family_of
 from mmkv_bench.models.quiet import quiet_libraries
@@ -29,7 +29,6 @@ from mmkv_bench.store.store import Store
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from omegaconf import DictConfig
 
     from mmkv_bench.compression.compressor import Compressor
 
@@ -46,7 +45,7 @@ class Plan:
         uncalibrated: of an outline, a sentence for each method that lacks its calibration.
     """
 
-    config: DictConfig
+    config: RunConfig
     cells: Sequence[Cell]
     parts: Sequence[Part]
     notes: Sequence[str]
@@ -93,16 +92,14 @@ class Plan:
 
     def at_stage(self, stage: str) -> Plan:
         """The same for another `stage`."""
-        config = self.config.copy()
-        config.stage = stage
-        return replace(self, config=config)
+        return replace(self, config=self.config.updated(stage=stage))
 
     def with_changed(self, changed: Mapping[str, Collection[str]]) -> Plan:
         """The same, with the stored answers (cell -> ids of samples) that `retry=[changed]` is to make again."""
         return replace(self, parts=[replace(part, changed=changed) for part in self.parts])
 
 
-def make_plan(config: DictConfig) -> Plan:
+def make_plan(config: RunConfig) -> Plan:
     """The plan of a validated configuration. Of the model its files are read, not its weights into memory; data are
     opened where their content is not known otherwise. No page is drawn.
 
@@ -126,7 +123,7 @@ def make_plan(config: DictConfig) -> Plan:
     return Plan(config, cells, parts_of(asked, specs, cells), notes, family)
 
 
-def outline(config: DictConfig) -> Plan:
+def outline(config: RunConfig) -> Plan:
     """The plan of a validated configuration as far as it is known without a connection and without opening data.
 
     Cells of what is unknown (`identity.UNKNOWN`) are those of no run; their number and labels are right.
@@ -156,7 +153,7 @@ def outline(config: DictConfig) -> Plan:
     return Plan(config, cells, parts, [*notes, *missing, *unseen], family, lacking)
 
 
-def _refuse_efficiency(config: DictConfig) -> None:
+def _refuse_efficiency(config: RunConfig) -> None:
     if config.scenario == EFFICIENCY:
         raise ConfigError(
             "scenario=efficiency times one cell at a time in one process and answers no dataset; start it with mmkv-bench run, "
@@ -164,7 +161,7 @@ def _refuse_efficiency(config: DictConfig) -> None:
         )
 
 
-def _defaults(config: DictConfig) -> Mapping[str, DictConfig]:
+def _defaults(config: RunConfig) -> Mapping[str, Mapping[str, Any]]:
     return method_defaults(bases(config), tuple(config.folders))
 
 

@@ -16,8 +16,7 @@ from mmkv_bench.models.fingerprint import cached_folder
 from mmkv_bench.models.source import HUB, Source
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
-
+    from mmkv_bench.config.schema import Model
     from mmkv_bench.plan.coverage import Standing
     from mmkv_bench.plan.plan import Plan
     from mmkv_bench.store.store import Store
@@ -56,7 +55,7 @@ def lacking(plan: Plan, disk: Disk) -> list[Lack]:
     return found
 
 
-def weights_lacking(model: DictConfig) -> list[Lack]:
+def weights_lacking(model: Model) -> list[Lack]:
     """Of the `model` node of a configuration: files of a hub repository that the cache has not."""
     source = Source.of(model)
     if source.kind != HUB:

@@ -6,25 +6,23 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
-from mmkv_bench.config.schema import as_list
 from mmkv_bench.errors import ConfigError
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
-
+    from mmkv_bench.config.schema import RunConfig
     from mmkv_bench.datasets.task_spec import TaskSpec
     from mmkv_bench.evaluation.contract import SampleRef
 
 
-def chosen(refs: Sequence[SampleRef], config: DictConfig) -> list[SampleRef]:
+def chosen(refs: Sequence[SampleRef], config: RunConfig) -> list[SampleRef]:
     """Those that the configuration asks for by their ids; all where it names none."""
     if config.samples is None:
         return list(refs)
-    wanted = {*as_list(config.samples)}
+    wanted = {*config.samples}
     return [ref for ref in refs if ref.sample_id in wanted]
 
 
-def reaching(config: DictConfig, specs: Mapping[str, TaskSpec]) -> DictConfig:
+def reaching(config: RunConfig, specs: Mapping[str, TaskSpec]) -> RunConfig:
     """The configuration with a limit that reaches as far as the samples that it names; as it is where it names none.
 
     Args:
@@ -37,7 +35,7 @@ def reaching(config: DictConfig, specs: Mapping[str, TaskSpec]) -> DictConfig:
         return config
     from mmkv_bench.evaluation import sample_refs
 
-    wanted, known, last = as_list(config.samples), set[str](), 0
+    wanted, known, last = config.samples, set[str](), 0
     for label, spec in specs.items():
         refs = sample_refs(spec, None)
         own = chosen(refs, config)
@@ -52,9 +50,7 @@ def reaching(config: DictConfig, specs: Mapping[str, TaskSpec]) -> DictConfig:
     if unknown:
         every = [ref for spec in specs.values() for ref in sample_refs(spec, None)]
         raise ConfigError(f"samples: {unknown[0]!r} is in no dataset of this run; {_near(unknown[0], every)}")
-    config = config.copy()
-    config.limit = last + 1
-    return config
+    return config.updated(limit=last + 1)
 
 
 def _near(name: str, refs: Sequence[SampleRef]) -> str:

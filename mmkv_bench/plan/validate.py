@@ -6,13 +6,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench import protocols
 from mmkv_bench.config import schema
 from mmkv_bench.config.compose import same_kind
-from mmkv_bench.config.schema import allowed, as_list
+from mmkv_bench.config.schema import RunConfig, allowed, as_list
 from mmkv_bench.config.shorthand import CUSTOM
 from mmkv_bench.errors import ConfigError, UnsupportedError, nearest
 from mmkv_bench.judging.judge_config import check_judge
@@ -22,8 +23,6 @@ from mmkv_bench.methods.node import flat_parameters
 from mmkv_bench.plan.shards import parse_shard
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
-
     from mmkv_bench.compression.compressor import Compressor
     from mmkv_bench.models.families import Family
 
@@ -32,7 +31,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _NAME = re.compile(r"[A-Za-z0-9_][\w.+-]*")
 
 
-def validate(config: DictConfig) -> None:
+def validate(config: RunConfig) -> None:
     """Check a composed configuration as far as that needs neither torch nor the model's weights.
 
     Raises:
@@ -47,7 +46,7 @@ def validate(config: DictConfig) -> None:
     for value in _values("budget", config.budget):
         Budget.parse(value)
     for key in ("fork_memory", "memory_limit"):
-        bytes_of(config[key], key)
+        bytes_of(getattr(config, key), key)
     if not config.datasets:
         raise ConfigError(
             f"no dataset is chosen; allowed: {', '.join(schema.options('dataset'))}; write dataset=<name>"
@@ -55,14 +54,14 @@ def validate(config: DictConfig) -> None:
     _methods(config)
     _variants(config)
     _model(config)
-    check_judge(config)
+    check_judge(config.judge)
     _gate(config)
     _out(config.out)
     if config.primary is not None:
         Budget.parse(Endpoint.parse(config.primary).budget)
 
 
-def validate_variants(config: DictConfig, defaults: Mapping[str, DictConfig]) -> None:
+def validate_variants(config: RunConfig, defaults: Mapping[str, Mapping[str, Any]]) -> None:
     """Check every variant's name, which is no other method's, and its parameters against its base's file: known names, values
     of the default's kind.
 
@@ -70,8 +69,8 @@ def validate_variants(config: DictConfig, defaults: Mapping[str, DictConfig]) ->
         config: composed configuration; defaults: name -> method node without overrides.
     """
     for name, changes in config.variants.items():
-        base = str(changes.base)
-        if name != base and name in schema.options("method", tuple(config.folders)):
+        base = str(changes["base"])
+        if name != base and name in schema.options("method", config.folders):
             raise ConfigError(
                 f"variants.{name} has the name of a method and is {base}: a table would show the one as the other; give the "
                 f"variant a name of its own, as variants.my_{name}={{base: {base}, ...}}"
@@ -88,7 +87,7 @@ def validate_variants(config: DictConfig, defaults: Mapping[str, DictConfig]) ->
                 )
 
 
-def validate_combinations(config: DictConfig, family: Family, compressors: Iterable[Compressor]) -> None:
+def validate_combinations(config: RunConfig, family: Family, compressors: Iterable[Compressor]) -> None:
     """Refuse methods and protocols that this model family cannot run.
 
     Args:
@@ -100,7 +99,7 @@ def validate_combinations(config: DictConfig, family: Family, compressors: Itera
     from mmkv_bench.methods.compatibility import visual_parts
 
     compressors = list(compressors)
-    for name in as_list(config.protocol):
+    for name in config.protocol:
         if protocols.protocol(str(name)).prefills_again:
             from mmkv_bench.compression.masked import check_only_evicts
 
@@ -115,7 +114,7 @@ def validate_combinations(config: DictConfig, family: Family, compressors: Itera
             check_smaller(family)
     if family.multimodal:
         return
-    cutting = [str(name) for name in as_list(config.protocol) if name in protocols.CUTTING]
+    cutting = [str(name) for name in config.protocol if name in protocols.CUTTING]
     if cutting:
         raise UnsupportedError(
             f"protocol={cutting[0]} needs visual tokens and {family.name} has none; allowed for it: "
@@ -140,7 +139,7 @@ def bytes_of(value: Any, key: str = "fork_memory") -> int | None:
     return size
 
 
-def _words(config: DictConfig) -> None:
+def _words(config: RunConfig) -> None:
     single = {
         "page_size": schema.PAGE_SIZES,
         "scenario": schema.SCENARIOS,
@@ -163,19 +162,19 @@ def _words(config: DictConfig) -> None:
     for key, words in single.items():
         _one_of(key, _at(config, key), words)
     for key, words in several.items():
-        for value in _values(key, config[key]):
+        for value in _values(key, getattr(config, key)):
             _one_of(key, value, words)
-    for value in as_list(config.retry):
+    for value in config.retry:
         _one_of("retry", value, schema.RETRIES)
     if config.samples is not None:
-        named = as_list(config.samples)
+        named = list(config.samples)
         if not named or not all(isinstance(name, str) and name for name in named):
             raise ConfigError(
                 f"samples={named} are no names of samples; allowed: {allowed('samples')}; give some, or null"
             )
 
 
-def _numbers(config: DictConfig) -> None:
+def _numbers(config: RunConfig) -> None:
     from mmkv_bench.compression.budget import LARGEST
 
     for seed in _values("seed", config.seed):
@@ -194,8 +193,10 @@ def _numbers(config: DictConfig) -> None:
                 f"{key}={value} is too large; allowed: {allowed(key)}, at most {LARGEST}; give such a number"
             )
     for key, least in (("new_tokens", 3), ("repeats", 1), ("order_seed", 0)):
-        if not least <= config[key] <= LARGEST:
-            raise ConfigError(f"{key}={config[key]} is out of range; allowed: {allowed(key)}; give such a number")
+        if not least <= getattr(config, key) <= LARGEST:
+            raise ConfigError(
+                f"{key}={getattr(config, key)} is out of range; allowed: {allowed(key)}; give such a number"
+            )
     for tokens in _values("lengths", config.lengths):
         if isinstance(tokens, bool) or not isinstance(tokens, int) or not schema.SHORTEST <= tokens <= LARGEST:
             raise ConfigError(
@@ -217,22 +218,22 @@ def _numbers(config: DictConfig) -> None:
         raise ConfigError(f"model.min_pixels={low} is above model.max_pixels={high}; give min_pixels <= max_pixels")
 
 
-def _methods(config: DictConfig) -> None:
+def _methods(config: RunConfig) -> None:
     if not config.methods and not config.variants:
         raise ConfigError(f"no method is chosen; allowed: {', '.join(schema.options('method'))}; write method=<name>")
     for name, node in config.methods.items():
-        if node.base == CUSTOM:
-            method_file_checks.check(node.path)
+        if node["base"] == CUSTOM:
+            method_file_checks.check(node["path"])
         reading = node.get("reading")
         for value in [] if reading is None else _values(f"methods.{name}.reading", reading):
             _one_of(f"methods.{name}.reading", value, schema.READINGS)
-        if reading is not None and node.base == FULL:
+        if reading is not None and node["base"] == FULL:
             raise ConfigError(
                 f"methods.{name}.reading={reading} has no effect, {FULL} compresses nothing; allowed: no reading of its own"
             )
 
 
-def _gate(config: DictConfig) -> None:
+def _gate(config: RunConfig) -> None:
     """gate.expected is one number: it needs one dataset, real data, and a metric that it is of."""
     tolerance = config.gate.tolerance
     if tolerance is not None and not tolerance >= 0:
@@ -259,12 +260,10 @@ def _gate(config: DictConfig) -> None:
         )
 
 
-def _variants(config: DictConfig) -> None:
-    from omegaconf import OmegaConf
-
-    known = schema.options("method", tuple(config.folders))
+def _variants(config: RunConfig) -> None:
+    known = schema.options("method", config.folders)
     for name, changes in config.variants.items():
-        if not OmegaConf.is_dict(changes) or "base" not in changes:
+        if not isinstance(changes, Mapping) or "base" not in changes:
             raise ConfigError(
                 f"variants.{name}={changes} names no base; allowed: variants.{name}={{base: <method>, <parameter>: "
                 f"<value>}}; give a base ({', '.join(known)})"
@@ -273,11 +272,12 @@ def _variants(config: DictConfig) -> None:
             raise ConfigError(
                 f"variants.{name} is not a name; allowed: letters, digits and _ . + -; rename the variant"
             )
-        if str(changes.base) not in known:
-            raise ConfigError(f"variants.{name}.base={changes.base!r} is unknown; {nearest(str(changes.base), known)}")
-        if changes.base == FULL:
+        base = str(changes["base"])
+        if base not in known:
+            raise ConfigError(f"variants.{name}.base={base!r} is unknown; {nearest(base, known)}")
+        if base == FULL:
             raise ConfigError(f"variants.{name}.base=full has no parameters to vary; allowed: {', '.join(known)}")
-        if changes.base == CUSTOM:
+        if base == CUSTOM:
             method_file_checks.check(changes.get("path", (config.methods.get(CUSTOM) or {}).get("path")), str(name))
         if name in config.methods:
             raise ConfigError(
@@ -287,12 +287,13 @@ def _variants(config: DictConfig) -> None:
             _one_of(f"variants.{name}.reading", value, schema.READINGS)
 
 
-def _model(config: DictConfig) -> None:
+def _model(config: RunConfig) -> None:
     from mmkv_bench.models.source import RANDOM, Source
 
-    path, source = config.model.path, Source.of(config.model)
+    source = Source.of(config.model)
     if source.kind == RANDOM:
         return
+    path = str(config.model.path)
     place = Path(source.place)
     if place.is_dir():
         from mmkv_bench.models.fingerprint import model_files
@@ -330,7 +331,5 @@ def _one_of(key: str, value: Any, words: tuple[str, ...]) -> None:
         raise ConfigError(f"{key}={value} is unknown; {nearest(str(value), words)}; choose one of these")
 
 
-def _at(config: DictConfig, key: str) -> Any:
-    from omegaconf import OmegaConf
-
-    return OmegaConf.select(config, key)
+def _at(config: RunConfig, key: str) -> Any:
+    return attrgetter(key)(config)

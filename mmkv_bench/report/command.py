@@ -60,15 +60,13 @@ class Commands:
 
     def _differences(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Key -> value, of what the run had set otherwise than its groups now say."""
-        from omegaconf import OmegaConf
-
         from mmkv_bench.config.compose import compose
 
         named = [name for name in config["methods"] if name not in (config.get("variants") or {})]
         groups = _groups(config, list(config["datasets"])) | {"method": named or ["full"]}
         key = tuple(words(groups))
         if key not in self._composed:
-            self._composed[key] = OmegaConf.to_container(compose(list(key)), resolve=True)
+            self._composed[key] = dict(compose(list(key)).resolved)
         now = self._composed[key]
         found = {name: config[name] for name in _RUN if name in config and config[name] != now.get(name)}
         found |= _other("model", config["model"], now["model"])

@@ -25,8 +25,7 @@ from mmkv_bench.secrecy import without_secrets
 from mmkv_bench.store.response import COUNTED
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
-
+    from mmkv_bench.config.schema import RunConfig
     from mmkv_bench.evaluation.contract import Request, SampleRef
     from mmkv_bench.models.load import LoadedModel
     from mmkv_bench.plan.cells import Cell
@@ -62,7 +61,7 @@ def prompt_of(
 
 
 def encoded(
-    loaded: LoadedModel, config: DictConfig, request: Request, identity: str, device: Any, share: float = 1.0
+    loaded: LoadedModel, config: RunConfig, request: Request, identity: str, device: Any, share: float = 1.0
 ) -> EncodedPrompt:
     """The request's prompt as the model reads it, made within `timeout_s`; share: of its pictures, see `encode`.
 
@@ -87,7 +86,7 @@ def encoded(
         )
 
 
-def compiled_step(loaded: LoadedModel, config: DictConfig) -> CompiledStep | None:
+def compiled_step(loaded: LoadedModel, config: RunConfig) -> CompiledStep | None:
     """What decodes with a model under `decode=compiled`: one for all datasets of a run, so that nothing is compiled twice."""
     return CompiledStep(loaded.model) if config.decode == COMPILED else None
 
@@ -115,7 +114,7 @@ class Answering:
     def __init__(
         self,
         loaded: LoadedModel,
-        config: DictConfig,
+        config: RunConfig,
         cells: Sequence[Cell],
         done: Mapping[str, set[str]],
         writer: Commits,
@@ -133,7 +132,7 @@ class Answering:
             log.warning("sharing=off measures no %s; run these with sharing=on", " and no ".join(self.measures))
         self.specs = {
             cell.cell: CellSpec(
-                cell.cell, cell.compressor, cell.budget, cell.protocol, cell.seed or 0, config.get("keep") == "indices"
+                cell.cell, cell.compressor, cell.budget, cell.protocol, cell.seed or 0, config.keep == "indices"
             )
             for cell in cells
         }
@@ -193,7 +192,7 @@ class Answering:
         prompt = encoded(self.loaded, self.config, request, identity, self.loaded.device)
         self._rendered = prompt.rendered
         extras = self._extras(request)
-        if self.config.get("keep") == "indices":
+        if self.config.keep == "indices":
             self._visual = visual_places(self.loaded, prompt, request)
         apart = resampled(specs, prompt, self.loaded.family)
         together = [spec for spec in specs if spec not in apart]

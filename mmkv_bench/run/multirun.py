@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.config.compose import completed, compose, expand_sweep, folders, for_hydra
 from mmkv_bench.config.schema import conf_dir
@@ -17,7 +17,7 @@ from mmkv_bench.errors import ConfigError, MMKVError
 from mmkv_bench.plan.validate import validate
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
+    from mmkv_bench.config.schema import RunConfig
 
 _FAILURES: list[tuple[str, int, str]] = []
 """(job, exit code, sentence) of the jobs of this process that failed."""
@@ -44,7 +44,7 @@ def multirun(overrides: Sequence[str], jobs: int) -> int:
     return max([code, *(failed for _, failed, _ in _FAILURES)])
 
 
-def checked(overrides: Sequence[str]) -> list[tuple[list[str], DictConfig]]:
+def checked(overrides: Sequence[str]) -> list[tuple[list[str], RunConfig]]:
     """The jobs of a sweep, each with the configuration that it comes to.
 
     Raises:
@@ -67,7 +67,7 @@ def show(overrides: Sequence[str], flags: Sequence[str]) -> int:
     return hydra_main([*flags, *for_hydra(overrides)])
 
 
-def job(config: DictConfig) -> int:
+def job(config: Any) -> int:
     """One job, in whichever process the launcher started. Failures in this process are kept for the report at the end;
     elsewhere the exception travels back through the launcher."""
     from hydra.core.hydra_config import HydraConfig

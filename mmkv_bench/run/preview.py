@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from mmkv_bench import devices
 from mmkv_bench.compression.budget import Budget
-from mmkv_bench.config.schema import as_list
 from mmkv_bench.models.threads import threads_for
 from mmkv_bench.plan.identity import UNKNOWN
 from mmkv_bench.run.card import BudgetLine, CardFacts, DatasetLine, PromptSize
@@ -65,7 +64,7 @@ def card_facts(
         ],
         methods=list(dict.fromkeys(cell.method for cell in cells)),
         budgets=[BudgetLine(str(budget), _entries(budget, length)) for budget in budgets],
-        protocols=as_list(config.protocol),
+        protocols=config.protocol,
         readings=list(dict.fromkeys(cell.reading for cell in cells if cell.reading)),
         seeds=list(dict.fromkeys(cell.seed for cell in cells if cell.seed is not None)),
         out=str(plan.out),

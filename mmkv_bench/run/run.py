@@ -11,7 +11,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench import devices
-from mmkv_bench.config.schema import as_list
 from mmkv_bench.errors import ConfigError, DataError, ScoringError, UnsupportedError
 from mmkv_bench.judging.ledger import ledger_of, summary
 from mmkv_bench.models.source import Source
@@ -40,8 +39,7 @@ from mmkv_bench.store.tracking import NoTracker, Tracker, tracker
 from mmkv_bench.tables.rows import ReadOnce
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
-
+    from mmkv_bench.config.schema import RunConfig
     from mmkv_bench.evaluation import SampleRef
     from mmkv_bench.judging.ledger import Ledger
     from mmkv_bench.models.load import LoadedModel
@@ -50,7 +48,7 @@ if TYPE_CHECKING:
     from mmkv_bench.run.inputs import Inputs
 
 
-def run(config: DictConfig) -> int:
+def run(config: RunConfig) -> int:
     """Run a validated configuration: see `carry_out`."""
     with waiting("planning"):
         plan = make_plan(config)
@@ -72,7 +70,7 @@ def carry_out(plan: Plan) -> int:
         store.prepare()
         name_primary(store.root, config.primary)
     track = tracker(settings(config), store.root)
-    judge = ledger_of(config, store.root)
+    judge = ledger_of(config.judge, store.root)
     store.recover()
     changed, beside = changed_answers(plan, store)
     plan = plan.with_changed(changed)
@@ -133,7 +131,7 @@ def _unfinished(plan: Plan, standing: Standing) -> list[str]:
     return [cell for part in plan.parts for cell, done in standing.done(part).items() if len(done) < len(part.samples)]
 
 
-def _refuse_other_sharing(config: DictConfig, store: Store, standing: Standing) -> None:
+def _refuse_other_sharing(config: RunConfig, store: Store, standing: Standing) -> None:
     """Answers are the same with and without sharing, times and memory are not: never reuse the one kind as the other.
 
     Raises:
@@ -191,7 +189,7 @@ def _hold(found: list[Any], request: Any) -> str:
     return ""
 
 
-def _first_prompts(config: DictConfig, parts: Sequence[Part], loaded: LoadedModel) -> dict[str, PromptSize]:
+def _first_prompts(config: RunConfig, parts: Sequence[Part], loaded: LoadedModel) -> dict[str, PromptSize]:
     """Sizes of each dataset's first prompt; one that cannot be made is left out here and gets its row later."""
     from mmkv_bench.evaluation import generate
     from mmkv_bench.generation.encode import lengths_of
@@ -206,7 +204,7 @@ def _first_prompts(config: DictConfig, parts: Sequence[Part], loaded: LoadedMode
         request = found[0]
         try:
             prompt = encoded(loaded, config, request, "card", "cpu")
-            asked = [name for name in as_list(config.protocol) if name in WHOLE] or as_list(config.protocol)
+            asked = [name for name in config.protocol if name in WHOLE] or config.protocol
             context = lengths_of(protocol(asked[0]), prompt, loaded.family).reduced
         except Exception:  # noqa: BLE001, S112 - whatever a processor makes of it will be that sample's status
             continue
@@ -312,7 +310,7 @@ def _one_of(parts: Sequence[Part], label: str, stopped: dict[str, str]) -> Itera
         stopped[label] = str(error)
 
 
-def _load(config: DictConfig) -> LoadedModel:
+def _load(config: RunConfig) -> LoadedModel:
     return Source.of(config.model).load()
 
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mmkv_bench.config.schema import as_list, plain
 from mmkv_bench.store.tracking import show_summary
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
-
+    from mmkv_bench.config.schema import RunConfig
     from mmkv_bench.plan.cells import Cell
     from mmkv_bench.store.store import Store
 
 
-def settings(config: DictConfig) -> dict[str, Any]:
+def settings(config: RunConfig) -> dict[str, Any]:
     """What `store.tracking.tracker` takes."""
     if config.logger.kind == "none":
         return {"name": "none"}
@@ -29,7 +27,7 @@ def settings(config: DictConfig) -> dict[str, Any]:
     }
 
 
-def described(config: DictConfig, cells: Sequence[Cell]) -> dict[str, Any]:
+def described(config: RunConfig, cells: Sequence[Cell]) -> dict[str, Any]:
     """A run's configuration for a viewer: flat keys to filter and to draw by, several values joined by commas, and all of it
     under `run`."""
     return {
@@ -40,16 +38,16 @@ def described(config: DictConfig, cells: Sequence[Cell]) -> dict[str, Any]:
         "dataset": _joined(cell.dataset for cell in cells),
         "method": _joined(cell.method for cell in cells),
         "budget": _joined(cell.budget for cell in cells if cell.budget is not None),
-        "protocol": _joined(as_list(config.protocol)),
-        "reading": _joined(as_list(config.reading)),
-        "seed": _joined(as_list(config.seed)),
+        "protocol": _joined(config.protocol),
+        "reading": _joined(config.reading),
+        "seed": _joined(config.seed),
         "limit": config.limit,
         "sharing": str(config.sharing),
         "decode": str(config.decode),
         "scenario": str(config.scenario),
         "shard": str(config.shard),
         "cells": len(cells),
-        "run": plain(config),
+        "run": dict(config.resolved),
     }
 
 
@@ -61,7 +59,7 @@ _SUMMARY = ("model", "dtype", "attention", "device", "dataset", "method", "budge
 """Keys of a summary's configuration; of its rows and of no run, since several may have made them."""
 
 
-def summarise(config: DictConfig, store: Store, worked: bool) -> None:
+def summarise(config: RunConfig, store: Store, worked: bool) -> None:
     """Show what the rows of a run's folder came to, once for all runs, processes and attempts that made them; a run that found
     nothing to do (not `worked`) writes nothing where nothing was shown before."""
     if config.logger.kind == "none" or not (worked or (store.root / "wandb").is_dir()):

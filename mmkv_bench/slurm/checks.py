@@ -6,34 +6,35 @@ import os
 import re
 import shutil
 import socket
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.slurm.programs import ask
 from mmkv_bench.store.files import locked, new_locked
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
+    from mmkv_bench.config.schema import RunConfig
 
 _SHORTEST = 11
 _IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
 
 
-def check_launcher(launcher: DictConfig) -> None:
+def check_launcher(launcher: Mapping[str, Any]) -> None:
     """Refuse settings under which a job that is stopped would not come back, or would work twice.
 
     Raises:
         ConfigError: one of them.
     """
-    if launcher.timeout_min < _SHORTEST:
+    if launcher["timeout_min"] < _SHORTEST:
         raise ConfigError(
-            f"hydra.launcher.timeout_min={launcher.timeout_min}: submitit takes any stop signal in a job's last 10 minutes for "
-            f"its time limit, so that a preempted job this short would never be queued again; allowed: {_SHORTEST} or more"
+            f"hydra.launcher.timeout_min={launcher['timeout_min']}: submitit takes any stop signal in a job's last 10 minutes "
+            f"for its time limit, so that a preempted job this short would never be queued again; allowed: {_SHORTEST} or more"
         )
-    if launcher.max_num_timeout < 1:
+    if launcher["max_num_timeout"] < 1:
         raise ConfigError(
-            f"hydra.launcher.max_num_timeout={launcher.max_num_timeout}: a job at its time limit would end and not be queued "
+            f"hydra.launcher.max_num_timeout={launcher['max_num_timeout']}: a job at its time limit would end and not be queued "
             "again, though it continues at its first missing sample; allowed: 1 or more (8 by default)"
         )
     for name in ("nodes", "tasks_per_node"):
@@ -44,7 +45,7 @@ def check_launcher(launcher: DictConfig) -> None:
             )
 
 
-def devices_of(launcher: DictConfig, config: DictConfig) -> int:
+def devices_of(launcher: Mapping[str, Any], config: RunConfig) -> int:
     """How many processes a job is to have: one for each GPU that it asks for, unless one process takes them all.
 
     Args:
@@ -55,10 +56,10 @@ def devices_of(launcher: DictConfig, config: DictConfig) -> int:
     return max(1, gpus_of(launcher))
 
 
-def gpus_of(launcher: DictConfig) -> int:
+def gpus_of(launcher: Mapping[str, Any]) -> int:
     """How many GPUs of a node a job asks for, by either of Slurm's ways; launcher: as of `devices_of`."""
-    named = re.search(r"gpu(?::[^:,]+)?(?::(\d+))?(?:,|$)", str(launcher.gres or ""))
-    return max(int(launcher.gpus_per_node or 0), int(named[1] or 1) if named else 0)
+    named = re.search(r"gpu(?::[^:,]+)?(?::(\d+))?(?:,|$)", str(launcher["gres"] or ""))
+    return max(int(launcher["gpus_per_node"] or 0), int(named[1] or 1) if named else 0)
 
 
 def check_here() -> None:

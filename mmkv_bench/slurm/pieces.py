@@ -17,8 +17,7 @@ from mmkv_bench.plan.changed import changed_answers
 from mmkv_bench.plan.shards import index_of
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
-
+    from mmkv_bench.config.schema import RunConfig
     from mmkv_bench.plan.coverage import Standing
     from mmkv_bench.plan.parts import Part
     from mmkv_bench.plan.plan import Plan
@@ -46,7 +45,7 @@ class Piece:
         return f"{self.model} {', '.join(self.datasets)}" + ("" if self.shard == "0/1" else f" shard {self.shard}")
 
 
-def check(config: DictConfig) -> None:
+def check(config: RunConfig) -> None:
     """Refuse what a sweep on Slurm cannot split.
 
     Raises:

@@ -7,18 +7,18 @@ import shlex
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from submitit.core.utils import DelayedSubmission, JobPaths
 from submitit.slurm.slurm import SlurmExecutor
 
-from mmkv_bench.config.schema import as_list, plain
+from mmkv_bench.config.schema import merged
 from mmkv_bench.errors import ConfigError, MMKVError, nearest
 from mmkv_bench.slurm import queue
 from mmkv_bench.slurm.programs import SUBMIT_S, ask
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
+    from mmkv_bench.config.schema import Slurm
 
 REQUEUE = 75
 """Exit code of a job in an image, where there is no scontrol, that wants to be queued again (EX_TEMPFAIL of sysexits.h)."""
@@ -118,47 +118,45 @@ def submitted(text: str) -> str | None:
     return ids.pop() if len(ids) == 1 else None
 
 
-def for_model(launcher: DictConfig, slurm: DictConfig, model: str) -> DictConfig:
+def for_model(launcher: Mapping[str, Any], slurm: Slurm, model: str) -> dict[str, Any]:
     """`hydra.launcher` with what `slurm.models` says of a model.
 
     Raises:
         ConfigError: keys that the launcher does not have.
     """
-    from omegaconf import OmegaConf
-
-    own = (plain(slurm)["models"] or {}).get(model) or {}
+    own = (slurm.models or {}).get(model) or {}
     known = [str(key) for key in launcher if key not in ("_target_", "submitit_folder")]
     for key in own:
         if key not in known:
             raise ConfigError(f"slurm.models.{model}.{key} is no key of hydra.launcher; {nearest(str(key), known)}")
-    return cast("DictConfig", OmegaConf.merge(launcher, own))
+    return merged(launcher, own)
 
 
-def executor(launcher: DictConfig, slurm: DictConfig, out: Path) -> Executor:
+def executor(launcher: Mapping[str, Any], slurm: Slurm, out: Path) -> Executor:
     """What submits these jobs; nothing is asked of Slurm yet, and no folder is made that could not be there anyhow.
 
     Args:
         launcher: `hydra.launcher`, checked; slurm: the configuration's node; out: folder of the rows.
     """
-    given = {name: value for name, value in plain(launcher).items() if name not in _OWN_NAMES and value is not None}
-    given |= beside(given, slurm, out, int(launcher.max_num_timeout))
+    given = {name: value for name, value in launcher.items() if name not in _OWN_NAMES and value is not None}
+    given |= beside(given, slurm, out, int(launcher["max_num_timeout"]))
     given["wckey"] = None  # submitit's own, which sites that check keys refuse; additional_parameters may name one
     made = Executor(
-        Path(str(launcher.submitit_folder)).absolute(),
-        max_num_timeout=int(launcher.max_num_timeout),
+        Path(str(launcher["submitit_folder"])).absolute(),
+        max_num_timeout=int(launcher["max_num_timeout"]),
         python=_python(slurm, out),
     )
     made.update_parameters(**made._convert_parameters(dict(given)))
     return made
 
 
-def beside(given: Mapping[str, Any], slurm: DictConfig, out: Path, attempts: int) -> dict[str, Any]:
+def beside(given: Mapping[str, Any], slurm: Slurm, out: Path, attempts: int) -> dict[str, Any]:
     """Parameters of submitit that `slurm.<key>` comes to: modules before the user's own lines, flags of srun, and in an
     image, which has neither squeue nor scontrol, the lines that queue a job again from outside of it."""
-    modules = [shlex.quote(str(name)) for name in as_list(slurm.modules)]
+    modules = [shlex.quote(str(name)) for name in slurm.modules]
     lines = [*([f"module load {' '.join(modules)}"] if modules else []), *(given.get("setup") or ())]
     setup = [*_STRICT, *lines, *_LENIENT] if lines else []
-    srun = [str(flag) for flag in as_list(slurm.srun)]
+    srun = [str(flag) for flag in slurm.srun]
     if slurm.container is not None and slurm.runtime == "pyxis":
         srun += [f"--container-image={slurm.container}", f"--container-mounts={','.join(_mounts(slurm, out))}"]
     found: dict[str, Any] = {}
@@ -187,7 +185,7 @@ def _again(attempts: int) -> list[str]:
     ]
 
 
-def _python(slurm: DictConfig, out: Path) -> str | None:
+def _python(slurm: Slurm, out: Path) -> str | None:
     """The command that is Python in a job; None: this interpreter."""
     if slurm.container is None:
         return None if slurm.python is None else shlex.quote(str(slurm.python))
@@ -198,9 +196,9 @@ def _python(slurm: DictConfig, out: Path) -> str | None:
     return f"apptainer exec --nv --bind {shlex.quote(binds)} {shlex.quote(str(slurm.container))} {python}"
 
 
-def _mounts(slurm: DictConfig, out: Path) -> list[str]:
+def _mounts(slurm: Slurm, out: Path) -> list[str]:
     """source:target of what an image sees; the rows lie at their own place."""
-    named = [str(folder) for folder in as_list(slurm.mounts)]
+    named = [str(folder) for folder in slurm.mounts]
     return [text if ":" in text else f"{text}:{text}" for text in [str(out.absolute()), *named]]
 
 

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.plan.plan import Plan, make_plan, outline
 from mmkv_bench.plan.versions import other_versions
@@ -23,7 +23,7 @@ from mmkv_bench.store import study
 from mmkv_bench.store.store import Store
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
+    from mmkv_bench.config.schema import RunConfig, Slurm
 
 Job = Callable[[tuple[str, ...], int], Callable[[], None]]
 """Makes of a run's overrides, and the number of GPUs for a process each, what a job calls: picklable, named by a module that jobs
@@ -43,7 +43,7 @@ class Run:
     store: Store
 
 
-def sweep(jobs: Sequence[tuple[list[str], DictConfig]], launcher: DictConfig, job: Job) -> int:
+def sweep(jobs: Sequence[tuple[list[str], RunConfig]], launcher: Mapping[str, Any], job: Job) -> int:
     """Submit what is missing, wait, score and print. Returns 0, or 1 when something is missing or failed.
 
     Args:
@@ -79,10 +79,10 @@ def sweep(jobs: Sequence[tuple[list[str], DictConfig]], launcher: DictConfig, jo
     queue.wait_for(ids)
     for run in runs:
         study.forget_planned(run.store, _cells(run))
-    return _finish(runs, ids, Path(str(launcher.submitit_folder)).absolute())
+    return _finish(runs, ids, Path(str(launcher["submitit_folder"])).absolute())
 
 
-def _submit(runs: Sequence[Run], launcher: DictConfig, folder: Path, job: Job) -> dict[str, Piece]:
+def _submit(runs: Sequence[Run], launcher: Mapping[str, Any], folder: Path, job: Job) -> dict[str, Piece]:
     """Submit what is missing and note it, array by array; job -> what it is about.
 
     Raises:
@@ -99,7 +99,7 @@ def _submit(runs: Sequence[Run], launcher: DictConfig, folder: Path, job: Job) -
     devices = _devices([run.plan.config for run in runs], launcher)
     calls = [(made, [job(piece.overrides, devices[piece.model]) for piece in ours]) for made, ours in arrays]
     ids: dict[str, Piece] = {}
-    taken = submission.submit(calls, int(launcher.array_parallelism))
+    taken = submission.submit(calls, int(launcher["array_parallelism"]))
     for (_, pieces_of), names in zip(arrays, taken, strict=True):
         new = dict(zip(names, pieces_of, strict=True))
         queue.remember(folder, {name: piece.subjects for name, piece in new.items()})
@@ -109,7 +109,7 @@ def _submit(runs: Sequence[Run], launcher: DictConfig, folder: Path, job: Job) -
     return ids
 
 
-def dry(jobs: Sequence[tuple[list[str], DictConfig]], launcher: DictConfig) -> list[Plan]:
+def dry(jobs: Sequence[tuple[list[str], RunConfig]], launcher: Mapping[str, Any]) -> list[Plan]:
     """Print the script of what is missing and what each of its jobs runs; nothing is asked of Slurm, loaded or made.
     Returns the plans, as far as they are known without data, for a caller who prints them, too.
 
@@ -132,24 +132,24 @@ def dry(jobs: Sequence[tuple[list[str], DictConfig]], launcher: DictConfig) -> l
 
 
 def _by_resources(
-    todo: Sequence[Piece], launcher: DictConfig, slurm: DictConfig
-) -> list[tuple[DictConfig, list[Piece]]]:
+    todo: Sequence[Piece], launcher: Mapping[str, Any], slurm: Slurm
+) -> list[tuple[Mapping[str, Any], list[Piece]]]:
     """The jobs that ask Slurm for the same, one array each."""
-    found: dict[str, tuple[DictConfig, list[Piece]]] = {}
+    found: dict[str, tuple[Mapping[str, Any], list[Piece]]] = {}
     for piece in todo:
         own = submission.for_model(launcher, slurm, piece.model)
         found.setdefault(repr(own), (own, []))[1].append(piece)
     return [*found.values()]
 
 
-def _check(jobs: Sequence[tuple[list[str], DictConfig]], launcher: DictConfig) -> None:
+def _check(jobs: Sequence[tuple[list[str], RunConfig]], launcher: Mapping[str, Any]) -> None:
     checks.check_launcher(launcher)
     for _, config in jobs:
         check(config)
         checks.check_launcher(submission.for_model(launcher, config.slurm, str(config.model.name)))
 
 
-def _devices(configs: Sequence[DictConfig], launcher: DictConfig) -> dict[str, int]:
+def _devices(configs: Sequence[RunConfig], launcher: Mapping[str, Any]) -> dict[str, int]:
     """Model -> how many processes its jobs have."""
     named = {str(config.model.name): config for config in configs}
     return {
@@ -158,7 +158,7 @@ def _devices(configs: Sequence[DictConfig], launcher: DictConfig) -> dict[str, i
     }
 
 
-def _run(overrides: Sequence[str], config: DictConfig) -> Run:
+def _run(overrides: Sequence[str], config: RunConfig) -> Run:
     plan = make_plan(config)
     return Run(overrides, plan, Store(plan.out))
 
@@ -168,9 +168,9 @@ def _cells(run: Run) -> dict[str, tuple[str, int]]:
     return {cell.cell: (part.dataset, len(part.samples)) for part in run.plan.parts for cell in part.cells}
 
 
-def _notes(launcher: DictConfig) -> Path:
+def _notes(launcher: Mapping[str, Any]) -> Path:
     """The folder of a sweep's jobs: the one that holds theirs."""
-    path = Path(str(launcher.submitit_folder)).absolute()
+    path = Path(str(launcher["submitit_folder"])).absolute()
     while "%" in path.name:
         path = path.parent
     return path

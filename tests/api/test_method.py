@@ -12,9 +12,9 @@ from mmkv_bench.compression.selectors.topk import TopK
 from mmkv_bench.config.compose import compose, method_defaults
 from mmkv_bench.config.schema import READINGS, options
 from mmkv_bench.errors import CompatibilityError, ConfigError
-from mmkv_bench.methods.build import build_compressor, effective, identity_form
+from mmkv_bench.methods.build import build_compressor, identity_form
 from mmkv_bench.methods.method_file import load
-from mmkv_bench.methods.node import parameters_json
+from mmkv_bench.methods.node import parameters_json, under_reading
 from mmkv_bench.methods.registry import method, settings
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "value_norm.py"
@@ -35,7 +35,7 @@ def test_every_method_is_that_of_a_run_in_both_readings():
     for name in names:
         for reading in READINGS:
             node = nodes[name]
-            of_run, plain = build_compressor(name, node, reading, node), effective(name, node, reading, node)
+            of_run, plain = build_compressor(name, node, reading, node), under_reading(name, node, reading, node)
             assert method(name, reading=reading) == of_run, name
             assert settings(name, reading) == plain, name
             assert parameters_json(settings(name, reading)) == parameters_json(plain), name
@@ -57,7 +57,7 @@ def test_parameters_are_those_of_an_override(name, given):
     node, default = config.methods[name], method_defaults([name])[name]
     of_run = build_compressor(name, node, "paper", default)
     assert method(name, **given) == of_run != method(name)
-    plain = effective(name, node, "paper", default)
+    plain = under_reading(name, node, "paper", default)
     assert parameters_json(settings(name, "paper", given)) == parameters_json(plain)
     assert identity_form(settings(name, "paper", given), of_run) == identity_form(plain, of_run)
 
@@ -66,7 +66,7 @@ def test_a_file_of_ones_own_is_the_method_that_a_run_makes_of_it():
     ours = method("custom", path=EXAMPLE, args={"power": 2}, sinks=4)
     words = [f"methods.custom.path={EXAMPLE}", "methods.custom.args={power: 2}", "methods.custom.sinks=4"]
     config = compose(["method=custom", *words])
-    assert ours == build_compressor("custom", config.methods.custom, "paper", method_defaults(["custom"])["custom"])
+    assert ours == build_compressor("custom", config.methods["custom"], "paper", method_defaults(["custom"])["custom"])
     assert ours.scorer.power == 2.0 and ours.selector.sinks == 4
 
 

@@ -221,18 +221,13 @@ def test_an_unknown_model_is_refused_by_name(tmp_path, capsys):
 
 @pytest.mark.full  # a model of its true width
 def test_a_configured_model_is_measured_as_a_run_of_it_finds_it(tmp_path):
-    from omegaconf import OmegaConf
-
-    from mmkv_bench.config.schema import Model, conf_dir
+    from mmkv_bench.config.files import content
+    from mmkv_bench.config.schema import Model
     from mmkv_bench.models.source import Source
 
     words = ["prefixkv", "--model", "internvl3_2b", "--weights", "random", "--layers", "1", "--samples", "1"]
     assert main([*words, "--kinds", "lookup", "--out", str(tmp_path / "artefact.json")]) == 0
     found = json.loads((tmp_path / "artefact.json").read_text())
-    node = OmegaConf.merge(
-        OmegaConf.structured(Model),
-        OmegaConf.load(conf_dir() / "model" / "internvl3_2b.yaml"),
-        {"weights": "random", "layers": 1},
-    )
+    node = Model(**content("model", "internvl3_2b") | {"weights": "random", "layers": 1})
     assert (found["model"], found["model_fingerprint"]) == ("internvl3_2b", Source.of(node).fingerprint()[0])
     assert found["data"]["layers"] == 1

@@ -524,7 +524,7 @@ def test_mmshift_scores_with_the_allocation_of_another_method(tmp_path, allocato
     (tmp_path / "method").mkdir()
     (tmp_path / "method" / "mixed.yaml").write_text(COMBINED.format(name="mixed", allocator=allocator))
     config = compose([f"hydra.searchpath=[file://{tmp_path}]", "method=[mixed]"])
-    method = build_compressor("mixed", config.methods.mixed, "paper")
+    method = build_compressor("mixed", config.methods["mixed"], "paper")
     assert method.scorer == MMShiftScorer(24, 4)
     layer = oracles.make_layer(90, 2, 3)
     scores = [method.scorer.score(o, budget, 7) for o in observed(method.scorer, layer)]

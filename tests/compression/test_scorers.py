@@ -22,6 +22,7 @@ from mmkv_bench.compression.scorers.window import WindowScorer
 from mmkv_bench.compression.selectors.topk import TopK
 from mmkv_bench.config.files import content
 from mmkv_bench.errors import ConfigError
+from mmkv_bench.methods.node import under_reading
 from tests.compression import oracles
 from tests.each import each
 
@@ -422,13 +423,9 @@ def parts(name, reading="paper"):
     """scorer, allocator, selector of a shipped YAML, built without Hydra."""
     import importlib
 
-    from omegaconf import OmegaConf
-
-    node = OmegaConf.create(content("method", name))
-    if reading == "released":
-        assert set(node.released) <= set(node), "a released value must override a flat parameter"
-        node = OmegaConf.merge(node, node.released)
-    node = OmegaConf.to_container(OmegaConf.create({"m": node}), resolve=True)["m"]
+    node = content("method", name)
+    assert set(node["released"]) <= set(node), "a released value must override a flat parameter"
+    node = under_reading(name, node, reading)
     built = []
     for part in ("scorer", "allocator", "selector", "reducer"):
         if node[part] is None:

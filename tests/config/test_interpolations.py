@@ -35,4 +35,4 @@ def test_interpolations_are_settled_once(monkeypatch):
     )
     config = compose(["dataset=pages", "method=snapkv", "limit=7", *words])
     monkeypatch.setenv("MMKV_SET", "elsewhere")
-    assert (config.out, config.logger.project, config.variants.a.window) == ("runs/here", "tiny", 7)
+    assert (config.out, config.logger.project, config.variants["a"]["window"]) == ("runs/here", "tiny", 7)

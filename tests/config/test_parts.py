@@ -15,6 +15,7 @@ from mmkv_bench.config.files import content
 from mmkv_bench.config.method_parts import FOLDERS, REQUIRED, defaults, expanded, part_classes, taken_by
 from mmkv_bench.config.schema import conf_dir, options
 from mmkv_bench.errors import ConfigError
+from mmkv_bench.methods.node import under_reading
 from tests.each import each
 from tools.methods_page import meaning
 
@@ -66,7 +67,9 @@ def test_both_forms_compose_from_a_folder_of_the_users_own(tmp_path):
         "methods.old.more=3",
     )
     methods = compose([f"hydra.searchpath=['file://{tmp_path}']", *both]).methods
-    assert methods.mine == methods.old and methods.mine.selector.window == 8 and methods.mine.allocator.excess == 3
+    resolved = under_reading("mine", methods["mine"], "paper")
+    assert methods["mine"] == methods["old"] and resolved["selector"]["window"] == 8
+    assert resolved["allocator"]["excess"] == 3
 
 
 @each(

@@ -86,7 +86,6 @@ OUTSIDE = {"custom", "kvpress", "pixels"}  # take a file or a package of the use
 @functools.cache
 def registry(reading: str = "paper", model: str = "qwen2_5_vl") -> dict[str, Compressor]:
     """Every method of conf/method, built as a run builds it; calibrated ones with made-up data of the model's shape."""
-    from omegaconf import OmegaConf
 
     from mmkv_bench.config.files import content
     from mmkv_bench.config.schema import options
@@ -95,7 +94,7 @@ def registry(reading: str = "paper", model: str = "qwen2_5_vl") -> dict[str, Com
     config = zoo.build(model).config.get_text_config()
     names = [name for name in options("method") if name not in OUTSIDE]
     assert len(names) >= 7, "the registry has lost methods"
-    methods = {name: build_compressor(name, OmegaConf.create(content("method", name)), reading) for name in names}
+    methods = {name: build_compressor(name, content("method", name), reading) for name in names}
     layers, heads = config.num_hidden_layers, config.num_key_value_heads
     return {name: synthetic.calibrated(made, layers, heads) for name, made in methods.items()}
 

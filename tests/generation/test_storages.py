@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 import pytest
 import torch
 import transformers as tf
-from omegaconf import OmegaConf
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -95,7 +94,7 @@ def prompt(length: int) -> EncodedPrompt:
 def registry() -> dict[str, Compressor]:
     """Every method as a run builds it, calibrated ones for this model's shape."""
     names = [name for name in options("method") if name not in common.OUTSIDE]
-    made = {name: build_compressor(name, OmegaConf.create(content("method", name)), "paper") for name in names}
+    made = {name: build_compressor(name, content("method", name), "paper") for name in names}
     return {name: synthetic.calibrated(one, LAYERS, KV_HEADS) for name, one in made.items()}
 
 

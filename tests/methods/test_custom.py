@@ -60,7 +60,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def node_of(*overrides: str):
-    return compose(["method=custom", *overrides]).methods.custom
+    return compose(["method=custom", *overrides]).methods["custom"]
 
 
 def build(*overrides: str):

@@ -21,7 +21,8 @@ from mmkv_bench.compression.session import attach
 from mmkv_bench.config.compose import compose, method_defaults
 from mmkv_bench.devices import Host
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.methods.build import build_compressor, effective, identity_form
+from mmkv_bench.methods.build import build_compressor, identity_form
+from mmkv_bench.methods.node import under_reading
 from tests import cover, reference, zoo
 from tests.compression import oracles
 from tests.core import parts
@@ -359,8 +360,8 @@ def test_the_default_removal_is_in_no_identity():
     node = method_defaults(["flashcache"])["flashcache"]
     forms = {}
     for removal in ("smallest", "largest"):
-        node.removal = removal
-        plain = effective("flashcache", node, "paper")
+        node = node | {"removal": removal}
+        plain = under_reading("flashcache", node, "paper")
         forms[removal] = identity_form(plain, build_compressor("flashcache", node, "paper"))
     assert "removal" not in forms["smallest"] and "removal" not in forms["smallest"]["scorer"]
     assert forms["largest"]["removal"] == forms["largest"]["scorer"]["removal"] == "largest"
@@ -378,7 +379,7 @@ def test_shipped_defaults_and_ablations_are_the_documented_ones():
             "methods.flashcache.keys=unrotated",
         ]
     )
-    ablated = build_compressor("flashcache", config.methods.flashcache, "paper")
+    ablated = build_compressor("flashcache", config.methods["flashcache"], "paper")
     assert ablated.scorer == DeviationScorer(0.5, "joint", "unrotated")
     assert ablated.allocator == Spectral(0.5, "unrotated", False) and ablated.scope == "layer"
     node = method_defaults(["flashcache"])["flashcache"]

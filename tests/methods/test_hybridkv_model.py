@@ -32,7 +32,7 @@ def method(reading: str = "paper", **over) -> Compressor:
     """HybridKV as a run builds it; half of the heads are dynamic unless told otherwise."""
     over = {"threshold": "quantile", "theta": 0.5} | over
     config = compose(["method=hybridkv", *(f"methods.hybridkv.{key}={value}" for key, value in over.items())])
-    return build_compressor("hybridkv", config.methods.hybridkv, reading)
+    return build_compressor("hybridkv", config.methods["hybridkv"], reading)
 
 
 # ---------------------------------------------------------------- the oracle of a whole model
@@ -348,7 +348,7 @@ def test_the_prefills_own_cache_is_given_up():
 
 def test_a_calibration_that_was_not_loaded_is_no_threshold():
     config = compose(["method=hybridkv", "methods.hybridkv.calibration=auto"])
-    made = build_compressor("hybridkv", config.methods.hybridkv, "paper")
+    made = build_compressor("hybridkv", config.methods["hybridkv"], "paper")
     model, prompt = zoo.model("llava_next"), common.encoded("llava_next")
     (result,) = common.together(model, "llava_next", prompt, [common.cell(made, 14)])
     assert result.status == "error" and ConfigError.__name__ in result.error and "gives no theta" in result.error

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-from omegaconf import OmegaConf
 
 from mmkv_bench.compression.decoding.heavy_hitters import HeavyHitters
 from mmkv_bench.compression.decoding.kivi import KIVI
@@ -27,11 +26,7 @@ DEFAULTS = method_defaults(NAMES)
 
 
 def composed(name: str, **changes):
-    node = DEFAULTS[name].copy()
-    OmegaConf.set_struct(node, False)
-    for key, value in (ONLINE.get(name, {}) | changes).items():
-        node[key] = value
-    return build_compressor(name, node, "paper")
+    return build_compressor(name, DEFAULTS[name] | ONLINE.get(name, {}) | changes, "paper")
 
 
 def calibrated(name: str) -> bool:

@@ -305,7 +305,7 @@ def test_shipped_defaults_are_the_documented_ones_and_one_parameter_reaches_all_
     assert made.scorer == TailMassScorer(32) and made.allocator == Compensation(0.9, 32, "granted")
     assert made.selector == ModalityQuota(recents=0) and made.scope == "layer" and not made.needs_visual
     config = compose(["method=madakv", "methods.madakv.proxies=8", "methods.madakv.theta=0.5"])
-    changed = build_compressor("madakv", config.methods.madakv, "paper")
+    changed = build_compressor("madakv", config.methods["madakv"], "paper")
     assert (changed.scorer, changed.allocator) == (TailMassScorer(8), Compensation(0.5, 8))
     node = method_defaults(["madakv"])["madakv"]
     assert replace(build_compressor("madakv", node, "released"), reading="paper") == made

@@ -133,7 +133,7 @@ def test_a_one_token_answer_under_paper_is_judged_by_the_last_query_and_says_so(
     cells = [common.cell(made(), 9, p) for p in common.PROTOCOLS]
     last = build_compressor(
         "last_query",
-        compose(["method=last_query", "methods.last_query.recents=0"]).methods.last_query,
+        compose(["method=last_query", "methods.last_query.recents=0"]).methods["last_query"],
         "paper",
         method_defaults(["last_query"])["last_query"],
     )

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
-
 import pytest
-from omegaconf import OmegaConf
 
 from mmkv_bench.compression.allocators.prefix import Prefix
 from mmkv_bench.compression.allocators.pyramid import Pyramid
@@ -27,9 +24,7 @@ NAMES = ("prefixkv", "prefixkv_uniform", "prefixkv_pyramid", "elastic_cache", "l
 
 
 def build(name: str, reading: str = "paper", **parameters):
-    node = deepcopy(method_defaults([name])[name])
-    for key, value in parameters.items():
-        OmegaConf.update(node, key, value)
+    node = method_defaults([name])[name] | parameters
     return build_compressor(name, node, reading, method_defaults([name])[name])
 
 
@@ -131,5 +126,5 @@ def test_an_offline_profile_that_nobody_looked_up_divides_nothing():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_file_says_what_its_method_is(name):
-    about = method_defaults([name])[name].about
-    assert set(about) == {"idea", "source", "cost", "readings"} and "arXiv" in about.source
+    about = method_defaults([name])[name]["about"]
+    assert set(about) == {"idea", "source", "cost", "readings"} and "arXiv" in about["source"]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
-
-from mmkv_bench.config.schema import Model, conf_dir
+from mmkv_bench.config.files import content
+from mmkv_bench.config.schema import Model
 from mmkv_bench.models.source import shaped
 
 NAMES = shaped()
@@ -20,23 +19,22 @@ _VISION = {"hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "num_atte
            "out_hidden_size": 64, "projection_dim": 32}  # fmt: skip
 
 
-def node(name: str, **changes: Any) -> DictConfig:
+def node(name: str, **changes: Any) -> Model:
     """The `model` node of a run of this model."""
-    file = OmegaConf.load(conf_dir() / "model" / f"{name}.yaml")
-    return OmegaConf.merge(OmegaConf.structured(Model), file, changes)
+    return Model(**content("model", name) | changes)
 
 
-def small(name: str, **changes: Any) -> DictConfig:
+def small(name: str, **changes: Any) -> Model:
     """The same with random weights of a narrow model of three layers in float32 on the CPU."""
     made = node(name, weights="random", dtype="float32", device="cpu", **changes)
     shape = made.shape
     text, vision = shape.get("text_config", shape), shape.get("vision_config")
     text.update({key: value for key, value in _TEXT.items() if key in text})
-    if "mrope_section" in text.rope_parameters:
-        text.rope_parameters.mrope_section = [2, 3, 3]
+    if "mrope_section" in text["rope_parameters"]:
+        text["rope_parameters"]["mrope_section"] = [2, 3, 3]
     if vision is not None:
-        old = vision.hidden_size if "embed_dim" not in vision else None
+        old = vision["hidden_size"] if "embed_dim" not in vision else None
         vision.update({key: value for key, value in _VISION.items() if key in vision})
         if old is None:  # Qwen2-VL's tower calls its width embed_dim and its output hidden_size
-            vision.hidden_size = text.hidden_size
+            vision["hidden_size"] = text["hidden_size"]
     return made

@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from omegaconf import OmegaConf
 
 from mmkv_bench.config.compose import compose, method_defaults
 from mmkv_bench.config.schema import conf_dir, options
@@ -33,16 +32,18 @@ def planned(name: str) -> set[tuple]:
     """The cells of an experiment, as no model and no data are needed to know them."""
     config = compose([f"experiment=papers/{name}"])
     assert config.limit is None, f"{name} asks a part of the questions"
-    datasets = {str(one): DatasetIdentity("d", generation=config.datasets[one].generation) for one in config.datasets}
+    datasets = {
+        str(one): DatasetIdentity("d", generation=config.datasets[one]["generation"]) for one in config.datasets
+    }
     world = Identity("m", None, "bfloat16", "t", "t", datasets)
     cells, _ = expand(config, world, method_defaults(bases(config)), calibrated=False)
     told = set()
     for cell in cells:
-        length = config.datasets[cell.dataset].generation.max_new_tokens
+        length = config.datasets[cell.dataset]["generation"]["max_new_tokens"]
         key = (cell.model, cell.dataset, cell.base, canonical(cell.base, cell.parameters), cell.reading or "")
         file = (config.variants.get(cell.method) or {}).get("calibration", "auto")
         budget = cell.budget_fraction or cell.budget_entries or ""
-        cut = config.datasets[cell.dataset].generation.get("cut_prompt")
+        cut = config.datasets[cell.dataset]["generation"].get("cut_prompt")
         own = "" if file == "auto" else file
         told.add((*key, own, cell.protocol, str(budget), cell.seed, length, config.model.frames, cut))
     return told
@@ -109,7 +110,7 @@ def test_a_cells_own_command_asks_every_question_under_the_tables_conditions():
     ]
     config = compose(shlex.split(command(one))[1:])
     assert config.limit is None and list(config.seed) == [0, 1, 2]
-    assert config.datasets.textcaps.generation.max_new_tokens == 64
+    assert config.datasets["textcaps"]["generation"]["max_new_tokens"] == 64
 
 
 @pytest.mark.full
@@ -162,13 +163,13 @@ def test_what_the_experiments_make_counts_as_evidence():
 
 @cache
 def _settings(name: str) -> dict:
-    return OmegaConf.to_container(compose([f"experiment={name}"]), resolve=True)
+    return dict(compose([f"experiment={name}"]).resolved)
 
 
 def _row(one: Address, run: dict) -> dict:
     generation = {}
     if one.dataset not in SYNTHETIC:
-        spec = spec_from_config(one.dataset, OmegaConf.create(run["datasets"][one.dataset]))
+        spec = spec_from_config(one.dataset, run["datasets"][one.dataset])
         generation = generation_settings(spec)
     made = genuine(one.model, one.dataset, "full", config=json.dumps(run), weights=run["model"]["weights"])
     return cell_row("c", "full", **made) | {"generation": json.dumps(generation)}

@@ -51,12 +51,9 @@ UNCHANGED = {
 
 def committed(experiment: str, size: str) -> list[Cell]:
     """The cells of an experiment's walk over pages, as the committed run made them."""
-    from omegaconf import open_dict
-
     config = compose(["model=tiny", f"experiment={experiment}", f"page_size={size}", "budget=64", "seed=0"])
     label = f"pages_walk_{size}"
-    with open_dict(config):
-        config.datasets = {label: config.datasets.pages_walk}
+    config = config.updated(datasets={label: config.datasets["pages_walk"]})
     known = DatasetIdentity(PAGES[size], {"task": label, "size": size, "split": "test"}, GENERATION)
     world = facts(label, model_fingerprint="6d8af26e5ffd7704", dataset_identity=known)
     return expand(config, world, method_defaults(bases(config)))[0]

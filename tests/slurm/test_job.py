@@ -6,10 +6,10 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import count
 
 import pytest
-from omegaconf import OmegaConf
 from submitit.core.utils import DelayedSubmission, JobPaths
 from submitit.slurm.slurm import SlurmJobEnvironment
 
@@ -53,7 +53,7 @@ class SignallingScorer(Scorer):
 
 @pytest.fixture(scope="module")
 def script_of_an_image(tmp_path_factory) -> str:
-    node = OmegaConf.merge(compose(["launcher=slurm"]).slurm, {"container": "image.sqsh"})
+    node = replace(compose(["launcher=slurm"]).slurm, container="image.sqsh")
     launcher = launcher_of(["launcher=slurm", "out=rows"])
     return executor(launcher, node, tmp_path_factory.mktemp("image")).script(2)
 

@@ -9,10 +9,10 @@ import signal
 import subprocess
 
 import pytest
-from omegaconf import OmegaConf
 
 from mmkv_bench.cli.main import main
 from mmkv_bench.config.compose import compose, launcher_of
+from mmkv_bench.config.words import words
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.run import stopping
 from mmkv_bench.slurm import checks, submission
@@ -91,7 +91,7 @@ def test_keys_of_a_sweep_are_refused_where_there_is_none(capsys):
 
 def test_modules_images_and_flags_of_srun_are_in_the_script(launcher, tmp_path):
     def script(**keys):
-        slurm = OmegaConf.merge(compose(["launcher=slurm"]).slurm, keys)
+        slurm = compose(["launcher=slurm", *words({f"slurm.{key}": value for key, value in keys.items()})]).slurm
         return submission.executor(launcher, slurm, tmp_path).script(1)
 
     plain = script(modules=["cuda/12.4", "gcc"], srun=["--cpu-bind=cores"])
@@ -116,8 +116,8 @@ def test_a_setup_line_that_fails_ends_the_job_before_its_work(launcher, tmp_path
         ({"modules": ["cuda"]}, [], 127, "module load cuda"),
         ({"container": "image.sqsh"}, ["source /no/such/profile"], 1, "source /no/such/profile"),
     ):
-        slurm = OmegaConf.merge(compose(["launcher=slurm"]).slurm, keys)
-        own = OmegaConf.merge(launcher, {"setup": setup})
+        slurm = compose(["launcher=slurm", *words({f"slurm.{key}": value for key, value in keys.items()})]).slurm
+        own = launcher | {"setup": setup}
         script = submission.executor(own, slurm, tmp_path).script(1)
         environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
         ended = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, check=False)

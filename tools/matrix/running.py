@@ -10,8 +10,7 @@ from mmkv_bench.errors import MMKVError
 from tools.matrix.grid import ALL, OK, Line
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
-
+    from mmkv_bench.config.schema import RunConfig
     from mmkv_bench.plan.parts import Part
     from mmkv_bench.store.store import Store
 
@@ -104,15 +103,12 @@ def _methods(base: Sequence[str], model: str, uncalibrated: Mapping[str, str]) -
     return chosen, refused
 
 
-def _only(config: DictConfig, names: Collection[str]) -> DictConfig:
+def _only(config: RunConfig, names: Collection[str]) -> RunConfig:
     """The configuration with some of its methods and variants."""
-    from omegaconf import OmegaConf
-
-    config = config.copy()
-    OmegaConf.set_struct(config, False)
-    config.methods = {key: node for key, node in config.methods.items() if str(key) in names}
-    config.variants = {key: node for key, node in config.variants.items() if str(key) in names}
-    return config
+    return config.updated(
+        methods={key: node for key, node in config.methods.items() if key in names},
+        variants={key: node for key, node in config.variants.items() if key in names},
+    )
 
 
 def _run(base: Sequence[str], names: Sequence[str], chosen: Sequence[str]) -> dict[str, Any]:
@@ -126,9 +122,12 @@ def _run(base: Sequence[str], names: Sequence[str], chosen: Sequence[str]) -> di
 
     try:
         config = _only(compose([*base, f"dataset=[{','.join(names)}]"]), chosen)
-        for node in config.datasets.values():
-            node.generation = {**(node.generation or {}), "max_new_tokens": LONGEST}
-            node.measures = []  # a token per byte makes references of a thousand tokens; tests measure them
+        # a token per byte makes references of a thousand tokens; tests measure them
+        short = {
+            name: {**node, "generation": {**(node["generation"] or {}), "max_new_tokens": LONGEST}, "measures": []}
+            for name, node in config.datasets.items()
+        }
+        config = config.updated(datasets=short)
         validate(config)
         plan = make_plan(config)
         carry_out(plan)

@@ -91,20 +91,17 @@ def _check(words: Sequence[str], as_json: bool, online: bool) -> int:
             raise ConfigError(f"there is no dataset {name!r}; {nearest(name, known)}")
     if not names:
         raise ConfigError(f"check needs the name of a dataset; allowed: {', '.join(known)}")
-    from omegaconf import OmegaConf
-
     from mmkv_bench.config.compose import compose
     from mmkv_bench.datasets.specs import spec_from_config
     from mmkv_bench.evaluation import go_offline
     from mmkv_bench.evaluation.data_check import check, has_fixture, repository_of
 
     config = compose([f"dataset=[{','.join(dict.fromkeys(names))}]", *overrides])
-    data = OmegaConf.to_container(config.data, resolve=True)
     if not online:
         go_offline()
     documents = []
-    for name, node in OmegaConf.to_container(config.datasets, resolve=True).items():
-        spec = spec_from_config(str(name), node, data)
+    for name, node in config.datasets.items():
+        spec = spec_from_config(str(name), dict(node), vars(config.data))
         about = node.get("about") or {}
         found = check(spec, about)
         document = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +13,7 @@ from mmkv_bench.cli.grammar import Listed, Parser, amount, configuration, count,
 from mmkv_bench.errors import ConfigError
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
-
+    from mmkv_bench.config.schema import RunConfig
     from mmkv_bench.forecast.forecast import Given
     from mmkv_bench.plan.plan import Plan
 
@@ -92,7 +92,7 @@ def answer(given: argparse.Namespace) -> int:
     return 0
 
 
-def printed(plan: Plan, given: argparse.Namespace, launcher: DictConfig | None) -> dict[str, Any]:
+def printed(plan: Plan, given: argparse.Namespace, launcher: Mapping[str, Any] | None) -> dict[str, Any]:
     """Prints a plan, and gives it as data.
 
     Args:
@@ -130,7 +130,7 @@ def printed(plan: Plan, given: argparse.Namespace, launcher: DictConfig | None) 
     return told
 
 
-def _efficiency(given: argparse.Namespace, config: DictConfig, launcher: DictConfig | None) -> int:
+def _efficiency(given: argparse.Namespace, config: RunConfig, launcher: Mapping[str, Any] | None) -> int:
     """The same of `scenario=efficiency`, whose settings say which prompts it makes.
 
     Raises:
@@ -198,14 +198,14 @@ def _measured(given: argparse.Namespace) -> str:
     return speed.slug
 
 
-def _launcher(overrides: list[str]) -> DictConfig | None:
+def _launcher(overrides: list[str]) -> Mapping[str, Any] | None:
     """`hydra.launcher` where `launcher=slurm` is among the overrides: what is planned is then a sweep's."""
     from mmkv_bench.config.compose import launcher_of
 
     return launcher_of(overrides) if any(text.partition("=")[0] == "launcher" for text in overrides) else None
 
 
-def _kind(config: DictConfig, launcher: DictConfig | None) -> str | None:
+def _kind(config: RunConfig, launcher: Mapping[str, Any] | None) -> str | None:
     """`cpu` or `cuda` of the device that it will run on; None: whatever torch finds here."""
     from mmkv_bench.devices.meant import sign_here
 
@@ -219,7 +219,7 @@ def _kind(config: DictConfig, launcher: DictConfig | None) -> str | None:
     return None if sign_here() is None else "cuda"
 
 
-def _known(given: argparse.Namespace, plan: Plan, launcher: DictConfig | None) -> Given:
+def _known(given: argparse.Namespace, plan: Plan, launcher: Mapping[str, Any] | None) -> Given:
     """The flags, and what was measured of a device where they leave it open: of the one that `--device` names, or of the only one
     of the kind that will compute where nothing else is said. A number that is given is another device's, and those of two make
     none."""

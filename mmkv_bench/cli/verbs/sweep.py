@@ -41,7 +41,7 @@ def sweep(overrides: Sequence[str]) -> int:
         )
     jobs = checked(overrides)
     launcher = launcher_of(jobs[0][0])
-    if not str(launcher._target_).endswith(_SLURM):
+    if not str(launcher["_target_"]).endswith(_SLURM):
         for key, given in (("shards", jobs[0][1].shards != 1), ("dry", jobs[0][1].dry)):
             if given:
                 raise ConfigError(f"{key} only matters to a sweep on Slurm; add launcher=slurm, or drop it")
