@@ -69,8 +69,9 @@ def compared(count: int) -> tuple[float, float]:
     import pandas as pd
 
     from mmkv_bench.tables.build import build
-    from mmkv_bench.tables.render import markdown
+    from mmkv_bench.tables.formats import markdown
     from mmkv_bench.tables.rows import Rows
+    from mmkv_bench.tables.score_text import tables_of_scores
 
     rng = np.random.default_rng(0)
     n = 500
@@ -83,7 +84,7 @@ def compared(count: int) -> tuple[float, float]:
         ]
     names = ["cell", "sample_id", "cluster", "metric", "value", "status"]
     rows = Rows(pd.DataFrame(cells), pd.DataFrame(samples, columns=names), pd.DataFrame(), pd.DataFrame())
-    return timed(lambda: markdown(build(rows)))
+    return timed(lambda: markdown(tables_of_scores(build(rows))))
 
 
 def cell_row(cell: str, method: str, budget: int | None, dataset: str = "made_up") -> dict[str, Any]:

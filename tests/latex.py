@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-PREAMBLE = "\\documentclass{article}\n\\usepackage{booktabs,graphicx}\n\\begin{document}\n"
+from mmkv_bench.tables.latex import PACKAGES
+
+PREAMBLE = f"\\documentclass{{article}}\n\\usepackage{{{','.join(PACKAGES)}}}\n\\begin{{document}}\n"
 
 
 def compiled(body: str, folder: Path) -> str:

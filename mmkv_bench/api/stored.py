@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.tables.build import build
 from mmkv_bench.tables.fidelity import names
+from mmkv_bench.tables.formats import markdown
 from mmkv_bench.tables.latex import latex
-from mmkv_bench.tables.raw import frame
-from mmkv_bench.tables.render import markdown
 from mmkv_bench.tables.rows import choose, load
 from mmkv_bench.tables.score_table import ScoreTable
+from mmkv_bench.tables.score_text import frame, tables_of_scores
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -121,14 +121,14 @@ class Tables(list[ScoreTable]):
     """Tables that print as `mmkv-bench tables` prints them."""
 
     def __str__(self) -> str:
-        return markdown(self, intervals=True, pairs=False)
+        return markdown(tables_of_scores(self))
 
     def _repr_markdown_(self) -> str:
         return str(self)
 
     def latex(self) -> str:
         """The tables in LaTeX."""
-        return latex(self, intervals=True, pairs=False)
+        return latex(tables_of_scores(self))
 
     def frame(self) -> pd.DataFrame:
         """One row per table cell: context, method, budget, score, interval, rank, audit; unrounded."""

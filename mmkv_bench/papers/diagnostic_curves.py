@@ -20,7 +20,7 @@ from mmkv_bench.papers.evidence import AMBIGUOUS, FOUND, NONE, Evidence
 from mmkv_bench.papers.identity import OF_DIAGNOSTICS
 from mmkv_bench.papers.metrics import DIAGNOSTICS, Diagnostic
 from mmkv_bench.statistics.shared_draws import intervals
-from mmkv_bench.tables.notes import FIXTURE
+from mmkv_bench.tables.rows import FIXTURE
 
 if TYPE_CHECKING:
     import pandas as pd

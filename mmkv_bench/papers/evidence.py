@@ -21,8 +21,7 @@ import numpy as np
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.papers import identity
 from mmkv_bench.papers.address import STAND_IN, SYNTHETIC, Address, canonical, file_of, samples_of
-from mmkv_bench.tables.notes import FIXTURE
-from mmkv_bench.tables.rows import CONTEXT, config_of, missing, with_limits
+from mmkv_bench.tables.rows import CONTEXT, FIXTURE, config_of, missing, with_limits
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -17,10 +17,8 @@ from mmkv_bench.papers.printed import COMPARABLE
 from mmkv_bench.papers.reader import MEASURED, NOT_RUN, PART, PLANNED, STATES, UNCLEAR, Measurement
 from mmkv_bench.papers.sources import behind, command_of, rows_of
 from mmkv_bench.papers.verdict import CONFIRMED, CONTRADICTED, UNDECIDED, WORDS
-from mmkv_bench.tables.html_page import page as html_page
-from mmkv_bench.tables.latex import escape, stacked
-from mmkv_bench.tables.raw import inert
-from mmkv_bench.tables.sections import Block, Grid, Label, Notes, Section, Text, as_markdown
+from mmkv_bench.tables.formats import inert, write
+from mmkv_bench.tables.table import Cell, Grid, Note, Table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -66,18 +64,13 @@ _SOURCES = (
 )
 _PRINTED = "printed numbers: results/reference/{}.csv, whose column line is that of the paper's text."
 _MANY = 6
-_FITTED = r"\ifdim\wd0>\linewidth \resizebox{\linewidth}{!}{\box0}\else\leavevmode\box0\fi"
 
 
 def render(pages: Sequence[FilledTable], form: str) -> str:
     """Tables in a format of SUFFIXES."""
     if form == "csv":
         return _csv(pages)
-    if form == "html":
-        return html_page("Tables of the papers", [_section(page) for page in pages])
-    if form == "latex":
-        return "% needs booktabs and graphicx\n" + stacked([_latex(page) for page in pages])
-    return as_markdown([_section(page) for page in pages])
+    return write([_table(page) for page in pages], form, title="Tables of the papers", notes=True)
 
 
 def frame(pages: Sequence[FilledTable]) -> pd.DataFrame:
@@ -196,30 +189,16 @@ def _layers(page: FilledTable) -> list[str]:
     return [*found, f"diagnostics made with {'; '.join(made)}."] if made else found
 
 
-def _section(page: FilledTable) -> Section:
-    blocks: list[Block] = []
-    for label, header, rows in grid(page):
-        blocks += [Label(label)] if label else []
-        told: list[list[Text | str]] = [[row, *(_place(page, cells) for cells in places)] for row, places in rows]
-        blocks.append(Grid(header, told))
-    return Section(caption(page), "", (*blocks, Notes(notes(page))), name=page.spec.id)
+def _table(page: FilledTable) -> Table:
+    grids = [
+        Grid(header, [[row, *(_place(page, cells) for cells in places)] for row, places in rows], label)
+        for label, header, rows in grid(page)
+    ]
+    return Table(caption(page), "", grids, [Note(text) for text in notes(page)], name=page.spec.id)
 
 
-def _place(page: FilledTable, cells: Sequence[FilledCell]) -> Text:
-    return Text(words(cells), behind=tuple(line for one in cells for line in behind(page, one)))
-
-
-def _latex(page: FilledTable) -> str:
-    lines = [r"\begin{table}", r"\centering\tiny", rf"\caption{{{escape(caption(page))}}}"]
-    lines.append(rf"\label{{tab:{page.spec.id.replace('_', '-').replace('.', '-')}}}")
-    for label, header, rows in grid(page):
-        lines += [rf"\par\smallskip {escape(label)}\par"] if label else []
-        lines += [r"\setbox0=\hbox{%", rf"\begin{{tabular}}{{l{'l' * (len(header) - 1)}}}", r"\toprule"]
-        lines += [" & ".join(map(escape, header)) + r" \\", r"\midrule"]
-        lines += [" & ".join(map(escape, [row, *map(words, places)])) + r" \\" for row, places in rows]
-        lines += [r"\bottomrule", r"\end{tabular}}%", _FITTED]
-    lines.append(r"\par\smallskip\raggedright " + r" \\ ".join(escape(note) for note in notes(page)))
-    return "\n".join([*lines, r"\end{table}", ""])
+def _place(page: FilledTable, cells: Sequence[FilledCell]) -> Cell:
+    return Cell(words(cells), details=tuple(line for one in cells for line in behind(page, one)))
 
 
 def _csv(pages: Sequence[FilledTable]) -> str:

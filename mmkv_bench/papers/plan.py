@@ -22,7 +22,7 @@ from mmkv_bench.papers.filled_table import needed
 from mmkv_bench.papers.layout import TableLayout, load, table_ids
 from mmkv_bench.papers.metrics import has_numbers
 from mmkv_bench.papers.printed import of_table
-from mmkv_bench.tables.sections import aligned
+from mmkv_bench.tables.formats import aligned
 
 FORKS, PASSES = 16, 6
 """Answers that one step decodes together (`fork_batch`); timed passes of a cell, and one to warm up (`repeats`)."""

@@ -15,7 +15,7 @@ from mmkv_bench.papers.fixed import versions
 from mmkv_bench.papers.layout import PAPERS
 from mmkv_bench.papers.reader import COMPUTED, MEASURED, PLANNED
 from mmkv_bench.papers.verdict import AGREES, CONFIRMED, DIFFERS, UNDECIDED
-from mmkv_bench.tables.sections import aligned
+from mmkv_bench.tables.formats import aligned
 
 _FIRST = (
     "mmshift_qwen_{1..5} (the gates of Qwen2.5-VL-7B, MM-ShiftKV Table 1)",

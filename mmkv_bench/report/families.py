@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mmkv_bench.tables.notes import context_words, line_label
+from mmkv_bench.tables.captions import context_words, line_label
+from mmkv_bench.tables.notes import predicts_nothing
 from mmkv_bench.tables.score_table import ScoreTable
-from mmkv_bench.tables.task_ranks import TaskRanks, families, headlines, predicts_nothing, ranks_over
+from mmkv_bench.tables.task_ranks import TaskRanks, families, headlines, ranks_over
 
 
 def shown(store: int, tables: Sequence[ScoreTable], first: int) -> list[dict[str, Any]]:

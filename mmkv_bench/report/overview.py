@@ -9,10 +9,11 @@ from mmkv_bench.report import families
 from mmkv_bench.report.columns import Columns, number
 from mmkv_bench.statistics.metric_kinds import lower_is_better
 from mmkv_bench.tables.audit import Audit
+from mmkv_bench.tables.captions import axis_words, caption, line_label
 from mmkv_bench.tables.cost_names import KNOWN
 from mmkv_bench.tables.costs import CostEntry, CostTable
 from mmkv_bench.tables.line import Line
-from mmkv_bench.tables.notes import axis_words, caption, line_label, notes
+from mmkv_bench.tables.notes import score_notes
 from mmkv_bench.tables.rows import CONTEXT
 from mmkv_bench.tables.score_table import Entry, ScoreTable
 
@@ -173,5 +174,5 @@ def _view(store: int, table: ScoreTable, tables: Sequence[ScoreTable]) -> dict[s
         "budgets": list(table.budgets),
         "less_is_better": lower_is_better(table.metric),
         "caption": caption(table, tables),
-        "notes": notes(table),
+        "notes": [note.text for note in sorted(score_notes(table), key=lambda note: note.rank)],
     }

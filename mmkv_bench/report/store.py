@@ -16,7 +16,7 @@ from mmkv_bench.report.prompts import Prompts
 from mmkv_bench.report.samples import COLUMNS, Answers, Values, chosen, of_cell
 from mmkv_bench.statistics.metric_kinds import lower_is_better
 from mmkv_bench.store.blocks import blocks
-from mmkv_bench.tables.notes import line_label
+from mmkv_bench.tables.captions import line_label
 from mmkv_bench.tables.rows import AT_ONCE, BASELINE, Rows, context_key, with_limits
 from mmkv_bench.tables.score_table import ScoreTable
 

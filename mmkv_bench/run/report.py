@@ -159,8 +159,9 @@ class Report:
     def _tables(self) -> str:
         """Of this run's cells; a mix's kinds stay in the rows."""
         from mmkv_bench.tables.build import RANDOM, build
-        from mmkv_bench.tables.render import markdown
+        from mmkv_bench.tables.formats import markdown
         from mmkv_bench.tables.rows import frames
+        from mmkv_bench.tables.score_text import tables_of_scores
 
         if self.config.model.weights == "random":
             return RANDOM
@@ -168,4 +169,4 @@ class Report:
         headlines = {metric for spec in specs for metric in spec.metrics}
         rows = self._as_asked(frames(self.rows.of_metrics(headlines)))
         shown = sorted(headlines.intersection(rows.names)) if all(spec.metrics for spec in specs) else None
-        return markdown(build(rows, metrics=shown))
+        return markdown(tables_of_scores(build(rows, metrics=shown)))

@@ -37,7 +37,7 @@ def seen(configs: Iterable[str], found: Mapping[str, str]) -> tuple[str, ...]:
     phrases = []
     for name, checksum in sorted(found.items()):
         what = told.get(checksum) or committed.get(checksum)
-        words = "of samples that neither rows nor conf tell"
+        words = "unknown samples"
         if what:
             words = (f"{what['samples']} samples: " if what["samples"] else "") + what["dataset"]
         phrases.append(f"{name} {checksum} ({words})")

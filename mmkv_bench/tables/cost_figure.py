@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.errors import ConfigError
+from mmkv_bench.tables.captions import context_words, line_label
 from mmkv_bench.tables.cost_names import Cost
-from mmkv_bench.tables.cost_text import unit_of
 from mmkv_bench.tables.costs import CostEntry, CostTable
 from mmkv_bench.tables.figure import looks
 from mmkv_bench.tables.line import Line
-from mmkv_bench.tables.notes import context_words, line_label
+from mmkv_bench.tables.number_text import unit_of
 from mmkv_bench.tables.rows import BASELINE
 from mmkv_bench.tables.step_limits import TIMED
 
@@ -48,7 +48,7 @@ def length_figure(tables: Sequence[CostTable], cost: Cost) -> Figure:
     every = [table for own in panels.values() for table in own]
     styles = looks(method for table in every for method in table.methods)
     values = [own[cost.key].value for table in every for own in table.entries.values() if cost.key in own]
-    scale = unit_of(cost, [value for value in values if value is not None])
+    scale = unit_of(cost.unit, [value for value in values if value is not None])
     across = min(len(panels), _COLUMNS)
     down = -(-len(panels) // across)
     figure = Figure(figsize=(max(5.2 * across, 7.6), 4.3 * down + 0.8), dpi=150, layout="constrained")

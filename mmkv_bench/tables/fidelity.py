@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.protocols import protocol
 from mmkv_bench.statistics.metric_kinds import FIDELITY
 from mmkv_bench.tables.build import build
-from mmkv_bench.tables.notes import caption, line_label
-from mmkv_bench.tables.rows import BASELINE, Rows
+from mmkv_bench.tables.captions import caption, line_label
+from mmkv_bench.tables.notes import fidelity_notes
+from mmkv_bench.tables.rows import Rows
 from mmkv_bench.tables.score_table import ScoreTable
-from mmkv_bench.tables.sections import Grid, Notes, Section
+from mmkv_bench.tables.table import Grid, Table
 
 GROUP = "fidelity"
 """What stands for all of these metrics on a command line."""
@@ -40,12 +40,12 @@ def names(metrics: Sequence[str] | None, rows: Rows) -> list[str] | None:
     )
 
 
-def fidelity_sections(
+def fidelity_tables(
     rows: Rows,
     datasets: Sequence[str] | None = None,
     protocols: Sequence[str] | None = None,
     readings: Sequence[str] | None = None,
-) -> list[Section]:
+) -> list[Table]:
     """One table per dataset, protocol and kind of budget: a line per method and budget, a column per metric.
 
     Raises ConfigError when no answer of the rows was held against full's.
@@ -60,23 +60,23 @@ def fidelity_sections(
     groups: dict[tuple[str, ...], dict[str, ScoreTable]] = {}
     for table in tables:
         groups.setdefault((*table.context.values(), table.axis), {})[table.metric] = table
-    return [_one(group, tables) for group in groups.values()]
+    return [_table(group, tables) for group in groups.values()]
 
 
-def _one(group: Mapping[str, ScoreTable], tables: Sequence[ScoreTable]) -> Section:
+def _table(group: Mapping[str, ScoreTable], tables: Sequence[ScoreTable]) -> Table:
     shown = [metric for metric in COLUMNS if metric in group]
-    some = group[shown[0]]
+    first = group[shown[0]]
     lines = {
         (method.label, budget): method for t in group.values() for method in t.methods for budget in ("", *t.budgets)
     }
-    grid = [
+    rows = [
         [line_label(method), budget or "all", *(_cell(group[metric], label, budget) for metric in shown)]
         for (label, budget), method in lines.items()
         if any((label, budget) in table.entries for table in group.values())
     ]
-    budget = ["budget", *(COLUMNS[metric] for metric in shown)]
-    body = (Grid(["method", *budget], grid), Notes(_notes(some, group)))
-    return Section(f"{some.dataset}, {GROUP}", caption(some, tables, intervals=False), body)
+    grid = Grid(["method", "budget", *(COLUMNS[metric] for metric in shown)], rows, labels=2)
+    words = caption(first, tables, intervals=False)
+    return Table(f"{first.dataset}, {GROUP}", words, [grid], fidelity_notes(first, [*group]))
 
 
 def _cell(table: ScoreTable, label: str, budget: str) -> str:
@@ -88,22 +88,3 @@ def _cell(table: ScoreTable, label: str, budget: str) -> str:
     if table.metric.startswith("fidelity_kl"):
         return f"{entry.value:.2g}" if entry.value else "0"
     return f"{entry.value:.1f}" if table.metric == "divergence" else f"{entry.value:.3f}"
-
-
-def _notes(table: ScoreTable, group: Mapping[str, ScoreTable]) -> list[str]:
-    first = (
-        "without token 1, which the full prefill gives to all"
-        if protocol(table.context["protocol"]).from_prefill
-        else "token 1 among them"
-    )
-    lines = [
-        f"KL(full || method) and top-1 agreement per token of full's own answer, teacher-forced, mean over samples ({first}); a "
-        "sample counts for 5 nats at most.",
-        "tokens in common: of the method's own answer before it leaves full's; one that never does counts with its length.",
-    ]
-    if any(method.base == BASELINE for method in table.methods):
-        lines.append(
-            "full: measured a second time through the path of compressed caches, the noise floor of the others."
-        )
-    shown = ", ".join(f"--metric {metric}" for metric in group)
-    return [*lines, f"intervals and pairs: {shown}."]

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.errors import ConfigError
+from mmkv_bench.tables.captions import caption, line_label, size_text
 from mmkv_bench.tables.line import Line
-from mmkv_bench.tables.notes import OVER, caption, line_label, size_text
+from mmkv_bench.tables.notes import OVER
 from mmkv_bench.tables.rows import BASELINE
 from mmkv_bench.tables.score_table import Entry, ScoreTable
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.tables.cost_text import number, unit_of
+from mmkv_bench.tables.captions import caption, line_label
 from mmkv_bench.tables.figure import looks
 from mmkv_bench.tables.fronts import Front, Point
-from mmkv_bench.tables.notes import caption, line_label
+from mmkv_bench.tables.number_text import number, unit_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,7 +53,7 @@ def front_figure(fronts: Sequence[Front]) -> Figure:
 def _draw(axes: Axes, front: Front, styles: dict[str, tuple[str, str]]) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    size, unit = unit_of(front.cost, [point.x for point in front.points])
+    size, unit = unit_of(front.cost.unit, [point.x for point in front.points])
     best = [point for point in front.points if point.best]
     x, y = [point.x / size for point in best], [point.y for point in best]
     rate = front.cost.unit == "tokens/s"

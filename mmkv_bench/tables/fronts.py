@@ -9,10 +9,10 @@ from typing import TypeAlias
 
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.statistics.metric_kinds import lower_is_better
+from mmkv_bench.tables.captions import line_label
 from mmkv_bench.tables.cost_names import Cost
 from mmkv_bench.tables.costs import CostEntry, CostTable, known_tables
 from mmkv_bench.tables.line import Line
-from mmkv_bench.tables.notes import line_label
 from mmkv_bench.tables.score_table import ScoreTable
 
 Key: TypeAlias = tuple[str, str, str, str, str, str]

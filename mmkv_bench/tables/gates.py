@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mmkv_bench.tables.notes import FIXTURE
-from mmkv_bench.tables.rows import config_of
+from mmkv_bench.tables.rows import FIXTURE, config_of
 
 
 @dataclass(frozen=True)
@@ -80,12 +79,12 @@ def verdict(gate: Gate | None, value: float | None, n: int, transformers: str) -
         n: its samples; transformers: the version it ran under.
     """
     if gate is None:
-        return "gate not run: no full-cache score is printed for this model, dataset and metric."
+        return "Full-cache gate not run: no paper prints a full-cache score for this model, dataset and metric."
     goal = f"{gate.expected:g} +- {gate.tolerance:g} ({gate.source})"
     if value is None:
-        return f"gate not run: full has no headline here to hold against {goal}."
+        return f"Full-cache gate not run: full has no score here to compare with {goal}."
     word = "passed" if gate.passes(value) else "failed"
-    return f"gate {word}: full scores {gate.scale * value:.4g}, expected {goal}; n={n}, transformers {transformers}."
+    return f"Full-cache gate {word}: full scores {gate.scale * value:.4g}, expected {goal}; n={n}, transformers {transformers}."
 
 
 def _of_expected(values: Mapping[str, Any]) -> tuple[str, str] | None:

@@ -22,11 +22,11 @@ import numpy as np
 from mmkv_bench.errors import ConfigError, StoreError
 from mmkv_bench.tables.compare import against
 from mmkv_bench.tables.gates import find_group, gates_of, verdict
-from mmkv_bench.tables.notes import FIXTURE
-from mmkv_bench.tables.render import score, signed, span
-from mmkv_bench.tables.rows import BASELINE, CONTEXT, Rows, config_of
+from mmkv_bench.tables.notes import group_notes
+from mmkv_bench.tables.number_text import score, signed, span
+from mmkv_bench.tables.rows import BASELINE, CONTEXT, FIXTURE, Rows, config_of
 from mmkv_bench.tables.score_table import Entry, ScoreTable
-from mmkv_bench.tables.sections import Block, Grid, Notes, Section
+from mmkv_bench.tables.table import Cell, Grid, Table
 
 OF_ONE_DATASET = ("dataset", "dataset_fingerprint", "generation")  # in which the datasets of a group may differ
 
@@ -234,43 +234,35 @@ def mean(parts: Sequence[Mean]) -> Mean:
     return Mean(value, value - below, value + above)
 
 
-def group_sections(tables: Sequence[GroupTable], *, intervals: bool = True) -> list[Section]:
+def tables_of_groups(tables: Sequence[GroupTable], *, intervals: bool = True) -> list[Table]:
     """The tables with their captions; below each, the differences to `full`."""
-    return [_section(table, intervals) for table in tables]
+    return [_table(table, intervals) for table in tables]
 
 
-def _section(table: GroupTable, intervals: bool) -> Section:
+def _table(table: GroupTable, intervals: bool) -> Table:
     words = [f"model={table.context['model']}", f"protocol={table.context['protocol']}"]
     words += [f"budget={table.budget}"] if table.budget else []
-    blocks: list[Block] = []
+    header, grids = ["method", *table.groups], []
     if table.groups:
-        header = ["method", *table.groups]
-        blocks.append(Grid(header, _grid(table, table.means, score, intervals)))
-        if table.against:
-            blocks += ["Minus `full`, paired by sample:", Grid(header, _grid(table, table.against, signed, intervals))]
-    notes = ["fixture data, made to exercise the tasks: the scores say nothing."] * table.fixture
-    if table.absent:
-        lacking = ", ".join(f"{name} ({here} of {size} datasets)" for name, (here, size) in table.absent.items())
-        notes.append(f"not complete: {lacking}.")
-    if table.calibrated:
-        told = ", ".join(table.calibrated)
-        notes.append(
-            f"calibrated on data that the other methods have not seen (named below each dataset's table): {told}."
-        )
-    notes += table.gates
-    blocks += [Notes(notes)] if notes else []
-    caption = f"{'; '.join(words)}; each dataset of a group counts once"
-    return Section(f"{table.benchmark}, means over datasets", caption, tuple(blocks))
+        grids.append(Grid(header, _rows(table, table.means, score, intervals)))
+    if table.groups and table.against:
+        grids.append(Grid(header, _rows(table, table.against, signed, intervals), "Minus full, paired by sample"))
+    return Table(
+        f"{table.benchmark}, means over datasets",
+        f"{'; '.join(words)}; each dataset of a group counts once",
+        grids,
+        group_notes(table.fixture, table.absent, table.calibrated, table.gates),
+    )
 
 
-def _grid(
+def _rows(
     table: GroupTable, found: Mapping[tuple[str, str], Mean], number: Callable[[float], str], intervals: bool
-) -> list[list[str]]:
+) -> list[list[Cell | str]]:
     lines = [label for label in table.methods if any((label, name) in found for name in table.groups)]
     return [[label, *(_cell(found.get((label, name)), number, intervals) for name in table.groups)] for label in lines]
 
 
-def _cell(mean: Mean | None, number: Callable[[float], str], intervals: bool) -> str:
+def _cell(mean: Mean | None, number: Callable[[float], str], intervals: bool) -> Cell:
     if mean is None:
-        return "-"
-    return " ".join(part for part in (number(mean.value), span(mean.low, mean.high) if intervals else "") if part)
+        return Cell("-")
+    return Cell(number(mean.value), mean.value, span(mean.low, mean.high) if intervals else "")

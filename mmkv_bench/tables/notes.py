@@ -1,260 +1,292 @@
-"""What stands around a table: its caption, the marks on its cells, and the notes that explain them."""
+"""Notes of every kind of table, each with its rank, and the marks on cells that they explain."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from math import exp, inf
+from typing import TYPE_CHECKING
 
-from mmkv_bench.statistics.intervals import LEVEL
-from mmkv_bench.statistics.metric_kinds import CAPS, FIDELITY, MEASURES, PARSE_FAILED, SAME, lower_is_better, upstream
-from mmkv_bench.tables.best import best_notes
+from mmkv_bench.protocols import protocol
+from mmkv_bench.statistics.column import Column
+from mmkv_bench.statistics.intervals import ALPHA, LEVEL
+from mmkv_bench.statistics.metric_kinds import (
+    FIDELITY,
+    MEASURES,
+    PARSE_FAILED,
+    SAME,
+    Pooled,
+    lower_is_better,
+    upstream,
+)
+from mmkv_bench.statistics.paired_test import LARGEST_SHARE
+from mmkv_bench.tables.captions import cell_words
+from mmkv_bench.tables.family import CONTROLS
 from mmkv_bench.tables.line import Line
-from mmkv_bench.tables.protocol_notes import mostly_free, tested
-from mmkv_bench.tables.rows import BASELINE
-from mmkv_bench.tables.score_table import AXES, Entry, ScoreTable
-from mmkv_bench.tables.versions import version_notes
+from mmkv_bench.tables.rows import BASELINE, FIXTURE
+from mmkv_bench.tables.score_table import Entry, ScoreTable
+from mmkv_bench.tables.step_limits import LIMIT, TIMED
+from mmkv_bench.tables.table import Note, Rank
+
+if TYPE_CHECKING:
+    from mmkv_bench.tables.costs import CostTable
 
 OVER, PREFILL, BEFORE_CUT, PACKED, RETRIEVED, PRESET = "†", "§", "¶", "‡", "◊", "∥"
-FIXTURE = "_fixture"  # how labels of datasets of our own making end
+FIXTURE_DATA = Note(
+    "Fixture data, made to exercise the task: the scores say nothing about model or methods.", Rank.WARNING
+)
+RANKS = "Ranks run from 1 + the number of methods proven better to m - the number proven worse"
+OVER_FULL = "/ full"
+_EMBEDDED = "tiny"
 _MANY = 6  # cells that a note lists by name
 _ROUNDING = 1e-5  # MMMU's aggregate comes with five digits
-# Context that a caption names only where it tells two tables apart, and what must be equal for it to do so.
-_WITHIN = {"model_fingerprint": "model", "dataset_fingerprint": "dataset"}
-_QUIET = (*_WITHIN, "dtype", "attention", "generation", "numerics_version", "torch", "transformers")
-_QUIET += ("device", "processor", "lmms_eval")
-
-
-def title(table: ScoreTable) -> str:
-    """What the table shows, in one phrase."""
-    return f"{table.dataset}, {table.metric}"
-
-
-def caption(table: ScoreTable, tables: Sequence[ScoreTable], intervals: bool = True) -> str:
-    """Axis, model, protocol, reading, sample count and interval kind, and what tells this table from the others."""
-    contexts = [each.context for each in tables]
-    parts = [axis_words(table.axis), *context_words(table.context, table.readings, contexts)]
-    if mostly_free(table):
-        parts.append("answers mostly free")
-    parts.append(size_text(table))
-    if table.metric in CAPS:
-        parts.append(f"a sample counts for {CAPS[table.metric]:g} nats at most")
-    kinds = sorted({entry.interval for entry in table.entries.values()} - {"none"})
-    if intervals and kinds:
-        parts.append(f"{LEVEL:.0%} intervals ({', '.join(kinds)})")
-    return "; ".join(parts)
-
-
-def axis_words(axis: str) -> str:
-    """What a table's budgets count."""
-    return AXES[axis] if axis == "none" else f"budget: {AXES[axis]}"
-
-
-def context_words(
-    context: Mapping[str, str], readings: Sequence[str], contexts: Sequence[Mapping[str, str]]
-) -> list[str]:
-    """Model, protocol, reading, and what tells this context from the others that are shown with it."""
-    parts = [f"model={context['model']}", f"protocol={context['protocol']}"]
-    if readings:
-        parts.append(f"reading={' and '.join(readings)}")
-    if context["limits"]:
-        parts.append(context["limits"])
-    for column in _QUIET:
-        within = _WITHIN.get(column)
-        others = [other for other in contexts if within is None or other[within] == context[within]]
-        if len({other[column] for other in others}) > 1:
-            value = context[column]
-            parts.append(f"{column}={value[:12] if within else value}")
-    return parts
-
-
-def size_text(table: ScoreTable) -> str:
-    """`n=500`, or `n=300 to 500` where the cells hold different numbers of samples."""
-    low, high = table.sizes[0], table.sizes[-1]
-    return f"n={low}" if low == high else f"n={low} to {high}"
-
-
-def line_label(method: Line) -> str:
-    """The method's name in the table, with `ceiling` where it cheats, `calibrated` where it was measured on data before,
-    and `tuned` where its parameters are not the defaults."""
-    said = {"ceiling": method.cheats, "calibrated": method.calibrated, "tuned": method.tuned}
-    words = ", ".join(word for word, true in said.items() if true)
-    if not words:
-        return method.label
-    return f"{method.label[:-1]}, {words})" if method.label.endswith(")") else f"{method.label} ({words})"
 
 
 def fallback_letters(table: ScoreTable) -> dict[str, str]:
-    """A letter for each fallback reason that occurs in the table."""
+    """Fallback reason -> its letter in the table."""
     return {reason: chr(ord("a") + i) for i, reason in enumerate(table.fallbacks)}
 
 
 def marks(table: ScoreTable, method: Line, entry: Entry, budget: str) -> list[str]:
     """The marks behind a cell's number, in a fixed order."""
-    found = [OVER] if entry.audit.over else []
-    if method.label in table.above_bold(budget):
-        found.append(PRESET)
-    if _untested(method, entry):
-        found.append(PREFILL)
-    if entry.audit.text_before_cut:
-        found.append(BEFORE_CUT)
-    if entry.audit.packed:
-        found.append(PACKED)
-    if entry.audit.retrievable:
-        found.append(RETRIEVED)
+    audit = entry.audit
+    flags = {
+        OVER: audit.over > 0,
+        PRESET: method.label in table.above_bold(budget),
+        PREFILL: _mostly_prefill(method, entry),
+        BEFORE_CUT: audit.text_before_cut > 0,
+        PACKED: audit.packed > 0,
+        RETRIEVED: audit.retrievable > 0,
+    }
     letters = fallback_letters(table)
-    return found + [letters[reason] for reason in entry.audit.fallbacks]
+    return [mark for mark, true in flags.items() if true] + [letters[reason] for reason in audit.fallbacks]
 
 
-def notes(table: ScoreTable) -> list[str]:
-    """One line for everything that a reader of the numbers must know, in a fixed order; empty when there is nothing."""
+def score_notes(table: ScoreTable) -> list[Note]:
+    """Notes of a table of scores."""
     return [
         *_source_notes(table),
         *_judge_notes(table),
         *_failure_notes(table),
-        *best_notes(table, _apart(table)),
+        *_bold_notes(table),
         *_mark_notes(table),
-        *_method_notes(table),
-        *version_notes(table.versions),
-        *_machine_notes(table),
-        *tested(table),
+        *_free_notes(table),
+        *_line_notes(table),
+        *_version_notes(table),
+        *_cpu_notes(table),
         *_calibration_notes(table),
         *_unread_notes(table),
         *_lmms_eval_notes(table),
     ]
 
 
-def where(key: tuple[str, str]) -> str:
-    """A cell in words: `snapkv at 64`."""
-    label, budget = key
-    return f"{label} at {budget}" if budget else label
-
-
-def _named(table: ScoreTable) -> list[tuple[str, Line, Entry]]:
+def _cells(table: ScoreTable) -> list[tuple[str, Line, Entry]]:
     """Every cell of the table once, as (words, method, entry), line by line."""
     places = [(method, (method.label, budget)) for method in table.methods for budget in ("", *table.budgets)]
-    return [(where(key), method, table.entries[key]) for method, key in places if key in table.entries]
+    return [(cell_words(*key), method, table.entries[key]) for method, key in places if key in table.entries]
 
 
-def _untested(method: Line, entry: Entry) -> bool:
-    """Whether most answers could not be changed by compression, so that the cell cannot tell methods apart."""
+def _mostly_prefill(method: Line, entry: Entry) -> bool:
+    """Whether most answers come from the full prefill, so that the cell cannot tell methods apart."""
     return method.base != BASELINE and 2 * entry.audit.from_prefill > entry.audit.n
 
 
-def _source_notes(table: ScoreTable) -> list[str]:
-    """What the numbers stand on: made-up data, and the full-cache gate; and which way is better, where it is down."""
-    made = "fixture data, made to exercise the task: the scores say nothing about the model or the methods."
-    falling = ["the smaller value is the better one."] * lower_is_better(table.metric)
-    return falling + [made] * table.dataset.endswith(FIXTURE) + ([table.gate] if table.gate else [])
+def _source_notes(table: ScoreTable) -> list[Note]:
+    notes = [Note("Smaller values are better.", Rank.MARK)] * lower_is_better(table.metric)
+    notes += [FIXTURE_DATA] * table.dataset.endswith(FIXTURE)
+    return [*notes, *([gate_note(table.gate)] if table.gate else [])]
 
 
-def _judge_notes(table: ScoreTable) -> list[str]:
-    """Who judged, whether that was one judge with the same prompts, and what no judge has answered; of a measure, what was
-    not measured while answering."""
-    judges = sorted({judge for entry in table.entries.values() for judge in entry.judges})
-    lines = [f"judged by {judges[0]}."] if len(judges) == 1 else []
+def gate_note(verdict: str) -> Note:
+    """A note of a sentence of `gates.verdict`: a failed gate comes first, one that was not run last."""
+    return Note(
+        verdict, Rank.WARNING if " failed:" in verdict else Rank.READING if " passed:" in verdict else Rank.DETAIL
+    )
+
+
+def _judge_notes(table: ScoreTable) -> list[Note]:
+    entries = table.entries.values()
+    judges = sorted({judge for entry in entries for judge in entry.judges})
+    notes = [Note(f"Judged by {judges[0]}.")] if len(judges) == 1 else []
     if len(judges) > 1:
-        lines.append(f"judged by several judges, whose scores do not compare: {'; '.join(judges)}.")
-    unvalued = sum(entry.scores.unjudged for entry in table.entries.values())
-    if unvalued and table.metric in MEASURES:
-        answers = sum(entry.scores.n for entry in table.entries.values())
-        lines.append(f"not measured: {unvalued} of {answers} answers; out=<another folder> measures them.")
-    elif unvalued:
-        lines.append(
-            "not judged: answers for which no judge gave a score, of all answers; stage=score with a judge asks it."
-        )
-    return lines
+        notes.append(Note(f"Several judges, whose scores cannot be compared: {'; '.join(judges)}.", Rank.WARNING))
+    without = sum(entry.scores.unjudged for entry in entries)
+    if without and table.metric in MEASURES:
+        answers = sum(entry.scores.n for entry in entries)
+        text = f"Not measured: {without} of {answers} answers. Run again with out=<another folder> to measure them."
+        notes.append(Note(text, Rank.WARNING))
+    elif without:
+        text = "Not judged: answers without a judge's score, of all answers. stage=score with a judge adds the scores."
+        notes.append(Note(text, Rank.WARNING))
+    return notes
 
 
-def _failure_notes(table: ScoreTable) -> list[str]:
-    lines = []
+def _failure_notes(table: ScoreTable) -> list[Note]:
+    notes = []
     if any(not entry.scores.complete and not entry.scores.unjudged for entry in table.entries.values()):
-        lines.append(
-            "not every sample is ok: such cells show samples ok / samples, the score with failures as 0 / the score "
-            f"over the {len(table.common_ids)} samples ok in every cell."
+        text = (
+            "Cells with failures show samples ok / samples, the score with failures as 0 / the score over the "
+            f"{len(table.common_ids)} samples ok in every cell."
         )
-    short = [f"{words} (n={e.scores.n})" for words, _, e in _named(table) if e.scores.n < table.sizes[-1]]
+        notes.append(Note(text, Rank.WARNING))
+    short = [f"{words} (n={e.scores.n})" for words, _, e in _cells(table) if e.scores.n < table.sizes[-1]]
     if short:
-        lines.append(f"fewer samples than the {table.sizes[-1]} of the largest cell: {', '.join(short)}.")
-    picked = [(words, e.audit.chosen, e.audit.n) for words, _, e in _named(table) if e.audit.chosen]
-    if picked:
-        lines.append(
-            "samples that were asked for by their ids (samples=[...]) say nothing of the dataset, and cells with such, which "
-            f"count in their scores until out=<another folder> keeps them apart, are not compared: {_listed(picked)}."
+        text = f"Fewer samples than the {table.sizes[-1]} of the largest cell: {', '.join(short)}."
+        notes.append(Note(text, Rank.WARNING))
+    chosen = [(words, e.audit.chosen, e.audit.n) for words, _, e in _cells(table) if e.audit.chosen]
+    if chosen:
+        text = (
+            "Samples chosen by id (samples=[...]) do not represent the dataset, so these cells are not compared: "
+            f"{_listed(chosen)}. out=<another folder> keeps such answers apart."
         )
+        notes.append(Note(text, Rank.WARNING))
     unranked = table.unranked()
     if unranked:
         at = "" if len(unranked) == len(table.columns) else f" at {', '.join(unranked)}"
-        lines.append(f"nothing is marked best{at}, because the cells that compete are not ok on the same samples.")
-    waiting = [f"{where(key)} ({count})" for key, count in table.waiting.items()]
+        notes.append(Note(f"No bold{at}: the cells that are compared are not ok on the same samples.", Rank.MARK))
+    waiting = [f"{cell_words(*key)} ({count})" for key, count in table.waiting.items()]
     if waiting:
-        lines.append(f"answers not scored yet (stage=score): {', '.join(waiting)}.")
-    return lines
+        notes.append(Note(f"Answers without scores yet (stage=score adds them): {', '.join(waiting)}.", Rank.WARNING))
+    return notes
 
 
-def _apart(table: ScoreTable) -> list[str]:
-    """The marks, of those that occur, whose cells do not compete."""
-    audits = [entry.audit for _, method, entry in _named(table) if method.base != BASELINE]
-    kinds = {
-        OVER: any(audit.over for audit in audits),
-        PACKED: any(audit.packed for audit in audits),
-        RETRIEVED: any(audit.retrievable for audit in audits),
-    }
-    return [mark for mark, found in kinds.items() if found]
-
-
-def _mark_notes(table: ScoreTable) -> list[str]:
-    cells = _named(table)
-    lines = []
-    exceeding = [
-        (method, (f"{words} by {e.audit.excess_mean:.1%}, at most {e.audit.excess_worst:.1%}", e.audit.over, e.audit.n))
-        for words, method, e in cells
-        if e.audit.over
-    ]
-    if pictures := [told for method, told in exceeding if method.resamples]:
-        lines.append(
-            f"{OVER} the smallest pictures, or the fewest frames, have more entries than the budget: "
-            f"{_listed(pictures, shorten=False)}."
+def _bold_notes(table: ScoreTable) -> list[Note]:
+    """The meaning of bold, budgets without it, and the lines that are not compared."""
+    columns = {budget: column for budget, column in table.columns.items() if len(column.names) > 1}
+    if not columns:
+        return _study_notes(table)
+    ranked = {budget: column for budget in table.budgets if (column := table.ranked(budget))}
+    notes = []
+    if ranked:
+        sizes = sorted({len(column.names) for column in ranked.values()})
+        m = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+        text = (
+            f"Bold: not significantly worse than any other method (alpha {ALPHA:g}, corrected for m = {m}). The best method "
+            f"is among them with {LEVEL:.0%} confidence."
         )
-    defect = any(not method.may_exceed and not method.resamples for method, _ in exceeding)
-    if over := [told for method, told in exceeding if not method.resamples]:
-        blame = ", which only reading=released may do, or a paper's own formula: take it for a defect" if defect else ""
-        lines.append(f"{OVER} more entries resident than the budget{blame}: {_listed(over, shorten=False)}.")
+        details = (
+            f"{RANKS}, with m methods compared. A method is proven worse by a paired test at p <= {ALPHA:g} / (m - 1), or "
+            "in a pair separated by Holm. "
+            "Not bold is no proof of being worse."
+        )
+        notes += [Note(text, Rank.MARK), Note(details, Rank.DETAIL)]
+    blind = [budget for budget, column in columns.items() if not column.decidable.any()]
+    undecided = [budget for budget, column in columns.items() if not column.beats.any() and budget not in blind]
+    if undecided:
+        notes.append(Note(f"No bold{_at(undecided)}: no method is proven better than another.", Rank.MARK))
+    if blind:
+        text = f"Not decidable{_at(blind)}: one document, image or video holds more than {LARGEST_SHARE:.0%} of the samples."
+        notes.append(Note(text, Rank.MARK))
+    notes += _resolution(table, columns) + _study_notes(table)
+    return notes + (_rival_notes(table, list(ranked)) if ranked else [])
+
+
+def _at(budgets: Sequence[str]) -> str:
+    return f" at {', '.join(budgets)}" if any(budgets) else ""
+
+
+def _resolution(table: ScoreTable, columns: Mapping[str, Column]) -> list[Note]:
+    """The smallest difference that each column could have separated; none where no column could separate any."""
+    gaps = {budget: gap for budget, column in columns.items() if (gap := column.resolution) is not None}
+    if not gaps:
+        return []
+    ratio = isinstance(table.aggregator, Pooled) and table.aggregator.ratio
+    words = [
+        f"{'none' if gap == inf else f'a ratio of {exp(gap):.3g}' if ratio else f'{gap:.2g}'}{budget and f' at {budget}'}"
+        for budget, gap in gaps.items()
+    ]
+    return [Note(f"Smallest difference that could be detected: {', '.join(words)}.")]
+
+
+def _study_notes(table: ScoreTable) -> list[Note]:
+    primary = table.primary
+    if primary is None:
+        return []
+    here = (table.dataset, table.metric, table.context["protocol"])
+    if here == (primary.dataset, primary.metric, primary.protocol) and primary.budget in table.budgets:
+        late = " (named after its answers were made)" * primary.late
+        return [
+            Note(f"Primary endpoint of this study{late}: column {primary.budget}. All else is exploratory.", Rank.MARK)
+        ]
+    return [Note(f"Exploratory: the primary endpoint of this study is {primary}.")]
+
+
+def _rival_notes(table: ScoreTable, budgets: Sequence[str]) -> list[Note]:
+    """The lines that are shown and not compared."""
+    families = [table.family(budget) for budget in budgets]
+    presets = {label: of for family in families for label, of in family.presets.items()}
+    controls = [method.label for method in table.methods if method.base in CONTROLS and method.base != BASELINE]
+    words = [f"{', '.join(controls)} (control{'s' * (len(controls) > 1)})"] if controls else []
+    words += [f"presets of {', '.join(dict.fromkeys(presets.values()))}"] if presets else []
+    audits = [entry.audit for _, method, entry in _cells(table) if method.base != BASELINE]
+    apart = {OVER: "over", PACKED: "packed", RETRIEVED: "retrievable"}
+    apart_marks = [mark for mark, name in apart.items() if any(getattr(audit, name) for audit in audits)]
+    words += [f"cells marked {' '.join(apart_marks)}"] if apart_marks else []
+    notes = [Note(f"Shown but not compared: {'; '.join(words)}.")] if words else []
+    if presets:
+        named = "; ".join(f"{label} (of {of})" for label, of in presets.items())
+        notes.append(Note(f"Presets, not compared beside their method: {named}.", Rank.DETAIL))
+    whole = dict.fromkeys(family.method for family in families if family.method)
+    return notes + [Note(f"All lines are compared, because nearly all are presets of {method}.") for method in whole]
+
+
+def _mark_notes(table: ScoreTable) -> list[Note]:
+    """One note that explains all marks of the table, and one for each mark that lists its cells."""
+    cells = _cells(table)
+    meanings: dict[str, str] = {}
+    details = []
+
+    def mark(sign: str, meaning: str, where: str) -> None:
+        meanings[sign] = meaning
+        details.append(Note(f"{sign} {where}.", Rank.DETAIL))
+
+    over = [(method, e, words) for words, method, e in cells if e.audit.over]
+    excess = [
+        (f"{words} by {e.audit.excess_mean:.1%}, at most {e.audit.excess_worst:.1%}", e.audit.over, e.audit.n)
+        for _, e, words in over
+    ]
+    defects = [words for method, _, words in over if not method.may_exceed and not method.resamples]
+    if over:
+        pictures = all(method.resamples for method, _, _ in over)
+        why = ", even with the smallest pictures or the fewest frames" * pictures
+        mark(OVER, f"more entries than the budget{why}", _listed(excess, shorten=False))
     above = {label: None for budget in table.budgets or ("",) for label in sorted(table.above_bold(budget))}
     if above:
-        lines.append(
-            f"{PRESET} scores better than a bold cell of its column and is not bold, because a preset does not compete beside "
-            f"its method: {', '.join(above)}."
-        )
-    untested = [(words, e.audit.from_prefill, e.audit.n) for words, method, e in cells if _untested(method, e)]
-    if untested:
-        lines.append(
-            f"{PREFILL} answers with no token (but the end token) decoded from the compressed cache, which cannot tell "
-            f"methods apart (protocol={table.context['protocol']}): {_listed(untested)}."
-        )
+        mark(PRESET, "better than a bold cell, but a preset is not compared beside its method", ", ".join(above))
+    prefill = [(words, e.audit.from_prefill, e.audit.n) for words, method, e in cells if _mostly_prefill(method, e)]
+    if prefill:
+        name = table.context["protocol"]
+        mark(PREFILL, f"most answers have no token from the compressed cache (protocol={name})", _listed(prefill))
     cut = [(words, e.audit.text_before_cut, e.audit.n) for words, _, e in cells if e.audit.text_before_cut]
     if cut:
-        lines.append(f"{BEFORE_CUT} answers whose compressed context held question text: {_listed(cut)}.")
+        mark(BEFORE_CUT, "the compressed context held question text", _listed(cut))
     packed = [f"{words} ({_bytes(e)})" for words, _, e in cells if e.audit.packed]
     if packed:
-        lines.append(f"{PACKED} entries in fewer bits, not to be compared by entries: {_some(packed)}.")
+        mark(PACKED, "entries in fewer bits, not comparable by entries", _some(packed))
     retrieved = [
         f"{words} (reaches {e.audit.reach:.1f} times as many; {_bytes(e)})"
         for words, _, e in cells
         if e.audit.retrievable
     ]
     if retrieved:
-        lines.append(
-            f"{RETRIEVED} the budget bounds the entries read per step; evicted ones stay within reach: {_some(retrieved)}."
-        )
-    if any(e.audit.held is None for _, _, e in cells if not e.audit.entries_only):
-        lines.append(
-            "bytes of rows older than the column bytes_held are bytes_device and bytes_metadata: slots reserved for tokens to "
-            "come and buffers of decode policies are not among them."
-        )
+        meaning = "the budget bounds the entries that a step reads; evicted ones stay within reach"
+        mark(RETRIEVED, meaning, _some(retrieved))
     for reason, letter in fallback_letters(table).items():
         found = [(words, e.audit.fallbacks.get(reason, 0), e.audit.n) for words, _, e in cells]
-        lines.append(f"{letter} fallback {reason}: {_listed([cell for cell in found if cell[1]])}.")
-    return lines
+        mark(letter, f"fallback {reason}", f"fallback {reason}: {_listed([cell for cell in found if cell[1]])}")
+    notes = []
+    if defects:
+        text = f"Defect: {', '.join(defects)} over the budget, which reading=released or a paper's own formula alone may be."
+        notes.append(Note(text, Rank.WARNING))
+    if meanings:
+        legend = "; ".join(f"{sign} = {meaning}" for sign, meaning in meanings.items())
+        notes.append(Note(f"Marks: {legend}.", Rank.MARK))
+    if any(e.audit.held is None for _, _, e in cells if not e.audit.entries_only):
+        text = (
+            "Rows without bytes_held show bytes_device and bytes_metadata, without reserved slots and decoding buffers."
+        )
+        details.append(Note(text, Rank.DETAIL))
+    return notes + details
 
 
 def _listed(cells: Sequence[tuple[str, int, int]], shorten: bool = True) -> str:
@@ -275,83 +307,228 @@ def _bytes(entry: Entry) -> str:
 
 
 def _some(cells: Sequence[str]) -> str:
-    return (
-        "; ".join(cells) if len(cells) <= _MANY else f"{'; '.join(cells[:_MANY])}; and {len(cells) - _MANY} more cells"
+    more = f"; and {len(cells) - _MANY} more cells" if len(cells) > _MANY else ""
+    return "; ".join(cells[:_MANY]) + more
+
+
+def _free_notes(table: ScoreTable) -> list[Note]:
+    """The protocol's own caveat, or the share of answer tokens that no method can affect; none for `full` alone."""
+    if not table.compressed:
+        return []
+    name = table.context["protocol"]
+    caveat = protocol(name).caveat
+    if caveat is not None:
+        return [Note(f"protocol={name}: {caveat}")]
+    if table.free is None:
+        return []
+    mostly = "Answers are mostly free: " if table.mostly_free else ""
+    text = (
+        f"{mostly}{'u' if mostly else 'U'}nder protocol={name} the first token comes from the full cache: {table.free:.0%} of "
+        "the answer tokens cannot be affected by any method."
     )
+    return [Note(text, Rank.WARNING if mostly else Rank.READING)]
 
 
-def _method_notes(table: ScoreTable) -> list[str]:
-    lines = []
+def _line_notes(table: ScoreTable) -> list[Note]:
+    notes = []
     for method in table.methods:
         entries = [e for (label, _), e in table.entries.items() if label == method.label]
         seeds = sorted({seed for entry in entries for seed in entry.seeds})
         if len(seeds) > 1:
-            uneven = " (not every sample has every seed)" if any(entry.uneven_seeds for entry in entries) else ""
-            lines.append(
-                f"{method.label}: averaged within each sample over seeds {', '.join(map(str, seeds))}{uneven}."
-            )
+            uneven = any(entry.uneven_seeds for entry in entries)
+            text = f"{method.label}: mean over seeds {', '.join(map(str, seeds))} within each sample"
+            text += "; not every sample has every seed" * uneven
+            notes.append(Note(f"{text}.", Rank.READING if uneven else Rank.DETAIL))
         if method.renamed:
-            lines.append(f"{method.label}: the method {method.base} with its default parameters, under another name.")
+            text = f"{method.label}: the method {method.base} with its default parameters, under another name."
+            notes.append(Note(text, Rank.DETAIL))
         if method.resamples:
-            lines.append(
-                f"{method.label}: a control that evicts nothing, the whole cache of smaller pictures or fewer frames; its "
-                "entries are the most that do not exceed the budget."
+            text = (
+                f"{method.label}: a control that evicts nothing and shows smaller pictures or fewer frames. Its entries are the "
+                "most that do not exceed the budget."
             )
+            notes.append(Note(text))
         if method.cheats:
-            lines.append(
-                f"{method.label} (ceiling): cheats, it knows the full cache's own answer; not marked best, and no rival of "
-                "the others."
-            )
+            text = f"{method.label} (ceiling): knows the full cache's own answer, so it is not compared."
+            notes.append(Note(text))
         if method.tuned:
-            values = json.loads(method.parameters)
-            lines.append(f"{method.label} (tuned): {', '.join(f'{k}={v}' for k, v in sorted(values.items()))}.")
-    return lines
+            values = ", ".join(f"{key}={value}" for key, value in sorted(json.loads(method.parameters).items()))
+            notes.append(Note(f"{method.label} (tuned): {values}.", Rank.DETAIL))
+    return notes
 
 
-def _machine_notes(table: ScoreTable) -> list[str]:
+def _version_notes(table: ScoreTable) -> list[Note]:
+    """Older numbers that are left out, and lines whose budgets show different versions."""
+    notes = []
+    for label, budgets in table.versions.items():
+        older = [
+            f"{budget or 'all budgets'} (version {', '.join(map(str, found[1:]))}, shown: {found[0]})"
+            for budget, found in budgets.items()
+            if len(found) > 1
+        ]
+        if older:
+            notes.append(Note(f"{label}: older versions of its numbers are left out at {', '.join(older)}."))
+        shown: dict[int, list[str]] = {}
+        for budget, found in budgets.items():
+            shown.setdefault(found[0], []).append(budget or "all budgets")
+        if len(shown) > 1:
+            words = " and ".join(f"{version} at {', '.join(of)}" for version, of in sorted(shown.items()))
+            text = f"{label}: the budgets show different versions of its numbers: {words}."
+            notes.append(Note(text, Rank.WARNING))
+    return notes
+
+
+def _cpu_notes(table: ScoreTable) -> list[Note]:
     if len(table.cpus) < 2:
         return []
-    kinds = ", ".join(
-        f"{kind} ({count})" for kind, count in sorted(table.cpus.items(), key=lambda found: (-found[1], found[0]))
-    )
-    return [f"cells were made beside several kinds of CPU: {kinds}."]
+    kinds = sorted(table.cpus.items(), key=lambda kind: (-kind[1], kind[0]))
+    return [Note(f"Cells were made on several kinds of CPU: {', '.join(f'{kind} ({n})' for kind, n in kinds)}.")]
 
 
-def _calibration_notes(table: ScoreTable) -> list[str]:
-    """Which lines knew data before their first prompt, a note for all that read the same artefacts."""
+def _calibration_notes(table: ScoreTable) -> list[Note]:
+    """One note for all lines that read the same artefacts."""
     readers: dict[tuple[str, ...], list[str]] = {}
     for label, artefacts in table.calibrations.items():
         readers.setdefault(artefacts, []).append(label)
     return [
-        f"calibrated: {', '.join(labels)} by {' and '.join(artefacts)}, which methods without the mark have not seen."
+        Note(f"Calibrated: {', '.join(labels)} by {' and '.join(artefacts)}. Other methods have not seen these data.")
         for artefacts, labels in readers.items()
     ]
 
 
-def _unread_notes(table: ScoreTable) -> list[str]:
-    cells = [(words, e.unread, e.audit.n or e.scores.n) for words, _, e in _named(table) if e.unread]
+def _unread_notes(table: ScoreTable) -> list[Note]:
+    cells = [(words, e.unread, e.audit.n or e.scores.n) for words, _, e in _cells(table) if e.unread]
     if not cells or table.metric in (PARSE_FAILED, *FIDELITY):
         return []
-    return [
-        "answers in which no choice can be read count 0 (in lmms-eval's own aggregate as well, unless its scorer draws a "
-        f"choice at random): {_listed(cells)}."
-    ]
+    text = (
+        f"Answers in which no choice can be read count as 0: {_listed(cells)}. lmms-eval does the same, unless its scorer draws "
+        "a choice at random."
+    )
+    return [Note(text)]
 
 
-def _lmms_eval_notes(table: ScoreTable) -> list[str]:
+def _lmms_eval_notes(table: ScoreTable) -> list[Note]:
     gaps = [
         (abs(e.value - e.lmms_eval_ours), words, e)
-        for words, _, e in _named(table)
+        for words, _, e in _cells(table)
         if e.value is not None and e.lmms_eval_ours is not None
     ]
     if not gaps:
         return []
     gap, words, entry = max(gaps, key=lambda found: found[0])
     scale = upstream(table.metric)
-    printed = "" if scale is SAME else f", which it prints as {scale.unit} and is rescaled here,"
+    printed = "" if scale is SAME else f" ({scale.unit}, rescaled here)"
     if gap <= _ROUNDING:
-        return [f"lmms-eval's own aggregate{printed} is the same in all {len(gaps)} cells that have one."]
-    return [
-        f"lmms-eval's own aggregate{printed} differs, most for {words}: {entry.lmms_eval_ours:.4f} against "
-        f"{entry.value:.4f} here."
+        return [
+            Note(f"lmms-eval's own aggregate{printed} is the same in all {len(gaps)} cells that have one.", Rank.DETAIL)
+        ]
+    text = (
+        f"lmms-eval's own aggregate{printed} differs, most for {words}: {entry.lmms_eval_ours:.4f} against {entry.value:.4f} "
+        "here."
+    )
+    return [Note(text)]
+
+
+def cost_notes(table: CostTable) -> list[Note]:
+    """Notes of a table of costs."""
+    of = "repeat" if table.per_pass else "sample"
+    entries = [entry for found in table.entries.values() for entry in found.values()]
+    shown = {cost.key for cost in table.costs}
+    notes = []
+    if table.random_weights:
+        notes.append(
+            Note("Random weights: times and bytes are those of the true shape, answers mean nothing.", Rank.WARNING)
+        )
+    if table.disturbed:
+        notes.append(Note(f"Disturbed: {'; '.join(table.disturbed)}.", Rank.WARNING))
+    if any(entry.ratio is not None for entry in entries):
+        text = f"{OVER_FULL}: median over {of}s of the method's value divided by full's of the same {of}."
+        notes.append(Note(text, Rank.MARK))
+    levels = {entry.level for entry in entries if entry.level is not None}
+    if levels:
+        few = "" if min(levels) >= LEVEL else "; with fewer than six values, the least and the largest"
+        notes.append(Note(f"Intervals of medians are order statistics{few}."))
+    if table.per_pass and TIMED in shown:
+        notes.append(Note("tpot_s: the median over the steps of each repeat."))
+        notes.append(_limit_note(table))
+    if "peak_total" in shown:
+        text = (
+            "peak: largest sum of live storages, weights included, counted in a pass that is not timed."
+            if table.per_pass
+            else "peak: device memory of the run by CUDA's allocator, or on a CPU the largest resident set of the process."
+        )
+        notes.append(Note(text))
+    for reason, found in table.fallbacks.items():
+        words = "; ".join(f"{cell_words(label, budget)} ({count})" for label, budget, count in found)
+        notes.append(Note(f"Fallback {reason}: {words}.", Rank.DETAIL))
+    return notes
+
+
+def _limit_note(table: CostTable) -> Note:
+    if table.limits is None:
+        return Note(
+            "No roofline beside tpot_s: the model's shape is unknown or this device was not measured (mmkv-bench plan --measure)."
+        )
+    return Note(
+        f"{LIMIT}: the roofline of a step, the longer of reading weights and kept entries at {table.limits.bandwidth / 1e9:.1f} "
+        f"GB/s (read-only, {table.limits.device}) and computing with them, where the device's rate is known.",
+        Rank.MARK,
+    )
+
+
+def fidelity_notes(table: ScoreTable, metrics: Sequence[str]) -> list[Note]:
+    """Notes of a table of fidelity. table: one of its metrics."""
+    first = "without token 1, which the full prefill gives to all methods"
+    if not protocol(table.context["protocol"]).from_prefill:
+        first = "token 1 included"
+    notes = [
+        Note(
+            "KL(full || method) and top-1 agreement per token of full's own answer, teacher-forced, mean over samples "
+            f"({first}). A sample counts for 5 nats at most.",
+            Rank.MARK,
+        ),
+        Note("Tokens in common: length of the method's own answer until it differs from full's.", Rank.MARK),
     ]
+    if any(method.base == BASELINE for method in table.methods):
+        notes.append(
+            Note("full: measured again through the path of compressed caches, as the noise floor of the others.")
+        )
+    shown = ", ".join(f"--metric {metric}" for metric in metrics)
+    return [*notes, Note(f"For intervals and pairs: {shown}.", Rank.DETAIL)]
+
+
+def group_notes(
+    fixture: bool, absent: Mapping[str, tuple[int, int]], calibrated: Sequence[str], gates: Sequence[str]
+) -> list[Note]:
+    """Notes of a table of means over datasets.
+
+    Args:
+        absent: group -> (datasets with a table, datasets).
+    """
+    notes = [FIXTURE_DATA] * fixture
+    if absent:
+        groups = ", ".join(f"{name} ({here} of {size} datasets)" for name, (here, size) in absent.items())
+        notes.append(Note(f"Not complete: {groups}.", Rank.WARNING))
+    if calibrated:
+        text = f"Calibrated on data that the other methods have not seen (see each dataset's table): {', '.join(calibrated)}."
+        notes.append(Note(text))
+    return notes + [gate_note(sentence) for sentence in gates]
+
+
+def task_rank_notes(methods: int, tasks: int, model: str, some: Sequence[str]) -> list[Note]:
+    """Notes of ranks over tasks. some: methods that are compared on some of the tasks only."""
+    text = (
+        f"{RANKS}, of m = {methods} compared on all {tasks} tasks, each task at p <= "
+        f"{ALPHA:g} / {tasks}: with {LEVEL:.0%} confidence all true ranks, and all means over these tasks, are within."
+    )
+    notes = [Note(text, Rank.MARK), *(Note(sentence, Rank.WARNING) for sentence in predicts_nothing(model))]
+    return notes + ([Note(f"On some of the tasks only: {', '.join(some)}.")] if some else [])
+
+
+def predicts_nothing(model: str) -> list[str]:
+    """The sentence beside every ranking of the embedded model; none of other models."""
+    text = (
+        "Rankings of the embedded model predict no paper's: mean Kendall's tau -.15 to the orders that papers print (87 "
+        "settings, at 10 %)."
+    )
+    return [text] if model == _EMBEDDED else []

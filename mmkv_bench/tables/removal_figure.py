@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mmkv_bench.errors import ConfigError
+from mmkv_bench.tables.captions import line_label
 from mmkv_bench.tables.figure import looks
-from mmkv_bench.tables.notes import line_label
 from mmkv_bench.tables.rows import BASELINE
 from mmkv_bench.tables.score_table import ScoreTable
 

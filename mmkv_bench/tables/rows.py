@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from mmkv_bench.store.store import Store
 
 BASELINE = "full"
+FIXTURE = "_fixture"  # how labels of datasets of our own making end
 
 # Two cells may stand in one table, or be compared, only where all of these agree.
 CONTEXT = (

@@ -18,7 +18,9 @@ from mmkv_bench.statistics.metric_kinds import lower_is_better
 from mmkv_bench.store.study import Endpoint
 from mmkv_bench.tables.audit import Audit
 from mmkv_bench.tables.family import ComparisonFamily, family
+from mmkv_bench.tables.free_tokens import MOSTLY
 from mmkv_bench.tables.line import Line
+from mmkv_bench.tables.rows import BASELINE
 from mmkv_bench.tables.scores import Scores, common_samples
 from mmkv_bench.tables.versions import Versions
 
@@ -93,6 +95,16 @@ class ScoreTable:
     @property
     def dataset(self) -> str:
         return self.context["dataset"]
+
+    @property
+    def compressed(self) -> bool:
+        """Whether any of its methods is not `full`."""
+        return any(method.base != BASELINE for method in self.methods)
+
+    @property
+    def mostly_free(self) -> bool:
+        """Whether the full prefill gives at least half of what the answers say, whatever a method keeps."""
+        return self.free is not None and self.free >= MOSTLY and self.compressed
 
     def entry(self, label: str, budget: str) -> Entry | None:
         """The cell in that column; what takes no budget stands in every column."""

@@ -9,6 +9,8 @@ from typing import Protocol
 from mmkv_bench.tables.cost_names import KNOWN, Cost
 
 TIMED = "tpot_s"
+LIMIT = "limit"
+"""Header of the column of limits."""
 USEFUL = "bytes_useful_step"
 """What a step reads of keys and values, from which its limit is computed."""
 

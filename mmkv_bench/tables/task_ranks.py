@@ -13,17 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.statistics.intervals import ALPHA, LEVEL
-from mmkv_bench.tables.notes import axis_words, context_words
+from mmkv_bench.statistics.intervals import ALPHA
+from mmkv_bench.tables.captions import axis_words, context_words
+from mmkv_bench.tables.notes import task_rank_notes
 from mmkv_bench.tables.rows import CONTEXT
 from mmkv_bench.tables.score_table import ScoreTable
-from mmkv_bench.tables.sections import Grid, Notes, Section
+from mmkv_bench.tables.table import Grid, Table
 
-_EMBEDDED = "tiny"
-_NO_PREDICTION = (
-    "rankings of the embedded model predict no paper's: mean Kendall's tau -.15 to the orders that papers print (87 settings, "
-    "at 10 %)."
-)
 _OF_A_TASK = ("dataset", "dataset_fingerprint", "generation")
 
 
@@ -88,7 +84,7 @@ def ranks_over(tasks: Sequence[ScoreTable]) -> list[TaskRanks]:
     return found
 
 
-def rank_sections(tables: Sequence[ScoreTable]) -> list[Section]:
+def tables_of_ranks(tables: Sequence[ScoreTable]) -> list[Table]:
     """A table for every budget, the best mean first.
 
     Raises ConfigError where no two tasks have the same methods at a budget.
@@ -98,20 +94,14 @@ def rank_sections(tables: Sequence[ScoreTable]) -> list[Section]:
         raise ConfigError(
             "No two tasks have two methods at the same budget that compete and are ok on the same samples: no ranks over tasks."
         )
-    return [_section(one, [each.tables[0].context for each in found]) for one in found]
+    return [_table(one, [each.tables[0].context for each in found]) for one in found]
 
 
-def predicts_nothing(model: str) -> list[str]:
-    """What is said beside every ranking of the embedded model; nothing of other models."""
-    return [_NO_PREDICTION] if model == _EMBEDDED else []
-
-
-def _section(found: TaskRanks, contexts: Sequence[dict[str, str]]) -> Section:
+def _table(found: TaskRanks, contexts: Sequence[dict[str, str]]) -> Table:
     first = found.tables[0]
-    words = context_words(first.context, first.readings, contexts)
     order = np.lexsort((found.means[:, 1], found.means.sum(axis=1)))
     header = ["method", *(f"{table.dataset}, {table.metric}" for table in found.tables), "mean"]
-    grid = [
+    rows = [
         [
             found.methods[at],
             *("-".join(map(str, dict.fromkeys(ends))) for ends in found.ranks[:, at].tolist()),
@@ -119,13 +109,6 @@ def _section(found: TaskRanks, contexts: Sequence[dict[str, str]]) -> Section:
         ]
         for at in order.tolist()
     ]
-    said = [
-        f"ranks from 1 + those proven better to m - those proven worse, of m = {len(found.methods)} that compete on all "
-        f"{len(found.tables)} tasks, each task at p <= {ALPHA:g} / {len(found.tables)}: with {LEVEL:.0%} confidence all true "
-        "ranks, and all means over these tasks, are within."
-    ]
-    said += predicts_nothing(first.context["model"])
-    if found.apart:
-        said.append(f"on some of the tasks only: {', '.join(found.apart)}.")
-    caption = "; ".join([axis_words(first.axis), *words])
-    return Section(f"Ranks over tasks at {found.budget}", caption, (Grid(header, grid), Notes(said)))
+    notes = task_rank_notes(len(found.methods), len(found.tables), first.context["model"], found.apart)
+    words = "; ".join([axis_words(first.axis), *context_words(first.context, first.readings, contexts)])
+    return Table(f"Ranks over tasks at {found.budget}", words, [Grid(header, rows)], notes)

@@ -7,7 +7,7 @@ import sys
 from mmkv_bench.cli.guard import guarded
 from mmkv_bench.cli.main import main
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.tables.raw import as_csv
+from mmkv_bench.tables.formats import csv_text
 from tests.cli.setting import refusal
 
 
@@ -25,7 +25,7 @@ def test_names_command_no_terminal(capsys):
 
 def test_no_field_of_a_csv_is_a_formula():
     lines = [{"method": name, "score": -0.5} for name in ("=1+1", "+x", "@x", "-x", "-0.5", "-", "snapkv")]
-    assert as_csv(lines).splitlines()[1:] == [
+    assert csv_text(lines).splitlines()[1:] == [
         f"{name},-0.5" for name in ("'=1+1", "'+x", "'@x", "'-x", "-0.5", "-", "snapkv")
     ]
 

@@ -22,13 +22,12 @@ from mmkv_bench.generation.single import answer_of_full
 from mmkv_bench.methods.build import READS_ANSWER, build_compressor
 from mmkv_bench.plan.cells import build_methods
 from mmkv_bench.tables.build import build
-from mmkv_bench.tables.render import markdown
 from tests import cover, zoo
 from tests.compression import oracles as layers
 from tests.each import each
 from tests.generation import common
 from tests.oracles import oracle
-from tests.tables.examples import Example
+from tests.tables.examples import Example, markdown
 
 FAMILIES = ("qwen2_5_vl", "llava_next", "internvl_qwen3")
 TOKENS = 5

@@ -28,7 +28,7 @@ from mmkv_bench.store.store import Store
 from mmkv_bench.tables.build import build
 from mmkv_bench.tables.metrics import metrics_rows
 from mmkv_bench.tables.rows import load
-from mmkv_bench.tables.task_ranks import rank_sections
+from mmkv_bench.tables.task_ranks import tables_of_ranks
 from mmkv_bench.tiny.pages import make_sample
 from tests.cli.setting import verb
 from tests.clips import write_clip
@@ -113,8 +113,8 @@ def test_ranks_over_tasks_are_proven_at_each_tasks_share_as_the_command_prints_t
             assert shown["ends"] == [[[1, 1], [2, 2]]]
             continue
         assert shown["ends"] == [[[1, 2], [1, 2]]] * len(own) and shown["means"] == [[1, 2], [1, 2]]
-        (section,) = rank_sections(own)
-        assert [row[-1] for row in section.body[0].rows] == ["1.0-2.0"] * 2
+        (ranks,) = tables_of_ranks(own)
+        assert [row[-1] for row in ranks.grids[0].rows] == ["1.0-2.0"] * 2
 
 
 def load_nothing_from_elsewhere(report: Path) -> None:

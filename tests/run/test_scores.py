@@ -13,11 +13,11 @@ from mmkv_bench.statistics.metric_kinds import FIDELITY
 from mmkv_bench.store.schema import COLUMNS
 from mmkv_bench.store.store import Store
 from mmkv_bench.tables.build import build
-from mmkv_bench.tables.render import markdown
 from mmkv_bench.tables.rows import load
 from tests.each import each
 from tests.run import setting
 from tests.run.setting import done, responses
+from tests.tables.examples import markdown
 
 MIXES = {task for task, kinds in PAGE_TASKS.items() if len(kinds) > 1}
 

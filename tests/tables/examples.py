@@ -10,7 +10,11 @@ from pathlib import Path
 import pandas as pd
 
 from mmkv_bench.store.store import Store
+from mmkv_bench.tables.formats import write
+from mmkv_bench.tables.notes import score_notes
 from mmkv_bench.tables.rows import Rows
+from mmkv_bench.tables.score_table import ScoreTable
+from mmkv_bench.tables.score_text import tables_of_scores
 from tests.store.store_examples import write_scores
 
 HEADS = 8  # KV heads of all layers together
@@ -191,3 +195,24 @@ def _counted(scores: list[dict]) -> list[dict]:
 def zeros_and_ones(right: int, n: int) -> list[float]:
     """n scores, the first `right` of them 1."""
     return [1.0] * right + [0.0] * (n - right)
+
+
+def markdown(tables: Sequence[ScoreTable], **how: bool) -> str:
+    """Tables of scores with all their notes."""
+    return write(tables_of_scores(tables, **how), "md", notes=True)
+
+
+def latex(tables: Sequence[ScoreTable], **how: bool) -> str:
+    return write(tables_of_scores(tables, **how), "latex", notes=True)
+
+
+def csv_cells(tables: Sequence[ScoreTable]) -> str:
+    return write(tables_of_scores(tables), "csv")
+
+
+def csv_pairs(tables: Sequence[ScoreTable]) -> str:
+    return write(tables_of_scores(tables, pairs=True), "csv")
+
+
+def notes(table: ScoreTable) -> list[str]:
+    return [note.text for note in score_notes(table)]

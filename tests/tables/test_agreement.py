@@ -12,9 +12,8 @@ from mmkv_bench.store.sealed import sealed
 from mmkv_bench.store.store import Store
 from mmkv_bench.tables.agreement import agreeing
 from mmkv_bench.tables.build import build
-from mmkv_bench.tables.render import markdown
 from mmkv_bench.tables.rows import load
-from tests.tables.examples import Example, _counted
+from tests.tables.examples import Example, _counted, markdown
 
 
 def made(root):
@@ -88,7 +87,7 @@ def test_cells_whose_scores_are_fewer_or_have_no_metrics_are_left_out_and_named(
         change(root)
         rows = load(root)
         assert len(rows.samples["cell"].unique()) == 2
-        assert "answers not scored yet (stage=score)" in markdown(build(rows))
+        assert "Answers without scores yet (stage=score" in markdown(build(rows))
 
 
 def test_scores_of_some_metrics_are_compared_with_these_alone(tmp_path):

@@ -9,11 +9,11 @@ import pytest
 from mmkv_bench.errors import ConfigError, StoreError
 from mmkv_bench.statistics.intervals import wilson
 from mmkv_bench.tables.build import build
+from mmkv_bench.tables.captions import caption
 from mmkv_bench.tables.compare import separated_pairs
-from mmkv_bench.tables.notes import caption, notes
 from mmkv_bench.tables.score_table import ScoreTable
 from tests.each import each
-from tests.tables.examples import Example, zeros_and_ones
+from tests.tables.examples import Example, notes, zeros_and_ones
 
 
 def one(example: Example, **filters) -> ScoreTable:
@@ -30,7 +30,7 @@ def test_seeds_are_averaged_within_a_sample_before_anything_else() -> None:
     assert entry.scores.values.tolist() == pytest.approx([2 / 3, 0, 1, 1 / 3])
     assert (entry.scores.n, entry.interval) == (4, "bootstrap")  # n counts samples, not rows
     assert entry.value == pytest.approx(0.5)
-    assert "random: averaged within each sample over seeds 0, 1, 2." in notes(table)
+    assert "random: mean over seeds 0, 1, 2 within each sample." in notes(table)
 
 
 def test_a_sample_that_failed_in_one_seed_is_not_ok() -> None:
@@ -61,7 +61,7 @@ def test_methods_of_several_versions_share_a_table_that_shows_each_method_at_its
     assert found == {("full", ""): 1, ("snapkv", "64"): 0.5, ("mmshift", "64"): 1, ("mmshift", "32"): 0.5}
     assert [note for note in notes(table) if "version" in note] == [
         "mmshift: older versions of its numbers are left out at 64 (version 2, 1, shown: 3).",
-        "mmshift: its budgets show different versions of its numbers: 1 at 32 and 3 at 64.",
+        "mmshift: the budgets show different versions of its numbers: 1 at 32 and 3 at 64.",
     ]
 
 
@@ -157,7 +157,7 @@ def test_cells_over_different_samples_are_told_and_nothing_is_best() -> None:
     table = one(example)
     assert table.best("64") == () and table.sizes == (50, 60)
     assert table.entry("mmshift", "64").value == 1.0
-    assert any("fewer samples than the 60 of the largest cell: random at 64 (n=50)" in note for note in notes(table))
+    assert any("Fewer samples than the 60 of the largest cell: random at 64 (n=50)" in note for note in notes(table))
 
 
 def test_best_are_those_of_which_no_rival_is_proven_better() -> None:
@@ -208,7 +208,7 @@ def test_answers_without_scores_are_told() -> None:
     example.samples = [row for row in example.samples if row["cell"] == "c000"]
     table = one(example)
     assert table.waiting == {("keydiff", "64"): 3} and table.entry("keydiff", "64") is None
-    assert "answers not scored yet (stage=score): keydiff at 64 (3)." in notes(table)
+    assert "Answers without scores yet (stage=score adds them): keydiff at 64 (3)." in notes(table)
 
 
 def test_a_mixs_tables_hold_one_kind_each_and_call_no_other_kinds_answer_unscored() -> None:
@@ -313,7 +313,7 @@ def test_devices_and_versions_of_lmms_eval_share_no_table_and_kinds_of_cpu_where
     tables = build(example.rows())
     assert len(tables) == (1 if parts is None else 2)
     if parts is None:
-        assert "cells were made beside several kinds of CPU: AMD (1), Intel (1)." in notes(tables[0])
+        assert "Cells were made on several kinds of CPU: AMD (1), Intel (1)." in notes(tables[0])
     else:
         assert any(parts in caption(table, tables) for table in tables)
 

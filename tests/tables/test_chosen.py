@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from mmkv_bench.store.store import Store
 from mmkv_bench.tables.build import build
-from mmkv_bench.tables.render import markdown
 from mmkv_bench.tables.rows import load
-from tests.tables.examples import Example, zeros_and_ones
+from tests.tables.examples import Example, markdown, zeros_and_ones
 
 
 def test_cells_with_chosen_samples_say_so_and_do_not_compete(tmp_path):
@@ -28,7 +27,7 @@ def test_cells_with_chosen_samples_say_so_and_do_not_compete(tmp_path):
         last = made.responses[-1] | {"sample_id": "s020", "doc_id": 20, "chosen": None}
         writer.commit([last])
     (table,) = build(load(tmp_path / "rows"))
-    assert "keydiff at 64" not in "".join(line for line in markdown([table]).splitlines() if "their ids" in line)
+    assert "keydiff at 64" not in "".join(line for line in markdown([table]).splitlines() if "chosen by id" in line)
 
 
 def test_rows_that_nobody_chose_are_read_as_before(tmp_path):

@@ -13,9 +13,7 @@ from mmkv_bench.tables.build import build
 from mmkv_bench.tables.compare import every_pair, separated_pairs
 from mmkv_bench.tables.family import CONTROLS, PRESETS, family
 from mmkv_bench.tables.line import Line
-from mmkv_bench.tables.notes import notes
-from mmkv_bench.tables.render import markdown
-from tests.tables.examples import Example, zeros_and_ones
+from tests.tables.examples import Example, markdown, notes, zeros_and_ones
 
 
 def line(
@@ -119,29 +117,27 @@ def test_bold_is_told_with_what_it_promises_and_who_does_not_compete():
     (table,) = build(example.rows())
     assert table.best("64") == ("adakv",) and table.best("32") == ()
     told = "\n".join(notes(table))
-    assert "the truly best one is bold with 95% confidence, and not bold is no proof of being worse" in told
-    assert (
-        "of the m = 2 that compete" in told and "no bold at 32: no method is proven better than another there." in told
-    )
-    assert "shown, but no rivals: blind (control); adakv_official (a preset of adakv)." in told
+    assert "The best method is among them with 95% confidence." in told and "no proof of being worse" in told
+    assert "corrected for m = 2)" in told and "No bold at 32: no method is proven better than another." in told
+    assert "Shown but not compared: blind (control); presets of adakv." in told and "adakv_official (of adakv)." in told
     text = markdown([table])
     assert "| adakv  | 1   |\n| h2o    | 2   |" in text and "**0.99**" not in text
     line = next(row for row in text.splitlines() if row.startswith("| adakv_official"))
     assert line.count("∥") == 1 and "0.99 [0.95, 1.00] ∥" in line  # at 32 there is no bold to be above
-    assert "∥ scores better than a bold cell of its column and is not bold" in told and "adakv_official." in told
+    assert "∥ = better than a bold cell, but a preset is not compared" in told and "∥ adakv_official." in told
 
 
 def test_a_table_without_any_bold_says_why_and_what_it_could_have_separated():
     example = Example()
     scored(example, {64: {"adakv": 50, "h2o": 52}})
     told = "\n".join(notes(build(example.rows())[0]))
-    assert "no bold at 64: no method is proven better than another there." in told and "bold: of" not in told
-    assert "smallest gap that could have been separated: none at 64." in told and "shown, but no rivals" not in told
+    assert "No bold at 64: no method is proven better than another." in told and "Bold:" not in told
+    assert "Smallest difference that could be detected: none at 64." in told and "Shown but not compared" not in told
     few = Example()
     for name, right in (("adakv", 9), ("h2o", 0)):
         few.add(name, 64, zeros_and_ones(right, 9))
     told = "\n".join(notes(build(few.rows())[0]))
-    assert "not decidable at 64: one document, image or video holds more than 10% of the samples." in told
+    assert "Not decidable at 64: one document, image or video holds more than 10% of the samples." in told
 
 
 def test_all_lines_of_an_ablation_compete_and_the_table_says_so():
@@ -150,7 +146,7 @@ def test_all_lines_of_an_ablation_compete_and_the_table_says_so():
         example.add(name, 64, zeros_and_ones(right, 100), base="mmshift", tuned=tuned, parameters={"gamma": name})
     (table,) = build(example.rows())
     assert table.best("64") == ("mmshift", "t1") and table.rank("t2", "64") == (3, 3)
-    assert "all lines compete, for nearly all are presets of mmshift." in notes(table)
+    assert "All lines are compared, because nearly all are presets of mmshift." in notes(table)
 
 
 def test_a_failed_cell_leaves_its_own_budget_without_bold_only():
@@ -159,7 +155,7 @@ def test_a_failed_cell_leaves_its_own_budget_without_bold_only():
     example.add("b", 128, [None, *zeros_and_ones(10, 99)])
     (table,) = build(example.rows())
     assert table.best("64") == ("a",) and table.best("128") == ()
-    told = "nothing is marked best at 128, because the cells that compete are not ok on the same samples."
+    told = "No bold at 128: the cells that are compared are not ok on the same samples."
     assert told in notes(table)
 
 

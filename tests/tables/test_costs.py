@@ -12,8 +12,10 @@ import pytest
 
 from mmkv_bench.store.store import Store
 from mmkv_bench.tables.cost_names import KNOWN, divided
-from mmkv_bench.tables.cost_text import cost_csv, cost_sections, number, unit_of
+from mmkv_bench.tables.cost_text import tables_of_costs
 from mmkv_bench.tables.costs import cost_tables, set_limits
+from mmkv_bench.tables.formats import write
+from mmkv_bench.tables.number_text import number, unit_of
 from mmkv_bench.tables.step_limits import needed
 from tests.cli.setting import verb
 from tests.tables.examples import Example, cell_row
@@ -220,7 +222,11 @@ def test_the_three_forms_say_the_same_numbers(tmp_path, capsys):
     )
     assert (line["median"], line["unit"], line["ratio_to_full"][:6]) == ("0.1", "seconds", "0.3333")
     for form in ("md", "latex"):
-        text = printed(capsys, root, "--metric", "tpot_s,peak", "--format", form).replace("\\", "")
+        text = (
+            printed(capsys, root, "--metric", "tpot_s,peak", "--format", form)
+            .replace("\\scriptsize ", "")
+            .translate(str.maketrans("", "", "\\{}"))
+        )
         assert "100 [100, 200]" in text and "tpot_s [ms]" in text and "0.333 [0.333, 0.400]" in text
         assert "75% intervals" in text
         assert "[100, 200]" not in printed(capsys, root, "--metric", "tpot_s", "--format", form, "--no-interval")
@@ -239,15 +245,15 @@ def test_the_least_time_of_a_step_stands_beside_its_time_and_what_it_is_made_of_
     costs = divided(["peak", "tpot_s"])[1]
     tables = cost_tables(timed(tmp_path, STEPS, ("snapkv", 64)), costs, beside=needed(costs))
     tables = set_limits(tables, costs, lambda context: OneByte() if context["device"] == "cpu" else None)
-    long = cost_sections(tables)[1]
-    grid, notes = long.body
+    long = tables_of_costs(tables)[1]
+    (grid,) = long.grids
     assert grid.header[-3:] == ["tpot_s [ms]", "/ full", "limit [ms]"] and "bytes_useful_step" not in str(grid.header)
     assert [row[-1] for row in grid.rows] == [
         "128",
         "-",
     ]  # 64 bytes in a batch of two; of failed passes nothing is known
-    assert any("at 2.0 GB/s, the read-only bandwidth of a-slow-device" in note for note in notes.lines)
-    records = list(csv.DictReader(io.StringIO(cost_csv(tables))))
+    assert any("at 2.0 GB/s (read-only, a-slow-device)" in note.text for note in long.notes)
+    records = list(csv.DictReader(io.StringIO(write(tables_of_costs(tables), "csv"))))
     assert {(one["metric"], one["prompt_tokens"]): one["limit"] for one in records if one["method"] == "full"} == {
         ("peak", "32"): "",
         ("peak", "64"): "",
@@ -262,7 +268,7 @@ def test_times_of_two_kinds_of_cpu_stand_in_no_table_together(tmp_path):
     tables = cost_tables(apart, costs)
     assert [table.context["processor"] for table in tables] == ["AMD", "AMD", "Intel", "Intel"]
     assert all(table.entries["snapkv", "0.1"]["tpot_s"].ratio is None for table in tables[2:])
-    assert "processor=Intel" in str(cost_sections(tables))
+    assert "processor=Intel" in str(tables_of_costs(tables))
 
 
 def test_without_a_measured_device_a_table_of_step_times_says_that_no_limit_is_there(tmp_path, capsys, monkeypatch):
@@ -270,7 +276,7 @@ def test_without_a_measured_device_a_table_of_step_times_says_that_no_limit_is_t
     text = printed(capsys, timed(tmp_path / "rows", STEPS), "--metric", "tpot_s")
     assert (
         "| limit" not in text
-        and "No limit is beside tpot_s: the model's shape is not known here, or this device was" in text
+        and "No roofline beside tpot_s: the model's shape is unknown or this device was not measured" in text
     )
 
 
@@ -291,7 +297,7 @@ def test_scores_and_costs_are_asked_in_one_call(tmp_path, capsys):
     assert "did you mean" in refusal(capsys, root, "--metric", "exact_match,tpott_s")
     assert "These rows know no tokens_s" in refusal(capsys, root, "--metric", "tokens_s")
     assert "--pairs is for scores" in refusal(capsys, root, "--metric", "bytes", "--pairs")
-    assert "--against prints markdown" in refusal(capsys, root, "--against", "snapkv", "--format", "csv")
+    assert "--against is for tables to read" in refusal(capsys, root, "--against", "snapkv", "--format", "csv")
     for option in (["--ranks"], ["--methods", "snapkv"], ["--pairs"], ["--budgets", "8"]):
         assert f"{option[0]} is for tables of one metric" in refusal(capsys, root, "--metric", "fidelity", *option)
 
@@ -305,7 +311,7 @@ def test_numbers_are_readable():
     assert [number(value) for value in (0.012345, 12.345, 1234.5, 3.0, 0.0, None)] == [
         *("0.0123", "12.3", "1234", "3", "0", "-")
     ]
-    assert unit_of(KNOWN["tpot_s"], [0.1, 0.9]) == (1e-3, "ms") and unit_of(KNOWN["bytes_held"], [5e6]) == (
+    assert unit_of("seconds", [0.1, 0.9]) == (1e-3, "ms") and unit_of("bytes", [5e6]) == (
         2**20,
         "MiB",
     )

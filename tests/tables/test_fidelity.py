@@ -13,13 +13,12 @@ from mmkv_bench.errors import ConfigError
 from mmkv_bench.statistics.intervals import cluster_draws, percentile_ends
 from mmkv_bench.statistics.metric_kinds import FIDELITY
 from mmkv_bench.tables.build import build
-from mmkv_bench.tables.fidelity import fidelity_sections
+from mmkv_bench.tables.captions import caption
+from mmkv_bench.tables.fidelity import fidelity_tables
+from mmkv_bench.tables.formats import markdown as as_markdown
 from mmkv_bench.tables.metrics import metrics_rows
-from mmkv_bench.tables.notes import caption
-from mmkv_bench.tables.render import markdown
-from mmkv_bench.tables.sections import as_markdown
 from tests.cli.setting import verb
-from tests.tables.examples import Example, sample_rows, zeros_and_ones
+from tests.tables.examples import Example, markdown, sample_rows, zeros_and_ones
 
 main = verb("tables")
 
@@ -100,21 +99,21 @@ def test_fidelity_is_in_no_table_that_did_not_ask_for_it():
 
 
 def test_one_table_has_all_of_it():
-    text = as_markdown(fidelity_sections(example().rows()))
+    text = as_markdown(fidelity_tables(example().rows()))
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
     assert lines[0] == ["method", "budget", "KL [nats, <= 5]", "top-1", "tokens in common", "same answer"]
     assert [line[:2] for line in lines[2:]] == [["full", "all"], ["random", "64"], ["snapkv", "64"]]
     assert lines[2][2:] == ["0", "1.000", "12.0", "1.000"]
     assert 1.4 < float(lines[3][2]) < 2.0 and 0.15 < float(lines[4][2]) < 0.25
     assert "without token 1" in text and "noise floor" in text
-    strict = as_markdown(fidelity_sections(example("strict").rows()))
+    strict = as_markdown(fidelity_tables(example("strict").rows()))
     assert "KL token 1" in strict and "without token 1" not in strict
 
 
 def test_the_command_prints_it_on_request_and_says_so_where_there_is_none(tmp_path, capsys):
     root = str(example().write(tmp_path / "rows"))
     assert main([root, "--metric", "fidelity"]) == 0
-    assert capsys.readouterr().out == as_markdown(fidelity_sections(example().rows()))
+    assert capsys.readouterr().out == as_markdown(fidelity_tables(example().rows()))
     assert main([root, "--metrics", "fidelity", "--format", "csv"]) == 0
     assert {row["metric"] for row in csv.DictReader(capsys.readouterr().out.splitlines())} <= set(FIDELITY)
     bare = Example()
@@ -122,7 +121,7 @@ def test_the_command_prints_it_on_request_and_says_so_where_there_is_none(tmp_pa
     assert main([str(bare.write(tmp_path / "bare")), "--metric", "fidelity"]) == 2
     assert "fidelity=off" in capsys.readouterr().err
     with pytest.raises(ConfigError):
-        as_markdown(fidelity_sections(bare.rows()))
+        as_markdown(fidelity_tables(bare.rows()))
 
 
 def test_rows_that_hold_one_of_its_metrics_are_a_table_of_one_column():
@@ -130,5 +129,5 @@ def test_rows_that_hold_one_of_its_metrics_are_a_table_of_one_column():
     for method, kl in KL.items():
         cell = made.add(method, None if method == "full" else 64, zeros_and_ones(3, 4))
         add(made, cell, "fidelity_kl", [kl] * 4)
-    header = next(line for line in as_markdown(fidelity_sections(made.rows())).splitlines() if line.startswith("|"))
+    header = next(line for line in as_markdown(fidelity_tables(made.rows())).splitlines() if line.startswith("|"))
     assert [word.strip() for word in header.split("|")[1:-1]] == ["method", "budget", "KL [nats, <= 5]"]

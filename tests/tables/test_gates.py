@@ -9,9 +9,8 @@ import pytest
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.tables.build import build
 from mmkv_bench.tables.gates import find, verdict
-from mmkv_bench.tables.notes import notes
 from tests.each import each
-from tests.tables.examples import Example, zeros_and_ones
+from tests.tables.examples import Example, notes, zeros_and_ones
 
 PRINTED = {
     "dataset": "walk3",
@@ -31,23 +30,25 @@ def gated(full: list[float | None], config: dict) -> list[str]:
     example.add("full", None, full, config=json.dumps(config))
     example.add("snapkv", 64, [0.0 if value is not None else None for value in full], config=json.dumps(config))
     (table,) = build(example.rows())
-    return [note for note in notes(table) if note.startswith("gate")]
+    return [note for note in notes(table) if note.startswith("Full-cache gate")]
 
 
 @each(("ones", "word"), [(74, "passed"), (75, "passed"), (76, "passed"), (73, "failed"), (77, "failed"), (0, "failed")])
 def test_full_passes_within_the_printed_tolerance_in_the_printed_unit(ones: int, word: str) -> None:
     (note,) = gated(zeros_and_ones(ones, 100), {"model": {"gates": [PRINTED]}})
-    assert note.startswith(f"gate {word}: full scores {ones}, expected 75 +- 1 (table 1); n=100, transformers 5.23")
+    assert note.startswith(
+        f"Full-cache gate {word}: full scores {ones}, expected 75 +- 1 (table 1); n=100, transformers 5.23"
+    )
 
 
 def test_a_failed_sample_leaves_the_gate_not_run() -> None:
     (note,) = gated([1.0, 1.0, 1.0, None], {"model": {"gates": [PRINTED]}})
-    assert note.startswith("gate not run: full has no headline here")
+    assert note.startswith("Full-cache gate not run: full has no score here")
 
 
 def test_a_dataset_that_no_paper_prints_is_not_run() -> None:
     (note,) = gated([1.0], {"model": {"gates": [PRINTED | {"dataset": "docvqa"}]}})
-    assert note.startswith("gate not run: no full-cache score is printed")
+    assert note.startswith("Full-cache gate not run: no paper prints a full-cache score")
 
 
 def test_what_nobody_expects_is_not_mentioned() -> None:
@@ -58,7 +59,7 @@ def test_what_nobody_expects_is_not_mentioned() -> None:
 def test_a_gate_of_the_run_goes_before_the_models_and_is_in_the_tables_own_unit() -> None:
     config = {"model": {"gates": [PRINTED]}, "gate": {"expected": 0.5, "tolerance": None}, **ONE}
     (note,) = gated([1.0, 0.0], config)
-    assert note.startswith("gate passed: full scores 0.5, expected 0.5 +- 0.01 (gate.expected)")
+    assert note.startswith("Full-cache gate passed: full scores 0.5, expected 0.5 +- 0.01 (gate.expected)")
     assert find(json.dumps(config), "walk3", "exact_match").tolerance == pytest.approx(0.01)  # 1.0 of 100
     alone = find(json.dumps({"gate": {"expected": 0.5, "tolerance": 0.2}, **ONE}), "walk3", "exact_match")
     assert (alone.passes(0.7), alone.passes(0.3), alone.passes(0.71)) == (True, True, False)
@@ -119,4 +120,4 @@ def test_fixture_data_are_told() -> None:
     example = Example()
     example.add("full", None, [1.0], dataset="docvqa_fixture")
     (table,) = build(example.rows())
-    assert notes(table)[0].startswith("fixture data")
+    assert notes(table)[0].startswith("Fixture data")

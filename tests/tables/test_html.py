@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from mmkv_bench.tables.build import build
-from mmkv_bench.tables.html_page import page
-from mmkv_bench.tables.render import sections
-from mmkv_bench.tables.sections import Grid, Label, Notes, Section, Text, as_markdown
+from mmkv_bench.tables.formats import markdown as as_markdown
+from mmkv_bench.tables.html import html
+from mmkv_bench.tables.score_text import tables_of_scores
+from mmkv_bench.tables.table import Cell, Grid, Note, Rank, Table
 from tests.cli.setting import verb
 from tests.tables.test_cost_figures import scored
 from tests.tables.test_tables_command import example
@@ -69,33 +70,38 @@ def test_a_page_has_the_cells_of_markdown_and_leads_to_each_table(options, tmp_p
 
 def test_cells_are_named_behind_their_numbers(tmp_path: Path, capsys) -> None:
     tables = build(example().rows())
-    words = Page(page("Tables", sections(tables))).words
+    words = Page(html(tables_of_scores(tables), "Tables")).words
     for table in tables:
         for entry in table.entries.values():
             assert " ".join(cell[:12] for cell in entry.cells) in words
     assert "mmkv-bench show <rows> <hash>" in words
 
 
-def test_words_of_rows_are_words_on_the_page_and_markdown_is_as_before():
+def test_words_of_rows_are_words_on_the_page_and_in_markdown():
     evil = "<b>mm & `x`"
-    body = (
-        Label(evil),
-        Grid(["method", "64"], [[evil, Text("0.50", "[0.1, 0.9]", ("a",), True, ("c0", "c1"))]]),
-        "said:",
-        Notes([evil]),
-    )
-    one = Section(evil, "of n", body, name="first")
-    told = Page(page(evil, [one, Section("two", "", ())]))
-    assert told.words.count("<b>mm &") == 5 and "evil" not in told.open and told.links == ["#first", "#table-2"]
-    assert told.words[told.words.index("0.50") :][:7] == [
+    number = Cell("0.50", 0.5, "[0.1, 0.9]", ("a",), True, "agrees", hashes=("c0", "c1"))
+    one = Table(evil, "of n", [Grid(["method", "64"], [[evil, number]], evil)], [Note(evil)], name="first")
+    page = Page(html([one, Table("two", "", ())], evil))
+    assert page.words.count("<b>mm &") == 5 and "evil" not in page.open and page.links == ["#first", "#table-2"]
+    assert page.words[page.words.index("0.50") :][:7] == [
         "0.50",
-        "[0.1, 0.9] a",
+        "[0.1, 0.9]",
+        "✓ agrees",
+        "a",
         "c0 c1",
-        "said:",
         "<b>mm &",
         "x",
-        "two",
     ]
     lines = as_markdown([one]).splitlines()
     assert (lines[0], lines[2]) == (f"**{evil}**: of n", f"*{evil}*")
-    assert lines[6] == f"| {evil} | **0.50** [0.1, 0.9] a |"
+    assert lines[6] == f"| {evil} | **0.50** [0.1, 0.9] ✓ agrees a |"
+
+
+def test_the_most_important_notes_come_first_and_all_of_them_when_asked():
+    notes = [Note("last", Rank.DETAIL), *(Note(f"more {i}") for i in range(5)), Note("first", Rank.WARNING)]
+    table = Table("t", "", (), notes)
+    text = as_markdown([table])
+    assert text.index("- first") < text.index("- more 0") and text.endswith("- 2 more notes with `--notes`\n")
+    assert as_markdown([table], notes=True).endswith("- more 4\n- last\n")
+    page = html([table], "t")
+    assert page.index("more 3") < page.index("<details><summary>2 more notes") < page.index("last")

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from mmkv_bench.tables.build import build
-from mmkv_bench.tables.notes import notes
-from mmkv_bench.tables.render import markdown
 from mmkv_bench.tables.rows import Rows
 from tests.each import each
-from tests.tables.examples import Example
+from tests.tables.examples import Example, markdown, notes
 
 
 def judged(example: Example, cell: str, judge: str | None = "judge-7b", temperature: float | None = 0.0) -> None:
@@ -38,7 +36,7 @@ def test_a_table_names_its_judge() -> None:
     for method, budget in (("full", None), ("snapkv", 64)):
         judged(example, example.add(method, budget, [0.5, 1.0, 0.0]))
     (table,) = build(rows_with(example))
-    assert "judged by judge-7b (temperature 0, prompts 01234567)." in notes(table)
+    assert "Judged by judge-7b (temperature 0, prompts 01234567)." in notes(table)
 
 
 def test_a_table_of_two_judges_says_that_they_do_not_compare() -> None:
@@ -46,8 +44,8 @@ def test_a_table_of_two_judges_says_that_they_do_not_compare() -> None:
     judged(example, example.add("full", None, [0.5, 1.0]))
     judged(example, example.add("snapkv", 64, [0.5, 1.0]), temperature=0.2)
     (table,) = build(rows_with(example))
-    (line,) = [line for line in notes(table) if "judged" in line]
-    assert line.startswith("judged by several judges, whose scores do not compare: judge-7b (temperature 0, ")
+    (line,) = [line for line in notes(table) if "judges" in line]
+    assert line.startswith("Several judges, whose scores cannot be compared: judge-7b (temperature 0, ")
     assert "temperature 0.2" in line
 
 
@@ -59,7 +57,7 @@ def test_what_is_not_judged_shows_no_score_at_all() -> None:
     tables = build(rows_with(example, unjudged=cell))
     text = markdown(tables)
     assert "not judged: 2/3" in text
-    assert "not judged: answers for which no judge gave a score" in text
+    assert "Not judged: answers without a judge's score" in text
     assert "score with failures as 0" not in text
     assert "0.33" not in text
 
@@ -72,8 +70,8 @@ def test_what_is_not_measured_is_said_to_be_that_and_no_judge_is_asked_for(metri
     cell = example.add("snapkv", 64, [1.0, None, None], sample=sample)
     text = markdown(build(rows_with(example, unjudged=cell), metrics=[metric]))
     assert "not measured: 2/3" in text
-    assert "not measured: 2 of 6 answers; out=<another folder> measures them." in text
-    assert "judge" not in text
+    assert "Not measured: 2 of 6 answers. Run again with out=<another folder> to measure them." in text
+    assert "judge" not in text.lower()
 
 
 def test_a_table_without_judges_says_nothing_of_them() -> None:

@@ -15,11 +15,10 @@ from mmkv_bench.statistics.metric_kinds import Pooled, aggregate_of, upstream
 from mmkv_bench.tables.build import build
 from mmkv_bench.tables.compare import every_pair
 from mmkv_bench.tables.metrics import headline, metrics_rows
-from mmkv_bench.tables.render import markdown
 from mmkv_bench.tables.rows import Rows
 from mmkv_bench.tables.scores import gather
 from tests.each import each
-from tests.tables.examples import Example
+from tests.tables.examples import Example, markdown
 
 BLEU = "textcaps_Bleu_2"
 
@@ -174,7 +173,7 @@ def test_the_note_on_lmms_evals_aggregate_compares_on_one_scale_and_names_theirs
     cell = example.add("snapkv", 64, [1.0, 0, 1, 1], sample={"metric": "ocrbench_accuracy"})
     example.metrics = [{"cell": cell, "metric": "ocrbench_accuracy", "lmms_eval": 0.003}]
     text = markdown(build(example.rows()))
-    assert "aggregate, which it prints as right answers / 1000 and is rescaled here, is the same in all 1 cells" in text
+    assert "aggregate (right answers / 1000, rescaled here) is the same in all 1 cells" in text
     example.metrics[0]["lmms_eval"] = 0.004
     assert "differs, most for snapkv at 64: 1.0000 against 0.7500 here" in markdown(build(example.rows()))
 
@@ -186,7 +185,7 @@ def test_answers_without_a_readable_choice_are_told_beside_the_score_and_not_bes
     example.samples += count
     example.metrics = [{"cell": cell, "metric": "exact_match", "lmms_eval": 0.75}]
     scored, unread = (markdown([table]) for table in build(example.rows()))
-    assert "no choice can be read count 0" in scored
+    assert "no choice can be read count as 0" in scored
     assert "snapkv at 64 (1 of 4)" in scored
     assert "0.7500 against 0.5000 here" in scored
     assert "no choice can be read" not in unread
@@ -203,5 +202,5 @@ def test_where_less_is_better_the_smaller_value_is_bold_and_better():
     (pair,) = every_pair(table)
     assert (pair.better, pair.worse) == ("snapkv", "keydiff")
     text = markdown([table])
-    assert "the smaller value is the better one" in text
+    assert "Smaller values are better." in text
     assert "**0.1" in text

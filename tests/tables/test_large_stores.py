@@ -14,10 +14,8 @@ from mmkv_bench.store.store import Store
 from mmkv_bench.tables import rows as reading
 from mmkv_bench.tables.build import build
 from mmkv_bench.tables.metrics import metrics_rows
-from mmkv_bench.tables.raw import csv_cells
-from mmkv_bench.tables.render import markdown
 from mmkv_bench.tables.rows import ReadOnce, cells_of, load
-from tests.tables.examples import Example, zeros_and_ones
+from tests.tables.examples import Example, csv_cells, markdown, zeros_and_ones
 from tests.tables.test_oracle import random_example
 
 
@@ -56,7 +54,7 @@ def read(monkeypatch) -> list[int]:
 
 def test_tables_of_blocks_of_cells_are_those_of_all_cells_at_once(root, monkeypatch):
     whole = shown(root)
-    assert "padded" in whole[0] and "their ids" in whole[0] and "not scored yet" in whole[0]
+    assert "padded" in whole[0] and "chosen by id" in whole[0] and "without scores yet" in whole[0]
     monkeypatch.setattr(reading, "AT_ONCE", 100)
     cells, sizes = Store(root).cells().num_rows, read(monkeypatch)
     assert shown(root) == whole

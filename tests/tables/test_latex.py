@@ -11,7 +11,8 @@ from mmkv_bench.papers.filled_table import fill
 from mmkv_bench.papers.formats import render
 from mmkv_bench.papers.layout import load
 from mmkv_bench.tables import notes
-from mmkv_bench.tables.latex import escape, stacked
+from mmkv_bench.tables.latex import escape, latex
+from mmkv_bench.tables.table import Cell, Grid, Note, Table
 from tests.cli.setting import verb
 from tests.latex import compiled
 
@@ -23,8 +24,9 @@ MARKS = (notes.OVER, notes.PREFILL, notes.BEFORE_CUT, notes.PACKED, notes.RETRIE
 def test_marks_special_characters_and_many_tables_compile(tmp_path):
     words = escape("".join(MARKS) + r" \ { } _ % & # $ ^ ~ < > [0.1, 0.2]")
     assert words.isascii()
-    one = f"\\begin{{table}}\\caption{{{words}}}\\begin{{tabular}}{{l}}{words}\\\\\\end{{tabular}}\\end{{table}}\n"
-    compiled(stacked([one] * 40), tmp_path)
+    cell = Cell("0.1", 0.1, "[0.1, 0.2]", MARKS, bold=True, verdict="agrees", further=(Cell("0.2", verdict="differs"),))
+    one = Table("".join(MARKS), r"\ { } _ % & # $ ^ ~ < >", [Grid(["", "<"], [["%", cell]], groups=["$"])], [Note("^")])
+    compiled(latex([one] * 40), tmp_path)
     paper = fill(load("mmshift_table01"), Evidence.of([]))
     said = compiled(render([paper, fill(load("prefixkv_table13"), Evidence.of([]))], "latex"), tmp_path)
     assert "Overfull \\hbox" not in said, "a wide table is made to fit"

@@ -11,17 +11,17 @@ import pytest
 from mmkv_bench.errors import ConfigError, StoreError
 from mmkv_bench.statistics.intervals import wilson
 from mmkv_bench.tables.build import build
+from mmkv_bench.tables.formats import markdown as as_markdown
 from mmkv_bench.tables.macro import (
     GroupTable,
     MacroColumn,
     Mean,
     gate_configs,
-    group_sections,
     group_tables,
     groups_of,
     mean,
+    tables_of_groups,
 )
-from mmkv_bench.tables.sections import as_markdown
 from tests.cli.setting import verb
 from tests.each import each
 from tests.tables.examples import Example, zeros_and_ones
@@ -30,7 +30,7 @@ main = verb("tables")
 
 
 def printed(tables, **how) -> str:
-    return as_markdown(group_sections(tables, **how))
+    return as_markdown(tables_of_groups(tables, **how))
 
 
 CONFIG = json.dumps(
@@ -165,17 +165,17 @@ def test_markdown_has_a_line_a_method_and_a_column_a_group() -> None:
     assert lines[0].startswith("**Bench, means over datasets**: model=tiny; protocol=paper; budget=0.05; each dataset")
     assert [cell.strip() for cell in lines[2].strip("|").split("|")] == ["method", "G", "H"]
     assert lines[4].startswith("| full") and "0.50 [0.4" in lines[4] and "0.25 [" in lines[4]
-    assert "Minus `full`, paired by sample:" in lines and any("-0.17 [-0.2" in line for line in lines)
+    assert "*Minus full, paired by sample*" in lines and any("-0.17 [-0.2" in line for line in lines)
     assert "[" not in printed(made(two_datasets())[:1], intervals=False)
     alone = Example()
     alone.add("full", None, [1.0, 0.0], dataset="walk")
-    assert printed(made(alone)).splitlines()[-1] == "- not complete: G (1 of 2 datasets)."
+    assert printed(made(alone)).splitlines()[-1] == "- Not complete: G (1 of 2 datasets)."
 
 
 def test_calibrated_lines_are_named() -> None:
     text = printed(made(two_datasets(parameters={"calibration": {"sparsemm": "a" * 16}})))
     assert "dataset's table): snapkv.\n" in text
-    assert "calibrated" not in printed(made(two_datasets()))
+    assert "alibrated" not in printed(made(two_datasets()))
 
 
 @each(("expected", "word"), [(50.4, "passed"), (51.6, "failed")])
@@ -192,15 +192,17 @@ def test_a_printed_mean_of_the_full_cache_is_held_against_the_groups(expected: f
     assert low.gates == high.gates
     of_g, of_h = low.gates
     goal = f"expected {expected} +- 1 (Table 1)"
-    assert of_g.startswith(f"G: gate {word}: full scores 50, {goal}; n=120, transformers 5.23")  # 30/40 and 20/80
-    assert of_h.startswith(f"H: gate failed: full scores 25, {goal}; n=80, transformers 5.23")
-    assert f"- {of_g}\n- {of_h}\n" in printed([low])
+    assert of_g.startswith(
+        f"G: Full-cache gate {word}: full scores 50, {goal}; n=120, transformers 5.23"
+    )  # 30/40 and 20/80
+    assert of_h.startswith(f"H: Full-cache gate failed: full scores 25, {goal}; n=80, transformers 5.23")
+    assert f"- {of_g}\n" in printed([low]) and f"- {of_h}\n" in printed([low])
     cut = Example()
     cut.add("full", None, zeros_and_ones(30, 40), dataset="walk", config=example.cells[0]["config"])
     rows = cut.rows()
     (table,) = group_tables(build(rows), groups_of(rows), gate_configs(rows))
     assert table.gates == (
-        f"G: gate not run: full has no headline here to hold against {goal.removeprefix('expected ')}.",
+        f"G: Full-cache gate not run: full has no score here to compare with {goal.removeprefix('expected ')}.",
     )
 
 
@@ -222,4 +224,4 @@ def test_the_command_prints_them(tmp_path, capsys) -> None:
     assert main([str(root), "--groups"]) == 0
     assert capsys.readouterr().out == printed(tables)
     assert main([str(root), "--groups", "--format", "csv"]) == 2
-    assert "markdown" in capsys.readouterr().err
+    assert "not for csv" in capsys.readouterr().err

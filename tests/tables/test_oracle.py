@@ -19,10 +19,9 @@ from mmkv_bench.statistics.intervals import cluster_draws
 from mmkv_bench.store.compact import pack
 from mmkv_bench.store.store import Store
 from mmkv_bench.tables.build import build
-from mmkv_bench.tables.render import markdown
 from mmkv_bench.tables.rows import load
 from tests.each import each
-from tests.tables.examples import HEADS, PROMPT, Example, cell_row, response_rows
+from tests.tables.examples import HEADS, PROMPT, Example, cell_row, markdown, response_rows
 
 METHODS, BUDGETS = ("random", "alpha", "beta", "gamma", "delta"), (32, 64)
 FALLS = "ppl"

@@ -6,10 +6,9 @@ import json
 
 from mmkv_bench.config.schema import conf_dir
 from mmkv_bench.tables.build import build
-from mmkv_bench.tables.render import markdown
 from mmkv_bench.tables.rows import load
 from tests.each import each
-from tests.tables.examples import Example
+from tests.tables.examples import Example, markdown
 
 EOS, DOT = 1, 2
 
@@ -40,18 +39,20 @@ def test_the_share_of_the_answers_that_no_method_can_change_is_printed_and_marks
     answers: list[list[int]], share: int, tmp_path
 ) -> None:
     for text in (table_of(answers), table_of(answers, tmp_path=tmp_path)):
-        assert f"{share}% of the tokens of full's answers" in text
-        assert ("answers mostly free;" in text.splitlines()[0]) == (share >= 50) == ("- mostly free: " in text)
+        assert f"{share}% of the answer tokens cannot be affected" in text
+        assert (
+            ("answers mostly free;" in text.splitlines()[0]) == (share >= 50) == ("- Answers are mostly free: " in text)
+        )
 
 
 def test_an_answer_that_was_cut_short_has_no_end_token_to_leave_out() -> None:
-    assert "50% of the tokens" in table_of([[5, 6], [7, 8]], finish="length")
+    assert "50% of the answer tokens" in table_of([[5, 6], [7, 8]], finish="length")
 
 
 def test_under_other_protocols_no_token_is_free_and_strict_says_what_is() -> None:
     answers = [[5, EOS], [6, EOS]]
     agnostic, strict = table_of(answers, "query_agnostic"), table_of(answers, "strict")
-    assert "of the tokens of full's answers" not in agnostic + strict
+    assert "of the answer tokens" not in agnostic + strict
     assert "mostly free" not in agnostic + strict
     assert "what they took up from evicted entries stays" in strict
     assert "evicted entries" not in agnostic
@@ -60,7 +61,7 @@ def test_under_other_protocols_no_token_is_free_and_strict_says_what_is() -> Non
 def test_a_table_of_full_alone_has_nothing_to_test() -> None:
     example = Example()
     example.add("full", None, [1.0, 1.0])
-    assert "full prefill" not in markdown(build(example.rows()))
+    assert "answer tokens" not in markdown(build(example.rows()))
 
 
 def test_calibrated_lines_are_marked_and_say_what_they_have_seen() -> None:
@@ -86,8 +87,8 @@ def test_calibrated_lines_are_marked_and_say_what_they_have_seen() -> None:
         "hybridkv (calibrated)",
     }
     assert (
-        f"- calibrated: mmshift_sparsemm, sparsemm by sparsemm {known} (250 samples: {committed['dataset']}), which "
-        "methods without the mark have not seen." in text
+        f"- Calibrated: mmshift_sparsemm, sparsemm by sparsemm {known} (250 samples: {committed['dataset']}). Other methods have "
+        "not seen these data." in text
     )
-    assert f"- calibrated: prefixkv by prefixkv {told} (7 samples: essays), which" in text
-    assert f"- calibrated: hybridkv by hybridkv {lost} (of samples that neither rows nor conf tell), which" in text
+    assert f"- Calibrated: prefixkv by prefixkv {told} (7 samples: essays). Other" in text
+    assert f"- Calibrated: hybridkv by hybridkv {lost} (unknown samples). Other" in text

@@ -8,12 +8,11 @@ import io
 import pytest
 
 from mmkv_bench.tables.build import build
-from mmkv_bench.tables.latex import escape, latex
-from mmkv_bench.tables.raw import csv_cells, csv_pairs
-from mmkv_bench.tables.render import markdown, score, signed
+from mmkv_bench.tables.latex import escape
+from mmkv_bench.tables.number_text import score, signed
 from mmkv_bench.tables.score_table import ScoreTable
 from tests.each import each
-from tests.tables.examples import HEADS, PROMPT, Example, zeros_and_ones
+from tests.tables.examples import HEADS, PROMPT, Example, csv_cells, csv_pairs, latex, markdown, zeros_and_ones
 
 
 def small() -> list[ScoreTable]:
@@ -40,8 +39,8 @@ def marked() -> list[ScoreTable]:
 
 # Wilson's 95% intervals of 19, 2, 15, 4 and 18 out of 20 are in many a textbook. Discordant: 17, 4, 13, 15, 1, 14 of 20.
 MARKDOWN = """\
-**walk3, exact_match**: budget: entries kept per KV head; model=tiny; protocol=paper; reading=paper; n=20; \
-95% intervals (wilson)
+**walk3, exact_match**: budget: entries kept per KV head; model=tiny; protocol=paper; reading=paper; n=20; 95% \
+intervals (wilson)
 
 | method         | 64                    | 128                     |
 |----------------|-----------------------|-------------------------|
@@ -49,21 +48,24 @@ MARKDOWN = """\
 | random         | 0.10 [0.03, 0.30]     | 0.20 [0.08, 0.42]       |
 | snapkv (tuned) | **0.75** [0.53, 0.89] | **0.90** [0.70, 0.97] a |
 
-Ranks among those that compete (95%):
+*Ranks among the compared methods (95%)*
 
 | method         | 64  | 128 |
 |----------------|-----|-----|
 | random         | 2   | 2   |
 | snapkv (tuned) | 1   | 1   |
 
-- bold: of the m = 2 that compete at this budget none is proven better (paired tests at p <= 0.05 / (m - 1), or a pair \
-separated by Holm); the truly best one is bold with 95% confidence, and not bold is no proof of being worse. \
-Ranks: from 1 + those proven better to m - those proven worse.
-- smallest gap that could have been separated: 0.45 at 64, 0.5 at 128.
+- Bold: not significantly worse than any other method (alpha 0.05, corrected for m = 2). The best method is among \
+them with 95% confidence.
+- Marks: a = fallback window_reduced.
+- Smallest difference that could be detected: 0.45 at 64, 0.5 at 128.
+- Under protocol=paper the first token comes from the full cache: 8% of the answer tokens cannot be affected by any \
+method.
+- Ranks run from 1 + the number of methods proven better to m - the number proven worse, with m methods compared. A \
+method is proven worse by a paired test at p <= 0.05 / (m - 1), or in a pair separated by Holm. Not bold is no proof\
+ of being worse.
 - a fallback window_reduced: snapkv at 128 (20 of 20).
 - snapkv (tuned): window=8.
-- 8% of the tokens of full's answers (mean over answers, without the ending that all of them share) come from the full \
-prefill under protocol=paper, whatever a method keeps; the scores test the rest.
 """
 
 # Worked by hand: low ends by .025^(1/13) and .025^(1/14), high ends by t of 19 degrees and two unseen clusters.
@@ -76,27 +78,29 @@ MARKDOWN_PAIRS = """\
 | random         | 0.10     | 0.20       |
 | snapkv (tuned) | **0.75** | **0.90** a |
 
-- bold: of the m = 2 that compete at this budget none is proven better (paired tests at p <= 0.05 / (m - 1), or a pair \
-separated by Holm); the truly best one is bold with 95% confidence, and not bold is no proof of being worse. \
-Ranks: from 1 + those proven better to m - those proven worse.
-- smallest gap that could have been separated: 0.45 at 64, 0.5 at 128.
-- a fallback window_reduced: snapkv at 128 (20 of 20).
-- snapkv (tuned): window=8.
-- 8% of the tokens of full's answers (mean over answers, without the ending that all of them share) come from the full \
-prefill under protocol=paper, whatever a method keeps; the scores test the rest.
-
-Paired differences whose interval, Holm-corrected within the budget, excludes 0:
+*Paired differences whose interval, Holm-corrected within the budget, excludes 0*
 
 | budget | better | worse  | difference | Holm interval | Holm p | n   |
 |--------|--------|--------|------------|---------------|--------|-----|
 | 64     | snapkv | random | +0.65      | [0.33, 0.92]  | <0.001 | 20  |
 | 128    | snapkv | random | +0.70      | [0.38, 0.97]  | <0.001 | 20  |
 
-- budget 64: 1 of 1 pairs separated, of 2 that compete
-- budget 128: 1 of 1 pairs separated, of 2 that compete
+- Separated pairs of the compared methods: 1 of 1 at 64, 1 of 1 at 128.
+- Bold: not significantly worse than any other method (alpha 0.05, corrected for m = 2). The best method is among \
+them with 95% confidence.
+- Marks: a = fallback window_reduced.
+- Smallest difference that could be detected: 0.45 at 64, 0.5 at 128.
+- Under protocol=paper the first token comes from the full cache: 8% of the answer tokens cannot be affected by any \
+method.
+- Ranks run from 1 + the number of methods proven better to m - the number proven worse, with m methods compared. A \
+method is proven worse by a paired test at p <= 0.05 / (m - 1), or in a pair separated by Holm. Not bold is no proof\
+ of being worse.
+- a fallback window_reduced: snapkv at 128 (20 of 20).
+- snapkv (tuned): window=8.
 """
 
-LATEX = r"""\begin{table}
+LATEX = r"""% needs amssymb, array, booktabs, longtable, pdflscape, xcolor
+\begin{table}
 \centering
 \caption{walk3, exact\_match. budget: entries kept per KV head; model=tiny; protocol=paper; reading=paper; n=20; 95\% intervals (wilson)}
 \label{tab:walk3-exact-match-paper-paper-entries}
@@ -108,18 +112,18 @@ full & \multicolumn{2}{c}{0.95 {\scriptsize [0.76, 0.99]}} \\
 random & 0.10 {\scriptsize [0.03, 0.30]} & 0.20 {\scriptsize [0.08, 0.42]} \\
 snapkv (tuned) & \textbf{0.75} {\scriptsize [0.53, 0.89]} & \textbf{0.90} {\scriptsize [0.70, 0.97]}\textsuperscript{a} \\
 \midrule
-\multicolumn{3}{l}{Ranks among those that compete (95\%):} \\
+\multicolumn{3}{l}{Ranks among the compared methods (95\%)} \\
 random & 2 & 2 \\
 snapkv (tuned) & 1 & 1 \\
 \bottomrule
 \end{tabular}
-\par\smallskip\footnotesize\raggedright bold: of the m = 2 that compete at this budget none is proven better (paired tests at p \textless{}= 0.05 / (m - 1), or a pair separated by Holm); the truly best one is bold with 95\% confidence, and not bold is no proof of being worse. Ranks: from 1 + those proven better to m - those proven worse. \\ smallest gap that could have been separated: 0.45 at 64, 0.5 at 128. \\ a fallback window\_reduced: snapkv at 128 (20 of 20). \\ snapkv (tuned): window=8. \\ 8\% of the tokens of full's answers (mean over answers, without the ending that all of them share) come from the full prefill under protocol=paper, whatever a method keeps; the scores test the rest.
+\par\smallskip\footnotesize\raggedright Bold: not significantly worse than any other method (alpha 0.05, corrected for m = 2). The best method is among them with 95\% confidence. \\ Marks: a = fallback window\_reduced. \\ Smallest difference that could be detected: 0.45 at 64, 0.5 at 128. \\ Under protocol=paper the first token comes from the full cache: 8\% of the answer tokens cannot be affected by any method. \\ Ranks run from 1 + the number of methods proven better to m - the number proven worse, with m methods compared. A method is proven worse by a paired test at p \textless{}= 0.05 / (m - 1), or in a pair separated by Holm. Not bold is no proof of being worse. \\ a fallback window\_reduced: snapkv at 128 (20 of 20). \\ snapkv (tuned): window=8.
 \end{table}
 """  # noqa: E501
 
 MARKED = """\
-**walk3, exact_match**: budget: entries kept per KV head; model=tiny; protocol=paper; reading=released; n=4; \
-95% intervals (wilson)
+**walk3, exact_match**: budget: entries kept per KV head; model=tiny; protocol=paper; reading=released; n=4; 95% \
+intervals (wilson)
 
 | method       | 64                    |
 |--------------|-----------------------|
@@ -127,7 +131,7 @@ MARKED = """\
 | mmshift      | 3/4 ok: 0.50 / 0.67 † |
 | streamingllm | 0.25 [0.05, 0.70] §   |
 
-The same over the 3 samples ok in every cell:
+*The same over the 3 samples ok in every cell*
 
 | method       | 64   |
 |--------------|------|
@@ -135,13 +139,13 @@ The same over the 3 samples ok in every cell:
 | mmshift      | 0.67 |
 | streamingllm | 0.33 |
 
-- not every sample is ok: such cells show samples ok / samples, the score with failures as 0 / the score over the 3 \
-samples ok in every cell.
-- † more entries resident than the budget: mmshift at 64 by 12.5%, at most 12.5% (3 of 3).
-- § answers with no token (but the end token) decoded from the compressed cache, which cannot tell methods apart \
-(protocol=paper): streamingllm at 64 (4 of 4).
-- 8% of the tokens of full's answers (mean over answers, without the ending that all of them share) come from the full \
-prefill under protocol=paper, whatever a method keeps; the scores test the rest.
+- Cells with failures show samples ok / samples, the score with failures as 0 / the score over the 3 samples ok in \
+every cell.
+- Marks: † = more entries than the budget; § = most answers have no token from the compressed cache (protocol=paper).
+- Under protocol=paper the first token comes from the full cache: 8% of the answer tokens cannot be affected by any \
+method.
+- † mmshift at 64 by 12.5%, at most 12.5% (3 of 3).
+- § streamingllm at 64 (4 of 4).
 """
 
 
@@ -167,9 +171,9 @@ def test_latex_of_marks_failures_and_pairs() -> None:
     assert r"streamingllm & 0.25\textsuperscript{\S{}} \\" in text
     assert "mmshift & 0.67 \\\\\nstreamingllm & 0.33 \\\\\n\\bottomrule" in text
     assert text.isascii()
-    assert text.count(r"\begin{table}") == text.count(r"\end{table}") == 2
+    assert text.count(r"\begin{table}") == text.count(r"\end{table}") == 1
     pairs = latex(small(), pairs=True)
-    assert r"64 & snapkv & random & +0.65 {\scriptsize [0.33, 0.92]} & \textless{}0.001 & 20 \\" in pairs
+    assert r"64 & snapkv & random & +0.65 & [0.33, 0.92] & \textless{}0.001 & 20 \\" in pairs
 
 
 def test_latex_special_characters_are_escaped_once() -> None:
@@ -226,7 +230,9 @@ def test_more_entries_than_asked_by_a_papers_own_formula_are_marked_and_no_defec
     example = Example()
     example.add("look_m", 64, [1.0, 0], answer={"entries_resident": 520}, parameters={"over_budget": True})
     text = markdown(build(example.rows()))
-    assert "† more entries resident than the budget: look_m at 64 by 1.6%" in text and "defect" not in text
+    assert (
+        "Marks: † = more entries than the budget." in text and "† look_m at 64 by 1.6%" in text and "Defect" not in text
+    )
 
 
 def test_pictures_that_cannot_be_small_enough_have_a_legend_of_their_own_and_are_no_defect() -> None:
@@ -234,17 +240,15 @@ def test_pictures_that_cannot_be_small_enough_have_a_legend_of_their_own_and_are
     example.add("pixels", 64, [1.0, 0], answer={"entries_resident": 520})
     text = markdown(build(example.rows()))
     assert (
-        "† the smallest pictures, or the fewest frames, have more entries than the budget: pixels at 64 by 1.6%" in text
+        "† = more entries than the budget, even with the smallest pictures" in text and "† pixels at 64 by 1.6%" in text
     )
-    assert "pixels: a control that evicts nothing" in text and "defect" not in text
+    assert "pixels: a control that evicts nothing" in text and "Defect" not in text
 
 
 def test_more_entries_than_asked_under_reading_paper_are_called_a_defect() -> None:
     example = Example()
     example.add("snapkv", 64, [1.0, 0], answer={"entries_resident": 520})
-    assert "† more entries resident than the budget, which only reading=released may do" in markdown(
-        build(example.rows())
-    )
+    assert "- Defect: snapkv at 64 over the budget, which reading=released" in markdown(build(example.rows()))
 
 
 def test_question_text_in_the_compressed_context_is_marked() -> None:
@@ -252,7 +256,7 @@ def test_question_text_in_the_compressed_context_is_marked() -> None:
     example.add("snapkv", 64, [1.0, 0], protocol="query_agnostic", answer={"question_text_before_cut": 4})
     text = markdown(build(example.rows()))
     assert "0.50 [0.09, 0.91] ¶ |" in text
-    assert "- ¶ answers whose compressed context held question text: snapkv at 64 (2 of 2)." in text
+    assert "Marks: ¶ = the compressed context held question text." in text and "- ¶ snapkv at 64 (2 of 2)." in text
 
 
 @each(
@@ -341,7 +345,7 @@ def test_quantised_and_retrieval_methods_are_marked_in_a_column_of_entries_and_w
     assert all(("◊" in line[name]) == (name == "hybridkv") for name in line)
     assert "kivi (24% of full's bytes on the device)" in text  # 20% and 4 of 100 bytes per entry of metadata
     assert "hybridkv at 64 (reaches 3.0 times as many; 22% of full's bytes on the device and 40% on the host)" in text
-    assert "bytes of rows older than the column bytes_held" in text
+    assert "Rows without bytes_held" in text
 
 
 def test_bytes_are_those_that_are_held_where_the_rows_tell_them() -> None:
@@ -354,4 +358,4 @@ def test_bytes_are_those_that_are_held_where_the_rows_tell_them() -> None:
     text = markdown(build(example.rows()))
     assert "kivi (holds 31% of full's bytes)" in text
     assert "hybridkv at 64 (reaches 3.0 times as many; holds 75% of full's bytes, 40% on the host)" in text
-    assert "older than the column" not in text
+    assert "Rows without" not in text

@@ -6,13 +6,11 @@ import pytest
 
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.tables.build import build
-from mmkv_bench.tables.latex import latex
-from mmkv_bench.tables.raw import csv_cells, csv_pairs
-from mmkv_bench.tables.render import markdown, sections
+from mmkv_bench.tables.formats import markdown as as_markdown
 from mmkv_bench.tables.requested import better, comparisons, narrowed
 from mmkv_bench.tables.score_table import ScoreTable
-from mmkv_bench.tables.sections import as_markdown
-from tests.tables.examples import Example
+from mmkv_bench.tables.score_text import tables_of_scores
+from tests.tables.examples import Example, csv_cells, csv_pairs, latex, markdown
 
 METHODS = ("snapkv", "keydiff", "mmshift", "streamingllm", "pyramidkv", "h2o")
 
@@ -57,9 +55,9 @@ def test_choosing_two_methods_buys_no_significance():
     [one] = comparisons(part)
     assert one.asked == one.pair.p <= 0.05 < one.whole
     assert better(one, one.asked, False) == "mmshift" and better(one, one.whole, False) == "undecided"
-    said = as_markdown(sections([part], compare=True))
-    assert "1 comparisons were asked for; among those that compete, the whole table makes 15 at 64." in said
-    assert "and not in the whole table, differ: keydiff and mmshift at 64" in said
+    said = as_markdown(tables_of_scores([part], compare=True))
+    assert "1 comparisons here; the whole table has 15 at 64." in said
+    assert "not in the whole table: keydiff and mmshift at 64." in said
 
 
 def test_p_values_of_what_was_asked_for_are_holms_over_the_pairs_with_that_line():

@@ -12,9 +12,8 @@ from mmkv_bench.errors import ConfigError, StoreError
 from mmkv_bench.store.store import Store
 from mmkv_bench.store.study import Endpoint, name_primary, primary_of
 from mmkv_bench.tables.build import build
-from mmkv_bench.tables.render import markdown
 from mmkv_bench.tables.rows import load
-from tests.tables.examples import Example, zeros_and_ones
+from tests.tables.examples import Example, markdown, zeros_and_ones
 
 WORDS = "walk3 exact_match 64"
 
@@ -37,13 +36,11 @@ def test_tables_say_where_the_primary_endpoint_is_and_that_the_rest_is_explorato
         for method, ones in zip(("random", "snapkv"), right, strict=True):
             made.add(method, budget, zeros_and_ones(ones, 20))
     root = made.write(tmp_path)
-    assert primary_of(root) is None and "exploratory" not in markdown(build(load(root)))
+    assert primary_of(root) is None and "xploratory" not in markdown(build(load(root)))
     name_primary(root, WORDS)
     name_primary(root, f"{WORDS} paper")
     assert primary_of(root) == Endpoint("walk3", "exact_match", "64") and primary_of(root).late
-    wanted = (
-        "- primary endpoint of this study (named when its answers were there already): the column 64; everything else"
-    )
+    wanted = "- Primary endpoint of this study (named after its answers were made): column 64. All else"
     assert wanted in markdown(build(load(root)))
     (tmp_path / "new").mkdir()
     Store(tmp_path / "new").prepare()
@@ -59,7 +56,7 @@ def test_tables_say_where_the_primary_endpoint_is_and_that_the_rest_is_explorato
     assert primary_of(full) is None
     other = made.write(tmp_path / "other")
     name_primary(other, "walk3 anls 64 strict")
-    wanted = "- exploratory: the primary endpoint of this study is anls of walk3 at 64 (protocol=strict)."
+    wanted = "- Exploratory: the primary endpoint of this study is anls of walk3 at 64 (protocol=strict)."
     assert wanted in markdown(build(load(other)))
 
 

@@ -10,13 +10,10 @@ import pytest
 
 from mmkv_bench.store.store import Store
 from mmkv_bench.tables.build import build
-from mmkv_bench.tables.latex import latex
 from mmkv_bench.tables.metrics import metrics_rows
-from mmkv_bench.tables.raw import csv_cells, csv_pairs
-from mmkv_bench.tables.render import markdown
 from mmkv_bench.tables.rows import load
 from tests.cli.setting import verb
-from tests.tables.examples import Example, zeros_and_ones
+from tests.tables.examples import Example, csv_cells, csv_pairs, latex, markdown, zeros_and_ones
 
 main = verb("tables")
 
@@ -49,9 +46,9 @@ def printed(capsys: pytest.CaptureFixture, *argv: object) -> str:
 def test_a_store_prints_the_same_tables_as_the_rows_it_was_written_from(root: Path, capsys) -> None:
     tables = build(example().rows())
     assert len(tables) == 4
-    assert printed(capsys, root) == printed(capsys, root, "--format", "md") == markdown(tables)
-    assert printed(capsys, root, "--no-interval", "--pairs") == markdown(tables, intervals=False, pairs=True)
-    assert printed(capsys, root, "--format", "latex") == latex(tables)
+    assert printed(capsys, root, "--notes") == printed(capsys, root, "--notes", "--format", "md") == markdown(tables)
+    assert printed(capsys, root, "--no-interval", "--pairs", "--notes") == markdown(tables, intervals=False, pairs=True)
+    assert printed(capsys, root, "--format", "latex", "--notes") == latex(tables)
     assert printed(capsys, root, "--format", "csv") == csv_cells(tables)
     assert printed(capsys, root, "--format", "csv", "--pairs") == csv_pairs(tables)
 

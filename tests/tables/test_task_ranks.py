@@ -10,8 +10,8 @@ from mmkv_bench.errors import ConfigError
 from mmkv_bench.statistics.blocks import Samples
 from mmkv_bench.statistics.column import compare_column
 from mmkv_bench.tables.build import build
-from mmkv_bench.tables.sections import as_markdown
-from mmkv_bench.tables.task_ranks import rank_sections, task_ranks
+from mmkv_bench.tables.formats import markdown as as_markdown
+from mmkv_bench.tables.task_ranks import tables_of_ranks, task_ranks
 from tests.tables.examples import Example, zeros_and_ones
 
 RIGHT = {"a": {"snapkv": 80, "keydiff": 60, "mmshift": 20}, "b": {"snapkv": 60, "keydiff": 62, "mmshift": 5, "h2o": 90}}
@@ -52,22 +52,22 @@ def test_ranks_are_a_slow_loops_over_all_pairs_of_those_on_every_task():
     assert found.means.tolist() == [
         [sum(r[0] for r in rs) / 2, sum(r[1] for r in rs) / 2] for rs in found.ranks.swapaxes(0, 1)
     ]
-    said = as_markdown(rank_sections(whole))
+    said = as_markdown(tables_of_ranks(whole))
     assert (
-        "on some of the tasks only: h2o." in said
-        and "of m = 3 that compete on all 2 tasks, each task at p <= 0.05 / 2" in said
+        "On some of the tasks only: h2o." in said
+        and "of m = 3 compared on all 2 tasks, each task at p <= 0.05 / 2" in said
     )
 
 
 def test_rankings_of_the_embedded_model_say_that_they_predict_no_papers():
-    said = "rankings of the embedded model predict no paper's: mean Kendall's tau -.15"
-    assert said in as_markdown(rank_sections(tables()))
-    assert said not in as_markdown(rank_sections(tables(model="qwen2_5_vl_7b")))
+    said = "Rankings of the embedded model predict no paper's: mean Kendall's tau -.15"
+    assert said in as_markdown(tables_of_ranks(tables()))
+    assert said not in as_markdown(tables_of_ranks(tables(model="qwen2_5_vl_7b")))
 
 
 def test_one_task_or_failed_samples_give_no_ranks_over_tasks():
     with pytest.raises(ConfigError, match="No two tasks have two methods"):
-        rank_sections(tables()[:1])
+        tables_of_ranks(tables()[:1])
 
 
 @pytest.mark.full

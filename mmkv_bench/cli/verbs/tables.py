@@ -13,10 +13,9 @@ from mmkv_bench.errors import ConfigError
 
 if TYPE_CHECKING:
     from mmkv_bench.tables.cost_names import Cost
-    from mmkv_bench.tables.costs import CostTable
     from mmkv_bench.tables.rows import Rows
     from mmkv_bench.tables.score_table import ScoreTable
-    from mmkv_bench.tables.sections import Section
+    from mmkv_bench.tables.table import Table
 
 SUMMARY = "print the tables of a run again, from its rows"
 
@@ -37,7 +36,7 @@ def options(parser: Parser) -> None:
         "tpot_s,ttft_s,peak,bytes, and each column of responses and phase of timings (docs/rows.md)",
     )
     parser.add_argument(
-        "--methods", action=Listed, metavar="NAMES", help="only these lines, each two of them compared (md, html)"
+        "--methods", action=Listed, metavar="NAMES", help="only these lines, each two of them compared (not csv)"
     )
     parser.add_argument("--budgets", action=Listed, metavar="NUMBERS", help="only these budgets")
     parser.add_argument(
@@ -46,10 +45,11 @@ def options(parser: Parser) -> None:
         help="compare the lines with this one only; bold, ranks and verdicts stay those of all lines of the rows",
     )
     parser.add_argument(
-        "--groups", action="store_true", help="means over the groups of a benchmark's datasets (md, html)"
+        "--groups", action="store_true", help="means over the groups of a benchmark's datasets (not csv)"
     )
-    parser.add_argument("--ranks", action="store_true", help="ranks over all tasks, in place of the tables (md, html)")
+    parser.add_argument("--ranks", action="store_true", help="ranks over all tasks, in place of the tables (not csv)")
     parser.add_argument("--no-interval", action="store_true", help="scores without their intervals (not csv)")
+    parser.add_argument("--notes", action="store_true", help="all notes, not only the five most important (not csv)")
     parser.add_argument("--pairs", action="store_true", help="also the separated pairs (csv: all pairs, instead)")
     parser.examples(
         "mmkv-bench tables results/tiny/large",
@@ -71,17 +71,13 @@ def answer(given: argparse.Namespace) -> int:
 def text(given: argparse.Namespace) -> str:
     """The text that the options ask for: tables of scores, then those of costs."""
     from mmkv_bench.tables.cost_names import divided
-    from mmkv_bench.tables.html_page import page
-    from mmkv_bench.tables.sections import as_markdown
+    from mmkv_bench.tables.formats import write
 
     names, costs = divided(given.metric or ())
     _refuse_unheard(given, names, costs)
-    if given.format == "html":
-        return page(f"Tables of {given.rows}", _sections(given, names, costs))
-    if given.format == "md":
-        return as_markdown(_sections(given, names, costs))
-    before = [_scores(given, names)] if names or not costs else []
-    return "\n".join([*before, *([_costs(given, costs)] if costs else [])])
+    tables = _score_tables(given, names) if names or not costs else []
+    tables += _cost_tables(given, costs) if costs else []
+    return write(tables, given.format, title=f"Tables of {given.rows}", notes=given.notes)
 
 
 def _refuse_unheard(given: argparse.Namespace, names: Sequence[str], costs: Sequence[Cost]) -> None:
@@ -101,8 +97,8 @@ def _refuse_unheard(given: argparse.Namespace, names: Sequence[str], costs: Sequ
             "ask for them in two commands"
         )
     for name in ("groups", "ranks", "against"):
-        if getattr(given, name) and given.format not in ("md", "html"):
-            raise ConfigError(f"--{name} prints markdown or html, not {given.format}; leave out --format")
+        if getattr(given, name) and given.format == "csv":
+            raise ConfigError(f"--{name} is for tables to read, not for csv; leave out --format csv")
     if given.groups and given.ranks:
         raise ConfigError("--groups and --ranks print two things; ask for them in two commands")
     for name in ("groups", "ranks", "pairs", "methods", "budgets", "against"):
@@ -115,64 +111,39 @@ def _together(given: argparse.Namespace, names: Sequence[str]) -> bool:
     """Whether all metrics of fidelity stand in one table."""
     from mmkv_bench.tables.fidelity import GROUP
 
-    return list(names) == [GROUP] and given.format in ("md", "html")
+    return list(names) == [GROUP] and given.format != "csv"
 
 
-def _sections(given: argparse.Namespace, names: Sequence[str], costs: Sequence[Cost]) -> list[Section]:
-    from mmkv_bench.tables.cost_text import cost_sections
-
-    found = _score_sections(given, names) if names or not costs else []
-    return found + (cost_sections(_cost_tables(given, costs), intervals=not given.no_interval) if costs else [])
-
-
-def _score_sections(given: argparse.Namespace, names: Sequence[str]) -> list[Section]:
-    from mmkv_bench.tables.fidelity import fidelity_sections
-    from mmkv_bench.tables.macro import gate_configs, group_sections, group_tables, groups_of
-    from mmkv_bench.tables.render import sections
-    from mmkv_bench.tables.task_ranks import rank_sections
+def _score_tables(given: argparse.Namespace, names: Sequence[str]) -> list[Table]:
+    from mmkv_bench.tables.fidelity import fidelity_tables
+    from mmkv_bench.tables.macro import gate_configs, group_tables, groups_of, tables_of_groups
+    from mmkv_bench.tables.score_text import tables_of_scores
+    from mmkv_bench.tables.task_ranks import tables_of_ranks
 
     if _together(given, names):
-        return fidelity_sections(_rows(given, names), given.dataset, given.protocol, given.reading)
+        return fidelity_tables(_rows(given, names), given.dataset, given.protocol, given.reading)
     rows, tables = _tables(given, names)
+    intervals = not given.no_interval
     if given.ranks:
-        return rank_sections(tables)
+        return tables_of_ranks(tables)
     if given.groups:
-        means = group_tables(tables, groups_of(rows), gate_configs(rows))
-        return group_sections(means, intervals=not given.no_interval)
+        return tables_of_groups(group_tables(tables, groups_of(rows), gate_configs(rows)), intervals=intervals)
     compare = bool(given.methods or given.against)
-    return sections(tables, intervals=not given.no_interval, pairs=given.pairs, compare=compare, against=given.against)
+    return tables_of_scores(tables, intervals=intervals, pairs=given.pairs, compare=compare, against=given.against)
 
 
-def _scores(given: argparse.Namespace, names: Sequence[str]) -> str:
-    """Tables of scores as csv or LaTeX."""
-    from mmkv_bench.tables.latex import latex
-    from mmkv_bench.tables.raw import csv_cells, csv_pairs
-
-    _, tables = _tables(given, names)
-    if given.format == "csv":
-        return csv_pairs(tables) if given.pairs else csv_cells(tables)
-    return latex(tables, intervals=not given.no_interval, pairs=given.pairs)
-
-
-def _costs(given: argparse.Namespace, costs: Sequence[Cost]) -> str:
-    """Tables of costs as csv or LaTeX."""
-    from mmkv_bench.tables.cost_text import cost_csv, cost_latex
-
-    tables = _cost_tables(given, costs)
-    return cost_csv(tables) if given.format == "csv" else cost_latex(tables, intervals=not given.no_interval)
-
-
-def _cost_tables(given: argparse.Namespace, costs: Sequence[Cost]) -> list[CostTable]:
+def _cost_tables(given: argparse.Namespace, costs: Sequence[Cost]) -> list[Table]:
     from mmkv_bench.forecast.roofline import roofline_by_context
     from mmkv_bench.store.store import Store
+    from mmkv_bench.tables.cost_text import tables_of_costs
     from mmkv_bench.tables.costs import cost_tables, set_limits
     from mmkv_bench.tables.step_limits import needed
 
-    beside = needed(costs)
-    tables = cost_tables(
-        given.rows, costs, beside=beside, datasets=given.dataset, protocols=given.protocol, readings=given.reading
+    filters = {"datasets": given.dataset, "protocols": given.protocol, "readings": given.reading}
+    tables = set_limits(
+        cost_tables(given.rows, costs, beside=needed(costs), **filters), costs, roofline_by_context(Store(given.rows))
     )
-    return set_limits(tables, costs, roofline_by_context(Store(given.rows)))
+    return tables_of_costs(tables, intervals=not given.no_interval)
 
 
 def _rows(given: argparse.Namespace, names: Sequence[str]) -> Rows:

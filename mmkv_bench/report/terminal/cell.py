@@ -12,7 +12,7 @@ from mmkv_bench.report.samples import COLUMNS, Answers
 from mmkv_bench.report.terminal.known import Cells
 from mmkv_bench.report.terminal.overview import endings
 from mmkv_bench.report.terminal.text import pairs, plain, table
-from mmkv_bench.tables.render import score, signed, span
+from mmkv_bench.tables.number_text import score, signed, span
 
 if TYPE_CHECKING:
     from rich.console import Console

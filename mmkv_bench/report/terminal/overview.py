@@ -11,7 +11,7 @@ from mmkv_bench.report.terminal.text import plain, table
 from mmkv_bench.statistics.metric_kinds import MEASURES
 from mmkv_bench.store.index import remembered
 from mmkv_bench.store.tally import tally
-from mmkv_bench.tables.render import score, span
+from mmkv_bench.tables.number_text import score, span
 
 if TYPE_CHECKING:
     from rich.console import Console

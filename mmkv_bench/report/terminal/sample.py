@@ -18,7 +18,7 @@ from mmkv_bench.report.terminal.text import MARK, cut, marked, pairs, plain, tab
 from mmkv_bench.statistics.metric_kinds import MEASURES
 from mmkv_bench.store.kept_entries import digest, unpacked
 from mmkv_bench.store.parts import is_in
-from mmkv_bench.tables.render import score
+from mmkv_bench.tables.number_text import score
 from mmkv_bench.tables.rows import BASELINE, context_key, with_limits
 
 if TYPE_CHECKING:

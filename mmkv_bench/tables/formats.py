@@ -1,0 +1,94 @@
+"""Writers of tables: markdown and csv here, LaTeX and html in files of their own; `write` chooses by the format's name.
+
+Markdown is aligned, so that it reads well in a terminal too.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mmkv_bench.tables.html import html
+from mmkv_bench.tables.latex import latex
+from mmkv_bench.tables.table import Cell, Grid, Table
+
+FORMATS = ("md", "csv", "latex", "html")
+LONG = 10
+"""From so many tables on, a list of contents stands before them."""
+
+
+def write(tables: Sequence[Table], form: str, *, title: str = "Tables", notes: bool = False) -> str:
+    """The tables in one of `FORMATS`.
+
+    Args:
+        title: of an html page. notes: print every note, not the most important ones alone.
+    """
+    if form == "csv":
+        return csv_text([record for table in tables for record in table.records()])
+    if form == "latex":
+        return latex(tables, notes=notes)
+    return html(tables, title, notes=notes) if form == "html" else markdown(tables, notes=notes)
+
+
+def markdown(tables: Sequence[Table], *, notes: bool = False) -> str:
+    """All tables, with a list of contents where they are many."""
+    contents = [f"{number}. {table.entry}" for number, table in enumerate(tables, 1)]
+    head = ["\n".join([f"{len(tables)} tables:", "", *contents]) + "\n"] if len(tables) >= LONG else []
+    return "\n".join([*head, *(_section(table, notes) for table in tables)])
+
+
+def _section(table: Table, every: bool) -> str:
+    blocks = [": ".join(filter(None, (f"**{table.title}**", table.caption)))]
+    for grid in table.grids:
+        blocks += [f"*{grid.heading}*"] if grid.heading else []
+        blocks.append(_grid(grid))
+    shown, hidden = table.split_notes(every)
+    lines = [f"- {note}" for note in shown] + ([f"- {len(hidden)} more notes with `--notes`"] if hidden else [])
+    blocks += ["\n".join(lines)] if lines else []
+    return "\n\n".join(blocks) + "\n"
+
+
+def _grid(grid: Grid) -> str:
+    named = [*[""] * grid.labels, *grid.groups] if grid.groups else [""] * len(grid.header)
+    header = [" ".join(filter(None, both)) for both in zip(named, grid.header, strict=True)]
+    return aligned(header, [[_cell(cell) for cell in row] for row in grid.cells])
+
+
+def _cell(cell: Cell) -> str:
+    number = f"**{cell.text}**" if cell.bold else cell.text
+    verdict = " ".join(filter(None, (cell.look.sign if cell.look else "", cell.verdict)))
+    text = " ".join(filter(None, (number, cell.interval, verdict, "".join(cell.marks))))
+    return "; ".join([text, *map(_cell, cell.further)])
+
+
+def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A markdown table whose columns line up in a fixed-width font."""
+    lines = [list(header), *map(list, rows)]
+    widths = [max(3, *(len(line[i]) for line in lines)) for i in range(len(header))]
+    texts = [
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |" for line in lines
+    ]
+    return "\n".join([texts[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *texts[1:]])
+
+
+def csv_text(records: Sequence[Mapping[str, Any]]) -> str:
+    """Records that have the same keys, with these as the header; an empty field for null."""
+    out = io.StringIO()
+    if records:
+        writer = csv.DictWriter(out, list(records[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({key: inert(value) for key, value in record.items()} for record in records)
+    return out.getvalue()
+
+
+def inert(value: Any) -> Any:
+    """A field that no spreadsheet takes for a formula: a text that begins like one gets a quote before it; numbers stay."""
+    if not isinstance(value, str) or len(value) < 2 or not value.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return value
+    try:
+        float(value)
+    except ValueError:
+        return f"'{value}"
+    return value

@@ -1,0 +1,283 @@
+"""Tables of scores for the writers: a row per method, a column per budget, then common samples, ranks and pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from mmkv_bench.statistics.intervals import ALPHA
+from mmkv_bench.statistics.metric_kinds import MEASURES, lower_is_better
+from mmkv_bench.tables.captions import caption, line_label, title
+from mmkv_bench.tables.compare import Pair, every_pair, separated_pairs
+from mmkv_bench.tables.line import Line
+from mmkv_bench.tables.notes import marks, score_notes
+from mmkv_bench.tables.number_text import p_value, score, signed, span
+from mmkv_bench.tables.requested import better, comparisons
+from mmkv_bench.tables.score_table import Entry, ScoreTable
+from mmkv_bench.tables.table import Cell, Grid, Note, Rank, Table
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SHORT = 12
+"""Digits of a cell's hash that tables show; every command takes them."""
+RANKS = "Ranks among the compared methods (95%)"
+PAIRS = "Paired differences whose interval, Holm-corrected within the budget, excludes 0"
+_PAIR_HEADER = ("budget", "better", "worse", "difference", "Holm interval", "Holm p", "n")
+_COMPARED_HEADER = ("budget", "a", "b", "a - b", "p", "Holm, asked", "Holm, whole", "proven better, whole")
+
+
+def tables_of_scores(
+    tables: Sequence[ScoreTable],
+    *,
+    intervals: bool = True,
+    pairs: bool = False,
+    compare: bool = False,
+    against: str | None = None,
+) -> list[Table]:
+    """Every table with caption and notes.
+
+    Args:
+        pairs: the separated pairs below each table; records are of all pairs then.
+        compare: every comparison of the lines that are shown (`comparisons`), or with `against` those with that line, beside the
+            whole table's verdict.
+    """
+    return [
+        _table(table, tables, intervals, pairs, comparisons(table, against) if compare else None) for table in tables
+    ]
+
+
+def frame(tables: Sequence[ScoreTable]) -> pd.DataFrame:
+    """The lines of csv as a frame: one row per table cell."""
+    import pandas as pd
+
+    return pd.DataFrame([record for table in tables for record in _records(table)])
+
+
+def _table(
+    table: ScoreTable, tables: Sequence[ScoreTable], intervals: bool, pairs: bool, compared: Sequence[Any] | None
+) -> Table:
+    columns = table.budgets or ("",)
+    header = ["method", *(budget or "all" for budget in columns)]
+    grids = [Grid(header, [_row(table, method, columns, intervals) for method in table.methods])]
+    if not table.comparable and len(table.common_ids):
+        common = [[line_label(m), *(_common(table.entry(m.label, b)) for b in columns)] for m in table.methods]
+        grids.append(Grid(header, common, f"The same over the {len(table.common_ids)} samples ok in every cell"))
+    ranks = _ranks(table)
+    if ranks and intervals:
+        grids.append(Grid(["method", *(budget for budget in columns if table.ranked(budget))], ranks, RANKS))
+    notes = score_notes(table)
+    if pairs:
+        grids += [Grid(_PAIR_HEADER, found, PAIRS, labels=3)] if (found := _pairs(table)) else []
+        notes.insert(0, Note(_pair_summary(table), Rank.WARNING))
+    if compared is not None:
+        grids += [Grid(_COMPARED_HEADER, _compared(table, compared), "Comparisons", labels=3)] if compared else []
+        notes = [*_comparison_notes(table, compared), *notes]
+    return Table(
+        title(table),
+        caption(table, tables, intervals),
+        grids,
+        notes,
+        short=caption(table, tables, False),
+        name=_name(table, tables),
+        records=partial(_pair_records if pairs else _records, table),
+    )
+
+
+def _row(table: ScoreTable, method: Line, columns: Sequence[str], intervals: bool) -> list[Cell | str]:
+    if method.budgeted:
+        return [line_label(method), *(_cell(table, method, budget, intervals) for budget in columns)]
+    one = _cell(table, method, "", intervals, span=len(columns))
+    return [line_label(method), *(one for _ in columns)]
+
+
+def _cell(table: ScoreTable, method: Line, budget: str, intervals: bool, span: int = 0) -> Cell:
+    entry = table.entry(method.label, budget)
+    if entry is None:
+        return Cell("")
+    signs = tuple(marks(table, method, entry, budget))
+    hashes = tuple(cell[:SHORT] for cell in entry.cells)
+    if entry.scores.unjudged:
+        word = "not measured" if table.metric in MEASURES else "not judged"
+        text = f"{word}: {entry.scores.n - entry.scores.n_ok}/{entry.scores.n}"
+        return Cell(text, marks=signs, hashes=hashes, span=span)
+    if entry.value is None:
+        text = f"{entry.scores.n_ok}/{entry.scores.n} ok: {score(entry.zero)} / {score(entry.common)}"
+        return Cell(text, marks=signs, hashes=hashes, span=span)
+    bold = method.label in table.best(budget) and (method.label, budget) in table.entries
+    interval = _span(entry) if intervals else ""
+    return Cell(score(entry.value), entry.value, interval, signs, bold, hashes=hashes, span=span)
+
+
+def _span(entry: Entry) -> str:
+    return span(entry.low, entry.high)
+
+
+def _common(entry: Entry | None) -> str:
+    return score(entry.common) if entry else ""
+
+
+def _ranks(table: ScoreTable) -> list[list[str]]:
+    """Name and ranks, as `2-5`, of every line that has one; a column for each budget at which there are ranks."""
+    budgets = [budget for budget in table.budgets if table.ranked(budget)]
+    rows = []
+    for method in table.methods:
+        ranks = [table.rank(method.label, budget) for budget in budgets]
+        if any(ranks):
+            rows.append([line_label(method), *("-".join(map(str, dict.fromkeys(rank or ()))) for rank in ranks)])
+    return rows
+
+
+def _pairs(table: ScoreTable) -> list[list[str]]:
+    return [
+        [
+            pair.budget or "all",
+            *pair.order,
+            signed(_gap(pair)[0]),
+            span(*_gap(pair)[1:]),
+            p_value(pair.holm),
+            str(pair.n),
+        ]
+        for pair in separated_pairs(table)
+    ]
+
+
+def _gap(pair: Pair) -> tuple[float, float | None, float | None]:
+    """The better one's score minus the worse one's, with the ends of its interval."""
+    if pair.better == pair.a:
+        return pair.difference, pair.low, pair.high
+    low, high = (None if end is None else -end for end in (pair.high, pair.low))
+    return -pair.difference, low, high
+
+
+def _pair_summary(table: ScoreTable) -> str:
+    counts = [
+        f"{int(column.separated.sum())} of {len(column.p)}{budget and f' at {budget}'}"
+        for budget, column in table.columns.items()
+    ]
+    return f"Separated pairs of the compared methods: {', '.join(counts) or 'none'}."
+
+
+def _compared(table: ScoreTable, compared: Sequence[Any]) -> list[list[str]]:
+    return [
+        [
+            one.pair.budget or "all",
+            one.pair.a,
+            one.pair.b,
+            signed(one.pair.difference),
+            p_value(one.pair.p),
+            p_value(one.asked),
+            "-" if one.whole is None else p_value(one.whole),
+            better(one, one.whole, lower_is_better(table.metric)),
+        ]
+        for one in compared
+    ]
+
+
+def _comparison_notes(table: ScoreTable, compared: Sequence[Any]) -> list[Note]:
+    """The number of comparisons, here and in the whole table, and those that the whole table does not prove."""
+    if not compared:
+        return [Note("No comparisons: fewer than two of these lines have scores.", Rank.WARNING)]
+    most = {budget: len(column.p) for budget, column in table.columns.items()}
+    budgets = dict.fromkeys(one.pair.budget for one in compared)
+    counts = ", ".join(f"{most[budget]} at {budget or 'all'}" for budget in budgets if budget in most)
+    text = (
+        f"{len(compared)} comparisons here; the whole table has {counts or 'none'}. `Holm, asked` corrects for those here, "
+        "`Holm, whole` for all of the whole table: only the latter counts, because whoever picked these has seen them all. Bold "
+        "and ranks are the whole table's."
+    )
+    notes = [Note(text, Rank.WARNING)]
+    falls = [one for one in compared if one.whole is not None and one.asked <= ALPHA < one.whole]
+    if falls:
+        pairs = ", ".join(f"{one.pair.a} and {one.pair.b} at {one.pair.budget or 'all'}" for one in falls)
+        notes.append(Note(f"Different only among the comparisons here, not in the whole table: {pairs}.", Rank.WARNING))
+    return notes
+
+
+def _name(table: ScoreTable, tables: Sequence[ScoreTable]) -> str:
+    """Dataset, metric, protocol, readings and axis, with a number where several tables have the same."""
+    names = [
+        "-".join(filter(None, (t.dataset, t.metric, t.context["protocol"], "-".join(t.readings), t.axis)))
+        for t in tables
+    ]
+    at = next(i for i, other in enumerate(tables) if other is table)
+    return names[at] + (f"-{names[: at + 1].count(names[at])}" if names.count(names[at]) > 1 else "")
+
+
+def _records(table: ScoreTable) -> list[dict[str, Any]]:
+    """One record per table cell; `full` has one per table, without a budget."""
+    return [
+        _record(table, method, budget, table.entries[method.label, budget])
+        for method in table.methods
+        for budget in ("", *table.budgets)
+        if (method.label, budget) in table.entries
+    ]
+
+
+def _record(table: ScoreTable, method: Line, budget: str, entry: Entry) -> dict[str, Any]:
+    audit = entry.audit
+    rank = table.rank(method.label, budget) or (None, None)
+    return {
+        **table.context,
+        "reading": method.reading,
+        "metric": table.metric,
+        "method": method.label,
+        "base": method.base,
+        "tuned": method.tuned,
+        "parameters": method.parameters,
+        "budget_kind": table.axis if budget else "none",
+        "budget": budget,
+        "seeds": " ".join(map(str, entry.seeds)),
+        "n": entry.scores.n,
+        "n_ok": entry.scores.n_ok,
+        "value": entry.value,
+        "low": entry.low,
+        "high": entry.high,
+        "interval": entry.interval,
+        "value_failures_zero": entry.zero,
+        "value_common": entry.common,
+        "n_common": len(table.common_ids),
+        "best": budget != "" and method.label in table.best(budget),
+        "competes": budget in table.columns and method.label in table.columns[budget].names,
+        "rank_low": rank[0],
+        "rank_high": rank[1],
+        "lmms_eval": entry.lmms_eval,
+        "lmms_eval_ours": entry.lmms_eval_ours,
+        "answers": audit.n,
+        "over_budget": audit.over,
+        "excess_mean": audit.excess_mean,
+        "excess_worst": audit.excess_worst,
+        "from_prefill": audit.from_prefill,
+        "text_before_cut": audit.text_before_cut,
+        "fallbacks": " ".join(f"{reason}={n}" for reason, n in audit.fallbacks.items()),
+        "cells": " ".join(cell[:SHORT] for cell in entry.cells),
+    }
+
+
+def _pair_records(table: ScoreTable) -> list[dict[str, Any]]:
+    """One record per two lines of a table at a budget. Of two that are compared `low` and `high` are at Holm's level, of others,
+    to which `holm_level` and the columns beside it do not apply, at 95 %."""
+    return [
+        {
+            **table.context,
+            "readings": " ".join(table.readings),
+            "metric": table.metric,
+            "budget_kind": table.axis,
+            "budget": pair.budget,
+            "a": pair.a,
+            "b": pair.b,
+            "n": pair.n,
+            "difference": pair.difference,
+            "low": pair.low,
+            "high": pair.high,
+            "p": pair.p,
+            "test": pair.test,
+            "compete": pair.compete,
+            "holm_level": pair.level,
+            "p_holm": pair.adjusted,
+            "separated": pair.better is not None if pair.compete else None,
+            "better": pair.better,
+        }
+        for pair in every_pair(table)
+    ]

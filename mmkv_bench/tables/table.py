@@ -1,0 +1,142 @@
+"""The one table type that all builders make and all writers take.
+
+Builders turn results into a `Table`: scores (`score_text`), costs (`cost_text`), fidelity, groups of datasets (`macro`), ranks
+over tasks (`task_ranks`) and the papers' tables (`mmkv_bench.papers`). Writers turn a list of tables into text: `formats.write`
+has markdown, csv, LaTeX and html, one writer a format. A builder knows no format, and a writer knows no kind of table.
+
+A table has a title, a caption, grids, notes and records:
+
+- A `Grid` is a header and rows. Its first `labels` columns name a row. `groups` names the group of every other column. A grid
+  whose header is part of the first grid's header (ranks, common samples) continues the first one in LaTeX.
+- A `Cell` has the printed text, its value, an interval, marks (†, a), bold, a verdict word and the cells of the store behind it.
+  A verdict of `VERDICTS` is written with its sign and, where the format has any, in its colour.
+- A `Note` has a rank (`Rank`). Writers print the `MOST_NOTES` most important ones, and all of them for `--notes`.
+- `records` gives the unrounded lines of csv, one per cell. It is called by the csv writer alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+MOST_NOTES = 5
+"""Notes below a table unless all are wanted."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Look of a verdict word. colour: name of a class in html and of a colour in LaTeX (`COLOURS`)."""
+
+    sign: str
+    colour: str
+
+
+COLOURS = {"good": "00704F", "bad": "B34700", "open": "4B5D8A", "quiet": "666666"}
+"""Colour class -> RGB, told apart with every common colour vision; each has 4.5:1 contrast or more on white."""
+
+VERDICTS = {
+    "agrees": Verdict("✓", "good"),
+    "confirmed": Verdict("✓", "good"),
+    "differs": Verdict("✗", "bad"),
+    "contradicted": Verdict("✗", "bad"),
+    "undecided": Verdict("?", "open"),
+    "uninformative": Verdict("○", "quiet"),
+}
+"""Verdict word -> its look."""
+
+
+class Rank(IntEnum):
+    """Importance of a note, the most important first."""
+
+    WARNING = 0
+    """The numbers are not what a reader takes them for."""
+    MARK = 1
+    """The meaning of bold, a mark or a column of the table."""
+    READING = 2
+    """What else a reader of the numbers should know."""
+    DETAIL = 3
+    """Lists of cells, samples and settings."""
+
+
+@dataclass(frozen=True)
+class Note:
+    """A sentence below a table."""
+
+    text: str
+    rank: Rank = Rank.READING
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One printed cell.
+
+    Attributes:
+        text: without interval, marks and verdict; value: the number, None where the text is none.
+        interval: `[0.71, 0.80]` or ""; marks: signs behind the number, which notes explain.
+        verdict: a word of `VERDICTS`, or any other, which has no look.
+        hashes: of the store's cells behind the number; details: sentences that html opens at the cell.
+        span: columns that the cell covers in LaTeX, where it is given; other formats repeat it.
+        further: cells that stand in the same place, behind this one.
+    """
+
+    text: str
+    value: float | None = None
+    interval: str = ""
+    marks: tuple[str, ...] = ()
+    bold: bool = False
+    verdict: str = ""
+    hashes: tuple[str, ...] = ()
+    details: tuple[str, ...] = ()
+    span: int = 0
+    further: tuple[Cell, ...] = ()
+
+    @property
+    def look(self) -> Verdict | None:
+        """The sign and the colour of the verdict, None of a word that has none."""
+        return VERDICTS.get(self.verdict)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A header, and rows of as many cells; a cell that is a text has nothing but it. heading: stands above the grid."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[Cell | str]]
+    heading: str = ""
+    labels: int = 1
+    groups: Sequence[str] = ()
+
+    @property
+    def cells(self) -> list[list[Cell]]:
+        """The rows with a `Cell` everywhere."""
+        return [[Cell(cell) if isinstance(cell, str) else cell for cell in row] for row in self.rows]
+
+
+Records = Callable[[], Sequence[Mapping[str, Any]]]
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table with all that belongs to it. short: the caption in a list of contents, `caption` unless given; name: what links
+    and LaTeX labels call it, its number unless given."""
+
+    title: str
+    caption: str
+    grids: Sequence[Grid]
+    notes: Sequence[Note] = ()
+    short: str = ""
+    name: str = ""
+    records: Records = tuple
+
+    @property
+    def entry(self) -> str:
+        """The table's line in a list of contents."""
+        return ": ".join(filter(None, (self.title, self.short or self.caption)))
+
+    def split_notes(self, every: bool = False) -> tuple[list[str], list[str]]:
+        """The texts of the notes that are printed, the most important first, and of those that are not."""
+        texts = [note.text for note in sorted(self.notes, key=lambda note: note.rank)]
+        most = len(texts) if every else MOST_NOTES
+        return texts[:most], texts[most:]
