@@ -84,7 +84,7 @@ def test_tables_of_papers_are_those_that_the_command_prints(tmp_path, capsys):
     frame = found.frame()
     assert len(found) == 1 and len(frame) == len(found[0].cells) and set(frame["table"]) == {"flashcache_table08"}
     assert (frame["value"].notna() == (frame["state"] == "computed")).all(), "nothing was run"
-    assert frame["printed"].notna().any() and "\\begin{tabular}" in found.latex()
+    assert frame["printed"].notna().any() and "\\toprule" in found.latex()
     with pytest.raises(ConfigError, match="flashcache_table08"):
         paper_tables("flashcache_table80")
     with pytest.raises(ConfigError, match="no rows folder"):
