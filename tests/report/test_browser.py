@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mmkv_bench.report.making import make
-from mmkv_bench.store.kept_entries import digest, packed, unpacked
+from mmkv_bench.report.build import make
+from mmkv_bench.store.kept import digest, packed, unpacked
 from mmkv_bench.store.store import Store
 from mmkv_bench.tables.metrics import metrics_rows
 from tests.tables.examples import Example

@@ -30,7 +30,7 @@ def options(parser: Parser) -> None:
 
 def answer(given: argparse.Namespace) -> int:
     """Write the records; say what has none."""
-    from mmkv_bench.report.eee import By, write
+    from mmkv_bench.report.every_eval_ever import By, write
     from mmkv_bench.store.store import Store
 
     by = By(given.organization, given.relationship, int(time.time()))

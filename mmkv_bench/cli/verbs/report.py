@@ -36,7 +36,7 @@ def options(parser: Parser) -> None:
 
 def answer(given: argparse.Namespace) -> int:
     """Make it; print where it lies, its size and what is left out."""
-    from mmkv_bench.report.making import make
+    from mmkv_bench.report.build import make
 
     made = make([rows_folder(rows) for rows in dict.fromkeys(given.rows)], given.out, given.samples)
     print(f"{made.index}: {made.about}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.report.cells import parsed
 from mmkv_bench.report.command import Commands
-from mmkv_bench.report.samples import COLUMNS, Answers
+from mmkv_bench.report.answers import COLUMNS, Answers
 from mmkv_bench.report.terminal.known import Cells
 from mmkv_bench.report.terminal.overview import endings
 from mmkv_bench.report.terminal.text import pairs, plain, table

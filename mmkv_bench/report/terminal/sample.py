@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.report import kept_entries
+from mmkv_bench.report import kept_maps
 from mmkv_bench.report.prompts import Prompts
 from mmkv_bench.report.terminal import kept_map
 from mmkv_bench.report.terminal.kept_map import Map
@@ -145,7 +145,7 @@ def _maps(cells: Cells, own: Sequence[str], rows: Mapping[str, Row], prompts: Pr
         visual = prompts.visual(rows[cell]["prompt_hash"])
         if text is None or not visual:
             continue
-        bits, told = unpacked(text), np.reshape(np.asarray(visual, float), (-1, kept_entries.WIDTH))
+        bits, told = unpacked(text), np.reshape(np.asarray(visual, float), (-1, kept_maps.WIDTH))
         if told[:, 0].max() < bits.shape[-1]:  # a cell of fewer pixels was answered from another prompt
             proven = (
                 [] if proof is None else ["digest the same" if digest(bits) == proof else "NOT what its digest is of"]

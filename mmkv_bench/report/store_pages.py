@@ -11,9 +11,9 @@ from typing import Any
 from mmkv_bench.report import cells as cell_pages
 from mmkv_bench.report.command import Commands
 from mmkv_bench.report.folder import Folder
-from mmkv_bench.report.kept_entries import kept_maps
+from mmkv_bench.report.kept_maps import kept_maps
 from mmkv_bench.report.prompts import Prompts
-from mmkv_bench.report.samples import COLUMNS, Answers, Values, chosen, of_cell
+from mmkv_bench.report.answers import COLUMNS, Answers, Values, chosen, of_cell
 from mmkv_bench.statistics.metric_kinds import lower_is_better
 from mmkv_bench.store.blocks import blocks
 from mmkv_bench.tables.captions import line_label

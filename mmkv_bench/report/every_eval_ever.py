@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from mmkv_bench import __version__
 from mmkv_bench.report.cells import parsed
 from mmkv_bench.report.command import Commands
-from mmkv_bench.report.samples import Answers
+from mmkv_bench.report.answers import Answers
 from mmkv_bench.statistics.metric_kinds import is_share, lower_is_better
 from mmkv_bench.store.digests import canonical_json
 from mmkv_bench.tables.rows import missing

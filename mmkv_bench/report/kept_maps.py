@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mmkv_bench.report.columns import numbers
-from mmkv_bench.report.samples import pa_places
-from mmkv_bench.store.kept_entries import digest, unpacked
+from mmkv_bench.report.answers import pa_places
+from mmkv_bench.store.kept import digest, unpacked
 
 if TYPE_CHECKING:
-    from mmkv_bench.report.samples import Answers
+    from mmkv_bench.report.answers import Answers
 
 WIDTH = 6
 """Numbers of each visual token in the column `visual`: place in the prompt, image, top, bottom, left, right."""

@@ -21,7 +21,7 @@ from mmkv_bench.plan.plan import make_plan
 from mmkv_bench.report.cells import first_difference
 from mmkv_bench.report.command import Commands
 from mmkv_bench.report.folder import Folder
-from mmkv_bench.report.making import make
+from mmkv_bench.report.build import make
 from mmkv_bench.report.prompts import Prompts, pictures_of
 from mmkv_bench.store.kept_entries import digest, packed, unpacked
 from mmkv_bench.store.store import Store
@@ -251,7 +251,7 @@ def test_maps_say_which_visual_tokens_each_cell_kept(tmp_path: Path) -> None:
 def test_a_report_of_groups_that_were_read_one_by_one_is_the_same(tmp_path: Path, monkeypatch) -> None:
     root, read = store(tmp_path / "rows"), []
     make([root], tmp_path / "whole", 5)
-    monkeypatch.setattr("mmkv_bench.report.store.AT_ONCE", 1)
+    monkeypatch.setattr("mmkv_bench.report.store_pages.AT_ONCE", 1)
     answers = Store.responses
 
     def seen(self, cells=None, columns=None, coded=False):

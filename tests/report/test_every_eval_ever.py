@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from mmkv_bench.cli.verbs.export import RELATIONSHIPS
-from mmkv_bench.report import eee
-from mmkv_bench.report.eee import By, write
+from mmkv_bench.report import every_eval_ever
+from mmkv_bench.report.every_eval_ever import By, write
 from mmkv_bench.store.store import Store
 from tests.cli.setting import verb
 from tests.each import each
@@ -88,7 +88,7 @@ def test_a_mistake_is_one_sentence(words, sentence, tmp_path, monkeypatch, capsy
 
 
 def test_the_verb_offers_the_relationships_of_the_schema():
-    assert RELATIONSHIPS == eee.RELATIONSHIPS
+    assert RELATIONSHIPS == every_eval_ever.RELATIONSHIPS
 
 
 @pytest.mark.skipif(

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.report.command import Commands
 from mmkv_bench.report.folder import PAGES, Folder, check
-from mmkv_bench.report.overview import COSTS, Views
-from mmkv_bench.report.store import StoreShown
+from mmkv_bench.report.scores import COSTS, Views
+from mmkv_bench.report.store_pages import StoreShown
 
 if TYPE_CHECKING:
     from mmkv_bench.tables.costs import CostTable
