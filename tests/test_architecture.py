@@ -176,7 +176,7 @@ FOREIGN = {
     "lmms_eval": {"evaluation"},
     "wandb": {"store"},
     "submitit": {"slurm", "cli"},
-    "pandas": {"tables", "papers", "run", "efficiency"},
+    "pandas": {"tables", "papers", "report", "run", "efficiency"},
     "torch": {
         "devices",
         "compression",

@@ -1,5 +1,5 @@
-"""A report of rows that opens in a browser, offline: static pages, data in scripts, charts and tables by libraries.
+"""A report of rows that opens in a browser, offline: static pages whose charts and tables plotly and itables write.
 
-Entry point: `making.make`. It loads no model. Pages and their scripts lie in `pages/`; what they show is written beside them as
-scripts (`folder.Folder.script`), since a page that was opened by a double click may read nothing else.
+Entry point: `build.build_report`. It loads no model. Templates, style sheet and script of the pages lie in `templates/`. A page
+that was opened by a double click may read scripts and nothing else: charts that several pages show are scripts (`Folder.figure`).
 """

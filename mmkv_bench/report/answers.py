@@ -1,4 +1,4 @@
-"""Single answers: which samples are shown, and what every cell of a context answered to each.
+"""Single answers: the samples that are shown, and the answers of every cell to them.
 
 Cells that answered the same prompts under the same conditions are a group; `full` among them is what others are compared with.
 """
@@ -11,9 +11,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from markupsafe import Markup
 
 from mmkv_bench.report.cells import counted, first_difference, kept_by_head
-from mmkv_bench.report.columns import number
+from mmkv_bench.report.formats import number
 from mmkv_bench.statistics.metric_kinds import FIDELITY
 from mmkv_bench.tables.scores import coded, is_text, numbers
 
@@ -27,7 +28,7 @@ COLUMNS = ("cell", "sample_id", "dataset", "doc_id", *_TEXTS, *_COUNTED)
 
 
 @dataclass(frozen=True)
-class Answers:
+class AnswerTable:
     """Response rows of one store, sorted by cell and sample, as arrays.
 
     starts: int [cells + 1]; the rows of the i-th cell of `names` are those from starts[i] to starts[i + 1].
@@ -44,7 +45,7 @@ class Answers:
     statuses: tuple[str, ...]
 
     @classmethod
-    def of(cls, table: pa.Table) -> Answers:
+    def of(cls, table: pa.Table) -> AnswerTable:
         """table: of `Store.responses` with `COLUMNS`, texts coded."""
         from mmkv_bench.tables.rows import frame
 
@@ -93,7 +94,7 @@ class Answers:
         return found
 
 
-class Values:
+class SampleScores:
     """Scores of samples: (cell, metric) -> sample id -> value; of these cells and samples alone."""
 
     def __init__(self, samples: pd.DataFrame, cells: Collection[str], shown: Collection[str]) -> None:
@@ -111,7 +112,7 @@ class Values:
         return {metric: [own.get(sample) for sample in samples] for metric, own in self._found.get(cell, {}).items()}
 
 
-def chosen(answers: Answers, cells: Sequence[str], most: int) -> tuple[list[str], int]:
+def first_samples(answers: AnswerTable, cells: Sequence[str], most: int) -> tuple[list[str], int]:
     """The ids of the first samples, at most so many, that any of these cells answered, and how many there are in all."""
     rows = [np.arange(at.start, at.stop) for at in map(answers.rows, cells)]
     every = np.concatenate(rows) if rows else np.array([], dtype=int)
@@ -120,26 +121,56 @@ def chosen(answers: Answers, cells: Sequence[str], most: int) -> tuple[list[str]
     return [str(answers.ids[place]) for place in sample[order[:most]]], len(sample)
 
 
-def of_cell(
-    answers: Answers, cell: str, samples: Sequence[str], full: str | None, values: Values
-) -> dict[str, list[Any]] | None:
-    """What a cell answered to these samples, each column in their order, null where it has no row; None without any row.
+@dataclass
+class CellAnswers:
+    """Answers of a cell to some samples, each list in their order; status None where it has no row.
 
-    `differs`: the token at which the answer first leaves that of `full`, -1 where it never does.
+    differs: the token at which an answer first leaves that of `full`, -1 where it never does; None where nothing is compared.
     """
-    rows = answers.of_samples(cell, samples)
-    if not any(row is not None for row in rows):
-        return None
-    names = ["status", "error", "answer", "fallback", "entries_resident"]
-    part = answers.table.select([*names, "token_ids"]).take(pa_places(rows))
-    found: dict[str, Any] = {name: part[name].to_pylist() for name in names[:4]}
-    found["fallback"] = ["; ".join(words or ()) for words in found["fallback"]]
-    found["resident"] = part["entries_resident"].to_pylist()
-    found["values"] = values.of(cell, samples)
+
+    status: list[str | None]
+    error: list[str | None]
+    answer: list[str | None]
+    fallback: list[str]
+    resident: list[int | None]
+    differs: list[int | None]
+    scores: dict[str, list[float | None]]
+
+    def markup(self, place: int, full: CellAnswers | None) -> Markup:
+        """An answer, with what follows its first difference from full's marked; a failed one says how it ended."""
+        status, answer = self.status[place], self.answer[place] or ""
+        if status is None:
+            return Markup('<span class="quiet">no row</span>')
+        if status != "ok":
+            return Markup('<span class="bad" title="{}">{}</span>').format(self.error[place] or "", status)
+        other = None if full is None else full.answer[place]
+        if other is None or other == answer:
+            return Markup('<span class="answer">{}</span>').format(answer)
+        same = next(
+            (i for i, (a, b) in enumerate(zip(answer, other, strict=False)) if a != b), min(len(answer), len(other))
+        )
+        marked = Markup('<mark title="full: {}">{}</mark>').format(other, answer[same:] or "∅")
+        return Markup('<span class="answer">{}{}</span>').format(answer[:same], marked)
+
+    def leaves(self, place: int) -> str:
+        """Where an answer leaves that of full: `token 4`, `never`, or "" where nothing is compared."""
+        token = self.differs[place]
+        return "" if token is None else "never" if token < 0 else f"token {token + 1}"
+
+
+def cell_answers(
+    answers: AnswerTable, cell: str, samples: Sequence[str], full: str | None, scores: SampleScores
+) -> CellAnswers:
+    """The answers of a cell to these samples, compared with those of the cell `full`."""
+    names = ["status", "error", "answer", "fallback", "entries_resident", "token_ids"]
+    rows = answers.table.select(names).take(pa_places(answers.of_samples(cell, samples)))
+    status, error, answer, fallback, resident = (rows[name].to_pylist() for name in names[:5])
+    differs: list[int | None] = [None] * len(samples)
     if full is not None and full != cell:
         others = answers.table["token_ids"].take(pa_places(answers.of_samples(full, samples)))
-        found["differs"] = first_difference(part["token_ids"].combine_chunks(), others.combine_chunks())
-    return found
+        differs = first_difference(rows["token_ids"].combine_chunks(), others.combine_chunks())
+    fallbacks = ["; ".join(reasons or ()) for reasons in fallback]
+    return CellAnswers(status, error, answer, fallbacks, resident, differs, scores.of(cell, samples))
 
 
 def pa_places(places: Sequence[int | None]) -> pa.Array:

@@ -1,26 +1,25 @@
-"""Rows -> the folder of a report: each store is read once, one after the other; pages are written last."""
+"""Rows -> the folder of a report: each store is read once, one after the other; the pages of tables are written last."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mmkv_bench.errors import ConfigError
+from mmkv_bench.report.charts import against_budget, against_cost, rank_intervals
 from mmkv_bench.report.command import Commands
-from mmkv_bench.report.folder import PAGES, Folder, check
-from mmkv_bench.report.scores import COSTS, Views
-from mmkv_bench.report.store_pages import StoreShown
+from mmkv_bench.report.folder import Folder, check
+from mmkv_bench.report.scores import COSTS, Family, ScoreViews
+from mmkv_bench.report.store_pages import StorePages
 
 if TYPE_CHECKING:
     from mmkv_bench.tables.costs import CostTable
 
-COPIED = (".css", ".js")
-
 
 @dataclass(frozen=True)
-class Made:
+class Report:
     """A report that was written. index: the page to open; left_out: sentences on what it does not show."""
 
     index: Path
@@ -29,7 +28,21 @@ class Made:
     left_out: tuple[str, ...]
 
 
-def make(roots: Sequence[Path], out: Path, samples: int) -> Made:
+@dataclass
+class _Draft:
+    """A report that is being made. stores: their folders; costs: tables of all of them."""
+
+    folder: Folder
+    views: ScoreViews = field(default_factory=ScoreViews)
+    commands: Commands = field(default_factory=Commands)
+    stores: list[str] = field(default_factory=list)
+    costs: list[CostTable] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    cells: int = 0
+    answers: int = 0
+
+
+def build_report(roots: Sequence[Path], out: Path, samples: int) -> Report:
     """Write the report of these stores.
 
     Args:
@@ -40,33 +53,22 @@ def make(roots: Sequence[Path], out: Path, samples: int) -> Made:
             another version, a disk that refuses.
     """
     check(out)
-    report = _Report(Folder(out), Views(), Commands(), [], [], [])
+    draft = _Draft(Folder(out))
     for number, root in enumerate(roots):
-        _add(report, number, root, samples)
-    report.left_out += report.views.join_passes(report.costs)
-    return _finish(report)
+        _add_store(draft, number, root, samples)
+    draft.left_out += draft.views.join_passes(draft.costs)
+    return _finish(draft)
 
 
-@dataclass
-class _Report:
-    """A report that is being made. stores: what the pages say of each; costs: tables of all of them."""
-
-    folder: Folder
-    views: Views
-    commands: Commands
-    stores: list[dict[str, Any]]
-    costs: list[CostTable]
-    left_out: list[str]
-
-
-def _add(report: _Report, number: int, root: Path, samples: int) -> None:
+def _add_store(draft: _Draft, number: int, root: Path, samples: int) -> None:
     """One store into the report."""
     from mmkv_bench.tables.build import build
     from mmkv_bench.tables.costs import known_tables
     from mmkv_bench.tables.rows import load
 
     costs = known_tables(root, COSTS)
-    report.costs += costs
+    draft.costs += costs
+    draft.stores.append(str(root))
     try:
         rows = load(root, fidelity=())  # of which no table of scores shows any
     except ConfigError:
@@ -74,52 +76,64 @@ def _add(report: _Report, number: int, root: Path, samples: int) -> None:
             raise
         rows = None
     if not number:
-        report.folder.begin()  # not before some rows were read: a mistake leaves an earlier report as it was
+        draft.folder.begin()  # not before some rows were read: a mistake leaves an earlier report as it was
     if rows is None:
-        report.left_out.append(
+        draft.left_out.append(
             f"{root} holds timed passes alone; `mmkv-bench tables {root} --metric tpot_s,ttft_s,peak` prints all they tell."
         )
-        report.stores.append({"rows": str(root), "cells": 0, "answers": 0})
         return
     tables = build(rows)
-    shown = StoreShown(number, root, rows, tables)
-    report.views.add(number, tables, costs, shown.name)
-    report.stores.append({"rows": str(root), "cells": len(rows.cells), "answers": len(rows.responses)})
+    pages = StorePages(number, root, rows, tables)
+    draft.views.add(number, tables, costs, pages.name)
+    draft.cells += len(rows.cells)
+    draft.answers += len(rows.responses)
     del rows, tables  # answers are read next, with their texts: not beside what tables are made of
-    report.left_out += shown.write(report.folder, report.commands, samples)
+    draft.left_out += pages.write(draft.folder, draft.commands, samples)
 
 
-def _finish(report: _Report) -> Made:
-    """The libraries, the data of the overview, and the pages."""
-    from jinja2 import Environment, FileSystemLoader
-
-    from mmkv_bench import __version__
-
-    folder, views, stores = report.folder, report.views, report.stores
-    versions = folder.libraries()
-    pages = Environment(loader=FileSystemLoader(PAGES), autoescape=True)
-    for path in sorted(PAGES.iterdir()):
-        if path.suffix in COPIED:
-            folder.write("pages", path.name, path.read_bytes())
-        elif path.name != "base.html":
-            folder.write("pages", path.name, pages.get_template(path.name).render(page=path.name).encode())
-    cells, answers = (sum(store[key] for store in stores) for key in ("cells", "answers"))
-    names = ", ".join(store["rows"] for store in stores)
-    about = f"{cells:,} cells, {answers:,} answers, {len(views.tables)} tables, of {names}."
-    said = ", ".join(f"{name} {version}" for name, version in versions.items())
-    content = {
-        "version": __version__,
-        "about": about,
-        "libraries": f"Charts and tables by {said}; licences in lib/.",
-        "left_out": report.left_out,
-        "stores": stores,
-        "views": views.tables,
-        "families": views.families,
-        "entries": views.entries.plain(),
-    }
-    folder.script("report", content)
-    parts = ", ".join(f"{name} {size / 1e6:.1f}" for name, size in folder.bytes.items() if size)
-    size = f"{folder.size / 1e6:.1f} MB in {folder.files + 1:,} files ({parts})"
-    folder.script("size", size)
+def _finish(draft: _Draft) -> Report:
+    """The libraries, the charts, and the pages of tables."""
+    folder, views = draft.folder, draft.views
+    folder.libraries()
+    styles = views.styles()
+    for view in views.views:
+        folder.figure(f"{view.number}-budget", against_budget(view, styles), *view.curve_numbers())
+        for cost in filter(view.has, ("held", "token")):
+            folder.figure(f"{view.number}-{cost}", against_cost(view, cost, styles), *view.cost_numbers(cost))
+    about = (
+        f"{draft.cells:,} cells, {draft.answers:,} answers, {len(views.views)} tables, of {', '.join(draft.stores)}."
+    )
+    alike, table = views.table(draft.stores)
+    folder.page("table", "table.html", title="Every cell", about=about, shared=alike, table=table)
+    files = ["index.html", *(f"scores-{number}.html" for number in range(1, len(views.families)))]
+    several = len(draft.stores) > 1
+    words = [family.words + (f" · {draft.stores[family.store]}" if several else "") for family in views.families]
+    shared = {"title": "Which method leads where", "about": about, "left_out": draft.left_out}
+    if not views.families:
+        folder.page("index", "scores.html", **shared, family=None)
+    for number, family in enumerate(views.families):
+        _family_page(folder, number, family, shared | {"families": list(zip(files, words, strict=True))})
+    parts = ", ".join(f"{name} {size / 1e6:.1f}" for name, size in sorted(folder.bytes.items()) if size)
+    size = f"{folder.size / 1e6:.1f} MB in {folder.files:,} files ({parts})"
     folder.finish()
-    return Made(folder.root / "index.html", about, size, tuple(report.left_out))
+    return Report(folder.root / "index.html", about, size, tuple(draft.left_out))
+
+
+def _family_page(folder: Folder, number: int, family: Family, shared: dict[str, object]) -> None:
+    """The overview of tables that belong together, and the charts of their ranks."""
+    ranks = {}
+    for place, budget in enumerate(family.budgets):
+        if budget in family.ranks:
+            name = f"ranks-{number}-{place}"
+            folder.figure(name, rank_intervals(family.ranks[budget]), *family.ranks[budget].numbers())
+            ranks[place] = {"figure": name, "note": family.ranks[budget].note}
+    folder.page(
+        "index" if not number else f"scores-{number}",
+        "scores.html",
+        **shared,
+        family=family,
+        datasets=[(view.number, view.dataset) for view in family.views],
+        budgets=[(place, family.views[0].budget_words(budget)) for place, budget in enumerate(family.budgets)],
+        ranks={place: ranks.get(place) for place in range(len(family.budgets))},
+        leaders=[[view.dataset, *map(view.leaders, family.budgets)] for view in family.views],
+    )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mmkv_bench.report.columns import number, numbers
+from mmkv_bench.report.formats import number, numbers
 from mmkv_bench.statistics.metric_kinds import MEASURES
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench import __version__
+from mmkv_bench.report.answers import AnswerTable
 from mmkv_bench.report.cells import parsed
 from mmkv_bench.report.command import Commands
-from mmkv_bench.report.answers import Answers
 from mmkv_bench.statistics.metric_kinds import is_share, lower_is_better
 from mmkv_bench.store.digests import canonical_json
 from mmkv_bench.tables.rows import missing
@@ -59,7 +59,7 @@ class By:
 def records(store: Store, by: By) -> Iterator[tuple[str, dict[str, Any] | None]]:
     """(cell, its record), in the order of datasets, methods and budgets; None where none of its metrics has a value."""
     commands = Commands()
-    answers = Answers.of(
+    answers = AnswerTable.of(
         store.responses(None, dict.fromkeys(["cell", "doc_id", "kept", "chosen", *_ANSWERS, *_COUNTED]), coded=True)
     )
     metrics: dict[str, list[Mapping[str, Any]]] = {}
@@ -101,7 +101,7 @@ def write(store: Store, by: By, out: Path) -> tuple[list[Path], list[str]]:
 
 
 def _record(
-    answers: Answers,
+    answers: AnswerTable,
     cell: Mapping[str, Any],
     config: Mapping[str, Any],
     metrics: Sequence[Mapping[str, Any]],

@@ -1,40 +1,53 @@
-"""The folder of a report: whose it is, the scripts that hold its data, the libraries beside its pages, and how large all is."""
+"""The folder of a report: whose it is, its pages, the libraries beside them, and how large all is."""
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from mmkv_bench import __version__
 from mmkv_bench.errors import ConfigError, StoreError
+from mmkv_bench.report.formats import score
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure  # type: ignore[import-untyped]
 
 MARK = "report.json"
 FORMAT = "mmkv-bench report 1"
-_OURS = ("data", "images", "lib", "pages")
+_FOLDERS = ("cells", "configs", "data", "figures", "images", "lib", "samples")  # data: of earlier versions
 _MAKING = ".making"  # a new report lies here until it is whole
-_SAFE = re.compile(r"[A-Za-z0-9_-]+(/[A-Za-z0-9_-]+)*")
-PAGES = Path(__file__).with_name("pages")
+_SAFE = re.compile(r"[A-Za-z0-9_-]+(/[A-Za-z0-9_-]+)*\.[a-z]+")
+TEMPLATES = Path(__file__).with_name("templates")
 LIBRARIES = ("plotly", "itables")
-MISSING = "a report needs the package {name}, which carries scripts of its pages and is not installed; install mmkv-bench again"
+MISSING = (
+    "a report needs the package {name}, which draws its charts or tables and is not installed; install mmkv-bench again"
+)
 
 
 class Folder:
     """Where a report is written. An earlier one of ours is replaced when the new one is whole, other files are never touched.
 
     Attributes:
-        bytes: of everything written so far, by kind: `data`, `images`, `lib`, `pages`.
+        bytes: of everything written so far, by folder; `pages` are those at the top.
     """
 
     def __init__(self, root: Path) -> None:
+        from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
         self.root = root
-        self.bytes = dict.fromkeys(_OURS, 0)
+        self.bytes: dict[str, int] = {}
         self.files = 0
+        self._templates = Environment(
+            loader=FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True, undefined=StrictUndefined
+        )
+        self._templates.filters["score"] = score
+        versions = (f"{name} {distribution(name).version}" for name in LIBRARIES)
+        self._templates.globals |= {"version": __version__, "libraries": ", ".join(versions)}
 
     def begin(self) -> None:
         """Take the folder, or make it; an earlier report in it stays until `finish`.
@@ -55,9 +68,11 @@ class Folder:
     def finish(self) -> None:
         """Put what was written in the place of an earlier report. Raises StoreError where the disk refuses."""
         try:
-            for name in _OURS[:3]:
+            for name in _FOLDERS:
                 if (self.root / name).is_dir():
                     shutil.rmtree(self.root / name)
+            for path in [*self.root.glob("scores-*.html"), *self.root.glob("*.js")]:
+                path.unlink()
             for path in self._making.iterdir():
                 os.replace(path, self.root / path.name)
             self._making.rmdir()
@@ -68,44 +83,60 @@ class Folder:
     def _making(self) -> Path:
         return self.root / _MAKING
 
-    def script(self, name: str, value: Any) -> None:
-        """Write `data/<name>.js`, which gives `value` to the pages under that name."""
-        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-        self.write("data", f"{name}.js", f"mmkv.put({json.dumps(name)},{text});\n".encode())
+    def page(self, name: str, template: str, /, **values: Any) -> None:
+        """Write `<name>.html`; values: what the template shows."""
+        root = "../" * name.count("/")
+        text = self._templates.get_template(template).render(root=root, page=f"{name}.html", **values)
+        self.write(f"{name}.html", text.encode())
 
-    def write(self, kind: str, name: str, data: bytes) -> None:
-        """Write `<kind>/<name>`; pages lie at the top. Raises StoreError where the disk refuses."""
-        assert _SAFE.fullmatch(name.rpartition(".")[0]), f"{name!r} is no name of a file"
-        path = self._making / name if kind == "pages" else self._making / kind / name
+    def figure(self, name: str, figure: Figure, header: list[str], rows: list[Any]) -> None:
+        """Write `figures/<name>.js`: a chart that several pages show, and its numbers as a table."""
+        macros: Any = self._templates.get_template("macros.html").module
+        numbers = f"<details><summary>as numbers</summary>{macros.plain(header, rows)}</details>"
+        value = f'{{"figure":{figure.to_json()},"numbers":{json.dumps(numbers)}}}'
+        self.write(f"figures/{name}.js", f"mmkv.put({json.dumps(name)},{value});\n".encode())
+
+    def json(self, name: str, value: Any) -> None:
+        """Write a value as a file that a browser shows."""
+        self.write(name, json.dumps(value, ensure_ascii=False, indent=1).encode())
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a file. Raises StoreError where the disk refuses."""
+        assert _SAFE.fullmatch(name), f"{name!r} is no name of a file"
+        path, (kind, _, _) = self._making / name, name.rpartition("/")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
         except OSError as problem:
             raise _refused(self.root, problem) from problem
-        self.bytes[kind] += len(data)
+        self.bytes[kind or "pages"] = self.bytes.get(kind or "pages", 0) + len(data)
         self.files += 1
 
-    def libraries(self) -> Mapping[str, str]:
-        """Copy the libraries with their licences; returns name -> version.
+    def libraries(self) -> None:
+        """Copy the style sheet, the script, and the libraries with their licences.
 
-        Plotly is a plain script. DataTables comes as a module, and a page from a file may import none from another file: it
-        lies in a script as the text of an address that the page imports.
+        Plotly is a plain script. DataTables comes as a module, and a page from a file may import none from another file: itables
+        writes a script that holds it.
         """
+        from itables.javascript import generate_init_offline_itables_html
+
+        for name in ("report.css", "report.js"):
+            self.write(name, (TEMPLATES / name).read_bytes())
         plotly, itables = (distribution(name) for name in LIBRARIES)
-        self.write("lib", "plotly.js", _file(plotly, "plotly/package_data/plotly.min.js"))
+        self.write("lib/plotly.js", _file(plotly, "plotly/package_data/plotly.min.js"))
         module = _file(itables, "itables/html/dt_bundle.js")
-        text = base64.b64encode(module).decode()
-        self.write("lib", "datatables.js", f'mmkv.datatables="data:text/javascript;base64,{text}";\n'.encode())
-        self.write("lib", "LICENSE-datatables.txt", module[max(module.rfind(b"/*! Bundled license"), 0) :])
-        self.write("lib", "datatables.css", _file(itables, "itables/html/dt_bundle.css"))
+        bundle = Path(str(itables.locate_file("itables/html/dt_bundle.js")))
+        script = generate_init_offline_itables_html(bundle).partition("<script>")[2].partition("</script>")[0]
+        self.write("lib/itables.js", script.encode())
+        self.write("lib/LICENSE-datatables.txt", module[max(module.rfind(b"/*! Bundled license"), 0) :])
         for each in (plotly, itables):
             for file in each.files or ():
                 if file.parent.name == "licenses":
-                    self.write("lib", f"LICENSE-{each.name}.txt", Path(str(each.locate_file(file))).read_bytes())
-        return {each.name: each.version for each in (plotly, itables)}
+                    self.write(f"lib/LICENSE-{each.name}.txt", Path(str(each.locate_file(file))).read_bytes())
 
     @property
     def size(self) -> int:
+        """Bytes of everything written so far."""
         return sum(self.bytes.values())
 
 

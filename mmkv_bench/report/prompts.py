@@ -34,15 +34,14 @@ OTHER_PAGE = (
 
 @dataclass
 class Prompt:
-    """What one sample asks. images: files below the report's folder; missing: why something is not shown, "" for nothing."""
+    """What one sample asks. images: files below the report's folder; ratios: their width over height; missing: why something is
+    not shown, "" for nothing."""
 
     question: str | None = None
     reference: str | None = None
     images: list[str] = field(default_factory=list)
+    ratios: list[float] = field(default_factory=list)
     missing: str = ""
-
-    def plain(self) -> dict[str, Any]:
-        return {"question": self.question, "reference": self.reference, "images": self.images, "missing": self.missing}
 
 
 def pictures_of(path: str) -> list[Image.Image]:
@@ -103,7 +102,7 @@ class Prompts:
         row = to_row(sample)
         if prompt_hash and row["prompt_hash"] != prompt_hash:
             return Prompt(missing=OTHER_PAGE)
-        return Prompt(sample.question, sample.answer, self._images(prompt_hash or page[0], sample.images))
+        return Prompt(sample.question, sample.answer, *self._images(prompt_hash or page[0], sample.images))
 
     def _of_row(self, row: Mapping[str, Any]) -> Prompt:
         images: list[Image.Image] = []
@@ -121,18 +120,20 @@ class Prompts:
             missing.append(
                 f"{lacking} of its {row['media']} images or videos lie in the dataset itself, in no file of their own."
             )
-        return Prompt(row["question"], row["reference"], self._images(row["prompt_hash"], images), " ".join(missing))
+        paths, ratios = self._images(row["prompt_hash"], images)
+        return Prompt(row["question"], row["reference"], paths, ratios, " ".join(missing))
 
-    def _images(self, name: str, images: Sequence[Image.Image]) -> list[str]:
+    def _images(self, name: str, images: Sequence[Image.Image]) -> tuple[list[str], list[float]]:
+        """Write images, as small as the report shows them: their addresses, and width over height of each."""
         paths: list[str] = []
         if self._folder is None:
-            return paths
+            return paths, []
         for number, image in enumerate(images):
             small = image.copy()
             small.thumbnail((LONGEST, LONGEST))
             file = io.BytesIO()
             small.save(file, "WEBP", quality=60, method=2)
             path = f"{re.sub('[^A-Za-z0-9]', '_', name)[:40]}-{number}.webp"
-            self._folder.write("images", path, file.getvalue())
+            self._folder.write(f"images/{path}", file.getvalue())
             paths.append(f"images/{path}")
-        return paths
+        return paths, [round(image.width / image.height, 4) for image in images]

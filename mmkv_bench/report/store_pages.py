@@ -1,4 +1,4 @@
-"""One store in a report: the scripts of its cells, of its groups of cells that answered the same, and of single samples."""
+"""The pages of one store in a report: its cells, the samples of cells that answered the same prompts, and single samples."""
 
 from __future__ import annotations
 
@@ -8,41 +8,74 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mmkv_bench.report import cells as cell_pages
+from markupsafe import Markup
+
+from mmkv_bench.report import cells as cell_rows
+from mmkv_bench.report.answers import COLUMNS, AnswerTable, CellAnswers, SampleScores, cell_answers, first_samples
+from mmkv_bench.report.charts import by_head, plain
 from mmkv_bench.report.command import Commands
+from mmkv_bench.report.datatable import Field, datatable, text_field
 from mmkv_bench.report.folder import Folder
-from mmkv_bench.report.kept_maps import kept_maps
+from mmkv_bench.report.formats import budget_words, interval, score
+from mmkv_bench.report.kept_maps import KeptTokens, kept_section, kept_tokens
 from mmkv_bench.report.prompts import Prompts
-from mmkv_bench.report.answers import COLUMNS, Answers, Values, chosen, of_cell
 from mmkv_bench.statistics.metric_kinds import lower_is_better
 from mmkv_bench.store.blocks import blocks
 from mmkv_bench.tables.captions import line_label
 from mmkv_bench.tables.rows import AT_ONCE, BASELINE, Rows, context_key, with_limits
 from mmkv_bench.tables.score_table import ScoreTable
-
-_PER_CELL = ("status", "error", "answer", "fallback")
-
-
-@dataclass
-class Group:
-    """Cells of one context: they answered the same prompts. names: of cells, in the order of the tables, `full` first."""
-
-    name: str
-    names: list[str]
-    full: str | None
+from mmkv_bench.tables.score_text import SHORT
 
 
 @dataclass(frozen=True)
-class Writing:
-    """What the scripts of a store are made of, and where they go."""
+class GroupCell:
+    """A cell among those of its group. name: of its page; budget: in words, "" for none."""
 
-    folder: Folder
-    answers: Answers
-    prompts: Prompts
+    cell: str
+    name: str
+    label: str
+    budget: str
+    seed: int | None
+
+    @property
+    def words(self) -> str:
+        """Method, budget and seed."""
+        return ", ".join(filter(None, (self.label, self.budget, "" if self.seed is None else f"seed {self.seed}")))
 
 
-class StoreShown:
-    """Writes what one store has to show.
+@dataclass
+class CellGroup:
+    """Cells of one context, which answered the same prompts; in the order of the tables, `full` first.
+
+    full: the hash of the cell that others are compared with, None where there is none.
+    """
+
+    name: str
+    model: str
+    dataset: str
+    protocol: str
+    cells: list[GroupCell]
+    full: str | None
+
+    @property
+    def hashes(self) -> list[str]:
+        """Hashes of its cells."""
+        return [one.cell for one in self.cells]
+
+
+@dataclass(frozen=True)
+class GroupAnswers:
+    """What a group answered to the samples that are shown. total: samples that it has answers to; metrics: of the samples."""
+
+    samples: list[str]
+    total: int
+    answers: list[CellAnswers]
+    metrics: list[str]
+    full: CellAnswers | None
+
+
+class StorePages:
+    """Writes the pages of one store.
 
     Args:
         number: of the store in the report; rows, tables: of it.
@@ -51,7 +84,7 @@ class StoreShown:
     def __init__(self, number: int, root: Path, rows: Rows, tables: Sequence[ScoreTable]) -> None:
         self.number, self.root = number, root
         self.cells, self.samples, self.metrics = rows.cells, rows.samples, rows.metrics
-        self._described = cell_pages.described(rows.cells)
+        self._described = cell_rows.described(rows.cells)
         self._labels = {
             cell: (line_label(method), budget_words(table.axis, budget))
             for table in tables
@@ -63,19 +96,11 @@ class StoreShown:
         self._metrics = list(dict.fromkeys(table.metric for table in tables))
 
     def name(self, cell: str) -> str:
-        """What a cell's script and address are called: the number of its store, its hash."""
+        """The name of a cell's page: the number of its store, its hash."""
         return f"{self.number}-{re.sub('[^A-Za-z0-9]', '_', cell)}"
 
-    def label(self, cell: str) -> tuple[str, str]:
-        """Method and budget in words, as tables have them."""
-        if cell in self._labels:
-            return self._labels[cell]
-        row = self._described[cell]
-        budget = row.get("budget_entries", row.get("budget_fraction"))
-        return row["method"], budget_words(row["budget_kind"], "" if budget is None else str(budget))
-
     def write(self, folder: Folder, commands: Commands, most: int) -> list[str]:
-        """Write its scripts; returns sentences on what they leave out.
+        """Write its pages; returns sentences on what they leave out.
 
         Args:
             most: samples of each dataset.
@@ -84,144 +109,264 @@ class StoreShown:
 
         store = Store(self.root)
         prompts = Prompts(folder, {row["prompt_hash"]: row for row in store.prompts().to_pylist()})
-        configs, scored = self._configs(folder), cell_pages.scores(self.metrics)
+        configs, metric_rows = self._configs(folder), cell_rows.scores(self.metrics)
         config_of = dict(zip(self.cells["cell"], self.cells["config"], strict=True))
-        said: dict[str, int] = {}
+        cut: dict[str, int] = {}
         for block in self._blocks(store.counts("responses")):
-            names = [cell for group in block for cell in group.names]
-            answers = Answers.of(store.responses(names, COLUMNS, coded=True))
+            answers = AnswerTable.of(
+                store.responses([cell for group in block for cell in group.hashes], COLUMNS, coded=True)
+            )
             for group in block:
-                samples, total = chosen(answers, group.names, most)
-                values = Values(self.samples, group.names, samples)
-                told = {cell: of_cell(answers, cell, samples, group.full, values) for cell in group.names}
-                for cell in group.names:
-                    content = self._of_cell(cell, group, commands, configs[config_of[cell]])
-                    content |= {"scores": scored.get(cell, []), "answers": told[cell], **answers.account(cell)}
-                    folder.script(f"cells/{self.name(cell)}", content)
-                self._samples(Writing(folder, answers, prompts), group, samples, total, told)
-                if total > len(samples):
-                    said[self._described[group.names[0]]["dataset"]] = total
-        return self._left_out(said, most)
+                shown = self._shown(answers, group, most)
+                for place, one in enumerate(group.cells):
+                    page = self._cell_page(one, group, commands, configs[config_of[one.cell]])
+                    account = answers.account(one.cell)
+                    folder.page(
+                        f"cells/{one.name}",
+                        "cell.html",
+                        **page,
+                        number=place,
+                        samples=0 if not any(shown.answers[place].status) else len(shown.samples),
+                        scores=list(map(_score_row, metric_rows.get(one.cell, []))),
+                        audit=_audit(account["counted"]),
+                        heads=_heads(account["kept"]),
+                    )
+                self._sample_pages(folder, answers, prompts, group, shown)
+                if shown.total > len(shown.samples):
+                    cut[group.dataset] = shown.total
+        return _left_out(cut, most)
 
-    def _blocks(self, answers: Mapping[str, int]) -> Iterator[list[Group]]:
+    def _shown(self, answers: AnswerTable, group: CellGroup, most: int) -> GroupAnswers:
+        """The answers of a group to the samples that its pages show."""
+        samples, total = first_samples(answers, group.hashes, most)
+        scores = SampleScores(self.samples, group.hashes, samples)
+        own = [cell_answers(answers, cell, samples, group.full, scores) for cell in group.hashes]
+        held = {metric for one in own for metric in one.scores}
+        metrics = [metric for metric in self._metrics if metric in held]
+        return GroupAnswers(samples, total, own, metrics, None if group.full is None else own[0])
+
+    def _blocks(self, answers: Mapping[str, int]) -> Iterator[list[CellGroup]]:
         """Groups whose answers are read together: with texts and lists those of all are more than memory should hold.
 
         answers: cell -> how many.
         """
         groups = {group.name: group for group in self._groups()}
-        rows = {name: sum(answers.get(cell, 0) for cell in group.names) for name, group in groups.items()}
+        rows = {name: sum(answers.get(cell, 0) for cell in group.hashes) for name, group in groups.items()}
         for block in blocks(groups, rows, AT_ONCE):
             yield [groups[name] for name in block]
 
-    def _left_out(self, said: Mapping[str, int], most: int) -> list[str]:
-        if not said:
-            return []
-        named = ", ".join(f"{dataset} ({total})" for dataset, total in list(said.items())[:8])
-        more = f" and {len(said) - 8} more" if len(said) > 8 else ""
-        return [
-            f"Single samples: the first {most} of each dataset are shown, of {named}{more}; --samples N shows more. All other "
-            "numbers are of all samples."
-        ]
-
     def _configs(self, folder: Folder) -> dict[str, tuple[int, str, Any]]:
-        """The text of a configuration -> (its number, the name of its script, what it holds)."""
-        found: dict[str, tuple[int, str, Any]] = {}
+        """The text of a configuration -> (its number, the name of its file, what it holds)."""
+        configs: dict[str, tuple[int, str, Any]] = {}
         for text in dict.fromkeys(self.cells["config"]):
-            place, content = len(found), cell_pages.parsed(text)
-            found[text] = (1_000_000 * self.number + place, f"configs/{self.number}-{place}", content)
-            folder.script(found[text][1], content)
-        return found
+            place, content = len(configs), cell_rows.parsed(text)
+            configs[text] = (1_000_000 * self.number + place, f"{self.number}-{place}", content)
+            folder.json(f"configs/{self.number}-{place}.json", content)
+        return configs
 
-    def _groups(self) -> Iterator[Group]:
+    def _groups(self) -> Iterator[CellGroup]:
         """Cells by context, in the order of the tables' lines; `full` first."""
-        cells = with_limits(self.cells)
         order = {cell: place for place, cell in enumerate(self._labels)}
-        found: dict[tuple[str, ...], list[str]] = {}
-        for row in cells.to_dict("records"):
-            found.setdefault(context_key(row), []).append(row["cell"])
-        for number, names in enumerate(found.values()):
-            names.sort(key=lambda cell: (self._described[cell]["base"] != BASELINE, order.get(cell, len(order)), cell))
-            full = names[0] if self._described[names[0]]["base"] == BASELINE else None
-            yield Group(f"{self.number}-{number}", names, full)
+        groups: dict[tuple[str, ...], list[str]] = {}
+        for row in with_limits(self.cells).to_dict("records"):
+            groups.setdefault(context_key(row), []).append(row["cell"])
+        for number, cells in enumerate(groups.values()):
+            cells.sort(key=lambda cell: (self._described[cell]["base"] != BASELINE, order.get(cell, len(order)), cell))
+            first = self._described[cells[0]]
+            yield CellGroup(
+                name=f"{self.number}-{number}",
+                model=first["model"],
+                dataset=first["dataset"],
+                protocol=first["protocol"],
+                cells=list(map(self._group_cell, cells)),
+                full=cells[0] if first["base"] == BASELINE else None,
+            )
 
-    def _of_cell(self, cell: str, group: Group, commands: Commands, config: tuple[int, str, Any]) -> dict[str, Any]:
+    def _group_cell(self, cell: str) -> GroupCell:
+        """A cell with method and budget in words, as tables have them."""
+        row = self._described[cell]
+        budget = row.get("budget_entries", row.get("budget_fraction"))
+        unlisted = row["method"], budget_words(row["budget_kind"], "" if budget is None else str(budget))
+        label, words = self._labels.get(cell, unlisted)
+        return GroupCell(cell, self.name(cell), label, words, row.get("seed"))
+
+    def _cell_page(
+        self, one: GroupCell, group: CellGroup, commands: Commands, config: tuple[int, str, Any]
+    ) -> dict[str, Any]:
         """What a cell is and how it is made again."""
         number, name, content = config
-        row = self._described[cell]
+        row = self._described[one.cell]
+        alike = [other for other in group.cells if (other.label, other.budget) == (one.label, one.budget)]
         return {
-            "hash": cell,
-            "store": self.number,
-            "label": ", ".join(filter(None, self.label(cell))),
+            "title": ", ".join(filter(None, (one.label, one.budget))),
+            "cell": one.cell,
+            "rows": str(self.root),
             "row": row,
+            "group": group.name,
             "config": name,
             "command": commands.of(row, number, content),
-            "seeds": self._seeds(cell, group.names),
-            "group": group.name,
+            "seeds": [(other.seed, other.name) for other in alike if one.seed is not None and other != one],
+            "provenance": [(key, _text(value)) for key, value in ({"cell": one.cell} | row).items()],
         }
 
-    def _samples(
-        self,
-        writing: Writing,
-        group: Group,
-        samples: Sequence[str],
-        total: int,
-        told: Mapping[str, Mapping[str, Any] | None],
+    def _sample_pages(
+        self, folder: Folder, answers: AnswerTable, prompts: Prompts, group: CellGroup, shown: GroupAnswers
     ) -> None:
-        """The scripts of a group and of its samples. told: cell -> what it answered to them."""
-        hashes = writing.answers.hashes(group.names, samples)
-        first = self._described[group.names[0]]
-        held = {metric for each in told.values() if each for metric in each["values"]}
-        metrics = [metric for metric in self._metrics if metric in held]
-        maps = kept_maps(
-            writing.answers, group.names, samples, [writing.prompts.visual(hashes.get(sample)) for sample in samples]
+        """The page of a group's samples and that of each of them."""
+        hashes = answers.hashes(group.hashes, shown.samples)
+        asked = [prompts.of(sample, hashes.get(sample)) for sample in shown.samples]
+        visual = [prompts.visual(hashes.get(sample)) for sample in shown.samples]
+        shared = {"group": group, "name": group.name, "total": shown.total}
+        folder.page(
+            f"samples/{group.name}",
+            "samples.html",
+            **shared,
+            title=f"Samples of {group.dataset}",
+            cells=[(place, one.words) for place, one in enumerate(group.cells)],
+            metrics=[(metric, metric) for metric in shown.metrics or [""]],
+            samples=list(zip(shown.samples, asked, strict=True)),
+            answers=_compared(shown),
         )
-        content = {
-            **{key: first[key] for key in ("model", "dataset", "protocol")},
-            "total": total,
-            "metrics": metrics or [""],
-            "less_is_better": [metric for metric in metrics if lower_is_better(metric)],
-            "cells": [self._of_group(cell, group) for cell in group.names],
-            "samples": [
-                {"id": sample, **writing.prompts.of(sample, hashes.get(sample)).plain(), "kept": found is not None}
-                for sample, found in zip(samples, maps, strict=True)
-            ],
-        }
-        writing.folder.script(f"groups/{group.name}", content)
-        every = [told[cell] for cell in group.names]
-        for place, found in enumerate(maps):
-            writing.folder.script(f"answers/{group.name}-{place}", _of_sample(place, every, metrics))
-            if found is not None:
-                writing.folder.script(f"kept/{group.name}-{place}", found)
-
-    def _of_group(self, cell: str, group: Group) -> dict[str, Any]:
-        label, budget = self.label(cell)
-        seed = self._described[cell].get("seed")
-        return {"name": self.name(cell), "label": label, "budget": budget, "seed": seed, "full": cell == group.full}
-
-    def _seeds(self, cell: str, among: Sequence[str]) -> list[dict[str, Any]]:
-        """The other seeds of the same method at the same budget."""
-        if self._described[cell].get("seed") is None:
-            return []
-        own = [other for other in among if self.label(other) == self.label(cell) and other != cell]
-        return [{"name": self.name(other), "seed": self._described[other].get("seed")} for other in own]
+        kept = kept_tokens(answers, group.hashes, shown.samples, visual)
+        for place, (sample, prompt) in enumerate(zip(shown.samples, asked, strict=True)):
+            images = [(f"../{path}", ratio) for path, ratio in zip(prompt.images, prompt.ratios, strict=True)]
+            folder.page(
+                f"samples/{group.name}-{place}",
+                "sample.html",
+                **shared,
+                title=sample,
+                place=place,
+                count=len(shown.samples),
+                prompt=prompt,
+                table=_answers_table(group, shown, place),
+                kept=_kept(kept[place], visual[place], images, group),
+            )
 
 
-def _of_sample(place: int, told: Sequence[Mapping[str, Any] | None], metrics: Sequence[str]) -> dict[str, Any]:
-    """What all cells of a group answered to one sample, column by column."""
+def _kept(
+    kept: Mapping[int, KeptTokens], visual: list[float] | None, images: Sequence[tuple[str, float]], group: CellGroup
+) -> dict[str, Any] | None:
+    return kept_section(kept, visual, images, group.cells) if kept and visual else None
 
-    def column(name: str) -> list[Any]:
-        return [None if each is None or each.get(name) is None else each[name][place] for each in told]
 
-    found: dict[str, Any] = {name: column(name) for name in (*_PER_CELL, "differs", "resident")}
-    found["values"] = {
-        metric: [(each or {}).get("values", {}).get(metric, [None] * (place + 1))[place] for each in told]
-        for metric in metrics
-    }
+def _left_out(cut: Mapping[str, int], most: int) -> list[str]:
+    if not cut:
+        return []
+    named = ", ".join(f"{dataset} ({total})" for dataset, total in list(cut.items())[:8])
+    more = f" and {len(cut) - 8} more" if len(cut) > 8 else ""
+    return [
+        f"Single samples: the first {most} of each dataset are shown, of {named}{more}; --samples N shows more. All other "
+        "numbers are of all samples."
+    ]
+
+
+def _text(value: Any) -> str:
+    """A value of a row; truth values as JSON has them."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _score_row(row: Mapping[str, Any]) -> list[Any]:
+    """A row of `metrics` as the page of its cell shows it."""
+    gap = row["difference"], interval(row["difference_low"], row["difference_high"])
+    upstream = row["lmms_eval_reason"] if row["lmms_eval"] is None else row["lmms_eval"]
+    value = score(row["value"]) if row["value"] is None else row["value"]
+    numbers = [value, interval(row["low"], row["high"]), str(row["n"]), str(row["n_ok"])]
+    return [row["metric"], *numbers, *("" if one is None else one for one in (*gap, upstream))]
+
+
+def _audit(counted: Mapping[str, Any] | None) -> str:
+    """What was counted in the answers of a cell, in words."""
+    if counted is None:
+        return "No answers of this cell are stored."
+
+    def ends(name: str) -> str:
+        values = counted[name]
+        if not values:
+            return "not told"
+        low, mean, high = values
+        return str(low) if low == high else f"{low} to {high}, {score(mean)} on average"
+
+    ended = ", ".join(f"{n} {status}" for status, n in counted["ended"].items())
+    return (
+        f"{counted['answers']} answers ({ended}). Entries asked over all layers and KV heads: {ends('entries_asked')}; "
+        f"counted in the stored tensors: {ends('entries_resident')}; {counted['over']} over what was asked. Tokens per answer: "
+        f"{ends('n_tokens')}; of these from the compressed cache: {ends('tokens_from_compressed')}."
+    )
+
+
+def _heads(kept: Sequence[Sequence[Sequence[float | None]]] | None) -> list[Any]:
+    """(chart, numbers) of mean, least and most entries by layer and KV head; none where rows do not tell them."""
+    found = []
+    for values in kept or ():
+        form = "{:.0f}" if all((value or 0) >= 100 for layer in values for value in layer) else "{:.1f}"
+        rows = [[str(layer), *map(str, row)] for layer, row in enumerate(values)]
+        header = ["layer", *(f"head {head}" for head in range(len(values[0])))]
+        found.append((plain(by_head(values, "entries", form)), (header, rows)))
     return found
 
 
-def budget_words(axis: str, budget: str) -> str:
-    """`64 entries`, `20 %`, "" for none."""
-    if not budget:
-        return ""
-    return f"{float(budget) * 100:.4g} %" if axis == "fraction" else f"{budget} entries"
+def _compared(shown: GroupAnswers) -> dict[str, Any]:
+    """The answers of all cells for the comparison of two: each text once."""
+    texts: dict[str, int] = {}
+    cells = []
+    for one in shown.answers:
+        places = range(len(shown.samples))
+        markup = [str(one.markup(place, shown.full)) for place in places]
+        cells.append(
+            {
+                "texts": [texts.setdefault(text, len(texts)) for text in markup],
+                "failed": [int(status not in (None, "ok")) for status in one.status],
+                "leaves": [f"leaves full: {one.leaves(place)}" if one.leaves(place) else "" for place in places],
+                "values": {metric: one.scores[metric] for metric in shown.metrics if metric in one.scores},
+            }
+        )
+    worse = [metric for metric in shown.metrics if lower_is_better(metric)]
+    return {"cells": cells, "texts": list(texts), "less_is_better": worse}
+
+
+def _answers_table(group: CellGroup, shown: GroupAnswers, place: int) -> Markup:
+    """The answers of all cells to one sample, with filters for method, budget, and how they compare with full."""
+    columns: dict[str, list[Field]] = {}
+    for one, answers in zip(group.cells, shown.answers, strict=True):
+        if answers.status[place] is None:
+            continue
+        is_full, resident = one.cell == group.full, answers.resident[place]
+        words = one.label + ("" if one.seed is None else f", seed {one.seed}")
+        link = Markup('<a href="../cells/{}.html">{}</a>').format(one.name, one.cell[:SHORT])
+        differs = answers.differs[place]
+        fields: dict[str, Field] = {
+            "cell": text_field(one.cell, link),
+            "method": text_field(words),
+            "budget": text_field(one.budget or "-"),
+            "answer": text_field(answers.answer[place], answers.markup(place, shown.full)),
+        }
+        for metric in shown.metrics:
+            value = (answers.scores.get(metric) or [None] * (place + 1))[place]
+            fields[metric] = _mark(value), value
+        if shown.full is not None:
+            first = shown.metrics[0] if shown.metrics else ""
+            fields["against full"] = text_field("" if is_full else _against(answers, shown.full, first, place))
+            fields["leaves full"] = answers.leaves(place), None if differs is None else differs % 2**31
+        fields["counted entries, all heads"] = ("" if resident is None else str(resident)), resident
+        fields["remarks"] = text_field(answers.fallback[place])
+        for header, field in fields.items():
+            columns.setdefault(header, []).append(field)
+    return datatable("answers", columns, ("method", "budget", "against full"))
+
+
+def _mark(value: float | None) -> str:
+    """A sample's score, right and wrong told apart by more than colour."""
+    if value not in (0, 1):
+        return score(value)
+    return Markup('<b class="{}">{}</b>').format(*(("good", "✓ 1.000") if value else ("bad", "✗ 0.000")))
+
+
+def _against(answers: CellAnswers, full: CellAnswers, metric: str, place: int) -> str:
+    """`lower score`, `higher score`, `same score`, and `other words` where the text differs from full's."""
+    own, other = ((one.scores.get(metric) or [None] * (place + 1))[place] for one in (answers, full))
+    words = "" if answers.answer[place] == full.answer[place] else "other words"
+    if own is None or other is None:
+        return words
+    gain = (own - other) * (-1 if lower_is_better(metric) else 1)
+    compared = "higher score" if gain > 0 else "lower score" if gain < 0 else "same score"
+    return ", ".join(filter(None, (compared, words)))

@@ -6,6 +6,7 @@ import base64
 import json
 import re
 import shlex
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,13 @@ from mmkv_bench.config.compose import compose
 from mmkv_bench.datasets.page_data import to_row
 from mmkv_bench.errors import ConfigError, StoreError
 from mmkv_bench.plan.plan import make_plan
+from mmkv_bench.report.build import build_report
 from mmkv_bench.report.cells import first_difference
 from mmkv_bench.report.command import Commands
 from mmkv_bench.report.folder import Folder
-from mmkv_bench.report.build import make
+from mmkv_bench.report.formats import budget_words
 from mmkv_bench.report.prompts import Prompts, pictures_of
+from mmkv_bench.report.scores import ScoreViews
 from mmkv_bench.store.kept_entries import digest, packed, unpacked
 from mmkv_bench.store.store import Store
 from mmkv_bench.tables.build import build
@@ -51,43 +54,68 @@ def store(root: Path) -> Path:
     return made.write(root)
 
 
-def value(report: Path, name: str) -> Any:
-    """What a script in `data/` hands to the pages."""
-    text = (report / "data" / f"{name}.js").read_text()
-    found = re.fullmatch(r'mmkv\.put\("([^"]+)",(.*)\);\n', text, re.DOTALL)
-    assert found and found[1] == name
-    return json.loads(found[2])
+def inline(page: Path, name: str = "") -> Any:
+    """What a page hands to its script: the element of this id, or all charts of the page."""
+    attributes = f' id="{name}"' if name else ""
+    pattern = f'<script type="application/json"{attributes}>(.*?)</script>'
+    found = [json.loads(text) for text in re.findall(pattern, page.read_text(), re.DOTALL)]
+    return found[0] if name else found
 
 
-def rows(columns: dict[str, Any]) -> list[dict[str, Any]]:
-    plain = {
-        name: column if isinstance(column, list) else [column["of"][at] for at in column["at"]]
-        for name, column in columns.items()
+def figure(report: Path, name: str) -> Any:
+    """A chart that several pages show."""
+    text = (report / "figures" / f"{name}.js").read_text()
+    parts = re.fullmatch(r'mmkv\.put\("([^"]+)",(.*)\);\n', text, re.DOTALL)
+    assert parts and parts[1] == name
+    return json.loads(parts[2])
+
+
+def rows(page: Path) -> list[dict[str, str]]:
+    """The lines of the table that itables wrote into a page, with what each field shows."""
+    options = {
+        name: json.loads(text)
+        for name, text in re.findall(r'"(table_html|columnDefs|data_json)": (.*?),?\n', page.read_text())
     }
-    return [dict(zip(plain, row, strict=True)) for row in zip(*plain.values(), strict=True)]
+    header = re.findall(r"<th>(.*?)</th>", options["table_html"])
+    renders = [column["render"] for column in options["columnDefs"] if "render" in column]
+    texts = [json.loads(re.search(r"categories = (.*?); return type", render)[1]) for render in renders]
+    return [
+        {name: unescape(text[at - 1]) for name, text, at in zip(header, texts, line, strict=True)}
+        for line in json.loads(options["data_json"])
+    ]
 
 
 def test_the_report_shows_what_the_tables_say(tmp_path: Path, capsys) -> None:
     root, out = store(tmp_path / "rows"), tmp_path / "report"
     assert main([str(root), "--out", str(out)]) == 0
     printed = capsys.readouterr().out
-    content, tables = value(out, "report"), build(load(root))
-    assert [(view["dataset"], view["axis"]) for view in content["views"]] == [(t.dataset, t.axis) for t in tables]
-    shown = {(row["view"], row["method"], row["budget"]): row for row in rows(content["entries"])}
-    assert len(shown) == sum(len(table.entries) for table in tables)
-    for view, table in enumerate(tables):
+    tables, lines = build(load(root)), rows(out / "table.html")
+    shown = {(line["dataset"], line["method"], line["budget"]): line for line in lines}
+    wanted = {
+        (t.dataset, label, budget_words(t.axis, budget) or "no budget"): (t, label, budget)
+        for t in tables
+        for label, budget in t.entries
+    }
+    assert shown.keys() == wanted.keys()
+    for key, (table, label, budget) in wanted.items():
+        line, entry = shown[key], table.entries[label, budget]
+        ok = "" if entry.scores.n == entry.scores.n_ok else f"{entry.scores.n_ok}/"
+        assert line["n"] == f"{ok}{entry.scores.n}"
+        assert line["score"] == ("-" if entry.value is None else f"{entry.value:.3f}")
+        assert line["95 % interval"] == ("" if entry.low is None else f"[{entry.low:.3f}, {entry.high:.3f}]")
+        assert line["rank"] == "-".join(map(str, dict.fromkeys(table.rank(label, budget) or ())))
+        assert line["cell"].count("<a href") == max(len(entry.seeds), 1)
+    assert "window_reduced: 12 of 12" in {line["remarks"] for line in lines}
+    curves = [figure(out, f"{number}-budget")["figure"] for number in range(len(tables))]
+    for table, curve in zip(tables, curves, strict=True):
+        points = {
+            (trace["name"], float(x)): y for trace in curve["data"] for x, y in zip(trace["x"], trace["y"], strict=True)
+        }
         for (label, budget), entry in table.entries.items():
-            row = shown[view, label, budget]
-            assert (row["n"], row["n_ok"]) == (entry.scores.n, entry.scores.n_ok)
-            for name in ("value", "low", "high"):
-                wanted = getattr(entry, name)
-                assert row[name] == (None if wanted is None else pytest.approx(wanted, rel=1e-5))
-            assert (row["rank_low"], row["rank_high"]) == (table.rank(label, budget) or (None, None))
-            assert len(row["cells"]) == max(len(entry.seeds), 1)
-    assert "window_reduced: 12 of 12" in {row["fallbacks"] for row in shown.values()}
+            if budget and entry.value is not None:
+                assert points[label, float(budget)] == pytest.approx(entry.value, rel=1e-5)
     files = [path for path in out.rglob("*") if path.is_file() and path.name != "report.json"]
     assert f"{sum(path.stat().st_size for path in files) / 1e6:.1f} MB in {len(files)} files" in printed
-    assert value(out, "size") in printed
     load_nothing_from_elsewhere(out)
 
 
@@ -99,26 +127,26 @@ def test_ranks_over_tasks_are_proven_at_each_tasks_share_as_the_command_prints_t
         made.add("full", None, zeros_and_ones(40, 40), **of)
         made.add("a", 64, zeros_and_ones(26, 40), **of)
         made.add("b", 64, zeros_and_ones(20, 40), **of)
-    root, out = made.write(tmp_path / "rows"), tmp_path / "report"
-    make([root], out, 5)
-    content, tables = value(out, "report"), build(load(root))
+    root = made.write(tmp_path / "rows")
+    tables, views = build(load(root)), ScoreViews()
     assert all((table.rank("a", "64"), table.rank("b", "64")) == ((1, 1), (2, 2)) for table in tables)
-    words = [one["words"].split(" · ")[0] for one in content["families"]]
+    views.add(0, tables, [], str)
+    words = [family.words.split(" · ")[0] for family in views.families]
     assert words == ["each task's first metric", "anls", "exact_match"]
-    for one, kept in zip(content["families"], ("long lookup walk3", "long", "lookup walk3"), strict=True):
-        shown = one["ranks"]["64"]
-        assert [content["views"][view]["dataset"] for view in shown["views"]] == kept.split()
+    for family, kept in zip(views.families, ("long lookup walk3", "long", "lookup walk3"), strict=True):
+        ranks = family.ranks["64"]
+        assert ranks.tasks == kept.split() and ranks.methods == ["a", "b"]
         own = [table for table in tables if table.dataset in kept.split()]
         if len(own) == 1:
-            assert shown["ends"] == [[[1, 1], [2, 2]]]
+            assert ranks.ends == [[[1, 1]], [[2, 2]]]
             continue
-        assert shown["ends"] == [[[1, 2], [1, 2]]] * len(own) and shown["means"] == [[1, 2], [1, 2]]
+        assert ranks.ends == [[[1, 2]] * len(own)] * 2 and ranks.means == [[1, 2], [1, 2]]
         (ranks,) = tables_of_ranks(own)
         assert [row[-1] for row in ranks.grids[0].rows] == ["1.0-2.0"] * 2
 
 
 def load_nothing_from_elsewhere(report: Path) -> None:
-    pages = sorted(report.glob("*.html"))
+    pages = sorted(report.rglob("*.html"))
     assert pages
     for page in pages:
         for source in re.findall(r'(?:src|href)="([^"#]+)', page.read_text()):
@@ -127,13 +155,13 @@ def load_nothing_from_elsewhere(report: Path) -> None:
 
 def test_an_earlier_report_is_replaced_and_nothing_else_is(tmp_path: Path, monkeypatch) -> None:
     root, out = store(tmp_path / "rows"), tmp_path / "report"
-    make([root], out, 5)
-    (out / "data" / "old.js").write_text("old")
+    build_report([root], out, 5)
+    (out / "cells" / "old.html").write_text("old")
     (out / ".making").mkdir()  # what a killed one leaves
     (out / "mine.txt").write_text("mine")
-    make([root], out, 5)
+    build_report([root], out, 5)
     assert (
-        not (out / "data" / "old.js").exists()
+        not (out / "cells" / "old.html").exists()
         and not (out / ".making").exists()
         and (out / "mine.txt").read_text() == "mine"
     )
@@ -141,20 +169,20 @@ def test_an_earlier_report_is_replaced_and_nothing_else_is(tmp_path: Path, monke
     other.mkdir()
     (other / "thesis.tex").write_text("years of work")
     with pytest.raises(ConfigError, match="is not empty and holds no report of ours"):
-        make([root], other, 5)
+        build_report([root], other, 5)
     assert [path.name for path in other.iterdir()] == ["thesis.tex"]
     with pytest.raises(ConfigError, match="is no folder"):
-        make([root], other / "thesis.tex", 5)
+        build_report([root], other / "thesis.tex", 5)
     (root / "store.json").write_text('{"schema_version": 99}')
     with pytest.raises(StoreError, match="row schema version 99"):
-        make([root], out, 5)
-    assert value(out, "report")["views"]
+        build_report([root], out, 5)
+    assert rows(out / "table.html")
     (root / "store.json").write_text('{"schema_version": 1}')
     with monkeypatch.context() as patched:
         patched.setattr(Prompts, "of", lambda *_: (_ for _ in ()).throw(StoreError("the disk is gone")))
         with pytest.raises(StoreError, match="the disk is gone"):
-            make([root], out, 5)
-    assert value(out, "report")["views"] and (out / "data" / "groups").is_dir()  # the earlier one, whole
+            build_report([root], out, 5)
+    assert rows(out / "table.html") and (out / "samples").is_dir()  # the earlier one, whole
 
 
 @each(
@@ -181,25 +209,39 @@ def test_cells_and_samples_show_their_rows(tmp_path: Path) -> None:
         "mm", 64, [1, 0, None, 0, 1], answer={"token_ids": [5, 6, 8, 9], "answer": "abd", "kept": [[60, 68]] * 2}
     )
     made.responses[-1]["kept"] = [[64, 64], [62, 66]]
-    rows = made.rows()
-    made.metrics = metrics_rows(rows.samples, rows.cells)
+    scored = made.rows()
+    made.metrics = metrics_rows(scored.samples, scored.cells)
     root, out = made.write(tmp_path / "rows"), tmp_path / "report"
-    found = make([root], out, 4)
-    assert "Single samples: the first 4 of each dataset are shown, of walk3 (5)" in " ".join(found.left_out)
-    told = value(out, f"cells/0-{cell}")
-    assert told["hash"] == cell and told["row"]["budget_entries"] == 64 and "config" not in told["row"]
-    assert told["kept"] == [[[61, 67], [60.5, 67.5]], [[60, 64], [60, 66]], [[64, 68], [62, 68]]]
-    assert told["counted"]["ended"] == {"oom": 1, "ok": 4} and told["counted"]["answers"] == 5
-    assert told["answers"]["status"] == ["ok", "ok", "oom", "ok"]
-    assert told["answers"]["differs"] == [2, 2, None, 2]
-    assert told["answers"]["values"] == {"exact_match": [1, 0, None, 0]}
-    assert [score["metric"] for score in told["scores"]] == ["exact_match"]
-    group = value(out, f"groups/{told['group']}")
-    assert [(each["name"], each["full"]) for each in group["cells"]] == [(f"0-{full}", True), (f"0-{cell}", False)]
-    assert (len(group["samples"]), group["total"]) == (4, 5)
-    assert all("hold no question" in sample["missing"] for sample in group["samples"])
-    one = value(out, f"answers/{told['group']}-2")
-    assert (one["status"], one["answer"], one["differs"]) == (["ok", "oom"], ["abc", None], [None, None])
+    report = build_report([root], out, 4)
+    assert "Single samples: the first 4 of each dataset are shown, of walk3 (5)" in " ".join(report.left_out)
+    page = out / "cells" / f"0-{cell}.html"
+    text = page.read_text()
+    assert (
+        f"Cell {cell} of {root}" in text
+        and "<td>budget_entries</td><td>64</td>" in text
+        and "<td>config</td>" not in text
+    )
+    assert [chart["data"][0]["z"] for chart in inline(page)] == [
+        [[61, 67], [60.5, 67.5]],
+        [[60, 64], [60, 66]],
+        [[64, 68], [62, 68]],
+    ]
+    assert "5 answers (1 oom, 4 ok)." in text or "5 answers (4 ok, 1 oom)." in text
+    assert "<tr><td>exact_match</td><td>-</td>" in text  # an answer failed
+    assert 'href="../samples/0-0.html#b=1"' in text and "its samples (4)" in text
+    samples = (out / "samples" / "0-0.html").read_text()
+    assert samples.count("hold no question") == 4 and "the first 4 of the dataset's 5" in unescape(samples)
+    answers = inline(out / "samples" / "0-0.html", "answers-data")
+    assert [place.name for place in sorted((out / "cells").iterdir())] == sorted([f"0-{full}.html", f"0-{cell}.html"])
+    told = answers["cells"][1]
+    assert told["failed"] == [0, 0, 1, 0] and told["values"] == {"exact_match": [1, 0, None, 0]}
+    assert told["leaves"] == ["leaves full: token 3"] * 2 + [""] + ["leaves full: token 3"]
+    one, other = rows(out / "samples" / "0-0-1.html")
+    assert (one["method"], one["answer"], one["leaves full"]) == ("full", '<span class="answer">abc</span>', "")
+    assert other["answer"] == '<span class="answer">ab<mark title="full: abc">d</mark></span>'
+    assert (other["leaves full"], other["against full"]) == ("token 3", "lower score, other words")
+    failed = rows(out / "samples" / "0-0-2.html")[1]
+    assert "oom</span>" in failed["answer"] and failed["leaves full"] == ""
 
 
 def test_maps_say_which_visual_tokens_each_cell_kept(tmp_path: Path) -> None:
@@ -224,59 +266,61 @@ def test_maps_say_which_visual_tokens_each_cell_kept(tmp_path: Path) -> None:
     again = {name: made.responses[0][name] for name in made.responses[0]}
     with Store(root).writer("w") as writer:
         writer.commit([again], row | {"images": [str(image)]})
-    make([root], out, 5)
-    group = value(out, "groups/0-0")
-    first, second = group["samples"]
-    assert (first["question"], first["reference"], first["missing"]) == ("<image>\nWhere?", "here", "")
-    with Image.open(out / first["images"][0]) as shown:
-        assert shown.size == (672, 224)
-    assert first["kept"] and second["kept"]  # one prompt hash: both samples ask the same
-    told = value(out, "kept/0-0-0")
-    assert told["visual"] == [[0, 0, 0.5, 0, 1], [0, 0.5, 1, 0, 1], [-1] * 5]
-    assert list(told["cells"]) == ["1"] and group["cells"][1]["name"] == f"0-{cell}"
-    mine = told["cells"]["1"]
-    assert (mine["entries"], mine["visual"], mine["proven"]) == ([[3, 2], [1, 0]], [[2, 1], [1, 0]], True)
-    assert [[base64.b64decode(head)[0] for head in layer] for layer in mine["bits"]] == [
+    build_report([root], out, 5)
+    page = out / "samples" / "0-0-0.html"
+    text = unescape(page.read_text())
+    assert '<pre id="question"><image>\nWhere?</pre>' in text and '<pre id="reference">here</pre>' in text
+    shown = re.search(r'<img src="../(images/[^"]+)"', text)
+    with Image.open(out / shown[1]) as picture:
+        assert picture.size == (672, 224)
+    kept = inline(page, "kept-data")  # one prompt hash: both samples ask the same
+    assert kept["tokens"] == 3 and list(kept["bits"]) == ["1"]
+    assert kept["figures"][0]["data"][0]["y"] == [0, 0.5, 1] and kept["figures"][0]["data"][0]["x"] == [0, 1]
+    assert kept["places"] == [[[[0]], [[1]]]]
+    assert "4 of its 6 entries are visual tokens. The digest in its row proves the choice." in text
+    assert [chart["data"][0]["z"] for chart in inline(page)[:1]] == [[[2, 1], [1, 0]]]
+    assert [[base64.b64decode(head)[0] for head in layer] for layer in kept["bits"]["1"]] == [
         [0b011 << 5, 0b100 << 5],
         [0b010 << 5, 0],
     ]
-    assert value(out, "kept/0-0-1")["cells"]["1"]["proven"] is False
+    assert "that of ANOTHER choice" in (out / "samples" / "0-0-1.html").read_text() and cell in text
     frames = pictures_of(str(write_clip(tmp_path / "clip.mkv", frames=9)))
     assert [frame.size for frame in frames] == [(64, 48)] * 4 and len({frame.getpixel((9, 9)) for frame in frames}) == 4
     image.unlink()
-    make([root], out, 5)
-    assert value(out, "groups/0-0")["samples"][0]["missing"] == "Images or videos that cannot be read now: cat.png."
+    build_report([root], out, 5)
+    assert "Images or videos that cannot be read now: cat.png." in page.read_text()
 
 
 def test_a_report_of_groups_that_were_read_one_by_one_is_the_same(tmp_path: Path, monkeypatch) -> None:
     root, read = store(tmp_path / "rows"), []
-    make([root], tmp_path / "whole", 5)
+    build_report([root], tmp_path / "whole", 5)
     monkeypatch.setattr("mmkv_bench.report.store_pages.AT_ONCE", 1)
     answers = Store.responses
 
-    def seen(self, cells=None, columns=None, coded=False):
+    def recording(self, cells=None, columns=None, coded=False):
         read.append((cells, columns))
         return answers(self, cells, columns, coded)
 
-    monkeypatch.setattr(Store, "responses", seen)
-    make([root], tmp_path / "parts", 5)
+    monkeypatch.setattr(Store, "responses", recording)
+    build_report([root], tmp_path / "parts", 5)
     together = [set(cells) for cells, columns in read if columns and "kept_indices" in columns]
     assert len(together) == 2 and not set.intersection(*together), "no two groups at once"
-    for path in (tmp_path / "whole").rglob("*.js"):
+    for path in (tmp_path / "whole").rglob("*.html"):
         assert path.read_bytes() == (tmp_path / "parts" / path.relative_to(tmp_path / "whole")).read_bytes(), path
 
 
 def test_scores_meet_the_times_of_passes_of_another_store(tmp_path: Path) -> None:
     score, speed, out = scored(tmp_path / "score"), timed(tmp_path / "speed", STEPS), tmp_path / "report"
-    found = make([score, speed], out, 5)
-    assert "Times per token of 2 of 5 lines are those of passes of 64 prompt tokens, batch 2." in found.left_out
-    assert any("holds timed passes alone" in sentence for sentence in found.left_out)
-    shown = {(row["method"], row["budget"]): row for row in rows(value(out, "report")["entries"])}
-    assert {key: row["token_s"] for key, row in shown.items() if row["token_s"] is not None} == {
-        ("snapkv", "0.1"): 0.1,
-        ("full", ""): 0.3,
+    report = build_report([score, speed], out, 5)
+    assert "Times per token of 2 of 5 lines are those of passes of 64 prompt tokens, batch 2." in report.left_out
+    assert any("holds timed passes alone" in sentence for sentence in report.left_out)
+    shown = {(row["method"], row["budget"]): row["ms/token"] for row in rows(out / "table.html")}
+    assert {key: time for key, time in shown.items() if time != "-"} == {
+        ("snapkv", "10 %"): "100",
+        ("full", "no budget"): "300",
     }
-    assert {row["bytes"] for row in shown.values()} == {1000, 100, 200, 120, 220}
+    held = figure(out, "0-held")["figure"]["data"]
+    assert sorted(sum((trace["x"] for trace in held), [])) == [100, 120, 200, 220, 1000]
 
 
 def test_first_differences_are_those_of_a_plain_loop() -> None:

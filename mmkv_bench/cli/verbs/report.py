@@ -36,11 +36,11 @@ def options(parser: Parser) -> None:
 
 def answer(given: argparse.Namespace) -> int:
     """Make it; print where it lies, its size and what is left out."""
-    from mmkv_bench.report.build import make
+    from mmkv_bench.report.build import build_report
 
-    made = make([rows_folder(rows) for rows in dict.fromkeys(given.rows)], given.out, given.samples)
-    print(f"{made.index}: {made.about}")
-    print(made.size)
-    for sentence in made.left_out:
+    report = build_report([rows_folder(rows) for rows in dict.fromkeys(given.rows)], given.out, given.samples)
+    print(f"{report.index}: {report.about}")
+    print(report.size)
+    for sentence in report.left_out:
         print(sentence)
     return 0

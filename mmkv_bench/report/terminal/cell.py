@@ -6,9 +6,9 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from mmkv_bench.report.answers import COLUMNS, AnswerTable
 from mmkv_bench.report.cells import parsed
 from mmkv_bench.report.command import Commands
-from mmkv_bench.report.answers import COLUMNS, Answers
 from mmkv_bench.report.terminal.known import Cells
 from mmkv_bench.report.terminal.overview import endings
 from mmkv_bench.report.terminal.text import pairs, plain, table
@@ -75,7 +75,7 @@ def _scores(console: Console, cells: Cells, cell: str) -> None:
 
 def _audit(console: Console, cells: Cells, cell: str) -> None:
     """How the answers ended, and what they kept: all of them, and by layer and KV head."""
-    answers = Answers.of(cells.store.responses([cell], COLUMNS, coded=True))
+    answers = AnswerTable.of(cells.store.responses([cell], COLUMNS, coded=True))
     told = answers.account(cell)
     _section(console, "Answers")
     counted = told["counted"]

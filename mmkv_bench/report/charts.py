@@ -1,0 +1,215 @@
+"""Charts of the report as plotly figures; the style sheet of the pages colours their texts and lines."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mmkv_bench.report.formats import byte_words, number, rank_words
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure  # type: ignore[import-untyped]
+
+    from mmkv_bench.report.scores import FamilyRanks, ScoreLine, ScoreView
+
+# Okabe and Ito's colours, told apart with every common colour vision; shapes and dashes repeat the distinction.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#a07a1f", "#8a63c9")
+SHAPES = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "x", "star", "pentagon", "hexagon")
+DASHES = ("solid", "dash", "dot", "dashdot")
+GREY = "#8a8a8a"
+MANY_NUMBERS = 400
+"""Fields of a heat map above which the numbers are not written into them."""
+
+
+def plain(figure: Figure) -> dict[str, Any]:
+    """A figure as JSON values: data and layout."""
+    held: dict[str, Any] = json.loads(figure.to_json())
+    return held
+
+
+def _figure(traces: Sequence[Mapping[str, Any]], **layout: Any) -> Figure:
+    from plotly.graph_objects import Figure
+
+    clear = dict.fromkeys(("paper_bgcolor", "plot_bgcolor"), "rgba(0,0,0,0)")
+    margin = {"l": 60, "r": 20, "t": 20, "b": 50}
+    figure = Figure(data=traces, layout=clear | {"template": "none", "margin": margin, "hoverlabel_align": "left"})
+    figure.update_layout(**layout)
+    figure.update_xaxes(automargin=True)
+    figure.update_yaxes(automargin=True)
+    return figure
+
+
+def _method_traces(
+    view: ScoreView, lines: Iterable[ScoreLine], places: Iterable[float], numbers: Mapping[str, int]
+) -> list[dict[str, Any]]:
+    """A trace per method; its points are lines of the table. places: x of each line; numbers: of the methods' styles."""
+    points: dict[str, list[tuple[float, ScoreLine]]] = {}
+    for line, x in zip(lines, places, strict=True):
+        points.setdefault(line.method, []).append((x, line))
+    traces = []
+    for method in sorted(points, key=numbers.__getitem__):
+        own = sorted(points[method], key=lambda point: point[0])
+        style = numbers[method]
+        colour = COLOURS[style % len(COLOURS)]
+        dash = DASHES[style // len(COLOURS) % len(DASHES)]
+        scores = [(line.value or 0.0, line.low, line.high) for _, line in own]
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "lines+markers",
+                "name": method,
+                "x": [number(x) for x, _ in own],
+                "y": [number(value) for value, _, _ in scores],
+                "error_y": {
+                    "type": "data",
+                    "symmetric": False,
+                    "array": [0 if high is None else number(high - value) for value, _, high in scores],
+                    "arrayminus": [0 if low is None else number(value - low) for value, low, _ in scores],
+                    "thickness": 1,
+                    "width": 3,
+                },
+                "line": {"color": colour, "dash": dash, "width": 2},
+                "marker": {"symbol": SHAPES[style % len(SHAPES)], "size": 8, "color": colour},
+                "text": [view.hint(line) for _, line in own],
+                "hoverinfo": "text",
+            }
+        )
+    return traces
+
+
+def against_budget(view: ScoreView, numbers: Mapping[str, int]) -> Figure:
+    """Scores of a table against the budget, on a logarithmic axis; methods without a budget are level lines."""
+    scored = [line for line in view.lines if line.value is not None]
+    budgets = [float(budget) for budget in view.budgets]
+    level = [
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "name": line.method,
+            "x": [budgets[0], budgets[-1]] if budgets else [0, 1],
+            "y": [number(line.value)] * 2,
+            "line": {"color": GREY, "dash": "dash", "width": 2},
+            "text": view.hint(line),
+            "hoverinfo": "text",
+        }
+        for line in scored
+        if not line.budget
+    ]
+    budgeted = [line for line in scored if line.budget]
+    traces = _method_traces(view, budgeted, (float(line.budget) for line in budgeted), numbers)
+    words = [view.budget_words(budget).removesuffix(" entries") for budget in view.budgets]
+    axis = {"type": "log", "title_text": view.axis_words, "tickvals": budgets, "ticktext": words}
+    return _figure([*level, *traces], height=520, xaxis=axis, yaxis_title_text=view.metric)
+
+
+def against_cost(view: ScoreView, cost: str, numbers: Mapping[str, int]) -> Figure:
+    """Scores of a table against `held` (bytes) or `token` (seconds per token)."""
+    costs = [(line, value) for line in view.lines if line.value is not None and (value := line.cost(cost)) is not None]
+    traces = _method_traces(view, [line for line, _ in costs], [value for _, value in costs], numbers)
+    axis: dict[str, Any] = {"type": "log", "title_text": "bytes held" if cost == "held" else "seconds per token"}
+    if cost == "held":
+        ticks = _powers_of_two([value for _, value in costs])
+        axis |= {"tickvals": ticks, "ticktext": [byte_words(tick) for tick in ticks]}
+    return _figure(traces, height=480, xaxis=axis, yaxis_title_text=view.metric)
+
+
+def _powers_of_two(values: Sequence[float]) -> list[float]:
+    """The powers of two around these numbers, ten at most."""
+    low, high = math.floor(math.log2(min(values))), math.ceil(math.log2(max(values)))
+    return [2.0**power for power in range(low, high + 1, math.ceil((high - low + 1) / 10))]
+
+
+def rank_intervals(ranks: FamilyRanks) -> Figure:
+    """Ranks of methods over tasks: thin the ends on each task, thick those of the mean, the best mean on top."""
+    count, tasks = len(ranks.methods), ranks.tasks
+    thin: dict[str, list[Any]] = {"x": [], "y": []}
+    points: dict[str, list[Any]] = {"x": [], "y": [], "text": []}
+    for row, ends in enumerate(ranks.ends):
+        for k, (low, high) in enumerate(ends):
+            at = count - 1 - row + (0.6 * (k / (len(tasks) - 1) - 0.5) if len(tasks) > 1 else 0.25)
+            thin["x"] += [low - 0.12, high + 0.12, None]
+            thin["y"] += [at, at, None]
+            points["x"].append((low + high) / 2)
+            points["y"].append(at)
+            points["text"].append(f"{tasks[k]}: rank {rank_words((low, high))}")
+    middles, halves = ([(high + sign * low) / 2 for low, high in ranks.means] for sign in (1, -1))
+    word = f"{len(tasks)} task{'s' * (len(tasks) > 1)}"
+    shared = {"type": "scatter", "showlegend": False}
+    traces = [
+        shared | thin | {"mode": "lines", "line": {"color": GREY, "width": 2}, "hoverinfo": "skip"},
+        shared | points | {"mode": "markers", "marker": {"color": GREY, "size": 5}, "hoverinfo": "text"},
+        shared
+        | {
+            "mode": "markers",
+            "x": middles,
+            "y": [*range(count - 1, -1, -1)],
+            "error_x": {"type": "data", "array": halves, "thickness": 5, "width": 0, "color": COLOURS[0]},
+            "marker": {"color": COLOURS[0], "size": 9},
+            "hoverinfo": "text",
+            "text": [
+                f"{method}: mean {rank_words(mean, '.1f')} over {word}"
+                for method, mean in zip(ranks.methods, ranks.means, strict=True)
+            ],
+        },
+    ]
+    step = 5 if count > 20 else 1
+    return _figure(
+        traces,
+        height=90 + 34 * count,
+        xaxis={"title_text": "rank, 1 = best", "range": [0.5, count + 0.5], "dtick": step},
+        yaxis={"tickvals": [*range(count - 1, -1, -1)], "ticktext": list(ranks.methods), "zeroline": False},
+    )
+
+
+def by_head(values: Sequence[Sequence[float | int | None]], words: str, form: str = "{}") -> Figure:
+    """A heat map of a number per layer and KV head. words: what it counts; form: of the numbers in its fields."""
+    layers, heads = len(values), len(values[0])
+    few = layers * heads <= MANY_NUMBERS
+    trace = {
+        "type": "heatmap",
+        "z": values,
+        "zmin": 0,
+        "colorscale": "Cividis",
+        "xgap": 1,
+        "ygap": 1,
+        "hovertemplate": f"layer %{{y}}, KV head %{{x}}: %{{z}} {words}<extra></extra>",
+        "colorbar": {"title": {"text": words}},
+        "text": [[form.format(value) for value in layer] for layer in values] if few else None,
+        "texttemplate": "%{text}" if few else None,
+    }
+    return _figure(
+        [trace],
+        height=min(900, 120 + 26 * layers),
+        xaxis={"title_text": "KV head", "dtick": 4 if heads > 20 else 1, "showgrid": False},
+        yaxis={"title_text": "layer", "autorange": "reversed", "dtick": 4 if layers > 40 else 1, "showgrid": False},
+    )
+
+
+def over_image(image: str, edges: tuple[Sequence[float], Sequence[float]]) -> Figure:
+    """A heat map over an image; its colours are set by the page.
+
+    Args:
+        image: its address from the page; edges: of the map's columns and rows, as parts of the image's sides.
+    """
+    hidden = {"visible": False, "fixedrange": True}
+    across, down = edges
+    trace = {
+        "type": "heatmap",
+        "x": across,
+        "y": down,
+        "z": [[None]],
+        "zmin": 0,
+        "colorscale": "Cividis",
+        "opacity": 0.62,
+    }
+    trace |= {"showscale": False, "hovertemplate": "kept by %{z:.0%} of layers and heads<extra></extra>"}
+    source = {"source": image, "xref": "paper", "yref": "paper", "x": 0, "y": 1, "sizex": 1, "sizey": 1}
+    return _figure(
+        [trace],
+        margin=dict.fromkeys("lrtb", 0),
+        xaxis=hidden | {"range": [0, 1]},
+        yaxis=hidden | {"range": [1, 0]},
+        images=[source | {"sizing": "stretch", "layer": "below"}],
+    )

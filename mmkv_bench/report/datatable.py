@@ -1,0 +1,66 @@
+"""Tables with sorting, search and filters in the browser: DataTables, as itables writes them, offline."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from markupsafe import Markup, escape
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Field = tuple[str, Any]
+"""What is shown (a text, or markup), and what sorts it; None comes first."""
+_OF_NOTEBOOKS = ("dt_url", "connected", "display_logo_when_loading")
+
+
+def text_field(text: str | None, markup: str | None = None) -> Field:
+    """A field that sorts as people do: `m2` before `m10`. markup: shown in the text's place."""
+    words = [(part.isdigit(), int(part) if part.isdigit() else part) for part in re.split(r"(\d+)", text or "")]
+    return (text or "") if markup is None else markup, words
+
+
+def datatable(name: str, columns: Mapping[str, Sequence[Field]], filtered: Collection[str] = ()) -> Markup:
+    """The table with its data. name: its id; columns: header -> a field for each line; filtered: headers with a list of values to
+    choose from."""
+    import pandas as pd
+    from itables.javascript import get_itable_arguments, html_table_from_template
+
+    frame = pd.DataFrame({str(escape(header)): _ranked(fields) for header, fields in columns.items()})
+    pages = {"bottomStart": "pageLength", "bottomEnd": "paging"} if len(frame) > 50 else {}
+    lists = [place for place, header in enumerate(columns) if header in filtered]
+    arguments = get_itable_arguments(
+        frame,
+        table_id=name,
+        allow_html=True,  # every text was escaped, and markup is ours
+        maxBytes=0,
+        showIndex=False,
+        classes="display compact",
+        style="width:100%",
+        columnControl=["order"],
+        columnDefs=[
+            {"targets": "_all", "type": "num", "className": "dt-left"},
+            {"targets": lists, "columnControl": ["order", ["searchList"]]},
+        ],
+        ordering={"indicators": False, "handler": False},
+        layout={"topStart": "info", "topEnd": "search"} | dict.fromkeys(("bottomStart", "bottomEnd"), None) | pages,
+        lengthMenu=[25, 50, 100, 500],
+        pageLength=50,
+        stateSave=True,
+        stateDuration=-1,  # as long as the tab is open: filters are there when a reader comes back
+    )
+    plain: dict[str, Any] = {key: value for key, value in arguments.items() if key not in _OF_NOTEBOOKS}
+    return Markup(html_table_from_template(name, "", False, False, plain))  # type: ignore[arg-type]  # noqa: S704
+
+
+def _ranked(fields: Sequence[Field]) -> pd.Categorical:
+    """A column whose texts sort by their keys: itables hands on each text once, and each line's rank."""
+    import pandas as pd
+
+    keys: dict[str, Any] = {}
+    for text, key in fields:
+        keys.setdefault(str(escape(text)), key)
+    texts = sorted(keys, key=lambda text: (keys[text] is not None, keys[text]))
+    return pd.Categorical([str(escape(text)) for text, _ in fields], texts, ordered=True)
