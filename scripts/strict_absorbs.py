@@ -38,7 +38,7 @@ def twice(task: str, size: str, method: str, budget: int, samples: int, move: bo
     from mmkv_bench.generation.encode import encode
     from mmkv_bench.generation.forks import gather, plan
     from mmkv_bench.generation.meter import Meter
-    from mmkv_bench.generation.prefill import Group, prefill
+    from mmkv_bench.generation.prefill import PrefillGroup, prefill
     from mmkv_bench.generation.result import CellSpec, ForkResult
     from mmkv_bench.generation.rules import DecodeRules
     from mmkv_bench.methods.build import build_compressor
@@ -59,7 +59,7 @@ def twice(task: str, size: str, method: str, budget: int, samples: int, move: bo
         prompt = encode(loaded.processor, loaded.family, name, messages, [Image.fromarray(image)])
         lengths, meter = {"strict": protocol("strict").lengths(prompt.length)}, Meter(torch.device("cpu"))
         made = prefill(session, prompt, [cell], lengths, meter, new + 1)
-        return Group(loaded.model, prompt, made, rules, loaded.processor.tokenizer, meter, new)
+        return PrefillGroup(loaded.model, prompt, made, rules, loaded.processor.tokenizer, meter, new)
 
     def answer(group, fork) -> list[int]:
         cache = gather(group.prefilled, [fork], group.reserve("strict"))

@@ -1,7 +1,7 @@
-"""What was measured of a model once, as a JSON file: the calibration that a method's part is built with.
+"""Calibration artefacts: measurements of a model as JSON files, which methods' parts are built with.
 
-An artefact names the model it belongs to by the same fingerprint that rows carry, so that a ratio or a head score can
-never be used for other weights. It is plain JSON with a checksum over everything else in it; nothing is unpickled.
+An artefact names its model by the fingerprint that rows hold, so it is never used for other weights. It is plain JSON with a
+checksum over all other fields; nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from mmkv_bench.store.digests import canonical_json
 
 FORMAT = 1
 AUTO = "auto"
-"""A spec: the committed artefact of the model that a run names, below `conf/calibration/<model name>/`."""
+"""Value of `calibration`: the committed artefact of the run's model, below `conf/calibration/<model name>/`."""
 METHODS = ("hybridkv", "mmshift", "prefixkv", "sparsemm")
 EMBEDDED_NAME = "tiny"
-"""model.name of the embedded model, which the command measures when no other is named."""
+"""model.name of the embedded model, the default of the command."""
 DIGITS = 6
-"""Decimals of every stored number: float noise of a kernel should not become another artefact."""
+"""Decimals of stored numbers, so that float noise of a kernel does not change an artefact."""
 
 SHOWN = 16
 """Digits of a checksum that rows and messages show."""
@@ -38,10 +38,10 @@ class Artefact:
     """One calibration.
 
     Attributes:
-        method: one of `METHODS`; model, model_fingerprint, model_revision: whose measurements these are.
-        dataset: what was read, in words; samples: their ids, in order, none of what was imported.
-        settings: the command's options that decide the data; versions: package -> version.
-        data: what the part reads, JSON values only; its keys are described where it is made.
+        method: one of `METHODS`. model, model_fingerprint, model_revision: the measured model.
+        dataset: description of the samples. samples: their ids, in order; empty where released files were imported.
+        settings: options of the command that decide the data. versions: package -> version.
+        data: JSON values that the part reads; the function that computes them describes the keys.
         checksum: sha256 in hex over the canonical JSON of all other fields.
     """
 
@@ -59,10 +59,10 @@ class Artefact:
 
     @classmethod
     def make(cls, digits: int | None = DIGITS, **fields: Any) -> Artefact:
-        """An artefact with its checksum filled in.
+        """Return an artefact with its checksum.
 
         Args:
-            digits: decimals of the data's numbers, None = as they are; fields: all attributes but `format` and `checksum`.
+            digits: decimals of the data's numbers, None: unrounded. fields: all attributes but `format` and `checksum`.
         """
         fields["data"] = fields["data"] if digits is None else rounded(fields["data"])
         plain = asdict(cls(**fields))
@@ -70,7 +70,7 @@ class Artefact:
 
 
 def rounded(value: Any) -> Any:
-    """The same JSON value with every float rounded to `DIGITS` decimals."""
+    """Return a JSON value with every float rounded to `DIGITS` decimals."""
     if isinstance(value, float):
         return round(value, DIGITS)
     if isinstance(value, Mapping):
@@ -79,14 +79,14 @@ def rounded(value: Any) -> Any:
 
 
 def digest(fields: Mapping[str, Any]) -> str:
-    """sha256 in hex over the canonical JSON of an artefact's fields without its checksum."""
+    """Return sha256 in hex over the canonical JSON of an artefact's fields without its checksum."""
     return hashlib.sha256(
         canonical_json({key: value for key, value in fields.items() if key != "checksum"}).encode()
     ).hexdigest()
 
 
 def committed(method: str, model_name: str) -> Path:
-    """Where the artefact that `auto` means lies.
+    """Return the path of the artefact that `auto` means.
 
     Raises:
         CalibrationError: a model name that is not a plain name.
@@ -100,7 +100,7 @@ def committed(method: str, model_name: str) -> Path:
 
 
 def save(artefact: Artefact, path: Path) -> Path:
-    """Write an artefact, keys sorted, one row of numbers per line; returns the path."""
+    """Write an artefact, keys sorted, one row of numbers per line; return the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     partial.write_text(_readable(json.loads(canonical_json(asdict(artefact)))) + "\n")
@@ -109,15 +109,14 @@ def save(artefact: Artefact, path: Path) -> Path:
 
 
 def load(method: str, spec: Any, model_name: str, model_fingerprint: str) -> Artefact:
-    """The artefact that a part of a run is built with.
+    """Return the artefact that a part of a run is built with.
 
     Args:
-        method: one of `METHODS`; spec: `auto`, or the path of an artefact.
-        model_name, model_fingerprint: the run's model.
+        method: one of `METHODS`. spec: `auto`, or the path of an artefact. model_name, model_fingerprint: the run's model.
 
     Raises:
-        CalibrationError: one sentence for a file that is missing, is no artefact, was changed after it was written, is
-            another method's or another model's.
+        CalibrationError: the file is missing, is no artefact, was changed after it was written, or belongs to another
+            method or model.
     """
     if method not in METHODS:
         raise CalibrationError(f"there is no calibration for {method!r}; {nearest(str(method), METHODS)}")
@@ -150,11 +149,12 @@ def load(method: str, spec: Any, model_name: str, model_fingerprint: str) -> Art
 
 
 class Calibrations:
-    """The artefacts of one model that the methods of a run ask for: read once, and remembered for the rows.
+    """Artefacts of one model for the methods of a run: each is read once, and remembered for the rows.
 
     Attributes:
-        seen: checksum as rows show it -> what the artefact was made of: `dataset` in words, number of `samples`, and
-            `instruction`, the length of their text, where that chose them.
+        used: method -> checksum of its artefact, as rows show it, since the last `taken`.
+        seen: checksum -> description of the artefact's samples: `dataset`, number of `samples`, and `instruction`, the length
+            of their text, where that chose them.
     """
 
     def __init__(self, model_name: str, model_fingerprint: str):
@@ -164,19 +164,19 @@ class Calibrations:
         self._loaded: dict[tuple[str, str], Artefact] = {}
 
     def data(self, method: str, spec: Any) -> dict[str, Any]:
-        """What a part is built with; see `load`. `used` then holds the method and its artefact's checksum."""
+        """Return the data that a part is built with, and note its artefact in `used`; see `load`."""
         key = (method, str(spec))
         if key not in self._loaded:
             self._loaded[key] = load(method, spec, self.model_name, self.model_fingerprint)
         artefact = self._loaded[key]
         self.used[method] = artefact.checksum[:SHOWN]
-        told = {"dataset": artefact.dataset, "samples": len(artefact.samples)}
+        samples = {"dataset": artefact.dataset, "samples": len(artefact.samples)}
         chosen = {key: artefact.settings[key] for key in ("instruction",) if key in artefact.settings}
-        self.seen[artefact.checksum[:SHOWN]] = told | chosen
+        self.seen[artefact.checksum[:SHOWN]] = samples | chosen
         return json.loads(canonical_json(artefact.data))
 
     def taken(self) -> dict[str, str]:
-        """Method -> checksum of what was asked for since the last call."""
+        """Return method -> checksum of the artefacts that were read since the last call."""
         used, self.used = self.used, {}
         return used
 
@@ -189,17 +189,17 @@ def _parsed(fields: Any, path: Path, make: str) -> Artefact:
         )
     if fields["format"] != FORMAT:
         raise CalibrationError(f"{_short(path)} has format {fields['format']}, and this version reads {FORMAT}; {make}")
-    found = digest(fields)
-    if fields["checksum"] != found:
+    actual = digest(fields)
+    if fields["checksum"] != actual:
         raise CalibrationError(
             f"{_short(path)} was changed after it was written: its checksum says {str(fields['checksum'])[:SHOWN]} and its "
-            f"content gives {found[:SHOWN]}; restore the file, or {make}"
+            f"content gives {actual[:SHOWN]}; restore the file, or {make}"
         )
     return Artefact(**fields)
 
 
 def _short(path: Path) -> str:
-    """A path below the configuration folder as `conf/...`, others as they were given."""
+    """Return a path below the configuration folder as `conf/...`, any other unchanged."""
     try:
         return f"conf/{path.relative_to(conf_dir()).as_posix()}"
     except ValueError:
@@ -207,7 +207,7 @@ def _short(path: Path) -> str:
 
 
 def _readable(value: Any, depth: int = 0) -> str:
-    """JSON with one line per innermost list, so that a difference of two artefacts can be read."""
+    """Return JSON with one line per innermost list, so that a diff of two artefacts can be read."""
     flat = not isinstance(value, dict | list) or not any(
         isinstance(item, dict | list) for item in (value.values() if isinstance(value, dict) else value)
     )

@@ -1,16 +1,18 @@
-"""One calibration from beginning to end: load the model, read the samples one by one, write the artefact."""
+"""Run a calibration: load the model, measure the samples one by one, write the artefact."""
 
 from __future__ import annotations
 
-import importlib
 import time
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 import mmkv_bench
 from mmkv_bench.calibrate.artefact import Artefact, committed, save
+from mmkv_bench.calibrate.measurements import MEASUREMENTS
 from mmkv_bench.calibrate.released_files import imported
 from mmkv_bench.calibrate.samples import Page, Questions, described, page, pages, passages
 from mmkv_bench.config import unavailable
@@ -18,51 +20,50 @@ from mmkv_bench.config.files import content
 from mmkv_bench.config.schema import Model
 from mmkv_bench.config.schema import options as config_options
 from mmkv_bench.errors import CalibrationError, nearest
+from mmkv_bench.models.families import family_of
+from mmkv_bench.models.quiet import quiet_transformers
+from mmkv_bench.models.source import Source
+from mmkv_bench.tiny.pages import TASKS
 
 if TYPE_CHECKING:
     import argparse
 
     from mmkv_bench.models.load import LoadedModel
 
-OWN_SETTINGS = {"prefixkv": ("delta", "steps"), "sparsemm": (), "hybridkv": ("top", "quantile"), "mmshift": ()}
 SHOW_EVERY = 10.0  # seconds
 
 
 def run(options: argparse.Namespace, questions: Questions | None = None) -> Path:
-    """Measure, or import, and write. Returns the artefact's path.
+    """Measure or import an artefact, write it and return its path.
 
     Args:
-        options: those of the command line; questions: of a dataset, which take the place of pages.
+        options: of the command line. questions: of a dataset, in place of pages.
 
     Raises:
-        MMKVError: a model that cannot be loaded or measured, options that measure nothing, files that are none.
+        MMKVError: a model that cannot be loaded or measured, options that measure nothing, files that cannot be imported.
     """
-    made = brought(options) if options.imports else measured(options, questions)
-    return save(made, options.out or committed(options.method, options.model or options.name))
+    artefact = imported_artefact(options) if options.imports else measured(options, questions)
+    return save(artefact, options.out or committed(options.method, options.model or options.name))
 
 
 def measured(options: argparse.Namespace, questions: Questions | None = None) -> Artefact:
-    """The artefact that the options ask for."""
-    import torch
-
-    from mmkv_bench.models.source import Source
-
+    """Measure the artefact of the options."""
     dataset = _dataset(options) if questions is None else questions.described
     source = Source.of(_model(options))
     committed(options.method, source.settings.name)  # a name that auto could not look up is refused before any work
-    _quiet()
+    quiet_transformers()
     torch.set_num_threads(options.threads)
     identity = _identity(source)
     loaded = source.load()
     source.confirm(identity["model_fingerprint"])
-    method = importlib.import_module(f"mmkv_bench.calibrate.{options.method}")
-    settings: dict[str, Any] = {name: getattr(options, name) for name in OWN_SETTINGS[options.method]}
-    found: list[Any] = []
+    measurement = MEASUREMENTS[options.method]
+    settings: dict[str, Any] = {name: getattr(options, name) for name in measurement.options}
+    values: list[Any] = []
     samples: list[str] = []
     progress = _progress(options.samples)
 
     def take(sample: Any) -> None:
-        found.append(method.measure(loaded, sample, settings))
+        values.append(measurement.measure(loaded, sample, settings))
         samples.append(sample.sample_id)
         progress(len(samples))
 
@@ -78,32 +79,29 @@ def measured(options: argparse.Namespace, questions: Questions | None = None) ->
         dataset=dataset,
         samples=samples,
         settings=settings | chosen | {"samples": len(samples), "dtype": loaded.dtype},
-        data=method.summarise(found, settings, loaded.family.num_kv_heads),
+        data=measurement.summarise(values, settings, loaded.family.num_kv_heads),
     )
 
 
-def brought(options: argparse.Namespace) -> Artefact:
-    """The artefact of released files; of the model only its files are looked at."""
-    from mmkv_bench.models.families import family_of
-    from mmkv_bench.models.source import Source
-
+def imported_artefact(options: argparse.Namespace) -> Artefact:
+    """Return the artefact of released files; of the model only its files are read."""
     source = Source.of(_model(options))
     committed(options.method, source.settings.name)
-    _quiet()
-    found = imported(options.method, options.imports, family_of(source.described()))
+    quiet_transformers()
+    released = imported(options.method, options.imports, family_of(source.described()))
     return Artefact.make(
         method=options.method,
         **_identity(source),
-        dataset=f"released file{'s' * (len(found.files) > 1)} {', '.join(found.files)}, imported",
+        dataset=f"released file{'s' * (len(released.files) > 1)} {', '.join(released.files)}, imported",
         samples=[],
-        settings={"imported": found.files, "oddities": found.oddities, "samples": 0},
-        data=found.data,
+        settings={"imported": released.files, "oddities": released.oddities, "samples": 0},
+        data=released.data,
         digits=None,
     )
 
 
 def _identity(source: Any) -> dict[str, Any]:
-    """Whose artefact it is, and under which versions it is made."""
+    """Return the model and the versions that identify an artefact."""
     fingerprint, revision = source.fingerprint()
     versions = {name: metadata.version(name) for name in ("torch", "transformers")}
     return {
@@ -115,7 +113,7 @@ def _identity(source: Any) -> dict[str, Any]:
 
 
 def _progress(total: int) -> Callable[[int], None]:
-    """Says every few seconds how many samples are done and how long the others will take."""
+    """Return a function that prints progress and the remaining time every few seconds."""
     started = shown = time.monotonic()
 
     def tell(number: int) -> None:
@@ -129,7 +127,7 @@ def _progress(total: int) -> Callable[[int], None]:
 
 
 def _dataset(options: argparse.Namespace) -> str:
-    """What is read, in words.
+    """Describe the samples in words.
 
     Raises:
         CalibrationError: a kind of page that does not exist, pages and text at once, or no text.
@@ -144,7 +142,7 @@ def _dataset(options: argparse.Namespace) -> str:
 
 
 def _samples(options: argparse.Namespace, loaded: LoadedModel) -> Iterator[Page]:
-    """What is measured, one after the other.
+    """Yield the samples one by one.
 
     Raises:
         CalibrationError: pages for a model that reads no images.
@@ -164,8 +162,6 @@ def _text(options: argparse.Namespace) -> Path | None:
 
 
 def _kinds(options: argparse.Namespace) -> list[str]:
-    from mmkv_bench.tiny.pages import TASKS
-
     kinds = list(options.kinds or TASKS)
     for kind in kinds:
         if kind not in TASKS:
@@ -174,7 +170,7 @@ def _kinds(options: argparse.Namespace) -> list[str]:
 
 
 def _model(options: argparse.Namespace) -> Model:
-    """The `model` node of a run of the same model.
+    """Return the `model` node of a run of the same model.
 
     Raises:
         CalibrationError: a name that is not in conf/model.
@@ -182,18 +178,10 @@ def _model(options: argparse.Namespace) -> Model:
     device = {"dtype": options.dtype, "device": options.device}
     if options.model is None:
         return Model(name=options.name, path=options.path, revision=options.revision, **device)
-    known = config_options("model")
-    if options.model not in known and (model := unavailable.find(options.model)) is not None:
+    names = config_options("model")
+    if options.model not in names and (model := unavailable.find(options.model)) is not None:
         raise CalibrationError(model.sentence(options.model))
-    if options.model not in known:
-        raise CalibrationError(f"--model {options.model} is not in conf/model; {nearest(options.model, known)}")
+    if options.model not in names:
+        raise CalibrationError(f"--model {options.model} is not in conf/model; {nearest(options.model, names)}")
     values = content("model", options.model) | {"weights": options.weights, "layers": options.layers}
     return Model(**values | device)
-
-
-def _quiet() -> None:
-    """Progress bars and advice of libraries do not belong among ours."""
-    import transformers
-
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()

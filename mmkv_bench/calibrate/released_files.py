@@ -1,9 +1,9 @@
-"""Calibrations that the papers' authors released, taken over as artefacts: plain JSON, checked number by number.
+"""Import of calibrations that the papers' authors released: plain JSON, checked number by number.
 
-PrefixKV (github.com/THU-MIG/PrefixKV, `confs/`) has a file for each model and budget, a list of one evicted share per layer;
-the budget that it belongs to stands in its name as the share that is evicted (`..._0.9.json` keeps 10 %). SparseMM
-(github.com/CR400AF-A/SparseMM, `visual_head/head_score/`) has one file for each model, `{"<layer>-<head>": [score of each
-sample, ...]}`. Neither names the weights it was measured on: an import says that they are this model's.
+PrefixKV (github.com/THU-MIG/PrefixKV, `confs/`) has a file for each model and budget, a list of one evicted share per layer.
+Its name ends with the evicted share of the whole (`..._0.9.json` keeps 10 %). SparseMM (github.com/CR400AF-A/SparseMM,
+`visual_head/head_score/`) has one file for each model, `{"<layer>-<head>": [score of each sample, ...]}`. Neither names the
+weights it was measured on: the user who imports a file says that it belongs to the model.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
 
 LARGEST = 256 << 20  # bytes of a file: a thousand samples of every head of a 72B model are a tenth of it
-TOP = 0.05  # of the heads, whose share of all scores is told
-_UNNAMED = "the files name no weights; that they are this model's is the import's word"
+TOP = 0.05  # share of the heads whose scores are summed up for `oddities`
+_UNNAMED = "the files name no weights; the import assigned them to this model"
 _BUDGET = re.compile(r"_(0?\.\d+)\.json$")
 _HEAD = re.compile(r"(0|[1-9]\d{0,3})-(0|[1-9]\d{0,3})")
 
 
 @dataclass(frozen=True)
 class Imported:
-    """Released files as an artefact's data, with what is odd about them. files: name -> sha256 in hex."""
+    """Released files as an artefact's data. files: name -> sha256 in hex. oddities: remarks for the artefact."""
 
     data: dict[str, Any]
     files: dict[str, str]
@@ -42,7 +42,7 @@ class Imported:
 
 
 def imported(method: str, files: Sequence[Path], family: Family) -> Imported:
-    """What released files say about a model.
+    """Import released files for a model.
 
     Raises:
         CalibrationError: a method without released files, a file that is not there, not JSON, or not of this model's shape.
@@ -71,10 +71,10 @@ def _bytes(file: Path) -> bytes:
 
 
 def _json(content: bytes, name: str) -> Any:
-    def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
-        if len(dict(found)) != len(found):
+    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(dict(items)) != len(items):
             raise ValueError("a key stands in it twice")
-        return dict(found)
+        return dict(items)
 
     try:
         return json.loads(content, object_pairs_hook=pairs)
@@ -83,7 +83,7 @@ def _json(content: bytes, name: str) -> Any:
 
 
 def _numbers(values: Any, name: str, what: str, high: float = math.inf) -> list[float]:
-    """A list of finite numbers from 0 to `high`, one at least."""
+    """Check a list of at least one finite number from 0 to `high`, and return it as floats."""
     if not isinstance(values, list) or not values:
         raise CalibrationError(f"{name}: {what} is no list of numbers; give the released file")
     for value in values:
@@ -93,22 +93,22 @@ def _numbers(values: Any, name: str, what: str, high: float = math.inf) -> list[
 
 
 def prefix_profile(contents: Mapping[str, Any], family: Family) -> tuple[dict[str, Any], list[str]]:
-    """PrefixKV's files as `calibrate/prefixkv.py` describes its data, without the spread that they do not tell."""
+    """Return PrefixKV's files as data of `measurements.prefix_profile`, without the spread, which they do not hold."""
     rows: dict[Decimal, tuple[str, list[float]]] = {}
     for name, values in contents.items():
-        named = _BUDGET.search(name)
-        if named is None or not 0 < Decimal(named[1]) < 1:
+        share = _BUDGET.search(name)
+        if share is None or not 0 < Decimal(share[1]) < 1:
             raise CalibrationError(
                 f"{name} does not end with the evicted share, such as _0.9.json, so that its budget is unknown; keep the "
                 "released names"
             )
-        kept = 1 - Decimal(named[1])
+        kept = 1 - Decimal(share[1])
         evicted = _numbers(values, name, "the list of evicted shares", high=1)
         if len(evicted) != family.num_layers:
             raise CalibrationError(f"{name} has {len(evicted)} layers and the model has {family.num_layers}")
         if kept in rows:
             raise CalibrationError(f"{name} and {rows[kept][0]} are of the same budget; give one of them")
-        rows[kept] = name, [1 - share for share in evicted]
+        rows[kept] = name, [1 - one for one in evicted]
     oddities = []
     for rho, (name, row) in sorted(rows.items()):
         if abs(fmean(row) - float(rho)) > 1e-6:
@@ -124,22 +124,22 @@ def prefix_profile(contents: Mapping[str, Any], family: Family) -> tuple[dict[st
 
 
 def head_scores(contents: Mapping[str, Any], family: Family) -> tuple[dict[str, Any], list[str]]:
-    """SparseMM's file as `calibrate/sparsemm.py` describes its data: of each head the mean of its samples."""
+    """Return SparseMM's file as data of `sparsemm.summarise`: the mean of each head's samples."""
     if len(contents) != 1:
         raise CalibrationError(f"head scores of a model are one file and {len(contents)} were given; give one")
-    ((name, found),) = contents.items()
-    if not isinstance(found, dict):
+    ((name, heads_of_file),) = contents.items()
+    if not isinstance(heads_of_file, dict):
         raise CalibrationError(f'{name} is no JSON object of heads, such as {{"0-0": [0.1]}}; give the released file')
     layers, heads = family.num_layers, family.num_query_heads
     wanted = {f"{layer}-{head}" for layer in range(layers) for head in range(heads)}
-    strange = [key for key in found if not _HEAD.fullmatch(key) or key not in wanted]
-    if strange or len(found) != len(wanted):
+    strange = [key for key in heads_of_file if not _HEAD.fullmatch(key) or key not in wanted]
+    if strange or len(heads_of_file) != len(wanted):
         raise CalibrationError(
-            f"{name} has scores of {len(found)} heads"
+            f"{name} has scores of {len(heads_of_file)} heads"
             + (f", {strange[0][:20]!r} among them" if strange else "")
             + f", and the model has {layers} layers of {heads} heads, 0-0 to {layers - 1}-{heads - 1}"
         )
-    samples = {key: _numbers(values, name, f"head {key}") for key, values in found.items()}
+    samples = {key: _numbers(values, name, f"head {key}") for key, values in heads_of_file.items()}
     scores = [[fmean(samples[f"{layer}-{head}"]) for head in range(heads)] for layer in range(layers)]
     counts = {len(values) for values in samples.values()}
     flat = sorted((score for row in scores for score in row), reverse=True)

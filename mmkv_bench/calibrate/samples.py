@@ -1,5 +1,5 @@
-"""What calibrations read: pages drawn like those of the training split, never test pages, and where answers stand on them;
-or questions of any dataset, which somebody above asks."""
+"""Samples of calibrations: pages of the training split (never test pages) with the places of their answers, passages of a text,
+or questions of a data set."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from PIL import Image
+
 from mmkv_bench.errors import CalibrationError, nearest
+from mmkv_bench.generation.encode import EncodedPrompt, encode
+from mmkv_bench.tiny.pages import FRAMES, make_page
 
 if TYPE_CHECKING:
-    from PIL import Image
-
-    from mmkv_bench.generation.encode import EncodedPrompt
     from mmkv_bench.models.load import LoadedModel
     from mmkv_bench.models.token_boxes import Box
     from mmkv_bench.tiny.layout import Document
@@ -23,11 +24,11 @@ if TYPE_CHECKING:
 
 SPLITS = ("train", "dev")
 Cell = tuple[int, int, int]
-"""Image, row and column of one glyph cell, from 0."""
+"""Image, row and column of one glyph, from 0."""
 
 
-class Sample(Protocol):
-    """What every method can be measured on: a prompt and its true answer ("" where a prompt is all there is)."""
+class CalibrationSample(Protocol):
+    """Interface of samples: a prompt and its true answer, "" where there is none."""
 
     @property
     def sample_id(self) -> str: ...
@@ -41,8 +42,8 @@ class Sample(Protocol):
 
 
 @dataclass(frozen=True)
-class Asked:
-    """One question of a dataset, as a run asks it. chat: its messages; answer: the dataset's reference, "" for none."""
+class DatasetQuestion:
+    """One question of a dataset, as a run asks it. chat: its messages. answer: the dataset's reference, "" for none."""
 
     sample_id: str
     chat: list[dict[str, Any]]
@@ -56,12 +57,12 @@ class Asked:
 
 @dataclass(frozen=True)
 class Questions:
-    """Samples of a dataset, asked one after the other by whoever has it.
+    """Selected samples of a dataset.
 
     Attributes:
-        described: which samples of what, in words, for the artefact; settings: what chose them, and the data's checksum.
-        each: calls a function with each of them, in the order of the dataset; those of a third argument are left out.
-        ids: of the samples, where they are known before a model is loaded; prompt: what shapes their prompts.
+        described: description for the artefact. settings: options that selected the samples, and the data's checksum.
+        each: calls a function with each sample, in the order of the dataset, except those of a third argument.
+        ids: of the samples, where known before a model is loaded. prompt: settings that shape their prompts.
     """
 
     described: str
@@ -73,7 +74,7 @@ class Questions:
 
 @dataclass(frozen=True)
 class Page:
-    """One sample and, per character of its answer, the cells that show it (one per frame of a redundant page).
+    """One page and, per character of its answer, the cells that show it (one per frame of a redundant page).
 
     grid: rows and columns of cells of every image.
     """
@@ -87,15 +88,13 @@ class Page:
     videos: tuple[()] = ()
 
     def messages(self) -> list[dict[str, Any]]:
-        """The chat message: the images, then the question."""
+        """Return the chat message: the images, then the question."""
         content = [{"type": "image"} for _ in self.images] + [{"type": "text", "text": self.question}]
         return [{"role": "user", "content": content}]
 
 
-def encoded(loaded: LoadedModel, sample: Sample) -> EncodedPrompt:
-    """A sample's prompt as the model reads it. Raises what `generation.encode.encode` raises."""
-    from mmkv_bench.generation.encode import encode
-
+def encoded(loaded: LoadedModel, sample: CalibrationSample) -> EncodedPrompt:
+    """Return a sample's encoded prompt; errors as of `generation.encode.encode`."""
     return encode(
         loaded.processor,
         loaded.family,
@@ -107,8 +106,8 @@ def encoded(loaded: LoadedModel, sample: Sample) -> EncodedPrompt:
     )
 
 
-def answer_ids(loaded: LoadedModel, sample: Sample) -> list[int]:
-    """Token ids of the true answer.
+def answer_ids(loaded: LoadedModel, sample: CalibrationSample) -> list[int]:
+    """Return token ids of the true answer.
 
     Raises:
         CalibrationError: the sample has none.
@@ -123,7 +122,7 @@ def answer_ids(loaded: LoadedModel, sample: Sample) -> list[int]:
 
 
 def pages(kinds: Sequence[str], size: str, split: str, count: int) -> list[tuple[str, str, str, int]]:
-    """The first `count` samples of the kinds in turn: arguments of `page`, so that each is drawn when it is read.
+    """Return arguments of `page` for the first `count` samples of the kinds in turn.
 
     Raises:
         CalibrationError: a test split, no sample.
@@ -136,11 +135,7 @@ def pages(kinds: Sequence[str], size: str, split: str, count: int) -> list[tuple
 
 
 def page(kind: str, size: str, split: str, index: int) -> Page:
-    """One sample, drawn anew; the same on every machine."""
-    from PIL import Image
-
-    from mmkv_bench.tiny.pages import FRAMES, make_page
-
+    """Draw one page; it is the same on every machine."""
     document, turn, images = make_page(kind, size, split, index)
     repeats = FRAMES if kind.startswith("redundant_") else 1
     keys = _key_cells(document)
@@ -154,29 +149,29 @@ def page(kind: str, size: str, split: str, index: int) -> Page:
 
 
 def _key_cells(document: Document) -> dict[str, Cell]:
-    """Where every key stands; a key is the only upper-case letter of its kind in a document."""
-    found = {}
+    """Return the cell of every key; a key is the only upper-case letter of its kind in a document."""
+    cells = {}
     for key in document.entries:
         page, row, column = (int(axis[0]) for axis in (document.grids == ord(key)).nonzero())
-        found[key] = (page, row, column)
-    return found
+        cells[key] = (page, row, column)
+    return cells
 
 
 def visual_tokens(cells: Sequence[Cell], grid: tuple[int, int], boxes: Sequence[Box | None]) -> list[int]:
-    """Numbers (from 0, in prompt order) of the visual tokens that show any part of the given cells.
+    """Return the numbers (from 0, in prompt order) of visual tokens that show any part of the given cells.
 
-    A family that gives a page whole and in tiles shows a cell in both, and the tokens of both count. The list is empty
-    where the family cuts the cells away (LLaVA-1.5 takes the middle of a page).
+    Where a family encodes a page whole and in tiles, the tokens of both count. The list is empty where the family crops the
+    cells (LLaVA-1.5 takes the middle of a page).
 
     Args:
-        cells: of one answer character or several; grid: rows and columns of cells of every image.
+        cells: of one answer character or several. grid: rows and columns of cells of every image.
         boxes: of every visual token, see `token_boxes`.
     """
-    found = set()
+    numbers: set[int] = set()
     for image, row, column in cells:
         top, bottom = Fraction(row, grid[0]), Fraction(row + 1, grid[0])
         left, right = Fraction(column, grid[1]), Fraction(column + 1, grid[1])
-        found |= {
+        numbers |= {
             number
             for number, box in enumerate(boxes)
             if box is not None
@@ -186,11 +181,11 @@ def visual_tokens(cells: Sequence[Cell], grid: tuple[int, int], boxes: Sequence[
             and box.left < right
             and box.right > left
         }
-    return sorted(found)
+    return sorted(numbers)
 
 
 def passages(tokenizer: Any, path: Path, tokens: int, count: int) -> list[Page]:
-    """The first `count` passages of so many tokens, one behind the other, as prompts without images or answers.
+    """Return the first `count` passages of `tokens` tokens each, as prompts without images and answers.
 
     Args:
         path: a file, or a folder whose `*.txt` are read in the order of their names.
@@ -211,7 +206,7 @@ def passages(tokenizer: Any, path: Path, tokens: int, count: int) -> list[Page]:
 
 
 def read(path: Path) -> str:
-    """All of the text. Raises CalibrationError where there is none."""
+    """Return the whole text; raise CalibrationError where there is none."""
     files = [path] if path.is_file() else sorted(path.glob("*.txt"))
     text = "\n".join(file.read_text(encoding="utf-8", errors="replace") for file in files)
     if not text.strip():
@@ -220,6 +215,6 @@ def read(path: Path) -> str:
 
 
 def described(path: Path, tokens: int) -> str:
-    """What an artefact says of the text: its checksum, no path."""
+    """Describe the text for an artefact, by its checksum."""
     digest = hashlib.sha256(read(path).encode()).hexdigest()[:16]
     return f"passages of {tokens} tokens, one behind the other, of a text with sha256 {digest}"

@@ -20,24 +20,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mmkv_bench.calibrate.observing import read_layers, with_answer
+import torch
+from torch import Tensor, nn
+
+from mmkv_bench.calibrate.layers import read_layers, with_answer
 from mmkv_bench.calibrate.samples import Cell, Page, encoded, visual_tokens
 from mmkv_bench.compression.observation import Needs
 from mmkv_bench.errors import CalibrationError
 from mmkv_bench.models.token_boxes import token_boxes
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
-
     from mmkv_bench.models.load import LoadedModel
 
 WORD_MARK = "\u2581"
 
 
 @dataclass(frozen=True)
-class Measured:
-    """One sample: hits, one row of query heads per layer; answer tokens that pages tell the place of; those of them that
-    no visual token shows."""
+class SampleHits:
+    """Hits of one sample.
+
+    Attributes:
+        hits: per layer one number per query head. tokens: answer tokens whose place on the page is known.
+        hidden: number of these that no visual token shows.
+    """
 
     hits: list[list[float]]
     tokens: int
@@ -45,7 +50,7 @@ class Measured:
 
 
 def head_hits(query: Tensor, key: Tensor, regions: Sequence[Sequence[int]]) -> Tensor:
-    """Hits of one layer's query heads in one sample: float64 ``[Hq]`` on the CPU.
+    """Return hits of one layer's query heads in one sample: float64 ``[Hq]`` on the CPU.
 
     Args:
         query: ``[Hq, n, D]``, rotated, of the last n of S tokens; row i is the one that the i-th answer token follows.
@@ -56,8 +61,6 @@ def head_hits(query: Tensor, key: Tensor, regions: Sequence[Sequence[int]]) -> T
         Sum over the rows of ``1 / len(region)`` where the largest causal attention of the row (equal ones: the lower
         index) lies in its region.
     """
-    import torch
-
     heads, rows, dim = query.shape
     total = key.shape[1]
     grouped = query.float().reshape(key.shape[0], -1, dim)
@@ -91,28 +94,26 @@ def layer_hits(
 
 
 def answer_cells(tokenizer: Any, page: Page) -> tuple[list[int], list[list[Cell]]]:
-    """Token ids of the answer, and per token the cells that show its characters; none for a token without characters.
+    """Return token ids of the answer, and per token the cells of its characters; none for a token without characters.
 
-    Llama's tokenizers put a word mark in front that may be a token of its own; it is said to span the first character,
-    which is the next token's.
+    Llama's tokenizers put a word mark in front that may be a token of its own. Its offsets span the first character, which
+    belongs to the next token.
     """
-    told = tokenizer(page.answer, add_special_tokens=False, return_offsets_mapping=True)
-    pieces = tokenizer.convert_ids_to_tokens(told["input_ids"])
+    encoding = tokenizer(page.answer, add_special_tokens=False, return_offsets_mapping=True)
+    pieces = tokenizer.convert_ids_to_tokens(encoding["input_ids"])
     cells = [
         [] if piece == WORD_MARK else [cell for character in page.sources[start:end] for cell in character]
-        for piece, (start, end) in zip(pieces, told["offset_mapping"], strict=True)
+        for piece, (start, end) in zip(pieces, encoding["offset_mapping"], strict=True)
     ]
-    return told["input_ids"], cells
+    return encoding["input_ids"], cells
 
 
-def measure(loaded: LoadedModel, page: Page, settings: Mapping[str, Any]) -> Measured:
-    """Hits of one sample.
+def measure(loaded: LoadedModel, page: Page, settings: Mapping[str, Any]) -> SampleHits:
+    """Measure the hits of one sample.
 
     Raises:
         UnsupportedError: a model without images, or one whose visual tokens' places are unknown.
     """
-    import torch
-
     prompt = encoded(loaded, page)
     visual = prompt.types[0].nonzero().flatten().tolist()
     sizes = [image.size for image in page.images]
@@ -122,24 +123,24 @@ def measure(loaded: LoadedModel, page: Page, settings: Mapping[str, Any]) -> Mea
     hidden = sum(bool(shown) and not region for shown, region in zip(cells, regions, strict=True))
     answer = torch.tensor(ids, device=prompt.input_ids.device)
     hits = layer_hits(loaded.model, prompt.inputs, prompt.types, answer, regions)
-    return Measured(hits, sum(map(bool, cells)), hidden)
+    return SampleHits(hits, sum(map(bool, cells)), hidden)
 
 
-def summarise(found: Sequence[Measured], settings: Mapping[str, Any], kv_heads: int) -> dict[str, Any]:
-    """The artefact's data from `measure` of every sample: ``{"scores": [[one per query head] per layer], "kv_heads"}``.
+def summarise(measured: Sequence[SampleHits], settings: Mapping[str, Any], kv_heads: int) -> dict[str, Any]:
+    """Summarise `measure` of every sample: ``{"scores": [[one per query head] per layer], "kv_heads"}``.
 
-    Where a page's cut hid answer tokens, also ``"hidden": {"tokens", "of"}``: how many, of all that pages tell the place of.
+    Where a family's crop hides answer tokens, also ``"hidden": {"tokens", "of"}``: their number, of all with a known place.
 
     Raises:
         CalibrationError: no answer token is shown by any visual token.
     """
-    tokens, hidden = sum(one.tokens for one in found), sum(one.hidden for one in found)
+    tokens, hidden = sum(one.tokens for one in measured), sum(one.hidden for one in measured)
     if hidden == tokens:
         raise CalibrationError(
-            f"no visual token shows any of the {tokens} answer tokens of {len(found)} pages, so every score would be 0: the "
+            f"no visual token shows any of the {tokens} answer tokens of {len(measured)} pages, so every score would be 0: the "
             "model's processor cuts these places away; choose other pages (--kinds, --size)"
         )
-    count, samples = len(found), [one.hits for one in found]
+    count, samples = len(measured), [one.hits for one in measured]
     scores = [[sum(heads) / count for heads in zip(*layers, strict=True)] for layers in zip(*samples, strict=True)]
     data: dict[str, Any] = {"scores": scores, "kv_heads": kv_heads}
     return data | ({"hidden": {"tokens": hidden, "of": tokens}} if hidden else {})

@@ -1,4 +1,4 @@
-"""What a layer holds of one sequence, counted from its tensors."""
+"""Account of what a layer holds of one sequence, counted from its tensors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class LayerAccount:
 
 
 def account(layer: CompressedLayer, fed: int) -> LayerAccount:
-    """Of a layer of one sequence, on which `fed` tokens of the prompt are still to be fed before the answer's first."""
+    """Count a layer of one sequence, before `fed` more prompt tokens are fed."""
     entries, (device, metadata) = layer.entries()[0], layer.nbytes()
     padding, read = layer.padding_nbytes(), layer.read_nbytes(fed)
     positions = layer.positions if padding else None
@@ -56,7 +56,7 @@ def account(layer: CompressedLayer, fed: int) -> LayerAccount:
 
 
 def accounts(layer: CompressedLayer, slack: int, fed: Sequence[int]) -> list[LayerAccount]:
-    """Of each row of a layer without policy as it would be stored alone, counted for all rows at once.
+    """Count each row of a layer without policy as if it were stored alone; all rows are counted at once.
 
     Args:
         slack: free slots that a row alone would have. fed: per row, see `account`.

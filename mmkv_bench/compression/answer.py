@@ -1,4 +1,4 @@
-"""What an answer looked at: the attention that tokens fed after the prefill pay to the prompt's entries."""
+"""Attention of an answer: how much the tokens fed after the prefill attend to each entry of the prompt."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ Kernel = Callable[..., tuple[Tensor, Tensor | None]]
 
 
 class Attention(Protocol):
-    """What is asked of a model's attention module."""
+    """Interface of a model's attention module."""
 
     layer_idx: int
     scaling: float
@@ -40,7 +40,7 @@ class Attention(Protocol):
 
 
 class Serving(Protocol):
-    """What the attention function asks of the session that serves a module."""
+    """Interface of the session that serves an attention module."""
 
     def after_attention(self, module: Attention, query: Tensor, layer: CompressedLayer) -> None: ...
 

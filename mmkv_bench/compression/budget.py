@@ -1,4 +1,4 @@
-"""How much of the cache is kept: entries per KV head, or a fraction of the prompt, never both."""
+"""Budget of a cache: entries per KV head, or a fraction of the prompt, never both."""
 
 from __future__ import annotations
 

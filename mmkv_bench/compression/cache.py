@@ -239,7 +239,7 @@ class CompressedLayer(CacheLayerMixin):
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """What the attention kernel shall see in place of (key, value, logical mask).
+        """Return what the attention kernel reads in place of (key, value, logical mask).
 
         Args:
             query: `[B, Hq, n, D]`, rotated. key, value: what `update` returned. mask: see `visible`.

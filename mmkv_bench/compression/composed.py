@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class Composed(Protocol):
-    """Which parts stand beside each other; `compressor.Compressor` is one. None where a method has no such part."""
+    """Parts of one method, None where it has no such part; `compressor.Compressor` implements it."""
 
     @property
     def scorer(self) -> object: ...

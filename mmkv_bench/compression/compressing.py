@@ -1,4 +1,4 @@
-"""What `attach` does with an observed prompt: score, select and reduce each layer, and count what is stored."""
+"""Listener of `attach`: scores, selects and reduces each layer of an observed prompt, and counts what is stored."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Compressing:
         self.slot_nbytes = 0
 
     def _lengths(self, prompt: Prompt, row: int) -> Lengths:
-        """Of what the model was given: all of it is prefilled."""
+        """Return the lengths of the prompt that the model was given, all of which is prefilled."""
         given = prompt.length(row)
         return self.protocol.lengths(given, given if self.context is None else self.context)
 
@@ -175,7 +175,7 @@ class Compressing:
             target.forget(forgotten)
 
     def _accounts(self, prompt: Prompt, layer: CompressedLayer) -> list[LayerAccount]:
-        """Of each row by itself; padding of the batch is no part of it."""
+        """Count each row by itself, without the padding of the batch."""
         rows = len(prompt.pads)
         fed = [
             max(self.prompt_tokens or 0, prompt.total) - pad - self._lengths(prompt, row).candidates

@@ -100,7 +100,7 @@ class Compressor:
 
     @property
     def needs(self) -> Needs:
-        """What has to be gathered of every layer during the prefill."""
+        """Statistics to gather of every layer during the prefill."""
         return Needs() if self.unbudgeted else self.eviction.scorer.needs | self.eviction.allocator.needs
 
     @property
@@ -147,7 +147,7 @@ class Compressor:
         return "layer" if self.allocator is None else self.allocator.scope
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
-        """What could not be done as asked for this prompt, as enumerated names for the row."""
+        """Names of what could not be done as configured for this prompt; the row holds them."""
         decoding = () if self.decoding is None else self.decoding.fallbacks(min(budget, length))
         if self.unbudgeted:
             return decoding
@@ -157,7 +157,7 @@ class Compressor:
         return tuple(dict.fromkeys([*names, *decoding]))
 
     def outcome(self, context: Context) -> tuple[str, ...]:
-        """What turned out to be impossible once the prompt was divided, beside `fallbacks`."""
+        """Further fallbacks, known once the budget was divided."""
         return () if self.unbudgeted or context.length <= context.budget else self.eviction.allocator.outcome(context)
 
     def score(self, observation: Observation, entries: int, seed: int) -> Tensor:
@@ -181,7 +181,7 @@ class Compressor:
         return score
 
     def observed_fallbacks(self, observation: Observation, entries: int, seed: int) -> tuple[str, ...]:
-        """What the scorer could not do in this layer, as only its scores tell."""
+        """Further fallbacks of one layer, known from its scores."""
         return self.eviction.scorer.observed_fallbacks(self._seen(observation, entries, seed), entries, seed)
 
     def summary(self, observation: Observation, entries: int, seed: int) -> Tensor | None:
@@ -197,7 +197,7 @@ class Compressor:
         return observation.seen_by(scorer, scorer.needs, scorer.key(entries, observation.length), seed)
 
     def answer_fallbacks(self, steps: int) -> tuple[str, ...]:
-        """What turned out to be impossible once the full cache's answer was known, beside `fallbacks`."""
+        """Further fallbacks, known once the full cache has answered."""
         return self.eviction.scorer.answer_fallbacks(steps) if self.needs.answer else ()
 
     def select(

@@ -1,4 +1,4 @@
-"""What allocators and decode policies may know of the prompt beside the scores."""
+"""Context of a prompt: what allocators and decode policies know of it besides the scores."""
 
 from __future__ import annotations
 

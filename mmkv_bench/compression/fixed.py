@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mmkv_bench.compression.cache import _NOTHING, CompressedCache, CompressedLayer
-from mmkv_bench.compression.fixed_pool import Pool, Room, Shape, bucket
+from mmkv_bench.compression.fixed_pool import Pool, Room, StorageShape, bucket
 from mmkv_bench.compression.folded import FoldedLayer, Sequences, folds
 from mmkv_bench.errors import UnsupportedError
 
@@ -86,16 +86,16 @@ class FixedLayer(CompressedLayer):
             return None
         return torch.tensor(pads, device=self.device)[:, None].expand(batch, heads)
 
-    def shape(self, padded: bool, rounded: bool) -> Shape:
-        """Of the storage that the layer is to have when it is fixed. rounded: its slots are those of a bucket."""
+    def shape(self, padded: bool, rounded: bool) -> StorageShape:
+        """Return the shape of the layer's storage once it is fixed. rounded: slots are rounded up to a bucket."""
         rows, heads = self._key_storage.shape[:2]
         widths = self._key_storage.shape[-1], self._value_storage.shape[-1]
         slots = bucket(self.capacity) if rounded else self.capacity
         by_lengths = widths[0] == widths[1] and folds(self.device, self.dtype, widths[0])
-        return Shape(rows, heads, slots, widths, self.dtype, self.device, padded, by_lengths)
+        return StorageShape(rows, heads, slots, widths, self.dtype, self.device, padded, by_lengths)
 
     def fix(self, padding: Tensor | None, room: Room) -> None:
-        """Move into `room` and freeze. padding: see there; layers of one cache have one each, or none has."""
+        """Move into `room` and freeze. padding: as in `room`; all layers of a cache have one, or none has."""
         stored, seen, slots = self.stored, self.seen, room.keys.shape[2]
         if (
             places := self._position_storage
@@ -175,19 +175,21 @@ class FixedLayer(CompressedLayer):
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """As `CompressedLayer.attend`; once it is fixed with the mask of `shown`, whatever the logical one says."""
+        """See `CompressedLayer.attend`; a fixed layer uses the mask of `shown` in place of the logical one."""
         if not self.fixed:
             return super().attend(query, key, value, mask)
         return key, value, self.shown(query.shape[2])
 
     @property
     def back_to_back(self) -> bool:  # type: ignore[override]
-        """Its entries are read by a kernel that takes lengths, on devices that have one. A mask would rule out kernels that
-        divide one query's keys among all processors, and every free slot would be read."""
+        """True where a kernel that takes lengths reads the entries.
+
+        A mask would rule out kernels that divide one query's keys among all processors, and every free slot would be read.
+        """
         return self.fixed and self._starts is not None
 
     def sequences(self) -> Sequences:
-        """What that kernel reads: the new tokens are in it."""
+        """Return what that kernel reads, new tokens included."""
         rows, heads, slots, _ = self._key_storage.shape
         used = self._length.int().expand(rows * heads)
         if self._first is not None:

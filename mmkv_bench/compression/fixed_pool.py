@@ -20,8 +20,8 @@ SHARE = 0.1  # of the device's memory that sets may keep which no cache uses
 
 
 @dataclass(frozen=True)
-class Shape:
-    """What tells one layer's storage from another's."""
+class StorageShape:
+    """StorageShape and placement of one layer's storage; layers of equal shapes share storages."""
 
     rows: int
     heads: int
@@ -37,7 +37,7 @@ class Room:
     """One layer's tensors, see `FixedLayer`: keys and values `[B, Hkv, slots, D]`, the two counts, where padding ends and where
     heads begin."""
 
-    def __init__(self, shape: Shape):
+    def __init__(self, shape: StorageShape):
         self.keys, self.values = (
             torch.zeros(shape.rows, shape.heads, shape.slots, width, dtype=shape.dtype, device=shape.device)
             for width in shape.widths
@@ -58,7 +58,7 @@ class Room:
 
 @dataclass
 class _Set:
-    shapes: tuple[Shape, ...]
+    shapes: tuple[StorageShape, ...]
     rooms: list[Room]
     user: weakref.ref[object] | None = field(default=None)
 
@@ -77,7 +77,7 @@ class Pool:
     def __init__(self) -> None:
         self._sets: list[_Set] = []  # the one that was used last stands last
 
-    def rooms(self, shapes: Sequence[Shape], user: object) -> list[Room]:
+    def rooms(self, shapes: Sequence[StorageShape], user: object) -> list[Room]:
         """A set that no living cache has, made where there is none; `user` has it for as long as it lives."""
         wanted = tuple(shapes)
         made = self._free(wanted)
@@ -93,11 +93,11 @@ class Pool:
         self._leave(int(SHARE * devices.at(wanted[0].device).total_bytes()))
         return made.rooms
 
-    def _free(self, shapes: tuple[Shape, ...]) -> _Set | None:
+    def _free(self, shapes: tuple[StorageShape, ...]) -> _Set | None:
         """The set of these shapes that was used last of those that no living cache has."""
         return next((one for one in reversed(self._sets) if one.shapes == shapes and one.free), None)
 
-    def _made(self, shapes: Sequence[Shape]) -> list[Room]:
+    def _made(self, shapes: Sequence[StorageShape]) -> list[Room]:
         try:
             return [Room(shape) for shape in shapes]
         except torch.OutOfMemoryError:
@@ -112,7 +112,7 @@ class Pool:
             self._sets.remove(one)
 
     def tensors(self) -> list[Tensor]:
-        """Of all sets, whoever uses them."""
+        """Tensors of all sets, used or not."""
         return [tensor for one in self._sets for room in one.rooms for tensor in room.tensors()]
 
     def clear(self) -> None:

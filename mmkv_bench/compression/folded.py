@@ -23,7 +23,7 @@ DTYPES: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float16)
 
 
 def folds(place: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
-    """Whether there is a kernel that reads folded heads."""
+    """Return True where a kernel reads folded heads."""
     return (
         dtype in DTYPES and head_dim % 8 == 0 and head_dim <= WIDEST_HEAD and devices.at(place).reads_heads_back_to_back
     )
@@ -53,7 +53,7 @@ class FoldedLayer(CompressedLayer):
 
     @property
     def back_to_back(self) -> bool:  # type: ignore[override]
-        """As soon as it is folded."""
+        """True once the layer is folded."""
         return self.folded
 
     # ------------------------------------------------------------------ padded and back to back
@@ -172,7 +172,7 @@ class FoldedLayer(CompressedLayer):
         return kernel(query, self)
 
     def sequences(self) -> Sequences:
-        """What the kernel reads of folded storage."""
+        """Return the folded storage as the kernel reads it."""
         return Sequences(self._key_storage, self._value_storage, self._starts, self._used, self.stored, self._heads)
 
     def _check(self, mask: Tensor) -> None:
@@ -255,7 +255,7 @@ class FoldedLayer(CompressedLayer):
 
 
 class Sequences(NamedTuple):
-    """What the kernel reads of a layer whose heads stand one behind the other, N = B * Hkv of them.
+    """Tensors of a layer whose N = B * Hkv heads stand one behind the other, as the kernel reads them.
 
     keys, values: `[slots, D]`; starts: int32 `[N + 1]`, where each begins; used: int32 `[N]`, its filled slots; longest: no
     sequence has more; heads: B and Hkv.

@@ -1,4 +1,4 @@
-"""What a scorer may look at: one layer of one sequence during prefill, without padding and without a batch dimension."""
+"""Observation of one layer of one sequence during prefill, without padding and batch dimension: a scorer's input."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ def effective_window(window: int, budget: int, length: int) -> int:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a scorer wants gathered DURING prefill. ``a | b`` is what both want: the larger window, either's flags."""
+    """Statistics that a scorer wants gathered DURING prefill.
+
+    ``a | b`` is the union: the larger window, and the flags of either.
+    """
 
     tail_queries: int = 0  # the last w post-RoPE queries
     query_moments: bool = False  # mean [Hq,D] and covariance [Hq,D,D] of pre-RoPE queries, first 4 tokens left out
@@ -286,8 +289,10 @@ class Observation:
         return self.shared(("memo", *self._reader, name), make)
 
     def shared(self, name: Hashable, make: Callable[[], T]) -> T:
-        """As ``memo``, once for all methods of the run: for the package's own parts, whose ``name`` holds everything that the
-        value depends on."""
+        """Like ``memo``, but shared by all methods of the run.
+
+        For the package's own parts, whose ``name`` holds everything that the value depends on.
+        """
         if name not in self._memo:
             self._memo[name] = make()
         value: T = self._memo[name]

@@ -129,7 +129,7 @@ def presses(library: ModuleType) -> dict[str, type]:
 
 
 def refusal(library: ModuleType, name: str, cls: type) -> str | None:
-    """Why a press cannot be carried, None if it can."""
+    """Return the reason why a press cannot be used; None if it can."""
     if cls in (library.BasePress, library.ScorerPress):
         return "it is a base class"
     if name in REFUSED or name in POOLED:
@@ -142,7 +142,7 @@ def refusal(library: ModuleType, name: str, cls: type) -> str | None:
 
 
 def _wraps(cls: type) -> bool:
-    """Whether a press is made of another one, to which it passes the model on."""
+    """Return True for a press that wraps another one and passes the model on to it."""
     return "press" in inspect.signature(cls).parameters
 
 
@@ -232,7 +232,7 @@ def chain(library: ModuleType, made: Any) -> list[Any]:
 
 
 def draws(library: ModuleType, made: Any) -> bool:
-    """Whether a press, or one that it is made of, draws random numbers."""
+    """Return True where a press, or one that it wraps, draws random numbers."""
     parts = {type(part) for press in chain(library, made) for part in (press, *vars(press).values())}
     classes = {cls for cls in parts if issubclass(cls, library.BasePress)}
     imported = {c for cls in classes for c in vars(_module(cls)).values() if inspect.isclass(c)}

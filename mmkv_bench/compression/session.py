@@ -42,7 +42,7 @@ Kwargs: TypeAlias = dict[str, Any]
 
 
 class Listener(Protocol):
-    """What is done with the observed layers of a prompt: compress them (`attach`) or record their scores (forks)."""
+    """Receiver of the observed layers of a prompt: it compresses them (`attach`) or records their scores (forks)."""
 
     needs: Needs
 

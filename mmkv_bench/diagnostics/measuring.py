@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmkv_bench.calibrate.samples import Asked, Questions, encoded
+from mmkv_bench.calibrate.samples import DatasetQuestion, Questions, encoded
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.store.digests import canonical_json, checksum
 
@@ -102,7 +102,7 @@ def diagnose(
     source.confirm(fingerprint)
     numbers = 0
 
-    def take(sample: Asked) -> None:
+    def take(sample: DatasetQuestion) -> None:
         nonlocal numbers
         labels = lacking(sample.sample_id)
         rows = layers_of(loaded, name, sample, tokens, [one for one in kept if one.label in labels])
@@ -156,9 +156,11 @@ def _label(value: Value, told: Mapping[str, Any]) -> str:
     return value.part if value.part in told else ""
 
 
-def layers_of(loaded: LoadedModel, name: str, sample: Asked, tokens: int, methods: Sequence[Kept] = ()) -> list[Row]:
+def layers_of(
+    loaded: LoadedModel, name: str, sample: DatasetQuestion, tokens: int, methods: Sequence[Kept] = ()
+) -> list[Row]:
     """Numbers of one sample, layer by layer. Raises what preparing or reading its prompt raises."""
-    from mmkv_bench.calibrate.observing import read_layers, with_answer
+    from mmkv_bench.calibrate.layers import read_layers, with_answer
     from mmkv_bench.diagnostics.quantities import QUANTITIES, Seen
 
     quantity, prompt = QUANTITIES[name], encoded(loaded, sample)

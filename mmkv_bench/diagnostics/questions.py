@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mmkv_bench.calibrate.samples import Asked, Questions
+from mmkv_bench.calibrate.samples import DatasetQuestion, Questions
 from mmkv_bench.errors import CalibrationError, ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def of_dataset(
     settings |= {"draw": draw} if draw is not None else {}
     settings |= {"instruction": instruction} if instruction else {}
 
-    def each(loaded: LoadedModel, take: Callable[[Asked], None], without: Collection[str] = ()) -> None:
+    def each(loaded: LoadedModel, take: Callable[[DatasetQuestion], None], without: Collection[str] = ()) -> None:
         if instruction:
             _ask(spec, count, None, lambda ref: True, lambda text: _inside(loaded, text, low, high), take)
             return
@@ -141,7 +141,7 @@ def _ask(
     first: int | None,
     wanted: Callable[[SampleRef], bool],
     fits: Callable[[str], bool] | None,
-    take: Callable[[Asked], None],
+    take: Callable[[DatasetQuestion], None],
 ) -> None:
     """Gives `count` samples away, of the first ones or of all, and no other than those that are wanted and fit."""
     from mmkv_bench.evaluation import generate
@@ -153,7 +153,11 @@ def _ask(
         if request.error:
             raise DataError(f"{request.error}; restore it, or choose other samples")
         if fits is None or fits(_text(request)):
-            take(Asked(request.sample_id, request.messages, request.images, request.videos, request.reference or ""))
+            take(
+                DatasetQuestion(
+                    request.sample_id, request.messages, request.images, request.videos, request.reference or ""
+                )
+            )
             taken += 1
         if taken == count:
             raise _EnoughError

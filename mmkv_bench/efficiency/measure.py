@@ -19,7 +19,7 @@ from mmkv_bench.compression.compressing import Phases, untimed
 from mmkv_bench.compression.decoding.rows import RowsLayer
 from mmkv_bench.compression.fixed_pool import pool_of
 from mmkv_bench.devices import Bytes, Device, Mark
-from mmkv_bench.generation.batch import Copies, Filled
+from mmkv_bench.generation.batch import Copies, FilledBatch
 from mmkv_bench.generation.decode import EAGER_DECODE
 from mmkv_bench.generation.encode import EncodedPrompt, lengths_of
 from mmkv_bench.generation.meter import Meter
@@ -185,13 +185,13 @@ class Bench:
         )
         held: list[Held] = []
 
-        def counted(cache: CompressedCache, filled: Filled) -> None:
+        def counted(cache: CompressedCache, filled: FilledBatch) -> None:
             held.append(self._held(cache, filled, lengths.fed, driver.acts(cell, lengths)))
 
         self.device.synchronise()
         return driver.run(prompts, cell, lengths, self.device, phases, counted), held[0]
 
-    def _held(self, cache: CompressedCache, filled: Filled, fed: int, acting: bool) -> Held:
+    def _held(self, cache: CompressedCache, filled: FilledBatch, fed: int, acting: bool) -> Held:
         fallback = list(dict.fromkeys(filled.fallback))
         if self.step is not None and acting:
             fallback.append(EAGER_DECODE)

@@ -1,7 +1,7 @@
-"""Building a batch: its sequences prefilled and compressed one after the other and then joined, or all of them together.
+"""Build a batch: its sequences are prefilled and compressed one by one and then joined, or all together.
 
-One by one, as a server admits requests: at most one full cache is held at a time, beside the compressed ones. Together, the
-prompt's activations and a layer's full entries (all layers', where a method compares layers) are held for all sequences.
+One by one, as a server admits requests, at most one full cache is held beside the compressed ones. Together, activations and
+a layer's full entries (all layers', where a method compares layers) are held for all sequences at once.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from mmkv_bench.generation.meter import vision_clock
 from mmkv_bench.generation.prefill import last_positions
 
 COMMON = {"use_cache": True, "logits_to_keep": 1, "return_dict": True}
-"""Of every forward pass of a measured run."""
+"""Arguments of every forward pass of a measured run."""
 
 
-class Place(Protocol):
-    """What a pass asks of a device: where tensors go, and marks in its stream of work."""
+class PassDevice(Protocol):
+    """Interface of the device of a pass: where tensors go, and marks in its stream of work."""
 
     @property
     def place(self) -> torch.device: ...
@@ -39,8 +39,12 @@ class Place(Protocol):
 
 @dataclass(frozen=True)
 class Lap:
-    """Places of one prefill in the device's stream: its start, the end of the text model and all compression, and the end of
-    what follows (the first tokens on the host, where the prefill says them)."""
+    """Marks of one prefill in the device's stream.
+
+    Attributes:
+        start: before the forward pass. prefilled: the text model and all compression have ended.
+        end: the first tokens are on the host too, where they come from the prefill.
+    """
 
     start: Mark
     prefilled: Mark
@@ -48,14 +52,14 @@ class Lap:
 
 
 @dataclass
-class Filled:
-    """Prompts that are prefilled and compressed.
+class FilledBatch:
+    """A batch of prefilled and compressed prompts.
 
     Attributes:
-        caches: of one sequence each, or one of all; last: where text after each prompt counts from, `[..., B, 1]`.
+        caches: one per sequence, or one of all. last: position ids of the prompts' last tokens, `[..., B, 1]`.
         first: int64 `[B, 1]`, the first tokens; None where they are decoded from what stays (`strict`).
-        useful: bytes of keys and values that the first decode step reads, no padding; fallback: of the method.
-        broken: bool scalars on the device, whether logits that said a token had NaN among them.
+        useful: bytes of keys and values, without padding, that the first decode step reads. fallback: the method's fallbacks.
+        broken: bool scalars on the device, True where logits that a token was taken from held NaN.
     """
 
     caches: list[CompressedCache] = field(default_factory=list)
@@ -67,13 +71,13 @@ class Filled:
     broken: list[Tensor] = field(default_factory=list)
 
     def add(self, cache: CompressedCache, made: Compressing) -> None:
-        """What the listener has just made of one prompt, or of all."""
+        """Add the cache that the listener has just compressed, of one prompt or of all."""
         self.caches.append(cache)
         self.useful += sum(row.useful for layer in made.accounts.values() for row in layer)
         self.fallback += [name for names in (*made.fallbacks, *made.observed) for name in names]
 
     def joined(self, reserve: int, phases: Phases) -> CompressedCache:
-        """All sequences in one cache; joining is a phase `join`. reserve: slots that will be appended."""
+        """Return all sequences in one cache; joining is the phase `join`. reserve: slots that will be appended."""
         if len(self.caches) == 1:
             return self.caches[0]
         with phases("join"):
@@ -82,17 +86,20 @@ class Filled:
 
 @dataclass(frozen=True)
 class Copies:
-    """Only `distinct` prompts, two at least, and the last are prefilled; what is kept of them stands for the others, in storages
-    of its own. Such a pass holds what the true one holds, but for padding where heads keep different lengths.
+    """Stand-ins for prompts of a pass whose memory alone is counted.
 
-    alike: counts a second tensor where a first one is counted (`Counters.alike`).
+    Only `distinct` prompts (at least two) and the last one are prefilled; copies of their caches, in storages of their own,
+    stand for the others. Such a pass holds what the true one holds, except padding where heads keep different lengths.
+
+    Attributes:
+        alike: counts a second tensor where a first one is counted (`Counters.alike`).
     """
 
     distinct: int
     alike: Callable[[Tensor, Tensor], None] = lambda one, other: None
 
     def lay(self, prompt: EncodedPrompt, same: EncodedPrompt) -> None:
-        """A prompt lies where one lies that was read."""
+        """Count a prompt where a prompt of the same shape is counted."""
         for name, tensor in {**same.inputs, "types": same.types}.items():
             self.alike(tensor, {**prompt.inputs, "types": prompt.types}[name])
 
@@ -101,27 +108,27 @@ class Copies:
 def fill(
     session: Session,
     prompts: Sequence[EncodedPrompt],
-    device: Place,
+    device: PassDevice,
     phases: Phases,
     *,
     together: bool,
-    tell: bool,
+    first: bool,
     copies: Copies | None = None,
-) -> Filled:
+) -> FilledBatch:
     """Prefill and compress prompts of one length, each as if it were alone.
 
     Args:
-        session: of `attach`, with slots for the answer where nothing is joined.
-        prompts: brought to the device when their turn comes, and gone from it then. together: all in one forward pass.
-        tell: the prefill's logits say the first tokens, which are brought to the host as soon as they are known.
-        copies: of which prompts, instead of prefilling all of them one by one.
+        session: made by `attach`, with slots for the answer where nothing is joined.
+        prompts: each is moved to the device for its prefill only. together: all in one forward pass.
+        first: the first tokens are taken from the prefill's logits, and brought to the host at once.
+        copies: stand-ins for prompts that are not prefilled.
 
     Raises:
-        UnsupportedError: together, and their tensors do not fit beside each other.
+        UnsupportedError: `together` with prompts of different shapes.
     """
-    filled = Filled()
+    filled = FilledBatch()
     last: list[Tensor] = []
-    first: list[Tensor] = []
+    tokens: list[Tensor] = []
     made = session.listener
     assert isinstance(made, Compressing), "the session of `attach`"
     ends: list[Mark] = []
@@ -133,7 +140,7 @@ def fill(
                 same = number % copies.distinct
                 copies.lay(group[0], prompts[1])  # the first one's inputs are counted whether they are read or not
                 last.append(last[same])
-                first += first[same : same + 1]
+                tokens += tokens[same : same + 1]
                 filled.add(copy.deepcopy(filled.caches[same]), made)
                 continue
             inputs, types = _beside([prompt.to(device.place) for prompt in group])
@@ -143,8 +150,8 @@ def fill(
                 output = session.model(**inputs, past_key_values=session.new_cache(), **COMMON)
             last.append(last_positions(session.position_ids, group[0].length, device.place))
             with phases("first_token"):
-                if tell:
-                    first.append(likeliest(output, filled.broken))
+                if first:
+                    tokens.append(likeliest(output, filled.broken))
             del output, inputs
             filled.laps.append(Lap(start, ends[-1], device.mark()))
             filled.add(session.filled, made)
@@ -152,12 +159,12 @@ def fill(
         hook.remove()
         session.expect(None, None, prompts[0].identity)
     filled.last = torch.cat(last, -2)
-    filled.first = torch.cat(first) if tell else None
+    filled.first = torch.cat(tokens) if first else None
     return filled
 
 
 def likeliest(output: Any, broken: list[Tensor]) -> Tensor:
-    """The likeliest next tokens, int64 `[B, 1]`, once they are known on the host as well; `broken` learns of NaN."""
+    """Return the likeliest next tokens, int64 `[B, 1]`, once they are on the host as well; `broken` is told of NaN."""
     broken.append(output.logits.isnan().any())
     chosen: Tensor = output.logits[:, -1].argmax(-1)[:, None]
     chosen.tolist()
@@ -165,7 +172,7 @@ def likeliest(output: Any, broken: list[Tensor]) -> Tensor:
 
 
 def _beside(prompts: Sequence[EncodedPrompt]) -> tuple[dict[str, Tensor], Tensor]:
-    """Inputs and token types of several prompts with a row each."""
+    """Return inputs and token types of several prompts, one row each."""
     if len(prompts) == 1:
         return prompts[0].inputs, prompts[0].types
     try:

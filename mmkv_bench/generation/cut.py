@@ -23,7 +23,7 @@ WAYS = (None, "middle", "left")
 
 
 def check_way(way: Any) -> str | None:
-    """The setting, if it is one that there is. Raises UnsupportedError."""
+    """Return the value of `cut_prompt`; raise UnsupportedError where it is not in `WAYS`."""
     if way not in WAYS:
         raise UnsupportedError(
             f"cut_prompt={way!r} is not known; give middle (text), left (text and images), or null to refuse prompts that are "
@@ -33,7 +33,7 @@ def check_way(way: Any) -> str | None:
 
 
 def prompt_limit(max_prompt_tokens: int | None, max_context: int | None, max_new_tokens: int) -> int | None:
-    """The most tokens that a prompt may have, None = any number: the configured limit, and what an answer leaves."""
+    """Return the most tokens that a prompt may have: the configured limit, or the context without the answer. None: no limit."""
     limits = [] if max_prompt_tokens is None else [max_prompt_tokens]
     limits += [] if max_context is None else [max_context - max_new_tokens]
     return min(limits, default=None)
@@ -47,10 +47,10 @@ def fitted(
     limit: int | None,
     instruction: str = "",
 ) -> tuple[list[dict], list]:
-    """The messages and images, cut if `generation` asks for it and the prompt has more than `limit` tokens.
+    """Return the messages and images, cut as `generation` asks where the prompt has more than `limit` tokens.
 
     Args:
-        instruction: what the prompt begins with and a cut from the left keeps.
+        instruction: beginning of the prompt, which a cut from the left keeps.
 
     Raises:
         UnsupportedError: see `middle` and `cut_from_left`.
@@ -62,13 +62,11 @@ def fitted(
 
 
 def middle(processor: Any, messages: Sequence[dict], limit: int | None) -> list[dict]:
-    """The messages, without their middle if the rendered prompt has more than `limit` tokens.
+    """Return the messages, without their middle where the rendered prompt has more than `limit` tokens.
 
     Raises:
         UnsupportedError: messages that are not one user's text, a text with a media marker, or a limit that leaves nothing.
     """
-    from mmkv_bench.generation.encode import prompt_length
-
     if limit is None:
         return list(messages)
     tokenizer = getattr(processor, "tokenizer", processor)
@@ -95,7 +93,7 @@ def middle(processor: Any, messages: Sequence[dict], limit: int | None) -> list[
 
 
 def _only_text(messages: Sequence[dict]) -> str:
-    """The text of a prompt that is one user message of text."""
+    """Return the text of a prompt that is one user message of text."""
     content = messages[0]["content"] if len(messages) == 1 else None
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
     if not parts or any(part["type"] != "text" for part in parts):
@@ -108,12 +106,12 @@ def _only_text(messages: Sequence[dict]) -> str:
 def cut_from_left(
     processor: Any, messages: Sequence[dict], images: Sequence, instruction: str, limit: int | None
 ) -> tuple[list[dict], list]:
-    """The messages and images that are left of a prompt, all of them where it has at most `limit` tokens.
+    """Return the messages and images that stay of a prompt; all of them where it has at most `limit` tokens.
 
-    The number of tokens is taken to grow with the pieces that are kept.
+    The number of tokens is assumed to grow with the number of pieces.
 
     Args:
-        instruction: text that the first message begins with and that stays, "" for none.
+        instruction: beginning of the first message, which stays; "" for none.
         limit: None = any number of tokens.
 
     Raises:
@@ -128,10 +126,10 @@ def cut_from_left(
     head, rest = _behind(parts, instruction)
 
     def kept(count: int, last: str | None = None) -> tuple[list[dict], list]:
-        """The prompt with the last `count` pieces, or with `last` alone."""
+        """Return the prompt with the last `count` pieces, or with `last` alone."""
         tail = rest[len(rest) - count :] if last is None else [{"type": "text", "text": last}]
-        own = sum(part["type"] == "image" for part in tail)
-        return [{"role": messages[0]["role"], "content": [*head, *tail]}], list(images)[len(images) - own :]
+        count = sum(part["type"] == "image" for part in tail)
+        return [{"role": messages[0]["role"], "content": [*head, *tail]}], list(images)[len(images) - count :]
 
     def fits(prompt: tuple[list[dict], list]) -> bool:
         return prompt_length(processor, *prompt) <= limit
@@ -148,7 +146,7 @@ def cut_from_left(
 
 
 def _end_of(processor: Any, piece: dict, kept: Any, fits: Any, refusal: str) -> tuple[list[dict], list]:
-    """The instruction and as many of the last tokens of a piece of text as fit."""
+    """Return the instruction and as many of the last tokens of a piece of text as fit."""
     tokenizer = getattr(processor, "tokenizer", processor)
     ids = tokenizer(piece["text"], add_special_tokens=False)["input_ids"] if piece["type"] == "text" else []
     low, high = 0, len(ids)
@@ -169,7 +167,7 @@ def _end_of(processor: Any, piece: dict, kept: Any, fits: Any, refusal: str) -> 
 
 
 def _parts(messages: Sequence[dict]) -> list[dict]:
-    """Pieces of a prompt that is one user message of text and images."""
+    """Return the pieces of a prompt that is one user message of text and images."""
     content = messages[0]["content"] if len(messages) == 1 else None
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
     if not parts or any(part["type"] not in ("text", "image") for part in parts):
@@ -180,7 +178,7 @@ def _parts(messages: Sequence[dict]) -> list[dict]:
 
 
 def _behind(parts: Sequence[dict], instruction: str) -> tuple[list[dict], list[dict]]:
-    """The instruction as a piece, and the pieces behind it."""
+    """Split the pieces into the instruction and what follows it."""
     if not instruction:
         return [], list(parts)
     first = parts[0].get("text", "")
@@ -190,5 +188,5 @@ def _behind(parts: Sequence[dict], instruction: str) -> tuple[list[dict], list[d
             "cut_prompt=null"
         )
     behind = first[len(instruction) :]
-    own = [{"type": "text", "text": behind}] if behind else []
-    return [{"type": "text", "text": instruction}], [*own, *parts[1:]]
+    rest = [{"type": "text", "text": behind}] if behind else []
+    return [{"type": "text", "text": instruction}], [*rest, *parts[1:]]

@@ -20,14 +20,14 @@ from mmkv_bench import devices
 from mmkv_bench.compression.cache import CompressedCache
 from mmkv_bench.compression.fixed import fixed_view
 from mmkv_bench.compression.fixed_pool import pool_of
-from mmkv_bench.generation.prefill import Group
+from mmkv_bench.generation.prefill import PrefillGroup
 from mmkv_bench.generation.result import GenerationTimeout, NonFiniteLogitsError
 from mmkv_bench.generation.rules import DecodeRules
 
 
 @dataclass
 class Decoded:
-    """One fork's tokens; `entries`: what its layers held when the last one was chosen, where that was counted."""
+    """Tokens of one fork. entries: number its layers held when the last token was chosen, where that was counted."""
 
     tokens: list[int] = field(default_factory=list)
     finish: str | None = None
@@ -40,7 +40,7 @@ class Decoded:
 
 
 class _Chooser:
-    """Picks each row's next token from its logits and says which rows have ended."""
+    """Chooser of each row's next token, which also knows which rows have ended."""
 
     def __init__(self, rules: DecodeRules, prompt_ids: Tensor, rows: int, pick: Callable[[Tensor], Tensor]):
         self.pick = pick
@@ -83,7 +83,7 @@ class _Chooser:
 
 @torch.no_grad()
 def decode(
-    group: Group,
+    group: PrefillGroup,
     cache: CompressedCache,
     rows: int,
     protocol: str,
@@ -95,13 +95,13 @@ def decode(
     """Decode `rows` forks whose reduced entries stand in `cache`.
 
     Args:
-        group: gives positions, the prompt that processors and stop strings read, what of it is fed again, and the logits of
-            the first token where nothing is.
+        group: the shared prefill: positions, the prompt that processors and stop strings read, its tokens that are fed
+            again, and the first token's logits where none is fed.
         deadline: `time.monotonic()` after which `GenerationTimeout` is raised.
-        acting: the rows have decode policies: what each holds is counted when its answer is done.
+        acting: the rows have decode policies; the entries of each row are counted when its answer ends.
         pick: processed logits `[R, V]` -> the next tokens, int64 `[R]`; greedy unless the full cache is sampled from.
-        step: what feeds one token per row in place of the model (`CompiledStep`), on the cache's storage as it is: room for
-            the answer stands ready in it. Not for rows with policies.
+        step: feeds one token per row in place of the model (`CompiledStep`), into storage that has room for the whole
+            answer. Not for rows with policies.
 
     Returns:
         One `Decoded` per row; NaN logits end their own row only.
@@ -144,7 +144,7 @@ def decode(
 
 
 def _leave(rows: list[Decoded], alive: list[int], cache: CompressedCache, least: int) -> list[int]:
-    """Take rows that have ended out of the cache, where there are at least so many; returns the numbers of those in it."""
+    """Take ended rows out of the cache where there are at least `least`; return the numbers of the rows that stay."""
     stay = [place for place, row in enumerate(alive) if not rows[row].done]
     if len(alive) - len(stay) < least:
         return alive
@@ -154,7 +154,7 @@ def _leave(rows: list[Decoded], alive: list[int], cache: CompressedCache, least:
 
 
 def _count(rows: list[Decoded], alive: list[int], cache: CompressedCache) -> None:
-    """Entries of the rows that have just ended; where they stay in the batch, their policies go on acting."""
+    """Count the entries of rows that have just ended; the policies of rows that stay in the batch go on acting."""
     ended = [(place, row) for place, row in enumerate(alive) if rows[row].done and rows[row].entries is None]
     if ended:
         entries = torch.stack([layer.entries().sum(-1) for layer in cache.layers]).sum(0)
@@ -167,7 +167,7 @@ RECOMPILES = 64  # programs of one model: by rows (one or several), ragged or no
 
 
 def config_of(device: torch.device, backend: str | Callable[..., Any] = "inductor") -> CompileConfig:
-    """How stock `generate()` compiles its decode step on a cache of fixed capacity, as `CompiledStep` does."""
+    """Return the configuration with which stock `generate()` compiles its decode step as `CompiledStep` does."""
     config = CompileConfig(fullgraph=True, backend=backend, mode=_mode(device, backend))
     config._compile_all_devices = True
     return config
@@ -178,14 +178,14 @@ def _mode(device: torch.device, backend: str | Callable[..., Any]) -> str | None
 
 
 class CompiledStep:
-    """The forward pass of one token per row, compiled when it is called first; called like the model.
+    """Forward pass of one token per row, compiled at its first call; called like the model (`decode=compiled`).
 
-    A program is made for one row and one for several, for ragged heads and for none; capacities and rows are symbols in it,
-    so that the next prompt finds it made.
+    On CUDA it is replayed as a CUDA graph. One program is compiled for one row and one for several, for ragged heads and for
+    equal ones. Capacities and rows are symbols in it, so the next prompt uses it again.
 
     Args:
-        model: with a session attached; its cache is a fixed one (`compression/fixed.py`).
-        backend: of `torch.compile`.
+        model: has a session attached, with a cache of fixed capacity (`compression/fixed.py`).
+        backend: argument of `torch.compile`.
     """
 
     def __init__(self, model: nn.Module, backend: str | Callable[..., Any] = "inductor"):
@@ -204,14 +204,14 @@ class CompiledStep:
 
 TEMPERATURE = 0.2
 SEEDS = (0, 1)
-"""Of the reference and of the second sample, which stands in the row of `full`. Part of what `reference_samples` means."""
+"""Seeds of the two samples in the row of `full`, the reference first; part of the meaning of `reference_samples`."""
 
 
 class Sampler:
-    """Draws tokens from softmax(logits / T) by inverting the distribution function, in float64 on the host.
+    """Sampler of tokens from softmax(logits / T), by inversion of the distribution function in float64 on the host.
 
-    The stream of uniform numbers depends on the seed and the sample's identity alone: not on the batch, the order of
-    samples, the other cells or the device. Neither top-k nor top-p is applied.
+    The stream of uniform numbers depends on the seed and the sample's identity only, not on the batch, the order of samples,
+    other cells or the device. Neither top-k nor top-p is applied.
 
     Args:
         seed: one of `SEEDS`. identity: data set and sample id.
@@ -222,7 +222,7 @@ class Sampler:
         self.stream, self.temperature = random.Random(int.from_bytes(digest, "big")), temperature
 
     def __call__(self, logits: Tensor) -> Tensor:
-        """The next token, int64 `[1]`, from logits `[1, V]`."""
+        """Return the next token, int64 `[1]`, from logits `[1, V]`."""
         weights = (logits[0].double().cpu() / self.temperature).softmax(-1).cumsum(-1)
         drawn = torch.tensor([self.stream.random()], dtype=torch.float64) * weights[-1]
         return torch.searchsorted(weights, drawn, right=True).clamp_max(len(weights) - 1).to(logits.device)

@@ -21,15 +21,15 @@ from mmkv_bench.protocols import Lengths, Protocol
 
 @dataclass
 class EncodedPrompt:
-    """One sample, encoded.
+    """An encoded prompt.
 
     Attributes:
-        identity: data set and sample id; feeds every random stream of the sample.
+        identity: data set and sample id; seeds every random stream of the sample.
         inputs: the processor's tensors, batch dimension 1, without an all-ones attention mask.
         types: int `[1, T]`, 0 text, 1 image, 2 video.
         question_text_before_cut: tokens of the message's own text that stand before its last image or video.
-        controls: control tokens that the messages' own text spells, which the tokenizer reads as such.
-        rendered: the text that the chat template made; None of a prompt that was made from tokens.
+        controls: control tokens spelled in the messages' text, which the tokenizer reads as control tokens.
+        rendered: text of the chat template; None for a prompt made from tokens.
     """
 
     identity: str
@@ -53,12 +53,12 @@ class EncodedPrompt:
         return int((self.types > 0).sum())
 
     def to(self, device: torch.device) -> EncodedPrompt:
-        """The same in a device's memory."""
+        """Return the prompt in a device's memory."""
         inputs = {name: tensor.to(device) for name, tensor in self.inputs.items()}
         return replace(self, inputs=inputs, types=self.types.to(device))
 
     def context(self, length: int) -> EncodedPrompt:
-        """The first `length` tokens with all visual inputs (which must lie within them)."""
+        """Return the first `length` tokens with all visual inputs, which must lie within them."""
         cut = {
             name: tensor[:, :length] if tensor.ndim == 2 and tensor.shape == self.input_ids.shape else tensor
             for name, tensor in self.inputs.items()
@@ -67,7 +67,7 @@ class EncodedPrompt:
 
 
 def from_tensors(identity: str, inputs: dict[str, Tensor], family: Family, encode_s: float = 0.0) -> EncodedPrompt:
-    """Wrap processor output of one sample.
+    """Return a processor's output for one sample as a prompt.
 
     Raises:
         UnsupportedError: more than one row, or padding.
@@ -94,20 +94,20 @@ def encode(
     video_max_pixels: int | None = None,
     share: float = 1.0,
 ) -> EncodedPrompt:
-    """Render messages with the processor's chat template and encode them with their media.
+    """Encode messages and their media with the processor and its chat template.
 
     Args:
         messages: Hugging Face chat format; media are placeholders of type image or video, in the order of `images`
             and `videos`.
-        videos: see `video_inputs.frames_of`; frames are taken here, the processor takes all that it gets.
-        max_prompt_tokens: refuse longer prompts.
-        frames: of a video, at most; None = 32. video_max_pixels: of one frame, at most, where a processor's own limit
-            is one of the whole video. share: of the images' sides or tiles and of the frames, see `models/smaller.py`.
+        videos: see `video_inputs.frames_of`; frames are sampled here, and the processor uses all of them.
+        max_prompt_tokens: longest prompt that is allowed.
+        frames: most frames of a video, None = 32. video_max_pixels: most pixels of one frame, for processors whose own limit
+            is for the whole video. share: factor of the images' sides or tiles and of the frames, see `models/smaller.py`.
 
     Raises:
-        UnsupportedError: a prompt longer than `max_prompt_tokens`, or than the model's context; media that the family
-            does not take, or a text that contains a media marker.
-        DataError: other media than placeholders, or a video that cannot be read.
+        UnsupportedError: a prompt longer than `max_prompt_tokens` or the model's context, media that the family does not
+            take, or a text that contains a media marker.
+        DataError: media and placeholders differ in number, or a video cannot be read.
     """
     start = time.perf_counter()
     _check_counts(processor, family, messages, images, videos)
@@ -142,7 +142,7 @@ def encode(
 
 
 def prompt_length(processor, messages: Sequence[dict], images: Sequence = ()) -> int:
-    """Tokens of the prompt that `encode` makes of messages with images, what the tokenizer puts before it included.
+    """Return the number of tokens of the prompt that `encode` makes of messages with images.
 
     Raises:
         UnsupportedError: a text that contains a media marker.
@@ -164,13 +164,15 @@ def _check_counts(processor, family: Family, messages: Sequence[dict], images: S
     for kind, given in (("image", images), ("video", videos)):
         places = sum(part["type"] == kind for part in parts)
         if places != len(given):
-            raise DataError(f"the messages have {places} places for {kind}s and {len(given)} {kind}s were given")
+            raise DataError(
+                f"the messages have {places} placeholders for {kind}s, and {len(given)} {kind}s were given; give as many"
+            )
         if given and getattr(processor, f"{kind}_processor", None) is None:
             raise UnsupportedError(f"{family.name} takes no {kind}s; choose a model of a family that does")
 
 
 def _shorter(processor, images: Sequence, videos: Sequence) -> str:
-    """What makes a prompt shorter: fewer frames, fewer pixels where the family scales to a limit, or a cut text."""
+    """Return the advice on a prompt that is too long: fewer frames, fewer pixels where the family scales, or a cut."""
     by_area = type(getattr(processor, "image_processor", None)).__name__.startswith("Qwen")
     ways = ["model.max_pixels"] * (by_area and len(images) > 0) + ["model.frames"] * (len(videos) > 0)
     ways += ["model.video_max_pixels"] * (by_area and len(videos) > 0)
@@ -180,32 +182,35 @@ def _shorter(processor, images: Sequence, videos: Sequence) -> str:
 
 
 def _check_markers(processor, text: str, images: int, videos: int) -> None:
-    """A question that spells a marker itself (`<image>`) would get another place's features."""
+    """Refuse a question that spells a media marker itself (`<image>`): it would get another place's features."""
     for kind, wanted in (("image", images), ("video", videos)):
         marker = getattr(processor, f"{kind}_token", None)
-        found = text.count(marker) if marker else wanted
-        if found != wanted:
+        count = text.count(marker) if marker else wanted
+        if count != wanted:
             why = (
                 "the question spells it: change the text, or say what the word means there with "
                 "datasets.<name>.placeholders=interleave or remove"
-                if found > wanted
+                if count > wanted
                 else "the chat template has no place for it"
             )
             raise UnsupportedError(
-                f"the prompt has {found} times {marker}, with which {type(processor).__name__} marks {kind}s, for {wanted} "
+                f"the prompt has {wanted} {kind}s and {count} times {marker}, the marker of {type(processor).__name__} for "
                 f"{kind}s; {why}"
             )
 
 
 def _images(processor, images: Sequence) -> list:
-    """Images of one prompt. A processor that counts images per prompt (LLaVA-OneVision) gets them as one prompt's: it
-    cuts a single image into tiles and takes each of several whole, as the model was trained."""
+    """Return images as the processor takes them.
+
+    One that counts images per prompt (LLaVA-OneVision) gets a list per prompt: it cuts a single image into tiles and takes
+    each of several whole, as the model was trained.
+    """
     per_prompt = "batch_num_images" in getattr(processor.image_processor, "model_input_names", ())
     return [list(images)] if per_prompt else list(images)
 
 
 def _text_before_media(messages: Sequence[dict], tokenizer) -> int:
-    """Tokens of message text (no template, no markers) before the last image or video."""
+    """Count the tokens of message text (no template, no markers) before the last image or video."""
     parts = []
     for message in messages:
         content = message["content"]
@@ -216,20 +221,20 @@ def _text_before_media(messages: Sequence[dict], tokenizer) -> int:
 
 
 def _controls(messages: Sequence[dict], tokenizer) -> tuple[str, ...]:
-    """Control tokens that messages spell in their own text."""
-    known = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
+    """Return control tokens that are spelled in the messages' text."""
+    controls = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
     contents = [message["content"] for message in messages]
     parts = [part for content in contents if not isinstance(content, str) for part in content if part["type"] == "text"]
     texts = [content for content in contents if isinstance(content, str)] + [part["text"] for part in parts]
-    return tuple(sorted(token for token in known if any(token in text for text in texts)))
+    return tuple(sorted(token for token in controls if any(token in text for text in texts)))
 
 
 def lengths_of(protocol: Protocol, prompt: EncodedPrompt, family: Family) -> Lengths:
-    """What the protocol makes of the prompt.
+    """Return the prompt's lengths under a protocol.
 
     Raises:
         UnsupportedError: the protocol cuts the prompt, which has no visual tokens or nothing after them; or visual tokens
-            would be fed again, whose embeddings only the vision tower knows.
+            would be fed again, whose embeddings only the vision tower computes.
     """
     cut = context_length(prompt.input_ids[0], family) if protocol.cuts else None
     if cut is not None and cut >= prompt.length:
@@ -246,17 +251,17 @@ def lengths_of(protocol: Protocol, prompt: EncodedPrompt, family: Family) -> Len
 
 
 def reference_tokens(processor, messages: Sequence[dict], reference: str) -> tuple[int, ...]:
-    """Token ids of `reference` as the assistant's turn of the conversation.
+    """Return token ids of a data set's reference answer, as the model would have to write them after the prompt.
 
-    The chat template renders prompt and answer together, so that the space or newline it puts between the two is part
-    of the answer, as it is when the model writes it. What the template adds behind the answer (end of turn, end of
-    text) is left out. Media placeholders stay single tokens here, which changes nothing after them.
+    The chat template renders prompt and answer together, so a space or newline between the two is part of the answer, as
+    when the model writes it. What the template adds behind the answer (end of turn, end of text) is left out. Media
+    placeholders stay single tokens here, which changes nothing after them.
 
     Args:
         messages: the prompt, in Hugging Face's chat format.
 
     Raises:
-        DataError: the reference is empty, or the template does not put it, as it is, right after the prompt.
+        DataError: the reference is empty, or the template does not render it unchanged right after the prompt.
     """
     answer = reference.strip()
     if not answer:

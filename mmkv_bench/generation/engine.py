@@ -24,11 +24,11 @@ from mmkv_bench.compression.session import Session
 from mmkv_bench.errors import UnsupportedError
 from mmkv_bench.generation.decode import EAGER_DECODE, CompiledStep, Decoded, decode
 from mmkv_bench.generation.encode import EncodedPrompt, lengths_of
-from mmkv_bench.generation.fidelity import NOTHING, Extras, Measuring
+from mmkv_bench.generation.fidelity import NOTHING, Extras, ForkMeasures
 from mmkv_bench.generation.forks import Fork, audit, batches, borrow, gather, plan
 from mmkv_bench.generation.meter import Meter
 from mmkv_bench.generation.oracle import read_answers
-from mmkv_bench.generation.prefill import Group, prefill, slack
+from mmkv_bench.generation.prefill import PrefillGroup, prefill, slack
 from mmkv_bench.generation.result import (
     CellSpec,
     ForkResult,
@@ -46,14 +46,14 @@ log = logging.getLogger(__name__)
 
 
 class Engine:
-    """Answers prompts with all cells of a run; a context manager that keeps one session open on the model.
+    """Engine that answers prompts with all cells of a run; a context manager with one open session on the model.
 
     Args:
-        model: a supported model in eval mode. family: its facts. rules: how to decode. tokenizer: decodes answers.
+        model: a supported model in eval mode. family: its facts. rules: of decoding. tokenizer: decodes answers.
         fork_batch: most forks decoded together; fork_memory: most bytes of gathered entries at a time (None: no cap).
-        timeout_s: limit for one fork's scoring or decoding, and for each of its measures (None: no limit).
-        attention: `sdpa`, `eager` or `flash_attention_2`, which no step compiles; the model's own when None.
-        step: decodes cells without a decode policy (`CompiledStep`); the others say that they stayed eager. None: the model.
+        timeout_s: limit for scoring or decoding one fork, and for each of its measures (None: no limit).
+        attention: `sdpa`, `eager` or `flash_attention_2` (which cannot be compiled); None: the model's own.
+        step: decodes cells without a decode policy (`CompiledStep`); rows of others say that they stayed eager. None: the model.
     """
 
     def __init__(
@@ -85,9 +85,9 @@ class Engine:
         self.session.__exit__(*exception)
 
     def answer(self, prompt: EncodedPrompt, cells: Sequence[CellSpec], extras: Extras = NOTHING) -> list[ForkResult]:
-        """One result per cell, in the order of `cells`; never raises for what goes wrong inside one of them.
+        """Return one result per cell, in the order of `cells`; a fault of a cell is its status and never raised.
 
-        extras: what to measure besides the answers, which are the same whatever it is.
+        extras: measures besides the answers, which do not depend on them.
         """
         results = {cell.cell: self._blank(cell, prompt) for cell in cells}
         lengths: dict[str, Lengths] = {}
@@ -131,7 +131,7 @@ class Engine:
         results: dict[str, ForkResult],
         extras: Extras,
     ) -> None:
-        """All cells that share one prefill, of the whole prompt or of its context."""
+        """Answer with all cells that share one prefill, of the whole prompt or of its context."""
         meter, end = Meter(self.device), next(iter(lengths.values())).prefilled
         prefix = prompt if end == prompt.length else prompt.context(end)
         longest = max(self.rules.max_new_tokens, len(extras.reference))
@@ -143,10 +143,10 @@ class Engine:
         if prefilled is None:
             self._release()
             return
-        group = Group(self.model, prompt, prefilled, self.rules, self.tokenizer, meter, longest, self.timeout_s)
+        group = PrefillGroup(self.model, prompt, prefilled, self.rules, self.tokenizer, meter, longest, self.timeout_s)
         read_answers(self.session, group, cells)
         forks, whole = self._planned(group, cells, results)
-        measuring = Measuring(group, extras)
+        measuring = ForkMeasures(group, extras)
         for name in sorted({fork.cell.protocol for fork in [*whole, *forks]}):
             same = [fork for fork in whole if fork.cell.protocol == name]
             if same:
@@ -160,9 +160,9 @@ class Engine:
             results[cell.cell].fork_group = f"{prefix.identity}/{prefix.length}"
 
     def _planned(
-        self, group: Group, cells: Sequence[CellSpec], results: dict[str, ForkResult]
+        self, group: PrefillGroup, cells: Sequence[CellSpec], results: dict[str, ForkResult]
     ) -> tuple[list[Fork], list[Fork]]:
-        """Forks of cells that keep a part, and of those that keep everything."""
+        """Return the forks of cells that keep a part, and of those that keep everything."""
         forks: list[Fork] = []
         whole: list[Fork] = []
         prefilled = group.prefilled
@@ -186,8 +186,8 @@ class Engine:
             prefilled.scores.clear()
         return forks, whole
 
-    def _prefill_again(self, group: Group, fork: Fork) -> None:
-        """Where anything is evicted, the fork's entries become those of a prefill that sees them alone."""
+    def _prefill_again(self, group: PrefillGroup, fork: Fork) -> None:
+        """Replace the fork's entries, where any are evicted, by those of a prefill that sees only them."""
         check_only_evicts(fork.cell.compressor, fork.cell.protocol)
         if fork.index is not None:
             start, kept = group.meter.now(), [index[None] for index in fork.index]
@@ -196,8 +196,8 @@ class Engine:
             fork.compress_s += group.meter.now() - start
 
     # ------------------------------------------------------------------ decoding
-    def _decode(self, group: Group, forks: list[Fork], measuring: Measuring) -> None:
-        """Decode a batch; on any fault halve it until what fails stands alone."""
+    def _decode(self, group: PrefillGroup, forks: list[Fork], measuring: ForkMeasures) -> None:
+        """Decode a batch; on any fault halve it until the fork that fails is alone."""
         meter = group.meter
         start, aside, failure = meter.now(), meter.aside_s, None
         decoded: list[Decoded] = []
@@ -220,7 +220,7 @@ class Engine:
         for fork, answer in zip(forks, decoded, strict=True):
             self._finish(group, fork, answer, seconds, 1 if fork.index is None else len(forks))
 
-    def _attempt(self, group: Group, forks: list[Fork], measuring: Measuring) -> list[Decoded]:
+    def _attempt(self, group: PrefillGroup, forks: list[Fork], measuring: ForkMeasures) -> list[Decoded]:
         name, whole = forks[0].cell.protocol, forks[0].index is None
         acting = not whole and forks[0].cell.compressor.decoding is not None
 
@@ -244,7 +244,7 @@ class Engine:
             decoded = decode(group, cache, rows, name, deadline, acting, step=None if acting else self.step)
         return decoded * len(forks) if whole else decoded
 
-    def _finish(self, group: Group, fork: Fork, answer: Decoded, seconds: float, rows: int) -> None:
+    def _finish(self, group: PrefillGroup, fork: Fork, answer: Decoded, seconds: float, rows: int) -> None:
         result = fork.result
         if self.step is not None and fork.index is not None and fork.cell.compressor.decoding is not None:
             result.fallback.append(EAGER_DECODE)
@@ -265,5 +265,5 @@ class Engine:
 
 
 def as_row(result: ForkResult) -> dict:
-    """The result as the columns of a response row."""
+    """Return the result as columns of a response row."""
     return dataclasses.asdict(result)

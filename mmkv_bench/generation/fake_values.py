@@ -1,6 +1,6 @@
-"""Numbers of tensors that have none: true ones as far as they follow, made-up ones where selection reads what nobody computed.
+"""Values of fake tensors: true ones where they can be computed, random ones where selection reads uncomputed values.
 
-A dispatch mode above torch's fake tensors. See `dry_run.py` for why a count of memory needs numbers at all.
+A dispatch mode above torch's fake tensors. `dry_run.py` explains why a count of memory needs values at all.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _EMPTY = {
 
 
 class MadeUp(TorchDispatchMode):
-    """Numbers of small fake tensors; must be entered inside of the fake mode and of a counter.
+    """Values of small fake tensors; must be entered inside of the fake mode and of a counter.
 
     Attributes:
         invents: whether small results of tensors without numbers get made-up ones now; where it is False only true
@@ -58,7 +58,7 @@ class MadeUp(TorchDispatchMode):
 
     # ------------------------------------------------------------------ numbers
     def hold(self, tensor: Tensor, device: torch.device) -> Tensor:
-        """A real tensor as a fake one on a device, with its numbers."""
+        """Return a real tensor as a fake one on a device, with its values."""
         made = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
         with _disable_current_modes():
             self._known[made] = tensor.detach().clone()
@@ -73,7 +73,7 @@ class MadeUp(TorchDispatchMode):
         return found if found is not None else tensor.constant
 
     def _read(self, tensor: Tensor) -> Tensor:
-        """Its numbers, made up where it has none."""
+        """Return a tensor's values, random ones where it has none."""
         found = self._numbers(tensor)
         if found is None:
             found = self._invented(tensor)
@@ -82,7 +82,7 @@ class MadeUp(TorchDispatchMode):
         return found
 
     def _invented(self, like: Tensor) -> Tensor:
-        """Between 0 and 1 where it is real, 0 where it is whole: an index into anything, and no mask's member."""
+        """Return random values: between 0 and 1 for real dtypes, 0 for whole ones (a valid index, and no member of a mask)."""
         shape = tuple(like.shape)
         if not (like.dtype.is_floating_point or like.dtype.is_complex):
             return torch.zeros(shape, dtype=like.dtype)
@@ -117,7 +117,7 @@ class MadeUp(TorchDispatchMode):
         return made
 
     def _computed(self, function: Any, args: tuple, kwargs: dict) -> Any:
-        """The operation on the numbers, on the host."""
+        """Run the operation on the values, on the host."""
 
         def number(leaf: Any) -> Any:
             if isinstance(leaf, torch.device):
@@ -136,7 +136,7 @@ class MadeUp(TorchDispatchMode):
                 self._known[output] = value
 
     def _mutated(self, function: Any, args: tuple, kwargs: dict, tensors: list[Tensor]) -> None:
-        """Something without numbers is written to a tensor that has some: they are made up, or nobody knows them any more."""
+        """Write to a tensor with values: random values replace unknown ones, or the tensor's values become unknown."""
         target = args[0]
         if self._numbers(target) is None:
             return
@@ -146,7 +146,7 @@ class MadeUp(TorchDispatchMode):
             target.untyped_storage().overwritten = True
 
     def _counted(self, function: Any, args: tuple, kwargs: dict) -> Any:
-        """An operation whose result is as long as numbers say."""
+        """Run an operation whose result's shape depends on values."""
         device = next(leaf.device for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
         if function is _aten.index.Tensor and self._numbers(args[0]) is None:
             return self._picked(*args)
@@ -155,7 +155,7 @@ class MadeUp(TorchDispatchMode):
         return tree_map(lambda value: self.hold(value, device) if isinstance(value, Tensor) else value, numbers)
 
     def _picked(self, source: Tensor, index: list[Tensor | None]) -> Tensor:
-        """`source[mask]` of a source without numbers: as many rows as the mask has members."""
+        """Index a source without values by masks: as many rows as the mask has members."""
         masks = [one for one in index if one is not None and one.dtype == torch.bool]
         if len(index) == len(masks) == 1:
             with _disable_current_modes():
@@ -171,7 +171,7 @@ class MadeUp(TorchDispatchMode):
 
 
 def _shape_follows(function: Any, args: tuple) -> bool:
-    """Whether the shape of the result depends on numbers."""
+    """Return True where the shape of the result depends on values."""
     if function is _aten.index.Tensor:
         return any(one is not None and one.dtype in (torch.bool, torch.uint8) for one in args[1])
     return torch.Tag.dynamic_output_shape in function.tags

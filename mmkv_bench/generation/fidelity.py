@@ -25,7 +25,7 @@ from torch import Tensor
 from mmkv_bench.compression.cache import CompressedCache
 from mmkv_bench.generation.decode import SEEDS, Sampler, decode
 from mmkv_bench.generation.forks import Fork, borrow, copied
-from mmkv_bench.generation.prefill import Group
+from mmkv_bench.generation.prefill import PrefillGroup
 from mmkv_bench.generation.result import ForkResult, GenerationTimeout, describe
 
 BLOCK_BYTES = 1 << 28  # of float32 logits in one forward pass
@@ -34,7 +34,7 @@ BLOCK_LOGITS = 1 << 22  # compared at a time: 32 MiB as float64, of which `diver
 
 @torch.no_grad()
 def forced(
-    group: Group,
+    group: PrefillGroup,
     cache: CompressedCache,
     rows: int,
     protocol: str,
@@ -44,12 +44,15 @@ def forced(
     block: int | None = None,
     deadline: float | None = None,
 ) -> Iterator[Tensor]:
-    """Feed `tokens` to every row of `cache` and yield the logits that predict them.
+    """Feed `tokens` to every row of `cache` (teacher forcing) and yield the logits that predict them, block by block.
+
+    Forks whose entries do not change take many tokens in one forward pass under the causal mask, which gives what stepping
+    gives. Forks with a decode policy are stepped token by token, because each token changes what the next one sees.
 
     Args:
-        cache: the forks' reduced entries, `rows` of them; what is fed stays in it (see `returned`).
-        group: gives positions, what of the prompt is fed first, and the logits of the first token where nothing is.
-        stepwise: one token per forward pass. block: tokens per forward pass; as many as `BLOCK_BYTES` allow when None.
+        cache: the forks' reduced entries, in `rows` rows; fed tokens stay in it (see `returned`).
+        group: the shared prefill: positions, prompt tokens that are fed first, and the first token's logits where none is.
+        stepwise: one token per forward pass. block: tokens per forward pass; None: as many as `BLOCK_BYTES` allow.
         deadline: `time.monotonic()` after which no further pass begins.
 
     Yields:
@@ -84,7 +87,7 @@ def forced(
 
 @contextmanager
 def returned(cache: CompressedCache) -> Iterator[CompressedCache]:
-    """The cache of forks without decode policies, to be fed to; afterwards it holds what it held."""
+    """Lend the cache of forks without decode policies; afterwards the tokens that were fed are forgotten."""
     held = [layer.seen for layer in cache.layers]
     try:
         yield cache
@@ -94,7 +97,7 @@ def returned(cache: CompressedCache) -> Iterator[CompressedCache]:
 
 
 def divergence(full: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
-    """How far the rows' next-token distributions are from the full cache's, in float64.
+    """Compare the rows' next-token distributions with the full cache's, in float64.
 
     Args:
         full: `[b, V]`; logits: `[R, b, V]`; as the model gave them, before any processor of the generation settings.
@@ -114,7 +117,7 @@ def divergence(full: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def negative_log_likelihood(logits: Tensor, tokens: Tensor) -> Tensor:
-    """-log probability of each token, float64 `[R, b]`, from logits `[R, b, V]` and tokens int64 `[b]`."""
+    """Return -log probability of each token, float64 `[R, b]`, from logits `[R, b, V]` and tokens int64 `[b]`."""
     nll = torch.empty(logits.shape[:-1], dtype=torch.float64, device=logits.device)
     for stretch in _stretches(logits.shape[1], logits.shape[2]):
         wanted = tokens[stretch].to(logits.device)[None, :, None]
@@ -126,7 +129,7 @@ def negative_log_likelihood(logits: Tensor, tokens: Tensor) -> Tensor:
 
 
 def _stretches(count: int, size: int) -> list[slice]:
-    """`count` things of `size` logits each, as many at a time as `BLOCK_LOGITS` allow and at least one."""
+    """Divide `count` items of `size` logits each into slices of at most `BLOCK_LOGITS` logits, or of one item."""
     step = max(1, BLOCK_LOGITS // max(1, size))
     return [slice(start, start + step) for start in range(0, count, step)]
 
@@ -136,11 +139,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Extras:
-    """What to measure of one sample.
+    """Measures of one sample besides its answers.
 
     Attributes:
-        fidelity: every fork against `full`. reference: token ids of the dataset's reference answer, whose likelihood is
-            measured; empty: none. samples: two answers of `full` drawn at temperature 0.2.
+        fidelity: compare every fork with `full`. reference: token ids of the dataset's reference answer, whose likelihood is
+            measured; empty: none. samples: draw two answers of `full` at temperature 0.2.
     """
 
     fidelity: bool = False
@@ -151,21 +154,21 @@ class Extras:
 NOTHING = Extras()
 
 
-class Measuring:
-    """The measures of all cells that share one prefill."""
+class ForkMeasures:
+    """Measures of all cells that share one prefill."""
 
-    def __init__(self, group: Group, extras: Extras):
+    def __init__(self, group: PrefillGroup, extras: Extras):
         self.group, self.prefilled, self.extras = group, group.prefilled, extras
         self.deadline: float | None = None  # of what is being measured
         # protocol -> full's answer and what it predicted: [n, V] in the model's dtype, in host memory
         self.answers: dict[str, tuple[list[int], Tensor]] = {}
 
     def full(self, protocol: str, whole: Sequence[Fork], wanted: bool) -> None:
-        """Read the full cache's own distributions, and measure the cells that keep everything.
+        """Record the full cache's distributions, and measure the cells that keep everything.
 
         Args:
-            whole: those cells of this protocol, decoded; may be empty, and its answer is then decoded once more.
-            wanted: whether any fork of this protocol will be held against it.
+            whole: decoded forks of this protocol that keep everything; where there are none, the full answer is decoded here.
+            wanted: some fork of this protocol will be compared with it.
         """
         ok = [fork for fork in whole if fork.result.status == "ok"]
         if self.extras.fidelity and (ok or (wanted and not whole)):
@@ -192,8 +195,8 @@ class Measuring:
         """Measure a batch of forks before it decodes.
 
         Args:
-            cache: their reduced entries, one row each; None when decode policies act on them.
-            gather: makes such a cache anew, for policies to change.
+            cache: their reduced entries, one row each; None where decode policies act on them.
+            gather: makes another such cache, which policies may change.
         """
         protocol, results = forks[0].cell.protocol, [fork.result for fork in forks]
         # A batch that failed while decoding comes again in halves: what was measured then stays.
@@ -215,7 +218,7 @@ class Measuring:
         gather: Callable[[], CompressedCache],
         protocol: str,
     ) -> None:
-        """Fill `results` from the batch's own cache, which is taken back afterwards, or from one that is thrown away."""
+        """Fill `results` from the batch's cache, which is restored afterwards, or from one that is thrown away."""
         if cache is None:
             fill(results, gather(), len(results), protocol, stepwise=True)
             return
@@ -236,7 +239,7 @@ class Measuring:
     def _fill_fidelity(
         self, results: Sequence[ForkResult], cache: CompressedCache, rows: int, protocol: str, stepwise: bool
     ) -> None:
-        """`results`: one per row, or several that share the only row."""
+        """Fill KL and agreement. results: one per row, or several that share the only row."""
         tokens, full = self.answers[protocol]
         parts: tuple[list[Tensor], list[Tensor]] = [], []
         start = 0
@@ -266,7 +269,7 @@ class Measuring:
                 result.reference_nll = nll[row]
 
     def _decoded(self, protocol: str) -> list[int]:
-        """The full cache's greedy answer, where no cell of this run has it."""
+        """Decode the full cache's greedy answer, where no cell of this run has it."""
         with borrow(self.prefilled, protocol) as cache:
             (answer,) = decode(self.group, cache, 1, protocol, self.deadline)
         if answer.error is not None:
@@ -289,7 +292,7 @@ class Measuring:
 
     @contextmanager
     def _aside(self, what: str) -> Iterator[None]:
-        """Keeps time and peaks of the run apart from what is measured inside; a fault there is logged and forgotten."""
+        """Keep the block out of the run's time and peaks; a fault in it is logged and forgotten."""
         with self.group.meter.aside():
             failed = False
             limit = self.group.timeout_s

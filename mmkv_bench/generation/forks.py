@@ -1,4 +1,4 @@
-"""Forks of one prefill: selecting what each cell keeps, gathering it into batches, and borrowing the full cache."""
+"""Forks of one prefill: select what each cell keeps, gather it into batches, lend the full cache."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mmkv_bench.compression.context import Context
 from mmkv_bench.compression.decoding.base import Start
 from mmkv_bench.compression.decoding.rows import RowsLayer
 from mmkv_bench.compression.reducers.evict import Evict
-from mmkv_bench.generation.prefill import Group, Prefilled, score_key, summary_key
+from mmkv_bench.generation.prefill import Prefilled, PrefillGroup, score_key, summary_key
 from mmkv_bench.generation.result import POSITION_BYTES, CellSpec, ForkResult, fill_stored
 
 SMALL = 512  # slots: forks up to this length decode in one batch, longer ones with forks of like length
@@ -24,8 +24,12 @@ SMALL = 512  # slots: forks up to this length decode in one batch, longer ones w
 
 @dataclass
 class Fork:
-    """One cell's share of a prefill. `index` is None when everything stays (the full cache is borrowed then). `again`: per
-    layer the kept keys and values `[Hkv, m, D]` of a second prefill, where the protocol has one."""
+    """One cell's share of a prefill.
+
+    Attributes:
+        index: per layer int64 `[Hkv, m]` kept entries; None where everything stays and the full cache is borrowed.
+        again: per layer kept keys and values `[Hkv, m, D]` of a second prefill, where the protocol has one.
+    """
 
     cell: CellSpec
     index: list[Tensor] | None
@@ -35,7 +39,7 @@ class Fork:
 
     @property
     def chosen(self) -> list[Tensor]:
-        """`index` of a fork that has entries of its own."""
+        """Kept entries of a fork that evicts."""
         assert self.index is not None, "a fork that keeps everything borrows the full cache"
         return self.index
 
@@ -48,7 +52,7 @@ class Fork:
 
 
 def plan(prefilled: Prefilled, cell: CellSpec, result: ForkResult) -> Fork:
-    """Choose what the cell keeps of this prompt; raises what the method raises."""
+    """Select what the cell keeps of this prompt; raise what the method raises."""
     lengths = prefilled.lengths[cell.protocol]
     if cell.keeps_all(lengths.reduced):
         return Fork(cell, None, result)
@@ -75,18 +79,18 @@ def plan(prefilled: Prefilled, cell: CellSpec, result: ForkResult) -> Fork:
         context.length,
         context.asked,
     )
-    known = cell.compressor.answer_fallbacks(prefilled.answer_steps.get(cell.protocol, 0))
-    found = [*prefilled.fallbacks[key], *cell.compressor.outcome(context), *known]
-    result.fallback = list(dict.fromkeys([*result.fallback, *found]))
+    with_answer = cell.compressor.answer_fallbacks(prefilled.answer_steps.get(cell.protocol, 0))
+    late = [*prefilled.fallbacks[key], *cell.compressor.outcome(context), *with_answer]
+    result.fallback = list(dict.fromkeys([*result.fallback, *late]))
     seconds = prefilled.score_seconds[key] + (0.0 if summary is None else prefilled.score_seconds[summary])
     return Fork(cell, index, result, seconds + now() - start)
 
 
-def batches(forks: Sequence[Fork], group: Group, rows: int, limit_bytes: int | None) -> Iterator[list[Fork]]:
+def batches(forks: Sequence[Fork], group: PrefillGroup, rows: int, limit_bytes: int | None) -> Iterator[list[Fork]]:
     """Split forks into decode batches: one protocol and length bucket each, at most `rows` rows and `limit_bytes`.
 
-    Bytes are those that `gather` allocates: every row as long as the longest, slack and positions included. A fork
-    that exceeds the limit by itself still gets a batch of its own.
+    Bytes are those that `gather` allocates: every row as long as the longest, slack and positions included. A fork that
+    alone exceeds the limit still gets a batch of its own.
     """
     groups: dict[tuple, list[Fork]] = {}
     for fork in forks:
@@ -113,7 +117,7 @@ def batches(forks: Sequence[Fork], group: Group, rows: int, limit_bytes: int | N
 
 
 def _context(prefilled: Prefilled, cell: CellSpec) -> Context:
-    """What the parts of a cell that evicts may know of the prompt."""
+    """Return the context of the prompt for the parts of a cell that evicts."""
     lengths = prefilled.lengths[cell.protocol]
     key = summary_key(cell, lengths) if cell.evicts(lengths.reduced) else None
     summaries = None if key is None else prefilled.summaries.get(key)
@@ -124,8 +128,7 @@ def _context(prefilled: Prefilled, cell: CellSpec) -> Context:
 
 
 def gather(prefilled: Prefilled, forks: Sequence[Fork], reserve: int) -> CompressedCache:
-    """The forks' reduced entries as one cache with a row each, and `reserve` slots for new tokens. The prefill is only
-    read."""
+    """Copy the forks' reduced entries into one cache, a row each, with `reserve` slots for new tokens."""
     seen = prefilled.lengths[forks[0].cell.protocol].candidates
     types = prefilled.prompt.types[0][:seen]
     policies = [fork.cell.compressor.decoding for fork in forks]  # a batch has policies throughout, or none
@@ -151,7 +154,7 @@ def gather(prefilled: Prefilled, forks: Sequence[Fork], reserve: int) -> Compres
 def _rows(
     forks: Sequence[Fork], layer: int, key: Tensor, value: Tensor, types: Tensor
 ) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Per fork its keys, values `[Hkv, m, D]` and their indices `[Hkv, m]` in one layer."""
+    """Return per fork its keys and values `[Hkv, m, D]` and their indices `[Hkv, m]` in one layer."""
     chosen = [fork.chosen[layer] for fork in forks]
     if all(fork.again is None and type(fork.cell.compressor.reducer) is Evict for fork in forks):
         widths = [index.shape[1] for index in chosen]  # entries as they are: gathered for all forks at once
@@ -175,7 +178,7 @@ def _start(
     row: tuple[Tensor, Tensor, Tensor],
     reserve: int,
 ) -> Start:
-    """What the fork's decode policy starts from in one layer."""
+    """Return the start of the fork's decode policy in one layer."""
     cell, lengths = fork.cell, prefilled.lengths[fork.cell.protocol]
     scores = prefilled.scores[score_key(cell, lengths)][layer] if cell.evicts(lengths.reduced) else None
     return Start(
@@ -197,7 +200,7 @@ def _start(
 
 
 def copied(prefilled: Prefilled, protocol: str, reserve: int) -> CompressedCache:
-    """The full cache as a fork that evicts nothing: its entries copied, its slots under explicit positions."""
+    """Copy the full cache as a fork that evicts nothing, with explicit positions of its slots."""
     seen, layers = prefilled.lengths[protocol].candidates, []
     for source in prefilled.cache.layers:
         key, value = source.keys[0, :, :seen], source.values[0, :, :seen]
@@ -208,8 +211,10 @@ def copied(prefilled: Prefilled, protocol: str, reserve: int) -> CompressedCache
 
 @contextmanager
 def borrow(prefilled: Prefilled, protocol: str) -> Iterator[CompressedCache]:
-    """The full cache itself, to be decoded from: new tokens go to its slack, and afterwards it is what it was. What will be
-    fed again stands in it no longer."""
+    """Lend the full cache for decoding; afterwards it is restored.
+
+    New tokens go to its slack. Tokens that will be fed again are forgotten meanwhile.
+    """
     layers, lengths = prefilled.cache.layers, prefilled.lengths[protocol]
     saved = [(layer.stored, layer.seen) for layer in layers]
     again = slice(lengths.candidates, lengths.prefilled)
@@ -225,11 +230,11 @@ def borrow(prefilled: Prefilled, protocol: str) -> Iterator[CompressedCache]:
             layer.keys[:, :, again], layer.values[:, :, again] = key, value
 
 
-def audit(forks: Sequence[Fork], layers: Sequence[CompressedLayer], group: Group) -> None:
-    """Fill each fork's result with what its stored tensors hold before anything is appended, of the fork by itself.
+def audit(forks: Sequence[Fork], layers: Sequence[CompressedLayer], group: PrefillGroup) -> None:
+    """Count what each fork stores by itself before anything is appended, into its result.
 
     Args:
-        forks: one row of the cache each, or all of them its only row when everything stays.
+        forks: one row of the cache each, or all of them its only row where everything stays.
     """
     lengths = group.prefilled.lengths[forks[0].cell.protocol]
     whole, full = forks[0].index is None, group.prefilled.cache.layers[0]
@@ -241,8 +246,8 @@ def audit(forks: Sequence[Fork], layers: Sequence[CompressedLayer], group: Group
             return accounts(layer, room, [lengths.fed] * rows)
         return [account(row, lengths.fed) for row in (layer.rows if isinstance(layer, RowsLayer) else [layer])]
 
-    found = [counted(layer) for layer in layers]
+    accounts_by_layer = [counted(layer) for layer in layers]
     every = [torch.arange(lengths.candidates).expand(full.keys.shape[1], -1)] * len(layers)
     for number, fork in enumerate(forks):
-        own = [layer[0 if whole else number] for layer in found]
-        fill_stored(fork.result, fork.cell, lengths, fork.index or every, own, full.slot_nbytes)
+        counts = [layer[0 if whole else number] for layer in accounts_by_layer]
+        fill_stored(fork.result, fork.cell, lengths, fork.index or every, counts, full.slot_nbytes)

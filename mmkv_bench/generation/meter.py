@@ -1,4 +1,4 @@
-"""Phases and memory, told apart: wall-clock seconds (the device's work awaited) and peak bytes (device or resident set)."""
+"""Meter of phases: wall-clock seconds (with the device synchronised) and peak bytes (device or resident set)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from mmkv_bench.devices import Bytes, Counters
 class Meter:
     """Seconds per phase and peak memory of one sample.
 
-    Phases may lie inside each other; each has all of its own seconds and the most bytes held while it lasted.
+    Phases may be nested; the seconds and the peak of a phase include those of phases inside it.
 
     Args:
-        memory: what counts the device's bytes; the device's own counters when None. Where it has none either, peaks of
-            the device are None and the process's resident set, sampled at the ends of phases, stands in `resident`.
+        memory: counters of the device's bytes; None: the device's own. Without any, device peaks are None, and `resident` is
+            the process's resident set, sampled at the ends of phases.
     """
 
     def __init__(self, place: torch.device, memory: Counters | None = None):
@@ -52,7 +52,7 @@ class Meter:
             self.resident = max(self.resident, self._process.memory_info().rss)
 
     def _settle(self) -> None:
-        """The peak since the last border of a phase is that of every phase that is open, and counts anew."""
+        """Add the peak since the last border of a phase to every open phase, and restart the counters."""
         if self.memory is None:
             return
         peak = self.memory.peak()
@@ -63,8 +63,7 @@ class Meter:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """What runs inside belongs to no phase: its time goes to `aside_s`, and device memory that it takes and gives
-        back is in no peak."""
+        """Keep the block out of all phases: its time goes to `aside_s`, and device memory that it frees again is in no peak."""
         self._settle()
         start = self.now()
         try:
@@ -75,13 +74,12 @@ class Meter:
                 self.memory.restart()
 
     def peak_device(self) -> int | None:
-        """Peak bytes allocated on the device since the meter was made; None where nothing counts them."""
+        """Return peak bytes allocated on the device since the meter was made; None where nothing counts them."""
         self._settle()
         return None if self.memory is None else self._peak.allocated
 
     def peak_resident(self) -> int | None:
-        """Largest resident set seen at the end of a phase; None beside a device's own counters, where it says nothing
-        about the cache."""
+        """Return the largest resident set at the end of a phase; None where the device has counters."""
         return self.resident if self.device.memory is None else None
 
 
@@ -90,7 +88,7 @@ _VISION_NAMES = ("visual", "vision_tower", "vision_model")
 
 @contextmanager
 def vision_clock(model: nn.Module, phase: Callable[[str], AbstractContextManager[None]]) -> Iterator[None]:
-    """Makes the vision tower's forward pass a clock's phase `vision`; nothing for a text model."""
+    """Make the vision tower's forward pass the phase `vision`; does nothing for a text model."""
     inner = getattr(model, "model", model)
     tower = next((getattr(inner, name) for name in _VISION_NAMES if hasattr(inner, name)), None)
     if tower is None:

@@ -21,7 +21,7 @@ from mmkv_bench.compression.compressing import Phases
 from mmkv_bench.compression.fixed import fixed_view
 from mmkv_bench.compression.fixed_pool import pool_of
 from mmkv_bench.compression.session import Session, attach
-from mmkv_bench.generation.batch import COMMON, Copies, Filled, Lap, Place, fill, likeliest
+from mmkv_bench.generation.batch import COMMON, Copies, FilledBatch, Lap, PassDevice, fill, likeliest
 from mmkv_bench.generation.encode import EncodedPrompt
 from mmkv_bench.generation.prefill import following
 from mmkv_bench.generation.result import CellSpec, NonFiniteLogitsError
@@ -43,12 +43,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Pass:
-    """What a pass was, and its places in the device's stream.
+    """Outcome of a pass, and its marks in the device's stream.
 
     Attributes:
-        session: closed; its cache is the compressed one after the last step.
-        laps: of every prefill; ready: the batch is joined and counted; tokens: the first, second, ... of every sequence on
-            the host. fed: the first ones came from a step of their own, behind `ready`.
+        session: closed; it holds the compressed cache after the last step.
+        laps: marks of every prefill. ready: the batch is joined and counted. tokens: the first, second, ... token of every
+            sequence is on the host. fed: the first tokens came from a step of their own, after `ready`.
         answers: int64 `[B, new]`.
     """
 
@@ -62,13 +62,12 @@ class Pass:
 
 @dataclass(frozen=True)
 class Driver:
-    """A model, and how its passes are made.
+    """Settings of a model's passes.
 
     Attributes:
-        new_tokens: of every answer; reserve: slots for them, as many as they need when None.
+        new_tokens: length of every answer. reserve: slots for it; None: as many as it needs.
         step: decodes one token in place of the model where no decode policy acts (`CompiledStep`); None: the model.
-        packs: see `Session`. together: the prompts of a batch are prefilled in one forward pass, not one by one. copies: see
-            `batch.fill`.
+        packs: see `Session`. together: all prompts of a batch are prefilled in one forward pass. copies: see `batch.fill`.
     """
 
     model: PreTrainedModel
@@ -81,7 +80,7 @@ class Driver:
     copies: Copies | None = None
 
     def acts(self, cell: CellSpec, lengths: Lengths) -> bool:
-        """A decode policy acts on the cell's cache, so that its steps stay eager."""
+        """Return True where a decode policy acts on the cell's cache, so that its steps stay eager."""
         return stays_eager(cell.compressor, cell.evicts(lengths.reduced))
 
     @torch.no_grad()
@@ -90,19 +89,19 @@ class Driver:
         prompts: Sequence[EncodedPrompt],
         cell: CellSpec,
         lengths: Lengths,
-        device: Place,
+        device: PassDevice,
         phases: Phases,
-        counted: Callable[[CompressedCache, Filled], None] = lambda cache, filled: None,
+        counted: Callable[[CompressedCache, FilledBatch], None] = lambda cache, filled: None,
     ) -> Pass:
-        """One pass.
+        """Run one pass.
 
         Args:
-            prompts: of one length; lengths: what the cell's protocol makes of each.
-            counted: told about the cache before the first step, when what is done with it belongs to no phase.
+            prompts: of one length. lengths: of each under the cell's protocol.
+            counted: called with the cache before the first step; its work belongs to no phase.
 
         Raises:
-            NonFiniteLogitsError: NaN among the logits of some token. Nothing waits for them: they are looked at on the device,
-                and what was seen is read behind the last step.
+            NonFiniteLogitsError: NaN among the logits of some token. The check runs on the device and is read after the last
+                step, so nothing waits for it.
         """
         acting = self.acts(cell, lengths)
         reserve = self.new_tokens - 1 if self.reserve is None else self.reserve
@@ -121,7 +120,7 @@ class Driver:
             packs=self.packs or acting,
         ) as session:
             filled = fill(
-                session, prompts, device, phases, together=self.together, tell=not lengths.fed, copies=self.copies
+                session, prompts, device, phases, together=self.together, first=not lengths.fed, copies=self.copies
             )
             cache = filled.joined(reserve + lengths.forgotten, phases)
             step = None if acting else self.step
@@ -144,14 +143,16 @@ class Driver:
             return Pass(session, filled.laps, ready, tokens, bool(lengths.fed), torch.cat(answers, 1))
 
     @staticmethod
-    def _next(forward: Callable[..., Any], cache: CompressedCache, filled: Filled, fed: Tensor, offset: int) -> Tensor:
-        """The likeliest tokens behind those that are fed, the first of which stand `offset` places behind their prompts."""
+    def _next(
+        forward: Callable[..., Any], cache: CompressedCache, filled: FilledBatch, fed: Tensor, offset: int
+    ) -> Tensor:
+        """Return the likeliest tokens after `fed`, whose first tokens stand `offset` places behind their prompts."""
         at = following(filled.last, offset, fed.shape[1], fed.shape[0]).contiguous()
         return likeliest(forward(input_ids=fed, position_ids=at, past_key_values=cache, **COMMON), filled.broken)
 
 
 def _refuse_broken(broken: Sequence[Tensor], new_tokens: int) -> None:
-    """Raises NonFiniteLogitsError where some sequence had NaN logits at some token."""
+    """Raise NonFiniteLogitsError where some sequence had NaN logits at some token."""
     if bool(torch.stack(list(broken)).any()):
         raise NonFiniteLogitsError(f"NaN among the logits of the answer's {new_tokens} tokens")
 
@@ -166,11 +167,11 @@ LOAD, VISION, PREFILL, SCORE, SELECT, REDUCE, FIRST, DECODE = PHASES = (
     "first_token",
     "decode",
 )
-"""In their order; `load`: the weights and the prompt's inputs alone. The others as in the table `timings`."""
+"""Phases in their order, as in the table `timings`; `load`: the weights and the prompt's inputs alone."""
 
 
 class Peaks:
-    """The most bytes that were held during each phase; the innermost one counts."""
+    """Peak bytes of each phase; bytes count for the innermost phase."""
 
     def __init__(self, counters: Counters):
         self.counters = counters
@@ -179,7 +180,7 @@ class Peaks:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """What runs inside belongs to it; what is in no list here, our own counting, to the phase around it."""
+        """Count the block for this phase; a name outside of `PHASES` (our own counting) counts for the phase around it."""
         if name not in PHASES:
             yield
             return
@@ -201,13 +202,13 @@ class Peaks:
 
 
 class _Unclocked:
-    """The device of a pass whose tensors are there already, and of which nobody wants the time."""
+    """Device of a pass that is not timed and whose tensors are already in place."""
 
     def __init__(self, place: torch.device):
         self.place = place
 
     def mark(self) -> None:
-        """Nowhere."""
+        """Mark nothing."""
 
 
 def run(
@@ -222,15 +223,15 @@ def run(
     reserve: int = 32,
     seed: int = 0,
 ) -> Session:
-    """The pass of a measured run over one prompt, told apart by phase.
+    """Run the pass of a measured run over one prompt, with peaks per phase.
 
     Args:
-        inputs: what the model's forward takes of one prompt, `position_ids` where its own would read values.
-        types: int `[1, T]` (0 text, 1 image, 2 video); steps: decode steps after the first token, whatever they say.
-        reserve: slots for the answer's tokens, as `compression.session.Session` takes them.
+        inputs: of one prompt as the model's forward takes them, with `position_ids` where its own would read values.
+        types: int `[1, T]` (0 text, 1 image, 2 video). steps: decode steps after the first token.
+        reserve: slots for the answer's tokens, see `compression.session.Session`.
 
     Returns:
-        The session, closed; its cache is the compressed one after the last step.
+        The closed session, with the compressed cache after the last step.
     """
     prompt = EncodedPrompt("phases", dict(inputs), types)
     lengths = protocol_named(DEFAULT).lengths(prompt.length, None)

@@ -17,15 +17,15 @@ from mmkv_bench.compression.answer import AnswerAttention
 from mmkv_bench.compression.session import Session
 from mmkv_bench.generation.decode import decode
 from mmkv_bench.generation.forks import borrow
-from mmkv_bench.generation.prefill import Group, Key, Prefilled, score_key
+from mmkv_bench.generation.prefill import Key, Prefilled, PrefillGroup, score_key
 from mmkv_bench.generation.result import CellSpec
 
 
 @torch.no_grad()
-def read_answers(session: Session, group: Group, cells: Sequence[CellSpec]) -> None:
-    """Replace the scores of cells with `needs.answer` by those that know the answer; one decode per protocol.
+def read_answers(session: Session, group: PrefillGroup, cells: Sequence[CellSpec]) -> None:
+    """Replace the scores of cells with `needs.answer` by scores that know the answer; one decode per protocol.
 
-    What goes wrong becomes the failure of these scores alone. `prefilled.answer_steps` and `score_seconds` are filled.
+    A fault becomes the failure of these scores only. `prefilled.answer_steps` and `score_seconds` are filled.
     """
     prefilled = group.prefilled
     for protocol, members in _waiting(cells, prefilled).items():
@@ -52,7 +52,7 @@ def read_answers(session: Session, group: Group, cells: Sequence[CellSpec]) -> N
 
 
 def _waiting(cells: Sequence[CellSpec], prefilled: Prefilled) -> dict[str, dict[Key, CellSpec]]:
-    """Protocol -> score key -> a cell with that score, for scores that were made and need the answer."""
+    """Return protocol -> score key -> a cell with that score, for scores that exist and need the answer."""
     found: dict[str, dict[Key, CellSpec]] = {}
     for cell in cells:
         with contextlib.suppress(Exception):  # a faulty part comes again when its cell is planned

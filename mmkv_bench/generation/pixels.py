@@ -1,7 +1,7 @@
-"""The control `pixels`: the full cache of a smaller prompt, in place of a part of the whole one's.
+"""Control `pixels`: the full cache of a smaller prompt, in place of a part of the whole one's cache.
 
-Sizes are `LEVELS` shares of the sides of images, of tiles where a family counts these, and of a video's frames. The largest whose
-prompt has no more entries than the budget is found by bisection, each size encoded by the model's own processor.
+There are `LEVELS` sizes: shares of the sides of images, of tiles where a family counts these, and of a video's frames. The
+largest size whose prompt has no more entries than the budget is found by bisection; the model's own processor encodes each.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mmkv_bench.models.families import Family
 from mmkv_bench.protocols import Lengths, protocol
 
 LEVELS = 256
-"""A side of 2,048 pixels is then scaled in steps of 8; tokens are made of squares of 28 and more."""
+"""Number of sizes: a side of 2,048 pixels is scaled in steps of 8; a token covers a square of at least 28 pixels."""
 OVER = "pixels_over_budget"
 
 
@@ -25,7 +25,7 @@ class Smaller:
     """Prompts of one sample at smaller sizes.
 
     Attributes:
-        encode: share of sides, tiles and frames -> the prompt; whole: the sample's prompt as it is.
+        encode: share of sides, tiles and frames -> the prompt. whole: the sample's prompt at full size.
     """
 
     encode: Callable[[float], EncodedPrompt]
@@ -34,17 +34,17 @@ class Smaller:
     made: dict[int, EncodedPrompt] = field(default_factory=dict)
 
     def lengths(self, spec: CellSpec) -> Lengths:
-        """What the cell's protocol makes of the whole prompt."""
+        """Return the whole prompt's lengths under the cell's protocol."""
         return lengths_of(protocol(spec.protocol), self.whole, self.family)
 
     def at(self, level: int) -> EncodedPrompt:
-        """The prompt at this level of `LEVELS`."""
+        """Return the prompt at this level of `LEVELS`."""
         if level not in self.made:
             self.made[level] = self.encode(level / LEVELS)
         return self.made[level]
 
     def within(self, spec: CellSpec) -> int:
-        """The largest level whose prompt has no more entries than the cell's budget; 1, the smallest, where none has."""
+        """Return the largest level whose prompt fits the cell's budget; 1, the smallest, where none does."""
         entries, rule = spec.entries(self.lengths(spec).reduced), protocol(spec.protocol)
         fits, above = 1, LEVELS
         while above - fits > 1:
@@ -55,9 +55,9 @@ class Smaller:
 
 
 def resampled(specs: Sequence[CellSpec], prompt: EncodedPrompt, family: Family) -> list[CellSpec]:
-    """Those of the cells that are answered from a smaller prompt; not where the whole one fits, nor without pictures."""
-    found = [spec for spec in specs if spec.compressor.resamples and prompt.visual_tokens]
-    return [spec for spec in found if spec.evicts(lengths_of(protocol(spec.protocol), prompt, family).reduced)]
+    """Return the cells that are answered from a smaller prompt: those of `pixels` whose whole prompt does not fit."""
+    candidates = [spec for spec in specs if spec.compressor.resamples and prompt.visual_tokens]
+    return [spec for spec in candidates if spec.evicts(lengths_of(protocol(spec.protocol), prompt, family).reduced)]
 
 
 def answered(
@@ -65,27 +65,27 @@ def answered(
     specs: Sequence[CellSpec],
     answer: Callable[[EncodedPrompt, list[CellSpec]], Iterator[list[ForkResult]]],
 ) -> Iterator[list[ForkResult]]:
-    """Results of the cells as they are there; answer: as for other cells, given the full cache of a smaller prompt."""
+    """Yield results of the cells as they are ready. answer: answers cells of `full` on a smaller prompt."""
     groups: dict[int, list[CellSpec]] = {}
     for spec in specs:
         groups.setdefault(smaller.within(spec), []).append(spec)
-    for level, own in groups.items():
+    for level, members in groups.items():
         small = smaller.at(level)
-        by_name = {spec.cell: spec for spec in own}
-        for results in answer(small, [replace(spec, compressor=full(), budget=None) for spec in own]):
+        by_name = {spec.cell: spec for spec in members}
+        for results in answer(small, [replace(spec, compressor=full(), budget=None) for spec in members]):
             yield [_accounted(result, by_name[result.cell], smaller, small) for result in results]
 
 
 def _accounted(result: ForkResult, spec: CellSpec, smaller: Smaller, small: EncodedPrompt) -> ForkResult:
-    """The row of the cell that was asked: its budget and its share are those of the whole prompt."""
+    """Rewrite a result as the cell's row, whose budget and ratios refer to the whole prompt."""
     whole, lengths = smaller.whole, smaller.lengths(spec)
     reduced = lengths_of(protocol(spec.protocol), small, smaller.family).reduced
     result.prompt_tokens, result.visual_tokens = whole.length, whole.visual_tokens
     result.context_tokens, result.budget_entries = lengths.reduced, spec.entries(lengths.reduced)
     if result.status == "ok":
-        found = result.fallback
+        fallbacks = result.fallback
         fill_asked(result, spec, lengths, sum(map(len, result.kept)), whole.types[0])
-        result.fallback += [*found, *([OVER] if reduced > spec.entries(lengths.reduced) else [])]
+        result.fallback += [*fallbacks, *([OVER] if reduced > spec.entries(lengths.reduced) else [])]
         result.bytes_full = result.bytes_full // reduced * lengths.reduced
         result.tokens_from_compressed = result.n_tokens  # the whole prompt was never prefilled for it
     return result

@@ -31,7 +31,7 @@ Key: TypeAlias = tuple[type, *tuple[Hashable, ...]]
 
 
 def score_key(cell: CellSpec, lengths: Lengths) -> Key:
-    """Cells with equal keys share one score per layer."""
+    """Return the key of a cell's score; cells with equal keys share one score per layer."""
     scorer = cell.compressor.eviction.scorer
     seed = cell.seed if scorer.stochastic else None
     key = (type(scorer), scorer.key(cell.entries(lengths.reduced), lengths.prefilled), seed)
@@ -39,15 +39,15 @@ def score_key(cell: CellSpec, lengths: Lengths) -> Key:
 
 
 def summary_key(cell: CellSpec, lengths: Lengths) -> Key | None:
-    """Cells with equal keys share one allocator's summary per layer; None when the allocator makes none."""
+    """Return the key of a cell's allocator summary, shared like a score; None where the allocator makes none."""
     allocator = cell.compressor.eviction.allocator
     key = allocator.summary_key(cell.entries(lengths.reduced), lengths.prefilled)
     return None if key is None else (type(allocator), key)
 
 
 class Recording:
-    """The listener of a shared prefill: of each layer it keeps the `[Hkv, prefilled]` scores of every distinct scorer and the
-    small summaries of allocators that ask for one, and nothing else.
+    """Listener of a shared prefill: keeps each layer's scores `[Hkv, prefilled]` of every distinct scorer and the small
+    summaries of allocators, nothing else.
 
     A scorer or allocator that fails ends its own cells only: its exception is kept under its key.
     """
@@ -92,7 +92,7 @@ class Recording:
 
     @contextlib.contextmanager
     def _own_fault(self, key: Key, layer: int) -> Iterator[None]:
-        """Times the block; what it raises, whatever it is, ends only the cells of `key`."""
+        """Time the block; whatever it raises ends the cells of `key` only."""
         start = self.now()
         try:
             yield
@@ -111,16 +111,16 @@ class Recording:
 
 @dataclass
 class Prefilled:
-    """A prompt's full cache, read-only until a fork borrows it, with what the cells need to know.
+    """A prompt's full cache, read-only until a fork borrows it, with all that its cells need.
 
     Attributes:
-        prompt: as much of the prompt as was prefilled, all of it or its context.
-        lengths: protocol -> what it makes of the whole prompt, for all protocols that share this prefill.
+        prompt: the prefilled part of the prompt: all of it, or its context.
+        lengths: protocol -> lengths of the whole prompt, for all protocols that share this prefill.
         cache: batch 1, every layer holding all tokens of `prompt`, with slack for new ones.
         logits: float32 `[V]` of the last of these tokens.
         scalings: per layer, the factor of the attention scores.
-        fallbacks: of each score, what scorers found that they could not do, by name.
-        answer_steps: protocol -> tokens fed after the prefill by `full`'s answer, where a scorer needs it.
+        fallbacks: score key -> fallbacks that its scorer reported.
+        answer_steps: protocol -> tokens that `full`'s answer fed after the prefill, where a scorer needs it.
         last_positions: position ids of the last of these tokens as the text model received them, `[3|4, 1, 1]` or
             `[1, 1]`.
     """
@@ -145,7 +145,7 @@ class Prefilled:
         return self.prompt.length
 
     def order(self, key: Key, selector: Selector, candidates: int) -> Tensor:
-        """The sorted order of one score's first `candidates` columns, all layers at once, made once for all budgets."""
+        """Return the sorted order of one score's first `candidates` columns, of all layers; computed once for all budgets."""
         # A static function: no parameter changes its order. An order that is written as a method may use them.
         order = inspect.getattr_static(type(selector), "order")
         name = (key, type(selector).order, candidates, None if isinstance(order, staticmethod) else id(selector))
@@ -154,8 +154,8 @@ class Prefilled:
         return self.orders[name]
 
     def positions(self, offset: int, count: int, rows: int) -> Tensor:
-        """Position ids of `count` text tokens for `rows` forks, the first of them `offset` places after the last prefilled
-        token (0 or less: it is one of those that are fed again)."""
+        """Return position ids of `count` text tokens for `rows` forks; see `following`. An offset of 0 or less is a token
+        that is fed again."""
         return following(self.last_positions, offset, count, rows)
 
 
@@ -168,12 +168,12 @@ def prefill(
     meter: Meter,
     reserve: int,
 ) -> Prefilled:
-    """Run the model over the prompt once, scoring each layer for all cells as it passes.
+    """Run the model over the prompt once and score each layer for all cells.
 
     Args:
         session: open on the model; afterwards it observes nothing.
-        prompt: as much of the prompt as is to be prefilled. lengths: of the whole prompt under each cell's protocol.
-        reserve: slots of slack for the tokens that `full` will append.
+        prompt: the part of the prompt to prefill. lengths: of the whole prompt under each cell's protocol.
+        reserve: slots for the tokens that `full` will append.
 
     Raises:
         NonFiniteLogitsError: NaN in the logits of the last prompt token.
@@ -209,14 +209,16 @@ def prefill(
 
 
 def following(last: Tensor, offset: int, count: int, rows: int) -> Tensor:
-    """Position ids `[..., rows, count]` of text tokens, the first of them `offset` places after those of `last_positions`."""
+    """Return position ids `[..., rows, count]` of text tokens, the first of them `offset` places after `last`."""
     positions = last + torch.arange(offset, offset + count, device=last.device)
     return positions.expand(*positions.shape[:-2], rows, count)
 
 
 def last_positions(positions: Tensor | None, length: int, device: torch.device) -> Tensor:
-    """Where text after prompts of `length` tokens counts from, `[..., B, 1]` (B = 1 where all share theirs); positions: those
-    that their text model was given."""
+    """Return the position that text after prompts of `length` tokens counts from, `[..., B, 1]` (B = 1 where it is shared).
+
+    positions: position ids that the text model received; None: the default ones.
+    """
     if positions is None:
         return torch.full((1, 1), length - 1, device=device)
     last = positions[..., -1:].clone()
@@ -227,12 +229,12 @@ def last_positions(positions: Tensor | None, length: int, device: torch.device) 
 
 
 @dataclass
-class Group:
-    """One prefill of one prompt, shared by cells of one or several protocols.
+class PrefillGroup:
+    """One prefill of one prompt, shared by cells of one or several protocols, with all they are answered with.
 
     Attributes:
-        prompt: the whole prompt; `prefilled.prompt` is as much of it as was prefilled.
-        longest: tokens of the longest answer that is fed, a reference answer of the dataset's included.
+        prompt: the whole prompt; `prefilled.prompt` is the prefilled part.
+        longest: tokens of the longest answer that is fed, the dataset's reference answer included.
     """
 
     model: nn.Module
@@ -251,20 +253,20 @@ class Group:
         return layers[0].keys.shape[1] * len(layers)
 
     def reserve(self, protocol: str) -> int:
-        """Slots of a reduced cache that is decoded from, or measured with a reference answer."""
+        """Return the free slots of a reduced cache that is decoded from, or measured with a reference answer."""
         return slack(self.longest, self.prefilled.lengths[protocol].fed)
 
     def room(self, protocol: str) -> int:
-        """Slots that the question and the answer take beyond what is kept, in a cell of this protocol by itself."""
+        """Return the slots that question and answer take beyond kept entries, in a cell of this protocol by itself."""
         return self.prefilled.lengths[protocol].fed + self.rules.max_new_tokens - 1  # the answer's last is never fed
 
     def lead(self, protocol: str) -> tuple[Tensor, int]:
-        """Prompt tokens that are fed before the answer, int64 `[1, fed]`, and how far behind the last prefilled token the
-        first of them stands (or the answer's first, where nothing is fed)."""
+        """Return prompt tokens that are fed before the answer, int64 `[1, fed]`, and the offset of the first token that is fed
+        (the answer's, where no prompt token is) from the last prefilled one."""
         lengths = self.prefilled.lengths[protocol]
         return self.prompt.input_ids[:, lengths.candidates :], 1 - lengths.forgotten
 
 
 def slack(longest: int, fed: int) -> int:
-    """Slots to reserve for `fed` tokens of the prompt and an answer of at most `longest`."""
+    """Return the slots to reserve for `fed` tokens of the prompt and an answer of at most `longest`."""
     return longest + fed + 1

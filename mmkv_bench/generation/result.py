@@ -23,7 +23,7 @@ from mmkv_bench.store.response import Response
 
 @dataclass(frozen=True)
 class CellSpec:
-    """One cell of a run: `budget=None` is the full cache; keep_indices: its row says which entries stay."""
+    """Specification of a cell. budget: None for the full cache. keep_indices: its row holds the indices that stay."""
 
     cell: str
     compressor: Compressor
@@ -33,26 +33,26 @@ class CellSpec:
     keep_indices: bool = False
 
     def entries(self, length: int) -> int:
-        """C for a prompt (or context) of `length` tokens; everything for `full`."""
+        """Return C for a prompt (or context) of `length` tokens; `length` for `full`."""
         return length if self.budget is None else self.budget.entries_for(length)
 
     def evicts(self, length: int) -> bool:
-        """The prompt is longer than the budget, so that entries have to be chosen."""
+        """Return True where the prompt is longer than the budget, so that entries have to be chosen."""
         return self.entries(length) < length
 
     def keeps_all(self, length: int) -> bool:
-        """The prompt's full cache is used as it is."""
+        """Return True where the prompt's full cache is used unchanged."""
         return not self.evicts(length) and not self.compressor.quantises
 
     @property
     def tokens_from_full(self) -> int:
-        """How many of an answer's tokens are the full cache's: the protocol's, or more of a policy that waits."""
+        """Number of answer tokens that come from the full cache: the protocol's, or more under a policy that waits."""
         policy = self.compressor.decoding
         return max(protocol(self.protocol).from_prefill, 0 if policy is None else policy.tokens_from_full)
 
 
 class ForkResult(Response):
-    """One cell's answer to one prompt: what generation fills of its row.
+    """One cell's answer to one prompt: the columns of its row that generation fills.
 
     Attributes:
         selected: per layer int32 `[Hkv, m]` in host memory, the kept indices of which `kept_digest` is the digest, ascending
@@ -63,7 +63,7 @@ class ForkResult(Response):
 
 
 def digest(kept: Sequence[Tensor]) -> str:
-    """16 hex digits over the kept indices of all layers and heads; equal digests mean equal selections.
+    """Return 16 hex digits over the kept indices of all layers and heads; equal digests mean equal selections.
 
     Args:
         kept: per layer int64 `[Hkv, m]`, ascending, -1 = padding.
@@ -77,11 +77,11 @@ def digest(kept: Sequence[Tensor]) -> str:
 
 
 class NonFiniteLogitsError(MMKVError):
-    """The model produced NaN logits: the row gets status `nan`."""
+    """NaN logits of the model; the row gets status `nan`."""
 
 
 def status_of(error: BaseException) -> str:
-    """The row status that an exception stands for."""
+    """Return the row status of an exception."""
     if isinstance(error, torch.OutOfMemoryError) or out_of_memory(error):
         return "oom"
     if isinstance(error, (NonFiniteScoreError, NonFiniteLogitsError)):
@@ -90,7 +90,7 @@ def status_of(error: BaseException) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """One line for the row's `error` column: class and the first line of the message."""
+    """Return one line for the row's `error` column: class and first line of the message."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0][:500]}" if lines else type(error).__name__
 
@@ -99,7 +99,7 @@ POSITION_BYTES = 4  # int32 per slot and KV head
 
 
 def fill_asked(result: ForkResult, cell: CellSpec, lengths: Lengths, heads: int, types: Tensor | None) -> None:
-    """What the cell asks of the prompt, and what it cannot do there.
+    """Fill the budget that the cell requests, and its fallbacks on this prompt.
 
     Args:
         heads: KV heads of all layers; types: int `[>= T]` token types, None when unknown.
@@ -122,12 +122,12 @@ def fill_stored(
     layers: Sequence[LayerAccount],
     slot: int,
 ) -> None:
-    """What the cell's layers hold right after the reduction.
+    """Fill what the cell's layers hold right after the reduction.
 
-    Tokens that are fed again and are part of C (the last one under `strict`) are counted, one entry each per head.
+    Tokens that are fed again and are part of C (the last one under `strict`) count as one entry each per head.
 
     Args:
-        index: per layer int64 `[Hkv, m]` of what was selected; slot: bytes of one head's key and value.
+        index: per layer int64 `[Hkv, m]`, the selected entries. slot: bytes of one head's key and value.
     """
     refed, heads = lengths.refed, index[0].shape[0] * len(index)
     result.selected = [one.to("cpu", torch.int32) for one in index]
@@ -154,7 +154,7 @@ def fill_stored(
 def fill_answer(
     result: ForkResult, cell: CellSpec, lengths: Lengths, tokens: Sequence[int], finish: str | None, text: str
 ) -> None:
-    """What was answered, and how much of it from the reduced cache."""
+    """Fill the answer, and the number of its tokens that come from the reduced cache."""
     result.token_ids, result.n_tokens = list(tokens), len(tokens)
     result.finish_reason, result.answer = finish, text
     from_full = result.n_tokens if cell.keeps_all(lengths.reduced) else cell.tokens_from_full

@@ -92,7 +92,7 @@ REFUSED: Mapping[str, tuple] = {
 
 
 def check(config: GenerationConfig) -> None:
-    """Refuse a generation config that asks for what the shared decode loop cannot do.
+    """Refuse a generation config with a setting that the shared decode loop cannot reproduce.
 
     Raises:
         UnsupportedError: names the setting and its value.
@@ -120,9 +120,9 @@ class DecodeRules:
     """Greedy decoding with its processors and stopping rules.
 
     Attributes:
-        max_new_tokens: upper limit of new tokens; eos: ids that end an answer (kept as its last token).
-        stop_strings: texts that end an answer; options: the `generate()` keyword arguments that ask stock for the same.
-        config: the model folder's generation config with the task's settings in it.
+        max_new_tokens: most new tokens. eos: ids that end an answer (kept as its last token). stop_strings: texts that end it.
+        options: keyword arguments with which stock `generate()` does the same.
+        config: the model folder's generation config, merged with the task's settings.
     """
 
     max_new_tokens: int
@@ -133,16 +133,16 @@ class DecodeRules:
     tokenizer: object = None
 
     def shortened(self, max_new_tokens: int) -> DecodeRules:
-        """The same rules with fewer new tokens."""
+        """Return the same rules with fewer new tokens."""
         return replace(self, max_new_tokens=max_new_tokens, options={**self.options, "max_new_tokens": max_new_tokens})
 
     @classmethod
     def read(cls, config: GenerationConfig, task: Mapping[str, Any], tokenizer: object = None) -> DecodeRules:
         """Merge a model folder's generation config with a task's settings.
 
-        A folder's sampling settings are set aside, because benchmarks decode greedily; a task's are refused. `until`
-        (lmms-eval's name) and `stop_strings` are the same thing. Blank texts among them (lmms-eval's default is a
-        blank line) are left out, as lmms-eval's own model classes do: answers may hold blank lines.
+        Sampling settings of a folder are ignored, because benchmarks decode greedily; those of a task are refused. `until` is
+        lmms-eval's name of `stop_strings`. Blank ones (lmms-eval's default is a blank line) are left out, as by lmms-eval's
+        own model classes: answers may hold blank lines.
 
         Raises:
             UnsupportedError: sampling, beams, or any other setting whose effect this loop cannot reproduce.
@@ -151,7 +151,7 @@ class DecodeRules:
         max_new = task.get("max_new_tokens")
         max_new = config.max_new_tokens if max_new is None else max_new
         if max_new is None or int(max_new) < 1:
-            raise UnsupportedError(f"max_new_tokens={max_new} is not a length; give one >= 1")
+            raise UnsupportedError(f"max_new_tokens={max_new} is not a length; allowed: 1 or more")
         wanted = {k: task[k] for k in ("repetition_penalty", "min_new_tokens", "num_beams") if task.get(k) is not None}
         merged = copy.deepcopy(config)
         for name, value in wanted.items():
@@ -186,7 +186,7 @@ class DecodeRules:
         return rules
 
     def processors(self, prompt_length: int, device: torch.device) -> LogitsProcessorList:
-        """Stock processors in stock's order; they read `[R, length]` ids and `[R, V]` float32 logits."""
+        """Return stock processors in stock's order; they read `[R, length]` ids and `[R, V]` float32 logits."""
         config, eos = self.config, torch.tensor(self.eos, device=device)
         made = LogitsProcessorList()
         if config.repetition_penalty is not None and config.repetition_penalty != 1.0:
@@ -213,11 +213,11 @@ class DecodeRules:
 
     @cached_property
     def stopper(self) -> StopStringCriteria | None:
-        """Ends rows of `[R, length]` ids whose newest token completes a stop string; None without stop strings."""
+        """Stock criterion that ends rows of `[R, length]` ids at a stop string; None without stop strings."""
         return StopStringCriteria(self.tokenizer, list(self.stop_strings)) if self.stop_strings else None
 
     def finish(self, ids: Tensor, new: int) -> str | None:
-        """Why the row `[1, T + new]` ends after its newest token: `eos`, `stop`, `length`, or None when it goes on."""
+        """Return the reason why the row `[1, T + new]` ends: `eos`, `stop` or `length`; None where it goes on."""
         if int(ids[0, -1]) in self.eos:
             return "eos"
         if self.stopper is not None and bool(self.stopper(ids, None)[0]):
@@ -225,7 +225,7 @@ class DecodeRules:
         return "length" if new >= self.max_new_tokens else None
 
     def text(self, tokens: Sequence[int], finish: str | None, tokenizer: Any) -> str:
-        """The answer that `tokens` spell, without the end token and without the stop string that ended it."""
+        """Return the answer that `tokens` spell, without the end token and the stop string that ended it."""
         text = tokenizer.decode(tokens[:-1] if finish == "eos" else tokens, skip_special_tokens=True)
         if finish == "stop":
             ends = [end for end in (text.find(stop) for stop in self.stop_strings) if end >= 0]

@@ -45,7 +45,7 @@ from mmkv_bench.protocols import protocol as protocol_named
 
 
 class _Watch(LogitsProcessor):
-    """Notes when each step's logits came, without changing them, and ends a generation that is past its deadline."""
+    """Clock of decode steps, which also ends a generation past its deadline; logits are not changed."""
 
     def __init__(self, meter: Meter, deadline: float | None):
         self.meter, self.deadline = meter, deadline
@@ -60,7 +60,7 @@ class _Watch(LogitsProcessor):
 
 @dataclass
 class Alone:
-    """`sequences` int64 `[B, T + new]`, `logits` per new token float32 `[B, V]`, the session that compressed."""
+    """Output of a single run: `sequences` int64 `[B, T + new]`, `logits` per new token float32 `[B, V]`, the session."""
 
     sequences: Tensor
     logits: tuple[Tensor, ...]
@@ -87,15 +87,15 @@ def generate_alone(
     """Generate with one compressor attached, through stock `generate()`.
 
     Args:
-        inputs: what `generate()` takes, `input_ids` `[B, T]` and media included.
-        context: tokens before the cut, needed by protocols that cut the prompt.
-        answer: what `answer_of_full` gives for the same arguments; made here when the compressor needs it.
-        compile_config: how `generate()` compiles its decode step, on a cache of fixed capacity; None: it does not, and never
-            where a decode policy acts (`stays_eager`).
-        generation: further arguments of `generate()`, greedy ones.
+        inputs: arguments of `generate()`, `input_ids` `[B, T]` and media included.
+        context: tokens before the cut, for protocols that cut the prompt.
+        answer: `answer_of_full` of the same arguments; computed here where the compressor needs it and it is None.
+        compile_config: of the decode step, on a cache of fixed capacity. None: it stays eager, as it does in any case where a
+            decode policy acts (`stays_eager`).
+        generation: further arguments of `generate()`, for greedy decoding.
 
     Raises:
-        ConfigError: such a protocol without a cut inside the prompt: the question would be compressed with it.
+        ConfigError: a protocol that cuts, without a cut inside the prompt: the question would be compressed too.
     """
     ids, rule = inputs["input_ids"], protocol_named(protocol)
     if rule.cuts and not (context is not None and 0 < context < ids.shape[1]):
@@ -167,15 +167,17 @@ def generate_alone(
 
 
 def stays_eager(compressor: Compressor, evicts: bool) -> bool:
-    """Whether a decode policy acts on a prompt of which the compressor evicts something, or nothing: what its layers hold
-    changes in number from step to step."""
+    """Return True where a decode policy acts: the number of entries then changes from step to step.
+
+    evicts: entries of this prompt are evicted.
+    """
     return compressor.decoding is not None and (evicts or compressor.quantises)
 
 
 def _new_tokens(model: PreTrainedModel, generation: dict) -> int:
-    """How many tokens an answer can have; where nobody says so, as many as an unknown answer gets room for."""
-    told = generation.get("max_new_tokens", model.generation_config.max_new_tokens)
-    return DEFAULT_RESERVE if told is None else int(told)
+    """Return the most tokens of an answer; without a limit, the slots that are reserved by default."""
+    limit = generation.get("max_new_tokens", model.generation_config.max_new_tokens)
+    return DEFAULT_RESERVE if limit is None else int(limit)
 
 
 @torch.no_grad()
@@ -187,7 +189,7 @@ def answer_of_full(
     context: int | None = None,
     **options,
 ) -> AnswerAttention:
-    """What the full cache's own answer attends to, through stock `generate()`; arguments as for `generate_alone`.
+    """Collect what the full cache's own answer attends to, through stock `generate()`; arguments as of `generate_alone`.
 
     Raises:
         UnsupportedError: several prompts, or a padded one.
@@ -195,7 +197,8 @@ def answer_of_full(
     ids, mask = inputs["input_ids"], inputs.get("attention_mask")
     if len(ids) > 1 or (mask is not None and not bool(mask.all())):
         raise UnsupportedError(
-            "the answer of the full cache is collected for one prompt without padding; give such a one"
+            f"the answer of the full cache is collected for one prompt without padding; got {len(ids)} prompts"
+            f"{'' if mask is None else ' with an attention mask'}; give one prompt"
         )
     answer = AnswerAttention(protocol_named(protocol).lengths(ids.shape[1], context).prefilled)
     generate_alone(model, inputs, full(), None, protocol, context=context, answer=answer, **options)
@@ -214,8 +217,10 @@ def run_alone(
     attention: str | None = None,
     compile_config: CompileConfig | None = None,
 ) -> ForkResult:
-    """One cell's result for one prompt, `measured=own`; what goes wrong becomes its status. compile_config: see
-    `generate_alone`; a cell that stays eager says so."""
+    """Return one cell's result for one prompt, `measured=own`; a fault becomes its status.
+
+    compile_config: see `generate_alone`; the row of a cell that stays eager says so.
+    """
     device = next(model.parameters()).device
     meter = Meter(device)
     result = ForkResult(
@@ -280,10 +285,10 @@ def run_alone(
 
 
 def fill_account(result: ForkResult, cell: CellSpec, lengths: Lengths, session: Session, types: Tensor | None) -> None:
-    """What the cell asks of the prompt that a session has reduced, what it could not do, and what is stored.
+    """Fill the requested budget, the fallbacks and the stored bytes of a prompt that a session has reduced.
 
     Args:
-        types: int `[T]` token types of what C counts, None when unknown.
+        types: int `[T]` types of the tokens that C counts, None where unknown.
     """
     made, compressor = session.listener, cell.compressor
     assert isinstance(made, Compressing), "the session of `attach`"
@@ -291,9 +296,8 @@ def fill_account(result: ForkResult, cell: CellSpec, lengths: Lengths, session: 
     fill_asked(result, cell, lengths, kept[0].shape[0] * len(kept), types)
     if cell.evicts(lengths.reduced):
         context = Context(cell.entries(lengths.reduced), lengths.reduced, lengths.refed, types, made.summaries[0])
-        known = compressor.answer_fallbacks(made.answer_steps)
-        found = [*made.observed[0], *compressor.outcome(context), *known]
-        result.fallback = list(dict.fromkeys([*result.fallback, *found]))
+        late = [*made.observed[0], *compressor.outcome(context), *compressor.answer_fallbacks(made.answer_steps)]
+        result.fallback = list(dict.fromkeys([*result.fallback, *late]))
     # Counted from the tensors right after the reduction; a token that is fed again will take one entry per head.
     counted = [made.accounts[layer][0] for layer in range(len(kept))]
     fill_stored(result, cell, lengths, kept, counted, made.slot_nbytes)

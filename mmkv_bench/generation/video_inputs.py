@@ -14,11 +14,11 @@ from mmkv_bench.errors import DataError, UnsupportedError
 from mmkv_bench.models.video import Frames, evenly_spaced, sample_frames
 
 READY_FPS = 2.0
-"""Frames per second of ready frames, which carry no times: what qwen-vl-utils assumes of a list of images."""
+"""Frames per second of ready frames, which carry no times: qwen-vl-utils' value for a list of images."""
 
 
 def frames_of(video: Any, count: int) -> Frames:
-    """At most `count` frames of one entry of `Request.videos`.
+    """Return at most `count` frames of one entry of `Request.videos`.
 
     Args:
         video: a path; {"video": path, "start_time": s, "end_time": s} with either or both times; or ready frames, a list
@@ -26,7 +26,7 @@ def frames_of(video: Any, count: int) -> Frames:
             ones are taken, as of a file.
 
     Raises:
-        DataError: see `sample_frames`; ready frames that are none, or of different sizes.
+        DataError: see `sample_frames`; no ready frames, or frames of different sizes.
         UnsupportedError: a span of ready frames.
     """
     start = end = None
@@ -36,24 +36,26 @@ def frames_of(video: Any, count: int) -> Frames:
         return sample_frames(video, count, start, end)
     if start is not None or end is not None:
         raise UnsupportedError(
-            "a span of ready frames has no meaning, they carry no times; give a file or the frames meant"
+            "start_time and end_time need a video file: ready frames carry no times; give a file, or only the frames to use"
         )
     if isinstance(video, Frames):
         return video
     pictures = [_array(picture) for picture in video]
     sizes = {picture.shape for picture in pictures}
     if len(sizes) != 1 or next(iter(sizes))[2:] != (3,):
-        raise DataError(f"ready frames of a video are RGB images of one size; got {len(pictures)} of {sorted(sizes)}")
+        raise DataError(
+            f"ready frames of a video have to be RGB images of one size; got {len(pictures)} of sizes {sorted(sizes)}"
+        )
     kept = evenly_spaced(len(pictures), count)
     times = tuple(i / READY_FPS for i in kept)
     return Frames(np.stack([pictures[i] for i in kept]), times, tuple(kept), len(pictures), READY_FPS)
 
 
 def video_arguments(processor: Any, videos: Sequence[Frames], video_max_pixels: int | None = None) -> dict[str, Any]:
-    """Keyword arguments of a processor's call: the frames as they are, with their true times.
+    """Return keyword arguments of a processor's call: the frames unchanged, with their true times.
 
-    Qwen2.5-VL makes the seconds between two frames of it, Qwen3-VL the time it writes before each pair of frames (index
-    over rate: the indices here are times in units of the rate, so that a variable frame rate keeps its times).
+    Qwen2.5-VL derives the seconds between two frames from them, Qwen3-VL the time that it writes before each pair of frames
+    (index over rate; the indices here are times in units of the rate, so a variable frame rate keeps its times).
 
     Args:
         video_max_pixels: of one frame, for a processor that limits the pixels of the whole video (Qwen3-VL) and was
@@ -84,7 +86,7 @@ def video_arguments(processor: Any, videos: Sequence[Frames], video_max_pixels: 
 
 
 def _at_least(video: Frames, count: int) -> Frames:
-    """A video of `count` frames or more: its last one is repeated, as other families' processors do by themselves."""
+    """Return a video of at least `count` frames: the last one is repeated, as other families' processors do."""
     missing = count - len(video)
     if missing <= 0:
         return video
@@ -108,7 +110,7 @@ def _metadata(video: Frames) -> dict[str, Any]:
 
 
 def _whole_size(part: Any, frames: int, video_max_pixels: int) -> dict[str, int]:
-    """Pixels of all frames together; the processor counts whole pairs and scales by the frames there are."""
+    """Return pixel limits of all frames together; the processor counts whole pairs of frames."""
     pairs = round(frames / part.temporal_patch_size) * part.temporal_patch_size
     whole = video_max_pixels * max(1, min(frames, pairs))
     return {
@@ -118,7 +120,7 @@ def _whole_size(part: Any, frames: int, video_max_pixels: int) -> dict[str, int]
 
 
 def _by_area(part: Any) -> bool:
-    """Whether each video keeps its own size and number of frames, patches of all videos in one row (Qwen-VL)."""
+    """Return True where each video keeps its size and number of frames, patches of all videos in one row (Qwen-VL)."""
     return hasattr(part, "temporal_patch_size")
 
 

@@ -42,7 +42,7 @@ Rule = Callable[["Compressor"], str | None]
 
 
 def refuse(compressor: Compressor) -> None:
-    """Raises CompatibilityError with the first rule's objection."""
+    """Raise CompatibilityError with the first objection of a rule."""
     for rule in RULES:
         objection = rule(compressor)
         if objection is not None:
@@ -132,7 +132,7 @@ def nothing_protected(c: Compressor) -> str | None:
 
 
 def _protects(selector: Selector) -> bool:
-    """Whether tokens stay whatever their score. What `TopK` says in its parameters is not tried out: that takes torch."""
+    """Return True where tokens stay whatever their score; for `TopK` its parameters tell, without torch."""
 
     if type(selector) is TopK:
         return bool(selector.sinks or selector.recents or selector.window)
@@ -140,7 +140,7 @@ def _protects(selector: Selector) -> bool:
 
 
 def one_window(c: Compressor) -> str | None:
-    """Scorer, allocator and selector that have an observation window mean the same one."""
+    """Scorer, allocator and selector with an observation window have the same one."""
     kept = getattr(c.selector, "window", 0)
     for part in (c.allocator, c.scorer):
         window = getattr(part, "window", 0)
@@ -284,13 +284,15 @@ RULES: tuple[Rule, ...] = (
 
 
 def visual_parts(compressor: Compressor) -> list[str]:
-    """Names of the parts that treat visual tokens and text differently: senseless for a model that sees no images."""
+    """Return names of parts that treat visual tokens and text differently, which make no sense for a text model."""
 
     parts = (compressor.scorer, compressor.allocator, compressor.selector)
-    found = [part for part in parts if part is not None and part.needs_visual]
+    visual = [part for part in parts if part is not None and part.needs_visual]
     scorer, allocator, selector = parts
-    found += [scorer] if isinstance(scorer, TextPriorScorer) and scorer.prior else []
-    found += [scorer] if isinstance(scorer, MMShiftScorer) and scorer.modality in ("text", "separate") else []
-    found += [allocator] if isinstance(allocator, Entropy) and allocator.dynamic and allocator.entropy != "full" else []
-    found += [selector] if isinstance(selector, ModalityQuota | TextFirst) else []
-    return [_name(part) for part in found]
+    visual += [scorer] if isinstance(scorer, TextPriorScorer) and scorer.prior else []
+    visual += [scorer] if isinstance(scorer, MMShiftScorer) and scorer.modality in ("text", "separate") else []
+    visual += (
+        [allocator] if isinstance(allocator, Entropy) and allocator.dynamic and allocator.entropy != "full" else []
+    )
+    visual += [selector] if isinstance(selector, ModalityQuota | TextFirst) else []
+    return [_name(part) for part in visual]

@@ -1,6 +1,6 @@
-"""Made-up layers of a model: problems on which a method's parts are tested without any model.
+"""Random layers of a model that does not exist: problems on which a method's parts are tested without weights.
 
-`mmkv-bench check` uses those of `problems`; the registry's tests bring their own.
+`mmkv-bench check` uses `problems`; the tests of shipped methods bring their own.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 LAYERS = 3
 SHAPES = ((1, 2, 1), (2, 1, 2), (3, 2, 2), (17, 2, 1), (40, 2, 3), (130, 1, 4))
-"""(prompt tokens, KV heads, query heads per KV head) of the made-up prompts."""
+"""(prompt tokens, KV heads, query heads per KV head) of the prompts."""
 _DIM, _WIDTH = 8, 12
 
 
 def prompt(length: int, heads: int, group: int, needs: Needs, seed: int = 0, identity: str = "x") -> list[Observation]:
-    """Observations of `LAYERS` layers with random weights, as a prefill would give them: an image inside text."""
+    """Return observations of `LAYERS` layers with random weights, as a prefill gives them: an image inside text."""
     import torch
     from torch import nn
 
@@ -67,11 +67,11 @@ def _projected(weight: Tensor, hidden: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Problem:
-    """One prompt of made-up layers and a budget of fewer entries per KV head than it has tokens.
+    """One prompt, and a budget of fewer entries per KV head than it has tokens.
 
     Attributes:
-        observe: what is needed -> an observation per layer; the same numbers whenever it is called.
-        layers: layers of the model that the observations are of.
+        observe: needs -> an observation per layer; every call gives the same numbers.
+        layers: number of layers of the model.
     """
 
     observe: Callable[[Needs], list[Observation]]
@@ -84,9 +84,9 @@ class Problem:
 
 
 def problems() -> list[Problem]:
-    """The problems of a file's check: shapes with a budget each, of one entry, two, a third, all but one."""
-    found = {(shape, budget) for shape in SHAPES for budget in (1, 2, shape[0] // 3, shape[0] - 1)}
-    return [problem(shape, budget) for shape, budget in sorted(found) if 0 < budget < shape[0]]
+    """Return the problems of `mmkv-bench check`: every shape with budgets of one entry, two, a third, all but one."""
+    cases = {(shape, budget) for shape in SHAPES for budget in (1, 2, shape[0] // 3, shape[0] - 1)}
+    return [problem(shape, budget) for shape, budget in sorted(cases) if 0 < budget < shape[0]]
 
 
 def problem(shape: tuple[int, int, int], budget: int) -> Problem:

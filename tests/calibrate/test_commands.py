@@ -12,9 +12,10 @@ from statistics import fmean, pstdev
 import pytest
 import torch
 
-from mmkv_bench.calibrate import hybridkv, mmshift, prefixkv
+from mmkv_bench.calibrate import measurements
 from mmkv_bench.calibrate.artefact import METHODS, load
-from mmkv_bench.calibrate.command import OWN_SETTINGS, measured
+from mmkv_bench.calibrate.command import measured
+from mmkv_bench.calibrate.measurements import MEASUREMENTS
 from mmkv_bench.cli.tree import reader
 from mmkv_bench.cli.verbs.calibrate import MEASURED, complete
 from mmkv_bench.models.fingerprint import folder_fingerprint
@@ -134,7 +135,7 @@ def test_prefix_shares_are_those_of_the_attention_that_the_model_reports():
     from mmkv_bench.models.load import load_model
 
     loaded, sample = load_model("tiny", str(WEIGHTS), device="cpu"), page("lookup", "small", "train", 1)
-    got = prefixkv.measure(loaded, sample, {"delta": 0.0, "steps": 0})
+    got = measurements.prefix_shares(loaded, sample, {"delta": 0.0, "steps": 0})
     prompt = encode(loaded.processor, loaded.family, "page", sample.messages(), sample.images)
     loaded.model.set_attn_implementation({"text_config": "eager"})
     with torch.no_grad():
@@ -150,7 +151,7 @@ def test_prefix_shares_are_those_of_the_attention_that_the_model_reports():
 
 def test_shares_are_averaged_and_scaled_to_the_budget():
     found = [[[0.2, 0.4]] * 100, [[0.4, 0.4]] * 100]
-    data = prefixkv.summarise(found, {}, 1)
+    data = measurements.prefix_profile(found, {}, 1)
     assert data["grid"] == [i / 100 for i in range(1, 101)] and data["layers"] == 2
     at = data["grid"].index(0.35)
     assert data["ratios"][at] == pytest.approx([0.3, 0.4])
@@ -175,7 +176,7 @@ def test_theta_is_the_quantile_of_all_heads_and_samples():
     found = [[[0.1, 0.9], [0.5, 0.7]], [[0.3, 0.8], [0.6, 1.0]]]
     values = sorted([0.1, 0.9, 0.5, 0.7, 0.3, 0.8, 0.6, 1.0])
     for q in (0.0, 0.3, 0.5, 1.0):
-        data = hybridkv.summarise(found, {"quantile": q}, 2)
+        data = measurements.sparsity_threshold(found, {"quantile": q}, 2)
         want = torch.quantile(torch.tensor(values, dtype=torch.float64), q).item()
         assert data["theta"] == pytest.approx(want)
     assert data["sparsity"] == [pytest.approx([0.2, 0.85]), pytest.approx([0.55, 0.85])]
@@ -185,10 +186,10 @@ def test_theta_is_the_quantile_of_all_heads_and_samples():
 
 def test_spread_of_answers_against_prompts():
     states = torch.tensor([[1.0, 3.0], [5.0, 7.0], [0.0, 8.0], [8.0, 0.0]])
-    mean, prompt, answer = mmshift.moments(states, 2)
+    mean, prompt, answer = measurements.moments(states, 2)
     assert mean == [3.0, 5.0]
     assert prompt == pytest.approx(pstdev([1, 3, 5, 7])) and answer == pytest.approx(4.0)
-    data = mmshift.summarise([[(mean, prompt, answer)], [([1.0, 1.0], 1.0, 2.0)]], {}, 1)
+    data = measurements.state_statistics([[(mean, prompt, answer)], [([1.0, 1.0], 1.0, 2.0)]], {}, 1)
     assert data["mean"] == [[2.0, 3.0]]
     assert data["gamma"] == pytest.approx([fmean([answer, 2.0]) / fmean([prompt, 1.0])])
 
@@ -210,7 +211,7 @@ def test_the_documented_commands_are_commands():
         (plain,) = [one for one, line in zip(made, lines, strict=True) if line.endswith(f"calibrate {method}")]
         committed = load(method, "auto", "tiny", folder_fingerprint(WEIGHTS))
         assert plain.samples == len(committed.samples) == committed.settings["samples"]
-        own = OWN_SETTINGS[method]
+        own = MEASUREMENTS[method].options
         assert {name: committed.settings[name] for name in own} == {name: getattr(plain, name) for name in own}
 
 

@@ -9,7 +9,7 @@ from statistics import fmean
 import pytest
 
 from mmkv_bench.calibrate.artefact import load
-from mmkv_bench.calibrate.command import brought, measured
+from mmkv_bench.calibrate.command import imported_artefact, measured
 from mmkv_bench.cli.tree import reader
 from mmkv_bench.cli.verbs.calibrate import complete
 from mmkv_bench.compression.allocators.head_scores import HeadScores
@@ -175,6 +175,6 @@ def test_a_pickle_is_refused_unread(tmp_path, capsys):
 
 def test_an_import_names_the_model_that_it_is_said_to_be_of(tmp_path):
     file = written(tmp_path, "a_0.5.json", [0.5] * LAYERS)
-    made = brought(options("prefixkv", "--import", file))
+    made = imported_artefact(options("prefixkv", "--import", file))
     assert (made.model, made.model_fingerprint) == ("tiny", folder_fingerprint(WEIGHTS))
     assert made.dataset == "released file a_0.5.json, imported" and "name no weights" in made.settings["oddities"][0]

@@ -12,7 +12,7 @@ from PIL import Image
 
 from mmkv_bench.calibrate.artefact import load
 from mmkv_bench.calibrate.samples import Page, page, pages, visual_tokens
-from mmkv_bench.calibrate.sparsemm import Measured, answer_cells, head_hits, layer_hits, measure, summarise
+from mmkv_bench.calibrate.sparsemm import SampleHits, answer_cells, head_hits, layer_hits, measure, summarise
 from mmkv_bench.compression.allocators.head_scores import HeadScores
 from mmkv_bench.errors import CalibrationError, UnsupportedError
 from mmkv_bench.models.fingerprint import folder_fingerprint
@@ -227,7 +227,7 @@ def test_pages_that_show_no_answer_at_all_are_refused(cropping):
     assert lost.hidden == lost.tokens > 0 and not any(map(any, lost.hits))
     with pytest.raises(CalibrationError, match="no visual token shows any of the .* answer tokens of 2 pages"):
         summarise([lost, lost], {}, 2)
-    one_seen = Measured(lost.hits, tokens=1, hidden=0)
+    one_seen = SampleHits(lost.hits, tokens=1, hidden=0)
     assert summarise([lost, one_seen], {}, 2)["hidden"] == {"tokens": lost.tokens, "of": lost.tokens + 1}
 
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mmkv_bench.calibrate.observing import read_layers, with_answer
+from mmkv_bench.calibrate.layers import read_layers, with_answer
 from mmkv_bench.cli.tree import reader
 from mmkv_bench.cli.verbs.diagnose import MEASURED
 from mmkv_bench.compression.observation import Needs

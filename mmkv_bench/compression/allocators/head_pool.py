@@ -94,7 +94,7 @@ class HeadPool(Allocator):
         return torch.tensor(shares, dtype=torch.int64) + window
 
     def _credit(self, prefix: Tensor, base: int) -> list[int]:
-        """How many of the ``heads * base`` largest scores of ``prefix [Hkv, n - w]`` each head holds."""
+        """Count, per head, its members of the ``heads * base`` largest scores of ``prefix [Hkv, n - w]``."""
         heads, columns = prefix.shape
         if self.normalize:
             if bool((prefix < 0).any()):

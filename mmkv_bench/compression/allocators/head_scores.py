@@ -112,7 +112,7 @@ class HeadScores(Allocator):
 
     @staticmethod
     def needs_calibration(parameters: Mapping[str, Any]) -> bool:
-        """Whether an allocator with these parameters reads head scores (random ones take their shape from them)."""
+        """Return True where these parameters read head scores (random ones take their shape from them)."""
         return parameters.get("scores", "calibrated") != "uniform"
 
     @property

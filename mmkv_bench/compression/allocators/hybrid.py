@@ -43,7 +43,9 @@ def _exact(value: float) -> Fraction:
 
 @dataclass(frozen=True)
 class HeadClasses:
-    """Which KV heads are dynamic (section 3.1): a head whose text looks at few tokens, ``S* >= theta``, is static.
+    """Rule that divides KV heads into static and dynamic ones (section 3.1).
+
+    A head is static where its text looks at few tokens: ``S* >= theta``.
 
     Args:
         theta: cutoff of the sparsity score, in [0, 1]; a head is static from it on (table 6).
@@ -111,7 +113,7 @@ class HeadClasses:
 
 @dataclass(frozen=True)
 class HeadBudgets:
-    """What `Hybrid.divide` found: `dynamic` bool and `entries` int64 ``[L, Hkv]``, and whether r had to be cut."""
+    """Division of a budget: `dynamic` bool and `entries` int64 ``[L, Hkv]``; `clipped`: r had to be cut."""
 
     dynamic: Tensor
     entries: Tensor

@@ -95,7 +95,7 @@ class Prefix(Allocator):
 
     @staticmethod
     def needs_calibration(parameters: Mapping[str, Any]) -> bool:
-        """Whether an allocator with these parameters reads a profile."""
+        """Return True where these parameters read a profile."""
         return parameters.get("mode", "offline") == "offline"
 
     @property

@@ -9,8 +9,9 @@ from mmkv_bench.compression.allocators.uniform import Uniform
 
 @dataclass(frozen=True)
 class UniformModel(Uniform):
-    """As ``Uniform``, for selectors that must see the scores of all layers at once (``OneSet``). Nothing is freed before
-    the whole prompt is prefilled.
+    """``Uniform`` for selectors that need the scores of all layers at once (``OneSet``).
+
+    Nothing is freed before the whole prompt is prefilled.
 
     Args:
         excess: see ``Uniform``.

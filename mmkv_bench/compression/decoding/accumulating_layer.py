@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from mmkv_bench.compression.decoding.base import Start
 
 
-class Policy(Protocol):
-    """What a layer asks of the decode policy that made it (`HeavyHitters`)."""
+class AccumulatingPolicy(Protocol):
+    """Interface of the decode policy of an accumulating layer (`HeavyHitters`)."""
 
     def recents(self, held: int) -> int: ...
 
@@ -28,12 +28,12 @@ class AccumulatingLayer(CompressedLayer):
     _counted: int  # queries before this one are in the scores already
     _refed: Tensor  # scores of prompt tokens that will be fed again
     _acts_from: int
-    _policy: Policy
+    _policy: AccumulatingPolicy
     _limit: int  # slots, and recents per head, from the first token of the answer on; none before
     _recents: Tensor | None
 
     @classmethod
-    def of(cls, policy: Policy, start: Start) -> AccumulatingLayer:
+    def of(cls, policy: AccumulatingPolicy, start: Start) -> AccumulatingLayer:
         if start.scores is None:
             raise ConfigError("H2O's decoding starts from the scores of the prefill; give the method a scorer")
         room = start.room_until_evicting(1)

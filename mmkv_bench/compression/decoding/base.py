@@ -1,4 +1,4 @@
-"""What every decode policy promises."""
+"""Interface of decode policies."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class DecodePolicy(ABC):
         """The layer that takes the place of the full one."""
 
     def method_version(self, method: Composed) -> int:
-        """How often this part's numbers have changed, from 1; see ``Scorer.method_version``."""
+        """Version of this part's numbers, from 1; see ``Scorer.method_version``."""
         return 1
 
     def fallbacks(self, entries: int) -> tuple[str, ...]:

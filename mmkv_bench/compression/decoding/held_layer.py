@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from mmkv_bench.compression.decoding.base import Start
 
 
-class Policy(Protocol):
-    """What a layer asks of the decode policy that made it (`Holding`)."""
+class HoldingPolicy(Protocol):
+    """Interface of the decode policy of a held layer (`Holding`)."""
 
     @property
     def hold(self) -> str: ...
@@ -34,10 +34,10 @@ class HeldLayer(CompressedLayer):
         acts_from: logical index of the answer's first token.
     """
 
-    policy: Policy
+    policy: HoldingPolicy
     acts_from: int
 
-    def begin(self, policy: Policy, start: Start) -> None:
+    def begin(self, policy: HoldingPolicy, start: Start) -> None:
         """Remember what every head holds when the answer begins."""
         self.policy, self.acts_from = policy, start.acts_from
         kept = (start.index >= 0).sum(-1).tolist()

@@ -20,7 +20,7 @@ CHOICES = {"hold": ("ratio", "size"), "positions": ("own", "cached")}
 
 @dataclass(frozen=True)
 class Holding(DecodePolicy):
-    """What fixed-distance eviction and a sliding window have in common. Subclasses say which entry goes.
+    """Base of fixed-distance eviction and of a sliding window; subclasses choose the entry that goes.
 
     Let a head hold m entries when the answer begins; the question that was fed after a reduced context, and the token
     that ``strict`` feeds again, are among them. Let rho be the share of the prompt (or context) that the head kept. After
@@ -54,10 +54,10 @@ class Holding(DecodePolicy):
 
     @abstractmethod
     def slot(self, entries: int, start: int) -> int:
-        """Which of a head's entries goes, 0 the oldest, ``entries - 1`` the newest.
+        """Return the number of the head's entry that goes, 0 the oldest, ``entries - 1`` the newest.
 
         Args:
-            entries: how many the head holds, the newest included; start: m, slack included.
+            entries: number that the head holds, the newest included; start: m, slack included.
         """
 
     def layer(self, start: Start) -> HeldLayer:

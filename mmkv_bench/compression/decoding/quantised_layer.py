@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 Key = TypeVar("Key", bound=Hashable)
 
 
-class Policy(Protocol):
-    """What a layer asks of the decode policy that made it (`KIVI`)."""
+class QuantisingPolicy(Protocol):
+    """Interface of the decode policy of a quantised layer (`KIVI`)."""
 
     @property
     def bits(self) -> int: ...
@@ -168,13 +168,13 @@ class QuantisedLayer(CompressedLayer):
     """KIVI's layer for one sequence. The base class keeps slots, positions and masks; its own key and value storage has
     no channels, because the entries live in two `_Store`s. `keys` and `values` read them out anew each time."""
 
-    policy: Policy
+    policy: QuantisingPolicy
     acts_from: int
     _keys: _Store
     _values: _Store
 
     @classmethod
-    def of(cls, policy: Policy, start: Start) -> QuantisedLayer:
+    def of(cls, policy: QuantisingPolicy, start: Start) -> QuantisedLayer:
         none = start.kept_key[..., :0]
         layer = cls.from_rows([(none, none, start.positions)], start.seen, start.reserve)
         layer.policy, layer.acts_from = policy, start.acts_from

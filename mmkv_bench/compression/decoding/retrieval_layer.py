@@ -102,7 +102,7 @@ class Pages:
 
     @property
     def held(self) -> tuple[Tensor, ...]:
-        """What is in host memory: the pages and the staging buffers."""
+        """Tensors in host memory: the pages and the staging buffers."""
         return (self.keys, self.values, *self.staging)
 
     def host_nbytes(self) -> int:
@@ -155,7 +155,7 @@ class RetrievalLayer(CompressedLayer):
         value: Tensor,
         mask: Tensor | None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Where copies run beside computing, static heads are attended to while the dynamic ones' chunks are on their way."""
+        """Attend to static heads while the dynamic heads' chunks are copied, where copies run beside computing."""
         pages = self.pages
         lane = None if pages is None else devices.at(self.device).lane()
         if pages is None or lane is None:
@@ -210,7 +210,7 @@ class RetrievalLayer(CompressedLayer):
         return pages.best(mean[self.heads], self.keep_last)
 
     def _fill(self, keys: Tensor, values: Tensor, token: Tensor) -> None:
-        """What `Pages.fetch` gave, into the dynamic heads' buffers."""
+        """Copy fetched chunks into the dynamic heads' buffers."""
         buffer = slice(self.prefix - self.width, self.prefix)
         self._key_storage[0, self.heads, buffer] = keys
         self._value_storage[0, self.heads, buffer] = values
@@ -230,11 +230,11 @@ class RetrievalLayer(CompressedLayer):
         return super().buffers() + ([] if self.pages is None else [self.heads, self.pages.means, *self.pages.held])
 
     def padding_nbytes(self) -> int:
-        """Of the last chunks too."""
+        """Bytes of padding, the last chunks' missing tokens included."""
         return super().padding_nbytes() + (0 if self.pages is None else self.pages.padding_nbytes())
 
     def read_nbytes(self, fed: int) -> int:
-        """The mean keys of all chunks, and those that are fetched from the host."""
+        """Bytes read in a step, with the mean keys of all chunks and the chunks fetched from the host."""
         return super().read_nbytes(fed) + (0 if self.pages is None else self.pages.read_nbytes())
 
     def moved_nbytes(self) -> int:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from mmkv_bench.compression.selectors.base import Selector
 
 
-class Policy(Protocol):
-    """What a layer asks of the decode policy that made it (`Late`)."""
+class WaitingPolicy(Protocol):
+    """Interface of the decode policy of a waiting layer (`Late`)."""
 
     @property
     def allocator(self) -> Allocator: ...
@@ -40,7 +40,7 @@ class Policy(Protocol):
 
 @dataclass(frozen=True)
 class Waiting:
-    """What is still needed of a `Start` until the method reduces: nothing that keeps the original cache alive."""
+    """Part of a `Start` that is kept until the method reduces; nothing in it keeps the original cache alive."""
 
     layer: int
     n_layers: int
@@ -55,11 +55,11 @@ class Waiting:
 class WaitingLayer(CompressedLayer):
     """One layer of one sequence: the full cache until the answer's first token was attended from."""
 
-    _policy: Policy
+    _policy: WaitingPolicy
     _start: Waiting | None
 
     @classmethod
-    def of(cls, policy: Policy, start: Start) -> WaitingLayer:
+    def of(cls, policy: WaitingPolicy, start: Start) -> WaitingLayer:
         if start.scores is None:
             raise ConfigError(
                 "reducing in the first decode step starts from the prefill's scores; give the method a scorer"

@@ -49,7 +49,7 @@ def idct(bins: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class HighPass:
-    """What is left of ``x [H, T, D]`` without its bins below omega.
+    """High-pass part of ``x [H, T, D]``: without its bins below omega.
 
     Attributes:
         deviation: ``[H, T]`` float32, mean square over the D channels of what the low-pass filter left out of a token.

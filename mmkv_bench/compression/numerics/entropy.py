@@ -1,4 +1,4 @@
-"""How spread a layer's attention is, streamed by blocks of query rows: MEDA's allocation figures.
+"""Entropies of a layer's attention, MEDA's allocation figures, streamed by blocks of query rows.
 
 Inputs may be float16 or bfloat16; scores, softmax and row entropies are float32, sums over rows float64. Entropies are
 in nats. Nothing larger than a tile (``tiles.py``) exists at any time.

@@ -119,7 +119,7 @@ def cover_votes(mass: Tensor, tau: float, left: bool) -> Tensor:
 def _softmax(
     query: Tensor, key: Tensor, scaling: float, shape: dict[str, Any], offset: int | None
 ) -> tuple[Tensor, Tensor]:
-    """What makes each row a softmax, float32 ``[Hq, n]`` each: its largest score and 1 / the sum of exponentials behind it.
+    """Return each row's largest score and 1 / its sum of exponentials, float32 ``[Hq, n]`` each.
 
     Args:
         offset: tokens before the first row, of causal rows; None: every row sees every key.
@@ -150,7 +150,7 @@ def _numbers(query: Tensor, key: Tensor, scaling: float) -> tuple[float, int, in
 
 
 def _shape(query: Tensor, key: Tensor, rows: int) -> dict[str, Any]:
-    """What a kernel is compiled for. rows: that belong together; a tile has no more of them than it needs."""
+    """Return the constants that a kernel is compiled for. rows: number that belong together; a tile has no more than it needs."""
     from triton import knobs
 
     dim = key.shape[2]

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def is_half(dtype: torch.dtype) -> bool:
-    """Whether numbers of this dtype are rounded to fewer digits than scores have: bfloat16 and float16."""
+    """Return True for bfloat16 and float16, whose numbers have fewer digits than scores."""
     return dtype.is_floating_point and dtype.itemsize == 2
 
 

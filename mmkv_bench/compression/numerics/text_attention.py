@@ -1,4 +1,4 @@
-"""How concentrated each head's attention is when text looks at the prompt, streamed by blocks of query rows.
+"""Concentration of each head's attention when text looks at the prompt, streamed by blocks of query rows.
 
 Shapes: Hq query heads, Hkv KV heads, g = Hq / Hkv, T tokens, D head dimension. Query head h reads KV head h // g.
 """

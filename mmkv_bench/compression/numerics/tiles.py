@@ -1,4 +1,4 @@
-"""How many attention rows are held at once: the only memory the streaming statistics need beyond their result."""
+"""Number of attention rows held at once: the only memory that streaming statistics need beyond their result."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def cluster_means(entries: Tensor, index: Tensor, source: Tensor, target: Tensor
 
 
 def pruned_places(index: Tensor, candidates: int) -> tuple[Tensor, Tensor]:
-    """Which tokens are not kept.
+    """Mark the tokens that are not kept.
 
     Returns:
         All tokens int64 ``[Hkv, n]`` and bool ``[Hkv, n]``, True = pruned.

@@ -1,4 +1,4 @@
-"""What every scorer promises."""
+"""Interface of scorers."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Scorer(ABC):
         """
 
     def method_version(self, method: Composed) -> int:
-        """How often this part's numbers have changed, from 1, with these parameters beside the other parts of ``method``.
+        """Version of this part's numbers, from 1, with these parameters beside the other parts of ``method``.
 
         A mend that changes what a part gives raises this for the parameters that it concerns, and for them alone: their
         cells get new hashes and run again, every other cell keeps its rows.
@@ -82,7 +82,7 @@ class Scorer(ABC):
         return 1
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:
-        """Names of what could not be done as the parameters ask; stored in the row, never silent.
+        """Names of what could not be done as configured; the row holds them.
 
         Args:
             types: int ``[T]``, 0 text, 1 image, 2 video; None when unknown.
@@ -90,7 +90,7 @@ class Scorer(ABC):
         return ()
 
     def observed_fallbacks(self, obs: Observation, budget: int, seed: int) -> tuple[str, ...]:
-        """As ``fallbacks``, of one layer of a prompt longer than the budget: what only its scores tell."""
+        """Further fallbacks of one layer of a prompt longer than the budget, known from its scores."""
         return ()
 
     def check_layers(self, layers: int) -> None:  # noqa: B027 - most parameters fit every model
@@ -106,7 +106,7 @@ class Scorer(ABC):
         return score
 
     def answer_fallbacks(self, steps: int) -> tuple[str, ...]:
-        """As ``fallbacks``, once it is known how many tokens were fed after the prefill (``needs.answer``)."""
+        """Further fallbacks, known once `steps` tokens were fed after the prefill (``needs.answer``)."""
         return ()
 
     def window_effective(self, budget: int, length: int) -> int | None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BlindScorer(Scorer):
-    """What a task gives when no visual entry is left: a floor for every method's score. No parameters.
+    """Floor for every method's score: no visual entry is left. No parameters.
 
     Text token j (markers around an image included) is worth j + 1, a visual token -1. ``PositiveOnly`` grants nothing
     to the latter, so the latest text entries stay, up to C, and fewer than C when the prompt has less text. Text

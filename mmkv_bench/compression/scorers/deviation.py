@@ -42,7 +42,7 @@ def filter_needs(keys: str) -> Needs:
 
 
 def filtered(obs: Observation, gamma: float, keys: str) -> tuple[HighPass, HighPass]:
-    """What the low-pass filter leaves out of a layer's keys and values; transformed once for scorer and allocator."""
+    """Return what the low-pass filter leaves out of a layer's keys and values; shared by scorer and allocator."""
     from mmkv_bench.compression.numerics.dct import high_pass
     from mmkv_bench.compression.numerics.rotary import unrotate
 

@@ -75,7 +75,7 @@ class PressScorer(Scorer):
 
     @cached_property
     def stochastic(self) -> bool:
-        """Whether the press's module, or one that it is made of, draws random numbers."""
+        """True where the press's module, or that of a press in it, draws random numbers."""
         library = presses.load()
         return presses.draws(library, presses.build(library, self.press, self.args, _ARGS))
 
@@ -86,12 +86,12 @@ class PressScorer(Scorer):
 
     @property
     def origin(self) -> dict[str, Any]:
-        """What a cell's identity says of the code that runs: the library's version and all arguments of the press."""
+        """Part of a cell's identity: the library's version and all arguments of the press."""
         return {"args": json.loads(self._text), "kvpress": presses.version()}
 
     @property
     def allocator(self) -> Safeguard | None:
-        """How a press that masks divides a layer's budget among its heads; None for presses that only score."""
+        """Allocator of a press that masks; None for presses that only score."""
         return Safeguard(json.loads(self._text)["alpha_safeguard"]) if self.press in presses.POOLED else None
 
     def key(self, budget: int, length: int) -> tuple[object, ...]:

@@ -160,7 +160,7 @@ class MMShiftScorer(Scorer):
 
     @staticmethod
     def needs_calibration(parameters: Mapping[str, Any]) -> bool:
-        """Whether a scorer with these parameters reads statistics of other prompts."""
+        """Return True where these parameters read statistics of other prompts."""
         layerwise = parameters.get("expansion") == "layer" and not parameters.get("layer_gamma")
         return parameters.get("centring") == "global" or layerwise
 

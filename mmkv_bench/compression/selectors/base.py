@@ -1,4 +1,4 @@
-"""What every selector promises."""
+"""Interface of selectors."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Selector(ABC):
         return False
 
     def method_version(self, method: Composed) -> int:
-        """How often this part's numbers have changed, from 1; see ``Scorer.method_version``."""
+        """Version of this part's numbers, from 1; see ``Scorer.method_version``."""
         return 1
 
     def fallbacks(self, budget: int, length: int, types: Tensor | None = None) -> tuple[str, ...]:

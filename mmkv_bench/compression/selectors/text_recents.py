@@ -66,7 +66,7 @@ class TextRecents(RecentShare):
 
     @property
     def keeps_text(self) -> bool:
-        """Whether no text is ever evicted from a prompt with visual tokens."""
+        """True where text is never evicted from a prompt with visual tokens."""
         return self.rule != "strict"
 
     @property

@@ -1,22 +1,22 @@
-"""One forward pass of an unmodified model, every layer read as it passes: nothing larger than a layer's keys is held."""
+"""Read a model layer by layer: one forward pass of the unmodified model, holding nothing larger than a layer's keys."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor, nn
+
 from mmkv_bench.compression.observation import Needs, Observation
 from mmkv_bench.compression.session import Session
 
 if TYPE_CHECKING:
-    import torch
-    from torch import Tensor, nn
-
     from mmkv_bench.compression.prompt import Prompt
 
 
-class Reading:
-    """A session's listener that keeps what `read` makes of each layer and compresses nothing."""
+class LayerReader:
+    """Listener of a session that keeps `read(observation)` of each layer and compresses nothing."""
 
     def __init__(self, needs: Needs, read: Callable[[Observation], Any]):
         self.needs, self.read = needs, read
@@ -40,31 +40,24 @@ def read_layers(
     read: Callable[[Observation], Any],
     identity: str = "prompt",
 ) -> list[Any]:
-    """`read(observation)` of every layer, in order, from one prefill of one sequence with the full cache.
+    """Return `read(observation)` of every layer, in order, from one prefill of one sequence with the full cache.
 
     Args:
-        inputs: what the model's forward takes, batch 1, without padding; types: int `[1, T]`.
-        needs: what `read` reads of a layer; identity: of the sample, for its random streams.
+        inputs: arguments of the model's forward, batch 1, without padding. types: int `[1, T]`.
+        needs: statistics that `read` uses. identity: of the sample, for its random streams.
     """
-    import torch
-
-    reading = Reading(needs, read)
-    with torch.no_grad(), Session(model, reading, token_types=types, identity=identity):
+    reader = LayerReader(needs, read)
+    with torch.no_grad(), Session(model, reader, token_types=types, identity=identity):
         model(**inputs, use_cache=True, logits_to_keep=1, return_dict=True)
-    return reading.values
+    return reader.values
 
 
-def with_answer(inputs: dict[str, Tensor], types: Tensor, answer: torch.Tensor) -> tuple[dict[str, Tensor], Tensor]:
-    """The same prompt with the tokens of an answer behind it, as text.
+def with_answer(inputs: dict[str, Tensor], types: Tensor, answer: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    """Return inputs and types of T + n tokens: a prompt with the tokens of an answer behind it, as text.
 
     Args:
-        inputs: of one prompt without an attention mask; types: int `[1, T]`; answer: int64 `[n]`.
-
-    Returns:
-        Inputs and types of T + n tokens.
+        inputs: of one prompt without an attention mask. types: int `[1, T]`. answer: int64 `[n]`.
     """
-    import torch
-
     length = inputs["input_ids"].shape[1]
     text = torch.zeros(1, len(answer), dtype=types.dtype, device=types.device)
     longer = {

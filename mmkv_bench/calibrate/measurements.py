@@ -1,0 +1,159 @@
+"""Measurements that methods are calibrated with: one function measures a sample, another summarises the samples as data.
+
+SparseMM's measurement is in `sparsemm.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
+from fractions import Fraction
+from statistics import fmean, pstdev
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from mmkv_bench.calibrate import sparsemm
+from mmkv_bench.calibrate.layers import read_layers, with_answer
+from mmkv_bench.calibrate.samples import CalibrationSample, answer_ids, encoded
+from mmkv_bench.compression.allocators.hybrid import Hybrid
+from mmkv_bench.compression.numerics.prefix import prefix_curves, prefix_ratios, scaled
+from mmkv_bench.compression.observation import Needs, Observation
+from mmkv_bench.errors import CalibrationError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mmkv_bench.models.load import LoadedModel
+
+GRID = tuple(Decimal(i) / 100 for i in range(1, 101))
+"""Fractions of PrefixKV's profile: 0.01, 0.02, ..., 1."""
+QUANTILES = tuple(i / 20 for i in range(21))
+
+
+# ---------------------------------------------------------------- PrefixKV
+def prefix_shares(loaded: LoadedModel, sample: CalibrationSample, settings: Mapping[str, Any]) -> list[list[float]]:
+    """Measure the kept shares ``R_l`` of one sample (arXiv 2412.03409, section 3.3, algorithm 1).
+
+    Returns:
+        For every budget of `GRID` one share per layer. Prefill only: no answer is needed.
+    """
+    prompt = encoded(loaded, sample)
+
+    def importance(obs: Observation) -> Tensor:  # attention that each token gathers, float64 [T]
+        return obs.column_sums.double().sum(0).cpu()
+
+    curves = prefix_curves(read_layers(loaded.model, prompt.inputs, prompt.types, Needs(column_sums=True), importance))
+    return [prefix_ratios(curves, float(rho), settings["delta"], settings["steps"])[0] for rho in GRID]
+
+
+def prefix_profile(measured: Sequence[list[list[float]]], settings: Mapping[str, Any], kv_heads: int) -> dict[str, Any]:
+    """Summarise `prefix_shares` of every sample: shares are averaged and scaled, so that they add up to the budget.
+
+    Returns:
+        ``{"layers": L, "grid": [rho, ...], "ratios": [[R_l] per rho], "std": [[...] per rho]}``: shares of the prompt
+        that each layer keeps, mean over samples, adding up to ``L * rho`` but for rounding; population standard
+        deviation over samples before the scaling (the paper's table 7).
+    """
+    ratios, std = [], []
+    for rho, samples in zip(GRID, zip(*measured, strict=True), strict=True):
+        columns = list(zip(*samples, strict=True))
+        means = [Fraction(fmean(column)) for column in columns]
+        ratios.append([float(share) for share in scaled(means, len(columns) * Fraction(rho))])
+        std.append([pstdev(column) for column in columns])
+    return {"layers": len(measured[0][0]), "grid": [float(rho) for rho in GRID], "ratios": ratios, "std": std}
+
+
+# ---------------------------------------------------------------- HybridKV
+def head_sparsity(loaded: LoadedModel, sample: CalibrationSample, settings: Mapping[str, Any]) -> list[list[float]]:
+    """Measure S* of one sample as the method computes it (arXiv 2604.05887, equation 3): per layer one number per KV head."""
+    if not 0 <= settings["quantile"] <= 1:
+        raise CalibrationError(f"--quantile {settings['quantile']} is no quantile; allowed: 0 to 1")
+    prompt = encoded(loaded, sample)
+    method = Hybrid(top=settings["top"])
+    return read_layers(
+        loaded.model, prompt.inputs, prompt.types, method.needs, lambda obs: method.summary(obs, 1, 0).tolist()
+    )
+
+
+def sparsity_threshold(
+    measured: Sequence[list[list[float]]], settings: Mapping[str, Any], kv_heads: int
+) -> dict[str, Any]:
+    """Summarise `head_sparsity` of every sample.
+
+    The paper calls its threshold "quantile-based, tuned on a validation set" and states one number, 0.9, for its models.
+    Other models concentrate their attention differently, so the threshold is a quantile of their own distribution of S*.
+
+    Returns:
+        ``{"theta": ..., "sparsity": [[mean S* per KV head] per layer], "std": [[...]], "quantiles": {"0.05": ...}}``:
+        theta is the requested quantile (linear interpolation) of all S* of all heads and samples; std is the population
+        standard deviation over the samples.
+    """
+    heads = [[list(values) for values in zip(*layer, strict=True)] for layer in zip(*measured, strict=True)]
+    values = sorted(value for sample in measured for layer in sample for value in layer)
+    return {
+        "theta": quantile(values, settings["quantile"]),
+        "sparsity": [[fmean(values) for values in layer] for layer in heads],
+        "std": [[pstdev(values) for values in layer] for layer in heads],
+        "quantiles": {f"{q:.2f}": quantile(values, q) for q in QUANTILES},
+    }
+
+
+def quantile(values: Sequence[float], q: float) -> float:
+    """Return the q-quantile of sorted values, linearly between the two nearest."""
+    at = q * (len(values) - 1)
+    low = int(at)
+    high = min(low + 1, len(values) - 1)
+    return values[low] + (values[high] - values[low]) * (at - low)
+
+
+# ---------------------------------------------------------------- MM-ShiftKV
+def moments(states: Tensor, length: int) -> tuple[list[float], float, float]:
+    """Return the elementwise mean ``[E]`` of the first `length` tokens, and the population standard deviations over all
+    values of these tokens and of the others. states: ``[T + n, E]``, n >= 1."""
+    prompt, answer = states[:length].double(), states[length:].double()
+    return prompt.mean(0).tolist(), float(prompt.std(correction=0)), float(answer.std(correction=0))
+
+
+def state_moments(
+    loaded: LoadedModel, sample: CalibrationSample, settings: Mapping[str, Any]
+) -> list[tuple[list[float], float, float]]:
+    """Measure `moments` of every layer's query projection input, with the true answer fed behind the prompt."""
+    prompt = encoded(loaded, sample)
+    answer = torch.tensor(answer_ids(loaded, sample), device=loaded.device)
+    longer, types = with_answer(prompt.inputs, prompt.types, answer)
+    return read_layers(loaded.model, longer, types, Needs(states=True), lambda obs: moments(obs.states, prompt.length))
+
+
+def state_statistics(measured: Sequence[list[tuple]], settings: Mapping[str, Any], kv_heads: int) -> dict[str, Any]:
+    """Summarise `state_moments` of every sample, for MM-ShiftKV's ablations (the method itself needs none).
+
+    Returns:
+        ``mean``: E floats per layer (table 11, global mean centring). ``gamma``: one factor per layer, how much wider the
+        states spread while the answer is decoded than over the prompt (table 10, layer-wise expansion; figure 1a).
+        ``std_prompt`` and ``std_answer``: the mean standard deviations that gamma is the ratio of.
+    """
+    layers = [list(zip(*layer, strict=True)) for layer in zip(*measured, strict=True)]
+    prompt, answer = [fmean(std) for _, std, _ in layers], [fmean(std) for _, _, std in layers]
+    return {
+        "mean": [[fmean(values) for values in zip(*means, strict=True)] for means, _, _ in layers],
+        "gamma": [a / p for a, p in zip(answer, prompt, strict=True)],
+        "std_prompt": prompt,
+        "std_answer": answer,
+    }
+
+
+class Measurement(NamedTuple):
+    """Calibration of one method: a function of a sample, a summary of all samples, and the options that decide the data."""
+
+    measure: Callable[[LoadedModel, Any, Mapping[str, Any]], Any]
+    summarise: Callable[[Sequence[Any], Mapping[str, Any], int], dict[str, Any]]
+    options: tuple[str, ...] = ()
+
+
+MEASUREMENTS = {
+    "hybridkv": Measurement(head_sparsity, sparsity_threshold, ("top", "quantile")),
+    "mmshift": Measurement(state_moments, state_statistics),
+    "prefixkv": Measurement(prefix_shares, prefix_profile, ("delta", "steps")),
+    "sparsemm": Measurement(sparsemm.measure, sparsemm.summarise),
+}
