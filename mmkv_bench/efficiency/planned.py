@@ -23,6 +23,7 @@ from mmkv_bench.models.quiet import quiet_libraries
 from mmkv_bench.models.source import RANDOM, Source
 from mmkv_bench.plan import identity as identities
 from mmkv_bench.plan.cells import Cell, DatasetIdentity, Identity, bases, expand
+from mmkv_bench.plan.plan import Plan
 from mmkv_bench.plan.validate import bytes_of, validate_combinations
 from mmkv_bench.store.store import Store
 
@@ -55,9 +56,9 @@ class Unit(NamedTuple):
         return Shape(self.cell, self.tokens, self.batch, self.prefill)
 
 
-@dataclass(frozen=True)
-class Planned:
-    """What is measured.
+@dataclass(frozen=True, kw_only=True)
+class Planned(Plan):
+    """The plan of scenario=efficiency: no dataset, and passes over prompts of given lengths.
 
     Attributes:
         cells: `full` first under each protocol; lengths: of the prompts; batches: numbers of sequences that were asked for.
@@ -67,21 +68,13 @@ class Planned:
             are not known.
     """
 
-    config: RunConfig
-    cells: Sequence[Cell]
+    family: Family
     lengths: Sequence[int]
     batches: Sequence[int]
     searches: bool
     memory_limit: int | None
-    notes: Sequence[str]
-    family: Family
     profiles: Mapping[str, Profile] = field(default_factory=dict)
     room: int | None = None
-
-    @property
-    def out(self) -> Path:
-        """The folder of its rows."""
-        return Path(self.config.out).expanduser()
 
     def shape(self, cell: str, tokens: int, batch: int) -> Shape:
         """A batch as this run builds it."""
@@ -197,7 +190,19 @@ def planned(config: RunConfig, outline: bool = False) -> Planned:
         _refuse_limit(config, MAX in batches, limit)
         room = _room(config) if limit is None and MAX in batches else limit
     notes += [f"{cell.label} divides its budget as {profiles[cell.cell]}" for cell in cells if cell.cell in profiles]
-    return Planned(config, cells, lengths, sizes, MAX in batches, limit, notes, family, profiles, room)
+    return Planned(
+        config=config,
+        cells=cells,
+        parts=(),
+        notes=notes,
+        family=family,
+        lengths=lengths,
+        batches=sizes,
+        searches=MAX in batches,
+        memory_limit=limit,
+        profiles=profiles,
+        room=room,
+    )
 
 
 def _expanded(config: RunConfig, identity: Identity, outline: bool) -> tuple[list[Cell], list[str]]:

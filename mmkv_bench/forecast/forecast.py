@@ -1,57 +1,43 @@
-"""What a run must take at least, by arithmetic from shapes: bytes, the roofline of a decode step, hours, and whether it fits.
+"""Forecast of a plan by arithmetic from shapes: bytes, the roofline of a decode step, hours, and whether it fits.
 
-Nothing is loaded: neither weights nor data nor torch. What that leaves unknown is said, never counted as zero; lengths of
-prompts that only data tell are those of stored answers, else assumed.
+Loads neither weights nor data nor torch. What is not known then is listed in `Forecast.missing`, never counted as zero.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.forecast import roofline
-from mmkv_bench.models.families import kv_bytes_per_token
-from mmkv_bench.models.fingerprint import cached_folder
-from mmkv_bench.models.sizes import Sizes, sizes_of
-from mmkv_bench.models.source import FOLDER, HUB, Source
-from mmkv_bench.models.stated_config import stated
-from mmkv_bench.models.visual_tokens import Limits, image_tokens
-from mmkv_bench.plan.identity import UNKNOWN
+from mmkv_bench.forecast import prompt_length, roofline
+from mmkv_bench.forecast.prompt_length import PromptLength
+from mmkv_bench.forecast.weights import ModelBytes, model_sizes
+from mmkv_bench.protocols import protocol
 
 if TYPE_CHECKING:
     from mmkv_bench.compression.budget import Budget
+    from mmkv_bench.models.sizes import Sizes
     from mmkv_bench.plan.cells import Cell
     from mmkv_bench.plan.coverage import Standing
     from mmkv_bench.plan.parts import Part
     from mmkv_bench.plan.plan import Plan
     from mmkv_bench.store.store import Store
 
-ASSUMED = 2048
-"""Tokens of a prompt of which nothing is known."""
-QUESTION = 64
-"""Tokens of the text beside images, template included."""
-GIB, HOUR = 2**30, 3600.0
-_WIDTHS = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+HOUR = 3600.0
 _ALIVE = 3  # tensors [tokens, intermediate] that an eager MLP holds at once
 
 
 @dataclass(frozen=True)
-class Given:
-    """What the user says of prompts and of the device; None and empty: not said.
+class Assumptions:
+    """Facts about prompts and the device that the user states or an earlier measurement knows; None and empty: not known.
 
     Attributes:
         prompt_tokens: lengths to plan for; visual_tokens: of each of them; images: width and height in pixels of those of a
             prompt, which then has as many tokens as they and a question make.
-        memory: bytes of the device; bandwidth: bytes per second; rate: operations per second; device: whose these are.
+        memory: bytes of the device; bandwidth: bytes per second; rate: operations per second; device: its name.
     """
 
     prompt_tokens: Sequence[int] = ()
@@ -64,16 +50,39 @@ class Given:
 
 
 @dataclass(frozen=True)
-class Line:
-    """What one budget comes to at one length.
+class Workload:
+    """Prompts of one length, and what is done with them.
+
+    Attributes:
+        length: of each prompt; new_tokens: most tokens of an answer, None where that is not known; cells: what reads the prompts.
+        prefills: tokens of a prompt -> number of such prompts to prefill.
+        weight_reads: times that decoding reads the weights; entry_reads: entries that it reads in sum; None where answers have no
+            known length.
+        batch: sequences decoded together; together: their prompts are prefilled in one pass, not one by one.
+    """
+
+    dataset: str
+    length: PromptLength
+    new_tokens: int | None
+    cells: Sequence[Cell]
+    prefills: Mapping[int, int]
+    weight_reads: float | None
+    entry_reads: float | None
+    batch: int = 1
+    together: bool = False
+
+
+@dataclass(frozen=True)
+class BudgetForecast:
+    """One budget at one length and batch.
 
     Attributes:
         label: the budget, `full` without one; scope: when its methods reduce a layer (`layer`, `model`), `full`: never.
-        methods: those of it; kept: entries per KV head of the prompt; kv: bytes of one prompt's keys and values then.
+        methods: those of it; kept: entries per KV head of a prompt; kv: bytes of the batch's keys and values then.
         read: useful bytes of the first decode step; ms: the least milliseconds of it, None without a bandwidth.
         speed_up: over the full cache that the roofline allows, by bytes alone without a bandwidth; needs: bytes that the device
             must have at least.
-        batch: sequences whose caches fit beside the weights up to the end of their answers, None without a device memory.
+        batch: most sequences whose caches fit beside the weights until their answers end, None without a device memory.
     """
 
     label: str
@@ -89,278 +98,230 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Lengths:
-    """One dataset's prompts at one length. source: `given`, `pictures`, `stored` (median of stored answers), `assumed`, or
-    `asked` (the setting `lengths`)."""
+class DatasetForecast:
+    """One dataset at one length and batch. source: see `PromptLength`; sequences: decoded together; hours: None where unknown."""
 
     dataset: str
     tokens: int
+    visual_tokens: int | None
     source: str
     new_tokens: int | None
-    lines: Sequence[Line]
+    sequences: int
+    lines: Sequence[BudgetForecast]
     prefill_hours: float | None
     decode_hours: float | None
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """Of a plan. held, read: bytes of weights that the device holds and that a step reads, None where unknown; missing: sentences
-    about what is not known or not counted."""
+    """Forecast of a plan.
 
-    given: Given
+    held, read: bytes of weights that the device holds and that a step reads, None where unknown; missing: sentences about what is
+    not known or not counted.
+    """
+
+    given: Assumptions
     sizes: Sizes
     held: int | None
     read: int | None
     kv_per_token: int | None
     context: int | None
-    datasets: Sequence[Lengths]
+    datasets: Sequence[DatasetForecast]
     missing: Sequence[str]
 
 
-def forecast(plan: Plan, standing: Standing, store: Store, given: Given) -> Forecast:
-    """The forecast of an outline.
+def forecast(plan: Plan, workloads: Sequence[Workload], given: Assumptions, notes: Sequence[str] = ()) -> Forecast:
+    """The forecast of a plan's workloads (`workloads_of` for a run). notes: further sentences about what is not counted."""
+    sizes = model_sizes(plan.config.model)
+    model = ModelBytes.of(sizes, plan.cells[0].dtype, plan.family)
+    missing = [sizes.missing] if sizes.missing else []
+    if model is None or plan.family is None:
+        return Forecast(
+            given, sizes, None, None, None, None, (), missing or ["the precision of the model is not known"]
+        )
+    if given.bandwidth is None:
+        missing.append("times need a device: --bandwidth GB/s, or --measure auto, which measures this machine's")
+    missing += _several_devices(plan.config.model.device_map, model.weights, given.memory) + _uncounted(plan.cells)
+    missing += notes
+    datasets = [_dataset(workload, model, given) for workload in workloads]
+    facts = model.weights, model.step_weights, model.kv_per_token, plan.family.max_context
+    return Forecast(given, sizes, *facts, datasets, missing)
+
+
+def workloads_of(plan: Plan, standing: Standing, store: Store, given: Assumptions) -> list[Workload]:
+    """What a run has left to do for each dataset, at each length that its prompts are planned with.
 
     Raises:
         ConfigError: a prompt longer than the model's context, or with fewer tokens than visual ones.
     """
-    given = _with_images(plan, given)
     _check(plan, given)
-    known = _stored_lengths(plan, store)
+    if given.images:
+        lengths = [prompt_length.of_images(plan, given.images)]
+    else:
+        lengths = [PromptLength(tokens, "given") for tokens in given.prompt_tokens]
+    known = {} if lengths else prompt_length.stored_lengths(plan, store)
+    workloads = []
+    for part in plan.parts:
+        samples = standing.missing(part)
+        for length in lengths or [known.get(part.dataset) or prompt_length.expected_length(plan, part)]:
+            visual = length.visual if given.visual_tokens is None else given.visual_tokens
+            workloads.append(_workload(plan, part, replace(length, visual=visual), samples))
+    return workloads
 
-    def datasets(counted: Counting) -> list[Lengths]:
-        return [
-            counted.dataset(part, tokens, source, standing.missing(part))
-            for part in plan.parts
-            for tokens, source in _lengths(plan, part, given, known)
-        ]
 
-    return forecast_of(plan, given, datasets)
+def kept_entries(cell: Cell, tokens: int) -> int:
+    """Entries per KV head that a cell keeps of a prompt."""
+    return tokens if cell.budget is None else min(tokens, cell.budget.entries_for(tokens))
 
 
-def forecast_of(plan: Plan, given: Given, datasets: Callable[[Counting], Sequence[Lengths]]) -> Forecast:
-    """The forecast of lengths that are known; `datasets` is asked where there is something to count with."""
-    sizes, dtype = _sizes(plan), plan.cells[0].dtype
-    width = None if dtype == UNKNOWN else _WIDTHS[dtype]
-    missing = [sizes.missing] if sizes.missing else []
-    if sizes.decoder is None or width is None or plan.family is None:
-        return Forecast(
-            given, sizes, None, None, None, None, (), missing or ["the precision of the model is not known"]
+def _workload(plan: Plan, part: Part, length: PromptLength, samples: int) -> Workload:
+    """One dataset's work, of which `samples` have answers to be made.
+
+    A sample is prefilled once for all cells of a protocol, and once more for each cell that prefills again. A step reads the
+    weights once for each batch of forks, and the entries of every cell.
+    """
+    rules = {cell.protocol: protocol(cell.protocol) for cell in part.cells}
+    passes = len({rule.cuts for rule in rules.values()}) + sum(
+        rules[cell.protocol].prefills_again and cell.budget is not None for cell in part.cells
+    )
+    forks = int(plan.config.fork_batch)
+    if str(plan.config.sharing) == "off":
+        passes, forks = len(part.cells), 1
+    new = json.loads(part.cells[0].generation).get("max_new_tokens") or None
+    entries = sum(kept_entries(cell, length.tokens) + (new or 0) / 2 for cell in part.cells)
+    steps = None if new is None else samples * int(new)
+    return Workload(
+        part.dataset,
+        length,
+        new,
+        part.cells,
+        {length.tokens: samples * passes},
+        None if steps is None else steps * -(-len(part.cells) // forks),
+        None if steps is None else steps * entries,
+    )
+
+
+def _check(plan: Plan, given: Assumptions) -> None:
+    name, family, visual = plan.config.model.name, plan.family, given.visual_tokens
+    context = None if family is None else family.max_context
+    for tokens in given.prompt_tokens:
+        if context is not None and tokens > context:
+            raise ConfigError(
+                f"--prompt-tokens {tokens} is beyond the context of {name}, which is {context} tokens; allowed: 1 to {context}; "
+                "give a shorter prompt"
+            )
+        if visual is not None and visual > tokens:
+            raise ConfigError(
+                f"--visual-tokens {visual} is more than --prompt-tokens {tokens}, of which they are a part; give fewer"
+            )
+    if visual and family is not None and not family.multimodal:
+        raise ConfigError(f"--visual-tokens {visual}: {name} has no visual tokens; leave it out")
+
+
+def _dataset(work: Workload, model: ModelBytes, given: Assumptions) -> DatasetForecast:
+    prefill = decode = None
+    if given.rate is not None:
+        operations = sum(
+            count * roofline.prefill_operations(model.decoder, tokens) for tokens, count in work.prefills.items()
         )
-    held = None if sizes.parameters is None else sizes.parameters * width
-    read = sizes.decoder.read * width
-    per_token = kv_bytes_per_token(plan.family, dtype)
-    counted = Counting(plan, given, sizes, held, read, per_token, width)
-    found = datasets(counted)
-    if given.bandwidth is None:
-        missing.append(
-            "the roofline needs a device's bandwidth: --bandwidth GB/s, or --measure auto, which measures this one's"
-        )
-    missing += _spread(plan.config.model.device_map, held, given.memory) + _unlike(plan.cells)
-    return Forecast(given, sizes, held, read, per_token, plan.family.max_context, found, missing)
+        prefill = operations / given.rate / HOUR
+    if given.bandwidth is not None and work.weight_reads is not None and work.entry_reads is not None:
+        read = work.weight_reads * model.step_weights + work.entry_reads * model.kv_per_token
+        decode = read / given.bandwidth / HOUR
+    lines = [_budget(work, model, given, *group) for group in _groups(work.cells)]
+    length = work.length
+    return DatasetForecast(
+        work.dataset,
+        length.tokens,
+        length.visual,
+        length.source,
+        work.new_tokens,
+        work.batch,
+        lines,
+        prefill,
+        decode,
+    )
 
 
-def _spread(device_map: Any, held: int | None, memory: float | None) -> list[str]:
-    """What to say of a model that lies on several devices, or would have to."""
+def _budget(
+    work: Workload, model: ModelBytes, given: Assumptions, budget: Budget | None, scope: str, methods: Sequence[str]
+) -> BudgetForecast:
+    per_token, read = model.kv_per_token, model.step_weights
+    tokens, batch = work.length.tokens, work.batch
+    kept = tokens if budget is None else min(tokens, budget.entries_for(tokens))
+    kv, full = float(kept * per_token), float(tokens * per_token)  # of one sequence
+    ms = whole = None
+    if given.bandwidth is not None:
+        device = roofline.Roofline(model.decoder, model.itemsize, given.bandwidth, given.rate, given.device)
+        ms, whole = device.step_ms(batch * kv, batch), device.step_ms(batch * full, batch)
+    weights = model.weights or read
+    ended = kv + (work.new_tokens or 0) * per_token
+    joined = (
+        0.0 if batch == 1 or work.together else batch * (kv + ended / model.decoder.layers)
+    )  # a layer is held twice
+    return BudgetForecast(
+        label="full" if budget is None else str(budget),
+        scope=scope,
+        methods=methods,
+        kept=kept,
+        kv=batch * kv,
+        read=roofline.step_bytes(read, kv, batch),
+        ms=ms,
+        speed_up=roofline.speed_up_allowed(read, full, kv, batch) if ms is None or whole is None else whole / ms,
+        needs=weights + max(batch * ended, joined, _prefill_peak(work, model, scope, kv, full)),
+        batch=None if given.memory is None else max(0, int((given.memory - weights) // ended)),
+    )
+
+
+def _prefill_peak(work: Workload, model: ModelBytes, scope: str, kv: float, full: float) -> float:
+    """Bytes beside the weights while the last prompt of a batch is prefilled: its keys and values, of which a method of scope
+    `layer` holds one layer whole at a time, the tensors of one MLP, and what is kept of the sequences before it."""
+    decoder, prompt = model.decoder, full
+    if scope == "layer":
+        prompt = max(kv, min(full, kv * (decoder.layers - 1) / decoder.layers + full / decoder.layers))
+    prompt += work.length.tokens * (_ALIVE * decoder.intermediate + 2 * decoder.hidden) * model.itemsize
+    at_once = work.batch if work.together else 1
+    return at_once * prompt + (work.batch - at_once) * kv
+
+
+def _groups(cells: Sequence[Cell]) -> list[tuple[Budget | None, str, list[str]]]:
+    """Budgets and scopes with their methods, `full` first."""
+    groups: dict[tuple[Budget | None, str], dict[str, None]] = {}
+    for cell in sorted(cells, key=lambda cell: cell.budget is not None):
+        if not cell.compressor.quantises:  # see `_uncounted`
+            scope = "full" if cell.budget is None else str(cell.allocation_scope)
+            groups.setdefault((cell.budget, scope), {})[cell.method] = None
+    return [(budget, scope, list(methods)) for (budget, scope), methods in groups.items()]
+
+
+def _several_devices(device_map: Any, weights: int | None, memory: float | None) -> list[str]:
+    """A sentence about a model that lies on several devices, or would have to."""
     if device_map is not None:
         return [
             f"model.device_map={device_map} lays layers on several devices, which work one after the other: --device-memory is "
             "of all of them together, --bandwidth and --matmul are of one"
         ]
-    if held is None or memory is None or held < memory:
+    if weights is None or memory is None or weights < memory:
         return []
     return [
-        f"the weights alone fill {math.ceil(held / memory)} such devices or more: model.device_map=auto lays the layers on all "
-        "that a process sees (CUDA_VISIBLE_DEVICES)"
+        f"the weights alone fill {math.ceil(weights / memory)} such devices or more: model.device_map=auto lays the layers on "
+        "all that a process sees (CUDA_VISIBLE_DEVICES)"
     ]
 
 
-def _sizes(plan: Plan) -> Sizes:
-    model, source = plan.config.model, Source.of(plan.config.model)
-    folder: str | Path | None = source.place if source.kind == FOLDER else None
-    if source.kind == HUB:
-        folder = cached_folder(source.place, model.revision)
-    whole = None
-    if model.layers is not None and model.shape:
-        from mmkv_bench.models.shapes import values_of
-
-        whole = stated(values_of(model.shape))
-    return sizes_of(vars(model), source.described_here(), whole, folder)
-
-
-def _check(plan: Plan, given: Given) -> None:
-    most = None if plan.family is None else plan.family.max_context
-    for tokens in given.prompt_tokens:
-        if most is not None and tokens > most:
-            raise ConfigError(
-                f"--prompt-tokens {tokens} is beyond the context of {plan.config.model.name}, which is {most} tokens; allowed: "
-                f"1 to {most}; give a shorter prompt"
-            )
-        if given.visual_tokens is not None and given.visual_tokens > tokens:
-            raise ConfigError(
-                f"--visual-tokens {given.visual_tokens} is more than --prompt-tokens {tokens}, of which they are a part; give "
-                "fewer"
-            )
-    if given.visual_tokens and plan.family is not None and not plan.family.multimodal:
-        raise ConfigError(
-            f"--visual-tokens {given.visual_tokens}: {plan.config.model.name} has no visual tokens; leave it out"
-        )
-
-
-def _with_images(plan: Plan, given: Given) -> Given:
-    """With the lengths that images make.
-
-    Raises:
-        ConfigError: a model whose processor is not known here; UnsupportedError: one without images.
-    """
-    if not given.images:
-        return given
-    model = plan.config.model
-    if not model.shape or not model.processor:
-        raise ConfigError(
-            f"--image needs the settings of a processor, and {model.name} has none in conf/model; give --prompt-tokens instead"
-        )
-    limits = Limits(model.min_pixels, model.max_pixels)
-    kind, count = model.shape["model_type"], len(given.images)
-    visual = sum(image_tokens(kind, model.processor, *size, count, limits) for size in given.images)
-    return replace(given, prompt_tokens=[visual + QUESTION], visual_tokens=visual)
-
-
-def _stored_lengths(plan: Plan, store: Store) -> dict[str, int]:
-    """Dataset -> median tokens of the prompts of its stored answers."""
-    rows = store.responses(plan.names, ("cell", "prompt_tokens"))
-    found = {}
-    for part in plan.parts:
-        own = pc.is_in(rows["cell"], value_set=pa.array([cell.cell for cell in part.cells], pa.string()))
-        tokens = rows["prompt_tokens"].filter(own).drop_null()
-        if len(tokens):
-            found[part.dataset] = int(np.median(tokens.to_numpy()))
-    return found
-
-
-def _lengths(plan: Plan, part: Part, given: Given, known: dict[str, int]) -> list[tuple[int, str]]:
-    if given.prompt_tokens:
-        return [(tokens, "pictures" if given.images else "given") for tokens in given.prompt_tokens]
-    if part.dataset in known:
-        return [(known[part.dataset], "stored")]
-    most = None if plan.family is None else plan.family.max_context
-    return [(min(ASSUMED, most or ASSUMED), "assumed")]
-
-
-def _unlike(cells: Sequence[Cell]) -> list[str]:
+def _uncounted(cells: Sequence[Cell]) -> list[str]:
     """Sentences about cells whose bytes do not follow from their budget alone."""
-    said = []
     quantised = dict.fromkeys(cell.method for cell in cells if cell.compressor.quantises)
+    evicting = dict.fromkeys(
+        cell.method for cell in cells if cell.compressor.decoding and not cell.compressor.quantises
+    )
+    sentences = []
     if quantised:
-        said.append(
-            f"bytes of {', '.join(quantised)} follow from bits, scales and residuals: `plan --memory` counts them"
+        sentences.append(
+            f"{', '.join(quantised)}: bytes follow from bits, scales and residuals; `plan --memory` counts them"
         )
-    acting = dict.fromkeys(cell.method for cell in cells if cell.compressor.decoding and not cell.compressor.quantises)
-    if acting:
-        said.append(f"{', '.join(acting)} act while decoding: their lines are those right after the prefill")
-    return said
-
-
-@dataclass(frozen=True)
-class Counting:
-    """What lines are counted with: bytes of weights (held on the device, read by a step), of a token's keys and values, of a
-    number."""
-
-    plan: Plan
-    given: Given
-    sizes: Sizes
-    held: int | None
-    read: int
-    per_token: int
-    width: int
-
-    def dataset(self, part: Part, tokens: int, source: str, samples: int) -> Lengths:
-        """One dataset at one length; samples: those that have answers to be made."""
-        new = _new_tokens(part.cells)
-        lines = [self.line(*group, tokens, new or 0) for group in groups(part.cells)]
-        return Lengths(
-            part.dataset,
-            tokens,
-            source,
-            new,
-            lines,
-            self.prefill_hours(part, tokens, samples),
-            self.decode_hours(part, tokens, new, samples),
+    if evicting:
+        sentences.append(
+            f"{', '.join(evicting)}: the cache changes while decoding; numbers are those after the prefill"
         )
-
-    def line(self, budget: Budget | None, scope: str, methods: Sequence[str], tokens: int, new: int) -> Line:
-        """One budget; `methods` reduce their layers as `scope` says, answers have `new` tokens at most."""
-        kept = tokens if budget is None else min(tokens, budget.entries_for(tokens))
-        kv, full = float(kept * self.per_token), float(tokens * self.per_token)
-        weights, ms, whole = self.held or self.read, self._step_ms(kept), self._step_ms(tokens)
-        decoder = self.sizes.decoder
-        assert decoder is not None, "without a shape nothing is forecast"
-        one_layer = full / decoder.layers
-        prefilled = (
-            full if scope != "layer" else max(kv, min(full, kv * (decoder.layers - 1) / decoder.layers + one_layer))
-        )
-        alive = tokens * (_ALIVE * decoder.intermediate + 2 * decoder.hidden) * self.width
-        free = None if self.given.memory is None else self.given.memory - weights
-        return Line(
-            label="full" if budget is None else str(budget),
-            scope=scope,
-            methods=methods,
-            kept=kept,
-            kv=kv,
-            read=roofline.step_bytes(self.read, kv),
-            ms=ms,
-            speed_up=roofline.speed_up_allowed(self.read, full, kv) if ms is None or whole is None else whole / ms,
-            needs=weights + prefilled + alive,
-            batch=None if free is None else max(0, int(free // (kv + new * self.per_token))),
-        )
-
-    def _step_ms(self, entries: int) -> float | None:
-        """The least milliseconds of a decode step over so many entries, None without a bandwidth."""
-        if self.given.bandwidth is None or self.sizes.decoder is None:
-            return None
-        read = roofline.step_bytes(self.read, entries * self.per_token)
-        work = roofline.step_operations(self.sizes.decoder, entries)
-        return roofline.roofline_ms(read, self.given.bandwidth, work, self.given.rate)
-
-    def prefill_hours(self, part: Part, tokens: int, samples: int) -> float | None:
-        """Of the samples' prefills: one for all cells of a protocol, one more for each that prefills again."""
-        from mmkv_bench.protocols import protocol
-
-        if self.given.rate is None or self.sizes.decoder is None:
-            return None
-        rules = {cell.protocol: protocol(cell.protocol) for cell in part.cells}
-        passes = len({rule.cuts for rule in rules.values()}) + sum(
-            rules[cell.protocol].prefills_again and cell.budget is not None for cell in part.cells
-        )
-        if str(self.plan.config.sharing) == "off":
-            passes = len(part.cells)
-        return samples * passes * roofline.prefill_operations(self.sizes.decoder, tokens) / self.given.rate / HOUR
-
-    def decode_hours(self, part: Part, tokens: int, new: int | None, samples: int) -> float | None:
-        """Of answers of full length: weights once for each batch of forks, every cell's entries by themselves."""
-        if self.given.bandwidth is None or new is None:
-            return None
-        together = 1 if str(self.plan.config.sharing) == "off" else int(self.plan.config.fork_batch)
-        batches = -(-len(part.cells) // together)
-        entries = sum(
-            (tokens if cell.budget is None else min(tokens, cell.budget.entries_for(tokens))) + new / 2
-            for cell in part.cells
-        )
-        step = batches * self.read + entries * self.per_token
-        return samples * new * step / self.given.bandwidth / HOUR
-
-
-def groups(cells: Sequence[Cell]) -> list[tuple[Budget | None, str, list[str]]]:
-    """Budgets and scopes with their methods, `full` first."""
-    found: dict[tuple[Budget | None, str], dict[str, None]] = {}
-    for cell in sorted(cells, key=lambda one: one.budget is not None):
-        if cell.compressor.quantises:
-            continue  # `_unlike` says so
-        scope = "full" if cell.budget is None else str(cell.allocation_scope)
-        found.setdefault((cell.budget, scope), {})[cell.method] = None
-    return [(budget, scope, list(methods)) for (budget, scope), methods in found.items()]
-
-
-def _new_tokens(cells: Sequence[Cell]) -> int | None:
-    """Most tokens of an answer, where the dataset's generation settings say so."""
-    told = json.loads(cells[0].generation).get("max_new_tokens")
-    return int(told) if told else None
+    return sentences

@@ -3,39 +3,61 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
 
 from mmkv_bench.columns import aligned
 from mmkv_bench.config.compose import method_defaults
+from mmkv_bench.config.schema import TOGETHER
 from mmkv_bench.errors import ConfigError, MMKVError
-from mmkv_bench.forecast.blank_prompt import blank_prompt
 from mmkv_bench.forecast.dry_run import dry_model, prompt_types
-from mmkv_bench.generation.one_pass import PHASES
+from mmkv_bench.generation.encode import encode
+from mmkv_bench.generation.one_pass import DECODE, LOAD, PHASES
+from mmkv_bench.models.families import family_of
+from mmkv_bench.models.limits import apply_limits
+from mmkv_bench.models.processors import build_processor
 from mmkv_bench.models.quiet import quiet_transformers
 from mmkv_bench.models.source import HUB, Source
 from mmkv_bench.plan.cells import bases, build_methods
 from mmkv_bench.plan.stand_ins import StandIns
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from mmkv_bench.compression.budget import Budget
     from mmkv_bench.compression.compressor import Compressor
-    from mmkv_bench.forecast.dry_run import DryModel
     from mmkv_bench.forecast.forecast import Forecast
     from mmkv_bench.models.load import LoadedModel
     from mmkv_bench.plan.plan import Plan
 
 GIB = 2**30
+JOIN = "join"  # of the caches of a batch
 VISUAL = 0.8
-"""Share of a prompt's tokens that are visual where nobody says."""
+"""Share of a prompt's tokens that are visual where nothing is known of them."""
+QUESTION = "What is the total that the last row of the table on this page states?"
 
 
 @dataclass(frozen=True)
-class PlannedMemory:
-    """One cell at one length. peaks: phase -> bytes, in the order of `PHASES`; error: one sentence in their place; fits: None
-    without a device memory."""
+class Prompt:
+    """Token types int `[1, T]`, and what a processor made of a prompt that has media."""
+
+    types: Tensor
+    inputs: Mapping[str, Tensor] | None = None
+
+    @classmethod
+    def of_text(cls, tokens: int) -> Prompt:
+        """A prompt without media."""
+        return cls(torch.zeros(1, tokens, dtype=torch.int64))
+
+
+@dataclass(frozen=True)
+class CellPeaks:
+    """Peak bytes of one cell at one length and batch.
+
+    peaks: phase -> bytes, in the order of `PHASES`; error: one sentence in their place; fits: None without a device memory.
+    """
 
     cell: str
     tokens: int
@@ -43,20 +65,17 @@ class PlannedMemory:
     peaks: Mapping[str, int]
     fits: bool | None = None
     error: str = ""
+    batch: int = 1
 
     @property
     def largest(self) -> int:
         return max(self.peaks.values(), default=0)
 
 
-Prompts = list[tuple["Tensor", "Mapping[str, Tensor] | None"]]
-"""Of each prompt token types, and what a processor made of it where it has media."""
-
-
-def planned(
-    plan: Plan, forecast: Forecast, prompts: Prompts | None = None, reserve: int = 32
-) -> tuple[list[PlannedMemory], list[str]]:
-    """Every different cell at every length of the forecast, and notes.
+def count_peaks(
+    plan: Plan, forecast: Forecast, prompts: Sequence[Prompt] | None = None, reserve: int = 32
+) -> tuple[list[CellPeaks], list[str]]:
+    """Every different cell at every length and batch of the forecast, and notes.
 
     Args:
         prompts: in the place of those lengths; reserve: slots for an answer's tokens.
@@ -65,18 +84,29 @@ def planned(
         ConfigError: a model whose shape is not here.
     """
     quiet_transformers()
-    config = _shape(plan)
-    assert plan.family is not None, "who has a shape has a family"
-    made_up = StandIns(plan.cells[0].model, plan.cells[0].model_fingerprint, plan.family)
-    cells = _distinct(plan, made_up)
+    config, model = _transformers_config(plan), plan.config.model
+    assert plan.family is not None, "a model with a shape has a family"
+    stand_ins = StandIns(plan.cells[0].model, plan.cells[0].model_fingerprint, plan.family)
+    cells, kind = _distinct(plan, stand_ins), "cpu" if model.device == "cpu" else "cuda"
     prompts = _prompts(plan, forecast, config) if prompts is None else prompts
-    kind, memory = "cpu" if plan.config.model.device == "cpu" else "cuda", forecast.given.memory
-    with dry_model(config, plan.cells[0].dtype, plan.config.model.attention, kind) as model:
-        found = [
-            _counted(model, name, *cell, *prompt, memory, reserve) for prompt in prompts for name, cell in cells.items()
-        ]
-    unseen = any(inputs is None and bool((types > 0).any()) for types, inputs in prompts)
-    return found, _notes(plan, made_up, unseen)
+    batches = list(dict.fromkeys(one.sequences for one in forecast.datasets)) or [1]
+    counted = []
+    with dry_model(config, plan.cells[0].dtype, model.attention, kind) as dry:
+        for prompt, (name, cell) in product(prompts, cells.items()):
+            one = CellPeaks(name, prompt.types.shape[1], int((prompt.types > 0).sum()), {})
+            try:
+                peaks = dry.peaks(*cell, prompt.types, prompt.inputs, reserve=reserve)
+                one = replace(one, peaks={phase: peaks[phase] for phase in PHASES if phase in peaks})
+            except MMKVError as error:
+                one = replace(one, error=str(error))
+            slots, together = reserve * (forecast.kv_per_token or 0), plan.config.batch_prefill == TOGETHER
+            counted += [_of_batch(one, size, slots, together, plan.family.num_layers) for size in batches]
+    memory = forecast.given.memory
+    if memory is not None:
+        counted = [replace(one, fits=one.largest <= memory) if one.peaks else one for one in counted]
+    counted.sort(key=lambda one: one.batch)
+    unseen = any(prompt.inputs is None and bool((prompt.types > 0).any()) for prompt in prompts)
+    return counted, _notes(plan, stand_ins, unseen, batches != [1])
 
 
 def without_weights(plan: Plan) -> LoadedModel:
@@ -87,12 +117,9 @@ def without_weights(plan: Plan) -> LoadedModel:
     """
     from transformers import AutoProcessor
 
-    from mmkv_bench.models.families import family_of
-    from mmkv_bench.models.limits import apply_limits
     from mmkv_bench.models.load import LoadedModel, device_of
-    from mmkv_bench.models.processors import build_processor
 
-    model, source, config = plan.config.model, Source.of(plan.config.model), _shape(plan)
+    model, source, config = plan.config.model, Source.of(plan.config.model), _transformers_config(plan)
     if model.processor:
         processor = build_processor(config, model.processor)
     elif source.kind == HUB:
@@ -108,54 +135,94 @@ def without_weights(plan: Plan) -> LoadedModel:
     return LoadedModel(model.name, None, processor, tokenizer, family, cpu, plan.cells[0].dtype)  # type: ignore[arg-type]
 
 
-def _prompts(plan: Plan, forecast: Forecast, config: Any) -> Prompts:
-    """Token types, and what a processor made of a prompt with images."""
-    given, model = forecast.given, plan.config.model
-    if given.images:
-        limits = {"min_pixels": model.min_pixels, "max_pixels": model.max_pixels}
-        made = blank_prompt(config, model.processor or {}, given.images, limits)
-        return [(made.types, made.inputs)]
-    assert plan.family is not None
-    share = VISUAL if plan.family.multimodal else 0
-    lengths = dict.fromkeys(one.tokens for one in forecast.datasets)
-    visual = given.visual_tokens
-    return [(prompt_types(n, int(share * n) if visual is None else visual), None) for n in lengths]
+def blank_prompt(
+    config: Any, settings: Mapping[str, Any], images: Sequence[tuple[int, int]], limits: Mapping[str, int | None]
+) -> Prompt:
+    """A prompt of blank images, encoded by the model's own processor, and a question.
+
+    Args:
+        config: of transformers; settings: `model.processor`; images: width and height in pixels of each; limits: as
+            `models.limits.apply_limits` takes them.
+
+    Raises:
+        UnsupportedError: a prompt longer than the model's context, a model without images.
+    """
+    from PIL import Image
+
+    processor = build_processor(config, settings)
+    apply_limits(processor, **limits)
+    content = [*({"type": "image"} for _ in images), {"type": "text", "text": QUESTION}]
+    blank = [Image.new("RGB", size) for size in images]
+    prompt = encode(processor, family_of(config), "planned", [{"role": "user", "content": content}], blank)
+    return Prompt(prompt.types, prompt.inputs)
 
 
-def text(found: Sequence[PlannedMemory], notes: Sequence[str], memory: float | None) -> str:
-    """For people: a line per cell, GiB."""
-    shown = [phase for phase in PHASES if any(phase in one.peaks for one in found)]
+def text(counted: Sequence[CellPeaks], notes: Sequence[str], memory: float | None) -> str:
+    """The peaks for a terminal: a line per cell, in GiB."""
+    shown = [phase for phase in (*PHASES, JOIN) if any(phase in one.peaks for one in counted)]
     heads = ["cell", *shown, "largest", *([] if memory is None else [f"on {memory / GIB:,.4g} GiB"])]
-    lines = ["", "peak memory in GiB, planned: counted in a dry run without numbers"]
-    for tokens, visual in dict.fromkeys((one.tokens, one.visual_tokens) for one in found):
-        here = [one for one in found if (one.tokens, one.visual_tokens) == (tokens, visual)]
+    lines = ["", "peak memory in GiB, counted in a dry run without numbers"]
+    for tokens, visual, batch in dict.fromkeys((one.tokens, one.visual_tokens, one.batch) for one in counted):
+        here = [one for one in counted if (one.tokens, one.visual_tokens, one.batch) == (tokens, visual, batch)]
         rows = []
         for one in here:
             row = [one.cell, *(_gib(one.peaks.get(phase)) for phase in shown), _gib(one.largest or None)]
-            rows.append(
-                row + ([] if memory is None else ["-" if one.fits is None else "fits" if one.fits else "too large"])
-            )
+            fits = [] if memory is None else ["-" if one.fits is None else "fits" if one.fits else "too large"]
+            rows.append([*row, *fits])
+        several = f", {batch} at a time" if batch > 1 else ""
         lines += [
             "",
-            f"prompts of {tokens:,} tokens, {visual:,} of them visual",
+            f"prompts of {tokens:,} tokens, {visual:,} of them visual{several}",
             *aligned(heads, rows, words=1),
         ]
         lines += [f"  {one.cell}: {one.error}" for one in here if one.error]
     return "\n".join([*lines, "", *(f"note       {note}" for note in notes)])
 
 
-def document(found: Sequence[PlannedMemory], notes: Sequence[str]) -> dict[str, Any]:
+def document(counted: Sequence[CellPeaks], notes: Sequence[str]) -> dict[str, Any]:
     """The same as data, in bytes."""
-    rows = [vars(one) | {"largest": one.largest or None, "error": one.error or None} for one in found]
+    rows = [vars(one) | {"largest": one.largest or None, "error": one.error or None} for one in counted]
     return {"measured": "planned", "cells": rows, "notes": list(notes)}
+
+
+def _of_batch(one: CellPeaks, batch: int, slots: int, together: bool, layers: int) -> CellPeaks:
+    """The peaks of a batch from those of one sequence: prefilled together, all that is not weights is held by each; one by one, a
+    prefill stands beside what is kept of the others, which are joined layer by layer.
+
+    slots: bytes of one answer's slots, which are made when caches are joined.
+    """
+    if batch == 1 or not one.peaks:
+        return replace(one, batch=batch)
+    load = one.peaks[LOAD]
+    cache = one.peaks[DECODE] - load
+    kept = max(0, cache - slots)
+    peaks = {
+        phase: load + batch * (peak - load) if together or phase in (LOAD, DECODE) else peak + (batch - 1) * kept
+        for phase, peak in one.peaks.items()
+    }
+    if not together:
+        peaks[JOIN] = load + batch * (kept + cache // layers)
+    return replace(one, peaks=peaks, batch=batch)
+
+
+def _prompts(plan: Plan, forecast: Forecast, config: Any) -> list[Prompt]:
+    """A prompt for each length of a forecast, of images where their sizes are given."""
+    model = plan.config.model
+    if forecast.given.images:
+        limits = {"min_pixels": model.min_pixels, "max_pixels": model.max_pixels}
+        return [blank_prompt(config, model.processor or {}, forecast.given.images, limits)]
+    assert plan.family is not None
+    share = VISUAL if plan.family.multimodal else 0
+    lengths = dict.fromkeys((one.tokens, one.visual_tokens) for one in forecast.datasets)
+    return [Prompt(prompt_types(n, int(share * n) if visual is None else visual)) for n, visual in lengths]
 
 
 def _gib(nbytes: int | None) -> str:
     return "-" if nbytes is None else f"{nbytes / GIB:.3f}" if nbytes < 10 * GIB else f"{nbytes / GIB:.2f}"
 
 
-def _shape(plan: Plan) -> Any:
-    """The transformers config of the model, from what is here."""
+def _transformers_config(plan: Plan) -> Any:
+    """The transformers config of the model, from files that are here."""
     from mmkv_bench.models.fingerprint import cached_folder
     from mmkv_bench.models.load import load_config
     from mmkv_bench.models.shapes import config_of
@@ -174,54 +241,37 @@ def _shape(plan: Plan) -> Any:
     return load_config(str(folder))
 
 
-def _distinct(plan: Plan, made_up: StandIns) -> dict[str, tuple[Compressor, Budget | None]]:
-    """Label -> what is counted, each method, reading and budget once: dataset, protocol and seed change no peak here."""
+def _distinct(plan: Plan, stand_ins: StandIns) -> dict[str, tuple[Compressor, Budget | None]]:
+    """Label -> each method, reading and budget once: dataset, protocol and seed change no peak here."""
     names = method_defaults(bases(plan.config), plan.config.folders)
     built = {
         (method.name, method.compressor.reading): method.compressor
-        for method in build_methods(plan.config, names, made_up)  # type: ignore[arg-type]
+        for method in build_methods(plan.config, names, stand_ins)  # type: ignore[arg-type]
     }
-    found: dict[str, tuple[Compressor, Budget | None]] = {}
+    cells: dict[str, tuple[Compressor, Budget | None]] = {}
     for cell in plan.cells:
         label = cell.method if cell.budget is None else f"{cell.method}@{cell.budget}"
         label += f" {cell.reading}" if cell.reading not in (None, "paper") else ""
-        found.setdefault(label, (built[cell.method, cell.compressor.reading], cell.budget))
-    return found
+        cells.setdefault(label, (built[cell.method, cell.compressor.reading], cell.budget))
+    return cells
 
 
-def _counted(
-    model: DryModel,
-    name: str,
-    compressor: Compressor,
-    budget: Budget | None,
-    types: Tensor,
-    inputs: Mapping[str, Tensor] | None,
-    memory: float | None,
-    reserve: int,
-) -> PlannedMemory:
-    tokens, visual = types.shape[1], int((types > 0).sum())
-    try:
-        found = model.peaks(compressor, budget, types, inputs, reserve=reserve)
-    except MMKVError as error:
-        return PlannedMemory(name, tokens, visual, {}, None, str(error))
-    peaks = {phase: found[phase] for phase in PHASES if phase in found}
-    return PlannedMemory(name, tokens, visual, peaks, None if memory is None else max(peaks.values()) <= memory)
-
-
-def _notes(plan: Plan, made_up: StandIns, unseen: bool) -> list[str]:
-    said = [
-        "bytes of live storages: what an allocator rounds up or keeps in reserve, workspaces of libraries and the CUDA "
-        "context come on top",
-        "attention counts as a fused kernel; entries per head are as made-up scores divide them: heads that a real prompt "
-        "makes more unequal take more padding, where they are padded",
+def _notes(plan: Plan, stand_ins: StandIns, unseen: bool, batched: bool) -> list[str]:
+    notes = [
+        "live storages alone: an allocator's rounding and reserve, workspaces of libraries and the CUDA context come on top",
+        "attention is taken as a fused kernel; heads of unequal length are padded by made-up scores, real prompts may need more",
     ]
+    if batched:
+        notes.append(
+            "batches follow from one sequence by arithmetic; padding between sequences of unequal heads comes on top"
+        )
     if unseen:
-        said.append("the vision tower, which runs before the text model, is counted where --image says what it sees")
+        notes.append("the vision tower, which runs before the text model, is counted where --image gives its input")
     if {cell.protocol for cell in plan.cells} != {"paper"}:
-        said.append("counted under protocol=paper, whatever else the run has")
-    if made_up.used:
-        named = ", ".join(sorted(made_up.used))
-        said.append(f"{named}: not calibrated here; counted as if all layers and heads were alike")
+        notes.append("counted under protocol=paper, whatever else the run has")
+    if stand_ins.used:
+        names = ", ".join(sorted(stand_ins.used))
+        notes.append(f"{names}: not calibrated here; counted as if all layers and heads were alike")
     if any(cell.compressor.needs.answer for cell in plan.cells):
-        said.append("oracle: without the full cache's answer, which it reads first")
-    return said
+        notes.append("oracle: without the full cache's answer, which it reads first")
+    return notes

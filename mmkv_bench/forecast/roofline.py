@@ -19,6 +19,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.errors import MMKVError
+from mmkv_bench.forecast.weights import ITEMSIZE
 from mmkv_bench.models.sizes import Decoder, decoder_of
 from mmkv_bench.models.source import Source
 
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from mmkv_bench.store.store import Store
 
 MS = 1000.0
-ITEMSIZE = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
-"""Bytes of a number."""
 _KEY = ("model", "model_fingerprint", "dtype", "device")
 """Columns of a cell that decide its roofline; models of one name may differ in their layers."""
 
@@ -157,8 +156,7 @@ def stored_rooflines(store: Store, rows: pa.Table) -> dict[tuple[str, ...], Roof
 
     Makes no connection and measures nothing. rows: of the table `timings`.
     """
-    from omegaconf import OmegaConf
-
+    from mmkv_bench.config.run_config import stored_config
     from mmkv_bench.forecast.device_speed import slug_of, stored
 
     timed, speeds = rows.select(["cell", "threads"]).to_pandas().dropna(), stored()
@@ -171,7 +169,7 @@ def stored_rooflines(store: Store, rows: pa.Table) -> dict[tuple[str, ...], Roof
         if key in rooflines or speed is None:
             continue
         with suppress(MMKVError):
-            config = Source.of(OmegaConf.create(json.loads(cell["config"])["model"])).described_here()
+            config = Source.of(stored_config({"model": json.loads(cell["config"])["model"]}).model).described_here()
             decoder = None if config is None else decoder_of(config)
             if decoder is not None:
                 rate = speed.rates.get(cell["dtype"])

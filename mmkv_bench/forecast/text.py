@@ -2,81 +2,86 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.columns import aligned, size
-from mmkv_bench.forecast.forecast import GIB
 
 if TYPE_CHECKING:
-    from mmkv_bench.forecast.forecast import Forecast, Given, Lengths, Line
+    from mmkv_bench.forecast.forecast import Assumptions, BudgetForecast, DatasetForecast, Forecast
 
+GIB = 2**30
 _SOURCES = {
     "given": "--prompt-tokens",
-    "asked": "lengths=[...]",
+    "lengths": "lengths",
     "pictures": "--image and a question",
-    "stored": "the median of its stored answers",
-    "assumed": "assumed: only its data tell; --prompt-tokens says otherwise",
+    "stored": "median of stored answers",
+    "pages": "size of its pages",
+    "picture": "one image, question assumed",
+    "assumed": "assumed, data not opened; --prompt-tokens sets it",
 }
-_HELD = {
-    "files": "counted in its files",
-    "stated": "as its repository states",
-    "shape": "from its shape",
-    "bound": "at most, a share of the whole model's",
-}
+_MEANING = (
+    "Lower bounds by arithmetic: a step reads weights and kept entries once, the prefill holds one MLP's activations. Vision",
+    "tower, attention and a method's own tensors come on top (--memory counts them). kept: entries per KV head; max batch:",
+    "prompts whose entries fit beside the weights until their answers end.",
+)
 
 
-def foretold(forecast: Forecast) -> str:
-    """The text."""
+def text(forecast: Forecast) -> str:
+    """The forecast for a terminal: the device, a table for datasets of equal numbers, notes."""
     given = forecast.given
-    lines = [""]
-    if forecast.read is not None:
-        whole = "an unknown number of bytes" if forecast.held is None else size(forecast.held)
-        how = f" ({_HELD[forecast.sizes.source]})" if forecast.sizes.source else ""
-        lines.append(
-            f"weights    {whole} on the device{how}; a decode step reads {size(forecast.read)} of them: no vision tower, no "
-            "embedding table that is not the head"
-        )
-        lines.append(f"device     {_device(given)}")
-    for one in forecast.datasets:
-        lines += ["", *_dataset(one, given)]
-    lines += ["", *(f"note       {text}" for text in forecast.missing)] if forecast.missing else []
+    lines = [f"device     {_device(given)}"] if forecast.read is not None else []
+    for datasets in _alike(forecast.datasets):
+        lines += ["", *_section(datasets, given)]
     if forecast.datasets:
-        lines += [
-            "",
-            "At least, by arithmetic, of one prompt: weights and entries are read once per step, and the prefill holds one MLP's",
-            "activations. What a vision tower, attention and a method hold beside that `plan --memory` counts. kept: entries per",
-            "KV head; batch: prompts whose entries fit beside the weights to the end of their answers.",
-        ]
+        lines += ["", *_MEANING]
+    lines += ["", *(f"note       {sentence}" for sentence in forecast.missing)] if forecast.missing else []
     return "\n".join(lines)
 
 
 def document(forecast: Forecast) -> dict[str, Any]:
-    """The same as data: bytes, milliseconds and hours, null where something is not known."""
+    """The forecast as data: bytes, milliseconds and hours, null where something is not known."""
     return asdict(forecast)
 
 
-def _device(given: Given) -> str:
-    told = [
+def _alike(datasets: Sequence[DatasetForecast]) -> list[list[DatasetForecast]]:
+    """Datasets whose tables are the same, together."""
+    groups: list[list[DatasetForecast]] = []
+    for one in datasets:
+        place = next((place for place, group in enumerate(groups) if _table(group[0]) == _table(one)), len(groups))
+        groups[place : place + 1] = [[*(groups[place] if place < len(groups) else []), one]]
+    return groups
+
+
+def _table(one: DatasetForecast) -> tuple[Any, ...]:
+    return one.tokens, one.source, one.new_tokens, one.sequences, one.lines
+
+
+def _device(given: Assumptions) -> str:
+    facts = [
         None if given.memory is None else f"{given.memory / GIB:,.4g} GiB",
         None if given.bandwidth is None else f"reads {given.bandwidth / 1e9:,.4g} GB/s",
         None if given.rate is None else f"{given.rate / 1e12:,.4g} TFLOP/s",
     ]
-    words = ", ".join(text for text in told if text) or "unknown"
+    words = ", ".join(fact for fact in facts if fact) or "unknown"
     return f"{given.device}: {words}" if given.device else words
 
 
-def _dataset(one: Lengths, given: Given) -> list[str]:
+def _section(datasets: Sequence[DatasetForecast], given: Assumptions) -> list[str]:
+    one = datasets[0]
     answer = "answers of unknown length" if one.new_tokens is None else f"answers of at most {one.new_tokens:,} tokens"
-    heads = ["budget", "methods", "kept", "of prompt", "KV", "step reads", "ms/token", "speed-up", "needs"]
-    heads += [] if given.memory is None else ["batch", f"on {given.memory / GIB:,.4g} GiB"]
-    table = aligned(heads, [_cells(line, one.tokens, given) for line in one.lines], words=2)
-    return [f"{one.dataset}: prompts of {one.tokens:,} tokens ({_SOURCES[one.source]}), {answer}", *table, _hours(one)]
+    batch = f", {one.sequences} at a time" if one.sequences > 1 else ""
+    names = ", ".join(dataset.dataset for dataset in datasets)
+    heads = ["budget", "methods", "kept", "of prompt", "KV", "step reads", "ms/step", "speed-up", "needs"]
+    heads += [] if given.memory is None else ["max batch", f"on {given.memory / GIB:,.4g} GiB"]
+    table = aligned(heads, [_row(line, one.tokens, given) for line in one.lines], words=2)
+    prompts = f"{names}: prompts of {one.tokens:,} tokens ({_SOURCES[one.source]}){batch}, {answer}"
+    return [prompts, *table, f"  time at least: {_hours(datasets)}"]
 
 
-def _cells(line: Line, tokens: int, given: Given) -> list[str]:
-    shown = list(line.methods)
-    methods = ", ".join(shown[:3]) + (f" and {len(shown) - 3} more" if len(shown) > 3 else "")
+def _row(line: BudgetForecast, tokens: int, given: Assumptions) -> list[str]:
+    methods = ", ".join(line.methods[:3]) + (f" and {len(line.methods) - 3} more" if len(line.methods) > 3 else "")
     cells = [
         line.label,
         methods + (" (after the last layer)" if line.scope == "model" else ""),
@@ -90,16 +95,23 @@ def _cells(line: Line, tokens: int, given: Given) -> list[str]:
     ]
     if given.memory is not None:
         fits = "may fit" if line.needs <= given.memory else f"{size(line.needs - given.memory)} too many"
-        cells += [str(line.batch), fits]
+        cells += [f"{line.batch:,}", fits]
     return cells
 
 
-def _hours(one: Lengths) -> str:
-    def told(hours: float | None, needs: str) -> str:
-        if hours is None:
-            return f"unknown ({needs})"
-        return f"{hours:.3g} h" if hours >= 0.1 else f"{hours * 60:.2g} min"
+def _hours(datasets: Sequence[DatasetForecast]) -> str:
+    prefill = _sum([one.prefill_hours for one in datasets], "--matmul TFLOP/s")
+    decode = _sum(
+        [one.decode_hours for one in datasets], "--bandwidth GB/s" if datasets[0].new_tokens else "no answer length"
+    )
+    return f"prefills {prefill}, decoding {decode}"
 
-    prefill = told(one.prefill_hours, "--matmul TFLOP/s")
-    decode = told(one.decode_hours, "--bandwidth GB/s" if one.new_tokens else "its answers have no length")
-    return f"  time at least: prefills {prefill}, decoding {decode}"
+
+def _sum(hours: Sequence[float | None], needs: str) -> str:
+    known = [one for one in hours if one is not None]
+    return duration(sum(known)) if len(known) == len(hours) else f"unknown ({needs})"
+
+
+def duration(hours: float) -> str:
+    """`2.5 h`, `4.1 min`."""
+    return f"{hours:.3g} h" if hours >= 0.1 else f"{hours * 60:.2g} min"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from mmkv_bench.forecast.text import duration
 
 if TYPE_CHECKING:
     from mmkv_bench.plan.coverage import Standing
@@ -52,19 +55,16 @@ def rates(plan: Plan, standing: Standing, store: Store) -> list[Rate]:
     return told
 
 
-def text(found: list[Rate]) -> str:
-    """One line per dataset that has something missing."""
-    return "\n".join(f"time       {_line(rate)}" for rate in found if rate.missing)
+def lines(rates: Sequence[Rate]) -> list[str]:
+    """A line for each dataset that has rows to make and a rate."""
+    return [f"measured   {_line(rate)}" for rate in rates if rate.missing and rate.hours is not None]
 
 
 def _line(rate: Rate) -> str:
-    if rate.hours is None:
-        return f"{rate.dataset}: no row of this model is here to measure by; hours are the roofline's, at least"
-    hours = f"{rate.hours:.3g} h" if rate.hours >= 0.1 else f"{rate.hours * 60:.2g} min"
     where = "" if rate.own else ", of its other datasets"
     return (
-        f"{rate.dataset}: about {hours} for {rate.missing:,} rows in one process, measured: {rate.seconds:.3g} s a row, "
-        f"median of {rate.commits:,} commits{where} on {', '.join(rate.devices) or 'an unknown device'}"
+        f"{rate.dataset}: about {duration(rate.hours or 0)} for {rate.missing:,} rows in one process, {rate.seconds:.3g} s a "
+        f"row, median of {rate.commits:,} commits{where} on {', '.join(rate.devices) or 'an unknown device'}"
     )
 
 

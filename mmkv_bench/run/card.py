@@ -1,14 +1,27 @@
-"""The static card: what will run and what it must cost at least, printed before any work. A pure function of facts."""
+"""The static card of a run, printed before any work: model, cache, budgets, datasets and rows."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import wrap
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
+from mmkv_bench import devices
 from mmkv_bench.columns import size
+from mmkv_bench.forecast.weights import weights_text
+from mmkv_bench.models.families import kv_bytes_per_token
+from mmkv_bench.models.threads import threads_for
+from mmkv_bench.plan.identity import UNKNOWN
+
+if TYPE_CHECKING:
+    from mmkv_bench.models.families import Family
+    from mmkv_bench.models.load import LoadedModel
+    from mmkv_bench.plan.parts import Part
+    from mmkv_bench.plan.plan import Plan
+
+_INDENT = " " * 11
 
 
 @dataclass(frozen=True)
@@ -21,148 +34,109 @@ class PromptSize:
     context_tokens: int
 
 
-@dataclass(frozen=True)
-class DatasetLine:
-    """One dataset of a run: samples of this run (limit and shard applied), cells of each, rows there are already."""
+def card(
+    plan: Plan,
+    rows_done: Mapping[str, int],
+    prompts: Mapping[str, PromptSize] | None = None,
+    loaded: LoadedModel | None = None,
+    notes: Sequence[str] = (),
+    width: int | None = None,
+) -> str:
+    """The card as text.
 
-    name: str
-    samples: int
-    cells: int
-    rows_done: int
-    prompt: PromptSize | None = None
-
-    @property
-    def rows(self) -> int:
-        return self.samples * self.cells
-
-
-@dataclass(frozen=True)
-class BudgetLine:
-    """One asked budget (`64`, `20%`) and what it comes to: entries per KV head for the first prompt."""
-
-    label: str
-    entries: int
-
-
-@dataclass(frozen=True)
-class CardFacts:
-    """Everything the card shows.
-
-    Attributes:
-        weights_bytes: bytes of all parameters, 0 where that is not known yet; weights: `hub`, `folder` or `random`.
-        layers: 0 where nothing is known of the model; device: empty where no model is loaded.
-        kv_bytes_per_token: keys and values of all layers and KV heads.
-        budgets: in order; empty when every method of the run is `full`.
-        out: folder of the rows; notes: sentences about merged cells and the like.
+    Args:
+        rows_done: dataset -> rows that there are; prompts: first prompts, where known.
+        loaded: the model, None when nothing needs it.
+        notes: further ones than the plan's; width: columns that lines are wrapped at, None for lines as long as they are.
     """
-
-    model: str
-    family: str
-    fingerprint: str
-    layers: int
-    query_heads: int
-    kv_heads: int
-    head_dim: int
-    dtype: str
-    attention: str
-    device: str
-    weights_bytes: int
-    kv_bytes_per_token: int
-    datasets: Sequence[DatasetLine]
-    methods: Sequence[str]
-    budgets: Sequence[BudgetLine]
-    protocols: Sequence[str]
-    readings: Sequence[str]
-    seeds: Sequence[int]
-    out: str
-    weights: str = "hub"
-    shard: str = "0/1"
-    notes: Sequence[str] = ()
+    config, cells, prompts = plan.config, plan.cells, prompts or {}
+    family, lines = _family(plan), model_lines(plan, loaded)
+    first = next((prompts[part.dataset] for part in plan.parts if part.dataset in prompts), None)
+    if first is not None and family is not None:
+        lines += _cache(plan, family, first)
+    readings, seeds = (_each(getattr(cell, name) for cell in cells) for name in ("reading", "seed"))
+    lines.append(f"methods    {_each(cell.method for cell in cells)}")
+    lines.append(f"protocol   {', '.join(config.protocol)}; reading {readings or 'none'}{seeds and f'; seed {seeds}'}")
+    lines += [f"dataset    {_dataset(part, rows_done[part.dataset], prompts.get(part.dataset))}" for part in plan.parts]
+    lines += row_lines(plan, rows_done, notes)
+    return wrapped(lines, width)
 
 
-_INDENT = " " * 11
-
-
-def columns(stream: TextIO) -> int | None:
-    """How wide a terminal is; None where the stream is none, whose lines are nobody's to wrap."""
-    return shutil.get_terminal_size().columns if stream.isatty() else None
-
-
-def render(facts: CardFacts, width: int | None = None) -> str:
-    """The card as text; width: columns that its lines are wrapped at, None for lines as long as they are."""
-    lines = _model(facts)
-    prompt = next((line.prompt for line in facts.datasets if line.prompt), None)
-    if prompt is not None:
-        lines.append(f"full       {_full(facts, prompt)}")
-        lines += [f"budget     {_budget(facts, line, prompt)}" for line in facts.budgets]
-    lines.append(f"methods    {', '.join(facts.methods)}")
-    lines.append(
-        f"protocol   {', '.join(facts.protocols)}; reading {', '.join(facts.readings) or 'none'}{_seeds(facts)}"
-    )
-    lines += [f"dataset    {_dataset(line)}" for line in facts.datasets]
-    lines.append(f"rows       {_rows(facts)}")
-    lines += [f"note       {note}" for note in facts.notes]
-    return "\n".join(lines if width is None else [part for line in lines for part in _wrapped(line, width)])
-
-
-def _wrapped(line: str, width: int) -> list[str]:
-    """One line of the card, what does not fit below its text."""
-    room = max(width, 2 * len(_INDENT))
-    return wrap(line, room, subsequent_indent=_INDENT, break_long_words=False, break_on_hyphens=False)
-
-
-def _model(facts: CardFacts) -> list[str]:
-    where = f", on {facts.device}" if facts.device else ""
-    loading = f"           {_weights(facts)}, {facts.dtype}, {facts.attention}{where}"
-    if not facts.layers:
-        return [f"model      {facts.model}, whose files are not here", loading]
-    heads = f"{facts.layers} layers, {facts.query_heads} query / {facts.kv_heads} KV heads, head_dim {facts.head_dim}"
+def model_lines(plan: Plan, loaded: LoadedModel | None = None) -> list[str]:
+    """The model, its weights and the bytes of its cache."""
+    model, cell, family = plan.config.model, plan.cells[0], _family(plan)
+    held = None if loaded is None else sum(p.numel() * p.element_size() for p in loaded.model.parameters())
+    where = "" if loaded is None else f", on {_device(loaded, model.threads)}"
+    weights = f"{_INDENT}{weights_text(plan, held)}, {cell.dtype}, {model.attention}{where}"
+    if family is None:
+        return [f"model      {model.name}, whose files are not here", weights]
+    heads = f"{family.num_query_heads} query / {family.num_kv_heads} KV heads, head_dim {family.head_dim}"
     return [
-        f"model      {facts.model} ({facts.family}, {facts.fingerprint}), {heads}",
-        loading,
-        f"KV cache   {size(facts.kv_bytes_per_token)} per token",
+        f"model      {model.name} ({family.name}, {cell.model_fingerprint}), {family.num_layers} layers, {heads}",
+        weights,
+        f"KV cache   {size(kv_bytes_per_token(family, cell.dtype))} per token",
     ]
 
 
-def _weights(facts: CardFacts) -> str:
-    known = f"{size(facts.weights_bytes)} " if facts.weights_bytes else ""
-    if facts.weights == "random":
-        return f"{known}random weights (answers mean nothing: speed and memory only)"
-    return f"{known}weights" if known else "weights not loaded"
-
-
-def _full(facts: CardFacts, prompt: PromptSize) -> str:
-    cache = prompt.tokens * facts.kv_bytes_per_token
-    return (
-        f"{prompt.tokens} tokens ({prompt.visual_tokens} visual) in the first prompt: {size(cache)} cache; each decode "
-        f"step reads {size(facts.weights_bytes + cache)} at least"
-    )
-
-
-def _budget(facts: CardFacts, line: BudgetLine, prompt: PromptSize) -> str:
-    length = prompt.context_tokens
-    kept = min(line.entries, length)
-    total = kept * facts.layers * facts.kv_heads
-    text = (
-        f"{line.label}: {kept} of {length} entries per KV head ({100 * kept / length:.1f}%), {total} in all, "
-        f"{size(kept * facts.kv_bytes_per_token)}"
-    )
-    return text + ("; the first prompt is kept whole" if line.entries >= length else "")
-
-
-def _seeds(facts: CardFacts) -> str:
-    return f"; seed {', '.join(map(str, facts.seeds))}" if facts.seeds else ""
-
-
-def _dataset(line: DatasetLine) -> str:
-    text = f"{line.name}: {line.samples} samples x {line.cells} cells"
-    if line.prompt is not None:
-        text += f", first prompt {line.prompt.tokens} tokens"
-    return text + (f", {line.rows_done} of {line.rows} rows there already" if line.rows_done else "")
-
-
-def _rows(facts: CardFacts) -> str:
-    rows, done = sum(d.rows for d in facts.datasets), sum(d.rows_done for d in facts.datasets)
+def row_lines(plan: Plan, rows_done: Mapping[str, int], notes: Sequence[str] = ()) -> list[str]:
+    """The number of rows, done and to make, and notes."""
+    rows, done = sum(len(part.samples) * len(part.cells) for part in plan.parts), sum(rows_done.values())
     todo = f"{rows - done} to make" if done < rows else "nothing to generate"
-    part = "" if facts.shard == "0/1" else f", shard {facts.shard}"
-    return f"{rows} rows, {done} done, {todo}{part}, in {facts.out}"
+    shard = "" if str(plan.config.shard) == "0/1" else f", shard {plan.config.shard}"
+    return [
+        f"rows       {rows} rows, {done} done, {todo}{shard}, in {plan.out}",
+        *(f"note       {note}" for note in (*plan.notes, *notes)),
+    ]
+
+
+def wrapped(lines: Sequence[str], width: int | None) -> str:
+    """Lines as text, wrapped at a width with what does not fit below their text; None: as long as they are."""
+    if width is not None:
+        room = max(width, 2 * len(_INDENT))
+        options = {"subsequent_indent": _INDENT, "break_long_words": False, "break_on_hyphens": False}
+        lines = [row for line in lines for row in wrap(line, room, **options)]  # type: ignore[arg-type]
+    return "\n".join(lines)
+
+
+def columns(stream: TextIO) -> int | None:
+    """The width of a terminal; None where the stream is none, whose lines are nobody's to wrap."""
+    return shutil.get_terminal_size().columns if stream.isatty() else None
+
+
+def _family(plan: Plan) -> Family | None:
+    return None if plan.cells[0].dtype == UNKNOWN else plan.family
+
+
+def _each(values: Iterable[object]) -> str:
+    return ", ".join(dict.fromkeys(str(value) for value in values if value is not None))
+
+
+def _device(loaded: LoadedModel, threads: int | None) -> str:
+    if devices.at(loaded.device).kind != "cpu":
+        return str(loaded.device)
+    count = threads_for(loaded, threads)
+    return f"{loaded.device} with {count} thread{'s' * (count > 1)}"
+
+
+def _cache(plan: Plan, family: Family, prompt: PromptSize) -> list[str]:
+    """What the first prompt's cache is, whole and under each budget."""
+    per_token, length = kv_bytes_per_token(family, plan.cells[0].dtype), prompt.context_tokens
+    whole = size(prompt.tokens * per_token)
+    lines = [f"full       {prompt.tokens} tokens ({prompt.visual_tokens} visual) in the first prompt: {whole} cache"]
+    for budget in dict.fromkeys(cell.budget for cell in plan.cells if cell.budget is not None):
+        entries = budget.entries_for(length)
+        kept = min(entries, length)
+        lines.append(
+            f"budget     {budget}: {kept} of {length} entries per KV head ({100 * kept / length:.1f}%), "
+            f"{kept * family.num_layers * family.num_kv_heads} in all, {size(kept * per_token)}"
+            + ("; the first prompt is kept whole" if entries >= length else "")
+        )
+    return lines
+
+
+def _dataset(part: Part, done: int, prompt: PromptSize | None) -> str:
+    samples, cells = len(part.samples), len(part.cells)
+    first = "" if prompt is None else f", first prompt {prompt.tokens} tokens"
+    return f"{part.dataset}: {samples} samples x {cells} cells{first}" + (
+        f", {done} of {samples * cells} rows there already" if done else ""
+    )

@@ -23,10 +23,9 @@ from mmkv_bench.plan.parts import Part
 from mmkv_bench.plan.plan import Plan, make_plan
 from mmkv_bench.protocols import WHOLE, protocol
 from mmkv_bench.run import stopping
-from mmkv_bench.run.card import PromptSize, columns, render
+from mmkv_bench.run.card import PromptSize, card, columns
 from mmkv_bench.run.dispatch import Given
 from mmkv_bench.run.following import Following
-from mmkv_bench.run.preview import card_facts
 from mmkv_bench.run.progress import Progress
 from mmkv_bench.run.report import Report
 from mmkv_bench.run.resume_checks import refuse_other_machine, refuse_other_prompts
@@ -84,7 +83,7 @@ def carry_out(plan: Plan) -> int:
             refuse_other_prompts(store, plan.names, loaded)
         prompts = _first_prompts(config, plan.parts, loaded) if loaded else {}
     done = {part.dataset: standing.count(part) for part in plan.parts}
-    print(render(card_facts(plan, done, prompts, loaded, beside), columns(sys.stdout)), flush=True)
+    print(card(plan, done, prompts, loaded, beside, columns(sys.stdout)), flush=True)
     specs = {part.dataset: part.spec for part in plan.parts}
     anew = config.stage == "score"
     stale = unscored(store, plan.cells, judge, rows, specs, undigested=anew) if scoring else []

@@ -1,17 +1,15 @@
-"""What `mmkv-bench plan` prints: the card of a plan, then its cells by dataset and method, with what there is of each."""
+"""The schedule of a plan, for `mmkv-bench plan`: its model, then rows done and missing by dataset and method."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.columns import aligned
-from mmkv_bench.run.card import columns, render
-from mmkv_bench.run.preview import card_facts
+from mmkv_bench.run.card import columns, model_lines, row_lines, wrapped
 
 if TYPE_CHECKING:
-    from mmkv_bench.plan.cells import Cell
     from mmkv_bench.plan.coverage import Standing
     from mmkv_bench.plan.parts import Part
     from mmkv_bench.plan.plan import Plan
@@ -20,17 +18,18 @@ _HEADS = ("method", "reading", "budgets", "seeds", "protocols", "cells", "rows",
 _COUNTED = {"documented": " as documented", "unknown": ", an unknown number"}
 
 
-def outlined(plan: Plan, standing: Standing) -> str:
-    """The text; `standing` is what there is in the plan's folder."""
+def text(plan: Plan, standing: Standing) -> str:
+    """The model and a table for datasets of equal counts. standing: what there is in the plan's folder."""
     done = {part.dataset: standing.count(part) for part in plan.parts}
-    lines = [render(card_facts(plan, done, {}, None), columns(sys.stdout))]
+    tables: dict[tuple[str, tuple[tuple[str, ...], ...]], list[str]] = {}
     for part in plan.parts:
-        samples = f"{len(part.samples)} samples{_COUNTED.get(part.counted, '')}"
-        lines += [
-            "",
-            f"{part.dataset}: {samples}, {standing.missing(part)} of them to ask",
-            *aligned(_HEADS, _methods(part, standing), words=_HEADS.index("cells")),
-        ]
+        samples = f"{len(part.samples)} samples{_COUNTED.get(part.counted, '')}, {standing.missing(part)} with missing answers"
+        tables.setdefault((samples, _methods(part, standing)), []).append(part.dataset)
+    lines = [wrapped([*model_lines(plan), *row_lines(plan, done)], columns(sys.stdout))]
+    for (samples, methods), datasets in tables.items():
+        each = "each " if len(datasets) > 1 else ""
+        table = aligned(_HEADS, methods, words=_HEADS.index("cells"))
+        lines += ["", f"{', '.join(datasets)}: {each}{samples}", *table]
     return "\n".join(lines)
 
 
@@ -58,7 +57,7 @@ def _dataset(part: Part, standing: Standing) -> dict[str, Any]:
     }
 
 
-def _methods(part: Part, standing: Standing) -> list[tuple[str, ...]]:
+def _methods(part: Part, standing: Standing) -> tuple[tuple[str, ...], ...]:
     """One line per method and reading, its cells and rows added up."""
     answered, statuses = standing.answered(part), standing.statuses(part)
     groups: dict[tuple[str, str | None], list[int]] = {}
@@ -69,18 +68,9 @@ def _methods(part: Part, standing: Standing) -> list[tuple[str, ...]]:
         cells = [part.cells[place] for place in places]
         done, failed = int(answered[places].sum()), int((statuses[places] > 0).sum())
         rows = len(cells) * len(part.samples)
-        counts = (len(cells), rows, done, failed, rows - done)
-        lines.append((method, reading or "-", *_varied(cells), *map(str, counts)))
-    return lines
-
-
-def _varied(cells: Sequence[Cell]) -> tuple[str, str, str]:
-    """Budgets, seeds and protocols of a method's cells."""
-    return (
-        _among(cell.budget for cell in cells),
-        _among(cell.seed for cell in cells),
-        _among(cell.protocol for cell in cells),
-    )
+        varied = (_among(getattr(cell, name) for cell in cells) for name in ("budget", "seed", "protocol"))
+        lines.append((method, reading or "-", *varied, *map(str, (len(cells), rows, done, failed, rows - done))))
+    return tuple(lines)
 
 
 def _among(values: Iterable[Any]) -> str:

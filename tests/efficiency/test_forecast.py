@@ -10,10 +10,10 @@ import sys
 import pytest
 
 from mmkv_bench.config.compose import compose
-from mmkv_bench.efficiency import forecast
+from mmkv_bench.efficiency.forecast import document, notes_of, text, workloads_of
 from mmkv_bench.efficiency.planned import planned
 from mmkv_bench.efficiency.run import missing
-from mmkv_bench.forecast.forecast import Given
+from mmkv_bench.forecast.forecast import Assumptions, forecast
 from mmkv_bench.store.store import Store
 from tests.cli.setting import CHECKOUT, verb
 from tests.each import each
@@ -26,9 +26,9 @@ H100 = {"memory": 80 * 2**30, "bandwidth": 3.35e12, "rate": 7e14}
 
 def test_passes_and_hours_are_those_computed_by_hand(tmp_path):
     plan = planned(compose([*ASKED, "prompts=[text,image]", f"out={tmp_path}/rows"]), outline=True)
-    found = forecast.forecast(plan, Given(**H100), plan.units)
+    found = forecast(plan, workloads_of(plan, plan.units), Assumptions(**H100), notes_of(plan))
     assert [(one.dataset, one.tokens, one.source, one.new_tokens) for one in found.datasets] == [
-        (f"made_up_{kind}", tokens, "asked", 16) for kind in ("text", "image") for tokens in (2048, 32768)
+        (f"made_up_{kind}", tokens, "lengths", 16) for kind in ("text", "image") for tokens in (2048, 32768)
     ]
     long = found.datasets[1]
     assert [(line.label, line.kept) for line in long.lines] == [("full", 32768), ("10%", 3276)]
@@ -38,9 +38,9 @@ def test_passes_and_hours_are_those_computed_by_hand(tmp_path):
     read = 16 * 5 * (2 * found.read + (32768 + 3276 + 16) * 57_344)
     assert long.decode_hours == pytest.approx(read / 3.35e12 / 3600)
     assert any("vision tower" in text for text in found.missing)
-    told = forecast.document(plan, plan.units)
+    told = document(plan, plan.units)
     assert (told["passes"], told["prompt_tokens"]) == (4 * 2 * 4, 4 * 5 * (2048 + 32768))
-    assert forecast.forecast(plan, Given(**H100), []).datasets[1].prefill_hours == 0
+    assert forecast(plan, workloads_of(plan, []), Assumptions(**H100)).datasets[1].prefill_hours == 0
 
 
 def test_the_command_loads_no_torch_and_says_what_is_done(tmp_path):
@@ -64,15 +64,59 @@ def test_what_is_measured_already_is_not_foreseen_again(tmp_path):
     done(tmp_path, *asked)
     plan = planned(compose([*asked, "repeats=2", f"out={tmp_path}"]), outline=True)
     todo = missing(plan, Store(tmp_path).timings([cell.cell for cell in plan.cells]))
-    assert len(todo) == 2 and "2 to do" in forecast.outlined(plan, todo)
+    assert len(todo) == 2 and "2 to do" in text(plan, todo)
 
 
 @pytest.mark.full
-@each(("batch", "says"), [("batch=1", False), ("batch=[1,3]", True)])
-def test_memory_of_batches_is_said_to_be_counted_for_one_sequence(batch, says, tmp_path, capsys):
-    words = ["scenario=efficiency", "method=full", "lengths=40", "new_tokens=3", "prompts=text", batch]
-    assert verb("plan")([*words, f"out={tmp_path}/rows", "model.device=cpu", "--memory"]) == 0
-    assert ("counted for one sequence, whatever batch says" in capsys.readouterr().out) is says
+def test_a_forecast_of_a_batch_is_computed_by_hand(tmp_path):
+    """Keys and values of 16 prompts, weights once a step, 16 prefills a pass, one layer twice while caches are joined."""
+    words = ["batch=[1,16]", "lengths=32768", f"out={tmp_path}/rows"]
+    plan = planned(compose([*ASKED, *words]), outline=True)
+    alone, batch = forecast(plan, workloads_of(plan, plan.units), Assumptions(**H100)).datasets
+    assert (alone.sequences, batch.sequences) == (1, 16) and batch.prefill_hours == pytest.approx(
+        16 * alone.prefill_hours
+    )
+    weights, read, kv = (
+        2 * 8_292_166_656,
+        2 * 7_070_619_136,
+        28 * 4 * 128 * 2 * 2,
+    )  # layers, KV heads, head size, K and V, bytes
+    for line, one, kept in zip(batch.lines, alone.lines, (32768, 3276), strict=True):
+        assert (line.kept, line.kv, line.read) == (kept, 16 * kept * kv, read + 16 * kept * kv)
+        assert line.ms == pytest.approx(1000 * line.read / 3.35e12) and line.batch == one.batch
+    full, few = batch.lines
+    assert few.speed_up == pytest.approx(full.ms / few.ms) and few.speed_up > 2 > alone.lines[1].speed_up
+    activations = 32768 * (3 * 18944 + 2 * 3584) * 2
+    prefill, joined = 32768 * kv + activations + 15 * 32768 * kv, 16 * kv * (32768 + (32768 + 16) / 28)
+    assert full.needs == pytest.approx(weights + max(prefill, joined))
+    assert alone.lines[0].needs == pytest.approx(weights + 32768 * kv + activations)
+    together = planned(compose([*ASKED, *words, "batch_prefill=together"]), outline=True)
+    needs = forecast(together, workloads_of(together, []), Assumptions()).datasets[1].lines[0].needs
+    assert needs == pytest.approx(weights + 16 * (32768 * kv + activations))
+
+
+@pytest.mark.full
+@each("way", ["one_by_one", "together"])
+def test_memory_of_a_batch_is_near_to_what_its_passes_hold(way, tmp_path, capsys):
+    words = [
+        "scenario=efficiency",
+        "method=snapkv",
+        "budget=64",
+        "lengths=256",
+        "new_tokens=3",
+        "prompts=text",
+        "batch=8",
+    ]
+    words += [f"batch_prefill={way}", f"out={tmp_path}/rows", "model.device=cpu"]
+    assert verb("plan")([*words, "--memory", "--json"]) == 0
+    forecasts = json.loads(capsys.readouterr().out.splitlines()[-1])["memory"]["cells"]
+    done(tmp_path / "rows", *words, "repeats=1")
+    store = Store(tmp_path / "rows")
+    method = {row["cell"]: row["method"] for row in store.cells().to_pylist()}
+    rows = [row for row in store.timings().to_pylist() if row["repeat"] is None and row["phase"] == "total"]
+    held = {method[row["cell"]]: row["peak_allocated"] for row in rows}
+    for one in forecasts:
+        assert one["batch"] == 8 and one["largest"] == pytest.approx(held[one["cell"].partition("@")[0]], rel=0.1)
 
 
 @pytest.mark.full

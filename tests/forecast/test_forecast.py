@@ -11,7 +11,7 @@ import pytest
 from mmkv_bench.config.compose import compose
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.forecast.device_speed import DeviceSpeed, save
-from mmkv_bench.forecast.forecast import Given, forecast
+from mmkv_bench.forecast.forecast import Assumptions, forecast, workloads_of
 from mmkv_bench.plan.plan import outline
 from mmkv_bench.store.store import Store
 from tests.cli.setting import CHECKOUT, verb
@@ -24,7 +24,12 @@ H100 = {"memory": 80 * 2**30, "bandwidth": 3.35e12, "rate": 7e14}
 def foreseen(tmp_path, *words: str, **given):
     plan = outline(compose([*words, f"out={tmp_path}/rows"]))
     store = Store(plan.out)
-    return forecast(plan, plan.standing(store), store, Given(**given))
+    return forecast_in(plan, store, **given)
+
+
+def forecast_in(plan, store, **given):
+    assumptions = Assumptions(**given)
+    return forecast(plan, workloads_of(plan, plan.standing(store), store, assumptions), assumptions)
 
 
 @pytest.mark.full
@@ -75,10 +80,10 @@ def test_lengths_of_stored_answers_are_taken(tmp_path):
     words = ("dataset=pages_walk", "page_size=large", "method=[snapkv]", "budget=64", "limit=null")
     plan = outline(compose([*words, "out=results/tiny/large"]))
     store = Store(plan.out)
-    stored = forecast(plan, plan.standing(store), store, Given()).datasets[0]
+    stored = forecast_in(plan, store).datasets[0]
     rows = store.responses(plan.names, ["prompt_tokens"])["prompt_tokens"].to_pylist()
     assert stored.source == "stored" and stored.tokens == sorted(rows)[len(rows) // 2] > 500
-    given = forecast(plan, plan.standing(store), store, Given(prompt_tokens=[7])).datasets[0]
+    given = forecast_in(plan, store, prompt_tokens=[7]).datasets[0]
     assert (given.source, given.tokens) == ("given", 7)
 
 

@@ -45,9 +45,8 @@ def test_rates_are_medians_over_the_commits_of_the_model(tmp_path):
     assert (pages.missing, pages.own, unseen.own) == (3 * 8 - 2 * 6, True, False)
     assert pages.seconds == pytest.approx(slow(store, "pages")) and unseen.seconds == pytest.approx(slow(store, None))
     assert pages.hours == pytest.approx(12 * pages.seconds / 3600) and pages.commits == 4
-    assert "median of 4 commits on" in throughput.text([pages]) and ", of its other datasets on" in throughput.text(
-        [unseen]
-    )
+    assert "median of 4 commits on" in throughput.lines([pages])[0]
+    assert ", of its other datasets on" in throughput.lines([unseen])[0]
     plan.cells = [SimpleNamespace(cell="x", model_fingerprint="m3")]
     (none, _) = throughput.rates(plan, Standing(store.responses()), store)
-    assert none.hours is None and "no row of this model" in throughput.text([none])
+    assert none.hours is None and throughput.lines([none]) == []

@@ -16,7 +16,7 @@ from mmkv_bench.compression.compressor import full
 from mmkv_bench.compression.masked import check_only_evicts
 from mmkv_bench.config.schema import conf_dir
 from mmkv_bench.errors import UnsupportedError
-from mmkv_bench.forecast.blank_prompt import QUESTION
+from mmkv_bench.forecast.memory import QUESTION
 from mmkv_bench.generation.encode import encode
 from mmkv_bench.generation.engine import Engine
 from mmkv_bench.generation.pixels import LEVELS, OVER, Smaller, answered, resampled

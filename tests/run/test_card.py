@@ -3,41 +3,27 @@
 from __future__ import annotations
 
 import io
-from dataclasses import replace
 
 from mmkv_bench.columns import size
-from mmkv_bench.run.card import BudgetLine, CardFacts, DatasetLine, PromptSize, render
+from mmkv_bench.config.compose import compose
+from mmkv_bench.plan.plan import outline
+from mmkv_bench.run import card as run_card
+from mmkv_bench.run.card import PromptSize
 from mmkv_bench.run.progress import Progress, duration
 from tests.each import each
 
-FACTS = CardFacts(
-    model="tiny",
-    family="Qwen2.5-VL",
-    fingerprint="0123456789abcdef",
-    layers=4,
-    query_heads=4,
-    kv_heads=2,
-    head_dim=32,
-    dtype="float32",
-    attention="sdpa",
-    device="cpu",
-    weights_bytes=3 * 1024**2,
-    kv_bytes_per_token=2 * 4 * 2 * 32 * 4,
-    datasets=[
-        DatasetLine("pages_walk_small", 100, 7, 30, PromptSize(272, 256, 272)),
-        DatasetLine("pages_lookup_small", 50, 7, 0, PromptSize(270, 256, 270)),
-    ],
-    methods=["full", "snapkv"],
-    budgets=[BudgetLine("64", 64), BudgetLine("20%", 54)],
-    protocols=["paper"],
-    readings=["paper"],
-    seeds=[0],
-    out="runs/default",
-)
+DONE = {"pages_walk_small": 30, "pages_lookup_small": 0}
+PROMPTS = {"pages_walk_small": PromptSize(272, 256, 272), "pages_lookup_small": PromptSize(270, 256, 270)}
+WORDS = ("dataset=[pages_walk,pages_lookup]", "method=[full,snapkv]", "limit=100")
+
+
+def card(*words: str, prompts=PROMPTS, done=DONE, **options) -> str:
+    plan = outline(compose([*WORDS, "budget=[64,20%]", *words]))
+    return run_card.card(plan, done, prompts, **options)
 
 
 def test_the_card_says_what_a_cache_weighs_and_what_each_budget_keeps():
-    text = render(FACTS)
+    text = card()
     assert "2 KiB per token" in text
     assert "272 tokens (256 visual) in the first prompt: 544 KiB cache" in text
     assert "64: 64 of 272 entries per KV head (23.5%), 512 in all, 128 KiB" in text
@@ -45,36 +31,33 @@ def test_the_card_says_what_a_cache_weighs_and_what_each_budget_keeps():
 
 
 def test_the_card_counts_rows_done_and_to_make():
-    text = render(FACTS)
-    assert "pages_walk_small: 100 samples x 7 cells, first prompt 272 tokens, 30 of 700 rows there already" in text
-    assert "1050 rows, 30 done, 1020 to make, in runs/default" in text
+    text = card()
+    assert "pages_walk_small: 100 samples x 3 cells, first prompt 272 tokens, 30 of 300 rows there already" in text
+    assert "600 rows, 30 done, 570 to make, in runs/default" in text
 
 
 def test_the_card_of_a_finished_run_says_that_nothing_is_left():
-    done = [replace(line, rows_done=line.rows) for line in FACTS.datasets]
-    assert "1050 rows, 1050 done, nothing to generate" in render(replace(FACTS, datasets=done))
+    assert "600 rows, 600 done, nothing to generate" in card(done=dict.fromkeys(DONE, 300))
 
 
 def test_the_card_says_when_a_budget_keeps_the_whole_prompt():
-    text = render(replace(FACTS, budgets=[BudgetLine("4096", 4096)]))
+    text = card("budget=4096")
     assert "4096: 272 of 272 entries per KV head (100.0%)" in text
     assert "kept whole" in text
 
 
 def test_budgets_count_the_context_where_only_it_is_compressed():
-    prompt = PromptSize(272, 256, 262)
-    text = render(replace(FACTS, datasets=[replace(FACTS.datasets[0], prompt=prompt)]))
-    assert "64: 64 of 262 entries per KV head" in text
+    assert "64: 64 of 262 entries per KV head" in card(prompts={"pages_walk_small": PromptSize(272, 256, 262)})
 
 
 def test_the_card_needs_no_prompt():
-    text = render(replace(FACTS, datasets=[DatasetLine("pages", 5, 2, 0)]))
+    text = card(prompts={})
     assert "entries per KV head" not in text
-    assert "10 rows, 0 done, 10 to make" in text
+    assert "600 rows, 30 done, 570 to make" in text
 
 
 def test_notes_and_shards_are_shown():
-    text = render(replace(FACTS, notes=["g10@64 is the same cell as mmshift@64"], shard="1/4"))
+    text = card("shard=1/4", notes=["g10@64 is the same cell as mmshift@64"])
     assert "note       g10@64 is the same cell" in text
     assert "shard 1/4" in text
 
@@ -127,8 +110,8 @@ def test_what_is_left_is_known_from_the_first_sample_on(monkeypatch):
 
 
 def test_the_card_is_wrapped_where_a_terminal_ends_and_nowhere_else():
-    facts = replace(FACTS, methods=[f"a_method_with_a_name_{n}" for n in range(9)])
-    lines, wrapped = render(facts).splitlines(), render(facts, 60).splitlines()
+    names = [f"variants.a_method_with_a_name_{n}={{base: snapkv, window: {n + 1}}}" for n in range(9)]
+    lines, wrapped = card(*names).splitlines(), card(*names, width=60).splitlines()
     assert max(map(len, lines)) > 100 and max(map(len, wrapped)) <= 60
     assert " ".join(wrapped).split() == " ".join(lines).split()
     assert all(line[:11].strip() for line in lines if "a_method" in line)

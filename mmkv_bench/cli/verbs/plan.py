@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,8 @@ from mmkv_bench.errors import ConfigError
 
 if TYPE_CHECKING:
     from mmkv_bench.config.schema import RunConfig
-    from mmkv_bench.forecast.forecast import Given
+    from mmkv_bench.forecast.forecast import Assumptions, Forecast
+    from mmkv_bench.forecast.memory import Prompt
     from mmkv_bench.plan.plan import Plan
 
 SUMMARY = "what a run would do, take and fit on, and how much of it is done; loads nothing"
@@ -27,7 +28,7 @@ def options(parser: Parser) -> None:
         "--prompt-tokens",
         action=Listed,
         metavar="N",
-        help="lengths of prompts to plan for; else those of stored answers, else an assumed one",
+        help="lengths of prompts to plan for; default: of stored answers, else of the data's known shape, else an assumed one",
     )
     parser.add_argument("--visual-tokens", type=count, metavar="N", help="of each prompt; four of five by default")
     parser.add_argument(
@@ -70,7 +71,11 @@ def options(parser: Parser) -> None:
 
 
 def answer(given: argparse.Namespace) -> int:
-    """Print it. No model and no data are opened, and no connection is made."""
+    """Print it. No model and no data are opened, and no connection is made.
+
+    Raises:
+        ConfigError: flags about prompts under `scenario=efficiency`, whose settings describe them.
+    """
     if given.devices:
         return _list_devices(given.json)
     from mmkv_bench.config.compose import compose
@@ -78,68 +83,59 @@ def answer(given: argparse.Namespace) -> int:
     from mmkv_bench.plan.plan import outline
     from mmkv_bench.plan.validate import validate
 
-    config = compose(overrides_of(given))
+    overrides = overrides_of(given)
+    config = compose(overrides)
     validate(config)
-    launcher = _launcher(overrides_of(given))
-    if config.scenario == EFFICIENCY:
-        return _efficiency(given, config, launcher)
-    plan = outline(config)
-    if given.measure:
-        given.device = _measured(given)
-    told = printed(plan, given, launcher)
+    launcher = _launcher(overrides)
+    document = (
+        _efficiency(config, given, launcher)
+        if config.scenario == EFFICIENCY
+        else printed(outline(config), given, launcher)
+    )
     if given.json:
-        print(json.dumps(told))
+        print(json.dumps(document))
     return 0
 
 
 def printed(plan: Plan, given: argparse.Namespace, launcher: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Prints a plan, and gives it as data.
+    """Print the plan of a run, and return it as data.
 
     Args:
         given: this verb's flags; launcher: `hydra.launcher` where jobs of Slurm do it, else None.
     """
-    from mmkv_bench.forecast import text as forecast_text
     from mmkv_bench.forecast import throughput
-    from mmkv_bench.forecast.forecast import forecast
+    from mmkv_bench.forecast.forecast import forecast, workloads_of
+    from mmkv_bench.forecast.text import document, text
     from mmkv_bench.plan import preflight, versions
-    from mmkv_bench.run.schedule import document, outlined
+    from mmkv_bench.run import schedule
     from mmkv_bench.store.store import Store
 
     store = Store(plan.out)
-    standing = plan.standing(store)
-    known = forecast(plan, standing, store, _known(given, plan, launcher))
-    print(outlined(plan, standing))
-    print(forecast_text.foretold(known))
-    rates = throughput.rates(plan, standing, store)
-    if said := throughput.text(rates):
-        print(f"\n{said}")
-    told = document(plan, standing) | {"forecast": forecast_text.document(known)}
-    told["measured"] = [asdict(rate) | {"hours": rate.hours} for rate in rates]
-    for said in (older := versions.other_versions(plan, store)):
-        print(f"note       {said}")
+    standing, assumptions = plan.standing(store), _assumptions(given, plan, launcher)
+    known = forecast(plan, workloads_of(plan, standing, store, assumptions), assumptions)
+    rates, older = throughput.rates(plan, standing, store), versions.other_versions(plan, store)
     disk = preflight.disk_of(plan, standing, store)
     lacks = preflight.lacking(plan, disk)
+    notes = [f"note       {sentence}" for sentence in older]
+    print("\n".join([schedule.text(plan, standing), "", text(known), "", *throughput.lines(rates), *notes]))
     print(preflight.told(disk, lacks, plan.out))
-    told |= {"other_versions": older, "disk": asdict(disk), "lacking": [asdict(lack) for lack in lacks]}
-    if given.memory:
-        from mmkv_bench.forecast import memory as planned_memory
+    return {
+        **schedule.document(plan, standing),
+        "forecast": document(known),
+        "measured": [asdict(rate) | {"hours": rate.hours} for rate in rates],
+        "other_versions": older,
+        "disk": asdict(disk),
+        "lacking": [asdict(lack) for lack in lacks],
+        **(_memory(plan, known) if given.memory else {}),
+    }
 
-        found, notes = planned_memory.planned(plan, known)
-        print(planned_memory.text(found, notes, known.given.memory))
-        told["memory"] = planned_memory.document(found, notes)
-    return told
 
-
-def _efficiency(given: argparse.Namespace, config: RunConfig, launcher: Mapping[str, Any] | None) -> int:
-    """The same of `scenario=efficiency`, whose settings say which prompts it makes.
-
-    Raises:
-        ConfigError: flags that say it, too.
-    """
-    from mmkv_bench.efficiency import forecast
+def _efficiency(config: RunConfig, given: argparse.Namespace, launcher: Mapping[str, Any] | None) -> dict[str, Any]:
+    from mmkv_bench.efficiency import forecast as passes
     from mmkv_bench.efficiency.planned import planned
     from mmkv_bench.efficiency.run import missing
-    from mmkv_bench.forecast import text as forecast_text
+    from mmkv_bench.forecast.forecast import forecast
+    from mmkv_bench.forecast.text import document, text
     from mmkv_bench.plan import preflight
     from mmkv_bench.store.store import Store
 
@@ -149,35 +145,35 @@ def _efficiency(given: argparse.Namespace, config: RunConfig, launcher: Mapping[
                 f"--{flag.replace('_', '-')} has no meaning under scenario=efficiency; say it with lengths=[...] and prompts="
             )
     plan = planned(config, outline=True)
-    if given.measure:
-        given.device = _measured(given)
-    todo = missing(plan, Store(plan.out).timings([cell.cell for cell in plan.cells]), list(config.retry))
-    known = forecast.forecast(plan, _known(given, forecast.general(plan), launcher), todo)
-    print(forecast.outlined(plan, todo))
-    print(forecast_text.foretold(known))
+    todo = missing(plan, Store(plan.out).timings(plan.names), list(config.retry))
+    known = forecast(plan, passes.workloads_of(plan, todo), _assumptions(given, plan, launcher), passes.notes_of(plan))
     lacks = preflight.weights_lacking(config.model)
-    print("\n".join(preflight.said(lacks)), end="\n" * bool(lacks))
-    told = forecast.document(plan, todo) | {"forecast": forecast_text.document(known)}
-    told["lacking"] = [asdict(lack) for lack in lacks]
-    if given.memory:
-        from mmkv_bench.forecast import memory as planned_memory
+    print("\n".join([passes.text(plan, todo), text(known), *preflight.said(lacks)]))
+    memory = _memory(plan, known, passes.prompts(plan), int(config.new_tokens) - 1) if given.memory else {}
+    return {
+        **passes.document(plan, todo),
+        "forecast": document(known),
+        "lacking": [asdict(lack) for lack in lacks],
+        **memory,
+    }
 
-        found, notes = forecast.memory(plan, known)
-        print(planned_memory.text(found, notes, known.given.memory))
-        told["memory"] = planned_memory.document(found, notes)
-    if given.json:
-        print(json.dumps(told))
-    return 0
+
+def _memory(plan: Plan, known: Forecast, prompts: Sequence[Prompt] | None = None, reserve: int = 32) -> dict[str, Any]:
+    from mmkv_bench.forecast import memory
+
+    peaks, notes = memory.count_peaks(plan, known, prompts, reserve)
+    print(memory.text(peaks, notes, known.given.memory))
+    return {"memory": memory.document(peaks, notes)}
 
 
 def _list_devices(as_json: bool) -> int:
-    from mmkv_bench.forecast import device_speed as devices
+    from mmkv_bench.forecast import device_speed
 
-    found = list(devices.stored().values())
+    speeds = list(device_speed.stored().values())
     if as_json:
-        print(json.dumps([asdict(speed) | {"device": speed.slug} for speed in found]))
+        print(json.dumps([asdict(speed) | {"device": speed.slug} for speed in speeds]))
     else:
-        print("\n".join(map(str, found)) or f"nothing was measured yet: no file is in {devices.folder()}")
+        print("\n".join(map(str, speeds)) or f"nothing was measured yet: no file is in {device_speed.folder()}")
     return 0
 
 
@@ -199,14 +195,14 @@ def _measured(given: argparse.Namespace) -> str:
 
 
 def _launcher(overrides: list[str]) -> Mapping[str, Any] | None:
-    """`hydra.launcher` where `launcher=slurm` is among the overrides: what is planned is then a sweep's."""
+    """`hydra.launcher` where `launcher=slurm` is among the overrides: the plan is then a sweep's."""
     from mmkv_bench.config.compose import launcher_of
 
     return launcher_of(overrides) if any(text.partition("=")[0] == "launcher" for text in overrides) else None
 
 
 def _kind(config: RunConfig, launcher: Mapping[str, Any] | None) -> str | None:
-    """`cpu` or `cuda` of the device that it will run on; None: whatever torch finds here."""
+    """`cpu` or `cuda` of the device that the plan will run on; None: whatever torch finds here."""
     from mmkv_bench.devices.meant import sign_here
 
     if config.model.device != "auto":
@@ -219,34 +215,29 @@ def _kind(config: RunConfig, launcher: Mapping[str, Any] | None) -> str | None:
     return None if sign_here() is None else "cuda"
 
 
-def _known(given: argparse.Namespace, plan: Plan, launcher: Mapping[str, Any] | None) -> Given:
-    """The flags, and what was measured of a device where they leave it open: of the one that `--device` names, or of the only one
-    of the kind that will compute where nothing else is said. A number that is given is another device's, and those of two make
-    none."""
-    from mmkv_bench.forecast import device_speed as devices
-    from mmkv_bench.forecast.forecast import GIB, Given
+def _assumptions(given: argparse.Namespace, plan: Plan, launcher: Mapping[str, Any] | None) -> Assumptions:
+    """The flags, and a measured device for what they leave open: the one that `--device` names, or, where no number is given, the
+    only one of the kind that will compute. Numbers of two devices are mixed only where one is named."""
+    from mmkv_bench.forecast import device_speed
+    from mmkv_bench.forecast.forecast import Assumptions
+    from mmkv_bench.forecast.text import GIB
 
-    flags = {"--device-memory": given.device_memory, "--bandwidth": given.bandwidth, "--matmul": given.matmul}
-    said = [flag for flag, value in flags.items() if value is not None]
-    speed = devices.named(given.device) if given.device else None
-    if speed is None and not said:
+    prompts = _tokens(given), given.visual_tokens, _images(given)
+    units = {"device_memory": GIB, "bandwidth": 1e9, "matmul": 1e12}
+    numbers = {flag: getattr(given, flag) and getattr(given, flag) * unit for flag, unit in units.items()}
+    flags = [f"--{flag.replace('_', '-')}" for flag, number in numbers.items() if number is not None]
+    name = _measured(given) if given.measure else given.device
+    speed = device_speed.named(name) if name else None
+    if speed is None and not flags:
         kind = _kind(plan.config, launcher)
-        measured = [speed for speed in devices.stored().values() if kind in (None, speed.kind)]
-        speed = measured[0] if len(measured) == 1 else None
-    memory = None if given.device_memory is None else given.device_memory * GIB
-    bandwidth = None if given.bandwidth is None else given.bandwidth * 1e9
-    rate = None if given.matmul is None else given.matmul * 1e12
-    if speed is None or len(said) == len(flags):
-        return Given(_tokens(given), given.visual_tokens, _images(given), memory, bandwidth, rate)
-    return Given(
-        _tokens(given),
-        given.visual_tokens,
-        _images(given),
-        speed.memory_bytes if memory is None else memory,
-        speed.bandwidth if bandwidth is None else bandwidth,
-        speed.rates.get(plan.cells[0].dtype) if rate is None else rate,
-        speed.slug + (f" with {' and '.join(said)} as given" if said else ""),
-    )
+        alike = [one for one in device_speed.stored().values() if kind in (None, one.kind)]
+        speed = alike[0] if len(alike) == 1 else None
+    if speed is None or len(flags) == len(units):
+        return Assumptions(*prompts, numbers["device_memory"], numbers["bandwidth"], numbers["matmul"])
+    measured = speed.memory_bytes, speed.bandwidth, speed.rates.get(plan.cells[0].dtype)
+    memory, bandwidth, rate = (one if own is None else own for own, one in zip(numbers.values(), measured, strict=True))
+    name = speed.slug + (f" with {' and '.join(flags)} as given" if flags else "")
+    return Assumptions(*prompts, memory, bandwidth, rate, name)
 
 
 def _tokens(given: argparse.Namespace) -> list[int]:

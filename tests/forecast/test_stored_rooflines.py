@@ -9,7 +9,6 @@ import pytest
 from mmkv_bench.config.compose import compose
 from mmkv_bench.forecast.device_speed import DeviceSpeed, save
 from mmkv_bench.forecast.roofline import roofline_by_context, stored_roofline, stored_rooflines
-from mmkv_bench.plan.cells import plain
 from mmkv_bench.store.store import Store
 from tests.tables.examples import cell_row
 
@@ -27,11 +26,12 @@ def timed(root, *models: tuple[str, ...]) -> Store:
     """A store with a pass of each of these models, of two threads."""
     store = Store(root)
     for place, words in enumerate(models):
-        model = compose([*words]).model
+        config = compose([*words]).resolved
+        model = config["model"]
         changed = {
-            "model": model.name,
+            "model": model["name"],
             "model_fingerprint": f"{place}" * 16,
-            "config": json.dumps({"model": plain(model)}),
+            "config": json.dumps({"model": model}),
         }
         store.write_cells([cell_row(f"c{place}", "full", dataset="made_up_text", **changed)])
         row = {"cell": f"c{place}", "dataset": "made_up_text", "prompt_tokens": 8, "visual_tokens": 0, "batch": 1}

@@ -1,0 +1,84 @@
+"""Bytes of a model's weights before it is loaded: the one number that a card, a forecast and a dry run compare with a device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mmkv_bench.columns import size
+from mmkv_bench.models.families import kv_bytes_per_token
+from mmkv_bench.models.fingerprint import cached_folder
+from mmkv_bench.models.sizes import Decoder, Sizes, sizes_of
+from mmkv_bench.models.source import FOLDER, HUB, RANDOM, Source
+from mmkv_bench.models.stated_config import stated
+
+if TYPE_CHECKING:
+    from mmkv_bench.models.families import Family
+    from mmkv_bench.plan.plan import Plan
+
+ITEMSIZE = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+"""Bytes of a number."""
+_COUNTED = {
+    "files": "counted in its files",
+    "stated": "as its repository states",
+    "shape": "from its shape",
+    "bound": "at most, a share of the whole model's",
+}
+
+
+@dataclass(frozen=True)
+class ModelBytes:
+    """Bytes of a model before it is loaded.
+
+    Attributes:
+        decoder: shape of its text model; itemsize: bytes of a number; kv_per_token: of a token's keys and values.
+        weights: of all parameters, None where their number is not known; step_weights: of those that a decode step reads.
+    """
+
+    decoder: Decoder
+    itemsize: int
+    weights: int | None
+    step_weights: int
+    kv_per_token: int
+
+    @classmethod
+    def of(cls, sizes: Sizes, dtype: str, family: Family | None) -> ModelBytes | None:
+        """The bytes of a model's sizes; None where its shape or its dtype is not known."""
+        itemsize, decoder = ITEMSIZE.get(dtype), sizes.decoder
+        if decoder is None or itemsize is None or family is None:
+            return None
+        weights = None if sizes.parameters is None else sizes.parameters * itemsize
+        return cls(decoder, itemsize, weights, decoder.read * itemsize, kv_bytes_per_token(family, dtype))
+
+
+def model_sizes(model: Any) -> Sizes:
+    """The sizes of a model from its files. model: the `model` node of a configuration."""
+    source = Source.of(model)
+    folder: str | Path | None = source.place if source.kind == FOLDER else None
+    if source.kind == HUB:
+        folder = cached_folder(source.place, model.revision)
+    whole = None
+    if model.layers is not None and model.shape:
+        from mmkv_bench.models.shapes import values_of
+
+        whole = stated(values_of(model.shape))
+    return sizes_of(vars(model), source.described_here(), whole, folder)
+
+
+def weights_text(plan: Plan, loaded: int | None = None) -> str:
+    """The weights in words: `3.136 MiB weights (counted in its files), 2.313 MiB read by a decode step`.
+
+    loaded: bytes of all parameters, where the model is loaded.
+    """
+    model, sizes = plan.config.model, model_sizes(plan.config.model)
+    known = ModelBytes.of(sizes, plan.cells[0].dtype, plan.family)
+    weights = known.weights if loaded is None and known is not None else loaded
+    if Source.of(model).kind == RANDOM:
+        return f"{size(weights) + ' ' if weights else ''}random weights (answers mean nothing: speed and memory only)"
+    if weights is None:
+        return "weights of unknown size"
+    counted = f" ({_COUNTED[sizes.source]})" if loaded is None and sizes.source else ""
+    return f"{size(weights)} weights{counted}" + (
+        f", {size(known.step_weights)} read by a decode step" if known else ""
+    )
