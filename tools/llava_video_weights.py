@@ -1,6 +1,9 @@
-"""`python -m mmkv_bench.models.llava_video_weights <folder> <new folder>`: a LLaVA-Video checkpoint in the format of its own
-repository, rewritten for models/llava_video.py. Weights change their names only; nothing is unpickled and no code of the
-checkpoint is run. Then: `model=llava_video_7b model.weights=<new folder>`.
+"""Rewrite a LLaVA-Video checkpoint from the format of its own repository for `mmkv_bench/families/classes/llava_video.py`.
+
+    python -m tools.llava_video_weights <folder> <new folder>
+    mmkv-bench model=llava_video_7b model.weights=<new folder>
+
+Weights change their names only; nothing is unpickled and no code of the checkpoint is run.
 """
 
 from __future__ import annotations
@@ -14,7 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.errors import ConfigError, MMKVError
-from mmkv_bench.models.shapes import OWN, config_of, plain
+from mmkv_bench.families.llava_onevision import POOLINGS
+from mmkv_bench.models.shape import config_of, plain
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,7 +43,6 @@ _TEXT = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention
          "vocab_size", "max_position_embeddings", "rms_norm_eps", "hidden_act", "use_sliding_window",
          "bos_token_id", "eos_token_id")  # fmt: skip
 _TOKENIZER = ("tokenizer*.json", "vocab.json", "merges.txt", "added_tokens.json", "special_tokens_map.json")
-POOLINGS = ("average", "bilinear")
 _TOWER = "siglip-so400m-patch14-384"
 
 
@@ -171,7 +174,7 @@ def _processor(folder: Path, config: Any, settings: Mapping[str, Any]) -> Any:
     from tokenizers import AddedToken
     from transformers import AutoTokenizer
 
-    from mmkv_bench.models.processors import build_processor
+    from mmkv_bench.models.processor import build_processor
 
     processor = build_processor(config, settings)
     if not any(next(folder.glob(pattern), None) for pattern in _TOKENIZER):
@@ -195,7 +198,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     from mmkv_bench.config.schema import conf_dir
 
-    command = argparse.ArgumentParser(prog="python -m mmkv_bench.models.llava_video_weights", description=__doc__)
+    command = argparse.ArgumentParser(prog="python -m tools.llava_video_weights", description=__doc__)
     command.add_argument(
         "folder", type=Path, help="the published files (huggingface-cli download <id> --local-dir ...)"
     )
@@ -204,13 +207,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--pooling", choices=POOLINGS, help="of frames (default: what the checkpoint's config.json says)"
     )
     asked = command.parse_args(argv)
-    described = OmegaConf.load(conf_dir() / "model" / f"{OWN}_7b.yaml")
+    described = OmegaConf.load(conf_dir() / "model" / "llava_video_7b.yaml")
     try:
         rewrite(asked.folder, asked.target, described.shape, described.processor, asked.pooling)
     except MMKVError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    print(f"wrote {asked.target}; run it with model={OWN}_7b model.weights={asked.target}")
+    print(f"wrote {asked.target}; run it with model=llava_video_7b model.weights={asked.target}")
     return 0
 
 

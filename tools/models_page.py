@@ -101,8 +101,8 @@ def read(name: str) -> Described:
     Raises:
         ConfigError: a file that does not say enough, or a gate of a dataset that does not exist.
     """
-    from mmkv_bench.models.families import family_of, kv_bytes_per_token
-    from mmkv_bench.models.shapes import config_of
+    from mmkv_bench.families.facts import kv_bytes_per_token, model_facts
+    from mmkv_bench.models.shape import config_of
 
     file = _load(name)
     about = file.get("about") or {}
@@ -113,7 +113,7 @@ def read(name: str) -> Described:
     for gate in gates:
         _check_gate(name, gate)
     config = config_of(file["shape"])
-    family = family_of(config)
+    family = model_facts(config)
     return Described(
         name=name,
         path=file["path"],
@@ -182,7 +182,7 @@ def _count(config: Any, multimodal: bool) -> int:
 
 def _visual(model_type: str, settings: Mapping[str, Any], video: bool) -> int | None:
     from mmkv_bench.errors import UnsupportedError
-    from mmkv_bench.models.visual_tokens import image_tokens, video_tokens
+    from mmkv_bench.families.registry import image_tokens, video_tokens
 
     try:
         if video:

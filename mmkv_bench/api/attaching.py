@@ -21,10 +21,10 @@ from mmkv_bench.compression.cache import CompressedCache
 from mmkv_bench.compression.compressor import Compressor
 from mmkv_bench.devices.installed import check_compiler
 from mmkv_bench.errors import CalibrationError, ConfigError, UnsupportedError
+from mmkv_bench.families.facts import model_facts
 from mmkv_bench.generation.decode import EAGER_DECODE, config_of
 from mmkv_bench.methods.compatibility import refuse, visual_parts
 from mmkv_bench.methods.registry import method as method_named
-from mmkv_bench.models.families import family_of
 from mmkv_bench.protocols import DEFAULT, FED_ONCE
 from mmkv_bench.protocols import protocol as protocol_named
 
@@ -90,7 +90,7 @@ def attach(
         )
     if not hasattr(model, "config") or not hasattr(model, "generate"):
         raise UnsupportedError(f"{type(model).__name__} is no transformers model; give what from_pretrained returns")
-    family = family_of(model.config)
+    family = model_facts(model.config)
     compressor = _compressor(model, method, reading, parameters)
     asked = None if budget is None else Budget.parse(budget)
     if compressor.unbudgeted and asked is not None:

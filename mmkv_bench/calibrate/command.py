@@ -20,7 +20,7 @@ from mmkv_bench.config.files import content
 from mmkv_bench.config.schema import Model
 from mmkv_bench.config.schema import options as config_options
 from mmkv_bench.errors import CalibrationError, nearest
-from mmkv_bench.models.families import family_of
+from mmkv_bench.families.facts import model_facts
 from mmkv_bench.models.quiet import quiet_transformers
 from mmkv_bench.models.source import Source
 from mmkv_bench.tiny.pages import TASKS
@@ -88,7 +88,7 @@ def imported_artefact(options: argparse.Namespace) -> Artefact:
     source = Source.of(_model(options))
     committed(options.method, source.settings.name)
     quiet_transformers()
-    released = imported(options.method, options.imports, family_of(source.described()))
+    released = imported(options.method, options.imports, model_facts(source.described()))
     return Artefact.make(
         method=options.method,
         **_identity(source),

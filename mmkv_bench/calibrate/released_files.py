@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from mmkv_bench.errors import CalibrationError
 
 if TYPE_CHECKING:
-    from mmkv_bench.models.families import Family
+    from mmkv_bench.families.facts import ModelFacts
 
 
 LARGEST = 256 << 20  # bytes of a file: a thousand samples of every head of a 72B model are a tenth of it
@@ -41,7 +41,7 @@ class Imported:
     oddities: list[str]
 
 
-def imported(method: str, files: Sequence[Path], family: Family) -> Imported:
+def imported(method: str, files: Sequence[Path], family: ModelFacts) -> Imported:
     """Import released files for a model.
 
     Raises:
@@ -92,7 +92,7 @@ def _numbers(values: Any, name: str, what: str, high: float = math.inf) -> list[
     return [float(value) for value in values]
 
 
-def prefix_profile(contents: Mapping[str, Any], family: Family) -> tuple[dict[str, Any], list[str]]:
+def prefix_profile(contents: Mapping[str, Any], family: ModelFacts) -> tuple[dict[str, Any], list[str]]:
     """Return PrefixKV's files as data of `measurements.prefix_profile`, without the spread, which they do not hold."""
     rows: dict[Decimal, tuple[str, list[float]]] = {}
     for name, values in contents.items():
@@ -123,7 +123,7 @@ def prefix_profile(contents: Mapping[str, Any], family: Family) -> tuple[dict[st
     return data, oddities
 
 
-def head_scores(contents: Mapping[str, Any], family: Family) -> tuple[dict[str, Any], list[str]]:
+def head_scores(contents: Mapping[str, Any], family: ModelFacts) -> tuple[dict[str, Any], list[str]]:
     """Return SparseMM's file as data of `sparsemm.summarise`: the mean of each head's samples."""
     if len(contents) != 1:
         raise CalibrationError(f"head scores of a model are one file and {len(contents)} were given; give one")
@@ -157,7 +157,7 @@ def head_scores(contents: Mapping[str, Any], family: Family) -> tuple[dict[str, 
     return {"scores": scores, "kv_heads": family.num_kv_heads}, oddities
 
 
-_READERS: dict[str, Callable[[Mapping[str, Any], Family], tuple[dict[str, Any], list[str]]]] = {
+_READERS: dict[str, Callable[[Mapping[str, Any], ModelFacts], tuple[dict[str, Any], list[str]]]] = {
     "prefixkv": prefix_profile,
     "sparsemm": head_scores,
 }

@@ -17,8 +17,8 @@ from mmkv_bench.generation.encode import EncodedPrompt, encode
 from mmkv_bench.tiny.pages import FRAMES, make_page
 
 if TYPE_CHECKING:
+    from mmkv_bench.families.base import Box
     from mmkv_bench.models.load import LoadedModel
-    from mmkv_bench.models.token_boxes import Box
     from mmkv_bench.tiny.layout import Document
 
 

@@ -5,7 +5,7 @@ full cache; for each of its tokens a head scores a hit when the key it attends t
 show that token's characters. A hit adds 1 / (number of these visual tokens); a head's score is its sum per sample,
 averaged over the samples. Only one row of attention per answer token is ever computed.
 
-Which tokens show a character follows from how the model's family cuts images up (models/token_boxes.py). Where a page is
+Which tokens show a character follows from how the model's family cuts images up (mmkv_bench/families). Where a page is
 given whole and in tiles, the tokens of both count. An answer token whose characters are cut away altogether has no visual
 token and cannot be hit: it is left out and counted.
 
@@ -27,7 +27,7 @@ from mmkv_bench.calibrate.layers import read_layers, with_answer
 from mmkv_bench.calibrate.samples import Cell, Page, encoded, visual_tokens
 from mmkv_bench.compression.observation import Needs
 from mmkv_bench.errors import CalibrationError
-from mmkv_bench.models.token_boxes import token_boxes
+from mmkv_bench.families.registry import token_boxes
 
 if TYPE_CHECKING:
     from mmkv_bench.models.load import LoadedModel

@@ -206,7 +206,7 @@ def decoded_outputs(
 
     import torch
 
-    from mmkv_bench.models.families import text_model
+    from mmkv_bench.families.facts import text_model
 
     blocks = text_model(loaded.model).layers
     outputs: list[list[torch.Tensor]] = [[] for _ in blocks]

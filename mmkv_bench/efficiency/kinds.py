@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mmkv_bench.errors import ConfigError, UnsupportedError
-from mmkv_bench.models.visual_tokens import media_of
 
 if TYPE_CHECKING:
-    from mmkv_bench.models.families import Family
+    from mmkv_bench.families.facts import ModelFacts
 
 TEXT, IMAGE, VIDEO = "text", "image", "video"
 DATASETS = {TEXT: "made_up_text", IMAGE: "made_up_image", VIDEO: "made_up_video"}
@@ -23,10 +22,10 @@ def kind_of(dataset: str) -> str:
     return _KINDS[dataset]
 
 
-def refuse_blind(kind: str, family: Family) -> None:
+def refuse_blind(kind: str, family: ModelFacts) -> None:
     """Raises UnsupportedError where models of the family take no such media."""
-    if kind != TEXT and kind not in media_of(family.model_type):
-        takes = ", ".join((TEXT, *media_of(family.model_type)))
+    if kind != TEXT and kind not in family.rules.media:
+        takes = ", ".join((TEXT, *family.rules.media))
         raise UnsupportedError(f"prompts={kind}: {family.name} takes no {kind}s; allowed for it: {takes}; choose one")
 
 

@@ -17,8 +17,8 @@ from mmkv_bench.config.schema import MAX, SHORTEST, TOGETHER, RunConfig
 from mmkv_bench.efficiency.kinds import DATASETS, SCHEMES, kind_of, refuse_blind, refuse_textual
 from mmkv_bench.efficiency.search import Search, searched
 from mmkv_bench.errors import CalibrationError, ConfigError, UnsupportedError
+from mmkv_bench.families.facts import model_facts
 from mmkv_bench.methods.compatibility import visual_parts
-from mmkv_bench.models.families import family_of
 from mmkv_bench.models.quiet import quiet_libraries
 from mmkv_bench.models.source import RANDOM, Source
 from mmkv_bench.plan import identity as identities
@@ -29,7 +29,7 @@ from mmkv_bench.store.store import Store
 
 if TYPE_CHECKING:
     from mmkv_bench.efficiency.profiles import Profile
-    from mmkv_bench.models.families import Family
+    from mmkv_bench.families.facts import ModelFacts
 
 
 class Shape(NamedTuple):
@@ -68,7 +68,7 @@ class Planned(Plan):
             are not known.
     """
 
-    family: Family
+    family: ModelFacts
     lengths: Sequence[int]
     batches: Sequence[int]
     searches: bool
@@ -163,7 +163,7 @@ def planned(config: RunConfig, outline: bool = False) -> Planned:
             f"a plan of scenario=efficiency needs the shape of {config.model.name}, and its files are not here; allowed: a model "
             "of conf/model, or one that was fetched; choose such a one"
         )
-    family = family_of(described)
+    family = model_facts(described)
     generation = {"max_new_tokens": int(config.new_tokens), "ends": "length"}
     own = {DATASETS[kind]: DatasetIdentity(f"scheme {SCHEMES[kind]}", {"prompt": kind}, generation) for kind in kinds}
     stored = Store(Path(config.out).expanduser()).cells() if outline else None
@@ -312,7 +312,7 @@ def _refuse_method(cell: Cell) -> None:
 
 
 def _profiled(
-    config: RunConfig, cells: Sequence[Cell], random_weights: bool, family: Family
+    config: RunConfig, cells: Sequence[Cell], random_weights: bool, family: ModelFacts
 ) -> tuple[list[Cell], dict[str, Profile]]:
     """The cells, of which those that divide by the prompt divide as rows of real prompts did where weights are random.
 
@@ -348,7 +348,7 @@ def _profiled(
     return found, profiles
 
 
-def _fitting(config: RunConfig, lengths: list[int], family: Family) -> list[int]:
+def _fitting(config: RunConfig, lengths: list[int], family: ModelFacts) -> list[int]:
     """The default lengths as far as the model takes them; any others as they are, to be refused where it does not."""
     if tuple(lengths) != RunConfig().lengths:
         return lengths
@@ -359,7 +359,7 @@ def _fitting(config: RunConfig, lengths: list[int], family: Family) -> list[int]
     return [tokens for tokens in lengths if tokens <= room] or lengths
 
 
-def _refuse_long(config: RunConfig, lengths: Sequence[int], family: Family) -> None:
+def _refuse_long(config: RunConfig, lengths: Sequence[int], family: ModelFacts) -> None:
     limits = {"the model's context": family.max_context, "model.max_prompt_tokens": config.model.max_prompt_tokens}
     for tokens in lengths:
         for name, most in limits.items():

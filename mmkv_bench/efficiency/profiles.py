@@ -20,7 +20,7 @@ from mmkv_bench.store.store import Store
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from mmkv_bench.models.families import Family
+    from mmkv_bench.families.facts import ModelFacts
     from mmkv_bench.plan.cells import Cell
 
 _SAME = (
@@ -62,7 +62,7 @@ class Profile:
         return f"{self.model} on {self.dataset}, sample {self.sample} of {self.tokens} tokens"
 
 
-def imposed(cell: Cell, folder: str, family: Family) -> tuple[Cell, Profile]:
+def imposed(cell: Cell, folder: str, family: ModelFacts) -> tuple[Cell, Profile]:
     """The cell as another one, that divides its budget as a row of its method in a store did.
 
     Raises:
@@ -99,7 +99,7 @@ def refuse_unseen(cell: Cell) -> None:
         )
 
 
-def _profile(cell: Cell, folder: str, family: Family) -> Profile:
+def _profile(cell: Cell, folder: str, family: ModelFacts) -> Profile:
     root = Path(folder).expanduser()
     if not root.is_dir():
         raise ConfigError(f"profiles={folder} is no folder; give the folder of a run's rows (its out=...)")

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from mmkv_bench.errors import ConfigError
+from mmkv_bench.families.base import NO_LIMITS, PixelLimits
+from mmkv_bench.families.registry import family, image_tokens, video_tokens
 from mmkv_bench.models.video import DEFAULT_FRAMES
-from mmkv_bench.models.visual_tokens import NO_LIMITS, Limits, image_tokens, video_tokens
 
 _GRID = 36
 """Tiles of the largest picture that is tried."""
@@ -47,11 +48,11 @@ class Rules:
 
     model_type: str
     settings: Mapping[str, Any]
-    limits: Limits = NO_LIMITS
+    limits: PixelLimits = NO_LIMITS
     frames: int | None = None
 
     @classmethod
-    def of(cls, model_type: str, processor: Any, limits: Limits = NO_LIMITS, frames: int | None = None) -> Rules:
+    def of(cls, model_type: str, processor: Any, limits: PixelLimits = NO_LIMITS, frames: int | None = None) -> Rules:
         """Those of a processor of transformers, whose own limits are set already; `limits`: what is set at each call."""
         parts = {
             kind: dict(getattr(processor, f"{kind}_processor").to_dict())
@@ -63,7 +64,7 @@ class Rules:
 
     @property
     def _by_area(self) -> bool:
-        return self.model_type.startswith("qwen")
+        return family(self.model_type).pixel_limits
 
     def pictures(self, room: int, beside: int) -> list[Size]:
         """Sizes of the pictures of one prompt, none where not even the smallest fits.

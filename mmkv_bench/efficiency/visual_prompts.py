@@ -12,10 +12,11 @@ from mmkv_bench.efficiency.kinds import DATASETS, IMAGE, SCHEMES, VIDEO
 from mmkv_bench.efficiency.prompts import sentences
 from mmkv_bench.efficiency.sizing import Rules
 from mmkv_bench.errors import ConfigError
+from mmkv_bench.families.base import PixelLimits
+from mmkv_bench.families.registry import image_tokens, video_tokens
 from mmkv_bench.generation.encode import EncodedPrompt, encode
 from mmkv_bench.models.chat_template import rendered
 from mmkv_bench.models.load import LoadedModel
-from mmkv_bench.models.visual_tokens import Limits, image_tokens, video_tokens
 
 LEAST_TEXT = 16
 """Tokens of text that a prompt has behind its media at least: a question."""
@@ -50,7 +51,7 @@ def visual_prompt(
         ConfigError: a length that holds not even the smallest picture.
         UnsupportedError: a processor that takes no such media.
     """
-    limits = Limits(video_max_pixels=video_max_pixels if kind == VIDEO else None)
+    limits = PixelLimits(video_max_pixels=video_max_pixels if kind == VIDEO else None)
     name = f"{DATASETS[kind]}/{SCHEMES[kind]}/{tokens}{f'/{number}' if number else ''}"
     identity = f"{DATASETS[kind]}/{tokens}{f'/{number}' if number else ''}"
     rules = Rules.of(loaded.family.model_type, loaded.processor, limits, frames)

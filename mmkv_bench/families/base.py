@@ -1,57 +1,174 @@
-"""Pixel limits of a run, set on a processor of transformers whose family has them."""
+"""What a family states: facts that no config.json has, and rules for its visual tokens. Nothing heavy is imported.
+
+A family is an instance of `Family`, or of a subclass with rules of its own, in the list `FAMILIES` of a file in this folder.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mmkv_bench.errors import ConfigError
+from mmkv_bench.errors import UnsupportedError
 
-_LOW, _HIGH = "shortest_edge", "longest_edge"
-"""What the processors of Qwen-VL call their limits; both are areas in pixels, not edges."""
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from torch import Tensor
+
+Settings = Mapping[str, Any]
+"""`model.processor` of a configuration: see models/processor.py."""
+Size = tuple[int, int]
+"""Width and height in pixels."""
+SIDES, TILES = "sides", "tiles"
 
 
-def apply_limits(
-    processor: Any,
-    min_pixels: int | None = None,
-    max_pixels: int | None = None,
-    video_max_pixels: int | None = None,
-    frames: int | None = None,
-) -> None:
-    """Change a processor's limits where they are asked for.
+@dataclass(frozen=True)
+class PixelLimits:
+    """Pixel limits of a run (model.min_pixels, model.max_pixels, model.video_max_pixels); None: the checkpoint's."""
 
-    Args:
-        min_pixels, max_pixels: area that an image is scaled up or down to, before it is cut into patches.
-        video_max_pixels: the same of one frame; frames: of a video, for processors that limit a video as a whole
-            (Qwen3-VL).
+    min_pixels: int | None = None
+    max_pixels: int | None = None
+    video_max_pixels: int | None = None
 
-    Raises:
-        ConfigError: a processor without such limits (LLaVA and InternVL scale to fixed tiles), or limits that exclude
-            each other.
+
+NO_LIMITS = PixelLimits()
+
+
+class Box(NamedTuple):
+    """A part of one image: its number from 0, and exact fractions of its height and width from the upper left corner."""
+
+    image: int
+    top: Fraction
+    bottom: Fraction
+    left: Fraction
+    right: Fraction
+
+
+@dataclass(frozen=True)
+class TextModel:
+    """A text backbone: facts that its config.json may leave to the defaults of a class.
+
+    Attributes:
+        model_type: of the text config.
+        qkv_bias: queries, keys and values always have biases; qk_norm: queries and keys are normalised per head.
+        head_dim_follows: without `head_dim` in config.json it is hidden_size / num_attention_heads.
+        window_switch: key of config.json that turns the sliding window off; None: there is no window.
     """
-    if min_pixels is not None or max_pixels is not None:
-        key = "model.min_pixels" if max_pixels is None else "model.max_pixels"
-        _limit(getattr(processor, "image_processor", None), key, min_pixels, max_pixels)
-    if video_max_pixels is not None:
-        video = getattr(processor, "video_processor", None)
-        whole = type(video).__name__.startswith("Qwen3VL")
-        _limit(video, "model.video_max_pixels", None, video_max_pixels * (frames or 1 if whole else 1))
+
+    model_type: str
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    head_dim_follows: bool = True
+    window_switch: str | None = None
 
 
-def _limit(part: Any, key: str, low: int | None, high: int | None) -> None:
-    size = dict(getattr(part, "size", None) or {}) if part is not None else {}
-    if not _by_area(part, size):
-        raise ConfigError(
-            f"{key} has no effect on {type(part).__name__ if part is not None else 'a text model'}, which scales to fixed "
-            "sizes; leave it out (only Qwen-VL models have pixel limits)"
-        )
-    size |= {name: value for name, value in ((_LOW, low), (_HIGH, high)) if value is not None}
-    if size[_LOW] > size[_HIGH]:
-        raise ConfigError(
-            f"{key}: at least {size[_LOW]} and at most {size[_HIGH]} pixels exclude each other; give both "
-            "model.min_pixels and model.max_pixels"
-        )
-    part.size = type(part.size)(**size)
+@dataclass(frozen=True)
+class Family:
+    """Facts and rules of one family.
 
+    Attributes:
+        model_type: as config.json has it; name: for people; text_models: the backbones that are known to work.
+        model_class, processor, image_processor, video_processor: classes of transformers. The processor of a text model is its
+            tokenizer; a family without a video processor takes no videos.
+        image_id_key, video_id_key, closing_id_key: keys of config.json that hold the ids of visual tokens and of the token that
+            closes them; closing_marker: the closing token's text, where only the tokenizer knows its id.
+        pixel_limits: images are scaled to an area between two limits, which a run can change.
+        whole_video_limit: a video's limit is one of all its frames together.
+        equal_videos: the videos of one prompt need equally many frames.
+        repeats_last_frame: a video has at least `temporal_patch_size` frames, the last one repeated.
+        smaller_by: what makes fewer tokens of a picture: `SIDES` (smaller ones), `TILES` (fewer allowed), None (nothing).
+        classes_version: version of classes that transformers does not have, part of the fingerprint of random weights; None:
+            transformers has all of them.
+    """
 
-def _by_area(part: Any, size: dict[str, Any]) -> bool:
-    return type(part).__name__.startswith("Qwen") and size.get(_LOW) is not None and size.get(_HIGH) is not None
+    model_type: str
+    name: str
+    text_models: tuple[TextModel, ...]
+    model_class: str
+    processor: str | None = None
+    image_processor: str | None = None
+    video_processor: str | None = None
+    image_id_key: str | None = None
+    video_id_key: str | None = None
+    closing_id_key: str | None = None
+    closing_marker: str | None = None
+    pixel_limits: bool = False
+    whole_video_limit: bool = False
+    equal_videos: bool = True
+    repeats_last_frame: bool = False
+    smaller_by: str | None = None
+    classes_version: int | None = None
+
+    @property
+    def media(self) -> tuple[str, ...]:
+        """What a prompt can hold beside text: of `image` and `video`."""
+        kinds = (("image", self.image_processor), ("video", self.video_processor))
+        return tuple(kind for kind, processor in kinds if processor)
+
+    def text_model(self, model_type: str) -> TextModel | None:
+        """The backbone of this type, None where it is not supported."""
+        return next((text for text in self.text_models if text.model_type == model_type), None)
+
+    # ------------------------------------------------------------------ visual tokens
+    def image_tokens(self, settings: Settings, size: Size, images: int, limits: PixelLimits) -> int:
+        """Visual tokens of one image in a prompt of `images` images.
+
+        Raises:
+            UnsupportedError: a side more than 200 times the other, where the family refuses it.
+        """
+        raise NotImplementedError
+
+    def video_tokens(self, settings: Settings, frames: int, size: Size, limits: PixelLimits) -> int:
+        """Visual tokens of a video of `frames` >= 1 sampled frames; UnsupportedError as of `image_tokens`."""
+        raise NotImplementedError
+
+    def boxes(
+        self, config: Any, processor: Any, inputs: Mapping[str, Tensor], sizes: Sequence[Size]
+    ) -> list[Box | None]:
+        """The part of an image that each visual token shows; arguments and result as of `registry.token_boxes`.
+
+        Raises:
+            UnsupportedError: a processor that cuts images otherwise than the family's does.
+        """
+        raise UnsupportedError(f"a {self.model_type} model has no rule for the places of visual tokens")
+
+    def smaller_images(
+        self, images: Sequence[Image], processor: Any, share: float
+    ) -> tuple[list[Image], dict[str, Any]]:
+        """Images and keyword arguments of the image processor, with sides or tiles of at most this share, 0 < share <= 1.
+
+        Sides are rounded to whole pixels, one at least, and scaled by Pillow's bicubic filter.
+        """
+        if self.smaller_by == TILES:
+            part = processor.image_processor
+            most = max(1, round(share * part.max_patches))
+            return list(images), {"max_patches": most, "min_patches": min(part.min_patches, most)}
+        from PIL.Image import Resampling
+
+        sizes = [tuple(max(1, round(side * share)) for side in image.size) for image in images]
+        scaled = [
+            image.convert("RGB").resize((width, height), Resampling.BICUBIC)
+            for image, (width, height) in zip(images, sizes, strict=True)
+        ]
+        return scaled, {}
+
+    # ------------------------------------------------------------------ architecture
+    def shrink_vision(self, values: dict[str, Any], layers: int) -> None:
+        """Cut the vision tower of a config.json, in place, to at most `layers` layers; widths stay true."""
+        vision = values["vision_config"]
+        key = "depth" if "depth" in vision else "num_hidden_layers"
+        depth = vision[key] = min(layers, vision[key])
+        features = values.get("vision_feature_layer")
+        if isinstance(features, int):  # an index into depth + 1 hidden states
+            values["vision_feature_layer"] = min(features, depth) if features >= 0 else max(features, -(depth + 1))
+
+    def register_classes(self) -> None:
+        """Make classes that transformers does not have known to its Auto classes. May be called again."""
+
+    def processor_class(self) -> Any:
+        """The class of its processor."""
+        import transformers
+
+        assert self.processor is not None
+        return getattr(transformers, self.processor)

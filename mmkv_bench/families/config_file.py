@@ -1,7 +1,7 @@
-"""What a config.json says of a model by itself, read without transformers, whose import takes seconds.
+"""A config.json read without transformers, whose import takes seconds.
 
-Checkpoints and the shapes of `conf/model` mostly state all that planning asks: layers, heads, token ids. What one leaves
-to the defaults of transformers' classes is not guessed here: `stated` then answers None, and transformers is asked.
+Checkpoints and the shapes of `conf/model` mostly state all that planning asks: layers, heads, token ids. Defaults of
+transformers' classes are not guessed: where one is needed, `stated` returns None and transformers is asked.
 """
 
 from __future__ import annotations
@@ -11,32 +11,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mmkv_bench.models.families import FAMILIES
+from mmkv_bench.families.base import TextModel
+from mmkv_bench.families.registry import families
 
-_ASKED = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "max_position_embeddings")
-_HEAD_DIM_FOLLOWS = ("llama", "mistral", "qwen2", "qwen2_vl_text", "qwen2_5_vl_text")
-"""Text models whose head_dim is hidden_size / num_attention_heads where their config does not state one."""
-_CLASSES = {
-    "qwen2_vl": "Qwen2VLForConditionalGeneration",
-    "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration",
-    "qwen3_vl": "Qwen3VLForConditionalGeneration",
-    "llava": "LlavaForConditionalGeneration",
-    "llava_next": "LlavaNextForConditionalGeneration",
-    "llava_next_video": "LlavaNextVideoForConditionalGeneration",
-    "llava_onevision": "LlavaOnevisionForConditionalGeneration",
-    "internvl": "InternVLForConditionalGeneration",
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-}
-"""model_type -> the class of transformers. A checkpoint that names another may be made for code of its own."""
-_NO_WINDOW = ("llama", "qwen3_vl_text")
-"""Text models that have no sliding window."""
+_NEEDED = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "max_position_embeddings")
+_OLDER = {"dtype": "torch_dtype"}
 
 
-class Stated:
-    """A configuration that states all that `families.family_of` reads; attributes as those of transformers' configs."""
+class StatedConfig:
+    """Keys of a config.json under the attributes of transformers' configs; all that `facts.model_facts` reads."""
 
     attends_to_all = True
     """Every layer is stated to have full attention."""
@@ -51,17 +34,14 @@ class Stated:
                 return values[key]
         raise AttributeError(name)
 
-    def get_text_config(self, decoder: bool = True) -> Stated:
-        """Of the text model; itself where the whole is one."""
+    def get_text_config(self, decoder: bool = True) -> StatedConfig:
+        """The text model's config; itself where the whole is a text model."""
         inner = self._values.get("text_config")
-        return self if inner is None else Stated(inner)
+        return self if inner is None else StatedConfig(inner)
 
 
-_OLDER = {"dtype": "torch_dtype"}
-
-
-def read(folder: str | Path) -> Stated | None:
-    """The config.json of a folder, if it can be read and states enough."""
+def read(folder: str | Path) -> StatedConfig | None:
+    """The config.json of a folder; None where it cannot be read or does not state enough."""
     try:
         values = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -69,31 +49,28 @@ def read(folder: str | Path) -> Stated | None:
     return stated(values) if isinstance(values, Mapping) else None
 
 
-def stated(values: Mapping[str, Any]) -> Stated | None:
-    """The configuration of these keys of config.json; None where they do not state all, or not what is supported."""
-    facts = FAMILIES.get(str(values.get("model_type")))
+def stated(values: Mapping[str, Any]) -> StatedConfig | None:
+    """The config of these keys of config.json; None where they do not state all, or not what is supported."""
+    known = families().get(str(values.get("model_type")))
     text = values.get("text_config", values)
-    if facts is None or not isinstance(text, Mapping) or text.get("model_type") not in facts.backbones:
+    if known is None or not isinstance(text, Mapping) or bool(known.media) != ("text_config" in values):
         return None
-    if facts.name.endswith("(text)") == ("text_config" in values):
+    if any(name != known.model_class for name in values.get("architectures") or ()):  # perhaps for code of its own
         return None
-    found = Stated(values)
-    if any(name != _CLASSES.get(values["model_type"]) for name in values.get("architectures") or ()):
-        return None
-    visual = (facts.image_attribute, facts.video_attribute, facts.closing_attribute)
-    if any(attribute is not None and not isinstance(getattr(found, attribute, None), int) for attribute in visual):
-        return None
-    if not all(isinstance(text.get(key), int) for key in _ASKED):
-        return None
-    kind = text["model_type"]
-    head_dim = isinstance(text.get("head_dim"), int) or (kind in _HEAD_DIM_FOLLOWS and "head_dim" not in text)
-    return found if head_dim and _attends_to_all(kind, text) else None
+    config, backbone = StatedConfig(values), known.text_model(str(text.get("model_type")))
+    ids = (known.image_id_key, known.video_id_key, known.closing_id_key)
+    complete = (
+        backbone is not None
+        and all(key is None or isinstance(getattr(config, key, None), int) for key in ids)
+        and all(isinstance(text.get(key), int) for key in _NEEDED)
+        and (isinstance(text.get("head_dim"), int) or (backbone.head_dim_follows and "head_dim" not in text))
+        and _attends_to_all(backbone, text)
+    )
+    return config if complete else None
 
 
-def _attends_to_all(kind: str, text: Mapping[str, Any]) -> bool:
-    """Whether every layer is stated to have full attention."""
+def _attends_to_all(backbone: TextModel, text: Mapping[str, Any]) -> bool:
     if text.get("layer_types") is not None:
         return set(text["layer_types"]) == {"full_attention"}
-    if kind in _NO_WINDOW or text.get("use_sliding_window") is False:
-        return True
-    return kind == "mistral" and "sliding_window" in text and text["sliding_window"] is None
+    switch = backbone.window_switch
+    return switch is None or (switch in text and (text[switch] is False or text[switch] is None))

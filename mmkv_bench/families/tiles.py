@@ -1,87 +1,30 @@
-"""Which part of which image every visual token shows, by each family's way of cutting images up.
+"""Arithmetic of images that are cut into tiles and patches: which pixels each token shows, so how many tokens there are.
 
 A patch of the vision tower covers a square of pixels of what the image processor made of an image; followed back through
-cropping, tiling, padding and scaling that is a box of the image itself:
-
-    Qwen-VL           an even grid over each image
-    LLaVA-1.5         an even grid over the square that is left in the middle when the shorter edge is scaled to the tower's;
-                      what lies outside of it no token shows
-    LLaVA-NeXT        first the whole image, squashed into a square (even grid); then the image in tiles, scaled with its
-                      aspect and padded on both sides, in rows across all tiles, without the rows or columns of padding that
-                      the model cuts off, a newline token behind each row
-    LLaVA-OneVision,  a single image as LLaVA-NeXT; 384 is no multiple of the patch of 14, so the last 6 pixels of each tile
-    LLaVA-Video       lie in no patch; beyond 9 tiles' worth of tokens rows and columns are blended bilinearly, and a token
-                      shows all that went into it; several images are each padded to a square, with one newline token
-    InternVL          the image squashed into a grid of tiles, tile after tile; then, with more than one tile, the whole as
-                      another; 2x2 patches make a token
-
-What a tower mixes by attention, and what scaling bleeds across the border of two patches, is no part of a box.
+cropping, tiling, padding and scaling that is a box of the image itself. What a tower mixes by attention, and what scaling
+bleeds across the border of two patches, is no part of a box.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from mmkv_bench.errors import UnsupportedError
+from mmkv_bench.families.base import Box, Settings, Size
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-Size = tuple[int, int]
-"""Width and height in pixels."""
 Span = tuple[Any, Any]
 """Beginning and end on one axis: pixels of what the processor made, or parts of an image's height or width."""
-SIDES = "image sizes, pixel limits and tiles of the checkpoint's own processor files"
+OWN_FILES = "image sizes, pixel limits and tiles of the checkpoint's own processor files"
 
 
-class Box(NamedTuple):
-    """A part of one image: its number from 0, and exact fractions of its height and width from the upper left corner."""
-
-    image: int
-    top: Fraction
-    bottom: Fraction
-    left: Fraction
-    right: Fraction
-
-
-def token_boxes(
-    config: Any, processor: Any, inputs: Mapping[str, Tensor], sizes: Sequence[Size], visual: int
-) -> list[Box | None]:
-    """The box of every visual token of a prompt with images and no video, in prompt order.
-
-    Args:
-        config: of the whole model; processor: the one that made `inputs`.
-        inputs: of one prompt; sizes: of its images, in order.
-        visual: visual tokens of the prompt.
-
-    Returns:
-        `visual` boxes; None for a token that shows no place: a newline, or nothing but padding.
-
-    Raises:
-        UnsupportedError: a family that is not among the above, or a processor with settings that cut otherwise.
-    """
-    rule = _RULES.get(config.model_type)
-    if rule is None:
-        raise UnsupportedError(
-            f"which part of an image the visual tokens of a {config.model_type} model show is unknown; known: "
-            f"{', '.join(_RULES)}"
-        )
-    boxes = rule(config, processor, inputs, sizes)
-    if len(boxes) != visual:
-        raise UnsupportedError(
-            f"images of {', '.join(f'{w}x{h}' for w, h in sizes)} have {len(boxes)} tokens by the rule of {config.model_type} "
-            f"models and {visual} in the prompt, so their places are unknown; allowed: {SIDES}"
-        )
-    return boxes
-
-
-def _grid(
+def grid(
     image: int, rows: Sequence[Span | None], columns: Sequence[Span | None], newline: bool = False
 ) -> list[Box | None]:
-    """Tokens row by row; rows, columns: parts of the image's height and width, None where nothing of it is."""
+    """Boxes row by row. rows, columns: parts of the image's height and width, None where nothing of it is; newline: each row
+    ends with a token that shows no place."""
     boxes: list[Box | None] = []
     for row in rows:
         boxes += [Box(image, *row, *column) if row and column else None for column in columns]
@@ -89,29 +32,91 @@ def _grid(
     return boxes
 
 
-def _even(count: int) -> list[Span]:
+def even(count: int) -> list[Span]:
     """`count` equal parts of the whole."""
     return [(Fraction(i, count), Fraction(i + 1, count)) for i in range(count)]
 
 
-def _patches(edge: int, patch: int, tiles: int = 1) -> list[Span]:
+def patches(edge: int, patch: int, tiles: int = 1) -> list[Span]:
     """Pixels of the whole patches of each of `tiles` tiles side by side."""
     return [(t * edge + i * patch, t * edge + (i + 1) * patch) for t in range(tiles) for i in range(edge // patch)]
 
 
-def _parts(pixels: Sequence[Span], start: Any, length: Any) -> list[Span | None]:
+def parts(pixels: Sequence[Span], start: Any, length: Any) -> list[Span | None]:
     """Pixels as parts of an image that begins at pixel `start` and is `length` pixels long; None beside the image."""
-    found = []
-    for first, last in pixels:
-        low, high = (
-            max(Fraction(first - start) / length, Fraction(0)),
-            min(Fraction(last - start) / length, Fraction(1)),
-        )
-        found.append((low, high) if low < high else None)
-    return found
+    zero, one = Fraction(0), Fraction(1)
+    spans = [
+        (max(Fraction(first - start) / length, zero), min(Fraction(last - start) / length, one))
+        for first, last in pixels
+    ]
+    return [span if span[0] < span[1] else None for span in spans]
 
 
-def _edge(config: Any, processor: Any) -> int:
+class Tiling(NamedTuple):
+    """An image in AnyRes tiles.
+
+    Attributes:
+        padded: width and height that the image is scaled and padded to; cut: rows and columns of patches that are padding, at
+            each end; shape: rows and columns of tokens that are left, a newline token behind each row not counted.
+    """
+
+    padded: Size
+    cut: tuple[int, int]
+    shape: tuple[int, int]
+
+    @property
+    def tokens(self) -> int:
+        """All tokens, newlines included."""
+        return self.shape[0] * (self.shape[1] + 1)
+
+
+def anyres(
+    resolutions: Sequence[Sequence[int]], edge: int, per_tile: int, size: Size, most_tiles: int | None = None
+) -> Tiling:
+    """Cut an image into AnyRes tiles.
+
+    Args:
+        resolutions: allowed (height, width); edge: pixels of a tile's side; per_tile: patches of it; size: of the image.
+        most_tiles: tiles' worth of tokens beyond which rows and columns are blended; None: any number.
+    """
+    width, height = size
+    tall, wide = _best_resolution(resolutions, size)
+    rows, columns = per_tile * (tall // edge), per_tile * (wide // edge)
+    # The model cuts padding off by the aspect of patches, the processor put it there by that of pixels: not quite the same.
+    if width / height > columns / rows:
+        cut = (rows - int(round(height * (columns / width), 7))) // 2, 0
+    else:
+        cut = 0, (columns - int(round(width * (rows / height), 7))) // 2
+    rows, columns = rows - 2 * cut[0], columns - 2 * cut[1]
+    if most_tiles is not None:
+        excess = math.sqrt(rows * columns / (most_tiles * per_tile**2))
+        if excess > 1.1:
+            rows, columns = int(rows // excess), int(columns // excess)
+    return Tiling((wide, tall), cut, (rows, columns))
+
+
+def anyres_boxes(image: int, size: Size, tiling: Tiling, edge: int, patch: int) -> list[Box | None]:
+    """The whole image squashed into a square, then its tiles with a newline token behind each row."""
+    whole = parts(patches(edge, patch), 0, edge)
+    scale = min(padded / side for padded, side in zip(tiling.padded, size, strict=True))
+    spans = []
+    for padded, side, cut, count in zip(tiling.padded, size, tiling.cut[::-1], tiling.shape[::-1], strict=True):
+        pixels = patches(edge, patch, padded // edge)
+        pixels = pixels[cut : len(pixels) - cut]
+        filled = min(math.ceil(side * scale), padded)
+        pixels = pixels if len(pixels) == count else _blended(pixels, count)
+        spans.append(parts(pixels, (padded - filled) // 2, filled))
+    across, down = spans
+    return grid(image, whole, whole) + grid(image, down, across, newline=True)
+
+
+def edge_of(part: Mapping[str, Any]) -> int:
+    """Side of the square that a tower takes, from the settings of an image or video processor."""
+    size = part.get("crop_size") or part["size"]
+    return size["height"] if "height" in size else size["shortest_edge"]
+
+
+def tower_edge(config: Any, processor: Any) -> int:
     """Side in pixels of the square that the tower takes, the same as that of what the processor makes.
 
     Raises:
@@ -123,111 +128,36 @@ def _edge(config: Any, processor: Any) -> int:
     if sides != {edge} or not part.do_resize:
         raise UnsupportedError(
             f"the image processor scales to {dict(part.size)} (do_resize={part.do_resize}) and the vision tower takes {edge} "
-            f"pixels, so the places of visual tokens are unknown; allowed: {SIDES}"
+            f"pixels, so the places of visual tokens are unknown; allowed: {OWN_FILES}"
         )
     return edge
 
 
-def _qwen(config: Any, processor: Any, inputs: Mapping[str, Tensor], sizes: Sequence[Size]) -> list[Box | None]:
-    merge = config.vision_config.spatial_merge_size
-    grids = [(int(h) // merge, int(w) // merge) for _, h, w in inputs["image_grid_thw"].tolist()]
-    return [box for image, (h, w) in enumerate(grids) for box in _grid(image, _even(h), _even(w))]
+def clip_tokens(settings: Settings) -> int:
+    """Tokens of one square in a CLIP tower: patches, and the class token unless the features come without it."""
+    part = settings["processor"]
+    class_token = part["num_additional_image_tokens"] - (part["vision_feature_select_strategy"] == "default")
+    return (edge_of(settings["image"]) // part["patch_size"]) ** 2 + class_token
 
 
-def _llava(config: Any, processor: Any, inputs: Mapping[str, Tensor], sizes: Sequence[Size]) -> list[Box | None]:
-    part, edge = processor.image_processor, _edge(config, processor)
-    if not part.do_center_crop or getattr(part, "do_pad", False) or "shortest_edge" not in dict(part.size):
-        raise UnsupportedError(
-            f"the image processor has size={dict(part.size)}, do_center_crop={part.do_center_crop}, do_pad="
-            f"{getattr(part, 'do_pad', False)}; allowed for a llava model: the shorter edge scaled, the middle cut out"
-        )
-    patches, boxes = _patches(edge, config.vision_config.patch_size), []
-    for image, size in enumerate(sizes):
-        columns, rows = (_parts(patches, -((side - edge) // 2), side) for side in (edge * s // min(size) for s in size))
-        boxes += _grid(image, rows, columns)
-    return boxes
+def _best_resolution(resolutions: Sequence[Sequence[int]], size: Size) -> tuple[int, int]:
+    """(height, width) that keeps most of the image's pixels, of these the one with the least padding."""
+    width, height = size
 
+    def rank(resolution: Sequence[int]) -> tuple[int, int]:
+        scale = min(resolution[1] / width, resolution[0] / height)
+        pixels = min(int(width * scale) * int(height * scale), width * height)
+        return pixels, -(resolution[0] * resolution[1] - pixels)
 
-def _next(config: Any, processor: Any, inputs: Mapping[str, Tensor], sizes: Sequence[Size]) -> list[Box | None]:
-    return [box for image, size in enumerate(sizes) for box in _anyres(config, processor, image, size)]
-
-
-def _onevision(config: Any, processor: Any, inputs: Mapping[str, Tensor], sizes: Sequence[Size]) -> list[Box | None]:
-    if len(sizes) == 1:
-        return _anyres(config, processor, 0, sizes[0], int(config.vision_aspect_ratio.removeprefix("anyres_max_")))
-    edge, boxes = _edge(config, processor), []
-    patches = _patches(edge, config.vision_config.patch_size)
-    for image, size in enumerate(sizes):
-        scale = Fraction(edge, max(size))
-        columns, rows = (_parts(patches, (max(size) - side) // 2 * scale, side * scale) for side in size)
-        boxes += [*_grid(image, rows, columns), None]
-    return boxes
-
-
-def _anyres(config: Any, processor: Any, image: int, size: Size, most_tiles: int | None = None) -> list[Box | None]:
-    """Of one image: the whole, then the tiled image with newlines.
-
-    most_tiles: how many tiles' worth of tokens the tiled image may have before it is blended; None: any.
-    """
-    from transformers.image_processing_utils import select_best_resolution
-
-    edge, patch, (width, height) = _edge(config, processor), config.vision_config.patch_size, size
-    whole = _parts(_patches(edge, patch), 0, edge)
-    target_height, target_width = select_best_resolution((height, width), config.image_grid_pinpoints)
-    rows, columns = _patches(edge, patch, target_height // edge), _patches(edge, patch, target_width // edge)
-    # The model cuts padding off by the aspect of patches, the processor put it there by that of pixels: not quite the same.
-    if width / height > len(columns) / len(rows):
-        cut = (len(rows) - int(round(height * (len(columns) / width), 7))) // 2
-        rows = rows[cut : len(rows) - cut]
-    else:
-        cut = (len(columns) - int(round(width * (len(rows) / height), 7))) // 2
-        columns = columns[cut : len(columns) - cut]
-    if most_tiles is not None:
-        excess = math.sqrt(len(rows) * len(columns) / (most_tiles * (edge // patch) ** 2))
-        if excess > 1.1:
-            rows, columns = _blended(rows, int(len(rows) // excess)), _blended(columns, int(len(columns) // excess))
-    scale = min(target_width / width, target_height / height)
-    filled = min(math.ceil(width * scale), target_width), min(math.ceil(height * scale), target_height)
-    across = _parts(columns, (target_width - filled[0]) // 2, filled[0])
-    down = _parts(rows, (target_height - filled[1]) // 2, filled[1])
-    return _grid(image, whole, whole) + _grid(image, down, across, newline=True)
+    tall, wide = max(resolutions, key=rank)
+    return tall, wide
 
 
 def _blended(spans: Sequence[Span], count: int) -> list[Span]:
     """Spans of `count` tokens that are interpolated linearly between the two nearest of the given ones (half-pixel centres)."""
-    found = []
+    blended = []
     for i in range(count):
         place = max(Fraction((2 * i + 1) * len(spans), 2 * count) - Fraction(1, 2), Fraction(0))
         first, last = math.floor(place), min(math.ceil(place), len(spans) - 1)
-        found.append((spans[first][0], spans[last][1]))
-    return found
-
-
-def _internvl(config: Any, processor: Any, inputs: Mapping[str, Tensor], sizes: Sequence[Size]) -> list[Box | None]:
-    from transformers.models.got_ocr2.image_processing_got_ocr2 import get_optimal_tiled_canvas
-
-    part, edge = processor.image_processor, _edge(config, processor)
-    side, boxes = math.isqrt(processor.image_seq_length), []
-    for image, (width, height) in enumerate(sizes):
-        columns, rows = get_optimal_tiled_canvas((height, width), (edge, edge), part.min_patches, part.max_patches)
-        down, across = _even(rows * side), _even(columns * side)
-        for row in range(rows):
-            for column in range(columns):
-                tile = down[row * side : (row + 1) * side], across[column * side : (column + 1) * side]
-                boxes += _grid(image, *tile)
-        if rows * columns > 1:
-            boxes += _grid(image, _even(side), _even(side))
-    return boxes
-
-
-_RULES: dict[str, Callable[[Any, Any, Mapping[str, Tensor], Sequence[Size]], list[Box | None]]] = {
-    "qwen2_vl": _qwen,
-    "qwen2_5_vl": _qwen,
-    "qwen3_vl": _qwen,
-    "llava": _llava,
-    "llava_next": _next,
-    "llava_next_video": _next,
-    "llava_onevision": _onevision,
-    "llava_video": _onevision,
-    "internvl": _internvl,
-}
+        blended.append((spans[first][0], spans[last][1]))
+    return blended

@@ -24,9 +24,9 @@ from torch.utils._pytree import tree_map
 
 from mmkv_bench.compression.numerics.tiles import ends_only
 from mmkv_bench.devices.tally import LiveStorages
+from mmkv_bench.families.facts import model_facts, text_model
 from mmkv_bench.generation.fake_values import MadeUp
 from mmkv_bench.generation.one_pass import DECODE, REDUCE, SELECT, Peaks, run
-from mmkv_bench.models.families import family_of, text_model
 from mmkv_bench.models.load import stock
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class DryModel:
     def __init__(self, config: Any, dtype: torch.dtype, attention: str, counter: LiveStorages, made_up: MadeUp):
         from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-        self.counter, self.made_up, self.family = counter, made_up, family_of(config)
+        self.counter, self.made_up, self.family = counter, made_up, model_facts(config)
         classes = AutoModelForImageTextToText if self.family.multimodal else AutoModelForCausalLM
         made_up.carries = False
         with counter.place:

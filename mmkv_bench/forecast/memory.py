@@ -14,12 +14,12 @@ from mmkv_bench.columns import aligned
 from mmkv_bench.config.compose import method_defaults
 from mmkv_bench.config.schema import TOGETHER
 from mmkv_bench.errors import ConfigError, MMKVError
+from mmkv_bench.families.facts import model_facts
+from mmkv_bench.families.registry import apply_limits
 from mmkv_bench.forecast.dry_run import dry_model, prompt_types
 from mmkv_bench.generation.encode import encode
 from mmkv_bench.generation.one_pass import DECODE, LOAD, PHASES
-from mmkv_bench.models.families import family_of
-from mmkv_bench.models.limits import apply_limits
-from mmkv_bench.models.processors import build_processor
+from mmkv_bench.models.processor import build_processor
 from mmkv_bench.models.quiet import quiet_transformers
 from mmkv_bench.models.source import HUB, Source
 from mmkv_bench.plan.cells import bases, build_methods
@@ -131,7 +131,7 @@ def without_weights(plan: Plan) -> LoadedModel:
         processor = AutoProcessor.from_pretrained(source.place, trust_remote_code=False)
     apply_limits(processor, model.min_pixels, model.max_pixels, model.video_max_pixels, model.frames)
     tokenizer = getattr(processor, "tokenizer", processor)
-    family, cpu = family_of(config, tokenizer), device_of("cpu")
+    family, cpu = model_facts(config, tokenizer), device_of("cpu")
     return LoadedModel(model.name, None, processor, tokenizer, family, cpu, plan.cells[0].dtype)  # type: ignore[arg-type]
 
 
@@ -153,7 +153,7 @@ def blank_prompt(
     apply_limits(processor, **limits)
     content = [*({"type": "image"} for _ in images), {"type": "text", "text": QUESTION}]
     blank = [Image.new("RGB", size) for size in images]
-    prompt = encode(processor, family_of(config), "planned", [{"role": "user", "content": content}], blank)
+    prompt = encode(processor, model_facts(config), "planned", [{"role": "user", "content": content}], blank)
     return Prompt(prompt.types, prompt.inputs)
 
 
@@ -225,7 +225,7 @@ def _transformers_config(plan: Plan) -> Any:
     """The transformers config of the model, from files that are here."""
     from mmkv_bench.models.fingerprint import cached_folder
     from mmkv_bench.models.load import load_config
-    from mmkv_bench.models.shapes import config_of
+    from mmkv_bench.models.shape import config_of
 
     model, source = plan.config.model, Source.of(plan.config.model)
     if source.kind != HUB:

@@ -14,8 +14,9 @@ import pyarrow.compute as pc
 from mmkv_bench.config.schema import PACKAGE_SCHEME
 from mmkv_bench.datasets.page_tasks import PAGE_TASKS, page_task
 from mmkv_bench.errors import ConfigError, MMKVError
+from mmkv_bench.families.base import PixelLimits
+from mmkv_bench.families.registry import image_tokens
 from mmkv_bench.models.source import FOLDER, Source
-from mmkv_bench.models.visual_tokens import Limits, image_tokens
 
 if TYPE_CHECKING:
     from mmkv_bench.datasets.task_spec import TaskSpec
@@ -116,7 +117,7 @@ def visual_tokens(plan: Plan, images: Sequence[tuple[int, int]]) -> int:
     model = plan.config.model
     settings = model.processor or _folder_processor(Source.of(model))
     assert plan.family is not None, "without a family nothing is counted"
-    limits = Limits(model.min_pixels, model.max_pixels)
+    limits = PixelLimits(model.min_pixels, model.max_pixels)
     return sum(image_tokens(plan.family.model_type, settings, *size, len(images), limits) for size in images)
 
 

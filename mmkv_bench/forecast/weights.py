@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.columns import size
-from mmkv_bench.models.families import kv_bytes_per_token
+from mmkv_bench.families.config_file import stated
+from mmkv_bench.families.facts import kv_bytes_per_token
 from mmkv_bench.models.fingerprint import cached_folder
 from mmkv_bench.models.sizes import Decoder, Sizes, sizes_of
 from mmkv_bench.models.source import FOLDER, HUB, RANDOM, Source
-from mmkv_bench.models.stated_config import stated
 
 if TYPE_CHECKING:
-    from mmkv_bench.models.families import Family
+    from mmkv_bench.families.facts import ModelFacts
     from mmkv_bench.plan.plan import Plan
 
 ITEMSIZE = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
@@ -43,7 +43,7 @@ class ModelBytes:
     kv_per_token: int
 
     @classmethod
-    def of(cls, sizes: Sizes, dtype: str, family: Family | None) -> ModelBytes | None:
+    def of(cls, sizes: Sizes, dtype: str, family: ModelFacts | None) -> ModelBytes | None:
         """The bytes of a model's sizes; None where its shape or its dtype is not known."""
         itemsize, decoder = ITEMSIZE.get(dtype), sizes.decoder
         if decoder is None or itemsize is None or family is None:
@@ -60,7 +60,7 @@ def model_sizes(model: Any) -> Sizes:
         folder = cached_folder(source.place, model.revision)
     whole = None
     if model.layers is not None and model.shape:
-        from mmkv_bench.models.shapes import values_of
+        from mmkv_bench.models.shape import values_of
 
         whole = stated(values_of(model.shape))
     return sizes_of(vars(model), source.described_here(), whole, folder)

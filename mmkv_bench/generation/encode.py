@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from mmkv_bench.errors import DataError, UnsupportedError
+from mmkv_bench.families.facts import ModelFacts, context_length, token_types
+from mmkv_bench.families.registry import family_of_processor
 from mmkv_bench.generation.video_inputs import frames_of, video_arguments
 from mmkv_bench.models.chat_template import rendered, tokens_of
-from mmkv_bench.models.families import Family, context_length, token_types
-from mmkv_bench.models.smaller import smaller
 from mmkv_bench.models.video import DEFAULT_FRAMES
 from mmkv_bench.protocols import Lengths, Protocol
 
@@ -66,7 +66,7 @@ class EncodedPrompt:
         return replace(self, inputs=cut, types=self.types[:, :length])
 
 
-def from_tensors(identity: str, inputs: dict[str, Tensor], family: Family, encode_s: float = 0.0) -> EncodedPrompt:
+def from_tensors(identity: str, inputs: dict[str, Tensor], family: ModelFacts, encode_s: float = 0.0) -> EncodedPrompt:
     """Return a processor's output for one sample as a prompt.
 
     Raises:
@@ -82,7 +82,7 @@ def from_tensors(identity: str, inputs: dict[str, Tensor], family: Family, encod
 
 def encode(
     processor,
-    family: Family,
+    family: ModelFacts,
     identity: str,
     messages: Sequence[dict],
     images: Sequence = (),
@@ -102,7 +102,7 @@ def encode(
         videos: see `video_inputs.frames_of`; frames are sampled here, and the processor uses all of them.
         max_prompt_tokens: longest prompt that is allowed.
         frames: most frames of a video, None = 32. video_max_pixels: most pixels of one frame, for processors whose own limit
-            is for the whole video. share: factor of the images' sides or tiles and of the frames, see `models/smaller.py`.
+            is for the whole video. share: factor of the images' sides or tiles and of the frames, see `Family.smaller_images`.
 
     Raises:
         UnsupportedError: a prompt longer than `max_prompt_tokens` or the model's context, media that the family does not
@@ -115,7 +115,7 @@ def encode(
     _check_markers(processor, text, len(images), len(videos))
     media: dict[str, Any] = {}
     if len(images) and share < 1:
-        images, media["images_kwargs"] = smaller(images, processor, share)
+        images, media["images_kwargs"] = family.rules.smaller_images(images, processor, share)
     if len(images):
         media["images"] = _images(processor, images)
     if len(videos):
@@ -159,7 +159,7 @@ def _tensors(processor, text: str, media: Mapping[str, Any]) -> Mapping[str, Any
     return processor([text], return_tensors="pt", **tokens_of(processor, text))
 
 
-def _check_counts(processor, family: Family, messages: Sequence[dict], images: Sequence, videos: Sequence) -> None:
+def _check_counts(processor, family: ModelFacts, messages: Sequence[dict], images: Sequence, videos: Sequence) -> None:
     parts = [part for message in messages if not isinstance(message["content"], str) for part in message["content"]]
     for kind, given in (("image", images), ("video", videos)):
         places = sum(part["type"] == kind for part in parts)
@@ -173,7 +173,8 @@ def _check_counts(processor, family: Family, messages: Sequence[dict], images: S
 
 def _shorter(processor, images: Sequence, videos: Sequence) -> str:
     """Return the advice on a prompt that is too long: fewer frames, fewer pixels where the family scales, or a cut."""
-    by_area = type(getattr(processor, "image_processor", None)).__name__.startswith("Qwen")
+    known = family_of_processor(processor)
+    by_area = known is not None and known.pixel_limits
     ways = ["model.max_pixels"] * (by_area and len(images) > 0) + ["model.frames"] * (len(videos) > 0)
     ways += ["model.video_max_pixels"] * (by_area and len(videos) > 0)
     if not images and not videos:
@@ -229,7 +230,7 @@ def _controls(messages: Sequence[dict], tokenizer) -> tuple[str, ...]:
     return tuple(sorted(token for token in controls if any(token in text for text in texts)))
 
 
-def lengths_of(protocol: Protocol, prompt: EncodedPrompt, family: Family) -> Lengths:
+def lengths_of(protocol: Protocol, prompt: EncodedPrompt, family: ModelFacts) -> Lengths:
     """Return the prompt's lengths under a protocol.
 
     Raises:

@@ -22,6 +22,7 @@ from mmkv_bench.compression.flash import check as check_flash
 from mmkv_bench.compression.masked import check_only_evicts, prefilled_again
 from mmkv_bench.compression.session import Session
 from mmkv_bench.errors import UnsupportedError
+from mmkv_bench.families.facts import ModelFacts
 from mmkv_bench.generation.decode import EAGER_DECODE, CompiledStep, Decoded, decode
 from mmkv_bench.generation.encode import EncodedPrompt, lengths_of
 from mmkv_bench.generation.fidelity import NOTHING, Extras, ForkMeasures
@@ -39,7 +40,6 @@ from mmkv_bench.generation.result import (
     status_of,
 )
 from mmkv_bench.generation.rules import DecodeRules
-from mmkv_bench.models.families import Family
 from mmkv_bench.protocols import Lengths, protocol
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class Engine:
     def __init__(
         self,
         model: nn.Module,
-        family: Family,
+        family: ModelFacts,
         rules: DecodeRules,
         tokenizer,
         *,

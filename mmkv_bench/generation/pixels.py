@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from mmkv_bench.compression.compressor import full
+from mmkv_bench.families.facts import ModelFacts
 from mmkv_bench.generation.encode import EncodedPrompt, lengths_of
 from mmkv_bench.generation.result import CellSpec, ForkResult, fill_asked
-from mmkv_bench.models.families import Family
 from mmkv_bench.protocols import Lengths, protocol
 
 LEVELS = 256
@@ -30,7 +30,7 @@ class Smaller:
 
     encode: Callable[[float], EncodedPrompt]
     whole: EncodedPrompt
-    family: Family
+    family: ModelFacts
     made: dict[int, EncodedPrompt] = field(default_factory=dict)
 
     def lengths(self, spec: CellSpec) -> Lengths:
@@ -54,7 +54,7 @@ class Smaller:
         return fits
 
 
-def resampled(specs: Sequence[CellSpec], prompt: EncodedPrompt, family: Family) -> list[CellSpec]:
+def resampled(specs: Sequence[CellSpec], prompt: EncodedPrompt, family: ModelFacts) -> list[CellSpec]:
     """Return the cells that are answered from a smaller prompt: those of `pixels` whose whole prompt does not fit."""
     candidates = [spec for spec in specs if spec.compressor.resamples and prompt.visual_tokens]
     return [spec for spec in candidates if spec.evicts(lengths_of(protocol(spec.protocol), prompt, family).reduced)]

@@ -24,6 +24,7 @@ from mmkv_bench.compression.context import Context
 from mmkv_bench.compression.masked import check_only_evicts, prefilled_again
 from mmkv_bench.compression.session import Session, attach
 from mmkv_bench.errors import ConfigError, UnsupportedError
+from mmkv_bench.families.facts import ModelFacts
 from mmkv_bench.generation.decode import EAGER_DECODE
 from mmkv_bench.generation.encode import EncodedPrompt, lengths_of
 from mmkv_bench.generation.meter import Meter, vision_clock
@@ -39,7 +40,6 @@ from mmkv_bench.generation.result import (
     status_of,
 )
 from mmkv_bench.generation.rules import DecodeRules
-from mmkv_bench.models.families import Family
 from mmkv_bench.protocols import DEFAULT, Lengths
 from mmkv_bench.protocols import protocol as protocol_named
 
@@ -207,7 +207,7 @@ def answer_of_full(
 
 def run_alone(
     model: PreTrainedModel,
-    family: Family,
+    family: ModelFacts,
     rules: DecodeRules,
     tokenizer,
     prompt: EncodedPrompt,

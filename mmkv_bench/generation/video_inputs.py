@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from mmkv_bench.errors import DataError, UnsupportedError
+from mmkv_bench.families.registry import family_of_processor
 from mmkv_bench.models.video import Frames, evenly_spaced, sample_frames
 
 READY_FPS = 2.0
@@ -65,21 +66,21 @@ def video_arguments(processor: Any, videos: Sequence[Frames], video_max_pixels: 
         UnsupportedError: videos that differ in their number of frames where the processor stacks them
             (LLaVA-OneVision, LLaVA-NeXT-Video, InternVL).
     """
-    part = processor.video_processor
+    part, known = processor.video_processor, family_of_processor(processor)
     counts = sorted({len(video) for video in videos})
-    if len(counts) > 1 and not _by_area(part):
+    if len(counts) > 1 and (known is None or known.equal_videos):
         raise UnsupportedError(
             f"the videos of one prompt have {counts} frames, and {type(processor).__name__} takes videos of equal length; "
             f"write model.frames={counts[0]}"
         )
-    if type(part).__name__.startswith("Qwen3VL"):
+    if known is not None and known.repeats_last_frame:
         videos = [_at_least(video, part.temporal_patch_size) for video in videos]
     arguments: dict[str, Any] = {
         "do_sample_frames": False,
         "input_data_format": "channels_first",
         "video_metadata": [_metadata(video) for video in videos],
     }
-    if video_max_pixels is not None and type(part).__name__.startswith("Qwen3VL"):
+    if video_max_pixels is not None and known is not None and known.whole_video_limit:
         arguments["size"] = _whole_size(part, max(map(len, videos)), video_max_pixels)
     pixels = [torch.from_numpy(video.frames).permute(0, 3, 1, 2) for video in videos]
     return {"videos": pixels, "videos_kwargs": arguments}  # apart, or the images of the prompt would get them, too
@@ -117,11 +118,6 @@ def _whole_size(part: Any, frames: int, video_max_pixels: int) -> dict[str, int]
         "shortest_edge": min(part.size["shortest_edge"], whole),
         "longest_edge": min(part.size["longest_edge"], whole),
     }
-
-
-def _by_area(part: Any) -> bool:
-    """Return True where each video keeps its size and number of frames, patches of all videos in one row (Qwen-VL)."""
-    return hasattr(part, "temporal_patch_size")
 
 
 def _array(picture: Any) -> np.ndarray:

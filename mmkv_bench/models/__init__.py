@@ -1,1 +1,1 @@
-"""Models: loading them and the facts of their families."""
+"""Models: where they come from, how they are loaded, and how their prompts are rendered."""

@@ -10,12 +10,11 @@ from mmkv_bench import devices
 from mmkv_bench.deadline import time_limit
 from mmkv_bench.devices.meant import check_meant
 from mmkv_bench.errors import ConfigError, GenerationTimeout, MMKVError, UnsupportedError, out_of_memory
+from mmkv_bench.families.facts import ModelFacts, model_facts, text_model
+from mmkv_bench.families.registry import apply_limits, families, family
 from mmkv_bench.models import hub_errors
 from mmkv_bench.models.chat_template import Template, check_media
-from mmkv_bench.models.families import Family, family_of, text_model
 from mmkv_bench.models.fingerprint import cached_folder
-from mmkv_bench.models.limits import apply_limits
-from mmkv_bench.models.shapes import OWN
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +36,7 @@ class LoadedModel:
     model: nn.Module
     processor: Any
     tokenizer: Any
-    family: Family
+    family: ModelFacts
     device: torch.device
     dtype: str
     prompt_format: str | None = None
@@ -57,7 +56,7 @@ def load_config(path: str, revision: str | None = None) -> Any:
         if out_of_memory(error):  # no fault of the folder
             raise
         raise ConfigError(hub_errors.sentence(path, revision, error)) from error
-    family_of(config)
+    model_facts(config)
     _refuse_foreign_code(path, config)
     return config
 
@@ -82,7 +81,7 @@ def load_model(
         path: local folder or hub id; dtype: float32, bfloat16, float16, or auto for the checkpoint's own.
         attention: implementation to wrap (`stock`); the vision tower keeps transformers' default.
         device: auto, cpu or cuda; device_map: accelerate's, instead of `device`.
-        min_pixels, max_pixels, video_max_pixels, frames: see `models.limits.apply_limits`.
+        min_pixels, max_pixels, video_max_pixels, frames: see `families.registry.apply_limits`.
 
     Raises:
         ConfigError, UnsupportedError: see `load_config`; also no CUDA device, weights without safetensors, or limits
@@ -93,7 +92,7 @@ def load_model(
 
     config = load_config(path, revision)
     where = device_of(device)
-    multimodal = family_of(config).multimodal
+    multimodal = model_facts(config).multimodal
     common = {"revision": revision, "trust_remote_code": False}
     try:
         processor = (AutoProcessor if multimodal else AutoTokenizer).from_pretrained(path, **common)
@@ -143,7 +142,7 @@ def set_up(
         raise UnsupportedError(f"{name}: {error}") from error
     if device_map is not None:
         where = model.get_input_embeddings().weight.device
-    family = family_of(config, tokenizer)
+    family = model_facts(config, tokenizer)
     dtype = str(model.dtype).removeprefix("torch.")
     return LoadedModel(name, model, processor, tokenizer, family, where, dtype, template.probe)
 
@@ -183,11 +182,11 @@ def _auto_config(path: str, revision: str | None) -> Any:
     try:
         return AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
     except ValueError as error:
-        if OWN not in str(error):  # transformers names the model_type that it does not know
+        ours = [one for one in families().values() if one.classes_version is not None]
+        named = [one for one in ours if one.model_type in str(error)]  # the model_type that transformers does not know
+        if not named:
             raise
-    from mmkv_bench.models.llava_video import register
-
-    register()
+    named[0].register_classes()
     return AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
 
 
@@ -197,9 +196,13 @@ def _refuse_foreign_code(path: str, config: Any) -> None:
     import transformers
 
     classes = list(getattr(config, "architectures", None) or [])
-    if classes and config.model_type != OWN and not any(hasattr(transformers, name) for name in classes):
+    if (
+        classes
+        and family(config.model_type).classes_version is None
+        and not any(hasattr(transformers, name) for name in classes)
+    ):
         raise UnsupportedError(
             f"{path} holds weights for {classes[0]}, a class that transformers does not have, and code of repositories is "
             "never run; give a checkpoint in Hugging Face format (for LLaVA: the ones of llava-hf; a folder of LLaVA-Video is "
-            "rewritten by `python -m mmkv_bench.models.llava_video_weights`; see docs/models.md)"
+            "rewritten by `python -m tools.llava_video_weights` of the repository; see docs/models.md)"
         )

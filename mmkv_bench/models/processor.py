@@ -19,7 +19,7 @@ as in the files of the checkpoint (`model.processor` in conf/model/*.yaml):
                     from tokenizer_config.json.
     special_tokens  {text: id}, from added_tokens.json or tokenizer_config.json's added_tokens_decoder: all markers and
                     role tokens that the template writes and every token that `tokenizer` names.
-    template        stem of a file in models/templates: qwen2_vl, qwen3_vl, vicuna, mistral, onevision, internvl, llama3.
+    template        stem of a file in families/templates: qwen2_vl, qwen3_vl, vicuna, mistral, onevision, internvl, llama3.
 
 A model without images (Llama) has only tokenizer, special_tokens and template; its processor is the tokenizer. The
 vocabulary has the size of the config's embedding.
@@ -28,39 +28,20 @@ vocabulary has the size of the config's embedding.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.resources import files
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
+import mmkv_bench.families
 from mmkv_bench.errors import ConfigError, nearest
-from mmkv_bench.models.families import text_config
+from mmkv_bench.families.base import Family
+from mmkv_bench.families.facts import text_config
+from mmkv_bench.families.registry import family
+from mmkv_bench.models.shape import plain
 from mmkv_bench.models.tokenizer import build_tokenizer
 
 PARTS = ("image", "video", "processor", "tokenizer", "special_tokens", "template")
-OURS = {"do_sample_frames", "fps", "num_frames"}  # frames are sampled by models/video.py
-
-
-class Classes(NamedTuple):
-    """Names of transformers classes; video is None where a family takes no videos."""
-
-    processor: str
-    image: str
-    video: str | None = None
-
-
-CLASSES = {
-    "qwen2_vl": Classes("Qwen2VLProcessor", "Qwen2VLImageProcessor", "Qwen2VLVideoProcessor"),
-    "qwen2_5_vl": Classes("Qwen2_5_VLProcessor", "Qwen2VLImageProcessor", "Qwen2VLVideoProcessor"),
-    "qwen3_vl": Classes("Qwen3VLProcessor", "Qwen2VLImageProcessor", "Qwen3VLVideoProcessor"),
-    "llava": Classes("LlavaProcessor", "CLIPImageProcessor"),
-    "llava_next": Classes("LlavaNextProcessor", "LlavaNextImageProcessor"),
-    "llava_next_video": Classes("LlavaNextVideoProcessor", "LlavaNextImageProcessor", "LlavaNextVideoVideoProcessor"),
-    "llava_onevision": Classes(
-        "LlavaOnevisionProcessor", "LlavaOnevisionImageProcessor", "LlavaOnevisionVideoProcessor"
-    ),
-    "llava_video": Classes("LlavaVideoProcessor", "LlavaOnevisionImageProcessor", "LlavaOnevisionVideoProcessor"),
-    "internvl": Classes("InternVLProcessor", "GotOcr2ImageProcessor", "InternVLVideoProcessor"),
-}
-"""model_type -> its classes. Text models have none: their processor is the tokenizer."""
+SAMPLING = {"do_sample_frames", "fps", "num_frames"}
+"""Keys of a video processor that it must not have: frames are sampled by models/video.py."""
 
 
 def build_processor(hf_config: Any, settings: Mapping[str, Any]) -> Any:
@@ -82,8 +63,8 @@ def build_processor(hf_config: Any, settings: Mapping[str, Any]) -> Any:
     unknown = sorted(set(settings) - set(PARTS))
     if unknown:
         raise ConfigError(f"model.processor.{unknown[0]} is unknown; {nearest(unknown[0], PARTS)}")
-    classes = CLASSES.get(hf_config.model_type)
-    _check_parts(hf_config.model_type, classes, settings)
+    known = family(hf_config.model_type)
+    _check_parts(known, settings)
     template = chat_template(settings["template"])
     text = text_config(hf_config)
     tokenizer = build_tokenizer(
@@ -93,77 +74,55 @@ def build_processor(hf_config: Any, settings: Mapping[str, Any]) -> Any:
         template,
         getattr(text, "max_position_embeddings", None),
     )
-    if classes is None:
+    if known.image_processor is None:
         return tokenizer
-    parts = {"image_processor": getattr(transformers, classes.image)(**_plain(settings["image"]))}
-    if classes.video:
-        parts["video_processor"] = getattr(transformers, classes.video)(**_plain(settings.get("video", {})))
-    processor = _processor_class(classes.processor)(
-        **parts, tokenizer=tokenizer, chat_template=template, **_plain(settings.get("processor", {}))
-    )
+    image, video, own = (plain(settings.get(part, {})) for part in ("image", "video", "processor"))
+    parts = {"image_processor": getattr(transformers, known.image_processor)(**image)}
+    if known.video_processor is not None:
+        parts["video_processor"] = getattr(transformers, known.video_processor)(**video)
+    processor = known.processor_class()(**parts, tokenizer=tokenizer, chat_template=template, **own)
     _check_ids(hf_config, processor)
     return processor
 
 
-def _processor_class(name: str) -> Any:
-    """A class of transformers, or the one of ours (LLaVA-Video)."""
-    import transformers
-
-    if hasattr(transformers, name):
-        return getattr(transformers, name)
-    from mmkv_bench.models import llava_video
-
-    return getattr(llava_video, name)
-
-
 def chat_template(name: str) -> str:
-    """The text of models/templates/<name>.jinja. Raises ConfigError for a name that is not there."""
-    folder = files("mmkv_bench.models") / "templates"
-    found = {entry.name.removesuffix(".jinja"): entry for entry in folder.iterdir() if entry.name.endswith(".jinja")}
-    if name not in found:
-        raise ConfigError(f"model.processor.template={name!r} is unknown; {nearest(str(name), found)}")
-    return found[name].read_text(encoding="utf-8")
+    """The text of families/templates/<name>.jinja. Raises ConfigError for a name that is not there."""
+    folders = [Path(place) / "templates" for place in mmkv_bench.families.__path__]
+    templates = {file.stem: file for folder in folders for file in folder.glob("*.jinja")}
+    if name not in templates:
+        raise ConfigError(f"model.processor.template={name!r} is unknown; {nearest(str(name), templates)}")
+    return templates[name].read_text(encoding="utf-8")
 
 
-def _check_parts(model_type: str, classes: Classes | None, settings: Mapping[str, Any]) -> None:
-    required = ["template", "special_tokens"] + (["image"] if classes else [])
+def _check_parts(known: Family, settings: Mapping[str, Any]) -> None:
+    required = ["template", "special_tokens", *(["image"] if known.image_processor else [])]
     missing = [part for part in required if part not in settings]
     if missing:
-        raise ConfigError(f"model.processor.{missing[0]} is missing; a random {model_type} needs {', '.join(required)}")
-    useless = [part for part in ("image", "video", "processor") if part in settings and classes is None]
-    if classes is not None and classes.video is None and "video" in settings:
-        useless = ["video"]
-    if useless:
-        raise ConfigError(f"model.processor.{useless[0]} has no meaning for a {model_type} model; remove it")
-    ours = sorted(OURS & set(settings.get("video", {})))
-    if ours:
         raise ConfigError(
-            f"model.processor.video.{ours[0]}: frames are sampled by the project; say model.frames=<count>"
+            f"model.processor.{missing[0]} is missing; a random {known.model_type} needs {', '.join(required)}"
+        )
+    allowed = [part for part in ("image", "video") if part in known.media] + ["processor"] * bool(known.media)
+    given = [part for part in ("image", "video", "processor") if part in settings]
+    useless = [part for part in given if part not in allowed]
+    if useless:
+        raise ConfigError(f"model.processor.{useless[0]} has no meaning for a {known.model_type} model; remove it")
+    wrong = [part for part in given if not isinstance(settings[part], Mapping)]
+    if wrong:
+        raise ConfigError(f"model.processor.{wrong[0]} is a mapping of names to values; got {settings[wrong[0]]!r}")
+    sampling = sorted(SAMPLING & set(settings.get("video", {})))
+    if sampling:
+        raise ConfigError(
+            f"model.processor.video.{sampling[0]}: frames are sampled by the project; say model.frames=<count>"
         )
 
 
 def _check_ids(hf_config: Any, processor: Any) -> None:
     """The model replaces the ids of its config by features, so the processor has to write these."""
     for name in ("image_token_id", "video_token_id"):
-        wanted, found = getattr(hf_config, name, None), getattr(processor, name, None)
-        if wanted is not None and found is not None and wanted != found:
+        expected, written = getattr(hf_config, name, None), getattr(processor, name, None)
+        if expected is not None and written is not None and expected != written:
             text = getattr(processor, name.removesuffix("_id"))
             raise ConfigError(
-                f"model.processor.special_tokens gives {text!r} the id {found}, and the model's {name} is {wanted}; make "
+                f"model.processor.special_tokens gives {text!r} the id {written}, and the model's {name} is {expected}; make "
                 "the two equal"
             )
-
-
-def _plain(settings: Any) -> dict[str, Any]:
-    """Settings of a configuration as dicts and lists that a processor may change and store."""
-    if isinstance(settings, Mapping):
-        return {str(name): _value(value) for name, value in settings.items()}
-    raise ConfigError(f"settings of a processor are a mapping of names to values; got {settings!r}")
-
-
-def _value(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return _plain(value)
-    if isinstance(value, str) or not hasattr(value, "__iter__"):
-        return value
-    return [_value(entry) for entry in value]

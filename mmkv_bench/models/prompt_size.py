@@ -10,9 +10,11 @@ from typing import Any
 from mmkv_bench.config import unavailable
 from mmkv_bench.config.schema import conf_dir
 from mmkv_bench.errors import ConfigError, nearest
-from mmkv_bench.models.visual_tokens import Limits, area, image_tokens, video_tokens
+from mmkv_bench.families.base import PixelLimits
+from mmkv_bench.families.qwen_vl import area
+from mmkv_bench.families.registry import family, image_tokens, video_tokens
 
-_NUMBERS = ("model.frames", *(f"model.{field.name}" for field in dataclasses.fields(Limits)))
+_NUMBERS = ("model.frames", *(f"model.{field.name}" for field in dataclasses.fields(PixelLimits)))
 
 
 def lines(words: Sequence[str]) -> list[str]:
@@ -28,7 +30,7 @@ def lines(words: Sequence[str]) -> list[str]:
     name, sizes, numbers = _read(words)
     node = _model(name)
     frames = numbers.pop("frames", None)
-    limits, kind, settings = Limits(**numbers), node["shape"]["model_type"], node["processor"]
+    limits, kind, settings = PixelLimits(**numbers), node["shape"]["model_type"], node["processor"]
     _check_limits(name, kind, settings, limits, frames)
     bytes_per_token = _bytes_per_token(node)
     told, total = [f"{name}: {bytes_per_token / 1024:g} KiB of keys and values per token in {node['dtype']}"], 0
@@ -65,12 +67,12 @@ def _read(words: Sequence[str]) -> tuple[str, list[tuple[int, int]], dict[str, i
     return name, sizes, numbers
 
 
-def _check_limits(name: str, kind: str, settings: Mapping[str, Any], limits: Limits, frames: int | None) -> None:
+def _check_limits(name: str, kind: str, settings: Mapping[str, Any], limits: PixelLimits, frames: int | None) -> None:
     """Refuse limits that a run refuses, and those that have no effect on what is asked for."""
     asked = {key: value for key, value in dataclasses.asdict(limits).items() if value is not None}
     if not asked:
         return
-    if not kind.startswith("qwen"):
+    if not family(kind).pixel_limits:
         raise ConfigError(
             f"{', '.join(asked)}: model={name} scales to fixed sizes; leave it out (only Qwen-VL has pixel limits)"
         )
@@ -101,8 +103,8 @@ def _model(name: str) -> dict[str, Any]:
 
 
 def _bytes_per_token(node: dict[str, Any]) -> int:
-    from mmkv_bench.models.families import kv_bytes_per_token
-    from mmkv_bench.models.shapes import config_of
+    from mmkv_bench.families.facts import kv_bytes_per_token
+    from mmkv_bench.models.shape import config_of
 
     return kv_bytes_per_token(config_of(node["shape"]), node["dtype"])
 

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.models.families import family_of, text_model
+from mmkv_bench.families.facts import model_facts, text_model
 
 if TYPE_CHECKING:
     import torch
@@ -59,7 +59,7 @@ def build(
     from accelerate import dispatch_model, init_empty_weights
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, GenerationConfig
 
-    classes = AutoModelForImageTextToText if family_of(config).multimodal else AutoModelForCausalLM
+    classes = AutoModelForImageTextToText if model_facts(config).multimodal else AutoModelForCausalLM
     with init_empty_weights(include_buffers=False):  # buffers (RoPE frequencies) are computed, weights take no memory
         model = classes.from_config(copy.deepcopy(config), dtype=dtype)
     model.tie_weights()

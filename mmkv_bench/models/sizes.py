@@ -10,12 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mmkv_bench.models.families import family_of, text_config
+from mmkv_bench.families.facts import model_facts, text_config
 
-_BIASED = ("qwen2", "qwen2_vl_text", "qwen2_5_vl_text")
-"""Text models whose query, key and value projections always have biases."""
-_NORMALISED = ("qwen3", "qwen3_vl_text")
-"""Text models whose queries and keys are normalised per head."""
 _NEEDED = ("hidden_size", "intermediate_size", "vocab_size")
 _LONGEST_HEADER = 100_000_000  # safetensors' own limit
 
@@ -96,23 +92,25 @@ class Sizes:
 
 def decoder_of(config: Any) -> Decoder | None:
     """The text model's shape, from a transformers config or what a config.json states; None where a number is missing."""
-    text, family = text_config(config), family_of(config)
+    text, facts = text_config(config), model_facts(config)
+    backbone = facts.rules.text_model(text.model_type)
+    assert backbone is not None, "model_facts refuses other ones"
     values: dict[str, Any] = {name: getattr(text, name, None) for name in _NEEDED}
     tied = getattr(config, "tie_word_embeddings", None)
     tied = getattr(text, "tie_word_embeddings", None) if tied is None else tied
     if tied is None or not all(isinstance(value, int) for value in values.values()):
         return None
     return Decoder(
-        layers=family.num_layers,
+        layers=facts.num_layers,
         hidden=values["hidden_size"],
         intermediate=values["intermediate_size"],
-        query_heads=family.num_query_heads,
-        kv_heads=family.num_kv_heads,
-        head_dim=family.head_dim,
+        query_heads=facts.num_query_heads,
+        kv_heads=facts.num_kv_heads,
+        head_dim=facts.head_dim,
         vocabulary=values["vocab_size"],
         tied=bool(tied),
-        qkv_bias=text.model_type in _BIASED or bool(getattr(text, "attention_bias", False)),
-        qk_norm=text.model_type in _NORMALISED,
+        qkv_bias=backbone.qkv_bias or bool(getattr(text, "attention_bias", False)),
+        qk_norm=backbone.qk_norm,
     )
 
 
@@ -140,7 +138,7 @@ def sizes_of(model: Mapping[str, Any], config: Any, whole: Any = None, folder: s
     stated = (model.get("about") or {}).get("parameters")
     if stated and model.get("layers") is None:
         return Sizes(decoder, int(stated), "stated")
-    if not family_of(config).multimodal:
+    if not model_facts(config).multimodal:
         return Sizes(decoder, decoder.parameters, "shape")
     complete = None if whole is None else decoder_of(whole)
     if stated and complete is not None:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.config.schema import options, resolve_path
 from mmkv_bench.errors import ConfigError
+from mmkv_bench.families.config_file import read, stated
+from mmkv_bench.families.registry import apply_limits, family
 from mmkv_bench.models.fingerprint import (
     cached_folder,
     folder_fingerprint,
@@ -21,10 +23,8 @@ from mmkv_bench.models.fingerprint import (
     hub_folder,
     model_files,
 )
-from mmkv_bench.models.limits import apply_limits
 from mmkv_bench.models.load import LoadedModel, device_of, load_config, load_model, set_up
 from mmkv_bench.models.quiet import quiet_transformers
-from mmkv_bench.models.stated_config import read, stated
 from mmkv_bench.models.video import DEFAULT_FRAMES
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class Source:
     @cached_property
     def _hf_config(self) -> Any:
         if self.kind == RANDOM:
-            from mmkv_bench.models.shapes import config_of
+            from mmkv_bench.models.shape import config_of
 
             return config_of(self.settings.shape, self.settings.layers)
         config = load_config(self.place, self.commit)
@@ -127,8 +127,8 @@ class Source:
 
     def _same_size(self, config: Any) -> None:
         """Refuse another checkpoint of the family: its rows would stand under this model's name, beside its gates."""
-        from mmkv_bench.models.families import text_config
-        from mmkv_bench.models.shapes import config_of, values_of
+        from mmkv_bench.families.facts import text_config
+        from mmkv_bench.models.shape import config_of, values_of
 
         asked = stated(values_of(self.settings.shape)) or config_of(self.settings.shape, None)
         asked, found = (text_config(which) for which in (asked, config))
@@ -152,12 +152,12 @@ class Source:
         return found
 
     def _shaped(self) -> Any:
-        from mmkv_bench.models.shapes import values_of
+        from mmkv_bench.models.shape import values_of
 
         return stated(values_of(self.settings.shape, self.settings.layers))
 
     def described(self) -> Any:
-        """What `models.families` reads the model's facts from, without transformers where the files state enough. Raises
+        """What `facts.model_facts` reads the model's facts from, without transformers where the files state enough. Raises
         what `hf_config` raises."""
         return self._described
 
@@ -202,15 +202,20 @@ class Source:
         if self.kind == FOLDER:
             return folder_fingerprint(self.place), None
         from mmkv_bench.models import random_weights, tokenizer
-        from mmkv_bench.models.processors import chat_template
-        from mmkv_bench.models.shapes import plain
+        from mmkv_bench.models.processor import chat_template
+        from mmkv_bench.models.shape import plain
 
         what = {
             "shape": plain(self.settings.shape),
             "layers": self.settings.layers,
             "processor": plain(self.settings.processor),
             "template": chat_template(self.settings.processor["template"]),
-            "rules": [random_weights.SCHEME, random_weights.SEED, tokenizer.SCHEME, *_own_rules(self.settings.shape)],
+            "rules": [
+                random_weights.SCHEME,
+                random_weights.SEED,
+                tokenizer.SCHEME,
+                *_classes_version(self.settings.shape),
+            ],
             "transformers": version("transformers"),
         }
         return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16], None
@@ -267,8 +272,8 @@ class Source:
 
     def _random(self, limits: Mapping[str, int | None]) -> LoadedModel:
         from mmkv_bench.models import random_weights
-        from mmkv_bench.models.processors import build_processor
-        from mmkv_bench.models.shapes import generation_of
+        from mmkv_bench.models.processor import build_processor
+        from mmkv_bench.models.shape import generation_of
 
         model, config = self.settings, self.hf_config()
         where = device_of(model.device)
@@ -284,11 +289,10 @@ class Source:
         return set_up(model.name, built, processor, config, model.attention, where, model.device_map)
 
 
-def _own_rules(shape: Mapping[str, Any]) -> list[int]:
-    """The version of an architecture whose classes are ours; of others, transformers' version says enough."""
-    from mmkv_bench.models.shapes import OWN, OWN_SCHEME
-
-    return [OWN_SCHEME] if shape["model_type"] == OWN else []
+def _classes_version(shape: Mapping[str, Any]) -> list[int]:
+    """Version of classes that transformers does not have; for others transformers' own version is enough."""
+    version = family(shape["model_type"]).classes_version
+    return [] if version is None else [version]
 
 
 def shaped() -> tuple[str, ...]:

@@ -14,9 +14,9 @@ from typing import Any
 
 from mmkv_bench.config.files import content
 from mmkv_bench.config.schema import READINGS, reference_dir
-from mmkv_bench.models.families import kv_bytes_per_token
-from mmkv_bench.models.stated_config import Stated
-from mmkv_bench.models.visual_tokens import image_tokens
+from mmkv_bench.families.config_file import StatedConfig
+from mmkv_bench.families.facts import kv_bytes_per_token
+from mmkv_bench.families.registry import image_tokens
 from mmkv_bench.papers.address import FRACTION, NONE, SYNTHETIC, Address
 from mmkv_bench.papers.metrics import GIB
 
@@ -100,7 +100,7 @@ def _shaped(model: str) -> bool:
 def bytes_per_token(model: str) -> int:
     """Of the keys and values in all layers and KV heads of a model of conf/model, in the precision of its file."""
     told = content("model", model)
-    return kv_bytes_per_token(Stated(told["shape"]), told["dtype"])
+    return kv_bytes_per_token(StatedConfig(told["shape"]), told["dtype"])
 
 
 @cache

@@ -13,9 +13,9 @@ from decimal import Decimal
 from functools import cache
 
 from mmkv_bench.config.files import content
+from mmkv_bench.families.config_file import StatedConfig
 from mmkv_bench.forecast import roofline
 from mmkv_bench.models.sizes import Decoder, decoder_of
-from mmkv_bench.models.stated_config import Stated
 from mmkv_bench.papers.address import FRACTION, NONE, SYNTHETIC, Address, MethodSettings, file_of, samples_of
 from mmkv_bench.papers.computed import TOKENS, bytes_per_token, image_bounds
 from mmkv_bench.papers.filled_table import needed
@@ -184,7 +184,7 @@ def _answer(dataset: str) -> int:
 @cache
 def _decoder(model: str) -> Decoder | None:
     shape = content("model", model).get("shape")
-    return decoder_of(Stated(shape)) if shape else None
+    return decoder_of(StatedConfig(shape)) if shape else None
 
 
 @cache

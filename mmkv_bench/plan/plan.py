@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from mmkv_bench.config.compose import method_defaults
 from mmkv_bench.config.schema import EFFICIENCY, RunConfig
 from mmkv_bench.errors import CalibrationError, ConfigError
-from mmkv_bench.models.families import Family, family_of
+from mmkv_bench.families.facts import ModelFacts, model_facts
 from mmkv_bench.models.quiet import quiet_libraries
 from mmkv_bench.models.source import Source
 from mmkv_bench.plan import identity as identities
@@ -49,7 +49,7 @@ class Plan:
     cells: Sequence[Cell]
     parts: Sequence[Part]
     notes: Sequence[str]
-    family: Family | None
+    family: ModelFacts | None
     uncalibrated: Sequence[str] = ()
 
     @property
@@ -118,7 +118,7 @@ def make_plan(config: RunConfig) -> Plan:
     asked, config = config, labelled(config, specs)
     identity = identities.gather(config, specs)
     cells, notes = expand(config, identity, _defaults(config))
-    family = family_of(Source.of(config.model).described())
+    family = model_facts(Source.of(config.model).described())
     validate_combinations(config, family, _compressors(cells))
     return Plan(config, cells, parts_of(asked, specs, cells), notes, family)
 
@@ -144,7 +144,7 @@ def outline(config: RunConfig) -> Plan:
         cells, notes = expand(config, identity, defaults, calibrated=False)
     lacking = list(missing)
     described = Source.of(config.model).outlined()[0]
-    family = None if described is None else family_of(described)
+    family = None if described is None else model_facts(described)
     if family is None:
         missing.append(f"the files of model {config.model.name} are not here: what it can run is checked by the run")
     else:

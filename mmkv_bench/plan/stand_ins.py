@@ -9,7 +9,7 @@ from mmkv_bench.calibrate.artefact import Calibrations
 from mmkv_bench.errors import CalibrationError
 
 if TYPE_CHECKING:
-    from mmkv_bench.models.families import Family
+    from mmkv_bench.families.facts import ModelFacts
 
 
 @dataclass
@@ -22,7 +22,7 @@ class StandIns:
 
     model: str
     fingerprint: str
-    family: Family
+    family: ModelFacts
     used: set[str] = field(default_factory=set)
     seen: dict[str, Any] = field(default_factory=dict)
 

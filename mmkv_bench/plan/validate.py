@@ -24,7 +24,7 @@ from mmkv_bench.plan.shards import parse_shard
 
 if TYPE_CHECKING:
     from mmkv_bench.compression.compressor import Compressor
-    from mmkv_bench.models.families import Family
+    from mmkv_bench.families.facts import ModelFacts
 
 _UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -87,7 +87,7 @@ def validate_variants(config: RunConfig, defaults: Mapping[str, Mapping[str, Any
                 )
 
 
-def validate_combinations(config: RunConfig, family: Family, compressors: Iterable[Compressor]) -> None:
+def validate_combinations(config: RunConfig, family: ModelFacts, compressors: Iterable[Compressor]) -> None:
     """Refuse methods and protocols that this model family cannot run.
 
     Args:
@@ -109,9 +109,9 @@ def validate_combinations(config: RunConfig, family: Family, compressors: Iterab
         if compressor.scorer is not None:
             compressor.scorer.check_layers(family.num_layers)
         if compressor.resamples and family.multimodal:
-            from mmkv_bench.models.smaller import check_smaller
+            from mmkv_bench.families.registry import check_smaller
 
-            check_smaller(family)
+            check_smaller(family.rules)
     if family.multimodal:
         return
     cutting = [str(name) for name in config.protocol if name in protocols.CUTTING]

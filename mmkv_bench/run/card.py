@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, TextIO
 
 from mmkv_bench import devices
 from mmkv_bench.columns import size
+from mmkv_bench.families.facts import kv_bytes_per_token
 from mmkv_bench.forecast.weights import weights_text
-from mmkv_bench.models.families import kv_bytes_per_token
 from mmkv_bench.models.threads import threads_for
 from mmkv_bench.plan.identity import UNKNOWN
 
 if TYPE_CHECKING:
-    from mmkv_bench.models.families import Family
+    from mmkv_bench.families.facts import ModelFacts
     from mmkv_bench.models.load import LoadedModel
     from mmkv_bench.plan.parts import Part
     from mmkv_bench.plan.plan import Plan
@@ -103,7 +103,7 @@ def columns(stream: TextIO) -> int | None:
     return shutil.get_terminal_size().columns if stream.isatty() else None
 
 
-def _family(plan: Plan) -> Family | None:
+def _family(plan: Plan) -> ModelFacts | None:
     return None if plan.cells[0].dtype == UNKNOWN else plan.family
 
 
@@ -118,7 +118,7 @@ def _device(loaded: LoadedModel, threads: int | None) -> str:
     return f"{loaded.device} with {count} thread{'s' * (count > 1)}"
 
 
-def _cache(plan: Plan, family: Family, prompt: PromptSize) -> list[str]:
+def _cache(plan: Plan, family: ModelFacts, prompt: PromptSize) -> list[str]:
     """What the first prompt's cache is, whole and under each budget."""
     per_token, length = kv_bytes_per_token(family, plan.cells[0].dtype), prompt.context_tokens
     whole = size(prompt.tokens * per_token)

@@ -45,7 +45,7 @@ def question_text(messages: Sequence[Mapping[str, Any]]) -> str:
 def visual_places(loaded: LoadedModel, prompt: EncodedPrompt, request: Request) -> list[float] | None:
     """Of each visual token: place in the prompt, number of its image, top, bottom, left, right; -1 where it shows no place.
     None where the family's rule is not known, or the prompt has videos."""
-    from mmkv_bench.models.token_boxes import token_boxes
+    from mmkv_bench.families.registry import token_boxes
 
     if request.videos or not request.images:
         return None

@@ -14,7 +14,7 @@ from mmkv_bench.models.fingerprint import folder_fingerprint
 from mmkv_bench.models.source import Source
 from tests.calibrate.test_commands import naive_shares
 from tests.cli.setting import verb
-from tests.models.shapes import small
+from tests.families.shapes import small
 
 main = verb("calibrate")
 

@@ -15,17 +15,17 @@ from mmkv_bench.calibrate.samples import Page, page, pages, visual_tokens
 from mmkv_bench.calibrate.sparsemm import SampleHits, answer_cells, head_hits, layer_hits, measure, summarise
 from mmkv_bench.compression.allocators.head_scores import HeadScores
 from mmkv_bench.errors import CalibrationError, UnsupportedError
+from mmkv_bench.families.registry import token_boxes
 from mmkv_bench.models.fingerprint import folder_fingerprint
 from mmkv_bench.models.load import load_model
 from mmkv_bench.models.source import Source
-from mmkv_bench.models.token_boxes import token_boxes
 from mmkv_bench.tiny import WEIGHTS
 from mmkv_bench.tiny.pages import TASKS, make_page
 from tests import cover, zoo
 from tests.cli.setting import verb
 from tests.each import each
+from tests.families.shapes import small
 from tests.generation import common
-from tests.models.shapes import small
 from tests.oracles import sparsemm as oracle
 
 main = verb("calibrate")

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from mmkv_bench.compression.compressor import full
 from mmkv_bench.errors import MMKVError
+from mmkv_bench.families.facts import context_length, model_facts
 from mmkv_bench.generation.single import generate_alone
-from mmkv_bench.models.families import context_length, family_of
 from tests import cover, reference, zoo
 from tests.core import parts
 
@@ -33,7 +33,7 @@ def _close(run, other):
 
 
 def _cut(name: str, inputs: dict[str, Tensor]) -> int:
-    return context_length(inputs["input_ids"], family_of(zoo.config(name)))
+    return context_length(inputs["input_ids"], model_facts(zoo.config(name)))
 
 
 # ---------------------------------------------------------------------------------------------------------- strict

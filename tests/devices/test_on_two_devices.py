@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._pytree import tree_map
 
-from mmkv_bench.models.families import text_model
+from mmkv_bench.families.facts import text_model
 from tests import zoo
 from tests.devices.test_on_second_device import EVERYTHING, cells
 from tests.generation import common

@@ -15,14 +15,14 @@ from mmkv_bench.efficiency.planned import planned
 from mmkv_bench.efficiency.sizing import Rules
 from mmkv_bench.efficiency.visual_prompts import LEAST_TEXT, visual_prompt
 from mmkv_bench.errors import MMKVError
+from mmkv_bench.families.facts import model_facts
+from mmkv_bench.families.registry import image_tokens, video_tokens
 from mmkv_bench.generation.result import CellSpec
 from mmkv_bench.generation.single import generate_alone
-from mmkv_bench.models.families import family_of
 from mmkv_bench.models.load import LoadedModel
-from mmkv_bench.models.processors import build_processor
-from mmkv_bench.models.shapes import config_of
+from mmkv_bench.models.processor import build_processor
+from mmkv_bench.models.shape import config_of
 from mmkv_bench.models.source import Source
-from mmkv_bench.models.visual_tokens import image_tokens, video_tokens
 from mmkv_bench.plan.validate import validate
 from mmkv_bench.store.store import Store
 from tests.each import each
@@ -53,7 +53,7 @@ def shown(name: str) -> LoadedModel:
     config = config_of(settings.shape)
     processor = build_processor(config, settings.processor)
     tokenizer = getattr(processor, "tokenizer", processor)
-    return LoadedModel(name, None, processor, tokenizer, family_of(config, tokenizer), torch.device("cpu"), "float32")
+    return LoadedModel(name, None, processor, tokenizer, model_facts(config, tokenizer), torch.device("cpu"), "float32")
 
 
 def check(name: str, kind: str, share: float) -> None:

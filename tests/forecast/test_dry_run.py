@@ -16,11 +16,11 @@ from mmkv_bench.compression.numerics.tiles import ends_only, row_blocks
 from mmkv_bench.config.compose import method_defaults
 from mmkv_bench.config.schema import options
 from mmkv_bench.devices.tally import LiveStorages
+from mmkv_bench.families.facts import model_facts
 from mmkv_bench.forecast.dry_run import DryModel, dry_model, prompt_types, without_numbers
 from mmkv_bench.generation import one_pass as phases
 from mmkv_bench.generation.encode import encode
 from mmkv_bench.methods.build import build_compressor
-from mmkv_bench.models.families import family_of
 from mmkv_bench.plan.stand_ins import StandIns
 from mmkv_bench.tiny.pages import make_sample
 from tests.each import each
@@ -111,7 +111,7 @@ def test_a_vision_tower_is_a_phase_that_counts_what_it_holds():
     tiny = AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="sdpa").eval()
     processor, page = AutoProcessor.from_pretrained(folder), make_sample("lookup", "large", "test", 0)
     content = [{"type": "image"}, {"type": "text", "text": page.question}]
-    prompt = encode(processor, family_of(tiny.config), "page", [{"role": "user", "content": content}], page.images)
+    prompt = encode(processor, model_facts(tiny.config), "page", [{"role": "user", "content": content}], page.images)
     held = counted("snapkv", tiny, prompt.inputs, prompt.types)
     with dry_model(tiny.config, "float32", "sdpa", "cpu") as dry:
         told = dry.peaks(compressor("snapkv"), BUDGET, prompt.types, prompt.inputs)

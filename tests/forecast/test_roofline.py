@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from mmkv_bench.families.config_file import stated
 from mmkv_bench.forecast import roofline
 from mmkv_bench.models.sizes import Decoder, decoder_of, sizes_of, stored_parameters
 from mmkv_bench.models.source import shaped
-from mmkv_bench.models.stated_config import stated
 from tests.each import each
 
 NAMES = shaped()
@@ -67,7 +67,7 @@ def test_utilisation_is_one_at_the_limit_and_computing_may_be_the_limit():
 
 
 def as_built(name: str, layers: int | None = None) -> None:
-    from mmkv_bench.models.shapes import values_of
+    from mmkv_bench.models.shape import values_of
     from tests.models.shapes import node
     from tests.models.test_shapes import on_meta
 

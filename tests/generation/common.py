@@ -7,13 +7,13 @@ import functools
 
 from mmkv_bench.compression.budget import Budget
 from mmkv_bench.compression.compressor import Compressor, full
+from mmkv_bench.families.facts import ModelFacts, model_facts
 from mmkv_bench.generation.encode import EncodedPrompt, from_tensors, lengths_of
 from mmkv_bench.generation.engine import Engine
 from mmkv_bench.generation.fidelity import NOTHING, Extras
 from mmkv_bench.generation.result import CellSpec, ForkResult
 from mmkv_bench.generation.rules import DecodeRules
 from mmkv_bench.generation.single import run_alone
-from mmkv_bench.models.families import Family, family_of
 from mmkv_bench.protocols import protocol
 from tests import zoo
 from tests.calibrate import synthetic
@@ -46,8 +46,8 @@ def rules(model, tokens: int = 6, **task) -> DecodeRules:
 
 
 @functools.cache
-def family(name: str) -> Family:
-    return family_of(zoo.build(name).config)  # not zoo.model: asking for that resets the shared model's settings
+def family(name: str) -> ModelFacts:
+    return model_facts(zoo.build(name).config)  # not zoo.model: asking for that resets the shared model's settings
 
 
 def encoded(name: str, inputs: dict | None = None, identity: str = "zoo/0", **options) -> EncodedPrompt:
@@ -63,7 +63,7 @@ def cell(
     return CellSpec(name or f"{compressor.name}@{budget}/{protocol}/{seed}", compressor, budget, protocol, seed)
 
 
-def context_cut(prompt: EncodedPrompt, of: Family) -> int:
+def context_cut(prompt: EncodedPrompt, of: ModelFacts) -> int:
     """Tokens of the prompt's context, where a protocol cuts it."""
     return lengths_of(protocol("query_agnostic"), prompt, of).reduced
 

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from mmkv_bench.errors import UnsupportedError
+from mmkv_bench.families.facts import model_facts
 from mmkv_bench.generation.cut import fitted, middle, prompt_limit
 from mmkv_bench.generation.encode import encode
 from mmkv_bench.generation.rules import DecodeRules
-from mmkv_bench.models.families import family_of
-from mmkv_bench.models.processors import build_processor
+from mmkv_bench.models.processor import build_processor
 from tests import cover
 from tests.each import each
 from tests.models.checkpoints import SETTINGS, small_config
@@ -26,7 +26,7 @@ MIDDLE, LEFT = {"cut_prompt": "middle"}, {"cut_prompt": "left"}
 def built(name: str):
     config = small_config(name)
     processor = build_processor(config, SETTINGS[name])
-    return processor, family_of(config, getattr(processor, "tokenizer", processor))
+    return processor, model_facts(config, getattr(processor, "tokenizer", processor))
 
 
 def llama():

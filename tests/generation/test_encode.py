@@ -16,10 +16,10 @@ from mmkv_bench.datasets.specs import spec_from_config
 from mmkv_bench.errors import DataError, UnsupportedError
 from mmkv_bench.evaluation import generate
 from mmkv_bench.evaluation.contract import Request
+from mmkv_bench.families.facts import model_facts
+from mmkv_bench.families.registry import apply_limits
 from mmkv_bench.generation.encode import EncodedPrompt, encode, rendered
-from mmkv_bench.models.families import family_of
-from mmkv_bench.models.limits import apply_limits
-from mmkv_bench.models.processors import build_processor
+from mmkv_bench.models.processor import build_processor
 from tests import cover
 from tests.clips import write_clip
 from tests.each import each
@@ -39,7 +39,7 @@ FEATURES = {
 def parts(name: str):
     config = small_config(name)
     processor = build_processor(config, SETTINGS[name])
-    return config, processor, family_of(config, getattr(processor, "tokenizer", processor))
+    return config, processor, model_facts(config, getattr(processor, "tokenizer", processor))
 
 
 @functools.cache
@@ -304,7 +304,7 @@ def test_a_prompt_longer_than_the_context_is_refused(clip):
     config.text_config.max_position_embeddings = 1000
     message = [{"role": "user", "content": [{"type": "video"}, {"type": "text", "text": "?"}]}]
     with pytest.raises(UnsupportedError, match="more than the model's context of 1000"):
-        encode(processor, family_of(config, processor.tokenizer), "sample", message, videos=[clip], frames=4)
+        encode(processor, model_facts(config, processor.tokenizer), "sample", message, videos=[clip], frames=4)
 
 
 @each("name", MULTIMODAL)

@@ -16,16 +16,16 @@ from mmkv_bench.compression.compressor import full
 from mmkv_bench.compression.masked import check_only_evicts
 from mmkv_bench.config.schema import conf_dir
 from mmkv_bench.errors import UnsupportedError
+from mmkv_bench.families.facts import model_facts
+from mmkv_bench.families.registry import check_smaller
 from mmkv_bench.forecast.memory import QUESTION
 from mmkv_bench.generation.encode import encode
 from mmkv_bench.generation.engine import Engine
 from mmkv_bench.generation.pixels import LEVELS, OVER, Smaller, answered, resampled
 from mmkv_bench.generation.result import CellSpec
 from mmkv_bench.generation.rules import DecodeRules
-from mmkv_bench.models.families import family_of
-from mmkv_bench.models.processors import build_processor
-from mmkv_bench.models.shapes import config_of
-from mmkv_bench.models.smaller import check_smaller
+from mmkv_bench.models.processor import build_processor
+from mmkv_bench.models.shape import config_of
 from mmkv_bench.tiny.pages import make_sample
 
 FOLDER = files("mmkv_bench") / "tiny" / "weights"
@@ -78,7 +78,7 @@ def by_hand(processor, images, messages, entries: int):
 def test_tokens_are_those_of_plain_generate_on_a_picture_made_smaller_by_hand(tiny, page):
     model, processor = tiny
     images, messages = page
-    family = family_of(model.config)
+    family = model_facts(model.config)
     smaller = smaller_of(processor, family, images, messages)
     whole = smaller.whole.length
     specs = [cell("60%"), cell("60%", "strict"), cell(whole // 2), cell(2), cell(whole)]
@@ -117,7 +117,7 @@ def processed(name: str):
 
     node = OmegaConf.to_container(OmegaConf.load(conf_dir() / "model" / f"{name}.yaml"))
     config = config_of(node["shape"])
-    return build_processor(config, node["processor"]), family_of(config)
+    return build_processor(config, node["processor"]), model_facts(config)
 
 
 def asked(kind: str) -> list[dict]:
@@ -155,5 +155,5 @@ def test_what_cannot_show_smaller_pictures_is_refused_in_one_sentence(tiny):
 
     node = OmegaConf.load(conf_dir() / "model" / "llava_v1_5_7b.yaml")
     with pytest.raises(UnsupportedError, match="as many tokens of a picture of any size"):
-        check_smaller(family_of(config_of(OmegaConf.to_container(node["shape"]))))
+        check_smaller(model_facts(config_of(OmegaConf.to_container(node["shape"]))))
     assert PIXELS.resamples and not full().resamples

@@ -16,11 +16,11 @@ from mmkv_bench.compression.attention import _sdpa
 from mmkv_bench.compression.compressor import Compressor
 from mmkv_bench.config.files import content
 from mmkv_bench.config.schema import options
+from mmkv_bench.families.facts import ModelFacts, model_facts
 from mmkv_bench.generation.encode import EncodedPrompt, from_tensors
 from mmkv_bench.generation.engine import Engine
 from mmkv_bench.generation.result import ForkResult
 from mmkv_bench.methods.build import build_compressor
-from mmkv_bench.models.families import Family, family_of
 from tests import zoo
 from tests.calibrate import synthetic
 from tests.each import each
@@ -76,8 +76,8 @@ def model() -> tf.PreTrainedModel:
 
 
 @functools.cache
-def family() -> Family:
-    return family_of(model().config)
+def family() -> ModelFacts:
+    return model_facts(model().config)
 
 
 def prompt(length: int) -> EncodedPrompt:

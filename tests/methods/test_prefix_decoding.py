@@ -23,8 +23,8 @@ from mmkv_bench.compression.scorers.layer_mean import LayerMeanScorer
 from mmkv_bench.compression.scorers.recency import RecencyScorer
 from mmkv_bench.compression.selectors.topk import TopK
 from mmkv_bench.errors import ConfigError
+from mmkv_bench.families.facts import context_length, model_facts
 from mmkv_bench.generation.single import generate_alone
-from mmkv_bench.models.families import context_length, family_of
 from tests import cover, reference, zoo
 from tests.core import parts
 from tests.each import each
@@ -51,7 +51,7 @@ def uniform(decoding=None, reducer=None, scorer=None) -> Compressor:
 
 def context_of(name: str, protocol: str) -> int | None:
     inputs = zoo.prompt(name)
-    return context_length(inputs["input_ids"], family_of(zoo.config(name))) if protocol == "query_agnostic" else None
+    return context_length(inputs["input_ids"], model_facts(zoo.config(name))) if protocol == "query_agnostic" else None
 
 
 def run(name: str, made: Compressor, budget, protocol: str = "paper", tokens: int = TOKENS):

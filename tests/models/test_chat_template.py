@@ -17,7 +17,7 @@ from mmkv_bench.errors import ConfigError, DataError, UnsupportedError
 from mmkv_bench.generation.encode import prompt_length, reference_tokens
 from mmkv_bench.models.chat_rendering import DATE, PROBE
 from mmkv_bench.models.chat_template import Template, check_media, rendered, tokens_of
-from mmkv_bench.models.processors import build_processor
+from mmkv_bench.models.processor import build_processor
 from mmkv_bench.models.tokenizer import build_tokenizer
 from tests.models.checkpoints import SETTINGS, small_config
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.models.processors import CLASSES, build_processor, chat_template
+from mmkv_bench.families.registry import family
+from mmkv_bench.models.processor import build_processor, chat_template
 from mmkv_bench.models.tokenizer import build_tokenizer, word
 from tests.each import each
 from tests.models.checkpoints import SETTINGS, small_config
@@ -29,13 +30,13 @@ def tokenizer_of(name: str):
 @pytest.mark.full
 @each("name", SETTINGS)
 def test_the_classes_are_the_familys_own(name):
-    classes = CLASSES.get(small_config(name).model_type)
-    if classes is None:
+    classes = family(small_config(name).model_type)
+    if classes.processor is None:
         assert isinstance(built(name), tf.PreTrainedTokenizerFast)
         return
     assert type(built(name)).__name__ == classes.processor
-    assert type(built(name).image_processor).__name__ == classes.image
-    assert type(getattr(built(name), "video_processor", None)).__name__ == (classes.video or "NoneType")
+    assert type(built(name).image_processor).__name__ == classes.image_processor
+    assert type(getattr(built(name), "video_processor", None)).__name__ == (classes.video_processor or "NoneType")
 
 
 @each("model_type", sorted({small_config(name).model_type for name in SETTINGS} - {"llama"}))
@@ -45,11 +46,11 @@ def test_the_classes_are_those_that_transformers_would_choose(model_type):
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
     from transformers.models.auto.video_processing_auto import VIDEO_PROCESSOR_MAPPING_NAMES
 
-    classes = CLASSES[model_type]
+    classes = family(model_type)
     assert PROCESSOR_MAPPING_NAMES[model_type] == classes.processor
-    assert (VIDEO_PROCESSOR_MAPPING_NAMES.get(model_type) or {}).get("torchvision") == classes.video
+    assert (VIDEO_PROCESSOR_MAPPING_NAMES.get(model_type) or {}).get("torchvision") == classes.video_processor
     if model_type != "llava":  # its checkpoints name CLIPImageProcessor in preprocessor_config.json
-        assert IMAGE_PROCESSOR_MAPPING_NAMES[model_type]["torchvision"] == classes.image
+        assert IMAGE_PROCESSOR_MAPPING_NAMES[model_type]["torchvision"] == classes.image_processor
 
 
 @each("name", SETTINGS, keep=3)

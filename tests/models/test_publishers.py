@@ -13,7 +13,7 @@ from PIL import Image
 
 from mmkv_bench.datasets.fixtures import needle
 from mmkv_bench.efficiency.sizing import Rules
-from mmkv_bench.models.processors import build_processor
+from mmkv_bench.models.processor import build_processor
 from mmkv_bench.models.tokenizer import build_tokenizer
 from mmkv_bench.store.store import Store
 from tests.models.checkpoints import SETTINGS, small_config

@@ -6,7 +6,7 @@ import pytest
 
 from tests import cover
 from tests.each import each
-from tests.models.shapes import small
+from tests.families.shapes import small
 from tests.run.setting import cells, done, go, responses
 
 NARROW = [

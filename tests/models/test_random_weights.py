@@ -10,11 +10,11 @@ import torch
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.models import random_weights
 from mmkv_bench.models.random_weights import QUERY_KEY_GAIN, values
-from mmkv_bench.models.shapes import config_of
+from mmkv_bench.models.shape import config_of
 from mmkv_bench.models.source import Source
 from tests import cover
 from tests.each import each
-from tests.models.shapes import FAMILIES, small
+from tests.families.shapes import FAMILIES, small
 
 CPU = torch.device("cpu")
 

@@ -9,18 +9,18 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from mmkv_bench.errors import ConfigError, UnsupportedError
-from mmkv_bench.models.families import family_of, text_config
-from mmkv_bench.models.processors import build_processor
-from mmkv_bench.models.shapes import config_of, generation_of
+from mmkv_bench.families.facts import model_facts, text_config
+from mmkv_bench.models.processor import build_processor
+from mmkv_bench.models.shape import config_of, generation_of
 from tests import cover
 from tests.each import each
-from tests.models.shapes import FAMILIES, NAMES, node
+from tests.families.shapes import FAMILIES, NAMES, node
 
 
 @functools.cache
 def on_meta(name: str, layers: int | None = None):
     config = config_of(node(name).shape, layers)
-    loader = AutoModelForImageTextToText if family_of(config).multimodal else AutoModelForCausalLM
+    loader = AutoModelForImageTextToText if model_facts(config).multimodal else AutoModelForCausalLM
     with torch.device("meta"):
         return loader.from_config(config, dtype=torch.bfloat16)
 
@@ -71,10 +71,10 @@ def test_counts_are_those_on_the_repositories_pages(name, billions):
     ],
 )
 def test_the_cache_has_the_checkpoints_dimensions(name, layers, heads, kv, dim, kib):
-    from mmkv_bench.models.families import kv_bytes_per_token
+    from mmkv_bench.families.facts import kv_bytes_per_token
 
     config = config_of(node(name).shape)
-    family = family_of(config)
+    family = model_facts(config)
     assert (family.num_layers, family.num_query_heads, family.num_kv_heads, family.head_dim) == (layers, heads, kv, dim)
     assert kv_bytes_per_token(config, "bfloat16") == kib * 1024
 
@@ -88,7 +88,7 @@ def test_processor_settings_and_generation_fit_the_shape(name):
     ends = generation_of(model.shape)["eos_token_id"]
     assert tokenizer.eos_token_id in (ends if isinstance(ends, list) else [ends])
     assert processor.chat_template
-    assert tokenizer.model_max_length == family_of(config).max_context
+    assert tokenizer.model_max_length == model_facts(config).max_context
 
 
 @pytest.mark.full
@@ -96,7 +96,7 @@ def test_processor_settings_and_generation_fit_the_shape(name):
 @each("name", FAMILIES)
 def test_fewer_layers_change_depths_and_nothing_else(name, layers):
     whole, cut = on_meta(name), on_meta(name, layers)
-    assert text_config(cut.config).num_hidden_layers == layers == family_of(cut.config).num_layers
+    assert text_config(cut.config).num_hidden_layers == layers == model_facts(cut.config).num_layers
     shapes = {key: p.shape for key, p in whole.named_parameters()}
     kept = {key: p.shape for key, p in cut.named_parameters()}
     assert kept.items() <= shapes.items()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,18 +13,19 @@ from mmkv_bench.config.compose import compose
 from mmkv_bench.config.schema import resolve_path
 from mmkv_bench.config.unavailable import UNAVAILABLE, find
 from mmkv_bench.errors import ConfigError, UnsupportedError
-from mmkv_bench.models import random_weights, shapes, tokenizer
-from mmkv_bench.models.families import family_of
+from mmkv_bench.families.config_file import read as read_config
+from mmkv_bench.families.config_file import stated
+from mmkv_bench.families.facts import model_facts
+from mmkv_bench.families.registry import families
+from mmkv_bench.models import random_weights, tokenizer
 from mmkv_bench.models.load import load_config, load_model
-from mmkv_bench.models.shapes import config_of
+from mmkv_bench.models.shape import config_of, values_of
 from mmkv_bench.models.source import Source
-from mmkv_bench.models.stated_config import read as read_config
-from mmkv_bench.models.stated_config import stated
 from mmkv_bench.plan.identity import resolve_dtype
 from mmkv_bench.plan.validate import validate
 from tests import cover
 from tests.each import each
-from tests.models.shapes import NAMES, node, small
+from tests.families.shapes import NAMES, node, small
 
 TINY = "pkg://mmkv_bench/tiny/weights"
 
@@ -61,16 +63,14 @@ def test_the_fingerprint_of_random_weights_says_what_they_are():
     assert len({first, *(source.fingerprint() for source in others)}) == 1 + len(others)
 
 
-@each(
-    ("module", "rules", "of_all"),
-    [(random_weights, "SCHEME", True), (tokenizer, "SCHEME", True), (shapes, "OWN_SCHEME", False)],
-)
-def test_another_rule_for_weights_tokens_or_our_own_architecture_is_another_fingerprint(
-    monkeypatch, module, rules, of_all
-):
-    names = ("qwen2_5_vl_7b", "llava_video_7b")
+@each("changed_rule", [random_weights, tokenizer, "llava_video"])
+def test_another_rule_for_weights_tokens_or_our_own_architecture_is_another_fingerprint(monkeypatch, changed_rule):
+    names, of_all = ("qwen2_5_vl_7b", "llava_video_7b"), changed_rule != "llava_video"
     first = [random(name).fingerprint() for name in names]
-    monkeypatch.setattr(module, rules, getattr(module, rules) + 1)
+    if of_all:
+        monkeypatch.setattr(changed_rule, "SCHEME", changed_rule.SCHEME + 1)
+    else:
+        monkeypatch.setitem(families(), changed_rule, replace(families()[changed_rule], classes_version=2))
     changed = [random(name).fingerprint() != before for name, before in zip(names, first, strict=True)]
     assert changed == [of_all, True]
 
@@ -210,12 +210,12 @@ def test_what_a_config_states_is_what_transformers_makes_of_it():
     for name in NAMES:
         for layers in (None, 2):
             shape = node(name).shape
-            read = stated(shapes.values_of(shape, layers))
+            read = stated(values_of(shape, layers))
             config = config_of(shape, layers)
-            assert family_of(read) == family_of(config), name
+            assert model_facts(read) == model_facts(config), name
             assert resolve_dtype("auto", read, None) == resolve_dtype("auto", config, None), name
     tiny = resolve_path(TINY)
-    assert family_of(read_config(tiny)) == family_of(load_config(tiny))
+    assert model_facts(read_config(tiny)) == model_facts(load_config(tiny))
     values = json.loads((Path(tiny) / "config.json").read_text())
     text = values["text_config"]
     for less in (

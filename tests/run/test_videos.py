@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers as tf
 
-from mmkv_bench.models.processors import build_processor
+from mmkv_bench.models.processor import build_processor
 from tests.clips import cut, write_clip
 from tests.models.checkpoints import SETTINGS, small_config
 from tests.run.own_media import VIDEO, write_task

@@ -52,11 +52,11 @@ def _calibrations(model: str, folder: Path, dtype: str) -> tuple[list[str], dict
     from mmkv_bench.cli.verbs.calibrate import complete
     from mmkv_bench.config.compose import compose
     from mmkv_bench.datasets import fixtures
-    from mmkv_bench.models.families import family_of
+    from mmkv_bench.families.facts import model_facts
     from mmkv_bench.models.source import Source
 
     config = compose(["experiment=matrix", f"model={model}"])
-    sees = family_of(Source.of(config.model).hf_config()).multimodal
+    sees = model_facts(Source.of(config.model).hf_config()).multimodal
     words: list[str] = []
     refused: dict[str, str] = {}
     for measured, methods in CALIBRATED.items():
@@ -79,7 +79,7 @@ def _methods(base: Sequence[str], model: str, uncalibrated: Mapping[str, str]) -
     """Methods of the experiment that this model can run, and those it cannot with the reason."""
     from mmkv_bench.calibrate.artefact import Calibrations
     from mmkv_bench.config.compose import compose, method_defaults
-    from mmkv_bench.models.families import family_of
+    from mmkv_bench.families.facts import model_facts
     from mmkv_bench.models.source import Source
     from mmkv_bench.plan.cells import bases, build_methods
     from mmkv_bench.plan.validate import validate, validate_combinations
@@ -87,7 +87,7 @@ def _methods(base: Sequence[str], model: str, uncalibrated: Mapping[str, str]) -
     config = compose([*base, "dataset=pages_walk"])
     validate(config)
     source = Source.of(config.model)
-    family, calibrations = family_of(source.hf_config()), Calibrations(model, source.fingerprint()[0])
+    family, calibrations = model_facts(source.hf_config()), Calibrations(model, source.fingerprint()[0])
     chosen, refused = [], dict(uncalibrated)
     for name in [*map(str, config.methods), *map(str, config.variants)]:
         if name in refused:

@@ -4,7 +4,7 @@ The two share SigLIP, the two-layer projector, Qwen2 and what becomes of an imag
 frame's 27x27 features to 14x14 by bilinear interpolation and ends the video with one newline feature; LLaVA-Video ends
 every row of every frame with one, 210 tokens a frame. Its paper and lmms-eval average 2x2 features to 13x13 instead
 (`average`, 182 tokens); its training script leaves the code's default, `bilinear`. The published weights are in the
-format of their own repository; models/llava_video_weights.py rewrites them for these classes. Nothing of that
+format of their own repository; tools/llava_video_weights.py rewrites them for these classes. Nothing of that
 repository's code is needed or run.
 
 Not reproduced: the sentence with the frames' times that its config asks to put before the question
@@ -31,11 +31,12 @@ from transformers.models.llava_onevision.modeling_llava_onevision import (
     LlavaOnevisionPreTrainedModel,
 )
 
+from mmkv_bench.families.llava_onevision import pooled_side, video_token_count
+
 if TYPE_CHECKING:
     from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 MODEL_TYPE = "llava_video"
-POOLINGS = ("average", "bilinear")
 
 
 class LlavaVideoConfig(LlavaOnevisionConfig):
@@ -43,17 +44,6 @@ class LlavaVideoConfig(LlavaOnevisionConfig):
 
     model_type = MODEL_TYPE
     video_pooling: str = "bilinear"
-
-
-def pooled_side(side: int, pooling: str) -> int:
-    """Rows (and columns) of a frame's features after pooling: an odd last row is dropped by averaging."""
-    return side // 2 if pooling == "average" else math.ceil(side / 2)
-
-
-def video_token_count(frames: int, side: int, pooling: str) -> int:
-    """Visual tokens of a video whose frames have side x side features: a newline ends each row of each frame."""
-    rows = pooled_side(side, pooling)
-    return frames * rows * (rows + 1)
 
 
 def pool_frames(features: Tensor, newline: Tensor, pooling: str) -> Tensor:

@@ -7,13 +7,13 @@ import torch
 import transformers as tf
 
 from mmkv_bench.errors import UnsupportedError
-from mmkv_bench.models import families
+from mmkv_bench.families import facts
 from tests import zoo
 from tests.each import each
 
 
 class OneMarkerTokenizer:
-    """The two calls families.py makes of a tokenizer; every other word is unknown (id 3)."""
+    """The two calls facts.py makes of a tokenizer; every other word is unknown (id 3)."""
 
     unk_token_id = 3
 
@@ -24,34 +24,34 @@ class OneMarkerTokenizer:
 @each("name", zoo.ALL)
 def test_facts_match_the_loaded_model_and_its_cache(name):
     model, inputs = zoo.model(name), zoo.prompt(name)
-    family = families.family_of(model.config)
+    family = facts.model_facts(model.config)
     with torch.no_grad():
         cache = model(**inputs, use_cache=True).past_key_values
     _batch, heads, length, dim = cache.layers[0].keys.shape
     assert (family.num_layers, family.num_kv_heads, family.head_dim) == (len(cache.layers), heads, dim)
-    groups = families.text_model(model).layers[0].self_attn.num_key_value_groups
+    groups = facts.text_model(model).layers[0].self_attn.num_key_value_groups
     assert (family.num_query_heads, family.groups) == (groups * heads, groups)
     stored = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
-    assert families.kv_bytes_per_token(model.config, torch.float32) * length == stored
-    assert families.kv_bytes_per_token(model.config, "bfloat16") * length * 2 == stored
+    assert facts.kv_bytes_per_token(model.config, torch.float32) * length == stored
+    assert facts.kv_bytes_per_token(model.config, "bfloat16") * length * 2 == stored
     assert family.multimodal == (name in zoo.MULTIMODAL)
 
 
 @each("name", zoo.ALL)
 def test_text_model_and_attention_modules_are_found(name):
     model = zoo.model(name)
-    text = families.text_model(model)
+    text = facts.text_model(model)
     modules = [layer.self_attn for layer in text.layers]
     assert len(modules) == zoo.LAYERS and [m.layer_idx for m in modules] == [0, 1, 2]
     assert all(hasattr(m, part) for m in modules for part in ("q_proj", "k_proj", "v_proj", "o_proj"))
-    assert families.text_config(model.config) is text.config
+    assert facts.text_config(model.config) is text.config
     assert hasattr(text, "rotary_emb") and hasattr(text, "embed_tokens")
 
 
 @each("name", zoo.ALL)
 def test_token_types_mark_visual_tokens(name):
-    inputs, family = zoo.prompt(name), families.family_of(zoo.model(name).config)
-    types = families.token_types(inputs["input_ids"], family)
+    inputs, family = zoo.prompt(name), facts.model_facts(zoo.model(name).config)
+    types = facts.token_types(inputs["input_ids"], family)
     kind = zoo.VIDEO if "video" in name else zoo.IMAGE
     assert types.shape == inputs["input_ids"].shape and types.dtype == torch.int64
     assert torch.equal(types > 0, inputs["input_ids"] == kind)
@@ -62,50 +62,50 @@ def test_token_types_mark_visual_tokens(name):
 
 @each("name", zoo.MULTIMODAL)
 def test_context_ends_with_the_last_visual_tokens_closing_marker(name):
-    family = families.family_of(zoo.model(name).config)
+    family = facts.model_facts(zoo.model(name).config)
     for after in (0, 1, 9):
         ids = zoo.prompt(name, after=after)["input_ids"]
-        assert families.context_length(ids, family) == ids.shape[1] - after
-        assert families.context_length(ids[0], family) == ids.shape[1] - after
+        assert facts.context_length(ids, family) == ids.shape[1] - after
+        assert facts.context_length(ids[0], family) == ids.shape[1] - after
 
 
 def test_context_length_includes_a_marker_that_only_the_tokenizer_knows():
     config = zoo.model("internvl").config
     ids = torch.tensor([5, 6, zoo.IMAGE, zoo.IMAGE, 289, 7, 8])
-    plain, told = (families.family_of(config), families.family_of(config, OneMarkerTokenizer()))
-    assert families.context_length(ids, plain, OneMarkerTokenizer()) == 5
-    assert families.context_length(ids, told) == 5
-    assert families.context_length(ids, plain) == 4
-    assert families.context_length(torch.tensor([5, zoo.IMAGE, 7]), told) == 2, "what follows is no closing marker"
-    assert families.family_of(zoo.model("llava").config, OneMarkerTokenizer()).closing_token_ids == ()
+    plain, told = (facts.model_facts(config), facts.model_facts(config, OneMarkerTokenizer()))
+    assert facts.context_length(ids, plain, OneMarkerTokenizer()) == 5
+    assert facts.context_length(ids, told) == 5
+    assert facts.context_length(ids, plain) == 4
+    assert facts.context_length(torch.tensor([5, zoo.IMAGE, 7]), told) == 2, "what follows is no closing marker"
+    assert facts.model_facts(zoo.model("llava").config, OneMarkerTokenizer()).closing_token_ids == ()
 
 
 def test_a_tokenizer_without_the_marker_closes_nothing():
     tokenizer = OneMarkerTokenizer()
     tokenizer.convert_tokens_to_ids = lambda token: tokenizer.unk_token_id
-    assert families.family_of(zoo.model("internvl").config, tokenizer).closing_token_ids == ()
+    assert facts.model_facts(zoo.model("internvl").config, tokenizer).closing_token_ids == ()
 
 
 def test_truncated_prompt_without_closing_marker_ends_at_the_last_visual_token():
-    family = families.family_of(zoo.model("qwen2_5_vl").config)
-    assert families.context_length(torch.tensor([5, zoo.VISION_START, zoo.IMAGE, 7, zoo.VISION_END]), family) == 3
+    family = facts.model_facts(zoo.model("qwen2_5_vl").config)
+    assert facts.context_length(torch.tensor([5, zoo.VISION_START, zoo.IMAGE, 7, zoo.VISION_END]), family) == 3
 
 
 @each("name", zoo.ALL)
 def test_context_of_a_text_only_prompt_is_refused(name):
-    family = families.family_of(zoo.model(name).config)
+    family = facts.model_facts(zoo.model(name).config)
     with pytest.raises(UnsupportedError, match="text only.*protocol=paper"):
-        families.context_length(zoo.without_visual(name)["input_ids"], family)
+        facts.context_length(zoo.without_visual(name)["input_ids"], family)
 
 
 def test_context_length_of_a_batch_is_refused():
     with pytest.raises(ValueError, match=r"\(2, 3\)"):
-        families.context_length(torch.zeros(2, 3, dtype=torch.long), families.family_of(zoo.model("llava").config))
+        facts.context_length(torch.zeros(2, 3, dtype=torch.long), facts.model_facts(zoo.model("llava").config))
 
 
 def test_unknown_family_is_refused_with_the_supported_ones_named():
     with pytest.raises(UnsupportedError) as error:
-        families.family_of(tf.GemmaConfig())
+        facts.model_facts(tf.GemmaConfig())
     for text in (
         "gemma",
         "Qwen2-VL",
@@ -122,7 +122,7 @@ def test_unknown_family_is_refused_with_the_supported_ones_named():
 def test_untested_text_backbone_is_refused():
     config = tf.LlavaConfig(vision_config=tf.CLIPVisionConfig(), text_config=tf.GemmaConfig())
     with pytest.raises(UnsupportedError, match="LLaVA-1.5 with a 'gemma' text model.*llama"):
-        families.family_of(config)
+        facts.model_facts(config)
 
 
 @each(
@@ -135,17 +135,17 @@ def test_untested_text_backbone_is_refused():
 )
 def test_sliding_window_layers_are_refused_with_the_reason(config):
     with pytest.raises(UnsupportedError, match="sliding_attention.*sliding_window=.*full attention"):
-        families.family_of(config)
+        facts.model_facts(config)
 
 
 def test_a_window_that_is_not_in_use_is_no_reason_to_refuse():
     for config in (tf.Qwen2Config(use_sliding_window=False, sliding_window=64), tf.MistralConfig(sliding_window=None)):
-        assert not families.family_of(config).multimodal
+        assert not facts.model_facts(config).multimodal
 
 
 def test_importing_the_facts_loads_neither_torch_nor_transformers():
     import subprocess
     import sys
 
-    code = "import sys, mmkv_bench.models.families; print(sorted({'torch', 'transformers'} & set(sys.modules)))"
+    code = "import sys, mmkv_bench.families.registry; print(sorted({'torch', 'transformers'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -9,14 +9,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mmkv_bench.errors import ConfigError
+from mmkv_bench.families.classes.llava_video import LlavaVideoForConditionalGeneration, pool_frames, video_token_count
 from mmkv_bench.models import random_weights
-from mmkv_bench.models.llava_video import LlavaVideoForConditionalGeneration, pool_frames, video_token_count
-from mmkv_bench.models.llava_video_weights import main, new_name, rewrite
-from mmkv_bench.models.processors import build_processor
-from mmkv_bench.models.shapes import config_of, plain
+from mmkv_bench.models.processor import build_processor
+from mmkv_bench.models.shape import config_of, plain
 from mmkv_bench.models.source import Source
 from tests.each import each
-from tests.models.shapes import node, small
+from tests.families.shapes import node, small
+from tools.llava_video_weights import main, new_name, rewrite
 
 NAME = "llava_video_7b"
 

@@ -19,12 +19,13 @@ from PIL import Image
 
 from mmkv_bench.calibrate.samples import visual_tokens
 from mmkv_bench.errors import UnsupportedError
+from mmkv_bench.families.base import Box
+from mmkv_bench.families.registry import token_boxes
 from mmkv_bench.generation.encode import encode
 from mmkv_bench.models.source import Source
-from mmkv_bench.models.token_boxes import Box, token_boxes
 from tests import cover
 from tests.each import each
-from tests.models.shapes import small
+from tests.families.shapes import small
 
 MODELS = ("qwen2_5_vl_7b", "qwen3_vl_8b", "llava_v1_5_7b", "llava_v1_6_vicuna_7b", "llava_v1_6_mistral_7b",
           "llava_onevision_7b", "llava_video_7b", "internvl3_2b")  # fmt: skip

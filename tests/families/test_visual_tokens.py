@@ -13,12 +13,12 @@ from omegaconf import OmegaConf
 
 from mmkv_bench.config.schema import conf_dir
 from mmkv_bench.errors import UnsupportedError
+from mmkv_bench.families.base import PixelLimits
+from mmkv_bench.families.registry import apply_limits, image_tokens, video_tokens
 from mmkv_bench.generation.video_inputs import video_arguments
-from mmkv_bench.models.limits import apply_limits
-from mmkv_bench.models.processors import build_processor
-from mmkv_bench.models.shapes import config_of
+from mmkv_bench.models.processor import build_processor
+from mmkv_bench.models.shape import config_of
 from mmkv_bench.models.video import Frames
-from mmkv_bench.models.visual_tokens import Limits, image_tokens, video_tokens
 from tests import cover
 from tests.cli.setting import verb
 from tests.each import each
@@ -132,7 +132,7 @@ def test_the_model_itself_cuts_padding_to_the_same_number(name):
 @each("name", QWEN)
 def test_pixel_limits_bind_images(name):
     low, high = 100 * 32 * 32, 250 * 32 * 32
-    processor, limits = built(name, low, high), Limits(min_pixels=low, max_pixels=high)
+    processor, limits = built(name, low, high), PixelLimits(min_pixels=low, max_pixels=high)
 
     @few
     @given(width=sides, height=sides)
@@ -161,7 +161,7 @@ def test_videos_have_the_tokens_that_the_processor_writes(name):
 @each("name", QWEN)
 def test_pixel_limits_bind_frames(name):
     limit = 20 * 32 * 32
-    processor, limits = built(name, video_max_pixels=limit), Limits(video_max_pixels=limit)
+    processor, limits = built(name, video_max_pixels=limit), PixelLimits(video_max_pixels=limit)
 
     @settings(max_examples=20, deadline=None)
     @given(frames=st.integers(1, 9), width=st.integers(20, 400), height=st.integers(20, 400))

@@ -1,0 +1,1 @@
+"""Model families: one file states a family's facts and rules, from token ids to the boxes of its visual tokens."""

@@ -1,0 +1,78 @@
+"""InternVL, arXiv 2404.16821 section 3.2: an image is squashed into a grid of tiles of 448x448, tile after tile.
+
+The grid is that of the nearest aspect ratio. With more than one tile the whole image follows as another. 2x2 patches make a
+token, 256 a tile; a frame is one tile. The classes of transformers take a video as one <img>...</img> block per frame, so there
+is no video token; the closing token is known by its text only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mmkv_bench.families.base import TILES, Box, Family, PixelLimits, Settings, Size
+from mmkv_bench.families.text_models import LLAMA, QWEN2, QWEN3
+from mmkv_bench.families.tiles import even, grid, tower_edge
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class InternVL(Family):
+    """Rules of InternVL 2.5 and later."""
+
+    def image_tokens(self, settings: Settings, size: Size, images: int, limits: PixelLimits) -> int:
+        part = settings["image"]
+        tile = part["size"]["height"] * part["size"]["width"]
+        least, most = part.get("min_patches", 1), part.get("max_patches", 12)
+        tiles = math.prod(tile_grid(size, tile, least, most)) if part.get("crop_to_patches", True) else 1
+        return settings["processor"]["image_seq_length"] * (tiles + (tiles > 1))
+
+    def video_tokens(self, settings: Settings, frames: int, size: Size, limits: PixelLimits) -> int:
+        return settings["processor"]["image_seq_length"] * frames
+
+    def boxes(
+        self, config: Any, processor: Any, inputs: Mapping[str, Tensor], sizes: Sequence[Size]
+    ) -> list[Box | None]:
+        part, edge = processor.image_processor, tower_edge(config, processor)
+        side, boxes = math.isqrt(processor.image_seq_length), []
+        for image, size in enumerate(sizes):
+            columns, rows = tile_grid(size, edge * edge, part.min_patches, part.max_patches)
+            down, across = even(rows * side), even(columns * side)
+            for row in range(rows):
+                for column in range(columns):
+                    tile = down[row * side : (row + 1) * side], across[column * side : (column + 1) * side]
+                    boxes += grid(image, *tile)
+            if rows * columns > 1:
+                boxes += grid(image, even(side), even(side))
+        return boxes
+
+
+def tile_grid(size: Size, tile: int, least: int, most: int) -> tuple[int, int]:
+    """(columns, rows) of the grid whose aspect ratio is nearest; of equally near ones a larger, while the image fills half of
+    it. tile: pixels of one; least, most: tiles."""
+    width, height = size
+    grids = [(c, r) for c in range(1, most + 1) for r in range(1, most + 1) if least <= c * r <= most]
+    best, nearest = (1, 1), math.inf
+    for columns, rows in sorted(grids, key=math.prod):
+        distance = abs(width / height - columns / rows)
+        if distance < nearest or (distance == nearest and width * height > 0.5 * tile * columns * rows):
+            best, nearest = (columns, rows), distance
+    return best
+
+
+FAMILIES = (
+    InternVL(
+        "internvl",
+        "InternVL",
+        (QWEN2, QWEN3, LLAMA),
+        "InternVLForConditionalGeneration",
+        "InternVLProcessor",
+        "GotOcr2ImageProcessor",
+        "InternVLVideoProcessor",
+        image_id_key="image_token_id",
+        closing_marker="</img>",
+        smaller_by=TILES,
+    ),
+)

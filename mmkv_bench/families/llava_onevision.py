@@ -1,0 +1,116 @@
+"""LLaVA-OneVision and LLaVA-Video: a SigLIP tower of 384x384 pixels.
+
+LLaVA-OneVision   arXiv 2408.03326 section 3.3: a single image as LLaVA-NeXT, 729 tokens a tile, beyond 9 tiles' worth of
+                  tokens blended bilinearly (384 is no multiple of the patch of 14: the last 6 pixels of a tile lie in no
+                  patch); several images each padded to a square, 729 and a newline; frames pooled to 196, one newline
+LLaVA-Video       the released code: images as LLaVA-OneVision; frames pooled to 14x14, or averaged to 13x13 as
+                  arXiv 2410.02713 says, with a newline token per row (mm_newline_position=grid)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+from mmkv_bench.families.base import SIDES, Box, Family, PixelLimits, Settings, Size
+from mmkv_bench.families.text_models import QWEN2
+from mmkv_bench.families.tiles import anyres, anyres_boxes, edge_of, grid, parts, patches, tower_edge
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+POOLINGS = ("average", "bilinear")
+
+
+class LlavaOneVision(Family):
+    """Rules of LLaVA-OneVision."""
+
+    def image_tokens(self, settings: Settings, size: Size, images: int, limits: PixelLimits) -> int:
+        part, processor = settings["image"], settings["processor"]
+        per_tile = processor["num_image_tokens"]
+        if images > 1:
+            return per_tile + 1
+        edge, most = edge_of(part), _most_tiles(processor["vision_aspect_ratio"])
+        return per_tile + anyres(part["image_grid_pinpoints"], edge, math.isqrt(per_tile), size, most).tokens
+
+    def video_tokens(self, settings: Settings, frames: int, size: Size, limits: PixelLimits) -> int:
+        side = math.isqrt(settings["processor"]["num_image_tokens"])
+        return frames * pooled_side(side, "bilinear") ** 2 + 1
+
+    def boxes(
+        self, config: Any, processor: Any, inputs: Mapping[str, Tensor], sizes: Sequence[Size]
+    ) -> list[Box | None]:
+        edge, patch = tower_edge(config, processor), config.vision_config.patch_size
+        if len(sizes) == 1:
+            most = _most_tiles(config.vision_aspect_ratio)
+            tiling = anyres(config.image_grid_pinpoints, edge, edge // patch, sizes[0], most)
+            return anyres_boxes(0, sizes[0], tiling, edge, patch)
+        squares, boxes = patches(edge, patch), []
+        for image, size in enumerate(sizes):
+            scale = Fraction(edge, max(size))
+            columns, rows = (parts(squares, (max(size) - side) // 2 * scale, side * scale) for side in size)
+            boxes += [*grid(image, rows, columns), None]
+        return boxes
+
+
+class LlavaVideo(LlavaOneVision):
+    """Rules of LLaVA-Video where they differ; its classes are in `classes/llava_video.py`."""
+
+    def video_tokens(self, settings: Settings, frames: int, size: Size, limits: PixelLimits) -> int:
+        part = settings["processor"]
+        return video_token_count(frames, math.isqrt(part["num_image_tokens"]), part.get("video_pooling", "bilinear"))
+
+    def register_classes(self) -> None:
+        from mmkv_bench.families.classes.llava_video import register
+
+        register()
+
+    def processor_class(self) -> Any:
+        from mmkv_bench.families.classes.llava_video import LlavaVideoProcessor
+
+        return LlavaVideoProcessor
+
+
+def pooled_side(side: int, pooling: str) -> int:
+    """Rows (and columns) of a frame's features after pooling: averaging drops an odd last row."""
+    return side // 2 if pooling == "average" else math.ceil(side / 2)
+
+
+def video_token_count(frames: int, side: int, pooling: str) -> int:
+    """Visual tokens of a LLaVA-Video video whose frames have side x side features: a newline ends each row of each frame."""
+    rows = pooled_side(side, pooling)
+    return frames * rows * (rows + 1)
+
+
+def _most_tiles(aspect: str) -> int:
+    """9 of `anyres_max_9`."""
+    return int(aspect.removeprefix("anyres_max_"))
+
+
+_SHARED: dict[str, Any] = {
+    "text_models": (QWEN2,),
+    "image_processor": "LlavaOnevisionImageProcessor",
+    "video_processor": "LlavaOnevisionVideoProcessor",
+    "image_id_key": "image_token_id",
+    "video_id_key": "video_token_id",
+    "smaller_by": SIDES,
+}
+FAMILIES = (
+    LlavaOneVision(
+        "llava_onevision",
+        "LLaVA-OneVision",
+        model_class="LlavaOnevisionForConditionalGeneration",
+        processor="LlavaOnevisionProcessor",
+        **_SHARED,
+    ),
+    LlavaVideo(
+        "llava_video",
+        "LLaVA-Video",
+        model_class="LlavaVideoForConditionalGeneration",
+        processor="LlavaVideoProcessor",
+        classes_version=1,
+        **_SHARED,
+    ),
+)

@@ -1,0 +1,154 @@
+"""Qwen-VL: images keep their aspect; their area is scaled between two limits and cut into squares, one token each.
+
+Qwen2-VL, Qwen2.5-VL   arXiv 2409.12191 section 2.1: sides rounded to multiples of 28, area scaled into [min_pixels,
+                       max_pixels], one token per 28x28; frames in pairs, each pair as many tokens as one image
+Qwen3-VL               the same with 32x32; a video's limits are of all its frames together
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mmkv_bench.errors import UnsupportedError
+from mmkv_bench.families.base import SIDES, Box, Family, PixelLimits, Settings, Size, TextModel
+from mmkv_bench.families.tiles import even, grid
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class QwenVL(Family):
+    """Rules that Qwen2-VL and Qwen2.5-VL share."""
+
+    def image_tokens(self, settings: Settings, size: Size, images: int, limits: PixelLimits) -> int:
+        part = settings["image"]
+        low, high = area(part)
+        return _squares(size, _side(part), limits.min_pixels or low, limits.max_pixels or high)
+
+    def video_tokens(self, settings: Settings, frames: int, size: Size, limits: PixelLimits) -> int:
+        part = settings["video"]
+        low, high = area(part)
+        side, pair = _side(part), part["temporal_patch_size"]
+        high = limits.video_max_pixels or high
+        if part.get("cap_pixels_per_frame"):  # a share of 90% of a context, of each frame
+            share = int(part.get("max_video_tokens", 128_000) * side * side * 0.9) * pair // frames
+            high = max(min(high, share), int(low * 1.05))
+        return math.ceil(frames / pair) * _squares(size, side, low, high)
+
+    def boxes(
+        self, config: Any, processor: Any, inputs: Mapping[str, Tensor], sizes: Sequence[Size]
+    ) -> list[Box | None]:
+        """An even grid over each image."""
+        merge = config.vision_config.spatial_merge_size
+        grids = [(int(h) // merge, int(w) // merge) for _, h, w in inputs["image_grid_thw"].tolist()]
+        return [box for image, (h, w) in enumerate(grids) for box in grid(image, even(h), even(w))]
+
+    def shrink_vision(self, values: dict[str, Any], layers: int) -> None:
+        super().shrink_vision(values, layers)
+        vision = values["vision_config"]
+        blocks = vision.get("fullatt_block_indexes")
+        if blocks is not None:  # the last block has full attention in every checkpoint
+            depth = vision["depth"]
+            vision["fullatt_block_indexes"] = sorted({i for i in blocks if i < depth} | {depth - 1})
+
+
+class Qwen3VL(QwenVL):
+    """Rules of Qwen3-VL where they differ."""
+
+    def video_tokens(self, settings: Settings, frames: int, size: Size, limits: PixelLimits) -> int:
+        part = settings["video"]
+        low, high = area(part)  # of all frames together
+        side, pair = _side(part), part["temporal_patch_size"]
+        frames = max(frames, pair)
+        whole_pairs = round(frames / pair) * pair
+        if limits.video_max_pixels is not None:
+            high = limits.video_max_pixels * min(frames, whole_pairs)
+            low = min(low, high)
+        if part.get("cap_pixels_per_frame"):
+            most = part.get("max_video_tokens", 768) * side * side
+            high = max(min(most, high // frames), int(low * 1.05)) * frames
+        if min(size) < side:
+            scale = max(side / size[0], side / size[1])
+            size = int(size[0] * scale), int(size[1] * scale)
+        return math.ceil(frames / pair) * _squares(size, side, low, high, frames, whole_pairs)
+
+    def shrink_vision(self, values: dict[str, Any], layers: int) -> None:
+        super().shrink_vision(values, layers)
+        vision = values["vision_config"]
+        taps = vision.get("deepstack_visual_indexes")
+        if taps is not None:
+            vision["deepstack_visual_indexes"] = list(range(min(vision["depth"], layers, len(taps))))
+
+
+def area(part: Mapping[str, Any]) -> tuple[int, int]:
+    """The least and the most pixels, under either of the names that checkpoints give them."""
+    size = part.get("size") or {}
+    return part.get("min_pixels") or size["shortest_edge"], part.get("max_pixels") or size["longest_edge"]
+
+
+def _side(part: Mapping[str, Any]) -> int:
+    """Pixels of a side of the square that becomes a token."""
+    return part["patch_size"] * part["merge_size"]
+
+
+def _squares(size: Size, side: int, low: int, high: int, frames: int = 1, whole_pairs: int = 1) -> int:
+    """Squares after scaling: sides rounded to whole squares, then the area brought within the limits.
+
+    The area is that of `frames` frames; what is compared with the limits counts `whole_pairs` frames of rounded sides.
+    """
+    width, height = size
+    if max(size) > 200 * min(size):
+        raise UnsupportedError(f"{width}x{height}: Qwen-VL takes no side more than 200 times the other")
+    squares = [round(length / side) for length in size]
+    pixels = whole_pairs * math.prod(squares) * side**2
+    if pixels > high:
+        shrink = math.sqrt(frames * width * height / high)
+        squares = [max(1, math.floor(length / shrink / side)) for length in size]
+    elif pixels < low:
+        grow = math.sqrt(low / (frames * width * height))
+        squares = [math.ceil(length * grow / side) for length in size]
+    return math.prod(squares)
+
+
+_SHARED: dict[str, Any] = {
+    "image_id_key": "image_token_id",
+    "video_id_key": "video_token_id",
+    "closing_id_key": "vision_end_token_id",
+    "image_processor": "Qwen2VLImageProcessor",
+    "pixel_limits": True,
+    "equal_videos": False,
+    "smaller_by": SIDES,
+}
+FAMILIES = (
+    QwenVL(
+        "qwen2_vl",
+        "Qwen2-VL",
+        (TextModel("qwen2_vl_text", qkv_bias=True, window_switch="use_sliding_window"),),
+        "Qwen2VLForConditionalGeneration",
+        "Qwen2VLProcessor",
+        video_processor="Qwen2VLVideoProcessor",
+        **_SHARED,
+    ),
+    QwenVL(
+        "qwen2_5_vl",
+        "Qwen2.5-VL",
+        (TextModel("qwen2_5_vl_text", qkv_bias=True, window_switch="use_sliding_window"),),
+        "Qwen2_5_VLForConditionalGeneration",
+        "Qwen2_5_VLProcessor",
+        video_processor="Qwen2VLVideoProcessor",
+        **_SHARED,
+    ),
+    Qwen3VL(
+        "qwen3_vl",
+        "Qwen3-VL",
+        (TextModel("qwen3_vl_text", qk_norm=True, head_dim_follows=False),),
+        "Qwen3VLForConditionalGeneration",
+        "Qwen3VLProcessor",
+        video_processor="Qwen3VLVideoProcessor",
+        whole_video_limit=True,
+        repeats_last_frame=True,
+        **_SHARED,
+    ),
+)

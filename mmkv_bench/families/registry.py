@@ -1,0 +1,163 @@
+"""The supported families, collected from the files of this folder, and what is asked of one by its `model_type`.
+
+Tokens that are counted are replaced by features, the same as `EncodedPrompt.visual_tokens`; markers around them and the
+timestamps of Qwen3-VL are text. No processor, model or picture is needed, so prompt sizes and cache bytes are known before
+anything is downloaded.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import mmkv_bench.families
+from mmkv_bench.errors import ConfigError, UnsupportedError
+from mmkv_bench.families.base import NO_LIMITS, Box, Family, PixelLimits, Settings, Size
+from mmkv_bench.families.tiles import OWN_FILES
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_LOW, _HIGH = "shortest_edge", "longest_edge"
+"""What the processors of Qwen-VL call their limits; both are areas in pixels, not edges."""
+
+
+@cache
+def families() -> dict[str, Family]:
+    """`model_type` -> family, of all files here that have a list `FAMILIES`."""
+    modules = (
+        import_module(f"{mmkv_bench.families.__name__}.{module.name}")
+        for module in pkgutil.iter_modules(mmkv_bench.families.__path__)
+        if not module.ispkg
+    )
+    return {family.model_type: family for module in modules for family in getattr(module, "FAMILIES", ())}
+
+
+def family(model_type: str) -> Family:
+    """The family of a `model_type`.
+
+    Raises:
+        UnsupportedError: there is none.
+    """
+    if model_type not in families():
+        names = ", ".join(one.name for one in families().values())
+        raise UnsupportedError(
+            f"model_type {model_type!r} is not supported; supported families: {names}. Choose a model folder of one of these."
+        )
+    return families()[model_type]
+
+
+def family_of_processor(processor: Any) -> Family | None:
+    """The family whose processor this is; None for tokenizers and processors of other classes."""
+    by_class = {one.processor: one for one in families().values()}
+    names = (base.__name__ for base in type(processor).__mro__)
+    return next((by_class[name] for name in names if name in by_class), None)
+
+
+def image_tokens(
+    model_type: str, settings: Settings, width: int, height: int, images: int = 1, limits: PixelLimits = NO_LIMITS
+) -> int:
+    """Visual tokens of one image of width x height pixels in a prompt of `images` images.
+
+    Raises:
+        UnsupportedError: a model without images, or a side more than 200 times the other where a family refuses it.
+    """
+    _check_takes(model_type, "image")
+    return family(model_type).image_tokens(settings, (width, height), images, limits)
+
+
+def video_tokens(
+    model_type: str, settings: Settings, frames: int, width: int, height: int, limits: PixelLimits = NO_LIMITS
+) -> int:
+    """Visual tokens of a video of `frames` >= 1 frames, those that are left after sampling, of width x height pixels.
+
+    Raises:
+        UnsupportedError: a model without videos, or a side more than 200 times the other where a family refuses it.
+    """
+    _check_takes(model_type, "video")
+    return family(model_type).video_tokens(settings, frames, (width, height), limits)
+
+
+def token_boxes(
+    config: Any, processor: Any, inputs: Mapping[str, Tensor], sizes: Sequence[Size], visual: int
+) -> list[Box | None]:
+    """The box of every visual token of a prompt with images and no video, in prompt order.
+
+    Args:
+        config: of the whole model; processor: the one that made `inputs`, those of one prompt; sizes: of its images, in order.
+        visual: visual tokens of the prompt.
+
+    Returns:
+        `visual` boxes; None for a token that shows no place: a newline, or nothing but padding.
+
+    Raises:
+        UnsupportedError: a family without such a rule, or a processor whose settings cut images otherwise.
+    """
+    boxes = family(config.model_type).boxes(config, processor, inputs, sizes)
+    if len(boxes) != visual:
+        raise UnsupportedError(
+            f"images of {', '.join(f'{w}x{h}' for w, h in sizes)} have {len(boxes)} tokens by the rule of {config.model_type} "
+            f"models and {visual} in the prompt, so their places are unknown; allowed: {OWN_FILES}"
+        )
+    return boxes
+
+
+def check_smaller(one: Family) -> None:
+    """Refuse families whose pictures have as many tokens at every size. Raises UnsupportedError."""
+    if one.smaller_by is None:
+        able = ", ".join(sorted(kind for kind, other in families().items() if other.smaller_by))
+        raise UnsupportedError(
+            f"method pixels shows smaller pictures, and {one.name} makes as many tokens of a picture of any size; allowed: "
+            f"{able}, whose tokens follow the resolution; leave pixels out"
+        )
+
+
+def apply_limits(
+    processor: Any,
+    min_pixels: int | None = None,
+    max_pixels: int | None = None,
+    video_max_pixels: int | None = None,
+    frames: int | None = None,
+) -> None:
+    """Change a processor's pixel limits where a run asks for it.
+
+    Args:
+        min_pixels, max_pixels: area that an image is scaled up or down to, before it is cut into patches.
+        video_max_pixels: the same of one frame; frames: of a video, for processors that limit a video as a whole.
+
+    Raises:
+        ConfigError: a processor without such limits, or limits that exclude each other.
+    """
+    known = family_of_processor(processor)
+    if min_pixels is not None or max_pixels is not None:
+        key = "model.min_pixels" if max_pixels is None else "model.max_pixels"
+        _set_limits(processor, "image_processor", key, min_pixels, max_pixels)
+    if video_max_pixels is not None:
+        counted = (frames or 1) if known is not None and known.whole_video_limit else 1
+        _set_limits(processor, "video_processor", "model.video_max_pixels", None, video_max_pixels * counted)
+
+
+def _set_limits(processor: Any, kind: str, key: str, low: int | None, high: int | None) -> None:
+    known, part = family_of_processor(processor), getattr(processor, kind, None)
+    size = dict(getattr(part, "size", None) or {})
+    if part is None or known is None or not known.pixel_limits or size.get(_LOW) is None or size.get(_HIGH) is None:
+        raise ConfigError(
+            f"{key} has no effect on {'a text model' if part is None else type(part).__name__}, which scales to fixed sizes; "
+            "leave it out (only Qwen-VL models have pixel limits)"
+        )
+    size |= {name: value for name, value in ((_LOW, low), (_HIGH, high)) if value is not None}
+    if size[_LOW] > size[_HIGH]:
+        raise ConfigError(
+            f"{key}: at least {size[_LOW]} and at most {size[_HIGH]} pixels exclude each other; give both "
+            "model.min_pixels and model.max_pixels"
+        )
+    part.size = type(part.size)(**size)
+
+
+def _check_takes(model_type: str, kind: str) -> None:
+    if kind not in family(model_type).media:
+        able = ", ".join(name for name, one in families().items() if kind in one.media)
+        raise UnsupportedError(f"a {model_type} model takes no {kind}s; models that do: {able}")

@@ -1,0 +1,109 @@
+"""A family that the package does not have, added by one file, one model file and one template: VipLLaVA of transformers."""
+
+from __future__ import annotations
+
+import torch
+import yaml
+from PIL import Image
+
+import mmkv_bench.families
+from mmkv_bench.compression.compressor import full
+from mmkv_bench.config.schema import Model
+from mmkv_bench.families.registry import families, image_tokens, token_boxes
+from mmkv_bench.generation.encode import encode
+from mmkv_bench.generation.engine import Engine
+from mmkv_bench.models.source import Source
+from tests.generation.common import cell, rules
+
+FAMILY = """
+from mmkv_bench.families.base import Family
+from mmkv_bench.families.text_models import LLAMA
+from mmkv_bench.families.tiles import clip_tokens, even, grid
+
+
+class VipLlava(Family):
+    def image_tokens(self, settings, size, images, limits):
+        return clip_tokens(settings)
+
+    def boxes(self, config, processor, inputs, sizes):
+        side = config.vision_config.image_size // config.vision_config.patch_size
+        return [box for image in range(len(sizes)) for box in grid(image, even(side), even(side))]
+
+    def shrink_vision(self, values, layers):
+        super().shrink_vision(values, layers)
+        values["vision_feature_layers"] = [-1, -1]
+
+
+FAMILIES = [
+    VipLlava(
+        "vipllava",
+        "VipLLaVA",
+        (LLAMA,),
+        "VipLlavaForConditionalGeneration",
+        "LlavaProcessor",
+        "CLIPImageProcessor",
+        image_id_key="image_token_id",
+    )
+]
+"""
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}:{% for c in m.content %}{{ '<image>' if c.type == 'image' else c.text }}"
+    "{% endfor %}\n{% endfor %}{% if add_generation_prompt %}answer:{% endif %}"
+)
+MODEL = """
+name: vip
+weights: random
+dtype: float32
+device: cpu
+layers: 2
+shape:
+  model_type: vipllava
+  image_token_index: 300
+  vision_feature_layers: [-2, -3]
+  dtype: float32
+  text_config: {model_type: llama, hidden_size: 64, intermediate_size: 96, num_hidden_layers: 4, num_attention_heads: 4,
+    num_key_value_heads: 2, vocab_size: 320, max_position_embeddings: 512}
+  vision_config: {model_type: clip_vision_model, hidden_size: 32, intermediate_size: 48, num_hidden_layers: 4,
+    num_attention_heads: 2, image_size: 56, patch_size: 14}
+processor:
+  image: {size: {shortest_edge: 56}, crop_size: {height: 56, width: 56}}
+  processor: {patch_size: 14, vision_feature_select_strategy: default, num_additional_image_tokens: 1}
+  tokenizer: {eos_token: </s>, pad_token: </s>}
+  special_tokens: {</s>: 0, <image>: 300}
+  template: vip
+"""
+
+
+def test_a_family_is_one_file_one_model_file_and_one_template(tmp_path, monkeypatch):
+    (tmp_path / "vipllava.py").write_text(FAMILY)
+    (tmp_path / "templates").mkdir()
+    (tmp_path / "templates" / "vip.jinja").write_text(TEMPLATE)
+    monkeypatch.setattr(mmkv_bench.families, "__path__", [*mmkv_bench.families.__path__, str(tmp_path)])
+    families.cache_clear()
+    try:
+        _count_place_and_answer()
+    finally:
+        families.cache_clear()
+
+
+def _count_place_and_answer() -> None:
+    node = Model(**yaml.safe_load(MODEL))
+    source = Source.of(node)
+    assert source.described().attends_to_all is True, "planned without transformers"
+    loaded = source.load()
+    assert len(loaded.model.model.vision_tower.encoder.layers) == 2
+
+    pictures = [Image.new("RGB", size, (200, 90, 10)) for size in ((60, 90), (80, 80))]
+    parts = [{"type": "image"}, {"type": "image"}, {"type": "text", "text": "which?"}]
+    prompt = encode(loaded.processor, loaded.family, "vip/0", [{"role": "user", "content": parts}], pictures)
+    counts = [image_tokens("vipllava", node.processor, *picture.size, images=2) for picture in pictures]
+    assert prompt.visual_tokens == sum(counts) == 32
+
+    sizes = [picture.size for picture in pictures]
+    boxes = token_boxes(loaded.model.config, loaded.processor, prompt.inputs, sizes, prompt.visual_tokens)
+    assert [box.image for box in boxes] == [0] * 16 + [1] * 16
+    assert boxes[5][1:] == (0.25, 0.5, 0.25, 0.5)
+
+    with Engine(loaded.model, loaded.family, rules(loaded.model, 3), loaded.tokenizer) as engine, torch.no_grad():
+        (result,) = engine.answer(prompt, [cell(full())])
+    assert (result.status, result.n_tokens, result.visual_tokens) == ("ok", 3, 32)
