@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.errors import ConfigError, MMKVError
-from mmkv_bench.families.llava_onevision import POOLINGS
+from mmkv_bench.families.tiles import POOLINGS
 from mmkv_bench.models.shape import config_of, plain
 
 if TYPE_CHECKING:

@@ -16,12 +16,20 @@ from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.families.base import SIDES, Box, Family, PixelLimits, Settings, Size
 from mmkv_bench.families.text_models import QWEN2
-from mmkv_bench.families.tiles import anyres, anyres_boxes, edge_of, grid, parts, patches, tower_edge
+from mmkv_bench.families.tiles import (
+    anyres,
+    anyres_boxes,
+    edge_of,
+    grid,
+    parts,
+    patches,
+    pooled_side,
+    tower_edge,
+    video_token_count,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-POOLINGS = ("average", "bilinear")
 
 
 class LlavaOneVision(Family):
@@ -71,17 +79,6 @@ class LlavaVideo(LlavaOneVision):
         from mmkv_bench.families.classes.llava_video import LlavaVideoProcessor
 
         return LlavaVideoProcessor
-
-
-def pooled_side(side: int, pooling: str) -> int:
-    """Rows (and columns) of a frame's features after pooling: averaging drops an odd last row."""
-    return side // 2 if pooling == "average" else math.ceil(side / 2)
-
-
-def video_token_count(frames: int, side: int, pooling: str) -> int:
-    """Visual tokens of a LLaVA-Video video whose frames have side x side features: a newline ends each row of each frame."""
-    rows = pooled_side(side, pooling)
-    return frames * rows * (rows + 1)
 
 
 def _most_tiles(aspect: str) -> int:

@@ -17,6 +17,8 @@ from mmkv_bench.families.base import Box, Settings, Size
 
 Span = tuple[Any, Any]
 """Beginning and end on one axis: pixels of what the processor made, or parts of an image's height or width."""
+POOLINGS = ("average", "bilinear")
+"""How 2x2 features of a LLaVA-Video frame become one."""
 OWN_FILES = "image sizes, pixel limits and tiles of the checkpoint's own processor files"
 
 
@@ -108,6 +110,17 @@ def anyres_boxes(image: int, size: Size, tiling: Tiling, edge: int, patch: int) 
         spans.append(parts(pixels, (padded - filled) // 2, filled))
     across, down = spans
     return grid(image, whole, whole) + grid(image, down, across, newline=True)
+
+
+def pooled_side(side: int, pooling: str) -> int:
+    """Rows (and columns) of a frame's features after pooling: averaging drops an odd last row."""
+    return side // 2 if pooling == "average" else math.ceil(side / 2)
+
+
+def video_token_count(frames: int, side: int, pooling: str) -> int:
+    """Visual tokens of a LLaVA-Video video whose frames have side x side features: a newline ends each row of each frame."""
+    rows = pooled_side(side, pooling)
+    return frames * rows * (rows + 1)
 
 
 def edge_of(part: Mapping[str, Any]) -> int:

@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.families.classes.llava_video import LlavaVideoForConditionalGeneration, pool_frames, video_token_count
+from mmkv_bench.families.classes.llava_video import LlavaVideoForConditionalGeneration, pool_frames
+from mmkv_bench.families.tiles import video_token_count
 from mmkv_bench.models import random_weights
 from mmkv_bench.models.processor import build_processor
 from mmkv_bench.models.shape import config_of, plain

@@ -31,7 +31,7 @@ from transformers.models.llava_onevision.modeling_llava_onevision import (
     LlavaOnevisionPreTrainedModel,
 )
 
-from mmkv_bench.families.llava_onevision import pooled_side, video_token_count
+from mmkv_bench.families.tiles import pooled_side, video_token_count
 
 if TYPE_CHECKING:
     from transformers.modeling_outputs import BaseModelOutputWithPooling
@@ -40,7 +40,7 @@ MODEL_TYPE = "llava_video"
 
 
 class LlavaVideoConfig(LlavaOnevisionConfig):
-    """`video_pooling`: how 2x2 features of a frame become one; see `POOLINGS`."""
+    """`video_pooling`: how 2x2 features of a frame become one; see `tiles.POOLINGS`."""
 
     model_type = MODEL_TYPE
     video_pooling: str = "bilinear"
