@@ -64,7 +64,7 @@ def test_counts_are_those_of_the_checkpoint():
 @pytest.fixture(scope="module")
 def parts():
     model = small(NAME)
-    model.shape.vision_config.num_hidden_layers = 2
+    model.shape["vision_config"]["num_hidden_layers"] = 2
     config = config_of(model.shape)
     built = random_weights.build(config, dtype=torch.float32, device=torch.device("cpu"))
     return model, config, built, build_processor(config, model.processor)

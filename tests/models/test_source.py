@@ -58,7 +58,7 @@ def test_the_fingerprint_of_random_weights_says_what_they_are():
     assert first == random(dtype="float32", attention="eager", min_pixels=3136).fingerprint(), "columns of their own"
     others = [random(layers=2), random("qwen2_5_vl_3b"), random("qwen2_vl_7b")]
     other = node("qwen2_5_vl_7b", weights="random")
-    other.processor.image.max_pixels = 1003520
+    other.processor["image"]["max_pixels"] = 1003520
     others.append(Source.of(other))
     assert len({first, *(source.fingerprint() for source in others)}) == 1 + len(others)
 
