@@ -68,7 +68,7 @@ def test_utilisation_is_one_at_the_limit_and_computing_may_be_the_limit():
 
 def as_built(name: str, layers: int | None = None) -> None:
     from mmkv_bench.models.shape import values_of
-    from tests.models.shapes import node
+    from tests.families.shapes import node
     from tests.models.test_shapes import on_meta
 
     model = on_meta(name, layers)
@@ -93,7 +93,7 @@ def test_every_models_decoder_has_as_many_parameters_as_transformers_builds(name
 
 
 def test_what_is_known_of_a_models_size_says_its_source(tmp_path):
-    from tests.models.shapes import node
+    from tests.families.shapes import node
 
     model = dict(node("qwen2_5_vl_7b"))
     whole = stated(dict(model["shape"]))
