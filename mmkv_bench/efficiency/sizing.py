@@ -43,7 +43,7 @@ class Rules:
     """A family's rules with the settings of one processor.
 
     Attributes:
-        settings: as `models.visual_tokens` reads them; limits: of the run; frames: of a video, where the run says it.
+        settings: as `families.registry` reads them; limits: of the run; frames: of a video, where the run says it.
     """
 
     model_type: str

@@ -142,7 +142,7 @@ def blank_prompt(
 
     Args:
         config: of transformers; settings: `model.processor`; images: width and height in pixels of each; limits: as
-            `models.limits.apply_limits` takes them.
+            `families.registry.apply_limits` takes them.
 
     Raises:
         UnsupportedError: a prompt longer than the model's context, a model without images.
