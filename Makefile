@@ -159,7 +159,7 @@ bench-methods: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -P benchmarks/methods.py
 
 simulate: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m mmkv_bench.statistics.simulate
+	OMP_NUM_THREADS=1 $(BIN)/python -m tools.simulate
 
 # Two processes, a quarter of an hour; the report holds all cells.
 simulate-levels: $(STAMP)

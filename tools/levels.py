@@ -29,7 +29,7 @@ from scipy.special import stdtr
 
 from mmkv_bench.statistics.blocks import Block, Samples, blocks
 from mmkv_bench.statistics.column import compare_pairs, holm
-from mmkv_bench.statistics.simulate import graded_scores, redrawn, right
+from tools.simulate import graded_scores, redrawn, right
 
 METHODS, PAGES = (2, 3, 5, 8, 28), (50, 100, 300)
 SHAPES = ("single", "1 to 7", "geometric", "rare big")

@@ -62,8 +62,7 @@ def _analyses(page: FilledTable) -> dict[str, Figure]:
     """Each analysis as `mmkv-bench plot` draws it, from the rows of these cells alone."""
     import pandas as pd
 
-    from mmkv_bench.tables.diagnostic_figure import diagnostic_figure
-    from mmkv_bench.tables.diagnostic_rows import BESIDE, panels_of
+    from mmkv_bench.tables.diagnostic_figure import BESIDE, diagnostic_figure, panels_of
 
     own = {one.measured.source: one for one in page.cells if one.measured.drawn is not None}
     rows = pd.concat([one.measured.drawn for one in own.values()], ignore_index=True)

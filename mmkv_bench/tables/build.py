@@ -12,9 +12,8 @@ import numpy as np
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.statistics.intervals import Aggregator
 from mmkv_bench.statistics.metric_kinds import FIDELITY, PARSE_FAILED, upstream
-from mmkv_bench.tables.audit import Answers, Audit
+from mmkv_bench.tables.audit import Audits, free_share
 from mmkv_bench.tables.compare import columns
-from mmkv_bench.tables.free_tokens import share
 from mmkv_bench.tables.gates import find, verdict
 from mmkv_bench.tables.metrics import aggregate, aggregator_of, headlines
 from mmkv_bench.tables.rows import BASELINE, CONTEXT, Rows, check, choose, latest, missing, with_limits
@@ -88,8 +87,11 @@ class _Parts:
     """What tables are made of, coded once: scores, answers, and what the `metrics` rows know of a cell's metric."""
 
     def __init__(self, rows: Rows, aggregators: Mapping[str, Aggregator]):
+        import pandas as pd
+
         self.sheet = Sheet.of(rows.samples, list(rows.cells["cell"]))
-        self.answers = Answers.of(rows.responses, self.sheet)
+        responses = [rows.responses] if isinstance(rows.responses, pd.DataFrame) else rows.responses
+        self.audits = Audits(responses, self.sheet)
         self.aggregators = aggregators
         self.full = rows.full
         self.primary = rows.primary
@@ -103,20 +105,9 @@ class _Parts:
             if not missing(row.get("judge")):
                 self.judges[key] = _judge(row)
 
-    def unscored(self, cell: int) -> int:
-        """Answers of a cell without any score."""
-        return 0 if self.answers is None else self.answers.unscored(cell)
-
     def unread(self, cell: int) -> int:
         """Answers of a cell in which no choice can be read."""
         return int(np.nansum(self.sheet.value[self.sheet.rows(cell, PARSE_FAILED)]))
-
-    def audit(self, cells: Sequence[int], metric: str) -> Audit:
-        """Of the answers behind the scores of these cells."""
-        if self.answers is None:
-            return Audit()
-        own = [(cell, self.sheet.sample[self.sheet.rows(cell, metric)]) for cell in cells]
-        return self.answers.audit([self.answers.behind(*each) for each in own])
 
 
 def _table(sweep: Sweep, metric: str, parts: _Parts) -> ScoreTable:
@@ -124,7 +115,7 @@ def _table(sweep: Sweep, metric: str, parts: _Parts) -> ScoreTable:
     waiting: dict[tuple[str, str], int] = {}
     sheet = parts.sheet
     for key, group in sweep.groups.items():
-        if unscored := sum(parts.unscored(cell) for cell in group.places):
+        if unscored := sum(parts.audits.unscored(cell) for cell in group.places):
             waiting[key] = unscored
         scored = [i for i, cell in enumerate(group.places) if len(sheet.sample[sheet.rows(cell, metric)])]
         if scored:
@@ -168,7 +159,7 @@ def _free(sweep: Sweep, table: ScoreTable, answers: pd.DataFrame | None) -> floa
     if entry is None or answers is None:
         return None
     own = answers["cell"].isin(sweep.full)
-    return share(answers[own & answers["sample_id"].isin(entry.scores.sample_ids)], table.context["protocol"])
+    return free_share(answers[own & answers["sample_id"].isin(entry.scores.sample_ids)], table.context["protocol"])
 
 
 def _gate(sweep: Sweep, table: ScoreTable) -> str | None:
@@ -197,7 +188,7 @@ def _entry(group: SeedGroup, scores: Scores, numbers: Mapping[str, Any], metric:
         common=None,
         seeds=tuple(sorted(seed for seed in group.seeds if seed is not None)),
         uneven_seeds=rows != scores.n * len(group.cells),
-        audit=parts.audit(group.places, metric),
+        audit=parts.audits.audit(group.places, metric),
         lmms_eval=float(np.mean(aggregates)) if known else None,
         lmms_eval_ours=float(np.mean(own_scale)) if known else None,
         unread=sum(parts.unread(cell) for cell in group.places),

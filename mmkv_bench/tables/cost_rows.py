@@ -10,14 +10,15 @@ import numpy as np
 
 from mmkv_bench.store.schema import STATUSES
 from mmkv_bench.tables.cost_names import Cost
-from mmkv_bench.tables.passes import MEMORY, SHAPE, passes
 from mmkv_bench.tables.rows import frame
-from mmkv_bench.tables.scores import coded, is_text, numbers
+from mmkv_bench.tables.scores import coded, is_text, numbers, placed
 
 if TYPE_CHECKING:
     import pandas as pd
+    import pyarrow as pa
 
     from mmkv_bench.store.store import Store
+
 
 _ANSWERS = ("cell", "sample_id", "cluster", "status", "measured", "fallback")
 
@@ -95,11 +96,10 @@ def _seen(
     group: np.ndarray,
     per_pass: bool,
 ) -> Seen:
-    place = {name: number for number, name in enumerate(cells)}
-    of_line = _numbered(table["cell"], place)
+    of_line = placed(table["cell"], cells)
     order = np.argsort(of_line, kind="stable")
     order = order[of_line[order] >= 0]
-    status = _numbered(table["status"], {name: number for number, name in enumerate(STATUSES)})[order]
+    status = placed(table["status"], STATUSES)[order]
     shapes, shape = _shapes(table) if per_pass else (({},), np.zeros(len(table), dtype=np.int64))
     reasons, reason, reason_line = _reasons(table, order)
     return Seen(
@@ -121,12 +121,6 @@ def _seen(
     )
 
 
-def _numbered(column: pd.Series, numbers_of: Mapping[str, int]) -> np.ndarray:
-    """The number of each text, int64 [n]; -1 for others."""
-    names, codes = coded(column)
-    return np.array([*(numbers_of.get(name, -1) for name in names), -1], dtype=np.int64)[codes]
-
-
 def _shapes(table: pd.DataFrame) -> tuple[tuple[Mapping[str, int | str], ...], np.ndarray]:
     """(shapes of prompts in ascending order, number of each line's)."""
     distinct = table[list(SHAPE)].drop_duplicates().sort_values(list(SHAPE)).to_dict("records")
@@ -143,3 +137,42 @@ def _reasons(table: pd.DataFrame, order: np.ndarray) -> tuple[tuple[str, ...], n
     found = lists.flatten().dictionary_encode()
     line = pc.list_parent_indices(lists).to_numpy(zero_copy_only=False)
     return tuple(found.dictionary.to_pylist()), found.indices.to_numpy(zero_copy_only=False), line
+
+
+SHAPE = ("dataset", "prompt_tokens", "visual_tokens", "batch", "batch_prefill", "new_tokens")
+ALONE = "one_by_one"
+_PASS = ["cell", *SHAPE, "repeat"]
+MEMORY = -1
+"""In place of a repeat: the pass that counts memory."""
+_COMPRESSION = ["score_s", "select_s", "reduce_s"]
+
+
+def passes(rows: pa.Table) -> pd.DataFrame:
+    """One line per pass, failed ones included, but not sizes that a search for the largest batch has only tried.
+
+    Columns are those of `timings` that say something of the whole pass, and
+
+    `<phase>_s` [s], `peak_<phase>` [bytes], compress_s [s], tpot_s (median of its steps) [s], tokens_s (of all sequences).
+    """
+    import pandas as pd
+
+    table = rows.to_pandas()
+    table["batch_prefill"] = table["batch_prefill"].fillna(ALONE)
+    table["repeat"] = table["repeat"].fillna(MEMORY).astype("int64")
+    shape = pd.MultiIndex.from_frame(table[["cell", *SHAPE]])
+    table = table[~table["searched"].eq(True) | shape.isin(shape[table["repeat"] != MEMORY])]
+    total = table[table["phase"] == "total"].set_index(_PASS)
+    decode = table[table["phase"] == "decode"].set_index(_PASS)
+    wide = total[["status", "fallback", "disturbed", "peak_reserved", "peak_resident", "load", "threads"]]
+    wide = wide.join(decode[["bytes_held", "bytes_useful_step", "bytes_read_step"]])
+    for column, name in (("seconds", "{}_s"), ("peak_allocated", "peak_{}")):
+        known = table[table[column].notna()]
+        made = known.pivot(index=_PASS, columns="phase", values=column)
+        wide = wide.join(made.rename(columns=name.format))
+    wide["compress_s"] = wide.reindex(columns=_COMPRESSION).sum(axis=1, min_count=1)
+    steps = decode["steps_s"].dropna()
+    each = pd.to_numeric(steps.explode())
+    wide["tpot_s"] = each.groupby(level=_PASS).median().reindex(wide.index)
+    made_tokens = each.groupby(level=_PASS).size().reindex(wide.index) * wide.index.get_level_values("batch")
+    wide["tokens_s"] = made_tokens / wide["decode_s"] if "decode_s" in wide else float("nan")
+    return wide.reset_index()

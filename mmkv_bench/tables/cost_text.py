@@ -8,11 +8,10 @@ from typing import Any
 
 from mmkv_bench.tables.captions import axis_words, context_words, line_label
 from mmkv_bench.tables.cost_names import Cost
-from mmkv_bench.tables.costs import CostEntry, CostTable
+from mmkv_bench.tables.costs import LIMIT, TIMED, CostEntry, CostTable
 from mmkv_bench.tables.line import Line
 from mmkv_bench.tables.notes import OVER_FULL, cost_notes
 from mmkv_bench.tables.number_text import number, number_span, unit_of
-from mmkv_bench.tables.step_limits import LIMIT, TIMED
 from mmkv_bench.tables.table import Cell, Grid, Table
 
 _TIMED = ("seconds", "tokens/s")

@@ -7,11 +7,11 @@ median is over these ratios. Seeds are averaged within each sample or repeat fir
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -20,15 +20,15 @@ from mmkv_bench.statistics.medians import Medians, medians
 from mmkv_bench.store.cell_rows import processor
 from mmkv_bench.store.measurements import load_warning
 from mmkv_bench.store.schema import STATUSES
-from mmkv_bench.tables.cost_names import Cost
+from mmkv_bench.tables.cost_names import KNOWN, Cost
 from mmkv_bench.tables.cost_rows import Seen, answers_seen, passes_seen
 from mmkv_bench.tables.line import Line
 from mmkv_bench.tables.rows import BASELINE, CONTEXT, cells_of, choose, latest, missing, with_limits
-from mmkv_bench.tables.step_limits import TIMED, USEFUL, Known, Limit, StepLimits
 from mmkv_bench.tables.sweep import Sweep
 
 if TYPE_CHECKING:
     import pandas as pd
+
 
 WITHIN = CONTEXT
 """What must agree for two costs to be compared: as of scores, the device among it."""
@@ -338,3 +338,42 @@ def _disturbed(seen: Seen, at: np.ndarray) -> tuple[str, ...]:
     }
     other = load_warning(seen.load[at], seen.threads[at])
     return (*sorted(said), *([other] if other else []))
+
+
+TIMED = "tpot_s"
+LIMIT = "limit"
+"""Header of the column of limits."""
+USEFUL = "bytes_useful_step"
+"""What a step reads of keys and values, from which its limit is computed."""
+
+
+class Limit(Protocol):
+    """Of a model on a device: bandwidth of a read-only pass [bytes/s], the device's name, and the least seconds of a step whose
+    sequences, `batch` of them, read `useful` bytes of keys and values together."""
+
+    @property
+    def bandwidth(self) -> float: ...
+
+    @property
+    def device(self) -> str: ...
+
+    def step_s(self, useful: float, batch: int) -> float: ...
+
+
+Known = Callable[[Mapping[str, str]], "Limit | None"]
+"""Of a table's context; None where the device was not measured, or the model's shape is not known."""
+
+
+@dataclass(frozen=True)
+class StepLimits:
+    """Of the lines of a table: (label, budget) -> the least seconds of a step; and at what bandwidth, of which device."""
+
+    least: Mapping[tuple[str, str], float]
+    bandwidth: float
+    device: str
+
+
+def needed(costs: Sequence[Cost]) -> list[Cost]:
+    """What limits are computed from and is not among the costs, where a step's time is."""
+    keys = {cost.key for cost in costs}
+    return [KNOWN[USEFUL]] if TIMED in keys and USEFUL not in keys else []

@@ -1,67 +1,154 @@
-"""Pictures of diagnostics as the papers' figures have them: by layer here, curves in `diagnostic_curves.py`."""
+"""Pictures of diagnostics as the papers' figures have them: one panel per model, dataset and setting."""
 
 from __future__ import annotations
 
+import json
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from mmkv_bench.tables.diagnostic_curves import histogram, lorenz, of_heads, spectrum
-from mmkv_bench.tables.diagnostic_rows import Panel
-from mmkv_bench.tables.figure import COLOURS, SHAPES
+import numpy as np
+
+from mmkv_bench.errors import ConfigError
+from mmkv_bench.tables.figure import COLOURS, SHAPES, canvas, plain
+from mmkv_bench.tables.rows import choose
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+BESIDE = {"prefix_search": "lorenz"}
+"""Analysis -> another one that its figure shows too, where the same samples have it."""
+_PANEL = ("model", "model_fingerprint", "dtype", "dataset", "dataset_fingerprint", "versions", "setting")
 _COLUMNS = 3
 _INSIDE = 4  # lines whose names find room in a panel
+_TICKS = 12  # layers that all have a tick
 _BAND = "bands: middle half of the samples"
 _BUDGETS = (0.1, 0.3, 0.5, 0.7, 0.9)
+_MAP = "viridis"
+_HEAD_LABELS = {
+    "cumulative_attention": ("share of the prompt's keys, largest first", "share of the text's attention"),
+    "focus": ("share of the prompt's tokens, most focused first", "share of the answer's focuses"),
+}
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Rows of one analysis of one model, dataset and setting, with those that its figure has beside. `rows` has `budget` and
+    `budget_kind` of its methods, null where a number is of none."""
+
+    name: str
+    title: str
+    rows: pd.DataFrame
+
+    @property
+    def layers(self) -> list[int]:
+        """The layers that have numbers."""
+        return sorted(int(layer) for layer in self.rows["layer"].dropna().unique())
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """How an analysis is drawn: axes beside each other for one panel, and what is said below."""
+    """How an analysis is drawn: axes beside each other for one panel, and the legend below."""
 
     draw: Callable[[Sequence[Axes], Panel], None]
-    said: str
+    legend: str
     axes: int = 1
+
+
+def panels(root: Path, name: str, datasets: Sequence[str] | None = None) -> list[Panel]:
+    """The panels of an analysis in a store, one per model, dataset and setting.
+
+    Raises:
+        ConfigError: rows that hold nothing of it, or of none of these datasets.
+    """
+    from mmkv_bench.store.store import Store
+
+    every = Store(root).diagnostics(coded=True).to_pandas()
+    if not (every["name"] == name).any():
+        held = ", ".join(sorted(map(str, every["name"].unique()))) or "none"
+        raise ConfigError(
+            f"'{root}' holds no rows of {name} (it holds: {held}); `mmkv-bench diagnose {name}` makes them"
+        )
+    return panels_of(every[choose(every["dataset"], datasets, "dataset")], name)
+
+
+def panels_of(every: pd.DataFrame, name: str) -> list[Panel]:
+    """The panels of an analysis in rows of the table `diagnostics`."""
+    rows = every[every["name"].isin([name, BESIDE.get(name, name)])]
+    settings = {text: json.loads(text) for text in rows["settings"].unique()}
+    methods = {text: values.pop("method", {}) for text, values in settings.items()}
+    texts = rows["settings"].astype(str)
+    rows = rows.assign(
+        setting=texts.map({text: json.dumps(values, sort_keys=True) for text, values in settings.items()}),
+        budget=texts.map({text: float(method["budget"]) if method else None for text, method in methods.items()}),
+        budget_kind=texts.map({text: method.get("budget_kind") for text, method in methods.items()}),
+    )
+    groups = [(key, own) for key, own in rows.groupby(list(_PANEL), observed=True) if (own["name"] == name).any()]
+    return [Panel(name, _title(own, key, [other for other, _ in groups]), own) for key, own in groups]
+
+
+def _title(rows: pd.DataFrame, key: Sequence[str], every: Sequence[Sequence[str]]) -> str:
+    samples = int(rows["sample_id"].nunique())
+    words = [f"{key[0]}, {key[3]}, {samples} {'sample' if samples == 1 else 'samples'}"]
+    words += ["random weights"] * (json.loads(str(key[-1])).get("weights") == "random")
+    alike = [other for other in every if (other[0], other[3]) == (key[0], key[3])]
+    words += [f"{name} {key[at]}" for at, name in enumerate(_PANEL) if len({other[at] for other in alike}) > 1]
+    return "; ".join(words)
 
 
 def diagnostic_figure(panels: Sequence[Panel]) -> Figure:
     """The picture of the panels of one analysis."""
-    from matplotlib.figure import Figure
-
     drawing = DRAWINGS[panels[0].name]
-    across = drawing.axes if drawing.axes > 1 else min(len(panels), _COLUMNS)
-    down = len(panels) if drawing.axes > 1 else -(-len(panels) // across)
-    size = (max(4.6 * across, 6.4), 3.9 * down + 0.7)
-    figure = Figure(figsize=size, dpi=150, layout="constrained")
-    grid = figure.subplots(down, across, squeeze=False)
-    places = list(grid) if drawing.axes > 1 else [[axes] for axes in grid.ravel()]
-    for axes, panel in zip(places, panels, strict=False):
-        drawing.draw(axes, panel)
-        axes[0].set_title(textwrap.fill(panel.title, 60 if drawing.axes > 1 else 52), fontsize=9.5, loc="left")
-        for each in axes:
+    beside = drawing.axes > 1
+    across = drawing.axes if beside else min(len(panels), _COLUMNS)
+    down = len(panels) if beside else -(-len(panels) // across)
+    figure, axes = canvas(down, across, (max(4.6 * across, 6.4), 3.9 * down + 0.7), len(panels) * drawing.axes)
+    for number, panel in enumerate(panels):
+        group = axes[number * drawing.axes : (number + 1) * drawing.axes]
+        drawing.draw(group, panel)
+        group[0].set_title(textwrap.fill(panel.title, 60 if beside else 52), fontsize=9.5, loc="left")
+        for each in group:
             each.spines[["top", "right"]].set_visible(False)
-    for axes in places[len(panels) :]:
-        axes[0].set_visible(False)
-    figure.supxlabel(drawing.said, fontsize=9, color="#555555")
+    figure.supxlabel(drawing.legend, fontsize=9, color="#555555")
     return figure
 
 
-def by_layer(axes: Axes, panel: Panel, rows: pd.DataFrame, what: str) -> None:
-    """Numbers against layers: one line per group of the column `what`, heads averaged, the middle half of samples around it."""
-    for place, (label, own) in enumerate(rows.groupby(what, observed=True, sort=True)):
-        each = own.groupby(["layer", "sample_id"], observed=True)["value"].mean().groupby(level="layer")
-        look = {"color": COLOURS[place % len(COLOURS)], "marker": SHAPES[place % len(SHAPES)]}
-        middle, low, high = each.mean(), each.quantile(0.25), each.quantile(0.75)
-        axes.plot(middle.index, middle, markersize=5, linewidth=1.6, label=str(label) or None, **look)
-        axes.fill_between(middle.index, low, high, color=look["color"], alpha=0.15, linewidth=0)
-    _layers(axes, panel)
+def _look(place: int) -> dict[str, Any]:
+    return {"color": COLOURS[place % len(COLOURS)], "marker": SHAPES[place % len(SHAPES)]}
+
+
+def _some(layers: Sequence[int]) -> list[int]:
+    """The layers that have a tick."""
+    return list(layers if len(layers) <= _TICKS else layers[:: -(-len(layers) // 10)])
+
+
+def _layer_axis(axes: Axes, panel: Panel) -> None:
+    axes.set_xticks(_some(panel.layers))
+    axes.set_xlabel("layer")
+    plain(axes)
+    _legend(axes)
+
+
+def _legend(axes: Axes) -> None:
+    lines = len(axes.get_legend_handles_labels()[1])
+    beside = {"loc": "center left", "bbox_to_anchor": (1, 0.5)} if lines > _INSIDE else {}
+    if lines:
+        axes.legend(frameon=False, fontsize=8.5, **beside)
+
+
+def _by_layer(axes: Axes, panel: Panel, rows: pd.DataFrame, column: str, label: str) -> None:
+    """Numbers against layers: one line per group of a column, heads averaged, the middle half of samples around it."""
+    for place, (name, group) in enumerate(rows.groupby(column, observed=True, sort=True)):
+        samples = group.groupby(["layer", "sample_id"], observed=True)["value"].mean().groupby(level="layer")
+        middle, low, high = samples.mean(), samples.quantile(0.25), samples.quantile(0.75)
+        axes.plot(middle.index, middle, markersize=5, linewidth=1.6, label=str(name) or None, **_look(place))
+        axes.fill_between(middle.index, low, high, color=_look(place)["color"], alpha=0.15, linewidth=0)
+    _layer_axis(axes, panel)
+    axes.set_ylabel(label)
 
 
 def _hidden_states(axes: Sequence[Axes], panel: Panel) -> None:
@@ -70,11 +157,11 @@ def _hidden_states(axes: Sequence[Axes], panel: Panel) -> None:
     for each, parts in zip(axes, (("prompt", "answer"), ("text", "visual")), strict=True):
         for place, part in enumerate(part for part in parts if part in grid.index.get_level_values("part")):
             mean, spread = grid.loc[part, "mean"], grid.loc[part, "std"]
-            each.plot(mean.index, mean, color=COLOURS[place], marker=SHAPES[place], markersize=5, label=part)
+            each.plot(mean.index, mean, markersize=5, label=part, **_look(place))
             each.fill_between(mean.index, mean - spread, mean + spread, color=COLOURS[place], alpha=0.1, linewidth=0)
             for end in (mean - spread, mean + spread):
                 each.plot(mean.index, end, color=COLOURS[place], linewidth=1, linestyle="--")
-        _layers(each, panel)
+        _layer_axis(each, panel)
     ends = [end for each in axes for end in each.get_ylim()]
     for each in axes:
         each.set_ylim(min(ends), max(ends) + 0.15 * (max(ends) - min(ends)))
@@ -86,18 +173,17 @@ def _hidden_states(axes: Sequence[Axes], panel: Panel) -> None:
 def _coverage(axes: Sequence[Axes], panel: Panel) -> None:
     """Against the budget, all layers together."""
     (each,), rows = axes, panel.rows
-    found = rows.groupby(["part", "budget", "sample_id"], dropna=False, observed=True)["value"].mean().reset_index()
-    full = found[found["budget"].isna()]
+    means = rows.groupby(["part", "budget", "sample_id"], dropna=False, observed=True)["value"].mean().reset_index()
+    full, methods = means[means["budget"].isna()], means[means["budget"].notna()]
     if len(full):
         each.axhline(full["value"].mean(), color="black", linestyle="--", linewidth=1.4, label="full")
-    own = found[found["budget"].notna()]
-    own = own.assign(method=own["part"].astype(str).str.replace(r"@[^ ]*", "", regex=True))
-    for place, (method, line) in enumerate(own.groupby("method", sort=True)):
+    names = methods["part"].astype(str).str.replace(r"@[^ ]*", "", regex=True)
+    for place, (method, line) in enumerate(methods.groupby(names, sort=True)):
         by = line.groupby("budget")["value"]
-        look = {"color": COLOURS[place % len(COLOURS)], "marker": SHAPES[place % len(SHAPES)]}
-        each.plot(by.mean().index, by.mean(), markersize=6, linewidth=1.6, label=method, **look)
-        each.fill_between(by.mean().index, by.quantile(0.25), by.quantile(0.75), color=look["color"], alpha=0.15)
-    budgets = sorted(own["budget"].unique())
+        each.plot(by.mean().index, by.mean(), markersize=6, linewidth=1.6, label=method, **_look(place))
+        low, high = by.quantile(0.25), by.quantile(0.75)
+        each.fill_between(low.index, low, high, color=_look(place)["color"], alpha=0.15)
+    budgets = sorted(methods["budget"].unique())
     each.set_xscale("log", base=2)
     each.set_xticks(budgets, [f"{budget:g}" for budget in budgets])
     each.set_xticks([], minor=True)
@@ -109,65 +195,155 @@ def _coverage(axes: Sequence[Axes], panel: Panel) -> None:
 
 
 def _feature_error(axes: Sequence[Axes], panel: Panel) -> None:
-    by_layer(axes[0], panel, panel.rows, "part")
-    axes[0].set_ylabel("mean absolute error of layer outputs")
+    _by_layer(axes[0], panel, panel.rows, "part", "mean absolute error of layer outputs")
     axes[0].set_ylim(bottom=0)
 
 
 def _entropy(axes: Sequence[Axes], panel: Panel) -> None:
-    by_layer(axes[0], panel, panel.rows, "part")
-    axes[0].set_ylabel("cross-modal attention entropy [nats]")
+    _by_layer(axes[0], panel, panel.rows, "part", "cross-modal attention entropy [nats]")
 
 
 def _outliers(axes: Sequence[Axes], panel: Panel) -> None:
     rows = panel.rows.assign(gamma=panel.rows["x"].map("gamma {:g}".format))
-    by_layer(axes[0], panel, rows, "gamma")
-    axes[0].set_ylabel("outlier channels that proxies reach")
+    _by_layer(axes[0], panel, rows, "gamma", "outlier channels that proxies reach")
     axes[0].set_ylim(-0.02, 1.02)
 
 
 def _prefix(axes: Sequence[Axes], panel: Panel) -> None:
     """Kept ratios of every layer, one line a budget, and the Gini coefficients of the attention where they were measured."""
-    rows = panel.rows[(panel.rows["quantity"] == "kept_ratio")]
+    rows = panel.rows[panel.rows["quantity"] == "kept_ratio"]
     rows = rows[rows["x"].round(6).isin(_BUDGETS)]
-    by_layer(axes[0], panel, rows.assign(budget=rows["x"].map("{:.0%} in all".format)), "budget")
+    rows = rows.assign(budget=rows["x"].map("{:.0%} in all".format))
+    _by_layer(axes[0], panel, rows, "budget", "share of the layer's entries kept")
     gini = panel.rows[panel.rows["quantity"] == "gini"].groupby("layer")["value"].mean()
     if len(gini):
         axes[0].plot(gini.index, gini, color="black", linestyle="--", linewidth=1.4, label="Gini of attention")
         _legend(axes[0])
-    axes[0].set_ylabel("share of the layer's entries kept")
     axes[0].set_ylim(-0.02, 1.02)
 
 
-def _layers(axes: Axes, panel: Panel) -> None:
+def _lorenz(axes: Sequence[Axes], panel: Panel) -> None:
+    """Shares of attention that the lowest shares of tokens gather, and the range of the Gini coefficients."""
+    (each,), rows = axes, panel.rows
+    curves = _grid(rows[rows["quantity"] == "lorenz"], ["layer"])
+    for layer, curve in curves.iterrows():
+        each.plot([0, *curve.index], [0, *curve], color=_colour(panel, layer), linewidth=1.4)
+    each.plot([0, 1], [0, 1], color="grey", linestyle="--", linewidth=1)
+    gini = rows[rows["quantity"] == "gini"].groupby("layer")["value"].mean()
+    low, high = gini.idxmin(), gini.idxmax()
+    text = f"Gini {gini[low]:.2f} (layer {low:.0f})\nto {gini[high]:.2f} (layer {high:.0f})"
+    each.text(0.04, 0.96, text, transform=each.transAxes, va="top", fontsize=9)
+    each.set_xlabel("share of the tokens, least attended first")
+    each.set_ylabel("share of the attention")
+    _layer_bar(each, panel)
+
+
+def _histogram(axes: Sequence[Axes], panel: Panel) -> None:
+    """Four layers from the first to the last, prompt beside answer."""
+    rows = panel.rows[panel.rows["quantity"] == "density"]
+    places = np.unique(np.linspace(0, len(panel.layers) - 1, len(axes)).round().astype(int))
+    used = axes[: len(places)]
+    for each, place in zip(used, places, strict=True):
+        layer = panel.layers[place]
+        for number, part in enumerate(("prompt", "answer")):
+            density = rows[(rows["layer"] == layer) & (rows["part"] == part)].groupby("x")["value"].mean()
+            density = density[density > 0]
+            each.plot(density.index, density, color=COLOURS[number], linewidth=1.5, label=part)
+        each.set_yscale("log")
+        each.set_xlabel(f"layer {layer}: input of the query projection")
+    reach = max(abs(end) for each in used for end in each.get_xlim())
+    heights = [end for each in used for end in each.get_ylim()]
+    for each in used:
+        each.set_xlim(-reach, reach)
+        each.set_ylim(min(heights), max(heights))
+    for each in axes[len(places) :]:
+        each.set_visible(False)
+    axes[0].set_ylabel("density")
+    axes[0].legend(frameon=False, fontsize=8.5)
+
+
+def _heads(axes: Sequence[Axes], panel: Panel) -> None:
+    """A curve per KV head; those that hold least and most at small shares stand out."""
+    (each,), rows = axes, panel.rows
+    curves = _grid(rows, ["layer", "head"])
+    for (layer, _), curve in curves.iterrows():
+        each.plot(curve.index, curve, color=_colour(panel, layer), linewidth=0.8, alpha=0.55)
+    area = curves.mean(axis=1)
+    for key, colour in ((area.idxmin(), COLOURS[1]), (area.idxmax(), "black")):
+        layer, head = key
+        label = f"layer {layer:.0f}, head {head:.0f}"
+        each.plot(curves.columns, curves.loc[key], color=colour, linewidth=2.2, label=label)
+    across, up = _HEAD_LABELS[panel.name]
+    each.set_xlabel(across)
+    each.set_ylabel(up)
+    each.set_ylim(0, 1.02)
+    each.legend(frameon=False, fontsize=8.5, loc="lower right")
+    _layer_bar(each, panel)
+
+
+def _spectrum(axes: Sequence[Axes], panel: Panel) -> None:
+    """Energy over frequency of keys and values: all layers together, then layer by layer."""
+    from matplotlib.colors import LogNorm
+
+    rows, parts = panel.rows, ("keys", "values")
+    grids = [_grid(rows[rows["part"] == part], ["layer"]) for part in parts]
+    shares = np.concatenate([grid.to_numpy() for grid in grids])
+    norm = LogNorm(shares[shares > 0].min(), shares.max())
+    for number, (part, grid, each) in enumerate(zip(parts, grids, axes[1:], strict=True)):
+        mean = rows[rows["part"] == part].groupby("x")["value"].mean()
+        axes[0].plot(mean.index, mean, color=COLOURS[number], linewidth=1.5, label=part)
+        layers = [int(layer) for layer in grid.index]
+        edges = (0, 1, layers[-1] + 0.5, layers[0] - 0.5)
+        heat = each.imshow(grid, aspect="auto", extent=edges, cmap=_MAP, norm=norm, interpolation="nearest")
+        each.set_yticks(_some(layers))
+        each.figure.colorbar(heat, ax=each, label="share of the energy")
+        each.set_title(part, fontsize=9.5)
+        each.set_xlabel("frequency")
+        each.set_ylabel("layer")
+    axes[0].set_yscale("log")
+    axes[0].set_xlabel("frequency along the prompt, 1 the highest")
+    axes[0].set_ylabel("share of the energy")
+    axes[0].legend(frameon=False, fontsize=8.5)
+
+
+def _grid(rows: pd.DataFrame, lines: list[str]) -> pd.DataFrame:
+    """Means over samples: one row per line of the picture, one column per place on the curve."""
+    return rows.groupby([*lines, "x"], observed=True)["value"].mean().unstack("x")
+
+
+def _colour(panel: Panel, layer: Any) -> Any:
+    from matplotlib import colormaps
+
     layers = panel.layers
-    axes.set_xticks(layers if len(layers) <= 12 else layers[:: -(-len(layers) // 10)])
-    axes.set_xlabel("layer")
-    axes.grid(axis="y", color="#DDDDDD", linewidth=0.8)
-    _legend(axes)
+    return colormaps[_MAP](layers.index(int(layer)) / max(len(layers) - 1, 1) * 0.92)
 
 
-def _legend(axes: Axes) -> None:
-    lines = len(axes.get_legend_handles_labels()[1])
-    if lines > _INSIDE:
-        axes.legend(frameon=False, fontsize=8.5, loc="center left", bbox_to_anchor=(1, 0.5))
-    elif lines:
-        axes.legend(frameon=False, fontsize=8.5)
+def _layer_bar(axes: Axes, panel: Panel) -> None:
+    """The colour of each layer."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import BoundaryNorm, ListedColormap
+
+    layers = panel.layers
+    colours = ListedColormap([_colour(panel, layer) for layer in layers])
+    norm = BoundaryNorm(np.arange(len(layers) + 1) - 0.5, len(layers))
+    places = _some(range(len(layers)))
+    bar = axes.figure.colorbar(ScalarMappable(norm, colours), ax=axes, ticks=places)
+    bar.ax.set_yticklabels([str(layers[place]) for place in places])
+    bar.set_label("layer")
 
 
+_ONE_A_HEAD = "one line a KV head, its colour the layer; bold: "
 DRAWINGS = {
     "hidden_states": Drawing(_hidden_states, "lines: means; dashed: one standard deviation to either side", 2),
     "coverage": Drawing(_coverage, _BAND),
-    "histogram": Drawing(histogram, "density of the values, all samples together", 4),
+    "histogram": Drawing(_histogram, "density of the values, all samples together", 4),
     "outlier_hits": Drawing(_outliers, _BAND),
-    "lorenz": Drawing(lorenz, "one line a layer; dashed: all tokens alike"),
+    "lorenz": Drawing(_lorenz, "one line a layer; dashed: all tokens alike"),
     "prefix_search": Drawing(_prefix, _BAND),
     "feature_error": Drawing(_feature_error, _BAND),
     "entropy": Drawing(_entropy, _BAND),
-    "cumulative_attention": Drawing(
-        of_heads, "one line a KV head, its colour the layer; bold: the flattest and the steepest"
-    ),
-    "focus": Drawing(of_heads, "one line a KV head, its colour the layer; bold: the most dynamic and the most static"),
-    "power_spectrum": Drawing(spectrum, "shares of the energy in 128 bands; left: all layers, then by layer", 3),
+    "cumulative_attention": Drawing(_heads, f"{_ONE_A_HEAD}the flattest and the steepest"),
+    "focus": Drawing(_heads, f"{_ONE_A_HEAD}the most dynamic and the most static"),
+    "power_spectrum": Drawing(_spectrum, "shares of the energy in 128 bands; left: all layers, then by layer", 3),
 }
 """Analysis -> how it is drawn."""

@@ -1,4 +1,4 @@
-"""Accuracy against budget: one panel per dataset, a line with its interval band per method, `full` as a dashed line."""
+"""Pictures of scores (against the budget, against the share removed), and the frame that all pictures share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mmkv_bench.tables.captions import caption, line_label, size_text
 from mmkv_bench.tables.line import Line
 from mmkv_bench.tables.notes import OVER
 from mmkv_bench.tables.rows import BASELINE
-from mmkv_bench.tables.score_table import Entry, ScoreTable
+from mmkv_bench.tables.score_table import AXES, Entry, ScoreTable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,39 +21,63 @@ if TYPE_CHECKING:
 # Okabe and Ito's colours, told apart with every common colour vision; shapes repeat the distinction without colour.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D1F", "#5B3A8E")
 SHAPES = "osD^vP*X"
+FLASHCACHE = "flashcache"
 _FIXED = {BASELINE: ("black", "*"), "random": ("#7F7F7F", "x")}
 _DIFFERS_BY_PANEL = ("n=", "dataset_fingerprint=")
 
 
-def accuracy_figure(tables: Sequence[ScoreTable]) -> Figure:
-    """One panel per table, side by side with a common score axis and one legend.
-
-    All tables must have budgets of the same kind; a method keeps colour and shape in all panels.
-    Raises ConfigError when a table has no budgets, when kinds differ, or when a cell has no headline.
-    """
+def canvas(
+    down: int, across: int, size: tuple[float, float], used: int | None = None, **axes: Any
+) -> tuple[Figure, list[Axes]]:
+    """A figure of `size` inches and its panels, row by row; those behind the first `used` are hidden."""
     from matplotlib.figure import Figure
 
-    _check(tables)
-    styles = _styles(tables)
-    figure = Figure(figsize=(5.2 * max(len(tables), 2) - 0.4, 4.6), dpi=150, layout="constrained")
-    axes = figure.subplots(1, len(tables), sharey=True, squeeze=False)[0]
-    for panel, table in zip(axes, tables, strict=True):
-        _draw(panel, table, tables, styles)
-    axes[0].set_ylabel(tables[0].metric.replace("_", " "))
+    figure = Figure(figsize=size, dpi=150, layout="constrained")
+    panels = list(figure.subplots(down, across, squeeze=False, **axes).ravel())
+    for panel in panels[used if used is not None else len(panels) :]:
+        panel.set_visible(False)
+    return figure, panels
+
+
+def legend_below(figure: Figure, panels: Iterable[Axes], size: float = 9.5) -> None:
+    """One legend for all panels, each label once."""
     handles: dict[str, Any] = {}
-    for panel in axes:
+    for panel in panels:
         for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
-    figure.legend(
-        handles.values(), handles, loc="outside lower center", ncols=min(len(handles), 4), frameon=False, fontsize=10.5
-    )
-    figure.suptitle(_caption(tables), fontsize=9, color="#555555")
-    figure.get_layout_engine().set(w_pad=0.1, h_pad=0.08)
-    return figure
+    columns = min(len(handles), 4)
+    figure.legend(handles.values(), handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=size)
+
+
+def small_print(figure: Figure, words: Sequence[str], width: int) -> None:
+    """The caption above the panels, in lines of `width` letters."""
+    figure.suptitle(textwrap.fill("; ".join(words), width), fontsize=9, color="#555555")
+
+
+def log2_axis(axes: Axes, ticks: Sequence[float], labels: Sequence[str], name: str) -> None:
+    """An x axis in doublings with these ticks alone, and horizontal lines behind the panel."""
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(ticks, labels)
+    axes.set_xticks([], minor=True)
+    axes.set_xlabel(name, fontsize=10.5)
+    plain(axes)
+
+
+def plain(axes: Axes) -> None:
+    """Horizontal grid lines and no frame above and to the right."""
+    axes.grid(axis="y", color="#DDDDDD", linewidth=0.8)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def band(axes: Axes, points: Sequence[tuple[float, float | None, float | None]], colour: str) -> None:
+    """The intervals (x, low, high) of a line; points without one are left out."""
+    known = [point for point in points if point[1] is not None and point[2] is not None]
+    if known:
+        axes.fill_between(*zip(*known, strict=True), color=colour, alpha=0.15, linewidth=0)
 
 
 def save(figure: Figure, stem: Path, *, plain: bool = False) -> list[Path]:
-    """Writes `<stem>.png` and `<stem>.svg`; the same figure always gives the same SVG. Returns the paths.
+    """Write `<stem>.png` and `<stem>.svg`; the same figure always gives the same SVG. Returns the paths.
 
     plain: the SVG alone, its words as text: small, and whoever searches it finds them.
     """
@@ -67,9 +91,45 @@ def save(figure: Figure, stem: Path, *, plain: bool = False) -> list[Path]:
     paths = [stem.with_name(f"{stem.name}.{suffix}") for suffix in (("svg",) if plain else ("png", "svg"))]
     with rc_context({"svg.hashsalt": "mmkv_bench", "svg.fonttype": "none" if plain else "path"}):
         for path in paths:
-            gone = ("Software",) if path.suffix == ".png" else ("Date", "Creator")
-            figure.savefig(path, metadata=dict.fromkeys(gone))
+            dated = ("Software",) if path.suffix == ".png" else ("Date", "Creator")
+            figure.savefig(path, metadata=dict.fromkeys(dated))
     return paths
+
+
+def looks(methods: Iterable[Line]) -> dict[str, tuple[str, str]]:
+    """Label -> colour and marker of lines."""
+    return looks_of({method.label: method.base for method in methods})
+
+
+def looks_of(kinds: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    """Label -> colour and marker: black for `full`, grey for `random`, the others by name, 64 of them apart.
+
+    kinds: label -> family.
+    """
+    others = [label for label, base in sorted(kinds.items()) if base not in _FIXED]
+    styles = {label: _FIXED[base] for label, base in kinds.items() if base in _FIXED}
+    for place, label in enumerate(others):
+        turn, step = divmod(place, len(COLOURS))
+        styles[label] = COLOURS[step], SHAPES[(step + turn) % len(SHAPES)]
+    return styles
+
+
+def accuracy_figure(tables: Sequence[ScoreTable]) -> Figure:
+    """Scores against the budget: one panel per table, with a common score axis and one legend.
+
+    All tables must have budgets of the same kind; a method keeps colour and shape in all panels.
+    Raises ConfigError when a table has no budgets, when kinds differ, or when a cell has no headline.
+    """
+    _check(tables)
+    styles = looks([method for table in tables for method in table.methods if method.budgeted])
+    figure, panels = canvas(1, len(tables), (5.2 * max(len(tables), 2) - 0.4, 4.6), sharey=True)
+    for panel, table in zip(panels, tables, strict=True):
+        _draw_scores(panel, table, tables, styles)
+    panels[0].set_ylabel(tables[0].metric.replace("_", " "))
+    legend_below(figure, panels, 10.5)
+    small_print(figure, _caption(tables), 140)
+    figure.get_layout_engine().set(w_pad=0.1, h_pad=0.08)
+    return figure
 
 
 def _check(tables: Sequence[ScoreTable]) -> None:
@@ -86,45 +146,20 @@ def _check(tables: Sequence[ScoreTable]) -> None:
         raise ConfigError("Budgets in entries and in fractions cannot share a figure: name tables of one kind.")
 
 
-def _styles(tables: Sequence[ScoreTable]) -> dict[str, tuple[str, str]]:
-    """Colour and marker per method label, the same in all panels and independent of the order of tables."""
-    return looks([method for table in tables for method in table.methods if method.budgeted])
-
-
-def looks(methods: Iterable[Line]) -> dict[str, tuple[str, str]]:
-    """Label -> colour and marker of lines."""
-    return looks_of({method.label: method.base for method in methods})
-
-
-def looks_of(kinds: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-    """Label -> colour and marker: black for `full`, grey for `random`, the others by name, 64 of them apart.
-
-    kinds: label -> family.
-    """
-    others = [label for label, base in sorted(kinds.items()) if base not in _FIXED]
-    found = {label: _FIXED[base] for label, base in kinds.items() if base in _FIXED}
-    for place, label in enumerate(others):
-        turn, step = divmod(place, len(COLOURS))
-        found[label] = COLOURS[step], SHAPES[(step + turn) % len(SHAPES)]
-    return found
-
-
-def _legend(method: Line, tables: Sequence[ScoreTable]) -> str:
-    """The method's label, with a dagger when any of its cells in the figure is over its budget."""
-    entries = [entry for table in tables for (label, _), entry in table.entries.items() if label == method.label]
-    return line_label(method) + (f" {OVER}" if any(entry.audit.over for entry in entries) else "")
-
-
-def _draw(axes: Axes, table: ScoreTable, tables: Sequence[ScoreTable], styles: dict[str, tuple[str, str]]) -> None:
+def _draw_scores(
+    axes: Axes, table: ScoreTable, tables: Sequence[ScoreTable], styles: Mapping[str, tuple[str, str]]
+) -> None:
     for method in table.methods:
         if not method.budgeted:
             _draw_level(axes, method, table.entries[method.label, ""])
             continue
         colour, shape = styles[method.label]
-        points = [(b, table.entries[method.label, b]) for b in table.budgets if (method.label, b) in table.entries]
-        x = [float(budget) for budget, _ in points]
+        points = [
+            (float(b), table.entries[method.label, b]) for b in table.budgets if (method.label, b) in table.entries
+        ]
+        over = any(e.audit.over for t in tables for (label, _), e in t.entries.items() if label == method.label)
         axes.plot(
-            x,
+            [x for x, _ in points],
             [entry.value for _, entry in points],
             color=colour,
             marker=shape,
@@ -132,41 +167,62 @@ def _draw(axes: Axes, table: ScoreTable, tables: Sequence[ScoreTable], styles: d
             markeredgecolor="white" if shape != "x" else colour,
             markeredgewidth=0.8 if shape != "x" else 1.6,
             linewidth=1.8,
-            label=_legend(method, tables),
+            label=line_label(method) + f" {OVER}" * over,
         )
-        _band(axes, x, [entry for _, entry in points], colour)
-    axes.set_xscale("log", base=2)
-    ticks = [float(budget) for budget in table.budgets]
-    axes.set_xticks(ticks, table.budgets)
-    axes.set_xticks([], minor=True)
-    names = {"entries": "entries kept per KV head", "fraction": "fraction of the prompt's entries kept"}
-    axes.set_xlabel(names[table.axis], fontsize=10.5)
+        band(axes, [(x, entry.low, entry.high) for x, entry in points], colour)
+    log2_axis(axes, [float(budget) for budget in table.budgets], table.budgets, AXES[table.axis])
     axes.set_title(table.dataset, fontsize=12)
-    axes.grid(axis="y", color="#DDDDDD", linewidth=0.8)
-    axes.spines[["top", "right"]].set_visible(False)
     values = [entry.headline for entry in table.entries.values()]
     if min(values) >= 0 and max(values) <= 1:
         axes.set_ylim(-0.03, 1.03)
 
 
-def _band(axes: Axes, x: Sequence[float], entries: Sequence[Entry], colour: str) -> None:
-    drawn = [(at, entry.low, entry.high) for at, entry in zip(x, entries, strict=True) if entry.low is not None]
-    if drawn:
-        at, low, high = zip(*drawn, strict=True)
-        axes.fill_between(at, low, high, color=colour, alpha=0.15, linewidth=0)
-
-
 def _draw_level(axes: Axes, method: Line, entry: Entry) -> None:
+    """A line without a budget, from edge to edge."""
     colour = "black" if method.base == BASELINE else "#999999"
     axes.axhline(entry.value, color=colour, linestyle="--", linewidth=1.4, label=f"{line_label(method)} (no budget)")
     if entry.low is not None:
         axes.axhspan(entry.low, entry.high, color=colour, alpha=0.08, linewidth=0)
 
 
-def _caption(tables: Sequence[ScoreTable]) -> str:
+def _caption(tables: Sequence[ScoreTable]) -> list[str]:
     parts = caption(tables[0], tables).split("; ")[1:]
     shared = [part for part in parts if not part.startswith(_DIFFERS_BY_PANEL)]
-    sizes = ", ".join(f"{table.dataset} {size_text(table)}" for table in tables)
     if any(entry.audit.over for table in tables for entry in table.entries.values()):
         shared.append(f"{OVER} more entries resident than the budget")
-    return textwrap.fill("; ".join([sizes, *shared]), 140)
+    return [", ".join(f"{table.dataset} {size_text(table)}" for table in tables), *shared]
+
+
+def removal_figure(tables: Sequence[ScoreTable]) -> Figure:
+    """FlashCache's Figure 2: scores when a share of the entries is removed, a line per order in which they go.
+
+    The full cache is where nothing is removed; one panel per table.
+
+    Raises:
+        ConfigError: no table has a variant of FlashCache at a budget that is a fraction.
+    """
+    drawn = [t for t in tables if t.axis == "fraction" and any(m.base == FLASHCACHE for m in t.methods)]
+    if not drawn:
+        raise ConfigError(
+            f"The rows hold no {FLASHCACHE} at budgets that are fractions; run variants of it with removal=largest, random and "
+            "smallest (methods.flashcache.dba=false) at budget=[0.8,0.6,0.4,0.2]"
+        )
+    styles = looks(method for table in drawn for method in table.methods if method.base == FLASHCACHE)
+    figure, panels = canvas(1, len(drawn), (max(5.0 * len(drawn), 6.4), 4.3), sharey=True)
+    for axes, table in zip(panels, drawn, strict=True):
+        full = next((table.entries[m.label, ""].value for m in table.methods if m.base == BASELINE), None)
+        for method in (method for method in table.methods if method.base == FLASHCACHE):
+            entries = [(1 - float(budget), table.entry(method.label, budget)) for budget in table.budgets]
+            points = sorted((x, e.value, e.low, e.high) for x, e in entries if e is not None and e.value is not None)
+            start = [] if full is None else [(0.0, full)]
+            colour, shape = styles[method.label]
+            line = sorted([*start, *((x, y) for x, y, _, _ in points)])
+            axes.plot(*zip(*line, strict=True), color=colour, marker=shape, linewidth=1.8, label=line_label(method))
+            band(axes, [(x, low, high) for x, _, low, high in points], colour)
+        axes.set_xlim(-0.02, 1.0)
+        axes.set_xlabel("share of the entries removed")
+        axes.set_title(table.dataset, fontsize=12)
+        plain(axes)
+    panels[0].set_ylabel(drawn[0].metric.replace("_", " "))
+    panels[0].legend(frameon=False, fontsize=9)
+    return figure

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
+from pathlib import Path
 from typing import Any
 
-from mmkv_bench.tables.calibrated import artefacts
+from mmkv_bench.config.schema import conf_dir
+from mmkv_bench.tables.rows import config_of
 
 
 @dataclass(frozen=True)
@@ -55,3 +58,139 @@ class Line:
     def variant(self) -> tuple[str, str, str | None, str]:
         """What tells it from every other line, whatever its label says."""
         return self.name, self.base, self.reading, self.parameters
+
+
+CONTROLS = ("full", "oracle", "blind")
+"""Families (`base`) that are no methods: what the uncompressed cache, the answer's own attention and no image give."""
+
+PRESETS = {"adakv_official": "adakv", "mmshift_llava": "mmshift", "snapkv_kvpress": "snapkv"}
+"""Methods of conf/method that are another's parts with other constants -> that other one, which is predeclared."""
+
+_NEARLY_ALL = 0.8  # of a column's lines
+_LOADED = {"kvpress": ("press",), "custom": ("path", "name")}
+"""Families whose method is what these parameters name."""
+
+
+@dataclass(frozen=True)
+class ComparisonFamily:
+    """rivals: the lines that compete; presets: line -> the predeclared line of its method, beside which it does not compete;
+    method: of which nearly all lines are presets, so that all of them compete ("" where there is none)."""
+
+    rivals: tuple[Line, ...]
+    presets: dict[str, str]
+    method: str = ""
+
+
+def family(methods: Sequence[Line]) -> ComparisonFamily:
+    """The family of the lines of one column. It looks at what was asked for alone, never at a score.
+
+    Predeclared is the line that has its method's name and default parameters, in the reading `paper` where both are
+    there. Without such a line all presets of the method compete. Where nearly all lines are presets of one method
+    (ablations of it), they are what the reader compares, and all lines compete.
+    """
+    lines = [method for method in methods if method.base not in CONTROLS and not method.cheats]
+    groups: dict[tuple[Hashable, ...], list[Line]] = {}
+    for line in lines:
+        groups.setdefault(_method(line), []).append(line)
+    presets: dict[str, str] = {}
+    for name, own in groups.items():
+        if len(own) > 1 and len(own) >= _NEARLY_ALL * len(lines):
+            return ComparisonFamily(tuple(lines), {}, str(name[0]))
+        declared = _declared(own)
+        if declared:
+            presets |= {line.label: declared[0].label for line in own if line not in declared}
+    return ComparisonFamily(tuple(line for line in lines if line.label not in presets), presets)
+
+
+@cache
+def _method(line: Line) -> tuple[Hashable, ...]:
+    """What a line is a preset of."""
+    name = PRESETS.get(line.base, line.base)
+    told = _LOADED.get(line.base, ())
+    parameters = json.loads(line.parameters) if told else {}
+    return name, *(json.dumps(parameters.get(key)) for key in told)
+
+
+def _declared(lines: Sequence[Line]) -> list[Line]:
+    plain = [line for line in lines if not line.tuned and line.name == line.base and line.base not in PRESETS]
+    return [line for line in plain if line.reading == "paper"] or plain
+
+
+def artefacts(parameters: str) -> dict[str, str]:
+    """Method -> checksum of the calibrations that a line's parameters (JSON) name; empty for a method that read none.
+
+    A word instead (`auto`, a path) or null was never looked up: that variant works without one.
+    """
+    named = json.loads(parameters).get("calibration")
+    return dict(named) if isinstance(named, Mapping) else {}
+
+
+def seen(configs: Iterable[str], found: Mapping[str, str]) -> tuple[str, ...]:
+    """A phrase per artefact of `found` (see `artefacts`): its name, its checksum, and the samples it was made of.
+
+    Rows say it in their configuration (`calibrations`: checksum -> dataset in words, number of samples). Of those that
+    are older, the checksum, which covers the samples too, finds the artefact in `conf/calibration`.
+
+    Args:
+        configs: of the cells that read them (JSON).
+    """
+    told: dict[str, Any] = {}
+    for config in configs:
+        told |= config_of(config).get("calibrations") or {}
+    committed = {} if set(found.values()) <= set(told) else _committed(conf_dir())
+    phrases = []
+    for name, checksum in sorted(found.items()):
+        what = told.get(checksum) or committed.get(checksum)
+        words = "unknown samples"
+        if what:
+            words = (f"{what['samples']} samples: " if what["samples"] else "") + what["dataset"]
+        phrases.append(f"{name} {checksum} ({words})")
+    return tuple(phrases)
+
+
+@cache
+def _committed(folder: Path) -> dict[str, dict[str, Any]]:
+    """First 16 digits of the checksum -> what was read, of every artefact below the configuration folder."""
+    known = {}
+    for path in sorted(folder.glob("calibration/*/*.json")):
+        artefact = json.loads(path.read_text())
+        known[artefact["checksum"][:16]] = {"samples": len(artefact["samples"]), "dataset": artefact["dataset"]}
+    return known
+
+
+Versions = dict[str, tuple[int, ...]]  # budget -> versions, the newest first
+
+
+def several(found: Mapping[str, Iterable[tuple[str, int]]]) -> dict[str, Versions]:
+    """Label -> versions by budget, of the lines that have more than one.
+
+    found: label -> (budget, version) of each of its cells.
+    """
+    kept = {}
+    for label, cells in found.items():
+        versions: dict[str, set[int]] = {}
+        for budget, version in cells:
+            versions.setdefault(budget, set()).add(version)
+        if len(set().union(*versions.values())) > 1:
+            kept[label] = {budget: tuple(sorted(own, reverse=True)) for budget, own in versions.items()}
+    return kept
+
+
+def version_notes(versions: Mapping[str, Versions]) -> list[str]:
+    """What a table leaves out because its numbers were mended, and lines whose budgets show different versions."""
+    lines = []
+    for label, budgets in versions.items():
+        older = [
+            f"{budget or 'all budgets'} (version {', '.join(map(str, own[1:]))}, shown: {own[0]})"
+            for budget, own in budgets.items()
+            if len(own) > 1
+        ]
+        if older:
+            lines.append(f"{label}: older versions of its numbers are left out at {', '.join(older)}.")
+        shown: dict[int, list[str]] = {}
+        for budget, own in budgets.items():
+            shown.setdefault(own[0], []).append(budget or "all budgets")
+        if len(shown) > 1:
+            words = " and ".join(f"{version} at {', '.join(of)}" for version, of in sorted(shown.items()))
+            lines.append(f"{label}: its budgets show different versions of its numbers: {words}.")
+    return lines

@@ -21,11 +21,10 @@ from mmkv_bench.statistics.metric_kinds import (
 )
 from mmkv_bench.statistics.paired_test import LARGEST_SHARE
 from mmkv_bench.tables.captions import cell_words
-from mmkv_bench.tables.family import CONTROLS
-from mmkv_bench.tables.line import Line
+from mmkv_bench.tables.costs import LIMIT, TIMED
+from mmkv_bench.tables.line import CONTROLS, Line
 from mmkv_bench.tables.rows import BASELINE, FIXTURE
 from mmkv_bench.tables.score_table import Entry, ScoreTable
-from mmkv_bench.tables.step_limits import LIMIT, TIMED
 from mmkv_bench.tables.table import Note, Rank
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from mmkv_bench.errors import ConfigError, StoreError, nearest
 from mmkv_bench.statistics.metric_kinds import FIDELITY
 from mmkv_bench.store.cell_rows import processor
 from mmkv_bench.store.study import Endpoint, primary_of
-from mmkv_bench.tables import audit, free_tokens, sample_filter
+from mmkv_bench.tables import audit
 from mmkv_bench.tables.agreement import agreeing
 
 if TYPE_CHECKING:
@@ -63,9 +63,9 @@ RESPONSE_COLUMNS = (*_FEW, "fallback", "finish_reason", *audit.COLUMNS)
 class Rows:
     """The frames of one store. `responses` and `metrics` may be empty; then what they would mark is not marked.
 
-    responses: of a large store they are read, some cells after the other, whenever they are gone through (`AnswerBlocks`). full:
-    the answers of `full` alone, columns of `free.COLUMNS`; None where nobody has read them. held: the metrics that the store has
-    rows of, where `samples` are not those of all. primary: the primary endpoint that the study names.
+    responses: of a large store they are read anew, some cells after the other, whenever they are gone through (`AnswerBlocks`).
+    full: the answers of `full` alone, with `audit.FREE_COLUMNS`; None where nobody has read them.
+    held: the metrics that the store has rows of, where `samples` are not those of all; primary: the study's primary endpoint.
     """
 
     cells: pd.DataFrame
@@ -112,7 +112,7 @@ class ReadOnce:
 
     @cached_property
     def responses(self) -> pa.Table:
-        columns = _FEW if self.large else (*RESPONSE_COLUMNS, sample_filter.COLUMN)
+        columns = _FEW if self.large else (*RESPONSE_COLUMNS, audit.CHOSEN)
         return self.store.responses(self.names, list(dict.fromkeys([*columns, *self._further])), coded=True)
 
     def blocks(self, cells: Sequence[str]) -> Iterator[pa.Table]:
@@ -120,7 +120,7 @@ class ReadOnce:
         from mmkv_bench.store.blocks import blocks
 
         for own in blocks(cells, self.store.counts("responses"), AT_ONCE):
-            yield self.store.responses(own, (*RESPONSE_COLUMNS, sample_filter.COLUMN), coded=True)
+            yield self.store.responses(own, (*RESPONSE_COLUMNS, audit.CHOSEN), coded=True)
 
     @cached_property
     def held(self) -> list[str] | None:
@@ -136,7 +136,7 @@ class ReadOnce:
 
     def full(self, cells: Collection[str]) -> pa.Table:
         """What the cells of `full`, which these are, said."""
-        return self.store.responses(cells, free_tokens.COLUMNS)
+        return self.store.responses(cells, audit.FREE_COLUMNS)
 
     @cached_property
     def metrics(self) -> pa.Table:
@@ -167,10 +167,10 @@ class AnswerBlocks:
 
 def _answers(store: Store, rows: pa.Table) -> pd.DataFrame:
     """The frame of answers, of whole cells; `chosen` only where some lie apart."""
-    apart = sample_filter.apart(store, rows)
+    apart = audit.chosen_apart(store, rows)
     found = frame(rows.select(RESPONSE_COLUMNS))
     if apart is not None:
-        found[sample_filter.COLUMN] = apart
+        found[audit.CHOSEN] = apart
     return found
 
 

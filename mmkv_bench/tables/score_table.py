@@ -16,13 +16,10 @@ from mmkv_bench.statistics.column import Column
 from mmkv_bench.statistics.intervals import Aggregator
 from mmkv_bench.statistics.metric_kinds import lower_is_better
 from mmkv_bench.store.study import Endpoint
-from mmkv_bench.tables.audit import Audit
-from mmkv_bench.tables.family import ComparisonFamily, family
-from mmkv_bench.tables.free_tokens import MOSTLY
-from mmkv_bench.tables.line import Line
+from mmkv_bench.tables.audit import MOSTLY, Audit
+from mmkv_bench.tables.line import ComparisonFamily, Line, Versions, family
 from mmkv_bench.tables.rows import BASELINE
 from mmkv_bench.tables.scores import Scores, common_samples
-from mmkv_bench.tables.versions import Versions
 
 AXES = {
     "entries": "entries kept per KV head",

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 from mmkv_bench.statistics.intervals import ALPHA
 from mmkv_bench.statistics.metric_kinds import MEASURES, lower_is_better
 from mmkv_bench.tables.captions import caption, line_label, title
-from mmkv_bench.tables.compare import Pair, every_pair, separated_pairs
+from mmkv_bench.tables.compare import Pair, better, comparisons, every_pair, separated_pairs
 from mmkv_bench.tables.line import Line
 from mmkv_bench.tables.notes import marks, score_notes
 from mmkv_bench.tables.number_text import p_value, score, signed, span
-from mmkv_bench.tables.requested import better, comparisons
 from mmkv_bench.tables.score_table import Entry, ScoreTable
 from mmkv_bench.tables.table import Cell, Grid, Note, Rank, Table
 

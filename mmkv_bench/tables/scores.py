@@ -107,9 +107,7 @@ class Sheet:
 
         Raises StoreError for a sample that has two scores of a metric in a cell.
         """
-        names, of_cell = coded(samples["cell"])
-        place = {name: position for position, name in enumerate(cells)}
-        of_cell = np.array([place.get(name, -1) for name in names], dtype=np.int64)[of_cell]
+        of_cell = placed(samples["cell"], cells)
         metrics, of_metric = coded(samples["metric"])
         ids, of_sample = coded(samples["sample_id"])
         of_cluster = _clusters(samples)
@@ -241,6 +239,13 @@ def coded(column: pd.Series) -> tuple[np.ndarray, np.ndarray]:
     rank = np.full(len(names) + 1, -1, dtype=np.int64)
     rank[order] = np.arange(len(order))
     return names[order], rank[codes]
+
+
+def placed(column: pd.Series, names: Iterable[str]) -> np.ndarray:
+    """The position of each row's text among the names, int64 [n]; -1 for null and for other texts."""
+    places = {name: position for position, name in enumerate(names)}
+    distinct, codes = coded(column)
+    return np.array([*(places.get(name, -1) for name in distinct), -1], dtype=np.int64)[codes]
 
 
 def _clusters(samples: pd.DataFrame) -> np.ndarray:

@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.errors import StoreError
-from mmkv_bench.tables.calibrated import artefacts, seen
 from mmkv_bench.tables.gates import gates_of
-from mmkv_bench.tables.line import Line
+from mmkv_bench.tables.line import Line, Versions, artefacts, seen, several
 from mmkv_bench.tables.rows import BASELINE, CONTEXT, context_key, missing
-from mmkv_bench.tables.versions import Versions, several
 
 if TYPE_CHECKING:
     import pandas as pd

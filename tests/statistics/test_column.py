@@ -14,8 +14,8 @@ from mmkv_bench.statistics.blocks import Samples, blocks
 from mmkv_bench.statistics.column import compare_column, compare_pairs, holm
 from mmkv_bench.statistics.influence import cluster_sums
 from mmkv_bench.statistics.metric_kinds import METEOR, PERPLEXITY
-from mmkv_bench.statistics.simulate import APART, CASES, corpus_bleu, f1, nll, power, rates
 from tests.each import each
+from tools.simulate import APART, CASES, corpus_bleu, f1, nll, power, rates
 
 SHORT = settings(max_examples=60, deadline=None)
 

@@ -11,11 +11,9 @@ from mmkv_bench.errors import ConfigError
 from mmkv_bench.tables.build import build
 from mmkv_bench.tables.cost_figure import length_figure
 from mmkv_bench.tables.cost_names import KNOWN, divided
-from mmkv_bench.tables.costs import known_tables, set_limits
-from mmkv_bench.tables.front_figure import front_figure
-from mmkv_bench.tables.fronts import fronts
+from mmkv_bench.tables.costs import known_tables, needed, set_limits
+from mmkv_bench.tables.fronts import front_figure, fronts
 from mmkv_bench.tables.rows import load
-from mmkv_bench.tables.step_limits import needed
 from tests.cli.setting import verb
 from tests.tables.examples import Example, zeros_and_ones
 from tests.tables.test_costs import STEPS, OneByte, timed

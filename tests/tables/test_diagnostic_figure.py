@@ -11,8 +11,7 @@ from mmkv_bench.cli.verbs.diagnose import MEASURED
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.store.digests import canonical_json, checksum
 from mmkv_bench.store.store import Store
-from mmkv_bench.tables.diagnostic_figure import DRAWINGS, diagnostic_figure
-from mmkv_bench.tables.diagnostic_rows import panels
+from mmkv_bench.tables.diagnostic_figure import DRAWINGS, diagnostic_figure, panels
 from tests.cli.setting import verb
 
 LAYERS, HEADS, SAMPLES = 3, 2, 4

@@ -10,8 +10,7 @@ import pytest
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.tables import figure as figures
 from mmkv_bench.tables.build import build
-from mmkv_bench.tables.figure import accuracy_figure, save
-from mmkv_bench.tables.removal_figure import removal_figure
+from mmkv_bench.tables.figure import accuracy_figure, removal_figure, save
 from tests.cli.setting import verb
 from tests.tables.examples import Example, zeros_and_ones
 

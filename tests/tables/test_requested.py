@@ -6,8 +6,8 @@ import pytest
 
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.tables.build import build
+from mmkv_bench.tables.compare import better, comparisons, narrowed
 from mmkv_bench.tables.formats import markdown as as_markdown
-from mmkv_bench.tables.requested import better, comparisons, narrowed
 from mmkv_bench.tables.score_table import ScoreTable
 from mmkv_bench.tables.score_text import tables_of_scores
 from tests.tables.examples import Example, csv_cells, csv_pairs, latex, markdown

@@ -98,15 +98,14 @@ def _budget(given: argparse.Namespace) -> tuple[Figure, list[str]]:
 
 
 def _removal(given: argparse.Namespace) -> tuple[Figure, list[str]]:
-    from mmkv_bench.tables.removal_figure import removal_figure
+    from mmkv_bench.tables.figure import removal_figure
 
     given.budgets = [*(given.budgets or []), *_axes(given, "fraction")]
     return removal_figure(_chosen(given)), []
 
 
 def _diagnostic(given: argparse.Namespace) -> tuple[Figure, list[str]]:
-    from mmkv_bench.tables.diagnostic_figure import diagnostic_figure
-    from mmkv_bench.tables.diagnostic_rows import panels
+    from mmkv_bench.tables.diagnostic_figure import diagnostic_figure, panels
 
     return diagnostic_figure(panels(rows_folder(given.rows), given.kind, given.dataset)), []
 
@@ -115,8 +114,7 @@ def _length(given: argparse.Namespace) -> tuple[Figure, list[str]]:
     from mmkv_bench.forecast.roofline import roofline_by_context
     from mmkv_bench.store.store import Store
     from mmkv_bench.tables.cost_figure import length_figure
-    from mmkv_bench.tables.costs import known_tables, set_limits
-    from mmkv_bench.tables.step_limits import needed
+    from mmkv_bench.tables.costs import known_tables, needed, set_limits
 
     costs = _costs(given, ["tpot_s"])
     if len(costs) > 1:
@@ -135,8 +133,7 @@ def _length(given: argparse.Namespace) -> tuple[Figure, list[str]]:
 
 
 def _front(given: argparse.Namespace) -> tuple[Figure, list[str]]:
-    from mmkv_bench.tables.front_figure import front_figure
-    from mmkv_bench.tables.fronts import fronts
+    from mmkv_bench.tables.fronts import front_figure, fronts
 
     roots = [rows_folder(root) for root in dict.fromkeys([given.rows, given.costs or given.rows])]
     found = fronts(_chosen(given), _costs(given, ["bytes", "tpot_s"]), roots, given.tokens, given.batch, given.prompts)
@@ -173,7 +170,7 @@ def _chosen(given: argparse.Namespace) -> list[ScoreTable]:
         ConfigError: a dataset with several, or none at all.
     """
     from mmkv_bench.tables.build import build
-    from mmkv_bench.tables.requested import narrowed
+    from mmkv_bench.tables.compare import narrowed
     from mmkv_bench.tables.rows import load
 
     tables = build(

@@ -136,8 +136,7 @@ def _cost_tables(given: argparse.Namespace, costs: Sequence[Cost]) -> list[Table
     from mmkv_bench.forecast.roofline import roofline_by_context
     from mmkv_bench.store.store import Store
     from mmkv_bench.tables.cost_text import tables_of_costs
-    from mmkv_bench.tables.costs import cost_tables, set_limits
-    from mmkv_bench.tables.step_limits import needed
+    from mmkv_bench.tables.costs import cost_tables, needed, set_limits
 
     filters = {"datasets": given.dataset, "protocols": given.protocol, "readings": given.reading}
     tables = set_limits(
@@ -156,9 +155,9 @@ def _rows(given: argparse.Namespace, names: Sequence[str]) -> Rows:
 def _tables(given: argparse.Namespace, asked: Sequence[str]) -> tuple[Rows, list[ScoreTable]]:
     """The tables of scores that are asked for, and the rows that they are of."""
     from mmkv_bench.tables.build import build
+    from mmkv_bench.tables.compare import narrowed
     from mmkv_bench.tables.cost_names import refuse_unknown
     from mmkv_bench.tables.fidelity import names
-    from mmkv_bench.tables.requested import narrowed
 
     rows = _rows(given, asked)
     wanted = names(asked or None, rows)

@@ -242,9 +242,7 @@ def lines(columns: int, seed: int) -> Iterator[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints the report."""
-    command = argparse.ArgumentParser(
-        prog="python -m mmkv_bench.statistics.simulate", description=__doc__.split("\n")[0]
-    )
+    command = argparse.ArgumentParser(prog="python -m tools.simulate", description=__doc__.split("\n")[0])
     command.add_argument("--columns", type=int, default=1000, help="simulated columns of each kind (default: 1000)")
     command.add_argument("--seed", type=int, default=0)
     arguments = command.parse_args(argv)
