@@ -64,8 +64,8 @@ def summarise(config: RunConfig, store: Store, worked: bool) -> None:
     nothing to do (not `worked`) writes nothing where nothing was shown before."""
     if config.logger.kind == "none" or not (worked or (store.root / "wandb").is_dir()):
         return
-    from mmkv_bench.tables.viewed import viewed
+    from mmkv_bench.tables.tracked_rows import tracked_rows
 
-    lines = viewed(store)
+    lines = tracked_rows(store)
     about = {key: _joined(line[key] for line in lines if line[key] is not None) for key in _SUMMARY}
     show_summary(settings(config), store.root, about, lines, bool(config.logger.cells))

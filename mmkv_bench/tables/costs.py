@@ -21,7 +21,7 @@ from mmkv_bench.store.cell_rows import processor
 from mmkv_bench.store.measurements import load_warning
 from mmkv_bench.store.schema import STATUSES
 from mmkv_bench.tables.cost_names import KNOWN, Cost
-from mmkv_bench.tables.cost_rows import Seen, answers_seen, passes_seen
+from mmkv_bench.tables.cost_rows import CostRows, answer_costs, pass_costs
 from mmkv_bench.tables.line import Line
 from mmkv_bench.tables.rows import BASELINE, CONTEXT, cells_of, choose, latest, missing, with_limits
 from mmkv_bench.tables.sweep import Sweep
@@ -30,12 +30,42 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-WITHIN = CONTEXT
-"""What must agree for two costs to be compared: as of scores, the device among it."""
 SHARED_RUN = (
     "{names} of these rows {is_are} of runs that share prefills: the times and peaks of a group of cells that were decoded "
     "together, of no method by itself; run with sharing=off or scenario=efficiency for a method's own, or leave {it} out"
 )
+
+TIMED = "tpot_s"
+LIMIT = "limit"
+"""Header of the column of limits."""
+USEFUL = "bytes_useful_step"
+"""What a step reads of keys and values, from which its limit is computed."""
+
+
+class Limit(Protocol):
+    """Of a model on a device: bandwidth of a read-only pass [bytes/s], the device's name, and the least seconds of a step whose
+    sequences, `batch` of them, read `useful` bytes of keys and values together."""
+
+    @property
+    def bandwidth(self) -> float: ...
+
+    @property
+    def device(self) -> str: ...
+
+    def step_s(self, useful: float, batch: int) -> float: ...
+
+
+Known = Callable[[Mapping[str, str]], "Limit | None"]
+"""Of a table's context; None where the device was not measured, or the model's shape is not known."""
+
+
+@dataclass(frozen=True)
+class StepLimits:
+    """Of the lines of a table: (label, budget) -> the least seconds of a step; and at what bandwidth, of which device."""
+
+    least: Mapping[tuple[str, str], float]
+    bandwidth: float
+    device: str
 
 
 @dataclass(frozen=True)
@@ -110,18 +140,22 @@ def cost_tables(
         ConfigError: no store, a filter that names what the rows do not hold, a cost that they do not know, and times that only
             groups of cells have.
     """
-    every = [*costs, *beside]
-    seen, chosen = _read(root, every, datasets, protocols, readings)
-    wanted = [_own(part, list(chosen["place"]), every) for part in seen]
-    _refuse_unknown(seen, wanted, list(chosen["place"]), costs)
-    return _every_table(chosen, seen, wanted)
+    cells, parts = _read(root, [*costs, *beside], datasets, protocols, readings)
+    _refuse_unknown(parts, costs)
+    return [table for part, rows, known in parts for table in _tables(cells, part, rows, known)]
 
 
 def known_tables(root: Path | str, costs: Sequence[Cost]) -> list[CostTable]:
     """The tables of a store with those of the costs that it knows, none where it knows none; errors of rows that are not there as
     of `cost_tables`."""
-    seen, chosen = _read(root, costs)
-    return _every_table(chosen, seen, [_own(part, list(chosen["place"]), costs) for part in seen])
+    cells, parts = _read(root, costs)
+    return [table for part, rows, known in parts for table in _tables(cells, part, rows, known)]
+
+
+def needed(costs: Sequence[Cost]) -> list[Cost]:
+    """What limits are computed from and is not among the costs, where a step's time is."""
+    keys = {cost.key for cost in costs}
+    return [KNOWN[USEFUL]] if TIMED in keys and USEFUL not in keys else []
 
 
 def set_limits(tables: Sequence[CostTable], costs: Sequence[Cost], known: Known) -> list[CostTable]:
@@ -147,14 +181,18 @@ def _limits(table: CostTable, limit: Limit | None) -> StepLimits | None:
     return StepLimits(least, limit.bandwidth, limit.device)
 
 
+_Part = tuple[CostRows, "pd.DataFrame", tuple[Cost, ...]]
+"""Answers or passes, those of the chosen cells, and the costs that they know."""
+
+
 def _read(
     root: Path | str,
     costs: Sequence[Cost],
     datasets: Sequence[str] | None = None,
     protocols: Sequence[str] | None = None,
     readings: Sequence[str] | None = None,
-) -> tuple[list[Seen], pd.DataFrame]:
-    """What answers and passes say, and the cells that the filters choose, with `place`."""
+) -> tuple[pd.DataFrame, list[_Part]]:
+    """The cells that the filters choose, with `place`, and what answers and passes say of them."""
     from mmkv_bench.store.store import Store
 
     root = Path(root)
@@ -168,99 +206,98 @@ def _read(
     keep = choose(cells["dataset"], datasets, "dataset") & choose(cells["protocol"], protocols, "protocol")
     keep &= choose(cells["reading"], readings, "reading") | cells["reading"].isna()
     cells = cells.assign(place=np.arange(len(cells)), latest=latest(cells))
-    names = list(cells["cell"])
-    return [answers_seen(store, names, costs), passes_seen(store, names, costs)], cells[keep]
+    names, chosen = list(cells["cell"]), cells[keep]
+    parts = []
+    for part in (answer_costs(store, names, costs), pass_costs(store, names, costs)):
+        rows = part.of(list(chosen["place"]))
+        known = tuple(cost for cost in costs if (rows[cost.key].notna() & ~(rows["group"] & cost.shared)).any())
+        parts.append((part, rows, known))
+    return chosen, parts
 
 
-def _every_table(chosen: pd.DataFrame, seen: Sequence[Seen], wanted: Sequence[tuple[Cost, ...]]) -> list[CostTable]:
-    return [table for part, shown in zip(seen, wanted, strict=True) if shown for table in _tables(chosen, part, shown)]
-
-
-def _own(seen: Seen, places: Sequence[int], costs: Sequence[Cost]) -> tuple[Cost, ...]:
-    """The costs of which some line of these cells has a value of its own."""
-    at = seen.lines(places)
-    known = {key: ~np.isnan(values[at]) for key, values in seen.values.items()}
-    own = ~seen.group[at]
-    return tuple(cost for cost in costs if bool((known[cost.key] & (own | (not cost.shared))).any()))
-
-
-def _refuse_unknown(
-    seen: Sequence[Seen], wanted: Sequence[tuple[Cost, ...]], places: Sequence[int], costs: Sequence[Cost]
-) -> None:
-    lacking = [cost for cost in costs if not any(cost in shown for shown in wanted)]
-    if not lacking:
+def _refuse_unknown(parts: Sequence[_Part], costs: Sequence[Cost]) -> None:
+    unknown = [cost for cost in costs if not any(cost in known for _, _, known in parts)]
+    if not unknown:
         return
-    groups = any(bool(part.group[part.lines(places)].any()) for part in seen)
-    shared = [cost.name for cost in lacking if cost.shared and groups]
+    groups = any(rows["group"].any() for _, rows, _ in parts)
+    shared = [cost.name for cost in unknown if cost.shared and groups]
     if shared:
         one = len(shared) == 1
         raise ConfigError(
             SHARED_RUN.format(names=" and ".join(shared), is_are="is" if one else "are", it="it" if one else "them")
         )
-    first = lacking[0]
+    first = unknown[0]
     name = first.name if first.name == first.key else f"{first.name} ({first.key})"
     raise ConfigError(
         f"These rows know no {name}: it is null in all of them, or is measured by scenario=efficiency alone; leave it out"
     )
 
 
-def _tables(cells: pd.DataFrame, seen: Seen, costs: tuple[Cost, ...]) -> list[CostTable]:
-    made = []
-    if seen.per_pass and "cpu" in cells:  # times of two kinds of CPU do not compare in any precision
+def _tables(cells: pd.DataFrame, part: CostRows, rows: pd.DataFrame, costs: tuple[Cost, ...]) -> list[CostTable]:
+    if not costs:
+        return []
+    if part.per_pass and "cpu" in cells:  # times of two kinds of CPU do not compare in any precision
         kinds = zip(cells["device"], cells["cpu"], cells["dtype"], strict=True)
         cells = cells.assign(
             processor=[processor(device, None if missing(cpu) else cpu, dtype, True) for device, cpu, dtype in kinds]
         )
-    for _, group in cells.groupby(list(WITHIN), dropna=False, sort=True):
-        for axis in [kind for kind in ("entries", "fraction") if (group["budget_kind"] == kind).any()] or ["none"]:
-            own = group[group["budget_kind"].isin([axis, "none"])]
-            found = _of_sweep(Sweep.of(own, axis), seen, costs)
-            for table in found:
-                table.random_weights = "weights" in group and bool((group["weights"] == "random").any())
-            made += found
-    return made
-
-
-def _of_sweep(sweep: Sweep, seen: Seen, costs: tuple[Cost, ...]) -> list[CostTable]:
-    """The tables of one context and kind of budget: one of answers, or one per shape of the prompt."""
-    keys = list(sweep.groups)
-    for own in sweep.groups.values():
-        own.refuse_twins()
-    at = seen.lines(sweep.places)
-    if not len(at):
-        return []
-    sizes = [[int(seen.starts[place + 1] - seen.starts[place]) for place in sweep.groups[key].places] for key in keys]
-    line = np.repeat(np.arange(len(keys)), [sum(each) for each in sizes])
-    line = seen.shape[at] * len(keys) + line  # numbered through all shapes
-    count = len(keys) * len(seen.shapes)
-    full = next((number for number, (label, budget) in enumerate(keys) if label == BASELINE and not budget), None)
-    found = {cost.key: _entries(seen, at, line, cost, count, len(keys), full) for cost in costs}
-    present = np.bincount(line, minlength=count) > 0
     tables = []
-    for number, shape in enumerate(seen.shapes):
-        places = [n for n in range(len(keys)) if present[number * len(keys) + n]]
-        if not places:
-            continue
-        entries = {keys[n]: {key: each[number * len(keys) + n] for key, each in found.items()} for n in places}
+    for _, group in cells.groupby(list(CONTEXT), dropna=False, sort=True):
+        random = "weights" in group and bool((group["weights"] == "random").any())
+        for axis in [kind for kind in ("entries", "fraction") if (group["budget_kind"] == kind).any()] or ["none"]:
+            sweep = Sweep.of(group[group["budget_kind"].isin([axis, "none"])], axis)
+            tables += _of_sweep(sweep, part, rows[np.isin(rows["place"], sweep.places)], costs, random)
+    return tables
+
+
+def _of_sweep(
+    sweep: Sweep, part: CostRows, rows: pd.DataFrame, costs: tuple[Cost, ...], random: bool
+) -> list[CostTable]:
+    """The tables of one context and kind of budget: one of answers, or one per shape of the prompt."""
+    for group in sweep.groups.values():
+        group.refuse_twins()
+    if rows.empty:
+        return []
+    keys = list(sweep.groups)
+    number_of = {place: number for number, key in enumerate(keys) for place in sweep.groups[key].places}
+    number = rows["place"].map(number_of)
+    rows = rows.assign(line=rows["shape"] * len(keys) + number)  # numbered through all shapes
+    full = next((n for n, (label, budget) in enumerate(keys) if label == BASELINE and not budget), None)
+    count = len(keys) * len(part.shapes)
+    by_cost = {cost.key: _entries(rows, cost, count, len(keys), full, part.per_pass) for cost in costs}
+    fallbacks = part.fallbacks[np.isin(part.fallbacks["place"], sweep.places)]
+    fallbacks = fallbacks.assign(number=fallbacks["place"].map(number_of))
+    tables = []
+    for shape in sorted(rows["shape"].unique().tolist()):
+        of_shape = rows[rows["shape"] == shape]
+        numbers = sorted((of_shape["line"] - shape * len(keys)).unique().tolist())
+        entries = {keys[n]: {key: each[shape * len(keys) + n] for key, each in by_cost.items()} for n in numbers}
         labels = {label for label, _ in entries}
         methods = tuple(method for method in sweep.methods if method.label in labels)
-        table = CostTable(sweep.context, shape, sweep.axis, costs, methods, entries, seen.per_pass)
-        table.fallbacks = _fallbacks(seen, sweep, number)
-        table.disturbed = _disturbed(seen, at[seen.shape[at] == number])
-        tables.append(table)
+        counts = fallbacks[fallbacks["shape"] == shape].groupby(["reason", "number"]).size()
+        reasons: dict[str, list[tuple[str, str, int]]] = {}
+        for (reason, n), answers in counts.items():
+            reasons.setdefault(reason, []).append((*keys[n], int(answers)))
+        disturbed = _disturbed(of_shape) if part.per_pass else ()
+        prompt = part.shapes[shape]
+        tables.append(
+            CostTable(
+                sweep.context, prompt, sweep.axis, costs, methods, entries, part.per_pass, reasons, disturbed, random
+            )
+        )
     return tables
 
 
 def _entries(
-    seen: Seen, at: np.ndarray, line: np.ndarray, cost: Cost, count: int, width: int, full: int | None
+    rows: pd.DataFrame, cost: Cost, count: int, width: int, full: int | None, per_pass: bool
 ) -> list[CostEntry]:
     """The entries of one cost by number of line. width: lines of a shape; full: which of them is `full`."""
-    values, unit, status = seen.values[cost.key][at], seen.unit[at], seen.status[at]
-    if cost.shared:
-        values = np.where(seen.group[at], np.nan, values)
-    expected = ~np.isnan(values) | (status > 0) if seen.per_pass else np.ones(len(at), dtype=bool)
-    line, values, unit, status = (each[expected] for each in (line, values, unit, status))
-    clusters = seen.cluster[at][expected]
+    values = rows[cost.key].where(~rows["group"]) if cost.shared else rows[cost.key]
+    if per_pass:
+        expected = values.notna() | (rows["status"] > 0)
+        rows, values = rows[expected], values[expected]
+    line, unit, status, clusters = (rows[name].to_numpy() for name in ("line", "unit", "status", "cluster"))
+    values = values.to_numpy()
     failed = np.full(count, len(STATUSES))
     np.minimum.at(failed, line[status > 0], status[status > 0])
     line, unit, values, clusters = _over_seeds(line, unit, values, clusters)
@@ -314,66 +351,7 @@ def _plain(value: float) -> float | None:
     return None if np.isnan(value) else float(value)
 
 
-def _fallbacks(seen: Seen, sweep: Sweep, shape: int) -> dict[str, list[tuple[str, str, int]]]:
-    """Reason -> (label, budget, how many answers or passes) of the lines in which it occurs."""
-    found: dict[str, list[tuple[str, str, int]]] = {}
-    if not len(seen.reason):
-        return found
-    for (label, budget), own in sweep.groups.items():
-        counts = np.zeros(len(seen.reasons), dtype=np.int64)
-        for place in own.places:
-            low, high = np.searchsorted(seen.reason_line, seen.starts[place : place + 2])
-            here = seen.shape[seen.reason_line[low:high]] == shape
-            counts += np.bincount(seen.reason[low:high][here], minlength=len(counts))
-        for number in np.flatnonzero(counts):
-            found.setdefault(seen.reasons[number], []).append((label, budget, int(counts[number])))
-    return dict(sorted(found.items()))
-
-
-def _disturbed(seen: Seen, at: np.ndarray) -> tuple[str, ...]:
-    if not seen.per_pass:
-        return ()
-    said = {
-        word for words in seen.disturbed[at] if words is not None and not isinstance(words, float) for word in words
-    }
-    other = load_warning(seen.load[at], seen.threads[at])
-    return (*sorted(said), *([other] if other else []))
-
-
-TIMED = "tpot_s"
-LIMIT = "limit"
-"""Header of the column of limits."""
-USEFUL = "bytes_useful_step"
-"""What a step reads of keys and values, from which its limit is computed."""
-
-
-class Limit(Protocol):
-    """Of a model on a device: bandwidth of a read-only pass [bytes/s], the device's name, and the least seconds of a step whose
-    sequences, `batch` of them, read `useful` bytes of keys and values together."""
-
-    @property
-    def bandwidth(self) -> float: ...
-
-    @property
-    def device(self) -> str: ...
-
-    def step_s(self, useful: float, batch: int) -> float: ...
-
-
-Known = Callable[[Mapping[str, str]], "Limit | None"]
-"""Of a table's context; None where the device was not measured, or the model's shape is not known."""
-
-
-@dataclass(frozen=True)
-class StepLimits:
-    """Of the lines of a table: (label, budget) -> the least seconds of a step; and at what bandwidth, of which device."""
-
-    least: Mapping[tuple[str, str], float]
-    bandwidth: float
-    device: str
-
-
-def needed(costs: Sequence[Cost]) -> list[Cost]:
-    """What limits are computed from and is not among the costs, where a step's time is."""
-    keys = {cost.key for cost in costs}
-    return [KNOWN[USEFUL]] if TIMED in keys and USEFUL not in keys else []
+def _disturbed(rows: pd.DataFrame) -> tuple[str, ...]:
+    words = {word for found in rows["disturbed"] if isinstance(found, list | np.ndarray) for word in found}
+    other = load_warning(rows["load"].to_numpy(), rows["threads"].to_numpy())
+    return (*sorted(words), *([other] if other else []))

@@ -11,7 +11,7 @@ import pytest
 from mmkv_bench.config.schema import resolve_path
 from mmkv_bench.store import tracking
 from mmkv_bench.store.store import Store
-from mmkv_bench.tables.viewed import viewed
+from mmkv_bench.tables.tracked_rows import tracked_rows
 from tests.each import each
 from tests.run import setting
 from tests.run.setting import done, forked, go, responses
@@ -184,7 +184,7 @@ def test_wandb_shows_a_run_while_it_goes_on_and_its_rows_once(tmp_path):
     assert sorted(tmp_path.glob("wandb/*")) == before
     done(tmp_path / "shared", *command[:-2])
     rows = list(responses(tmp_path / "shared").values())
-    for line in viewed(Store(tmp_path / "shared")):  # times of a group stand under names of their own
+    for line in tracked_rows(Store(tmp_path / "shared")):  # times of a group stand under names of their own
         ours = [row for row in rows if row["cell"] == line["cell"]]
         for name in ("prefill_s", "decode_s"):
             assert line[f"group_{name}"] == sorted(row[name] for row in ours)[1] > 0
