@@ -125,8 +125,8 @@ def _around(base: str) -> Kernel:
             return stock(module, query, key, value, attention_mask, **kwargs)
         if layer.fixed and layer.back_to_back and base != "eager":
             return folded.attend(module, query, layer, **kwargs)
-        own = folded.attend if layer.back_to_back and not layer.fixed else kernel
-        output = layer.attention(partial(own, module, **kwargs), query, key, value, attention_mask)
+        function = folded.attend if layer.back_to_back and not layer.fixed else kernel
+        output = layer.attention(partial(function, module, **kwargs), query, key, value, attention_mask)
         if not layer.fixed:
             with torch.no_grad():  # scores and evictions are no part of any gradient
                 layer.attended(query, module.scaling)

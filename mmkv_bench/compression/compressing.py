@@ -92,9 +92,9 @@ class Compressing:
             length = self._lengths(prompt, row).reduced
             entries = self._entries(length)
             if layer == 0:
-                asked = length if self.budget is None else self.budget.entries_for(length)
-                known = () if entries >= length else self.compressor.answer_fallbacks(self.answer_steps)
-                self.fallbacks.append(self.compressor.fallbacks(asked, length, self._types(prompt, row)) + known)
+                requested = length if self.budget is None else self.budget.entries_for(length)
+                late = () if entries >= length else self.compressor.answer_fallbacks(self.answer_steps)
+                self.fallbacks.append(self.compressor.fallbacks(requested, length, self._types(prompt, row)) + late)
             if entries >= length:
                 scores.append(None)
                 continue

@@ -223,12 +223,12 @@ def fix(cache: CompressedCache, pool: Pool, pads: Sequence[int] = (), rounded: b
     layers = [layer for layer in cache.layers if isinstance(layer, FixedLayer)]
     assert len(layers) == len(cache.layers), "a cache is fixed in every layer or in none"
     padding = [layer.padding(pads) for layer in layers]
-    ragged = any(found is not None for found in padding)
+    ragged = any(pads_of_layer is not None for pads_of_layer in padding)
     rooms = pool.rooms([layer.shape(ragged, rounded) for layer in layers], cache)
-    for layer, found, room in zip(layers, padding, rooms, strict=True):
-        if ragged and found is None:
-            found = torch.zeros(layer._key_storage.shape[:2], dtype=torch.int64, device=layer.device)
-        layer.fix(found, room)
+    for layer, pads_of_layer, room in zip(layers, padding, rooms, strict=True):
+        if ragged and pads_of_layer is None:
+            pads_of_layer = torch.zeros(layer._key_storage.shape[:2], dtype=torch.int64, device=layer.device)
+        layer.fix(pads_of_layer, room)
     return cache
 
 

@@ -237,8 +237,8 @@ class FoldedLayer(CompressedLayer):
         """One row of what is folded as it would be stored alone, with so many free slots: a view, only to be counted, its
         numbers are not in their places."""
         heads = self._heads[1]
-        own = slice(row * heads, (row + 1) * heads)
-        lengths = [length + self._appended for length in self._lengths[own]]
+        row_heads = slice(row * heads, (row + 1) * heads)
+        lengths = [length + self._appended for length in self._lengths[row_heads]]
         size, start = sum(lengths) + heads * slack, int(self._starts[row * heads])
         alike = len(set(lengths)) == 1
         layer: CompressedLayer = CompressedLayer(self.reserve) if alike else FoldedLayer(self.reserve)
@@ -250,7 +250,11 @@ class FoldedLayer(CompressedLayer):
         if isinstance(layer, FoldedLayer):
             layer.folded, layer._heads, layer._lengths = True, (1, heads), lengths
             layer._slack, layer._appended = slack, 0
-            layer._starts, layer._used, layer._ends = self._starts[: heads + 1], self._used[own], self._ends[own]
+            layer._starts, layer._used, layer._ends = (
+                self._starts[: heads + 1],
+                self._used[row_heads],
+                self._ends[row_heads],
+            )
         return layer
 
 

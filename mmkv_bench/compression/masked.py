@@ -103,7 +103,7 @@ def prefilled_again(
         session.model(**inputs, past_key_values=cache, use_cache=True, logits_to_keep=1)
     finally:
         session.listener = listener
-    found = []
+    entries = []
     for layer, index in zip(layers, kept, strict=True):
         index = index.to(layer.device)
         wide = index.clamp_min(0).unsqueeze(-1)
@@ -111,5 +111,5 @@ def prefilled_again(
             stored.gather(2, wide.expand(-1, -1, -1, stored.shape[-1])).masked_fill(index[..., None] < 0, 0)
             for stored in (layer.keys, layer.values)
         )
-        found.append((keys, values))
-    return found
+        entries.append((keys, values))
+    return entries

@@ -124,8 +124,8 @@ def usable(library: ModuleType) -> list[str]:
 
 def presses(library: ModuleType) -> dict[str, type]:
     """Every press that the library exports, by name."""
-    found = {name: value for name, value in vars(library).items() if inspect.isclass(value)}
-    return {name: cls for name, cls in found.items() if issubclass(cls, library.BasePress)}
+    classes = {name: value for name, value in vars(library).items() if inspect.isclass(value)}
+    return {name: cls for name, cls in classes.items() if issubclass(cls, library.BasePress)}
 
 
 def refusal(library: ModuleType, name: str, cls: type) -> str | None:
@@ -156,10 +156,10 @@ def build(library: ModuleType, name: str, args: Mapping[str, Any], where: str, i
         ConfigError: an unknown press or argument, or arguments that the press does not take; UnsupportedError: a press
             that cannot be carried.
     """
-    known = presses(library)
-    if name not in known:
+    classes = presses(library)
+    if name not in classes:
         raise ConfigError(f"kvpress {version()} has no press {name!r}; {nearest(str(name), usable(library))}")
-    reason = refusal(library, name, known[name])
+    reason = refusal(library, name, classes[name])
     if reason is not None:
         raise UnsupportedError(
             f"kvpress' {name} is not a press that can be carried here: {reason}; allowed: {', '.join(usable(library))}"
@@ -169,7 +169,7 @@ def build(library: ModuleType, name: str, args: Mapping[str, Any], where: str, i
             f"kvpress' {name} divides the budget among heads and has no score that {inside} could read; allowed: "
             f"{', '.join(other for other in usable(library) if other not in POOLED)}"
         )
-    accepted = inspect.signature(known[name]).parameters
+    accepted = inspect.signature(classes[name]).parameters
     if RATIO in args:
         raise ConfigError(f"{where}.{RATIO} is what the budget says; write budget=<entries or fraction kept>")
     for key in args:
@@ -180,10 +180,10 @@ def build(library: ModuleType, name: str, args: Mapping[str, Any], where: str, i
             )
     given = dict(args)
     for key in filter(_is_press, args):
-        inner, own = _inner(args[key], f"{where}.{key}")
-        given[key] = build(library, inner, own, f"{where}.{key}", name)
+        inner, inner_args = _inner(args[key], f"{where}.{key}")
+        given[key] = build(library, inner, inner_args, f"{where}.{key}", name)
     try:
-        return known[name](**given)
+        return classes[name](**given)
     except Exception as error:  # a press asserts what it accepts
         raise ConfigError(f"{where}: kvpress' {name} cannot be built: {type(error).__name__}: {error}") from error
 
@@ -208,27 +208,27 @@ def _inner(value: Any, where: str) -> tuple[str, dict[str, Any]]:
 def effective(library: ModuleType, name: str, args: Mapping[str, Any]) -> dict[str, Any]:
     """All plain arguments, defaults included, of a press and of those that it is made of; whole numbers given for real
     ones are real."""
-    found: dict[str, Any] = {}
+    effective_args: dict[str, Any] = {}
     for key, parameter in inspect.signature(presses(library)[name]).parameters.items():
         default = parameter.default
         if key in args and _is_press(key):
-            inner, own = _inner(args[key], key)
-            found[key] = {"press": inner, "args": effective(library, inner, own)}
+            inner, inner_args = _inner(args[key], key)
+            effective_args[key] = {"press": inner, "args": effective(library, inner, inner_args)}
         elif key in args:
             value = args[key]
             real = isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool)
-            found[key] = float(value) if real else value
+            effective_args[key] = float(value) if real else value
         elif key != RATIO and (default is None or isinstance(default, (bool, int, float, str))):
-            found[key] = default
-    return found
+            effective_args[key] = default
+    return effective_args
 
 
 def chain(library: ModuleType, made: Any) -> list[Any]:
     """A press, the press that it works on, and so on to the one that scores by itself."""
-    found = [made]
-    while isinstance(getattr(found[-1], "press", None), library.BasePress):
-        found.append(found[-1].press)
-    return found
+    wrapped = [made]
+    while isinstance(getattr(wrapped[-1], "press", None), library.BasePress):
+        wrapped.append(wrapped[-1].press)
+    return wrapped
 
 
 def draws(library: ModuleType, made: Any) -> bool:

@@ -170,8 +170,8 @@ class Session:
             return args, kwargs
         cache = kwargs.get("past_key_values")
         # a compressed prompt of one token is empty again under strict, and still the same prompt
-        known = self.prompt is not None and self.prompt.complete and cache is self.prompt.cache
-        empty = (cache is None or cache.get_seq_length() == 0) and not known
+        reopened = self.prompt is not None and self.prompt.complete and cache is self.prompt.cache
+        empty = (cache is None or cache.get_seq_length() == 0) and not reopened
         if empty and self.listener is not None and kwargs.get("use_cache") is not False:
             if not isinstance(cache, CompressedCache):
                 cache = self.new_cache()

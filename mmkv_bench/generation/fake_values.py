@@ -69,17 +69,17 @@ class MadeUp(TorchDispatchMode):
             return tensor  # made outside, a module's constant
         if getattr(tensor.untyped_storage(), "overwritten", False):
             return None
-        found = self._known.get(tensor)
-        return found if found is not None else tensor.constant
+        values = self._known.get(tensor)
+        return values if values is not None else tensor.constant
 
     def _read(self, tensor: Tensor) -> Tensor:
         """Return a tensor's values, random ones where it has none."""
-        found = self._numbers(tensor)
-        if found is None:
-            found = self._invented(tensor)
+        numbers = self._numbers(tensor)
+        if numbers is None:
+            numbers = self._invented(tensor)
             if not getattr(tensor.untyped_storage(), "overwritten", False):
-                self._known[tensor] = found
-        return found
+                self._known[tensor] = numbers
+        return numbers
 
     def _invented(self, like: Tensor) -> Tensor:
         """Return random values: between 0 and 1 for real dtypes, 0 for whole ones (a valid index, and no member of a mask)."""
@@ -127,8 +127,8 @@ class MadeUp(TorchDispatchMode):
         kwargs = {key: value for key, value in kwargs.items() if key != "pin_memory"}
         if function in _SHAPED:
             args = (torch.empty(args[0].shape, dtype=args[0].dtype), *args[1:])
-        found = function(*tree_map(number, args), **tree_map(number, kwargs))
-        return found.zero_() if function in _EMPTY else found
+        result = function(*tree_map(number, args), **tree_map(number, kwargs))
+        return result.zero_() if function in _EMPTY else result
 
     def _carry(self, made: Any, numbers: Any) -> None:
         for output, value in zip(tree_leaves(made), tree_leaves(numbers), strict=True):

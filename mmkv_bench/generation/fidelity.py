@@ -246,8 +246,8 @@ class ForkMeasures:
         for block in self._forced(cache, rows, protocol, tokens, stepwise):
             expected = full[start : start + block.shape[1]].to(block.device)
             start += block.shape[1]
-            for found, made in zip(parts, divergence(expected, block), strict=True):
-                found.append(made.cpu())
+            for blocks, values in zip(parts, divergence(expected, block), strict=True):
+                blocks.append(values.cpu())
         kl, agree = (torch.cat(part, 1).tolist() for part in parts)
         for number, result in enumerate(results):
             row = min(number, rows - 1)
@@ -258,11 +258,11 @@ class ForkMeasures:
         self, results: Sequence[ForkResult], cache: CompressedCache, rows: int, protocol: str, stepwise: bool
     ) -> None:
         tokens = torch.tensor(self.extras.reference, device=self.group.prompt.input_ids.device)
-        found, start = [], 0
+        blocks, start = [], 0
         for block in self._forced(cache, rows, protocol, self.extras.reference, stepwise):
-            found.append(negative_log_likelihood(block, tokens[start : start + block.shape[1]]).cpu())
+            blocks.append(negative_log_likelihood(block, tokens[start : start + block.shape[1]]).cpu())
             start += block.shape[1]
-        nll = torch.cat(found, 1).tolist()
+        nll = torch.cat(blocks, 1).tolist()
         for number, result in enumerate(results):
             row = min(number, rows - 1)
             if self._finite("the reference answer", nll[row], result):

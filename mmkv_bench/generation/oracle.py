@@ -53,7 +53,7 @@ def read_answers(session: Session, group: PrefillGroup, cells: Sequence[CellSpec
 
 def _waiting(cells: Sequence[CellSpec], prefilled: Prefilled) -> dict[str, dict[Key, CellSpec]]:
     """Return protocol -> score key -> a cell with that score, for scores that exist and need the answer."""
-    found: dict[str, dict[Key, CellSpec]] = {}
+    waiting: dict[str, dict[Key, CellSpec]] = {}
     for cell in cells:
         with contextlib.suppress(Exception):  # a faulty part comes again when its cell is planned
             lengths = prefilled.lengths[cell.protocol]
@@ -61,8 +61,8 @@ def _waiting(cells: Sequence[CellSpec], prefilled: Prefilled) -> dict[str, dict[
                 continue
             key = score_key(cell, lengths)
             if key in prefilled.scores and key not in prefilled.failures:
-                found.setdefault(cell.protocol, {}).setdefault(key, cell)
-    return found
+                waiting.setdefault(cell.protocol, {}).setdefault(key, cell)
+    return waiting
 
 
 def _finish(prefilled: Prefilled, key: Key, cell: CellSpec, answer: AnswerAttention) -> None:

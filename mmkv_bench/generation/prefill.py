@@ -58,11 +58,11 @@ class Recording:
         self.allocators: dict[Key, CellSpec] = {}
         self.needs = Needs()
         for cell in cells:
-            own = lengths[cell.protocol]
-            if not cell.evicts(own.reduced):
+            cell_lengths = lengths[cell.protocol]
+            if not cell.evicts(cell_lengths.reduced):
                 continue
             with contextlib.suppress(Exception):  # comes again when the cell is planned, and is its status then
-                score, summary = score_key(cell, own), summary_key(cell, own)
+                score, summary = score_key(cell, cell_lengths), summary_key(cell, cell_lengths)
                 self.scorers.setdefault(score, cell)
                 if summary is not None:
                     self.allocators.setdefault(summary, cell)

@@ -1,4 +1,4 @@
-"""What `mmkv-bench check` says of a broken promise: where in the user's file, what it is, and what to write there."""
+"""Diagnosis of broken promises for `mmkv-bench check`: the line in the user's file, the fault, and what to write there."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _MENDS: dict[Check, tuple[str, str, str]] = {
     ),
     promises.nothing_is_written_to: ("scorer", "score", "write to a copy: `obs.key.clone()`"),
 }
-"""Promise -> the part that breaks it as a rule, the method to look at, and what to write."""
+"""Promise -> the part that usually breaks it, the method to look at, and what to write."""
 
 
 _SAME_TWICE = (promises.nothing_is_remembered, promises.nothing_is_written_to)
@@ -55,55 +55,59 @@ _NEEDED: dict[Check, tuple[Check, ...]] = {
     promises.seeds_matter_only_if_declared: _SAME_TWICE,
     promises.equal_keys_give_equal_scores: _SAME_TWICE,
 }
-"""Promise -> those without which nothing can be told of it; all need finite scores."""
+"""Promise -> promises that have to hold before it can be checked; all need finite scores."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One cause: `path:line` (or what it was found in), what was found, what to write (or nothing), and the error, if it
-    was one, by which a second promise is known to meet the same."""
+    """Cause of a broken promise.
 
-    where: str
-    said: str
+    Attributes:
+        place: `path:line`, or the file. fault: what is wrong. mend: what to write, "" where unknown.
+        error: text of the exception, if it was one; two promises with the same error have one cause.
+    """
+
+    place: str
+    fault: str
     mend: str = ""
     error: str = ""
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.said}" + (f"; {self.mend}" if self.mend else "")
+        return f"{self.place}: {self.fault}" + (f"; {self.mend}" if self.mend else "")
 
     def again(self, other: Finding) -> bool:
-        """Whether another promise met this very error."""
-        return bool(self.error) and (self.error == other.error or self.error in other.said)
+        """Return True where another promise broke by the same error."""
+        return bool(self.error) and (self.error == other.error or self.error in other.fault)
 
 
 def hidden(check: Check, broken: Collection[Check]) -> bool:
-    """Whether nothing can be told of a promise while these are broken."""
+    """Return True where a promise cannot be checked while these are broken."""
     return any(one in broken for one in (promises.scores_are_finite, *_NEEDED.get(check, ())))
 
 
 def tried(check: Check, made: Compressor, path: str) -> Finding | None:
-    """Run one check; None where the promise is kept."""
+    """Run one check; return None where the promise is kept."""
     try:
-        said = check(made)
+        fault = check(made)
     except Exception as error:  # noqa: BLE001 - whatever the user's code raises is the finding
         return _raised(error, made, path)
-    return None if said is None else _broken(check, said, made, path)
+    return None if fault is None else _broken(check, fault, made, path)
 
 
-def _broken(check: Check, said: str, made: Compressor, path: str) -> Finding:
+def _broken(check: Check, fault: str, made: Compressor, path: str) -> Finding:
     if check not in _MENDS:
-        return Finding(path, said)
+        return Finding(path, fault)
     part, method, mend = _MENDS[check]
     if part == "allocator" and line_of(path, made.allocator, method) is None:
         part, method, mend = "selector", "select", "keep as many indices of each head as its cap says"
-    if said.endswith(promises.IN_REDUCE):
+    if fault.endswith(promises.IN_REDUCE):
         part, method, mend = "reducer", "reduce", "write to a copy: `key.clone()`"
     line = line_of(path, getattr(made, part), method)
-    return Finding(f"{path}:{line}" if line else path, said, mend)
+    return Finding(f"{path}:{line}" if line else path, fault, mend)
 
 
 def _raised(error: Exception, made: Compressor, path: str) -> Finding:
-    """An exception: the last line of the file that it came through, else the method that gave what was refused."""
+    """Diagnose an exception: the last line of the file that it passed through, else the method whose result was refused."""
     first = next(iter(str(error).strip().splitlines()), "").partition(" (Needs(")[0]
     text = f"{type(error).__name__}: {first}" if first else type(error).__name__
     line = own_line(error, str(Path(path).expanduser().resolve()))
@@ -122,15 +126,15 @@ def _raised(error: Exception, made: Compressor, path: str) -> Finding:
 
 
 def line_of(path: str, part: Any, method: str) -> int | None:
-    """The line of a part's method in a file, else that of its class; None where its class stands elsewhere."""
+    """Return the line of a part's method in a file, else of its class; None where the class is defined elsewhere."""
     tree = ast.parse(Path(path).expanduser().read_bytes())
     name = type(part).__name__
-    found = next((node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name), None)
-    if found is None:
+    cls = next((node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name), None)
+    if cls is None:
         return None
-    for node in found.body:
+    for node in cls.body:
         targets = [node.target] if isinstance(node, ast.AnnAssign) else getattr(node, "targets", [])
         names = [target.id for target in targets if isinstance(target, ast.Name)]
         if getattr(node, "name", None) == method or method in names:
             return node.lineno
-    return found.lineno
+    return cls.lineno

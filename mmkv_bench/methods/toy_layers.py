@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-    from mmkv_bench.compression.observation import Needs, Observation
+from mmkv_bench.compression.numerics.rotary import rotate
+from mmkv_bench.compression.observation import Chunk, Needs, Observation
 
 LAYERS = 3
 SHAPES = ((1, 2, 1), (2, 1, 2), (3, 2, 2), (17, 2, 1), (40, 2, 3), (130, 1, 4))
@@ -23,11 +23,6 @@ _DIM, _WIDTH = 8, 12
 
 def prompt(length: int, heads: int, group: int, needs: Needs, seed: int = 0, identity: str = "x") -> list[Observation]:
     """Return observations of `LAYERS` layers with random weights, as a prefill gives them: an image inside text."""
-    import torch
-    from torch import nn
-
-    from mmkv_bench.compression.numerics.rotary import rotate
-    from mmkv_bench.compression.observation import Chunk, Observation
 
     def rope(positions: Tensor) -> tuple[Tensor, Tensor]:
         angle = positions.double()[:, None] * 100.0 ** (-torch.arange(_DIM // 2, dtype=torch.float64) / (_DIM // 2))

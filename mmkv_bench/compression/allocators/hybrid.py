@@ -217,17 +217,17 @@ class Hybrid(Allocator):
     def outcome(self, context: Context) -> tuple[str, ...]:
         """``text_over_budget``: some static head cannot hold window and text; ``chunk_reduced``: dynamic heads cannot read
         a whole chunk; ``infeasible_allocation``: r was cut; ``budget_unused``: rounding leaves what no static head can take."""
-        found = self.divide(context.summaries, context.budget - context.refed, context.candidates)
+        division = self.divide(context.summaries, context.budget - context.refed, context.candidates)
         window = effective_window(self.window, context.budget, context.length) if self.window else 0
         types = context.candidate_types
         text = context.candidates if types is None else int((types[: context.length - window] == 0).sum())
         wanted = min(text + window - min(context.refed, window), context.candidates)
         whole = min(self.chunk, context.candidates)
         names = {
-            "text_over_budget": bool((found.entries[~found.dynamic] < wanted).any()),
-            "chunk_reduced": bool((found.entries[found.dynamic] < whole).any()),
-            "infeasible_allocation": found.clipped,
-            "budget_unused": int(found.entries.sum()) < (context.budget - context.refed) * found.entries.numel(),
+            "text_over_budget": bool((division.entries[~division.dynamic] < wanted).any()),
+            "chunk_reduced": bool((division.entries[division.dynamic] < whole).any()),
+            "infeasible_allocation": division.clipped,
+            "budget_unused": int(division.entries.sum()) < (context.budget - context.refed) * division.entries.numel(),
         }
         return tuple(name for name, true in names.items() if true)
 
@@ -260,16 +260,16 @@ class Hybrid(Allocator):
         n_dynamic = int(dynamic.sum())
         n_static = dynamic.numel() - n_dynamic
         total = budget * dynamic.numel()
-        asked = ceil(_exact(self.r) * budget * n_dynamic)
+        requested = ceil(_exact(self.r) * budget * n_dynamic)
         # What static heads cannot hold, all of it where there are none, goes to the dynamic ones.
-        given = min(max(asked, total - n_static * candidates), total)
-        each = self._readable(given // n_dynamic, candidates, total // n_dynamic) if n_dynamic else 0
+        granted = min(max(requested, total - n_static * candidates), total)
+        each = self._readable(granted // n_dynamic, candidates, total // n_dynamic) if n_dynamic else 0
         rest = max(total - each * n_dynamic, 0)
         sparsity = torch.stack([summaries[layer] for layer in sorted(summaries)])
         static = water_fill(self._weights(sparsity[~dynamic].tolist()), min(rest, n_static * candidates), candidates)
         entries = torch.full(dynamic.shape, each)
         entries[~dynamic] = torch.tensor(static, dtype=torch.int64)
-        return HeadBudgets(dynamic, entries, bool(n_static) and asked > total)
+        return HeadBudgets(dynamic, entries, bool(n_static) and requested > total)
 
     def _readable(self, share: int, candidates: int, most: int) -> int:
         """Entries of a share that a dynamic head can read: a power of two (unless all fits), in whole chunks; above ``most``

@@ -150,8 +150,8 @@ class Prefix(Allocator):
             )
         curves = prefix_curves([score.double().mean(0) for score in scores])
         total = len(scores) * budget
-        found, _ = search(curves, Fraction(total), self.delta, self.steps)
-        return _whole([Fraction(count) for count in found], budget, n, self.rounding)
+        counts, _ = search(curves, Fraction(total), self.delta, self.steps)
+        return _whole([Fraction(count) for count in counts], budget, n, self.rounding)
 
     @cached_property
     def _profile(self) -> tuple[tuple[float, ...], tuple[tuple[float, ...], ...]]:

@@ -101,5 +101,5 @@ class Replayed(Allocator):
         """
         weights, heads = [count for layer in self.kept for count in layer], len(self.kept[0])
         scaled = int(Fraction(sum(weights) * budget, self.entries))
-        found = water_fill(weights, min(scaled, candidates * len(weights)), candidates)
-        return [found[start : start + heads] for start in range(0, len(found), heads)]
+        counts = water_fill(weights, min(scaled, candidates * len(weights)), candidates)
+        return [counts[start : start + heads] for start in range(0, len(counts), heads)]

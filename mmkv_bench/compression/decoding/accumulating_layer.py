@@ -71,9 +71,9 @@ class AccumulatingLayer(CompressedLayer):
         """Slots of gathered attention for n new tokens."""
         heads = self.gathered.shape[0]
         fresh = self.gathered.new_zeros(heads, n)
-        known = min(self._refed.shape[1], n)
-        fresh[:, :known] = self._refed[:, :known]
-        self._refed = self._refed[:, known:]
+        refed = min(self._refed.shape[1], n)
+        fresh[:, :refed] = self._refed[:, :refed]
+        self._refed = self._refed[:, refed:]
         self.gathered = torch.cat([self.gathered, fresh], 1)
 
     def _rows(self, query: Tensor, scaling: float) -> Tensor:
@@ -87,8 +87,10 @@ class AccumulatingLayer(CompressedLayer):
         sums = torch.zeros(keys.shape[:2], dtype=torch.float32, device=keys.device)
         group = query.shape[0] // keys.shape[0]
         for head, padding in enumerate((positions[0] < 0).sum(-1).tolist()):
-            own, seen = query[head * group : (head + 1) * group], keys[head : head + 1, padding:]
-            sums[head : head + 1, padding:] = column_sums(own, seen, scaling, seen.shape[1] - query.shape[1])
+            head_query, visible = query[head * group : (head + 1) * group], keys[head : head + 1, padding:]
+            sums[head : head + 1, padding:] = column_sums(
+                head_query, visible, scaling, visible.shape[1] - query.shape[1]
+            )
         return sums
 
     def _evict(self, recents: Tensor) -> None:

@@ -243,8 +243,8 @@ class QuantisedLayer(CompressedLayer):
     def nbytes(self) -> tuple[int, int]:
         """(bytes of packed entries and residuals, bytes of scales, minima and positions)."""
         parts, places = (self._keys.nbytes(), self._values.nbytes()), self.positions
-        own = 0 if places is None else _bytes(places)
-        return sum(data for data, _ in parts), sum(metadata for _, metadata in parts) + own
+        position_bytes = 0 if places is None else _bytes(places)
+        return sum(data for data, _ in parts), sum(metadata for _, metadata in parts) + position_bytes
 
     def _refuse(self, *args: Any, **kwargs: Any) -> None:
         raise UnsupportedError("a quantised layer holds one finished prompt of one sequence; its entries only grow")

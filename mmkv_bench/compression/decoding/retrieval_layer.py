@@ -90,14 +90,14 @@ class Pages:
         token = token.masked_fill(token >= self.length, -1)
         # Padding, of the last chunk too, goes to the left.
         order = token.argsort(dim=-1, stable=True)[:, token.shape[1] - width :]
-        found = []
+        fetched = []
         for pages, buffer in zip((self.keys, self.values), self.staging, strict=True):
             torch.index_select(pages, 0, rows, out=buffer)
             # The next step waits for its rows first, so this copy has ended when the buffer is written again.
             entries = buffer.to(device, non_blocking=True).view(self.heads, self.slots * self.chunk, -1)
             entries = torch.nn.functional.pad(entries, (0, 0, token.shape[1] - entries.shape[1], 0))
-            found.append(at_slots(entries, order))
-        keys, values = found
+            fetched.append(at_slots(entries, order))
+        keys, values = fetched
         return keys, values, token.gather(1, order)
 
     @property
@@ -166,9 +166,9 @@ class RetrievalLayer(CompressedLayer):
         parts = self._parts(False, kernel, query, key, value, mask)
         lane.settle()
         with lane:
-            found = pages.fetch(chosen, self.width, rows)
+            fetched = pages.fetch(chosen, self.width, rows)
         lane.join()
-        self._fill(*found)
+        self._fill(*fetched)
         parts |= self._parts(True, kernel, query, key, value, mask)
         outputs, weights = zip(*(parts[first] for first in sorted(parts)), strict=True)
         return torch.cat(outputs, 2), None if weights[0] is None else torch.cat(weights, 1)
@@ -183,14 +183,14 @@ class RetrievalLayer(CompressedLayer):
         mask: Tensor | None,
     ) -> dict[int, tuple[Tensor, Tensor | None]]:
         """First head -> the kernel's output, for every run of neighbouring heads of one kind: views, nothing is copied."""
-        seen, group = self.visible(query, mask), query.shape[1] // key.shape[1]
-        found = {}
+        visible, group = self.visible(query, mask), query.shape[1] // key.shape[1]
+        outputs = {}
         for kind, heads in self.runs:
             if kind == dynamic:
-                own, rows = slice(heads[0], heads[-1] + 1), slice(heads[0] * group, (heads[-1] + 1) * group)
-                part = seen if seen is None or seen.shape[1] == 1 else seen[:, own]
-                found[heads[0]] = kernel(query[:, rows], key[:, own], value[:, own], part)
-        return found
+                kv_heads, rows = slice(heads[0], heads[-1] + 1), slice(heads[0] * group, (heads[-1] + 1) * group)
+                part = visible if visible is None or visible.shape[1] == 1 else visible[:, kv_heads]
+                outputs[heads[0]] = kernel(query[:, rows], key[:, kv_heads], value[:, kv_heads], part)
+        return outputs
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None

@@ -94,14 +94,14 @@ class WaitingLayer(CompressedLayer):
         policy, total = self._policy, self.stored
         scores = column_sums(query, self.keys[0], scaling, total - 1)
         before, types = start.scores, start.context.types
-        known = before.shape[1]
+        scored = before.shape[1]
         if types is not None:
             types = torch.nn.functional.pad(types.to(scores.device), (0, total - len(types)))
         if policy.prior and types is not None and bool((types > 0).any()):
-            scores[:, :known] += without_text_prior(before, types[:known])
+            scores[:, :scored] += without_text_prior(before, types[:scored])
             scores = with_text_prior(scores, types)
         else:
-            scores[:, :known] += before
+            scores[:, :scored] += before
         context = Context(start.context.budget, total, 0, types, start.context.summaries)
         (caps,) = policy.allocator.caps([scores], context.budget, [start.layer], start.n_layers, context)
         protected = policy.selector.protected(total, context.budget, types).to(scores.device)

@@ -105,15 +105,15 @@ def cover_votes(mass: Tensor, tau: float, left: bool) -> Tensor:
     highest = rows.amax(-1).view(torch.int32)
     threshold = torch.empty(len(rows), dtype=torch.float32, device=mass.device)
     cut = torch.empty(len(rows), dtype=torch.int32, device=mass.device)
-    found = torch.empty(heads, width, dtype=torch.float32, device=mass.device)
+    mask = torch.empty(heads, width, dtype=torch.float32, device=mass.device)
     block = min(BLOCK, _power(width))
     with devices.at(mass.device).current():
         given = (rows, target, highest, threshold, cut, width)
         kernels.covering_set[len(rows),](*given, LEFT=left, BLOCK=block, num_warps=8, **_OPTIONS)
         part = min(block, 256)
         grid = (-(-width // part), heads)
-        kernels.votes[grid](rows, threshold, cut, found, width, len(rows) // heads, BLOCK=part, **_OPTIONS)
-    return found
+        kernels.votes[grid](rows, threshold, cut, mask, width, len(rows) // heads, BLOCK=part, **_OPTIONS)
+    return mask
 
 
 def _softmax(

@@ -124,9 +124,13 @@ def interpolated(grid: Sequence[float], ratios: Sequence[Sequence[float]], rho: 
         grid: fractions kept, rising, in (0, 1]; ratios: one ``R_l`` per layer for each of them.
     """
     layers = len(ratios[0])
-    known = [(Fraction(0), [0.0] * layers), *zip(map(_exact, grid), ratios, strict=True), (Fraction(1), [1.0] * layers)]
-    above = next(i for i, (at, _) in enumerate(known) if at >= rho)
-    (left, low), (right, high) = known[max(above - 1, 0)], known[above]
+    points = [
+        (Fraction(0), [0.0] * layers),
+        *zip(map(_exact, grid), ratios, strict=True),
+        (Fraction(1), [1.0] * layers),
+    ]
+    above = next(i for i, (at, _) in enumerate(points) if at >= rho)
+    (left, low), (right, high) = points[max(above - 1, 0)], points[above]
     share = (rho - left) / (right - left) if right > left else Fraction(0)
     return [_exact(a) + (_exact(b) - _exact(a)) * share for a, b in zip(low, high, strict=True)]
 

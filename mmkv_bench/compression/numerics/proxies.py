@@ -181,7 +181,7 @@ def _by_heads(
     fused = _fused(key, adjust.get("rounding"))
     together = head_blocks(key.shape[0], share * key.shape[1], key.device)
     for first, last in [(0, key.shape[0])] if fused else together:
-        own = None if anchor is None else anchor[first:last]
+        anchors = None if anchor is None else anchor[first:last]
         some = query[first * share : last * share]
-        for mass in adjusted_mass(some, key[first:last], scaling, groups, anchor=own, **adjust):
+        for mass in adjusted_mass(some, key[first:last], scaling, groups, anchor=anchors, **adjust):
             yield slice(first, last), mass

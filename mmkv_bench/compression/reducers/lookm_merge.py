@@ -137,9 +137,9 @@ class LookMMerge(Reducer):
             # A product with the assignment matrix: unlike scattered additions, the same on every run.
             assigned = torch.zeros(heads, end - start, slots, device=kept.device)
             total += torch.bmm(assigned.scatter_(2, target[..., None], share[..., None]).transpose(1, 2), source)
-        own, count = kept.float(), count[..., None]
-        summed = own * (1 + count / 2) + total / 2 if self.merge == "pivot" else total.add_(own)
-        return torch.where(count > 0, summed.div_(count + 1), own).to(kept.dtype)
+        kept_float, count = kept.float(), count[..., None]
+        summed = kept_float * (1 + count / 2) + total / 2 if self.merge == "pivot" else total.add_(kept_float)
+        return torch.where(count > 0, summed.div_(count + 1), kept_float).to(kept.dtype)
 
 
 def _evicted(index: Tensor, real: Tensor, n: int) -> tuple[Tensor, Tensor]:

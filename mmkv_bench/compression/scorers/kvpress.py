@@ -171,15 +171,15 @@ def parts(plain: Mapping[str, Any]) -> dict[str, Any]:
         ConfigError: the press cannot be carried, or it divides the budget and the configuration names another allocator.
     """
     scorer = PressScorer(plain["press"] or "", plain["args"] or {})
-    own, named = scorer.allocator, dict(plain["allocator"] or {})
-    if own is None:
+    safeguard, configured = scorer.allocator, dict(plain["allocator"] or {})
+    if safeguard is None:
         return {"scorer": scorer}
-    if named != _UNIFORM:
+    if configured != _UNIFORM:
         raise ConfigError(
-            f"methods.kvpress.allocator={named.get('_target_')}, and kvpress' {scorer.press} divides the budget itself; "
+            f"methods.kvpress.allocator={configured.get('_target_')}, and kvpress' {scorer.press} divides the budget itself; "
             "allowed: the method's own allocator, or a press that only scores"
         )
-    return {"scorer": scorer, "allocator": own}
+    return {"scorer": scorer, "allocator": safeguard}
 
 
 def _latest(protected: Tensor, budget: int) -> Tensor:
