@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from mmkv_bench.compression.numerics.dct import dct
-from mmkv_bench.compression.numerics.entropy import cross_modal_entropy
+from mmkv_bench.compression.numerics.entropy import cross_modal_entropy, top_mass
 from mmkv_bench.compression.numerics.prefix import prefix_curves, prefix_ratios
-from mmkv_bench.compression.numerics.text_attention import top_mass
 from mmkv_bench.compression.observation import Needs
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from mmkv_bench.compression.numerics import attention, fused, proxies
-from mmkv_bench.compression.numerics.nucleus import nucleus
+from mmkv_bench.compression.numerics.ordering import nucleus
 from mmkv_bench.devices import Host
 from tests.compression import oracles
 from tests.each import each

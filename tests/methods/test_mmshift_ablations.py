@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mmkv_bench.calibrate.artefact import Calibrations
 from mmkv_bench.compression.budget import Budget
-from mmkv_bench.compression.numerics.ties import tie_broken
+from mmkv_bench.compression.numerics.ordering import tie_broken
 from mmkv_bench.compression.scorers.last_query import LastQueryScorer
 from mmkv_bench.compression.scorers.mmshift import MMShiftScorer
 from mmkv_bench.compression.session import attach

@@ -204,7 +204,7 @@ class Hybrid(Allocator):
 
     def summary(self, obs: Observation, budget: int, seed: int) -> Tensor:
         """S* of the layer's KV heads, float64 ``[Hkv]``."""
-        from mmkv_bench.compression.numerics.text_attention import top_mass
+        from mmkv_bench.compression.numerics.entropy import top_mass
 
         types = obs.token_types
         rows = [] if types is None else (types == 0).nonzero().flatten().tolist()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mmkv_bench import devices
 from mmkv_bench.compression.cache import CompressedLayer
-from mmkv_bench.compression.numerics.entries import at_slots
+from mmkv_bench.compression.numerics.ordering import at_slots
 from mmkv_bench.errors import UnsupportedError
 
 

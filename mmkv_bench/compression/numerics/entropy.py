@@ -1,10 +1,13 @@
-"""Entropies of a layer's attention, MEDA's allocation figures, streamed by blocks of query rows.
+"""Spread of a layer's attention, streamed by blocks of query rows: entropies (MEDA) and the mass of a row's largest keys.
 
-Inputs may be float16 or bfloat16; scores, softmax and row entropies are float32, sums over rows float64. Entropies are
-in nats. Nothing larger than a tile (``tiles.py``) exists at any time.
+Shapes: Hq query heads, Hkv KV heads, g = Hq / Hkv, T tokens, D head dimension; query head h reads KV head h // g. Inputs may be
+float16 or bfloat16; scores, softmax and row entropies are float32, sums over rows float64. Entropies are in nats. Nothing
+larger than a tile (``tiles.py``) exists at any time.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -83,3 +86,37 @@ def causal_entropy(query: Tensor, key: Tensor, scaling: float) -> float:
         rest = torch.special.entr(scores).sum(-1)
         entropy += (weight * rest - weight.log()).double().sum()
     return float(entropy) / (rows * heads * group)
+
+
+def top_mass(query: Tensor, key: Tensor, scaling: float, rows: Sequence[int], top: int) -> Tensor:
+    """Share of its attention that a row gives to its ``top`` keys, on average: HybridKV's sparsity score (equation 3).
+
+    Row i attends to keys 0..i (softmax in float32); the ``top`` largest probabilities are added up. Rows that see at
+    most ``top`` keys give exactly 1. Nothing larger than one tile (``tiles.py``) exists at any time.
+
+    Args:
+        query: ``[Hq, T, D]``, rotated. key: ``[Hkv, T, D]``, rotated. Any floating dtype.
+        scaling: factor of the scores.
+        rows: ascending indices of the query rows that count, at least one.
+        top: keys per row, 1 or more.
+
+    Returns:
+        float64 ``[Hkv]`` on the CPU: mean over the rows and over the g query heads of a KV head, in (0, 1].
+    """
+    heads, dim = key.shape[0], key.shape[2]
+    group = query.shape[0] // heads
+    keys = key.float().transpose(1, 2)
+    total = torch.zeros(heads, dtype=torch.float64, device=key.device)
+    for start, end in row_blocks(len(rows), query.shape[0] * (rows[-1] + 1), key.device):
+        block, n = rows[start:end], end - start
+        first, seen = block[0], block[-1] + 1
+        position = torch.tensor(block, device=key.device)
+        states = query[:, position].float().mul_(scaling).view(heads, group * n, dim)
+        scores = torch.bmm(states, keys[:, :, :seen])
+        future = torch.arange(first, seen, device=key.device) > position[:, None]
+        scores.view(heads, group, n, seen)[..., first:].masked_fill_(future, float("-inf"))
+        weight = exponentials(scores, masked=True)
+        best = scores.topk(min(top, seen), sorted=False).values
+        mass = (best.sum(-1) * weight).double().view(heads, group, n)
+        total += mass.masked_fill_(position < top, 1.0).sum((1, 2))  # not 1 up to rounding: heads would not tie
+    return (total / (len(rows) * group)).cpu()

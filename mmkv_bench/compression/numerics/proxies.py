@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from mmkv_bench import devices
 from mmkv_bench.compression.numerics.attention import exponentials
-from mmkv_bench.compression.numerics.nucleus import nucleus
+from mmkv_bench.compression.numerics.ordering import nucleus
 from mmkv_bench.compression.numerics.tiles import head_blocks, row_blocks
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mmkv_bench.compression.numerics.entries import at_slots
+from mmkv_bench.compression.numerics.ordering import at_slots
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mmkv_bench.compression.numerics.entries import at_slots
+from mmkv_bench.compression.numerics.ordering import at_slots
 from mmkv_bench.compression.reducers.base import Reducer
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from mmkv_bench import devices
-from mmkv_bench.compression.numerics.entries import at_slots
+from mmkv_bench.compression.numerics.ordering import at_slots
 from mmkv_bench.compression.numerics.tiles import head_blocks, row_blocks
 from mmkv_bench.compression.reducers.base import Reducer
 from mmkv_bench.compression.reducers.evict import Evict

@@ -70,7 +70,7 @@ class Scorer(ABC):
         """Float32 ``[Hkv, T]`` on the observation's device, finite, higher = keep. Protection is the selector's.
 
         Equal scores go to the lower index. Where a smaller number shall break ties, float64 is allowed
-        (``numerics/ties.py``); a scorer that rounds as a release does returns the model's half precision.
+        (``numerics/ordering.py``); a scorer that rounds as a release does returns the model's half precision.
         """
 
     def method_version(self, method: Composed) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Literal
 
-from mmkv_bench.compression.numerics.gaussian import average_rotation, expected_logits
+from mmkv_bench.compression.numerics.moments import average_rotation, expected_logits
 from mmkv_bench.compression.observation import Needs
 from mmkv_bench.compression.scorers.base import Scorer
 from mmkv_bench.errors import ConfigError, nearest

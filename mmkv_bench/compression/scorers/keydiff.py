@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from mmkv_bench.compression.numerics.half import is_half
+from mmkv_bench.compression.numerics.attention import is_half
 from mmkv_bench.compression.scorers.base import Scorer
 from mmkv_bench.errors import ConfigError, nearest
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_type_hints
 
+from mmkv_bench.compression.numerics.ordering import tie_broken
 from mmkv_bench.compression.numerics.proxies import group_mass, group_votes, total_mass
-from mmkv_bench.compression.numerics.ties import tie_broken
 from mmkv_bench.compression.observation import Needs
 from mmkv_bench.compression.scorers.base import Scorer
 from mmkv_bench.errors import CalibrationError, ConfigError, UnsupportedError, nearest

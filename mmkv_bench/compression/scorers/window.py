@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from mmkv_bench.compression.numerics.attention import window_mass
-from mmkv_bench.compression.numerics.half import half_window, is_half
+from mmkv_bench.compression.numerics.attention import half_window, is_half, window_mass
 from mmkv_bench.compression.observation import Needs, effective_window
 from mmkv_bench.compression.scorers.base import Scorer
 from mmkv_bench.errors import ConfigError, nearest
