@@ -42,7 +42,7 @@ from mmkv_bench.papers.verdict import (
 )
 from mmkv_bench.statistics.metric_kinds import lower_is_better
 from mmkv_bench.tables.compare import against
-from mmkv_bench.tables.macro import Mean, mean
+from mmkv_bench.tables.dataset_groups import Mean, mean
 from mmkv_bench.tables.metrics import aggregator_of
 
 DROPS = (COMPARABLE, OPEN, "prompt differs", "weights not released", "prompt cutting differs")

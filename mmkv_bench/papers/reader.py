@@ -24,7 +24,7 @@ from mmkv_bench.papers.metrics import DIAGNOSTICS, PASSES, REDUCTIONS, Reduction
 from mmkv_bench.statistics.shared_draws import intervals
 from mmkv_bench.tables.agreement import agreeing
 from mmkv_bench.tables.cost_rows import ALONE, passes
-from mmkv_bench.tables.macro import Mean, mean
+from mmkv_bench.tables.dataset_groups import Mean, mean
 from mmkv_bench.tables.metrics import aggregator_of, headlines
 from mmkv_bench.tables.rows import SAMPLE_COLUMNS, frame
 from mmkv_bench.tables.scores import Scores, Sheet

@@ -1,5 +1,6 @@
 """Tables and figures: pure functions of rows. No model, no torch, no lmms-eval.
 
-`rows` reads and checks them, `build` makes `table.Table`s, `render` and `latex` print those, `figure` draws them,
-`metrics` computes the `metrics` rows; `python -m mmkv_bench tables <rows folder>` prints the tables of a run again.
+`rows` reads and checks the rows, `build` makes tables of scores and `costs` tables of costs. Builders (`score_text`,
+`cost_text`, `fidelity`, `dataset_groups`, `task_ranks`) turn these into `table.Table`, and `formats.write` writes any of them.
+`figure` and its neighbours draw, `metrics` computes the `metrics` rows.
 """

@@ -1,4 +1,8 @@
-"""Table cells compared in pairs: the columns of a table, every pair of its lines, and cells against `full`."""
+"""Cells compared in pairs: the columns of a table, every pair of its lines, a part of a table, and cells against `full`.
+
+Whoever picks two methods out of ten has still looked at ten. Of a part of a table, bold, ranks and the verdict that counts
+stay those of the whole table; the correction over the part alone stands beside them, to be seen and not to be quoted.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +18,12 @@ from mmkv_bench.statistics.column import Column, compare_column, compare_pairs, 
 from mmkv_bench.statistics.intervals import ALPHA, Aggregator
 from mmkv_bench.statistics.metric_kinds import Pooled, is_share, lower_is_better
 from mmkv_bench.tables.line import Line
-from mmkv_bench.tables.score_table import ScoreTable
 
 if TYPE_CHECKING:
     from mmkv_bench.tables.score_table import ScoreTable
     from mmkv_bench.tables.scores import Scores
+
+_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True)
@@ -38,7 +43,8 @@ class Pair:
 
     Of two that compete (`family`): Holm's `adjusted` p-value and `level`, at which `low` and `high` are, and who is
     `better`, if anyone. Of any others these are None, and the interval is the 95 % one. low, high: None where nothing
-    is claimed, infinite where no difference would be rejected.
+    is claimed, infinite where no difference would be rejected. asked: p-value by Holm's correction over the comparisons
+    that were asked for at this budget.
     """
 
     budget: str
@@ -53,17 +59,12 @@ class Pair:
     adjusted: float | None = None
     level: float | None = None
     better: str | None = None
+    asked: float | None = None
 
     @property
     def compete(self) -> bool:
         """Whether the two are in the family that is corrected together."""
         return self.level is not None
-
-    @property
-    def holm(self) -> float:
-        """`adjusted` of two that compete."""
-        assert self.adjusted is not None, "only two that compete are corrected together"
-        return self.adjusted
 
     @property
     def order(self) -> tuple[str, str]:
@@ -72,25 +73,26 @@ class Pair:
         return (self.a, self.b) if self.better == self.a else (self.b, self.a)
 
     @property
-    def worse(self) -> str | None:
-        return None if self.better is None else self.b if self.better == self.a else self.a
+    def turned(self) -> Pair:
+        """The same pair with a and b exchanged."""
+        low, high = (None if end is None else -end for end in (self.high, self.low))
+        return replace(self, a=self.b, b=self.a, difference=-self.difference, low=low, high=high)
 
 
 def samples_of(scores: Sequence[Scores], metric: str, aggregator: Aggregator | None) -> Samples:
     """The scores of several cells of one sheet as one array over all samples that any of them has."""
     every, clusters = scores[0].samples, scores[0].clusters
-    same = all(np.array_equal(own.samples, every) for own in scores)
+    same = all(np.array_equal(cell.samples, every) for cell in scores)
     if not same:
-        every, first = np.unique(np.concatenate([own.samples for own in scores]), return_index=True)
-        clusters = np.concatenate([own.clusters for own in scores])[first]
-    parts: tuple[int, ...] = ()
-    if isinstance(aggregator, Pooled):
-        parts = (max((own.parts.shape[1] for own in scores if own.parts is not None), default=1),)
-    values = np.full((len(scores), len(every), *parts), np.nan)
-    for i, own in enumerate(scores):
-        found = own.parts if isinstance(aggregator, Pooled) else own.values
-        if found is not None:
-            values[i, own.ok if same else np.searchsorted(every, own.samples[own.ok])] = found[own.ok]
+        every, first = np.unique(np.concatenate([cell.samples for cell in scores]), return_index=True)
+        clusters = np.concatenate([cell.clusters for cell in scores])[first]
+    pooled = isinstance(aggregator, Pooled)
+    width = (max((cell.parts.shape[1] for cell in scores if cell.parts is not None), default=1),) if pooled else ()
+    values = np.full((len(scores), len(every), *width), np.nan)
+    for i, cell in enumerate(scores):
+        known = cell.parts if pooled else cell.values
+        if known is not None:
+            values[i, cell.ok if same else np.searchsorted(every, cell.samples[cell.ok])] = known[cell.ok]
     return Samples(values, clusters, aggregator, is_share(metric))
 
 
@@ -100,24 +102,18 @@ def columns(table: ScoreTable) -> dict[str, Column]:
     budgets."""
     found = {}
     for budget in table.budgets or ("",):
-        entries = {
-            method.label: entry
-            for method in table.family(budget).rivals
-            if (entry := table.entries[method.label, budget]).audit.comparable
-        }
-        if entries:
-            samples = samples_of([entry.scores for entry in entries.values()], table.metric, table.aggregator)
-            found[budget] = compare_column(list(entries), samples, falling=lower_is_better(table.metric))
+        rivals = {line.label: table.entries[line.label, budget] for line in table.family(budget).rivals}
+        rivals = {label: entry for label, entry in rivals.items() if entry.audit.comparable}
+        if rivals:
+            samples = samples_of([entry.scores for entry in rivals.values()], table.metric, table.aggregator)
+            found[budget] = compare_column(list(rivals), samples, falling=lower_is_better(table.metric))
     return found
 
 
 def separated_pairs(table: ScoreTable) -> list[Pair]:
     """The pairs that differ, budget by budget."""
-    return [
-        pair
-        for budget, column in table.columns.items()
-        for pair in _pairs(budget, column, np.flatnonzero(column.separated))
-    ]
+    every = [(budget, column, np.flatnonzero(column.separated)) for budget, column in table.columns.items()]
+    return [pair for budget, column, which in every for pair in _pairs(budget, column, which)]
 
 
 def every_pair(table: ScoreTable) -> list[Pair]:
@@ -126,29 +122,27 @@ def every_pair(table: ScoreTable) -> list[Pair]:
     found = []
     for budget in table.budgets or ("",):
         entries = {m.label: entry for m in table.methods if (entry := table.entry(m.label, budget)) is not None}
-        names = list(entries)
-        column = table.columns.get(budget)
+        names, column = list(entries), table.columns.get(budget)
         rivals = set(column.names) if column else set()
-        pairs = {(pair.a, pair.b): pair for pair in (_pairs(budget, column) if column else ())}
+        pairs = _pairs(budget, column) if column else []
         a, b = np.triu_indices(len(names), 1)
         others = [not {names[i], names[j]} <= rivals for i, j in zip(a, b, strict=True)]
         samples = samples_of([entry.scores for entry in entries.values()], table.metric, table.aggregator)
         other = compare_pairs(names, samples, a[others], b[others], falling=lower_is_better(table.metric))
-        pairs |= {(pair.a, pair.b): pair for pair in _pairs(budget, other, compete=False)}
-        found += [pairs[names[i], names[j]] for i, j in zip(a, b, strict=True)]
+        by_names = {(pair.a, pair.b): pair for pair in [*pairs, *_pairs(budget, other, compete=False)]}
+        found += [by_names[names[i], names[j]] for i, j in zip(a, b, strict=True)]
     return [pair for pair in found if pair.n]
 
 
 def _pairs(budget: str, column: Column, which: np.ndarray | None = None, compete: bool = True) -> list[Pair]:
     which = np.arange(len(column.p)) if which is None else which
-    ends = column.intervals(which, None if compete else ALPHA)
     found = []
-    for at, (low, high) in zip(which, ends, strict=True):
+    for at, (low, high) in zip(which, column.intervals(which, None if compete else ALPHA), strict=True):
         a, b = column.names[column.a[at]], column.names[column.b[at]]
         n, difference, p = int(column.n[at]), float(column.difference[at]), float(column.p[at])
-        claimed = not np.isnan(low)
-        tested = (float(low), float(high), "paired") if claimed else (None, None, "none")
-        pair = Pair(budget, a, b, n, difference, p, *tested)
+        pair = Pair(budget, a, b, n, difference, p, None, None, "none")
+        if not np.isnan(low):
+            pair = replace(pair, low=float(low), high=float(high), test="paired")
         if compete:
             better = (a if column.a_better[at] else b) if column.separated[at] else None
             pair = replace(pair, adjusted=float(column.adjusted[at]), level=float(column.level[at]), better=better)
@@ -158,26 +152,13 @@ def _pairs(budget: str, column: Column, which: np.ndarray | None = None, compete
 
 def against(scores: Sequence[Scores], baseline: Scores, metric: str, aggregator: Aggregator | None) -> list[Difference]:
     """Each of the cells minus `baseline`, with 95 % intervals; a cell's numbers do not depend on which others are given."""
-    own = samples_of([*scores, baseline], metric, aggregator)
+    samples = samples_of([*scores, baseline], metric, aggregator)
     a = np.arange(len(scores))
-    column = compare_pairs([""] * (len(a) + 1), own, a, np.full(len(a), len(a)))
+    column = compare_pairs([""] * (len(a) + 1), samples, a, np.full(len(a), len(a)))
     return [
         Difference(int(n), float(value) if n else None, *((None, None) if np.isnan(low) else (float(low), float(high))))
         for n, value, (low, high) in zip(column.n, column.difference, column.intervals(alpha=ALPHA), strict=True)
     ]
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Two lines that were to be compared. `asked`: p-value by Holm's correction over those asked for at this budget; `whole`:
-    over all that compete there, None where one of the two does not."""
-
-    pair: Pair
-    asked: float
-
-    @property
-    def whole(self) -> float | None:
-        return self.pair.adjusted
 
 
 def narrowed(
@@ -194,74 +175,64 @@ def narrowed(
 
     Raises ConfigError when no table has a line or a budget that is named.
     """
-    wanted = None if methods is None else [*methods, *([against] if against else [])]
+    also = [against] if against else []
+    wanted = None if methods is None else [*methods, *also]
+    lines = {name for table in tables for line in table.methods for name in _names(line)}
     for what, names, present in (
-        (
-            "method",
-            wanted or ([against] if against else []),
-            {name for t in tables for m in t.methods for name in _names(m)},
-        ),
+        ("method", wanted or also, lines),
         ("budget", budgets or (), {budget for table in tables for budget in table.budgets}),
     ):
         for name in names:
             if name not in present:
                 raise ConfigError(f"The rows hold no {what} '{name}': {nearest(name, present)}.")
-    found = [_narrow(table, wanted, budgets) for table in tables]
-    return [table for table in found if table.entries]
+    parts = [_part(table, wanted, budgets) for table in tables]
+    return [table for table in parts if table.entries]
 
 
-def _narrow(table: ScoreTable, methods: Sequence[str] | None, budgets: Sequence[str] | None) -> ScoreTable:
+def _part(table: ScoreTable, methods: Sequence[str] | None, budgets: Sequence[str] | None) -> ScoreTable:
     table.unranked()  # whether the whole columns can be ranked, which is remembered by budget and goes along
-    left = [budget for budget in table.budgets if budgets is None or budget in budgets]
+    kept = [budget for budget in table.budgets if budgets is None or budget in budgets]
     labels = {line.label for line in table.methods if methods is None or not _names(line).isdisjoint(methods)}
-    entries, waiting = _of(table.entries, labels, left), _of(table.waiting, labels, left)
-    shown = [*entries, *waiting]
+
+    def among(values: dict[tuple[str, str], _Value]) -> dict[tuple[str, str], _Value]:
+        return {key: value for key, value in values.items() if key[0] in labels and key[1] in ("", *kept)}
+
+    entries, waiting = among(table.entries), among(table.waiting)
+    shown = {*entries, *waiting}
     return replace(
         table,
         methods=tuple(line for line in table.methods if line.label in {label for label, _ in shown}),
-        budgets=tuple(budget for budget in left if budget in {budget for _, budget in shown}),
+        budgets=tuple(budget for budget in kept if budget in {budget for _, budget in shown}),
         entries=entries,
         waiting=waiting,
-        columns={budget: column for budget, column in table.columns.items() if budget in ("", *left)},
-        calibrations={label: told for label, told in table.calibrations.items() if label in labels},
-        versions={label: own for label, own in table.versions.items() if label in labels},
+        columns={budget: column for budget, column in table.columns.items() if budget in ("", *kept)},
+        calibrations={label: words for label, words in table.calibrations.items() if label in labels},
+        versions={label: versions for label, versions in table.versions.items() if label in labels},
     )
 
 
-_Held = TypeVar("_Held")
-
-
-def _of(held: dict[tuple[str, str], _Held], labels: set[str], budgets: Sequence[str]) -> dict[tuple[str, str], _Held]:
-    return {key: value for key, value in held.items() if key[0] in labels and key[1] in ("", *budgets)}
-
-
 def _names(line: Line) -> set[str]:
-    """What a line may be asked for by."""
+    """The names by which a line may be asked for."""
     return {line.label, line.name}
 
 
-def comparisons(table: ScoreTable, against: str | None = None) -> list[Comparison]:
-    """Every two lines of the table at every budget, or every other line with `against` (its score minus theirs)."""
+def comparisons(table: ScoreTable, against: str | None = None) -> list[Pair]:
+    """Every two lines of the table at every budget, or every other line with `against` (its score minus theirs), with `asked`."""
     ours = {line.label for line in table.methods if against in _names(line)}
     pairs = [pair for pair in every_pair(table) if against is None or len({pair.a, pair.b} & ours) == 1]
-    pairs = [_turned(pair) if ours and pair.b in ours else pair for pair in pairs]
-    found: list[Comparison] = []
+    pairs = [pair.turned if pair.b in ours else pair for pair in pairs]
+    found = []
     for budget in dict.fromkeys(pair.budget for pair in pairs):
-        own = [pair for pair in pairs if pair.budget == budget]
-        adjusted = holm(np.array([pair.p for pair in own]))[0]
-        found += [Comparison(pair, float(p)) for pair, p in zip(own, adjusted, strict=True)]
+        group = [pair for pair in pairs if pair.budget == budget]
+        adjusted = holm(np.array([pair.p for pair in group]))[0].tolist()
+        found += [replace(pair, asked=p) for pair, p in zip(group, adjusted, strict=True)]
     return found
 
 
-def _turned(pair: Pair) -> Pair:
-    low, high = (None if end is None else -end for end in (pair.high, pair.low))
-    return replace(pair, a=pair.b, b=pair.a, difference=-pair.difference, low=low, high=high)
-
-
-def better(one: Comparison, p: float | None, falling: bool) -> str:
-    """Who is proven better at a corrected p-value, if anyone. falling: less is better."""
+def better(pair: Pair, p: float | None, falling: bool) -> str:
+    """The one that is proven better at a corrected p-value, if any. falling: less is better."""
     if p is None:
         return "no rivals"
     if p > ALPHA:
         return "undecided"
-    return one.pair.a if (one.pair.difference > 0) != falling else one.pair.b
+    return pair.a if (pair.difference > 0) != falling else pair.b

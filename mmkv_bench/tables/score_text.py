@@ -55,7 +55,7 @@ def frame(tables: Sequence[ScoreTable]) -> pd.DataFrame:
 
 
 def _table(
-    table: ScoreTable, tables: Sequence[ScoreTable], intervals: bool, pairs: bool, compared: Sequence[Any] | None
+    table: ScoreTable, tables: Sequence[ScoreTable], intervals: bool, pairs: bool, compared: Sequence[Pair] | None
 ) -> Table:
     columns = table.budgets or ("",)
     header = ["method", *(budget or "all" for budget in columns)]
@@ -129,25 +129,13 @@ def _ranks(table: ScoreTable) -> list[list[str]]:
 
 
 def _pairs(table: ScoreTable) -> list[list[str]]:
-    return [
-        [
-            pair.budget or "all",
-            *pair.order,
-            signed(_gap(pair)[0]),
-            span(*_gap(pair)[1:]),
-            p_value(pair.holm),
-            str(pair.n),
-        ]
-        for pair in separated_pairs(table)
-    ]
-
-
-def _gap(pair: Pair) -> tuple[float, float | None, float | None]:
-    """The better one's score minus the worse one's, with the ends of its interval."""
-    if pair.better == pair.a:
-        return pair.difference, pair.low, pair.high
-    low, high = (None if end is None else -end for end in (pair.high, pair.low))
-    return -pair.difference, low, high
+    """The better one's score minus the worse one's, of every separated pair."""
+    rows = []
+    for pair in separated_pairs(table):
+        ahead = pair if pair.better == pair.a else pair.turned
+        numbers = signed(ahead.difference), span(ahead.low, ahead.high), p_value(pair.adjusted or 0.0), str(pair.n)
+        rows.append([pair.budget or "all", *pair.order, *numbers])
+    return rows
 
 
 def _pair_summary(table: ScoreTable) -> str:
@@ -158,28 +146,28 @@ def _pair_summary(table: ScoreTable) -> str:
     return f"Separated pairs of the compared methods: {', '.join(counts) or 'none'}."
 
 
-def _compared(table: ScoreTable, compared: Sequence[Any]) -> list[list[str]]:
+def _compared(table: ScoreTable, compared: Sequence[Pair]) -> list[list[str]]:
     return [
         [
-            one.pair.budget or "all",
-            one.pair.a,
-            one.pair.b,
-            signed(one.pair.difference),
-            p_value(one.pair.p),
-            p_value(one.asked),
-            "-" if one.whole is None else p_value(one.whole),
-            better(one, one.whole, lower_is_better(table.metric)),
+            one.budget or "all",
+            one.a,
+            one.b,
+            signed(one.difference),
+            p_value(one.p),
+            p_value(one.asked or 0.0),
+            "-" if one.adjusted is None else p_value(one.adjusted),
+            better(one, one.adjusted, lower_is_better(table.metric)),
         ]
         for one in compared
     ]
 
 
-def _comparison_notes(table: ScoreTable, compared: Sequence[Any]) -> list[Note]:
+def _comparison_notes(table: ScoreTable, compared: Sequence[Pair]) -> list[Note]:
     """The number of comparisons, here and in the whole table, and those that the whole table does not prove."""
     if not compared:
         return [Note("No comparisons: fewer than two of these lines have scores.", Rank.WARNING)]
     most = {budget: len(column.p) for budget, column in table.columns.items()}
-    budgets = dict.fromkeys(one.pair.budget for one in compared)
+    budgets = dict.fromkeys(one.budget for one in compared)
     counts = ", ".join(f"{most[budget]} at {budget or 'all'}" for budget in budgets if budget in most)
     text = (
         f"{len(compared)} comparisons here; the whole table has {counts or 'none'}. `Holm, asked` corrects for those here, "
@@ -187,9 +175,9 @@ def _comparison_notes(table: ScoreTable, compared: Sequence[Any]) -> list[Note]:
         "and ranks are the whole table's."
     )
     notes = [Note(text, Rank.WARNING)]
-    falls = [one for one in compared if one.whole is not None and one.asked <= ALPHA < one.whole]
+    falls = [one for one in compared if one.adjusted is not None and (one.asked or 0.0) <= ALPHA < one.adjusted]
     if falls:
-        pairs = ", ".join(f"{one.pair.a} and {one.pair.b} at {one.pair.budget or 'all'}" for one in falls)
+        pairs = ", ".join(f"{one.a} and {one.b} at {one.budget or 'all'}" for one in falls)
         notes.append(Note(f"Different only among the comparisons here, not in the whole table: {pairs}.", Rank.WARNING))
     return notes
 

@@ -26,7 +26,7 @@ from mmkv_bench.papers.reader import STATES, WHOLE, Measurement, _wider
 from mmkv_bench.papers.sources import behind
 from mmkv_bench.store.digests import checksum
 from mmkv_bench.store.store import Store
-from mmkv_bench.tables.macro import Mean, mean
+from mmkv_bench.tables.dataset_groups import Mean, mean
 from mmkv_bench.tables.scores import Scores
 from tests.each import each
 from tests.papers.genuine import genuine

@@ -33,7 +33,7 @@ def table() -> ScoreTable:
 
 def test_what_is_asked_for_keeps_bold_ranks_and_proof_of_the_whole_table():
     whole = table()
-    pairs = {(pair.pair.budget, pair.pair.a, pair.pair.b): pair for pair in comparisons(whole)}
+    pairs = {(pair.budget, pair.a, pair.b): pair for pair in comparisons(whole)}
     for methods, budgets in ((["keydiff", "mmshift"], None), (["h2o", "full", "keydiff"], ["128"]), (None, ["64"])):
         [part] = narrowed([whole], methods, budgets)
         assert {line.label for line in part.methods} == set(methods or [*METHODS, "full"])
@@ -44,7 +44,7 @@ def test_what_is_asked_for_keeps_bold_ranks_and_proof_of_the_whole_table():
                 assert (line.label in part.best(budget)) == (line.label in whole.best(budget))
                 assert part.entry(line.label, budget) is whole.entry(line.label, budget)
         for one in comparisons(part):
-            assert one.whole == pairs[one.pair.budget, one.pair.a, one.pair.b].whole
+            assert one.adjusted == pairs[one.budget, one.a, one.b].adjusted
         assert latex([part]) and csv_cells([part]).count("\n") == 1 + len(part.entries)
         assert csv_pairs([part]).count("\n") == 1 + len(comparisons(part))
     assert markdown([whole]) == markdown(narrowed([whole]))
@@ -53,8 +53,8 @@ def test_what_is_asked_for_keeps_bold_ranks_and_proof_of_the_whole_table():
 def test_choosing_two_methods_buys_no_significance():
     [part] = narrowed([table()], ["keydiff", "mmshift"], ["64"])
     [one] = comparisons(part)
-    assert one.asked == one.pair.p <= 0.05 < one.whole
-    assert better(one, one.asked, False) == "mmshift" and better(one, one.whole, False) == "undecided"
+    assert one.asked == one.p <= 0.05 < one.adjusted
+    assert better(one, one.asked, False) == "mmshift" and better(one, one.adjusted, False) == "undecided"
     said = as_markdown(tables_of_scores([part], compare=True))
     assert "1 comparisons here; the whole table has 15 at 64." in said
     assert "not in the whole table: keydiff and mmshift at 64." in said
@@ -62,15 +62,15 @@ def test_choosing_two_methods_buys_no_significance():
 
 def test_p_values_of_what_was_asked_for_are_holms_over_the_pairs_with_that_line():
     found = comparisons(narrowed([table()], ["keydiff", "h2o"], None, "mmshift")[0], "mmshift")
-    assert [(one.pair.budget, one.pair.a, one.pair.b) for one in found] == [
+    assert [(one.budget, one.a, one.b) for one in found] == [
         (budget, "mmshift", other) for budget in ("64", "128") for other in ("h2o", "keydiff")
     ]
     for budget in ("64", "128"):
-        own = sorted((one for one in found if one.pair.budget == budget), key=lambda one: one.pair.p)
-        assert [one.asked for one in own] == [min(1, 2 * own[0].pair.p), max(2 * own[0].pair.p, own[1].pair.p)]
-        assert all(one.pair.difference > 0 for one in own), "mmshift's score minus the other's"
+        own = sorted((one for one in found if one.budget == budget), key=lambda one: one.p)
+        assert [one.asked for one in own] == [min(1, 2 * own[0].p), max(2 * own[0].p, own[1].p)]
+        assert all(one.difference > 0 for one in own), "mmshift's score minus the other's"
     with_full = comparisons(narrowed([table()], ["full"], None, "mmshift")[0], "mmshift")
-    assert {one.whole for one in with_full} == {None} and better(with_full[0], None, False) == "no rivals"
+    assert {one.adjusted for one in with_full} == {None} and better(with_full[0], None, False) == "no rivals"
 
 
 def test_what_no_row_holds_is_refused_with_the_nearest_name():

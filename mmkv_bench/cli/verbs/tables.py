@@ -115,8 +115,8 @@ def _together(given: argparse.Namespace, names: Sequence[str]) -> bool:
 
 
 def _score_tables(given: argparse.Namespace, names: Sequence[str]) -> list[Table]:
+    from mmkv_bench.tables.dataset_groups import gate_configs, group_tables, groups_of, tables_of_groups
     from mmkv_bench.tables.fidelity import fidelity_tables
-    from mmkv_bench.tables.macro import gate_configs, group_tables, groups_of, tables_of_groups
     from mmkv_bench.tables.score_text import tables_of_scores
     from mmkv_bench.tables.task_ranks import tables_of_ranks
 

@@ -11,10 +11,9 @@ import pytest
 from mmkv_bench.errors import ConfigError, StoreError
 from mmkv_bench.statistics.intervals import wilson
 from mmkv_bench.tables.build import build
-from mmkv_bench.tables.formats import markdown as as_markdown
-from mmkv_bench.tables.macro import (
+from mmkv_bench.tables.dataset_groups import (
+    DatasetGroup,
     GroupTable,
-    MacroColumn,
     Mean,
     gate_configs,
     group_tables,
@@ -22,6 +21,7 @@ from mmkv_bench.tables.macro import (
     mean,
     tables_of_groups,
 )
+from mmkv_bench.tables.formats import markdown as as_markdown
 from tests.cli.setting import verb
 from tests.each import each
 from tests.tables.examples import Example, zeros_and_ones
@@ -67,8 +67,8 @@ def test_groups_are_read_from_the_configuration_in_the_rows() -> None:
     example.add("full", None, [1.0], dataset="free")
     made(example)
     assert groups_of(example.rows()) == [
-        MacroColumn("Bench", "G", {"look": "exact_match", "walk": "exact_match"}, 2),
-        MacroColumn("Bench", "H", {"look": "exact_match"}, 1),
+        DatasetGroup("Bench", "G", {"look": "exact_match", "walk": "exact_match"}, 2),
+        DatasetGroup("Bench", "H", {"look": "exact_match"}, 1),
     ]
     alone = Example()
     alone.add("full", None, [1.0], dataset="free")

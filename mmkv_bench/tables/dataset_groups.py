@@ -32,7 +32,7 @@ OF_ONE_DATASET = ("dataset", "dataset_fingerprint", "generation")  # in which th
 
 
 @dataclass(frozen=True)
-class MacroColumn:
+class DatasetGroup:
     """A column. metrics: dataset with rows -> the metric that counts. size: datasets the group has in all."""
 
     benchmark: str
@@ -79,7 +79,7 @@ class GroupTable:
     gates: tuple[str, ...] = ()
 
 
-def groups_of(rows: Rows) -> list[MacroColumn]:
+def groups_of(rows: Rows) -> list[DatasetGroup]:
     """The groups of which the rows hold a dataset, by benchmark and name.
 
     Raises:
@@ -100,7 +100,7 @@ def groups_of(rows: Rows) -> list[MacroColumn]:
             "None of these datasets belongs to a group (about.groups of conf/dataset/<name>.yaml), so there is no mean over "
             "datasets; leave out --groups"
         )
-    return [MacroColumn(*key, *value) for key, value in sorted(found.items())]
+    return [DatasetGroup(*key, *value) for key, value in sorted(found.items())]
 
 
 def gate_configs(rows: Rows) -> dict[str, str]:
@@ -110,7 +110,7 @@ def gate_configs(rows: Rows) -> dict[str, str]:
 
 
 def group_tables(
-    tables: Sequence[ScoreTable], groups: Sequence[MacroColumn], configs: Mapping[str, str] | None = None
+    tables: Sequence[ScoreTable], groups: Sequence[DatasetGroup], configs: Mapping[str, str] | None = None
 ) -> list[GroupTable]:
     """Tables by benchmark, context, kind of budget and budget, out of the datasets' tables (see `build`).
 
@@ -137,7 +137,7 @@ def group_tables(
 
 
 def _gates(
-    config: str, table: GroupTable, tables: Mapping[str, ScoreTable], groups: Sequence[MacroColumn]
+    config: str, table: GroupTable, tables: Mapping[str, ScoreTable], groups: Sequence[DatasetGroup]
 ) -> tuple[str, ...]:
     """A sentence for each group for which a paper prints what `full` scores."""
     if table.fixture:
@@ -180,7 +180,7 @@ def _budgets(tables: Iterable[ScoreTable]) -> list[str]:
 
 
 def _group_table(
-    context: dict[str, str], axis: str, budget: str, tables: Mapping[str, ScoreTable], groups: Sequence[MacroColumn]
+    context: dict[str, str], axis: str, budget: str, tables: Mapping[str, ScoreTable], groups: Sequence[DatasetGroup]
 ) -> GroupTable:
     labels = tuple(dict.fromkeys(method.label for table in tables.values() for method in table.methods))
     means: dict[tuple[str, str], Mean] = {}
