@@ -100,6 +100,7 @@ ARROWS = {
         "forecast",
     },
     "efficiency": {
+        "columns",
         "config",
         "devices",
         "plan",

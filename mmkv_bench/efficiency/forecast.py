@@ -8,8 +8,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.config.schema import TOGETHER
-from mmkv_bench.efficiency.kinds import DATASETS, TEXT, kind_of
-from mmkv_bench.efficiency.planned import Planned, Unit
+from mmkv_bench.efficiency.planned import DATASETS, TEXT, Planned, Unit, kind_of
 from mmkv_bench.efficiency.run import card
 from mmkv_bench.forecast.forecast import Workload, kept_entries
 from mmkv_bench.forecast.prompt_length import PromptLength
@@ -23,13 +22,12 @@ if TYPE_CHECKING:
 def workloads_of(plan: Planned, todo: Sequence[Unit]) -> list[Workload]:
     """The passes to do, one workload for every kind of prompts, length and batch; without passes to do it takes no time."""
     batches = sorted({*plan.batches, *(unit.batch for unit in todo)}) or [1]
-    return [_workload(plan, todo, *shape) for shape in product(_kinds(plan), sorted(plan.lengths), batches)]
+    return [_workload(plan, todo, *shape) for shape in product(plan.kinds, sorted(plan.lengths), batches)]
 
 
 def notes_of(plan: Planned) -> list[str]:
     """Sentences about what a forecast leaves out."""
-    notes = ["the vision tower is in no time and no byte here; --memory counts what it holds"]
-    notes = [] if _kinds(plan) == [TEXT] else notes
+    notes = ["the vision tower is in no time and no byte here; --memory counts what it holds"] * (plan.kinds != [TEXT])
     return notes + ["the search for the largest batch is in no time here"] * plan.searches
 
 
@@ -59,10 +57,10 @@ def prompts(plan: Planned) -> list[Prompt]:
     Raises:
         ConfigError: a model whose shape or processor is not here; a length that holds no picture.
     """
-    from mmkv_bench.efficiency.visual_prompts import visual_prompt
+    from mmkv_bench.efficiency.prompts import visual_prompt
     from mmkv_bench.forecast.memory import Prompt, without_weights
 
-    config, kinds = plan.config.model, _kinds(plan)
+    config, kinds = plan.config.model, plan.kinds
     loaded = without_weights(plan) if set(kinds) != {TEXT} else None
     found = []
     for kind, tokens in product(kinds, sorted(plan.lengths)):
@@ -72,10 +70,6 @@ def prompts(plan: Planned) -> list[Prompt]:
             prompt = visual_prompt(loaded, kind, tokens, config.frames, config.video_max_pixels)
             found.append(Prompt(prompt.types, prompt.inputs))
     return found
-
-
-def _kinds(plan: Planned) -> list[str]:
-    return list(dict.fromkeys(kind_of(cell.dataset) for cell in plan.cells))
 
 
 def _workload(plan: Planned, todo: Sequence[Unit], kind: str, tokens: int, batch: int) -> Workload:

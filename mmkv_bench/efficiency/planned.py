@@ -14,7 +14,6 @@ from mmkv_bench import protocols
 from mmkv_bench.compression.budget import LARGEST
 from mmkv_bench.config.compose import method_defaults
 from mmkv_bench.config.schema import MAX, SHORTEST, TOGETHER, RunConfig
-from mmkv_bench.efficiency.kinds import DATASETS, SCHEMES, kind_of, refuse_blind, refuse_textual
 from mmkv_bench.efficiency.search import Search, searched
 from mmkv_bench.errors import CalibrationError, ConfigError, UnsupportedError
 from mmkv_bench.families.facts import model_facts
@@ -30,6 +29,19 @@ from mmkv_bench.store.store import Store
 if TYPE_CHECKING:
     from mmkv_bench.efficiency.profiles import Profile
     from mmkv_bench.families.facts import ModelFacts
+
+
+TEXT, IMAGE, VIDEO = "text", "image", "video"
+DATASETS = {TEXT: "made_up_text", IMAGE: "made_up_image", VIDEO: "made_up_video"}
+"""Kind -> the dataset's name in rows."""
+SCHEMES = {TEXT: 1, IMAGE: 1, VIDEO: 1}
+"""Versions of how prompts of a kind are made, part of every cell's identity."""
+_KINDS = {name: kind for kind, name in DATASETS.items()}
+
+
+def kind_of(dataset: str) -> str:
+    """The kind of prompts whose dataset's name it is."""
+    return _KINDS[dataset]
 
 
 class Shape(NamedTuple):
@@ -79,6 +91,11 @@ class Planned(Plan):
     def shape(self, cell: str, tokens: int, batch: int) -> Shape:
         """A batch as this run builds it."""
         return Shape(cell, tokens, batch, self.config.batch_prefill if batch > 1 else None)
+
+    @property
+    def kinds(self) -> list[str]:
+        """Kinds of the prompts."""
+        return list(dict.fromkeys(kind_of(cell.dataset) for cell in self.cells))
 
     @property
     def shapes(self) -> list[Shape]:
@@ -170,7 +187,10 @@ def planned(config: RunConfig, outline: bool = False) -> Planned:
     known = identities.gather(config, {}) if stored is None else identities.outline(config, {}, stored)
     cells, notes = _expanded(config, replace(known, datasets=own), outline)
     for kind in kinds:
-        refuse_blind(kind, family)
+        if kind != TEXT and kind not in (takes := family.rules.media):
+            raise UnsupportedError(
+                f"prompts={kind}: {family.name} takes no {kind}s; allowed for it: {', '.join((TEXT, *takes))}; choose one"
+            )
     validate_combinations(config, family, [cell.compressor for cell in cells])
     for cell in cells:
         _refuse_method(cell)
@@ -307,8 +327,11 @@ def _refuse_method(cell: Cell) -> None:
             f"method {cell.method} reads the full cache's own answer before it compresses, so it has no latency of its own; "
             "leave it out of scenario=efficiency"
         )
-    if made.needs_visual or visual_parts(made):
-        refuse_textual(kind_of(cell.dataset), cell.method)
+    if kind_of(cell.dataset) == TEXT and (made.needs_visual or visual_parts(made)):
+        raise ConfigError(
+            f"method {cell.method} needs visual tokens and prompts=text have none; allowed: prompts=image or prompts=video; "
+            "choose one, or leave the method out"
+        )
 
 
 def _profiled(

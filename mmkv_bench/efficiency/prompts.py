@@ -1,23 +1,37 @@
-"""Prompts of an exact number of tokens, made up by a seed: no data are needed, and every cell reads the same ones."""
+"""Made-up prompts of an exact number of tokens: text alone, or as many visual tokens as fit and text behind them.
+
+Drawn by a seed, so that no data are needed and every cell reads the same ones. Media are encoded by the model's own processor and
+chat template.
+"""
 
 from __future__ import annotations
 
 import random
 import time
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mmkv_bench.efficiency.kinds import DATASETS, SCHEMES
-from mmkv_bench.efficiency.kinds import TEXT as KIND
-from mmkv_bench.errors import UnsupportedError
-from mmkv_bench.generation.encode import EncodedPrompt, from_tensors
+from mmkv_bench.efficiency.planned import DATASETS, IMAGE, SCHEMES, TEXT, VIDEO
+from mmkv_bench.efficiency.sizing import Rules, Size
+from mmkv_bench.errors import ConfigError, UnsupportedError
+from mmkv_bench.families.base import PixelLimits
+from mmkv_bench.families.registry import image_tokens, video_tokens
+from mmkv_bench.generation.encode import EncodedPrompt, encode, from_tensors
+from mmkv_bench.models.chat_template import rendered
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from mmkv_bench.models.load import LoadedModel
 
-TEXT, SCHEME = DATASETS[KIND], SCHEMES[KIND]
-
+LEAST_TEXT = 16
+"""Tokens of text that a prompt has behind its media at least: a question."""
+_MORE = 64  # tokens of text beyond what is needed: where words meet, the tokenizer may make fewer of them
+_TRIES = 4  # media are sized again where the processor writes more beside them than was thought
+_SENTENCES = 64  # at a time, until there are tokens enough
+_RECTANGLES, _STEP = 80, 4  # of a picture; pixels that a scene moves between two frames
 _WHO = (
     "The baker",
     "A sailor",
@@ -46,7 +60,6 @@ _WHERE = (
     "under the stairs",
     "in the square",
 )
-_SENTENCES = 64  # at a time, until there are tokens enough
 
 
 def sentences(count: int, draw: random.Random) -> str:
@@ -67,11 +80,11 @@ def text_prompt(loaded: LoadedModel, tokens: int, number: int = 0) -> EncodedPro
         UnsupportedError: a tokenizer that makes nothing of plain English.
     """
     own = f"/{number}" if number else ""
-    draw, text, before = random.Random(f"{TEXT}/{SCHEME}/{tokens}{own}"), "", -1
+    draw, text, before = random.Random(f"{DATASETS[TEXT]}/{SCHEMES[TEXT]}/{tokens}{own}"), "", -1
     while True:
         text += sentences(_SENTENCES, draw)
         start = time.perf_counter()
-        ids: list[int] = _ids(loaded.tokenizer, text)
+        ids = list(loaded.tokenizer(text)["input_ids"])
         seconds = time.perf_counter() - start
         if len(ids) >= tokens:
             break
@@ -82,7 +95,7 @@ def text_prompt(loaded: LoadedModel, tokens: int, number: int = 0) -> EncodedPro
         before = len(ids)
         text += sentences(_SENTENCES * (tokens // max(len(ids), 1)), draw)
     inputs = {"input_ids": torch.tensor([ids[:tokens]])}
-    prompt = from_tensors(f"{TEXT}/{tokens}{own}", inputs, loaded.family, seconds)
+    prompt = from_tensors(f"{DATASETS[TEXT]}/{tokens}{own}", inputs, loaded.family, seconds)
     if prompt.visual_tokens:
         raise UnsupportedError(
             f"the tokenizer of {loaded.name} makes visual tokens of plain English; choose another model"
@@ -90,5 +103,148 @@ def text_prompt(loaded: LoadedModel, tokens: int, number: int = 0) -> EncodedPro
     return prompt
 
 
-def _ids(tokenizer: Any, text: str) -> list[int]:
-    return list(tokenizer(text)["input_ids"])
+@dataclass(frozen=True)
+class _Media:
+    """What a prompt shows; visual: tokens that the family's rule gives it."""
+
+    kind: str
+    shown: list[Any]
+    visual: int
+
+
+def visual_prompt(
+    loaded: LoadedModel,
+    kind: str,
+    tokens: int,
+    frames: int | None = None,
+    video_max_pixels: int | None = None,
+    number: int = 0,
+) -> EncodedPrompt:
+    """A prompt of exactly `tokens` tokens. `encode_s` is the time of processor and tokenizer.
+
+    Args:
+        kind: `image` or `video`; frames, video_max_pixels: of the model's settings.
+        number: of the sequence in its batch, from 0: others show pictures of the same sizes, with other words.
+
+    Raises:
+        ConfigError: a length that holds not even the smallest picture.
+        UnsupportedError: a processor that takes no such media.
+    """
+    limits = PixelLimits(video_max_pixels=video_max_pixels if kind == VIDEO else None)
+    name = f"{DATASETS[kind]}/{SCHEMES[kind]}/{tokens}{f'/{number}' if number else ''}"
+    identity = f"{DATASETS[kind]}/{tokens}{f'/{number}' if number else ''}"
+    rules = Rules.of(loaded.family.model_type, loaded.processor, limits, frames)
+    marker = {"type": kind}
+    base, one, two = (len(_ids(loaded, [marker] * count, "")) for count in range(3))
+    each, fill = two - one - 1, _MORE  # a medium's own marker becomes its visual tokens
+    for _ in range(_TRIES):
+        media = _media(rules, kind, random.Random(name), tokens - LEAST_TEXT - base, each)
+        if media is None:
+            raise ConfigError(
+                f"lengths={tokens} holds no {kind} that {loaded.name} takes, beside {base} tokens of its template and "
+                f"{LEAST_TEXT} of a question; give longer lengths, or prompts=text"
+            )
+        text, count = _text(loaded, random.Random(f"{name}/text"), tokens - media.visual - base + fill)
+        prompt = _encoded(loaded, identity, media, text, video_max_pixels)
+        fixed = prompt.length - count  # all but the text
+        if fixed + LEAST_TEXT <= tokens <= prompt.length:
+            return _shortened(prompt, prompt.length - tokens, _tail(loaded, kind, len(media.shown)))
+        fill += max(0, tokens - prompt.length)
+        each = max(each, -(-(fixed - base - media.visual) // len(media.shown)))
+    raise ConfigError(
+        f"lengths={tokens}: {type(loaded.processor).__name__} makes other lengths of {kind}s than its family's rule says; "
+        "use prompts=text"
+    )
+
+
+def _media(rules: Rules, kind: str, draw: random.Random, room: int, each: int) -> _Media | None:
+    """The media of a prompt in `room` tokens, each of which takes `each` beside its visual ones; None where none fits."""
+    if kind == IMAGE:
+        sizes = rules.pictures(room, each)
+        visual = sum(image_tokens(rules.model_type, rules.settings, *size, len(sizes), rules.limits) for size in sizes)
+        return _Media(kind, [picture(size, draw) for size in sizes], visual) if sizes else None
+    found = rules.video(room - each)
+    if found is None:
+        return None
+    frames, size = found
+    visual = video_tokens(rules.model_type, rules.settings, frames, *size, rules.limits)
+    return _Media(kind, [video(frames, size, draw)], visual)
+
+
+def _text(loaded: LoadedModel, draw: random.Random, least: int) -> tuple[str, int]:
+    """Sentences of at least so many tokens, and how many those are."""
+    text, count = "", 0
+    while count < least:
+        text += sentences(max(4, (least - count) // 16), draw)
+        count = len(loaded.tokenizer(text, add_special_tokens=False)["input_ids"])
+    return text.strip(), count
+
+
+def _encoded(
+    loaded: LoadedModel, identity: str, media: _Media, text: str, video_max_pixels: int | None
+) -> EncodedPrompt:
+    """On the host: only the prompt of the pass that runs is to be in the device's memory."""
+    content = [*({"type": media.kind} for _ in media.shown), {"type": "text", "text": text}]
+    images = media.shown if media.kind == IMAGE else []
+    videos = media.shown if media.kind == VIDEO else []
+    return encode(
+        loaded.processor,
+        replace(loaded.family, max_context=None),  # the text is longer than it will be
+        identity,
+        [{"role": "user", "content": content}],
+        images,
+        videos,
+        frames=len(videos[0]) if videos else None,
+        video_max_pixels=video_max_pixels,
+    )
+
+
+def _shortened(prompt: EncodedPrompt, excess: int, tail: int) -> EncodedPrompt:
+    """Without the last `excess` tokens of its text, which `tail` tokens of the template follow."""
+    end = prompt.length - tail
+
+    def cut(tensor: torch.Tensor) -> torch.Tensor:
+        return torch.cat([tensor[:, : end - excess], tensor[:, end:]], 1)
+
+    inputs = {
+        name: cut(tensor) if tensor.ndim == 2 and tensor.shape == prompt.input_ids.shape else tensor
+        for name, tensor in prompt.inputs.items()
+    }
+    return replace(prompt, inputs=inputs, types=cut(prompt.types))
+
+
+def _tail(loaded: LoadedModel, kind: str, count: int) -> int:
+    """Tokens of the chat template behind a message's text."""
+    one, other = (_ids(loaded, [{"type": kind}] * count, text)[::-1] for text in ("One", "Two"))
+    return next(place for place, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1])
+
+
+def _ids(loaded: LoadedModel, media: list[dict[str, str]], text: str) -> list[int]:
+    """A message in the chat template, media as their markers."""
+    messages = [{"role": "user", "content": [*media, {"type": "text", "text": text}]}]
+    return list(loaded.tokenizer(rendered(loaded.processor, messages))["input_ids"])
+
+
+def picture(size: Size, draw: random.Random) -> Any:
+    """A PIL image, RGB."""
+    from PIL import Image, ImageDraw
+
+    image = Image.new("RGB", size, _colour(draw))
+    canvas = ImageDraw.Draw(image)
+    for _ in range(_RECTANGLES):
+        left, top = draw.randrange(size.width), draw.randrange(size.height)
+        right, bottom = left + draw.randint(1, size.width // 4 + 1), top + draw.randint(1, size.height // 4 + 1)
+        canvas.rectangle((left, top, right, bottom), fill=_colour(draw), outline=_colour(draw))
+    return image
+
+
+def video(frames: int, size: Size, draw: random.Random) -> np.ndarray:
+    """uint8 `[frames, height, width, 3]`: a scene that passes by."""
+    import numpy as np
+
+    scene = np.asarray(picture(Size(size.width + _STEP * frames, size.height), draw))
+    return np.stack([scene[:, _STEP * place : _STEP * place + size.width] for place in range(frames)])
+
+
+def _colour(draw: random.Random) -> tuple[int, int, int]:
+    return draw.randrange(256), draw.randrange(256), draw.randrange(256)

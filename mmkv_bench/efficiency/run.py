@@ -1,4 +1,4 @@
-"""The scenario, top to bottom: plan the passes, refuse what cannot be measured, run what has no rows, print what the rows say."""
+"""A run of `scenario=efficiency`: plan the passes, measure those without rows, print the summary of all rows."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmkv_bench import devices
 from mmkv_bench.config.schema import ONE_BY_ONE, TOGETHER
-from mmkv_bench.efficiency.kinds import TEXT, kind_of
-from mmkv_bench.efficiency.planned import Planned, Shape, Unit, counting, planned
+from mmkv_bench.efficiency.planned import TEXT, Planned, Shape, Unit, counting, kind_of, planned
 from mmkv_bench.efficiency.search import Ended
 from mmkv_bench.errors import ConfigError
 from mmkv_bench.run.tracked import described, settings, summarise
@@ -23,7 +22,6 @@ from mmkv_bench.store.store import Store
 from mmkv_bench.store.tracking import Tracker, tracker
 
 if TYPE_CHECKING:
-    import pandas as pd
     import pyarrow as pa
 
     from mmkv_bench.config.schema import RunConfig
@@ -44,9 +42,16 @@ def run(config: RunConfig) -> int:
     store.check_writable()
     rows = store.timings([cell.cell for cell in plan.cells])
     todo, found = missing(plan, rows, list(config.retry)), outcomes(rows, plan.memory_limit, list(config.retry))
-    track = tracker(settings(config), store.root)
+    track, ran = tracker(settings(config), store.root), 0
     print(card(plan, len(todo)), flush=True)
-    ran = _tracked(plan, store, found, track) if todo else 0
+    if todo:
+        track.start(described(plan.config, plan.cells))
+        ended = False
+        try:
+            ran = _measure(plan, store, found, track)
+            ended = True
+        finally:
+            track.finish(failed=not ended)
     code = _close(plan, store, found, ran, time.perf_counter() - started)
     summarise(config, store, ran > 0)
     return code
@@ -90,43 +95,23 @@ def _unfinished(plan: Planned, units: Sequence[Unit], found: Mapping[Unit, str])
 
 # ---------------------------------------------------------------------- before work
 def card(plan: Planned, todo: int) -> str:
-    """What is measured, and how many passes are to be done."""
+    """The passes in words, and the number of those to do."""
     config = plan.config
     lengths, sizes = (", ".join(map(str, sorted(numbers))) for numbers in (plan.lengths, plan.batches))
-    counts = f"of every cell, length and batch one that counts memory and {config.repeats} timed; {todo} to do"
+    batches = " and ".join([sizes] * bool(sizes) + ["the largest that fits"] * plan.searches)
+    batches += "" if plan.memory_limit is None else f" into {config.memory_limit}"
+    batches += "" if plan.batches == [1] and not plan.searches else f", prefilled {config.batch_prefill}"
     search = ", and those of the search for the largest batch" if plan.searches else ""
+    counts = f"of every cell, length and batch one that counts memory and {config.repeats} timed; {todo} to do"
     lines = [
         f"efficiency of {config.model.name} ({plan.family.name}), {plan.cells[0].dtype}, decode={config.decode}",
-        f"prompts   made-up {_kinds(plan)} of {lengths} tokens; {config.new_tokens} new tokens",
-        f"batch     {_batches(plan, sizes)}",
+        f"prompts   made-up {' and '.join(plan.kinds)} of {lengths} tokens; {config.new_tokens} new tokens",
+        f"batch     {batches}",
         f"cells     {', '.join(cell.label for cell in plan.cells)}",
         f"passes    {len(plan.units)}{search}: {counts}",
         f"rows      {plan.out}",
     ]
     return "\n".join([*lines, *plan.notes])
-
-
-def _kinds(plan: Planned) -> str:
-    return " and ".join(dict.fromkeys(kind_of(cell.dataset) for cell in plan.cells))
-
-
-def _batches(plan: Planned, sizes: str) -> str:
-    asked = [*([sizes] if sizes else []), *(["the largest that fits"] if plan.searches else [])]
-    limit = "" if plan.memory_limit is None else f" into {plan.config.memory_limit}"
-    way = "" if plan.batches == [1] and not plan.searches else f", prefilled {plan.config.batch_prefill}"
-    return f"{' and '.join(asked)}{limit}{way}"
-
-
-def _tracked(plan: Planned, store: Store, found: dict[Unit, str], track: Tracker) -> int:
-    """`_measure`, shown by a tracker."""
-    track.start(described(plan.config, plan.cells))
-    ended = False
-    try:
-        ran = _measure(plan, store, found, track)
-        ended = True
-    finally:
-        track.finish(failed=not ended)
-    return ran
 
 
 def _measure(plan: Planned, store: Store, found: dict[Unit, str], track: Tracker) -> int:
@@ -193,7 +178,8 @@ class _Passes:
                     rows = self._rows(unit)
                     self.store.write_timings(rows)
                     self.track.log(_shown(self.plan.cell(unit.cell).label, rows))
-                    self.found[unit] = Ended(*_ended(rows), bool(rows[0]["copied"]))
+                    whole = next(row for row in rows if row["phase"] == "total")
+                    self.found[unit] = Ended(whole["status"], whole.get("peak_allocated"), bool(whole["copied"]))
                     ran += 1
                     if self.found[unit] != "ok":
                         failed.add(unit.shape)
@@ -300,8 +286,7 @@ class _Passes:
 
     def _whole(self, cell: str, tokens: int, number: int = 0) -> EncodedPrompt:
         """Made once, and kept on the host: no pass holds the pictures of another."""
-        from mmkv_bench.efficiency.prompts import text_prompt
-        from mmkv_bench.efficiency.visual_prompts import visual_prompt
+        from mmkv_bench.efficiency.prompts import text_prompt, visual_prompt
 
         kind = kind_of(self.datasets[cell])
         drawn = number if kind == TEXT else number % DISTINCT
@@ -323,12 +308,6 @@ class _Passes:
         if cell.compressor.resamples:  # the full cache of a smaller prompt
             return CellSpec(cell.cell, full(), None, cell.protocol)
         return CellSpec(cell.cell, cell.compressor, cell.budget, cell.protocol, cell.seed or 0)
-
-
-def _ended(rows: Sequence[Mapping[str, Any]]) -> tuple[str, int | None]:
-    """How a pass ended, with its peak where it counted memory."""
-    whole = next(row for row in rows if row["phase"] == "total")
-    return whole["status"], whole.get("peak_allocated")
 
 
 def _shown(label: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -354,25 +333,20 @@ def _finished(rows: Mapping[str, dict[str, Any]], held: Held, last: Mapping[str,
 
 
 # ---------------------------------------------------------------------- after work
-def _without_mfu(plan: Planned, lines: pd.DataFrame) -> pd.DataFrame:
-    """Of `pixels`, whose prompt is shorter than its line's, so that its operations are not those of the line."""
-    smaller = [cell.cell for cell in plan.cells if cell.compressor.resamples]
-    if smaller and len(lines):
-        lines.loc[lines["cell"].isin(smaller), "prefill_mfu"] = float("nan")
-    return lines
-
-
 def _close(plan: Planned, store: Store, found: Mapping[Unit, str], ran: int, seconds: float) -> int:
-    from mmkv_bench.efficiency.show import shown
     from mmkv_bench.efficiency.summary import document, summarised
+    from mmkv_bench.efficiency.text import text
     from mmkv_bench.forecast.roofline import measured_roofline, stored_roofline
 
     config, rows = plan.config, store.timings([cell.cell for cell in plan.cells])
     if not ran:
         print("every pass has its rows; nothing to do")
     limits = measured_roofline(config.model, plan.cells[0].dtype, rows) if ran else stored_roofline(store, rows)
-    summary = _without_mfu(plan, summarised(rows, plan.baselines, limits, plan.memory_limit))
-    print(shown(plan, summary, limits))
+    summary = summarised(rows, plan.baselines, limits, plan.memory_limit)
+    if len(summary):  # a prompt of `pixels` is shorter than its line's, so its operations are not those of the line
+        smaller = [cell.cell for cell in plan.cells if cell.compressor.resamples]
+        summary.loc[summary["cell"].isin(smaller), "prefill_mfu"] = float("nan")
+    print(text(plan, summary, limits))
     expected = {
         counting(plan.shape(cell.cell, tokens, batch))
         for cell, tokens in product(plan.cells, plan.lengths if plan.searches else ())

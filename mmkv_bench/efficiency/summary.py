@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mmkv_bench.config.schema import ONE_BY_ONE
-from mmkv_bench.efficiency.kinds import TEXT
+from mmkv_bench.efficiency.planned import TEXT
 from mmkv_bench.forecast.roofline import mbu, mfu, prefill_operations
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from mmkv_bench.config.compose import compose
 from mmkv_bench.config.schema import conf_dir
 from mmkv_bench.efficiency.measure import Bench
 from mmkv_bench.efficiency.planned import planned
-from mmkv_bench.efficiency.visual_prompts import visual_prompt
+from mmkv_bench.efficiency.prompts import visual_prompt
 from mmkv_bench.errors import MMKVError
 from mmkv_bench.generation.result import CellSpec
 from mmkv_bench.models.source import Source

@@ -21,8 +21,8 @@ from mmkv_bench.config.compose import compose
 from mmkv_bench.efficiency.measure import Bench
 from mmkv_bench.efficiency.planned import Shape, Unit, order, planned
 from mmkv_bench.efficiency.run import missing
-from mmkv_bench.efficiency.show import shown
 from mmkv_bench.efficiency.summary import document, summarised
+from mmkv_bench.efficiency.text import text
 from mmkv_bench.errors import ConfigError, MMKVError
 from mmkv_bench.forecast.device_speed import DeviceSpeed, save
 from mmkv_bench.forecast.roofline import Roofline
@@ -188,9 +188,9 @@ def test_a_step_is_called_launch_bound_only_where_there_are_repeats_enough_to_te
     lines = summarised(table, {full_of(ran[1]): full_of(ran[1])}, limits)
     assert set(lines["launch_unknown"]) == {told is None}
     assert set(lines["launch_bound"]) == {bool(told)}
-    said = shown(planned(composed(ran[0])), lines, limits)
+    said = text(planned(composed(ran[0])), lines, limits)
     slow = Roofline(limits.decoder, 4, BANDWIDTH / 1e9, RATE / 1e9, "here")
-    exceeded = shown(planned(composed(ran[0])), summarised(table, {full_of(ran[1]): full_of(ran[1])}, slow), slow)
+    exceeded = text(planned(composed(ran[0])), summarised(table, {full_of(ran[1]): full_of(ran[1])}, slow), slow)
     assert (
         "Limits are exceeded (" in exceeded
         and "under an unknown load" in exceeded

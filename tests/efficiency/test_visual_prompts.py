@@ -12,8 +12,8 @@ import torch
 from mmkv_bench.config.compose import compose
 from mmkv_bench.efficiency.measure import Bench
 from mmkv_bench.efficiency.planned import planned
+from mmkv_bench.efficiency.prompts import LEAST_TEXT, visual_prompt
 from mmkv_bench.efficiency.sizing import Rules
-from mmkv_bench.efficiency.visual_prompts import LEAST_TEXT, visual_prompt
 from mmkv_bench.errors import MMKVError
 from mmkv_bench.families.facts import model_facts
 from mmkv_bench.families.registry import image_tokens, video_tokens
@@ -90,7 +90,7 @@ def test_pictures_fill_a_prompt_of_the_exact_length():
 
 
 def rules(name: str, frames: int | None = None) -> Rules:
-    return Rules(model(name).shape.model_type, model(name).processor, frames=frames)
+    return Rules(model(name).shape["model_type"], model(name).processor, frames=frames)
 
 
 @each("name", SOME)

@@ -1,0 +1,196 @@
+"""The summary as text: one table per prompt length and batch, each number beside its limit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mmkv_bench.columns import aligned
+from mmkv_bench.efficiency.planned import TEXT
+from mmkv_bench.efficiency.summary import LEAST_REPEATS
+from mmkv_bench.forecast.roofline import MS
+from mmkv_bench.store.measurements import load_warning
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from mmkv_bench.efficiency.planned import Planned
+    from mmkv_bench.forecast.roofline import Roofline
+
+_MIB, _NAN = 1 / 2**20, float("nan")
+_ABOVE = 1.005
+"""What is printed as more than 1."""
+_TPOT = "TPOT ms [quartiles]"
+COLUMNS: tuple[tuple[str, str, float], ...] = (
+    ("TTFT ms", "ttft_median", MS),
+    ("vision ms", "vision_median", MS),
+    ("MFU", "prefill_mfu", 1),
+    ("compress ms", "compression_median", MS),
+    ("2nd token ms", "second_token_median", MS),
+    ("total ms", "total_median", MS),
+    (_TPOT, "tpot_median", MS),
+    ("roofline ms", "roofline_ms", 1),
+    ("speed-up allowed", "speed_up_allowed", 1),
+    ("MBU", "mbu", 1),
+    ("tokens/s", "tokens_s_median", 1),
+    ("of full: TPOT", "tpot_ratio_median", 1),
+    ("2nd token", "second_token_ratio_median", 1),
+    ("total", "total_ratio_median", 1),
+    ("peak MiB", "peak_total", _MIB),
+    ("KV held", "bytes_held", _MIB),
+    ("useful/step", "bytes_useful_step", _MIB),
+    ("read/step MiB", "bytes_read_step", _MIB),
+)
+"""Head, column of the summary and the factor to the head's unit."""
+PEAKS: tuple[tuple[str, str, float], ...] = (
+    *((name, f"peak_{name}", _MIB) for name in ("vision", "prefill", "score", "reduce", "join")),
+    *(("first token", "peak_first_token", _MIB), ("decode", "peak_decode", _MIB)),
+    *(("largest", "peak_total", _MIB), ("resident set", "resident", _MIB)),
+)
+"""The same of the most bytes that were held in each phase; a device's counters have no resident set."""
+
+
+def text(plan: Planned, lines: pd.DataFrame, limits: Roofline | None) -> str:
+    """The tables and their notes. lines: of `summarised`."""
+    labels = {cell.cell: (place, cell.label) for place, cell in enumerate(plan.cells)}
+    texts = []
+    if len(lines):
+        lines = lines[lines["batch_prefill"].isna() | (lines["batch_prefill"] == plan.config.batch_prefill)]
+        lines = lines.sort_values("cell", key=lambda cells: cells.map(lambda cell: labels[cell][0]), kind="stable")
+        lines = lines.assign(label=[labels[cell][1] for cell in lines["cell"]])
+    for (tokens, kind, batch), group in lines.groupby(["prompt_tokens", "prompts", "batch"]) if len(lines) else ():
+        if batch in plan.batches:
+            texts += ["", f"{_prompts(tokens, kind, group)}, batch {batch}", *_table(group.to_dict("records"))]
+    if plan.searches and len(lines):
+        texts += _largest(plan, lines)
+    if len(lines) and limits is not None:
+        texts += _read_at(lines, limits)
+    return "\n".join([*texts, "", *_notes(lines, limits)])
+
+
+def _prompts(tokens: int, kind: str, group: pd.DataFrame) -> str:
+    visual = "" if kind == TEXT else f" ({kind}: {group['visual_tokens'].iloc[0]} visual)"
+    return f"{tokens} prompt tokens{visual}"
+
+
+def _table(lines: list[dict[str, Any]]) -> list[str]:
+    """Numbers and peaks of cells that ended, then one line for each that failed."""
+    ended = [line for line in lines if line["status"] == "ok"]
+    failed = [f"  {line['label']}: {line['status']}: {line['error']}" for line in lines if line["status"] != "ok"]
+    if not ended:
+        return failed
+    rows = [
+        [line["label"] + " *" * line["launch_bound"], *(_cell(line, *column) for column in COLUMNS)] for line in ended
+    ]
+    shown = [column for column in PEAKS if any(_number(line, *column[1:]) != "-" for line in ended)]
+    peaks = [[line["label"], *(_number(line, *column[1:]) for column in shown)] for line in ended]
+    return [
+        *aligned(["method", *(head for head, _, _ in COLUMNS)], rows, words=1),
+        *failed,
+        "",
+        "  peak MiB by phase, weights included",
+        *aligned(["method", *(head for head, _, _ in shown)], peaks, words=1),
+    ]
+
+
+def _cell(line: dict[str, Any], head: str, column: str, factor: float) -> str:
+    text = _number(line, column, factor, 1 if column == "tokens_s_median" else 2)
+    if head == _TPOT:
+        text += f" [{_number(line, 'tpot_low', factor)}, {_number(line, 'tpot_high', factor)}]"
+    return text
+
+
+def _number(line: dict[str, Any], column: str, factor: float = 1, digits: int = 2) -> str:
+    value = line.get(column)
+    return "-" if value is None or value != value else f"{value * factor:.{digits}f}"
+
+
+def _largest(plan: Planned, lines: pd.DataFrame) -> list[str]:
+    """One line per cell and length: the most sequences that fit, and what they do, beside what full's do."""
+    texts = []
+    for (tokens, kind), group in lines.groupby(["prompt_tokens", "prompts"]):
+        texts += ["", f"{_prompts(tokens, kind, group)}, largest batch"]
+        largest = {cell: _at_largest(sizes.to_dict("records")) for cell, sizes in group.groupby("cell", sort=False)}
+        for cell, line in largest.items():
+            texts.append(f"{line['label']}: largest batch: {_batch(line, largest.get(plan.baselines[cell], {}))}")
+    return texts
+
+
+def _at_largest(sizes: list[dict[str, Any]]) -> dict[str, Any]:
+    """The line of a cell's largest batch; the reason why there is none, where there is none."""
+    largest = next((line["largest_batch"] for line in reversed(sizes) if line["largest_batch"] >= 0), None)
+    at = next((line for line in sizes if line["batch"] == largest), None)
+    failed = next((line for line in sizes if line["status"] not in ("ok", "oom")), sizes[0] | {"status": "ok"})
+    return at or failed | {"largest_batch": largest}
+
+
+def _batch(line: dict[str, Any], full: dict[str, Any]) -> str:
+    if line["largest_batch"] is None:
+        return "not found" + (f": {line['status']}: {line['error']}" if line["status"] != "ok" else "")
+    if line["largest_batch"] == 0:
+        return "0 (one sequence does not fit)"
+    ratio = {"rate": line.get("tokens_s_median", _NAN) / full.get("tokens_s_median", _NAN)}
+    return (
+        f"{int(line['largest_batch'])} ({_number(line, 'largest_ratio')} x full's); "
+        f"{_number(line, 'tokens_s_median', digits=1)} tokens/s ({_number(ratio, 'rate')} x full's at its largest), "
+        f"TPOT {_number(line, 'tpot_median', MS)} ms, TTFT {_number(line, 'ttft_median', MS)} ms, "
+        f"peak {_number(line, 'peak_total', _MIB)} MiB, KV held {_number(line, 'bytes_held', _MIB)} MiB"
+    )
+
+
+def _read_at(lines: pd.DataFrame, limits: Roofline) -> list[str]:
+    """The rate at which further keys and values are read, of cells that were measured at several lengths."""
+    texts = []
+    for (kind, batch), group in lines.dropna(subset=["kv_bandwidth"]).groupby(["prompts", "batch"]):
+        ends = f"{group['prompt_tokens'].min()} to {group['prompt_tokens'].max()}"
+        rates = ", ".join(
+            f"{line['label']} {line['kv_bandwidth'] / 1e9:.1f} GB/s ({line['kv_bandwidth'] / limits.bandwidth:.2f})"
+            for line in group.drop_duplicates("cell").to_dict("records")
+        )
+        texts.append(f"From {ends} prompt tokens ({kind}, batch {batch}) a step reads what it has more of at: {rates}")
+    return ["", *texts, "  (in brackets the share of the read-only bandwidth)"] if texts else []
+
+
+def _notes(lines: pd.DataFrame, limits: Roofline | None) -> list[str]:
+    notes = [
+        "Medians over repeats; TPOT over all steps. of full: the method's time over the full cache's of the same repeat. "
+        "Compare by 2nd token and total: a method may show its first token before it compresses. tokens/s counts decoding alone, "
+        "from the first token on; the prefills are in total.",
+    ]
+    if limits is None:
+        notes.append(
+            "No limit is beside the times: nothing was timed, the model's shape is not known here, or the rows' device was not "
+            "measured here (mmkv-bench plan --measure)."
+        )
+    else:
+        rate = "" if limits.rate is None else f", {limits.rate / 1e12:.2f} TFLOP/s"
+        notes.append(
+            f"Limits of {limits.device}: {limits.bandwidth / 1e9:.1f} GB/s read-only{rate}. MBU: weights and useful keys and "
+            "values of a step, over its time and that bandwidth; roofline: the least time of a step; speed-up allowed: full's "
+            "roofline over the line's; MFU: the text model's operations over the prompt, over its time and that rate."
+        )
+        notes += _exceeded(lines, limits)
+    if not len(lines):
+        return notes
+    if lines["launch_bound"].any():
+        notes.append("* launch_bound: the step takes no longer with the longest prompt than with the shortest.")
+    if lines["launch_unknown"].any():
+        notes.append(
+            f"Whether a step is launch_bound cannot be told of fewer than {LEAST_REPEATS} repeats, or where its times scatter "
+            "more than they differ: give more repeats."
+        )
+    other = load_warning(lines["load"], lines["threads"])
+    disturbed = sorted(set(lines["disturbed"].dropna())) + ([other] if other else [])
+    return [*notes, f"Disturbed: {'; '.join(disturbed)}."] if disturbed else notes
+
+
+def _exceeded(lines: pd.DataFrame, limits: Roofline) -> list[str]:
+    """A sentence where a time is better than its limit."""
+    highest = {"MFU": lines["prefill_mfu"].max(), "MBU": lines["mbu"].max()} if len(lines) else {}
+    above = [f"{name} {value:.2f}" for name, value in highest.items() if value > _ABOVE]
+    if not above:
+        return []
+    load = "an unknown load" if limits.load is None else f"a load of {limits.load:.1f}"
+    return [
+        f"Limits are exceeded ({', '.join(above)}; at most 1 is possible): what {limits.device} reaches was measured too low, "
+        f"under {load}; measure it on an idle machine (mmkv-bench plan --measure auto) and run the same command again."
+    ]
