@@ -194,7 +194,6 @@ FOREIGN = {
         "models",
         "generation",
         "methods",
-        "tiny",
         "calibrate",
         "diagnostics",
         "api",

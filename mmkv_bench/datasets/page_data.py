@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 LAYOUT = 1  # version of the cached files
 CHUNK = 25  # samples a file; small enough that a run with a small limit starts at once
-FROZEN = Path(__file__).with_name("frozen_pages.json")  # see freeze.py
+FROZEN = Path(__file__).with_name("frozen_pages.json")  # see tools/freeze_pages.py
 GENERATOR_MODULES = ("pages", "layout", "glyphs", "handwriting", "splits", "vocabulary")
 GENERATOR_LIBRARIES = ("numpy", "pillow", "matplotlib", "scikit-learn")
 TEXT_COLUMNS = ("sample_id", "cluster", "kind", "question", "answer", "prompt_hash")
@@ -152,5 +152,5 @@ def _check_frozen(name: str, split: str, chunk: DataChunk, part: datasets.Datase
         raise DataError(
             f"{split} pages {first} to {first + CHUNK - 1} of {name} are not the frozen ones ({versions} drew them); "
             "install the versions of the lock file or, if the pages were changed on purpose, freeze them again: "
-            "python -m mmkv_bench.datasets.freeze"
+            "python -m tools.freeze_pages"
         )

@@ -1,4 +1,4 @@
-"""The embedded model: synthetic pages, a tiny vision-language model trained on them, its training and evaluation."""
+"""The embedded model: its weights, and the synthetic pages that it was trained on."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def test_every_models_decoder_has_as_many_parameters_as_transformers_builds(name
 def test_what_is_known_of_a_models_size_says_its_source(tmp_path):
     from tests.families.shapes import node
 
-    model = dict(node("qwen2_5_vl_7b"))
+    model = dict(vars(node("qwen2_5_vl_7b")))
     whole = stated(dict(model["shape"]))
     known = sizes_of(model, whole)
     assert (known.decoder, known.parameters, known.source) == (QWEN, 8_292_166_656, "stated")

@@ -8,12 +8,13 @@ import math
 import pytest
 import torch
 
-from mmkv_bench.tiny import WEIGHTS, answering, card, evaluate
-from mmkv_bench.tiny.attention_report import layer_statistics
-from mmkv_bench.tiny.folder import write_folder
-from mmkv_bench.tiny.model import make_model
+from mmkv_bench.tiny import WEIGHTS
 from mmkv_bench.tiny.pages import SIZES, TASKS, make_sample
 from mmkv_bench.tiny.vocabulary import ID, IMAGE_PAD
+from tools.train_tiny import answering, card, evaluate
+from tools.train_tiny.attention_report import layer_statistics
+from tools.train_tiny.folder import write_folder
+from tools.train_tiny.model import make_model
 
 
 @pytest.fixture(scope="module")
@@ -116,4 +117,4 @@ def test_a_card_of_some_tasks_only_is_refused(capsys):
 
 def test_a_folder_without_a_model_is_refused(tmp_path, capsys):
     assert evaluate.main(["--weights", str(tmp_path), "--split", "dev"]) == 1
-    assert "mmkv_bench.tiny.train" in capsys.readouterr().err
+    assert "tools.train_tiny.train" in capsys.readouterr().err

@@ -9,14 +9,15 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText, AutoProcessor, Qwen2_5_VLForConditionalGeneration
 
-from mmkv_bench.tiny import WEIGHTS, vision
-from mmkv_bench.tiny.answering import answer, encode
-from mmkv_bench.tiny.folder import write_folder
-from mmkv_bench.tiny.model import make_model
+from mmkv_bench.tiny import WEIGHTS
 from mmkv_bench.tiny.pages import SIZES, TASKS, make_page, make_sample
-from mmkv_bench.tiny.sequences import Turn, make_sequence
 from mmkv_bench.tiny.vocabulary import ID, TOKENS
 from tests.each import each
+from tools.train_tiny import vision
+from tools.train_tiny.answering import answer, encode
+from tools.train_tiny.folder import write_folder
+from tools.train_tiny.model import make_model
+from tools.train_tiny.sequences import Turn, make_sequence
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +81,7 @@ def test_a_training_sequence_begins_with_the_prompt_and_supervises_the_answer():
     supervised = sequence.labels[sequence.labels >= 0]
     assert "".join(TOKENS[token] for token in supervised) == 2 * (turn.answer + "<|im_end|>")
     # Each answer character's source is the cell that shows it.
-    from mmkv_bench.tiny.sequences import cell_sources, tokens_of
+    from tools.train_tiny.sequences import cell_sources, tokens_of
 
     shown = {
         int(c): int(t)

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.tiny.batches import PHASES, draw_batch
-from mmkv_bench.tiny.evaluate import wilson
-from mmkv_bench.tiny.sequences import IGNORED
-from mmkv_bench.tiny.train import main
-from mmkv_bench.tiny.trainer import Plan, Trainer
 from mmkv_bench.tiny.vocabulary import IMAGE_PAD, VOCAB_SIZE
 from tests.each import each
+from tools.train_tiny.batches import PHASES, draw_batch
+from tools.train_tiny.evaluate import wilson
+from tools.train_tiny.sequences import IGNORED
+from tools.train_tiny.train import main
+from tools.train_tiny.trainer import Plan, Trainer
 
 # Two steps of each kind: vision, cached outputs, rendered pages.
 SHORT = Plan(vision=2, language=4, real=2, warmup=2, pool_pages=6, deadlines=(0, 1, 2, 9, 9))

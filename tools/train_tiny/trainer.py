@@ -19,11 +19,12 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
 from mmkv_bench.errors import ConfigError
-from mmkv_bench.tiny import splits, vision
-from mmkv_bench.tiny.batches import PHASES, POOL_ROWS, Batch, draw_batch, reading_page
-from mmkv_bench.tiny.model import AUXILIARY_LAYER, HIDDEN, make_model
-from mmkv_bench.tiny.sequences import SOURCES
+from mmkv_bench.tiny import splits
 from mmkv_bench.tiny.vocabulary import ID, IMAGE_PAD, VOCAB_SIZE
+from tools.train_tiny import vision
+from tools.train_tiny.batches import PHASES, POOL_ROWS, Batch, draw_batch, reading_page
+from tools.train_tiny.model import AUXILIARY_LAYER, HIDDEN, make_model
+from tools.train_tiny.sequences import SOURCES
 
 POOL_SIZE = 768  # tower outputs kept per pool row
 READING_SHAPE = (16, 8)  # cells of a vision-step page

@@ -19,7 +19,7 @@ def load(folder: Path, attention: str = "sdpa") -> tuple[Qwen2_5_VLForConditiona
     from transformers import AutoModelForImageTextToText, AutoProcessor
 
     if not (folder / "config.json").is_file():
-        raise DataError(f"{folder} holds no model (no config.json); train one with python -m mmkv_bench.tiny.train")
+        raise DataError(f"{folder} holds no model (no config.json); train one with python -m tools.train_tiny.train")
     model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention)
     return model.eval(), AutoProcessor.from_pretrained(folder)
 

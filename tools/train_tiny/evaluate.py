@@ -1,4 +1,4 @@
-"""Measure the embedded model with the full cache and write its card: `python -m mmkv_bench.tiny.evaluate`.
+"""Measure the embedded model with the full cache and write its card: `python -m tools.train_tiny.evaluate`.
 
 Every number is exact match of greedy answers through the stock processor and the stock `generate`, on pages that no
 training or tuning saw. `--split dev` measures development pages and writes nothing.
@@ -41,8 +41,8 @@ def wilson(right: int, count: int, z: float = 1.959964) -> tuple[float, float]:
 
 def measure(model: Any, processor: Any, task: str, size: str, split: str, count: int) -> dict[str, Any]:
     """Exact match, its interval and the share of right characters over samples 0 .. count - 1 of one cell."""
-    from mmkv_bench.tiny.answering import answer
     from mmkv_bench.tiny.pages import make_sample
+    from tools.train_tiny.answering import answer
 
     right, characters, total = 0, 0, 0
     for start in range(0, count, BATCH[size]):
@@ -65,7 +65,7 @@ def measure(model: Any, processor: Any, task: str, size: str, split: str, count:
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m mmkv_bench.tiny.evaluate", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.train_tiny.evaluate", description=__doc__)
     parser.add_argument("--weights", type=Path, default=WEIGHTS, help="model folder (default: the shipped one)")
     parser.add_argument("--samples", type=int, default=500, help="per task, size and split")
     parser.add_argument("--split", choices=("test", "dev"), default="test", help="dev writes no card")
@@ -80,7 +80,7 @@ def run(options: argparse.Namespace) -> list[dict[str, Any]]:
     import torch
 
     from mmkv_bench.errors import ConfigError
-    from mmkv_bench.tiny.answering import load
+    from tools.train_tiny.answering import load
 
     if options.split == "test" and options.tasks != list(TASKS):
         raise ConfigError("--tasks leaves tasks out, but a card needs all of them; add --split dev, or drop --tasks")
@@ -103,7 +103,7 @@ def run(options: argparse.Namespace) -> list[dict[str, Any]]:
             flush=True,
         )
     if options.split == "test":
-        from mmkv_bench.tiny.card import write_card
+        from tools.train_tiny.card import write_card
 
         for path in write_card(options.weights, rows, options.attention_samples):
             print(f"wrote {path}")

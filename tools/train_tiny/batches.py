@@ -9,8 +9,8 @@ import numpy as np
 from mmkv_bench.tiny import splits
 from mmkv_bench.tiny.layout import BLANK, Document, Turn, ask, make_document
 from mmkv_bench.tiny.pages import draw_look, render
-from mmkv_bench.tiny.sequences import cell_sources, make_sequence, tokens_of
 from mmkv_bench.tiny.vocabulary import DIGITS, PAGE_CHARACTERS, VOCAB_SIZE
+from tools.train_tiny.sequences import cell_sources, make_sequence, tokens_of
 
 POOL_ROWS = VOCAB_SIZE + 10  # token ids, then the ten handwritten digits
 KINDS = ("lookup", "walk", "walk", "chain")  # drawn evenly

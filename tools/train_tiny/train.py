@@ -1,4 +1,4 @@
-"""Train the embedded model from random weights: `python -m mmkv_bench.tiny.train --out DIR --seed 0 [--resume]`."""
+"""Train the embedded model from random weights: `python -m tools.train_tiny.train --out DIR --seed 0 [--resume]`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LANGUAGE_COST = 12  # vision steps that take as long as one language step, rough
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m mmkv_bench.tiny.train", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.train_tiny.train", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder for checkpoints and the finished model")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1, help="bit-identical results need the same number again")
@@ -32,7 +32,7 @@ def run(out: Path, seed: int, threads: int, resume: bool) -> Path:
     """Train to the end, with checkpoints on the way; returns the finished Hugging Face folder out/model."""
     import torch
 
-    from mmkv_bench.tiny.trainer import Trainer
+    from tools.train_tiny.trainer import Trainer
 
     torch.set_num_threads(threads)
     trainer = Trainer(seed)
@@ -61,7 +61,7 @@ def run(out: Path, seed: int, threads: int, resume: bool) -> Path:
             recent.clear()
         if step % SAVE_EVERY == 0 or step == plan.vision or trainer.done:
             trainer.save(out)
-    from mmkv_bench.tiny.folder import write_folder
+    from tools.train_tiny.folder import write_folder
 
     return write_folder(trainer.model, out / "model")
 

@@ -1,5 +1,6 @@
-"""`python -m mmkv_bench.datasets.freeze`: draw the test pages, and of the dev pages those that a fingerprint is made of,
-and write the digests that every later load is held to.
+"""Draw the test pages, and the dev pages that a fingerprint is made of: `python -m tools.freeze_pages`.
+
+Their digests are written; every later load is held to them.
 
 To be run when the pages were changed on purpose, before any method has seen them.
 """
@@ -22,7 +23,7 @@ def chunk_digest(name: str, split: str, number: int) -> str:
 
 
 def main() -> None:
-    """Write frozen_pages.json beside this file."""
+    """Write mmkv_bench/datasets/frozen_pages.json."""
     from tqdm import tqdm
 
     names = [lmms_eval_name(task, size) for task in PAGE_TASKS for size in SIZES]

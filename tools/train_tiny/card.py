@@ -39,7 +39,7 @@ side; redundant ones carry {redundant_small} and {redundant_large} entries).
 TRAINING = """
 ## Training
 
-`python -m mmkv_bench.tiny.train --out DIR --seed 0` repeats it ({vision} vision steps, then {language} language
+`python -m tools.train_tiny.train --out DIR --seed 0` repeats it ({vision} vision steps, then {language} language
 steps, about 40 minutes on one core of an AMD EPYC):
 
 1. The vision tower alone learns to read characters, printed and handwritten, through the tied output head.
@@ -135,8 +135,8 @@ def attention_text(report: dict[str, list[dict[str, float]]]) -> str:
 
 def readme(card: dict[str, Any]) -> str:
     """The model card's text: a function of card.json's content and the training plan alone."""
-    from mmkv_bench.tiny.model import AUXILIARY_LAYER
-    from mmkv_bench.tiny.trainer import Plan
+    from tools.train_tiny.model import AUXILIARY_LAYER
+    from tools.train_tiny.trainer import Plan
 
     plan, missed = Plan(), card["thresholds_missed"]
     verdict = f"Thresholds missed: {', '.join(missed)}." if missed else "Every threshold is met."
@@ -170,9 +170,9 @@ def readme(card: dict[str, Any]) -> str:
 
 def write_card(folder: Path, rows: list[dict[str, Any]], attention_samples: int) -> list[Path]:
     """Measure attention, then write folder/card.json and folder/README.md; returns both paths."""
-    from mmkv_bench.tiny.answering import load
-    from mmkv_bench.tiny.attention_report import report
     from mmkv_bench.tiny.glyphs import bank, seen_in_training
+    from tools.train_tiny.answering import load
+    from tools.train_tiny.attention_report import report
 
     card = {
         "parameters": sum(parameter.numel() for parameter in load(folder)[0].parameters()),

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from mmkv_bench.tiny.answering import encode, load
 from mmkv_bench.tiny.pages import Sample, make_sample
 from mmkv_bench.tiny.vocabulary import IMAGE_PAD
+from tools.train_tiny.answering import encode, load
 
 NAMES = (
     "first_token_mass",

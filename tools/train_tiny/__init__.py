@@ -1,0 +1,1 @@
+"""Training and evaluation of the embedded model, on the pages of `mmkv_bench.tiny`."""
